@@ -1,0 +1,50 @@
+"""labkit: how image data reaches a GPU in PyTorch, measured one step at a time.
+
+`import labkit as lk` gives the names below. They are imported on first use (PEP 562), so that the command line
+starts without loading torch.
+"""
+
+from importlib import import_module
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "labkit.measure.env": ["Scale", "env_id", "environment", "photo_root", "scale", "usable_cores"],
+    "labkit.measure.timing": ["VariantError", "compare"],
+    "labkit.measure.results": [
+        "InstabilityWarning", "from_timeit", "from_timer", "load_frame", "save_frame", "summarize",
+    ],
+    "labkit.measure.stages": ["StageClock"],
+    "labkit.measure.plots": [
+        "plot_ladder", "plot_pareto", "plot_speedup", "plot_stalls", "plot_throughput", "plot_timeline",
+    ],
+    "labkit.data.decode": ["DECODERS", "DecodeError", "decode", "missing_decoders"],
+    "labkit.data.stores": ["FolderStore", "Store", "open_store"],
+    "labkit.data.pagecache": ["evict", "resident_fraction"],
+    "labkit.data.datasets": ["ImageDataset", "collate"],
+    "labkit.data.photos": ["make_photos"],
+    "labkit.data.conformance": ["conformance", "oracle_files"],
+    "labkit.teach.predictions": ["predict", "predictions"],
+    "labkit.teach.exercises": ["check"],
+}  # fmt: skip
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+
+__all__ = sorted(_MODULE_OF)
+
+
+def __getattr__(name: str):
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'labkit' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_MODULE_OF[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(set(globals()) | set(__all__))
+
+
+def load_ipython_extension(shell) -> None:
+    """`%load_ext labkit` gives the cell magic `%%variant`."""
+    from labkit.magic import VariantMagics
+
+    shell.register_magics(VariantMagics)

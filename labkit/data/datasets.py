@@ -1,0 +1,129 @@
+"""Map-style datasets over a store."""
+
+import os
+import sys
+import tempfile
+import weakref
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import Tensor
+from torch.utils.data import Dataset, default_collate
+
+from labkit.data.decode import DecodeError, decode
+from labkit.data.stores import Store
+
+
+class Skipped(NamedTuple):
+    """What stands in a batch's place for an image that could not be decoded, until `collate` takes it out."""
+
+    key: str
+    reason: str
+
+
+class ImageDataset(Dataset):
+    """Images of a store with their labels; an image's label is its folder.
+
+    Args:
+        store: Where the encoded images lie.
+        decoder: One of `labkit.DECODERS`.
+        transform: Called with the uint8 (3, H, W) tensor; its result takes the image's place.
+        on_error: `"raise"` passes `DecodeError` on. `"skip"` leaves the image out: build the loader with
+            `collate_fn=labkit.collate`, read `skipped` at the end; what was skipped is also printed at exit.
+
+    Items: `(image, label)`; image uint8 (3, H, W) RGB (or what `transform` made of it), label an int index into
+    `classes`, the sorted folder names.
+
+    Taught in: notebooks/01_naive_pil.ipynb
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        decoder: str = "turbojpeg",
+        transform: Callable[[Tensor], Any] | None = None,
+        on_error: str = "raise",
+    ):
+        if on_error not in ("raise", "skip"):
+            raise ValueError(f"on_error={on_error!r}: choose 'raise' or 'skip'")
+        self.store = store
+        self.decoder = decoder
+        self.transform = transform
+        self.keys = store.keys()
+        self.classes = sorted({_folder(key) for key in self.keys})
+        self._label_of = {name: index for index, name in enumerate(self.classes)}
+        self._skips = _SkipLog() if on_error == "skip" else None
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def __getitem__(self, index: int) -> tuple[Any, int] | Skipped:
+        key = self.keys[index]
+        data = self.store.read(key)
+        try:
+            image = decode(data, self.decoder, key=key)
+        except DecodeError as error:
+            if self._skips is None:
+                raise
+            return self._skips.add(key, str(error))
+        return (self.transform(image) if self.transform else image), self._label_of[_folder(key)]
+
+    @property
+    def skipped(self) -> list[Skipped]:
+        """Images left out so far, in this process and in every worker."""
+        return self._skips.read() if self._skips else []
+
+
+def collate(samples: Sequence[Any]) -> Any:
+    """torch's `default_collate` over the samples that were decoded.
+
+    Raises:
+        DecodeError: every image of the batch was skipped.
+    """
+    kept = [sample for sample in samples if not isinstance(sample, Skipped)]
+    if not kept:
+        raise DecodeError(f"all {len(samples)} images of a batch were skipped, the first: {samples[0].reason}")
+    return default_collate(kept)
+
+
+class _SkipLog:
+    """Keys skipped by any process. A file, because workers share nothing else: short appends to one are atomic."""
+
+    def __init__(self):
+        descriptor, name = tempfile.mkstemp(prefix="labkit-skipped-")
+        os.close(descriptor)
+        self.path = Path(name)
+        weakref.finalize(self, _report_and_remove, self.path, os.getpid())
+
+    def add(self, key: str, reason: str) -> Skipped:
+        line = f"{key}\t{reason}".replace("\n", " ") + "\n"
+        descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND)
+        try:
+            os.write(descriptor, line.encode())
+        finally:
+            os.close(descriptor)
+        return Skipped(key, reason)
+
+    def read(self) -> list[Skipped]:
+        return _read_log(self.path)
+
+
+def _read_log(path: Path) -> list[Skipped]:
+    lines = path.read_text().splitlines()
+    return list(dict.fromkeys(Skipped(*line.split("\t", 1)) for line in lines))
+
+
+def _report_and_remove(path: Path, owner: int) -> None:
+    if os.getpid() != owner or not path.exists():  # a forked worker ends too, and must not remove the log
+        return
+    skipped = _read_log(path)
+    path.unlink()
+    if skipped:
+        keys = ", ".join(skip.key for skip in skipped[:10]) + (", ..." if len(skipped) > 10 else "")
+        print(f"labkit: {len(skipped)} images were skipped: {keys}", file=sys.stderr)
+
+
+def _folder(key: str) -> str:
+    return key.rpartition("/")[0].rpartition("/")[2]

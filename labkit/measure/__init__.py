@@ -1,0 +1,1 @@
+"""What it costs: timing, results, plots. Knows nothing of images."""

@@ -1,0 +1,1 @@
+"""Predictions and exercises: what makes a notebook a lesson."""
