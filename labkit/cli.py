@@ -1,0 +1,85 @@
+"""The command line: `python -m labkit`."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    help="How image data reaches a GPU in PyTorch, measured one step at a time.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+_Scale = Annotated[str, typer.Option(help="Size of the experiments: ci, laptop or gpu (default: LABKIT_SCALE, else laptop).")]
+
+
+@app.command()
+def tour(
+    scale: _Scale = "",
+    only: Annotated[str, typer.Option(help="Run the notebooks whose names begin so, comma-separated: 00,02.")] = "",
+    store: Annotated[bool, typer.Option("--store", help="Write the executed notebooks back in place.")] = False,
+) -> None:
+    """Make the photos, run every notebook in a fresh kernel, write results/<env_id>/index.html."""
+    _set_scale(scale)
+    from labkit.tour import run_tour
+
+    try:
+        failed = run_tour(only=only, store_outputs=store)
+    except (FileNotFoundError, ValueError) as error:
+        _fail(error)
+    raise typer.Exit(1 if failed else 0)
+
+
+@app.command("list")
+def list_notebooks() -> None:
+    """The notebooks, in order, and the question that each answers."""
+    from labkit.notebooks import find_notebooks
+
+    try:
+        notebooks = find_notebooks()
+    except FileNotFoundError as error:
+        _fail(error)
+    for notebook in notebooks:
+        typer.echo(f"{notebook.name:<22} {notebook.minutes:>3} min  {notebook.question}")
+
+
+@app.command()
+def doctor(scale: _Scale = "") -> None:
+    """What this machine offers, and what is missing."""
+    _set_scale(scale)
+    from labkit.doctor import findings
+
+    for subject, finding in findings():
+        typer.echo(f"{subject:<24} {finding}")
+
+
+@app.command()
+def lab(port: Annotated[int, typer.Option(help="Port of JupyterLab.")] = 8888) -> None:
+    """Open JupyterLab in notebooks/ (on this machine only, behind its token)."""
+    from labkit.notebooks import FOLDER
+
+    command = [sys.executable, "-m", "jupyterlab", f"--port={port}", f"--ServerApp.root_dir={FOLDER}"]
+    if hasattr(os, "geteuid") and os.geteuid() == 0:
+        command.append("--allow-root")
+    raise typer.Exit(subprocess.call(command, cwd=Path(FOLDER)))
+
+
+def _set_scale(name: str) -> None:
+    from labkit.measure.env import scale
+
+    if name:
+        os.environ["LABKIT_SCALE"] = name
+    try:
+        scale()
+    except ValueError as error:
+        _fail(error)
+
+
+def _fail(error: Exception) -> None:
+    typer.echo(f"labkit: {error}", err=True)
+    raise typer.Exit(2)

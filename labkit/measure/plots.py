@@ -1,0 +1,237 @@
+"""Axes-level plots of runs: `f(data, *, ax=None, **kwargs) -> Axes`. Each shows the raw runs under the estimate."""
+
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import seaborn as sns
+from matplotlib.axes import Axes
+
+from labkit.measure.results import paired_ratios, summarize
+
+_COLORS = sns.color_palette("colorblind")
+_RUNS, _ESTIMATE, _GUESS, _LIMIT = "0.6", _COLORS[0], _COLORS[1], _COLORS[3]
+_MARKERS = {"faster": "o", "slower": "o", "inconclusive": "s", "baseline": "D"}
+
+# Guesses to draw beside the measured speed-ups: label -> speed-up. `labkit.predict` fills it.
+guesses: dict[str, float] = {}
+
+
+def plot_throughput(data: pd.DataFrame, *, ax: Axes | None = None, ceiling: float | None = None, **kwargs: Any) -> Axes:
+    """Images per second of each variant: every run as a dot, the median as a bar.
+
+    Args:
+        data: Runs, as `compare` gives them.
+        ceiling: Images/s that nothing can exceed here (a `ReplayLoader`'s rate), drawn as a dashed line.
+        **kwargs: To `seaborn.stripplot`.
+    """
+    runs = _counted(data)
+    ax = ax or _axes(runs["variant"].nunique())
+    medians = runs.groupby("variant", sort=False)["images_per_s"].median()
+    ax.barh(range(len(medians)), medians, height=0.62, color=_ESTIMATE, alpha=0.35, zorder=1)
+    ax.scatter(medians, range(len(medians)), marker="|", s=500, linewidth=3, color=_ESTIMATE, zorder=3)
+    sns.stripplot(runs, x="images_per_s", y="variant", order=list(medians.index), ax=ax, **{"color": _RUNS, "size": 4, **kwargs})
+    for row, value in enumerate(medians):
+        ax.annotate(f"{value:,.0f}", (1.01, row), xycoords=("axes fraction", "data"), va="center")
+    if ceiling is not None:
+        _line(ax, ceiling, f"ceiling {ceiling:,.0f}")
+    ax.set(xlabel="images per second", ylabel="", xlim=(0, None))
+    return ax
+
+
+def plot_speedup(
+    data: pd.DataFrame, *, ax: Axes | None = None, baseline: str | None = None, ceiling: float | None = None, **kwargs: Any
+) -> Axes:
+    """Speed-up of each variant over the baseline: the ratio of every round as a dot, its mean with a 95 % interval.
+
+    An open square says that the interval contains 1x. Guesses made with `labkit.predict` are drawn as triangles.
+
+    Args:
+        data: Runs, as `compare` gives them.
+        baseline: Default: the frame's own.
+        ceiling: Speed-up that nothing can exceed here, drawn as a dashed line.
+        **kwargs: To the estimate's `Axes.errorbar`.
+    """
+    summary = _quiet_summary(data, baseline)
+    base = summary.index[summary["verdict"] == "baseline"][0]
+    others = summary.drop(index=base)
+    ax = ax or _axes(len(others) + 0.6)
+    runs = _counted(data)
+    for row, (label, estimate) in enumerate(others.iterrows()):
+        _raw_ratios(ax, row, runs[runs["variant"] == label], runs[runs["variant"] == base])
+        _estimate(ax, row, estimate, **kwargs)
+        if label in guesses:
+            ax.scatter(guesses[label], row - 0.28, marker="v", s=70, color=_GUESS, zorder=4)
+    ax.set_yticks(range(len(others)), others.index)
+    ax.set(xlabel=f"speed-up over {base} (x)", ylim=(len(others) - 0.4, -0.6))
+    _line(ax, 1, "1x", color="0.3", linestyle="-")
+    if ceiling is not None:
+        _line(ax, ceiling, f"ceiling {ceiling:.1f}x")
+    if any(label in guesses for label in others.index):
+        ax.scatter([], [], marker="v", color=_GUESS, label="your prediction")
+        ax.legend(loc="upper left", bbox_to_anchor=(0, -0.22), frameon=False, fontsize="small")
+    return ax
+
+
+def plot_ladder(data: pd.DataFrame, *, ax: Axes | None = None, **kwargs: Any) -> Axes:
+    """The speed-ups measured so far, one rung an experiment: its fastest variant over its own baseline.
+
+    Args:
+        data: Runs of one or more experiments of one machine, concatenated.
+        **kwargs: To the estimates' `Axes.errorbar`.
+    """
+    rungs = ladder_rungs(data)
+    ax = ax or _axes(len(rungs) + 0.6)
+    for row, (_, rung) in enumerate(rungs.iterrows()):
+        _estimate(ax, row, rung, **kwargs)
+    ax.set_yticks(range(len(rungs)), [f"{rung.experiment}: {rung.variant}\nover {rung.baseline}" for rung in rungs.itertuples()])
+    ax.set(xlabel="speed-up over the experiment's own baseline (x)", ylim=(len(rungs) - 0.4, -0.6))
+    _line(ax, 1, "1x", color="0.3", linestyle="-")
+    return ax
+
+
+def ladder_rungs(data: pd.DataFrame) -> pd.DataFrame:
+    """What `plot_ladder` draws: one row an experiment with its fastest variant's `summarize` row."""
+    rungs = []
+    for experiment, runs in data.groupby("experiment", sort=True):
+        summary = _quiet_summary(runs, None)
+        others = summary[summary["verdict"] != "baseline"]
+        if len(others):
+            best = others.loc[others["speedup"].idxmax()]
+            base = summary.index[summary["verdict"] == "baseline"][0]
+            rungs.append({"experiment": experiment, "variant": best.name, "baseline": base, **best})
+    return pd.DataFrame(rungs)
+
+
+def plot_timeline(data: pd.DataFrame, *, ax: Axes | None = None, **kwargs: Any) -> Axes:
+    """Spans on a time axis, one lane a row: who worked when.
+
+    Args:
+        data: One row a span: `lane`, `start_s`, `end_s`; optional `kind` colours the spans.
+        **kwargs: To `Axes.broken_barh`.
+    """
+    lanes = list(dict.fromkeys(data["lane"]))
+    kinds = list(dict.fromkeys(data["kind"])) if "kind" in data else []
+    ax = ax or _axes(len(lanes))
+    for row, lane in enumerate(lanes):
+        for kind in kinds or [None]:
+            spans = data[(data["lane"] == lane) & ((data["kind"] == kind) if kinds else True)]
+            color = _COLORS[kinds.index(kind) % 10] if kinds else _ESTIMATE
+            bars = list(zip(spans["start_s"], spans["end_s"] - spans["start_s"], strict=True))
+            label = kind if kinds and row == 0 else None
+            ax.broken_barh(bars, (row - 0.35, 0.7), **{"facecolors": color, "edgecolor": "white", "label": label, **kwargs})
+    ax.set_yticks(range(len(lanes)), lanes)
+    ax.set(xlabel="time (s)", ylim=(len(lanes) - 0.4, -0.6), xlim=(0, None))
+    if kinds:
+        _legend_outside(ax)
+    return ax
+
+
+def plot_pareto(data: pd.DataFrame, *, cost: str, ax: Axes | None = None, rate: str = "images_per_s", **kwargs: Any) -> Axes:
+    """Rate against cost; the line joins the variants that no other beats in both.
+
+    Args:
+        data: One row a variant with the columns `variant`, `cost` and `rate` (or `variant` as the index).
+        cost: Column on the x axis; less is better. Its name, with its unit, labels the axis.
+        rate: Column on the y axis; more is better.
+        **kwargs: To `Axes.scatter`.
+    """
+    table = data if "variant" in data else data.reset_index(names="variant")
+    ax = ax or plt.subplots(figsize=(7, 4.2), layout="constrained")[1]
+    ax.scatter(table[cost], table[rate], **{"s": 50, "color": _ESTIMATE, "zorder": 3, **kwargs})
+    for row in table.to_dict("records"):
+        ax.annotate(row["variant"], (row[cost], row[rate]), xytext=(6, 5), textcoords="offset points")
+    front = pareto_front(table, cost, rate)
+    ax.step(front[cost], front[rate], where="post", color=_RUNS, zorder=1)
+    ax.set(xlabel=_axis_name(cost), ylabel=_axis_name(rate), xlim=(0, None), ylim=(0, None))
+    ax.margins(x=0.15, y=0.1)
+    return ax
+
+
+def pareto_front(table: pd.DataFrame, cost: str, rate: str) -> pd.DataFrame:
+    """Rows that no other row beats in both `cost` (less) and `rate` (more), by rising cost."""
+    ordered = table.sort_values([cost, rate], ascending=[True, False])
+    return ordered[ordered[rate] > ordered[rate].cummax().shift(fill_value=-np.inf)]
+
+
+def plot_stalls(data: pd.DataFrame, *, ax: Axes | None = None, wall_s: dict[str, float] | None = None, **kwargs: Any) -> Axes:
+    """Where the time goes: one stacked bar a variant, its stages in order.
+
+    Args:
+        data: One row a stage: `variant`, `stage`, `seconds`.
+        wall_s: Measured wall time of each variant, drawn as a tick: the bar has to end there.
+        **kwargs: To `Axes.barh`.
+    """
+    table = data.pivot_table(index="variant", columns="stage", values="seconds", aggfunc="sum", sort=False).fillna(0)
+    ax = ax or _axes(len(table) + 0.5)
+    left = np.zeros(len(table))
+    for number, stage in enumerate(table.columns):
+        width = table[stage].to_numpy()
+        options = {"height": 0.6, "color": _COLORS[number % 10], "edgecolor": "white", "label": stage, **kwargs}
+        ax.barh(range(len(table)), width, left=left, **options)
+        _share_labels(ax, left, width, table.sum(axis=1).to_numpy())
+        left += width
+    for label, seconds in (wall_s or {}).items():
+        row = list(table.index).index(label)
+        ax.plot([seconds, seconds], [row - 0.4, row + 0.4], color="black", linewidth=2, label="wall time" if row == 0 else None)
+    ax.set_yticks(range(len(table)), table.index)
+    ax.set(xlabel="seconds", ylim=(len(table) - 0.4, -0.6), xlim=(0, None))
+    _legend_outside(ax)
+    return ax
+
+
+def _axes(n_rows: float) -> Axes:
+    return plt.subplots(figsize=(7.5, 1.1 + 0.5 * n_rows), layout="constrained")[1]
+
+
+def _counted(data: pd.DataFrame) -> pd.DataFrame:
+    return data[~data["is_warmup"].astype(bool)]
+
+
+def _quiet_summary(data: pd.DataFrame, baseline: str | None) -> pd.DataFrame:
+    """`summarize` without its warning: a plot shows the scatter, and the notebook's own summary says it."""
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return summarize(data, baseline)
+
+
+def _raw_ratios(ax: Axes, row: int, own: pd.DataFrame, base: pd.DataFrame) -> None:
+    if own["order"].isna().any() or base["order"].isna().any():
+        ratios = own["images_per_s"] / base["images_per_s"].median()
+    else:
+        ratios = paired_ratios(own, base)["speedup"]
+    jitter = np.linspace(-0.12, 0.12, len(ratios)) if len(ratios) > 1 else [0.0]
+    ax.scatter(ratios, row + np.asarray(jitter), s=16, color=_RUNS, zorder=2)
+
+
+def _estimate(ax: Axes, row: int, estimate: pd.Series, **kwargs: Any) -> None:
+    speedup, low, high = estimate["speedup"], estimate["ci_low"], estimate["ci_high"]
+    reach = [[max(0, speedup - low)], [max(0, high - speedup)]] if np.isfinite([low, high]).all() else None
+    face = "white" if estimate["verdict"] == "inconclusive" else _ESTIMATE
+    style = {"fmt": _MARKERS[estimate["verdict"]], "color": _ESTIMATE, "markerfacecolor": face, "markersize": 8, "capsize": 4}
+    ax.errorbar(speedup, row, xerr=reach, zorder=3, **{**style, **kwargs})
+    text = f"{speedup:.2f}x" + (" ?" if estimate["verdict"] == "inconclusive" else "")
+    ax.annotate(text, (1.01, row), xycoords=("axes fraction", "data"), va="center")
+
+
+def _line(ax: Axes, x: float, label: str, color=_LIMIT, linestyle: str = "--") -> None:
+    ax.axvline(x, color=color, linestyle=linestyle, linewidth=1.2, zorder=1)
+    ax.annotate(label, (x, 1.0), xycoords=("data", "axes fraction"), ha="center", va="bottom", color=color, fontsize="small")
+
+
+def _share_labels(ax: Axes, left: np.ndarray, width: np.ndarray, total: np.ndarray) -> None:
+    for row, share in enumerate(width / np.where(total > 0, total, 1)):
+        if share >= 0.07:
+            ax.text(left[row] + width[row] / 2, row, f"{share:.0%}", ha="center", va="center", color="white", fontsize="small")
+
+
+def _legend_outside(ax: Axes) -> None:
+    ax.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
+
+
+def _axis_name(column: str) -> str:
+    names = {"images_per_s": "images per second", "cpu_s_per_1000": "CPU seconds per 1000 images", "peak_mem_mb": "peak memory (MB)"}
+    return names.get(column, column.replace("_", " "))

@@ -1,0 +1,262 @@
+"""The tidy frame of runs, and what may be concluded from it."""
+
+import os
+import re
+import warnings
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from labkit.measure.env import env_id, scale
+from labkit.measure.files import write_whole
+
+# One row a run. Units are in the names; any further column is a factor.
+COLUMNS = (
+    "experiment", "variant", "baseline", "round", "order", "is_warmup", "n_images", "startup_s", "first_batch_s",
+    "steady_s", "images_per_s", "cpu_s", "peak_mem_mb", "batch_size", "num_workers", "storage", "page_cache",
+    "device", "seed", "env_id",
+)  # fmt: skip
+
+RESULTS_VARIABLE = "LABKIT_RESULTS"  # the folder where a tour collects frames
+
+_UNSTABLE = 0.25  # spread (interquartile range / median) from which a variant counts as unstable
+
+
+class InstabilityWarning(UserWarning):
+    """The runs of a variant scatter or drift so much that the machine, not the code, may be what was measured."""
+
+
+def make_frame(rows: Iterable[dict[str, Any]], **factors: Any) -> pd.DataFrame:
+    """The tidy frame of `rows`: `COLUMNS` first, then every other key; `factors` fill what a row leaves open."""
+    frame = pd.DataFrame(list(rows))
+    for name, value in {"env_id": env_id(), "device": _device(), "scale": scale().name, **factors}.items():
+        if name not in frame:
+            frame[name] = value
+    return frame.reindex(columns=[*COLUMNS, *[name for name in frame if name not in COLUMNS]])
+
+
+def from_timeit(result: Any, label: str, n_images: int) -> pd.DataFrame:
+    """Runs of `%timeit -o` as a frame.
+
+    Args:
+        result: IPython's `TimeitResult`.
+        label: Name of the variant.
+        n_images: Images that one loop of the statement handles.
+
+    A run is IPython's mean over `result.loops` loops; warm-ups and start-up are not told, and runs of different
+    `%timeit` calls are not interleaved, so `order` is empty and `summarize` says so.
+    """
+    return _from_seconds([run / result.loops for run in result.all_runs], label, n_images, "timeit")
+
+
+def from_timer(measurement: Any, label: str, n_images: int) -> pd.DataFrame:
+    """Runs of `torch.utils.benchmark.Timer` (a `Measurement`) as a frame; arguments as in `from_timeit`."""
+    return _from_seconds(measurement.times, label, n_images, "timer")
+
+
+def summarize(frame: pd.DataFrame, baseline: str | None = None) -> pd.DataFrame:
+    """What the runs allow to be said of each variant.
+
+    Args:
+        frame: Runs, as `compare` gives them.
+        baseline: The variant that speed-ups refer to; default: the frame's own.
+
+    Returns:
+        One row a variant, in order of appearance: `n_runs`, `images_per_s` (median), `spread` (interquartile range /
+        median), `cpu_s_per_1000`, `peak_mem_mb`, `speedup` (geometric mean of the ratios within rounds), `ci_low`,
+        `ci_high` (95 %), `verdict` (`baseline`, `faster`, `slower`, `inconclusive`) and `note`.
+
+        The interval is a percentile bootstrap over rounds, never narrower than Student's interval of the paired log
+        ratios: resampling 5 rounds cannot leave their own range, and alone would call equal variants different in 1
+        of 16 comparisons.
+
+    Raises:
+        ValueError: no runs, an unknown baseline, or runs of more than one environment.
+
+    Warns:
+        InstabilityWarning: runs scatter or drift; names the variant.
+
+    Taught in: notebooks/00_measure.ipynb
+    """
+    runs = frame[~frame["is_warmup"].astype(bool)]
+    baseline = _checked_baseline(runs, baseline)
+    rows = [_summary_of(runs, variant, baseline) for variant in runs["variant"].unique()]
+    summary = pd.DataFrame(rows).set_index("variant")
+    for variant, note in summary["note"].items():
+        if "unstable" in note:
+            warnings.warn(f"{variant}: {note}", InstabilityWarning, stacklevel=2)
+    return summary
+
+
+def speedup_interval(ratios: np.ndarray, others: np.ndarray | None = None, *, confidence: float = 0.95) -> tuple[float, float]:
+    """Interval of a speed-up from the ratios of paired rounds (or from two unpaired samples of rates).
+
+    One round gives no interval: (nan, nan).
+    """
+    logs = np.log(ratios)
+    if others is None:
+        boot, student = _bootstrap(_means(logs, confidence), confidence, len(logs)), _student(logs, confidence)
+    else:
+        other_logs = np.log(others)
+        sizes = min(len(logs), len(other_logs))
+        boot = _bootstrap(_means(logs, confidence) - _means(other_logs, confidence, seed=1), confidence, sizes)
+        student = _welch(logs, other_logs, confidence)
+    low, high = min(boot[0], student[0]), max(boot[1], student[1])
+    return float(np.exp(low)), float(np.exp(high))
+
+
+def save_frame(frame: pd.DataFrame, path: str | os.PathLike) -> Path:
+    """Write a frame as CSV, whole or not at all."""
+    write_whole(Path(path), frame.to_csv(index=False).encode())
+    return Path(path)
+
+
+def load_frame(path: str | os.PathLike) -> pd.DataFrame:
+    """Read a frame back. Raises ValueError, naming the file, where it is no frame of runs."""
+    try:
+        frame = pd.read_csv(path, keep_default_na=True)
+    except (ValueError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not a frame of runs: {error}") from error
+    missing = [name for name in COLUMNS if name not in frame]
+    if missing:
+        raise ValueError(f"{path} is not a frame of runs: it lacks {', '.join(missing)}")
+    text = ["experiment", "variant", "baseline", "storage", "page_cache", "device", "env_id"]
+    frame[text] = frame[text].astype(object).where(frame[text].notna(), "")
+    return frame
+
+
+def record(frame: pd.DataFrame) -> None:
+    """Keep a named experiment's frame in the folder that a tour collects; without a tour, nothing."""
+    folder, experiment = os.environ.get(RESULTS_VARIABLE), frame["experiment"].iloc[0]
+    if folder and experiment:
+        save_frame(frame, Path(folder) / f"{re.sub(r'[^A-Za-z0-9_.-]+', '_', experiment)}.csv")
+
+
+def _from_seconds(seconds: Iterable[float], label: str, n_images: int, clock: str) -> pd.DataFrame:
+    rows = [
+        {
+            "variant": label, "round": number, "is_warmup": False, "n_images": n_images,
+            "steady_s": run, "images_per_s": n_images / run,
+        }
+        for number, run in enumerate(seconds)
+    ]  # fmt: skip
+    return make_frame(rows, experiment=clock)
+
+
+def _checked_baseline(runs: pd.DataFrame, baseline: str | None) -> str:
+    if runs.empty:
+        raise ValueError("the frame holds no run besides warm-ups")
+    environments = runs["env_id"].unique()
+    if len(environments) > 1:
+        raise ValueError(f"runs of different machines cannot be compared: {', '.join(map(str, environments))}")
+    if baseline is None:
+        named = [name for name in runs["baseline"].dropna().unique() if name]
+        if len(named) != 1:
+            raise ValueError("the frame names no single baseline: pass baseline=")
+        baseline = named[0]
+    if baseline not in set(runs["variant"]):
+        raise ValueError(f"baseline {baseline!r} is not in the frame: {', '.join(runs['variant'].unique())}")
+    return baseline
+
+
+def _summary_of(runs: pd.DataFrame, variant: str, baseline: str) -> dict[str, Any]:
+    own, base = runs[runs["variant"] == variant], runs[runs["variant"] == baseline]
+    paired = bool(own["order"].notna().all() and base["order"].notna().all())
+    if variant == baseline:
+        speedup, low, high, verdict = 1.0, 1.0, 1.0, "baseline"
+    else:
+        speedup, low, high = _speedup(own, base, paired)
+        verdict = "faster" if low > 1 else "slower" if high < 1 else "inconclusive"
+    rates = own["images_per_s"]
+    spread = float(rates.quantile(0.75) - rates.quantile(0.25)) / rates.median()
+    return {
+        "variant": variant,
+        "n_runs": len(own),
+        "images_per_s": rates.median(),
+        "spread": spread,
+        "cpu_s_per_1000": float((own["cpu_s"] / own["n_images"]).median() * 1000),
+        "peak_mem_mb": own["peak_mem_mb"].max(),
+        "speedup": speedup,
+        "ci_low": low,
+        "ci_high": high,
+        "verdict": verdict,
+        "note": _note(rates.to_numpy(), spread, paired),
+    }
+
+
+def _speedup(own: pd.DataFrame, base: pd.DataFrame, paired: bool) -> tuple[float, float, float]:
+    rates, base_rates = own["images_per_s"].to_numpy(), base["images_per_s"].to_numpy()
+    if paired:
+        ratios = paired_ratios(own, base)["speedup"].to_numpy()
+        return float(np.exp(np.log(ratios).mean())), *speedup_interval(ratios)
+    speedup = np.exp(np.log(rates).mean() - np.log(base_rates).mean())
+    return float(speedup), *speedup_interval(rates, base_rates)
+
+
+def paired_ratios(own: pd.DataFrame, base: pd.DataFrame) -> pd.DataFrame:
+    """Speed-up of each run over the baseline's run of the same experiment and round: columns `round`, `speedup`."""
+    both = own.merge(base, on=["experiment", "round"], suffixes=("", "_base"))
+    return pd.DataFrame({"round": both["round"], "speedup": both["images_per_s"] / both["images_per_s_base"]})
+
+
+def _note(rates: np.ndarray, spread: float, paired: bool) -> str:
+    notes = [] if paired else ["not interleaved"]
+    if len(rates) == 1:
+        notes.append("one run")
+    if spread > _UNSTABLE:
+        notes.append(f"unstable: spread {spread:.0%}")
+    elif _drifts(rates):
+        notes.append("unstable: drifts over the rounds")
+    return "; ".join(notes)
+
+
+def _drifts(rates: np.ndarray) -> bool:
+    """A trend over the rounds that is both certain (rank correlation) and large (over 20 %)."""
+    if len(rates) < 5:
+        return False
+    correlation = stats.spearmanr(np.arange(len(rates)), rates)
+    return bool(correlation.pvalue < 0.01 and abs(np.log(rates[-1] / rates[0])) > 0.2)
+
+
+def _means(logs: np.ndarray, confidence: float, seed: int = 0) -> np.ndarray:
+    """Bootstrap distribution of the mean: rounds resampled with replacement."""
+    if len(logs) < 2:
+        return np.full(1, np.nan)
+    if np.ptp(logs) == 0:
+        return np.full(9999, logs[0])
+    boot = stats.bootstrap(
+        (logs,), np.mean, n_resamples=9999, method="percentile", confidence_level=confidence,
+        rng=np.random.default_rng(seed),
+    )  # fmt: skip
+    return boot.bootstrap_distribution
+
+
+def _bootstrap(means: np.ndarray, confidence: float, n: int) -> tuple[float, float]:
+    tail = (1 - confidence) / 2
+    return tuple(np.quantile(means, [tail, 1 - tail])) if n > 1 else (np.nan, np.nan)
+
+
+def _student(logs: np.ndarray, confidence: float) -> tuple[float, float]:
+    if len(logs) < 2:
+        return np.nan, np.nan
+    reach = stats.t.ppf((1 + confidence) / 2, len(logs) - 1) * logs.std(ddof=1) / np.sqrt(len(logs))
+    return logs.mean() - reach, logs.mean() + reach
+
+
+def _welch(logs: np.ndarray, others: np.ndarray, confidence: float) -> tuple[float, float]:
+    if min(len(logs), len(others)) < 2:
+        return np.nan, np.nan
+    if np.ptp(logs) == 0 and np.ptp(others) == 0:
+        return (logs[0] - others[0],) * 2
+    interval = stats.ttest_ind(logs, others, equal_var=False).confidence_interval(confidence)
+    return float(interval.low), float(interval.high)
+
+
+def _device() -> str:
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"

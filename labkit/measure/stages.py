@@ -1,0 +1,38 @@
+"""Where the time of a hand-written loop goes, stage by stage."""
+
+import time
+from collections.abc import Callable
+from contextlib import contextmanager
+
+import pandas as pd
+
+
+class StageClock:
+    """Adds up the wall time of named stages.
+
+        watch = StageClock()
+        with watch("decode"):
+            ...
+
+    Args:
+        clock: Seconds; for tests.
+
+    Taught in: notebooks/01_naive_pil.ipynb
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter):
+        self.seconds: dict[str, float] = {}
+        self._clock = clock
+
+    @contextmanager
+    def __call__(self, stage: str):
+        start = self._clock()
+        try:
+            yield
+        finally:
+            self.seconds[stage] = self.seconds.get(stage, 0.0) + self._clock() - start
+
+    def frame(self, variant: str) -> pd.DataFrame:
+        """One row a stage: variant, stage, seconds. What `plot_stalls` draws."""
+        rows = [{"variant": variant, "stage": stage, "seconds": seconds} for stage, seconds in self.seconds.items()]
+        return pd.DataFrame(rows, columns=["variant", "stage", "seconds"])

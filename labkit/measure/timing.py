@@ -1,0 +1,187 @@
+"""compare(): run variants of a loader side by side, so that their ratio means something.
+
+Two loops timed one after the other measure the machine's mood as much as the code. Here each round runs every variant
+once, in random order, and speed-ups are ratios within a round: what slows a whole round cancels.
+"""
+
+import gc
+import random
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+from tqdm.auto import tqdm
+
+from labkit.measure.processes import PeakMemory, tree_usage
+from labkit.measure.results import make_frame, record
+
+Factory = Callable[[], Iterable[Any]]
+
+_COLD_SHARE = 0.9  # of the evicted bytes that must come from storage for a run to count as cold
+
+
+class VariantError(RuntimeError):
+    """A variant raised or yielded nothing; the message names it, the cause is chained."""
+
+
+def compare(
+    variants: Mapping[str, Factory],
+    *,
+    baseline: str,
+    rounds: int = 5,
+    warmups: int = 1,
+    experiment: str = "",
+    seed: int = 0,
+    evict: Callable[[], int] | None = None,
+    count: Callable[[Any], int] | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+    progress: bool = True,
+    **factors: Any,
+) -> pd.DataFrame:
+    """Time variants in interleaved rounds.
+
+    Args:
+        variants: Label -> zero-argument factory of an iterable of batches. A batch is a tensor or array, or a tuple,
+            list or dict that begins with one; 4-D counts its first axis, 3-D is one image, an int counts itself.
+        baseline: The label that speed-ups refer to.
+        rounds: Rounds that count.
+        warmups: Rounds before them; kept in the frame as `is_warmup`, left out of every summary.
+        experiment: Name of the experiment; also the file's name when a tour collects frames.
+        seed: Of the order of variants within each round.
+        evict: Called before every run, outside the clock; drops the files from the page cache and returns their
+            bytes. Runs count as `page_cache == "cold"` only where the kernel says the bytes came from storage.
+        count: Images of a batch, where the rule above does not fit.
+        clock: Seconds; for tests.
+        progress: Show a live bar.
+        **factors: Further columns, such as `storage="folder"`.
+
+    Returns:
+        One row a run, as `labkit.measure.results.COLUMNS` states. `startup_s` covers the factory and `iter()`,
+        `first_batch_s` the wait for the first batch, `steady_s` the rest; `images_per_s` is all images over
+        first batch + rest, so a queue that filled during the first wait is paid for.
+
+    Raises:
+        VariantError: a variant raised, or yielded no batch.
+        ValueError: no variants, an unknown baseline, or fewer than one round.
+
+    Taught in: notebooks/00_measure.ipynb
+    """
+    _check_arguments(variants, baseline, rounds, warmups)
+    shuffler = random.Random(seed)
+    rows = []
+    with tqdm(total=(rounds + warmups) * len(variants), unit="run", leave=False, disable=not progress) as bar:
+        for number in range(warmups + rounds):
+            labels = list(variants)
+            shuffler.shuffle(labels)
+            for order, label in enumerate(labels):
+                bar.set_description(f"{experiment or 'compare'}: {label}", refresh=False)
+                measured = _run(label, variants[label], evict, count or count_images, clock)
+                rows.append({"variant": label, "round": number, "order": order, "is_warmup": number < warmups, **measured})
+                bar.update()
+    frame = make_frame(rows, experiment=experiment, baseline=baseline, seed=seed, **factors)
+    record(frame)
+    return frame
+
+
+def count_images(batch: Any) -> int:
+    """Images in a batch, by the rule that `compare` states."""
+    if isinstance(batch, int):
+        return batch
+    shape = getattr(batch, "shape", None)
+    if shape is not None:
+        return 1 if len(shape) == 3 else int(shape[0])
+    if isinstance(batch, Mapping):
+        return count_images(next(iter(batch.values())))
+    if isinstance(batch, list | tuple) and len(batch):
+        return count_images(batch[0])
+    raise TypeError(f"cannot count the images of a {type(batch).__name__}: pass count= to compare")
+
+
+@dataclass
+class _Walk:
+    """One pass over an iterable: when it was ready, when the first batch came, when it ended."""
+
+    started: float
+    ready: float
+    first: float
+    ended: float
+    n_images: int
+
+
+def _run(label: str, factory: Factory, evict, count, clock) -> dict[str, Any]:
+    evicted = evict() if evict else 0
+    gc.collect()
+    before = tree_usage()
+    try:
+        with PeakMemory() as memory:
+            walk, attributes = _walk(factory, count, clock, memory)
+    except VariantError as error:
+        raise VariantError(f"variant {label!r} {error}") from None
+    except Exception as error:
+        raise VariantError(f"variant {label!r} raised {type(error).__name__}: {error}") from error
+    after = tree_usage()
+    waited_s = walk.ended - walk.ready
+    return {
+        "n_images": walk.n_images,
+        "startup_s": walk.ready - walk.started,
+        "first_batch_s": walk.first - walk.ready,
+        "steady_s": walk.ended - walk.first,
+        "images_per_s": walk.n_images / waited_s if waited_s > 0 else float("inf"),
+        "cpu_s": after.cpu_s - before.cpu_s,
+        "peak_mem_mb": memory.peak_mb,
+        "page_cache": _page_cache(evict is not None, evicted, before.read_bytes, after.read_bytes),
+        **attributes,
+    }
+
+
+def _walk(factory: Factory, count, clock, memory: PeakMemory) -> tuple[_Walk, dict]:
+    _synchronize()
+    started = clock()
+    iterable = factory()
+    batches = iter(iterable)
+    ready = clock()
+    try:
+        batch = next(batches)
+    except StopIteration:
+        raise VariantError("yielded no batch") from None
+    _synchronize()
+    first = clock()
+    n_images = count(batch)
+    for batch in batches:
+        n_images += count(batch)
+    _synchronize()
+    ended = clock()
+    memory.sample()  # outside the clock, while the workers still live
+    attributes = {name: getattr(iterable, name) for name in ("batch_size", "num_workers") if hasattr(iterable, name)}
+    return _Walk(started, ready, first, ended, n_images), attributes
+
+
+def _synchronize() -> None:
+    """Wait for the GPU, so that work handed to it before the clock stops is in the time. No GPU in use: nothing."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
+def _page_cache(asked: bool, evicted: int, before: int | None, after: int | None) -> str:
+    if before is None or after is None:
+        return "unknown"
+    read = after - before
+    if asked:
+        return "cold" if evicted and read >= _COLD_SHARE * evicted else "not cold"
+    return "warm" if read < 1e6 else "unknown"
+
+
+def _check_arguments(variants: Mapping[str, Factory], baseline: str, rounds: int, warmups: int) -> None:
+    if not variants:
+        raise ValueError("no variants to compare")
+    if baseline not in variants:
+        raise ValueError(f"baseline {baseline!r} is not a variant: choose one of {', '.join(variants)}")
+    if rounds < 1 or warmups < 0:
+        raise ValueError(f"rounds={rounds}, warmups={warmups}: at least one round, and no negative warm-ups")
+    not_callable = [label for label, factory in variants.items() if not callable(factory)]
+    if not_callable:
+        raise ValueError(f"variant {not_callable[0]!r} is not a function: write `lambda: loader`, so each run starts anew")

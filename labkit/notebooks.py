@@ -1,0 +1,119 @@
+"""The numbered notebooks: find them, say what each asks, run one in a fresh kernel."""
+
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import nbformat
+from nbformat import NotebookNode
+
+FOLDER = Path(__file__).resolve().parents[1] / "notebooks"
+
+
+@dataclass(frozen=True)
+class Notebook:
+    """One notebook: its file, and from its first cell the title, the question and the minutes it takes."""
+
+    path: Path
+    title: str
+    question: str
+    minutes: str
+
+    @property
+    def name(self) -> str:
+        return self.path.stem
+
+
+def find_notebooks(only: str = "", folder: Path = FOLDER) -> list[Notebook]:
+    """Notebooks in order; `only` keeps those whose name begins with one of its comma-separated parts.
+
+    Raises:
+        FileNotFoundError: there are no notebooks, or `only` fits none; says which there are.
+    """
+    paths = sorted(folder.glob("[0-9][0-9]_*.ipynb"))
+    if not paths:
+        raise FileNotFoundError(f"no notebooks in {folder}: labkit runs from a clone, installed with pip install -e")
+    parts = tuple(part.strip() for part in only.split(",") if part.strip())
+    chosen = [path for path in paths if not parts or path.stem.startswith(parts)]
+    if not chosen:
+        raise FileNotFoundError(f"no notebook begins with {only!r}: there are {', '.join(path.stem for path in paths)}")
+    return [_describe(path) for path in chosen]
+
+
+def _describe(path: Path) -> Notebook:
+    text = nbformat.read(path, as_version=4).cells[0].source
+    question = re.search(r"\*\*Question\.\*\* (.+)", text)
+    minutes = re.search(r"\*\*Minutes\.\*\* (\S+)", text)
+    return Notebook(
+        path,
+        title=text.splitlines()[0].lstrip("# "),
+        question=question[1] if question else "",
+        minutes=minutes[1].rstrip(".") if minutes else "?",
+    )
+
+
+@dataclass
+class Executed:
+    """What came of running a notebook: the executed copy, its wall time, and the error, if any."""
+
+    notebook: Notebook
+    node: NotebookNode
+    seconds: float
+    error: str = ""
+
+
+def execute(notebook: Notebook, *, on_cell: Callable[[int, int], None] = lambda done, total: None, timeout_s: int = 1200) -> Executed:
+    """Run a notebook top to bottom in a fresh kernel, in its own folder; a failing cell ends it, and is reported.
+
+    Args:
+        on_cell: Called before each cell with its number and the number of cells.
+        timeout_s: Longest time for one cell.
+    """
+    from nbclient import NotebookClient
+    from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
+
+    node = nbformat.read(notebook.path, as_version=4)
+    client = NotebookClient(
+        node, timeout=timeout_s, kernel_name="python3", record_timing=False,
+        resources={"metadata": {"path": str(notebook.path.parent)}},
+        on_cell_start=lambda cell, cell_index: on_cell(cell_index, len(node.cells)),
+    )  # fmt: skip
+    start, error = time.perf_counter(), ""
+    try:
+        client.execute()
+    except CellExecutionError as failure:
+        error = f"{failure.ename}: {failure.evalue}"
+    except (CellTimeoutError, DeadKernelError) as failure:
+        error = f"{type(failure).__name__}: {failure}"
+    return Executed(notebook, node, time.perf_counter() - start, error)
+
+
+def store(executed: Executed) -> None:
+    """Write the executed notebook back in place, without what changes from run to run or machine to machine.
+
+    Raises:
+        ValueError: the run failed or wrote to stderr: such a run is not stored.
+    """
+    if executed.error:
+        raise ValueError(f"{executed.notebook.name} failed and is not stored")
+    noisy = [text for cell in executed.node.cells for text in _stderr(cell)]
+    if noisy:
+        raise ValueError(f"{executed.notebook.name} wrote to stderr and is not stored: {noisy[0].strip()[:200]}")
+    node = executed.node
+    node.metadata = nbformat.from_dict(
+        {
+            "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+            "language_info": {"name": "python"},
+        }
+    )
+    for cell in node.cells:
+        cell.metadata.pop("execution", None)
+    partial = executed.notebook.path.with_suffix(".partial")
+    nbformat.write(node, partial)
+    partial.replace(executed.notebook.path)
+
+
+def _stderr(cell: NotebookNode) -> list[str]:
+    return [output.text for output in cell.get("outputs", []) if output.get("name") == "stderr"]

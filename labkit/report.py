@@ -1,0 +1,91 @@
+"""The tour's index page: one file that opens from the disk, with no network."""
+
+import base64
+import io
+from pathlib import Path
+
+import jinja2
+import pandas as pd
+
+from labkit.measure.env import environment, scale
+from labkit.measure.files import write_whole
+from labkit.measure.plots import ladder_rungs, plot_ladder
+from labkit.measure.results import load_frame
+from labkit.notebooks import Executed
+
+_PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<link rel="icon" href="data:,">
+<title>labkit tour</title>
+<style>
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 1rem auto; padding: 0 1rem; }
+img { max-width: 100%; height: auto; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; margin: .5rem 0 1.5rem; }
+th, td { text-align: left; padding: .25rem .75rem .25rem 0; border-bottom: 1px solid #ccc; vertical-align: top; }
+td.number { text-align: right; font-variant-numeric: tabular-nums; }
+</style>
+</head>
+<body>
+<h1>labkit tour</h1>
+<p>Measured on this machine at <code>{{ scale }}</code> scale.
+Speed-ups are medians of paired rounds against each experiment's own baseline; brackets hold the 95&nbsp;% interval.</p>
+<h2>The ladder so far</h2>
+{% if image %}
+<p><img alt="Measured speed-up of each experiment's fastest variant" src="data:image/png;base64,{{ image }}"></p>
+<div class="wide"><table>
+<tr><th>experiment</th><th>fastest variant</th><th>baseline</th><th>speed-up</th><th>verdict</th><th>runs</th></tr>
+{% for rung in rungs %}
+<tr><td>{{ rung.experiment }}</td><td>{{ rung.variant }}</td><td>{{ rung.baseline }}</td>
+<td>{{ "%.2f"|format(rung.speedup) }}x [{{ "%.2f"|format(rung.ci_low) }}, {{ "%.2f"|format(rung.ci_high) }}]</td>
+<td>{{ rung.verdict }}</td><td><a href="frames/{{ rung.file }}">CSV</a></td></tr>
+{% endfor %}
+</table></div>
+{% else %}
+<p>No experiment has been recorded yet.</p>
+{% endif %}
+<h2>Notebooks of this run</h2>
+<div class="wide"><table>
+<tr><th>notebook</th><th>question</th><th>seconds</th><th>result</th></tr>
+{% for run in runs %}
+<tr><td><a href="{{ run.notebook.name }}.html">{{ run.notebook.name }}</a></td><td>{{ run.notebook.question }}</td>
+<td class="number">{{ "%.0f"|format(run.seconds) }}</td><td>{{ run.error or "ran" }}</td></tr>
+{% endfor %}
+</table></div>
+<h2>The machine</h2>
+<div class="wide"><table>
+{% for name, value in machine.items() %}<tr><th>{{ name }}</th><td>{{ value if value != "" else "none" }}</td></tr>
+{% endfor %}</table></div>
+</body>
+</html>
+"""
+
+
+def write_index(folder: Path, runs: list[Executed]) -> Path:
+    """Write `index.html` over the frames in `folder/frames` and the notebooks just run; returns its path."""
+    frames = {path.name: load_frame(path) for path in sorted((folder / "frames").glob("*.csv"))}
+    rungs, image = pd.DataFrame(), ""
+    if frames:
+        runs_of_all = pd.concat(frames.values(), ignore_index=True)
+        rungs, image = ladder_rungs(runs_of_all), _ladder_png(runs_of_all)
+        file_of = {frame["experiment"].iloc[0]: name for name, frame in frames.items()}
+        rungs["file"] = rungs["experiment"].map(file_of)
+    page = jinja2.Environment(autoescape=True).from_string(_PAGE)
+    html = page.render(
+        scale=scale().name, image=image, rungs=list(rungs.itertuples()), runs=runs, machine=environment()
+    )  # fmt: skip
+    write_whole(folder / "index.html", html.encode())
+    return folder / "index.html"
+
+
+def _ladder_png(runs: pd.DataFrame) -> str:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 1.2 + 0.6 * len(ladder_rungs(runs))), layout="constrained")
+    plot_ladder(runs, ax=figure.add_subplot())
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=120)
+    return base64.b64encode(buffer.getvalue()).decode()

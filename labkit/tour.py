@@ -1,0 +1,86 @@
+"""The tour: photos, every notebook in a fresh kernel, and a report to open."""
+
+import os
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from labkit.data.photos import make_photos
+from labkit.measure.env import env_id, photo_root, scale
+from labkit.measure.files import write_whole
+from labkit.measure.results import RESULTS_VARIABLE
+from labkit.notebooks import Executed, Notebook, execute, find_notebooks, store
+from labkit.report import write_index
+
+console = Console()
+
+
+def run_tour(*, only: str = "", store_outputs: bool = False, results: Path = Path("results")) -> int:
+    """Run the notebooks at the current scale and write `results/<env_id>/`.
+
+    Args:
+        only: Beginnings of notebook names, comma-separated; empty: all.
+        store_outputs: Write the executed notebooks back in place.
+        results: Folder of reports; the frames, HTML pages and `index.html` go to its sub-folder of this environment.
+
+    Returns:
+        Number of notebooks that failed.
+    """
+    notebooks = find_notebooks(only)
+    folder = results.resolve() / env_id()
+    make_scale_photos()
+    with _kernel_environment(folder / "frames"):
+        done = [_run(notebook, number, len(notebooks), folder, store_outputs) for number, notebook in enumerate(notebooks, 1)]
+    index = write_index(folder, done)
+    failed = [run for run in done if run.error]
+    for run in failed:
+        console.print(f"[red]failed[/] {run.notebook.name}: {run.error}", highlight=False)
+    console.print(f"{len(done) - len(failed)} of {len(done)} notebooks ran. Open {index}", highlight=False)
+    return len(failed)
+
+
+def make_scale_photos() -> None:
+    """Make the photo sets of the current scale, as far as they are missing."""
+    make_photos(photo_root("imagenet"), scale().n_photos, profile="imagenet")
+    make_photos(photo_root("camera"), scale().n_camera, profile="camera")
+
+
+def _run(notebook: Notebook, number: int, total: int, folder: Path, store_outputs: bool) -> Executed:
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("cell"), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task(f"[{number}/{total}] {notebook.name}", total=None)
+        run = execute(notebook, on_cell=lambda cell, cells: progress.update(task, completed=cell + 1, total=cells))
+    _write_html(run, folder)
+    if store_outputs and not run.error:
+        try:
+            store(run)
+        except ValueError as error:
+            run.error = str(error)
+    console.print(f"[{number}/{total}] {notebook.name}: {'failed' if run.error else 'ok'}, {run.seconds:.0f} s", highlight=False, markup=False)
+    return run
+
+
+def _write_html(run: Executed, folder: Path) -> None:
+    from nbconvert import HTMLExporter
+
+    body, _ = HTMLExporter().from_notebook_node(run.node)
+    write_whole(folder / f"{run.notebook.name}.html", body.encode())
+
+
+class _kernel_environment:
+    """Variables that the kernels inherit while the tour runs: where frames go, and no progress bars in outputs."""
+
+    def __init__(self, frames: Path):
+        self.values = {RESULTS_VARIABLE: str(frames), "LABKIT_SCALE": scale().name, "TQDM_DISABLE": "1"}
+
+    def __enter__(self) -> None:
+        self.before = {name: os.environ.get(name) for name in self.values}
+        os.environ.update(self.values)
+
+    def __exit__(self, *exc_info) -> None:
+        for name, value in self.before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
