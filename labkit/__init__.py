@@ -23,7 +23,8 @@ _HOME = {
     "labkit.data.pagecache": ["evict", "resident_fraction"],
     "labkit.data.datasets": ["ImageDataset", "collate"],
     "labkit.data.photos": ["make_photos"],
-    "labkit.data.conformance": ["conformance", "oracle_files"],
+    "labkit.data.conformance": ["broken_files", "child_exits", "conformance", "oracle_files"],
+    "labkit.data.oracle_plots": ["plot_conformance", "plot_pictures"],
     "labkit.teach.predictions": ["predict", "predictions"],
     "labkit.teach.exercises": ["check"],
 }  # fmt: skip

@@ -15,7 +15,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-_Scale = Annotated[str, typer.Option(help="Size of the experiments: ci, laptop or gpu (default: LABKIT_SCALE, else laptop).")]
+_Scale = Annotated[
+    str, typer.Option(help="Size of the experiments: ci, laptop or gpu (default: LABKIT_SCALE, else laptop).")
+]
 
 
 @app.command()

@@ -15,7 +15,11 @@ def findings() -> list[tuple[str, str]]:
         ("memory", f"{environment()['memory_gib']} GiB"),
         ("photo folder", _disk()),
         ("GPU", _gpu()),
-        *[(name, str(value)) for name, value in environment().items() if name not in ("cpu", "usable_cores", "memory_gib", "gpu")],
+        *[
+            (name, str(value))
+            for name, value in environment().items()
+            if name not in ("cpu", "usable_cores", "memory_gib", "gpu")
+        ],
         ("decoders", _decoders()),
         *[(f"extra {name!r}", finding) for name, finding in extras().items()],
     ]
@@ -29,8 +33,13 @@ def extras(distribution: str = "labkit") -> dict[str, str]:
         wanted = [Requirement(text) for text in requires(distribution) or []]
     except PackageNotFoundError:
         return {"labkit": 'is not installed: python -m pip install -e ".[test]"'}
-    names = sorted({part.split('"')[1] for req in wanted if req.marker for part in str(req.marker).split("extra == ")[1:]})
-    return {name: _extra(name, [req for req in wanted if req.marker and req.marker.evaluate({"extra": name})]) for name in names}
+    names = sorted(
+        {part.split('"')[1] for req in wanted if req.marker for part in str(req.marker).split("extra == ")[1:]}
+    )
+    return {
+        name: _extra(name, [req for req in wanted if req.marker and req.marker.evaluate({"extra": name})])
+        for name in names
+    }
 
 
 def _extra(name: str, wanted: list) -> str:

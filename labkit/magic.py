@@ -50,5 +50,7 @@ class VariantMagics(Magics):
         if earlier is None:
             return None
         if not isinstance(earlier, pd.DataFrame) or "variant" not in earlier:
-            raise UsageError(f"`{name}` holds a {type(earlier).__name__}, not a frame of runs: choose another with --into")
+            raise UsageError(
+                f"`{name}` holds a {type(earlier).__name__}, not a frame of runs: choose another with --into"
+            )
         return None if earlier.empty else earlier

@@ -64,7 +64,9 @@ class Executed:
     error: str = ""
 
 
-def execute(notebook: Notebook, *, on_cell: Callable[[int, int], None] = lambda done, total: None, timeout_s: int = 1200) -> Executed:
+def execute(
+    notebook: Notebook, *, on_cell: Callable[[int, int], None] = lambda done, total: None, timeout_s: int = 1200
+) -> Executed:
     """Run a notebook top to bottom in a fresh kernel, in its own folder; a failing cell ends it, and is reported.
 
     Args:
@@ -77,6 +79,7 @@ def execute(notebook: Notebook, *, on_cell: Callable[[int, int], None] = lambda 
     node = nbformat.read(notebook.path, as_version=4)
     client = NotebookClient(
         node, timeout=timeout_s, kernel_name="python3", record_timing=False,
+        extra_arguments=["--log-level=ERROR"],
         resources={"metadata": {"path": str(notebook.path.parent)}},
         on_cell_start=lambda cell, cell_index: on_cell(cell_index, len(node.cells)),
     )  # fmt: skip

@@ -32,9 +32,10 @@ td.number { text-align: right; font-variant-numeric: tabular-nums; }
 <body>
 <h1>labkit tour</h1>
 <p>Measured on this machine at <code>{{ scale }}</code> scale.
-Speed-ups are medians of paired rounds against each experiment's own baseline; brackets hold the 95&nbsp;% interval.</p>
+Speed-ups are means of paired rounds against each experiment's own baseline; brackets hold the 95&nbsp;% interval.</p>
 <h2>The ladder so far</h2>
 {% if image %}
+<p>The picture shows the steps of the walk; the table adds what-ifs and details.</p>
 <p><img alt="Measured speed-up of each experiment's fastest variant" src="data:image/png;base64,{{ image }}"></p>
 <div class="wide"><table>
 <tr><th>experiment</th><th>fastest variant</th><th>baseline</th><th>speed-up</th><th>verdict</th><th>runs</th></tr>
@@ -69,8 +70,8 @@ def write_index(folder: Path, runs: list[Executed]) -> Path:
     frames = {path.name: load_frame(path) for path in sorted((folder / "frames").glob("*.csv"))}
     rungs, image = pd.DataFrame(), ""
     if frames:
-        runs_of_all = pd.concat(frames.values(), ignore_index=True)
-        rungs, image = ladder_rungs(runs_of_all), _ladder_png(runs_of_all)
+        all_runs = pd.concat(frames.values(), ignore_index=True)
+        rungs, image = ladder_rungs(all_runs), _ladder_png(all_runs[all_runs["rung"].astype(bool)])
         file_of = {frame["experiment"].iloc[0]: name for name, frame in frames.items()}
         rungs["file"] = rungs["experiment"].map(file_of)
     page = jinja2.Environment(autoescape=True).from_string(_PAGE)

@@ -31,12 +31,15 @@ def run_tour(*, only: str = "", store_outputs: bool = False, results: Path = Pat
     folder = results.resolve() / env_id()
     make_scale_photos()
     with _kernel_environment(folder / "frames"):
-        done = [_run(notebook, number, len(notebooks), folder, store_outputs) for number, notebook in enumerate(notebooks, 1)]
+        done = [
+            _run(notebook, number, len(notebooks), folder, store_outputs)
+            for number, notebook in enumerate(notebooks, 1)
+        ]
     index = write_index(folder, done)
     failed = [run for run in done if run.error]
     for run in failed:
         console.print(f"[red]failed[/] {run.notebook.name}: {run.error}", highlight=False)
-    console.print(f"{len(done) - len(failed)} of {len(done)} notebooks ran. Open {index}", highlight=False)
+    console.print(f"{len(done) - len(failed)} of {len(done)} notebooks ran. Open {index}", highlight=False, soft_wrap=True)
     return len(failed)
 
 
@@ -47,8 +50,14 @@ def make_scale_photos() -> None:
 
 
 def _run(notebook: Notebook, number: int, total: int, folder: Path, store_outputs: bool) -> Executed:
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("cell"), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("cell"),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(f"[{number}/{total}] {notebook.name}", total=None)
         run = execute(notebook, on_cell=lambda cell, cells: progress.update(task, completed=cell + 1, total=cells))
     _write_html(run, folder)
@@ -57,7 +66,11 @@ def _run(notebook: Notebook, number: int, total: int, folder: Path, store_output
             store(run)
         except ValueError as error:
             run.error = str(error)
-    console.print(f"[{number}/{total}] {notebook.name}: {'failed' if run.error else 'ok'}, {run.seconds:.0f} s", highlight=False, markup=False)
+    console.print(
+        f"[{number}/{total}] {notebook.name}: {'failed' if run.error else 'ok'}, {run.seconds:.0f} s",
+        highlight=False,
+        markup=False,
+    )
     return run
 
 

@@ -1,5 +1,6 @@
 """Map-style datasets over a store."""
 
+import json
 import os
 import sys
 import tempfile
@@ -98,7 +99,7 @@ class _SkipLog:
         weakref.finalize(self, _report_and_remove, self.path, os.getpid())
 
     def add(self, key: str, reason: str) -> Skipped:
-        line = f"{key}\t{reason}".replace("\n", " ") + "\n"
+        line = json.dumps([key, reason]) + "\n"  # file names may hold tabs, line breaks, even broken UTF-8
         descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND)
         try:
             os.write(descriptor, line.encode())
@@ -112,7 +113,7 @@ class _SkipLog:
 
 def _read_log(path: Path) -> list[Skipped]:
     lines = path.read_text().splitlines()
-    return list(dict.fromkeys(Skipped(*line.split("\t", 1)) for line in lines))
+    return list(dict.fromkeys(Skipped(*json.loads(line)) for line in lines))
 
 
 def _report_and_remove(path: Path, owner: int) -> None:

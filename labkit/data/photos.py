@@ -16,10 +16,10 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageEnhance
-from tqdm.auto import tqdm
 
 from labkit.measure.env import usable_cores
 from labkit.measure.files import write_whole
+from labkit.measure.progress import progress_bar
 
 MANIFEST = "manifest.json"
 
@@ -177,9 +177,7 @@ def _make_all(
     # Threads: Pillow's resize and encoder and NumPy's generator all release the GIL.
     with ThreadPoolExecutor(num_threads) as pool:
         rows = pool.map(lambda number: _make_one(root, number, number in adopt, profile, seed), numbers)
-        yield from tqdm(
-            rows, total=len(numbers), desc=f"{profile} photos", unit="photo", leave=False, disable=not progress
-        )
+        yield from progress_bar(rows, show=progress, total=len(numbers), desc=f"{profile} photos", unit="photo")
 
 
 def _make_one(root: Path, number: int, adopt: bool, profile: str, seed: int) -> dict:
@@ -199,19 +197,27 @@ def _is_done(root: Path, manifest: dict[str, dict], key: str) -> bool:
 
 def _read_manifest(root: Path, settings: dict, count: int) -> dict[str, dict]:
     path = root / MANIFEST
+    # Listed before the manifest is asked for: another process that makes the same set may write it in between.
+    foreign = root.exists() and any(not name.endswith(".partial") for name in os.listdir(root))
     if not path.exists():
-        if root.exists() and any(root.iterdir()):
+        if foreign:
             raise ValueError(f"{root} is not empty and holds no photo set: choose another folder")
         return {}
     try:
         content = json.loads(path.read_text())
-        found, rows = content["settings"], {row["key"]: row for row in content["photos"]}
+        found, rows = content["settings"], {row["key"]: row for row in content["photos"] if row["bytes"]}
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is not a photo manifest ({error}): remove the folder and make the photos again") from error
+        raise ValueError(
+            f"{path} is not a photo manifest ({error}): remove the folder and make the photos again"
+        ) from error
     if found != settings:
-        raise ValueError(f"{root} holds photos of {found}, not of {settings}: choose another folder, or remove this one")
+        raise ValueError(
+            f"{root} holds photos of {found}, not of {settings}: choose another folder, or remove this one"
+        )
     if len(rows) > count:
-        raise ValueError(f"{root} holds {len(rows)} photos, more than {count}: choose another folder, or remove this one")
+        raise ValueError(
+            f"{root} holds {len(rows)} photos, more than {count}: choose another folder, or remove this one"
+        )
     return rows
 
 

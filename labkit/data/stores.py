@@ -56,7 +56,7 @@ class FolderStore:
         try:
             with open(self._path(key), "rb", buffering=0) as file:
                 return file.read()
-        except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError) as error:  # ValueError: NUL
             raise KeyError(f"{key!r} is not a file under {self.root}") from error
 
     def paths(self) -> list[Path]:

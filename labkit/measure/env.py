@@ -91,7 +91,7 @@ class Scale:
 
 
 _SCALES = {
-    "ci": Scale("ci", n_photos=24, n_camera=4, batch_size=8, rounds=2),
+    "ci": Scale("ci", n_photos=24, n_camera=3, batch_size=4, rounds=2),
     "laptop": Scale("laptop", n_photos=256, n_camera=24, batch_size=32, rounds=7),
     "gpu": Scale("gpu", n_photos=2048, n_camera=128, batch_size=64, rounds=9),
 }
@@ -111,9 +111,13 @@ def scale() -> Scale:
 
 
 def photo_root(profile: str) -> Path:
-    """Folder for the photos of one profile at the current scale, under `LABKIT_HOME` (default `~/.cache/labkit`)."""
+    """Folder for the photos of one profile at the current scale, under `LABKIT_HOME` (default `~/.cache/labkit`).
+
+    The number of photos is in its name, so that a set never has to shrink.
+    """
+    count = {"imagenet": scale().n_photos, "camera": scale().n_camera}.get(profile, scale().n_photos)
     home = os.environ.get("LABKIT_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "labkit"
-    return Path(home) / "photos" / f"{profile}-{scale().name}"
+    return Path(home) / "photos" / f"{profile}-{count}"
 
 
 @cache
@@ -139,7 +143,9 @@ def env_id() -> str:
     """
     facts = environment()
     minor = [".".join(str(facts.get(name, "")).split(".")[:2]) for name in ("python", *_VERSIONS)]
-    digest = hashlib.sha256(repr([facts["cpu"], facts["usable_cores"], facts["memory_gib"], facts["gpu"], minor]).encode())
+    digest = hashlib.sha256(
+        repr([facts["cpu"], facts["usable_cores"], facts["memory_gib"], facts["gpu"], minor]).encode()
+    )
     parts = [_slug(str(facts["cpu"]), 3), f"{facts['usable_cores']}c", _slug(str(facts["gpu"]), 3) or "cpu"]
     return "-".join([*parts, digest.hexdigest()[:6]])
 

@@ -31,7 +31,9 @@ def plot_throughput(data: pd.DataFrame, *, ax: Axes | None = None, ceiling: floa
     medians = runs.groupby("variant", sort=False)["images_per_s"].median()
     ax.barh(range(len(medians)), medians, height=0.62, color=_ESTIMATE, alpha=0.35, zorder=1)
     ax.scatter(medians, range(len(medians)), marker="|", s=500, linewidth=3, color=_ESTIMATE, zorder=3)
-    sns.stripplot(runs, x="images_per_s", y="variant", order=list(medians.index), ax=ax, **{"color": _RUNS, "size": 4, **kwargs})
+    sns.stripplot(
+        runs, x="images_per_s", y="variant", order=list(medians.index), ax=ax, **{"color": _RUNS, "size": 4, **kwargs}
+    )
     for row, value in enumerate(medians):
         ax.annotate(f"{value:,.0f}", (1.01, row), xycoords=("axes fraction", "data"), va="center")
     if ceiling is not None:
@@ -41,7 +43,12 @@ def plot_throughput(data: pd.DataFrame, *, ax: Axes | None = None, ceiling: floa
 
 
 def plot_speedup(
-    data: pd.DataFrame, *, ax: Axes | None = None, baseline: str | None = None, ceiling: float | None = None, **kwargs: Any
+    data: pd.DataFrame,
+    *,
+    ax: Axes | None = None,
+    baseline: str | None = None,
+    ceiling: float | None = None,
+    **kwargs: Any,
 ) -> Axes:
     """Speed-up of each variant over the baseline: the ratio of every round as a dot, its mean with a 95 % interval.
 
@@ -85,7 +92,9 @@ def plot_ladder(data: pd.DataFrame, *, ax: Axes | None = None, **kwargs: Any) ->
     ax = ax or _axes(len(rungs) + 0.6)
     for row, (_, rung) in enumerate(rungs.iterrows()):
         _estimate(ax, row, rung, **kwargs)
-    ax.set_yticks(range(len(rungs)), [f"{rung.experiment}: {rung.variant}\nover {rung.baseline}" for rung in rungs.itertuples()])
+    ax.set_yticks(
+        range(len(rungs)), [f"{rung.experiment}: {rung.variant}\nover {rung.baseline}" for rung in rungs.itertuples()]
+    )
     ax.set(xlabel="speed-up over the experiment's own baseline (x)", ylim=(len(rungs) - 0.4, -0.6))
     _line(ax, 1, "1x", color="0.3", linestyle="-")
     return ax
@@ -120,7 +129,9 @@ def plot_timeline(data: pd.DataFrame, *, ax: Axes | None = None, **kwargs: Any) 
             color = _COLORS[kinds.index(kind) % 10] if kinds else _ESTIMATE
             bars = list(zip(spans["start_s"], spans["end_s"] - spans["start_s"], strict=True))
             label = kind if kinds and row == 0 else None
-            ax.broken_barh(bars, (row - 0.35, 0.7), **{"facecolors": color, "edgecolor": "white", "label": label, **kwargs})
+            ax.broken_barh(
+                bars, (row - 0.35, 0.7), **{"facecolors": color, "edgecolor": "white", "label": label, **kwargs}
+            )
     ax.set_yticks(range(len(lanes)), lanes)
     ax.set(xlabel="time (s)", ylim=(len(lanes) - 0.4, -0.6), xlim=(0, None))
     if kinds:
@@ -128,7 +139,9 @@ def plot_timeline(data: pd.DataFrame, *, ax: Axes | None = None, **kwargs: Any) 
     return ax
 
 
-def plot_pareto(data: pd.DataFrame, *, cost: str, ax: Axes | None = None, rate: str = "images_per_s", **kwargs: Any) -> Axes:
+def plot_pareto(
+    data: pd.DataFrame, *, cost: str, ax: Axes | None = None, rate: str = "images_per_s", **kwargs: Any
+) -> Axes:
     """Rate against cost; the line joins the variants that no other beats in both.
 
     Args:
@@ -155,7 +168,9 @@ def pareto_front(table: pd.DataFrame, cost: str, rate: str) -> pd.DataFrame:
     return ordered[ordered[rate] > ordered[rate].cummax().shift(fill_value=-np.inf)]
 
 
-def plot_stalls(data: pd.DataFrame, *, ax: Axes | None = None, wall_s: dict[str, float] | None = None, **kwargs: Any) -> Axes:
+def plot_stalls(
+    data: pd.DataFrame, *, ax: Axes | None = None, wall_s: dict[str, float] | None = None, **kwargs: Any
+) -> Axes:
     """Where the time goes: one stacked bar a variant, its stages in order.
 
     Args:
@@ -174,7 +189,13 @@ def plot_stalls(data: pd.DataFrame, *, ax: Axes | None = None, wall_s: dict[str,
         left += width
     for label, seconds in (wall_s or {}).items():
         row = list(table.index).index(label)
-        ax.plot([seconds, seconds], [row - 0.4, row + 0.4], color="black", linewidth=2, label="wall time" if row == 0 else None)
+        ax.plot(
+            [seconds, seconds],
+            [row - 0.4, row + 0.4],
+            color="black",
+            linewidth=2,
+            label="wall time" if row == 0 else None,
+        )
     ax.set_yticks(range(len(table)), table.index)
     ax.set(xlabel="seconds", ylim=(len(table) - 0.4, -0.6), xlim=(0, None))
     _legend_outside(ax)
@@ -211,7 +232,13 @@ def _estimate(ax: Axes, row: int, estimate: pd.Series, **kwargs: Any) -> None:
     speedup, low, high = estimate["speedup"], estimate["ci_low"], estimate["ci_high"]
     reach = [[max(0, speedup - low)], [max(0, high - speedup)]] if np.isfinite([low, high]).all() else None
     face = "white" if estimate["verdict"] == "inconclusive" else _ESTIMATE
-    style = {"fmt": _MARKERS[estimate["verdict"]], "color": _ESTIMATE, "markerfacecolor": face, "markersize": 8, "capsize": 4}
+    style = {
+        "fmt": _MARKERS[estimate["verdict"]],
+        "color": _ESTIMATE,
+        "markerfacecolor": face,
+        "markersize": 8,
+        "capsize": 4,
+    }
     ax.errorbar(speedup, row, xerr=reach, zorder=3, **{**style, **kwargs})
     text = f"{speedup:.2f}x" + (" ?" if estimate["verdict"] == "inconclusive" else "")
     ax.annotate(text, (1.01, row), xycoords=("axes fraction", "data"), va="center")
@@ -219,13 +246,23 @@ def _estimate(ax: Axes, row: int, estimate: pd.Series, **kwargs: Any) -> None:
 
 def _line(ax: Axes, x: float, label: str, color=_LIMIT, linestyle: str = "--") -> None:
     ax.axvline(x, color=color, linestyle=linestyle, linewidth=1.2, zorder=1)
-    ax.annotate(label, (x, 1.0), xycoords=("data", "axes fraction"), ha="center", va="bottom", color=color, fontsize="small")
+    ax.annotate(
+        label, (x, 1.0), xycoords=("data", "axes fraction"), ha="center", va="bottom", color=color, fontsize="small"
+    )
 
 
 def _share_labels(ax: Axes, left: np.ndarray, width: np.ndarray, total: np.ndarray) -> None:
     for row, share in enumerate(width / np.where(total > 0, total, 1)):
         if share >= 0.07:
-            ax.text(left[row] + width[row] / 2, row, f"{share:.0%}", ha="center", va="center", color="white", fontsize="small")
+            ax.text(
+                left[row] + width[row] / 2,
+                row,
+                f"{share:.0%}",
+                ha="center",
+                va="center",
+                color="white",
+                fontsize="small",
+            )
 
 
 def _legend_outside(ax: Axes) -> None:
@@ -233,5 +270,9 @@ def _legend_outside(ax: Axes) -> None:
 
 
 def _axis_name(column: str) -> str:
-    names = {"images_per_s": "images per second", "cpu_s_per_1000": "CPU seconds per 1000 images", "peak_mem_mb": "peak memory (MB)"}
+    names = {
+        "images_per_s": "images per second",
+        "cpu_s_per_1000": "CPU seconds per 1000 images",
+        "peak_mem_mb": "peak memory (MB)",
+    }
     return names.get(column, column.replace("_", " "))

@@ -33,7 +33,7 @@ class InstabilityWarning(UserWarning):
 def make_frame(rows: Iterable[dict[str, Any]], **factors: Any) -> pd.DataFrame:
     """The tidy frame of `rows`: `COLUMNS` first, then every other key; `factors` fill what a row leaves open."""
     frame = pd.DataFrame(list(rows))
-    for name, value in {"env_id": env_id(), "device": _device(), "scale": scale().name, **factors}.items():
+    for name, value in {"env_id": env_id(), "device": _device(), "scale": scale().name, "rung": True, **factors}.items():
         if name not in frame:
             frame[name] = value
     return frame.reindex(columns=[*COLUMNS, *[name for name in frame if name not in COLUMNS]])
@@ -92,7 +92,9 @@ def summarize(frame: pd.DataFrame, baseline: str | None = None) -> pd.DataFrame:
     return summary
 
 
-def speedup_interval(ratios: np.ndarray, others: np.ndarray | None = None, *, confidence: float = 0.95) -> tuple[float, float]:
+def speedup_interval(
+    ratios: np.ndarray, others: np.ndarray | None = None, *, confidence: float = 0.95
+) -> tuple[float, float]:
     """Interval of a speed-up from the ratios of paired rounds (or from two unpaired samples of rates).
 
     One round gives no interval: (nan, nan).

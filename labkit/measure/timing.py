@@ -9,13 +9,14 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
-from tqdm.auto import tqdm
 
 from labkit.measure.processes import PeakMemory, tree_usage
+from labkit.measure.progress import progress_bar
 from labkit.measure.results import make_frame, record
 
 Factory = Callable[[], Iterable[Any]]
@@ -35,7 +36,7 @@ def compare(
     warmups: int = 1,
     experiment: str = "",
     seed: int = 0,
-    evict: Callable[[], int] | None = None,
+    evict: Callable[[], int] | Mapping[str, Callable[[], int]] | None = None,
     count: Callable[[Any], int] | None = None,
     clock: Callable[[], float] = time.perf_counter,
     progress: bool = True,
@@ -52,11 +53,13 @@ def compare(
         experiment: Name of the experiment; also the file's name when a tour collects frames.
         seed: Of the order of variants within each round.
         evict: Called before every run, outside the clock; drops the files from the page cache and returns their
-            bytes. Runs count as `page_cache == "cold"` only where the kernel says the bytes came from storage.
+            bytes, as `lambda: labkit.evict(paths)` does. A mapping does so for the variants it names. Runs count as
+            `page_cache == "cold"` only where the kernel says that the bytes came from storage.
         count: Images of a batch, where the rule above does not fit.
         clock: Seconds; for tests.
         progress: Show a live bar.
-        **factors: Further columns, such as `storage="folder"`.
+        **factors: Further columns, such as `storage="folder"`. `rung=False` keeps an experiment out of the tour's
+            ladder: a what-if that nobody can use, or a detail.
 
     Returns:
         One row a run, as `labkit.measure.results.COLUMNS` states. `startup_s` covers the factory and `iter()`,
@@ -72,14 +75,17 @@ def compare(
     _check_arguments(variants, baseline, rounds, warmups)
     shuffler = random.Random(seed)
     rows = []
-    with tqdm(total=(rounds + warmups) * len(variants), unit="run", leave=False, disable=not progress) as bar:
+    with _frozen_heap(), progress_bar(show=progress, total=(rounds + warmups) * len(variants), unit="run") as bar:
         for number in range(warmups + rounds):
             labels = list(variants)
             shuffler.shuffle(labels)
             for order, label in enumerate(labels):
                 bar.set_description(f"{experiment or 'compare'}: {label}", refresh=False)
-                measured = _run(label, variants[label], evict, count or count_images, clock)
-                rows.append({"variant": label, "round": number, "order": order, "is_warmup": number < warmups, **measured})
+                evict_now = evict.get(label) if isinstance(evict, Mapping) else evict
+                measured = _run(label, variants[label], evict_now, count or count_images, clock)
+                rows.append(
+                    {"variant": label, "round": number, "order": order, "is_warmup": number < warmups, **measured}
+                )
                 bar.update()
     frame = make_frame(rows, experiment=experiment, baseline=baseline, seed=seed, **factors)
     record(frame)
@@ -159,6 +165,20 @@ def _walk(factory: Factory, count, clock, memory: PeakMemory) -> tuple[_Walk, di
     return _Walk(started, ready, first, ended, n_images), attributes
 
 
+@contextmanager
+def _frozen_heap():
+    """Set aside what lives already, so that collecting garbage between runs costs microseconds, not 0.1 s."""
+    gc.collect()
+    frozen = gc.get_freeze_count() == 0  # else somebody else's: leave it
+    if frozen:
+        gc.freeze()
+    try:
+        yield
+    finally:
+        if frozen:
+            gc.unfreeze()
+
+
 def _synchronize() -> None:
     """Wait for the GPU, so that work handed to it before the clock stops is in the time. No GPU in use: nothing."""
     torch = sys.modules.get("torch")
@@ -184,4 +204,6 @@ def _check_arguments(variants: Mapping[str, Factory], baseline: str, rounds: int
         raise ValueError(f"rounds={rounds}, warmups={warmups}: at least one round, and no negative warm-ups")
     not_callable = [label for label, factory in variants.items() if not callable(factory)]
     if not_callable:
-        raise ValueError(f"variant {not_callable[0]!r} is not a function: write `lambda: loader`, so each run starts anew")
+        raise ValueError(
+            f"variant {not_callable[0]!r} is not a function: write `lambda: loader`, so each run starts anew"
+        )

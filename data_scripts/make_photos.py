@@ -1,0 +1,37 @@
+"""Make a set of photos without a download, from the photographs that scikit-image carries.
+
+    python data_scripts/make_photos.py photos/imagenet 2048
+    python data_scripts/make_photos.py photos/camera 128 --profile camera --seed 1 --num-threads 4
+
+A rerun makes only what is missing.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from labkit import make_photos
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+def main(
+    root: Annotated[Path, typer.Argument(help="Folder to fill; made if missing.")],
+    count: Annotated[int, typer.Argument(help="Number of photos.")],
+    profile: Annotated[str, typer.Option(help="imagenet (about 500 x 375) or camera (2000 x 1500).")] = "imagenet",
+    seed: Annotated[int, typer.Option(help="Another seed, another set.")] = 0,
+    num_threads: Annotated[int | None, typer.Option(help="Default: the usable cores.", min=1)] = None,
+) -> None:
+    """Make COUNT JPEG photos under ROOT, one folder a class."""
+    try:
+        folder = make_photos(root, count, profile=profile, seed=seed, num_threads=num_threads)
+    except (ValueError, OSError) as error:
+        typer.echo(f"make_photos: {error}", err=True)
+        raise typer.Exit(2) from error
+    typer.echo(f"{folder}: {count} photos")
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,137 @@
+"""The checks of all exercises, in the order of the notebooks."""
+
+import io
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+
+from labkit.measure.results import paired_ratios, summarize
+from labkit.teach.exercises import exercise, near
+
+
+@exercise("00.1")
+def rate_of_an_epoch(answer: Any) -> str | None:
+    """A number, in images per second."""
+    return near(answer, 256 / 0.4)
+
+
+@exercise("00.2")
+def images_ready_before_the_clock(answer: Any) -> str | None:
+    """A whole number of images."""
+    return near(answer, 2 * 2 * 32, tolerance=0)
+
+
+@exercise("00.3")
+def what_five_ratios_allow(answer: Any) -> str | None:
+    """One of "faster", "slower", "inconclusive"."""
+    if answer == "inconclusive":
+        return None
+    return f"{answer!r}: two of the five rounds say the opposite of the other three"
+
+
+@exercise("00.4")
+def a_conclusive_experiment(answer: Any) -> str | None:
+    """A frame from lk.compare with at least five rounds that count."""
+    return _judge(answer, rounds=5, widest=0.1)
+
+
+@exercise("01.1")
+def amdahl_for_a_faster_decoder(answer: Any) -> str | None:
+    """A number: the new rate over the old."""
+    return near(answer, 1 / (0.6 / 2 + 0.4))
+
+
+@exercise("01.2")
+def amdahl_for_a_free_decoder(answer: Any) -> str | None:
+    """A number: the new rate over the old."""
+    return near(answer, 1 / 0.4)
+
+
+@exercise("01.3")
+def size_without_decoding(answer: Any) -> str | None:
+    """A function of the encoded bytes that returns (width, height)."""
+    from PIL import Image
+
+    for size in ((40, 30), (7, 90)):
+        buffer = io.BytesIO()
+        Image.new("RGB", size).save(buffer, "JPEG")
+        whole, headers_only = buffer.getvalue(), buffer.getvalue()[:-60]
+        for data, what in ((whole, "whole"), (headers_only, "cut-off")):
+            found = tuple(answer(data))
+            if found != size:
+                return f"a {what} file of {size} pixels (width, height) was measured as {found}"
+    return None
+
+
+@exercise("01.4")
+def a_faster_loader(answer: Any) -> str | None:
+    """A frame from lk.compare with baseline="naive"."""
+    wrong = _judge(answer, rounds=3, widest=0.5)
+    if wrong:
+        return wrong
+    best = summarize(answer)["speedup"].max()
+    return None if best > 1.1 else f"the fastest variant reaches {best:.2f}x; 1.1x is wanted"
+
+
+@exercise("02.1")
+def any_tensor_to_rgb(answer: Any) -> str | None:
+    """A function of a (1, 2, 3 or 4, H, W) tensor, uint8 or uint16, that returns uint8 (3, H, W)."""
+    for channels in (1, 2, 3, 4):
+        for dtype, top in ((torch.uint8, 255), (torch.uint16, 65535)):
+            image = torch.from_numpy(np.full((channels, 2, 3), top)).to(dtype)
+            found = answer(image)
+            if tuple(found.shape) != (3, 2, 3) or found.dtype != torch.uint8:
+                return f"{channels} channels of {dtype} became {tuple(found.shape)} of {found.dtype}"
+            if int(found.min()) != 255:
+                return f"white in {channels} channels of {dtype} became {int(found.min())}, not 255"
+    return None
+
+
+@exercise("02.2")
+def decoders_that_turn_the_picture(answer: Any) -> str | None:
+    """A set of names from lk.DECODERS."""
+    found, expected = {answer} if isinstance(answer, str) else set(answer), {"cv2", "torchcodec"}
+    if found == expected:
+        return None
+    wrong = [f"{name} does not" for name in found - expected] + [f"{len(expected - found)} missing"] * bool(expected - found)
+    return "; ".join(wrong)
+
+
+@exercise("02.3")
+def dct_scaled_size(answer: Any) -> str | None:
+    """(height, width) in pixels."""
+    if tuple(answer) == (375, 500):
+        return None
+    return f"{tuple(answer)}: libjpeg-turbo decodes at n/8 of 1500 x 2000, and must keep 256 rows"
+
+
+@exercise("02.4")
+def where_the_lead_ends(answer: Any) -> str | None:
+    """A frame from lk.compare with the variants "pil" and "turbojpeg"."""
+    if not isinstance(answer, pd.DataFrame) or not {"pil", "turbojpeg"} <= set(answer["variant"]):
+        return 'it takes a frame with the variants "pil" and "turbojpeg"'
+    runs = answer[~answer["is_warmup"].astype(bool)]
+    own, base = runs[runs["variant"] == "turbojpeg"], runs[runs["variant"] == "pil"]
+    if len(own) < 5:
+        return f"{len(own)} rounds count; five are wanted"
+    lead = float(paired_ratios(own, base)["speedup"].median())
+    return None if lead < 1.2 else f"turbojpeg still leads {lead:.2f}x on these files; make the pictures smaller"
+
+
+def _judge(frame: Any, *, rounds: int, widest: float) -> str | None:
+    """Whether a frame supports a conclusion: enough rounds, a verdict, and an interval narrower than `widest`."""
+    if not isinstance(frame, pd.DataFrame) or "images_per_s" not in frame:
+        return f"a {type(frame).__name__} is not a frame from lk.compare"
+    summary = summarize(frame)
+    others = summary[summary["verdict"] != "baseline"]
+    if others.empty:
+        return "it has no variant besides the baseline"
+    if others["n_runs"].min() < rounds:
+        return f"{others['n_runs'].min()} rounds count; {rounds} are wanted"
+    conclusive = others[others["verdict"] != "inconclusive"]
+    if conclusive.empty:
+        return "every variant is inconclusive: measure longer, or choose variants further apart"
+    width = float(((conclusive["ci_high"] - conclusive["ci_low"]) / conclusive["speedup"]).min())
+    return None if width <= widest else f"the narrowest interval is {width:.0%} wide; {widest:.0%} is wanted"

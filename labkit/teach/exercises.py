@@ -1,0 +1,56 @@
+"""Exercises: a check prints whether an answer is right, what is wrong and how far off. It never raises."""
+
+from collections.abc import Callable
+from typing import Any
+
+# id, such as "00.1" -> function of the answer that returns None if it is right, else what is wrong with it.
+Check = Callable[[Any], str | None]
+_checks: dict[str, Check] = {}
+
+
+def exercise(name: str) -> Callable[[Check], Check]:
+    """Register the check of an exercise; its docstring is the hint for an empty answer."""
+
+    def register(function: Check) -> Check:
+        _checks[name] = function
+        return function
+
+    return register
+
+
+def check(name: str, answer: Any = ...) -> None:
+    """Print the verdict on an answer.
+
+    Args:
+        name: Number of the exercise, such as `"00.1"`.
+        answer: What the reader found; `...` stands for no answer yet.
+    """
+    from labkit.teach import checks  # noqa: F401 - registers them
+
+    if name not in _checks:
+        print(f"{name}: there is no such exercise; there are {', '.join(sorted(_checks))}")
+    elif answer is ...:
+        print(f"{name}: no answer yet. {_checks[name].__doc__}")
+    else:
+        print(f"{name}: {_verdict(_checks[name], answer)}")
+
+
+def exercises() -> list[str]:
+    """Numbers of all exercises."""
+    from labkit.teach import checks  # noqa: F401 - registers them
+
+    return sorted(_checks)
+
+
+def near(answer: Any, expected: float, tolerance: float = 0.02) -> str | None:
+    """None where `answer` is within `tolerance` (relative) of `expected`, else how far off it is."""
+    ratio = float(answer) / expected
+    return None if abs(ratio - 1) <= tolerance else f"{float(answer):g} is {ratio:.2f} times the right value"
+
+
+def _verdict(function: Check, answer: Any) -> str:
+    try:
+        wrong = function(answer)
+    except Exception as error:
+        return f"the answer could not be checked ({type(error).__name__}: {error})"
+    return f"not yet: {wrong}" if wrong else "right"

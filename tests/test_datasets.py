@@ -1,0 +1,139 @@
+"""Datasets: items and labels, and what becomes of images that do not decode, with workers and without."""
+
+import multiprocessing
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from labkit import DecodeError, FolderStore, ImageDataset, collate
+from labkit.data.conformance import broken_files, oracle_files, reference
+
+WORKERS = [0, 2]
+
+
+@pytest.fixture
+def root(tmp_path) -> Path:
+    """Six whole images in three folders."""
+    data = oracle_files()["rgb.png"]
+    for key in ("cat/1.png", "cat/2.png", "dog/1.png", "dog/deeper/1.png", "dog/2.png", "top.png"):
+        (tmp_path / key).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / key).write_bytes(data)
+    return tmp_path
+
+
+@pytest.fixture
+def damaged(root) -> Path:
+    """The same with three broken images among them, one under a name that is hard to log."""
+    for key in ("cat/bad.jpg", "dog/tab\tand\u2028line\nbreak.jpg", "ape/worse.jpg"):
+        (root / key).parent.mkdir(exist_ok=True)
+        (root / key).write_bytes(broken_files()["truncated at 50%.jpeg"])
+    return root
+
+
+def broken_keys(root: Path) -> list[str]:
+    return [key for key in FolderStore(root).keys() if key.endswith(".jpg")]
+
+
+def test_items_and_labels(root):
+    dataset = ImageDataset(FolderStore(root))
+    assert dataset.classes == ["", "cat", "deeper", "dog"]
+    assert len(dataset) == 6
+    expected = torch.from_numpy(reference(oracle_files()["rgb.png"]).copy()).permute(2, 0, 1)
+    for index, key in enumerate(dataset.keys):
+        image, label = dataset[index]
+        assert image.dtype == torch.uint8
+        assert torch.equal(image, expected)
+        folders = key.split("/")[:-1]
+        assert dataset.classes[label] == (folders[-1] if folders else "")
+
+
+def test_the_decoder_is_the_one_asked_for(root):
+    with pytest.raises(ValueError, match="unknown decoder 'abacus'"):
+        ImageDataset(FolderStore(root), decoder="abacus")[0]
+
+
+def test_transform(root):
+    dataset = ImageDataset(FolderStore(root), transform=lambda image: image[0].float().mean())
+    assert dataset[0][0] == ImageDataset(FolderStore(root))[0][0][0].float().mean()
+
+
+def test_an_error_of_the_transform_is_not_skipped(root):
+    def refuse(image):
+        raise DecodeError("from the transform")
+
+    with pytest.raises(DecodeError, match="from the transform"):
+        ImageDataset(FolderStore(root), transform=refuse, on_error="skip")[0]
+
+
+@pytest.mark.parametrize("num_workers", WORKERS)
+def test_raise_names_the_key(damaged, num_workers):
+    loader = DataLoader(ImageDataset(FolderStore(damaged)), batch_size=4, num_workers=num_workers)
+    with pytest.raises(DecodeError, match="ape/worse.jpg"):
+        list(loader)
+
+
+@pytest.mark.parametrize("num_workers", WORKERS)
+def test_skip_leaves_out_and_remembers(damaged, num_workers):
+    dataset = ImageDataset(FolderStore(damaged), on_error="skip")
+    loader = DataLoader(dataset, batch_size=4, num_workers=num_workers, collate_fn=collate)
+    for _ in range(2):  # a second epoch does not count the same images again
+        batches = list(loader)
+        assert sum(len(labels) for _, labels in batches) == 6
+        assert {images.shape[1:] for images, _ in batches} == {(3, 63, 95)}
+        assert sorted(skip.key for skip in dataset.skipped) == broken_keys(damaged)
+    assert all(repr(skip.key)[1:-1] in repr(skip.reason) for skip in dataset.skipped)
+
+
+def test_nothing_skipped(root):
+    assert ImageDataset(FolderStore(root), on_error="skip").skipped == []
+    assert ImageDataset(FolderStore(root)).skipped == []
+
+
+@pytest.mark.parametrize("num_workers", WORKERS)
+def test_a_batch_of_nothing_raises(damaged, num_workers):
+    dataset = ImageDataset(FolderStore(damaged / "ape"), on_error="skip")
+    with pytest.raises(DecodeError, match=r"all 1 images .*worse\.jpg"):
+        list(DataLoader(dataset, num_workers=num_workers, collate_fn=collate))
+
+
+def test_spawned_workers(damaged):
+    dataset = ImageDataset(FolderStore(damaged), on_error="skip")
+    context = multiprocessing.get_context("spawn")
+    loader = DataLoader(dataset, batch_size=3, num_workers=2, collate_fn=collate, multiprocessing_context=context)
+    expected = DataLoader(ImageDataset(FolderStore(damaged), on_error="skip"), batch_size=3, collate_fn=collate)
+    for (images, labels), (expected_images, expected_labels) in zip(loader, expected, strict=True):
+        assert torch.equal(images, expected_images)
+        assert torch.equal(labels, expected_labels)
+    assert sorted(skip.key for skip in dataset.skipped) == broken_keys(damaged)
+
+
+@pytest.mark.parametrize("on_error", ["ignore", "", None])
+def test_unknown_policy(root, on_error):
+    with pytest.raises(ValueError, match="choose 'raise' or 'skip'"):
+        ImageDataset(FolderStore(root), on_error=on_error)
+
+
+REPORTING = """
+import sys
+from torch.utils.data import DataLoader
+from labkit import FolderStore, ImageDataset, collate
+
+if __name__ == "__main__":
+    dataset = ImageDataset(FolderStore(sys.argv[1]), on_error="skip")
+    list(DataLoader(dataset, batch_size=9, num_workers=2, collate_fn=collate))
+    print(dataset._skips.path)
+"""
+
+
+def test_skips_are_reported_once_at_exit(damaged):
+    child = subprocess.run(
+        [sys.executable, "-c", REPORTING, str(damaged)], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert child.stderr.count("labkit: 3 images were skipped: ") == 1
+    assert "cat/bad.jpg" in child.stderr
+    assert "ape/worse.jpg" in child.stderr
+    assert not Path(child.stdout.strip()).exists()  # the log is gone, too

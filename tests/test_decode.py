@@ -1,0 +1,210 @@
+"""Decoders: one contract for all six, whatever the file. The oracle is Pillow alone, and Pillow is checked as well."""
+
+import io
+import random
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from labkit import DECODERS, DecodeError, conformance, decode, missing_decoders, oracle_files
+from labkit.data import decode as decode_module
+from labkit.data.conformance import HEIGHT, WIDTH, broken_files, exif_of, picture, reference
+
+SCALING = ("pil_draft", "turbojpeg")
+
+# What brings the stored pixels (H, W, 3) upright, by orientation: the EXIF standard's table, in NumPy's words.
+UPRIGHT = {
+    1: lambda pixels: pixels,
+    2: lambda pixels: pixels[:, ::-1],
+    3: lambda pixels: np.rot90(pixels, 2),
+    4: lambda pixels: pixels[::-1],
+    5: lambda pixels: pixels.swapaxes(0, 1),
+    6: lambda pixels: np.rot90(pixels, -1),
+    7: lambda pixels: np.rot90(pixels, 2).swapaxes(0, 1),
+    8: lambda pixels: np.rot90(pixels, 1),
+}
+TURNED_BACK = {**{n: n for n in (1, 2, 3, 4, 5, 7)}, 6: 8, 8: 6}  # the orientation that undoes each
+
+
+def decoded(data: bytes, decoder: str, **options) -> np.ndarray:
+    return decode(data, decoder, **options).permute(1, 2, 0).numpy()
+
+
+def difference(one: np.ndarray, other: np.ndarray) -> float:
+    assert one.shape == other.shape
+    return np.abs(one.astype(int) - other).mean()
+
+
+def saved(image: Image.Image, image_format: str = "JPEG", **options) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, image_format, **options)
+    return buffer.getvalue()
+
+
+def shown(name: str) -> np.ndarray:
+    """What oracle file `name` shows, straight from the picture, with no file in between."""
+    image = picture()
+    if name.startswith("gray"):
+        image = image.convert("L")
+    elif name.startswith("palette"):
+        image = image.quantize(64)
+    elif name.startswith("1-bit"):
+        image = image.convert("1")
+    pixels = np.asarray(image.convert("RGB"))
+    return UPRIGHT[int(name[5])](pixels) if name.startswith("exif") else pixels
+
+
+def test_nothing_is_missing():
+    assert missing_decoders() == {}
+
+
+@pytest.mark.parametrize("name", oracle_files())
+def test_the_reference_is_right(name):
+    assert difference(reference(oracle_files()[name]), shown(name)) <= (1 if name.endswith(".png") else 12)
+
+
+@pytest.mark.parametrize("name", oracle_files())
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_decoders_agree_with_pillow(decoder, name):
+    data = oracle_files()[name]
+    image = decode(data, decoder)
+    assert image.dtype == torch.uint8
+    assert image.shape[0] == 3
+    assert difference(image.permute(1, 2, 0).numpy(), reference(data)) <= 2
+
+
+@pytest.mark.parametrize("orientation", UPRIGHT)
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_jpeg_is_turned_upright(decoder, orientation):
+    as_stored = decoded(oracle_files()["exif 1.jpeg"], decoder)
+    turned = decoded(oracle_files()[f"exif {orientation}.jpeg"], decoder)
+    assert np.array_equal(turned, UPRIGHT[orientation](as_stored))
+
+
+@pytest.mark.parametrize("orientation", UPRIGHT)
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_a_turned_camera_gives_the_picture_itself(decoder, orientation):
+    stored = Image.fromarray(np.ascontiguousarray(UPRIGHT[TURNED_BACK[orientation]](np.asarray(picture()))))
+    data = saved(stored, "PNG", exif=exif_of(orientation))
+    assert np.array_equal(decoded(data, decoder), np.asarray(picture()))
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_a_phones_mpo_gives_its_first_picture(decoder):
+    data = saved(picture(), "MPO", quality=92, save_all=True, append_images=[Image.new("RGB", (WIDTH, HEIGHT))])
+    assert difference(decoded(data, decoder), np.asarray(picture())) <= 12
+
+
+@pytest.mark.parametrize("name", broken_files())
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_broken_files_are_refused_by_name(decoder, name):
+    with pytest.raises(DecodeError) as failure:
+        decode(broken_files()[name], decoder, key=f"folder/{name}")
+    assert f"folder/{name}" in str(failure.value)
+    assert decoder in str(failure.value)
+
+
+def test_unknown_decoder():
+    with pytest.raises(ValueError, match=", ".join(DECODERS)) as failure:
+        decode(oracle_files()["rgb.png"], "abacus")
+    assert not isinstance(failure.value, DecodeError)
+
+
+@pytest.mark.parametrize("orientation", [1, 6])
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_short_side_shrinks_and_never_enlarges(decoder, orientation):
+    data = saved(picture().resize((1200, 900)), quality=92, exif=exif_of(orientation))
+    full = reference(data)
+    small = decoded(data, decoder, short_side=200)
+    if decoder in SCALING:
+        assert 200 <= min(small.shape[:2]) < 450  # 225 is the nearest DCT scale, 2/8
+        expected = Image.fromarray(full).resize((small.shape[1], small.shape[0]), Image.Resampling.BOX)
+        assert difference(small, np.asarray(expected)) <= 3
+    else:
+        assert small.shape == full.shape
+    for short_side in (899, 900, 901, 5000):
+        assert decoded(data, decoder, short_side=short_side).shape == full.shape
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_short_side_leaves_other_formats_whole(decoder):
+    assert decode(oracle_files()["rgb.png"], decoder, short_side=20).shape == (3, HEIGHT, WIDTH)
+
+
+@pytest.fixture
+def without_simplejpeg(monkeypatch):
+    decode_module._load.cache_clear()
+    monkeypatch.setitem(sys.modules, "simplejpeg", None)  # makes `import simplejpeg` fail
+    yield
+    decode_module._load.cache_clear()
+
+
+def test_a_missing_library_is_named_with_its_remedy(without_simplejpeg):
+    with pytest.raises(ImportError, match="pip install simplejpeg"):
+        decode(oracle_files()["rgb.png"], "turbojpeg")
+    assert list(missing_decoders()) == ["turbojpeg"]
+    assert "pip install simplejpeg" in missing_decoders()["turbojpeg"]
+    assert difference(decoded(oracle_files()["rgb.png"], "cv2"), reference(oracle_files()["rgb.png"])) == 0
+
+
+def test_conformance_frame():
+    frame = conformance()
+    outcomes = frame.pivot(index="file", columns="decoder", values="outcome")[list(DECODERS)]
+    assert (outcomes.loc[list(oracle_files())] == "same").all(axis=None)
+    assert (outcomes.loc[list(broken_files())] == "refused").all(axis=None)
+
+
+def test_the_libraries_first_examples_differ():
+    name = "rgb.png"
+    frame = conformance({name: oracle_files()[name]}, by_default=True).set_index("decoder")
+    assert frame.outcome["pil"] == "same"
+    assert frame.outcome["cv2"] == "differs"  # BGR
+
+
+def test_no_file_kills_the_process():
+    child = subprocess.run([sys.executable, __file__], capture_output=True, text=True, timeout=300)
+    assert child.returncode == 0, child.stdout[-2000:] + child.stderr[-2000:]
+    assert int(child.stdout.split()[0]) > 300 * len(DECODERS)
+
+
+def damaged_files(copies: int = 40):
+    """Copies of oracle files, cut somewhere or with a few bytes changed. The same ones every time."""
+    rng = random.Random(0)
+    for name, data in oracle_files().items():
+        if name.startswith("exif") and name != "exif 6.jpeg":
+            continue
+        for copy in range(copies):
+            if copy % 4 == 0:
+                yield f"{name}, copy {copy}", data[: rng.randrange(len(data))]
+                continue
+            damaged = bytearray(data)
+            for _ in range(rng.choice((1, 3, 20))):
+                damaged[rng.randrange(len(data))] = rng.randrange(256)
+            yield f"{name}, copy {copy}", bytes(damaged)
+
+
+def decode_everything() -> None:
+    """Runs in a process of its own. Whatever is no `DecodeError` and no valid image ends it with a traceback."""
+    n_decoded = n_refused = 0
+    for name, data in [*oracle_files().items(), *broken_files().items(), *damaged_files()]:
+        for decoder in DECODERS:
+            print(f"{name} by {decoder}", file=sys.stderr, flush=True)  # the last line names the killer
+            try:
+                image = decode(data, decoder, key=name)
+            except DecodeError:
+                n_refused += 1
+                continue
+            width, height = Image.open(io.BytesIO(data)).size
+            assert image.dtype == torch.uint8
+            assert image.shape in ((3, height, width), (3, width, height))
+            assert image.clone().sum() >= 0  # every pixel can be read
+            n_decoded += 1
+    print(n_decoded + n_refused, "calls:", n_decoded, "decoded,", n_refused, "refused", flush=True)
+
+
+if __name__ == "__main__":
+    decode_everything()

@@ -1,0 +1,220 @@
+"""The photo set: the same bytes always, whole files only, and sizes as the profile says."""
+
+import hashlib
+import io
+import json
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from labkit.data import photos
+from labkit.data.photos import MANIFEST, PHOTOGRAPHS, PROFILES, make_photos, photo_bytes, photo_key
+
+COUNT = 10  # one of every class, and a second of the first
+SCRIPT = Path(__file__).parents[1] / "data_scripts" / "make_photos.py"
+
+
+def make(root: Path, count: int = COUNT, **options) -> Path:
+    return make_photos(root, count, progress=False, **options)
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    """Every file under `root`, hidden ones included, but for the manifest."""
+    paths = [path for path in root.rglob("*") if path.is_file() and path.name != MANIFEST]
+    return {path.relative_to(root).as_posix(): path.read_bytes() for path in paths}
+
+
+def assert_whole(root: Path, count: int = COUNT) -> None:
+    assert contents(root) == {photo_key(number): photo_bytes(number) for number in range(count)}
+    rows = json.loads((root / MANIFEST).read_text())["photos"]
+    found = {row["key"]: (row["bytes"], row["sha256"]) for row in rows}
+    assert found == {key: (len(data), hashlib.sha256(data).hexdigest()) for key, data in contents(root).items()}
+
+
+@pytest.fixture(scope="module")
+def photo_set(tmp_path_factory) -> Path:
+    """A set to look at, not to change."""
+    return make(tmp_path_factory.mktemp("photos") / "set")
+
+
+def test_files_and_checksums(photo_set):
+    assert_whole(photo_set)
+
+
+def test_same_bytes_for_any_count_and_any_threads(photo_set, tmp_path):
+    other = make(tmp_path / "other", 3, num_threads=1)
+    assert contents(other).items() <= contents(photo_set).items()
+    make(other, num_threads=4)
+    assert contents(other) == contents(photo_set)
+    assert (other / MANIFEST).read_bytes() == (photo_set / MANIFEST).read_bytes()
+
+
+def test_number_and_seed_change_the_bytes():
+    same_class = len(PHOTOGRAPHS)
+    assert len({photo_bytes(0), photo_bytes(same_class), photo_bytes(0, seed=1)}) == 3
+
+
+def test_every_label_is_a_photograph(photo_set):
+    assert {path.name for path in photo_set.iterdir() if path.is_dir()} == set(PHOTOGRAPHS)
+
+
+def test_photos_decode(photo_set):
+    for path in photo_set.glob("*/*.jpg"):
+        with Image.open(path) as image:
+            assert (image.format, image.mode) == ("JPEG", "RGB")
+            assert np.asarray(image).std() > 5  # something is on it
+
+
+def test_a_rerun_changes_nothing(tmp_path):
+    root = make(tmp_path / "set", 3)
+    before = {path: path.stat().st_mtime_ns for path in root.rglob("*")}
+    make(root, 3)
+    assert {path: path.stat().st_mtime_ns for path in root.rglob("*")} == before
+
+
+def test_a_rerun_makes_only_what_is_missing(tmp_path):
+    root = make(tmp_path / "set")
+    lost, short = [root / photo_key(1), root / photo_key(4)], root / photo_key(7)
+    for path in lost:
+        path.unlink()
+    short.write_bytes(short.read_bytes()[:100])
+    untouched = set(root.glob("*/*.jpg")) - {short}
+    before = {path: path.stat().st_mtime_ns for path in untouched}
+    make(root)
+    assert_whole(root)
+    assert {path: path.stat().st_mtime_ns for path in untouched} == before
+
+
+def test_after_an_interruption_whole_files_are_kept(tmp_path, monkeypatch):
+    root, real = tmp_path / "set", photos.photo_bytes
+
+    def interrupted(number, **options):
+        if number == 4:
+            raise KeyboardInterrupt
+        return real(number, **options)
+
+    monkeypatch.setattr(photos, "photo_bytes", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        make(root, num_threads=1)
+    assert json.loads((root / MANIFEST).read_text())["photos"] == []
+    before = {path: path.stat().st_mtime_ns for path in root.glob("*/*.jpg")}
+    assert len(before) >= 4
+
+    monkeypatch.setattr(photos, "photo_bytes", real)
+    make(root)
+    assert_whole(root)
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
+def test_killed_before_the_manifest_was_in_place(tmp_path):
+    (tmp_path / f".{MANIFEST}.12345.partial").write_bytes(b"half")
+    make(tmp_path, 2)
+    assert {photo_key(0), photo_key(1)} <= contents(tmp_path).keys()
+
+
+def test_an_empty_folder_is_filled(tmp_path):
+    make(tmp_path, 2)
+    assert_whole(tmp_path, 2)
+
+
+def assert_refused(root: Path, said: str, **options) -> None:
+    before = contents(root)
+    with pytest.raises(ValueError, match=said) as failure:
+        make(root, **{"count": COUNT, **options})
+    assert str(root) in str(failure.value)
+    assert contents(root) == before
+
+
+@pytest.mark.parametrize("other", [{"profile": "camera"}, {"seed": 1}, {"count": COUNT - 1}])
+def test_another_set_is_not_mixed_in(photo_set, other):
+    assert_refused(photo_set, "choose another folder", **other)
+
+
+def test_a_foreign_folder_is_left_alone(tmp_path):
+    (tmp_path / "thesis.txt").write_text("important")
+    assert_refused(tmp_path, "not empty")
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"settings": {}, "photos": [{}]}', b"\xff\xfe", "null"])
+def test_a_corrupt_manifest_is_named(tmp_path, text):
+    (tmp_path / MANIFEST).write_bytes(text if isinstance(text, bytes) else text.encode())
+    assert_refused(tmp_path, "not a photo manifest")
+
+
+def test_a_manifest_row_without_its_size_is_corrupt(tmp_path):
+    root = make(tmp_path / "set", 1)
+    settings = {"profile": "imagenet", "seed": 0}
+    (root / MANIFEST).write_text(json.dumps({"settings": settings, "photos": [{"key": photo_key(0)}]}))
+    assert_refused(root, "not a photo manifest")
+
+
+@pytest.mark.parametrize("options", [{"count": 0}, {"profile": "polaroid"}])
+def test_bad_arguments(tmp_path, options):
+    with pytest.raises(ValueError, match="count=0|imagenet, camera"):
+        make(tmp_path / "set", **options)
+    assert not (tmp_path / "set").exists()
+
+
+def test_imagenet_files_weigh_what_imagenets_do():
+    encoded = [photo_bytes(number) for number in range(200)]
+    assert np.mean([len(data) for data in encoded]) == pytest.approx(110_000, rel=0.2)
+    # Every size of the profile has a share of 4 % or more: 200 photos show them all.
+    assert {Image.open(io.BytesIO(data)).size for data in encoded} == set(PROFILES["imagenet"].sizes)
+
+
+def test_camera_sizes():
+    for number in range(2):
+        data = photo_bytes(number, profile="camera")
+        assert Image.open(io.BytesIO(data)).size in PROFILES["camera"].sizes
+        assert len(data) > 500_000
+
+
+def test_two_processes_making_the_same_set(tmp_path):
+    root = tmp_path / "set"
+    code = f"from labkit import make_photos; make_photos({str(root)!r}, {COUNT}, num_threads=2, progress=False)"
+    both = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(2)]
+    assert [process.wait(timeout=120) for process in both] == [0, 0]
+    assert_whole(root)
+
+
+def test_a_folder_that_another_process_claims_meanwhile(tmp_path, monkeypatch):
+    """Between two looks at the empty folder, the other process puts its manifest there."""
+    monkeypatch.setattr(Path, "exists", claim_after_first_look(tmp_path, Path.exists))
+    make(tmp_path, 2)
+    monkeypatch.undo()
+    assert_whole(tmp_path, 2)
+
+
+def claim_after_first_look(root: Path, exists):
+    def look(path, **options):
+        found = exists(path, **options)
+        if path == root / MANIFEST and not found:
+            path.write_text(json.dumps({"settings": {"profile": "imagenet", "seed": 0}, "photos": []}))
+        return found
+
+    return look
+
+
+def run_script(*arguments):
+    return CliRunner().invoke(runpy.run_path(str(SCRIPT))["app"], [str(argument) for argument in arguments])
+
+
+def test_the_script_makes_a_set(tmp_path):
+    result = run_script(tmp_path / "set", 2, "--seed", 3, "--num-threads", 1)
+    assert result.exit_code == 0
+    assert contents(tmp_path / "set") == {photo_key(number): photo_bytes(number, seed=3) for number in range(2)}
+
+
+@pytest.mark.parametrize(("options", "said"), [(["--profile", "polaroid"], "imagenet, camera"), ([], "not empty")])
+def test_the_script_fails_in_one_line(tmp_path, options, said):
+    (tmp_path / "thesis.txt").write_text("important")
+    result = run_script(tmp_path, 2, *options)
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert result.stderr.count("\n") == 1

@@ -1,0 +1,169 @@
+"""Stores: every image under its key, nothing else, in any process; and the page cache under them."""
+
+import multiprocessing
+import os
+import pickle
+from pathlib import Path
+
+import pytest
+
+from labkit import FolderStore, Store, evict, open_store, resident_fraction
+from labkit.data.stores import IMAGE_SUFFIXES
+from labkit.measure.processes import tree_usage
+
+IMAGES = (
+    "top.jpg",
+    "cat/a.jpeg",
+    "cat/B.JPG",
+    "cat/deeper/still/c.png",
+    "dog/d.WebP",
+    "dog/two words.jpg",
+    "dog/[1] *?.jpg",
+    "dog/line\nbreak.jpg",
+    "dog/..dots...jpg",
+    "dog/back\\slash.jpg",
+    "Größe/日本.jpg",
+    "cat.jpg/inside a folder with a suffix.jpg",
+)
+OTHERS = ("notes.txt", "cat/.hidden.jpg", ".cache/e.jpg", "cat/jpg", "dog/d.jpg.partial", "dog/f.gif")
+
+
+@pytest.fixture
+def root(tmp_path) -> Path:
+    for number, name in enumerate((*IMAGES, *OTHERS)):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(bytes([number]) * (number + 1))
+    (tmp_path / "empty").mkdir()
+    return tmp_path
+
+
+def by_pathlib(root: Path) -> list[str]:
+    """The oracle: every image file with no hidden part in its path."""
+    found = [path.relative_to(root) for path in root.rglob("*") if path.is_file()]
+    shown = [path for path in found if not any(part.startswith(".") for part in path.parts[:-1] + path.parts[-1:])]
+    return sorted(path.as_posix() for path in shown if path.suffix.lower() in IMAGE_SUFFIXES)
+
+
+def test_keys_are_those_of_pathlib(root):
+    # A file whose name begins with a dot is hidden, whatever follows.
+    expected = sorted(set(IMAGES) - {"dog/..dots...jpg"})
+    assert FolderStore(root).keys() == by_pathlib(root) == expected
+    assert len(FolderStore(root)) == len(expected)
+
+
+def test_read_gives_the_files_bytes(root):
+    store = FolderStore(root)
+    for key, path in zip(store.keys(), store.paths(), strict=True):
+        assert store.read(key) == path.read_bytes() == (root / key).read_bytes()
+
+
+def test_the_folder_is_listed_once(root):
+    store = FolderStore(root)
+    keys = list(store.keys())
+    (root / "later.jpg").write_bytes(b"")
+    assert store.keys() == keys
+
+
+@pytest.mark.parametrize("key", ["no.jpg", "cat/no.jpg", "no/a.jpg", "top.jpg/a.jpg", "cat", "", "nul\0.jpg"])
+def test_a_missing_key_is_named(root, key):
+    with pytest.raises(KeyError) as failure:
+        FolderStore(root).read(key)
+    assert repr(key) in failure.value.args[0]
+
+
+@pytest.mark.parametrize("key", ["../secret.jpg", "cat/../../secret.jpg", "cat/..", "ABSOLUTE"])
+def test_keys_do_not_leave_the_folder(root, key):
+    (root / "secret.jpg").write_bytes(b"secret")
+    key = str(root / "secret.jpg") if key == "ABSOLUTE" else key
+    with pytest.raises(KeyError) as failure:
+        FolderStore(root / "dog").read(key)
+    assert repr(key) in failure.value.args[0]
+
+
+def test_missing_folder(tmp_path):
+    with pytest.raises(FileNotFoundError, match="make_photos") as failure:
+        FolderStore(tmp_path / "no")
+    assert str(tmp_path / "no") in str(failure.value)
+
+
+def test_folder_without_images(root):
+    with pytest.raises(FileNotFoundError, match=r"no image .*\.jpg") as failure:
+        FolderStore(root / "empty").keys()
+    assert str(root / "empty") in str(failure.value)
+
+
+@pytest.mark.parametrize("listed", [False, True])
+def test_pickling(root, listed):
+    store = FolderStore(root)
+    if listed:
+        store.keys()
+    again = pickle.loads(pickle.dumps(store))
+    assert again.keys() == store.keys()
+    assert again.read("top.jpg") == store.read("top.jpg")
+
+
+def test_reading_in_a_spawned_process(root):
+    store = FolderStore(root)
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        assert pool.map(store.read, store.keys()) == [path.read_bytes() for path in store.paths()]
+
+
+def test_a_folder_store_is_a_store(root):
+    assert isinstance(FolderStore(root), Store)
+    assert not isinstance({}, Store)
+
+
+def test_open_store(root):
+    store = open_store(str(root))
+    assert isinstance(store, FolderStore)
+    assert store.keys() == FolderStore(root).keys()
+
+
+@pytest.mark.parametrize("place", ["no/such/place", "top.jpg", "gopher://photos"])
+def test_open_store_says_what_it_cannot_read(root, monkeypatch, place):
+    monkeypatch.chdir(root)
+    with pytest.raises(ValueError, match="is not a folder of images") as failure:
+        open_store(place)
+    assert place in str(failure.value)
+
+
+@pytest.fixture
+def evicted(tmp_path) -> list[Path]:
+    """Files of a few sizes, out of the page cache."""
+    paths = [tmp_path / f"{size}.bin" for size in (1, 4096, 1_000_001)]
+    for path in paths:
+        path.write_bytes(os.urandom(int(path.stem)))
+    try:
+        assert evict(paths) == 1 + 4096 + 1_000_001
+    except OSError as error:
+        pytest.skip(str(error))
+    if fraction := resident_fraction(paths):
+        pytest.skip(f"the kernel kept {fraction:.0%} of the pages: {tmp_path} is perhaps on a tmpfs")
+    return paths
+
+
+def test_what_is_read_is_resident(evicted):
+    for path in evicted:
+        path.read_bytes()
+    assert resident_fraction(evicted) == 1
+    evict(evicted[-1:])
+    assert 0 < resident_fraction(evicted) < 0.1  # the two small files: 2 of 247 pages
+
+
+def test_cold_reads_are_counted_warm_reads_are_not(evicted):
+    before = tree_usage().read_bytes
+    if before is None:
+        pytest.skip("this system does not count the bytes read from storage")
+    read = sum(len(path.read_bytes()) for path in evicted)
+    cold = tree_usage().read_bytes - before
+    assert cold >= read
+    for path in evicted:
+        path.read_bytes()
+    assert tree_usage().read_bytes - before - cold < read
+
+
+def test_empty_files_have_no_pages(tmp_path):
+    (tmp_path / "empty").touch()
+    assert resident_fraction([tmp_path / "empty"]) == 0
+    assert resident_fraction([]) == 0
