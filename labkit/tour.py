@@ -85,7 +85,14 @@ class _kernel_environment:
     """Variables that the kernels inherit while the tour runs: where frames go, and no progress bars in outputs."""
 
     def __init__(self, frames: Path):
-        self.values = {RESULTS_VARIABLE: str(frames), "LABKIT_SCALE": scale().name, "TQDM_DISABLE": "1"}
+        # Where nvcc is installed but no GPU is, importing torch.utils.benchmark logs a warning about it: not our news.
+        torch_logs = os.environ.get("TORCH_LOGS", "-torch.utils.cpp_extension")
+        self.values = {
+            RESULTS_VARIABLE: str(frames),
+            "LABKIT_SCALE": scale().name,
+            "TQDM_DISABLE": "1",
+            "TORCH_LOGS": torch_logs,
+        }
 
     def __enter__(self) -> None:
         self.before = {name: os.environ.get(name) for name in self.values}

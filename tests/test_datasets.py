@@ -35,7 +35,7 @@ def damaged(root) -> Path:
 
 
 def broken_keys(root: Path) -> list[str]:
-    return [key for key in FolderStore(root).keys() if key.endswith(".jpg")]
+    return sorted(path.relative_to(root).as_posix() for path in root.glob("*/*.jpg"))
 
 
 def test_items_and_labels(root):
@@ -72,7 +72,7 @@ def test_an_error_of_the_transform_is_not_skipped(root):
 @pytest.mark.parametrize("num_workers", WORKERS)
 def test_raise_names_the_key(damaged, num_workers):
     loader = DataLoader(ImageDataset(FolderStore(damaged)), batch_size=4, num_workers=num_workers)
-    with pytest.raises(DecodeError, match="ape/worse.jpg"):
+    with pytest.raises(DecodeError, match=r"ape/worse\.jpg"):
         list(loader)
 
 

@@ -20,7 +20,9 @@ from labkit.data.download import count_images, download_imagenette
 
 NAME = "imagenette2-160"
 SCRIPT = Path(__file__).parents[1] / "data_scripts" / "download.py"
-MEMBERS = [f"{split}/{wnid}/{n}.JPEG" for split in ("train", "val") for wnid in ("n01440764", "n03888257") for n in "ab"]
+MEMBERS = [
+    f"{split}/{wnid}/{n}.JPEG" for split in ("train", "val") for wnid in ("n01440764", "n03888257") for n in "ab"
+]
 MEMBERS.append("train/n01440764/c.JPEG")  # so that the two splits differ in number
 
 

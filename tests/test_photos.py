@@ -154,9 +154,11 @@ def test_a_manifest_row_without_its_size_is_corrupt(tmp_path):
     assert_refused(root, "not a photo manifest")
 
 
-@pytest.mark.parametrize("options", [{"count": 0}, {"profile": "polaroid"}])
-def test_bad_arguments(tmp_path, options):
-    with pytest.raises(ValueError, match="count=0|imagenet, camera"):
+@pytest.mark.parametrize(
+    ("options", "said"), [({"count": 0}, "count=0"), ({"profile": "polaroid"}, "imagenet, camera")]
+)
+def test_bad_arguments(tmp_path, options, said):
+    with pytest.raises(ValueError, match=said):
         make(tmp_path / "set", **options)
     assert not (tmp_path / "set").exists()
 

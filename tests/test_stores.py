@@ -41,7 +41,7 @@ def root(tmp_path) -> Path:
 def by_pathlib(root: Path) -> list[str]:
     """The oracle: every image file with no hidden part in its path."""
     found = [path.relative_to(root) for path in root.rglob("*") if path.is_file()]
-    shown = [path for path in found if not any(part.startswith(".") for part in path.parts[:-1] + path.parts[-1:])]
+    shown = [path for path in found if not any(part.startswith(".") for part in path.parts)]
     return sorted(path.as_posix() for path in shown if path.suffix.lower() in IMAGE_SUFFIXES)
 
 

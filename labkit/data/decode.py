@@ -39,7 +39,7 @@ def decode(data: bytes, decoder: str = "turbojpeg", *, key: str | None = None, s
     Args:
         data: Encoded file contents (JPEG, PNG or WebP).
         decoder: One of `DECODERS`. Two of them hand files that they cannot read safely to Pillow: `turbojpeg` all
-            but RGB and gray JPEG, `torchvision` PNG (a damaged one kills the process).
+            but flawless RGB and gray JPEG, `torchvision` PNG (a damaged one kills the process).
         key: Name of the file, for the error message.
         short_side: Pixels that the shorter side must keep. `pil_draft` and `turbojpeg` then decode a JPEG at the
             smallest DCT scale that keeps them (the result may be larger); the other decoders ignore it.
@@ -206,8 +206,12 @@ def _load_turbojpeg():
         if header.format not in _JPEG or header.mode not in ("RGB", "L"):
             return _orient(_pil_rgb(header), header)
         width, height = _scaled_size(header, short_side) or (0, 0)
-        # strict=False: warnings such as stray bytes between markers stop no other decoder either.
-        pixels = simplejpeg.decode_jpeg(data, "RGB", min_height=height, min_width=width, strict=False)
+        try:
+            pixels = simplejpeg.decode_jpeg(data, "RGB", min_height=height, min_width=width)
+        except ValueError:
+            # A warning (stray bytes between markers, say) or an error: Pillow tells them apart. strict=False does not:
+            # behind a warning it takes an error for one too, and returns memory that nothing was decoded into.
+            return _load("pil_draft")(data, header, short_side)
         return _orient(_to_chw(pixels), header)
 
     return run

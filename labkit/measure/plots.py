@@ -165,7 +165,7 @@ def plot_pareto(
 def pareto_front(table: pd.DataFrame, cost: str, rate: str) -> pd.DataFrame:
     """Rows that no other row beats in both `cost` (less) and `rate` (more), by rising cost."""
     ordered = table.sort_values([cost, rate], ascending=[True, False])
-    return ordered[ordered[rate] > ordered[rate].cummax().shift(fill_value=-np.inf)]
+    return ordered[ordered[rate] > ordered[rate].astype(float).cummax().shift(fill_value=-np.inf)]
 
 
 def plot_stalls(

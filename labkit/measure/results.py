@@ -218,7 +218,7 @@ def _note(rates: np.ndarray, spread: float, paired: bool) -> str:
 
 def _drifts(rates: np.ndarray) -> bool:
     """A trend over the rounds that is both certain (rank correlation) and large (over 20 %)."""
-    if len(rates) < 5:
+    if len(rates) < 5 or np.ptp(rates) == 0:
         return False
     correlation = stats.spearmanr(np.arange(len(rates)), rates)
     return bool(correlation.pvalue < 0.01 and abs(np.log(rates[-1] / rates[0])) > 0.2)

@@ -1,0 +1,220 @@
+"""compare(): what it measures, with an injected clock; what it refuses."""
+
+import gc
+import multiprocessing
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+import labkit as lk
+from labkit.measure.results import COLUMNS
+from labkit.measure.timing import count_images
+
+
+class Clock:
+    """A clock that only work advances."""
+
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+    def loader(self, startup, first, rest, n_batches=5, batch=2):
+        def batches():
+            self.now += first
+            yield batch
+            for _ in range(n_batches - 1):
+                self.now += rest
+                yield batch
+
+        def factory():
+            self.now += startup
+            return batches()
+
+        return factory
+
+
+def test_the_three_parts_of_a_run():
+    clock = Clock()
+    run = lk.compare({"a": clock.loader(3.0, 2.0, 0.5)}, baseline="a", rounds=1, warmups=0, clock=clock).iloc[0]
+    assert (run.startup_s, run.first_batch_s, run.steady_s) == pytest.approx((3.0, 2.0, 2.0))
+    assert run.n_images == 10
+    assert run.images_per_s == pytest.approx(10 / 4.0)
+
+
+def test_known_ratio_and_equal_variants():
+    clock, rng = Clock(), np.random.default_rng(0)
+
+    def noisy(seconds):
+        return lambda: clock.loader(0, *(seconds * rng.lognormal(0, 0.01, 2)))()
+
+    runs = lk.compare(
+        {"slow": noisy(2.0), "fast": noisy(1.0), "twin": noisy(2.0)}, baseline="slow", rounds=9, clock=clock
+    )
+    summary = lk.summarize(runs)
+    fast = summary.loc["fast"]
+    assert fast.ci_low < 2.0 < fast.ci_high
+    assert fast.ci_high / fast.ci_low < 1.05
+    assert dict(summary.verdict) == {"slow": "baseline", "fast": "faster", "twin": "inconclusive"}
+
+
+def test_a_slow_round_cancels_in_the_ratio():
+    clock, mood = Clock(), iter([1.0, 1.0, 5.0, 5.0, 0.2, 0.2, 3.0, 3.0])
+
+    def moody(seconds):
+        return lambda: (lambda factor: clock.loader(0, factor * seconds, factor * seconds)())(next(mood))
+
+    runs = lk.compare({"a": moody(2.0), "b": moody(1.0)}, baseline="a", rounds=4, warmups=0, clock=clock)
+    with pytest.warns(lk.InstabilityWarning):
+        b = lk.summarize(runs).loc["b"]
+    assert (b.speedup, b.ci_low, b.ci_high) == pytest.approx((2.0, 2.0, 2.0))
+
+
+def test_every_round_runs_every_variant_once_in_random_order():
+    calls = []
+    variants = {name: (lambda name=name: calls.append(name) or [1]) for name in "abcd"}
+    runs = lk.compare(variants, baseline="a", rounds=6, warmups=2, seed=3)
+    assert list(runs.variant) == calls
+    orders = [tuple(calls[start : start + 4]) for start in range(0, len(calls), 4)]
+    assert all(sorted(order) == list("abcd") for order in orders)
+    assert len(set(orders)) > 3
+    assert list(runs.is_warmup) == [True] * 8 + [False] * 24
+    assert lk.compare(variants, baseline="a", rounds=6, warmups=2, seed=3).variant.tolist() == list(runs.variant)
+
+
+def test_the_frame_has_the_columns_of_the_contract():
+    loader = DataLoader(TensorDataset(torch.zeros(8, 3, 4, 4)), batch_size=4)
+    runs = lk.compare({"a": lambda: loader}, baseline="a", rounds=1, experiment="e", storage="folder", flavour="x")
+    assert list(runs.columns[: len(COLUMNS)]) == list(COLUMNS)
+    last = runs.iloc[-1]
+    assert (last.experiment, last.storage, last.flavour, last.batch_size, last.num_workers) == ("e", "folder", "x", 4, 0)
+    assert last.env_id == lk.env_id()
+
+
+@pytest.mark.parametrize(
+    ("batch", "n_images"),
+    [
+        (torch.zeros(7, 3, 4, 4), 7), (np.zeros((5, 4, 4, 3)), 5), (torch.zeros(3, 9, 9), 1), (6, 6),
+        ((torch.zeros(4, 3, 2, 2), torch.zeros(4)), 4), ({"rgb": torch.zeros(2, 3, 2, 2)}, 2), (torch.zeros(8), 8),
+    ],
+)  # fmt: skip
+def test_count_images(batch, n_images):
+    assert count_images(batch) == n_images
+
+
+def test_what_cannot_be_counted_says_so():
+    with pytest.raises(lk.VariantError, match=r"'a' raised TypeError.*pass count="):
+        lk.compare({"a": lambda: ["text"]}, baseline="a")
+    assert lk.compare({"a": lambda: ["text"]}, baseline="a", rounds=1, count=len).n_images.iloc[0] == 4
+
+
+def test_an_exception_names_the_variant():
+    def broken():
+        yield 1
+        raise OSError("disk on fire")
+
+    with pytest.raises(lk.VariantError, match="variant 'bad' raised OSError: disk on fire") as caught:
+        lk.compare({"good": lambda: [1], "bad": broken}, baseline="good")
+    assert isinstance(caught.value.__cause__, OSError)
+
+
+def test_an_empty_variant_is_an_error():
+    with pytest.raises(lk.VariantError, match="'none' yielded no batch"):
+        lk.compare({"none": lambda: []}, baseline="none")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"variants": {}, "baseline": "a"}, "no variants"),
+        ({"variants": {"a": list}, "baseline": "b"}, "baseline 'b' is not a variant: choose one of a"),
+        ({"variants": {"a": list}, "baseline": "a", "rounds": 0}, "at least one round"),
+        ({"variants": {"a": [1]}, "baseline": "a"}, "'a' is not a function: write `lambda: loader`"),
+    ],
+)
+def test_bad_arguments(options, message):
+    with pytest.raises(ValueError, match=message):
+        lk.compare(options.pop("variants"), **options)
+
+
+def test_the_heap_is_thawed_again_even_after_an_error():
+    with pytest.raises(lk.VariantError):
+        lk.compare({"none": lambda: []}, baseline="none")
+    assert gc.get_freeze_count() == 0
+
+
+def _burn():
+    return sum(i * i for i in range(6_000_000))
+
+
+def _in_a_process():
+    process = multiprocessing.get_context("fork").Process(target=_burn)
+    process.start()
+    process.join()
+    yield 1
+
+
+def test_cpu_seconds_of_a_child_that_ended_are_counted():
+    runs = lk.compare({"idle": lambda: [1], "child": _in_a_process}, baseline="idle", rounds=2)
+    cpu_s = runs.groupby("variant").cpu_s.min()
+    assert cpu_s["child"] > 0.05 > cpu_s["idle"]  # not a timing: work done elsewhere, seen or not seen
+
+
+class _Hungry(torch.utils.data.Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        self.memory = bytearray(80_000_000)
+        self.memory[::4096] = b"x" * len(self.memory[::4096])
+        return torch.zeros(3, 2, 2)
+
+
+def test_peak_memory_includes_the_workers():
+    with_workers = lambda: DataLoader(_Hungry(), batch_size=2, num_workers=1, multiprocessing_context="fork")  # noqa: E731
+    runs = lk.compare({"idle": lambda: [1], "worker": with_workers}, baseline="idle", rounds=2)
+    peak = runs.groupby("variant").peak_mem_mb.min()
+    assert peak["worker"] > peak["idle"] + 60
+
+
+def test_cold_is_said_only_where_the_kernel_read_the_bytes(tmp_path):
+    files = [tmp_path / str(number) for number in range(4)]
+    for file in files:
+        file.write_bytes(bytes(2_000_000))
+
+    def read():
+        return (len(file.read_bytes()) and 1 for file in files)
+
+    runs = lk.compare({"cold": read}, baseline="cold", rounds=1, warmups=0, evict=lambda: lk.evict(files))
+    if lk.resident_fraction(files) == 1 and runs.page_cache[0] == "not cold":
+        pytest.skip("this file system's pages cannot be evicted")
+    assert runs.page_cache[0] == "cold"
+    pretended = lk.compare({"cold": read}, baseline="cold", rounds=1, warmups=1, evict=lambda: 8_000_000)
+    assert pretended.page_cache.iloc[-1] == "not cold"
+    one = lk.compare({"c": read, "w": read}, baseline="w", rounds=1, evict={"c": lambda: lk.evict(files)})
+    assert one.set_index("variant").page_cache["c"].tolist() == ["cold", "cold"]
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_cuda_work_is_inside_the_clock():
+    matrix = torch.randn(8192, 8192, device="cuda")
+
+    def products():
+        for _ in range(10):
+            _ = matrix @ matrix
+            yield 1
+
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    list(products())
+    torch.cuda.synchronize()
+    start.record()
+    list(products())
+    end.record()
+    torch.cuda.synchronize()
+    runs = lk.compare({"matmul": products}, baseline="matmul", rounds=3)
+    waited_s = (runs.first_batch_s + runs.steady_s).median()
+    assert waited_s > 0.8 * start.elapsed_time(end) / 1e3
