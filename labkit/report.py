@@ -35,8 +35,10 @@ td.number { text-align: right; font-variant-numeric: tabular-nums; }
 Speed-ups are means of paired rounds against each experiment's own baseline; brackets hold the 95&nbsp;% interval.</p>
 <h2>The ladder so far</h2>
 {% if image %}
-<p>The picture shows the steps of the walk; the table adds what-ifs and details.</p>
 <p><img alt="Measured speed-up of each experiment's fastest variant" src="data:image/png;base64,{{ image }}"></p>
+{% endif %}
+{% if rungs %}
+<p>The picture shows the steps of the walk; the table adds what-ifs and details.</p>
 <div class="wide"><table>
 <tr><th>experiment</th><th>fastest variant</th><th>baseline</th><th>speed-up</th><th>verdict</th><th>runs</th></tr>
 {% for rung in rungs %}
@@ -85,6 +87,8 @@ def write_index(folder: Path, runs: list[Executed]) -> Path:
 def _ladder_png(runs: pd.DataFrame) -> str:
     from matplotlib.figure import Figure
 
+    if runs.empty:
+        return ""
     figure = Figure(figsize=(8, 1.2 + 0.6 * len(ladder_rungs(runs))), layout="constrained")
     plot_ladder(runs, ax=figure.add_subplot())
     buffer = io.BytesIO()

@@ -1,5 +1,7 @@
 """Shared by all unit tests."""
 
+import os
+
 import matplotlib
 import pytest
 
@@ -13,6 +15,15 @@ def _no_open_figures():
     from matplotlib import pyplot
 
     pyplot.close("all")
+
+
+@pytest.fixture(autouse=True)
+def _same_environment():
+    """The command line sets variables for the kernels that it starts: they end with the test."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
 
 
 @pytest.fixture

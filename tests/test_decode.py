@@ -13,6 +13,7 @@ from PIL import Image
 from labkit import DECODERS, DecodeError, conformance, decode, missing_decoders, oracle_files
 from labkit.data import decode as decode_module
 from labkit.data.conformance import HEIGHT, WIDTH, broken_files, exif_of, picture, reference
+from labkit.data.conformance import _png as png_bytes
 
 SCALING = ("pil_draft", "turbojpeg")
 
@@ -121,9 +122,58 @@ def test_an_error_behind_a_warning_is_an_error(decoder):
     """libjpeg-turbo reports such an error as a warning; who ignores it gets memory that nothing was decoded into."""
     data = oracle_files()["progressive.jpeg"]
     table = data.rindex(b"\xff\xc4")
-    stray, bogus = b"\0\0\0", data[table : table + 5] + b"\xff" * 16
+    cut_scan, bogus_table = data[: table - 20], data[table : table + 5] + b"\xff" * 16
     with pytest.raises(DecodeError):
-        decode(data[:table] + stray + bogus + data[table + 21 :], decoder)
+        decode(cut_scan + bogus_table + data[table + 21 :], decoder)
+
+
+def without_end() -> dict[str, bytes]:
+    """Files that lack their end and nothing else: most libraries decode them, or some of them."""
+    files = oracle_files()
+    jpeg, png, webp = files["subsampling 444.jpeg"], files["rgb.png"], files["webp.webp"]
+    zeros = jpeg[:-2] + b"\0" * 2000
+    thumbnail = b"\xff\xe1" + (len(jpeg) + 2).to_bytes(2, "big") + jpeg
+    return {
+        "no IEND.png": png[:-12],
+        "half an IEND.png": png[:-1],
+        "one byte short.webp": webp[:-1],
+        "zeros at the end.jpeg": zeros,
+        "only the thumbnail ends.jpeg": zeros[:2] + thumbnail + zeros[2:],
+    }
+
+
+@pytest.mark.parametrize("name", without_end())
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_files_without_their_end_are_refused(decoder, name):
+    with pytest.raises(DecodeError, match="truncated"):
+        decode(without_end()[name], decoder)
+
+
+def sixteen_bits() -> dict[str, bytes]:
+    """16-bit PNGs whose low bytes are not their high bytes: the high ones show the picture, the low its negative."""
+    gray = np.asarray(picture().convert("L")).astype(np.uint16)
+    color = np.asarray(picture()).astype(np.uint16)
+    rows = (color * 256 + 255 - color).astype(">u2").reshape(HEIGHT, -1)
+    return {
+        "gray": saved(Image.fromarray(gray * 256 + 255 - gray), "PNG"),
+        "rgb": png_bytes(WIDTH, HEIGHT, 16, 2, b"".join(b"\0" + row.tobytes() for row in rows)),
+    }
+
+
+@pytest.mark.parametrize("kind", sixteen_bits())
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_the_high_byte_is_kept(decoder, kind):
+    expected = picture().convert("L").convert("RGB") if kind == "gray" else picture()
+    assert difference(decoded(sixteen_bits()[kind], decoder), np.asarray(expected)) <= 1
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_too_many_pixels(decoder, monkeypatch):
+    monkeypatch.setattr(decode_module, "MAX_PIXELS", WIDTH * HEIGHT)
+    decode(oracle_files()["rgb.png"], decoder)
+    monkeypatch.setattr(decode_module, "MAX_PIXELS", WIDTH * HEIGHT - 1)
+    with pytest.raises(DecodeError, match="exceed the limit"):
+        decode(oracle_files()["rgb.png"], decoder)
 
 
 def test_unknown_decoder():

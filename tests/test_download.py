@@ -16,6 +16,7 @@ from torchvision.datasets import Imagenette
 from typer.testing import CliRunner
 
 from labkit import FolderStore
+from labkit.data import download
 from labkit.data.download import count_images, download_imagenette
 
 NAME = "imagenette2-160"
@@ -171,6 +172,22 @@ def test_killed_while_extracting(server, tmp_path):
     (left / f"{NAME}.tgz").write_bytes(server.body)
     download_imagenette(tmp_path)
     assert server.paths == []  # the archive was there whole
+    assert_whole(tmp_path)
+
+
+def test_an_extraction_that_fails_leaves_no_half_set(server, tmp_path, monkeypatch):
+    def half(archive, folder):
+        with tarfile.open(archive) as tar:
+            tar.extract(tar.next(), folder, filter="data")
+        raise OSError("disk full")
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="disk full"):
+        patch.setattr(download, "extract_archive", half)
+        download_imagenette(tmp_path)
+    assert not (tmp_path / NAME).exists()
+    n_requests = len(server.paths)
+    download_imagenette(tmp_path)
+    assert len(server.paths) == n_requests
     assert_whole(tmp_path)
 
 

@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import pickle
+import re
 from pathlib import Path
 
 import pytest
@@ -128,19 +129,43 @@ def test_open_store_says_what_it_cannot_read(root, monkeypatch, place):
     assert place in str(failure.value)
 
 
+def bytes_read_from_storage() -> int:
+    return int(re.search(r"^read_bytes: (\d+)", Path("/proc/self/io").read_text(), re.MULTILINE)[1])
+
+
 @pytest.fixture
-def evicted(tmp_path) -> list[Path]:
+def disk(tmp_path) -> Path:
+    """A folder whose files the kernel drops from its cache when asked by hand, and whose reads it counts."""
+    probe = tmp_path / "probe"
+    try:
+        with open(probe, "wb") as file:
+            file.write(os.urandom(100_000))
+            file.flush()
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        before = bytes_read_from_storage()
+        probe.read_bytes()
+        read = bytes_read_from_storage() - before
+    except (OSError, AttributeError) as error:
+        pytest.skip(f"this system cannot evict files or count what is read from storage: {error}")
+    if read < 100_000:
+        pytest.skip(f"the kernel kept an evicted file of {tmp_path}: a tmpfs?")
+    return tmp_path
+
+
+@pytest.fixture
+def evicted(disk) -> list[Path]:
     """Files of a few sizes, out of the page cache."""
-    paths = [tmp_path / f"{size}.bin" for size in (1, 4096, 1_000_001)]
+    paths = [disk / f"{size}.bin" for size in (1, 4096, 1_000_001)]
     for path in paths:
         path.write_bytes(os.urandom(int(path.stem)))
-    try:
-        assert evict(paths) == 1 + 4096 + 1_000_001
-    except OSError as error:
-        pytest.skip(str(error))
-    if fraction := resident_fraction(paths):
-        pytest.skip(f"the kernel kept {fraction:.0%} of the pages: {tmp_path} is perhaps on a tmpfs")
+    assert resident_fraction(paths) == 1
+    assert evict(paths) == 1 + 4096 + 1_000_001
     return paths
+
+
+def test_what_is_evicted_is_not_resident(evicted):
+    assert resident_fraction(evicted) == 0
 
 
 def test_what_is_read_is_resident(evicted):
@@ -153,8 +178,6 @@ def test_what_is_read_is_resident(evicted):
 
 def test_cold_reads_are_counted_warm_reads_are_not(evicted):
     before = tree_usage().read_bytes
-    if before is None:
-        pytest.skip("this system does not count the bytes read from storage")
     read = sum(len(path.read_bytes()) for path in evicted)
     cold = tree_usage().read_bytes - before
     assert cold >= read
