@@ -34,8 +34,9 @@ def frame_of():
     def build(rates: dict[str, list[float]], baseline: str, **factors):
         rows = [
             {
-                "variant": label, "round": number, "order": order, "is_warmup": False, "n_images": 100, "startup_s": 0.1,
-                "first_batch_s": 0.01, "steady_s": 100 / rate, "images_per_s": rate, "cpu_s": 0.5, "peak_mem_mb": 100.0,
+                "variant": label, "round": number, "order": order, "is_warmup": False, "n_images": 100,
+                "startup_s": 0.1, "first_batch_s": 0.01, "steady_s": 100 / rate, "images_per_s": rate,
+                "cpu_s": 0.5, "peak_mem_mb": 100.0,
             }
             for order, (label, values) in enumerate(rates.items())
             for number, rate in enumerate(values)

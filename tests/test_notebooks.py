@@ -94,7 +94,10 @@ def _tampered(change):
     ("change", "problem"),
     [
         (lambda cells: cells.reverse(), "order"),
-        (lambda cells: cells[0].outputs.append(new_output("error", ename="E", evalue="", traceback=[])), "stored error"),
+        (
+            lambda cells: cells[0].outputs.append(new_output("error", ename="E", evalue="", traceback=[])),
+            "stored error",
+        ),
         (lambda cells: cells[0].outputs.append(new_output("stream", name="stderr", text="hm")), "stderr"),
         (lambda cells: cells[0].outputs.append(new_output("stream", text="see /home/me/x")), "absolute path"),
         (lambda cells: cells[0].outputs.append(new_output("stream", text="0/16 [00:00<?, ?run/s]")), "progress bar"),
@@ -109,7 +112,17 @@ def test_the_checks_can_fail(change, problem):
 def _nbval(folder, source, stored):
     outputs = [new_output("stream", name="stdout", text=stored)] if stored else []
     nbformat.write(_stored((source, outputs)), folder / "some.ipynb")
-    command = [sys.executable, "-m", "pytest", "-q", "-c", str(ROOT / "pyproject.toml"), "-p", "no:cacheprovider", "some.ipynb"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-c",
+        str(ROOT / "pyproject.toml"),
+        "-p",
+        "no:cacheprovider",
+        "some.ipynb",
+    ]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True)
 
 

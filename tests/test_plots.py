@@ -69,7 +69,9 @@ def test_ladder_takes_the_fastest_of_each_experiment(runs, frame_of):
 
 
 def test_timeline_spans(runs):
-    spans = pd.DataFrame({"lane": ["cpu", "cpu", "gpu"], "start_s": [0, 2, 1], "end_s": [1, 3, 2], "kind": ["a", "b", "a"]})
+    spans = pd.DataFrame(
+        {"lane": ["cpu", "cpu", "gpu"], "start_s": [0, 2, 1], "end_s": [1, 3, 2], "kind": ["a", "b", "a"]}
+    )
     ax = lk.plot_timeline(spans)
     assert [label.get_text() for label in ax.get_yticklabels()] == ["cpu", "gpu"]
     boxes = [path.get_extents() for bars in ax.collections for path in bars.get_paths()]

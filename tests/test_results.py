@@ -118,7 +118,9 @@ def test_a_tour_collects_named_experiments_only(frame_of, tmp_path, monkeypatch)
 
 
 def test_from_timeit():
-    result = TimeitResult(loops=10, repeat=3, best=0.2, worst=0.4, all_runs=[2.0, 4.0, 3.0], compile_time=0, precision=3)
+    result = TimeitResult(
+        loops=10, repeat=3, best=0.2, worst=0.4, all_runs=[2.0, 4.0, 3.0], compile_time=0, precision=3
+    )
     frame = lk.from_timeit(result, "loop", n_images=32)
     assert list(frame.images_per_s) == pytest.approx([160, 80, 32 / 0.3])
     assert list(frame.columns[: len(COLUMNS)]) == list(COLUMNS)

@@ -90,7 +90,13 @@ def test_the_frame_has_the_columns_of_the_contract():
     runs = lk.compare({"a": lambda: loader}, baseline="a", rounds=1, experiment="e", storage="folder", flavour="x")
     assert list(runs.columns[: len(COLUMNS)]) == list(COLUMNS)
     last = runs.iloc[-1]
-    assert (last.experiment, last.storage, last.flavour, last.batch_size, last.num_workers) == ("e", "folder", "x", 4, 0)
+    assert (last.experiment, last.storage, last.flavour, last.batch_size, last.num_workers) == (
+        "e",
+        "folder",
+        "x",
+        4,
+        0,
+    )
     assert last.env_id == lk.env_id()
 
 

@@ -135,14 +135,28 @@ def test_what_ifs_stay_off_the_ladder(frame_of, tmp_path):
 
 def test_doctor_says_it_all(lab):
     output = CliRunner().invoke(cli.app, ["doctor", "--scale", "ci"]).output
-    for subject in ("usable cores", "bound by", "memory", "is missing: python -m labkit tour", "GPU", "torch", "decoders", "extra 'test'"):
+    for subject in (
+        "usable cores",
+        "bound by",
+        "memory",
+        "is missing: python -m labkit tour",
+        "GPU",
+        "torch",
+        "decoders",
+        "extra 'test'",
+    ):
         assert subject in output
     tour.make_scale_photos()
-    assert "one reader" in (output := CliRunner().invoke(cli.app, ["doctor"]).output) or "cold speed not measured" in output
+    assert (
+        "one reader" in (output := CliRunner().invoke(cli.app, ["doctor"]).output)
+        or "cold speed not measured" in output
+    )
 
 
 def test_doctor_names_what_is_missing(monkeypatch):
-    monkeypatch.setattr(doctor, "requires", lambda name: ['surely-missing>=1 ; extra == "peers"', "numpy", 'pytest ; extra == "test"'])
+    monkeypatch.setattr(
+        doctor, "requires", lambda name: ['surely-missing>=1 ; extra == "peers"', "numpy", 'pytest ; extra == "test"']
+    )
     assert doctor.extras() == {"peers": 'lacks surely-missing: python -m pip install -e ".[peers]"', "test": "complete"}
 
 

@@ -228,14 +228,23 @@ def _ycck(cmyk: Image.Image) -> bytes:
     return data[:transform] + b"\x02" + data[transform + 1 :]
 
 
+# What a camera held in that way stores of the upright picture: the inverse of what the EXIF tag asks for.
+_HELD = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_90,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_270,
+}
+
+
 def _exif() -> dict[str, bytes]:
-    files = {}
-    for orientation in range(1, 9):
-        exif = Image.Exif()
-        exif[0x0112] = orientation
-        files[f"exif {orientation}.jpeg"] = _save(picture(), "JPEG", quality=92, exif=exif)
-    files["exif 6.png"] = _save(picture(), "PNG", exif=exif_of(6))
-    files["exif 6.webp"] = _save(picture(), "WEBP", quality=95, exif=exif_of(6))
+    stored = {1: picture(), **{tag: picture().transpose(held) for tag, held in _HELD.items()}}
+    files = {f"exif {tag}.jpeg": _save(stored[tag], "JPEG", quality=92, exif=exif_of(tag)) for tag in stored}
+    files["exif 6.png"] = _save(stored[6], "PNG", exif=exif_of(6))
+    files["exif 6.webp"] = _save(stored[6], "WEBP", quality=95, exif=exif_of(6))
     return files
 
 

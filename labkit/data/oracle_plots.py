@@ -71,7 +71,9 @@ def _show(ax: Axes, pixels: np.ndarray, caption: str) -> None:
     if pixels.dtype != np.uint8:
         pixels = (pixels >> 8).astype(np.uint8)
     # Four channels of a CMYK file are shown as the RGBA that a network would take them for.
-    ax.imshow(pixels[..., 0] if pixels.ndim == 3 and pixels.shape[2] in (1, 2) else pixels, cmap="gray", vmin=0, vmax=255)
+    ax.imshow(
+        pixels[..., 0] if pixels.ndim == 3 and pixels.shape[2] in (1, 2) else pixels, cmap="gray", vmin=0, vmax=255
+    )
     _bare(ax, caption)
 
 

@@ -55,7 +55,9 @@ PROFILES = {
     # Most of ImageNet is about 500 x 375, quality 96, chroma not subsampled; a tail is small, another large. The
     # grain is set so that files weigh what ImageNet's do: 138 GB in 1.28 million files, 110 KB on average.
     "imagenet": Profile(
-        sizes={(500, 375): 0.46, (375, 500): 0.18, (500, 333): 0.16, (500, 500): 0.06, (300, 225): 0.10, (800, 600): 0.04},
+        sizes={
+            (500, 375): 0.46, (375, 500): 0.18, (500, 333): 0.16, (500, 500): 0.06, (300, 225): 0.10, (800, 600): 0.04,
+        },
         quality={96: 0.7, 90: 0.2, 75: 0.1},
         subsampling={"4:4:4": 0.75, "4:2:0": 0.25},
         grain=(3.0, 6.5),

@@ -33,7 +33,13 @@ class InstabilityWarning(UserWarning):
 def make_frame(rows: Iterable[dict[str, Any]], **factors: Any) -> pd.DataFrame:
     """The tidy frame of `rows`: `COLUMNS` first, then every other key; `factors` fill what a row leaves open."""
     frame = pd.DataFrame(list(rows))
-    for name, value in {"env_id": env_id(), "device": _device(), "scale": scale().name, "rung": True, **factors}.items():
+    for name, value in {
+        "env_id": env_id(),
+        "device": _device(),
+        "scale": scale().name,
+        "rung": True,
+        **factors,
+    }.items():
         if name not in frame:
             frame[name] = value
     return frame.reindex(columns=[*COLUMNS, *[name for name in frame if name not in COLUMNS]])

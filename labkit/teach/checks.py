@@ -95,7 +95,9 @@ def decoders_that_turn_the_picture(answer: Any) -> str | None:
     found, expected = {answer} if isinstance(answer, str) else set(answer), {"cv2", "torchcodec"}
     if found == expected:
         return None
-    wrong = [f"{name} does not" for name in found - expected] + [f"{len(expected - found)} missing"] * bool(expected - found)
+    wrong = [f"{name} does not" for name in found - expected] + [f"{len(expected - found)} missing"] * bool(
+        expected - found
+    )
     return "; ".join(wrong)
 
 
