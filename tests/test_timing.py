@@ -2,6 +2,8 @@
 
 import gc
 import multiprocessing
+import os
+import signal
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import labkit as lk
+from labkit.measure import processes, sampler
 from labkit.measure.results import COLUMNS
 from labkit.measure.timing import count_images
 
@@ -184,6 +187,20 @@ def test_peak_memory_includes_the_workers():
     runs = lk.compare({"idle": lambda: [1], "worker": with_workers}, baseline="idle", rounds=2)
     peak = runs.groupby("variant").peak_mem_mb.min()
     assert peak["worker"] > peak["idle"] + 60
+
+
+def test_the_sampler_ends_with_compare_and_its_loss_is_no_error():
+    def kill_samplers():
+        for pid in processes._samplers:
+            os.kill(pid, signal.SIGKILL)
+        return [1]
+
+    runs = lk.compare({"a": kill_samplers}, baseline="a", rounds=2)
+    assert runs.peak_mem_mb.isna().any()
+    assert processes._samplers == set()
+    before = sampler.descendants(os.getpid())
+    assert lk.compare({"a": lambda: [1]}, baseline="a").peak_mem_mb.min() > 10
+    assert sampler.descendants(os.getpid()) == before
 
 
 def test_cold_is_said_only_where_the_kernel_read_the_bytes(tmp_path):

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
-from labkit.data.decode import DecodeError, decode
+from labkit.data.decode import DECODERS, DecodeError, decode
 from labkit.data.stores import Store
 
 
@@ -49,6 +49,8 @@ class ImageDataset(Dataset):
     ):
         if on_error not in ("raise", "skip"):
             raise ValueError(f"on_error={on_error!r}: choose 'raise' or 'skip'")
+        if decoder not in DECODERS:
+            raise ValueError(f"unknown decoder {decoder!r}: choose one of {', '.join(DECODERS)}")
         self.store = store
         self.decoder = decoder
         self.transform = transform

@@ -75,14 +75,15 @@ def compare(
     _check_arguments(variants, baseline, rounds, warmups)
     shuffler = random.Random(seed)
     rows = []
-    with _frozen_heap(), progress_bar(show=progress, total=(rounds + warmups) * len(variants), unit="run") as bar:
+    bar_of_runs = progress_bar(show=progress, total=(rounds + warmups) * len(variants), unit="run")
+    with _frozen_heap(), PeakMemory() as memory, bar_of_runs as bar:
         for number in range(warmups + rounds):
             labels = list(variants)
             shuffler.shuffle(labels)
             for order, label in enumerate(labels):
                 bar.set_description(f"{experiment or 'compare'}: {label}", refresh=False)
                 evict_now = evict.get(label) if isinstance(evict, Mapping) else evict
-                measured = _run(label, variants[label], evict_now, count or count_images, clock)
+                measured = _run(label, variants[label], evict_now, count or count_images, clock, memory)
                 rows.append(
                     {"variant": label, "round": number, "order": order, "is_warmup": number < warmups, **measured}
                 )
@@ -115,15 +116,16 @@ class _Walk:
     first: float
     ended: float
     n_images: int
+    peak_mem_mb: float
 
 
-def _run(label: str, factory: Factory, evict, count, clock) -> dict[str, Any]:
+def _run(label: str, factory: Factory, evict, count, clock, memory: PeakMemory) -> dict[str, Any]:
     evicted = evict() if evict else 0
     gc.collect()
+    memory.begin()
     before = tree_usage()
     try:
-        with PeakMemory() as memory:
-            walk, attributes = _walk(factory, count, clock, memory)
+        walk, attributes = _walk(factory, count, clock, memory)
     except VariantError as error:
         raise VariantError(f"variant {label!r} {error}") from None
     except Exception as error:
@@ -137,7 +139,7 @@ def _run(label: str, factory: Factory, evict, count, clock) -> dict[str, Any]:
         "steady_s": walk.ended - walk.first,
         "images_per_s": walk.n_images / waited_s if waited_s > 0 else float("inf"),
         "cpu_s": after.cpu_s - before.cpu_s,
-        "peak_mem_mb": memory.peak_mb,
+        "peak_mem_mb": walk.peak_mem_mb,
         "page_cache": _page_cache(evict is not None, evicted, before.read_bytes, after.read_bytes),
         **attributes,
     }
@@ -160,9 +162,9 @@ def _walk(factory: Factory, count, clock, memory: PeakMemory) -> tuple[_Walk, di
         n_images += count(batch)
     _synchronize()
     ended = clock()
-    memory.sample()  # outside the clock, while the workers still live
+    peak_mem_mb = memory.end()  # outside the clock, while the workers still live
     attributes = {name: getattr(iterable, name) for name in ("batch_size", "num_workers") if hasattr(iterable, name)}
-    return _Walk(started, ready, first, ended, n_images), attributes
+    return _Walk(started, ready, first, ended, n_images, peak_mem_mb), attributes
 
 
 @contextmanager

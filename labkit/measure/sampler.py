@@ -1,0 +1,78 @@
+"""The memory of a process tree, sampled from a process of its own.
+
+A thread of the measured process would fight it for Python's global lock, and show up in what it measures. Run as a
+script with a process id; it needs the standard library alone, so that it starts in milliseconds. Commands come as
+lines on its standard input: `begin` starts to sample, `end` prints the peak in bytes.
+"""
+
+import os
+import select
+import sys
+import time
+
+_INTERVAL_S = 0.05
+_MAX_SHARE = 0.02  # of one core's time that sampling may take: reading PSS costs milliseconds in a large process
+
+
+def descendants(pid: int) -> list[int]:
+    """Process ids of all live descendants of `pid`. Raises OSError where the kernel does not list children."""
+    found = []
+    for task in os.listdir(f"/proc/{pid}/task"):
+        try:
+            with open(f"/proc/{pid}/task/{task}/children") as file:
+                children = [int(child) for child in file.read().split()]
+        except (FileNotFoundError, ProcessLookupError):
+            if not os.path.exists("/proc/thread-self/children"):
+                raise OSError("this kernel does not list children") from None
+            continue  # the thread ended meanwhile
+        for child in children:
+            found.append(child)
+            try:
+                found += descendants(child)
+            except (FileNotFoundError, ProcessLookupError):
+                continue  # the process ended meanwhile
+    return found
+
+
+def pss_bytes(pid: int) -> int:
+    """PSS of one process: a page shared by n processes counts 1/n. Raises OSError where the kernel does not say."""
+    with open(f"/proc/{pid}/smaps_rollup") as file:
+        for line in file:
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) * 1024
+    return 0
+
+
+def tree_pss_bytes(pid: int, without: int) -> int:
+    """PSS of `pid` and its descendants, except for the process `without`."""
+    total = 0
+    for member in (pid, *descendants(pid)):
+        if member != without:
+            try:
+                total += pss_bytes(member)
+            except (FileNotFoundError, ProcessLookupError):
+                continue  # it ended meanwhile
+    return total
+
+
+def serve(pid: int) -> None:
+    """Sample `pid`'s tree between `begin` and `end`, until `quit` or the end of standard input."""
+    peak, pause, waiting = 0, None, []
+    while True:
+        if waiting or select.select([0], [], [], pause)[0]:
+            # os.read, since a buffered reader would hide a second command from select.
+            waiting = waiting or os.read(0, 4096).decode().split() or ["quit"]
+            command = waiting.pop(0)
+            if command == "quit":
+                return
+            if command == "end":
+                print(max(peak, tree_pss_bytes(pid, os.getpid())), flush=True)
+            peak, pause = 0, _INTERVAL_S if command == "begin" else None
+        else:
+            start = time.process_time()
+            peak = max(peak, tree_pss_bytes(pid, os.getpid()))
+            pause = max(_INTERVAL_S, (time.process_time() - start) / _MAX_SHARE)
+
+
+if __name__ == "__main__":
+    serve(int(sys.argv[1]))
