@@ -50,7 +50,7 @@ class PeakMemory:
         if os.path.exists("/proc/self/smaps_rollup") and os.path.exists("/proc/thread-self/children"):
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", sampler.__file__, str(os.getpid())],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0,
                 start_new_session=True,  # Ctrl-C is for the measured processes
             )  # fmt: skip
             _samplers.add(self._process.pid)
@@ -58,7 +58,10 @@ class PeakMemory:
 
     def __exit__(self, *exc_info) -> None:
         if self._process is not None:
-            self._process.communicate("quit\n")  # a forked child may hold the pipe open: closing it might not be seen
+            self._process.kill()  # it keeps nothing
+            self._process.wait()
+            self._process.stdin.close()
+            self._process.stdout.close()
             _samplers.discard(self._process.pid)
 
     def begin(self) -> None:
@@ -74,8 +77,7 @@ class PeakMemory:
     def _tell(self, command: str) -> None:
         if self._process is not None:
             with contextlib.suppress(BrokenPipeError):
-                self._process.stdin.write(f"{command}\n")
-                self._process.stdin.flush()
+                self._process.stdin.write(f"{command}\n".encode())
 
 
 def _descendants() -> list[int]:

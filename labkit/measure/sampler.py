@@ -56,15 +56,15 @@ def tree_pss_bytes(pid: int, without: int) -> int:
 
 
 def serve(pid: int) -> None:
-    """Sample `pid`'s tree between `begin` and `end`, until `quit` or the end of standard input."""
+    """Sample `pid`'s tree between `begin` and `end`, until standard input is closed."""
     peak, pause, waiting = 0, None, []
     while True:
         if waiting or select.select([0], [], [], pause)[0]:
             # os.read, since a buffered reader would hide a second command from select.
-            waiting = waiting or os.read(0, 4096).decode().split() or ["quit"]
-            command = waiting.pop(0)
-            if command == "quit":
+            waiting = waiting or os.read(0, 4096).decode().split()
+            if not waiting:
                 return
+            command = waiting.pop(0)
             if command == "end":
                 print(max(peak, tree_pss_bytes(pid, os.getpid())), flush=True)
             peak, pause = 0, _INTERVAL_S if command == "begin" else None
