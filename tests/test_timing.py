@@ -80,12 +80,13 @@ def test_every_round_runs_every_variant_once_in_random_order():
     calls = []
     variants = {name: (lambda name=name: calls.append(name) or [1]) for name in "abcd"}
     runs = lk.compare(variants, baseline="a", rounds=6, warmups=2, seed=3)
-    assert list(runs.variant) == calls
+    assert list(runs.variant) == list("abcd") * 8
+    assert list(runs.sort_values(["round", "order"]).variant) == calls
     orders = [tuple(calls[start : start + 4]) for start in range(0, len(calls), 4)]
     assert all(sorted(order) == list("abcd") for order in orders)
     assert len(set(orders)) > 3
     assert list(runs.is_warmup) == [True] * 8 + [False] * 24
-    assert lk.compare(variants, baseline="a", rounds=6, warmups=2, seed=3).variant.tolist() == list(runs.variant)
+    assert lk.compare(variants, baseline="a", rounds=6, warmups=2, seed=3).order.tolist() == list(runs.order)
 
 
 def test_the_frame_has_the_columns_of_the_contract():

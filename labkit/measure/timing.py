@@ -88,6 +88,8 @@ def compare(
                     {"variant": label, "round": number, "order": order, "is_warmup": number < warmups, **measured}
                 )
                 bar.update()
+    listed = list(variants)  # tables and plots keep the caller's order; `order` says when each run came
+    rows.sort(key=lambda row: (row["round"], listed.index(row["variant"])))
     frame = make_frame(rows, experiment=experiment, baseline=baseline, seed=seed, **factors)
     record(frame)
     return frame
