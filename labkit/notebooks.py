@@ -1,5 +1,7 @@
 """The numbered notebooks: find them, say what each asks, run one in a fresh kernel."""
 
+import base64
+import io
 import re
 import time
 from collections.abc import Callable
@@ -113,9 +115,22 @@ def store(executed: Executed) -> None:
     )
     for cell in node.cells:
         cell.metadata.pop("execution", None)
+        for output in cell.get("outputs", []):
+            if "image/png" in output.get("data", {}):
+                output.data["image/png"] = _with_palette(output.data["image/png"])
     partial = executed.notebook.path.with_suffix(".partial")
     nbformat.write(node, partial)
     partial.replace(executed.notebook.path)
+
+
+def _with_palette(png: str) -> str:
+    """A plot's base64 PNG in 256 colours: a quarter of the bytes in the repository, and no difference to the eye."""
+    from PIL import Image
+
+    buffer = io.BytesIO()
+    plot = Image.open(io.BytesIO(base64.b64decode(png))).convert("RGB")
+    plot.quantize(256, dither=Image.Dither.NONE).save(buffer, "PNG", optimize=True)
+    return base64.b64encode(buffer.getvalue()).decode()
 
 
 def _stderr(cell: NotebookNode) -> list[str]:

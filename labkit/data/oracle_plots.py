@@ -22,8 +22,8 @@ def plot_pictures(files: Sequence[str], decoders: Sequence[str]) -> Figure:
     """
     grid = {"width_ratios": [1] * (len(decoders) + 1)}
     figure, axes = plt.subplots(
-        len(files), len(decoders) + 1, figsize=(1.75 * (len(decoders) + 1), 1.55 * len(files)),
-        layout="constrained", squeeze=False, gridspec_kw=grid,
+        len(files), len(decoders) + 1, figsize=(1.45 * (len(decoders) + 1), 1.3 * len(files)),
+        layout="constrained", squeeze=False, gridspec_kw=grid, dpi=80,
     )  # fmt: skip
     for row, name in enumerate(files):
         data = oracle_files()[name]
