@@ -59,7 +59,7 @@ def _gpu() -> str:
     if torch.cuda.is_available():
         memory_gib = torch.cuda.get_device_properties(0).total_memory / 2**30
         return f"{torch.cuda.get_device_name(0)}, {memory_gib:.0f} GiB, CUDA {torch.version.cuda}"
-    return "none that torch can use: cells that need one show the stored reference run, or say so"
+    return "none that torch can use: cells that need one say so"
 
 
 def _decoders() -> str:

@@ -35,9 +35,7 @@ class VariantMagics(Magics):
             baseline=label, rounds=options.rounds or scale().rounds, warmups=options.warmups,
         )  # fmt: skip
         runs["order"] = float("nan")
-        frame = runs if earlier is None else pd.concat([earlier[earlier["variant"] != label], runs], ignore_index=True)
-        frame["baseline"] = frame["variant"].iloc[0]
-        self.shell.user_ns[options.into] = frame
+        self.shell.user_ns[options.into] = runs if earlier is None else _with(earlier, runs)
         rates = runs.loc[~runs["is_warmup"], "images_per_s"]
         print(f"{label}: median {rates.median():,.0f} images/s over {len(rates)} runs (added to `{options.into}`)")
 
@@ -54,3 +52,11 @@ class VariantMagics(Magics):
                 f"`{name}` holds a {type(earlier).__name__}, not a frame of runs: choose another with --into"
             )
         return None if earlier.empty else earlier
+
+
+def _with(earlier: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
+    """`earlier` with `runs` in the place of their variant's earlier ones, or at the end; the baseline stays."""
+    runs["baseline"] = earlier["baseline"].iloc[0]
+    labels = list(dict.fromkeys([*earlier["variant"], *runs["variant"]]))
+    both = pd.concat([earlier[earlier["variant"] != runs["variant"].iloc[0]], runs], ignore_index=True)
+    return both.sort_values("variant", key=lambda column: column.map(labels.index), kind="stable", ignore_index=True)

@@ -95,6 +95,11 @@ def test_skip_leaves_out_and_remembers(damaged, num_workers):
     assert all(repr(skip.key)[1:-1] in repr(skip.reason) for skip in dataset.skipped)
 
 
+def test_an_unknown_decoder_is_refused_at_once(root):
+    with pytest.raises(ValueError, match="'abacus': choose one of pil"):
+        ImageDataset(FolderStore(root), decoder="abacus")
+
+
 def test_nothing_skipped(root):
     assert ImageDataset(FolderStore(root), on_error="skip").skipped == []
     assert ImageDataset(FolderStore(root)).skipped == []

@@ -123,6 +123,18 @@ def test_wrong_md5(server, tmp_path):
     assert_fails(tmp_path, server.url, "md5 is not")
 
 
+def test_a_server_that_stalls(tmp_path, monkeypatch):
+    monkeypatch.setattr("labkit.data.download._TIMEOUT_S", 0.2)
+    with socket.socket() as mute:  # accepts, and never says a word
+        mute.bind(("127.0.0.1", 0))
+        mute.listen()
+        monkeypatch.setenv("no_proxy", "127.0.0.1")
+        url = f"http://127.0.0.1:{mute.getsockname()[1]}/{NAME}.tgz"
+        monkeypatch.setitem(Imagenette._ARCHIVES, "160px", (url, "0"))
+        assert_fails(tmp_path, url, "timed out")
+    assert socket.getdefaulttimeout() is None
+
+
 def test_not_found(server, tmp_path):
     server.status = 404
     assert_fails(tmp_path, server.url, "404")

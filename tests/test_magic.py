@@ -33,6 +33,14 @@ def test_a_label_again_replaces_its_runs(shell):
     assert len(shell.user_ns["runs"]) == 5
 
 
+def test_the_first_variant_stays_the_baseline(shell):
+    for label in ("a", "b", "a"):
+        shell.run_cell_magic("variant", f"{label} -n 1 -r 2 -w 0", "pass")
+    runs = shell.user_ns["runs"]
+    assert set(runs.baseline) == {"a"}
+    assert list(runs.variant) == ["a", "a", "b", "b"]
+
+
 def test_magics_inside_the_cell_work(shell):
     shell.run_cell_magic("variant", "a -n 1 -r 1 -w 0 --into mine", "%env LABKIT_TEST=1\nz = 5")
     assert shell.user_ns["z"] == 5

@@ -21,6 +21,12 @@ def test_speedup_is_the_geometric_mean_of_paired_ratios(frame_of):
     assert row.cpu_s_per_1000 == pytest.approx(5.0)
 
 
+def test_runs_of_two_calls_are_not_mixed_up(frame_of):
+    frame = frame_of({"a": [10, 11], "b": [20, 21]}, "a")
+    with pytest.raises(ValueError, match="experiment= of its own"):
+        lk.summarize(pd.concat([frame, frame]))
+
+
 def test_verdicts(frame_of):
     rates = {
         "base": [100, 101, 99, 100, 102],

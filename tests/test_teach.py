@@ -44,8 +44,12 @@ def _to_rgb(image):
     return image[:3] if image.shape[0] >= 3 else image[:1].expand(3, -1, -1)
 
 
-def _clipped(image):
-    return _to_rgb(image.to(torch.uint8))[:1]
+def _low_byte(image):
+    return _to_rgb((image.to(torch.int32) & 255).to(torch.uint8))
+
+
+def _white(image):
+    return torch.full((3, *image.shape[1:]), 255, dtype=torch.uint8)
 
 
 ANSWERS = {
@@ -55,7 +59,7 @@ ANSWERS = {
     "01.1": ([1.4286, 10 / 7], [2, 1.2]),
     "01.2": ([2.5], [1.67, 60]),
     "01.3": ([_size], [_decoded_size, lambda data: _size(data)[::-1], "function", lambda data: None]),
-    "02.1": ([_to_rgb], [_clipped, lambda image: image, lambda image: image[:3].to(torch.uint8), 3]),
+    "02.1": ([_to_rgb], [_low_byte, _white, lambda image: image, lambda image: _to_rgb(image).flip(0), 3]),
     "02.2": ([{"cv2", "torchcodec"}, ["torchcodec", "cv2"]], [{"cv2"}, "torchcodec", {"cv2", "torchcodec", "pil"}]),
     "02.3": ([(375, 500), [375, 500]], [(500, 375), (256, 341), (188, 250), 375]),
 }
@@ -88,6 +92,8 @@ def test_experiments_are_judged_from_their_frame(frame_of, capsys):
     slower = frame_of({"naive": [100, 101, 99], "mine": [90, 91, 89]}, "naive")
     assert "1.1x is wanted" in _judged("01.4", slower, capsys)
     assert "not a frame" in _judged("00.4", 3, capsys)
+    own = frame_of({"a": [100, 101, 99, 100, 100], "b": [130, 131, 130, 129, 130]}, "a", experiment="00 two workers")
+    assert "of your own" in _judged("00.4", own, capsys)
 
 
 def test_the_end_of_a_lead_is_judged_from_the_frame(frame_of, capsys):

@@ -89,6 +89,16 @@ def test_every_round_runs_every_variant_once_in_random_order():
     assert lk.compare(variants, baseline="a", rounds=6, warmups=2, seed=3).order.tolist() == list(runs.order)
 
 
+def test_no_variant_comes_first_more_often():
+    runs = lk.compare({"a": lambda: [1], "b": lambda: [1]}, baseline="a", rounds=8, warmups=0)
+    assert (runs.groupby("variant").order.mean() == 0.5).all()
+
+
+def test_different_numbers_of_images_are_said():
+    with pytest.warns(UserWarning, match=r"same number of images: \{'a': 1, 'b': 2\}"):
+        lk.compare({"a": lambda: [1], "b": lambda: [1, 1]}, baseline="a", rounds=1)
+
+
 def test_the_frame_has_the_columns_of_the_contract():
     loader = DataLoader(TensorDataset(torch.zeros(8, 3, 4, 4)), batch_size=4)
     runs = lk.compare({"a": lambda: loader}, baseline="a", rounds=1, experiment="e", storage="folder", flavour="x")
@@ -173,6 +183,29 @@ def test_cpu_seconds_of_a_child_that_ended_are_counted():
     assert cpu_s["child"] > 0.05 > cpu_s["idle"]  # not a timing: work done elsewhere, seen or not seen
 
 
+def test_cpu_seconds_of_a_child_that_lives_on_are_counted():
+    context = multiprocessing.get_context("fork")
+    pipe, far = context.Pipe()
+    worker = context.Process(target=_burn_on_demand, args=(far,), daemon=True)
+    worker.start()
+
+    def ask():
+        pipe.send("burn")
+        yield pipe.recv()
+
+    runs = lk.compare({"idle": lambda: [1], "worker": ask}, baseline="idle", rounds=2)
+    worker.kill()
+    worker.join()
+    cpu_s = runs.groupby("variant").cpu_s.min()
+    assert cpu_s["worker"] > 0.05 > cpu_s["idle"]
+
+
+def _burn_on_demand(pipe):
+    while pipe.recv():
+        _burn()
+        pipe.send(1)
+
+
 class _Hungry(torch.utils.data.Dataset):
     def __len__(self):
         return 4
@@ -185,7 +218,7 @@ class _Hungry(torch.utils.data.Dataset):
 
 def test_peak_memory_includes_the_workers():
     with_workers = lambda: DataLoader(_Hungry(), batch_size=2, num_workers=1, multiprocessing_context="fork")  # noqa: E731
-    runs = lk.compare({"idle": lambda: [1], "worker": with_workers}, baseline="idle", rounds=2)
+    runs = lk.compare({"idle": lambda: [4], "worker": with_workers}, baseline="idle", rounds=2)
     peak = runs.groupby("variant").peak_mem_mb.min()
     assert peak["worker"] > peak["idle"] + 60
 

@@ -41,8 +41,9 @@ def decode(data: bytes, decoder: str = "turbojpeg", *, key: str | None = None, s
         decoder: One of `DECODERS`. Two of them hand files that they cannot read safely to Pillow: `turbojpeg` all
             but flawless RGB and gray JPEG, `torchvision` PNG (a damaged one kills the process).
         key: Name of the file, for the error message.
-        short_side: Pixels that the shorter side must keep. `pil_draft` and `turbojpeg` then decode a JPEG at the
-            smallest DCT scale that keeps them (the result may be larger); the other decoders ignore it.
+        short_side: Pixels that the shorter side must keep. `pil_draft` (at 1/2, 1/4 or 1/8 of the size) and
+            `turbojpeg` (at any n/8) then decode a JPEG at the smallest DCT scale that keeps them, so the result may
+            be larger; the other decoders ignore it.
 
     Returns:
         uint8 tensor, shape (3, H, W), values 0-255, EXIF orientation applied. Most decoders fill rows of
@@ -85,7 +86,7 @@ def _load(decoder: str) -> Callable[[bytes, Image.Image, int | None], Tensor]:
 
 
 def _open(data: bytes) -> Image.Image:
-    """Read the header only (about 20 microseconds) and refuse what no decoder should be handed."""
+    """Read the header only and refuse what no decoder should be handed."""
     if not data:
         raise ValueError("the file is empty")
     header = Image.open(io.BytesIO(data), formats=_FORMATS)

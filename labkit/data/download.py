@@ -6,11 +6,14 @@ counts as whole. Here everything happens in a hidden folder beside it, and the f
 
 import os
 import shutil
+import socket
 from http.client import HTTPException
 from pathlib import Path
 
 from torchvision.datasets import Imagenette
 from torchvision.datasets.utils import download_url, extract_archive
+
+_TIMEOUT_S = 60.0  # without a byte
 
 
 def download_imagenette(root: str | os.PathLike, *, size: str = "160px", url: str | None = None) -> Path:
@@ -65,6 +68,8 @@ def _archive(size: str) -> tuple[str, str, str]:
 
 
 def _fetch(url: str, archive: Path, md5: str) -> None:
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(_TIMEOUT_S)  # torchvision sets none: a server that stalls would hang the download
     try:
         download_url(url, archive.parent, archive.name, md5)  # returns at once where the archive is there whole
     except (OSError, ValueError, RuntimeError, HTTPException) as error:
@@ -72,3 +77,5 @@ def _fetch(url: str, archive: Path, md5: str) -> None:
         cause = f"its md5 is not {md5}" if type(error) is RuntimeError else error
         shutil.rmtree(archive.parent, ignore_errors=True)
         raise OSError(f"{url} could not be downloaded ({cause}): run again, or name a mirror by --url") from error
+    finally:
+        socket.setdefaulttimeout(before)

@@ -1,4 +1,4 @@
-"""Axes-level plots of runs: `f(data, *, ax=None, **kwargs) -> Axes`. Each shows the raw runs under the estimate."""
+"""Axes-level plots of runs: `f(data, *, ax=None, **kwargs) -> Axes`. Raw runs lie under the estimates."""
 
 from typing import Any
 
@@ -90,14 +90,26 @@ def plot_ladder(data: pd.DataFrame, *, ax: Axes | None = None, **kwargs: Any) ->
     """
     rungs = ladder_rungs(data)
     ax = ax or _axes(len(rungs) + 0.6)
+    runs = _counted(data)
     for row, (_, rung) in enumerate(rungs.iterrows()):
+        own = runs[runs["experiment"] == rung["experiment"]]
+        _raw_ratios(ax, row, own[own["variant"] == rung["variant"]], own[own["variant"] == rung["baseline"]])
         _estimate(ax, row, rung, **kwargs)
-    ax.set_yticks(
-        range(len(rungs)), [f"{rung.experiment}: {rung.variant}\nover {rung.baseline}" for rung in rungs.itertuples()]
-    )
-    ax.set(xlabel="speed-up over the experiment's own baseline (x)", ylim=(len(rungs) - 0.4, -0.6))
+    labels, name = _rung_names(rungs)
+    ax.set_yticks(range(len(rungs)), labels)
+    ax.set(xlabel=name, ylim=(len(rungs) - 0.4, -0.6))
     _line(ax, 1, "1x", color="0.3", linestyle="-")
     return ax
+
+
+def _rung_names(rungs: pd.DataFrame) -> tuple[list[str], str]:
+    """Labels of the rungs and of the axis; one pair of variants, asked of many things, is named once."""
+    pairs = set(zip(rungs["variant"], rungs["baseline"], strict=True))
+    if len(pairs) == 1 and len(rungs) > 1:
+        variant, baseline = pairs.pop()
+        return list(rungs["experiment"]), f"speed-up of {variant} over {baseline} (x)"
+    labels = [f"{rung.experiment}: {rung.variant}\nover {rung.baseline}" for rung in rungs.itertuples()]
+    return labels, "speed-up over the experiment's own baseline (x)"
 
 
 def ladder_rungs(data: pd.DataFrame) -> pd.DataFrame:

@@ -206,8 +206,15 @@ def _speedup(own: pd.DataFrame, base: pd.DataFrame, paired: bool) -> tuple[float
 
 
 def paired_ratios(own: pd.DataFrame, base: pd.DataFrame) -> pd.DataFrame:
-    """Speed-up of each run over the baseline's run of the same experiment and round: columns `round`, `speedup`."""
-    both = own.merge(base, on=["experiment", "round"], suffixes=("", "_base"))
+    """Speed-up of each run over the baseline's run of the same experiment and round: columns `round`, `speedup`.
+
+    Raises:
+        ValueError: an experiment has a variant twice in a round, as two unnamed frames put together have.
+    """
+    keys = ["experiment", "round"]
+    if own.duplicated(keys).any() or base.duplicated(keys).any():
+        raise ValueError("runs of two comparisons cannot be told apart: give each compare an experiment= of its own")
+    both = own.merge(base, on=keys, suffixes=("", "_base"))
     return pd.DataFrame({"round": both["round"], "speedup": both["images_per_s"] / both["images_per_s_base"]})
 
 
