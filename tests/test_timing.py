@@ -4,6 +4,7 @@ import gc
 import multiprocessing
 import os
 import signal
+import time
 
 import numpy as np
 import pytest
@@ -211,6 +212,7 @@ class _Hungry(torch.utils.data.Dataset):
         return 4
 
     def __getitem__(self, index):
+        time.sleep(0.1)
         self.memory = bytearray(80_000_000)
         self.memory[::4096] = b"x" * len(self.memory[::4096])
         return torch.zeros(3, 2, 2)

@@ -67,6 +67,10 @@ class PeakMemory:
     def begin(self) -> None:
         self._tell("begin")
 
+    def now(self) -> None:
+        """Ask for a sample at this moment, without waiting for it: a short run has none else while workers live."""
+        self._tell("now")
+
     def end(self) -> float:
         if self._process is None:
             return sum(_uss_bytes(pid) for pid in (os.getpid(), *_descendants())) / 1e6

@@ -2,7 +2,7 @@
 
 A thread of the measured process would fight it for Python's global lock, and show up in what it measures. Run as a
 script with a process id; it needs the standard library alone, so that it starts in milliseconds. Commands come as
-lines on its standard input: `begin` starts to sample, `end` prints the peak in bytes.
+lines on its standard input: `begin` starts to sample, `now` samples at once, `end` prints the peak in bytes.
 """
 
 import os
@@ -65,9 +65,13 @@ def serve(pid: int) -> None:
             if not waiting:
                 return
             command = waiting.pop(0)
+            if command == "begin":
+                peak, pause = 0, _INTERVAL_S
+            else:
+                peak = max(peak, tree_pss_bytes(pid, os.getpid()))
             if command == "end":
-                print(max(peak, tree_pss_bytes(pid, os.getpid())), flush=True)
-            peak, pause = 0, _INTERVAL_S if command == "begin" else None
+                print(peak, flush=True)
+                pause = None
         else:
             start = time.process_time()
             peak = max(peak, tree_pss_bytes(pid, os.getpid()))

@@ -174,12 +174,13 @@ def _walk(factory: Factory, count, clock, memory: PeakMemory) -> tuple[_Walk, di
         raise VariantError("yielded no batch") from None
     _synchronize()
     first = clock()
+    memory.now()  # a DataLoader ends its workers with the last batch
     n_images = count(batch)
     for batch in batches:
         n_images += count(batch)
     _synchronize()
     ended = clock()
-    peak_mem_mb = memory.end()  # outside the clock, while the workers still live
+    peak_mem_mb = memory.end()
     attributes = {name: getattr(iterable, name) for name in ("batch_size", "num_workers") if hasattr(iterable, name)}
     return _Walk(started, ready, first, ended, n_images, peak_mem_mb), attributes
 
