@@ -1,9 +1,7 @@
 """The command line: `python -m labkit`."""
 
 import os
-import subprocess
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -68,7 +66,7 @@ def lab(port: Annotated[int, typer.Option(help="Port of JupyterLab.")] = 8888) -
     command = [sys.executable, "-m", "jupyterlab", f"--port={port}", f"--ServerApp.root_dir={FOLDER}"]
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         command.append("--allow-root")
-    raise typer.Exit(subprocess.call(command, cwd=Path(FOLDER)))
+    os.execv(sys.executable, command)  # not a child: who ends this command ends JupyterLab
 
 
 def _set_scale(name: str) -> None:

@@ -162,7 +162,7 @@ def test_doctor_names_what_is_missing(monkeypatch):
 
 def test_lab_opens_the_notebooks(monkeypatch):
     calls = []
-    monkeypatch.setattr(cli.subprocess, "call", lambda command, cwd: calls.append(command) or 0)
+    monkeypatch.setattr(cli.os, "execv", lambda program, command: calls.append(command))
     assert CliRunner().invoke(cli.app, ["lab", "--port", "9999"]).exit_code == 0
     assert "--port=9999" in calls[0]
     assert f"--ServerApp.root_dir={notebooks.FOLDER}" in calls[0]
