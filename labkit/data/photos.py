@@ -107,14 +107,14 @@ def make_photos(
     if count < 1:
         raise ValueError(f"count={count}: at least one photo is needed")
     manifest = _read_manifest(root, settings, count)
-    todo = [number for number in range(count) if not _is_done(root, manifest, photo_key(number))]
-    if not todo:
+    missing = [number for number in range(count) if not _is_done(root, manifest, photo_key(number))]
+    if not missing:
         return root
     root.mkdir(parents=True, exist_ok=True)
     _write_manifest(root, settings, manifest)  # claims the folder, so that another set cannot be mixed in
     # Files of an interrupted run are whole, having been renamed into place: they are taken as they are.
-    adopt = {number for number in todo if photo_key(number) not in manifest}
-    for row in _make_all(root, todo, adopt, profile, seed, num_threads or usable_cores(), progress):
+    adopt = {number for number in missing if photo_key(number) not in manifest}
+    for row in _make_all(root, missing, adopt, profile, seed, num_threads or usable_cores(), progress):
         manifest[row["key"]] = row
     _write_manifest(root, settings, manifest)
     return root
