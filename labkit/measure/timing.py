@@ -202,7 +202,7 @@ def _frozen_heap():
 def _synchronize() -> None:
     """Wait for the GPU, so that work handed to it before the clock stops is in the time. No GPU in use: nothing."""
     torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch is not None and torch.cuda.is_initialized():
         torch.cuda.synchronize()
 
 
