@@ -38,7 +38,7 @@ def run_tour(*, only: str = "", store_outputs: bool = False, results: Path = Pat
     index = write_index(folder, done)
     failed = [run for run in done if run.error]
     for run in failed:
-        console.print(f"[red]failed[/] {run.notebook.name}: {run.error}", highlight=False)
+        console.print(f"failed {run.notebook.name}: {run.error}", highlight=False, markup=False)
     console.print(
         f"{len(done) - len(failed)} of {len(done)} notebooks ran. Open {index}", highlight=False, soft_wrap=True
     )

@@ -31,7 +31,7 @@ def lab(tmp_path, monkeypatch):
     folder = tmp_path / "notebooks"
     folder.mkdir()
     _write(folder, "10_works", MEASURING, "print('scale', lk.scale().name)")
-    _write(folder, "11_fails", "print('before')", "raise KeyError('lost')", "print('after')")
+    _write(folder, "11_fails", "print('before')", "raise KeyError('[/lost]')", "print('after')")
     _write(folder, "12_noisy", "import sys; print('hm', file=sys.stderr)")
     monkeypatch.setattr(notebooks, "FOLDER", folder)
     monkeypatch.setattr(notebooks.find_notebooks, "__defaults__", ("", folder))

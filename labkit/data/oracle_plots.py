@@ -20,10 +20,9 @@ def plot_pictures(files: Sequence[str], decoders: Sequence[str]) -> Figure:
 
     The shape stands under each picture; a library that refuses the file has its error there.
     """
-    grid = {"width_ratios": [1] * (len(decoders) + 1)}
     figure, axes = plt.subplots(
         len(files), len(decoders) + 1, figsize=(1.45 * (len(decoders) + 1), 1.3 * len(files)),
-        layout="constrained", squeeze=False, gridspec_kw=grid, dpi=80,
+        layout="constrained", squeeze=False, dpi=80,
     )  # fmt: skip
     for row, name in enumerate(files):
         data = oracle_files()[name]
