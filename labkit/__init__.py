@@ -15,6 +15,7 @@ _HOME = {
         "InstabilityWarning", "from_timeit", "from_timer", "load_frame", "save_frame", "summarize",
     ],
     "labkit.measure.stages": ["StageClock"],
+    "labkit.measure.replay": ["ReplayLoader"],
     "labkit.measure.plots": [
         "plot_ladder", "plot_pareto", "plot_speedup", "plot_stalls", "plot_throughput", "plot_timeline",
     ],
@@ -22,9 +23,12 @@ _HOME = {
     "labkit.data.stores": ["FolderStore", "Store", "open_store"],
     "labkit.data.pagecache": ["evict", "resident_fraction"],
     "labkit.data.datasets": ["ImageDataset", "collate"],
+    "labkit.data.packed": ["PackedStrings"],
     "labkit.data.photos": ["make_photos"],
     "labkit.data.conformance": ["broken_files", "child_exits", "conformance", "oracle_files"],
     "labkit.data.oracle_plots": ["plot_conformance", "plot_pictures"],
+    "labkit.pipeline.loaders": ["Loader", "LoaderConfig", "LoaderWarning", "WorkerDied", "make_loader"],
+    "labkit.pipeline.seeding": ["count_repeats"],
     "labkit.teach.predictions": ["predict", "predictions"],
     "labkit.teach.exercises": ["check"],
 }  # fmt: skip

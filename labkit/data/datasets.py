@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
 from labkit.data.decode import DECODERS, DecodeError, decode
+from labkit.data.packed import PackedStrings
 from labkit.data.stores import Store
 
 
@@ -54,7 +55,7 @@ class ImageDataset(Dataset):
         self.store = store
         self.decoder = decoder
         self.transform = transform
-        self.keys = store.keys()
+        self.keys = PackedStrings(store.keys())  # a list of names would be copied into every worker, page by page
         self.classes = sorted({_folder(key) for key in self.keys})
         self._label_of = {name: index for index, name in enumerate(self.classes)}
         self._skips = _SkipLog() if on_error == "skip" else None

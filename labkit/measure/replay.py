@@ -1,0 +1,42 @@
+"""Batches from memory: how fast training could be if data were free."""
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+from labkit.measure.nested import map_tensors
+
+
+class ReplayLoader:
+    """The first batches of a loader, kept in memory and given again and again: the ceiling of every loader.
+
+    Args:
+        loader: Any iterable of batches; the first `n_batches` are taken at once, then it is left.
+        n_batches: Batches to keep.
+        length: Batches in an epoch, over which the kept ones are repeated. Default: `n_batches`.
+        device: Keep the batches there: then copying to the device is free too.
+
+    Raises:
+        ValueError: the loader ended before `n_batches`.
+
+    The batches are the kept tensors themselves, not copies: a step that changes its input in place changes the replay.
+
+    Taught in: notebooks/03_persistent_workers.ipynb
+    """
+
+    def __init__(self, loader: Iterable[Any], n_batches: int, *, length: int | None = None, device: Any = None):
+        if n_batches < 1 or (length is not None and length < 1):
+            raise ValueError(f"n_batches={n_batches}, length={length}: at least one batch is wanted")
+        kept = list(islice(loader, n_batches))
+        if len(kept) < n_batches:
+            raise ValueError(f"the loader gave {len(kept)} batches, {n_batches} are wanted: ask for fewer")
+        self._batches = kept if device is None else [map_tensors(batch, lambda item: item.to(device)) for batch in kept]
+        self._length = length or n_batches
+        self.batch_size = getattr(loader, "batch_size", None)
+        self.num_workers = 0
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self._batches[position % len(self._batches)] for position in range(self._length))
