@@ -29,6 +29,11 @@ _HOME = {
     "labkit.data.oracle_plots": ["plot_conformance", "plot_pictures"],
     "labkit.pipeline.loaders": ["Loader", "LoaderConfig", "LoaderWarning", "WorkerDied", "make_loader"],
     "labkit.pipeline.seeding": ["count_repeats"],
+    "labkit.pipeline.augment": ["RECIPES", "Recipe", "make_augment"],
+    "labkit.pipeline.agreement": ["agreement", "drawn_crops"],
+    "labkit.pipeline.mix": ["cutmix", "mixup"],
+    "labkit.pipeline.prefetch": ["CUDAPrefetcher"],
+    "labkit.pipeline.timeline": ["Stamped", "trace"],
     "labkit.teach.predictions": ["predict", "predictions"],
     "labkit.teach.exercises": ["check"],
 }  # fmt: skip

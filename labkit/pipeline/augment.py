@@ -1,0 +1,226 @@
+"""One augmentation recipe, written in four libraries: the same work, so that their speeds can be compared."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+Range = tuple[float, float]
+
+LIBRARIES = ("pil", "v2", "albumentations", "kornia")
+PARTS = ("all", "geometry", "photometry")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What an augmentation does; which library does it is `make_augment`'s other argument.
+
+    Args:
+        size: Pixels of the square output.
+        scale: Range of the crop's share of the picture's area.
+        ratio: Range of the crop's width over its height.
+        flip: Probability of a left-right flip.
+        brightness, contrast, saturation: Ranges of the factors of the color jitter; 1 changes nothing.
+        hue: Range of the hue's shift, in turns of the color circle.
+        jitter: Probability of the color jitter.
+        gray: Probability of dropping all color.
+        blur: Probability of a Gaussian blur of `blur_kernel` pixels with a sigma from `blur_sigma`.
+        solarize: Probability of inverting all values from `solarize_from` on.
+        mean, std: Of each channel, in units of full white, for the normalisation.
+    """
+
+    size: int = 224
+    scale: Range = (0.08, 1.0)
+    ratio: Range = (3 / 4, 4 / 3)
+    flip: float = 0.5
+    brightness: Range = (0.6, 1.4)
+    contrast: Range = (0.6, 1.4)
+    saturation: Range = (0.6, 1.4)
+    hue: Range = (-0.1, 0.1)
+    jitter: float = 1.0
+    gray: float = 0.0
+    blur: float = 0.0
+    blur_sigma: Range = (0.1, 2.0)
+    blur_kernel: int = 23
+    solarize: float = 0.0
+    solarize_from: int = 128
+    mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
+    std: tuple[float, float, float] = (0.229, 0.224, 0.225)
+
+    def color_ranges(self) -> dict[str, Range]:
+        """The arguments of every library's ColorJitter."""
+        return {name: getattr(self, name) for name in ("brightness", "contrast", "saturation", "hue")}
+
+
+# light: what a supervised ImageNet training does. heavy: the photometric part of self-supervised ones
+# (SimCLR, BYOL: jitter, gray, blur, solarize).
+RECIPES = {"light": Recipe(), "heavy": Recipe(jitter=0.8, gray=0.2, blur=0.5, solarize=0.2)}
+
+
+def make_augment(recipe: str | Recipe = "light", library: str = "v2", *, part: str = "all") -> Callable[[Any], Tensor]:
+    """A recipe as a callable; it can be pickled, so that it travels to workers.
+
+    Args:
+        recipe: A key of `RECIPES`, or a `Recipe`.
+        library: `"pil"` (torchvision's first transforms, on PIL images), `"v2"` (torchvision's second, on tensors),
+            `"albumentations"` (on NumPy arrays, by OpenCV) or `"kornia"` (on float batches, on any device).
+        part: `"geometry"` crops, resizes and flips; `"photometry"` changes colors, converts and normalises;
+            `"all"` does both, in that order.
+
+    Returns:
+        A function of a uint8 tensor (3, H, W), for `"pil"` also of a PIL image; for `"kornia"` of a uint8 batch
+        (N, 3, H, W), each image of which gets draws of its own. `"v2"` also takes such a batch, with one draw for all.
+        It gives float32 (..., 3, size, size), normalised; after `"geometry"` values of 0-255, uint8 (kornia: float32).
+
+    Raises:
+        ValueError: unknown recipe, library or part.
+        ImportError: the library is missing; names the remedy.
+
+    Taught in: notebooks/04_tensor_transforms.ipynb
+    """
+    if isinstance(recipe, str):
+        recipe = RECIPES[_one_of("recipe", recipe, RECIPES)]
+    _one_of("part", part, PARTS)
+    build = {"pil": _pil, "v2": _v2, "albumentations": _Albumentations, "kornia": _Kornia}
+    return build[_one_of("library", library, LIBRARIES)](recipe, part != "photometry", part != "geometry")
+
+
+def _one_of(name: str, value: str, allowed: Any) -> str:
+    if value not in allowed:
+        raise ValueError(f"{name}={value!r}: choose one of {', '.join(allowed)}")
+    return value
+
+
+def _pil(recipe: Recipe, geometry: bool, photometry: bool) -> Callable[[Any], Tensor]:
+    from torchvision import transforms
+
+    steps = [_to_pil]
+    if geometry:
+        steps += [
+            transforms.RandomResizedCrop(recipe.size, scale=recipe.scale, ratio=recipe.ratio),
+            transforms.RandomHorizontalFlip(recipe.flip),
+        ]
+    if photometry:
+        steps += [*_torchvision_colors(transforms, recipe), transforms.ToTensor()]
+        steps += [transforms.Normalize(recipe.mean, recipe.std)]
+    return transforms.Compose(steps if photometry else [*steps, transforms.PILToTensor()])
+
+
+def _v2(recipe: Recipe, geometry: bool, photometry: bool) -> Callable[[Tensor], Tensor]:
+    from torchvision.transforms import v2
+
+    steps = []
+    if geometry:
+        steps += [
+            v2.RandomResizedCrop(recipe.size, scale=recipe.scale, ratio=recipe.ratio, antialias=True),
+            v2.RandomHorizontalFlip(recipe.flip),
+        ]
+    if photometry:  # uint8 as long as possible: a quarter of the bytes
+        steps += [*_torchvision_colors(v2, recipe), v2.ToDtype(torch.float32, scale=True)]
+        steps += [v2.Normalize(recipe.mean, recipe.std)]
+    return v2.Compose(steps)
+
+
+def _torchvision_colors(transforms: Any, recipe: Recipe) -> list[Any]:
+    """Both generations of torchvision's transforms spell these alike."""
+    blur = transforms.GaussianBlur(recipe.blur_kernel, recipe.blur_sigma)
+    steps = {
+        transforms.RandomApply([transforms.ColorJitter(**recipe.color_ranges())], recipe.jitter): recipe.jitter,
+        transforms.RandomGrayscale(recipe.gray): recipe.gray,
+        transforms.RandomApply([blur], recipe.blur): recipe.blur,
+        transforms.RandomSolarize(recipe.solarize_from, recipe.solarize): recipe.solarize,
+    }
+    return [step for step, probability in steps.items() if probability > 0]
+
+
+class _Albumentations:
+    """Arrays are (H, W, 3); decoded images lie in memory that way, so neither conversion copies."""
+
+    def __init__(self, recipe: Recipe, geometry: bool, photometry: bool):
+        albumentations = import_albumentations()
+        steps = []
+        if geometry:
+            crop = {"size": (recipe.size, recipe.size), "scale": recipe.scale, "ratio": recipe.ratio}
+            steps += [
+                # Without area_for_downscale it shrinks by sampling, which the other libraries' filters do not.
+                albumentations.RandomResizedCrop(**crop, area_for_downscale="image"),
+                albumentations.HorizontalFlip(p=recipe.flip),
+            ]
+        if photometry:
+            steps += [*_albumentations_colors(albumentations, recipe)]
+            steps += [albumentations.Normalize(recipe.mean, recipe.std)]
+        self.compose = albumentations.Compose(steps)
+
+    def __call__(self, image: Tensor) -> Tensor:
+        pixels = np.ascontiguousarray(image.permute(1, 2, 0).numpy())
+        return torch.from_numpy(self.compose(image=pixels)["image"]).permute(2, 0, 1)
+
+
+def _albumentations_colors(albumentations: Any, recipe: Recipe) -> list[Any]:
+    kernel, start = (recipe.blur_kernel, recipe.blur_kernel), recipe.solarize_from / 255
+    steps = {
+        albumentations.ColorJitter(**recipe.color_ranges(), p=recipe.jitter): recipe.jitter,
+        albumentations.ToGray(p=recipe.gray): recipe.gray,
+        albumentations.GaussianBlur(kernel, recipe.blur_sigma, p=recipe.blur): recipe.blur,
+        albumentations.Solarize((start, start), p=recipe.solarize): recipe.solarize,
+    }
+    return [step for step, probability in steps.items() if probability > 0]
+
+
+class _Kornia(nn.Module):
+    """A whole batch at once, each image with its own draws."""
+
+    takes_batches = True
+
+    def __init__(self, recipe: Recipe, geometry: bool, photometry: bool):
+        super().__init__()
+        from kornia import augmentation
+
+        steps = []
+        if geometry:
+            steps += [
+                augmentation.RandomResizedCrop(
+                    (recipe.size, recipe.size), recipe.scale, recipe.ratio,
+                    cropping_mode="resample",  # one grid sampling; the default, "slice", loops over the images
+                ),
+                augmentation.RandomHorizontalFlip(recipe.flip),
+            ]  # fmt: skip
+        if photometry:
+            steps += [*_kornia_colors(augmentation, recipe), augmentation.Normalize(recipe.mean, recipe.std)]
+        self.steps = nn.Sequential(*steps)
+        self.full_white = 1.0 if photometry else 255.0
+
+    def forward(self, batch: Tensor) -> Tensor:
+        if batch.ndim != 4 or batch.dtype != torch.uint8:
+            raise ValueError(f"a uint8 batch (N, 3, H, W) is wanted, not {batch.dtype} of shape {tuple(batch.shape)}")
+        augmented = self.steps(batch.to(torch.float32).div_(255))
+        return augmented if self.full_white == 1 else augmented * self.full_white
+
+
+def _kornia_colors(augmentation: Any, recipe: Recipe) -> list[nn.Module]:
+    kernel, start = (recipe.blur_kernel, recipe.blur_kernel), (recipe.solarize_from - 0.5) / 255
+    steps = {
+        augmentation.ColorJitter(**recipe.color_ranges(), p=recipe.jitter): recipe.jitter,
+        augmentation.RandomGrayscale(p=recipe.gray): recipe.gray,
+        augmentation.RandomGaussianBlur(kernel, recipe.blur_sigma, p=recipe.blur): recipe.blur,
+        augmentation.RandomSolarize((start, start), (0.0, 0.0), p=recipe.solarize): recipe.solarize,
+    }
+    return [step for step, probability in steps.items() if probability > 0]
+
+
+def import_albumentations() -> Any:
+    """The library, kept from asking its server for a newer version at import."""
+    os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")
+    import albumentations
+
+    return albumentations
+
+
+def _to_pil(image: Any) -> Any:
+    from torchvision.transforms.functional import to_pil_image
+
+    return to_pil_image(image) if isinstance(image, Tensor) else image

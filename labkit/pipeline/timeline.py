@@ -1,0 +1,213 @@
+"""Who works when in a training loop: workers, host, copies and compute as spans on one time axis."""
+
+import time
+from collections.abc import Callable, Iterable
+from itertools import islice
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, get_worker_info
+
+from labkit.measure.nested import map_tensors
+from labkit.pipeline.prefetch import CopyStream, CUDAPrefetcher
+
+COPIES = ("blocking", "non_blocking", "prefetch")
+
+
+class Stamped(Dataset):
+    """A data set whose items say when and by which worker they were made.
+
+    Items: `(item, stamp)`; the stamp is a float64 tensor (3,): worker (-1: the main process), start, end. Times are
+    `time.perf_counter()`, which Linux counts alike in all processes.
+    """
+
+    def __init__(self, dataset: Dataset):
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> tuple[Any, Tensor]:
+        start, worker = time.perf_counter(), get_worker_info()
+        item = self.dataset[index]
+        number = -1 if worker is None else worker.id
+        return item, torch.tensor([number, start, time.perf_counter()], dtype=torch.float64)
+
+
+def trace(
+    loader: Iterable[tuple[Any, Tensor]],
+    step: Callable[[Any], Any],
+    *,
+    n_batches: int,
+    device: Any = "cpu",
+    copy: str = "blocking",
+) -> pd.DataFrame:
+    """Run training steps and note who worked when.
+
+    Args:
+        loader: Over a `Stamped` data set.
+        step: Called with each batch, on the device. On CUDA it may return before the work is done.
+        n_batches: Steps to take; two more before them warm up, and are left out.
+        device: Where the step computes.
+        copy: `"blocking"` (`batch.to(device)`), `"non_blocking"`, or `"prefetch"` (`CUDAPrefetcher`).
+
+    Returns:
+        One row a span: `lane` (worker 0, ..., host, copy, GPU), `kind`, `start_s`, `end_s`, `batch`. Seconds since the
+        first step. What `plot_timeline` draws.
+
+    Raises:
+        ValueError: the loader ends before `n_batches` + 2, or an unknown `copy`.
+
+    Taught in: notebooks/07_cuda_prefetch.ipynb
+    """
+    if copy not in COPIES:
+        raise ValueError(f"copy={copy!r}: choose one of {', '.join(COPIES)}")
+    device = torch.device(device)
+    recorder = _CudaSpans(device) if device.type == "cuda" else _HostSpans(device)
+    batches = recorder.batches(loader, copy)
+    warmups = list(islice(batches, 2))
+    for batch, _ in warmups:
+        step(batch)
+    recorder.start()
+    taken = 0
+    for number in range(n_batches):
+        with recorder.host("wait", number):
+            item = next(batches, None)
+        if item is None:
+            break
+        batch, stamps = item
+        if copy != "prefetch":
+            with recorder.host("copy", number), recorder.on_device("copy", number):
+                batch = map_tensors(batch, lambda part: part.to(device, non_blocking=copy == "non_blocking"))
+        with recorder.host("step", number), recorder.on_device("compute", number):
+            step(batch)
+        recorder.workers(stamps, number)
+        taken += 1
+    if taken < n_batches:
+        raise ValueError(f"the loader gave {taken} batches after 2 to warm up, {n_batches} are wanted")
+    return recorder.frame()
+
+
+class _HostSpans:
+    """Spans by the host's clock: all there is on a CPU."""
+
+    def __init__(self, device: torch.device):
+        self.device, self.rows, self.stamps, self.began = device, [], [], 0.0
+
+    def batches(self, loader: Iterable[Any], copy: str) -> Any:
+        return iter(CUDAPrefetcher(loader, self.device) if copy == "prefetch" else loader)
+
+    def start(self) -> None:
+        self.began = time.perf_counter()
+
+    def host(self, kind: str, batch: int) -> "_Span":
+        return _Span(self, "host", kind, batch)
+
+    def on_device(self, kind: str, batch: int) -> "_Span":
+        return _Span(None, "", kind, batch)
+
+    def workers(self, stamps: Tensor, batch: int) -> None:
+        self.stamps.append((stamps, batch))  # read at the end: on a GPU, reading waits
+
+    def add(self, lane: str, kind: str, start: float, end: float, batch: int) -> None:
+        span = {"start_s": max(0.0, start - self.began), "end_s": end - self.began, "batch": batch}
+        if span["end_s"] > 0:  # else it belongs to the time before the first step
+            self.rows.append({"lane": lane, "kind": kind, **span})
+
+    def frame(self) -> pd.DataFrame:
+        for stamps, batch in self.stamps:
+            worker, start, end = int(stamps[0, 0]), float(stamps[:, 1].min()), float(stamps[:, 2].max())
+            self.add("host" if worker < 0 else f"worker {worker}", "load", start, end, batch)
+            if worker < 0:  # the host waited for nobody: it loaded
+                self.rows = [row for row in self.rows if (row["kind"], row["batch"]) != ("wait", batch)]
+        lanes = sorted({row["lane"] for row in self.rows}, key=_from_top_to_bottom)
+        return pd.DataFrame(sorted(self.rows, key=lambda row: (lanes.index(row["lane"]), row["start_s"])))
+
+
+class _CudaSpans(_HostSpans):
+    """Adds what streams did, by events; they are read once at the end, since reading one waits for it."""
+
+    def __init__(self, device: torch.device):
+        super().__init__(device)
+        self.pairs, self.lane, self.sent_before = [], None, 0
+
+    def batches(self, loader: Iterable[Any], copy: str) -> Any:
+        if copy != "prefetch":
+            return iter(loader)
+        prefetcher = CUDAPrefetcher(loader, self.device)
+        self.lane = prefetcher.lane = _TimedCopyStream(self.device)
+        return iter(prefetcher)
+
+    def start(self) -> None:
+        self.sent_before = len(self.lane.pairs) if self.lane else 0
+        torch.cuda.synchronize(self.device)
+        self.zero = torch.cuda.Event(enable_timing=True)
+        self.zero.record(torch.cuda.current_stream(self.device))
+        torch.cuda.synchronize(self.device)
+        self.began = time.perf_counter()
+
+    def on_device(self, kind: str, batch: int) -> "_DeviceSpan":
+        return _DeviceSpan(self, kind, batch)
+
+    def frame(self) -> pd.DataFrame:
+        torch.cuda.synchronize(self.device)
+        if self.lane is not None:
+            sent = list(enumerate(self.lane.pairs, start=-2))[self.sent_before :]  # batches -2 and -1 warmed up
+            self.pairs += [("copy", number, *pair) for number, pair in sent]
+        for kind, batch, first, last in self.pairs:
+            start, end = (self.zero.elapsed_time(event) / 1e3 for event in (first, last))
+            self.add("copy" if kind == "copy" else "GPU", kind, self.began + start, self.began + end, batch)
+        return super().frame()
+
+
+class _Span:
+    """Notes a span of the host's time; without a recorder, nothing."""
+
+    def __init__(self, recorder: _HostSpans | None, lane: str, kind: str, batch: int):
+        self.recorder, self.lane, self.kind, self.batch = recorder, lane, kind, batch
+
+    def __enter__(self) -> None:
+        self.begun = time.perf_counter()
+
+    def __exit__(self, *exc_info) -> None:
+        if self.recorder is not None:
+            self.recorder.add(self.lane, self.kind, self.begun, time.perf_counter(), self.batch)
+
+
+class _DeviceSpan:
+    """Notes a span of the current stream's time."""
+
+    def __init__(self, recorder: _CudaSpans, kind: str, batch: int):
+        self.recorder, self.kind, self.batch = recorder, kind, batch
+
+    def __enter__(self) -> None:
+        self.first = _recorded(torch.cuda.current_stream(self.recorder.device))
+
+    def __exit__(self, *exc_info) -> None:
+        last = _recorded(torch.cuda.current_stream(self.recorder.device))
+        self.recorder.pairs.append((self.kind, self.batch, self.first, last))
+
+
+class _TimedCopyStream(CopyStream):
+    def __init__(self, device: torch.device):
+        super().__init__(device)
+        self.pairs = []
+
+    def send(self, batch: Any) -> Any:
+        first = _recorded(self.stream)
+        entry = super().send(batch)
+        self.pairs.append((first, _recorded(self.stream)))
+        return entry
+
+
+def _from_top_to_bottom(lane: str) -> tuple[int, str]:
+    last = ("host", "copy", "GPU")
+    return (last.index(lane) + 1 if lane in last else 0, lane)
+
+
+def _recorded(stream: Any) -> Any:
+    event = torch.cuda.Event(enable_timing=True)
+    event.record(stream)
+    return event
