@@ -34,6 +34,7 @@ _HOME = {
     "labkit.pipeline.mix": ["cutmix", "mixup"],
     "labkit.pipeline.prefetch": ["CUDAPrefetcher"],
     "labkit.pipeline.timeline": ["Stamped", "trace"],
+    "labkit.reference": ["reference_runs", "show_reference"],
     "labkit.teach.predictions": ["predict", "predictions"],
     "labkit.teach.exercises": ["check"],
 }  # fmt: skip

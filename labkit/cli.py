@@ -59,6 +59,26 @@ def doctor(scale: _Scale = "") -> None:
 
 
 @app.command()
+def reference(
+    scale: _Scale = "",
+    device: Annotated[str, typer.Option(help="cuda; or cpu, to rehearse into a folder of your own.")] = "cuda",
+    folder: Annotated[str, typer.Option(help="Where the CSV and JSON go (default: labkit/reference/).")] = "",
+) -> None:
+    """Measure what needs a CUDA GPU, and store it for readers who have none."""
+    _set_scale(scale)
+    from pathlib import Path
+
+    from labkit.reference import FOLDER
+    from labkit.reference.record import record_reference
+
+    try:
+        path = record_reference(Path(folder) if folder else FOLDER, device=device, say=typer.echo)
+    except (RuntimeError, ValueError) as error:
+        _fail(error)
+    typer.echo(f"stored {path} and its .json")
+
+
+@app.command()
 def lab(port: Annotated[int, typer.Option(help="Port of JupyterLab.")] = 8888) -> None:
     """Open JupyterLab in notebooks/ (on this machine only, behind its token)."""
     from labkit.notebooks import FOLDER

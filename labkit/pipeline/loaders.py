@@ -1,6 +1,7 @@
 """make_loader(): torch's DataLoader with the settings that are easy to get wrong already right."""
 
-import multiprocessing
+import multiprocessing.queues
+import multiprocessing.resource_tracker
 import os
 import signal
 import sys
@@ -11,7 +12,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch._utils import ExceptionWrapper
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, Sampler, SequentialSampler, Subset
+from torch.utils.data._utils import signal_handling
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from labkit.data.datasets import collate
 from labkit.measure.env import core_limits, usable_cores
@@ -72,15 +76,12 @@ class LoaderConfig:
         """This configuration as it will be used here: nothing left open, nothing that cannot be. Warns of changes."""
         num_workers = self._allowed_workers()
         idle = {} if num_workers else self._settings_without_workers()
-        has_cuda = torch.cuda.is_available()
-        if self.pin_memory and not has_cuda:
-            _warn("pin_memory=True is left out: there is no CUDA device to copy to")
         return replace(
             self,
             num_workers=num_workers,
             prefetch_factor=(self.prefetch_factor or 2) if num_workers else None,
             persistent_workers=num_workers > 0 and self.persistent_workers is not False,
-            pin_memory=has_cuda and self.pin_memory is not False,
+            pin_memory=self._may_pin(),
             start_method=None if "start_method" in idle or not num_workers else self.start_method,
         )
 
@@ -96,6 +97,12 @@ class LoaderConfig:
             "more workers only take turns. LoaderConfig(oversubscribe=True) keeps them"
         )
         return usable
+
+    def _may_pin(self) -> bool:
+        has_cuda = torch.cuda.is_available()
+        if self.pin_memory and not has_cuda:
+            _warn("pin_memory=True is left out: there is no CUDA device to copy to")
+        return has_cuda and self.pin_memory is not False
 
     def _settings_without_workers(self) -> dict[str, Any]:
         asked = {
@@ -198,18 +205,44 @@ class Loader(DataLoader):
         self.batch_sampler.epoch = self.epoch
         self.epoch += 1
         try:
-            with _own_count_of_workers():
-                return _Epoch(self, super().__iter__())
-        except (TypeError, AttributeError, multiprocessing.ProcessError, OSError) as error:
-            if self.num_workers:
+            return _Epoch(self, super().__iter__())
+        except BaseException as error:
+            died = _how_a_worker_died(error, self._iterator)
+            self.close()
+            if died:
+                raise WorkerDied(died) from None
+            if self.num_workers and isinstance(error, _START_ERRORS):
                 error.add_note(f"while starting {self.num_workers} workers: {_PICKLING}")
             raise
+
+    def _get_iterator(self) -> Iterator[Any]:
+        if not self.num_workers:
+            return super()._get_iterator()
+        with _interrupts_wait(self.multiprocessing_context):
+            return _WorkersBatches(self)
 
 
 _PICKLING = (
     "spawn and forkserver pickle the data set, so it may hold no open file, lock or connection; open those "
     "where they are first used"
 )
+_START_ERRORS = (TypeError, AttributeError, multiprocessing.ProcessError, OSError)
+
+
+class _WorkersBatches(_MultiProcessingDataLoaderIter):
+    """torch's iterator over workers, except that only whoever waits for a batch is told of a dead worker.
+
+    torch's signal handler would raise wherever the main thread is just then: in a training step, between two epochs,
+    or in code that has nothing to do with the thread that iterates.
+    """
+
+    def __init__(self, loader: Loader):
+        super().__init__(loader)
+        signal_handling._remove_worker_pids(id(self))
+        self._worker_pids_set = False
+
+    def _try_get_data(self, timeout: float = 1.0) -> tuple[bool, Any]:
+        return super()._try_get_data(timeout)  # at each timeout it looks for the dead; its own default is 5 s
 
 
 class _Epoch:
@@ -233,20 +266,11 @@ class _Epoch:
             self._batches = None
             raise
         except BaseException as error:
-            died = self._how_a_worker_died(error)
+            died = _how_a_worker_died(error, self._batches)
             self._end_workers()
             if died:
                 raise WorkerDied(died) from None
             raise
-
-    def _how_a_worker_died(self, error: BaseException) -> str | None:
-        """What to say if torch found a worker dead, else None."""
-        text = str(error)
-        if not isinstance(error, RuntimeError) or not text.startswith("DataLoader worker (pid"):
-            return None
-        dead = {worker.pid: worker.exitcode for worker in self._batches._workers if worker.exitcode}
-        causes = [f"worker {pid} {_cause(code)}" for pid, code in dead.items()]
-        return "; ".join(causes) or text
 
     def _end_workers(self) -> None:
         batches, self._batches = self._batches, None
@@ -254,6 +278,16 @@ class _Epoch:
             self._loader._iterator = None
         if hasattr(batches, "_shutdown_workers"):
             batches._shutdown_workers()
+
+
+def _how_a_worker_died(error: BaseException, batches: Iterator[Any] | None) -> str | None:
+    """What to say if torch found a worker dead, else None."""
+    text = str(error)
+    if not isinstance(error, RuntimeError) or not text.startswith("DataLoader worker (pid"):
+        return None
+    dead = {worker.pid: worker.exitcode for worker in getattr(batches, "_workers", ()) if worker.exitcode}
+    causes = [f"worker {pid} {_cause(code)}" for pid, code in dead.items()]
+    return "; ".join(causes) or text
 
 
 def _cause(exitcode: int) -> str:
@@ -408,12 +442,35 @@ def _own_count_of_workers() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _interrupts_wait(context: Any) -> Iterator[None]:
+    """Hold Ctrl-C back while workers start. They inherit that, so a Ctrl-C does not break their start-up either."""
+    if context.get_start_method() != "fork":
+        multiprocessing.resource_tracker.ensure_running()  # would end the holding back if it were started later
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _start_worker(worker_id: int) -> None:
     """Ctrl-C is for the main process, which ends its workers; OpenCV's threads would fight the other workers."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["OPENCV_FOR_THREADS_NUM"] = "1"  # for a cv2 that is imported later
     if "cv2" in sys.modules:
         sys.modules["cv2"].setNumThreads(0)
+    multiprocessing.queues.Queue._on_queue_feeder_error = _send_what_went_wrong
+
+
+def _send_what_went_wrong(queue: Any, error: Exception, message: tuple[int, Any]) -> None:
+    """In place of a batch or an exception that cannot be pickled: else the main process would wait for it for ever."""
+    number, content = message
+    if not isinstance(content, ExceptionWrapper):
+        error.add_note("while sending a batch to the main process: it may hold only what can be pickled")
+        content = ExceptionWrapper((type(error), error, error.__traceback__), where="in a DataLoader worker process")
+    content.exc_type = RuntimeError
+    queue.put((number, content))
 
 
 def _warn(message: str) -> None:
