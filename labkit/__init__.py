@@ -15,6 +15,8 @@ _HOME = {
         "InstabilityWarning", "from_timeit", "from_timer", "load_frame", "save_frame", "summarize",
     ],
     "labkit.measure.stages": ["StageClock"],
+    "labkit.measure.processes": ["tree_memory"],
+    "labkit.measure.readbacks": ["count_readbacks"],
     "labkit.measure.replay": ["ReplayLoader"],
     "labkit.measure.plots": [
         "plot_ladder", "plot_pareto", "plot_speedup", "plot_stalls", "plot_throughput", "plot_timeline",

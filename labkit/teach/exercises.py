@@ -3,6 +3,10 @@
 from collections.abc import Callable
 from typing import Any
 
+import pandas as pd
+
+from labkit.measure.results import summarize
+
 # id, such as "00.1" -> function of the answer that returns None if it is right, else what is wrong with it.
 Check = Callable[[Any], str | None]
 _checks: dict[str, Check] = {}
@@ -25,7 +29,7 @@ def check(name: str, answer: Any = ...) -> None:
         name: Number of the exercise, such as `"00.1"`.
         answer: What the reader found; `...` stands for no answer yet.
     """
-    from labkit.teach import checks  # noqa: F401 - registers them
+    from labkit.teach import loading_checks, measuring_checks  # noqa: F401 - they register them
 
     if name not in _checks:
         print(f"{name}: there is no such exercise; there are {', '.join(sorted(_checks))}")
@@ -37,7 +41,7 @@ def check(name: str, answer: Any = ...) -> None:
 
 def exercises() -> list[str]:
     """Numbers of all exercises."""
-    from labkit.teach import checks  # noqa: F401 - registers them
+    from labkit.teach import loading_checks, measuring_checks  # noqa: F401 - they register them
 
     return sorted(_checks)
 
@@ -46,6 +50,25 @@ def near(answer: Any, expected: float, tolerance: float = 0.02) -> str | None:
     """None where `answer` is within `tolerance` (relative) of `expected`, else how far off it is."""
     ratio = float(answer) / expected
     return None if abs(ratio - 1) <= tolerance else f"{float(answer):g} is {ratio:.2f} times the right value"
+
+
+def judge(frame: Any, *, rounds: int, widest: float) -> str | None:
+    """Whether a frame supports a conclusion: enough rounds, a verdict, and an interval narrower than `widest`."""
+    if not isinstance(frame, pd.DataFrame) or "images_per_s" not in frame:
+        return f"a {type(frame).__name__} is not a frame from lk.compare"
+    if frame["experiment"].astype(str).str.match(r"\d\d ").any():
+        return "this is an experiment of the notebook; make one of your own"
+    summary = summarize(frame)
+    others = summary[summary["verdict"] != "baseline"]
+    if others.empty:
+        return "it has no variant besides the baseline"
+    if others["n_runs"].min() < rounds:
+        return f"{others['n_runs'].min()} rounds count; {rounds} are wanted"
+    conclusive = others[others["verdict"] != "inconclusive"]
+    if conclusive.empty:
+        return "every variant is inconclusive: measure longer, or choose variants further apart"
+    width = float(((conclusive["ci_high"] - conclusive["ci_low"]) / conclusive["speedup"]).min())
+    return None if width <= widest else f"the narrowest interval is {width:.0%} wide; {widest:.0%} is wanted"
 
 
 def _verdict(function: Check, answer: Any) -> str:

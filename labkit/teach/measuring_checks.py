@@ -1,4 +1,4 @@
-"""The checks of all exercises, in the order of the notebooks."""
+"""The checks of the exercises in notebooks 00 to 02: measuring, taking apart, decoding."""
 
 import io
 from typing import Any
@@ -8,7 +8,7 @@ import pandas as pd
 import torch
 
 from labkit.measure.results import paired_ratios, summarize
-from labkit.teach.exercises import exercise, near
+from labkit.teach.exercises import exercise, judge, near
 
 
 @exercise("00.1")
@@ -34,7 +34,7 @@ def what_five_ratios_allow(answer: Any) -> str | None:
 @exercise("00.4")
 def a_conclusive_experiment(answer: Any) -> str | None:
     """A frame from lk.compare with at least five rounds that count."""
-    return _judge(answer, rounds=5, widest=0.1)
+    return judge(answer, rounds=5, widest=0.1)
 
 
 @exercise("01.1")
@@ -68,7 +68,7 @@ def size_without_decoding(answer: Any) -> str | None:
 @exercise("01.4")
 def a_faster_loader(answer: Any) -> str | None:
     """A frame from lk.compare with baseline="naive"."""
-    wrong = _judge(answer, rounds=3, widest=0.5)
+    wrong = judge(answer, rounds=3, widest=0.5)
     if wrong:
         return wrong
     summary = summarize(answer)
@@ -125,22 +125,3 @@ def where_the_lead_ends(answer: Any) -> str | None:
         return f"{len(own)} rounds count; five are wanted"
     lead = float(paired_ratios(own, base)["speedup"].median())
     return None if lead < 1.2 else f"turbojpeg still leads {lead:.2f}x on these files; try another format"
-
-
-def _judge(frame: Any, *, rounds: int, widest: float) -> str | None:
-    """Whether a frame supports a conclusion: enough rounds, a verdict, and an interval narrower than `widest`."""
-    if not isinstance(frame, pd.DataFrame) or "images_per_s" not in frame:
-        return f"a {type(frame).__name__} is not a frame from lk.compare"
-    if frame["experiment"].astype(str).str.match(r"\d\d ").any():
-        return "this is an experiment of the notebook; make one of your own"
-    summary = summarize(frame)
-    others = summary[summary["verdict"] != "baseline"]
-    if others.empty:
-        return "it has no variant besides the baseline"
-    if others["n_runs"].min() < rounds:
-        return f"{others['n_runs'].min()} rounds count; {rounds} are wanted"
-    conclusive = others[others["verdict"] != "inconclusive"]
-    if conclusive.empty:
-        return "every variant is inconclusive: measure longer, or choose variants further apart"
-    width = float(((conclusive["ci_high"] - conclusive["ci_low"]) / conclusive["speedup"]).min())
-    return None if width <= widest else f"the narrowest interval is {width:.0%} wide; {widest:.0%} is wanted"

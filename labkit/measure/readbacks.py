@@ -1,0 +1,31 @@
+"""How often code asks a tensor for its value: each time, a GPU's host waits until all queued work is done."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_ASKING = ("aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::equal", "aten::is_nonzero")
+
+
+class _Counter(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += function._schema.name in _ASKING
+        return function(*args, **(kwargs or {}))
+
+
+def count_readbacks(function: Callable[..., Any], *args: Any) -> tuple[Any, int]:
+    """Call `function(*args)`; returns its result and how many of its operations need a value on the host.
+
+    Counts `int(tensor)`, `tensor.item()`, `if tensor`, indexing by a boolean mask. Works without a GPU, where such reads
+    cost nothing; on one, `torch.cuda.set_sync_debug_mode("error")` finds the copies that wait as well.
+
+    Taught in: notebooks/06_kornia_gpu.ipynb
+    """
+    with _Counter() as counter:
+        result = function(*args)
+    return result, counter.count
