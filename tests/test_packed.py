@@ -1,0 +1,98 @@
+"""PackedStrings: equal to the list that it was made from, and without the page copies that the list costs workers."""
+
+import copy
+import multiprocessing
+import os
+import pickle
+import random
+import re
+from pathlib import Path
+
+import pytest
+
+from labkit import PackedStrings
+
+BROKEN = os.fsdecode(b"caf\xe9/\xff.jpg")  # a file name that is no UTF-8
+STRINGS = ["a/1.png", "", "ä/日本/🙂.jpg", "with\nbreak\tand\x00nul", "a/1.png", BROKEN]
+
+
+@pytest.mark.parametrize("strings", [STRINGS, [""], ["", ""], [], ["x" * 100_000, "y"]], ids=lambda item: len(item))
+def test_equals_the_list(strings):
+    packed = PackedStrings(strings)
+    assert list(packed) == strings
+    assert len(packed) == len(strings)
+    assert [packed[index] for index in range(-len(strings), len(strings))] == strings * 2
+    assert list(reversed(packed)) == strings[::-1]
+    assert packed == strings
+    assert packed == PackedStrings(iter(strings))
+    assert all(text in packed for text in strings)
+
+
+@pytest.mark.parametrize("part", [slice(None), slice(1, 3), slice(None, None, -2), slice(-2, 99), slice(4, 1)], ids=str)
+def test_slices(part):
+    assert PackedStrings(STRINGS)[part] == STRINGS[part]
+
+
+@pytest.mark.parametrize("index", [6, -7, 10**12])
+def test_out_of_range(index):
+    with pytest.raises(IndexError, match=f"index {index} .* 6 strings"):
+        PackedStrings(STRINGS)[index]
+
+
+def test_nothing_in_an_empty_one():
+    with pytest.raises(IndexError):
+        PackedStrings([])[0]
+
+
+@pytest.mark.parametrize("other", [STRINGS[:-1], [*STRINGS[:-1], "other"], [], "abc", None, 6], ids=repr)
+def test_differs(other):
+    assert PackedStrings(STRINGS) != other
+
+
+def test_searching():
+    packed = PackedStrings(STRINGS)
+    assert (packed.index("ä/日本/🙂.jpg"), packed.count("a/1.png"), "b" in packed) == (2, 2, False)
+    with pytest.raises(TypeError):
+        hash(packed)
+
+
+def test_numpy_integers_index():
+    import numpy as np
+
+    assert PackedStrings(STRINGS)[np.int64(-2)] == STRINGS[-2]
+
+
+@pytest.mark.parametrize("copied", [lambda item: pickle.loads(pickle.dumps(item)), copy.deepcopy, copy.copy])
+def test_copies(copied):
+    assert copied(PackedStrings(STRINGS)) == STRINGS
+
+
+def test_a_pickle_is_as_small_as_the_strings():
+    """spawn sends it to every worker."""
+    strings = [f"folder/{number:06}.jpg" for number in range(10_000)]
+    assert len(pickle.dumps(PackedStrings(strings))) < sum(map(len, strings)) + 8 * len(strings) + 1000
+
+
+def private_kb() -> int:
+    return int(re.search(r"Private_Dirty: +(\d+)", Path("/proc/self/smaps_rollup").read_text())[1])
+
+
+def read_all(strings, pipe) -> None:
+    before = private_kb()
+    pipe.send((sum(len(text) for text in strings), private_kb() - before))
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="Linux tells private pages")
+def test_reading_in_a_forked_worker_copies_no_pages():
+    strings = [f"train/n{number % 1000:08}/{number:010}.JPEG" for number in range(200_000)]
+    random.Random(0).shuffle(strings)
+    context, grown = multiprocessing.get_context("fork"), {}
+    for kind, held in (("list", strings), ("packed", PackedStrings(strings))):
+        receiver, sender = context.Pipe(duplex=False)
+        worker = context.Process(target=read_all, args=(held, sender))
+        worker.start()
+        characters, grown[kind] = receiver.recv()
+        worker.join()
+        assert characters == sum(map(len, strings))
+    assert grown["list"] > 8_000  # each string takes about 80 bytes, and reading it writes its reference count
+    assert grown["packed"] < 2_000
