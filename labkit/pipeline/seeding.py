@@ -8,6 +8,7 @@ is preceded by seeding all generators that it can reach: `random`, NumPy, torch,
 import functools
 import hashlib
 import random
+import sys
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ _LARGEST_WALK = 10_000  # objects: transforms are few, a list of a million file 
 _LARGEST_SEQUENCE = 1000
 _128_BITS = (1 << 128) - 1
 _ODD = 0xDA942042E4DD58B5DA3E39CB94B95BDB  # a multiplier of 128-bit generators, with good spectral properties
+_LIBRARIES = {*sys.stdlib_module_names, "torch", "torchvision", "numpy", "albumentations", "kornia", "labkit"}
 _PLAIN = (str, bytes, int, float, complex, bool, type(None), type, types.ModuleType, torch.Tensor, np.ndarray)
 
 
@@ -37,7 +39,7 @@ class RandomSources:
     """The generators that code reachable from some objects may draw from, to be seeded together.
 
     Global ones (`random`, `numpy.random`, torch's CPU generator) are always among them. Private ones are looked for in
-    the objects' attributes, containers, and in the variables that their functions use: `random.Random`,
+    the objects' attributes, containers, and in the variables that their functions and methods use: `random.Random`,
     `numpy.random.Generator` and `RandomState`, `torch.Generator` (CPU), and the pair in Albumentations' transforms.
     """
 
@@ -157,6 +159,7 @@ def _parts(item: Any) -> Iterator[Any]:
     yield from getattr(item, "__dict__", {}).values()
     for name in _slots(type(item)):
         yield getattr(item, name, None)
+    yield from _of_class(type(item))
 
 
 def _used_by(function: types.FunctionType) -> Iterator[Any]:
@@ -167,7 +170,22 @@ def _used_by(function: types.FunctionType) -> Iterator[Any]:
             continue
     yield from function.__defaults__ or ()
     yield from (function.__kwdefaults__ or {}).values()
-    yield from (function.__globals__[name] for name in function.__code__.co_names if name in function.__globals__)
+    yield from (function.__globals__[name] for name in _names(function.__code__) if name in function.__globals__)
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    """Names used by a function, its lambdas and comprehensions included."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _names(constant)
+
+
+@functools.cache
+def _of_class(kind: type) -> list[Any]:
+    """Methods, which may use a global variable, and class attributes; those of libraries are many, and hold none."""
+    own = [parent for parent in kind.__mro__ if parent.__module__.partition(".")[0] not in _LIBRARIES]
+    return [getattr(value, "__func__", value) for parent in own for value in vars(parent).values()]
 
 
 @functools.cache
