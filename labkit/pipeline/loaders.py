@@ -5,6 +5,7 @@ import multiprocessing.resource_tracker
 import os
 import signal
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -444,14 +445,21 @@ def _own_count_of_workers() -> Iterator[None]:
 
 @contextmanager
 def _interrupts_wait(context: Any) -> Iterator[None]:
-    """Hold Ctrl-C back while workers start. They inherit that, so a Ctrl-C does not break their start-up either."""
+    """Hold Ctrl-C back while workers start: half a worker cannot be ended, and one that is importing would complain."""
     if context.get_start_method() != "fork":
-        multiprocessing.resource_tracker.ensure_running()  # would end the holding back if it were started later
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        multiprocessing.resource_tracker.ensure_running()  # started later, it would let signals through again
+    waiting = []
+    is_main = threading.current_thread() is threading.main_thread()
+    handler = signal.signal(signal.SIGINT, lambda *call: waiting.append(call)) if is_main else None
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # which the workers inherit
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if handler is not None:
+            signal.signal(signal.SIGINT, handler)
+        if waiting:
+            signal.raise_signal(signal.SIGINT)
 
 
 def _start_worker(worker_id: int) -> None:
