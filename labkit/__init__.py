@@ -36,6 +36,7 @@ _HOME = {
     "labkit.pipeline.mix": ["cutmix", "mixup"],
     "labkit.pipeline.prefetch": ["CUDAPrefetcher"],
     "labkit.pipeline.timeline": ["Stamped", "trace"],
+    "labkit.pipeline.pictures": ["plot_images"],
     "labkit.reference": ["reference_runs", "show_reference"],
     "labkit.teach.predictions": ["predict", "predictions"],
     "labkit.teach.exercises": ["check"],

@@ -1,6 +1,7 @@
 """Predictions, and the checks of the exercises: right answers pass, planted wrong ones fail, nothing raises."""
 
 import io
+import random
 
 import pytest
 import torch
@@ -52,6 +53,46 @@ def _white(image):
     return torch.full((3, *image.shape[1:]), 255, dtype=torch.uint8)
 
 
+def _own_draw(seed, epoch, index):
+    return random.Random(f"{seed} {epoch} {index}").random()
+
+
+def _global_draw(seed, epoch, index):
+    torch.manual_seed(seed * 10**6 + epoch * 10**3 + index)
+    return torch.rand(1).item()
+
+
+def _flip_each(batch):
+    chosen = torch.rand(len(batch), generator=torch.Generator().manual_seed(0)) < 0.5
+    return torch.where(chosen[:, None, None, None], batch.flip(3), batch)
+
+
+def _flip_in_place(batch):
+    return batch.copy_(_flip_each(batch))
+
+
+def _normalised(batch):
+    mean, std = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
+    return (batch / 255 - mean[:, None, None]) / std[:, None, None]
+
+
+def _to_tensor(pixels):
+    return torch.from_numpy(pixels).permute(2, 0, 1)
+
+
+def _own_share(top, bottom, left, right, height, width):
+    return 1 - (bottom - top) * (right - left) / (height * width)
+
+
+def _brightened(batch):
+    return batch * torch.empty(len(batch), 1, 1, 1).uniform_(0.6, 1.4)
+
+
+def _brightened_one_by_one(batch):
+    factors = torch.empty(len(batch)).uniform_(0.6, 1.4)
+    return torch.stack([image * factor.item() for image, factor in zip(batch, factors, strict=True)])
+
+
 ANSWERS = {
     "00.1": ([640, 639.0], [76, 600, "many"]),
     "00.2": ([128], [64, 129, 32]),
@@ -62,6 +103,36 @@ ANSWERS = {
     "02.1": ([_to_rgb], [_low_byte, _white, lambda image: image, lambda image: _to_rgb(image).flip(0), 3]),
     "02.2": ([{"cv2", "torchcodec"}, ["torchcodec", "cv2"]], [{"cv2"}, "torchcodec", {"cv2", "torchcodec", "pil"}]),
     "02.3": ([(375, 500), [375, 500]], [(500, 375), (256, 341), (188, 250), 375]),
+    "03.1": ([10], [9, 9.6, 13, "ten"]),
+    "03.2": ([4, 4.0], [0.5, 32, 4.5]),
+    "03.3": (
+        [_own_draw],
+        [_global_draw, lambda *numbers: random.random(), lambda *numbers: 0.5, lambda seed, epoch, i: 0.01 * seed + i],
+    ),
+    "04.1": ([28.9, 64 * 3 * 224 * 224 * 3 / 1e6], [38.5, 9.6, 27.6]),
+    "04.2": (
+        [_flip_each],
+        [_flip_in_place, lambda batch: batch, lambda batch: batch.flip(3), lambda batch: batch.flip(2), torch.sum],
+    ),
+    "04.3": (
+        [_normalised],
+        [lambda batch: batch / 255, lambda batch: batch, lambda batch: _normalised(batch * 1.0).double()],
+    ),
+    "05.1": ([250], [1000, 4, 249]),
+    "05.2": (
+        [_to_tensor],
+        [lambda pixels: _to_tensor(pixels).contiguous(), torch.from_numpy, lambda pixels: _to_tensor(pixels.copy())],
+    ),
+    "06.1": ([_own_share], [lambda *box: 1 - _own_share(*box), lambda *box: 0.5]),
+    "06.2": ([0.75, 3 / 4], [0.5, 1]),
+    "06.3": (
+        [_brightened],
+        [_brightened_one_by_one, lambda batch: batch * 1.2, lambda batch: batch * torch.rand_like(batch), torch.sum],
+    ),
+    "07.1": ([75], [40, 70]),
+    "07.2": ([40], [75, 45]),
+    "07.3": ([4 / 3, 1.33], [2, 1]),
+    "07.4": (["record_stream", "tensor.record_stream(stream)"], ["wait_stream", "clone"]),
 }
 
 
@@ -103,8 +174,32 @@ def test_the_end_of_a_lead_is_judged_from_the_frame(frame_of, capsys):
     assert "variants" in _judged("02.4", frame_of({"a": [100] * 5, "b": [105] * 5}, "a"), capsys)
 
 
+@pytest.mark.parametrize(
+    ("name", "wanted"), [("03.4", 1.2), ("04.4", None), ("06.4", None), ("07.5", 1.05)], ids=lambda value: str(value)
+)
+def test_own_experiments_are_judged(name, wanted, frame_of, capsys):
+    good = frame_of({"a": [100, 101, 99, 100, 100], "b": [130, 131, 130, 129, 130]}, "a")
+    assert _judged(name, good, capsys) == f"{name}: right\n"
+    equal = frame_of({"a": [100, 101, 99, 100, 100], "b": [101, 99, 100, 101, 99]}, "a")
+    assert "inconclusive" in _judged(name, equal, capsys)
+    if wanted:
+        little = frame_of({"a": [100, 101, 99, 100, 100], "b": [103, 104, 102, 103, 103]}, "a")
+        assert f"{wanted}x is wanted" in _judged(name, little, capsys)
+
+
+def test_a_library_that_wins_is_judged_either_way(frame_of, capsys):
+    for rate in (160, 60):
+        frame = frame_of({"v2": [100] * 5, "albumentations": [rate, rate + 1, rate, rate, rate]}, "v2")
+        assert _judged("05.3", frame, capsys) == "05.3: right\n"
+    near = frame_of({"v2": [100] * 5, "albumentations": [120] * 5}, "v2")
+    assert "1.20x apart" in _judged("05.3", near, capsys)
+    assert "variants" in _judged("05.3", frame_of({"a": [100] * 5, "b": [160] * 5}, "a"), capsys)
+    assert "variants" in _judged("05.3", 7, capsys)
+
+
 def test_every_exercise_has_answers_here():
-    assert set(exercises()) == {*ANSWERS, "00.4", "01.4", "02.4"}
+    judged = {"00.4", "01.4", "02.4", "03.4", "04.4", "05.3", "06.4", "07.5"}
+    assert set(exercises()) == {*ANSWERS, *judged}
 
 
 def test_no_answer_gives_the_hint_and_an_unknown_number_the_list(capsys):

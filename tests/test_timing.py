@@ -239,6 +239,26 @@ def test_the_sampler_ends_with_compare_and_its_loss_is_no_error():
     assert sampler.descendants(os.getpid()) == before
 
 
+def test_the_memory_of_each_process_is_told_apart():
+    block = np.ones(40_000_000, dtype=np.uint8)
+    receiver, sender = multiprocessing.get_context("fork").Pipe(duplex=False)
+    child = multiprocessing.get_context("fork").Process(target=_touch_and_wait, args=(block, sender))
+    child.start()
+    receiver.recv()
+    table = lk.tree_memory()
+    child.kill()
+    child.join()
+    assert list(table["process"]) == ["main", "child 1"]
+    assert 40 < table["private_mb"][1] < 80  # its copy of the block; what it only reads is shared
+    assert (table["pss_mb"] >= table["private_mb"]).all()
+
+
+def _touch_and_wait(block, sender):
+    block += 1
+    sender.send("touched")
+    time.sleep(60)
+
+
 def test_cold_is_said_only_where_the_kernel_read_the_bytes(tmp_path):
     files = [tmp_path / str(number) for number in range(4)]
     for file in files:

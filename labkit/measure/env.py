@@ -11,7 +11,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 _CGROUP = Path("/sys/fs/cgroup")
-_VERSIONS = ("torch", "torchvision", "torchcodec", "pillow", "opencv-python-headless", "simplejpeg", "numpy")
+_VERSIONS = (
+    "torch", "torchvision", "torchcodec", "pillow", "opencv-python-headless", "simplejpeg", "numpy",
+    "albumentations", "kornia",
+)  # fmt: skip
 
 
 def usable_cores() -> int:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _ASKING = ("aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::equal", "aten::is_nonzero")
@@ -14,14 +15,20 @@ class _Counter(TorchDispatchMode):
         self.count = 0
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.count += function._schema.name in _ASKING
+        name = function._schema.name
+        self.count += name in _ASKING or (name == "aten::index" and any(map(_is_mask, args[1])))
         return function(*args, **(kwargs or {}))
+
+
+def _is_mask(index: Any) -> bool:
+    """A mask's true values are counted before the result's size is known."""
+    return index is not None and index.dtype in (torch.bool, torch.uint8)
 
 
 def count_readbacks(function: Callable[..., Any], *args: Any) -> tuple[Any, int]:
     """Call `function(*args)`; returns its result and how many of its operations need a value on the host.
 
-    Counts `int(tensor)`, `tensor.item()`, `if tensor`, indexing by a boolean mask. Works without a GPU, where such reads
+    Counts `int(tensor)`, `tensor.item()`, `if tensor`, indexing by a boolean mask. Works without a GPU, where reads
     cost nothing; on one, `torch.cuda.set_sync_debug_mode("error")` finds the copies that wait as well.
 
     Taught in: notebooks/06_kornia_gpu.ipynb

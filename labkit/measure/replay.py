@@ -21,7 +21,7 @@ class ReplayLoader:
 
     The batches are the kept tensors themselves, not copies: a step that changes its input in place changes the replay.
 
-    Taught in: notebooks/03_persistent_workers.ipynb
+    Taught in: notebooks/07_cuda_prefetch.ipynb
     """
 
     def __init__(self, loader: Iterable[Any], n_batches: int, *, length: int | None = None, device: Any = None):

@@ -1,0 +1,29 @@
+"""count_readbacks sees every way to ask a tensor for its value, and nothing else."""
+
+import pytest
+import torch
+
+import labkit as lk
+
+X = torch.arange(6.0)
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda: X[0].item(),
+        lambda: int(X[1]),
+        lambda: X[X > 2],
+        lambda: bool((X > 2).any()),
+        lambda: torch.equal(X, X),
+        lambda: X.nonzero(),
+    ],
+    ids=["item", "int", "mask", "bool", "equal", "nonzero"],
+)
+def test_asking_is_counted(ask):
+    assert lk.count_readbacks(ask)[1] >= 1
+
+
+def test_arithmetic_is_not():
+    result, reads = lk.count_readbacks(lambda x, y: torch.where(x > y, x[x.argsort()], y).sum(), X, X.flip(0))
+    assert (float(result), reads) == (24.0, 0)
