@@ -34,7 +34,7 @@ def mixup(
 
     Raises:
         TypeError: `x` is not floating point.
-        ValueError: a shape or `alpha` that cannot be.
+        ValueError: a shape, `alpha` or `lam` that cannot be.
 
     Source: Zhang et al., mixup: Beyond Empirical Risk Minimization (2018). Taught in: notebooks/06_kornia_gpu.ipynb
     """
@@ -42,10 +42,11 @@ def mixup(
     if not x.is_floating_point():
         raise TypeError(f"{x.dtype} images cannot be blended: convert them first, as with x.float() / 255")
     targets = _probabilities(y, num_classes, x)
-    partner = _partners(x) if partner is None else partner
+    partner = _partners(x, partner)
     share = _shares(x, alpha, per_sample, lam)
     image_share = share.to(x.dtype).view(-1, 1, 1, 1)
-    return torch.lerp(x[partner], x, image_share), torch.lerp(targets[partner], targets, share.view(-1, 1))
+    target_share = share.to(targets.dtype).view(-1, 1)
+    return torch.lerp(x[partner], x, image_share), torch.lerp(targets[partner], targets, target_share)
 
 
 def cutmix(
@@ -76,13 +77,13 @@ def cutmix(
         `(images, targets)`: a new tensor like `x`, and float targets (N, num_classes), on x's device.
 
     Raises:
-        ValueError: a shape or `alpha` that cannot be.
+        ValueError: a shape, `alpha` or `lam` that cannot be.
 
     Source: Yun et al., CutMix (2019). Taught in: notebooks/06_kornia_gpu.ipynb
     """
     _check(x, y, alpha)
     targets = _probabilities(y, num_classes, x)
-    partner = _partners(x) if partner is None else partner
+    partner = _partners(x, partner)
     share = _shares(x, alpha, per_sample, lam)
     inside, pasted = _rectangles(x, share, center)
     share = (1 - pasted).to(targets.dtype).view(-1, 1)
@@ -105,17 +106,25 @@ def _probabilities(y: Tensor, num_classes: int | None, x: Tensor) -> Tensor:
     return torch.zeros(len(y), num_classes, device=x.device).scatter_(1, y.view(-1, 1).long(), 1.0)
 
 
-def _partners(x: Tensor) -> Tensor:
-    # Not randperm: for small batches it draws on the CPU, and its copy to the device waits.
-    return torch.rand(len(x), device=x.device).argsort()
+def _partners(x: Tensor, partner: Tensor | None) -> Tensor:
+    if partner is None:
+        # Not randperm: for small batches it draws on the CPU, and its copy to the device waits.
+        return torch.rand(len(x), device=x.device).argsort()
+    if partner.shape != x.shape[:1]:  # one partner for all would pass as well, by broadcasting
+        raise ValueError(f"partner of shape {tuple(partner.shape)}: one number for each of {len(x)} images is wanted")
+    return partner.to(x.device, non_blocking=True)
 
 
 def _shares(x: Tensor, alpha: float, per_sample: bool, lam: Tensor | float | None) -> Tensor:
     """The images' own shares, float32, (N,) or (1,)."""
     if isinstance(lam, Tensor):
-        return lam.to(x.device, torch.float32).view(-1)
+        if lam.numel() not in (1, len(x)):
+            raise ValueError(f"lam of shape {tuple(lam.shape)}: wanted is one, or one for each of {len(x)} images")
+        return lam.to(x.device, torch.float32, non_blocking=True).view(-1)
     n = len(x) if per_sample else 1
     if lam is not None:
+        if not 0 <= lam <= 1:
+            raise ValueError(f"lam={lam}: a share between 0 and 1 is wanted")
         return torch.full((n,), float(lam), device=x.device)
     concentration = torch.full((n,), float(alpha), device=x.device)
     # Validating would read the values back.
@@ -125,9 +134,10 @@ def _shares(x: Tensor, alpha: float, per_sample: bool, lam: Tensor | float | Non
 def _rectangles(x: Tensor, share: Tensor, center: Tensor | None) -> tuple[Tensor, Tensor]:
     """Where each rectangle lies, bool (N or 1, 1, H, W), and the share of the picture that it covers, (N or 1,)."""
     reach = 0.5 * (1 - share).sqrt()
+    center = None if center is None else center.to(x.device, non_blocking=True)
     masks, covered = [], torch.ones_like(share)
     for axis, length in enumerate(x.shape[-2:]):
-        middle = torch.rand_like(share).mul(length).floor() if center is None else center[:, axis].to(x.device)
+        middle = torch.rand_like(share).mul(length).floor() if center is None else center[:, axis]
         half = reach.mul(length).floor()
         low, high = (middle - half).clamp(min=0), (middle + half).clamp(max=length)
         pixels = torch.arange(length, device=x.device)

@@ -1,0 +1,343 @@
+"""MixUp and CutMix: the same as torchvision's, area counted pixel by pixel, and nothing read back by the host."""
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torchvision.transforms import v2
+
+import labkit as lk
+from labkit.reference.experiments import writeup_cutmix
+
+N, CLASSES, HEIGHT, WIDTH = 6, 10, 20, 31
+MIXES = {"mixup": lk.mixup, "cutmix": lk.cutmix}
+either = pytest.mark.parametrize("mix", MIXES.values(), ids=MIXES)
+per_batch_and_sample = pytest.mark.parametrize("per_sample", [False, True], ids=["per batch", "per sample"])
+
+
+@pytest.fixture
+def images():
+    return torch.rand(N, 3, HEIGHT, WIDTH, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture
+def labels():
+    return torch.tensor([0, 3, 3, 9, 1, 7])
+
+
+@pytest.fixture
+def neighbours():
+    """The partners that torchvision takes."""
+    return torch.arange(N).roll(1)
+
+
+def numbered(n=N, height=HEIGHT, width=WIDTH):
+    """Every pixel of an image holds the image's number: whose pixel it was can be read off."""
+    return torch.arange(n, dtype=torch.uint8).view(-1, 1, 1, 1).expand(n, 3, height, width).contiguous()
+
+
+@pytest.mark.parametrize("soft", [False, True])
+@pytest.mark.parametrize("lam", [0.0, 0.3, 0.85, 1.0])
+def test_mixup_is_torchvisions(images, labels, neighbours, lam, soft):
+    if soft:
+        labels = torch.rand(N, CLASSES).softmax(1)
+    theirs = v2.MixUp(num_classes=CLASSES)
+    params = {"labels": labels, "batch_size": N, "lam": lam}
+    own, targets = lk.mixup(images, labels, num_classes=CLASSES, lam=lam, partner=neighbours)
+    torch.testing.assert_close(own, theirs.transform(images, params), atol=1e-6, rtol=0)
+    torch.testing.assert_close(targets, theirs.transform(labels, params).float(), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("center", [(0, 0), (0, 30), (19, 30), (10, 15), (7, 29)])
+@pytest.mark.parametrize("lam", [0.0, 0.2, 0.5, 0.9, 1.0])
+def test_cutmix_is_torchvisions(images, labels, neighbours, lam, center):
+    theirs, (row, column) = v2.CutMix(num_classes=CLASSES), center
+    half_height, half_width = (int(0.5 * (1 - lam) ** 0.5 * length) for length in (HEIGHT, WIDTH))
+    box = (
+        max(column - half_width, 0), max(row - half_height, 0),
+        min(column + half_width, WIDTH), min(row + half_height, HEIGHT),
+    )  # fmt: skip
+    left = 1 - (box[2] - box[0]) * (box[3] - box[1]) / (HEIGHT * WIDTH)
+    params = {"labels": labels, "batch_size": N, "box": box, "lam_adjusted": left}
+    options = {"num_classes": CLASSES, "lam": lam, "center": torch.tensor([center]), "partner": neighbours}
+    own, targets = lk.cutmix(images, labels, **options)
+    assert torch.equal(own, theirs.transform(images, params))
+    torch.testing.assert_close(targets, theirs.transform(labels, params).float(), atol=1e-6, rtol=0)
+
+
+def test_mixup_per_sample_by_numpy(images, labels):
+    shares, partner = np.linspace(0, 1, N, dtype=np.float32), np.array([3, 3, 0, 1, 5, 4])
+    own, targets = lk.mixup(
+        images, labels, num_classes=CLASSES, lam=torch.from_numpy(shares), partner=torch.from_numpy(partner)
+    )
+    pixels, hot = images.numpy(), np.eye(CLASSES)[labels]
+    for number, share in enumerate(shares):
+        expected = share * pixels[number] + (1 - share) * pixels[partner[number]]
+        np.testing.assert_allclose(own[number], expected, atol=1e-6)
+        np.testing.assert_allclose(targets[number], share * hot[number] + (1 - share) * hot[partner[number]], atol=1e-6)
+
+
+@pytest.mark.parametrize("alpha", [0.2, 1.0, 4.0])
+@per_batch_and_sample
+def test_cutmix_counts_the_pixels_that_it_pasted(alpha, per_sample):
+    torch.manual_seed(0)
+    x, hot, n_cut_off = numbered(), torch.eye(N), 0
+    for _ in range(60):
+        lam, partner = torch.rand(N if per_sample else 1), torch.arange(N).roll(2)
+        mixed, targets = lk.cutmix(x, hot, alpha=alpha, per_sample=per_sample, lam=lam, partner=partner)
+        own = (mixed == x)[:, 0].double().mean((1, 2))
+        torch.testing.assert_close(targets.diagonal().double(), own, atol=1e-6, rtol=0)
+        torch.testing.assert_close(targets[torch.arange(N), partner].double(), 1 - own, atol=1e-6, rtol=0)
+        assert set(mixed.unique().tolist()) <= set(range(N))
+        assert torch.equal(mixed[:, 0], mixed[:, 2])  # all channels alike
+        n_cut_off += int((own > lam + 0.15).sum())  # rounding to whole pixels alone takes less
+    assert n_cut_off > 20  # else the borders would not have been tried
+
+
+@per_batch_and_sample
+def test_what_cutmix_pastes_is_one_rectangle(per_sample):
+    torch.manual_seed(1)
+    mixed, _ = lk.cutmix(numbered(), torch.eye(N), lam=0.6, per_sample=per_sample, partner=torch.arange(N).roll(1))
+    pasted = (mixed != numbered())[:, 0]
+    boxes = set()
+    for mask in pasted:
+        rows, columns = mask.any(1).nonzero().flatten(), mask.any(0).nonzero().flatten()
+        box = (int(rows.min()), int(rows.max()) + 1, int(columns.min()), int(columns.max()) + 1)
+        assert int(mask.sum()) == (box[1] - box[0]) * (box[3] - box[2])
+        boxes.add(box)
+    assert len(boxes) == (N if per_sample else 1)
+
+
+def test_cutmix_centers_are_spread_evenly():
+    """No row or column is favoured; read off rectangles of two by two pixels."""
+    torch.manual_seed(2)
+    n, size = 4000, 8
+    x = torch.zeros(n, 1, size, size, dtype=torch.uint8)
+    x[: n // 2] = 1
+    mixed, _ = lk.cutmix(
+        x, torch.zeros(n, 2), lam=1 - (2 / size) ** 2, per_sample=True, partner=torch.arange(n).flip(0)
+    )
+    for other_axis in (1, 2):
+        first = (mixed != x)[:, 0].any(other_axis).int().argmax(1)  # 0 for a center at 0 or 1, c - 1 for c > 1
+        counts = torch.bincount(first, minlength=size - 1)
+        expected = np.array([2] + [1] * (size - 2)) * n / size
+        assert stats.chisquare(counts.numpy(), expected).pvalue > 1e-3
+
+
+@either
+@per_batch_and_sample
+@pytest.mark.parametrize("soft", [False, True])
+def test_targets_sum_to_one_and_nothing_is_changed(mix, per_sample, soft, images, labels):
+    labels = torch.rand(N, CLASSES).softmax(1) if soft else labels
+    before = images.clone(), labels.clone()
+    mixed, targets = mix(images, labels, num_classes=CLASSES, per_sample=per_sample)
+    torch.testing.assert_close(targets.sum(1), torch.ones(N), atol=1e-6, rtol=0)
+    assert (mixed.shape, mixed.dtype) == (images.shape, images.dtype)
+    assert (targets.shape, targets.dtype) == ((N, CLASSES), torch.float32)
+    assert torch.equal(images, before[0])
+    assert torch.equal(labels, before[1])
+    mixed.zero_()
+    targets.zero_()
+    assert torch.equal(images, before[0])
+    assert torch.equal(labels, before[1])
+
+
+@either
+def test_one_draw_a_batch_or_one_an_image(mix):
+    torch.manual_seed(3)
+    own = {}
+    for per_sample in (False, True):
+        _, targets = mix(
+            torch.rand(64, 1, 32, 32), torch.eye(64), per_sample=per_sample, partner=torch.arange(64).roll(1)
+        )
+        own[per_sample] = len(targets.diagonal().unique())
+    assert own[False] == 1
+    assert own[True] > 20
+
+
+@either
+@pytest.mark.parametrize("alpha", [0.4, 1.0, 5.0])
+def test_shares_are_drawn_from_beta(mix, alpha):
+    torch.manual_seed(4)
+    shares = drawn_shares(mix, 2000, alpha=alpha)
+    low, high = (0.0, 1.0) if mix is lk.mixup else (0.1, 0.9)  # narrower rectangles have no pixel
+    shares = shares[(shares >= low) & (shares <= high)]
+
+    def p_value(law):
+        return stats.kstest(
+            shares, lambda share: (law.cdf(share) - law.cdf(low)) / (law.cdf(high) - law.cdf(low))
+        ).pvalue
+
+    assert p_value(stats.beta(alpha, alpha)) > 1e-3
+    assert p_value(stats.beta(4 * alpha, 4 * alpha)) < 1e-6  # so the test can fail
+
+
+def drawn_shares(mix, n, *, alpha):
+    """Read off black images with white partners: the blend's gray, or the height of the rectangle."""
+    height, width = (1, 1) if mix is lk.mixup else (500, 8)
+    x = torch.cat([torch.zeros(n, 1, height, width), torch.ones(n, 1, height, width)])
+    partner = torch.arange(2 * n).roll(n)
+    mixed, _ = mix(x, torch.zeros(2 * n, 2), alpha=alpha, per_sample=True, partner=partner, **centered(mix, x))
+    pasted = mixed[:n, 0].amax(2).mean(1).double().numpy()
+    return 1 - (pasted if mix is lk.mixup else pasted**2)
+
+
+def centered(mix, x):
+    """No rectangle reaches over the border."""
+    return {} if mix is lk.mixup else {"center": torch.tensor([[x.shape[2] // 2, x.shape[3] // 2]])}
+
+
+@either
+def test_partners_are_a_permutation(mix):
+    torch.manual_seed(5)
+    x, seen = torch.zeros(N, 1, 8, 8), set()
+    for _ in range(30):
+        _, targets = mix(x, torch.eye(N), lam=0.0, **centered(mix, x))
+        partners = targets.argmax(1).tolist()
+        assert sorted(partners) == list(range(N))
+        seen.add(tuple(partners))
+    assert len(seen) > 20
+
+
+@either
+def test_an_image_alone_is_its_own_partner(mix):
+    image = torch.rand(1, 3, 8, 8)
+    mixed, targets = mix(image, torch.tensor([2]), num_classes=3)
+    torch.testing.assert_close(mixed, image)
+    assert targets.tolist() == [[0, 0, 1]]
+
+
+@either
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.float64])
+def test_other_floats(mix, kind, images, neighbours):
+    """Whatever the images' and the probabilities' types; shares are rounded to them."""
+    hot = torch.eye(N)
+    options = {"lam": 0.75, "partner": neighbours, **centered(mix, images)}
+    expected, expected_targets = mix(images, hot, **options)
+    mixed, targets = mix(images.to(kind), hot.to(kind), **options)
+    assert (mixed.dtype, targets.dtype) == (kind, kind)
+    torch.testing.assert_close(mixed.float(), expected, atol=0.01, rtol=0)
+    torch.testing.assert_close(targets.float(), expected_targets, atol=0.01, rtol=0)
+
+
+def test_cutmix_takes_bytes_and_mixup_names_the_remedy(labels):
+    mixed, _ = lk.cutmix(numbered(), labels, num_classes=CLASSES)
+    assert mixed.dtype == torch.uint8
+    with pytest.raises(TypeError, match=r"torch\.uint8 images cannot be blended.*x\.float\(\) / 255"):
+        lk.mixup(numbered(), labels, num_classes=CLASSES)
+
+
+@either
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"x": torch.rand(3, 8, 8)}, r"images \(N, C, H, W\) and N labels are wanted, not \(3, 8, 8\)"),
+        ({"y": torch.arange(N - 1)}, "N labels are wanted"),
+        ({"y": torch.zeros(N, 2, 2)}, r"labels of shape \(6, 2, 2\)"),
+        ({"num_classes": None}, "pass num_classes="),
+        ({"alpha": 0.0}, "alpha=0.0: a positive"),
+        ({"alpha": float("nan")}, "alpha=nan"),
+        ({"lam": 1.5}, "lam=1.5: a share between 0 and 1"),
+        ({"lam": torch.rand(N - 1)}, r"lam of shape \(5,\)"),
+        ({"partner": torch.tensor([1])}, r"partner of shape \(1,\): one number for each of 6"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_mixed(mix, change, message):
+    arguments = {"x": torch.rand(N, 3, 8, 8), "y": torch.arange(N), "num_classes": CLASSES, **change}
+    with pytest.raises(ValueError, match=message):
+        mix(arguments.pop("x"), arguments.pop("y"), **arguments)
+
+
+class NothingReadBack(TorchDispatchMode):
+    """Fails where a tensor becomes a Python number or has a shape that depends on values: there the host would wait."""
+
+    forbidden = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "equal")
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function.overloadpacket.__name__ in self.forbidden:
+            raise AssertionError(f"{function} is read back")
+        return function(*args, **(kwargs or {}))
+
+
+def writeup(x, y, *, num_classes, per_sample=False):
+    return writeup_cutmix(x.clone(), y, num_classes)
+
+
+@either
+@per_batch_and_sample
+@pytest.mark.parametrize("soft", [False, True])
+def test_the_host_reads_nothing_back(mix, per_sample, soft, images, labels):
+    labels = torch.eye(N, CLASSES) if soft else labels
+    with NothingReadBack():
+        mix(images, labels, num_classes=CLASSES, per_sample=per_sample)
+
+
+def test_the_write_ups_cutmix_reads_back(images, labels):
+    with NothingReadBack(), pytest.raises(AssertionError, match="_local_scalar_dense"):
+        writeup(images, labels, num_classes=CLASSES)
+
+
+@pytest.mark.parametrize("number", [int, float, bool])
+def test_the_watch_sees_every_kind_of_reading(number):
+    with NothingReadBack(), pytest.raises(AssertionError, match="read back"):
+        number(torch.ones(()))
+
+
+@either
+@pytest.mark.parametrize("n_draws", [1, N])
+def test_all_stays_on_the_device(mix, n_draws):
+    """By tensors that have a device and no values. Drawing a share is not known to them: the test above covers it."""
+    with FakeTensorMode():
+        x, y = torch.rand(N, 3, 8, 8, device="cuda"), torch.arange(N, device="cuda")
+        mixed, targets = mix(x, y, num_classes=CLASSES, lam=torch.rand(n_draws, device="cuda"))
+        assert (mixed.device.type, targets.device.type) == ("cuda", "cuda")
+        mixed, targets = mix(x, y.cpu(), num_classes=CLASSES, lam=torch.rand(n_draws), partner=torch.arange(N))
+        assert (mixed.device.type, targets.device.type) == ("cuda", "cuda")
+        with pytest.raises(DataDependentOutputException):
+            int(y[0])
+
+
+@pytest.fixture
+def no_waiting():
+    """CUDA raises where the host would wait for the device."""
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    yield
+    torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.fixture
+def on_cuda():
+    """Made, and its kernels loaded, before waiting is forbidden."""
+    x, y = torch.rand(64, 3, 32, 32, device="cuda"), torch.arange(64, device="cuda") % CLASSES
+    lk.mixup(x, y, num_classes=CLASSES)
+    return x, y, torch.eye(CLASSES, device="cuda")[y]
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@either
+@per_batch_and_sample
+def test_the_host_does_not_wait_for_cuda(mix, per_sample, on_cuda, no_waiting):
+    x, y, soft = on_cuda
+    for labels in (y, soft):
+        mix(x, labels, num_classes=CLASSES, per_sample=per_sample)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_the_write_ups_cutmix_waits_for_cuda(on_cuda, no_waiting):
+    with pytest.raises(RuntimeError, match="synchronizing"):
+        writeup(*on_cuda[:2], num_classes=CLASSES)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@either
+def test_cuda_gives_what_the_cpu_gives(mix, images, labels, neighbours):
+    options = {"num_classes": CLASSES, "lam": 0.4, "partner": neighbours, **centered(mix, images)}
+    for found, expected in zip(mix(images.cuda(), labels, **options), mix(images, labels, **options), strict=True):
+        assert found.is_cuda
+        torch.testing.assert_close(found.cpu(), expected, atol=1e-6, rtol=0)
