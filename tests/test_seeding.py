@@ -84,7 +84,7 @@ def expected() -> list[list[dict[str, torch.Tensor]]]:
 MODES = [
     (0, None, None),
     *itertools.product((1, 2, 4), ["fork"], [True, False]),
-    (2, "forkserver", True), (2, "forkserver", False), (2, "spawn", True),
+    (2, "forkserver", True), (2, "forkserver", False), (2, "spawn", True), (4, "spawn", True),
 ]  # fmt: skip
 
 
