@@ -17,8 +17,9 @@ class CUDAPrefetcher:
         loader: Any iterable of batches: tensors in any nest of dicts, lists, tuples and data classes. For copies
             that overlap with compute its tensors must lie in pinned memory (`pin_memory=True`).
         device: Where batches go. On a CPU there is nothing to copy: batches pass through, so the same script runs.
-        depth: Batches copied ahead of the one that is handed out. One hides the copy; more even out a loader whose
-            batches take unequal times, at the price of a batch of GPU memory each.
+        depth: Batches copied ahead of the one that is handed out. One hides the copy; more even out copies of unequal
+            size, at the price of a batch of GPU memory each. For a loader that stalls, give it workers and a larger
+            `prefetch_factor`: `next()` waits for the batch `depth` places ahead, however many lie ready.
 
     One side stream lives as long as this object. Its tensors come from that stream's memory, so the consumer's stream
     is told to wait for the copy (an event), and the allocator is told that the consumer's stream uses them
@@ -45,7 +46,8 @@ class CUDAPrefetcher:
         return len(self.loader)
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("loader", "__setstate__"):  # not there yet: asking the loader would not end
+        # While unpickling there is no loader, and asking it would not end; its `__deepcopy__` would copy it alone.
+        if name == "loader" or name.startswith("__"):
             raise AttributeError(name)
         return getattr(self.loader, name)  # batch_size, num_workers, set_epoch, dataset, ...
 
@@ -125,9 +127,9 @@ class CopyStream:
             warnings.warn(
                 "the batches are not in pinned memory, so the host waits for every copy: build the loader with "
                 "pin_memory=True",
-                stacklevel=4,
+                stacklevel=5,  # whoever iterates
             )
 
 
 def _is_pageable(item: Any) -> bool:
-    return isinstance(item, torch.Tensor) and item.device.type == "cpu" and not item.is_pinned()
+    return isinstance(item, torch.Tensor) and item.device.type == "cpu" and item.numel() > 0 and not item.is_pinned()
