@@ -144,6 +144,14 @@ def test_resumed_epoch(expected):
     loader.close()
 
 
+def test_a_batch_as_a_whole_draws_apart_from_its_samples():
+    """A sample that draws more, or not at all, leaves MixUp's draws as they are."""
+    quiet = [{"index": torch.tensor(index)} for index in range(22)]
+    config = lk.LoaderConfig(batch_size=4, num_workers=0)
+    one, other = (list(lk.make_loader(dataset, config, batch_transform=noise)) for dataset in (quiet, Draws()))
+    assert [batch["whole batch"].tolist() for batch in one] == [batch["whole batch"].tolist() for batch in other]
+
+
 def test_an_epoch_left_early_changes_nothing(expected):
     config = lk.LoaderConfig(batch_size=4, num_workers=2, seed=7)
     loader = lk.make_loader(Draws(), config, shuffle=True, batch_transform=noise)
