@@ -23,6 +23,7 @@ import torch
 from torch.utils.data import Dataset, DistributedSampler, IterableDataset, Subset, TensorDataset
 
 import labkit as lk
+from labkit.pipeline import config as settings
 from labkit.pipeline import loaders
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # spawned workers cannot import a test file
@@ -64,8 +65,8 @@ def _no_worker_is_left():
 
 @pytest.fixture
 def two_cores(monkeypatch):
-    monkeypatch.setattr(loaders, "usable_cores", lambda: 2)
-    monkeypatch.setattr(loaders, "core_limits", lambda: {"cpu_count": 64, "affinity": 2})
+    monkeypatch.setattr(settings, "usable_cores", lambda: 2)
+    monkeypatch.setattr(settings, "core_limits", lambda: {"cpu_count": 64, "affinity": 2})
 
 
 def warnings_of(make) -> list[str]:
@@ -603,7 +604,7 @@ CELLS = [
     *(
         f"config = lk.LoaderConfig(batch_size=4, num_workers=1, start_method={method!r})\n"
         "print(torch.cat(list(lk.make_loader(Squares(), config, batch_transform=lambda batch: batch + 1))).tolist())"
-        for method in loaders.START_METHODS
+        for method in START_METHODS
     ),
 ]
 

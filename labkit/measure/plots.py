@@ -265,7 +265,7 @@ def _line(ax: Axes, x: float, label: str, color=_LIMIT, linestyle: str = "--") -
 
 def _share_labels(ax: Axes, left: np.ndarray, width: np.ndarray, total: np.ndarray) -> None:
     for row, share in enumerate(width / np.where(total > 0, total, 1)):
-        if share >= 0.07 and width[row] >= 0.06 * total.max():  # else the number is wider than its bar
+        if share >= 0.07 and width[row] >= 0.085 * total.max():  # else the number is wider than its bar
             ax.text(
                 left[row] + width[row] / 2,
                 row,
