@@ -604,7 +604,7 @@ CELLS = [
     *(
         f"config = lk.LoaderConfig(batch_size=4, num_workers=1, start_method={method!r})\n"
         "print(torch.cat(list(lk.make_loader(Squares(), config, batch_transform=lambda batch: batch + 1))).tolist())"
-        for method in START_METHODS
+        for method in settings.START_METHODS
     ),
 ]
 
