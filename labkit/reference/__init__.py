@@ -15,6 +15,8 @@ COMMAND = "python -m labkit reference"
 def reference_runs(experiment: str, folder: Path = FOLDER) -> dict[str, pd.DataFrame]:
     """Stored runs of one experiment: name of the machine's GPU -> frame, as `compare` gives it.
 
+    A rehearsal on a CPU is named after the CPU; a second machine with the same GPU also by its file.
+
     Raises:
         ValueError: a stored file is damaged; names it.
     """
@@ -25,7 +27,8 @@ def reference_runs(experiment: str, folder: Path = FOLDER) -> dict[str, pd.DataF
         frame = load_frame(path)
         runs = frame[frame["experiment"] == experiment].reset_index(drop=True)
         if len(runs):
-            found[_machine(path.with_suffix(".json"))] = runs
+            machine = _machine(path.with_suffix(".json"))
+            found[machine if machine not in found else f"{machine} ({path.stem})"] = runs
     return found
 
 
@@ -45,6 +48,7 @@ def show_reference(experiment: str, folder: Path = FOLDER) -> None:
 
 def _machine(path: Path) -> str:
     try:
-        return json.loads(path.read_text())["environment"]["gpu"]
-    except (OSError, ValueError, KeyError) as error:
+        environment = json.loads(path.read_text())["environment"]
+        return environment["gpu"] or environment["cpu"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} does not name the machine of its runs: record them anew ({COMMAND})") from error

@@ -40,7 +40,7 @@ def record_reference(
         raise ValueError(f"runs of device={device!r} are no reference: choose another folder")
     frames, seconds = [], {}
     for experiment in _experiments(torch.device(device), scale()):
-        say(f"{experiment.name}: checking, then {experiment.rounds} rounds of {len(experiment.variants)} variants")
+        say(f"{experiment.name}: checking, then {_rounds(experiment)} rounds of {len(experiment.variants)} variants")
         start = time.perf_counter()
         frames.append(_measure(experiment))
         seconds[experiment.name] = round(time.perf_counter() - start, 1)
@@ -64,11 +64,15 @@ def _experiments(device: torch.device, size: Scale) -> Iterator[Experiment]:
     yield experiments.overlap(store, device, size)
 
 
+def _rounds(experiment: Experiment) -> int:
+    return min(experiment.rounds, scale().rounds)
+
+
 def _measure(experiment: Experiment) -> pd.DataFrame:
     try:
         experiment.check()
         return compare(
-            experiment.variants, baseline=experiment.baseline, rounds=min(experiment.rounds, scale().rounds),
+            experiment.variants, baseline=experiment.baseline, rounds=_rounds(experiment),
             experiment=experiment.name, progress=False, **experiment.factors,
         )  # fmt: skip
     except AssertionError as error:

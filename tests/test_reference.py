@@ -1,0 +1,386 @@
+"""Reference runs: a whole rehearsal on the CPU at the smallest size, what is refused, and checks that really fail."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from dataclasses import replace
+from functools import partial
+
+import matplotlib.pyplot as plt
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import labkit as lk
+from labkit.cli import app
+from labkit.measure import env
+from labkit.reference import COMMAND, FOLDER, experiments, record
+
+CPU = torch.device("cpu")
+TINY = env.Scale("ci", n_photos=4, n_camera=1, batch_size=2, rounds=1)
+VARIANTS = {
+    "06 light recipe on the device": ["v2, one draw a batch", "Kornia"],
+    "06 heavy recipe on the device": ["v2, one draw a batch", "Kornia"],
+    "06 mixing on the device": [
+        "v2.CutMix", "v2.MixUp", "lk.mixup", "lk.cutmix", "write-up's CutMix", "not mixed",
+    ],
+    "06 who augments": ["CPU does all", "CPU crops, device colors", "CPU crops only"],
+    "07 feeding a training step": [
+        "pageable", "pinned", "pinned, non_blocking", "prefetched", "load alone", "compute alone",
+    ],
+}  # fmt: skip
+
+
+def labkit(*arguments):
+    return CliRunner().invoke(app, ["reference", *map(str, arguments)])
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """Photos go here; every experiment is as small as can be."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LABKIT_HOME", str(tmp_path_factory.mktemp("home")))
+        patch.setitem(env._SCALES, "ci", TINY)
+        yield
+
+
+@pytest.fixture(scope="module")
+def rehearsal(home, tmp_path_factory):
+    """Folder and output of `python -m labkit reference --device cpu`."""
+    folder, n_threads = tmp_path_factory.mktemp("rehearsal"), torch.get_num_threads()
+    torch.set_num_threads(1)  # batches of two: threads would mostly wait for each other
+    result = labkit("--device", "cpu", "--folder", folder, "--scale", "ci")
+    torch.set_num_threads(n_threads)
+    assert result.exit_code == 0, result.output
+    return folder, result.output
+
+
+@pytest.fixture
+def store(home):
+    return lk.FolderStore(lk.make_photos(lk.photo_root("imagenet"), TINY.n_photos, progress=False))
+
+
+@pytest.fixture
+def nothing_is_timed(monkeypatch):
+    monkeypatch.setattr(record, "compare", lambda *args, **kwargs: pytest.fail("timed before it was checked"))
+
+
+def test_a_rehearsal_stores_every_experiment(rehearsal):
+    folder, output = rehearsal
+    assert sorted(path.name for path in folder.iterdir()) == [f"{lk.env_id()}.csv", f"{lk.env_id()}.json"]
+    frame = lk.load_frame(folder / f"{lk.env_id()}.csv")
+    assert list(frame.experiment.unique()) == list(VARIANTS)
+    for experiment, variants in VARIANTS.items():
+        runs = frame[frame["experiment"] == experiment]
+        assert set(runs.variant) == set(variants)
+        assert set(runs.baseline) == {variants[0]}
+        assert set(lk.summarize(runs).index) == set(variants)
+        assert f"{experiment}: checking, then 1 rounds of {len(variants)} variants" in output
+    assert (frame.images_per_s > 0).all()
+    assert f"stored {folder / lk.env_id()}.csv and its .json" in output.replace("\n", "")
+
+
+def test_the_json_names_the_machine(rehearsal):
+    facts = json.loads((rehearsal[0] / f"{lk.env_id()}.json").read_text())
+    assert facts["environment"] == lk.environment()
+    assert facts["scale"] == "ci"
+    assert facts["checked"] == list(facts["seconds"]) == list(VARIANTS)
+
+
+def test_a_rehearsal_can_be_shown(rehearsal):
+    lk.show_reference("06 mixing on the device", rehearsal[0])
+    machine = lk.environment()["gpu"] or lk.environment()["cpu"]
+    assert plt.gca().get_title("left") == f"06 mixing on the device: reference run on {machine}"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="about machines without CUDA")
+def test_without_cuda_nothing_is_written(home, tmp_path):
+    result = labkit("--folder", tmp_path / "new", "--scale", "ci")
+    assert result.exit_code == 2
+    assert "labkit: there is no CUDA device here" in result.output
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("folder", [[], ["--folder", FOLDER], ["--folder", FOLDER / ".." / "reference"]])
+def test_a_cpus_runs_are_no_reference(home, folder):
+    before = sorted(FOLDER.iterdir())
+    result = labkit("--device", "cpu", *folder)
+    assert result.exit_code == 2
+    assert "runs of device='cpu' are no reference: choose another folder" in result.output
+    assert sorted(FOLDER.iterdir()) == before
+
+
+def refusing(message="apples are no pears"):
+    def check():
+        raise AssertionError(message)
+
+    return experiments.Experiment("06 fruit", "a", {"a": lambda: [1]}, check)
+
+
+def test_a_failing_check_stops_before_any_timing(home, tmp_path, monkeypatch, nothing_is_timed):
+    monkeypatch.setattr(record, "_experiments", lambda device, size: iter([refusing()]))
+    result = labkit("--device", "cpu", "--folder", tmp_path / "new", "--scale", "ci")
+    assert result.exit_code == 2
+    assert "labkit: 06 fruit: the variants do not do the same work: apples are no pears" in result.output
+    assert not (tmp_path / "new").exists()
+
+
+def test_one_failure_among_several_leaves_nothing(home, tmp_path, monkeypatch):
+    good = experiments.Experiment("06 good", "a", {"a": lambda: [1]}, lambda: None)
+    monkeypatch.setattr(record, "_experiments", lambda device, size: iter([good, refusing()]))
+    with pytest.raises(RuntimeError, match="06 fruit: the variants do not do the same work"):
+        record.record_reference(tmp_path / "new", device="cpu")
+    assert not (tmp_path / "new").exists()
+
+
+def test_an_experiment_is_closed_whatever_happens(home):
+    closed = []
+    for check in (lambda: None, refusing().check):
+        experiment = experiments.Experiment(
+            "06 fruit", "a", {"a": lambda: [1]}, check, close=lambda: closed.append(len(closed))
+        )
+        try:
+            record._measure(experiment)
+        except RuntimeError:
+            assert closed == [0, 1]
+    assert closed == [0, 1]
+
+
+class OneDraw(torch.nn.Module):
+    def __init__(self, augment, seed=0):
+        super().__init__()
+        self.augment, self.seed = augment, seed
+
+    def forward(self, batch):
+        torch.manual_seed(self.seed)
+        return self.augment(batch[:1]).expand(len(batch), -1, -1, -1)
+
+
+class Spoiled(torch.nn.Module):
+    def __init__(self, augment, spoil):
+        super().__init__()
+        self.augment, self.spoil = augment, spoil
+
+    def forward(self, batch):
+        return self.spoil(self.augment(batch))
+
+
+def spoiled(monkeypatch, library, wrap):
+    original = experiments.make_augment
+
+    def build(recipe="light", chosen="v2", **options):
+        augment = original(recipe, chosen, **options)
+        return wrap(augment) if chosen == library else augment
+
+    monkeypatch.setattr(experiments, "make_augment", build)
+
+
+@pytest.mark.parametrize(
+    ("library", "wrap", "message"),
+    [
+        ("kornia", OneDraw, "Kornia: 1 different results of one picture, 2 wanted"),
+        ("v2", lambda augment: Spoiled(augment, lambda x: x + torch.rand(len(x), 1, 1, 1)), "v2.*: 2 different"),
+        ("kornia", lambda augment: Spoiled(augment, lambda x: x[:, :, :-1]), r"Kornia gives \(2, 3, 223, 224\)"),
+        ("v2", lambda augment: Spoiled(augment, lambda x: x / 0), "v2.*not finite"),
+    ],
+)
+def test_the_check_of_augmenting_fails(monkeypatch, library, wrap, message):
+    experiments.augment_on_device(CPU, TINY, compiled=False).check()
+    spoiled(monkeypatch, library, wrap)
+    with pytest.raises(AssertionError, match=message):
+        experiments.augment_on_device(CPU, TINY, compiled=False).check()
+
+
+def in_place(mix):
+    def mixed(x, y, **options):
+        images, targets = mix(x, y, **options)
+        return x.copy_(images), targets
+
+    return mixed
+
+
+def changed(mix, of_images=lambda x: x, of_targets=lambda y: y):
+    def mixed(x, y, **options):
+        images, targets = mix(x, y, **options)
+        return of_images(images), of_targets(targets)
+
+    return mixed
+
+
+@pytest.mark.parametrize(
+    ("name", "sabotage", "message"),
+    [
+        ("mixup", in_place, "the input was changed"),
+        ("cutmix", in_place, "the input was changed"),
+        ("cutmix", partial(changed, of_targets=lambda y: y * 1.1), "lk.cutmix: targets do not sum to 1"),
+        ("mixup", partial(changed, of_images=lambda x: x[..., 1:]), r"lk.mixup gives \(8, 3, 224, 223\)"),
+        ("mixup", partial(changed, of_images=lambda x: x.flip(0)), "differ for the same draw"),
+    ],
+)
+def test_the_check_of_mixing_fails(monkeypatch, name, sabotage, message):
+    torch.manual_seed(0)
+    size = replace(TINY, batch_size=8)  # of two images, each is its own partner half of the time
+    experiments.mixing(CPU, size).check()
+    monkeypatch.setattr(experiments, name, sabotage(getattr(experiments, name)))
+    with pytest.raises(AssertionError, match=message):
+        experiments.mixing(CPU, size).check()
+
+
+def checked(experiment):
+    try:
+        experiment.check()
+    finally:
+        experiment.close()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda x: x[..., 1:], r"\(2, 3, 224, 224\) and \(2, 3, 224, 223\)"),
+        (lambda x: x * 255, "the two normalise differently"),
+    ],
+)
+def test_the_check_of_who_augments_fails(store, monkeypatch, spoil, message):
+    spoiled(monkeypatch, "kornia", lambda augment: Spoiled(augment, spoil))
+    with pytest.raises(AssertionError, match=message):
+        checked(experiments.who_augments(store, CPU, TINY))
+
+
+def test_the_check_of_who_augments_sees_other_samples(store, monkeypatch):
+    original, made = experiments.make_loader, []
+
+    def second_one_shuffled(dataset, config, **options):
+        made.append(dataset)
+        order = list(range(TINY.n_photos))[:: -1 if len(made) > 1 else 1]
+        return original(dataset, config, sampler=order, **options)
+
+    monkeypatch.setattr(experiments, "make_loader", second_one_shuffled)
+    with pytest.raises(AssertionError, match="the two loaders give different samples"):
+        checked(experiments.who_augments(store, CPU, TINY))
+
+
+class Repeating:
+    """A prefetcher that hands the first batch out again and again, as one whose memory is overwritten might."""
+
+    def __init__(self, loader, device):
+        self.loader = loader
+
+    def set_epoch(self, epoch):
+        self.loader.set_epoch(epoch)
+
+    def __iter__(self):
+        batches = list(self.loader)
+        return iter(batches[:1] * len(batches))
+
+
+def test_the_check_of_feeding_fails(store, monkeypatch):
+    monkeypatch.setattr(experiments, "CUDAPrefetcher", Repeating)
+    with pytest.raises(AssertionError, match="the ways of feeding give different batches"):
+        checked(experiments.overlap(store, CPU, TINY))
+
+
+@pytest.fixture
+def stored(frame_of, tmp_path):
+    """Stores a pair of files as a CUDA machine would have, under `name`."""
+
+    def write(name, gpu="NVIDIA Test 9000", experiment="07 feeding a training step"):
+        rates = {"pageable": [100, 101, 99], "prefetched": [150, 151, 149]}
+        frame = frame_of(rates, "pageable", experiment=experiment, env_id=name)
+        lk.save_frame(frame, tmp_path / f"{name}.csv")
+        (tmp_path / f"{name}.json").write_text(json.dumps({"environment": {"gpu": gpu, "cpu": "Test CPU"}}))
+        return frame
+
+    write.folder = tmp_path
+    return write
+
+
+def test_where_nothing_is_stored_the_command_is_named(tmp_path, stored, capsys):
+    lk.show_reference("07 feeding a training step", tmp_path)
+    assert "No reference run of '07 feeding a training step' is stored: nobody has" in capsys.readouterr().out
+    stored("a", experiment="06 another")
+    lk.show_reference("07 feeding a training step", tmp_path)
+    assert COMMAND in capsys.readouterr().out
+    assert plt.get_fignums() == []
+
+
+def test_a_stored_run_is_plotted_with_its_machine(stored, capsys):
+    frame = stored("a")
+    lk.show_reference("07 feeding a training step", stored.folder)
+    ax = plt.gca()
+    assert ax.get_title("left") == "07 feeding a training step: reference run on NVIDIA Test 9000"
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["prefetched"]
+    assert capsys.readouterr().out == ""
+    runs = lk.reference_runs("07 feeding a training step", stored.folder)["NVIDIA Test 9000"]
+    assert list(runs.images_per_s) == list(frame.images_per_s)
+
+
+def test_two_machines_with_the_same_gpu_are_both_shown(stored):
+    stored("a")
+    stored("b")
+    stored("c", gpu="NVIDIA Test 1")
+    found = lk.reference_runs("07 feeding a training step", stored.folder)
+    assert list(found) == ["NVIDIA Test 9000", "NVIDIA Test 9000 (b)", "NVIDIA Test 1"]
+    assert [set(runs.env_id) for runs in found.values()] == [{"a"}, {"b"}, {"c"}]
+    lk.show_reference("07 feeding a training step", stored.folder)
+    assert len(plt.get_fignums()) == 3
+
+
+@pytest.mark.parametrize("text", [None, "", "[]", "{}", '{"environment": {}}', '{"environment": {"gpu": '])
+def test_runs_without_a_machine_are_refused_by_name(stored, text):
+    stored("a")
+    path = stored.folder / "a.json"
+    path.unlink() if text is None else path.write_text(text)
+    with pytest.raises(ValueError, match=r"a\.json does not name the machine.*python -m labkit reference"):
+        lk.reference_runs("07 feeding a training step", stored.folder)
+
+
+def test_a_damaged_csv_is_refused_by_name(stored):
+    stored("a")
+    (stored.folder / "a.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(ValueError, match=r"a\.csv is not a frame of runs"):
+        lk.reference_runs("07 feeding a training step", stored.folder)
+
+
+def test_what_the_package_stores_is_of_cuda_machines():
+    for path in FOLDER.glob("*.csv"):
+        frame = lk.load_frame(path)
+        facts = json.loads(path.with_suffix(".json").read_text())
+        assert facts["environment"]["gpu"], f"{path} was recorded without a GPU"
+        assert set(frame.device) == {"cuda"}
+        assert set(frame.env_id) == {path.stem}
+        assert set(VARIANTS) <= set(frame.experiment)
+    assert {path.stem for path in FOLDER.glob("*.csv")} == {path.stem for path in FOLDER.glob("*.json")}
+
+
+WITHOUT_JUPYTER = """
+    import sys
+    missing = {"jupyterlab", "IPython", "ipykernel", "ipywidgets", "nbformat", "nbclient", "nbconvert", "notebook",
+               "jupyter_core", "jupyter_client", "matplotlib", "seaborn"}
+
+    class Missing:
+        def find_spec(self, name, path=None, target=None):
+            if name.partition(".")[0] in missing:
+                raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+    sys.meta_path.insert(0, Missing())
+    import torch
+    from labkit.measure.env import Scale
+    from labkit.measure import env
+    env._SCALES["ci"] = Scale("ci", n_photos=4, n_camera=1, batch_size=2, rounds=1)
+    from labkit.reference import experiments, record
+    record._experiments = lambda device, size: iter([experiments.mixing(device, size)])
+    import labkit.cli
+    sys.argv = ["labkit", "reference", "--device", "cpu", "--scale", "ci", "--folder", sys.argv[1]]
+    labkit.cli.app()
+"""
+
+
+def test_it_runs_where_jupyter_and_the_plotting_libraries_are_missing(tmp_path):
+    command = [sys.executable, "-c", textwrap.dedent(WITHOUT_JUPYTER), str(tmp_path / "new")]
+    child = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, env={**os.environ, "LABKIT_HOME": str(tmp_path)}
+    )
+    assert child.returncode == 0, child.stderr[-2000:]
+    assert set(lk.load_frame(next((tmp_path / "new").glob("*.csv"))).experiment) == {"06 mixing on the device"}
