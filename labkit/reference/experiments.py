@@ -1,7 +1,7 @@
 """The experiments that a CUDA machine records, and that notebooks 06 and 07 run: one definition for both."""
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,7 @@ from labkit.data.datasets import ImageDataset
 from labkit.measure.env import Scale
 from labkit.measure.nested import map_tensors
 from labkit.measure.replay import ReplayLoader
-from labkit.pipeline.augment import make_augment
+from labkit.pipeline.augment import RECIPES, make_augment
 from labkit.pipeline.loaders import LoaderConfig, make_loader
 from labkit.pipeline.mix import cutmix, mixup
 from labkit.pipeline.prefetch import CUDAPrefetcher
@@ -124,11 +124,17 @@ def who_augments(store: Any, device: torch.device, scale: Scale, recipe: str = "
     photometry = make_augment(recipe, "kornia", part="photometry").to(device)
 
     def check() -> None:
-        (ours, labels), (theirs, same_labels) = next(iter(on_cpu)), next(iter(for_device))
-        ours, theirs = ours.to(device), photometry(theirs.to(device))
+        (ours, labels), (crops, same_labels) = next(iter(on_cpu)), next(iter(for_device))
+        theirs = photometry(crops.to(device))
         assert ours.shape == theirs.shape, f"{tuple(ours.shape)} and {tuple(theirs.shape)}"
         assert torch.equal(labels, same_labels), "the two loaders give different samples"
-        assert (ours.mean() - theirs.mean()).abs() < 0.5, "the two normalise differently"
+        # Their colors are drawn differently, and means of a few images scatter: compared is what chance leaves alone.
+        still = replace(RECIPES[recipe], jitter=0, gray=0, blur=0, solarize=0)
+        ours, theirs = (
+            make_augment(still, "v2", part="photometry")(crops.to(device)),
+            make_augment(still, "kornia", part="photometry").to(device)(crops.to(device)),
+        )
+        assert torch.allclose(ours, theirs, atol=1e-3), "the two normalise differently"
 
     def close() -> None:
         on_cpu.close()
