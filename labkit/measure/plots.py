@@ -14,6 +14,8 @@ _COLORS = sns.color_palette("colorblind")
 _RUNS, _ESTIMATE, _GUESS, _LIMIT = "0.6", _COLORS[0], _COLORS[1], _COLORS[3]
 _MARKERS = {"faster": "o", "slower": "o", "inconclusive": "s", "baseline": "D"}
 
+_SPAN_KINDS = ("load", "wait", "copy", "step", "compute")
+
 # Guesses to draw beside the measured speed-ups: label -> speed-up. `labkit.predict` fills it.
 guesses: dict[str, float] = {}
 
@@ -74,7 +76,7 @@ def plot_speedup(
     ax.set(xlabel=f"speed-up over {base} (x)", ylim=(len(others) - 0.4, -0.6))
     _line(ax, 1, "1x", color="0.3", linestyle="-")
     if ceiling is not None:
-        _line(ax, ceiling, f"ceiling {ceiling:.1f}x")
+        _line(ax, ceiling, f"ceiling {ceiling:.3g}x")
     if any(label in guesses for label in others.index):
         ax.scatter([], [], marker="v", color=_GUESS, label="your prediction")
         ax.legend(loc="upper left", bbox_to_anchor=(0, -0.22), frameon=False, fontsize="small")
@@ -133,12 +135,12 @@ def plot_timeline(data: pd.DataFrame, *, ax: Axes | None = None, **kwargs: Any) 
         **kwargs: To `Axes.broken_barh`.
     """
     lanes = list(dict.fromkeys(data["lane"]))
-    kinds = list(dict.fromkeys(data["kind"])) if "kind" in data else []
+    kinds = _ordered_kinds(data["kind"]) if "kind" in data else []
     ax = ax or _axes(len(lanes))
     for row, lane in enumerate(lanes):
         for kind in kinds or [None]:
             spans = data[(data["lane"] == lane) & ((data["kind"] == kind) if kinds else True)]
-            color = _COLORS[kinds.index(kind) % 10] if kinds else _ESTIMATE
+            color = _kind_color(kind, kinds)
             bars = list(zip(spans["start_s"], spans["end_s"] - spans["start_s"], strict=True))
             label = kind if kinds and row == 0 else None
             ax.broken_barh(
@@ -149,6 +151,19 @@ def plot_timeline(data: pd.DataFrame, *, ax: Axes | None = None, **kwargs: Any) 
     if kinds:
         _legend_outside(ax)
     return ax
+
+
+def _ordered_kinds(column: pd.Series) -> list[str]:
+    found = list(dict.fromkeys(column))
+    return [kind for kind in _SPAN_KINDS if kind in found] + [kind for kind in found if kind not in _SPAN_KINDS]
+
+
+def _kind_color(kind: str | None, kinds: list[str]) -> tuple[float, float, float]:
+    """The same color for the same kind in every timeline, whichever kinds it lacks."""
+    if kind is None:
+        return _ESTIMATE
+    known = [*_SPAN_KINDS, *(other for other in kinds if other not in _SPAN_KINDS)]
+    return _COLORS[known.index(kind) % 10]
 
 
 def plot_pareto(

@@ -50,7 +50,7 @@ class RandomSources:
         """Seed all of them from integers."""
         number = derived_seed(*numbers)
         random.seed(number)
-        np.random.seed(number & 0xFFFFFFFF)
+        np.random.mtrand._rand.seed(number & 0xFFFFFFFF)  # what np.random.seed calls, without its detour
         torch.default_generator.manual_seed(number & 0x7FFFFFFFFFFFFFFF)  # torch.manual_seed takes 100 us
         for position, generator in enumerate(self._private):
             _seed_one(generator, derived_seed(*numbers, position))

@@ -38,7 +38,7 @@ def show_reference(experiment: str, folder: Path = FOLDER) -> None:
 
     found = reference_runs(experiment, folder)
     for machine, runs in found.items():
-        plot_speedup(runs).set_title(f"{experiment}: reference run on {machine}", loc="left", fontsize="medium")
+        plot_speedup(runs).set_title(f"{experiment}: reference run on {machine}", loc="left", fontsize="medium", pad=18)
     if not found:
         print(
             f"No reference run of '{experiment}' is stored: nobody has recorded one on a CUDA machine yet.\n"

@@ -182,7 +182,7 @@ def overlap(store: Any, device: torch.device, scale: Scale) -> Experiment:
 
 
 def training_step(device: torch.device) -> Callable[[Any], Any]:
-    """One step of ResNet-50 (on a CPU: ResNet-18 on pictures shrunk to 64) on a uint8 batch that lies on the device."""
+    """One step of ResNet-50 (on a CPU: ResNet-18 on pictures shrunk to 32) on a uint8 batch that lies on the device."""
     from torchvision import models
 
     on_gpu = device.type == "cuda"
@@ -194,7 +194,7 @@ def training_step(device: torch.device) -> Callable[[Any], Any]:
         images, labels = batch
         images = images.to(torch.float32).div_(255).contiguous(memory_format=torch.channels_last)
         if not on_gpu:
-            images = nn.functional.interpolate(images, (64, 64))
+            images = nn.functional.interpolate(images, (32, 32))
         with torch.autocast(device.type, torch.bfloat16, enabled=on_gpu):
             loss = nn.functional.cross_entropy(model(images), labels)
         loss.backward()
