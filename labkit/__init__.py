@@ -24,7 +24,7 @@ _HOME = {
     "labkit.data.decode": ["DECODERS", "DecodeError", "decode", "missing_decoders"],
     "labkit.data.stores": ["FolderStore", "Store", "open_store"],
     "labkit.data.pagecache": ["evict", "resident_fraction"],
-    "labkit.data.datasets": ["ImageDataset", "collate"],
+    "labkit.data.datasets": ["ImageDataset", "PILDataset", "collate"],
     "labkit.data.packed": ["PackedStrings"],
     "labkit.data.photos": ["make_photos"],
     "labkit.data.conformance": ["broken_files", "child_exits", "conformance", "oracle_files"],

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from torch.utils.data import DataLoader
 
-from labkit import DecodeError, FolderStore, ImageDataset, collate
+from labkit import DecodeError, FolderStore, ImageDataset, PILDataset, collate
 from labkit.data.conformance import broken_files, oracle_files, reference
 
 WORKERS = [0, 2]
@@ -151,3 +152,20 @@ def test_skips_are_reported_once_at_exit(damaged):
     assert "cat/bad.jpg" in child.stderr
     assert "ape/worse.jpg" in child.stderr
     assert not Path(child.stdout.strip()).exists()  # the log is gone, too
+
+
+def test_pil_datasets_hand_over_what_pil_reads(root):
+    dataset = PILDataset(FolderStore(root), transform=lambda image: (image.mode, image.size))
+    with Image.open(root / "cat/1.png") as image:
+        assert dataset[0] == (("RGB", image.size), dataset.classes.index("cat"))
+    assert len(dataset) == 6
+
+
+@pytest.mark.parametrize("name", ["not an image.jpeg", "empty.jpeg"])
+def test_pil_datasets_name_what_they_cannot_read(tmp_path, name):
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "cat/bad.jpg").write_bytes(b"" if name.startswith("empty") else b"plain text")
+    with pytest.raises(DecodeError, match=r"cat/bad\.jpg: PIL cannot decode"):
+        PILDataset(FolderStore(tmp_path))[0]
+    skipping = PILDataset(FolderStore(tmp_path), on_error="skip")
+    assert skipping[0].key == "cat/bad.jpg"

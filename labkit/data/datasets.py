@@ -1,5 +1,6 @@
 """Map-style datasets over a store."""
 
+import io
 import json
 import os
 import sys
@@ -9,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
@@ -67,17 +69,37 @@ class ImageDataset(Dataset):
         key = self.keys[index]
         data = self.store.read(key)
         try:
-            image = decode(data, self.decoder, key=key)
+            image = self._decode(data, key)
         except DecodeError as error:
             if self._skips is None:
                 raise
             return self._skips.add(key, str(error))
         return (self.transform(image) if self.transform else image), self._label_of[_folder(key)]
 
+    def _decode(self, data: bytes, key: str) -> Any:
+        return decode(data, self.decoder, key=key)
+
     @property
     def skipped(self) -> list[Skipped]:
         """Images left out so far, in this process and in every worker."""
         return self._skips.read() if self._skips else []
+
+
+class PILDataset(ImageDataset):
+    """As `ImageDataset`, but the transform is handed an RGB PIL image: the data set of the first tutorial.
+
+    EXIF orientation is not applied, and nothing checks that the file is whole, as in such code. What PIL raises for a
+    file that it cannot read comes as `DecodeError`.
+    """
+
+    def __init__(self, store: Store, *, transform: Callable[[Image.Image], Any] | None = None, on_error: str = "raise"):
+        super().__init__(store, decoder="pil", transform=transform, on_error=on_error)
+
+    def _decode(self, data: bytes, key: str) -> Image.Image:
+        try:
+            return Image.open(io.BytesIO(data)).convert("RGB")
+        except (OSError, ValueError, SyntaxError) as error:
+            raise DecodeError(f"{key}: PIL cannot decode {len(data)} bytes: {error}") from error
 
 
 def collate(samples: Sequence[Any]) -> Any:

@@ -78,7 +78,7 @@ def trace(
         if item is None:
             break
         batch, stamps = item
-        if copy != "prefetch":
+        if device.type != "cpu" and copy != "prefetch":
             with recorder.host("copy", number), recorder.on_device("copy", number):
                 batch = map_tensors(batch, lambda part: part.to(device, non_blocking=copy == "non_blocking"))
         with recorder.host("step", number), recorder.on_device("compute", number):
