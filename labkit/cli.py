@@ -64,8 +64,8 @@ def reference(
     device: Annotated[str, typer.Option(help="cuda; or cpu, to rehearse into a folder of your own.")] = "cuda",
     folder: Annotated[str, typer.Option(help="Where the CSV and JSON go (default: labkit/reference/).")] = "",
 ) -> None:
-    """Measure what needs a CUDA GPU, and store it for readers who have none."""
-    _set_scale(scale)
+    """Measure what needs a CUDA GPU, at gpu scale unless told otherwise, and store it for readers who have none."""
+    _set_scale(scale or os.environ.get("LABKIT_SCALE") or ("gpu" if device == "cuda" else ""))
     from pathlib import Path
 
     from labkit.reference import FOLDER
