@@ -89,8 +89,8 @@ def tree_memory() -> pd.DataFrame:
     """Memory of this process and of each of its descendants, now.
 
     Returns:
-        One row a process: `process` ("main", "child 1", ...), `pss_mb` (shared pages divided among their users) and
-        `private_mb` (pages that nobody shares), in MB (1e6 bytes). Linux only: elsewhere no rows.
+        One row a process: `process` ("main", "child 1", ...), `pid`, `pss_mb` (shared pages divided among their users)
+        and `private_mb` (pages that nobody shares), in MB (1e6 bytes). Linux only: elsewhere no rows.
     """
     rows = []
     for number, pid in enumerate((os.getpid(), *_descendants())):
@@ -98,8 +98,8 @@ def tree_memory() -> pd.DataFrame:
             sizes = _rollup(pid)
             private_mb = (sizes["Private_Clean"] + sizes["Private_Dirty"]) / 1e6
             name = f"child {number}" if number else "main"
-            rows.append({"process": name, "pss_mb": sizes["Pss"] / 1e6, "private_mb": private_mb})
-    return pd.DataFrame(rows, columns=["process", "pss_mb", "private_mb"])
+            rows.append({"process": name, "pid": pid, "pss_mb": sizes["Pss"] / 1e6, "private_mb": private_mb})
+    return pd.DataFrame(rows, columns=["process", "pid", "pss_mb", "private_mb"])
 
 
 def _rollup(pid: int) -> dict[str, int]:
