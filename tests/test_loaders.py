@@ -14,6 +14,7 @@ import time
 import traceback
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import cloudpickle
 import nbformat
@@ -24,7 +25,7 @@ from torch.utils.data import Dataset, DistributedSampler, IterableDataset, Subse
 
 import labkit as lk
 from labkit.pipeline import config as settings
-from labkit.pipeline import loaders
+from labkit.pipeline import loaders, workers
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # spawned workers cannot import a test file
 
@@ -380,6 +381,33 @@ def test_a_worker_killed_while_its_batch_is_waited_for():
     killer.start()
     assert_dies(lambda: indices(loader), "SIGKILL")
     killer.join()
+
+
+@pytest.mark.parametrize("symptom", [ConnectionResetError, EOFError, FileNotFoundError])
+def test_a_worker_that_dies_before_its_batch_is_fetched(monkeypatch, symptom):
+    """Batches lie in shared memory, whose descriptors their worker hands out on request: the dead hand out none."""
+    loader = lk.make_loader(Numbers(80, slow), config())
+    running = iter(loader)
+    next(running)
+
+    def cannot_fetch(self, timeout):
+        kill_one()
+        raise symptom
+
+    monkeypatch.setattr(workers._MultiProcessingDataLoaderIter, "_try_get_data", cannot_fetch)
+    assert_dies(lambda: next(running), "SIGKILL")
+
+
+def test_what_is_no_death_is_passed_on(monkeypatch):
+    monkeypatch.setattr(workers, "time", SimpleNamespace(monotonic=iter(range(99)).__next__, sleep=lambda s: None))
+    running = iter(lk.make_loader(Numbers(80, slow), config()))
+
+    def cannot_fetch(self, timeout):
+        raise ConnectionResetError("a cable was pulled")
+
+    monkeypatch.setattr(workers._MultiProcessingDataLoaderIter, "_try_get_data", cannot_fetch)
+    with pytest.raises(ConnectionResetError, match="cable"):
+        next(running)
 
 
 def test_a_worker_killed_between_epochs():

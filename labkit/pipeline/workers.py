@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,7 +37,21 @@ class WorkersBatches(_MultiProcessingDataLoaderIter):
         self._worker_pids_set = False
 
     def _try_get_data(self, timeout: float = 1.0) -> tuple[bool, Any]:
-        return super()._try_get_data(timeout)  # at each timeout it looks for the dead; its own default is 5 s
+        try:
+            return super()._try_get_data(timeout)  # at each timeout it looks for the dead; its own default is 5 s
+        except (OSError, EOFError) as error:
+            # A batch that cannot be fetched from its worker: one that is being killed closes its sockets, then ends.
+            if self._one_ends(within_s=2.0):
+                raise RuntimeError("DataLoader worker (pid unknown) exited unexpectedly") from error
+            raise
+
+    def _one_ends(self, within_s: float) -> bool:
+        deadline = time.monotonic() + within_s
+        while all(worker.is_alive() for worker in self._workers):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.01)
+        return True
 
 
 class Epoch:
@@ -77,11 +92,12 @@ class Epoch:
 def how_a_worker_died(error: BaseException, batches: Iterator[Any] | None) -> str | None:
     """What to say if torch found a worker dead, else None."""
     text = str(error)
-    if not isinstance(error, RuntimeError) or not text.startswith("DataLoader worker (pid"):
+    # With pinned memory a thread fetches the batches, and ends when a dead worker's cannot be fetched.
+    if not isinstance(error, RuntimeError) or not text.startswith(("DataLoader worker (pid", "Pin memory thread")):
         return None
     dead = {worker.pid: worker.exitcode for worker in getattr(batches, "_workers", ()) if worker.exitcode}
     causes = [f"worker {pid} {_cause(code)}" for pid, code in dead.items()]
-    return "; ".join(causes) or text
+    return "; ".join(causes) or (text if text.startswith("DataLoader") else None)
 
 
 def _cause(exitcode: int) -> str:
