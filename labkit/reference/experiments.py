@@ -148,7 +148,7 @@ def who_augments(store: Any, device: torch.device, scale: Scale, recipe: str = "
             "CPU crops, device colors": partial(_moved, for_device, lambda batch: photometry(move(batch)[0])),
             "CPU crops only": partial(_moved, for_device, move),
         },
-        check, close,
+        check, close, factors={"rung": False},
     )  # fmt: skip
 
 
@@ -178,7 +178,7 @@ def overlap(store: Any, device: torch.device, scale: Scale) -> Experiment:
         "load alone": partial(_moved, pinned, _as_it_is),
         "compute alone": partial(_steps, step, resident, _as_it_is),
     }
-    return Experiment("07 feeding a training step", "pageable", variants, check, close)
+    return Experiment("07 feeding a training step", "pageable", variants, check, close, factors={"rung": False})
 
 
 def training_step(device: torch.device) -> Callable[[Any], Any]:
