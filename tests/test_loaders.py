@@ -632,7 +632,7 @@ CELLS = [
     *(
         f"config = lk.LoaderConfig(batch_size=4, num_workers=1, start_method={method!r})\n"
         "print(torch.cat(list(lk.make_loader(Squares(), config, batch_transform=lambda batch: batch + 1))).tolist())"
-        for method in settings.START_METHODS
+        for method in multiprocessing.get_all_start_methods()
     ),
 ]
 

@@ -417,3 +417,23 @@ def test_long_lists_are_not_walked():
     assert find_generators([Held([str(n) for n in range(1_000_000)]), Counted(range(2000)), generator]) == [generator]
     assert time.perf_counter() - start < 1.0
     assert Counted.walked == 0
+
+
+class TwoPrivateGenerators(Dataset):
+    def __init__(self):
+        self.first, self.second = random.Random(), random.Random()
+
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        return torch.tensor([self.first.random(), self.second.random(), random.random()], dtype=torch.float64)
+
+
+def test_what_a_batch_draws_is_nobody_elses_stream():
+    def with_own_draw(batch):
+        return [*batch[0].tolist(), random.random()]
+
+    loader = lk.make_loader(TwoPrivateGenerators(), lk.LoaderConfig(1, 0), batch_transform=with_own_draw)
+    draws = [draw for _ in range(20) for batch in loader for draw in batch]
+    assert len(set(draws)) == len(draws) == 80

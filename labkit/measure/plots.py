@@ -135,35 +135,30 @@ def plot_timeline(data: pd.DataFrame, *, ax: Axes | None = None, **kwargs: Any) 
         **kwargs: To `Axes.broken_barh`.
     """
     lanes = list(dict.fromkeys(data["lane"]))
-    kinds = _ordered_kinds(data["kind"]) if "kind" in data else []
+    colors = _kind_colors(data)
     ax = ax or _axes(len(lanes))
     for row, lane in enumerate(lanes):
-        for kind in kinds or [None]:
-            spans = data[(data["lane"] == lane) & ((data["kind"] == kind) if kinds else True)]
-            color = _kind_color(kind, kinds)
+        for kind, color in colors.items():
+            spans = data[(data["lane"] == lane) & (kind is None or data["kind"] == kind)]
             bars = list(zip(spans["start_s"], spans["end_s"] - spans["start_s"], strict=True))
-            label = kind if kinds and row == 0 else None
+            label = kind if row == 0 else None
             ax.broken_barh(
                 bars, (row - 0.35, 0.7), **{"facecolors": color, "edgecolor": "white", "label": label, **kwargs}
             )
     ax.set_yticks(range(len(lanes)), lanes)
     ax.set(xlabel="time (s)", ylim=(len(lanes) - 0.4, -0.6), xlim=(0, None))
-    if kinds:
+    if None not in colors:
         _legend_outside(ax)
     return ax
 
 
-def _ordered_kinds(column: pd.Series) -> list[str]:
-    found = list(dict.fromkeys(column))
-    return [kind for kind in _SPAN_KINDS if kind in found] + [kind for kind in found if kind not in _SPAN_KINDS]
-
-
-def _kind_color(kind: str | None, kinds: list[str]) -> tuple[float, float, float]:
-    """The same color for the same kind in every timeline, whichever kinds it lacks."""
-    if kind is None:
-        return _ESTIMATE
-    known = [*_SPAN_KINDS, *(other for other in kinds if other not in _SPAN_KINDS)]
-    return _COLORS[known.index(kind) % 10]
+def _kind_colors(data: pd.DataFrame) -> dict[str | None, tuple[float, float, float]]:
+    """Kinds of spans in the legend's order; a known kind has its color in every timeline, whichever others it lacks."""
+    if "kind" not in data:
+        return {None: _ESTIMATE}
+    found = list(dict.fromkeys(data["kind"]))
+    known = [*_SPAN_KINDS, *(kind for kind in found if kind not in _SPAN_KINDS)]
+    return {kind: _COLORS[number % 10] for number, kind in enumerate(known) if kind in found}
 
 
 def plot_pareto(

@@ -78,7 +78,6 @@ def make_augment(recipe: str | Recipe = "light", library: str = "v2", *, part: s
 
     Raises:
         ValueError: unknown recipe, library or part.
-        ImportError: the library is missing; names the remedy.
 
     Taught in: notebooks/04_tensor_transforms.ipynb
     """

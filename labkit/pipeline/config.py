@@ -4,13 +4,10 @@ import multiprocessing
 import os
 import warnings
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
 from labkit.measure.env import core_limits, usable_cores
-
-START_METHODS = ("fork", "spawn", "forkserver")
 
 
 class LoaderWarning(UserWarning):
@@ -50,22 +47,24 @@ class LoaderConfig:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < minimum):
                 raise ValueError(f"{name}={value!r}: a whole number of at least {minimum} is wanted")
-        if self.start_method is not None and self.start_method not in multiprocessing.get_all_start_methods():
-            raise ValueError(f"start_method={self.start_method!r}: choose one of {', '.join(START_METHODS)}")
+        methods = multiprocessing.get_all_start_methods()
+        if self.start_method is not None and self.start_method not in methods:
+            raise ValueError(f"start_method={self.start_method!r}: choose one of {', '.join(methods)}")
         if not isinstance(self.seed, int):
             raise ValueError(f"seed={self.seed!r}: a whole number is wanted")
 
     def resolved(self) -> "LoaderConfig":
         """This configuration as it will be used here: nothing left open, nothing that cannot be. Warns of changes."""
         num_workers = self._allowed_workers()
-        idle = {} if num_workers else self._settings_without_workers()
+        if not num_workers:
+            self._warn_of_idle_settings()
         return replace(
             self,
             num_workers=num_workers,
             prefetch_factor=(self.prefetch_factor or 2) if num_workers else None,
             persistent_workers=num_workers > 0 and self.persistent_workers is not False,
             pin_memory=self._may_pin(),
-            start_method=None if "start_method" in idle or not num_workers else self.start_method,
+            start_method=self.start_method if num_workers else None,
         )
 
     def _allowed_workers(self) -> int:
@@ -87,7 +86,7 @@ class LoaderConfig:
             _warn("pin_memory=True is left out: there is no CUDA device to copy to")
         return has_cuda and self.pin_memory is not False
 
-    def _settings_without_workers(self) -> dict[str, Any]:
+    def _warn_of_idle_settings(self) -> None:
         asked = {
             "persistent_workers": self.persistent_workers,
             "prefetch_factor": self.prefetch_factor,
@@ -97,7 +96,6 @@ class LoaderConfig:
         if idle:
             listed = ", ".join(f"{name}={value!r}" for name, value in idle.items())
             _warn(f"{listed} left out: with num_workers=0 there is no worker that it could apply to")
-        return idle
 
 
 def _warn(message: str) -> None:

@@ -9,7 +9,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset,
 
 from labkit.data.datasets import collate
 from labkit.pipeline.config import LoaderConfig
-from labkit.pipeline.seeding import RandomSources, derived_seed, kept_global_state
+from labkit.pipeline.seeding import TORCH_SEEDS, RandomSources, derived_seed, kept_global_state
 from labkit.pipeline.workers import (
     Epoch,
     WorkerDied,
@@ -147,7 +147,7 @@ class _Shuffled(Sampler[int]):
         return self._n_samples
 
     def __iter__(self) -> Iterator[int]:
-        seed = derived_seed(self._seed, self._epoch) & 0x7FFFFFFFFFFFFFFF
+        seed = derived_seed(self._seed, self._epoch) & TORCH_SEEDS
         yield from torch.randperm(self._n_samples, generator=torch.Generator().manual_seed(seed)).tolist()
 
 
@@ -211,7 +211,8 @@ class _SeededBatches(Dataset):
     def _batch(self, requests: list[tuple[int, int]]) -> Any:
         dataset, collate_fn, batch_transform = self._parts
         samples = self._samples(dataset, requests)
-        self._sources.seed(self._seed, *requests[0], 1)  # what a batch draws as a whole
+        # What a batch draws as a whole. Private generators are numbered from 0: no stream of theirs is this one.
+        self._sources.seed(self._seed, *requests[0], -1)
         try:
             batch = collate_fn(samples)
             return batch_transform(batch) if batch_transform else batch

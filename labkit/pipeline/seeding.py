@@ -20,6 +20,7 @@ import torch
 _LARGEST_WALK = 10_000  # objects: transforms are few, a list of a million file names is not one of them
 _LARGEST_SEQUENCE = 1000
 _128_BITS = (1 << 128) - 1
+TORCH_SEEDS = (1 << 63) - 1  # as a mask
 _ODD = 0xDA942042E4DD58B5DA3E39CB94B95BDB  # a multiplier of 128-bit generators, with good spectral properties
 _LIBRARIES = {*sys.stdlib_module_names, "torch", "torchvision", "numpy", "albumentations", "kornia", "labkit"}
 _PLAIN = (str, bytes, int, float, complex, bool, type(None), type, types.ModuleType, torch.Tensor, np.ndarray)
@@ -51,7 +52,7 @@ class RandomSources:
         number = derived_seed(*numbers)
         random.seed(number)
         np.random.mtrand._rand.seed(number & 0xFFFFFFFF)  # what np.random.seed calls, without its detour
-        torch.default_generator.manual_seed(number & 0x7FFFFFFFFFFFFFFF)  # torch.manual_seed takes 100 us
+        torch.default_generator.manual_seed(number & TORCH_SEEDS)  # torch.manual_seed takes 100 us
         for position, generator in enumerate(self._private):
             _seed_one(generator, derived_seed(*numbers, position))
 
@@ -133,11 +134,11 @@ def _seed_one(generator: Any, number: int) -> None:
     if isinstance(generator, random.Random):
         generator.seed(number)
     elif isinstance(generator, torch.Generator):
-        generator.manual_seed(number & 0x7FFFFFFFFFFFFFFF)
+        generator.manual_seed(number & TORCH_SEEDS)
     elif isinstance(generator, np.random.RandomState):
         generator.seed(number & 0xFFFFFFFF)
     elif type(generator.bit_generator) is np.random.PCG64:  # by its state: ten times as fast as by SeedSequence
-        state = {"state": number, "inc": (number >> 64 | number << 64) & (1 << 128) - 1 | 1}
+        state = {"state": number, "inc": (number >> 64 | number << 64) & _128_BITS | 1}
         generator.bit_generator.state = {"bit_generator": "PCG64", "state": state, "has_uint32": 0, "uinteger": 0}
     else:
         generator.bit_generator.state = type(generator.bit_generator)(number).state

@@ -1,7 +1,8 @@
 """Who works when in a training loop: workers, host, copies and compute as spans on one time axis."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import islice
 from typing import Any
 
@@ -102,11 +103,14 @@ class _HostSpans:
     def start(self) -> None:
         self.began = time.perf_counter()
 
-    def host(self, kind: str, batch: int) -> "_Span":
-        return _Span(self, "host", kind, batch)
+    @contextmanager
+    def host(self, kind: str, batch: int) -> Iterator[None]:
+        begun = time.perf_counter()
+        yield
+        self.add("host", kind, begun, time.perf_counter(), batch)
 
-    def on_device(self, kind: str, batch: int) -> "_Span":
-        return _Span(None, "", kind, batch)
+    def on_device(self, kind: str, batch: int) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def workers(self, stamps: Tensor, batch: int) -> None:
         self.stamps.append((stamps, batch))  # read at the end: on a GPU, reading waits
@@ -148,8 +152,11 @@ class _CudaSpans(_HostSpans):
         torch.cuda.synchronize(self.device)
         self.began = time.perf_counter()
 
-    def on_device(self, kind: str, batch: int) -> "_DeviceSpan":
-        return _DeviceSpan(self, kind, batch)
+    @contextmanager
+    def on_device(self, kind: str, batch: int) -> Iterator[None]:
+        first = _recorded(torch.cuda.current_stream(self.device))
+        yield
+        self.pairs.append((kind, batch, first, _recorded(torch.cuda.current_stream(self.device))))
 
     def frame(self) -> pd.DataFrame:
         torch.cuda.synchronize(self.device)
@@ -160,34 +167,6 @@ class _CudaSpans(_HostSpans):
             start, end = (self.zero.elapsed_time(event) / 1e3 for event in (first, last))
             self.add("copy" if kind == "copy" else "GPU", kind, self.began + start, self.began + end, batch)
         return super().frame()
-
-
-class _Span:
-    """Notes a span of the host's time; without a recorder, nothing."""
-
-    def __init__(self, recorder: _HostSpans | None, lane: str, kind: str, batch: int):
-        self.recorder, self.lane, self.kind, self.batch = recorder, lane, kind, batch
-
-    def __enter__(self) -> None:
-        self.begun = time.perf_counter()
-
-    def __exit__(self, *exc_info) -> None:
-        if self.recorder is not None:
-            self.recorder.add(self.lane, self.kind, self.begun, time.perf_counter(), self.batch)
-
-
-class _DeviceSpan:
-    """Notes a span of the current stream's time."""
-
-    def __init__(self, recorder: _CudaSpans, kind: str, batch: int):
-        self.recorder, self.kind, self.batch = recorder, kind, batch
-
-    def __enter__(self) -> None:
-        self.first = _recorded(torch.cuda.current_stream(self.recorder.device))
-
-    def __exit__(self, *exc_info) -> None:
-        last = _recorded(torch.cuda.current_stream(self.recorder.device))
-        self.recorder.pairs.append((self.kind, self.batch, self.first, last))
 
 
 class _TimedCopyStream(CopyStream):
