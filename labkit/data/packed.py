@@ -1,6 +1,7 @@
 """Many strings in two arrays: memory that forked workers share for good."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import overload
 
 import numpy as np
@@ -19,6 +20,27 @@ class PackedStrings(Sequence[str]):
         encoded = [string.encode("utf-8", "surrogateescape") for string in strings]  # file names may be broken UTF-8
         self._offsets = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
         self._block = np.frombuffer(b"".join(encoded), dtype=np.uint8)
+
+    @classmethod
+    def from_arrays(cls, block: np.ndarray, offsets: np.ndarray) -> "PackedStrings":
+        """What `arrays()` gave. Raises ValueError where the two do not fit together."""
+        strings = cls(())
+        whole = (
+            len(offsets) > 0 and offsets[0] == 0 and offsets[-1] == len(block) and bool((np.diff(offsets) >= 0).all())
+        )
+        if not whole or block.dtype != np.uint8 or offsets.dtype != np.int64:
+            raise ValueError("these arrays hold no packed strings")
+        strings._block, strings._offsets = block, offsets
+        return strings
+
+    def arrays(self) -> tuple[np.ndarray, np.ndarray]:
+        """The block, uint8, and the int64 offsets of its strings: one more than there are strings."""
+        return self._block, self._offsets
+
+    def encoded(self) -> Iterator[bytes]:
+        """The strings as UTF-8."""
+        block = self._block.tobytes()
+        return (block[start:end] for start, end in pairwise(self._offsets.tolist()))
 
     def __len__(self) -> int:
         return len(self._offsets) - 1

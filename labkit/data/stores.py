@@ -1,11 +1,23 @@
 """Where encoded images lie. A store yields bytes by key; decoding lives in `labkit.data.decode`."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
+from urllib.parse import urlsplit
 
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
+import numpy as np
+
+from labkit.data.blobs import Extent, is_url
+from labkit.data.http import shown
+from labkit.data.keys import IMAGE_SUFFIXES, is_image
+from labkit.data.remote import HttpStore, ObjectStore, known_schemes
+from labkit.data.simulated import SimulatedStore
+from labkit.data.tar_store import TarStore
+
+__all__ = [
+    "IMAGE_SUFFIXES", "FolderStore", "HttpStore", "ObjectStore", "SimulatedStore", "Store", "TarStore", "open_store",
+]  # fmt: skip
 
 
 @runtime_checkable
@@ -63,21 +75,46 @@ class FolderStore:
         """Files in the order of `keys()`, for what works on files (page-cache eviction, `read_image`)."""
         return [self.root / key for key in self.keys()]
 
+    def sizes(self) -> np.ndarray:
+        """Bytes of each file, int64, in the order of `keys()`."""
+        return np.fromiter((os.stat(self._path(key)).st_size for key in self.keys()), np.int64, len(self))
+
+    def extents(self, key: str, first: bool) -> Iterator[Extent]:
+        """What a disk has to touch for `read(key)`, for `SimulatedStore`: a file to open, and its bytes."""
+        path = self._path(key)
+        yield Extent(path, 0, os.stat(path).st_size, opens=True)
+
     def _path(self, key: str) -> str:
         if key.startswith("/") or ".." in key.split("/"):
             raise KeyError(f"{key!r} would leave {self.root}")
         return os.path.join(self.root, key)
 
 
-def open_store(path_or_url: str | os.PathLike) -> Store:
-    """The store that fits: a folder of images gives a `FolderStore`.
+def open_store(path_or_url: str | os.PathLike, **storage_options: Any) -> Store:
+    """The store that fits a path or URL.
+
+    A folder of images gives a `FolderStore`, a `.tar` anywhere a `TarStore`, another `http(s)://` address an
+    `HttpStore`, and any other scheme that fsspec knows (`s3://bucket/prefix`) an `ObjectStore`.
 
     Raises:
         ValueError: nothing here reads such a place; says what is read.
     """
-    if os.path.isdir(path_or_url):
-        return FolderStore(path_or_url)
-    raise ValueError(f"{os.fspath(path_or_url)!r} is not a folder of images, and no other store reads it")
+    place = os.fspath(path_or_url)
+    if is_url(place):
+        return _open_url(place, storage_options)
+    if os.path.isdir(place):
+        return FolderStore(place)
+    if os.path.isfile(place) and (".tar" in os.path.basename(place) or place.endswith(".tgz")):
+        return TarStore(place)  # a compressed one says how to convert it
+    raise ValueError(f"{place!r} is not a folder of images, a .tar or a URL, and no other store reads it")
+
+
+def _open_url(url: str, storage_options: dict[str, Any]) -> Store:
+    if url.partition("://")[0] not in known_schemes():
+        raise ValueError(f"{shown(url)!r} is not a folder of images, a .tar or a URL of a known scheme")
+    if urlsplit(url).path.endswith(".tar"):
+        return TarStore(url, **storage_options)
+    return HttpStore(url) if url.startswith(("http://", "https://")) else ObjectStore(url, **storage_options)
 
 
 def _image_paths(folder: os.PathLike | str, prefix: str):
@@ -87,5 +124,5 @@ def _image_paths(folder: os.PathLike | str, prefix: str):
                 continue
             if entry.is_dir():
                 yield from _image_paths(entry.path, f"{prefix}{entry.name}/")
-            elif entry.name.lower().endswith(IMAGE_SUFFIXES):
+            elif is_image(entry.name):
                 yield prefix + entry.name

@@ -29,7 +29,9 @@ def check(name: str, answer: Any = ...) -> None:
         name: Number of the exercise, such as `"00.1"`.
         answer: What the reader found; `...` stands for no answer yet.
     """
-    from labkit.teach import loading_checks, measuring_checks  # noqa: F401 - they register them
+    from labkit.teach import (  # noqa: F401 - they register them
+        depth_checks, loading_checks, measuring_checks, shard_checks, size_checks,
+    )  # fmt: skip
 
     if name not in _checks:
         print(f"{name}: there is no such exercise; there are {', '.join(sorted(_checks))}")
@@ -41,7 +43,9 @@ def check(name: str, answer: Any = ...) -> None:
 
 def exercises() -> list[str]:
     """Numbers of all exercises."""
-    from labkit.teach import loading_checks, measuring_checks  # noqa: F401 - they register them
+    from labkit.teach import (  # noqa: F401 - they register them
+        depth_checks, loading_checks, measuring_checks, shard_checks, size_checks,
+    )  # fmt: skip
 
     return sorted(_checks)
 

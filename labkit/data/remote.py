@@ -1,0 +1,244 @@
+"""Images behind a network: over HTTP, and in object storage through fsspec."""
+
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from html.parser import HTMLParser
+from typing import Any
+from urllib.parse import quote, unquote, urljoin, urlsplit
+
+from labkit.data.blobs import PerProcess
+from labkit.data.http import HttpClient, shown
+from labkit.data.keys import is_image
+from labkit.data.packed import PackedStrings
+
+
+class HttpStore:
+    """Image files under one address.
+
+    Args:
+        url: `http(s)://host/folder`. For a `.tar` at an address use `TarStore(url)`: it reads by range requests.
+        keys: Paths below `url`. Default: what the folder's `manifest.json` lists (as `make_photos` writes it), else
+            what the server's listing pages lead to.
+        num_connections: Kept open in each process, for as many threads.
+        retries: Tries after the first, with growing waits of at most ten seconds.
+        timeout_s: Longest wait for a connection, and for the next byte.
+
+    Raises:
+        ValueError: not an http(s) address, or one of a tar.
+        FileNotFoundError: nothing lists images there (on the first call of `keys()`).
+        OSError: no whole answer after all tries. No message holds a password or a signed query.
+
+    Taught in: notebooks/08_shard_formats.ipynb
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        keys: Iterable[str] | None = None,
+        num_connections: int = 8,
+        retries: int = 5,
+        timeout_s: float = 30.0,
+    ):
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.netloc:
+            raise ValueError(f"{url!r} is no http:// or https:// address")
+        if parts.path.endswith(".tar"):
+            raise ValueError(f"{shown(url)} is a tar: TarStore reads it, by range requests")
+        self._url = parts._replace(path=parts.path.rstrip("/") + "/")
+        self._client = HttpClient(num_connections, retries, timeout_s)
+        self._keys = PackedStrings(sorted(keys)) if keys is not None else None
+
+    def __repr__(self) -> str:
+        return f"HttpStore({shown(self._url.geturl())!r}, {len(self.keys())} images)"
+
+    def __len__(self) -> int:
+        return len(self.keys())
+
+    def keys(self) -> Sequence[str]:
+        """Paths of all JPEG, PNG and WebP files, sorted; asked from the server once."""
+        if self._keys is None:
+            listed = self._from_manifest() or _listed(self._client, self._url.geturl())
+            if not listed:
+                raise FileNotFoundError(f"{shown(self._url.geturl())} lists no images: pass keys=, or store a manifest")
+            self._keys = PackedStrings(sorted(listed))
+        return self._keys
+
+    def read(self, key: str) -> bytes:
+        """Contents of one file. Raises KeyError where the server has none."""
+        if key.startswith("/") or ".." in key.split("/"):
+            raise KeyError(f"{key!r} would leave {shown(self._url.geturl())}")
+        answer = self._client.get(self._address(key))
+        if answer.status != 200:
+            raise KeyError(f"{key!r} is not under {shown(self._url.geturl())}")
+        return answer.data
+
+    def _address(self, key: str) -> str:
+        return self._url._replace(path=self._url.path + quote(key, errors="surrogateescape")).geturl()
+
+    def _from_manifest(self) -> list[str]:
+        answer = self._client.get(self._address("manifest.json"))
+        try:
+            return [row["key"] for row in json.loads(answer.data)["photos"]] if answer.status == 200 else []
+        except (ValueError, KeyError, TypeError):  # some other program's manifest
+            return []
+
+
+class _Links(HTMLParser):
+    """The addresses that a page leads to."""
+
+    def __init__(self, page: str):
+        super().__init__()
+        self.found: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.found += [value for name, value in attributes if tag == "a" and name == "href" and value]
+
+
+def _listed(client: HttpClient, url: str) -> list[str]:
+    """Keys of the images that the listing pages under `url` lead to, as common servers write them."""
+    top, waiting, seen, keys = urlsplit(url).path, [url], {urlsplit(url).path}, []
+    while waiting:
+        page = waiting.pop()
+        answer = client.get(page)
+        if answer.status != 200 or "html" not in answer.headers.get("Content-Type", ""):
+            continue
+        for link in _Links(answer.data.decode("utf-8", "replace")).found:
+            target = urlsplit(urljoin(page, link))
+            if target.netloc.rpartition("@")[2] != urlsplit(url).netloc.rpartition("@")[2]:
+                continue
+            if not target.path.startswith(top) or target.path in seen:
+                continue
+            seen.add(target.path)
+            key = unquote(target.path[len(top) :], errors="surrogateescape")
+            if is_image(key):
+                keys.append(key)
+            elif not os.path.splitext(key)[1] or key.endswith("/"):
+                waiting.append(urlsplit(url)._replace(path=target.path.rstrip("/") + "/").geturl())
+    return keys
+
+
+class HttpBlob:
+    """One file at an address, read by range requests."""
+
+    def __init__(self, url: str):
+        self._url, self.name = url, shown(url)
+        self._client = HttpClient()
+        self._version = ""
+
+    def stamp(self) -> tuple[int, str]:
+        answer = self._client.get(self._url, 0, 1)
+        if answer.status == 404:
+            raise FileNotFoundError(f"{self.name} does not exist")
+        if answer.status == 416:
+            return 0, ""
+        self._version = _version(answer)
+        return self._total(answer), self._version
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        if not size:
+            return b""
+        answer = self._client.get(self._url, offset, offset + size)
+        if answer.status == 416:
+            return b""
+        self._total(answer)
+        if self._version and _version(answer) != self._version:
+            raise OSError(f"{self.name} changed on the server: open it again")
+        return answer.data
+
+    def _total(self, answer: Any) -> int:
+        total = re.fullmatch(r"bytes \d+-\d+/(\d+)", answer.headers.get("Content-Range", ""))
+        if answer.status != 206 or not total:
+            raise OSError(f"{self.name}: the server answers no range requests; download the file and open that")
+        return int(total[1])
+
+
+def _version(answer: Any) -> str:
+    return answer.headers.get("ETag") or answer.headers.get("Last-Modified") or ""
+
+
+class ObjectStore:
+    """Image files under a prefix of an object store, or of anything else that fsspec reads.
+
+    Args:
+        url: Such as `s3://bucket/prefix` (extra `s3`) or `gs://bucket/prefix`.
+        **storage_options: To fsspec, such as `endpoint_url=` for S3; else its configuration and the environment count.
+
+    Raises:
+        ImportError: the scheme's package is missing; names it.
+        FileNotFoundError: no image under the prefix (on the first call of `keys()`).
+
+    Taught in: notebooks/08_shard_formats.ipynb
+    """
+
+    def __init__(self, url: str, **storage_options: Any):
+        self._url = url.rstrip("/")
+        self._place = PerProcess(partial(_filesystem, self._url, storage_options))
+        self._keys: PackedStrings | None = None
+
+    def __repr__(self) -> str:
+        return f"ObjectStore({shown(self._url)!r}, {len(self.keys())} images)"
+
+    def __len__(self) -> int:
+        return len(self.keys())
+
+    def keys(self) -> Sequence[str]:
+        """Paths below the prefix of all JPEG, PNG and WebP objects, sorted."""
+        if self._keys is None:
+            keys = sorted(key for key in self._found() if is_image(key))
+            if not keys:
+                raise FileNotFoundError(f"{shown(self._url)} holds no image")
+            self._keys = PackedStrings(keys)
+        return self._keys
+
+    def read(self, key: str) -> bytes:
+        """Contents of one object. Raises KeyError for an unknown one."""
+        if key.startswith("/") or ".." in key.split("/"):
+            raise KeyError(f"{key!r} would leave {shown(self._url)}")
+        filesystem, root = self._place()
+        try:
+            return filesystem.cat_file(f"{root}/{key}")
+        except (FileNotFoundError, IsADirectoryError) as error:
+            raise KeyError(f"{key!r} is not under {shown(self._url)}") from error
+
+    def _found(self) -> Iterator[str]:
+        filesystem, root = self._place()
+        return (path.removeprefix(root).lstrip("/") for path in filesystem.find(root))
+
+
+class ObjectBlob:
+    """One file that fsspec reads, by ranges."""
+
+    def __init__(self, url: str, **storage_options: Any):
+        self.name = shown(url)
+        self._place = PerProcess(partial(_filesystem, url, storage_options))
+
+    def stamp(self) -> tuple[int, str]:
+        filesystem, path = self._place()
+        about = filesystem.info(path)
+        return about["size"], str(about.get("ETag") or about.get("mtime") or about.get("LastModified") or "")
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        filesystem, path = self._place()
+        return filesystem.cat_file(path, start=offset, end=offset + size) if size else b""
+
+
+def known_schemes() -> set[str]:
+    """Schemes of addresses that a store can be opened for; some need a package."""
+    import fsspec
+
+    return {"http", "https", *fsspec.available_protocols()}
+
+
+def _filesystem(url: str, storage_options: dict[str, Any]) -> tuple[Any, str]:
+    import fsspec
+
+    try:
+        return fsspec.core.url_to_fs(url, **storage_options)
+    except ImportError as error:
+        scheme = url.partition("://")[0]
+        raise ImportError(f'{scheme}:// needs a package ({error}); for S3: python -m pip install -e ".[s3]"') from error

@@ -1,0 +1,215 @@
+"""Images in a tar, read without unpacking it."""
+
+import os
+import tarfile
+import threading
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from labkit.data.blobs import Blob, Extent, LocalBlob, PerProcess, is_url, open_blob
+from labkit.data.keys import is_image
+from labkit.data.packed import PackedStrings
+from labkit.data.tar_index import TarError, plain_name, read_index
+
+_HEADER_BYTES = tarfile.BLOCKSIZE
+
+
+class TarStore:
+    """Image files in an uncompressed tar.
+
+    Args:
+        path: A path, or a URL (`http://`, `s3://`, anything that fsspec opens) in mode `"index"`.
+        mode: `"index"` keeps each member's offset and size in a file beside the tar, built by one pass over the
+            headers, and reads by one `pread`. `"tarfile"` opens the tar once a process and asks `tarfile` for each
+            member, as Marigold does: the first look-up reads every header, and every look-up searches all names.
+            `"reopen"` opens the tar anew for each image, so that each one pays for all headers.
+        **storage_options: To fsspec, for object storage.
+
+    Raises:
+        FileNotFoundError: no such tar, or it holds no image (on the first call of `keys()`).
+        TarError: compressed, cut, damaged or no tar; says what to do. Raised on first use.
+        ValueError: unknown mode.
+
+    Keys have no leading `./`, and `read` takes them with or without. Links give their target's bytes. The index is
+    built again when the tar's size or modification time has changed; deleting it is safe.
+
+    Taught in: notebooks/09_marigold_storage.ipynb
+    """
+
+    def __init__(self, path: str | os.PathLike, mode: str = "index", **storage_options: Any):
+        if mode not in MODES:
+            raise ValueError(f"unknown mode {mode!r}: choose one of {', '.join(MODES)}")
+        if is_url(path) and mode != "index":
+            raise ValueError(f"mode={mode!r} needs a local file: mode='index' reads URLs")
+        self.mode = mode
+        self._blob = open_blob(path, **storage_options)
+        if isinstance(self._blob, LocalBlob):
+            self._blob.stamp()  # a missing file is an error here, not in a worker
+        self._index = PerProcess(partial(read_index, self._blob))
+        self._reader = MODES[mode](self._blob, self._index)
+        self._keys: PackedStrings | None = None
+
+    def __repr__(self) -> str:
+        return f"TarStore({self.name!r}, mode={self.mode!r}, {len(self.keys())} images)"
+
+    @property
+    def name(self) -> str:
+        """The file's name, without its folder."""
+        return os.path.basename(self._blob.name)
+
+    def __len__(self) -> int:
+        return len(self.keys())
+
+    def keys(self) -> PackedStrings:
+        """Names of all JPEG, PNG and WebP members, sorted; hidden ones are left out."""
+        if self._keys is None:
+            keys = PackedStrings(name for name in self.names() if is_image(name))
+            if not len(keys):
+                raise FileNotFoundError(f"{self._blob.name} holds no image")
+            self._keys = keys
+        return self._keys
+
+    def names(self) -> list[str]:
+        """Names of all members with data, images or not, sorted."""
+        return self._reader.names()
+
+    def read(self, key: str) -> bytes:
+        """A member's bytes. Raises KeyError for an unknown one, TarError where the tar was cut meanwhile."""
+        return self._reader.read(key)
+
+    def sizes(self) -> np.ndarray:
+        """Bytes of each image, int64, in the order of `keys()`."""
+        return self._index().sizes[self._rows()]
+
+    def offsets(self) -> np.ndarray:
+        """Where the data of each image begin, int64, in the order of `keys()`: sort by them to read sequentially."""
+        return self._index().offsets[self._rows()]
+
+    def extents(self, key: str, first: bool) -> Iterator[Extent]:
+        """What a disk has to touch for `read(key)`, for `SimulatedStore`; `first`: the first read of the process."""
+        index = self._index()
+        row = index.row(plain_name(key))
+        opens = first or self.mode == "reopen"
+        if opens and self.mode != "index":
+            headers = np.sort(index.offsets) - _HEADER_BYTES
+            yield from (
+                Extent(self._blob.name, int(offset), _HEADER_BYTES, number == 0)
+                for number, offset in enumerate(headers)
+            )
+            opens = False
+        yield Extent(self._blob.name, int(index.offsets[row]), int(index.sizes[row]), opens)
+
+    def _rows(self) -> np.ndarray:
+        index = self._index()
+        return np.fromiter((index.row(key) for key in self.keys()), np.int64, len(self))
+
+
+class _Indexed:
+    """Look up, then one `pread` (or one range request)."""
+
+    def __init__(self, blob: Blob, index: PerProcess):
+        self._blob, self._index = blob, index
+
+    def names(self) -> list[str]:
+        return list(self._index().names)
+
+    def read(self, key: str) -> bytes:
+        index = self._index()
+        try:
+            row = index.row(plain_name(key))
+        except KeyError:
+            raise _unknown(key, self._blob) from None
+        offset, size = index.offsets[row].item(), index.sizes[row].item()
+        if offset < 0:
+            raise KeyError(f"{key!r} is a link to a file that is not in {self._blob.name}")
+        if row in index.sparse:
+            return self._with_holes(key, offset, size, index.sparse[row])
+        return self._whole(key, offset, size)
+
+    def _whole(self, key: str, offset: int, size: int) -> bytes:
+        data = self._blob.read_at(offset, size)
+        if len(data) != size:
+            raise TarError(f"{self._blob.name} was cut after it was indexed: {key!r} lacks its end")
+        return data
+
+    def _with_holes(self, key: str, offset: int, size: int, pieces: list[list[int]]) -> bytes:
+        data = bytearray(size)
+        for start, length in pieces:
+            data[start : start + length] = self._whole(key, offset, length)
+            offset += length
+        return bytes(data)
+
+
+class _OneTarFile:
+    """One `tarfile.TarFile` a process, opened on the first read: Marigold's way."""
+
+    def __init__(self, blob: Blob, index: PerProcess):
+        self._blob = blob
+        self._open = PerProcess(partial(_open_tar, blob.name))
+
+    def names(self) -> list[str]:
+        tar, lock = self._open()
+        with lock:
+            return _names(tar)
+
+    def read(self, key: str) -> bytes:
+        tar, lock = self._open()
+        with lock:  # two threads would move each other's file position
+            return _extract(tar, key, self._blob)
+
+
+class _TarFileEachTime:
+    """A `tarfile.TarFile` for every read."""
+
+    def __init__(self, blob: Blob, index: PerProcess):
+        self._blob = blob
+
+    def names(self) -> list[str]:
+        with _open_tar(self._blob.name)[0] as tar:
+            return _names(tar)
+
+    def read(self, key: str) -> bytes:
+        with _open_tar(self._blob.name)[0] as tar:
+            return _extract(tar, key, self._blob)
+
+
+MODES = {"index": _Indexed, "tarfile": _OneTarFile, "reopen": _TarFileEachTime}
+
+
+def _open_tar(path: str) -> tuple[tarfile.TarFile, Any]:
+    try:
+        return tarfile.open(path, "r:"), threading.Lock()
+    except tarfile.TarError as error:
+        raise TarError(f"{path} is no uncompressed tar ({error}): python -m labkit convert makes one") from error
+
+
+def _names(tar: tarfile.TarFile) -> list[str]:
+    return sorted({plain_name(member.name) for member in tar.getmembers() if not member.isdir() and not member.isdev()})
+
+
+def _extract(tar: tarfile.TarFile, key: str, blob: Blob) -> bytes:
+    key = plain_name(key)
+    for name in _spellings(tar, key):
+        try:
+            file = tar.extractfile(name)
+        except KeyError:
+            continue
+        except tarfile.TarError as error:
+            raise TarError(f"{blob.name} is cut or damaged ({error}): copy or download it again") from error
+        if file is not None:
+            return file.read()
+    raise _unknown(key, blob)
+
+
+def _spellings(tar: tarfile.TarFile, key: str) -> tuple[str, str]:
+    """The tar's way of writing names first: a look-up that fails costs as much as one that does not."""
+    first = tar.getmembers()[0].name if tar.getmembers() else ""
+    dotted = first == "." or first.startswith("./")
+    return (f"./{key}", key) if dotted else (key, f"./{key}")
+
+
+def _unknown(key: str, blob: Blob) -> KeyError:
+    return KeyError(f"{key!r} is not a file in {blob.name}")

@@ -1,0 +1,1 @@
+"""The checks of the exercises in notebook 09: Marigold's storage."""

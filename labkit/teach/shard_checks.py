@@ -1,0 +1,1 @@
+"""The checks of the exercises in notebook 08: shard formats."""
