@@ -1,10 +1,11 @@
-"""The experiments that a CUDA machine records, and that notebooks 06 and 07 run: one definition for both."""
+"""The experiments that a CUDA machine records, and that notebooks 03, 06 and 07 run: one definition for both."""
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import pandas as pd
 import torch
 from torch import Tensor, nn
 
@@ -12,8 +13,10 @@ from labkit.data.datasets import ImageDataset
 from labkit.measure.env import Scale
 from labkit.measure.nested import map_tensors
 from labkit.measure.replay import ReplayLoader
+from labkit.measure.timing import compare
 from labkit.pipeline.augment import RECIPES, make_augment
-from labkit.pipeline.loaders import LoaderConfig, make_loader
+from labkit.pipeline.config import LoaderConfig
+from labkit.pipeline.loaders import Loader, make_loader
 from labkit.pipeline.mix import cutmix, mixup
 from labkit.pipeline.prefetch import CUDAPrefetcher
 
@@ -30,7 +33,6 @@ class Experiment:
         variants: Label -> factory of an iterable of batches.
         check: Raises AssertionError where the variants do not do the same work.
         close: Frees workers.
-        rounds: As in `compare`.
     """
 
     name: str
@@ -38,8 +40,27 @@ class Experiment:
     variants: dict[str, Factory]
     check: Callable[[], None]
     close: Callable[[], None] = lambda: None
-    rounds: int = 7
-    factors: dict[str, Any] = field(default_factory=dict)
+
+    def run(self, rounds: int, *, progress: bool = True) -> pd.DataFrame:
+        """Check, then `compare`, then close. The frame is kept out of the ladder: each experiment holds a what-if.
+
+        Raises:
+            RuntimeError: the variants do not do the same work; nothing was timed.
+        """
+        try:
+            self.check()
+            return compare(
+                self.variants,
+                baseline=self.baseline,
+                rounds=rounds,
+                experiment=self.name,
+                progress=progress,
+                rung=False,
+            )
+        except AssertionError as error:
+            raise RuntimeError(f"{self.name}: the variants do not do the same work: {error}") from error
+        finally:
+            self.close()
 
 
 def augment_on_device(
@@ -95,8 +116,7 @@ def mixing(device: torch.device, scale: Scale) -> Experiment:
 
     steps = 4 * _batches_in(scale)
     factories = {label: partial(_mixes, mix, batch, labels, steps) for label, mix in variants.items()}
-    factories = {"not mixed": partial(_mixes, lambda x, y: (x, y), batch, labels, steps), **factories}
-    return Experiment("06 mixing on the device", "v2.CutMix", factories, check, factors={"rung": False})
+    return Experiment("06 mixing on the device", "v2.CutMix", factories, check)
 
 
 def writeup_cutmix(x: Tensor, y: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
@@ -136,10 +156,6 @@ def who_augments(store: Any, device: torch.device, scale: Scale, recipe: str = "
         )
         assert torch.allclose(ours, theirs, atol=1e-3), "the two normalise differently"
 
-    def close() -> None:
-        on_cpu.close()
-        for_device.close()
-
     move = _to(device, non_blocking=True)
     return Experiment(
         "06 who augments", "CPU does all",
@@ -148,16 +164,32 @@ def who_augments(store: Any, device: torch.device, scale: Scale, recipe: str = "
             "CPU crops, device colors": partial(_moved, for_device, lambda batch: photometry(move(batch)[0])),
             "CPU crops only": partial(_moved, for_device, move),
         },
-        check, close, factors={"rung": False},
+        check, partial(_close, on_cpu, for_device),
     )  # fmt: skip
+
+
+def pinning(store: Any, device: torch.device, scale: Scale) -> Experiment:
+    """Loading and copying, without a step: does page-locked memory pay for the copy into it?"""
+    pageable, pinned = _pageable_and_pinned(store, scale)
+
+    def check() -> None:
+        both = zip(*(_moved(loader, _to(device, non_blocking=True)) for loader in (pageable, pinned)), strict=True)
+        assert all(torch.equal(own, other) for one, two in both for own, other in zip(one, two, strict=True)), (
+            "pinned batches differ from pageable ones"
+        )
+
+    variants = {
+        "pin_memory=False": partial(_moved, pageable, _to(device, non_blocking=False)),
+        "pin_memory=True": partial(_moved, pinned, _to(device, non_blocking=False)),
+        "pin_memory=True, non_blocking": partial(_moved, pinned, _to(device, non_blocking=True)),
+    }
+    close = partial(_close, pageable, pinned)
+    return Experiment("03 pinned memory", "pin_memory=False", variants, check, close)
 
 
 def overlap(store: Any, device: torch.device, scale: Scale) -> Experiment:
     """Training steps fed in five ways; and loading alone and computing alone, which they should come close to."""
-    config = LoaderConfig(batch_size=scale.batch_size, pin_memory=device.type == "cuda")
-    cropped = ImageDataset(store, transform=make_augment("light", "v2", part="geometry"))
-    pageable = make_loader(cropped, LoaderConfig(batch_size=scale.batch_size, pin_memory=False), drop_last=True)
-    pinned = make_loader(cropped, config, drop_last=True)
+    pageable, pinned = _pageable_and_pinned(store, scale)
     step = training_step(device)
     n_batches = len(pinned)
     resident = ReplayLoader(pageable, min(4, n_batches), length=n_batches, device=device)
@@ -166,19 +198,15 @@ def overlap(store: Any, device: torch.device, scale: Scale) -> Experiment:
         sums = [[int(images.long().sum()) for images, _ in loader] for loader in _same_epoch(pageable, pinned, device)]
         assert all(found == sums[0] for found in sums), "the ways of feeding give different batches"
 
-    def close() -> None:
-        pageable.close()
-        pinned.close()
-
     variants = {
         "pageable": partial(_steps, step, pageable, _to(device, non_blocking=False)),
         "pinned": partial(_steps, step, pinned, _to(device, non_blocking=False)),
         "pinned, non_blocking": partial(_steps, step, pinned, _to(device, non_blocking=True)),
-        "prefetched": partial(_steps, step, CUDAPrefetcher(pinned, device), _as_it_is),
-        "load alone": partial(_moved, pinned, _as_it_is),
-        "compute alone": partial(_steps, step, resident, _as_it_is),
+        "prefetched": partial(_steps, step, CUDAPrefetcher(pinned, device)),
+        "load alone": lambda: pinned,
+        "compute alone": partial(_steps, step, resident),
     }
-    return Experiment("07 feeding a training step", "pageable", variants, check, close, factors={"rung": False})
+    return Experiment("07 feeding a training step", "pageable", variants, check, partial(_close, pageable, pinned))
 
 
 def training_step(device: torch.device) -> Callable[[Any], Any]:
@@ -203,6 +231,20 @@ def training_step(device: torch.device) -> Callable[[Any], Any]:
         return loss.detach()
 
     return step
+
+
+def _pageable_and_pinned(store: Any, scale: Scale) -> tuple[Loader, Loader]:
+    """Two loaders of the same uint8 crops; without CUDA neither pins."""
+    cropped = ImageDataset(store, transform=make_augment("light", "v2", part="geometry"))
+    pageable = LoaderConfig(batch_size=scale.batch_size, pin_memory=False)
+    return tuple(
+        make_loader(cropped, config, drop_last=True) for config in (pageable, replace(pageable, pin_memory=None))
+    )
+
+
+def _close(*loaders: Loader) -> None:
+    for loader in loaders:
+        loader.close()
 
 
 def _same_epoch(pageable: Any, pinned: Any, device: torch.device) -> Iterator[Iterable[Any]]:
@@ -234,16 +276,12 @@ def _moved(loader: Iterable[Any], move: Callable[[Any], Any]) -> Iterator[Any]:
     return (move(batch) for batch in loader)
 
 
-def _steps(step: Callable[[Any], Any], loader: Iterable[Any], move: Callable[[Any], Any]) -> Iterator[int]:
+def _steps(step: Callable[[Any], Any], loader: Iterable[Any], move: Callable | None = None) -> Iterator[int]:
     for batch in loader:
-        moved = move(batch)
+        moved = move(batch) if move else batch
         step(moved)
         yield len(moved[0])
 
 
 def _to(device: torch.device, *, non_blocking: bool) -> Callable[[Any], Any]:
     return partial(map_tensors, function=lambda item: item.to(device, non_blocking=non_blocking))
-
-
-def _as_it_is(batch: Any) -> Any:
-    return batch
