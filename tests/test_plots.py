@@ -104,3 +104,15 @@ def test_plots_draw_into_the_axes_they_are_given(runs, name):
 
 def test_one_round_can_be_drawn(frame_of):
     lk.plot_speedup(frame_of({"a": [10], "b": [20]}, "a"))
+
+
+def test_simulated_storage_is_said_on_every_plot(frame_of):
+    frame = frame_of({"folder": [100, 101], "tar": [130, 131], "tar, simulated": [50, 51]}, "folder")
+    frame["storage"] = frame["variant"].map({"tar": "simulated hard disk", "tar, simulated": "simulated hard disk"})
+    for plot in (lk.plot_throughput, lk.plot_speedup):
+        labels = [label.get_text() for label in plot(frame).get_yticklabels()]
+        assert labels[-2:] == ["tar (simulated)", "tar, simulated"]
+        assert "folder (simulated)" not in labels
+    assert "tar (simulated)" in lk.plot_ladder(frame).get_yticklabels()[0].get_text()
+    frame["baseline"] = "tar"
+    assert "over tar (simulated)" in lk.plot_speedup(frame).get_xlabel()

@@ -299,3 +299,11 @@ def test_cuda_work_is_inside_the_clock():
     runs = lk.compare({"matmul": products}, baseline="matmul", rounds=3)
     waited_s = (runs.first_batch_s + runs.steady_s).median()
     assert waited_s > 0.8 * start.elapsed_time(end) / 1e3
+
+
+def test_a_factor_may_differ_between_variants():
+    variants = {"a": lambda: [1], "b": lambda: [1]}
+    frame = lk.compare(variants, baseline="a", rounds=1, storage={"b": "simulated hard disk"}, host="here")
+    assert frame[frame.variant == "a"].storage.isna().all()
+    assert set(frame[frame.variant == "b"].storage) == {"simulated hard disk"}
+    assert set(frame.host) == {"here"}

@@ -89,6 +89,11 @@ class SimulatedStore:
         return data
 
     @property
+    def storage(self) -> str:
+        """What to name it in a frame: `compare(..., storage={label: store.storage})` marks its plots as simulated."""
+        return f"simulated {self.disk.name}"
+
+    @property
     def busy_s(self) -> float:
         """Seconds of work that were asked of the storage so far, by all processes."""
         with self._head.locked() as position:

@@ -36,6 +36,7 @@ def plot_throughput(data: pd.DataFrame, *, ax: Axes | None = None, ceiling: floa
     sns.stripplot(
         runs, x="images_per_s", y="variant", order=list(medians.index), ax=ax, **{"color": _RUNS, "size": 4, **kwargs}
     )
+    ax.set_yticks(range(len(medians)), [_shown(label, runs) for label in medians.index])
     for row, value in enumerate(medians):
         ax.annotate(f"{value:,.0f}", (1.01, row), xycoords=("axes fraction", "data"), va="center")
     if ceiling is not None:
@@ -72,8 +73,8 @@ def plot_speedup(
         _estimate(ax, row, estimate, **kwargs)
         if label in guesses:
             ax.scatter(guesses[label], row - 0.28, marker="v", s=70, color=_GUESS, zorder=4)
-    ax.set_yticks(range(len(others)), others.index)
-    ax.set(xlabel=f"speed-up over {base} (x)", ylim=(len(others) - 0.4, -0.6))
+    ax.set_yticks(range(len(others)), [_shown(label, runs) for label in others.index])
+    ax.set(xlabel=f"speed-up over {_shown(base, runs)} (x)", ylim=(len(others) - 0.4, -0.6))
     _line(ax, 1, "1x", color="0.3", linestyle="-")
     if ceiling is not None:
         _line(ax, ceiling, f"ceiling {ceiling:.3g}x")
@@ -106,11 +107,11 @@ def plot_ladder(data: pd.DataFrame, *, ax: Axes | None = None, **kwargs: Any) ->
 
 def _rung_names(rungs: pd.DataFrame) -> tuple[list[str], str]:
     """Labels of the rungs and of the axis; one pair of variants, asked of many things, is named once."""
-    pairs = set(zip(rungs["variant"], rungs["baseline"], strict=True))
+    pairs = set(zip(rungs["shown"], rungs["shown_baseline"], strict=True))
     if len(pairs) == 1 and len(rungs) > 1:
         variant, baseline = pairs.pop()
         return list(rungs["experiment"]), f"speed-up of {variant} over {baseline} (x)"
-    labels = [f"{rung.experiment}: {rung.variant}\nover {rung.baseline}" for rung in rungs.itertuples()]
+    labels = [f"{rung.experiment}: {rung.shown}\nover {rung.shown_baseline}" for rung in rungs.itertuples()]
     return labels, "speed-up over the experiment's own baseline (x)"
 
 
@@ -123,7 +124,8 @@ def ladder_rungs(data: pd.DataFrame) -> pd.DataFrame:
         if len(others):
             best = others.loc[others["speedup"].idxmax()]
             base = summary.index[summary["verdict"] == "baseline"][0]
-            rungs.append({"experiment": experiment, "variant": best.name, "baseline": base, **best})
+            shown = {"shown": _shown(best.name, runs), "shown_baseline": _shown(base, runs)}
+            rungs.append({"experiment": experiment, "variant": best.name, "baseline": base, **shown, **best})
     return pd.DataFrame(rungs)
 
 
@@ -230,6 +232,12 @@ def _axes(n_rows: float) -> Axes:
 
 def _counted(data: pd.DataFrame) -> pd.DataFrame:
     return data[~data["is_warmup"].astype(bool)]
+
+
+def _shown(label: str, runs: pd.DataFrame) -> str:
+    """A variant's label; one whose `storage` is simulated says so, whatever it is called."""
+    simulated = runs.loc[runs["variant"] == label, "storage"].astype(str).str.contains("simulated").any()
+    return f"{label} (simulated)" if simulated and "simulated" not in label else label
 
 
 def _quiet_summary(data: pd.DataFrame, baseline: str | None) -> pd.DataFrame:

@@ -59,7 +59,8 @@ def compare(
         count: Images of a batch, where the rule above does not fit.
         clock: Seconds; for tests.
         progress: Show a live bar.
-        **factors: Further columns, such as `storage="folder"`. `rung=False` keeps an experiment out of the tour's
+        **factors: Further columns, such as `storage="folder"`, or with a mapping one value a variant,
+            `storage={"tar": "simulated hard disk"}`. `rung=False` keeps an experiment out of the tour's
             ladder: a what-if that nobody can use, or a detail.
 
     Returns:
@@ -91,9 +92,15 @@ def compare(
     _warn_of_different_work(rows)
     listed = list(variants)  # tables and plots keep the caller's order; `order` says when each run came
     rows.sort(key=lambda row: (row["round"], listed.index(row["variant"])))
-    frame = make_frame(rows, experiment=experiment, baseline=baseline, seed=seed, **factors)
+    frame = make_frame(_with_own_factors(rows, factors), experiment=experiment, baseline=baseline, seed=seed, **factors)
     record(frame)
     return frame
+
+
+def _with_own_factors(rows: list[dict[str, Any]], factors: dict[str, Any]) -> list[dict[str, Any]]:
+    """Rows with the factors that differ between variants, which are taken out of `factors`."""
+    own = {name: factors.pop(name) for name in list(factors) if isinstance(factors[name], Mapping)}
+    return [{**row, **{name: values.get(row["variant"]) for name, values in own.items()}} for row in rows]
 
 
 def count_images(batch: Any) -> int:

@@ -1,6 +1,7 @@
 """Exercises: a check prints whether an answer is right, what is wrong and how far off. It never raises."""
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import pandas as pd
@@ -29,9 +30,7 @@ def check(name: str, answer: Any = ...) -> None:
         name: Number of the exercise, such as `"00.1"`.
         answer: What the reader found; `...` stands for no answer yet.
     """
-    from labkit.teach import (  # noqa: F401 - they register them
-        depth_checks, loading_checks, measuring_checks, shard_checks, size_checks,
-    )  # fmt: skip
+    _register_all()
 
     if name not in _checks:
         print(f"{name}: there is no such exercise; there are {', '.join(sorted(_checks))}")
@@ -43,11 +42,14 @@ def check(name: str, answer: Any = ...) -> None:
 
 def exercises() -> list[str]:
     """Numbers of all exercises."""
-    from labkit.teach import (  # noqa: F401 - they register them
-        depth_checks, loading_checks, measuring_checks, shard_checks, size_checks,
-    )  # fmt: skip
+    _register_all()
 
     return sorted(_checks)
+
+
+def _register_all() -> None:
+    for module in ("measuring_checks", "loading_checks", "shard_checks", "depth_checks", "size_checks"):
+        import_module(f"labkit.teach.{module}")
 
 
 def near(answer: Any, expected: float, tolerance: float = 0.02) -> str | None:
