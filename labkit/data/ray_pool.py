@@ -1,0 +1,72 @@
+"""A Ray cluster for `labkit.data.engine`: tasks go where cores are free, and anew when a machine is lost."""
+
+import logging
+import os
+import socket
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from types import ModuleType
+
+from labkit.data.pools import Outcome, Submit, pack, run_packed, unpacking
+from labkit.measure.env import usable_cores
+
+_RETRIES = 3  # of a task whose machine or worker is lost, before the engine hears of it
+_PATIENCE_S = 5.0
+
+
+@contextmanager
+def joined_cluster(address: str | None, num_tasks: int | None) -> Iterator[int]:
+    """How many tasks to keep submitted, while the cluster is joined; one that was joined before stays so."""
+    ray = _import_ray()
+    is_ours = not ray.is_initialized()
+    if is_ours:
+        _join(ray, address or os.environ.get("RAY_ADDRESS"))
+    try:
+        yield 2 * max(1, int(ray.cluster_resources().get("CPU", 1))) if num_tasks is None else max(1, num_tasks)
+    finally:
+        if is_ours:
+            ray.shutdown()
+
+
+@contextmanager
+def ray_pool(function: Callable) -> Iterator[Submit]:
+    """Tasks of one core each. Ray sends the function once to every worker process, by value if it is a notebook's."""
+
+    def map_items(packed: list[Outcome]):  # the name that Ray's own messages show
+        return run_packed(function, packed)
+
+    task = _import_ray().remote(num_cpus=1, max_retries=_RETRIES)(map_items)
+
+    def submit(items: list) -> Future:
+        return unpacking(task.remote(pack(items)).future())
+
+    yield submit
+
+
+def _join(ray: ModuleType, address: str | None) -> None:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    alone = {} if address else {"num_cpus": usable_cores(), "include_dashboard": False}
+    try:
+        _check_answers(address)
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **alone)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ConnectionError(
+            f"no Ray cluster could be joined at {address or 'this machine'} ({error}): "
+            "start one with `ray start --head`, and give its address as host:port"
+        ) from error
+
+
+def _check_answers(address: str | None) -> None:
+    """Ray itself would try for more than a minute, and then end this process."""
+    host, _, port = (address or "").rpartition(":")
+    if port.isdecimal():
+        socket.create_connection((host, int(port)), timeout=_PATIENCE_S).close()
+
+
+def _import_ray() -> ModuleType:
+    try:
+        import ray
+    except ImportError as error:
+        raise ImportError('engine="ray" needs Ray: python -m pip install -e ".[cluster]"') from error
+    return ray
