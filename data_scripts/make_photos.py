@@ -2,6 +2,7 @@
 
     python data_scripts/make_photos.py photos/imagenet 2048
     python data_scripts/make_photos.py photos/camera 128 --profile camera --seed 1 --num-threads 4
+    python data_scripts/make_photos.py /shared/photos 1281167 --engine ray --address 10.0.0.1:6379
 
 A rerun makes only what is missing.
 """
@@ -11,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from labkit import make_photos
+from labkit import ItemErrors, make_photos
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -23,11 +24,14 @@ def main(
     profile: Annotated[str, typer.Option(help="imagenet (about 500 x 375) or camera (2000 x 1500).")] = "imagenet",
     seed: Annotated[int, typer.Option(help="Another seed, another set.")] = 0,
     num_threads: Annotated[int | None, typer.Option(help="Default: the usable cores.", min=1)] = None,
+    engine: Annotated[str, typer.Option(help="threads, local (processes) or ray (more than one machine).")] = "threads",
+    address: Annotated[str | None, typer.Option(help="Of the Ray cluster, with --engine ray: host:port.")] = None,
 ) -> None:
     """Make COUNT JPEG photos under ROOT, one folder a class."""
     try:
-        folder = make_photos(root, count, profile=profile, seed=seed, num_threads=num_threads)
-    except (ValueError, OSError) as error:
+        options = {"num_threads": num_threads, "engine": engine, "address": address}
+        folder = make_photos(root, count, profile=profile, seed=seed, **options)
+    except (ItemErrors, ImportError, ValueError, OSError) as error:
         typer.echo(f"make_photos: {error}", err=True)
         raise typer.Exit(2) from error
     typer.echo(f"{folder}: {count} photos")

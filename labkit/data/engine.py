@@ -6,11 +6,11 @@ do not wait for one another. An outcome is `(value, None)` or `(None, error text
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import FIRST_COMPLETED, wait
 from contextlib import AbstractContextManager, closing, contextmanager
 from typing import Any
 
-from labkit.data.pools import Outcome, describe, process_pool, then, thread_pool
+from labkit.data.pools import Outcome, Submit, describe, process_pool, then, thread_pool
 from labkit.measure.env import usable_cores
 from labkit.measure.progress import progress_bar
 
@@ -20,7 +20,6 @@ _CHUNK_S = 0.05
 _LARGEST_CHUNK = 1000
 _MOST_NAMED = 10
 
-Submit = Callable[[list[Any]], Future]  # items -> future of (seconds, outcomes)
 OpenPool = Callable[[], AbstractContextManager[Submit]]
 
 
@@ -89,7 +88,7 @@ def map_items(
 
     Taught in: notebooks/08_shard_formats.ipynb
     """
-    _check_arguments(engine, num_workers, address)
+    check_engine(engine, num_workers, address)
     items = list(items)
     todo = [position for position, item in enumerate(items) if is_done is None or not is_done(item)]
     results, errors = [None] * len(items), {}
@@ -110,7 +109,8 @@ def map_items(
     return results
 
 
-def _check_arguments(engine: str, num_workers: int | None, address: str | None) -> None:
+def check_engine(engine: str, num_workers: int | None = None, address: str | None = None) -> None:
+    """Refuse, by ValueError, what `map_items` would: for callers that make folders first."""
     if engine not in ENGINES:
         raise ValueError(f"unknown engine {engine!r}: choose one of {', '.join(ENGINES)}")
     if num_workers is not None and num_workers < 0:
@@ -193,7 +193,7 @@ def _next_size(size: int, seconds: float, fair_share: int) -> int:
 def _one_by_one(submit: Submit, items: list, lost: deque[int]) -> Iterator[tuple[int, Outcome]]:
     """Outcomes of `lost`, each item alone, up to the first that kills its worker again."""
     while lost:
-        position, failed = lost.popleft(), None
+        position = lost.popleft()
         future = submit([items[position]])
         if (failed := future.exception()) is not None:
             yield position, (None, f"its worker died twice ({describe(failed)})")

@@ -8,18 +8,15 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageEnhance
 
-from labkit.measure.env import usable_cores
+from labkit.data.engine import check_engine, map_items
 from labkit.measure.files import write_whole
-from labkit.measure.progress import progress_bar
 
 MANIFEST = "manifest.json"
 
@@ -78,26 +75,32 @@ def make_photos(
     profile: str = "imagenet",
     seed: int = 0,
     num_threads: int | None = None,
+    engine: str = "threads",
+    address: str | None = None,
     progress: bool = True,
 ) -> Path:
     """Make `count` JPEG photos under `root`, one folder a class, and a manifest with their checksums.
 
     A rerun makes only what is missing; files appear under their final name whole or not at all. The same
-    (profile, seed) gives the same bytes for any `count` and any number of threads, with the same Pillow and NumPy.
+    (profile, seed) gives the same bytes for any `count`, engine and number of threads, with the same Pillow and NumPy.
 
     Args:
         root: Folder to fill; made if missing.
         count: Number of photos.
         profile: `"imagenet"` (about 500 x 375, the file sizes of ImageNet) or `"camera"` (2000 x 1500).
         seed: Another seed, another set.
-        num_threads: Default: the usable cores.
+        num_threads: Default: the usable cores. With another engine than threads, its workers.
+        engine: As in `map_items`. Threads do: Pillow's resize and encoder and NumPy's generator all release the GIL.
+        address: Of the cluster, with `engine="ray"`.
         progress: Show a live bar.
 
     Returns:
         `root` as a Path.
 
     Raises:
-        ValueError: unknown profile, `count` below 1, or `root` holds another set; names the folder and the remedy.
+        ValueError: unknown profile or engine, `count` below 1, or `root` holds another set; names the folder and the
+            remedy.
+        ItemErrors: some photos could not be written; names them. The others are there, and a rerun goes on.
 
     Taught in: notebooks/01_naive_pil.ipynb
     """
@@ -106,6 +109,7 @@ def make_photos(
         raise ValueError(f"unknown profile {profile!r}: choose one of {', '.join(PROFILES)}")
     if count < 1:
         raise ValueError(f"count={count}: at least one photo is needed")
+    check_engine(engine, num_threads, address)
     manifest = _read_manifest(root, settings, count)
     missing = [number for number in range(count) if not _is_done(root, manifest, photo_key(number))]
     if not missing:
@@ -114,8 +118,10 @@ def make_photos(
     _write_manifest(root, settings, manifest)  # claims the folder, so that another set cannot be mixed in
     # Files of an interrupted run are whole, having been renamed into place: they are taken as they are.
     adopt = {number for number in missing if photo_key(number) not in manifest}
-    for row in _make_all(root, missing, adopt, profile, seed, num_threads or usable_cores(), progress):
-        manifest[row["key"]] = row
+    make = partial(_make_one, root.absolute(), adopt, profile, seed)
+    options = {"engine": engine, "num_workers": num_threads, "address": address, "progress": progress}
+    rows = map_items(make, missing, key=photo_key, description=f"{profile} photos", unit="photo", **options)
+    manifest |= {row["key"]: row for row in rows}
     _write_manifest(root, settings, manifest)
     return root
 
@@ -173,18 +179,9 @@ def _grain(photo: Image.Image, sigma: float, rng: np.random.Generator) -> Image.
     return Image.fromarray(np.clip(pixels + 0.5, 0, 255).astype(np.uint8))
 
 
-def _make_all(
-    root: Path, numbers: list[int], adopt: set[int], profile: str, seed: int, num_threads: int, progress: bool
-) -> Iterator[dict]:
-    # Threads: Pillow's resize and encoder and NumPy's generator all release the GIL.
-    with ThreadPoolExecutor(num_threads) as pool:
-        rows = pool.map(lambda number: _make_one(root, number, number in adopt, profile, seed), numbers)
-        yield from progress_bar(rows, show=progress, total=len(numbers), desc=f"{profile} photos", unit="photo")
-
-
-def _make_one(root: Path, number: int, adopt: bool, profile: str, seed: int) -> dict:
+def _make_one(root: Path, adopt: set[int], profile: str, seed: int, number: int) -> dict:
     key = photo_key(number)
-    if adopt and (root / key).is_file():
+    if number in adopt and (root / key).is_file():
         data = (root / key).read_bytes()
     else:
         data = photo_bytes(number, profile=profile, seed=seed)
