@@ -1,0 +1,508 @@
+"""Marigold's pairs: against its steps written out plainly, over every store, and made with true depth."""
+
+import io
+import pickle
+import random
+import runpy
+import shutil
+import subprocess
+import tarfile
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from skimage import data as skimage_data
+from typer.testing import CliRunner
+
+import labkit as lk
+from labkit import DecodeError, DepthPairs, FolderStore, TarStore, make_depth
+from labkit.data import depth_fast, depth_photos
+from labkit.data.depth import make_sample
+from labkit.data.depth_fast import fast_sample
+from labkit.data.depth_photos import pair_bytes, pair_names
+from labkit.data.depth_plain import plain_sample
+from labkit.data.depth_presets import PRESETS
+
+SCRIPT = Path(__file__).parents[1] / "data_scripts" / "make_depth.py"
+
+# What the sets are, stated here once more: stored integers a metre, limits, size (height, width), files of a pair.
+SETS = {
+    "hypersim": (1000, 1e-5, 65, (96, 128), ("rgb.png", "depth.png")),
+    "vkitti": (100, 1e-5, 80, (375, 1242), ("rgb.jpg", "depth.png")),
+    "nyu": (1000, 1e-3, 10, (480, 640), ("rgb.png", "depth.png", "filled.png")),
+    "kitti": (256, 1e-5, 80, (370, 1226), ("rgb.png", "depth.png")),
+}
+CASES = [(preset, mode) for preset in SETS for mode in ("train", "evaluate")]
+
+
+def drawn_depth(rng, size, per_metre) -> np.ndarray:
+    """Slopes and steps with holes, and every value at which validity could go wrong."""
+    rows, columns = np.mgrid[: size[0], : size[1]]
+    metres = 1 + 4 * rows / size[0] + 3 * (columns > size[1] // 3) + rng.normal(0, 0.2, size)
+    stored = np.clip(metres * per_metre, 0, 65535).astype(np.uint16)
+    stored[rng.random(size) < 0.1] = 0
+    edges = [0, 1, 2, *(limit * per_metre + step for limit in (10, 65, 80) for step in (-1, 0, 1)), 65535]
+    edges = [value for value in edges if value <= 65535]
+    stored[-len(edges) :, size[1] // 2] = edges
+    return stored
+
+
+def drawn_files(preset, number) -> dict[str, Image.Image]:
+    per_metre, _, _, size, files = SETS[preset]
+    rng = np.random.default_rng(number)
+    pictures = {file: Image.fromarray(drawn_depth(rng, size, per_metre)) for file in files[1:]}
+    smooth = rng.integers(0, 256, (8, 10, 3), dtype=np.uint8)
+    return {files[0]: Image.fromarray(smooth).resize(size[::-1], Image.Resampling.BICUBIC), **pictures}
+
+
+def write_set(folder: Path, preset: str, count: int = 2) -> Path:
+    """Pairs in `folder/data`, a tar whose names begin with `./`, and the list, which is returned."""
+    lines = []
+    for number in range(count):
+        names = [f"scene {preset}/{number}_{file}".replace(" ", "_") for file in SETS[preset][4]]
+        for name, picture in zip(names, drawn_files(preset, number).values(), strict=True):
+            (folder / "data" / name).parent.mkdir(parents=True, exist_ok=True)
+            picture.save(folder / "data" / name)
+        lines.append(" ".join([*names, "721.5377"][: 3 if preset == "kitti" else len(names)]))
+    if preset == "kitti":
+        lines.insert(1, f"{lines[0].split()[0]} None 721.5377")
+    with tarfile.open(folder / "data.tar", "w") as tar:
+        tar.add(folder / "data", arcname=".")
+    (folder / "list.txt").write_text("\n".join(lines))  # Marigold's own lists end without a line break
+    return folder / "list.txt"
+
+
+@pytest.fixture(scope="module")
+def sets(tmp_path_factory) -> dict[str, Path]:
+    """preset -> its list file, beside `data` and `data.tar`."""
+    return {preset: write_set(tmp_path_factory.mktemp(preset), preset) for preset in SETS}
+
+
+def nearest(length: int, new_length: int) -> list[int]:
+    """nearest-exact: the pixel in which the middle of the new pixel lies."""
+    return [(2 * position + 1) * length // (2 * new_length) for position in range(new_length)]
+
+
+def in_region(region: str | None, height: int, width: int) -> np.ndarray:
+    inside = np.full((height, width), region is None)
+    if region == "nyu":
+        inside[45:471, 41:601] = True
+    elif region == "eigen":
+        inside[int(0.3324324 * height) : int(0.91351351 * height), int(0.0359477 * width) : int(0.96405229 * width)] = 1
+    elif region == "garg":
+        inside[
+            int(0.40810811 * height) : int(0.99189189 * height), int(0.03594771 * width) : int(0.96405229 * width)
+        ] = 1
+    return inside
+
+
+def oracle(folder: Path, names: list[str], preset: str, mode: str, flipped: bool) -> dict[str, np.ndarray]:
+    """Marigold's steps from the description, in NumPy; the quantile is torch's, as there."""
+    per_metre, least, most, _, _ = SETS[preset]
+    pictures = [np.array(Image.open(folder / name)) for name in names]
+    height, width = pictures[0].shape[:2]
+    top, left = (height - 352, (width - 1216) // 2) if "kitti" in preset else (0, 0)
+    pictures = [picture[top:, left : left + 1216] if "kitti" in preset else picture for picture in pictures]
+    rgb = pictures[0].transpose(2, 0, 1)
+    metres = {"raw": (pictures[1] / per_metre).astype(np.float32)}
+    metres["filled"] = (pictures[-1] / per_metre).astype(np.float32)
+    region = {"nyu": "nyu", "kitti": "eigen", "vkitti": None if mode == "train" else "eigen"}.get(preset)
+    result = {"rgb_int": rgb.astype(np.int32), "rgb_norm": (rgb / 255 * 2 - 1).astype(np.float32)}
+    for kind, depth in metres.items():
+        result[f"depth_{kind}_linear"] = depth[None]
+        valid = (depth > np.float32(least)) & (depth < np.float32(most)) & in_region(region, *depth.shape)
+        result[f"valid_mask_{kind}"] = valid[None]
+        if mode == "train":
+            near, far = torch.quantile(torch.from_numpy(depth[valid]), torch.tensor([0.02, 0.98])).numpy()
+            norm = np.clip((depth - near) / (far - near) * np.float32(2) - np.float32(1), -1, 1)
+            result[f"depth_{kind}_norm"] = (np.where(valid, norm, 1) if kind == "filled" else norm)[None]
+    if flipped:
+        result = {name: raster[..., ::-1] for name, raster in result.items()}
+    if mode == "train" and preset == "hypersim":
+        rows, columns = nearest(height, 480), nearest(width, 640)
+        result = {name: raster[:, rows][:, :, columns] for name, raster in result.items()}
+    return result
+
+
+def assert_equal(found: dict, expected: dict) -> None:
+    """Same keys, types and bits."""
+    assert set(found) == set(expected)
+    for name, value in expected.items():
+        array = found[name].numpy() if isinstance(found[name], torch.Tensor) else found[name]
+        if isinstance(value, np.ndarray | torch.Tensor):
+            value = np.asarray(value)
+            assert (array.dtype, array.shape) == (value.dtype, value.shape), name
+            assert np.array_equal(array, value), f"{name}: {(array != value).sum()} values differ"
+        else:
+            assert array == value, name
+
+
+@pytest.mark.parametrize("fast", [False, True], ids=["plain", "fast"])
+@pytest.mark.parametrize(("preset", "mode"), CASES)
+def test_every_key_is_marigolds(sets, preset, mode, fast):
+    path = sets[preset]
+    pairs = DepthPairs(FolderStore(path.parent / "data"), path, preset=preset, mode=mode, fast=fast)
+    lines = [line.split() for line in path.read_text().splitlines() if "None" not in line]
+    assert len(pairs) == len(lines) == 2
+    draws, seen = random.Random(1), set()
+    random.seed(1)
+    for _ in range(2):
+        for index, names in enumerate(lines):
+            flipped = mode == "train" and draws.random() < 0.5
+            seen.add(flipped)
+            names = names[: len(SETS[preset][4])]
+            expected = oracle(path.parent / "data", names, preset, mode, flipped)
+            assert_equal(pairs[index], {**expected, "index": index, "rgb_relative_path": names[0]})
+    assert seen == ({True, False} if mode == "train" else {False})
+
+
+def test_evaluation_draws_nothing(sets):
+    random.seed(0)
+    before = random.getstate()
+    DepthPairs(FolderStore(sets["nyu"].parent / "data"), sets["nyu"], preset="nyu", mode="evaluate")[0]
+    assert random.getstate() == before
+
+
+@pytest.mark.parametrize("size", [(480, 640), (60, 81), (96, 128), (37, 41), None], ids=str)
+@pytest.mark.parametrize("region", [None, "garg", "eigen"])
+@pytest.mark.parametrize("flipped", [False, True])
+def test_fast_is_plain_bit_for_bit(size, region, flipped):
+    preset = replace(PRESETS["hypersim"], train_size=size, train_mask=region, eval_mask=region)
+    pictures = {name.partition(".")[0]: np.asarray(picture) for name, picture in drawn_files("hypersim", 5).items()}
+    for train in (True, False):
+        plain = plain_sample(pictures, preset, train=train, flipped=flipped and train)
+        assert_equal(fast_sample(pictures, preset, train=train, flipped=flipped and train), plain)
+    inside = in_region(region, 96, 128)
+    assert plain["valid_mask_raw"][0].numpy()[~inside].sum() == 0
+
+
+def with_float32_ranks(values, q):
+    """`torch.quantile` as it was before torch computed ranks in float64."""
+    ordered, ranks = values.sort().values, q * (len(values) - 1)
+    return torch.lerp(ordered[ranks.long()], ordered[ranks.ceil().long()], ranks - ranks.long())
+
+
+@pytest.mark.parametrize("quantile", [torch.quantile, with_float32_ranks], ids=["this torch", "an older torch"])
+def test_quantiles_are_torchs(monkeypatch, quantile):
+    monkeypatch.setattr(torch, "quantile", quantile)
+    depth_fast._rank_dtype.cache_clear()
+    preset, rng = replace(PRESETS["hypersim"], train_size=None), np.random.default_rng(0)
+    for number in range(40):
+        depth = np.clip(rng.normal(3000, rng.integers(1, 2000), rng.integers(20, 400, 2)), 0, 65535).astype(np.uint16)
+        if number < 3:  # one valid pixel, two, and all alike
+            depth = np.array([[5000, 0, 65000]] if number == 0 else [[4000, 4001 - number // 2]], np.uint16)
+        pictures = {"rgb": np.zeros((*depth.shape, 3), np.uint8), "depth": depth}
+        norms = [
+            sample(pictures, preset, train=True, flipped=False)["depth_raw_norm"]
+            for sample in (plain_sample, fast_sample)
+        ]
+        assert torch.equal(*(norm.view(torch.int32) for norm in norms))  # as bits: one depth alone gives NaN in both
+    monkeypatch.undo()
+    depth_fast._rank_dtype.cache_clear()
+
+
+class ReadOnly:
+    """The least that a store can be."""
+
+    def __init__(self, files):
+        self._files = files
+
+    def read(self, key):
+        return self._files[key]
+
+
+@pytest.fixture(scope="module")
+def stores(sets):
+    folder = sets["hypersim"].parent
+    files = {path.relative_to(folder / "data").as_posix(): path.read_bytes() for path in folder.rglob("*.png")}
+    tars = [TarStore(folder / "data.tar", mode) for mode in ("index", "tarfile", "reopen")]
+    return [FolderStore(folder / "data"), *tars, ReadOnly(files)]
+
+
+def test_all_storages_give_the_same(sets, stores):
+    with tarfile.open(sets["hypersim"].parent / "data.tar") as tar:
+        assert all(name == "." or name.startswith("./") for name in tar.getnames())
+    folder, *others = [DepthPairs(store, sets["hypersim"], flip_p=1) for store in stores]
+    for other in others:
+        for index in range(len(folder)):
+            assert_equal(other[index], folder[index])
+
+
+def test_over_http(sets):
+    folder = sets["hypersim"].parent
+    with lk.serve_folder(folder / "data") as url:
+        remote = DepthPairs(lk.HttpStore(url), sets["hypersim"], mode="evaluate")[1]
+    assert_equal(remote, DepthPairs(FolderStore(folder / "data"), sets["hypersim"], mode="evaluate")[1])
+
+
+def test_pickled(sets, stores):
+    for store in stores:
+        pairs = DepthPairs(store, sets["hypersim"], mode="evaluate", fast=True)
+        expected = pairs[1]
+        assert_equal(pickle.loads(pickle.dumps(pairs))[1], expected)
+
+
+def test_same_batches_for_any_number_of_workers(sets):
+    pairs = DepthPairs(TarStore(sets["hypersim"].parent / "data.tar"), sets["hypersim"], fast=True)
+    epochs = {}
+    for num_workers in (0, 2):
+        config = lk.LoaderConfig(1, num_workers, seed=1, persistent_workers=num_workers > 0, oversubscribe=True)
+        loader = lk.make_loader(pairs, config, shuffle=True)
+        epochs[num_workers] = [batch for _ in range(4) for batch in loader]
+        loader.close()
+    for one, other in zip(*epochs.values(), strict=True):
+        assert_equal(one, other)
+    columns = [batch["rgb_int"][batch["index"] == 0][:, 0, 0, 0] for batch in epochs[0]]
+    assert len({int(value) for column in columns for value in column}) == 2  # mirrored in some epochs, not in all
+
+
+def test_a_stream_of_pairs(sets):
+    path = sets["nyu"]
+    pairs = DepthPairs(FolderStore(path.parent / "data"), path, preset="nyu", mode="evaluate")
+    names = dict(zip(("rgb", "depth", "filled"), path.read_text().split()[:3], strict=True))
+    encoded = {column: (path.parent / "data" / name).read_bytes() for column, name in names.items()}
+    expected = {key: value for key, value in pairs[0].items() if key not in ("index", "rgb_relative_path")}
+    assert_equal(make_sample(encoded, "nyu", mode="evaluate"), expected)
+
+
+def test_lines_without_depth_are_counted(sets):
+    pairs = DepthPairs(FolderStore(sets["kitti"].parent / "data"), sets["kitti"], preset="kitti")
+    assert "1 lines without depth left out" in repr(pairs)
+    assert "left out" not in repr(DepthPairs(None, sets["hypersim"]))
+
+
+def listed(folder: Path, text: str) -> Path:
+    (folder / "some_list.txt").write_text(text)
+    return folder / "some_list.txt"
+
+
+@pytest.mark.parametrize(
+    ("text", "preset", "said"),
+    [
+        ("a.png b.png\na.png\n", "hypersim", "line 2 of .*some_list.txt has 1 columns, not 2 or 3"),
+        ("a.png b.png\n\na.png b.png\n", "hypersim", "line 2 of .* has 0 columns"),
+        ("my scene/a.png my scene/b.png\n", "vkitti", "line 1 of .* 4 columns.*without blanks"),
+        ("a.png b.png\n", "nyu", "2 columns, not 3: a line names rgb, depth, filled"),
+        ("a.png None 700\n", "kitti", "names no pair that has a depth.*make_depth"),
+        ("", "hypersim", "names no pair"),
+        ("a.png b.png\n", "hypersimm", "unknown preset.*hypersim, vkitti, nyu, kitti"),
+    ],
+)
+def test_a_bad_list_is_named(tmp_path, text, preset, said):
+    with pytest.raises(ValueError, match=said):
+        DepthPairs(None, listed(tmp_path, text), preset=preset)
+
+
+@pytest.mark.parametrize("missing", ["none.txt", ""])
+def test_a_missing_list_is_named(tmp_path, missing):
+    with pytest.raises(FileNotFoundError, match=r"is no list file.*make_depth"):
+        DepthPairs(None, tmp_path / missing)
+
+
+def test_an_unknown_mode_is_named(sets):
+    with pytest.raises(ValueError, match="mode='val': choose one of train, evaluate"):
+        DepthPairs(None, sets["hypersim"], mode="val")
+    with pytest.raises(ValueError, match="mode='val'"):
+        make_sample({}, mode="val")
+
+
+def test_a_missing_file_is_named_with_its_line(sets, tmp_path):
+    rgb, depth = sets["hypersim"].read_text().splitlines()[0].split()
+    path = listed(tmp_path, f"{rgb} {depth}\n{rgb} elsewhere/{depth}\n")
+    for store in (FolderStore(sets["hypersim"].parent / "data"), TarStore(sets["hypersim"].parent / "data.tar")):
+        with pytest.raises(KeyError) as failure:
+            DepthPairs(store, path)[1]
+        for part in (f"elsewhere/{depth}", "line 2 of", "some_list.txt", "store's root"):
+            assert part in failure.value.args[0]
+
+
+def encoded(picture) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(picture).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+RGB, DEPTH = np.zeros((20, 30, 3), np.uint8), np.full((20, 30), 2000, np.uint16)
+GOOD = {"rgb.png": encoded(RGB), "depth.png": encoded(DEPTH)}
+
+
+@pytest.mark.parametrize(
+    ("bad", "error", "said"),
+    [
+        ({"rgb.png": b""}, DecodeError, "rgb: no whole picture in 0 bytes"),
+        ({"depth.png": GOOD["depth.png"][:60]}, DecodeError, "depth: no whole picture in 60 bytes"),
+        ({"rgb.png": GOOD["depth.png"]}, DecodeError, "rgb: uint16 .*not 8-bit RGB"),
+        ({"depth.png": GOOD["rgb.png"]}, DecodeError, "depth: uint8 .*not 8- or 16-bit gray"),
+        ({"rgb.png": encoded(np.zeros((20, 30, 4), np.uint8))}, DecodeError, "shape .20, 30, 4."),
+        ({"depth.png": encoded(DEPTH[:10])}, ValueError, "differ in size"),
+        ({"depth.png": encoded(DEPTH * 0)}, ValueError, "no pixel has a valid depth"),
+    ],
+)
+@pytest.mark.parametrize("fast", [False, True])
+def test_a_bad_file_is_named_with_its_line(tmp_path, bad, error, said, fast):
+    path = listed(tmp_path, "ok.png ok.png\nrgb.png depth.png")
+    with pytest.raises(error, match=said) as failure:
+        DepthPairs(ReadOnly({**GOOD, **bad}), path, fast=fast)[1]
+    assert str(failure.value).startswith(f"rgb.png (line 2 of {path})")
+    assert type(failure.value) is error
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_a_picture_too_small_for_the_crop_is_named(tmp_path, fast):
+    with pytest.raises(ValueError, match=r"rgb.png .line 1.*20 x 30 pixels .*cannot be cropped to \(352, 1216\)"):
+        DepthPairs(ReadOnly(GOOD), listed(tmp_path, "rgb.png depth.png"), preset="kitti", fast=fast)[0]
+
+
+# Photos with depth
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> Path:
+    """Three pairs and their tar, to look at, not to change."""
+    return make_depth(tmp_path_factory.mktemp("made") / "set", 3, tar=True, num_workers=1, progress=False)
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    """Every file under `root`, but for the index that `TarStore` keeps beside a tar."""
+    paths = [path for path in root.rglob("*") if path.is_file() and not path.name.endswith("index.npz")]
+    return {path.relative_to(root).as_posix(): path.read_bytes() for path in paths}
+
+
+def test_layout_and_list(made):
+    names = [name for number in range(3) for name in pair_names(number)]
+    assert names[:2] == ["ai_001_001/rgb_cam_00_fr0000.png", "ai_001_001/depth_plane_cam_00_fr0000.png"]
+    assert set(contents(made)) == {
+        "filename_list_train.txt", "train.tar", "settings.json", *(f"train/{name}" for name in names)
+    }  # fmt: skip
+    lines = (made / "filename_list_train.txt").read_text().splitlines()
+    assert lines == [f"{names[2 * number]} {names[2 * number + 1]}" for number in range(3)]
+    assert len({pair_names(number) for number in range(100_000)}) == 100_000
+    assert pair_names(99_900)[0] == "ai_002_001/rgb_cam_00_fr0000.png"
+
+
+def test_pictures_are_hypersims_kind_and_depths_are_true(made):
+    disparity = skimage_data.stereo_motorcycle()[2]
+    true_mm = {0, *np.rint(193.001 * 994.978 / (disparity[np.isfinite(disparity)] + 31.086)).astype(int).tolist()}
+    for number in range(3):
+        rgb, depth = (Image.open(made / "train" / name) for name in pair_names(number))
+        assert (rgb.mode, rgb.size, depth.mode, depth.size) == ("RGB", (1024, 768), "I;16", (1024, 768))
+        found = set(np.unique(np.asarray(depth)).tolist())
+        assert found <= true_mm
+        assert len(found) > 1000
+        assert 0.5 < (np.asarray(depth) > 0).mean() < 1
+
+
+def test_photo_and_depth_show_the_same_window(monkeypatch):
+    """Over a picture that grows brighter with its depth, in both directions, the two stay in step."""
+    rows, columns = np.mgrid[:500, :741]
+    level = (columns / 741 * 150 + rows / 500 * 50 + 20).astype(np.uint8)
+    pair = Image.fromarray(np.repeat(level[..., None], 3, 2)), Image.fromarray(level.astype(np.uint16) * 100)
+    monkeypatch.setattr(depth_photos, "_stereo_pair", lambda: pair)
+    slopes = set()
+    for number in range(4):
+        rgb, depth = (np.asarray(Image.open(io.BytesIO(data))).astype(float) for data in pair_bytes(number))
+        assert np.corrcoef(rgb[..., 0].ravel(), depth.ravel())[0, 1] > 0.99
+        slopes.add(depth[0, 0] < depth[0, -1])
+    assert slopes == {True, False}  # some are mirrored
+
+
+def test_number_and_seed_change_both_files():
+    for files in zip(pair_bytes(0), pair_bytes(1), pair_bytes(0, seed=1), strict=True):
+        assert len(set(files)) == 3
+
+
+def test_same_bytes_for_any_count_and_any_workers(made, tmp_path):
+    other = make_depth(tmp_path / "set", 1, engine="threads", progress=False)
+    assert {name: data for name, data in contents(other).items() if name.startswith("train/")}.items() <= contents(
+        made
+    ).items()
+    make_depth(other, 3, tar=True, num_workers=2, progress=False)
+    assert contents(other) == contents(made)
+
+
+@pytest.mark.skipif(shutil.which("tar") is None, reason="GNU tar is the oracle")
+def test_the_tar_is_gnu_tars(made, tmp_path):
+    if "GNU tar" not in subprocess.run(["tar", "--version"], capture_output=True, text=True).stdout:
+        pytest.skip("this tar is not GNU's")
+    options = ["--sort=name", "--owner=0", "--group=0", "--numeric-owner", "--mtime=@0", "--mode=u=rwX,go=rX"]
+    subprocess.run(["tar", *options, "-cf", tmp_path / "x.tar", "."], cwd=made / "train", check=True)
+    assert (made / "train.tar").read_bytes() == (tmp_path / "x.tar").read_bytes()
+
+
+def test_the_set_is_what_depth_pairs_reads(made):
+    path = made / "filename_list_train.txt"
+    sample = DepthPairs(TarStore(made / "train.tar"), path)[2]
+    assert sample["rgb_norm"].shape == (3, 480, 640)
+    assert 2 < sample["depth_raw_linear"][sample["valid_mask_raw"]].mean() < 5
+    assert_equal(DepthPairs(FolderStore(made / "train"), path, flip_p=0)[2], DepthPairs(
+        TarStore(made / "train.tar"), path, flip_p=0, fast=True)[2])  # fmt: skip
+
+
+def test_a_rerun_makes_only_what_is_missing(made, tmp_path):
+    root = tmp_path / "set"
+    shutil.copytree(made, root)
+    make_depth(root, 3, tar=True, num_workers=1, progress=False)
+    before = {path: path.stat().st_mtime_ns for path in root.glob("train/*/*.png")}
+    lost = [root / "train" / pair_names(1)[1], root / "train.tar"]
+    for path in lost:
+        path.unlink()
+    (root / "train/ai_001_001/.1-abcd.partial").write_bytes(b"half")  # of a killed run
+    make_depth(root, 3, tar=True, num_workers=1, progress=False)
+    (root / "train/ai_001_001/.1-abcd.partial").unlink()
+    assert contents(root) == contents(made)
+    remade = {path for path, stamp in before.items() if path.stat().st_mtime_ns != stamp}
+    assert remade == {root / "train" / name for name in pair_names(1)}
+
+
+def test_nothing_is_left_of_an_interrupted_tar(made, tmp_path, monkeypatch):
+    def interrupted(*arguments, **options):
+        raise KeyboardInterrupt
+
+    root = tmp_path / "set"
+    shutil.copytree(made, root)
+    (root / "train.tar").unlink()
+    monkeypatch.setattr(tarfile.TarFile, "addfile", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        make_depth(root, 3, tar=True, num_workers=1, progress=False)
+    assert set(contents(root)) == set(contents(made)) - {"train.tar"}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [({"seed": 1}, "holds the set"), ({"count": 2}, "3 pairs, more than 2"), ({"count": 0}, "count=0")],
+)
+def test_another_set_is_not_mixed_in(made, options, said):
+    before = contents(made)
+    with pytest.raises(ValueError, match=said):
+        make_depth(made, **{"count": 3, "progress": False, **options})
+    assert contents(made) == before
+
+
+def test_a_foreign_folder_is_left_alone(tmp_path):
+    (tmp_path / "thesis.txt").write_text("important")
+    with pytest.raises(ValueError, match=r"not empty.*choose another folder"):
+        make_depth(tmp_path, 1, progress=False)
+    assert contents(tmp_path) == {"thesis.txt": b"important"}
+
+
+def run_script(*arguments):
+    return CliRunner().invoke(runpy.run_path(str(SCRIPT))["app"], [str(argument) for argument in arguments])
+
+
+def test_the_script_makes_a_set(made, tmp_path):
+    result = run_script(tmp_path / "set", 3, "--tar", "--num-workers", 1)
+    assert result.exit_code == 0
+    assert contents(tmp_path / "set") == contents(made)
+
+
+@pytest.mark.parametrize(("options", "said"), [(["--engine", "boat"], "unknown engine"), ([], "not empty")])
+def test_the_script_fails_in_one_line(tmp_path, options, said):
+    if not options:
+        (tmp_path / "thesis.txt").write_text("important")
+    result = run_script(tmp_path, 1, *options)
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert result.stderr.count("\n") == 1
