@@ -176,12 +176,13 @@ def _drain(
             in_flight[submit([items[position] for position in chunk])] = chunk
         for future in wait(in_flight, return_when=FIRST_COMPLETED).done:
             chunk = in_flight.pop(future)
-            if future.exception() is None:
+            try:
                 seconds, outcomes = future.result()
-                size = _next_size(len(chunk), seconds, len(waiting) // window)
-                yield from zip(chunk, outcomes, strict=True)
-            else:
+            except Exception:
                 lost.extend(chunk)
+                continue
+            size = _next_size(len(chunk), seconds, len(waiting) // window)
+            yield from zip(chunk, outcomes, strict=True)
 
 
 def _next_size(size: int, seconds: float, fair_share: int) -> int:
@@ -194,8 +195,9 @@ def _one_by_one(submit: Submit, items: list, lost: deque[int]) -> Iterator[tuple
     """Outcomes of `lost`, each item alone, up to the first that kills its worker again."""
     while lost:
         position = lost.popleft()
-        future = submit([items[position]])
-        if (failed := future.exception()) is not None:
-            yield position, (None, f"its worker died twice ({describe(failed)})")
+        try:
+            _, outcomes = submit([items[position]]).result()
+        except Exception as error:
+            yield position, (None, f"its worker died twice ({describe(error)})")
             return
-        yield position, future.result()[1][0]
+        yield position, outcomes[0]

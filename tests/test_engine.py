@@ -1,0 +1,388 @@
+"""map_items: the results of a plain loop on every engine, whatever dies on the way."""
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import Future
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import cloudpickle
+import psutil
+import pytest
+
+from labkit.data import engine as engine_module
+from labkit.data.engine import ItemErrors, map_items
+from labkit.data.photos import make_photos, photo_bytes, photo_key
+from labkit.measure.files import write_whole
+
+# As if its functions stood in a notebook: workers cannot import a test module.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+HERE = {"engine": "local", "num_workers": 1}
+PROCESSES = {"engine": "local", "num_workers": 2}
+THREADS = {"engine": "threads", "num_workers": 2}
+quiet_map = partial(map_items, progress=False)
+
+
+def each_way(*ways):
+    names = {id(HERE): "here", id(PROCESSES): "processes", id(THREADS): "threads"}
+    return pytest.mark.parametrize("way", ways or (HERE, PROCESSES, THREADS), ids=lambda way: names[id(way)])
+
+
+def tree(root: Path) -> dict[str, bytes]:
+    return {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+@each_way()
+@pytest.mark.parametrize("count", [0, 1, 7, 5000])
+def test_the_results_are_those_of_a_loop(way, count):
+    factor = 3
+    items = [f"item {number}" for number in range(count)]
+    assert quiet_map(lambda item: item * factor, items, **way) == [item * factor for item in items]
+
+
+@each_way(PROCESSES, THREADS)
+def test_the_order_is_the_items_even_if_the_first_is_last(way):
+    def slow_first(item):
+        time.sleep(0.3 if item == 0 else 0)
+        return item
+
+    assert quiet_map(slow_first, iter(range(30)), **way) == list(range(30))
+
+
+def test_processes_are_others_and_as_many_as_asked(tmp_path):
+    def pid(item):
+        (tmp_path / str(item)).touch()
+        while len(os.listdir(tmp_path)) < 2:  # until the other worker has begun
+            time.sleep(0.01)
+        return os.getpid()
+
+    assert len(set(quiet_map(pid, range(2), **PROCESSES)) - {os.getpid()}) == 2
+
+
+@each_way()
+def test_what_is_done_is_left_out(way):
+    def odd_only(item):
+        if item % 2 == 0:
+            raise AssertionError("was done")
+        return item
+
+    assert quiet_map(odd_only, range(5), is_done=lambda item: item % 2 == 0, **way) == [None, 1, None, 3, None]
+    assert quiet_map(odd_only, range(5), is_done=lambda item: True, **way) == [None] * 5
+
+
+@each_way()
+def test_failed_items_are_named_and_the_rest_is_done(way):
+    def some_fail(item):
+        if item == 3:
+            raise ValueError("three\nand more lines")
+        if item == 5:
+            sys.exit(1)
+        if item == 6:
+            raise KeyError
+        return item
+
+    with pytest.raises(ItemErrors) as failure:
+        quiet_map(some_fail, range(8), key=lambda item: f"photo {item}", **way)
+    expected = {"photo 3": "ValueError: three", "photo 5": "SystemExit: 1", "photo 6": "KeyError"}
+    assert failure.value.failures == expected
+    assert list(failure.value.failures) == list(expected)
+    assert failure.value.results == [0, 1, 2, None, 4, None, None, 7]
+    assert str(failure.value).startswith(
+        "3 of 8 items failed, the others are done: photo 3: ValueError: three; photo 5"
+    )
+
+
+def test_many_failures_are_counted_not_listed():
+    with pytest.raises(ItemErrors) as failure:
+        quiet_map(lambda item: 1 / item, [0] * 2 + [1], **HERE, key=lambda item: f"{item} {time.perf_counter_ns()}")
+    assert "more" not in str(failure.value)
+    with pytest.raises(ItemErrors, match=r"and 90 more \(see .failures\)") as failure:
+        quiet_map(lambda item: 1 // (item // 100), range(200), **HERE)
+    assert len(failure.value.failures) == 100
+    assert "\n" not in str(failure.value)
+
+
+def test_item_errors_can_be_pickled():
+    error = pickle.loads(pickle.dumps(ItemErrors({"a": "ValueError: x"}, [None, 1])))
+    assert (error.failures, error.results) == ({"a": "ValueError: x"}, [None, 1])
+    assert str(error) == "1 of 2 items failed, the others are done: a: ValueError: x"
+
+
+class NotLoadable:
+    def __init__(self, item):
+        self.item = item
+
+    def __reduce__(self):
+        return NotLoadable._refuse, (self.item,)
+
+    @staticmethod
+    def _refuse(item):
+        raise ValueError(f"{item} does not load")
+
+
+class OddError(Exception):
+    def __init__(self, one, two):  # such an exception pickles, but does not load
+        super().__init__(f"{one} {two}")
+
+
+def test_what_cannot_travel_is_an_error_of_its_item():
+    def awkward(item):
+        if item == 1:
+            return threading.Lock()
+        if item == 2:
+            return NotLoadable(item)
+        if item == 3:
+            raise OddError("odd", threading.Lock)
+        return item
+
+    items = [0, 1, 2, 3, threading.Lock(), 5]
+    with pytest.raises(ItemErrors) as failure:
+        quiet_map(awkward, items, key=lambda item: str(item)[:9], **PROCESSES)
+    said = failure.value.failures
+    assert list(said) == ["1", "2", "3", "<unlocked"]
+    assert "cannot pickle" in said["1"]
+    assert said["2"] == "ValueError: 2 does not load"
+    assert said["3"].startswith("OddError: odd")
+    assert "cannot pickle" in said["<unlocked"]
+    assert failure.value.results == [0, None, None, None, None, 5]
+
+
+def test_a_killed_worker_costs_nothing(tmp_path):
+    def dies_once(item):
+        marker = tmp_path / "died"
+        if item == 40 and not marker.exists():
+            marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return item
+
+    assert quiet_map(dies_once, range(100), **PROCESSES) == list(range(100))
+    assert (tmp_path / "died").exists()
+
+
+def test_an_item_that_kills_its_workers_is_named():
+    def deadly(item):
+        if item in (3, 60):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return item
+
+    with pytest.raises(ItemErrors) as failure:
+        quiet_map(deadly, range(100), **PROCESSES)
+    assert list(failure.value.failures) == ["3", "60"]
+    assert all("died twice" in text for text in failure.value.failures.values())
+    assert failure.value.results == [None if item in (3, 60) else item for item in range(100)]
+
+
+def test_what_no_worker_can_load_fails_once():
+    with pytest.raises(RuntimeError, match=r"no worker can .* \(ValueError: 7 does not load"):
+        quiet_map(partial(isinstance, NotLoadable(7)), range(3), **PROCESSES)
+
+
+def test_an_interrupt_in_this_process_ends_the_call():
+    def interrupted(item):
+        raise KeyboardInterrupt
+
+    for way in (HERE, THREADS):
+        with pytest.raises(KeyboardInterrupt):
+            quiet_map(interrupted, range(9), **way)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"engine": "dask"}, "local, threads, ray"),
+        ({"num_workers": -1}, "num_workers=-1"),
+        ({"address": "10.0.0.1:6379"}, "engine='ray'"),
+    ],
+)
+def test_bad_arguments(options, said):
+    with pytest.raises(ValueError, match=said):
+        quiet_map(abs, [1], **options)
+
+
+def test_the_bar_starts_where_the_last_run_ended(monkeypatch):
+    bars, real = [], engine_module.progress_bar
+
+    def recorded(**options):
+        bars.append((options, real(**{**options, "show": False})))
+        return bars[-1][1]
+
+    monkeypatch.setattr(engine_module, "progress_bar", recorded)
+    map_items(abs, range(5), is_done=lambda item: item < 2, description="photos", unit="photo", **HERE)
+    assert bars[0][0] == {"show": True, "total": 5, "initial": 2, "desc": "photos", "unit": "photo"}
+
+
+def test_a_bounded_number_of_items_is_in_flight():
+    in_flight, most = set(), []
+
+    @contextmanager
+    def pool():
+        def submit(items):
+            future = Future()
+            in_flight.add(future)
+            most.append(len(in_flight))
+            threading.Timer(0.002, finish, (future, items)).start()
+            return future
+
+        def finish(future, items):
+            in_flight.discard(future)
+            future.set_result((1e-9, [(item, None) for item in items]))
+
+        yield submit
+
+    count = 50_000
+    outcomes = engine_module._spread(pool, list(range(count)), list(range(count)), 4)
+    assert sorted(outcomes) == [(item, (item, None)) for item in range(count)]
+    assert max(most) <= 4
+    assert len(most) < count / 100  # cheap items travel many at a time
+
+
+@pytest.mark.parametrize(
+    ("size", "seconds", "fair_share", "expected"),
+    [
+        (1, 10.0, 100, 1),
+        (1, 1e-6, 100, 2),
+        (8, 0.025, 100, 16),
+        (8, 0.1, 100, 4),
+        (8, 0.0, 3, 3),
+        (900, 0.0, 1e6, 1000),
+    ],
+)
+def test_the_size_of_the_next_chunk(size, seconds, fair_share, expected):
+    assert engine_module._next_size(size, seconds, fair_share) == expected
+
+
+NOTEBOOK = """
+from dataclasses import dataclass
+from labkit import map_items
+
+@dataclass
+class Photo:
+    name: str
+
+def grow(photo):
+    return Photo(photo.name * FACTOR)
+
+FACTOR = 2
+assert map_items(grow, [Photo("a"), Photo("b")], num_workers=2) == [Photo("aa"), Photo("bb")]
+print("done")
+"""
+
+
+def run_python(*arguments) -> subprocess.CompletedProcess:
+    command = [sys.executable, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_functions_and_classes_of_a_notebook():
+    run = run_python("-c", NOTEBOOK)  # a main module without a file, as a kernel's is
+    assert (run.returncode, run.stdout, run.stderr) == (0, "done\n", "")
+
+
+def test_a_script_without_its_guard_is_told_so(tmp_path):
+    (tmp_path / "script.py").write_text(NOTEBOOK)
+    run = run_python(tmp_path / "script.py")
+    assert run.returncode == 1
+    assert "under `if __name__ == '__main__':`" in run.stderr.splitlines()[-1]
+
+
+ENDLESS = """
+import os, time
+from pathlib import Path
+from labkit import map_items
+
+def sleep(item):
+    Path({root!r}, str(os.getpid())).touch()
+    time.sleep(60)
+
+map_items(sleep, range(4), num_workers=2)
+"""
+
+
+@pytest.mark.parametrize("blow", [signal.SIGINT, signal.SIGKILL])
+def test_workers_end_with_their_parent(tmp_path, blow):
+    command = [sys.executable, "-c", ENDLESS.format(root=str(tmp_path))]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    until(lambda: len(os.listdir(tmp_path)) == 2)
+    # Ctrl-C reaches the whole group, kill -9 the parent alone.
+    os.killpg(process.pid, blow) if blow == signal.SIGINT else process.kill()
+    _, said = process.communicate(timeout=20)
+    assert process.returncode == -blow
+    assert said.count("Traceback") <= 1  # the parent's own
+    until(lambda: not any(psutil.pid_exists(int(pid)) for pid in os.listdir(tmp_path)))
+
+
+def until(condition, seconds: float = 20) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("engine", ["threads", "local"])
+def test_photos_are_the_same_from_every_engine(tmp_path, engine):
+    make_photos(tmp_path / engine, 4, engine=engine, num_threads=2, progress=False)
+    make_photos(tmp_path / "loop", 4, num_threads=1, progress=False)
+    assert tree(tmp_path / engine) == tree(tmp_path / "loop")
+
+
+@pytest.fixture(scope="module")
+def two_nodes():
+    pytest.importorskip("ray", reason='Ray is not installed: python -m pip install -e ".[cluster]"')
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    try:
+        yield cluster, cluster.add_node(num_cpus=1)
+    finally:
+        cluster.shutdown()
+
+
+def test_a_ray_node_is_killed_midway_and_the_output_is_the_same(two_nodes, tmp_path):
+    cluster, second = two_nodes
+    out, nodes, count = tmp_path / "out", tmp_path / "nodes", 60
+    nodes.mkdir()
+
+    def make(number):
+        import ray
+
+        (nodes / ray.get_runtime_context().get_node_id()).touch()
+        time.sleep(0.05)
+        if number == 7:
+            raise ValueError("seven")
+        write_whole(out / photo_key(number), photo_bytes(number))
+        return photo_key(number)
+
+    def kill_the_second():
+        until(lambda: (nodes / second.node_id).exists())
+        cluster.remove_node(second, allow_graceful=False)
+
+    killer = threading.Thread(target=kill_the_second)
+    killer.start()
+    with pytest.raises(ItemErrors) as failure:
+        quiet_map(make, range(count), engine="ray", address=cluster.address)
+    killer.join()
+    assert failure.value.failures == {"7": "ValueError: seven"}
+    assert failure.value.results == [None if number == 7 else photo_key(number) for number in range(count)]
+    files = {name: data for name, data in tree(out).items() if not name.endswith(".partial")}
+    assert files == {photo_key(number): photo_bytes(number) for number in range(count) if number != 7}
+    assert len(os.listdir(nodes)) == 2
+
+
+def test_no_ray_cluster_where_it_was_said_to_be():
+    pytest.importorskip("ray", reason='Ray is not installed: python -m pip install -e ".[cluster]"')
+    with pytest.raises(ConnectionError, match=r"127\.0\.0\.1:1 .*refused.*ray start --head"):
+        quiet_map(abs, [1], engine="ray", address="127.0.0.1:1")
+
+
+def test_without_ray_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ImportError, match=r"\[cluster\]"):
+        quiet_map(abs, [1], engine="ray")
