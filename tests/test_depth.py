@@ -46,7 +46,7 @@ def drawn_depth(rng, size, per_metre) -> np.ndarray:
     stored[rng.random(size) < 0.1] = 0
     edges = [0, 1, 2, *(limit * per_metre + step for limit in (10, 65, 80) for step in (-1, 0, 1)), 65535]
     edges = [value for value in edges if value <= 65535]
-    stored[-len(edges) :, size[1] // 2] = edges
+    stored[size[0] // 2 : size[0] // 2 + len(edges), size[1] // 2] = edges
     return stored
 
 
@@ -166,7 +166,7 @@ def test_evaluation_draws_nothing(sets):
     assert random.getstate() == before
 
 
-@pytest.mark.parametrize("size", [(480, 640), (60, 81), (96, 128), (37, 41), None], ids=str)
+@pytest.mark.parametrize("size", [(480, 640), (60, 81), (96, 128), (37, 41), (148, 166), None], ids=str)
 @pytest.mark.parametrize("region", [None, "garg", "eigen"])
 @pytest.mark.parametrize("flipped", [False, True])
 def test_fast_is_plain_bit_for_bit(size, region, flipped):
@@ -259,6 +259,15 @@ def test_same_batches_for_any_number_of_workers(sets):
     assert len({int(value) for column in columns for value in column}) == 2  # mirrored in some epochs, not in all
 
 
+@pytest.mark.parametrize(("flip_p", "column"), [(0, 0), (1, -1)])
+def test_the_share_of_mirrored_pairs(sets, flip_p, column):
+    store = FolderStore(sets["hypersim"].parent / "data")
+    stored = DepthPairs(store, sets["hypersim"], mode="evaluate")[0]["rgb_int"]
+    for _ in range(4):
+        sample = DepthPairs(store, sets["hypersim"], flip_p=flip_p)[0]  # 5 times as large
+        assert torch.equal(sample["rgb_int"][:, ::5, 0], stored[:, :, column])
+
+
 def test_a_stream_of_pairs(sets):
     path = sets["nyu"]
     pairs = DepthPairs(FolderStore(path.parent / "data"), path, preset="nyu", mode="evaluate")
@@ -317,6 +326,18 @@ def test_a_missing_file_is_named_with_its_line(sets, tmp_path):
             DepthPairs(store, path)[1]
         for part in (f"elsewhere/{depth}", "line 2 of", "some_list.txt", "store's root"):
             assert part in failure.value.args[0]
+
+
+def test_lines_are_counted_in_the_file(tmp_path):
+    """Lines without depth are left out of the pairs, not of the count."""
+    path = listed(tmp_path, "a.png None 7\nb.png None 7\nc.png d.png 7")
+    with pytest.raises(KeyError, match=r"line 3 of .*some_list.txt"):
+        DepthPairs(FolderStore(_some_folder(tmp_path)), path, preset="kitti")[0]
+
+
+def _some_folder(root: Path) -> Path:
+    (root / "data").mkdir()
+    return root / "data"
 
 
 def encoded(picture) -> bytes:
@@ -446,6 +467,7 @@ def test_a_rerun_makes_only_what_is_missing(made, tmp_path):
     shutil.copytree(made, root)
     make_depth(root, 3, tar=True, num_workers=1, progress=False)
     before = {path: path.stat().st_mtime_ns for path in root.glob("train/*/*.png")}
+    assert (root / "train.tar").stat().st_mtime_ns == (made / "train.tar").stat().st_mtime_ns  # copytree keeps it
     lost = [root / "train" / pair_names(1)[1], root / "train.tar"]
     for path in lost:
         path.unlink()
