@@ -93,6 +93,14 @@ def _brightened_one_by_one(batch):
     return torch.stack([image * factor.item() for image, factor in zip(batch, factors, strict=True)])
 
 
+def _mirrored_columns(width, new_width):
+    return [width - 1 - int((column + 0.5) * width / new_width) for column in range(new_width)]
+
+
+def _reversed_columns(width, new_width):
+    return [int((column + 0.5) * width / new_width) for column in range(new_width)][::-1]
+
+
 ANSWERS = {
     "00.1": ([640, 639.0], [76, 600, "many"]),
     "00.2": ([128], [64, 129, 32]),
@@ -133,6 +141,13 @@ ANSWERS = {
     "07.2": ([40], [75, 45]),
     "07.3": ([4 / 3, 1.33], [2, 1]),
     "07.4": (["record_stream", "tensor.record_stream(stream)"], ["wait_stream", "clone"]),
+    "09.1": ([14.4, 107_770 * 0.008 / 60], [862, 7.2, 28.7]),
+    "09.2": ([20], [2, 10, 1]),
+    "09.3": ([4 / 3.9, 1.0256], [1.1, 0.975, 40, 0.025]),
+    "09.4": (
+        [_mirrored_columns],
+        [_reversed_columns, lambda *sides: _mirrored_columns(*sides)[::-1], lambda width, new_width: [0], 3],
+    ),
 }
 
 
@@ -175,7 +190,9 @@ def test_the_end_of_a_lead_is_judged_from_the_frame(frame_of, capsys):
 
 
 @pytest.mark.parametrize(
-    ("name", "wanted"), [("03.4", 1.2), ("04.4", None), ("06.4", None), ("07.5", 1.05)], ids=lambda value: str(value)
+    ("name", "wanted"),
+    [("03.4", 1.2), ("04.4", None), ("06.4", None), ("07.5", 1.05), ("09.5", 1.2)],
+    ids=lambda value: str(value),
 )
 def test_own_experiments_are_judged(name, wanted, frame_of, capsys):
     good = frame_of({"a": [100, 101, 99, 100, 100], "b": [130, 131, 130, 129, 130]}, "a")
@@ -198,7 +215,7 @@ def test_a_library_that_wins_is_judged_either_way(frame_of, capsys):
 
 
 def test_every_exercise_has_answers_here():
-    judged = {"00.4", "01.4", "02.4", "03.4", "04.4", "05.3", "06.4", "07.5"}
+    judged = {"00.4", "01.4", "02.4", "03.4", "04.4", "05.3", "06.4", "07.5", "09.5"}
     assert set(exercises()) == {*ANSWERS, *judged}
 
 

@@ -77,6 +77,13 @@ def judge(frame: Any, *, rounds: int, widest: float) -> str | None:
     return None if width <= widest else f"the narrowest interval is {width:.0%} wide; {widest:.0%} is wanted"
 
 
+def reaches(frame: pd.DataFrame, speedup: float) -> str | None:
+    """None where the fastest conclusive variant of a frame is at least `speedup` times as fast as its baseline."""
+    summary = summarize(frame)
+    best = summary.loc[summary["verdict"] == "faster", "speedup"].max()
+    return None if best >= speedup else f"the fastest variant reaches {best:.2f}x; {speedup}x is wanted"
+
+
 def _verdict(function: Check, answer: Any) -> str:
     try:
         wrong = function(answer)
