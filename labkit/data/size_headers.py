@@ -1,0 +1,176 @@
+"""An image's size from its first bytes: width, height and EXIF orientation, nothing decoded.
+
+libjpeg-turbo (simplejpeg) reads a JPEG's frame header; PNG and still WebP state their size at a fixed place. What is
+not flawless there goes to Pillow, as does every other format: Pillow's word is final, its refusals included.
+"""
+
+import os
+import struct
+from typing import NamedTuple
+from zlib import crc32
+
+import simplejpeg
+from PIL import Image, UnidentifiedImageError
+
+_PREFIX = 4096  # bytes: one page, and it holds the headers of most files
+_TABLES = 1024  # bytes of it that a JPEG's tables and frame header want, once the application's segments are skipped
+_ORIENTATION = 0x0112
+_JPEG, _PNG, _RIFF = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"RIFF"
+_APP1, _APPLICATION = 0xE1, frozenset([*range(0xE0, 0xF0), 0xFE])  # APP0 to APP15, and comments
+_FRAME = struct.Struct(">BHH")  # of a JPEG's frame header: bits a sample, height, width
+# Where a PNG keeps its orientation, as Pillow names it: a chunk of its own, or text.
+_TEXT_METADATA = (b"Raw profile type exif", b"XML:com.adobe.xmp")
+_PNG_METADATA = {"exif", *(key.decode() for key in _TEXT_METADATA)}
+_PLAIN_CHUNKS = frozenset(b"IHDR PLTE tRNS gAMA cHRM sRGB iCCP pHYs bKGD tIME sBIT tEXt".split())
+
+
+class Header(NamedTuple):
+    """What a file says of itself.
+
+    width, height: Pixels as stored, not rotated. orientation: EXIF tag 274, 1 to 8; 1 where there is none, None where
+    it is unknown. error: Why there is no size.
+    """
+
+    width: int | None = None
+    height: int | None = None
+    orientation: int | None = None
+    error: str = ""
+
+
+def read_header(path: str) -> Header:
+    """Size and orientation of one image file, as Pillow states them. What Pillow refuses has an `error` and no size.
+
+    A PNG's orientation counts where it stands before the pixels: to look behind them, one would have to read them.
+
+    Taught in: notebooks/10_image_sizes.ipynb
+    """
+    try:
+        return _fast_header(path) or _pil_header(path)
+    except UnidentifiedImageError:
+        is_empty = os.path.getsize(path) == 0
+        return Header(error="the file is empty" if is_empty else "no image format that this Pillow reads")
+    except MemoryError:
+        raise
+    except Exception as error:  # Pillow's plug-ins raise what they like
+        return Header(error=getattr(error, "strerror", None) or f"{type(error).__name__}: {error}")
+
+
+def _fast_header(path: str) -> Header | None:
+    """The header of a plain JPEG, PNG or WebP; None where Pillow has to decide."""
+    file = os.open(path, os.O_RDONLY)
+    try:
+        data = os.read(file, _PREFIX)
+        if data.startswith(_JPEG):
+            header = _jpeg(data, file)
+        elif data.startswith(_PNG):
+            header = _png(data)
+        elif data.startswith(_RIFF):
+            header = _webp(data, file)
+        else:
+            return None
+    finally:
+        os.close(file)
+    return header if header and 0 < header.width * header.height <= _limit() else None
+
+
+def _limit() -> float:
+    """Pixels above which Pillow warns of a decompression bomb, or refuses it."""
+    return float("inf") if Image.MAX_IMAGE_PIXELS is None else Image.MAX_IMAGE_PIXELS
+
+
+def _pil_header(path: str) -> Header:
+    with Image.open(path) as image:
+        return Header(*image.size, _pil_orientation(image))
+
+
+def _pil_orientation(image: Image.Image) -> int | None:
+    if image.format == "PNG" and not _PNG_METADATA & image.info.keys():
+        return 1  # getexif would decode the pixels, to look behind them
+    try:
+        orientation = image.getexif().get(_ORIENTATION, 1)
+    except Exception:  # damaged metadata must not hide the size
+        return None
+    return orientation if orientation in range(1, 9) else 1
+
+
+def _jpeg(data: bytes, file: int) -> Header | None:
+    """Skip what applications wrote, thumbnails and all, and leave the frame header to libjpeg-turbo."""
+    orientation, offset, data = 0, 2, data[2:]
+    while len(data) > 4 and data[0] == 0xFF and data[1] in _APPLICATION:
+        length = 2 + int.from_bytes(data[2:4], "big")
+        if data[1] == _APP1 and not orientation:
+            orientation = _app1_orientation(data[4:length], length - 4)
+            if orientation is None:
+                return None
+        offset += length
+        data = data[length:] if len(data) >= length + _TABLES else os.pread(file, _PREFIX, offset)
+    try:
+        height, width, _, _ = simplejpeg.decode_jpeg_header(_JPEG[:2] + data)
+    except ValueError:
+        return None
+    frame = data.find(_FRAME.pack(8, height, width))  # so a frame header of 8 bits a sample states it
+    if frame < 0 or data.find(b"\xff\xe1", 0, frame) >= 0:  # another depth, which Pillow refuses; EXIF in an odd place
+        return None
+    return Header(width, height, orientation or 1)
+
+
+def _app1_orientation(segment: bytes, length: int) -> int | None:
+    """Orientation in an APP1 segment: 1 to 8, 0 where it states none, None where Pillow has to look."""
+    if segment.startswith(b"Exif\0\0"):
+        return _tiff_orientation(segment[6:])
+    return None if len(segment) < length or b"tiff:Orientation" in segment else 0
+
+
+def _tiff_orientation(tiff: bytes) -> int | None:
+    """Orientation in the first directory of a TIFF block; see `_app1_orientation`."""
+    order = {b"II*\0": "<", b"MM\0*": ">"}.get(tiff[:4])
+    if order is None:
+        return None
+    try:
+        (start,) = struct.unpack_from(f"{order}I", tiff, 4)
+        (count,) = struct.unpack_from(f"{order}H", tiff, start)
+        for tag, kind, n_values, value in struct.iter_unpack(
+            f"{order}HHIH2x", tiff[start + 2 : start + 2 + 12 * count]
+        ):
+            if tag == _ORIENTATION:
+                return value if (kind, n_values) == (3, 1) and 1 <= value <= 8 else None
+    except struct.error:  # the directory lies outside the bytes at hand
+        return None
+    return 0
+
+
+def _png(data: bytes) -> Header | None:
+    """Check every chunk before the pixels, as Pillow does."""
+    at = 8
+    while (kind := data[at + 4 : at + 8]) != b"IDAT":
+        end = at + 8 + int.from_bytes(data[at : at + 4], "big")
+        is_sound = crc32(data[at + 4 : end]) == int.from_bytes(data[end : end + 4], "big")
+        if kind not in _PLAIN_CHUNKS or not is_sound or data.startswith(_TEXT_METADATA, at + 8):
+            return None
+        at = end + 4
+    return Header(*struct.unpack_from(">II", data, 16), 1)
+
+
+def _webp(data: bytes, file: int) -> Header | None:
+    """A whole file of one chunk, lossy or lossless. Alpha, profiles, metadata and animation need more than one."""
+    whole, form, kind, chunk = struct.unpack("<I4s4sI", data[4:20].ljust(16))
+    is_whole = whole == 12 + chunk + chunk % 2 and os.fstat(file).st_size >= whole + 8
+    if form != b"WEBP" or not is_whole:
+        return None
+    return _webp_lossy(data, chunk) if kind == b"VP8 " else _webp_lossless(data) if kind == b"VP8L" else None
+
+
+def _webp_lossy(data: bytes, chunk: int) -> Header | None:
+    tag = int.from_bytes(data[20:23], "little")
+    # A key frame of a known profile, to be shown, its first partition inside the chunk.
+    if data[23:26] != b"\x9d\x01\x2a" or tag & 0b11001 != 0b10000 or tag >> 5 >= chunk:
+        return None
+    width, height = struct.unpack_from("<HH", data, 26)
+    return Header(width & 0x3FFF, height & 0x3FFF, 1)  # the two high bits ask for scaling
+
+
+def _webp_lossless(data: bytes) -> Header | None:
+    bits = int.from_bytes(data[21:25], "little")
+    if data[20] != 0x2F or bits >> 29:  # signature and version
+        return None
+    return Header((bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1, 1)

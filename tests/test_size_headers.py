@@ -1,0 +1,318 @@
+"""Headers: what Pillow says of every file, sound or broken, and nothing guessed; as many readers as pay."""
+
+import io
+import os
+import random
+import struct
+import sys
+import types
+import warnings
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
+
+from labkit.data import size_readers
+from labkit.data.conformance import broken_files, exif_of, oracle_files
+from labkit.data.engine import ItemErrors
+from labkit.data.size_headers import Header, read_header
+from labkit.data.size_readers import Readers, choose_readers, is_rotating, read_headers
+
+PICTURE = Image.fromarray(np.random.default_rng(0).integers(0, 255, (63, 95, 3), dtype=np.uint8))
+XMP = b'<x:xmpmeta><rdf:Description tiff:Orientation="6"/></x:xmpmeta>'
+
+
+def saved(image_format: str, image: Image.Image = PICTURE, **options) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, image_format, **options)
+    return buffer.getvalue()
+
+
+def camera_exif(orientation: int, thumbnail: int) -> Image.Exif:
+    """As a camera writes it: a maker, a model, and a thumbnail's bytes in front of everything else."""
+    exif = exif_of(orientation)
+    exif[0x010F], exif[0x0110], exif[0x9286] = "Maker", "Model", b"t" * thumbnail
+    return exif
+
+
+def text(key: str, value: str, **options) -> dict:
+    info = PngInfo()
+    info.add_text(key, value, **options)
+    return {"pnginfo": info}
+
+
+def sequence(image_format: str) -> bytes:
+    return saved(image_format, save_all=True, append_images=[PICTURE.rotate(180)], duration=40)
+
+
+def made_files() -> dict[str, bytes]:
+    jpeg, noisy = saved("JPEG"), saved("JPEG", quality=100)
+    return {
+        "plain.jpg": jpeg,
+        "progressive.jpg": saved("JPEG", progressive=True),
+        "gray.jpg": saved("JPEG", PICTURE.convert("L")),
+        "cmyk.jpg": saved("JPEG", PICTURE.convert("CMYK")),
+        "one pixel.jpg": saved("JPEG", PICTURE.resize((1, 1))),
+        "wide.jpg": saved("JPEG", Image.new("L", (40_000, 3))),
+        "comment.jpg": saved("JPEG", comment=b"c" * 60_000),
+        "profile in two segments.jpg": saved("JPEG", icc_profile=b"i" * 100_000),
+        "camera.jpg": saved("JPEG", exif=camera_exif(8, 30_000)),
+        "camera and profile.jpg": saved("JPEG", exif=camera_exif(6, 60_000), icc_profile=b"i" * 70_000),
+        "little endian.jpg": saved("JPEG", exif=b"Exif\0\0II*\0\x08\0\0\0\1\0\x12\1\3\0\1\0\0\0\3\0\0\0\0\0\0\0"),
+        "orientation 0.jpg": saved("JPEG", exif=exif_of(0)),
+        "orientation 9.jpg": saved("JPEG", exif=exif_of(9)),
+        "without orientation.jpg": saved("JPEG", exif=b"Exif\0\0MM\0*\0\0\0\x08\0\0\0\0\0\0"),
+        "cut exif.jpg": saved("JPEG", exif=b"Exif\0\0MM\0*\0\0\0\x08\0\5"),
+        "orientation in XMP.jpg": saved("JPEG", xmp=XMP),
+        "orientation in XMP behind 20 KB.jpg": saved("JPEG", xmp=b" " * 20_000 + XMP),
+        "XMP and EXIF.jpg": saved("JPEG", xmp=XMP, exif=exif_of(3)),
+        "EXIF behind the tables.jpg": _exif_last(jpeg),
+        "padded marker.jpg": jpeg[:2] + b"\xff\xff" + jpeg[2:],
+        "stray bytes.jpg": jpeg[:20] + b"abc" + jpeg[20:],
+        "12 bits a sample.jpg": jpeg.replace(b"\x11\x08\0\x3f\0\x5f", b"\x11\x0c\0\x3f\0\x5f"),
+        "no height.jpg": jpeg.replace(b"\x11\x08\0\x3f\0\x5f", b"\x11\x08\0\0\0\x5f"),
+        "two pictures.jpg": sequence("MPO"),
+        "another JPEG behind.jpg": jpeg + noisy,
+        "plain.png": saved("PNG"),
+        "palette.png": saved("PNG", PICTURE.quantize(16), transparency=1),
+        "interlaced gray.png": saved("PNG", PICTURE.convert("L"), dpi=(72, 72)),
+        "exif.png": saved("PNG", exif=exif_of(6)),
+        "raw profile.png": saved("PNG", **text("Raw profile type exif", _raw_profile())),
+        "compressed raw profile.png": saved("PNG", **text("Raw profile type exif", _raw_profile(), zip=True)),
+        "XMP.png": saved("PNG", **text("XML:com.adobe.xmp", XMP.decode())),
+        "prompt.png": saved("PNG", **text("parameters", "a cat, " * 40)),
+        "workflow of 50 KB.png": saved("PNG", **text("workflow", "{node}" * 9_000)),
+        "profile.png": saved("PNG", icc_profile=bytes(range(256)) * 40),
+        "animated.png": sequence("PNG"),
+        "wrong checksum.png": saved("PNG").replace(b"IHDR\0\0\0\x5f", b"IHDR\0\0\0\x60"),
+        "lossy.webp": saved("WEBP"),
+        "lossless.webp": saved("WEBP", lossless=True),
+        "alpha.webp": saved("WEBP", PICTURE.convert("RGBA").rotate(33, expand=True)),
+        "exif.webp": saved("WEBP", exif=exif_of(5)),
+        "scaled on display.webp": _scaled(saved("WEBP")),
+        "animated.webp": sequence("WEBP"),
+        "plain.bmp": saved("BMP"),
+        **_avifs(),
+        "a GIF, renamed.jpg": saved("GIF"),
+        "a PNG, renamed.webp": saved("PNG"),
+        "not here.jxl": b"\xff\x0a" + b"\0" * 100,
+        "RIFF of another kind.webp": b"RIFF\x24\0\0\0WAVEfmt " + b"\0" * 100,
+        "a few bytes.webp": b"RIFF",
+    }
+
+
+def _avifs() -> dict[str, bytes]:
+    if ".avif" not in Image.registered_extensions():  # Pillow before 11.3
+        return {}
+    return {"plain.avif": saved("AVIF"), "exif.avif": saved("AVIF", exif=exif_of(6))}
+
+
+def _exif_last(jpeg: bytes) -> bytes:
+    segment = b"Exif\0\0" + exif_of(6).tobytes().removeprefix(b"Exif\0\0")
+    frame = jpeg.index(b"\xff\xc0")
+    return jpeg[:frame] + b"\xff\xe1" + struct.pack(">H", len(segment) + 2) + segment + jpeg[frame:]
+
+
+def _raw_profile() -> str:
+    return "\nexif\n     26\n" + exif_of(6).tobytes().hex()
+
+
+def _scaled(webp: bytes) -> bytes:
+    return webp[:27] + bytes([webp[27] | 0x40]) + webp[28:]
+
+
+def by_pillow(path: Path) -> tuple:
+    """The oracle: ((width, height), orientation), or (None, None) where Pillow refuses the file."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            with Image.open(path) as image:
+                looked_behind_pixels = image.format == "PNG" and not image.info.keys() & {
+                    "exif", "Raw profile type exif", "XML:com.adobe.xmp",
+                }  # fmt: skip
+                orientation = 1 if looked_behind_pixels else image.getexif().get(0x0112, 1)
+                return image.size, orientation if orientation in range(1, 9) else 1
+        except Exception:
+            return None, None
+
+
+def by_labkit(path: Path) -> tuple:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        header = read_header(str(path))
+    assert (header.width is None) == (header.height is None) == bool(header.error)
+    return (header.width, header.height) if header.width else None, header.orientation
+
+
+def differing(folder: Path, files: dict[str, bytes]) -> dict:
+    """Name -> what labkit and Pillow say, where they disagree."""
+    found = {}
+    for name, data in files.items():
+        path = folder / name
+        path.write_bytes(data)
+        ours, theirs = by_labkit(path), by_pillow(path)
+        if ours != theirs:
+            found[name] = ours, theirs
+    return found
+
+
+def test_every_file_has_the_size_and_orientation_that_pillow_gives(tmp_path):
+    files = {**made_files(), **oracle_files(), **broken_files()}
+    assert differing(tmp_path, files) == {}
+    known = [by_labkit(tmp_path / name) for name in made_files()]
+    assert {orientation for _, orientation in known} >= {1, 3, 5, 6, 8, None}
+    assert by_labkit(tmp_path / "one pixel.jpg") == ((1, 1), 1)
+    assert by_labkit(tmp_path / "EXIF behind the tables.jpg") == ((95, 63), 6)
+
+
+@pytest.mark.parametrize("name", ["plain.jpg", "camera.jpg", "plain.png", "prompt.png", "lossy.webp", "lossless.webp"])
+def test_a_file_cut_anywhere_is_refused_where_pillow_refuses_it(tmp_path, name):
+    data = made_files()[name]
+    ends = [*range(0, 100), *range(100, 700, 3), *range(700, len(data), 997)]
+    assert differing(tmp_path, {f"{end} {name}": data[:end] for end in ends}) == {}
+
+
+@pytest.mark.parametrize(
+    "name", ["plain.jpg", "profile in two segments.jpg", "palette.png", "lossy.webp", "lossless.webp"]
+)
+def test_a_file_with_damaged_bytes_is_what_pillow_makes_of_it(tmp_path, name):
+    data, rng, files = made_files()[name], random.Random(name), {}
+    for number in range(300):
+        damaged = bytearray(data)
+        for _ in range(rng.choice([1, 2, 5])):
+            damaged[rng.randrange(min(len(data), 900))] = rng.randrange(256)
+        files[f"{number} {name}"] = bytes(damaged)
+    assert differing(tmp_path, files) == {}
+
+
+def test_pillows_limit_on_pixels_is_kept(tmp_path, monkeypatch):
+    (tmp_path / "a.png").write_bytes(saved("PNG"))
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 95 * 63 // 3)
+    assert "decompression bomb" in read_header(str(tmp_path / "a.png")).error
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
+    assert read_header(str(tmp_path / "a.png")) == Header(95, 63, 1)
+
+
+def test_pillow_is_asked_only_where_it_must_be(tmp_path, monkeypatch):
+    plain = ("plain.jpg", "progressive.jpg", "camera and profile.jpg", "XMP and EXIF.jpg", "plain.png", "prompt.png",
+             "lossy.webp", "lossless.webp")  # fmt: skip
+    for name in plain:
+        (tmp_path / name).write_bytes(made_files()[name])
+    monkeypatch.setattr(Image, "open", None)
+    assert [read_header(str(tmp_path / name)).error for name in plain] == [""] * len(plain)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "said"),
+    [
+        ("empty.jpg", b"", "the file is empty"),
+        ("text.jpg", b"no image\n" * 50, "no image format"),
+        ("missing.jpg", None, "No such file"),
+        ("folder.jpg", "folder", "Is a directory"),
+    ],
+)
+def test_the_reason_is_given_without_the_path(tmp_path, name, data, said):
+    path = tmp_path / name
+    if data == "folder":
+        path.mkdir()
+    elif data is not None:
+        path.write_bytes(data)
+    error = read_header(str(path)).error
+    assert said in error
+    assert str(tmp_path) not in error
+
+
+def test_damaged_metadata_does_not_hide_the_size(tmp_path):
+    info = text("Raw profile type exif", "\nexif\n 4\nnot hexadecimal")
+    (tmp_path / "a.png").write_bytes(saved("PNG", **info))
+    assert read_header(str(tmp_path / "a.png")) == Header(95, 63, None)
+
+
+def test_chunks_that_pillow_checks_are_checked(tmp_path):
+    """A flawless first chunk is not enough: the one behind it has a wrong checksum."""
+    png = saved("PNG", dpi=(72, 72))
+    at = png.index(b"pHYs")
+    checksum = zlib.crc32(png[at : at + 13]) ^ 1
+    assert differing(tmp_path, {"a.png": png[: at + 13] + struct.pack(">I", checksum) + png[at + 17 :]}) == {}
+
+
+US, MS = 1e-6, 1e-3
+MANY = 10**6
+
+
+@pytest.mark.parametrize(
+    ("wall_s", "cpu_s", "n_files", "options", "expected"),
+    [
+        (7 * US, 7 * US, 1000, {}, ("local", 1)),
+        (7 * US, 7 * US, MANY, {}, ("local", 4)),
+        (7 * US, 7 * US, MANY, {"cores": 1}, ("local", 1)),
+        (7 * US, 7 * US, MANY, {"rotating": True}, ("local", 4)),  # from memory: the disk does not matter
+        (7 * US, 7 * US, 1000, {"num_workers": 3}, ("local", 3)),
+        (30 * US, 10 * US, MANY, {}, ("local", 4)),  # a busy machine, no storage
+        (90 * US, 40 * US, 1000, {}, ("threads", 6)),
+        (90 * US, 40 * US, 1000, {"rotating": True}, ("threads", 6)),  # too fast for a head that travels
+        (5 * MS, 40 * US, 1000, {}, ("threads", 32)),
+        (9 * MS, 40 * US, 1000, {"rotating": True}, ("threads", 1)),
+        (9 * MS, 40 * US, MANY, {"rotating": True, "num_workers": 2}, ("threads", 2)),
+    ],
+)
+def test_readers_are_chosen_by_what_a_file_took(wall_s, cpu_s, n_files, options, expected):
+    assert choose_readers(wall_s, cpu_s, n_files, **{"rotating": False, "cores": 4, **options}) == expected
+
+
+def test_processes_start_unasked_only_where_no_script_would_run_again(monkeypatch):
+    assert not size_readers._may_start_processes()  # pytest is a script
+    monkeypatch.setitem(sys.modules, "__main__", types.ModuleType("__main__"))  # as a notebook's kernel has it
+    assert size_readers._may_start_processes()
+
+
+@pytest.fixture
+def paths(tmp_path) -> list[str]:
+    """300 files, one in ten broken."""
+    for number in range(300):
+        data = saved("PNG", PICTURE.resize((number + 1, 2))) if number % 10 else b"broken"
+        (tmp_path / f"{number:03}.png").write_bytes(data)
+    return [str(tmp_path / f"{number:03}.png") for number in range(300)]
+
+
+@pytest.mark.parametrize("engine", ["threads", "local"])
+def test_any_readers_give_the_same_headers_in_order(paths, monkeypatch, engine):
+    expected = [read_header(path) for path in paths]
+    assert [header.width for header in expected[:12]] == [None, *range(2, 11), None, 12]
+    monkeypatch.setattr(size_readers, "choose_readers", lambda *_, **__: Readers(engine, 2))
+    assert read_headers(paths, progress=False) == expected
+    assert read_headers(paths[:3]) == expected[:3]
+    assert read_headers([]) == []
+
+
+def test_a_file_that_kills_its_reader_is_named_and_the_others_are_read(paths, monkeypatch):
+    deadly = paths[200]
+
+    def map_items(function, batches, *, key, **_):
+        results = [None if deadly in batch else function(batch) for batch in batches]
+        if failures := {key(batch): "its worker died twice" for batch in batches if deadly in batch}:
+            raise ItemErrors(failures, results)
+        return results
+
+    expected = read_headers(paths, progress=False)
+    monkeypatch.setattr(size_readers, "map_items", map_items)
+    found = read_headers(paths, progress=False)
+    assert found[200] == Header(error="its worker died twice")
+    assert found[:200] + found[201:] == expected[:200] + expected[201:]
+
+
+@pytest.mark.parametrize(("flag", "expected"), [("1\n", True), ("0\n", False), (None, False)])
+@pytest.mark.parametrize("layout", ["disk", "partition"])
+def test_the_kernels_word_on_rotation(tmp_path, flag, expected, layout):
+    disk = tmp_path / "block" / "sda"
+    block = disk if layout == "disk" else disk / "sda1"
+    block.mkdir(parents=True)
+    if flag:
+        (disk / "queue").mkdir()
+        (disk / "queue" / "rotational").write_text(flag)
+    device = os.stat(tmp_path).st_dev
+    (tmp_path / f"{os.major(device)}:{os.minor(device)}").symlink_to(block)
+    assert is_rotating(str(tmp_path), devices=tmp_path) == expected

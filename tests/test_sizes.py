@@ -1,0 +1,444 @@
+"""collect_sizes: every image with its own size, from the cheapest witness that can be believed; nothing lost."""
+
+import json
+import os
+import runpy
+import time
+import warnings
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from labkit import FolderStore, collect_sizes
+from labkit.data import sizes
+from labkit.data.size_caches import parse_cache_name, sizes_from_caches
+from labkit.data.size_metadata import read_metadata, write_metadata_cache
+from labkit.data.size_scan import SUFFIXES
+
+SCRIPT = Path(__file__).parents[1] / "data_scripts" / "collect_sizes.py"
+
+# Name -> size. A name that ends in .jpg, .png or so is written in that format.
+IMAGES = {
+    "top.jpg": (30, 20),
+    "cat/a.jpeg": (31, 20),
+    "cat/B.JPG": (32, 20),
+    "cat/deeper/still/c.png": (33, 20),
+    "dog/d.WebP": (34, 20),
+    "dog/e.bmp": (35, 20),
+    "dog/f.avif": (36, 20) if ".avif" in Image.registered_extensions() else None,
+    "dog/two words.jpg": (37, 20),
+    "dog/[1] *?.jpg": (38, 20),
+    "dog/line\nbreak.jpg": (39, 20),
+    "dog/..jpg": None,  # hidden
+    "[x]/y.jpg": (40, 20),
+    "Größe/日本.jpg": (41, 20),
+    "cat.jpg/inside.jpg": (42, 20),
+    "cat/.hidden.jpg": None,
+    ".cache/g.jpg": None,
+    "dog/h.gif": None,
+    "cat/jpg": None,
+}
+
+
+def write_image(path: Path, size: tuple[int, int] = (9, 9), **options) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image_format = {"jpg": "JPEG", "jpeg": "JPEG"}.get(path.suffix[1:].lower(), path.suffix[1:] or "JPEG")
+    Image.new("RGB", size).save(path, image_format if path.suffix else "JPEG", **options)
+    return path
+
+
+def touch(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+
+
+def size_of(frame: pd.DataFrame, path: str) -> tuple:
+    """(width, height, source) of one row."""
+    return tuple(frame.set_index("path").loc[path, ["width", "height", "source"]])
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("tree")
+    for name, size in IMAGES.items():
+        if size or not name.endswith(".avif"):  # Pillow before 11.3 writes none
+            write_image(root / name, size or (99, 99))
+    touch(root, "notes.txt", "cat/a.txt")
+    (root / "empty").mkdir()
+    return root
+
+
+def test_every_image_is_there_with_pillows_size(tree):
+    frame = collect_sizes(tree)
+    found = {
+        path: (width, height) for path, width, height in frame[["path", "width", "height"]].itertuples(index=False)
+    }
+    assert found == {name: Image.open(tree / name).size for name, size in IMAGES.items() if size}
+    assert list(frame["path"]) == sorted(frame["path"])
+    assert set(FolderStore(tree).keys()) == {path for path in found if not path.endswith((".bmp", ".avif"))}
+    assert set(frame["source"]) == {"header"}
+    assert set(frame["exif_orientation"]) == {1}
+
+
+def test_the_frame_has_its_columns_and_types(tree):
+    frame = collect_sizes(tree)
+    assert {name: str(dtype) for name, dtype in frame.dtypes.items()} == {
+        "path": "object", "width": "Int64", "height": "Int64", "source": "object", "exif_orientation": "Int64",
+        "error": "object",
+    }  # fmt: skip
+    pd.testing.assert_frame_equal(collect_sizes(str(tree) + "/"), frame)
+
+
+def test_not_recursive_means_one_folder(tree):
+    assert list(collect_sizes(tree, recursive=False)["path"]) == ["top.jpg"]
+    assert list(collect_sizes(tree / "cat", recursive=False)["path"]) == ["B.JPG", "a.jpeg"]
+
+
+def test_each_folder_is_listed_once_and_cached_images_are_not_opened(tmp_path, monkeypatch):
+    listed, plain = [], os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: listed.append(os.fspath(path)) or plain(path))
+    monkeypatch.setattr(sizes, "read_headers", lambda paths, **_: [] if not paths else pytest.fail(f"opened {paths}"))
+    names = [f"{folder}{number}" for folder in ("", "a/", "a/b/") for number in range(40)]
+    for number, name in enumerate(names, 1):
+        touch(tmp_path, f"{name}.jpg", f"{name}_{number:04}x0768_sdxl.npz", f"{name}_sdxl_te.npz")
+    frame = collect_sizes(tmp_path)
+    assert sorted(listed) == [str(tmp_path / folder) for folder in ("", "a", "a/b")]
+    expected = {f"{name}.jpg": number for number, name in enumerate(names, 1)}
+    assert dict(zip(frame["path"], frame["width"], strict=True)) == expected
+    assert set(frame["source"]) == {"cache"}
+    assert frame["exif_orientation"].isna().all()
+
+
+SIZELESS = (
+    "a.npz", "a_te_outputs.npz", "a_sd3_te.npz", "a_0512x0768_flux_te.npz", "a_0512x0768_te_outputs.npz",
+    "a_0512x0768.npz", "a_0512x0768_sd", "a_0512x0768_sd.npz.tmp", "a_0512x0768_SD.npz", "a_0512x0768_sd.NPZ",
+    "a_512x768_sd.npz", "a_00512x0768_sd.npz", "a_0512X0768_sd.npz", "a_0512x0768_sd15.npz", "_0512x0768_sd.npz",
+    "a_-512x0768_sd.npz", "a_\u0660512x0768_sd.npz", "a_0000x0000_sd.npz", "a-0512x0768_sd.npz",
+    "a_0512x0768_sd.npz\n",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("model", ["sd", "sdxl", "sd3", "flux", "hi", "lumina", "anima"])
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("a_0512x0768", ("a", 512, 768)),
+        ("a_b_0512x0768", ("a_b", 512, 768)),
+        ("a_0100x0100_0512x0768", ("a_0100x0100", 512, 768)),
+        ("a_10000x0007", ("a", 10_000, 7)),
+        ("__0512x0768", ("_", 512, 768)),
+        ("line\nbreak [1]*_0512x0768", ("line\nbreak [1]*", 512, 768)),
+        ("日本_0512x0768", ("日本", 512, 768)),
+    ],
+)
+def test_names_of_caches(name, expected, model):
+    assert parse_cache_name(f"{name}_{model}.npz") == expected
+
+
+@pytest.mark.parametrize("name", SIZELESS)
+def test_names_that_state_no_size(name):
+    assert parse_cache_name(name) is None
+
+
+SD = "_0512x0512_sd.npz"
+
+
+@pytest.mark.parametrize(
+    ("images", "caches", "expected"),
+    [
+        # sd-scripts' issue 1770: `-` sorts before `_`, and the merge gave the first image the second one's size.
+        (
+            ["beach_towel.png", "beach_towel-crop.png"],
+            ["beach_towel_0640x0480_sd.npz", "beach_towel-crop_0320x0200_sd.npz"],
+            {"beach_towel.png": (640, 480), "beach_towel-crop.png": (320, 200)},
+        ),
+        (["a.png", "ab.png"], ["ab" + SD], {"ab.png": (512, 512)}),  # a.png must not adopt it
+        (["a_b.png", "a.png"], ["a_b" + SD], {"a_b.png": (512, 512)}),
+        (["[x]*.png"], ["[x]*" + SD], {"[x]*.png": (512, 512)}),
+        (["a.b.png", "a.png"], ["a.b" + SD], {"a.b.png": (512, 512)}),
+        (["a.jpg", "a.png"], ["a" + SD], {}),  # either may have written it
+        (["a.jpg", "a.JPG"], ["a" + SD], {}),
+        (["a.png", "a_0512x0512_sd.png"], ["a" + SD], {}),  # it may be the oldest kind, of the second
+        (["a.png"], ["a" + SD, "a_0512x0512_sdxl.npz", "a_0512x0512_flux.npz"], {"a.png": (512, 512)}),
+        (["a.png"], ["a" + SD, "a_0512x0513_sdxl.npz", "a" + SD], {"a.png": None}),
+        (["a.png"], ["a_0000x0000_sdxl.npz", "a" + SD], {"a.png": (512, 512)}),
+        (["A.png"], ["a" + SD], {}),
+        (["a.png"], ["b" + SD], {}),
+        ([], ["a" + SD], {}),
+    ],
+)
+def test_a_cache_belongs_to_the_image_of_its_stem(images, caches, expected):
+    assert sizes_from_caches(images, caches) == expected
+    assert sizes_from_caches(images[::-1], caches[::-1]) == expected
+
+
+def test_what_no_cache_settles_is_read_from_the_image(tmp_path):
+    for name in ("agree.png", "disagree.png", "twin.png", "twin.jpg", "none.png", "sub/agree.png"):
+        write_image(tmp_path / name, (9, 8))
+    touch(tmp_path, "agree" + SD, "disagree" + SD, "disagree_0009x0008_flux.npz", "twin" + SD)
+    frame = collect_sizes(tmp_path)
+    assert size_of(frame, "agree.png") == (512, 512, "cache")  # a name is believed, and a cache above is no cache here
+    for name in ("disagree.png", "twin.png", "twin.jpg", "none.png", "sub/agree.png"):
+        assert size_of(frame, name) == (9, 8, "header")
+    assert set(collect_sizes(tmp_path, caches=False)["source"]) == {"header"}
+
+
+def test_exif_is_a_column_and_sizes_are_as_stored(tmp_path):
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    write_image(tmp_path / "a.jpg", (40, 30), exif=exif)
+    write_image(tmp_path / "b.png", (40, 30), exif=exif)
+    write_image(tmp_path / "c.jpg", (40, 30))
+    frame = collect_sizes(tmp_path)
+    assert frame["exif_orientation"].tolist() == [6, 6, 1]
+    assert {(row.width, row.height) for row in frame.itertuples()} == {(40, 30)}
+
+
+def test_the_unreadable_are_listed_with_the_reason(tmp_path):
+    write_image(tmp_path / "good.jpg")
+    (tmp_path / "empty.jpg").touch()
+    (tmp_path / "text.png").write_text("no image")
+    (tmp_path / "dangling.jpg").symlink_to(tmp_path / "nowhere")
+    os.mkfifo(tmp_path / "pipe.jpg")
+    frame = collect_sizes(tmp_path).set_index("path")
+    assert frame["source"].to_dict() == {
+        "dangling.jpg": "unreadable", "empty.jpg": "unreadable", "good.jpg": "header", "pipe.jpg": "unreadable",
+        "text.png": "unreadable",
+    }  # fmt: skip
+    unreadable = frame[frame["source"] == "unreadable"]
+    assert unreadable[["width", "height", "exif_orientation"]].isna().all(axis=None)
+    assert unreadable["error"].to_dict() == {
+        "dangling.jpg": "not a file, or a link to none", "empty.jpg": "the file is empty",
+        "pipe.jpg": "not a file, or a link to none", "text.png": "no image format that this Pillow reads",
+    }  # fmt: skip
+    assert frame.loc["good.jpg", "error"] == ""
+
+
+def test_a_folder_that_cannot_be_listed_has_a_row(tmp_path, monkeypatch):
+    write_image(tmp_path / "a.jpg")
+    (tmp_path / "locked").mkdir()
+    plain = os.scandir
+
+    def scandir(path):
+        if os.fspath(path).endswith(("locked", "root")):
+            raise PermissionError(13, "Permission denied", path)
+        return plain(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    frame = collect_sizes(tmp_path)
+    assert frame["path"].tolist() == ["a.jpg", "locked/"]
+    assert size_of(frame, "locked/")[2] == "unreadable"
+    assert frame["error"].iloc[1] == "the folder cannot be listed: Permission denied"
+    (tmp_path / "root").mkdir()
+    with pytest.raises(PermissionError):
+        collect_sizes(tmp_path / "root")
+
+
+def test_links_are_followed_but_not_in_a_circle(tmp_path):
+    write_image(tmp_path / "set" / "a.jpg")
+    write_image(tmp_path / "elsewhere" / "b.jpg")
+    (tmp_path / "set" / "more").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "set" / "itself").symlink_to(tmp_path / "set")
+    (tmp_path / "elsewhere" / "back").symlink_to(tmp_path / "set")
+    (tmp_path / "set" / "c.jpg").symlink_to(tmp_path / "elsewhere" / "b.jpg")
+    assert collect_sizes(tmp_path / "set")["path"].tolist() == ["a.jpg", "c.jpg", "more/b.jpg"]
+
+
+def test_names_that_are_not_utf8_survive(tmp_path):
+    name = os.fsdecode(b"caf\xe9.jpg")
+    write_image(tmp_path / name, (7, 5))
+    assert size_of(collect_sizes(tmp_path), name) == (7, 5, "header")
+    with pytest.warns(UserWarning, match="no caption"):
+        write_metadata_cache(collect_sizes(tmp_path), tmp_path)
+    assert list(read_metadata(tmp_path)) == [str(tmp_path / name)]
+    result = CliRunner().invoke(runpy.run_path(str(SCRIPT))["app"], [str(tmp_path), str(tmp_path / "sizes.csv")])
+    assert result.exit_code == 0, result.output
+    assert b"\ncaf\xe9.jpg,7,5," in (tmp_path / "sizes.csv").read_bytes()
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_every_suffix_counts_in_any_case(tmp_path, suffix):
+    touch(tmp_path, "a" + suffix, "b" + suffix.upper(), "a" + SD, "b" + SD)
+    assert collect_sizes(tmp_path)["width"].tolist() == [512, 512]
+
+
+def test_bad_arguments_are_named(tmp_path):
+    touch(tmp_path, "notes.txt", "b/a" + SD)
+    with pytest.raises(FileNotFoundError, match="holds no image"):
+        collect_sizes(tmp_path)
+    with pytest.raises(FileNotFoundError, match="not a folder"):
+        collect_sizes(tmp_path / "notes.txt")
+    with pytest.raises(ValueError, match="num_workers=0"):
+        collect_sizes(tmp_path, num_workers=0)
+
+
+# metadata_cache.json
+
+
+def write_json(folder: Path, table) -> Path:
+    """As sd-scripts writes it, and late enough that every image is older."""
+    path = folder / "metadata_cache.json"
+    path.write_text(table if isinstance(table, str) else json.dumps(table, ensure_ascii=False, indent=2))
+    later = time.time_ns() + 10**9
+    os.utime(path, ns=(later, later))
+    return path
+
+
+def entry(*resolution, caption="a cat") -> dict:
+    return {"caption": caption, "resolution": list(resolution)}
+
+
+def test_metadata_is_believed_and_spares_the_header(tmp_path, monkeypatch):
+    touch(tmp_path, "a.jpg", "sub/b.jpg", "relative.jpg")
+    monkeypatch.chdir(tmp_path)
+    table = {str(tmp_path / "a.jpg"): entry(10, 20), str(tmp_path / "sub/b.jpg"): entry(30, 40)}
+    write_json(tmp_path, {**table, "./relative.jpg": entry(50, 60)})
+    frame = collect_sizes(tmp_path)
+    assert frame[["path", "width", "height"]].to_numpy().tolist() == [
+        ["a.jpg", 10, 20], ["relative.jpg", 50, 60], ["sub/b.jpg", 30, 40],
+    ]  # fmt: skip
+    assert set(frame["source"]) == {"metadata"}
+    assert set(collect_sizes(tmp_path, caches=False)["source"]) == {"unreadable"}
+
+
+def test_a_changed_image_is_asked_itself(tmp_path):
+    write_image(tmp_path / "a.png", (9, 8))
+    path = write_json(tmp_path, {str(tmp_path / "a.png"): entry(10, 20)})
+    assert size_of(collect_sizes(tmp_path), "a.png") == (10, 20, "metadata")
+    os.utime(path, ns=(0, 0))  # so the image is the younger, even if its own time says otherwise
+    os.utime(tmp_path / "a.png", ns=(0, 0))
+    assert size_of(collect_sizes(tmp_path), "a.png") == (9, 8, "header")
+
+
+def test_witnesses_that_disagree_are_not_believed(tmp_path):
+    for name in ("same.png", "other.png", "caches.png"):
+        write_image(tmp_path / name, (9, 8))
+    touch(tmp_path, "same" + SD, "other" + SD, "caches" + SD, "caches_0001x0001_flux.npz")
+    stated = {"same.png": (512, 512), "other.png": (512, 513), "caches.png": (512, 512)}
+    write_json(tmp_path, {str(tmp_path / name): entry(*size) for name, size in stated.items()})
+    frame = collect_sizes(tmp_path)
+    assert size_of(frame, "same.png") == (512, 512, "cache")
+    assert size_of(frame, "other.png") == size_of(frame, "caches.png") == (9, 8, "header")
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {}, {"resolution": None}, {"resolution": []}, {"resolution": [10]}, {"resolution": [10, 20, 30]},
+        {"resolution": [0, 0]}, {"resolution": [-1, 20]}, {"resolution": [10.0, 20.0]}, {"resolution": ["10", "20"]},
+        {"resolution": [True, 20]}, {"resolution": {"0": 10, "1": 20}}, {"resolution": [10, None]},
+    ],
+)  # fmt: skip
+def test_a_malformed_entry_does_not_count(tmp_path, broken):
+    for name in ("a.png", "b.png"):
+        write_image(tmp_path / name, (9, 8))
+    write_json(tmp_path, {str(tmp_path / "a.png"): broken, str(tmp_path / "b.png"): entry(10, 20)})
+    frame = collect_sizes(tmp_path)
+    assert size_of(frame, "a.png") == (9, 8, "header")
+    assert size_of(frame, "b.png") == (10, 20, "metadata")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", '{"a.png": 3}', "\x00\xff", "[" * 10_000])
+def test_a_malformed_file_is_named_and_does_not_count(tmp_path, text):
+    write_image(tmp_path / "a.png", (9, 8))
+    before = write_json(tmp_path, text).read_bytes()
+    with pytest.warns(UserWarning, match=r"metadata_cache\.json is not .*its sizes do not count"):
+        frame = collect_sizes(tmp_path)
+    assert size_of(frame, "a.png") == (9, 8, "header")
+    with pytest.raises(ValueError, match=r"metadata_cache\.json is not .*: repair or remove it"):
+        write_metadata_cache(frame, tmp_path)
+    assert (tmp_path / "metadata_cache.json").read_bytes() == before
+
+
+def as_sd_scripts_reads(folder: Path) -> dict:
+    """Path -> (caption, size), in its own way: every key is an image, and both fields have to be there."""
+    with open(folder / "metadata_cache.json", encoding="utf-8") as file:
+        return {path: (meta["caption"], tuple(meta["resolution"])) for path, meta in json.load(file).items()}
+
+
+def test_metadata_round_trip(tmp_path):
+    for number, name in enumerate(("a.png", "sub/日本.png"), 1):
+        write_image(tmp_path / name, (number, 8))
+    touch(tmp_path, "broken.png")
+    frame = collect_sizes(tmp_path)
+    frame["caption"] = ["a cat", "nothing", "猫"]
+    path = write_metadata_cache(frame, tmp_path)
+    written = {str(tmp_path / "a.png"): ("a cat", (1, 8)), str(tmp_path / "sub/日本.png"): ("猫", (2, 8))}
+    assert as_sd_scripts_reads(tmp_path) == written
+    assert "猫" in path.read_text(encoding="utf-8")
+    later = time.time_ns() + 10**9
+    os.utime(path, ns=(later, later))
+    again = collect_sizes(tmp_path)
+    assert again["source"].tolist() == ["metadata", "unreadable", "metadata"]
+    assert again[["path", "width", "height"]].equals(frame[["path", "width", "height"]])
+    before = path.read_bytes()
+    write_metadata_cache(again, tmp_path)
+    assert path.read_bytes() == before
+
+
+def test_captions_and_entries_that_are_there_are_kept(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.png", "b.png", "c.png"):
+        write_image(tmp_path / name, (9, 8))
+    touch(tmp_path, "broken.png")
+    gone, broken = str(tmp_path / "gone.png"), str(tmp_path / "broken.png")
+    kept = {gone: entry(1, 1), broken: entry(2, 2, caption="hand-made")}
+    write_json(tmp_path, {"a.png": {**entry(0, 0), "tags": "x"}, "b.png": entry(3, 3), **kept})
+    frame = collect_sizes(tmp_path, caches=False)
+    frame["caption"] = [None, "a new one", None, None]
+    with pytest.warns(UserWarning, match="1 images .* have no caption"):
+        path = write_metadata_cache(frame, tmp_path)
+    assert json.loads(path.read_text()) == {
+        "a.png": {**entry(9, 8), "tags": "x"}, "b.png": entry(9, 8, caption="a new one"),
+        str(tmp_path / "c.png"): entry(9, 8, caption=""), **kept,
+    }  # fmt: skip
+
+
+def test_metadata_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    write_image(tmp_path / "a.png", (9, 8))
+    before = write_json(tmp_path, {str(tmp_path / "a.png"): entry(3, 3)}).read_bytes()
+    frame = collect_sizes(tmp_path, caches=False)
+    monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        write_metadata_cache(frame, tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.png", "metadata_cache.json"]
+    assert (tmp_path / "metadata_cache.json").read_bytes() == before
+
+
+# The script
+
+
+def run_script(*arguments: object):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return CliRunner().invoke(runpy.run_path(str(SCRIPT))["app"], [str(argument) for argument in arguments])
+
+
+def test_the_script_writes_the_frame(tree, tmp_path):
+    result = run_script(tree, tmp_path / "new" / "sizes.csv", "--num-workers", 1)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.endswith(f"{len(collect_sizes(tree))} header\n")
+    dtype = collect_sizes(tree).dtypes.to_dict()
+    read = pd.read_csv(tmp_path / "new" / "sizes.csv", dtype=dtype, keep_default_na=False, na_values={"width": [""]})
+    pd.testing.assert_frame_equal(read, collect_sizes(tree))
+
+
+def test_the_script_writes_metadata_where_it_is_asked_to(tmp_path):
+    write_image(tmp_path / "a.png", (9, 8))
+    write_image(tmp_path / "sub" / "b.png", (9, 8))
+    assert run_script(tmp_path, tmp_path / "sizes.csv", "--no-recursive").exit_code == 0
+    assert not (tmp_path / "metadata_cache.json").exists()
+    assert run_script(tmp_path, tmp_path / "sizes.csv", "--no-recursive", "--write-metadata-cache").exit_code == 0
+    assert as_sd_scripts_reads(tmp_path) == {str(tmp_path / "a.png"): ("", (9, 8))}
+
+
+def test_the_script_fails_in_one_line(tmp_path):
+    result = run_script(tmp_path / "nowhere", tmp_path / "sizes.csv")
+    assert result.exit_code == 2
+    assert result.stderr.count("\n") == 1
+    assert "not a folder" in result.stderr
+    assert not (tmp_path / "sizes.csv").exists()
