@@ -2,17 +2,18 @@
 
 import os
 import tarfile
-import threading
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from labkit.data.blobs import Blob, Extent, LocalBlob, PerProcess, is_url, open_blob
+from labkit.data.blobs import Extent, LocalBlob, PerProcess, is_url, open_blob
 from labkit.data.keys import is_image
 from labkit.data.packed import PackedStrings
-from labkit.data.tar_index import TarError, plain_name, read_index
+from labkit.data.tar_index import read_index
+from labkit.data.tar_readers import MODES
+from labkit.data.tar_scan import plain_name
 
 _HEADER_BYTES = tarfile.BLOCKSIZE
 
@@ -105,111 +106,3 @@ class TarStore:
     def _rows(self) -> np.ndarray:
         index = self._index()
         return np.fromiter((index.row(key) for key in self.keys()), np.int64, len(self))
-
-
-class _Indexed:
-    """Look up, then one `pread` (or one range request)."""
-
-    def __init__(self, blob: Blob, index: PerProcess):
-        self._blob, self._index = blob, index
-
-    def names(self) -> list[str]:
-        return list(self._index().names)
-
-    def read(self, key: str) -> bytes:
-        index = self._index()
-        try:
-            row = index.row(plain_name(key))
-        except KeyError:
-            raise _unknown(key, self._blob) from None
-        offset, size = index.offsets[row].item(), index.sizes[row].item()
-        if offset < 0:
-            raise KeyError(f"{key!r} is a link to a file that is not in {self._blob.name}")
-        if row in index.sparse:
-            return self._with_holes(key, offset, size, index.sparse[row])
-        return self._whole(key, offset, size)
-
-    def _whole(self, key: str, offset: int, size: int) -> bytes:
-        data = self._blob.read_at(offset, size)
-        if len(data) != size:
-            raise TarError(f"{self._blob.name} was cut after it was indexed: {key!r} lacks its end")
-        return data
-
-    def _with_holes(self, key: str, offset: int, size: int, pieces: list[list[int]]) -> bytes:
-        data = bytearray(size)
-        for start, length in pieces:
-            data[start : start + length] = self._whole(key, offset, length)
-            offset += length
-        return bytes(data)
-
-
-class _OneTarFile:
-    """One `tarfile.TarFile` a process, opened on the first read: Marigold's way."""
-
-    def __init__(self, blob: Blob, index: PerProcess):
-        self._blob = blob
-        self._open = PerProcess(partial(_open_tar, blob.name))
-
-    def names(self) -> list[str]:
-        tar, lock = self._open()
-        with lock:
-            return _names(tar)
-
-    def read(self, key: str) -> bytes:
-        tar, lock = self._open()
-        with lock:  # two threads would move each other's file position
-            return _extract(tar, key, self._blob)
-
-
-class _TarFileEachTime:
-    """A `tarfile.TarFile` for every read."""
-
-    def __init__(self, blob: Blob, index: PerProcess):
-        self._blob = blob
-
-    def names(self) -> list[str]:
-        with _open_tar(self._blob.name)[0] as tar:
-            return _names(tar)
-
-    def read(self, key: str) -> bytes:
-        with _open_tar(self._blob.name)[0] as tar:
-            return _extract(tar, key, self._blob)
-
-
-MODES = {"index": _Indexed, "tarfile": _OneTarFile, "reopen": _TarFileEachTime}
-
-
-def _open_tar(path: str) -> tuple[tarfile.TarFile, Any]:
-    try:
-        return tarfile.open(path, "r:"), threading.Lock()
-    except tarfile.TarError as error:
-        raise TarError(f"{path} is no uncompressed tar ({error}): python -m labkit convert makes one") from error
-
-
-def _names(tar: tarfile.TarFile) -> list[str]:
-    return sorted({plain_name(member.name) for member in tar.getmembers() if not member.isdir() and not member.isdev()})
-
-
-def _extract(tar: tarfile.TarFile, key: str, blob: Blob) -> bytes:
-    key = plain_name(key)
-    for name in _spellings(tar, key):
-        try:
-            file = tar.extractfile(name)
-        except KeyError:
-            continue
-        except tarfile.TarError as error:
-            raise TarError(f"{blob.name} is cut or damaged ({error}): copy or download it again") from error
-        if file is not None:
-            return file.read()
-    raise _unknown(key, blob)
-
-
-def _spellings(tar: tarfile.TarFile, key: str) -> tuple[str, str]:
-    """The tar's way of writing names first: a look-up that fails costs as much as one that does not."""
-    first = tar.getmembers()[0].name if tar.getmembers() else ""
-    dotted = first == "." or first.startswith("./")
-    return (f"./{key}", key) if dotted else (key, f"./{key}")
-
-
-def _unknown(key: str, blob: Blob) -> KeyError:
-    return KeyError(f"{key!r} is not a file in {blob.name}")

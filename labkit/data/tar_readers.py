@@ -1,0 +1,146 @@
+"""Three ways to read a member of a tar: by an index, by `tarfile` opened once, by `tarfile` opened for each read."""
+
+import tarfile
+import threading
+from collections import deque
+from contextlib import closing, suppress
+from functools import partial
+from typing import IO
+
+from labkit.data.blobs import Blob, PerProcess
+from labkit.data.tar_scan import UNREADABLE, TarError, plain_name, scan
+
+
+class _Indexed:
+    """Look up, then one `pread` (or one range request)."""
+
+    def __init__(self, blob: Blob, index: PerProcess):
+        self._blob, self._index = blob, index
+
+    def names(self) -> list[str]:
+        return list(self._index().names)
+
+    def read(self, key: str) -> bytes:
+        index = self._index()
+        try:
+            row = index.row(plain_name(key))
+        except KeyError:
+            raise _unknown(key, self._blob) from None
+        offset, size = index.offsets[row].item(), index.sizes[row].item()
+        if offset < 0:
+            raise _dangling(key, self._blob)
+        if row in index.sparse:
+            return self._with_holes(key, offset, size, index.sparse[row])
+        return self._whole(key, offset, size)
+
+    def _whole(self, key: str, offset: int, size: int) -> bytes:
+        data = self._blob.read_at(offset, size)
+        if len(data) != size:
+            raise _cut_since(key, self._blob)
+        return data
+
+    def _with_holes(self, key: str, offset: int, size: int, pieces: list[list[int]]) -> bytes:
+        data = bytearray(size)
+        for start, length in pieces:
+            data[start : start + length] = self._whole(key, offset, length)
+            offset += length
+        return bytes(data)
+
+
+class _OneTarFile:
+    """One `tarfile.TarFile` a process, opened on the first read: Marigold's way."""
+
+    def __init__(self, blob: Blob, index: PerProcess):
+        self._open = PerProcess(partial(_open_tar, blob))
+
+    def names(self) -> list[str]:
+        return self._open().names()
+
+    def read(self, key: str) -> bytes:
+        return self._open().read(key)
+
+
+class _TarFileEachTime:
+    """A `tarfile.TarFile` for every read."""
+
+    def __init__(self, blob: Blob, index: PerProcess):
+        self._blob = blob
+
+    def names(self) -> list[str]:
+        with closing(_open_tar(self._blob)) as tar:
+            return tar.names()
+
+    def read(self, key: str) -> bytes:
+        with closing(_open_tar(self._blob)) as tar:
+            return tar.read(key)
+
+
+MODES = {"index": _Indexed, "tarfile": _OneTarFile, "reopen": _TarFileEachTime}
+
+
+class _Tar:
+    """`tarfile`, asked by plain names."""
+
+    def __init__(self, tar: tarfile.TarFile, blob: Blob):
+        self._tar, self._blob, self._lock = tar, blob, threading.Lock()
+        spellings = {member.name.removesuffix(plain_name(member.name)) for member in tar if not member.isdir()}
+        self._prefix = spellings.pop() if len(spellings) == 1 else None
+
+    def close(self) -> None:
+        self._tar.close()
+
+    def names(self) -> list[str]:
+        members = {plain_name(member.name): member for member in self._tar.getmembers()}
+        return sorted(name for name, member in members.items() if not (member.isdir() or member.isdev()))
+
+    def read(self, key: str) -> bytes:
+        with self._lock:  # two threads would move each other's file position
+            file = self._file(key, self._find(key))
+            try:
+                return file.read()
+            except tarfile.TarError as error:
+                raise _cut_since(key, self._blob) from error
+
+    def _find(self, key: str) -> tarfile.TarInfo:
+        """One search by name, as Marigold asks; by plain names where the tar spells them in more than one way."""
+        try:
+            if self._prefix is not None:
+                return self._tar.getmember(self._prefix + plain_name(key))
+            return next(info for info in reversed(self._tar.getmembers()) if plain_name(info.name) == plain_name(key))
+        except (KeyError, StopIteration):
+            raise _unknown(key, self._blob) from None
+
+    def _file(self, key: str, member: tarfile.TarInfo) -> IO[bytes]:
+        try:
+            file = self._tar.extractfile(member)
+        except (KeyError, RecursionError):
+            file = None
+        if file is not None:
+            return file
+        raise _dangling(key, self._blob) if member.islnk() or member.issym() else _unknown(key, self._blob)
+
+
+def _open_tar(blob: Blob) -> _Tar:
+    """A tar whose headers are all read. `tarfile` ends at a damaged one without a word: here it is an error."""
+    with suppress(*UNREADABLE):
+        tar = tarfile.TarFile(blob.name)
+        with suppress(*UNREADABLE):
+            tar.getmembers()
+            tar.fileobj.seek(tar.offset)
+            if not tar.fileobj.read(tarfile.BLOCKSIZE).strip(b"\0"):
+                return _Tar(tar, blob)
+        tar.close()
+    deque(scan(blob), maxlen=0)  # says what is wrong, and which member is the last whole one
+    raise TarError(f"{blob.name} is cut within the padding of its last member: copy or download it again")
+
+
+def _unknown(key: str, blob: Blob) -> KeyError:
+    return KeyError(f"{key!r} is not a file in {blob.name}")
+
+
+def _dangling(key: str, blob: Blob) -> KeyError:
+    return KeyError(f"{key!r} is a link to a file that is not in {blob.name}")
+
+
+def _cut_since(key: str, blob: Blob) -> TarError:
+    return TarError(f"{blob.name} was cut after its headers were read: {key!r} lacks its end")
