@@ -7,6 +7,8 @@ import shutil
 from functools import partial
 from pathlib import Path
 
+import psutil
+
 from labkit.data.engine import map_items
 from labkit.data.shard_plan import Plan, PlannedShard, make_plan
 from labkit.data.shard_tar import sha256_of, write_tar
@@ -73,6 +75,7 @@ def write_shards(
         partial(_make_shard, store, root), items, key=_name_of, engine=engine, num_workers=num_workers,
         address=address, progress=progress, description="shards", unit="shard",
     )  # fmt: skip
+    _remove_leftovers(root)  # again: a worker that was killed may have been dying until now
     _finish(root, settings, plan, rows)
     return root
 
@@ -127,9 +130,10 @@ def _remove_leftovers(root: Path) -> None:
 
 
 def _runs(pid: int) -> bool:
-    import psutil
-
-    return psutil.pid_exists(pid)
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE  # killed, and not yet buried by its parent
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _name_of(item: tuple[PlannedShard, dict | None]) -> str:

@@ -1,0 +1,174 @@
+"""Shards behind a network: the same samples as from the disk, over HTTP and S3, by labkit and by WebDataset itself."""
+
+import io
+import os
+import tarfile
+from pathlib import Path
+
+import pytest
+import webdataset as wds
+from torch.utils.data import ChainDataset, DataLoader
+from webdataset import gopen as wds_gopen
+from webdataset.gopen import gopen_schemes
+
+from labkit import FolderStore, make_photos, read_shards, serve_folder, serve_s3, write_shards
+from labkit.data import gopen
+from labkit.data.gopen import ReadAhead, open_url
+from labkit.data.tar_index import TarError
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory) -> Path:
+    """Three shards, and a cut one beside them."""
+    folder = tmp_path_factory.mktemp("shards")
+    photos = make_photos(folder / "photos", 14, progress=False)
+    root = write_shards(FolderStore(photos), folder / "set", max_count=5, engine="threads", progress=False)
+    (root / "cut.tar").write_bytes((root / "shard-000000.tar").read_bytes()[:200_000])
+    return root
+
+
+@pytest.fixture(scope="module")
+def http(shards):
+    with serve_folder(shards) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def s3(shards):
+    with serve_s3({"photos": shards}) as storage_options:
+        yield storage_options
+
+
+@pytest.fixture
+def s3_by_environment(s3, monkeypatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3["endpoint_url"])
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", s3["key"])
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", s3["secret"])
+
+
+def sums(loader) -> list[tuple[int, int]]:
+    return [(int(image.long().sum()), int(label)) for image, label in loader]
+
+
+@pytest.fixture(scope="module")
+def expected(shards) -> list[tuple[int, int]]:
+    found = sums(read_shards(shards))
+    assert len(set(found)) == 14
+    return found
+
+
+def test_http(http, expected):
+    assert sums(read_shards(http, verify=True)) == expected
+    assert sums(read_shards(f"{http}shard-{{000000..000002}}.tar")) == expected
+
+
+def test_http_from_far_away(shards, expected):
+    with serve_folder(shards, latency_ms=20) as url:
+        assert sums(read_shards(url)) == expected
+
+
+def test_s3(s3, expected):
+    dataset = read_shards("s3://photos", storage_options=s3, verify=True)
+    assert sums(dataset) == expected
+    assert dataset.classes is not None
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_workers_open_connections_of_their_own(http, s3, expected, method):
+    both = ChainDataset([read_shards(http), read_shards("s3://photos", storage_options=s3)])
+    assert sums(both) == 2 * expected  # this process has connections now, which workers must not use
+    loader = DataLoader(both, batch_size=None, num_workers=1, multiprocessing_context=method)
+    assert sums(loader) == 2 * expected
+
+
+def test_s3_by_the_environment(s3_by_environment, expected):
+    assert sums(read_shards("s3://photos")) == expected
+
+
+def test_webdataset_itself_reads_s3(s3_by_environment, shards):
+    samples = list(wds.WebDataset("s3://photos/shard-{000000..000002}.tar", shardshuffle=False))
+    local = list(wds.WebDataset(str(shards / "shard-{000000..000002}.tar"), shardshuffle=False))
+    assert [sample["jpg"] for sample in samples] == [sample["jpg"] for sample in local]
+    assert len(samples) == 14
+
+
+def test_webdataset_itself_writes_s3(s3_by_environment):
+    with wds.TarWriter("s3://photos/written.tar") as writer:
+        writer.write({"__key__": "a", "txt": "hello"})
+    with open_url("s3://photos/written.tar") as file, tarfile.open(fileobj=io.BytesIO(file.read())) as tar:
+        assert tar.extractfile("a.txt").read() == b"hello"
+
+
+def test_registering_twice_changes_nothing(monkeypatch):
+    assert gopen_schemes["s3"] is gopen._gopen_s3
+    gopen.register(0)
+    assert gopen_schemes["s3"] is gopen._gopen_s3
+    monkeypatch.setitem(gopen_schemes, "s3", print)
+    gopen.register()
+    assert gopen_schemes["s3"] is print
+    monkeypatch.delitem(gopen_schemes, "s3")
+    with pytest.raises(ValueError, match="no gopen handler"):
+        wds_gopen("s3://photos/shard-000000.tar")
+
+
+def test_a_cut_shard_is_named(http, s3):
+    for url, options in ((http, {}), ("s3://photos/", s3)):
+        came = []
+        with pytest.raises(TarError, match="cut or damaged") as failure:
+            came.extend(read_shards(f"{url}cut.tar", storage_options=options))
+        assert f"{url}cut.tar" in str(failure.value)
+        assert len(came) in (1, 2)
+
+
+def test_what_is_not_there_is_named_without_credentials(http, s3):
+    secret = http.replace("://", "://user:hush@")
+    for url in (f"{secret}no.tar?X-Amz-Signature=hush", f"{secret}no/folder/"):
+        with pytest.raises(FileNotFoundError, match="no") as failure:
+            list(read_shards(url))
+        assert "does not exist" in str(failure.value)
+        assert "hush" not in str(failure.value)
+    with pytest.raises(FileNotFoundError, match=r"photos/no\.tar"):
+        list(read_shards("s3://photos/no.tar", storage_options=s3))
+    assert s3["secret"] not in repr(read_shards("s3://photos", storage_options={**s3, "secret": "hush"}).shards)
+
+
+class Pieces:
+    """A blob that notes what is asked of it."""
+
+    name = "pieces"
+
+    def __init__(self, data: bytes):
+        self.data, self.asked = data, []
+
+    def stamp(self) -> tuple[int, str]:
+        return len(self.data), ""
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        self.asked.append((offset, size))
+        if self.data[offset : offset + 1] == b"!":
+            raise OSError("gone")
+        return self.data[offset : offset + size]
+
+
+@pytest.mark.parametrize("size", [0, 1, 6, 7, 8, 100])
+def test_read_ahead_gives_the_bytes_in_order(size):
+    blob = Pieces(os.urandom(size).replace(b"!", b"."))
+    with io.BufferedReader(ReadAhead(blob, chunk_bytes=7), 3) as file:
+        assert file.read(2) + file.read() == blob.data
+        assert file.read() == b""
+    assert blob.asked == [(offset, min(7, size - offset)) for offset in range(0, size, 7)]
+
+
+def test_read_ahead_is_one_chunk_ahead_and_no_more():
+    blob = Pieces(bytes(100))
+    with ReadAhead(blob, chunk_bytes=10) as file:
+        file.read(1)
+        file._next.result()
+        assert blob.asked == [(0, 10), (10, 10)]
+
+
+def test_an_error_ahead_comes_when_it_is_reached():
+    with ReadAhead(Pieces(b"0123456!"), chunk_bytes=7) as file:
+        assert file.read(7) == b"0123456"
+        with pytest.raises(OSError, match="gone"):
+            file.read(1)
