@@ -79,6 +79,21 @@ def reference(
 
 
 @app.command()
+def convert(
+    source: Annotated[str, typer.Argument(metavar="SRC", help="Compressed tar: .tar.gz, .tar.bz2, .tar.xz.")],
+    target: Annotated[str, typer.Argument(metavar="DST", help="Plain tar to write; must not exist yet.")],
+) -> None:
+    """Unpack a compressed tar to a plain one, which TarStore reads in any order."""
+    from labkit.data.convert import convert_tar
+
+    try:
+        path = convert_tar(source, target)
+    except OSError as error:
+        _fail(error)
+    typer.echo(f"{path}: {path.stat().st_size} bytes")
+
+
+@app.command()
 def lab(port: Annotated[int, typer.Option(help="Port of JupyterLab.")] = 8888) -> None:
     """Open JupyterLab in notebooks/ (on this machine only, behind its token)."""
     from labkit.notebooks import FOLDER

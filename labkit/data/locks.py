@@ -1,0 +1,39 @@
+"""One process at a time, for as long as it lives."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TextIO
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Wait until no other process holds `path`, then hold it; the file goes with the lock.
+
+    A killed process holds nothing: the kernel lets go. Where the filesystem has no locks, nothing is held. Makes
+    missing folders.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _held(path):
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def _held(path: Path) -> TextIO:
+    while True:
+        file = open(path, "a")  # noqa: SIM115
+        with contextlib.suppress(OSError, AttributeError):
+            fcntl.flock(file, fcntl.LOCK_EX)
+        # Who held it before may have removed it meanwhile: then another may hold a new file of this name.
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
+                return file
+        file.close()

@@ -1,0 +1,151 @@
+"""Tars from front to back, compressed or not, strict where `tarfile` takes damage for the end of the archive."""
+
+import bz2
+import gzip
+import io
+import lzma
+import os
+import tarfile
+import warnings
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import BinaryIO
+
+from labkit.data.tar_index import TarError, TarWarning
+
+BLOCK_BYTES = 1 << 20
+
+
+def _open_zstd(file: BinaryIO) -> BinaryIO:
+    from compression import zstd  # Python 3.14
+
+    return zstd.ZstdFile(file)
+
+
+def _open_lz4(file: BinaryIO) -> BinaryIO:
+    raise ImportError("Python has no lz4")
+
+
+# First bytes of a file -> the command that unpacks it, and how Python does.
+_COMPRESSIONS: dict[bytes, tuple[str, Callable[[BinaryIO], BinaryIO]]] = {
+    b"\x1f\x8b": ("gzip", lambda file: gzip.GzipFile(fileobj=file)),
+    b"BZh": ("bzip2", bz2.BZ2File),
+    b"\xfd7zXZ\0": ("xz", lzma.LZMAFile),
+    b"\x28\xb5\x2f\xfd": ("zstd", _open_zstd),
+    b"\x04\x22\x4d\x18": ("lz4", _open_lz4),
+}
+
+
+def unpacked(file: BinaryIO) -> BinaryIO | None:
+    """Stream of what the opened `file` holds compressed; None if it is not compressed.
+
+    Raises:
+        TarError: this Python cannot unpack it; names the command that can.
+    """
+    head = file.read(8)
+    file.seek(0)
+    for magic, (command, open_with) in _COMPRESSIONS.items():
+        if head.startswith(magic):
+            try:
+                return open_with(file)
+            except ImportError as error:
+                raise TarError(
+                    f"{file.name} is compressed by {command}, which this Python does not read: "
+                    f"unpack it by `{command} -d {file.name}`"
+                ) from error
+    return None
+
+
+class TarStream:
+    """The members of a tar in their order, and the data of the one just given.
+
+    Raises TarError, while opened or read, where the archive is cut or damaged; it names the last whole member. An
+    archive without an end mark, which may be cut between two members, is a TarWarning.
+
+    Args:
+        path: The archive.
+        name: What errors call it, if not `path`.
+    """
+
+    def __init__(self, path: str | os.PathLike, name: str | os.PathLike | None = None):
+        self.name = os.fspath(name or path)
+        self._whole, self._current = "", ""
+        self._file = open(path, "rb")  # noqa: SIM115
+        try:
+            self._tar = self._open()
+        except BaseException:
+            self._file.close()
+            raise
+
+    def __enter__(self) -> "TarStream":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._tar.close()
+        self._file.close()
+
+    def __iter__(self) -> Iterator[tarfile.TarInfo]:
+        while (info := self._next()) is not None:
+            self._tar.members.clear()  # tarfile would keep them all
+            yield info
+
+    def blocks(self, info: tarfile.TarInfo) -> Iterator[bytes]:
+        """Data of the file that was given last."""
+        file = self._tar.extractfile(info)
+        while block := self._read(file):
+            yield block
+
+    def _open(self) -> tarfile.TarFile:
+        stream = unpacked(self._file)
+        try:
+            if stream is None:
+                return tarfile.TarFile(fileobj=self._file, tarinfo=_StrictInfo)
+            # "|": never back, not even by the one byte for which tarfile would unpack all from the start.
+            # read1: what was unpacked before a fault is not lost with it.
+            return tarfile.open(fileobj=SimpleNamespace(read=stream.read1), mode="r|", tarinfo=_StrictInfo)
+        except Exception as error:  # each compression has its own class of error
+            raise TarError(f"{self.name} is no whole tar ({error}): copy or download it again") from error
+
+    def _next(self) -> tarfile.TarInfo | None:
+        try:
+            info = self._tar.next()
+        except _HeaderFault as fault:  # the member before this header is whole
+            raise self._cut(fault, self._current) from fault
+        except Exception as error:
+            raise self._cut(error, self._whole) from error
+        if info is not None:
+            self._whole, self._current = self._current, info.name
+        elif not getattr(self._tar, "has_end_mark", False):
+            text = f"{self.name} has no end mark: it may be cut after {self._current!r}"
+            warnings.warn(text, TarWarning, stacklevel=3)
+        return info
+
+    def _read(self, file: io.BufferedIOBase) -> bytes:
+        try:
+            return file.read(BLOCK_BYTES)
+        except Exception as error:
+            raise self._cut(error, self._whole) from error
+
+    def _cut(self, error: Exception, whole: str) -> TarError:
+        found = f"the last whole member is {whole!r}" if whole else "no member is whole"
+        return TarError(f"{self.name} is cut or damaged ({error}): {found}. Copy or download it again")
+
+
+class _HeaderFault(Exception):
+    pass
+
+
+class _StrictInfo(tarfile.TarInfo):
+    """tarfile ends quietly at a header that it cannot read, as if it were the end mark."""
+
+    @classmethod
+    def fromtarfile(cls, tar: tarfile.TarFile) -> "_StrictInfo":
+        try:
+            return super().fromtarfile(tar)
+        except tarfile.EOFHeaderError:
+            tar.has_end_mark = True
+            raise
+        except tarfile.EmptyHeaderError:
+            raise
+        except Exception as error:
+            raise _HeaderFault(f"the header at byte {tar.offset}: {error}") from error

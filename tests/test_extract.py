@@ -1,0 +1,533 @@
+"""extract_tars: what GNU tar and tarfile extract, never outside its folder, and whole whatever is killed."""
+
+import gzip
+import io
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from labkit.data import tar_files
+from labkit.data.engine import ItemErrors
+from labkit.data.extract import WORK, extract_tars
+from labkit.data.tar_index import TarWarning
+
+quietly = partial(extract_tars, progress=False)
+
+
+def member(name: str, data: bytes = b"", *, kind: bytes = tarfile.REGTYPE, link: str = "", **fields):
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname, info.size, info.mtime = kind, link, len(data), 1_700_000_000
+    for field, value in fields.items():
+        setattr(info, field, value)
+    return info, data
+
+
+def folder(name: str):
+    return member(name, kind=tarfile.DIRTYPE, mode=0o755)
+
+
+def symlink(name: str, to: str):
+    return member(name, kind=tarfile.SYMTYPE, link=to)
+
+
+def hard_link(name: str, to: str):
+    return member(name, kind=tarfile.LNKTYPE, link=to)
+
+
+def make_tar(path: Path, members, mode: str = "w", **options) -> Path:
+    with tarfile.open(path, mode, **options) as tar:
+        for info, data in members:
+            tar.addfile(info, io.BytesIO(data))
+    return path
+
+
+def files(count: int, prefix: str = "photo", size: int = 700):
+    return [member(f"{prefix}{n}.jpg", bytes([n % 256]) * (size + n), mtime=1_600_000_000 + n) for n in range(count)]
+
+
+def tree(root: Path) -> dict[str, tuple]:
+    """Everything under `root`, itself included: kind, permissions, time, contents and which names share a file."""
+    paths = [root, *root.rglob("*")]
+    names: dict[int, list[str]] = {}
+    for path in paths:
+        names.setdefault(path.lstat().st_ino, []).append(path.relative_to(root).as_posix())
+    return {path.relative_to(root).as_posix(): (*look(path), sorted(names[path.lstat().st_ino])) for path in paths}
+
+
+def look(path: Path) -> tuple:
+    status = path.lstat()
+    if path.is_symlink():
+        return "link", os.readlink(path), status.st_mtime_ns
+    if path.is_dir():
+        return "folder", status.st_mtime_ns
+    return "file", path.read_bytes(), status.st_mode, status.st_mtime_ns
+
+
+def without_modes(found: dict[str, tuple]) -> dict[str, tuple]:
+    return {name: (seen[0], *seen[1:2], *seen[3:]) if seen[0] == "file" else seen for name, seen in found.items()}
+
+
+@pytest.fixture(scope="module")
+def varied(tmp_path_factory) -> Path:
+    """A folder with something of everything that GNU tar packs."""
+    root = tmp_path_factory.mktemp("varied") / "in"
+    deep = root / "deep" / ("long" * 40) / ("name" * 30)
+    deep.mkdir(parents=True)
+    (root / "empty folder").mkdir()
+    (root / "a.jpg").write_bytes(b"a" * 1024)  # two blocks, without a rest
+    (root / "empty.jpg").touch()
+    (deep / "ünï ☃.png").write_bytes(b"deep" * 5000)
+    (root / "run.sh").write_bytes(b"#!")
+    (root / "run.sh").chmod(0o755)
+    Path(os.fsdecode(os.fsencode(root) + b"/broken-\xff.jpg")).write_bytes(b"name")
+    os.link(root / "a.jpg", root / "deep" / "same.jpg")
+    (root / "deep" / "up.jpg").symlink_to("../a.jpg")
+    (root / "nowhere").symlink_to("missing")
+    with open(root / "sparse.bin", "wb") as file:
+        file.write(b"begin")
+        file.seek(1 << 20)
+        file.write(b"end")
+    for number, path in enumerate(sorted(root.rglob("*"), reverse=True)):
+        time_ns = 1_500_000_000_123_456_789 + number * 1_000_000_007
+        os.utime(path, ns=(time_ns, time_ns), follow_symlinks=False)
+    return root
+
+
+needs_tar = pytest.mark.skipif(shutil.which("tar") is None, reason="needs the tar command")
+
+
+@needs_tar
+@pytest.mark.parametrize("options", ["--format=gnu", "--format=posix", "--format=gnu -S", "--format=posix -S"])
+def test_as_gnu_tar_extracts(varied, tmp_path, options):
+    archive, theirs = tmp_path / "set.tar", tmp_path / "theirs"
+    theirs.mkdir()
+    subprocess.run(["tar", *options.split(), "-cf", archive, "-C", varied, "."], check=True)
+    subprocess.run(["tar", "-xf", archive, "-C", theirs], check=True)
+    [ours] = quietly(archive, tmp_path / "ours", verify=True)
+    assert ours == tmp_path / "ours" / "set"
+    assert without_modes(tree(ours)) == without_modes(tree(theirs))
+    assert len(tree(ours)) > 10
+
+
+@pytest.mark.parametrize("kind", ["gz", "bz2", "xz"])
+def test_compressed_as_tarfile_extracts(varied, tmp_path, kind):
+    archive, theirs = tmp_path / f"set.tar.{kind}", tmp_path / "theirs"
+    with tarfile.open(archive, f"w:{kind}") as tar:
+        tar.add(varied, ".")
+    with tarfile.open(archive) as tar:
+        tar.extractall(theirs, filter="data")
+    [ours] = quietly(archive, tmp_path / "ours", verify=True)
+    assert rounded(tree(ours)) == rounded(tree(theirs))
+
+
+def rounded(found: dict[str, tuple]) -> dict[str, tuple]:
+    """tarfile keeps times as floats, and not those of links."""
+    return {
+        name: seen[:2] if seen[0] == "link" else (*seen[:-2], seen[-2] // 10**6, seen[-1])
+        for name, seen in found.items()
+    }
+
+
+def test_permissions_of_others_and_set_user_id_are_not_kept(tmp_path):
+    modes = {"suid": 0o4755, "sgid": 0o2755, "open": 0o666, "shut": 0o000, "odd": 0o677}
+    archive = make_tar(tmp_path / "set.tar", [member(name, b"x", mode=mode) for name, mode in modes.items()])
+    [ours] = quietly(archive, tmp_path)
+    with tarfile.open(archive) as tar:
+        tar.extractall(tmp_path / "theirs", filter="data")
+    assert {path.name: path.stat().st_mode for path in ours.iterdir()} == {
+        path.name: path.stat().st_mode for path in (tmp_path / "theirs").iterdir()
+    }
+    assert (ours / "suid").stat().st_mode & 0o7777 == 0o755
+
+
+def test_of_two_members_with_one_name_the_last_counts(tmp_path):
+    members = [
+        member("a", b"old"),
+        hard_link("kept", "a"),
+        member("./a", b"new"),
+        hard_link("too", "a"),
+        symlink("s", "x"),
+    ]
+    members += [folder("s"), member("s/b", b"in")]
+    [ours] = quietly(make_tar(tmp_path / "set.tar", members), tmp_path)
+    found = {name: seen[1] for name, seen in tree(ours).items() if seen[0] == "file"}
+    assert found == {"a": b"new", "kept": b"old", "too": b"new", "s/b": b"in"}
+    assert (ours / "a").samefile(ours / "too")
+
+
+def test_without_hard_links_there_are_copies(tmp_path, monkeypatch):
+    def refuse(*paths):
+        raise OSError("not here")
+
+    monkeypatch.setattr(os, "link", refuse)
+    archive = make_tar(tmp_path / "set.tar", [member("a", b"data"), hard_link("b", "a")])
+    [ours] = quietly(archive, tmp_path, verify=True)
+    assert look(ours / "a") == look(ours / "b")
+
+
+DEVICE = {"devmajor": 1, "devminor": 3}
+LONG = "d" * 200
+UNSAFE = {
+    "absolute name": [member("/{outside}/x")],
+    "parent": [member("../outside/x")],
+    "parent within": [member("a/../../outside/x")],
+    "parent that stays": [member("a/../x")],
+    "folder outside": [folder("../outside/x")],
+    "absolute link": [symlink("x", "/{outside}")],
+    "link out": [symlink("x", "../outside")],
+    "link out of a folder": [symlink("a/x", "../../outside")],
+    "through a link": [symlink("x", "../outside"), member("x/y")],
+    "through a link within": [folder("a"), symlink("x", "a"), member("x/y")],
+    "through a link that follows": [member("x/y"), symlink("x", "a")],
+    "link through a link": [folder("d/e"), symlink("d/e/a", "../.."), symlink("x", "d/e/a/../outside")],
+    "chain of long links": [
+        *(folder("/".join([LONG] * n)) for n in range(1, 8)),
+        symlink("a", "/".join([LONG] * 7)),
+        symlink("b", "a/" + "../" * 9 + "outside"),
+    ],
+    "absolute hard link": [hard_link("x", "/{outside}/secret")],
+    "hard link out": [hard_link("x", "../outside/secret")],
+    "hard link to nothing": [hard_link("x", "y")],
+    "hard link to what follows": [hard_link("x", "y"), member("y")],
+    "hard link to a folder": [folder("y"), hard_link("x", "y")],
+    "hard link lifts a link": [symlink("a/b/x", "../outside"), hard_link("x", "a/b/x")],
+    "character device": [member("x", kind=tarfile.CHRTYPE, **DEVICE)],
+    "block device": [member("x", kind=tarfile.BLKTYPE, **DEVICE)],
+    "pipe": [member("x", kind=tarfile.FIFOTYPE)],
+    "unknown type": [member("x", kind=b"Z")],
+    "no name": [member(".")],
+    "root is a link": [symlink("./", "a")],
+    "file and folder": [member("x", b"file"), member("x/y")],
+}
+
+
+@pytest.mark.parametrize("case", UNSAFE)
+def test_an_unsafe_archive_is_refused_whole(tmp_path, case):
+    outside, root = tmp_path / "root" / "outside", tmp_path / "root"
+    outside.mkdir(parents=True)
+    (outside / "secret").write_bytes(b"secret")
+    absolute = str(outside).lstrip("/")
+    bad = [(with_path(info, absolute), data) for info, data in UNSAFE[case]]
+    archive = make_tar(tmp_path / "bad.tar", [member("first", b"good"), *bad])
+    before = tree(outside)
+    with pytest.raises(ItemErrors) as failure:
+        quietly([archive, make_tar(tmp_path / "good.tar", files(3))], root, num_workers=1)
+    [(key, text)] = failure.value.failures.items()
+    assert key == str(archive)
+    assert (
+        f"{archive}: member {tarfile.TarInfo(bad[-1][0].name.rstrip('/')).name!r}"[:-2] in text or "member 'x" in text
+    )
+    assert failure.value.results == [None, root / "good"]
+    assert tree(outside) == before
+    assert sorted(os.listdir(root)) == [WORK, "good", "outside"]
+    assert os.listdir(root / WORK) == ["good"]
+    assert len(os.listdir(root / "good")) == 3
+
+
+def with_path(info: tarfile.TarInfo, outside: str) -> tarfile.TarInfo:
+    info = info.replace(name=info.name.format(outside=outside))
+    info.linkname = info.linkname.format(outside=outside)
+    return info
+
+
+def test_what_tarfile_refuses_is_among_the_unsafe(tmp_path):
+    """tarfile's data filter as a second opinion: the archives that it refuses are not thought up here."""
+    refused = {case for case in UNSAFE if not tarfile_extracts(tmp_path / case, UNSAFE[case])}
+    assert {"parent", "absolute link", "link out", "hard link out", "character device", "pipe"} <= refused
+
+
+def tarfile_extracts(root: Path, members) -> bool:
+    root.mkdir()
+    try:
+        with tarfile.open(make_tar(root / "x.tar", members)) as tar:
+            tar.extractall(root / "out", filter="data")
+    except (tarfile.TarError, OSError, KeyError):
+        return False
+    return True
+
+
+def test_a_zero_byte_in_a_name(tmp_path):
+    info, data = member("x")
+    info.pax_headers = {"path": "x\0y"}
+    archive = make_tar(tmp_path / "bad.tar", [(info, data)], format=tarfile.PAX_FORMAT)
+    with pytest.raises(ItemErrors, match="zero byte"):
+        quietly(archive, tmp_path / "root")
+
+
+def test_names_that_differ_in_case_alone(tmp_path, monkeypatch):
+    archive = make_tar(tmp_path / "set.tar", [member("A.jpg", b"1"), member("a.jpg", b"2")])
+    [ours] = quietly(archive, tmp_path / "one")
+    assert (ours / "A.jpg").read_bytes() + (ours / "a.jpg").read_bytes() == b"12"
+    monkeypatch.setattr(tar_files, "_ignores_case", lambda folder: True)
+    with pytest.raises(ItemErrors, match=r"'A.jpg' and 'a.jpg' are one file here"):
+        quietly(archive, tmp_path / "two")
+
+
+@pytest.mark.parametrize("suffix", [".tar", ".tar.gz"])
+@pytest.mark.parametrize(("cut", "whole"), [(3 * 1536 + 600, "photo2.jpg"), (3 * 1536 + 100, "photo2.jpg"), (900, "")])
+def test_a_cut_archive_names_its_last_whole_member(tmp_path, suffix, cut, whole):
+    data = make_tar(tmp_path / "whole.tar", files(5)).read_bytes()[:cut]
+    archive = tmp_path / f"set{suffix}"
+    archive.write_bytes(gzip.compress(data) if suffix == ".tar.gz" else data)
+    with pytest.raises(ItemErrors, match=f"last whole member is '{whole}'" if whole else "no member is whole"):
+        quietly(archive, tmp_path / "root")
+    assert not (tmp_path / "root").exists()
+
+
+def test_a_cut_gzip_names_a_whole_member(tmp_path):
+    members = [member(f"{n}.bin", os.urandom(50_000)) for n in range(20)]
+    archive = make_tar(tmp_path / "set.tar.gz", members, "w:gz")
+    archive.write_bytes(archive.read_bytes()[:500_000])
+    with pytest.raises(ItemErrors, match=r"cut or damaged .*ended before .*: the last whole member is '[78].bin'"):
+        quietly(archive, tmp_path / "root")
+
+
+def test_a_damaged_header_is_not_the_end(tmp_path):
+    archive = make_tar(tmp_path / "set.tar", files(5))
+    data = bytearray(archive.read_bytes())
+    data[2 * 1536 + 7] ^= 1
+    archive.write_bytes(data)
+    with pytest.raises(ItemErrors, match=r"header at byte 3072.* last whole member is 'photo1.jpg'"):
+        quietly(archive, tmp_path / "root")
+
+
+def test_without_an_end_mark_there_is_a_warning(tmp_path):
+    archive = make_tar(tmp_path / "set.tar", files(5))
+    archive.write_bytes(archive.read_bytes()[: 5 * 1536])
+    with pytest.warns(TarWarning, match=r"may be cut after 'photo4.jpg'"):
+        [ours] = quietly(archive, tmp_path)
+    assert len(os.listdir(ours)) == 5
+
+
+@pytest.mark.parametrize("data", [b"", b"no tar, but long enough to be one" * 100])
+def test_what_is_no_tar(tmp_path, data):
+    (tmp_path / "set.tar").write_bytes(data)
+    with pytest.raises(ItemErrors, match="no whole tar"):
+        quietly(tmp_path / "set.tar", tmp_path / "root")
+
+
+def test_too_little_space(tmp_path, monkeypatch):
+    archives = [make_tar(tmp_path / f"{name}.tar", files(3, size=5000)) for name in "ab"]
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=2 * 3 * 8192 - 1))
+    with pytest.raises(OSError, match=f"{tmp_path}/root: 49152 bytes are needed and 49151 are free"):
+        quietly(archives, tmp_path / "root")
+    assert not (tmp_path / "root").exists()
+    quietly(archives[0], tmp_path / "root")
+    quietly(archives, tmp_path / "root")  # what is done needs nothing more
+    assert (tmp_path / "root" / "b" / "photo2.jpg").exists()
+
+
+def test_a_disk_that_fills_up_midway(tmp_path, monkeypatch):
+    archive, real = make_tar(tmp_path / "set.tar", files(9)), tar_files._write
+
+    def full(stream, info, half):
+        if info.name == "photo5.jpg":
+            half.write_bytes(b"half")
+            raise OSError(28, "No space left on device")
+        real(stream, info, half)
+
+    monkeypatch.setattr(tar_files, "_write", full)
+    with pytest.raises(ItemErrors, match="No space left"):
+        quietly(archive, tmp_path / "root")
+    assert os.listdir(tmp_path / "root") == [WORK]
+    kept = tmp_path / "root" / WORK / "set" / "tree" / "photo4.jpg"
+    before = kept.stat()
+    monkeypatch.undo()
+    [ours] = quietly(archive, tmp_path / "root")
+    assert os.path.samestat(before, (ours / kept.name).stat())
+    assert tree(ours) == tree(quietly(archive, tmp_path / "fresh")[0]) | {".": tree(ours)["."]}
+
+
+def test_a_rerun_leaves_all_alone(tmp_path):
+    archive = make_tar(tmp_path / "set.tar", [folder("a"), *files(3, "a/")])
+    [ours] = quietly(archive, tmp_path / "root")
+    before = tree(tmp_path / "root")
+    archive_as_it_is = archive.stat()
+    archive.write_bytes(b"?" * archive_as_it_is.st_size)  # it is not even read
+    os.utime(archive, ns=(0, archive_as_it_is.st_mtime_ns))
+    assert quietly([archive], tmp_path / "root") == [ours]
+    assert tree(tmp_path / "root") == before
+
+
+DAMAGES = {
+    "'photo1.jpg' has other contents": lambda root: (root / "photo1.jpg").write_bytes(b"\1" * 700 + b"\2"),
+    "'photo1.jpg' has 3 bytes, not 701": lambda root: (root / "photo1.jpg").write_bytes(b"abc"),
+    "'photo1.jpg' is missing": lambda root: (root / "photo1.jpg").unlink(),
+    "'photo1.jpg' is no file": lambda root: replace(root / "photo1.jpg", lambda path: path.symlink_to("photo2.jpg")),
+    "'link' is not the same link": lambda root: replace(root / "link", lambda path: path.symlink_to("photo1.jpg")),
+    "'folder' is no folder": lambda root: ((root / "folder").rmdir(), (root / "folder").touch()),
+    "'hard' has other contents": lambda root: replace(root / "hard", lambda path: path.write_bytes(b"\1" * 700)),
+}
+
+
+def replace(path: Path, make) -> None:
+    path.unlink()
+    make(path)
+
+
+@pytest.mark.parametrize("said", DAMAGES)
+def test_verifying_finds_every_difference(tmp_path, said):
+    members = [*files(3), symlink("link", "photo0.jpg"), folder("folder"), hard_link("hard", "photo0.jpg")]
+    archive = make_tar(tmp_path / "set.tar", members)
+    [ours] = quietly(archive, tmp_path)
+    (ours / "own notes.txt").touch()
+    quietly(archive, tmp_path, verify=True)
+    DAMAGES[said](ours)
+    with pytest.raises(ItemErrors) as failure:
+        quietly(archive, tmp_path, verify=True)
+    assert f"{ours} differs from {archive} ({said}): remove the folder" in str(failure.value)
+
+
+def test_a_disk_that_writes_something_else(tmp_path, monkeypatch):
+    archive, real = make_tar(tmp_path / "set.tar", files(3)), tar_files._write
+
+    def wrong(stream, info, half):
+        real(stream, info, half)
+        half.write_bytes(b"?" * info.size)
+
+    monkeypatch.setattr(tar_files, "_write", wrong)
+    with pytest.raises(ItemErrors, match=r"'photo0.jpg' has other contents.*disk sound"):
+        quietly(archive, tmp_path / "root", verify=True)
+    monkeypatch.undo()
+    [ours] = quietly(archive, tmp_path / "root", verify=True)
+    assert (ours / "photo0.jpg").read_bytes() == files(3)[0][1]
+
+
+def test_a_folder_of_others_is_left_alone(tmp_path):
+    archive = make_tar(tmp_path / "set.tar", files(2))
+    (tmp_path / "set").mkdir()
+    quietly(archive, tmp_path)  # an empty folder is nobody's
+    thesis = tmp_path / "other" / "set" / "thesis.txt"
+    thesis.parent.mkdir(parents=True)
+    thesis.write_text("important")
+    with pytest.raises(ItemErrors, match=r"exists, and was not extracted from .*: remove it, or compare them"):
+        quietly(archive, tmp_path / "other")
+    assert os.listdir(thesis.parent) == ["thesis.txt"]
+
+
+def test_an_archive_that_changed_is_not_taken_for_done(tmp_path):
+    archive = make_tar(tmp_path / "set.tar", files(2))
+    [ours] = quietly(archive, tmp_path)
+    os.utime(archive, (1, 1))
+    with pytest.raises(ItemErrors, match="as it is now"):
+        quietly(archive, tmp_path)
+    quietly(archive, tmp_path, verify=True)  # the same bytes after all
+    quietly(archive, tmp_path)
+    make_tar(archive, files(3))
+    with pytest.raises(ItemErrors, match=r"'photo2.jpg' is missing"):
+        quietly(archive, tmp_path, verify=True)
+    shutil.rmtree(ours)
+    quietly(archive, tmp_path)
+    assert len(os.listdir(ours)) == 3
+
+
+def test_what_was_begun_of_another_archive_is_thrown_away(tmp_path):
+    work = tmp_path / "root" / WORK / "set"
+    (work / "tree").mkdir(parents=True)
+    (work / "record.json").write_text("another")
+    (work / "half").write_text("half")
+    (work / "tree" / "photo0.jpg").write_text("another")
+    [ours] = quietly(make_tar(tmp_path / "set.tar", files(2)), tmp_path / "root")
+    assert {path.name: path.read_bytes() for path in ours.iterdir()} == {info.name: data for info, data in files(2)}
+    assert os.listdir(work) == ["record.json"]
+
+
+@pytest.mark.parametrize("engine", ["threads", "local"])
+def test_every_engine_extracts_the_same(tmp_path, engine):
+    archives = [make_tar(tmp_path / f"n{n}.tar", files(20, f"n{n}_")) for n in range(5)]
+    folders = quietly(archives, tmp_path / engine, engine=engine, num_workers=2)
+    assert folders == [tmp_path / engine / f"n{n}" for n in range(5)]
+    quietly(archives, tmp_path / "here", num_workers=1)
+    assert contents(tmp_path / engine) == contents(tmp_path / "here")
+
+
+@pytest.mark.parametrize(
+    ("names", "options", "said"),
+    [
+        (["a/x.tar", "b/x.tar"], {}, "would share a folder"),
+        (["a/x.tar", "a/x.tar.gz"], {}, "would share a folder"),
+        (["a/x.zip"], {}, "x.zip gives no name"),
+        (["a/..tar"], {}, "gives no name"),
+        (["a/.extract.tar"], {}, "gives no name"),
+        (["a/x.tar"], {"engine": "dask"}, "local, threads, ray"),
+        (["a/x.tar"], {"num_workers": -1}, "num_workers=-1"),
+    ],
+)
+def test_bad_arguments(tmp_path, names, options, said):
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        make_tar(tmp_path / name, files(1))
+    with pytest.raises(ValueError, match=said):
+        quietly([tmp_path / name for name in names], tmp_path / "root", **options)
+    assert not (tmp_path / "root").exists()
+
+
+def test_no_such_archive(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"missing.tar is not a file"):
+        quietly(tmp_path / "missing.tar", tmp_path / "root")
+
+
+def start(archives: list[Path], root: Path) -> subprocess.Popen:
+    code = f"from labkit import extract_tars; extract_tars({list(map(str, archives))}, {str(root)!r}, progress=False)"
+    return subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
+
+
+def n_files_under(root: Path) -> int:
+    return sum(len(names) for _, _, names in os.walk(root))  # which does not mind folders that are moved meanwhile
+
+
+@pytest.mark.parametrize("suffix", [".tar", ".tar.gz"])
+def test_killed_again_and_again(tmp_path, suffix):
+    mode = "w:gz" if suffix == ".tar.gz" else "w"
+    archives = [make_tar(tmp_path / f"n{n}{suffix}", files(700, f"{n}/{n}_"), mode) for n in range(2)]
+    expected, killed = contents(quietly(archives, tmp_path / "expected", num_workers=1)[0].parent), 0
+    root = tmp_path / "root"
+    for n_files in (1, 400, 1100):
+        process = start(archives, root)
+        while process.poll() is None and n_files_under(root) < n_files:
+            time.sleep(0.005)
+        process.kill()
+        killed += process.wait() == -9
+        for name in ("n0", "n1"):
+            if (root / name).exists():
+                assert len(list((root / name).rglob("*.jpg"))) == 700  # whole or not there
+    assert killed >= 2
+    assert start(archives, root).wait(60) == 0
+    assert contents(root) == expected
+
+
+def contents(root: Path) -> dict[str, tuple]:
+    """Files, without the times of the records, which are those of their writing."""
+    paths = [path.relative_to(root) for path in root.rglob("*") if not path.is_dir()]
+    return {path.as_posix(): look(root / path)[: 2 if path.parts[0] == WORK else None] for path in paths}
+
+
+def test_two_processes_extract_the_same_archive(tmp_path):
+    archive = make_tar(tmp_path / "set.tar", files(1500))
+    both = [start([archive], tmp_path / "root") for _ in range(2)]
+    assert [process.communicate(timeout=60)[1] for process in both] == ["", ""]
+    assert len(os.listdir(tmp_path / "root" / "set")) == 1500
+    assert os.listdir(tmp_path / "root" / WORK / "set") == ["record.json"]
+
+
+def test_one_archive_shows_its_bytes(tmp_path, monkeypatch):
+    bars, real = [], tar_files.progress_bar
+
+    def recorded(**options):
+        bars.append((options, real(**{**options, "show": False})))
+        return bars[-1][1]
+
+    monkeypatch.setattr(tar_files, "progress_bar", recorded)
+    archives = [make_tar(tmp_path / f"{n}.tar", files(3)) for n in "abc"]
+    extract_tars(archives[0], tmp_path / "one", num_workers=1)
+    extract_tars(archives[1:], tmp_path / "two", num_workers=1)
+    assert [options["show"] for options, _ in bars] == [True, False, False]
+    assert bars[0][0]["total"] == 700 + 701 + 702
