@@ -2,8 +2,11 @@
 
 import io
 import os
+import stat
 import threading
+import weakref
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -35,13 +38,12 @@ class PerProcess:
     """A value made on first use in each process and thread-safely: what a fork or a pickle must not carry over."""
 
     def __init__(self, make: Callable[[], Any]):
-        self._make, self._value, self._owner, self._lock = make, None, None, threading.Lock()
+        self._make, self._value, self._owner = make, None, None
+        self._locks: dict[int, threading.Lock] = {}  # by process: a fork may come while another thread holds one
 
     def __call__(self) -> Any:
         if self._owner != os.getpid():
-            if self._owner is not None:  # a fork may have come while another thread held the lock
-                self._lock = threading.Lock()
-            with self._lock:
+            with self._locks.setdefault(os.getpid(), threading.Lock()):
                 if self._owner != os.getpid():
                     self._value = self._make()
                     self._owner = os.getpid()
@@ -56,17 +58,16 @@ class LocalBlob:
 
     def __init__(self, path: str | os.PathLike):
         self.name = os.fspath(path)
-        self._file = PerProcess(self._open)
-
-    def _open(self) -> io.FileIO:
-        return open(self.name, "rb", buffering=0)
+        self._file = PerProcess(partial(_OpenFile, self.name))
 
     def stamp(self) -> tuple[int, str]:
         status = os.stat(self.name)
+        if stat.S_ISDIR(status.st_mode):
+            raise IsADirectoryError(f"{self.name} is a folder, not a file: FolderStore reads folders")
         return status.st_size, str(status.st_mtime_ns)
 
     def read_at(self, offset: int, size: int) -> bytes:
-        descriptor = self._file().fileno()
+        descriptor = self._file().descriptor
         data = os.pread(descriptor, size, offset)
         while len(data) < size:  # one call gives at most 2 GB, and a network disk may give less than asked
             more = os.pread(descriptor, size - len(data), offset + len(data))
@@ -77,7 +78,15 @@ class LocalBlob:
 
     def open(self) -> io.RawIOBase:
         """The file from its beginning, for a sequential scan."""
-        return self._open()
+        return open(self.name, "rb", buffering=0)
+
+
+class _OpenFile:
+    """A descriptor that is closed with the last reference to it."""
+
+    def __init__(self, path: str):
+        self.descriptor = os.open(path, os.O_RDONLY)
+        weakref.finalize(self, os.close, self.descriptor)
 
 
 class RemoteFile(io.RawIOBase):

@@ -5,8 +5,8 @@
 
 import io
 import json
+import os
 import posixpath
-import zipfile
 import zlib
 from bisect import bisect_left
 from dataclasses import dataclass
@@ -49,7 +49,10 @@ class TarIndex:
 
     def row(self, name: str) -> int:
         """Row of a name. Raises KeyError."""
-        encoded = name.encode("utf-8", "surrogateescape")
+        try:
+            encoded = name.encode("utf-8", "surrogateescape")
+        except UnicodeEncodeError:  # half a surrogate pair: no file has such a name
+            raise KeyError(name) from None
         hashes, rows, block, ends = self._table
         crc = zlib.crc32(encoded)
         position = bisect_left(hashes, crc)
@@ -139,8 +142,9 @@ def _followed(member: Member, final: dict[str, Member], members: dict[str, Membe
 
 def _places(blob: Blob) -> list[Path]:
     """Where an index may lie: beside a local tar; else, or where that folder is read-only, in labkit's own."""
-    own = home() / "tar_index" / f"{zlib.crc32(blob.name.encode()):08x}-{posixpath.basename(blob.name)[:80]}{SUFFIX}"
-    return [Path(blob.name + SUFFIX), own] if isinstance(blob, LocalBlob) else [own]
+    place = os.path.abspath(blob.name) if isinstance(blob, LocalBlob) else blob.name
+    own = home() / "tar_index" / f"{zlib.crc32(os.fsencode(place)):08x}-{posixpath.basename(place)[:80]}{SUFFIX}"
+    return [Path(place + SUFFIX), own] if isinstance(blob, LocalBlob) else [own]
 
 
 def _dump(index: TarIndex, stamp: tuple[int, str]) -> bytes:
@@ -162,9 +166,9 @@ def _load(path: Path, stamp: tuple[int, str]) -> TarIndex | None:
             if about["version"] != _VERSION or tuple(about["stamp"]) != stamp:
                 return None
             names = PackedStrings.from_arrays(stored["block"], stored["ends"])
-            index = TarIndex(
-                names, stored["offsets"], stored["sizes"], {int(row): pieces for row, pieces in about["sparse"]}
-            )
-    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile):
+            offsets, sizes = stored["offsets"], stored["sizes"]
+            sparse = {int(row): pieces for row, pieces in about["sparse"]}
+    except Exception:  # damaged files make zipfile, NumPy and json raise almost anything
         return None
-    return index if len(names) == len(index.offsets) == len(index.sizes) else None
+    whole = offsets.shape == sizes.shape == (len(names),) and offsets.dtype == sizes.dtype == np.int64
+    return TarIndex(names, offsets, sizes, sparse) if whole else None

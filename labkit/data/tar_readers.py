@@ -2,6 +2,7 @@
 
 import tarfile
 import threading
+import weakref
 from collections import deque
 from contextlib import closing, suppress
 from functools import partial
@@ -85,9 +86,7 @@ class _Tar:
         self._tar, self._blob, self._lock = tar, blob, threading.Lock()
         spellings = {member.name.removesuffix(plain_name(member.name)) for member in tar if not member.isdir()}
         self._prefix = spellings.pop() if len(spellings) == 1 else None
-
-    def close(self) -> None:
-        self._tar.close()
+        self.close = weakref.finalize(self, tar.close)
 
     def names(self) -> list[str]:
         members = {plain_name(member.name): member for member in self._tar.getmembers()}
@@ -103,10 +102,11 @@ class _Tar:
 
     def _find(self, key: str) -> tarfile.TarInfo:
         """One search by name, as Marigold asks; by plain names where the tar spells them in more than one way."""
+        name = plain_name(key)
         try:
-            if self._prefix is not None:
-                return self._tar.getmember(self._prefix + plain_name(key))
-            return next(info for info in reversed(self._tar.getmembers()) if plain_name(info.name) == plain_name(key))
+            if self._prefix is not None and not name.endswith("/"):  # which `getmember` would leave out
+                return self._tar.getmember(self._prefix + name)
+            return next(info for info in reversed(self._tar.getmembers()) if plain_name(info.name) == name)
         except (KeyError, StopIteration):
             raise _unknown(key, self._blob) from None
 

@@ -1,0 +1,886 @@
+"""The index of a tar: every kind of member as `tarfile` and GNU tar have it; damage is said, never skipped."""
+
+import hashlib
+import io
+import json
+import multiprocessing
+import os
+import pickle
+import random
+import re
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+import tracemalloc
+import warnings
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from labkit import TarStore
+from labkit.data import tar_index
+from labkit.data.blobs import LocalBlob
+from labkit.data.tar_index import SUFFIX, TarError, TarWarning, build_index, plain_name, read_index
+
+FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
+BLOCK = 512
+
+
+def contents_by_tarfile(path: Path) -> dict[str, bytes | None]:
+    """The oracle: bytes by plain name, of several members with one name the last; None where a link leads nowhere."""
+    found = {}
+    with tarfile.open(path, "r:") as tar:
+        for member in tar.getmembers():
+            name = re.sub(r"^(\./+)+", "", member.name)
+            found.pop(name, None)
+            if not (member.isdir() or member.isdev()):
+                found[name] = bytes_by_tarfile(tar, member)
+    return found
+
+
+def bytes_by_tarfile(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes | None:
+    try:
+        file = tar.extractfile(member)
+    except (KeyError, RecursionError):  # a dangling link, a loop
+        return None
+    return file and file.read()
+
+
+def contents(path: Path, mode: str = "index") -> dict[str, bytes | None]:
+    store = TarStore(path, mode=mode)
+    return {name: read_or_none(store, name) for name in store.names()}
+
+
+def read_or_none(store: TarStore, name: str) -> bytes | None:
+    """None for a link that leads nowhere, if the error says so."""
+    try:
+        return store.read(name)
+    except KeyError as error:
+        if error.args[0].startswith(f"{name!r} is a link to a file that is not in "):
+            return None
+        raise
+
+
+def add(tar: tarfile.TarFile, name: str, data: bytes = b"", kind: bytes = tarfile.REGTYPE, link: str = "", **fields):
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname, info.size = kind, link, len(data)
+    for field, value in fields.items():
+        setattr(info, field, value)
+    tar.addfile(info, io.BytesIO(data))
+
+
+def some_bytes(seed: object, size: int | None = None) -> bytes:
+    own = random.Random(repr(seed))
+    return own.randbytes(own.choice([0, 1, 511, 512, 513, 3000]) if size is None else size)
+
+
+def names_of_all_lengths() -> list[str]:
+    """Around what the fields hold: 100 bytes in `name`, 155 in ustar's `prefix`, 512 in a block of GNU's long names."""
+    flat = [f"{length}".ljust(length, "x") for length in (1, 99, 100, 101, 155, 255, 256, 511, 512, 513)]
+    deep = [f"{'d' * first}/{'n' * second}" for first in (1, 99, 100, 154, 155) for second in (1, 99, 100)]
+    return flat + deep + ["x" + "é" * 50, "x" + "é" * 49 + "y", "日本/" + "語" * 40 + ".jpg", "a/b.jpg", "two words"]
+
+
+BROKEN = os.fsdecode(b"caf\xe9/\xff.jpg")  # no UTF-8
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_names_of_all_lengths(tmp_path, kind):
+    path = tmp_path / "a.tar"
+    written = {}
+    with tarfile.open(path, "w", format=FORMATS[kind]) as tar:
+        for name in (*names_of_all_lengths(), BROKEN):
+            try:
+                add(tar, name, some_bytes(name))
+            except ValueError:
+                if kind != "ustar":  # which holds no more
+                    raise
+                continue
+            written[name] = some_bytes(name)
+    assert len(written) > 20
+    assert contents(path) == written == contents_by_tarfile(path)
+
+
+@pytest.mark.parametrize("kind", ["gnu", "pax"])
+def test_links_with_long_names(tmp_path, kind):
+    path = tmp_path / "a.tar"
+    long = [f"{'d' * length}/{number}.jpg" for number, length in enumerate((90, 100, 101, 256, 600))]
+    with tarfile.open(path, "w", format=FORMATS[kind]) as tar:
+        for name in long:
+            add(tar, name, some_bytes(name, 700))
+            add(tar, f"hard/{name}", kind=tarfile.LNKTYPE, link=name)
+            add(tar, f"soft/{name}", kind=tarfile.SYMTYPE, link=f"../../{name}")
+    expected = {kind + name: some_bytes(name, 700) for name in long for kind in ("", "hard/", "soft/")}
+    assert contents(path) == expected == contents_by_tarfile(path)
+
+
+def test_pax_headers_of_a_member_and_of_all_that_follow(tmp_path):
+    path = tmp_path / "a.tar"
+    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as tar:
+        add(tar, "before.jpg", b"1")
+        tar.fileobj.write(tarfile.TarInfo.create_pax_global_header({"comment": "from here on", "size": "3"}))
+        tar.offset = tar.fileobj.tell()
+        add(tar, "named otherwise.jpg", b"222", pax_headers={"path": "ä/named by pax.jpg"})
+        add(tar, "after.jpg", b"333")
+        add(tar, "broken utf-8.jpg", b"444", pax_headers={"path": BROKEN})
+    expected = {"before.jpg": b"1", "ä/named by pax.jpg": b"222", "after.jpg": b"333", BROKEN: b"444"}
+    assert contents(path) == expected == contents_by_tarfile(path)
+
+
+def test_a_global_header_in_front(tmp_path):
+    """As `git archive` writes it."""
+    path = tmp_path / "a.tar"
+    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT, pax_headers={"comment": "0123456789abcdef"}) as tar:
+        add(tar, "a.jpg", b"a")
+        add(tar, "b" * 200, b"b")
+    assert contents(path) == {"a.jpg": b"a", "b" * 200: b"b"} == contents_by_tarfile(path)
+
+
+@pytest.mark.parametrize("kind", ["gnu", "pax"])
+def test_a_member_larger_than_octal_digits_hold(tmp_path, kind):
+    """8 GiB and more: base-256 in GNU's format, a pax record in the other. The file has a hole there."""
+    path, size = tmp_path / "a.tar", 9 << 30
+    with open(path, "wb") as file:
+        info = tarfile.TarInfo("large.jpg")
+        info.size = size
+        file.write(info.tobuf(FORMATS[kind]))
+        start = file.tell()
+        file.seek(size, os.SEEK_CUR)
+        info = tarfile.TarInfo("after.jpg")
+        info.size = 5
+        file.write(info.tobuf(FORMATS[kind]) + b"after".ljust(BLOCK, b"\0") + bytes(2 * BLOCK))
+    index = build_index(LocalBlob(path))
+    assert list(index.names) == ["after.jpg", "large.jpg"]
+    assert index.sizes.tolist() == [5, size]
+    assert index.offsets.tolist() == [start + size + len(info.tobuf(FORMATS[kind])), start]
+    assert TarStore(path).read("after.jpg") == b"after"
+
+
+def test_links(tmp_path):
+    path = tmp_path / "a.tar"
+    with tarfile.open(path, "w") as tar:
+        add(tar, "early.jpg", kind=tarfile.LNKTYPE, link="a.jpg")  # before its target: tarfile finds none
+        add(tar, "forward.jpg", kind=tarfile.SYMTYPE, link="d/late.jpg")  # a symbolic link may
+        add(tar, "a.jpg", b"first")
+        add(tar, "hard to first.jpg", kind=tarfile.LNKTYPE, link="a.jpg")
+        add(tar, "a.jpg", b"second")
+        add(tar, "hard to second.jpg", kind=tarfile.LNKTYPE, link="./a.jpg")
+        add(tar, "hard to hard.jpg", kind=tarfile.LNKTYPE, link="hard to first.jpg")
+        add(tar, "d/late.jpg", b"late")
+        add(tar, "d/up.jpg", kind=tarfile.SYMTYPE, link="../a.jpg")
+        add(tar, "d/beside.jpg", kind=tarfile.SYMTYPE, link="late.jpg")
+        add(tar, "d/e/chain.jpg", kind=tarfile.SYMTYPE, link=".././up.jpg")
+        add(tar, "hard to soft.jpg", kind=tarfile.LNKTYPE, link="d/beside.jpg")
+        add(tar, "soft to hard.jpg", kind=tarfile.SYMTYPE, link="hard to first.jpg")
+        add(tar, "absolute.jpg", kind=tarfile.SYMTYPE, link="/a.jpg")
+        add(tar, "d/absolute.jpg", kind=tarfile.SYMTYPE, link="/late.jpg")  # tarfile looks below d
+        add(tar, "outside.jpg", kind=tarfile.SYMTYPE, link="../a.jpg")
+        add(tar, "d", kind=tarfile.DIRTYPE)
+        add(tar, "to a folder.jpg", kind=tarfile.SYMTYPE, link="d")
+        add(tar, "dangling.jpg", kind=tarfile.SYMTYPE, link="no.jpg")
+        add(tar, "hard dangling.jpg", kind=tarfile.LNKTYPE, link="no.jpg")
+        add(tar, "soft to dangling.jpg", kind=tarfile.SYMTYPE, link="hard dangling.jpg")
+        add(tar, "self.jpg", kind=tarfile.SYMTYPE, link="self.jpg")
+        add(tar, "loop1.jpg", kind=tarfile.SYMTYPE, link="loop2.jpg")
+        add(tar, "loop2.jpg", kind=tarfile.SYMTYPE, link="loop1.jpg")
+        add(tar, "into loop.jpg", kind=tarfile.LNKTYPE, link="loop2.jpg")
+        add(tar, "replaced.jpg", kind=tarfile.SYMTYPE, link="a.jpg")
+        add(tar, "replaced.jpg", b"by a file")
+        add(tar, "a file.jpg", b"replaced by a link")
+        add(tar, "a file.jpg", kind=tarfile.SYMTYPE, link="d/late.jpg")
+        for number in range(20):
+            add(tar, f"chain{number}.jpg", kind=tarfile.SYMTYPE, link=f"chain{number + 1}.jpg")
+        add(tar, "chain20.jpg", b"end of the chain")
+    expected = contents_by_tarfile(path)
+    assert expected["hard to first.jpg"] == b"first"
+    assert expected["chain0.jpg"] == b"end of the chain"
+    assert [name for name, data in expected.items() if data is None] == [
+        "early.jpg", "absolute.jpg", "outside.jpg", "to a folder.jpg", "dangling.jpg", "hard dangling.jpg",
+        "soft to dangling.jpg", "self.jpg", "loop1.jpg", "loop2.jpg", "into loop.jpg",
+    ]  # fmt: skip
+    assert contents(path) == expected
+    assert contents(path, "tarfile") == expected
+
+
+def test_a_hard_link_to_its_own_name(tmp_path):
+    """GNU tar writes the second mention of a file with two links so: `tar -cf x.tar a a`."""
+    path = tmp_path / "a.tar"
+    with tarfile.open(path, "w") as tar:
+        add(tar, "a.jpg", b"data")
+        add(tar, "a.jpg", kind=tarfile.LNKTYPE, link="a.jpg")
+    assert contents(path) == {"a.jpg": b"data"} == contents_by_tarfile(path)
+
+
+def test_of_members_with_one_name_the_last_counts(tmp_path):
+    path = tmp_path / "a.tar"
+    with tarfile.open(path, "w") as tar:
+        for number, name in enumerate(["a.jpg", "./b.jpg", "b.jpg", "a.jpg", "./a.jpg", "b.jpg", ".//c.jpg", "././d"]):
+            add(tar, name, bytes([number]))
+        add(tar, "a file first", b"file")
+        add(tar, "a file first", kind=tarfile.DIRTYPE)
+        add(tar, "a folder first", kind=tarfile.DIRTYPE)
+        add(tar, "a folder first", b"file")
+    expected = {"a.jpg": b"\4", "b.jpg": b"\5", "c.jpg": b"\6", "d": b"\7", "a folder first": b"file"}
+    assert contents(path) == expected == contents_by_tarfile(path)
+
+
+def test_members_without_data_are_no_files(tmp_path):
+    path = tmp_path / "a.tar"
+    with tarfile.open(path, "w") as tar:
+        for number, kind in enumerate((tarfile.DIRTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE)):
+            add(tar, f"{number}.jpg", kind=kind)
+        add(tar, "old folder.jpg/", kind=tarfile.AREGTYPE)
+        add(tar, "contiguous.jpg", b"7", kind=tarfile.CONTTYPE)
+        add(tar, "oldest.jpg", b"0", kind=tarfile.AREGTYPE)
+        add(tar, "unknown.jpg", b"unknown types count as files", kind=b"Z")
+        add(tar, "named like a folder.jpg/", b"but a file", kind=tarfile.REGTYPE)
+        add(tar, "empty.jpg")
+    expected = contents_by_tarfile(path)
+    assert len(expected) == 5
+    assert expected["empty.jpg"] == b""
+    assert contents(path) == expected
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 20, 21])
+def test_a_tar_of_nothing(tmp_path, blocks):
+    path = tmp_path / "a.tar"
+    path.write_bytes(bytes(BLOCK * blocks))
+    assert len(build_index(LocalBlob(path))) == 0
+    with pytest.raises(FileNotFoundError, match=r"a\.tar holds no image"):
+        TarStore(path).keys()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_tars(tmp_path, seed):
+    own, path = random.Random(seed), tmp_path / "a.tar"
+    kinds = [tarfile.REGTYPE] * 6 + [tarfile.AREGTYPE, tarfile.CONTTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE, b"Z"]
+    names = [
+        own.choice(["", "", "./"]) + "/".join(own.choice("abcä") * own.choice([1, 1, 2, 60]) for _ in range(depth))
+        for depth in own.choices([1, 2, 3], k=25)
+    ]
+    with tarfile.open(path, "w", format=own.choice(list(FORMATS.values()))) as tar:
+        for number in range(60):
+            name, other = own.choices(names, k=2)
+            with_data = own.random() < 0.6
+            kind = own.choice(kinds) if with_data else own.choice([tarfile.LNKTYPE, tarfile.SYMTYPE])
+            up = own.choice(["", "../" * name.removeprefix("./").count("/")]) if kind == tarfile.SYMTYPE else ""
+            data = some_bytes((seed, number)) if kind not in (tarfile.DIRTYPE, tarfile.FIFOTYPE) and with_data else b""
+            try:
+                add(tar, name, data, kind, link="" if with_data else up + other)
+            except ValueError:  # too long for ustar
+                continue
+    expected = contents_by_tarfile(path)
+    assert contents(path) == expected
+    assert contents(path, "tarfile") == expected
+
+
+# What GNU tar writes.
+
+
+@pytest.fixture
+def tree(tmp_path) -> Path:
+    """Files, links and special files; none that no format could hold."""
+    root = tmp_path / "tree"
+    for name in ("a.jpg", "d/b.jpg", "d/e/ä 日本.jpg", "-dash.jpg", "line\nbreak.jpg", BROKEN, "empty.png", "x" * 90):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(b"" if name.startswith("empty") else some_bytes(name, 2000))
+    os.link(root / "d/b.jpg", root / "d/hard.jpg")
+    os.symlink("../a.jpg", root / "d/soft.jpg")
+    os.symlink("nowhere", root / "dangling.jpg")
+    os.mkfifo(root / "fifo.jpg")
+    return root
+
+
+def gnu_tar(path: Path, root: Path, *options: str) -> None:
+    subprocess.run(["tar", "-C", root, *options, "-cf", path, "."], check=True, capture_output=True)
+
+
+def contents_of_folder(root: Path) -> dict[str, bytes | None]:
+    paths = [path for path in root.rglob("*") if path.is_file() or path.is_symlink()]
+    return {path.relative_to(root).as_posix(): path.read_bytes() if path.exists() else None for path in paths}
+
+
+@pytest.mark.parametrize("kind", ["v7", "oldgnu", "gnu", "ustar", "posix"])
+@pytest.mark.parametrize("dotted", [True, False])
+def test_what_gnu_tar_writes(tmp_path, tree, kind, dotted):
+    path = tmp_path / "a.tar"
+    only_files = ["--exclude=fifo.jpg"] if kind == "v7" else []  # the oldest format knows no others
+    gnu_tar(path, tree, f"--format={kind}", *only_files, *([] if dotted else [r"--transform=s,^\./,,"]))
+    expected = contents_of_folder(tree)
+    assert len(expected) == 11
+    assert contents(path) == expected == contents_by_tarfile(path)
+    assert contents(path, "tarfile") == expected
+
+
+@pytest.mark.parametrize("kind", ["oldgnu", "gnu", "posix", "ustar"])
+def test_long_names_that_gnu_tar_writes(tmp_path, kind):
+    root, path = tmp_path / "tree", tmp_path / "a.tar"
+    names = ["a" * 100, "b" * 99, f"{'c' * 90}/{'d' * 90}.jpg", f"{'é' * 40}/{'f' * 60}.jpg"]
+    if kind != "ustar":  # it holds no longer ones, and no links to long ones
+        names += ["g" * 250, f"{'h' * 200}/{'i' * 200}/{'j' * 200}.jpg", "/".join(["k" * 250] * 3)]
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(some_bytes(name, 700))
+    if kind != "ustar":
+        os.link(root / names[-1], root / "hard.jpg")
+        os.symlink("./" + names[-2], root / "soft.jpg")
+    gnu_tar(path, root, f"--format={kind}")
+    assert contents(path) == contents_of_folder(root) == contents_by_tarfile(path)
+
+
+SPARSE = {  # pieces of data (offset, size) in files of a megabyte
+    "start": [(0, 5000)],
+    "middle": [(400_000, 5000)],
+    "end": [(995_904, 4096)],
+    "all": [(0, 1_000_000)],
+    "nothing": [],
+    "few": [(65536 * number, 600) for number in range(3)],
+    "many": [(16384 * number, 600) for number in range(50)],  # more than the header and one extension hold
+}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--format=gnu"], ["--format=oldgnu"], ["--format=posix", "--sparse-version=0.0"],
+        ["--format=posix", "--sparse-version=0.1"], ["--format=posix", "--sparse-version=1.0"],
+    ],
+    ids=lambda options: options[-1],
+)  # fmt: skip
+def test_sparse_files_that_gnu_tar_writes(tmp_path, options):
+    root, path = tmp_path / "tree", tmp_path / "a.tar"
+    root.mkdir()
+    for name, pieces in SPARSE.items():
+        data = np.zeros(1_000_000, np.uint8)
+        for offset, size in pieces:
+            data[offset : offset + size] = 1 + np.random.default_rng(offset).integers(0, 255, size, np.uint8)
+        with open(root / f"{name}.jpg", "wb") as file:
+            file.truncate(len(data))
+            for offset, size in pieces:
+                os.pwrite(file.fileno(), data[offset : offset + size].tobytes(), offset)
+    os.link(root / "few.jpg", root / "hard to few.jpg")
+    (root / "plain.jpg").write_bytes(b"plain")
+    gnu_tar(path, root, "--sparse", "--hole-detection=raw", "--sort=name", *options)
+    expected = contents_of_folder(root)
+    assert path.stat().st_size < 1_500_000 < sum(map(len, expected.values()))
+    assert sum(bool(pieces) for pieces in build_index(LocalBlob(path)).sparse.values()) >= 6
+    assert contents(path) == expected
+    assert contents(path) == contents_by_tarfile(path)
+    store = TarStore(path)
+    assert dict(zip(store.keys(), store.sizes().tolist(), strict=True)) == {k: len(v) for k, v in expected.items()}
+
+
+def test_a_sparse_map_without_pieces(tmp_path):
+    path = tmp_path / "a.tar"
+    fields = {"GNU.sparse.size": "3000", "GNU.sparse.numblocks": "0"}
+    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as tar:
+        add(tar, "holes.jpg", pax_headers=fields)
+        add(tar, "after.jpg", b"after")
+    assert contents(path) == {"holes.jpg": bytes(3000), "after.jpg": b"after"} == contents_by_tarfile(path)
+
+
+# Look-up.
+
+
+def test_names_with_one_hash_are_told_apart(tmp_path):
+    """Two names of the same CRC-32 among the 100,000 first, found by trying."""
+    seen: dict[int, str] = {}
+    for number in range(1_000_000):
+        name = f"{number * 2654435761 % 2**32:08x}.jpg"
+        if (other := seen.setdefault(zlib.crc32(name.encode()), name)) != name:
+            break
+    path = tmp_path / "a.tar"
+    with tarfile.open(path, "w") as tar:
+        add(tar, name, b"one")
+        add(tar, other, b"the other")
+    assert contents(path) == {name: b"one", other: b"the other"}
+
+
+@pytest.mark.parametrize("key", ["no.jpg", "", ".", "./", "a.jpg/", "A.JPG", "/a.jpg", "../a.jpg", "\ud800.jpg", "d"])
+def test_names_that_are_not_there(tmp_path, key):
+    path = tmp_path / "a.tar"
+    with tarfile.open(path, "w") as tar:
+        add(tar, "a.jpg", b"a")
+        add(tar, "d", kind=tarfile.DIRTYPE)
+    for mode in ("index", "tarfile", "reopen"):
+        with pytest.raises(KeyError) as failure:
+            TarStore(path, mode=mode).read(key)
+        assert repr(key) in failure.value.args[0]
+        assert str(path) in failure.value.args[0]
+
+
+def test_memory_of_an_index(tmp_path):
+    """A few dozen bytes a name beside the name itself, where `tarfile` keeps kilobytes."""
+    path, count = tmp_path / "a.tar", 3000
+    with open(path, "wb") as file:
+        for number in range(count):
+            file.write(tarfile.TarInfo(f"folder/{number:010}.jpg").tobuf())
+        file.write(bytes(1024))
+    read_index(LocalBlob(path))
+    tracemalloc.start()
+    index = read_index(LocalBlob(path))
+    index.row("folder/0000000000.jpg")
+    used, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert used < count * 90
+
+
+# The index's own file.
+
+
+@pytest.fixture
+def photos(tmp_path) -> Path:
+    """A tar of ten members under five names each way."""
+    path = tmp_path / "photos.tar"
+    with tarfile.open(path, "w") as tar:
+        for number in range(10):
+            add(tar, f"d/{number}.jpg", some_bytes(number, 1000 + number))
+    return path
+
+
+@pytest.fixture
+def builds(monkeypatch) -> list[str]:
+    """Names of the tars that were read through."""
+    names = []
+
+    def counted(blob):
+        names.append(blob.name)
+        return build_index(blob)
+
+    monkeypatch.setattr(tar_index, "build_index", counted)
+    return names
+
+
+def test_the_index_is_stored_beside_the_tar_and_used(photos, builds):
+    before = contents(photos)
+    assert sorted(path.name for path in photos.parent.iterdir()) == ["photos.tar", "photos.tar" + SUFFIX]
+    assert contents(photos) == before
+    assert builds == [str(photos)]
+
+
+def test_the_stored_offsets_are_those_that_are_read(photos):
+    """The oracle of the test above: a stored index that lies is believed."""
+    contents(photos)
+    stored = Path(str(photos) + SUFFIX)
+    arrays = dict(np.load(stored))
+    arrays["offsets"] = arrays["offsets"] + 1
+    with open(stored, "wb") as file:
+        np.savez(file, **arrays)
+    assert TarStore(photos).read("d/3.jpg") == contents_by_tarfile(photos)["d/3.jpg"][1:] + b"\0"
+
+
+def test_another_size_or_time_makes_a_new_index(photos, builds):
+    contents(photos)
+    os.utime(photos, ns=(0, photos.stat().st_mtime_ns + 1))
+    contents(photos)
+    assert len(builds) == 2
+    status = photos.stat()
+    with tarfile.open(photos, "a") as tar:
+        add(tar, "later.jpg", bytes(20_000))
+    os.utime(photos, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert "later.jpg" in contents(photos)
+    assert len(builds) == 3
+    contents(photos)
+    assert len(builds) == 3
+
+
+class Bomb:
+    def __reduce__(self):
+        return os._exit, (7,)
+
+
+def damaged_indexes(whole: bytes) -> dict[str, bytes]:
+    arrays = dict(np.load(io.BytesIO(whole)))
+    about = json.loads(arrays["about"].tobytes())
+
+    def saved(**changes) -> bytes:
+        buffer = io.BytesIO()
+        np.savez(buffer, **{**arrays, **changes})
+        return buffer.getvalue()
+
+    def says(**changes) -> bytes:
+        return saved(about=np.frombuffer(json.dumps({**about, **changes}).encode(), np.uint8))
+
+    bare = io.BytesIO()
+    np.save(bare, arrays["offsets"])
+    return {
+        "empty": b"",
+        "half": whole[: len(whole) // 2],
+        "without its last byte": whole[:-1],
+        "zeros": bytes(len(whole)),
+        "text": b"<html>404</html>",
+        "a pickle": pickle.dumps(Bomb()),
+        "pickles inside": saved(offsets=np.array([Bomb()] * 10, object)),
+        "pickles as names": saved(block=np.array([Bomb()], object)),
+        "one array": bare.getvalue(),
+        "other arrays": saved(about=np.zeros(3)),
+        "another version": says(version=about["version"] + 1),
+        "no version": says(version=None),
+        "another stamp": says(stamp=[1, "2"]),
+        "a list": saved(about=np.frombuffer(b"[]", np.uint8)),
+        "no sparse": says(sparse=None),
+        "fewer offsets": saved(offsets=arrays["offsets"][1:]),
+        "a number for offsets": saved(offsets=np.int64(1)),
+        "fewer names": saved(ends=arrays["ends"][:-1]),
+        "names beyond the block": saved(ends=arrays["ends"] + 1),
+        "names backwards": saved(ends=arrays["ends"][::-1].copy()),
+        "float offsets": saved(offsets=arrays["offsets"].astype(float)),
+    }
+
+
+DAMAGES = tuple(damaged_indexes(tar_index._dump(tar_index.TarIndex(
+    tar_index.PackedStrings("0123456789"), np.zeros(10, np.int64), np.zeros(10, np.int64), {}), (0, "")))
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_index_is_made_anew(photos, builds, damage):
+    expected = contents(photos)
+    stored = Path(str(photos) + SUFFIX)
+    whole = stored.read_bytes()
+    stored.write_bytes(damaged_indexes(whole)[damage])
+    assert contents(photos) == expected
+    assert len(builds) == 2
+    assert stored.read_bytes() == whole
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_an_index_with_flipped_bits_is_made_anew_or_means_the_same(photos, seed):
+    expected = contents(photos)
+    stored = Path(str(photos) + SUFFIX)
+    whole, own = stored.read_bytes(), random.Random(seed)
+    for _ in range(40):
+        damaged = bytearray(whole)
+        damaged[own.randrange(len(whole))] ^= 1 << own.randrange(8)
+        stored.write_bytes(damaged)
+        assert contents(photos) == expected
+
+
+@pytest.fixture
+def unwritable(monkeypatch, tmp_path):
+    """Nothing can be written beside the tars: root may write anywhere, so `chmod` would not do."""
+
+    def refused(path, data):
+        if path.parent == tmp_path:
+            raise PermissionError(f"read-only: {path}")
+        write_whole(path, data)
+
+    write_whole = tar_index.write_whole
+    monkeypatch.setattr(tar_index, "write_whole", refused)
+    monkeypatch.setenv("LABKIT_HOME", str(tmp_path / "home"))
+
+
+def test_in_a_read_only_folder_the_index_goes_home(photos, builds, unwritable):
+    expected = contents(photos)
+    assert contents(photos) == expected == contents_by_tarfile(photos)
+    assert len(builds) == 1
+    assert [path.name for path in photos.parent.iterdir() if path.is_file()] == ["photos.tar"]
+    assert len(list((photos.parent / "home").rglob("*" + SUFFIX))) == 1
+
+
+def test_at_home_tars_of_one_name_do_not_mix(tmp_path, builds, unwritable, monkeypatch):
+    """The same relative path, size and time, in two folders."""
+    monkeypatch.setattr(tar_index, "write_whole", lambda path, data, write=tar_index.write_whole: (
+        write(path, data) if "home" in path.parts else (_ for _ in ()).throw(PermissionError())))  # fmt: skip
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        with tarfile.open("a.tar", "w") as tar:
+            for kind in ("one", "two") if name == "one" else ("two", "one"):
+                add(tar, f"{kind}.jpg", kind.encode())
+        os.utime("a.tar", (0, 0))
+        assert contents(Path("a.tar")) == {"one.jpg": b"one", "two.jpg": b"two"}
+    assert len(builds) == 2
+
+
+def test_where_nothing_can_be_written_the_index_stays_in_memory(photos, builds, monkeypatch):
+    def refused(path, data):
+        raise PermissionError(path)
+
+    monkeypatch.setattr(tar_index, "write_whole", refused)
+    assert contents(photos) == contents_by_tarfile(photos)
+    assert len(builds) == 1
+
+
+def test_folders_that_are_no_utf8(tmp_path):
+    folder = tmp_path / os.fsdecode(b"caf\xe9\xff")
+    folder.mkdir()
+    with tarfile.open(folder / "a.tar", "w") as tar:
+        add(tar, "a.jpg", b"a")
+    assert contents(folder / "a.tar") == {"a.jpg": b"a"}
+
+
+def test_a_tar_that_grows_meanwhile_is_refused(photos, monkeypatch):
+    def slow(blob):
+        index = build_index(blob)
+        os.utime(photos, ns=(0, photos.stat().st_mtime_ns + 1))
+        return index
+
+    monkeypatch.setattr(tar_index, "build_index", slow)
+    with pytest.raises(TarError, match=r"photos\.tar changed while it was read"):
+        TarStore(photos).keys()
+    assert not Path(str(photos) + SUFFIX).exists()
+
+
+def digest_of_all(path: Path, start) -> str:
+    start.wait()
+    return hashlib.sha256(repr(contents(path)).encode()).hexdigest()
+
+
+def build_and_report(path: Path, start, results) -> None:
+    results.put(digest_of_all(path, start))
+
+
+def test_processes_that_build_at_once(photos):
+    context = multiprocessing.get_context("fork")
+    start, results = context.Barrier(6), context.Queue()
+    for _ in range(5):
+        processes = [context.Process(target=build_and_report, args=(photos, start, results)) for _ in range(5)]
+        for process in processes:
+            process.start()
+        start.wait(30)
+        digests = {results.get(timeout=30) for _ in processes}
+        for process in processes:
+            process.join(30)
+        assert len(digests) == 1
+        assert sorted(path.name for path in photos.parent.iterdir()) == ["photos.tar", "photos.tar" + SUFFIX]
+        assert contents(photos) == contents_by_tarfile(photos)
+        Path(str(photos) + SUFFIX).unlink()
+
+
+KILLED = """
+import sys
+from labkit.data import tar_index
+from labkit.data.blobs import LocalBlob
+blob = LocalBlob(sys.argv[1])
+whole = tar_index._dump(tar_index.build_index(blob), blob.stamp())
+print("ready", flush=True)
+while True:
+    tar_index.write_whole(tar_index._places(blob)[0], whole)
+"""
+
+
+def test_a_kill_leaves_no_half_index(photos):
+    """Killed at random moments while it writes the index again and again."""
+    expected, own = contents(photos), random.Random(0)
+    stored = Path(str(photos) + SUFFIX)
+    whole = stored.read_bytes()
+    process = subprocess.Popen([sys.executable, "-c", KILLED, photos], stdout=subprocess.PIPE)
+    assert process.stdout.readline() == b"ready\n"
+    time.sleep(own.random() / 10)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    assert stored.read_bytes() == whole
+    assert contents(photos) == expected
+
+
+# Damage.
+
+
+@pytest.fixture
+def plan(tmp_path) -> tuple[bytes, dict[str, tarfile.TarInfo]]:
+    """A tar with an ordinary, a long-named and a pax member between others, and where each of them lies."""
+    path = tmp_path / "plan.tar"
+    with tarfile.open(path, "w", format=tarfile.GNU_FORMAT) as tar:
+        add(tar, "first.jpg", b"1" * 700)
+        add(tar, "long" * 100, b"2" * 700)
+        add(tar, "third.jpg", b"3" * 700)
+        tar.format = tarfile.PAX_FORMAT
+        add(tar, "pax", b"4" * 700, pax_headers={"path": "pax.jpg"})
+        add(tar, "last.jpg", b"5" * 700)
+    with tarfile.open(path) as tar:
+        return path.read_bytes(), {member.name.split(".")[0][:5]: member for member in tar}
+
+
+def cut(tmp_path: Path, whole: bytes, length: int) -> Path:
+    path = tmp_path / "cut.tar"
+    path.write_bytes(whole[:length])
+    return path
+
+
+@pytest.mark.parametrize(
+    ("where", "into_it", "last_whole"),
+    [
+        ("first", 100, "not a tar"),
+        ("first", 512, "no member is whole"),
+        ("first", 512 + 699, "no member is whole"),
+        ("longl", 1, "first.jpg"),  # within the header of the name
+        ("longl", 511, "first.jpg"),
+        ("longl", 512, "first.jpg"),  # within the name
+        ("longl", 1000, "first.jpg"),
+        ("longl", 1024, "first.jpg"),  # within the member's own header
+        ("longl", 1030, "first.jpg"),
+        ("longl", 1536, "first.jpg"),  # within its data
+        ("longl", 1536 + 699, "first.jpg"),
+        ("third", 1, "long" * 100),
+        ("third", 512 + 1, "long" * 100),
+        ("pax", 100, "third.jpg"),
+        ("pax", 512, "third.jpg"),
+        ("pax", 520, "third.jpg"),
+        ("pax", 1024, "third.jpg"),
+        ("pax", 1100, "third.jpg"),
+        ("pax", 1536 + 10, "third.jpg"),
+        ("last", 511, "pax.jpg"),
+        ("last", 512 + 699, "pax.jpg"),
+    ],
+)
+@pytest.mark.parametrize("mode", ["index", "tarfile", "reopen"])
+def test_a_cut_tar_names_the_last_whole_member(tmp_path, plan, where, into_it, last_whole, mode):
+    whole, members = plan
+    path = cut(tmp_path, whole, members[where].offset + into_it)
+    store = TarStore(path, mode=mode)
+    for use in (store.keys, store.names, lambda: store.read("first.jpg")):
+        with pytest.raises(TarError) as failure:
+            use()
+        assert str(path) in str(failure.value)
+        assert last_whole in str(failure.value)
+    assert not Path(str(path) + SUFFIX).exists()
+
+
+@pytest.mark.parametrize(
+    ("where", "into_it"), [("last", 0), ("last", 512 + 700), ("last", 512 + 1000), ("end", 0), ("end", 100)]
+)
+def test_a_tar_cut_where_nothing_is_lost_warns(tmp_path, plan, where, into_it):
+    """Between members, in the padding behind the last, in the end mark: the members that are there are whole."""
+    whole, members = plan
+    end = members["last"].offset_data + 1024
+    path = cut(tmp_path, whole, (end if where == "end" else members[where].offset) + into_it)
+    last = "pax.jpg" if where == "last" and not into_it else "last.jpg"
+    with pytest.warns(TarWarning, match=rf"cut\.tar has no end mark: it may be cut after '{last}'"):
+        found = contents(path)
+    assert last in found
+    assert all(len(data) == 700 for data in found.values())
+
+
+@pytest.mark.parametrize("length", [512, 1024, 5000])
+def test_end_marks_of_any_length_do(tmp_path, plan, length):
+    whole, members = plan
+    path = cut(tmp_path, whole, members["last"].offset_data + 1024 + length)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(contents(path)) == 5
+
+
+@pytest.mark.parametrize("mode", ["index", "tarfile", "reopen"])
+@pytest.mark.parametrize(
+    ("where", "last_whole"), [("longl", "first.jpg"), ("third", "long" * 100), ("pax", "third.jpg")]
+)
+def test_a_damaged_header_is_an_error(tmp_path, plan, where, last_whole, mode):
+    whole, members = plan
+    at = members[where].offset + 110  # in the owner's number: the checksum finds it
+    path = tmp_path / "cut.tar"
+    path.write_bytes(whole[:at] + b"x" + whole[at + 1 :])
+    with pytest.raises(TarError, match=f"last whole member is '{last_whole}'") as failure:
+        TarStore(path, mode=mode).keys()
+    assert str(path) in str(failure.value)
+    with tarfile.open(path) as tar:  # tarfile ends there, as if all were well
+        assert len(tar.getnames()) < 5
+
+
+def test_a_header_of_zeros_in_the_middle_warns(tmp_path, plan):
+    """For the format it is the end; `tarfile` and GNU tar read no further."""
+    whole, members = plan
+    at = members["third"].offset
+    path = tmp_path / "cut.tar"
+    path.write_bytes(whole[:at] + bytes(512) + whole[at + 512 :])
+    with pytest.warns(TarWarning, match=r"cut\.tar goes on behind its end mark, after 'longlong"):
+        assert len(contents(path)) == 2
+
+
+def test_joined_tars_warn(tmp_path, plan):
+    path = tmp_path / "joined.tar"
+    path.write_bytes(plan[0] * 2)
+    with pytest.warns(TarWarning, match=r"goes on behind its end mark.*--ignore-zeros"):
+        assert len(contents(path)) == 5
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_damage_gives_one_kind_of_error(tmp_path, plan, seed):
+    """Headers damaged so that their checksums fit: only bytes, KeyError and TarError may come of them."""
+    whole, members = plan
+    own, path, named = random.Random(seed), tmp_path / "cut.tar", []
+    starts = [at for member in members.values() for at in range(member.offset, member.offset_data, 512)]
+    for _ in range(30):
+        damaged, at = bytearray(whole), own.choice(starts)
+        for _ in range(own.choice([1, 3])):
+            field = own.choice([(0, 100), (124, 136), (124, 125), (156, 157), (345, 500), (0, 512)])
+            damaged[at + own.randrange(*field)] = own.choice([0, 0o200, 0o377, 48, 55, own.randrange(256)])
+        damaged[at + 156] = own.choice([damaged[at + 156], *b"0127LKSxgXV"])
+        damaged[at + 148 : at + 156] = b"%06o\0 " % (
+            256 + sum(damaged[at : at + 148]) + sum(damaged[at + 156 : at + 512])
+        )
+        path.write_bytes(damaged)
+        for mode in ("index", "tarfile"):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", TarWarning)
+                try:
+                    store = TarStore(path, mode=mode)
+                    for name in store.names():
+                        read_or_none(store, name)
+                except TarError as error:
+                    named.append(str(path) in str(error))
+    assert named
+    assert all(named)
+
+
+# What is no tar.
+
+
+@pytest.mark.parametrize(
+    ("method", "made"),
+    [
+        ("gzip", lambda data: __import__("gzip").compress(data)),
+        ("bzip2", lambda data: __import__("bz2").compress(data)),
+        ("xz", lambda data: __import__("lzma").compress(data)),
+        ("zstd", lambda data: b"\x28\xb5\x2f\xfd" + data),
+        ("lz4", lambda data: b"\x04\x22\x4d\x18" + data),
+    ],
+)
+@pytest.mark.parametrize("mode", ["index", "tarfile", "reopen"])
+def test_compressed_tars_are_refused(tmp_path, photos, method, made, mode):
+    path = tmp_path / "packed.tar"
+    path.write_bytes(made(photos.read_bytes()))
+    with pytest.raises(TarError, match=rf"packed\.tar is compressed \({method}\).*python -m labkit convert") as failure:
+        TarStore(path, mode=mode).keys()
+    assert str(path) in str(failure.value)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"", "is empty"),
+        (b"<html>404 Not Found</html>", "is not a tar"),
+        (b"<html>404 Not Found</html>" * 100, "is not a tar"),
+        (b"\xff\xd8\xff\xe0" + bytes(range(256)) * 9, "is not a tar"),
+    ],
+)
+@pytest.mark.parametrize("mode", ["index", "tarfile", "reopen"])
+def test_what_is_no_tar(tmp_path, data, said, mode):
+    path = tmp_path / "no.tar"
+    path.write_bytes(data)
+    store = TarStore(path, mode=mode)
+    for use in (store.keys, lambda: store.read("a.jpg")):
+        with pytest.raises(TarError, match=rf"no\.tar {said}") as failure:
+            use()
+        assert str(path) in str(failure.value)
+
+
+@pytest.mark.parametrize("mode", ["index", "tarfile", "reopen"])
+def test_places_without_a_file(tmp_path, mode):
+    with pytest.raises(FileNotFoundError, match=r"no\.tar"):
+        TarStore(tmp_path / "no.tar", mode=mode)
+    (tmp_path / "folder.tar").mkdir()
+    with pytest.raises(IsADirectoryError, match=r"folder\.tar"):
+        TarStore(tmp_path / "folder.tar", mode=mode)
+
+
+@pytest.mark.parametrize(
+    ("name", "plain"), [("./a", "a"), ("a", "a"), ("././/a/./b", "a/./b"), (".a", ".a"), ("..", "..")]
+)
+def test_plain_names(name, plain):
+    assert plain_name(name) == plain
