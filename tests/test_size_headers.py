@@ -92,7 +92,14 @@ def made_files() -> dict[str, bytes]:
         "lossless.webp": saved("WEBP", lossless=True),
         "alpha.webp": saved("WEBP", PICTURE.convert("RGBA").rotate(33, expand=True)),
         "exif.webp": saved("WEBP", exif=exif_of(5)),
-        "scaled on display.webp": _scaled(saved("WEBP")),
+        "scaled on display.webp": _changed(saved("WEBP"), 27, 0b0100_0000),
+        "no key frame.webp": _changed(saved("WEBP"), 20, 0b1),
+        "a frame that is not shown.webp": _changed(saved("WEBP"), 20, 0b10000),
+        "an unknown profile.webp": _changed(saved("WEBP"), 20, 0b1000),
+        "a partition beyond the end.webp": _changed(saved("WEBP"), 22, 0b1000_0000),
+        "another start code.webp": _changed(saved("WEBP"), 24, 0b1),
+        "another signature.webp": _changed(saved("WEBP", lossless=True), 20, 0b1),
+        "another version.webp": _changed(saved("WEBP", lossless=True), 24, 0b0010_0000),
         "animated.webp": sequence("WEBP"),
         "plain.bmp": saved("BMP"),
         **_avifs(),
@@ -120,8 +127,9 @@ def _raw_profile() -> str:
     return "\nexif\n     26\n" + exif_of(6).tobytes().hex()
 
 
-def _scaled(webp: bytes) -> bytes:
-    return webp[:27] + bytes([webp[27] | 0x40]) + webp[28:]
+def _changed(data: bytes, at: int, bits: int) -> bytes:
+    """The same file with these bits of one byte turned over."""
+    return data[:at] + bytes([data[at] ^ bits]) + data[at + 1 :]
 
 
 def by_pillow(path: Path) -> tuple:

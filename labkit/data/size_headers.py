@@ -171,6 +171,6 @@ def _webp_lossy(data: bytes, chunk: int) -> Header | None:
 
 def _webp_lossless(data: bytes) -> Header | None:
     bits = int.from_bytes(data[21:25], "little")
-    if data[20] != 0x2F or bits >> 29:  # signature and version
+    if data[20:21] != b"\x2f" or bits >> 29:  # signature and version
         return None
     return Header((bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1, 1)
