@@ -123,6 +123,12 @@ def is_url(place: str | os.PathLike) -> bool:
     return "://" in os.fspath(place)
 
 
+def check_options(place: str | os.PathLike, storage_options: dict[str, Any]) -> None:
+    """Raises TypeError for options, misspelt ones say, of a place that takes none."""
+    if storage_options and (not is_url(place) or os.fspath(place).startswith(("http://", "https://"))):
+        raise TypeError(f"unexpected {', '.join(storage_options)}: only object storage takes options")
+
+
 def open_blob(place: str | os.PathLike, **storage_options: Any) -> Blob:
     """The blob at a path or URL: http(s) by urllib3, anything else with a scheme by fsspec."""
     if not is_url(place):

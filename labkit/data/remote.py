@@ -14,6 +14,8 @@ from labkit.data.http import HttpClient, shown
 from labkit.data.keys import is_image
 from labkit.data.packed import PackedStrings
 
+_VERSIONS = ("ETag", "etag", "mtime", "LastModified", "last_modified", "updated", "created")  # as fsspec's kinds say it
+
 
 class HttpStore:
     """Image files under one address.
@@ -219,8 +221,9 @@ class ObjectBlob:
 
     def stamp(self) -> tuple[int, str]:
         filesystem, path = self._place()
+        filesystem.invalidate_cache(path)  # a listing from before the object was written anew
         about = filesystem.info(path)
-        return about["size"], str(about.get("ETag") or about.get("mtime") or about.get("LastModified") or "")
+        return about["size"], next((str(about[key]) for key in _VERSIONS if about.get(key)), "")
 
     def read_at(self, offset: int, size: int) -> bytes:
         filesystem, path = self._place()

@@ -1,6 +1,7 @@
 """Where encoded images lie. A store yields bytes by key; decoding lives in `labkit.data.decode`."""
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -8,7 +9,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from labkit.data.blobs import Extent, is_url
+from labkit.data.blobs import Extent, check_options, is_url
 from labkit.data.http import shown
 from labkit.data.keys import IMAGE_SUFFIXES, is_image
 from labkit.data.remote import HttpStore, ObjectStore, known_schemes
@@ -18,6 +19,9 @@ from labkit.data.tar_store import TarStore
 __all__ = [
     "IMAGE_SUFFIXES", "FolderStore", "HttpStore", "ObjectStore", "SimulatedStore", "Store", "TarStore", "open_store",
 ]  # fmt: skip
+
+
+_TAR_NAME = re.compile(r"\.(tar(\.\w+)?|t[gbx]z2?)$", re.IGNORECASE)  # a compressed one says how to convert it
 
 
 @runtime_checkable
@@ -98,21 +102,23 @@ def open_store(path_or_url: str | os.PathLike, **storage_options: Any) -> Store:
 
     Raises:
         ValueError: nothing here reads such a place; says what is read.
+        TypeError: options for a place that takes none.
     """
     place = os.fspath(path_or_url)
+    check_options(place, storage_options)
     if is_url(place):
         return _open_url(place, storage_options)
     if os.path.isdir(place):
         return FolderStore(place)
-    if os.path.isfile(place) and (".tar" in os.path.basename(place) or place.endswith(".tgz")):
-        return TarStore(place)  # a compressed one says how to convert it
+    if os.path.isfile(place) and _TAR_NAME.search(place):
+        return TarStore(place)
     raise ValueError(f"{place!r} is not a folder of images, a .tar or a URL, and no other store reads it")
 
 
 def _open_url(url: str, storage_options: dict[str, Any]) -> Store:
     if url.partition("://")[0] not in known_schemes():
         raise ValueError(f"{shown(url)!r} is not a folder of images, a .tar or a URL of a known scheme")
-    if urlsplit(url).path.endswith(".tar"):
+    if _TAR_NAME.search(urlsplit(url).path):
         return TarStore(url, **storage_options)
     return HttpStore(url) if url.startswith(("http://", "https://")) else ObjectStore(url, **storage_options)
 

@@ -82,14 +82,15 @@ def read_index(blob: Blob) -> TarIndex:
         TarError: compressed, cut, damaged, or no tar.
     """
     stamp = blob.stamp()
-    for path in _places(blob):
+    places = _places(blob) if stamp[1] else []  # without a version, a server's file may be another one next time
+    for path in places:
         index = _load(path, stamp)
         if index is not None:
             return index
     index = build_index(blob)
     if blob.stamp() != stamp:
         raise TarError(f"{blob.name} changed while it was read: wait until it is written")
-    for path in _places(blob):
+    for path in places:
         try:
             write_whole(path, _dump(index, stamp))
             break

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from labkit.data.blobs import Extent, LocalBlob, PerProcess, is_url, open_blob
+from labkit.data.blobs import Extent, LocalBlob, PerProcess, check_options, is_url, open_blob
 from labkit.data.keys import is_image
 from labkit.data.packed import PackedStrings
 from labkit.data.tar_index import read_index
@@ -33,6 +33,7 @@ class TarStore:
         FileNotFoundError: no such tar, or it holds no image (on the first call of `keys()`).
         TarError: compressed, cut, damaged or no tar; says what to do. Raised on first use.
         ValueError: unknown mode.
+        TypeError: options for a place that takes none.
 
     Keys have no leading `./`, and `read` takes them with or without. Links give their target's bytes. The index is
     built again when the tar's size or modification time has changed; deleting it is safe.
@@ -45,6 +46,7 @@ class TarStore:
             raise ValueError(f"unknown mode {mode!r}: choose one of {', '.join(MODES)}")
         if is_url(path) and mode != "index":
             raise ValueError(f"mode={mode!r} needs a local file: mode='index' reads URLs")
+        check_options(path, storage_options)
         self.mode = mode
         self._blob = open_blob(path, **storage_options)
         if isinstance(self._blob, LocalBlob):
@@ -95,7 +97,7 @@ class TarStore:
         row = index.row(plain_name(key))
         opens = first or self.mode == "reopen"
         if opens and self.mode != "index":
-            headers = np.sort(index.offsets) - _HEADER_BYTES
+            headers = np.unique(index.offsets[index.offsets >= 0]) - _HEADER_BYTES  # -1: a link that leads nowhere
             yield from (
                 Extent(self._blob.name, int(offset), _HEADER_BYTES, number == 0)
                 for number, offset in enumerate(headers)

@@ -1,0 +1,360 @@
+"""TarStore: in each mode the same keys, bytes and errors, in any process and thread."""
+
+import multiprocessing
+import os
+import pickle
+import random
+import tarfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from labkit import FolderStore, ImageDataset, LoaderConfig, Store, TarStore, make_loader, open_store
+from labkit.data.tar_index import SUFFIX, TarError
+
+MODES = ["index", "tarfile", "reopen"]
+KEYS = ["cat/B.JPG", "cat/a.jpeg", "dog/c.png", "dog/two words.webp", "top.jpg", "Größe/日本.jpg"]
+OTHERS = ["list.txt", "cat/.hidden.jpg", ".cache/e.jpg", "dog/depth.npy"]
+
+
+def read_all(store: Store) -> list[bytes]:
+    return list(map(store.read, store.keys()))
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    root = tmp_path / "photos"
+    for number, name in enumerate((*KEYS, *OTHERS)):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(random.Random(number).randbytes(100 * number))
+    return root
+
+
+@pytest.fixture(params=["dotted", "bare", "both"])
+def tar(request, folder) -> Path:
+    """The folder as a tar: with `./`, as `tar -cf x.tar .` writes it, without, and with both by turns."""
+    path = folder.parent / "photos.tar"
+    with tarfile.open(path, "w") as tar:
+        for number, file in enumerate(sorted(folder.rglob("*"), reverse=True)):
+            dotted = request.param == "dotted" or (request.param == "both" and number % 2)
+            tar.add(file, ("./" if dotted else "") + file.relative_to(folder).as_posix(), recursive=False)
+    return path
+
+
+@pytest.fixture(params=MODES)
+def mode(request) -> str:
+    return request.param
+
+
+def test_a_tar_gives_what_its_folder_gives(folder, tar, mode):
+    store, oracle = TarStore(tar, mode=mode), FolderStore(folder)
+    assert list(store.keys()) == oracle.keys() == sorted(KEYS)
+    assert read_all(store) == read_all(oracle)
+    assert store.sizes().tolist() == oracle.sizes().tolist()
+    assert store.sizes().dtype == store.offsets().dtype == np.int64
+    assert len(store) == len(KEYS)
+    assert isinstance(store, Store)
+
+
+def test_other_files_can_be_read(folder, tar, mode):
+    store = TarStore(tar, mode=mode)
+    assert store.names() == sorted(KEYS + OTHERS)
+    for name in OTHERS:
+        assert store.read(name) == store.read(f"./{name}") == (folder / name).read_bytes()
+
+
+def test_both_spellings_are_taken(folder, tar, mode):
+    for key in KEYS:
+        assert TarStore(tar, mode=mode).read(f"./{key}") == (folder / key).read_bytes()
+
+
+def test_of_both_spellings_of_one_name_the_later_counts(tmp_path, mode):
+    path = tmp_path / "a.tar"
+    (tmp_path / "first").write_bytes(b"first")
+    (tmp_path / "later").write_bytes(b"later")
+    with tarfile.open(path, "w") as tar:
+        tar.add(tmp_path / "first", "a.jpg")
+        tar.add(tmp_path / "first", "./b.jpg")
+        tar.add(tmp_path / "later", "./a.jpg")
+        tar.add(tmp_path / "later", "b.jpg")
+    store = TarStore(path, mode=mode)
+    assert list(store.keys()) == ["a.jpg", "b.jpg"]
+    assert store.read("a.jpg") == store.read("./a.jpg") == store.read("b.jpg") == b"later"
+
+
+def test_offsets_are_those_of_the_data(folder, tar):
+    store, whole = TarStore(tar), tar.read_bytes()
+    for key, offset, size in zip(store.keys(), store.offsets(), store.sizes(), strict=True):
+        assert whole[offset : offset + size] == (folder / key).read_bytes()
+
+
+@pytest.mark.parametrize("key", ["no.jpg", "cat", "cat/", "", ".", "../photos/top.jpg", "/top.jpg", "nul\0", "\udc00"])
+def test_unknown_keys(tar, mode, key):
+    with pytest.raises(KeyError) as failure:
+        TarStore(tar, mode=mode).read(key)
+    assert failure.value.args == (f"{key!r} is not a file in {tar}",)
+
+
+def test_links_give_their_targets_bytes(tmp_path, mode):
+    root, path = tmp_path / "tree", tmp_path / "a.tar"
+    (root / "d").mkdir(parents=True)
+    (root / "a.jpg").write_bytes(b"data")
+    os.link(root / "a.jpg", root / "hard.jpg")
+    os.symlink("../a.jpg", root / "d/soft.jpg")
+    os.symlink("no.jpg", root / "dangling.jpg")
+    with tarfile.open(path, "w") as tar:
+        tar.add(root, ".")
+    store = TarStore(path, mode=mode)
+    assert list(store.keys()) == ["a.jpg", "d/soft.jpg", "dangling.jpg", "hard.jpg"]
+    assert [store.read(key) for key in ("a.jpg", "d/soft.jpg", "hard.jpg")] == [b"data"] * 3
+    assert store.sizes().tolist() == [4, 4, 0, 4]
+    with pytest.raises(KeyError) as failure:
+        store.read("dangling.jpg")
+    assert failure.value.args == (f"'dangling.jpg' is a link to a file that is not in {path}",)
+
+
+def test_modes_and_places_that_do_not_go_together(tar):
+    with pytest.raises(ValueError, match="unknown mode 'fast': choose one of index, tarfile, reopen"):
+        TarStore(tar, mode="fast")
+    for mode in ("tarfile", "reopen"):
+        with pytest.raises(ValueError, match=f"mode='{mode}' needs a local file"):
+            TarStore("http://127.0.0.1:1/a.tar", mode=mode)
+
+
+def test_how_it_shows(tar, mode):
+    assert repr(TarStore(tar, mode=mode)) == f"TarStore('photos.tar', mode='{mode}', 6 images)"
+    assert TarStore(tar).name == "photos.tar"
+
+
+def test_opening_reads_nothing(tar, mode, monkeypatch):
+    """A loader's workers open their own."""
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", None)
+        patch.setattr("builtins.open", None)
+        store = TarStore(tar, mode=mode)
+    assert len(store) == 6
+
+
+# A tar that changes.
+
+
+@pytest.mark.parametrize("mode", ["index", "tarfile"])
+@pytest.mark.parametrize("left", [0.02, 0.5, 0.9])
+def test_a_tar_cut_after_its_headers_were_read(folder, tmp_path, mode, left):
+    path = tmp_path / "a.tar"
+    (folder / "large.jpg").write_bytes(random.Random(0).randbytes(300_000))
+    with tarfile.open(path, "w") as tar:
+        tar.add(folder / "large.jpg", "large.jpg")
+    store = TarStore(path, mode=mode)
+    before = store.read("large.jpg")
+    assert before == (folder / "large.jpg").read_bytes()
+    os.truncate(path, int(path.stat().st_size * left))
+    with pytest.raises(TarError, match=r"a\.tar was cut after its headers were read: 'large\.jpg' lacks its end"):
+        store.read("large.jpg")
+
+
+def test_a_new_tar_of_the_same_name_does_not_disturb(folder, tar, mode):
+    """Replaced by renaming, as a careful writer does: an open store keeps the old one, but for `reopen`."""
+    store = TarStore(tar, mode=mode)
+    before = store.read("top.jpg")
+    with tarfile.open(tar.parent / "new", "w") as new:
+        new.add(folder / "list.txt", "other.jpg")
+        new.add(folder / "dog/depth.npy", "top.jpg")
+    (tar.parent / "new").replace(tar)
+    fresh = (folder / "dog/depth.npy").read_bytes()
+    assert store.read("top.jpg") == (fresh if mode == "reopen" else before)
+    assert TarStore(tar, mode=mode).read("top.jpg") == fresh
+    assert list(TarStore(tar, mode=mode).keys()) == ["other.jpg", "top.jpg"]
+
+
+# Processes and threads.
+
+
+@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+def test_in_another_process(folder, tar, start_method):
+    stores = [TarStore(tar, mode=mode) for mode in MODES for _ in range(2)]
+    for store in stores[::2]:
+        read_all(store)  # the others are used for the first time there
+    with multiprocessing.get_context(start_method).Pool(1) as pool:
+        expected = read_all(FolderStore(folder))
+        assert pool.map_async(read_all, stores).get(60) == [expected] * len(stores)
+
+
+def read_often(store: TarStore, expected: dict[str, bytes], seed: int) -> int:
+    own = random.Random(seed)
+    return sum(store.read(key) != expected[key] for key in own.choices(list(expected), k=300))
+
+
+def forked_reader(store: TarStore, expected: dict[str, bytes], seed: int, results) -> None:
+    results.put(read_often(store, expected, seed))
+
+
+@pytest.mark.parametrize("mode", ["index", "tarfile"])
+def test_forks_do_not_disturb_each_other(folder, tar, mode):
+    """All read at once through what was one open file before the fork."""
+    store, expected = TarStore(tar, mode=mode), {key: (folder / key).read_bytes() for key in KEYS}
+    assert read_often(store, expected, 0) == 0
+    context = multiprocessing.get_context("fork")
+    results = context.Queue()
+    processes = [context.Process(target=forked_reader, args=(store, expected, seed, results)) for seed in range(4)]
+    for process in processes:
+        process.start()
+    assert read_often(store, expected, 9) == 0
+    assert [results.get(timeout=60) for _ in processes] == [0] * 4
+    for process in processes:
+        process.join()
+
+
+def test_threads(folder, tar, mode):
+    store, expected = TarStore(tar, mode=mode), {key: (folder / key).read_bytes() for key in KEYS}
+    times = 1 if mode == "reopen" else 5
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(lambda seed: read_often(store, expected, seed), range(times))) == 0
+
+
+@pytest.mark.parametrize("listed", [False, True])
+def test_pickles(folder, tar, mode, listed):
+    store = TarStore(tar, mode=mode)
+    if listed:
+        read_all(store)
+    again = pickle.loads(pickle.dumps(store))
+    assert read_all(again) == read_all(FolderStore(folder))
+    assert again.keys() == store.keys()
+
+
+def test_open_files_do_not_add_up(tar, mode):
+    def opened() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    before = opened()
+    stores = [TarStore(tar, mode=mode) for _ in range(5)]
+    for store in stores * 3:
+        read_all(store)
+    assert opened() == before + (0 if mode == "reopen" else 5)
+    del stores, store
+    assert opened() == before
+
+
+def test_failed_openings_leave_no_files_open(tmp_path, tar, mode):
+    """Damage is found again by another pass: neither may keep its file."""
+    damaged = bytearray(tar.read_bytes())
+    with tarfile.open(tar) as whole:
+        damaged[whole.getmembers()[2].offset + 110] ^= 1
+    (tmp_path / "bad.tar").write_bytes(damaged)
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        with pytest.raises(TarError):
+            TarStore(tmp_path / "bad.tar", mode=mode).keys()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.fixture
+def pixels(tmp_path) -> Path:
+    """Twelve PNGs, two folders, as a tar beside the folder."""
+    for number in range(12):
+        path = tmp_path / "pixels" / "ab"[number % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.random.default_rng(number).integers(0, 256, (8, 9, 3), np.uint8)).save(path)
+    with tarfile.open(tmp_path / "pixels.tar", "w") as tar:
+        tar.add(tmp_path / "pixels", ".")
+    return tmp_path / "pixels.tar"
+
+
+@pytest.mark.parametrize(
+    ("mode", "num_workers", "start_method"),
+    [("index", 0, None), ("index", 2, "fork"), ("index", 2, "spawn"), ("tarfile", 2, "fork"), ("reopen", 2, "fork")],
+)
+def test_in_a_loader(pixels, mode, num_workers, start_method):
+    config = LoaderConfig(batch_size=4, num_workers=num_workers, start_method=start_method, pin_memory=False, seed=3)
+    dataset = ImageDataset(TarStore(pixels, mode=mode))
+    expected = ImageDataset(FolderStore(pixels.with_suffix("")))
+    images, labels = zip(*make_loader(dataset, config), strict=True)
+    wanted = sorted((image.numpy().tobytes(), label) for image, label in expected)
+    got = zip(torch.cat(images), torch.cat(labels), strict=True)
+    assert sorted((image.numpy().tobytes(), label.item()) for image, label in got) == wanted
+
+
+def test_a_store_made_in_a_thread_while_workers_start(folder, tar):
+    """Workers fork while another thread holds the index half read."""
+    for _ in range(5):
+        Path(str(tar) + SUFFIX).unlink(missing_ok=True)
+        store = TarStore(tar)
+        thread = threading.Thread(target=store.keys)
+        thread.start()
+        child = os.fork()
+        if not child:
+            os._exit(0 if len(read_all(store)) == 6 else 1)
+        assert exit_status(child) == 0
+        thread.join()
+
+
+def exit_status(child: int) -> int | None:
+    for _ in range(3000):
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.01)
+    os.kill(child, 9)
+    os.waitpid(child, 0)
+    return None
+
+
+# What a disk has to touch.
+
+
+def test_extents_by_index(tar):
+    store = TarStore(tar)
+    for number, key in enumerate(store.keys()):
+        (extent,) = store.extents(key, first=number == 0)
+        assert extent == (str(tar), store.offsets()[number], store.sizes()[number], number == 0)
+        assert list(store.extents(f"./{key}", first=False)) == [extent._replace(opens=False)]
+
+
+def headers_by_tarfile(path: Path) -> list[int]:
+    """Where the headers of members with data of their own lie."""
+    with tarfile.open(path) as tar:
+        return [member.offset_data - 512 for member in tar if member.isreg()]
+
+
+@pytest.mark.parametrize("mode", ["tarfile", "reopen"])
+def test_extents_by_tarfile(tar, mode):
+    store = TarStore(tar, mode=mode)
+    own = (str(tar), store.offsets()[0], store.sizes()[0], False)
+    headers = [(str(tar), offset, 512, number == 0) for number, offset in enumerate(headers_by_tarfile(tar))]
+    assert list(store.extents(store.keys()[0], first=True)) == [*headers, own]
+    assert list(store.extents(store.keys()[0], first=False)) == ([own] if mode == "tarfile" else [*headers, own])
+
+
+def test_extents_with_links(tmp_path):
+    """A link's header has no data behind it, and one that leads nowhere no place at all."""
+    (tmp_path / "a.jpg").write_bytes(b"data")
+    os.link(tmp_path / "a.jpg", tmp_path / "b.jpg")
+    os.symlink("no.jpg", tmp_path / "c.jpg")
+    path = tmp_path / "a.tar"
+    with tarfile.open(path, "w") as tar:
+        for name in "abc":
+            tar.add(tmp_path / f"{name}.jpg", f"{name}.jpg")
+    store = TarStore(path, mode="tarfile")
+    (header,) = headers_by_tarfile(path)
+    expected = [(str(path), header, 512, True), (str(path), header + 512, 4, False)]
+    assert list(store.extents("b.jpg", first=True)) == expected
+
+
+def test_extents_of_unknown_keys(tar):
+    with pytest.raises(KeyError):
+        list(TarStore(tar).extents("no.jpg", first=True))
+
+
+@pytest.mark.parametrize("name", ["a.tar", "a.tar.gz", "a.tgz", "a.tar.zst", "A.TAR"])
+def test_open_store_knows_tars_by_their_names(tmp_path, tar, name):
+    tar.rename(tmp_path / name)
+    store = open_store(tmp_path / name)
+    assert isinstance(store, TarStore)
+    assert store.mode == "index"
+    assert len(store) == 6
