@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from labkit import ItemErrors, extract_tars
+from labkit import extract_tars
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -30,7 +30,7 @@ def main(
     options = {"engine": engine, "num_workers": num_workers, "address": address}
     try:
         folders = extract_tars(archives, root, verify=verify, **options)
-    except (ItemErrors, ImportError, ValueError, OSError) as error:
+    except (RuntimeError, ImportError, ValueError, OSError) as error:
         typer.echo(f"extract_tars: {error}", err=True)
         raise typer.Exit(2) from error
     typer.echo(f"{root}: {len(folders)} folders, each {'the same as its archive' if verify else 'whole'}")

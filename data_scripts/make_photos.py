@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from labkit import ItemErrors, make_photos
+from labkit import make_photos
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -31,7 +31,7 @@ def main(
     try:
         options = {"num_threads": num_threads, "engine": engine, "address": address}
         folder = make_photos(root, count, profile=profile, seed=seed, **options)
-    except (ItemErrors, ImportError, ValueError, OSError) as error:
+    except (RuntimeError, ImportError, ValueError, OSError) as error:
         typer.echo(f"make_photos: {error}", err=True)
         raise typer.Exit(2) from error
     typer.echo(f"{folder}: {count} photos")

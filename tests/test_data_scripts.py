@@ -1,0 +1,115 @@
+"""Every script of data_scripts/: help, wrong input, and from a shell what a reader would do one after the other."""
+
+import os
+import runpy
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+FOLDER = Path(__file__).parents[1] / "data_scripts"
+NO_RAY_THERE = ["--engine", "ray", "--address", "127.0.0.1:1"]
+
+# What each refuses: arguments, and words of the one line that it says. `{set}` is a folder of photos.
+WRONG = {
+    "collect_sizes": [(["{out}/missing", "{out}/sizes.csv"], "missing")],
+    "download": [(["{out}", "--size", "64px"], "full, 320px, 160px")],
+    "extract_tars": [
+        (["{out}", "{out}/missing.tar"], "is not a file"),
+        (["{out}", "{set}/manifest.json"], "gives no name for a folder"),
+        (["{out}", "{bad}", "--num-workers", "0"], "'../up.jpg' has `..` in its name"),
+    ],
+    "make_depth": [(["{out}", "0"], "count=0"), (["{out}", "1", "--engine", "dask"], "local, threads, ray")],
+    "make_photos": [
+        (["{out}", "0"], "count=0"),
+        (["{out}", "1", "--engine", "dask"], "local, threads, ray"),
+        (["{out}", "1", "--address", "10.0.0.1:6379"], "engine='ray'"),
+        (["{out}", "1", *NO_RAY_THERE], "ray start --head"),
+    ],
+    "make_shards": [
+        (["{out}/missing", "{out}/shards"], "missing"),
+        (["{set}", "{out}", "--max-count", "0"], "max_count=0"),
+    ],
+}  # fmt: skip
+
+
+def run_here(script: str, *arguments: str):
+    return CliRunner().invoke(runpy.run_path(str(FOLDER / f"{script}.py"))["app"], arguments)
+
+
+def succeed(script: str, *arguments) -> str:
+    """Output of a script that was started from a shell."""
+    command = [sys.executable, str(FOLDER / f"{script}.py"), *map(str, arguments)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
+    return result.stdout
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory) -> Path:
+    """A set made by the script, with processes."""
+    root = tmp_path_factory.mktemp("scripts") / "photos"
+    assert succeed("make_photos", root, 6, "--engine", "local", "--num-threads", 2) == f"{root}: 6 photos\n"
+    return root
+
+
+@pytest.fixture(scope="module")
+def unsafe(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("unsafe") / "bad.tar"
+    with tarfile.open(path, "w") as tar:
+        tar.addfile(tarfile.TarInfo("../up.jpg"))
+    return path
+
+
+def test_none_is_left_out():
+    assert set(WRONG) == {path.stem for path in FOLDER.glob("*.py")}
+
+
+@pytest.mark.parametrize("script", WRONG)
+def test_help_tells_the_arguments(script):
+    result = run_here(script, "--help")
+    assert result.exit_code == 0
+    assert "root" in result.stdout.lower()
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "said"), [(script, *case) for script, cases in WRONG.items() for case in cases]
+)
+def test_wrong_input_is_refused_in_one_line(photos, unsafe, tmp_path, script, arguments, said):
+    if "ray" in arguments:
+        pytest.importorskip("ray", reason='Ray is not installed: python -m pip install -e ".[cluster]"')
+    places = {"out": tmp_path / "out", "set": photos, "bad": unsafe}
+    result = run_here(script, *(argument.format(**places) for argument in arguments))
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert result.stderr.startswith(f"{script}: ")
+    assert result.stderr.count("\n") == 1
+    assert not list(tmp_path.rglob("*.jpg"))
+
+
+def test_from_photos_to_shards_and_back(photos, tmp_path):
+    succeed("make_shards", photos, tmp_path / "shards", "--max-count", 4, "--engine", "threads")
+    shards = sorted((tmp_path / "shards").glob("*.tar"))
+    assert len(shards) == 2
+    succeed("extract_tars", tmp_path / "out", *shards, "--verify")
+    extracted = sorted(path.read_bytes() for path in (tmp_path / "out").glob("*/**/*.jpg"))
+    assert extracted == sorted(path.read_bytes() for path in photos.rglob("*.jpg"))
+    assert [path.name for path in sorted((tmp_path / "out").glob("[!.]*"))] == [path.stem for path in shards]
+
+
+def test_depth_pairs_come_out_of_their_tar(tmp_path):
+    succeed("make_depth", tmp_path / "depth", 1, "--tar", "--num-workers", 1)
+    [archive] = (tmp_path / "depth").rglob("*.tar")
+    succeed("extract_tars", tmp_path / "out", archive, "--verify")
+    pairs = {path.name: path.read_bytes() for path in (tmp_path / "out" / archive.stem).rglob("*.png")}
+    assert len(pairs) == 2
+    assert pairs == {path.name: path.read_bytes() for path in (tmp_path / "depth").rglob("*.png")}
+
+
+def test_sizes_of_a_set(photos, tmp_path):
+    succeed("collect_sizes", photos, tmp_path / "sizes.csv")
+    assert len((tmp_path / "sizes.csv").read_text().splitlines()) == 1 + 6
+    assert os.listdir(tmp_path) == ["sizes.csv"]
