@@ -85,6 +85,7 @@ def made_files() -> dict[str, bytes]:
         "XMP.png": saved("PNG", **text("XML:com.adobe.xmp", XMP.decode())),
         "prompt.png": saved("PNG", **text("parameters", "a cat, " * 40)),
         "workflow of 50 KB.png": saved("PNG", **text("workflow", "{node}" * 9_000)),
+        "workflow, cut in its pixels.png": saved("PNG", **text("workflow", "{node}" * 9_000))[:-500],
         "profile.png": saved("PNG", icc_profile=bytes(range(256)) * 40),
         "animated.png": sequence("PNG"),
         "wrong checksum.png": saved("PNG").replace(b"IHDR\0\0\0\x5f", b"IHDR\0\0\0\x60"),
