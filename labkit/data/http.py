@@ -1,5 +1,7 @@
 """GET with kept connections, and retries that end."""
 
+import logging
+import re
 from dataclasses import dataclass, field
 from functools import partial
 from urllib.parse import urlsplit, urlunsplit
@@ -11,6 +13,18 @@ from labkit.data.blobs import PerProcess
 
 _LONGEST_WAIT_S = 10.0  # between two tries, whatever the server asks for
 _TRANSIENT = frozenset({408, 429, 500, 502, 503, 504})
+
+
+class _WithoutQueries(logging.Filter):
+    """urllib3 logs addresses when it tries again or is redirected; a query may hold a signature."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.msg, record.args = re.sub(r"\?[^\s'\"]*", "?...", record.getMessage()), ()
+        return True
+
+
+for _name in ("urllib3.connectionpool", "urllib3.poolmanager", "urllib3.util.retry"):
+    logging.getLogger(_name).addFilter(_WithoutQueries())
 
 
 class _BoundedRetry(Retry):
@@ -45,11 +59,21 @@ class HttpClient:
         Raises:
             OSError: no whole answer after all tries, or another error status; names the address without credentials.
         """
-        plain, headers = _without_credentials(url)
-        if start is not None:
-            headers["Range"] = f"bytes={start}-{end - 1}"
+        return self._ask(url, {} if start is None else {"Range": f"bytes={start}-{end - 1}"})
+
+    def probe(self, url: str) -> urllib3.BaseHTTPResponse:
+        """The answer to a request for the first byte, its body left: a server without ranges sends the whole file."""
+        answer = self._ask(url, {"Range": "bytes=0-0"}, preload_content=False)
+        if answer.status == 200:
+            answer.close()
+        else:
+            answer.drain_conn()
+        return answer
+
+    def _ask(self, url: str, headers: dict[str, str], **options: bool) -> urllib3.BaseHTTPResponse:
+        plain, own_headers = _without_credentials(url)
         try:
-            answer = self._pool().request("GET", plain, headers=headers)
+            answer = self._pool().request("GET", plain, headers={**own_headers, **headers}, **options)
         except urllib3.exceptions.HTTPError as error:
             cause = getattr(error, "reason", None) or error
             raise OSError(

@@ -1,17 +1,16 @@
 """Images behind a network: over HTTP, and in object storage through fsspec."""
 
 import json
-import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from html.parser import HTMLParser
 from typing import Any
-from urllib.parse import quote, unquote, urljoin, urlsplit
+from urllib.parse import urlsplit
 
 from labkit.data.blobs import PerProcess
 from labkit.data.http import HttpClient, shown
-from labkit.data.keys import is_image
+from labkit.data.http_listing import address, listed_images
+from labkit.data.keys import is_image, names_a_file
 from labkit.data.packed import PackedStrings
 
 _VERSIONS = ("ETag", "etag", "mtime", "LastModified", "last_modified", "updated", "created")  # as fsspec's kinds say it
@@ -47,7 +46,7 @@ class HttpStore:
     ):
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.netloc:
-            raise ValueError(f"{url!r} is no http:// or https:// address")
+            raise ValueError(f"{shown(url)!r} is no http:// or https:// address")
         if parts.path.endswith(".tar"):
             raise ValueError(f"{shown(url)} is a tar: TarStore reads it, by range requests")
         self._url = parts._replace(path=parts.path.rstrip("/") + "/")
@@ -63,7 +62,7 @@ class HttpStore:
     def keys(self) -> Sequence[str]:
         """Paths of all JPEG, PNG and WebP files, sorted; asked from the server once."""
         if self._keys is None:
-            listed = self._from_manifest() or _listed(self._client, self._url.geturl())
+            listed = self._from_manifest() or listed_images(self._client, self._url)
             if not listed:
                 raise FileNotFoundError(f"{shown(self._url.geturl())} lists no images: pass keys=, or store a manifest")
             self._keys = PackedStrings(sorted(listed))
@@ -71,57 +70,19 @@ class HttpStore:
 
     def read(self, key: str) -> bytes:
         """Contents of one file. Raises KeyError where the server has none."""
-        if key.startswith("/") or ".." in key.split("/"):
-            raise KeyError(f"{key!r} would leave {shown(self._url.geturl())}")
-        answer = self._client.get(self._address(key))
-        if answer.status != 200:
-            raise KeyError(f"{key!r} is not under {shown(self._url.geturl())}")
+        answer = self._client.get(address(self._url, key)) if names_a_file(key) else None
+        if (
+            answer is None or answer.status != 200 or urlsplit(answer.url or "").path.endswith("/")
+        ):  # a folder's listing
+            raise KeyError(f"{key!r} is not a file under {shown(self._url.geturl())}")
         return answer.data
 
-    def _address(self, key: str) -> str:
-        return self._url._replace(path=self._url.path + quote(key, errors="surrogateescape")).geturl()
-
     def _from_manifest(self) -> list[str]:
-        answer = self._client.get(self._address("manifest.json"))
+        answer = self._client.get(address(self._url, "manifest.json"))
         try:
             return [row["key"] for row in json.loads(answer.data)["photos"]] if answer.status == 200 else []
         except (ValueError, KeyError, TypeError):  # some other program's manifest
             return []
-
-
-class _Links(HTMLParser):
-    """The addresses that a page leads to."""
-
-    def __init__(self, page: str):
-        super().__init__()
-        self.found: list[str] = []
-        self.feed(page)
-
-    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        self.found += [value for name, value in attributes if tag == "a" and name == "href" and value]
-
-
-def _listed(client: HttpClient, url: str) -> list[str]:
-    """Keys of the images that the listing pages under `url` lead to, as common servers write them."""
-    top, waiting, seen, keys = urlsplit(url).path, [url], {urlsplit(url).path}, []
-    while waiting:
-        page = waiting.pop()
-        answer = client.get(page)
-        if answer.status != 200 or "html" not in answer.headers.get("Content-Type", ""):
-            continue
-        for link in _Links(answer.data.decode("utf-8", "replace")).found:
-            target = urlsplit(urljoin(page, link))
-            if target.netloc.rpartition("@")[2] != urlsplit(url).netloc.rpartition("@")[2]:
-                continue
-            if not target.path.startswith(top) or target.path in seen:
-                continue
-            seen.add(target.path)
-            key = unquote(target.path[len(top) :], errors="surrogateescape")
-            if is_image(key):
-                keys.append(key)
-            elif not os.path.splitext(key)[1] or key.endswith("/"):
-                waiting.append(urlsplit(url)._replace(path=target.path.rstrip("/") + "/").geturl())
-    return keys
 
 
 class HttpBlob:
@@ -133,13 +94,14 @@ class HttpBlob:
         self._version = ""
 
     def stamp(self) -> tuple[int, str]:
-        answer = self._client.get(self._url, 0, 1)
+        answer = self._client.probe(self._url)
         if answer.status == 404:
             raise FileNotFoundError(f"{self.name} does not exist")
         if answer.status == 416:
             return 0, ""
+        total = self._total(answer, 0)
         self._version = _version(answer)
-        return self._total(answer), self._version
+        return total, self._version
 
     def read_at(self, offset: int, size: int) -> bytes:
         if not size:
@@ -147,16 +109,16 @@ class HttpBlob:
         answer = self._client.get(self._url, offset, offset + size)
         if answer.status == 416:
             return b""
-        self._total(answer)
+        self._total(answer, offset)
         if self._version and _version(answer) != self._version:
             raise OSError(f"{self.name} changed on the server: open it again")
         return answer.data
 
-    def _total(self, answer: Any) -> int:
-        total = re.fullmatch(r"bytes \d+-\d+/(\d+)", answer.headers.get("Content-Range", ""))
-        if answer.status != 206 or not total:
+    def _total(self, answer: Any, offset: int) -> int:
+        said = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", answer.headers.get("Content-Range", ""))
+        if answer.status != 206 or not said or int(said[1]) != offset:
             raise OSError(f"{self.name}: the server answers no range requests; download the file and open that")
-        return int(total[1])
+        return int(said[2])
 
 
 def _version(answer: Any) -> str:
@@ -199,13 +161,13 @@ class ObjectStore:
 
     def read(self, key: str) -> bytes:
         """Contents of one object. Raises KeyError for an unknown one."""
-        if key.startswith("/") or ".." in key.split("/"):
-            raise KeyError(f"{key!r} would leave {shown(self._url)}")
         filesystem, root = self._place()
         try:
-            return filesystem.cat_file(f"{root}/{key}")
-        except (FileNotFoundError, IsADirectoryError) as error:
-            raise KeyError(f"{key!r} is not under {shown(self._url)}") from error
+            if names_a_file(key):
+                return filesystem.cat_file(f"{root}/{key}")
+        except (FileNotFoundError, IsADirectoryError, ValueError):  # ValueError: NUL, broken UTF-8
+            pass
+        raise KeyError(f"{key!r} is not a file under {shown(self._url)}")
 
     def _found(self) -> Iterator[str]:
         filesystem, root = self._place()

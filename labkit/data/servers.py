@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 
 @contextmanager
@@ -69,7 +69,10 @@ def serve_s3(buckets: Mapping[str, str | os.PathLike]) -> Iterator[dict[str, Any
 
 @contextmanager
 def _child(*arguments: str) -> Iterator[int]:
-    """A server of this module in a process of its own: the port that it says. It ends when its input is closed."""
+    """A server of this module in a process of its own: the port that it says.
+
+    It also ends by itself when its input does, which is when this process was killed.
+    """
     command = [sys.executable, "-m", "labkit.data.servers", *arguments]
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
@@ -81,12 +84,9 @@ def _child(*arguments: str) -> Iterator[int]:
             raise OSError(f"the {arguments[0]} server did not start: {' '.join(command)} shows why")
         yield int(said)
     finally:
+        process.kill()  # it holds nothing worth an orderly end, and a forked worker may keep its input open
+        process.wait()
         process.stdin.close()
-        try:
-            process.wait(5)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
         process.stdout.close()
 
 
@@ -98,17 +98,20 @@ def _serve_folder(root: str, latency_ms: str) -> None:
         await asyncio.sleep(float(latency_ms) / 1e3)
         return await handler(request)
 
-    async def listing(request):
-        folder = os.path.join(root, request.match_info["path"])
-        if not os.path.isdir(folder):
-            return web.FileResponse(folder) if os.path.isfile(folder) else web.Response(status=404)
-        names = sorted(name + "/" * os.path.isdir(os.path.join(folder, name)) for name in os.listdir(folder))
+    async def answer(request):
+        path = unquote(request.rel_url.raw_path, errors="surrogateescape").lstrip("/")
+        place = os.path.join(root, path)
+        if ".." in path.split("/") or not os.path.exists(place):
+            return web.Response(status=404)
+        if not os.path.isdir(place):
+            return web.FileResponse(place)
+        names = sorted(name + "/" * os.path.isdir(os.path.join(place, name)) for name in os.listdir(place))
         links = "".join(f'<li><a href="{quote(name, errors="surrogateescape")}">file</a></li>' for name in names)
         return web.Response(text=f"<ul>{links}</ul>", content_type="text/html")
 
     async def run():
         app = web.Application(middlewares=[late] if float(latency_ms) else [])
-        app.router.add_get("/{path:.*}", listing)
+        app.router.add_get(r"/{path:[\s\S]*}", answer)
         runner = web.AppRunner(app, access_log=None)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)
