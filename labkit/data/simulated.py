@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 from labkit.data.blobs import Extent, PerProcess
@@ -28,6 +29,9 @@ class Disk:
         latency_ms: Of a request over a network; it is asked where a disk would seek.
         one_head: Requests of all processes wait for each other, as on a rotating disk.
         readahead_bytes: Gaps up to this are read over rather than sought over.
+
+    Raises:
+        ValueError: a time below zero, or no bandwidth.
     """
 
     name: str
@@ -36,6 +40,10 @@ class Disk:
     latency_ms: float = 0.0
     one_head: bool = False
     readahead_bytes: int = 128 * 1024
+
+    def __post_init__(self):
+        if min(self.seek_ms, self.latency_ms, self.readahead_bytes) < 0 or self.bandwidth_mb_per_s <= 0:
+            raise ValueError(f"{self}: times are 0 or more, the bandwidth is above 0")
 
 
 DISKS = {
@@ -63,7 +71,7 @@ class SimulatedStore:
     def __init__(self, store: Any, disk: Disk = DISKS["hdd"], *, wait: bool = True):
         self.store, self.disk, self.wait = store, disk, wait
         self._head = _Head()
-        self._reads = PerProcess(dict)
+        self._reads = PerProcess(count)
 
     def __repr__(self) -> str:
         return f"SimulatedStore({self.store!r}, simulated {self.disk.name})"
@@ -106,9 +114,8 @@ class SimulatedStore:
     def _extents(self, key: str, size: int) -> list[Extent]:
         if not hasattr(self.store, "extents"):
             return [Extent(key, 0, size, opens=True)]
-        reads = self._reads()  # of this process: each worker opens its own files
-        reads["n"] = reads.get("n", 0) + 1
-        return list(self.store.extents(key, first=reads["n"] == 1))
+        number = next(self._reads())  # of this process: each worker opens its own files
+        return list(self.store.extents(key, first=number == 0))
 
     def _seconds(self, position: "_Position", extent: Extent) -> float:
         gap = position.gap_to(extent)

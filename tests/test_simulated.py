@@ -1,0 +1,311 @@
+"""SimulatedStore: the same bytes, and the time that a disk or a network would take, as worked out by hand."""
+
+import copy
+import gc
+import multiprocessing
+import os
+import pickle
+import random
+import tarfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from labkit import DISKS, FolderStore, HttpStore, ImageDataset, LoaderConfig, SimulatedStore, TarStore, make_loader
+from labkit.data import simulated
+from labkit.data.conformance import oracle_files
+from labkit.data.simulated import Disk
+
+SIZES = {"a.jpg": 1000, "b.jpg": 2000, "c.jpg": 3000}
+# By ustar's layout: a header of 512 bytes, then the data up to the next multiple of 512.
+HEADERS, DATA = (0, 1536, 4096), {"a.jpg": 512, "b.jpg": 2048, "c.jpg": 4608}
+DISK = Disk("slow disk", seek_ms=10.0, bandwidth_mb_per_s=1.0, one_head=True, readahead_bytes=4096)
+SEEKS = replace(DISK, bandwidth_mb_per_s=float("inf"), readahead_bytes=0)
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    for name, size in SIZES.items():
+        (tmp_path / "photos").mkdir(exist_ok=True)
+        (tmp_path / "photos" / name).write_bytes(random.Random(size).randbytes(size))
+    return tmp_path / "photos"
+
+
+@pytest.fixture
+def tar(folder) -> Path:
+    path = folder.parent / "photos.tar"
+    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
+        for name in SIZES:
+            tar.add(folder / name, name)
+    with tarfile.open(path) as tar:
+        assert [member.offset for member in tar] == list(HEADERS)
+        assert {member.name: member.offset_data for member in tar} == DATA
+    return path
+
+
+def dry(store, disk: Disk = DISK) -> SimulatedStore:
+    return SimulatedStore(store, disk, wait=False)
+
+
+def seconds(trips: int, n_bytes: int, disk: Disk = DISK) -> float:
+    return trips * (disk.seek_ms + disk.latency_ms) / 1000 + n_bytes / disk.bandwidth_mb_per_s / 1e6
+
+
+def busy_after(store: SimulatedStore, *keys: str) -> float:
+    before = store.busy_s
+    for key in keys:
+        store.read(key)
+    return pytest.approx(store.busy_s - before)
+
+
+def test_the_bytes_are_the_stores(folder, tar):
+    oracle = FolderStore(folder)
+    for store in (oracle, TarStore(tar), TarStore(tar, mode="tarfile"), TarStore(tar, mode="reopen")):
+        late = dry(store)
+        assert list(late.keys()) == oracle.keys()
+        assert len(late) == 3
+        assert [late.read(key) for key in late.keys()] == [oracle.read(key) for key in oracle.keys()]  # noqa: SIM118
+        with pytest.raises(KeyError, match=r"no\.jpg"):
+            late.read("no.jpg")
+
+
+def test_it_says_that_it_is_simulated(folder):
+    store = dry(FolderStore(folder), DISKS["hdd"])
+    assert repr(store) == "SimulatedStore(FolderStore('photos', 3 images), simulated hard disk)"
+    assert store.storage == "simulated hard disk"
+
+
+def test_a_folder_costs_two_seeks_a_file(folder):
+    """One to its inode, one to its data; nothing counts as cached."""
+    store = dry(FolderStore(folder))
+    assert store.busy_s == 0
+    assert busy_after(store, "a.jpg") == seconds(2, 1000)
+    assert busy_after(store, "b.jpg", "c.jpg") == seconds(4, 5000)
+    assert busy_after(store, "c.jpg", "c.jpg") == seconds(4, 6000)
+    assert store.busy_s == pytest.approx(seconds(10, 12_000))
+
+
+def test_an_indexed_tar_read_in_order_seeks_once(tar):
+    store = dry(TarStore(tar))
+    assert busy_after(store, "a.jpg") == seconds(2, 1000)  # the file is opened
+    assert busy_after(store, "b.jpg") == seconds(0, 2000 + (2048 - 1512))  # the gap is read over
+    assert busy_after(store, "c.jpg") == seconds(0, 3000 + (4608 - 4048))
+
+
+def test_an_indexed_tar_read_at_random_seeks_once_an_image(tar):
+    store = dry(TarStore(tar))
+    assert busy_after(store, "c.jpg") == seconds(2, 3000)
+    assert busy_after(store, "b.jpg") == seconds(1, 2000)  # back
+    assert busy_after(store, "a.jpg") == seconds(1, 1000)
+    assert busy_after(store, "c.jpg") == seconds(0, 3000 + (4608 - 1512))
+    assert busy_after(store, "c.jpg") == seconds(1, 3000)  # back to its begin
+
+
+@pytest.mark.parametrize(("readahead", "trips", "gap"), [(536, 0, 536), (535, 1, 0), (0, 1, 0)])
+def test_gaps_up_to_the_readahead_are_read_over(tar, readahead, trips, gap):
+    store = dry(TarStore(tar), replace(DISK, readahead_bytes=readahead))
+    store.read("a.jpg")
+    assert busy_after(store, "b.jpg") == seconds(trips, 2000 + gap)
+
+
+def test_tarfile_visits_every_header_first(tar):
+    store = dry(TarStore(tar, mode="tarfile"))
+    headers = 512 + (1536 - 512 + 512) + (4096 - 2048 + 512)  # each with the gap before it
+    assert busy_after(store, "a.jpg") == seconds(2 + 1, headers + 1000)  # and back to the first data
+    assert busy_after(store, "b.jpg") == seconds(0, 2000 + (2048 - 1512))
+    assert busy_after(store, "a.jpg") == seconds(1, 1000)
+
+
+def test_tarfile_seeks_to_every_header_that_is_far(tar):
+    store = dry(TarStore(tar, mode="tarfile"), replace(DISK, readahead_bytes=100))
+    assert busy_after(store, "a.jpg") == seconds(1 + 3 + 1, 3 * 512 + 1000)
+    assert busy_after(store, "c.jpg") == seconds(1, 3000)
+
+
+def test_reopening_visits_every_header_each_time(tar):
+    store = dry(TarStore(tar, mode="reopen"), replace(DISK, readahead_bytes=100))
+    for _ in range(3):
+        assert busy_after(store, "a.jpg") == seconds(1 + 3 + 1, 3 * 512 + 1000)
+
+
+def test_a_network_asks_once_where_a_disk_seeks(folder, tar):
+    disk = Disk("far away", latency_ms=30.0, bandwidth_mb_per_s=2.0, readahead_bytes=0)
+    assert busy_after(dry(FolderStore(folder), disk), "a.jpg") == seconds(2, 1000, disk)
+    both = replace(disk, seek_ms=5.0)
+    assert busy_after(dry(TarStore(tar), both), "c.jpg", "a.jpg") == seconds(3, 4000, both)
+    assert seconds(1, 0, both) == pytest.approx(0.035)
+
+
+def test_a_store_that_cannot_say_pays_for_a_file_a_read(folder):
+    class Plain:
+        def keys(self):
+            return list(SIZES)
+
+        def read(self, key):
+            return (folder / key).read_bytes()
+
+    assert busy_after(dry(Plain()), "a.jpg", "b.jpg", "b.jpg") == seconds(6, 5000)
+    assert not hasattr(HttpStore("http://127.0.0.1:1", keys=["a.jpg"]), "extents")
+
+
+def test_unknown_keys_cost_nothing(tar):
+    store = dry(TarStore(tar))
+    with pytest.raises(KeyError):
+        store.read("no.jpg")
+    assert store.busy_s == 0
+    assert busy_after(store, "a.jpg") == seconds(2, 1000)  # still the first read
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"seek_ms": -1}, {"latency_ms": -0.1}, {"readahead_bytes": -1}, {"bandwidth_mb_per_s": 0}]
+)
+def test_disks_that_cannot_be(wrong):
+    with pytest.raises(ValueError, match="the bandwidth is above 0"):
+        Disk("wrong", **wrong)
+
+
+def test_the_disks_that_are_there(tar):
+    """A random read of a hard disk is a seek; sizes hardly matter. The others have no head that moves."""
+    for name, disk in DISKS.items():
+        store = dry(TarStore(tar), disk)
+        assert busy_after(store, "c.jpg", "a.jpg") == seconds(3, 4000, disk)
+        assert disk.one_head == (name == "hdd")
+
+
+# Waiting.
+
+
+def test_it_waits_at_least_as_long(folder):
+    store = SimulatedStore(FolderStore(folder), DISK)
+    start = time.perf_counter()
+    for key in store.keys():  # noqa: SIM118
+        store.read(key)
+    assert time.perf_counter() - start >= seconds(6, 6000)
+    assert store.busy_s == pytest.approx(seconds(6, 6000))
+
+
+def test_without_waiting_nobody_sleeps(folder, monkeypatch):
+    monkeypatch.setattr(simulated.time, "sleep", None)
+    dry(FolderStore(folder)).read("a.jpg")
+
+
+class Sleepers:
+    """In place of `time.sleep`: counts who sleeps at the same time, for as long as it takes `wanted` to meet."""
+
+    def __init__(self, wanted: int):
+        self.barrier, self.lock, self.now, self.most = threading.Barrier(wanted), threading.Lock(), 0, 0
+
+    def __call__(self, seconds: float) -> None:
+        with self.lock:
+            self.now += 1
+            self.most = max(self.most, self.now)
+        self.barrier.wait(30)
+        with self.lock:
+            self.now -= 1
+
+
+@pytest.mark.parametrize(("one_head", "at_once"), [(True, 1), (False, 3)])
+def test_one_head_serves_one_at_a_time(folder, monkeypatch, one_head, at_once):
+    store = SimulatedStore(FolderStore(folder), replace(DISK, one_head=one_head))
+    sleepers = Sleepers(at_once)
+    with monkeypatch.context() as patch:
+        patch.setattr(simulated.time, "sleep", sleepers)
+        with ThreadPoolExecutor(3) as pool:
+            list(pool.map(store.read, list(SIZES) * 4))
+    assert sleepers.most == at_once
+    assert store.busy_s == pytest.approx(seconds(24, 24_000))
+
+
+# Processes and threads.
+
+
+def read_all(store: SimulatedStore) -> int:
+    return len([store.read(key) for key in list(SIZES) * 5])
+
+
+def test_threads_lose_no_time(folder, tar):
+    files, members = dry(FolderStore(folder)), dry(TarStore(tar, mode="tarfile"), SEEKS)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(read_all, [files] * 8))
+        list(pool.map(members.read, ["a.jpg"] * 100))
+    assert files.busy_s == pytest.approx(seconds(8 * 30, 8 * 30_000))
+    assert members.busy_s == pytest.approx(seconds(1 + 3 + 100, 0, SEEKS))  # opened once, whoever came first
+
+
+@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+def test_one_head_for_all_processes(folder, start_method):
+    store = dry(FolderStore(folder))
+    read_all(store)
+    with multiprocessing.get_context(start_method).Pool(2 if start_method == "fork" else 1) as pool:
+        assert pool.map_async(read_all, [store] * 4, chunksize=1).get(60) == [15] * 4
+    assert store.busy_s == pytest.approx(seconds(5 * 30, 5 * 30_000))
+
+
+def read_first(store: SimulatedStore) -> float:
+    before = store.busy_s
+    store.read("a.jpg")
+    return store.busy_s - before
+
+
+@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+def test_each_process_opens_its_own_files(tar, start_method):
+    """Scans the headers, too, and they are far apart."""
+    store = dry(TarStore(tar, mode="tarfile"), SEEKS)
+    assert read_first(store) == pytest.approx(seconds(5, 0, SEEKS))
+    assert read_first(store) == pytest.approx(seconds(1, 0, SEEKS))
+    with multiprocessing.get_context(start_method).Pool(1) as pool:
+        costs = [pool.apply(read_first, (store,)) for _ in range(2)]
+    assert read_first(store) == pytest.approx(seconds(1, 0, SEEKS))
+    assert costs[0] == pytest.approx(seconds(5, 0, SEEKS))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_in_a_loader(tmp_path, num_workers):
+    for number in range(6):
+        (tmp_path / f"{number}.png").write_bytes(oracle_files()["rgb.png"])
+    store = dry(FolderStore(tmp_path), SEEKS)
+    config = LoaderConfig(batch_size=2, num_workers=num_workers, pin_memory=False)
+    assert sum(len(images) for images, _ in make_loader(ImageDataset(store), config)) == 6
+    assert store.busy_s == pytest.approx(seconds(12, 0, SEEKS))
+
+
+@pytest.mark.parametrize("copied", [lambda store: pickle.loads(pickle.dumps(store)), copy.deepcopy])
+def test_copies_move_the_same_head(folder, copied):
+    store = dry(FolderStore(folder))
+    again = copied(store)
+    again.read("a.jpg")
+    store.read("b.jpg")
+    assert store.busy_s == again.busy_s == pytest.approx(seconds(4, 3000))
+    assert (again.disk, again.wait) == (store.disk, False)
+
+
+def test_a_killed_reader_leaves_the_head_free(folder):
+    """Killed in the middle of a read that takes minutes, with the head its own."""
+    store = SimulatedStore(FolderStore(folder), replace(DISK, seek_ms=300_000))
+    worker = multiprocessing.get_context("fork").Process(target=store.read, args=("a.jpg",))
+    worker.start()
+    store.wait = False
+    time.sleep(0.3)  # it has, or is about to have, the head
+    worker.kill()
+    worker.join()
+    assert store.busy_s >= 0
+    assert store.read("b.jpg") == (folder / "b.jpg").read_bytes()
+
+
+def test_its_file_goes_with_it(folder):
+    store = dry(FolderStore(folder))
+    path = Path(store._head._path)
+    child = os.fork()
+    if not child:
+        del store
+        gc.collect()
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert path.exists()
+    del store
+    gc.collect()
+    assert not path.exists()
