@@ -8,6 +8,7 @@ import random
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from labkit import PackedStrings
@@ -57,8 +58,6 @@ def test_searching():
 
 
 def test_numpy_integers_index():
-    import numpy as np
-
     assert PackedStrings(STRINGS)[np.int64(-2)] == STRINGS[-2]
 
 
@@ -71,6 +70,38 @@ def test_a_pickle_is_as_small_as_the_strings():
     """spawn sends it to every worker."""
     strings = [f"folder/{number:06}.jpg" for number in range(10_000)]
     assert len(pickle.dumps(PackedStrings(strings))) < sum(map(len, strings)) + 8 * len(strings) + 1000
+
+
+def test_arrays_and_back():
+    block, offsets = PackedStrings(STRINGS).arrays()
+    encoded = [os.fsencode(string) for string in STRINGS]
+    assert (block.dtype, offsets.dtype) == (np.uint8, np.int64)
+    assert block.tobytes() == b"".join(encoded)
+    assert offsets.tolist() == [0, *np.cumsum([len(string) for string in encoded])]
+    assert PackedStrings.from_arrays(block, offsets) == STRINGS
+    assert PackedStrings.from_arrays(*PackedStrings([]).arrays()) == []
+
+
+def test_encoded():
+    assert list(PackedStrings(STRINGS).encoded()) == [os.fsencode(string) for string in STRINGS]
+    assert list(PackedStrings([]).encoded()) == []
+
+
+BLOCK, OFFSETS = np.frombuffer(b"abcdef", np.uint8), np.array([0, 2, 6])
+
+
+@pytest.mark.parametrize(
+    ("block", "offsets"),
+    [
+        (BLOCK, OFFSETS[:-1]), (BLOCK, OFFSETS[1:]), (BLOCK, OFFSETS[:0]), (BLOCK, np.array([0, 7, 6])),
+        (BLOCK[:-1], OFFSETS), (BLOCK, OFFSETS[::-1]), (BLOCK, OFFSETS.astype(float)),
+        (BLOCK, OFFSETS.astype(np.int32)),
+        (BLOCK.astype(np.int8), OFFSETS), (BLOCK.view("S1"), OFFSETS), (BLOCK, OFFSETS[None]), (BLOCK[None], OFFSETS),
+    ],
+)  # fmt: skip
+def test_arrays_that_do_not_fit_together(block, offsets):
+    with pytest.raises(ValueError, match="hold no packed strings"):
+        PackedStrings.from_arrays(block, offsets)
 
 
 def private_kb() -> int:

@@ -6,6 +6,7 @@ import pickle
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from labkit import FolderStore, Store, evict, open_store, resident_fraction
@@ -108,6 +109,25 @@ def test_reading_in_a_spawned_process(root):
     store = FolderStore(root)
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         assert pool.map(store.read, store.keys()) == [path.read_bytes() for path in store.paths()]
+
+
+def test_sizes(root):
+    sizes = FolderStore(root).sizes()
+    assert sizes.dtype == np.int64
+    assert sizes.tolist() == [len(path.read_bytes()) for path in FolderStore(root).paths()]
+
+
+def test_what_a_read_touches(root):
+    """One file to open, and its bytes; the first read is as all others."""
+    for first in (True, False):
+        (extent,) = FolderStore(root).extents("cat/a.jpeg", first)
+        assert extent == (str(root / "cat/a.jpeg"), 0, len((root / "cat/a.jpeg").read_bytes()), True)
+
+
+@pytest.mark.parametrize("key", ["../secret.jpg", "/etc/passwd", "cat/../../secret.jpg"])
+def test_no_extent_leaves_the_folder(root, key):
+    with pytest.raises(KeyError, match="would leave"):
+        list(FolderStore(root).extents(key, first=True))
 
 
 def test_a_folder_store_is_a_store(root):

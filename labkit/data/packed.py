@@ -24,12 +24,11 @@ class PackedStrings(Sequence[str]):
     @classmethod
     def from_arrays(cls, block: np.ndarray, offsets: np.ndarray) -> "PackedStrings":
         """What `arrays()` gave. Raises ValueError where the two do not fit together."""
-        strings = cls(())
-        whole = (
-            len(offsets) > 0 and offsets[0] == 0 and offsets[-1] == len(block) and bool((np.diff(offsets) >= 0).all())
-        )
-        if not whole or block.dtype != np.uint8 or offsets.dtype != np.int64:
+        kinds = [(array.ndim, array.dtype) for array in (block, offsets)]
+        whole = kinds == [(1, np.uint8), (1, np.int64)] and len(offsets) > 0
+        if not whole or offsets[0] != 0 or offsets[-1] != len(block) or (np.diff(offsets) < 0).any():
             raise ValueError("these arrays hold no packed strings")
+        strings = cls(())
         strings._block, strings._offsets = block, offsets
         return strings
 
