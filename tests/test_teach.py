@@ -2,12 +2,14 @@
 
 import io
 import random
+import re
 
 import pytest
 import torch
 from PIL import Image
 
 import labkit as lk
+from labkit.data.size_caches import parse_cache_name, sizes_from_caches
 from labkit.measure import plots
 from labkit.teach import predictions as module
 from labkit.teach.exercises import exercises
@@ -101,6 +103,28 @@ def _reversed_columns(width, new_width):
     return [int((column + 0.5) * width / new_width) for column in range(new_width)][::-1]
 
 
+def _sample_key(name):
+    folder, slash, base = name.rpartition("/")
+    return folder + slash + base.split(".")[0]
+
+
+def _part_of_shards(shards, rank, world_size, worker, num_workers):
+    return shards[rank::world_size][worker::num_workers]
+
+
+def _lax_cache_name(name):
+    """Anything with a size in it."""
+    match = re.search(r"(.+)_(\d+)x(\d+)", name)
+    return match and (match[1], int(match[2]), int(match[3]))
+
+
+def _prefix_sizes(images, caches):
+    """The merge's mistake: any cache that begins as the image does."""
+    stems = {image: image.rpartition(".")[0] for image in images}
+    found = {image: [name for name in sorted(caches) if name.startswith(stem)] for image, stem in stems.items()}
+    return {image: parse_cache_name(names[0])[1:] for image, names in found.items() if names}
+
+
 ANSWERS = {
     "00.1": ([640, 639.0], [76, 600, "many"]),
     "00.2": ([128], [64, 129, 32]),
@@ -141,6 +165,21 @@ ANSWERS = {
     "07.2": ([40], [75, 45]),
     "07.3": ([4 / 3, 1.33], [2, 1]),
     "07.4": (["record_stream", "tensor.record_stream(stream)"], ["wait_stream", "clone"]),
+    "08.1": ([0.667, 2 / 3], [10.67, 40, 0.67 / 16]),
+    "08.2": ([1000], [0, 500, 12_500]),
+    "08.3": ([_sample_key], [lambda name: name.split(".")[0], lambda name: name.rpartition(".")[0], str.upper]),
+    "08.4": (
+        [
+            _part_of_shards,
+            lambda shards, rank, ranks, worker, workers: shards[worker * ranks + rank :: ranks * workers],
+        ],
+        [
+            lambda shards, rank, ranks, worker, workers: shards[rank::ranks],
+            lambda shards, rank, ranks, worker, workers: shards[rank + worker :: ranks * workers],
+            lambda shards, rank, ranks, worker, workers: shards if rank == worker == 0 else [],
+            len,
+        ],
+    ),
     "09.1": ([14.4, 107_770 * 0.008 / 60], [862, 7.2, 28.7]),
     "09.2": ([20], [2, 10, 1]),
     "09.3": ([4 / 3.9, 1.0256], [1.1, 0.975, 40, 0.025]),
@@ -148,6 +187,13 @@ ANSWERS = {
         [_mirrored_columns],
         [_reversed_columns, lambda *sides: _mirrored_columns(*sides)[::-1], lambda width, new_width: [0], 3],
     ),
+    "10.1": ([1692, 254 * 906 / 136], [254, 1606, 11_272]),
+    "10.2": ([parse_cache_name], [_lax_cache_name, lambda name: None, lambda name: ("cat", 768, 512), str.upper]),
+    "10.3": (
+        [lambda images, caches: {image: size for image, size in sizes_from_caches(images, caches).items() if size}],
+        [_prefix_sizes, sizes_from_caches, lambda images, caches: {}, len],
+    ),
+    "10.4": ([320, 320.0], [160, 0.32, 20_000]),
 }
 
 
@@ -191,7 +237,7 @@ def test_the_end_of_a_lead_is_judged_from_the_frame(frame_of, capsys):
 
 @pytest.mark.parametrize(
     ("name", "wanted"),
-    [("03.4", 1.2), ("04.4", None), ("06.4", None), ("07.5", 1.05), ("09.5", 1.2)],
+    [("03.4", 1.2), ("04.4", None), ("06.4", None), ("07.5", 1.05), ("08.5", 1.2), ("09.5", 1.2), ("10.5", None)],
     ids=lambda value: str(value),
 )
 def test_own_experiments_are_judged(name, wanted, frame_of, capsys):
@@ -215,7 +261,7 @@ def test_a_library_that_wins_is_judged_either_way(frame_of, capsys):
 
 
 def test_every_exercise_has_answers_here():
-    judged = {"00.4", "01.4", "02.4", "03.4", "04.4", "05.3", "06.4", "07.5", "09.5"}
+    judged = {"00.4", "01.4", "02.4", "03.4", "04.4", "05.3", "06.4", "07.5", "08.5", "09.5", "10.5"}
     assert set(exercises()) == {*ANSWERS, *judged}
 
 
