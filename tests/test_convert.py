@@ -134,6 +134,18 @@ def test_nothing_is_overwritten(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["set.tar", "set.tar.gz"]
 
 
+def test_the_name_comes_last_and_at_once(tmp_path, monkeypatch):
+    source = compressed(tmp_path / "set.tar.gz", plain_tar())
+
+    def full(*paths):
+        raise OSError("no room for a name")
+
+    monkeypatch.setattr(Path, "rename", full)
+    with pytest.raises(OSError, match="no room"):
+        convert_tar(source, tmp_path / "set.tar", progress=False)
+    assert os.listdir(tmp_path) == ["set.tar.gz"]
+
+
 def start(source: Path, target: Path) -> subprocess.Popen:
     command = [sys.executable, "-m", "labkit", "convert", str(source), str(target)]
     return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)

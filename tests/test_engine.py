@@ -66,6 +66,11 @@ def test_processes_are_others_and_as_many_as_asked(tmp_path):
     assert len(set(quiet_map(pid, range(2), **PROCESSES)) - {os.getpid()}) == 2
 
 
+def test_the_parent_alone_hears_of_ctrl_c():
+    ignored = [signal.SIG_IGN] * 3
+    assert quiet_map(lambda item: signal.getsignal(signal.SIGINT), range(3), **PROCESSES) == ignored
+
+
 @each_way()
 def test_what_is_done_is_left_out(way):
     def odd_only(item):
@@ -299,9 +304,9 @@ from labkit import map_items
 
 def sleep(item):
     Path({root!r}, str(os.getpid())).touch()
-    time.sleep(60)
+    time.sleep(60 if item == 0 else 0.2)
 
-map_items(sleep, range(4), num_workers=2)
+map_items(sleep, range(2), num_workers=2)
 """
 
 
@@ -310,6 +315,7 @@ def test_workers_end_with_their_parent(tmp_path, blow):
     command = [sys.executable, "-c", ENDLESS.format(root=str(tmp_path))]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
     until(lambda: len(os.listdir(tmp_path)) == 2)
+    time.sleep(0.5)  # one worker is busy then, and one idle
     # Ctrl-C reaches the whole group, kill -9 the parent alone.
     os.killpg(process.pid, blow) if blow == signal.SIGINT else process.kill()
     _, said = process.communicate(timeout=20)

@@ -11,7 +11,6 @@ from types import ModuleType
 from labkit.data.pools import Outcome, Submit, pack, run_packed, unpacking
 from labkit.measure.env import usable_cores
 
-_RETRIES = 3  # of a task whose machine or worker is lost, before the engine hears of it
 _PATIENCE_S = 5.0
 
 
@@ -31,12 +30,15 @@ def joined_cluster(address: str | None, num_tasks: int | None) -> Iterator[int]:
 
 @contextmanager
 def ray_pool(function: Callable) -> Iterator[Submit]:
-    """Tasks of one core each. Ray sends the function once to every worker process, by value if it is a notebook's."""
+    """Tasks of one core each. Ray sends the function once to every worker process, by value if it is a notebook's.
+
+    A task whose machine or worker is lost is tried three times more, Ray's default, before the engine hears of it.
+    """
 
     def map_items(packed: list[Outcome]):  # the name that Ray's own messages show
         return run_packed(function, packed)
 
-    task = _import_ray().remote(num_cpus=1, max_retries=_RETRIES)(map_items)
+    task = _import_ray().remote(num_cpus=1)(map_items)
 
     def submit(items: list) -> Future:
         return unpacking(task.remote(pack(items)).future())

@@ -19,7 +19,7 @@ def unpack(archive: Path, plan: Plan, tree: Path, progress: bool) -> None:
     if (pair := colliding(plan)) and _ignores_case(tree):
         raise ValueError(f"{archive}: members {pair[0]!r} and {pair[1]!r} are one file here: choose another filesystem")
     half = tree.with_name("half")
-    half.unlink(missing_ok=True)
+    half.unlink(missing_ok=True)  # it may be a hard link to a whole file, which writing would spoil
     folders: dict[Path, tarfile.TarInfo] = {}
     options = {"total": sum(plan.sizes.values()), "unit": "B", "unit_scale": True, "desc": archive.name}
     with TarStream(archive) as stream, progress_bar(show=progress, **options) as bar:
@@ -30,8 +30,8 @@ def unpack(archive: Path, plan: Plan, tree: Path, progress: bool) -> None:
             else:
                 _fill(stream, info, paths, half)
             bar.update(info.size)
-    for folder in sorted(folders, reverse=True):  # the inner ones first: to fill a folder changes its time
-        _set_time(folder, folders[folder])
+    for folder, info in folders.items():  # now that nothing more comes into them, which would change their times
+        _set_time(folder, info)
 
 
 def differences(archive: Path, plan: Plan, tree: Path) -> list[str]:

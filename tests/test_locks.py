@@ -1,0 +1,58 @@
+"""One holder at a time, though the file comes and goes with the lock."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from labkit.data.locks import locked
+
+fcntl = pytest.importorskip("fcntl", reason="this system has no file locks")
+
+
+def test_never_two_at_once(tmp_path):
+    holders, most = [], []
+
+    def hold_often():
+        for _ in range(50):
+            with locked(tmp_path / "new" / "lock"):
+                holders.append(1)
+                most.append(len(holders))
+                time.sleep(0.0005)
+                holders.pop()
+
+    threads = [threading.Thread(target=hold_often) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == [1] * 200
+    assert os.listdir(tmp_path / "new") == []
+
+
+def test_a_killed_process_holds_nothing(tmp_path):
+    code = f"""
+import time
+from pathlib import Path
+from labkit.data.locks import locked
+with locked(Path({str(tmp_path)!r}, "lock")):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "held\n"
+    process.kill()
+    process.communicate()
+    with locked(tmp_path / "lock"):
+        pass
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_failure_lets_go(tmp_path):
+    with pytest.raises(KeyError), locked(tmp_path / "lock"):
+        raise KeyError
+    with locked(tmp_path / "lock"):
+        assert os.listdir(tmp_path) == ["lock"]
