@@ -13,7 +13,6 @@ import tarfile
 import warnings
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -246,6 +245,12 @@ def test_equal_ranks_where_they_are_asked_for(tmp_path, monkeypatch, n_shards):
     assert set().union(*came) <= set(range(40))
 
 
+def test_a_rank_that_cannot_be_made_equal_says_so(tmp_path):
+    path = tar_of(tmp_path / "x.tar", {"a.cls": b"1", "a.png": PICTURE[:40]})
+    with pytest.raises(ValueError, match="only 0 of 3 samples could be read"):
+        list(read_shards(path, samples_per_rank=3, on_error="skip"))
+
+
 def headers(path: Path) -> list[tuple[str, int, int]]:
     """Name, offset of the header and offset of the data of each member."""
     with tarfile.open(path, "r:") as tar:
@@ -384,7 +389,7 @@ def test_a_pickled_data_set_reads_the_same(forty):
 def test_shuffle_quality_is_that_of_the_reader(tmp_path):
     root = numbered(tmp_path / "set", 200, 4)
     order = numbers(read_shards(root, shuffle=20, seed=3))
-    assert shuffle_quality(200, 20, n_shards=4, seed=3) == pytest.approx(spearmanr(np.arange(200), order).statistic)
+    assert shuffle_quality(200, 20, n_shards=4, seed=3) == pytest.approx(spearmanr(range(200), order).statistic)
 
 
 def test_a_larger_buffer_shuffles_better():

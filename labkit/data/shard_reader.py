@@ -68,7 +68,9 @@ def read_shards(
             with braces for many (`http://host/shard-{000000..000015}.tar`), or a list of them. Paths, `http(s)://`,
             `s3://` and whatever else fsspec reads.
         decoder: One of `labkit.DECODERS`.
-        transform: Called with the uint8 (3, H, W) tensor; its result takes the image's place.
+        transform: Called with the uint8 (3, H, W) tensor; its result takes the image's place. `DataLoader` seeds
+            torch's generator in each worker; a library that draws from one of its own (Albumentations) has to be
+            seeded in `worker_init_fn`, else all workers repeat the same draws.
         shuffle: 0 keeps the order. Above, the order of shards is drawn anew each epoch, and a buffer of so many
             encoded samples in each worker mixes neighbours.
         shuffle_initial: Samples in that buffer before it gives its first: few for an early first batch, as many as
@@ -156,7 +158,7 @@ class ShardDataset(IterableDataset):
     def __iter__(self) -> Iterator[tuple[Any, int]]:
         place, samples = self._place(), self.samples()
         decoded = (item for sample in samples if (item := self._decoded(sample)) is not None)
-        return decoded if self.samples_per_rank is None else islice(decoded, place.share(self.samples_per_rank))
+        return decoded if self.samples_per_rank is None else _exactly(place.share(self.samples_per_rank), decoded)
 
     def samples(self) -> Iterator[dict[str, Any]]:
         """This process' part of an epoch, undecoded: `__key__`, `__url__`, and each member's bytes by its suffix."""
@@ -181,7 +183,7 @@ class ShardDataset(IterableDataset):
     def _order(self, place: Place, epoch: int) -> Iterable[str]:
         if self.samples_per_rank is not None:
             draw = random.Random(f"{self.seed} {epoch} {place} shards")
-            return iter(lambda: draw.choice(self.urls), None)
+            return (draw.choice(self.urls) for _ in range(self.samples_per_rank))  # enough: no shard is empty
         urls = list(self.urls)
         if self.shuffle:
             random.Random(f"{self.seed} {epoch}").shuffle(urls)  # the same on every rank, before they share
@@ -219,6 +221,15 @@ class ShardDataset(IterableDataset):
                 ShardWarning,
                 stacklevel=4,
             )
+
+
+def _exactly(count: int, items: Iterator[Any]) -> Iterator[Any]:
+    came = 0
+    for item in islice(items, count):
+        came += 1
+        yield item
+    if came < count:
+        raise ValueError(f"only {came} of {count} samples could be read: too many were skipped, or shards are empty")
 
 
 def _refuse(url: str, error: Exception) -> None:
