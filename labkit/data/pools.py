@@ -34,7 +34,7 @@ def then(function: Callable, outcome: Outcome) -> Outcome:
 
 def describe(error: BaseException) -> str:
     """Type and first line of an error."""
-    lines = str(error).splitlines()
+    lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
