@@ -17,7 +17,7 @@ import pytest
 
 from labkit import TarStore, open_store
 from labkit.data import blobs
-from labkit.data.blobs import LocalBlob, PerProcess, RemoteFile, buffered, is_url, open_blob
+from labkit.data.blobs import Lazy, LocalBlob, PerProcess, RemoteFile, buffered, is_url, open_blob
 from labkit.measure.files import write_whole, written_whole
 
 DATA = random.Random(0).randbytes(100_000)
@@ -147,9 +147,26 @@ def slowly(pause: threading.Event, made: list) -> float:
     return made[-1]
 
 
+def put_result(results, function, arguments) -> None:
+    results.put(function(*arguments))
+
+
+def in_children(start_method: str, function, *arguments: tuple) -> list:
+    """The results of processes that run at once, in any order; a pool would pickle what a fork just has."""
+    context = multiprocessing.get_context(start_method)
+    results = context.Queue()
+    processes = [context.Process(target=put_result, args=(results, function, given)) for given in arguments]
+    for process in processes:
+        process.start()
+    got = [results.get(timeout=60) for _ in processes]
+    for process in processes:
+        process.join()
+    return got
+
+
 def in_child(function, start_method: str = "fork"):
-    with multiprocessing.get_context(start_method).Pool(1) as pool:
-        return pool.apply_async(function).get(60)
+    (result,) = in_children(start_method, function, ())
+    return result
 
 
 @pytest.mark.parametrize("start_method", ["fork", "spawn"])
@@ -163,9 +180,19 @@ def test_a_value_for_each_process(start_method, used_before):
     assert value()[0] == os.getpid()
 
 
-def test_threads_share_one_value():
+def test_a_value_that_forks_keep():
+    value = Lazy(pid_and_noise)
+    assert in_child(value, "fork")[0] != os.getpid()  # there it was used for the first time
+    made = value()
+    assert made == value() == in_child(value, "fork")
+    assert made[0] == os.getpid()
+    assert in_child(value, "spawn")[0] != os.getpid()
+
+
+@pytest.mark.parametrize("kind", [Lazy, PerProcess])
+def test_threads_share_one_value(kind):
     pause, made = threading.Event(), []
-    value = PerProcess(partial(slowly, pause, made))
+    value = kind(partial(slowly, pause, made))
     got: list[float] = []
     threads = [threading.Thread(target=lambda: got.append(value())) for _ in range(20)]
     for thread in threads:
@@ -177,8 +204,8 @@ def test_threads_share_one_value():
     assert len(made) == 1
 
 
-@pytest.mark.parametrize("used_before", [False, True])
-def test_a_fork_while_another_thread_makes_the_value(used_before):
+@pytest.mark.parametrize(("kind", "owner"), [(Lazy, None), (PerProcess, None), (PerProcess, -1)])
+def test_a_fork_while_another_thread_makes_the_value(kind, owner):
     """The child must not wait for a lock whose holder it does not have."""
     parent, entered, release = os.getpid(), threading.Event(), threading.Event()
 
@@ -188,9 +215,8 @@ def test_a_fork_while_another_thread_makes_the_value(used_before):
             release.wait(30)
         return os.getpid()
 
-    value = PerProcess(make)
-    if used_before:  # in an ancestor, of which this process is a fork
-        value._owner = -1
+    value = kind(make)
+    value._owner = owner  # -1: made in an ancestor, of which this process is a fork
     thread = threading.Thread(target=value)
     thread.start()
     entered.wait(10)
@@ -231,10 +257,12 @@ def test_a_failure_is_not_kept():
     assert value() == value() == 5
 
 
+@pytest.mark.parametrize("kind", [Lazy, PerProcess])
 @pytest.mark.parametrize("copied", [lambda value: pickle.loads(pickle.dumps(value)), copy.deepcopy])
-def test_copies_make_their_own(copied):
-    value = PerProcess(pid_and_noise)
+def test_copies_make_their_own(kind, copied):
+    value = kind(pid_and_noise)
     assert copied(value)() != value()
+    assert type(copied(value)) is kind
 
 
 def descriptors() -> int:

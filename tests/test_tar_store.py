@@ -176,14 +176,46 @@ def test_a_new_tar_of_the_same_name_does_not_disturb(folder, tar, mode):
 # Processes and threads.
 
 
-@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+def put_result(results, function, arguments) -> None:
+    results.put(function(*arguments))
+
+
+def in_children(start_method: str, function, *arguments: tuple) -> list:
+    """The results of processes that run at once, in any order; a pool would pickle what a fork just has."""
+    context = multiprocessing.get_context(start_method)
+    results = context.Queue()
+    processes = [context.Process(target=put_result, args=(results, function, given)) for given in arguments]
+    for process in processes:
+        process.start()
+    got = [results.get(timeout=60) for _ in processes]
+    for process in processes:
+        process.join()
+    return got
+
+
+def read_each(stores: list[TarStore]) -> list[list[bytes]]:
+    return list(map(read_all, stores))
+
+
+@pytest.mark.parametrize(
+    ("tar", "start_method"), [("dotted", "fork"), ("dotted", "spawn"), ("both", "fork")], indirect=["tar"]
+)
 def test_in_another_process(folder, tar, start_method):
     stores = [TarStore(tar, mode=mode) for mode in MODES for _ in range(2)]
-    for store in stores[::2]:
-        read_all(store)  # the others are used for the first time there
-    with multiprocessing.get_context(start_method).Pool(1) as pool:
-        expected = read_all(FolderStore(folder))
-        assert pool.map_async(read_all, stores).get(60) == [expected] * len(stores)
+    read_each(stores[::2])  # the others are used for the first time there
+    expected = read_all(FolderStore(folder))
+    assert in_children(start_method, read_each, (stores,)) == [[expected] * len(stores)]
+
+
+def test_a_forked_worker_keeps_the_tar_that_its_keys_are_of(folder, tar):
+    """Nothing is read through again for it, nor is a new tar read at the old one's offsets."""
+    store, expected = TarStore(tar), read_all(FolderStore(folder))
+    read_all(store)
+    with tarfile.open(tar.parent / "new", "w") as new:
+        new.add(folder / "list.txt", "other.jpg")
+    (tar.parent / "new").replace(tar)
+    Path(str(tar) + SUFFIX).unlink()
+    assert in_children("fork", read_all, (store,)) == [expected]
 
 
 def read_often(store: TarStore, expected: dict[str, bytes], seed: int) -> int:
@@ -191,24 +223,12 @@ def read_often(store: TarStore, expected: dict[str, bytes], seed: int) -> int:
     return sum(store.read(key) != expected[key] for key in own.choices(list(expected), k=300))
 
 
-def forked_reader(store: TarStore, expected: dict[str, bytes], seed: int, results) -> None:
-    results.put(read_often(store, expected, seed))
-
-
 @pytest.mark.parametrize("mode", ["index", "tarfile"])
 def test_forks_do_not_disturb_each_other(folder, tar, mode):
     """All read at once through what was one open file before the fork."""
     store, expected = TarStore(tar, mode=mode), {key: (folder / key).read_bytes() for key in KEYS}
     assert read_often(store, expected, 0) == 0
-    context = multiprocessing.get_context("fork")
-    results = context.Queue()
-    processes = [context.Process(target=forked_reader, args=(store, expected, seed, results)) for seed in range(4)]
-    for process in processes:
-        process.start()
-    assert read_often(store, expected, 9) == 0
-    assert [results.get(timeout=60) for _ in processes] == [0] * 4
-    for process in processes:
-        process.join()
+    assert in_children("fork", read_often, *((store, expected, seed) for seed in range(4))) == [0] * 4
 
 
 def test_threads(folder, tar, mode):

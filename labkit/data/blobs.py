@@ -34,31 +34,41 @@ class Blob(Protocol):
         """`size` bytes from `offset`; fewer only at the end of the file."""
 
 
-class PerProcess:
-    """A value made on first use in each process and thread-safely: what a fork or a pickle must not carry over."""
+class Lazy:
+    """A value made on first use, once for all threads. A forked process has its parent's; a pickle makes its own."""
 
     def __init__(self, make: Callable[[], Any]):
         self._make, self._value, self._owner = make, None, None
         self._locks: dict[int, threading.Lock] = {}  # by process: a fork may come while another thread holds one
 
     def __call__(self) -> Any:
-        if self._owner != os.getpid():
+        if not self._is_made():
             with self._locks.setdefault(os.getpid(), threading.Lock()):
-                if self._owner != os.getpid():
+                if not self._is_made():
                     self._value = self._make()
                     self._owner = os.getpid()
         return self._value
 
+    def _is_made(self) -> bool:
+        return self._owner is not None
+
     def __reduce__(self):
-        return PerProcess, (self._make,)
+        return type(self), (self._make,)
+
+
+class PerProcess(Lazy):
+    """A value that each process makes, a forked one too: connections, or files with a position of their own."""
+
+    def _is_made(self) -> bool:
+        return self._owner == os.getpid()
 
 
 class LocalBlob:
-    """A file on a disk, opened once a process; read by `pread`, so that threads and forks do not disturb each other."""
+    """A file on a disk, opened on first use; read by `pread`, so that threads and forks do not disturb each other."""
 
     def __init__(self, path: str | os.PathLike):
         self.name = os.fspath(path)
-        self._file = PerProcess(partial(_OpenFile, self.name))
+        self._file = Lazy(partial(_OpenFile, self.name))
 
     def stamp(self) -> tuple[int, str]:
         status = os.stat(self.name)

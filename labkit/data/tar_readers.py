@@ -8,14 +8,14 @@ from contextlib import closing, suppress
 from functools import partial
 from typing import IO
 
-from labkit.data.blobs import Blob, PerProcess
+from labkit.data.blobs import Blob, Lazy, PerProcess
 from labkit.data.tar_scan import UNREADABLE, TarError, plain_name, scan
 
 
 class _Indexed:
     """Look up, then one `pread` (or one range request)."""
 
-    def __init__(self, blob: Blob, index: PerProcess):
+    def __init__(self, blob: Blob, index: Lazy):
         self._blob, self._index = blob, index
 
     def names(self) -> list[str]:
@@ -51,7 +51,7 @@ class _Indexed:
 class _OneTarFile:
     """One `tarfile.TarFile` a process, opened on the first read: Marigold's way."""
 
-    def __init__(self, blob: Blob, index: PerProcess):
+    def __init__(self, blob: Blob, index: Lazy):
         self._open = PerProcess(partial(_open_tar, blob))
 
     def names(self) -> list[str]:
@@ -64,7 +64,7 @@ class _OneTarFile:
 class _TarFileEachTime:
     """A `tarfile.TarFile` for every read."""
 
-    def __init__(self, blob: Blob, index: PerProcess):
+    def __init__(self, blob: Blob, index: Lazy):
         self._blob = blob
 
     def names(self) -> list[str]:

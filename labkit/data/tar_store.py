@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from labkit.data.blobs import Extent, LocalBlob, PerProcess, check_options, is_url, open_blob
+from labkit.data.blobs import Extent, Lazy, LocalBlob, check_options, is_url, open_blob
 from labkit.data.keys import is_image
 from labkit.data.packed import PackedStrings
 from labkit.data.tar_index import read_index
@@ -51,7 +51,7 @@ class TarStore:
         self._blob = open_blob(path, **storage_options)
         if isinstance(self._blob, LocalBlob):
             self._blob.stamp()  # a missing file is an error here, not in a worker
-        self._index = PerProcess(partial(read_index, self._blob))
+        self._index = Lazy(partial(read_index, self._blob))
         self._reader = MODES[mode](self._blob, self._index)
         self._keys: PackedStrings | None = None
 
