@@ -3,6 +3,7 @@
 import gzip
 import io
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -222,9 +223,8 @@ def test_an_unsafe_archive_is_refused_whole(tmp_path, case):
         quietly([archive, make_tar(tmp_path / "good.tar", files(3))], root, num_workers=1)
     [(key, text)] = failure.value.failures.items()
     assert key == str(archive)
-    assert (
-        f"{archive}: member {tarfile.TarInfo(bad[-1][0].name.rstrip('/')).name!r}"[:-2] in text or "member 'x" in text
-    )
+    named = re.match(rf"UnsafeTarError: {archive}: member '(.*?)' (is|has) ", text)[1]
+    assert named.rstrip("/") in {info.name.rstrip("/") for info, _ in bad}
     assert failure.value.results == [None, root / "good"]
     assert tree(outside) == before
     assert sorted(os.listdir(root)) == [WORK, "good", "outside"]

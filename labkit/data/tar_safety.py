@@ -101,7 +101,7 @@ def _check_tree(archive: str, filled_by: dict[str, int], folders: set[int], link
             if number in links:
                 _check_link(path, links[number], link_paths)
         except ValueError as error:
-            raise UnsafeTarError(_refusal(archive, path, error)) from error
+            raise UnsafeTarError(_refusal(archive, path or ".", error)) from error
 
 
 def _parents(path: str) -> Iterator[str]:
