@@ -757,6 +757,17 @@ def test_a_tar_cut_where_nothing_is_lost_warns(tmp_path, plan, where, into_it):
     assert all(len(data) == 700 for data in found.values())
 
 
+@pytest.mark.parametrize("mode", ["tarfile", "reopen"])
+def test_tarfile_wants_the_padding_but_no_end_mark(tmp_path, plan, mode):
+    whole, members = plan
+    data = members["last"].offset_data
+    assert len(contents(cut(tmp_path, whole, data + 1024), mode)) == 5
+    path = cut(tmp_path, whole, data + 1000)
+    with warnings.catch_warnings(), pytest.raises(TarError, match=r"cut\.tar is cut within the padding of its last"):
+        warnings.simplefilter("ignore", TarWarning)
+        TarStore(path, mode=mode).keys()
+
+
 @pytest.mark.parametrize("length", [512, 1024, 5000])
 def test_end_marks_of_any_length_do(tmp_path, plan, length):
     whole, members = plan

@@ -231,6 +231,20 @@ def test_forks_do_not_disturb_each_other(folder, tar, mode):
     assert in_children("fork", read_often, *((store, expected, seed) for seed in range(4))) == [0] * 4
 
 
+def test_a_fork_does_not_move_the_files_position(tmp_path):
+    """One of the next members begins in what the parent has in its buffer, and ends behind it."""
+    path, data = tmp_path / "a.tar", [bytes([number]) * 3000 for number in range(9)]
+    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
+        for number, content in enumerate(data):
+            (tmp_path / "photo").write_bytes(content)
+            tar.add(tmp_path / "photo", f"{number}.jpg")
+    store = TarStore(path, mode="tarfile")
+    for number in range(1, 5):
+        assert store.read("0.jpg") == data[0]
+        assert in_children("fork", store.read, ("8.jpg",)) == [data[8]]
+        assert store.read(f"{number}.jpg") == data[number]
+
+
 def test_threads(folder, tar, mode):
     store, expected = TarStore(tar, mode=mode), {key: (folder / key).read_bytes() for key in KEYS}
     times = 1 if mode == "reopen" else 5
