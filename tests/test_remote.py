@@ -721,7 +721,9 @@ def test_places_without_a_tar(server, tar):
         TarStore(f"{server.url}/empty.tar").keys()
     with pytest.raises(TarError, match=r"/page\.tar is not a tar"):
         TarStore(f"{server.url}/page.tar").keys()
-    with pytest.raises(TarError, match=r"/x\.tgz is compressed \(gzip\).*labkit convert"):
+    with pytest.raises(
+        TarError, match=r"/x\.tgz is compressed \(gzip\).*Download and convert it: python -m labkit convert x\.tgz "
+    ):
         open_store(f"{server.url}/x.tgz").keys()
 
 

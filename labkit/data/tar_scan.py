@@ -1,13 +1,14 @@
 """One pass over a tar's headers: which members there are and where their data lie. Damage is said, never skipped."""
 
 import posixpath
+import shlex
 import tarfile
 import warnings
 import zlib
 from collections.abc import Iterator
 from typing import BinaryIO, NamedTuple
 
-from labkit.data.blobs import Blob, LocalBlob, buffered
+from labkit.data.blobs import Blob, LocalBlob, buffered, is_url
 
 _BLOCK = tarfile.BLOCKSIZE
 _SEARCHED_BYTES = 1 << 20  # after the end mark
@@ -131,9 +132,11 @@ def _open_tar(file: BinaryIO, name: str) -> tarfile.TarFile:
     head = file.read(_BLOCK)
     for magic, method in _COMPRESSED.items():
         if head.startswith(magic):
+            own = posixpath.basename(name) if is_url(name) else name
             raise TarError(
                 f"{name} is compressed ({method}): no member can be read without unpacking all before it. "
-                f"Convert it: python -m labkit convert {name} {name}.tar"
+                f"{'Download and convert' if is_url(name) else 'Convert'} it: "
+                f"python -m labkit convert {shlex.quote(own)} {shlex.quote(own + '.tar')}"
             )
     if not head:
         raise TarError(f"{name} is empty: copy or download it again")
