@@ -6,6 +6,7 @@ import matplotlib
 import pytest
 
 matplotlib.use("Agg")
+os.environ.setdefault("TQDM_DISABLE", "1")  # what tests start says nothing on stderr but errors
 
 
 @pytest.fixture(autouse=True)
