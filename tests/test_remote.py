@@ -593,6 +593,21 @@ def test_in_other_processes(folder, tar, served, start_method):
         assert read_each(stores) == [expected] * 4
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_http_in_a_loader(tmp_path, num_workers):
+    """Also after the store was used here: workers inherit its connections, and must leave them alone."""
+    for number in range(4):
+        Image.fromarray(np.full((4, 5, 3), number, np.uint8)).save(tmp_path / f"{number}.png")
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        tar.add(tmp_path / "0.png", "0.png")
+    with serve_folder(tmp_path) as url:
+        for store, count in ((HttpStore(url), 4), (TarStore(f"{url}a.tar"), 1)):
+            read_all(store)
+            config = LoaderConfig(batch_size=1, num_workers=num_workers, pin_memory=False)
+            images = [image[0, 0, 0, 0].item() for image, _ in make_loader(ImageDataset(store), config)]
+            assert sorted(images) == list(range(count))
+
+
 # Tars by range requests.
 
 

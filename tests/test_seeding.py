@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 import labkit as lk
+from labkit.data.blobs import Lazy
 from labkit.pipeline.seeding import derived_seed, find_generators, kept_global_state
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # spawned workers cannot import a test file
@@ -402,6 +403,26 @@ def test_each_is_found_once_in_a_fixed_order():
 
 def test_what_cannot_be_seeded_is_left_alone():
     assert find_generators([random.SystemRandom(), threading.Lock(), time, Held, iter([1])]) == []
+
+
+class Unconnected:
+    """As Ray's client is before `ray.init`: asked for anything, it raises, and not AttributeError."""
+
+    def __getattr__(self, name):
+        raise RuntimeError("not connected")
+
+
+class Unlisted(dict):
+    """As urllib3's pools are."""
+
+    def values(self):
+        raise NotImplementedError
+
+
+def test_objects_that_answer_no_questions_are_passed_over():
+    generator, opened = random.Random(), Lazy(random.Random)
+    opened()  # what a store keeps open: connections, of libraries that draw for themselves
+    assert find_generators([Held(Unconnected()), [Unlisted(a=1)], Held(opened), generator]) == [generator]
 
 
 def test_long_lists_are_not_walked():

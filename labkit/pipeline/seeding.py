@@ -17,13 +17,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from labkit.data.blobs import Lazy
+
 _LARGEST_WALK = 10_000  # objects: transforms are few, a list of a million file names is not one of them
 _LARGEST_SEQUENCE = 1000
 _128_BITS = (1 << 128) - 1
 TORCH_SEEDS = (1 << 63) - 1  # as a mask
 _ODD = 0xDA942042E4DD58B5DA3E39CB94B95BDB  # a multiplier of 128-bit generators, with good spectral properties
 _LIBRARIES = {*sys.stdlib_module_names, "torch", "torchvision", "numpy", "albumentations", "kornia", "labkit"}
-_PLAIN = (str, bytes, int, float, complex, bool, type(None), type, types.ModuleType, torch.Tensor, np.ndarray)
+_PLAIN = (str, bytes, int, float, complex, bool, type(None), type, types.ModuleType, torch.Tensor, np.ndarray, Lazy)
 
 
 def derived_seed(*numbers: int) -> int:
@@ -79,10 +81,10 @@ def find_generators(roots: Iterable[Any]) -> list[Any]:
         seen.add(id(item))
         if _is_generator(item):
             found.append(item)
-        elif hasattr(item, "set_random_state") and hasattr(item, "py_random"):
+        elif hasattr(type(item), "set_random_state") and hasattr(item, "py_random"):
             found += _one_pair_for_all(item)
         else:
-            waiting += reversed(list(_parts(item)))
+            waiting += reversed(_looked_into(item))
     return found
 
 
@@ -142,6 +144,13 @@ def _seed_one(generator: Any, number: int) -> None:
         generator.bit_generator.state = {"bit_generator": "PCG64", "state": state, "has_uint32": 0, "uinteger": 0}
     else:
         generator.bit_generator.state = type(generator.bit_generator)(number).state
+
+
+def _looked_into(item: Any) -> list[Any]:
+    try:
+        return list(_parts(item))
+    except Exception:  # a proxy without a connection, a pool that will not be listed: nothing that transforms draw from
+        return []
 
 
 def _parts(item: Any) -> Iterator[Any]:
