@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
@@ -58,9 +59,8 @@ class ImageDataset(Dataset):
         self.decoder = decoder
         self.transform = transform
         self.keys = PackedStrings(store.keys())  # a list of names would be copied into every worker, page by page
-        self.classes = sorted({_folder(key) for key in self.keys})
-        self._label_of = {name: index for index, name in enumerate(self.classes)}
-        self._skips = _SkipLog() if on_error == "skip" else None
+        self.classes, self._labels = labels_of(self.keys)
+        self._skips = SkipLog() if on_error == "skip" else None
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -74,7 +74,7 @@ class ImageDataset(Dataset):
             if self._skips is None:
                 raise
             return self._skips.add(key, str(error))
-        return (self.transform(image) if self.transform else image), self._label_of[_folder(key)]
+        return (self.transform(image) if self.transform else image), int(self._labels[index])
 
     def _decode(self, data: bytes, key: str) -> Any:
         return decode(data, self.decoder, key=key)
@@ -114,7 +114,7 @@ def collate(samples: Sequence[Any]) -> Any:
     return default_collate(kept)
 
 
-class _SkipLog:
+class SkipLog:
     """Keys skipped by any process. A file, because workers share nothing else: short appends to one are atomic."""
 
     def __init__(self):
@@ -149,6 +149,14 @@ def _report_and_remove(path: Path, owner: int) -> None:
     if skipped:
         keys = ", ".join(skip.key for skip in skipped[:10]) + (", ..." if len(skipped) > 10 else "")
         print(f"labkit: {len(skipped)} images were skipped: {keys}", file=sys.stderr)
+
+
+def labels_of(keys: Sequence[str]) -> tuple[list[str], np.ndarray]:
+    """The sorted folder names, and for each key its folder's number among them: int64 (len(keys),)."""
+    folders = [_folder(key) for key in keys]
+    classes = sorted(set(folders))
+    label_of = {name: label for label, name in enumerate(classes)}
+    return classes, np.array([label_of[folder] for folder in folders], dtype=np.int64)
 
 
 def _folder(key: str) -> str:

@@ -9,7 +9,8 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset,
 
 from labkit.data.datasets import collate
 from labkit.pipeline.config import LoaderConfig
-from labkit.pipeline.seeding import TORCH_SEEDS, RandomSources, derived_seed, kept_global_state
+from labkit.pipeline.samplers import Shuffled
+from labkit.pipeline.seeding import RandomSources, kept_global_state
 from labkit.pipeline.workers import (
     Epoch,
     WorkerDied,
@@ -60,7 +61,7 @@ def make_loader(
         raise ValueError("shuffle=True and a sampler exclude each other: the sampler decides the order")
     settings = (config or LoaderConfig()).resolved()
     if sampler is None:
-        sampler = _Shuffled(len(dataset), settings.seed) if shuffle else SequentialSampler(dataset)
+        sampler = Shuffled(len(dataset), settings.seed) if shuffle else SequentialSampler(dataset)
     requests = _Requests(sampler, settings.batch_size, drop_last)
     return Loader(_SeededBatches(dataset, settings.seed, collate_fn, batch_transform), requests, settings)
 
@@ -132,23 +133,6 @@ _PICKLING = (
     "where they are first used"
 )
 _START_ERRORS = (TypeError, AttributeError, multiprocessing.ProcessError, OSError)
-
-
-class _Shuffled(Sampler[int]):
-    """All indices in an order that follows from (seed, epoch)."""
-
-    def __init__(self, n_samples: int, seed: int):
-        self._n_samples, self._seed, self._epoch = n_samples, seed, 0
-
-    def set_epoch(self, epoch: int) -> None:
-        self._epoch = epoch
-
-    def __len__(self) -> int:
-        return self._n_samples
-
-    def __iter__(self) -> Iterator[int]:
-        seed = derived_seed(self._seed, self._epoch) & TORCH_SEEDS
-        yield from torch.randperm(self._n_samples, generator=torch.Generator().manual_seed(seed)).tolist()
 
 
 class _Requests(BatchSampler):

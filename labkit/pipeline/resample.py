@@ -1,0 +1,61 @@
+"""A crop of decoded pixels, resized straight into its place in a batch.
+
+Two classes of results, because the loaders that people use differ: `antialias=True` is what torchvision's v2
+transforms and Pillow give, `antialias=False` OpenCV's bilinear, as Albumentations uses it. A crop that is enlarged is
+the same in both, but for rounding.
+"""
+
+import cv2
+import numpy as np
+import torch
+from PIL import Image
+from torch.nn.functional import interpolate
+
+Box = tuple[float, float, float, float]
+
+
+def resize_into(target: np.ndarray, pixels: np.ndarray, box: Box, antialias: bool) -> None:
+    """Write a crop of `pixels` into `target`.
+
+    Args:
+        target: uint8 (height, width, 3), contiguous; overwritten.
+        pixels: uint8 (H, W, 3).
+        box: Top, left, height and width of the crop in `pixels`. Fractions of a pixel are kept: a decoder that
+            scales by 1/4 would else move the crop by up to half of its larger pixels.
+        antialias: Average over all source pixels when shrinking.
+    """
+    if any(side % 1 for side in box):
+        (_resize_part_smoothly if antialias else _resize_part)(target, pixels, box)
+        return
+    top, left, height, width = map(int, box)
+    crop = pixels[top : top + height, left : left + width]
+    if antialias and (height > target.shape[0] or width > target.shape[1]):
+        _resize_smoothly(target, crop)
+    else:
+        cv2.resize(crop, target.shape[1::-1], dst=target, interpolation=cv2.INTER_LINEAR)
+
+
+def flip_into(target: np.ndarray) -> None:
+    """Mirror an image of a batch left to right, in place."""
+    cv2.flip(target, 1, dst=target)
+
+
+def _resize_smoothly(target: np.ndarray, crop: np.ndarray) -> None:
+    image = torch.from_numpy(crop).permute(2, 0, 1)[None]  # torch's SIMD code wants these strides
+    resized = interpolate(image, target.shape[:2], mode="bilinear", antialias=True)
+    np.copyto(target, resized[0].permute(1, 2, 0).numpy())
+
+
+def _resize_part(target: np.ndarray, pixels: np.ndarray, box: Box) -> None:
+    top, left, height, width = box
+    step_y, step_x = height / target.shape[0], width / target.shape[1]
+    place = np.array([[step_x, 0, left + step_x / 2 - 0.5], [0, step_y, top + step_y / 2 - 0.5]])
+    flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
+    cv2.warpAffine(pixels, place, target.shape[1::-1], dst=target, flags=flags, borderMode=cv2.BORDER_REPLICATE)
+
+
+def _resize_part_smoothly(target: np.ndarray, pixels: np.ndarray, box: Box) -> None:
+    top, left, height, width = box
+    corners = (left, top, min(left + width, pixels.shape[1]), min(top + height, pixels.shape[0]))
+    resized = Image.fromarray(pixels).resize(target.shape[1::-1], Image.Resampling.BILINEAR, box=corners)
+    np.copyto(target, np.asarray(resized))

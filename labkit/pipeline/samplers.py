@@ -1,0 +1,25 @@
+"""In which order samples come."""
+
+from collections.abc import Iterator
+
+import torch
+from torch.utils.data import Sampler
+
+from labkit.pipeline.seeding import TORCH_SEEDS, derived_seed
+
+
+class Shuffled(Sampler[int]):
+    """All indices in an order that follows from (seed, epoch)."""
+
+    def __init__(self, n_samples: int, seed: int):
+        self._n_samples, self._seed, self._epoch = n_samples, seed, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self._epoch = epoch
+
+    def __len__(self) -> int:
+        return self._n_samples
+
+    def __iter__(self) -> Iterator[int]:
+        seed = derived_seed(self._seed, self._epoch) & TORCH_SEEDS
+        yield from torch.randperm(self._n_samples, generator=torch.Generator().manual_seed(seed)).tolist()
