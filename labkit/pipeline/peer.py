@@ -1,10 +1,14 @@
 """What every loader of the comparison is asked to do, and how one is described."""
 
+import hashlib
+import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from labkit.data.stores import FolderStore
 from labkit.measure.env import usable_cores
+from labkit.measure.files import write_whole
 
 JPEG_FILES, JPEG_PACKED, RAW_PIXELS = "JPEG files", "JPEG in own format", "raw pixels"
 
@@ -52,6 +56,7 @@ class Peer:
             may hand out the same object each time, whose workers then live on.
         prepare: Converts the photos once; does nothing where that is done.
         note: What differs from the others, with the reason.
+        drops_last: It leaves out a last batch that is not full, and cannot be told otherwise.
 
     Taught in: notebooks/13_peers.ipynb
     """
@@ -64,3 +69,43 @@ class Peer:
     loader: Callable[[Work], Iterable]
     prepare: Callable[[Work], None] | None = None
     note: str = ""
+    drops_last: bool = False
+
+
+def prepare_once(work: Work, name: str, build: Callable[[Path], None]) -> Path:
+    """The folder of a prepared format under `work.scratch`, built if it is not there or not of these photos.
+
+    Args:
+        name: Of the sub-folder.
+        build: Fills the folder that it is given, which is there and empty.
+    """
+    folder, unfinished = work.scratch / name, work.scratch / f".{name}.unfinished"
+    made_of = work.scratch / f"{name}.made-of"
+    digest = _digest_of(work)
+    if made_of.is_file() and made_of.read_text() == digest and folder.is_dir():
+        return folder
+    made_of.unlink(missing_ok=True)
+    for left in (folder, unfinished):
+        shutil.rmtree(left, ignore_errors=True)
+    unfinished.mkdir(parents=True)
+    build(unfinished)
+    unfinished.rename(folder)
+    write_whole(made_of, digest.encode())
+    return folder
+
+
+def _digest_of(work: Work) -> str:
+    """Changes when the photos do: their names, sizes and times of modification."""
+    facts = [f"{path.relative_to(work.root)} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in _photos(work)]
+    return hashlib.sha256("\n".join([*facts, str(work.short_side)]).encode()).hexdigest()
+
+
+def _photos(work: Work) -> list[Path]:
+    return FolderStore(work.root).paths()
+
+
+def labelled_photos(work: Work) -> list[tuple[Path, int]]:
+    """Path and label of every photo, in the order of their names."""
+    photos = _photos(work)
+    label_of = {name: label for label, name in enumerate(sorted({photo.parent.name for photo in photos}))}
+    return [(photo, label_of[photo.parent.name]) for photo in photos]
