@@ -1,0 +1,188 @@
+"""The limits do exactly the work that they claim, on every thread, once; what they measure is `compare`'s affair."""
+
+import threading
+from collections import Counter
+
+import numpy as np
+import pytest
+import simplejpeg
+from PIL import Image
+
+import labkit as lk
+from labkit.data.decode import DecodeError
+from labkit.pipeline import limits
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    return lk.FolderStore(lk.make_photos(tmp_path_factory.mktemp("photos"), 70, progress=False))
+
+
+@pytest.fixture
+def decoded(monkeypatch):
+    """Notes what simplejpeg is handed, and what it gives."""
+    calls, original = [], simplejpeg.decode_jpeg
+
+    def decode_jpeg(data, *arguments, **options):
+        pixels = original(data, *arguments, **options)
+        calls.append((data, pixels.shape, threading.get_ident()))
+        return pixels
+
+    monkeypatch.setattr(simplejpeg, "decode_jpeg", decode_jpeg)
+    return calls
+
+
+@pytest.fixture
+def copied(monkeypatch):
+    calls, original = [], np.copyto
+
+    def copyto(target, source):
+        original(target, source)
+        calls.append((target, source, threading.get_ident()))
+
+    monkeypatch.setattr(limits.np, "copyto", copyto)
+    return calls
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 5])
+def test_every_image_is_decoded_once_at_full_size(photos, decoded, num_threads):
+    limit = lk.decode_limit(photos, num_threads=num_threads)
+    assert (len(limit), limit.batch_size, limit.num_workers, limit.num_threads) == (2, 64, 0, num_threads)
+    for _ in range(2):
+        decoded.clear()
+        assert list(limit) == [64, 6]
+        assert Counter(data for data, _, _ in decoded) == Counter(map(photos.read, photos.keys()))
+        for data, shape, _ in decoded:
+            width, height = simplejpeg.decode_jpeg_header(data)[1::-1]
+            assert shape == (height, width, 3)
+
+
+def test_files_are_read_before_the_pass(photos, monkeypatch):
+    limit = lk.decode_limit(photos)
+    monkeypatch.setattr(photos, "read", lambda key: pytest.fail("read while decoding"))
+    assert sum(limit) == 70
+
+
+def test_all_threads_take_part(photos, monkeypatch):
+    both = threading.Barrier(2, timeout=20)  # broken, if one thread does it all
+
+    def decode_jpeg(data, colorspace):
+        if not both.broken and len(seen) < 2 and threading.get_ident() not in seen:
+            seen.add(threading.get_ident())
+            both.wait()
+
+    seen = set()
+    monkeypatch.setattr(simplejpeg, "decode_jpeg", decode_jpeg)
+    assert sum(lk.decode_limit(photos, num_threads=2)) == 70
+    assert len(seen) == 2
+
+
+def test_a_count_comes_when_so_many_are_done(photos, decoded):
+    passes = iter(lk.decode_limit(photos, num_threads=1))
+    assert next(passes) == 64
+    assert len(decoded) >= 64
+    assert next(passes) == 6
+    assert len(decoded) == 70
+    assert next(passes, "end") == "end"
+
+
+def test_an_exact_number_of_batches(tmp_path):
+    lk.make_photos(tmp_path, 64, progress=False)
+    assert list(lk.decode_limit(lk.FolderStore(tmp_path), num_threads=2)) == [64]
+
+
+def mixed(folder):
+    folder.mkdir()
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 255, (40, 50, 3), dtype=np.uint8))
+    image.save(folder / "a.png")
+    image.convert("L").save(folder / "b.jpg")
+    image.save(folder / "c.webp")
+    return lk.FolderStore(folder)
+
+
+@pytest.mark.parametrize("decoder", ["turbojpeg", "pil", "cv2", "torchvision"])
+def test_other_decoders_and_other_formats(tmp_path, decoder, monkeypatch):
+    keys, original = [], limits.decode
+    monkeypatch.setattr(
+        limits, "decode", lambda data, decoder, key: keys.append((key, decoder)) or original(data, decoder, key=key)
+    )
+    assert list(lk.decode_limit(mixed(tmp_path / "set"), decoder=decoder)) == [3]
+    by_turbojpeg = ["b.jpg"] if decoder == "turbojpeg" else []
+    assert sorted(keys) == [(key, decoder) for key in ("a.png", "b.jpg", "c.webp") if key not in by_turbojpeg]
+
+
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_a_broken_image_is_named_and_nothing_goes_on(photos, tmp_path, num_threads):
+    store = mixed(tmp_path / "set")
+    (store.root / "broken.jpg").write_bytes(photos.read(photos.keys()[0])[:5000])
+    limit = lk.decode_limit(lk.FolderStore(store.root), num_threads=num_threads)
+    before = threading.active_count()
+    with pytest.raises(DecodeError, match=r"broken\.jpg: turbojpeg cannot decode 5000 bytes: the file is truncated"):
+        list(limit)
+    assert threading.active_count() == before
+
+
+def test_leaving_early_ends_the_threads(photos, decoded):
+    before = threading.active_count()
+    for _ in lk.decode_limit(photos, num_threads=2):
+        break
+    assert threading.active_count() == before
+    assert 64 <= len(decoded) <= 66
+
+
+@pytest.mark.parametrize(("n_images", "counts"), [(1, [1]), (64, [64]), (150, [64, 64, 22])])
+def test_batches_are_copied(copied, n_images, counts):
+    limit = lk.memcpy_limit(n_images, size=32, num_threads=2)
+    assert (len(limit), limit.batch_size, limit.num_workers) == (len(counts), 64, 0)
+    assert list(limit) == counts
+    assert sorted(len(target) for target, _, _ in copied) == sorted(counts)
+    for target, source, _ in copied:
+        assert target.shape[1:] == source.shape[1:] == (32, 32, 3)
+        assert target.dtype == np.uint8
+        assert (target == 1).all()
+        assert not np.shares_memory(target, source)
+
+
+def test_blocks_exceed_the_caches_and_take_turns(copied):
+    limit = lk.memcpy_limit(130, size=224, num_threads=2)
+    assert limit._sources.nbytes >= 128 * 2**20
+    assert limit._targets.nbytes >= 128 * 2**20
+    n_blocks = len(limit._sources)
+    for _ in range(n_blocks):  # three batches each
+        list(limit)
+    for memory in ([target for target, _, _ in copied], [source for _, source, _ in copied]):
+        used = Counter(block.__array_interface__["data"][0] for block in memory)
+        assert len(used) == n_blocks
+        assert set(used.values()) == {3}
+
+
+def test_no_two_threads_share_a_block(monkeypatch):
+    monkeypatch.setattr(limits, "_BLOCK_BYTES", 1)
+    assert len(lk.memcpy_limit(64, size=8, num_threads=3)._targets) == 6
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda store: lk.decode_limit(store, decoder="jpeg"), "unknown decoder 'jpeg': choose one of pil, "),
+        (lambda store: lk.decode_limit(store, num_threads=0), "num_threads=0: at least 1"),
+        (lambda store: lk.memcpy_limit(0), "n_images=0, size=224: at least 1"),
+        (lambda store: lk.memcpy_limit(1, size=0), "n_images=1, size=0: at least 1"),
+        (lambda store: lk.memcpy_limit(1, num_threads=-1), "num_threads=-1: at least 1"),
+    ],
+)
+def test_bad_arguments(photos, make, message):
+    with pytest.raises(ValueError, match=message):
+        make(photos)
+
+
+def test_default_is_every_usable_core(photos):
+    assert lk.decode_limit(photos).num_threads == lk.memcpy_limit(1, size=8).num_threads == lk.usable_cores()
+
+
+def test_both_stand_in_one_frame(photos):
+    decode, memcpy = lk.decode_limit(photos), lk.memcpy_limit(70)
+    runs = lk.compare({"decode": lambda: decode, "memcpy": lambda: memcpy}, baseline="decode", rounds=1, progress=False)
+    assert set(runs.n_images) == {70}
+    assert set(runs.batch_size) == {64}
+    assert (runs.images_per_s > 0).all()
