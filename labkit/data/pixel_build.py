@@ -1,5 +1,6 @@
 """Build a pixel file: its parts in a folder beside it, then all of them put together under its name."""
 
+import contextlib
 import os
 import re
 import shutil
@@ -102,4 +103,5 @@ def _remove(folder: Path) -> None:
     if folder.exists():
         for name in filter(_OURS.fullmatch, os.listdir(folder)):
             (folder / name).unlink(missing_ok=True)
-        folder.rmdir()
+        with contextlib.suppress(OSError):  # a worker of a killed run may be dying only now, and write until then
+            folder.rmdir()

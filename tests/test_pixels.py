@@ -1,0 +1,321 @@
+"""PixelStore: the pixels of torchvision's resize, in the documented file, read back as they are, damage refused."""
+
+import io
+import os
+import pickle
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageOps
+from torch.utils.data import DataLoader, DistributedSampler
+from torchvision.transforms import v2
+
+from labkit import FolderStore, LoaderConfig, PixelError, PixelStore, evict, make_loader, resident_fraction
+
+SHORT_SIDE = 24
+HEADER = 128
+
+
+def picture(number: int, width: int, height: int) -> Image.Image:
+    """Smooth, with an edge: neither flat nor noise, which all resampling makes alike."""
+    y, x = np.mgrid[:height, :width] / 8
+    waves = np.stack([np.sin(x + number), np.cos(y * (1 + number)), np.sin(x * y / 5)], axis=2) * 100 + 128
+    waves[: height // 3, : width // 3] = 255 - waves[: height // 3, : width // 3]
+    return Image.fromarray(waves.round().astype(np.uint8))
+
+
+def save(path: Path, image: Image.Image, **options) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image.save(path, **options)
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory) -> Path:
+    """PNG, whose pixels no decoder disputes, of many shapes; one is smaller than the short side, one exactly it."""
+    root = tmp_path_factory.mktemp("images")
+    sizes = [(60, 45), (45, 60), (97, 33), (200, 25), (24, 24), (20, 70), (1, 1), (31, 64), (512, 300)]
+    for number, size in enumerate(sizes):
+        save(root / ("b", "é", "a c")[number % 3] / f"{number}.png", picture(number, *size))
+    save(root / "gray" / "gray.png", picture(9, 50, 40).convert("L"))
+    return root
+
+
+@pytest.fixture(scope="module")
+def store(images, tmp_path_factory) -> PixelStore:
+    path = tmp_path_factory.mktemp("store") / "new" / "all.pixels"
+    return PixelStore.build(images, path, short_side=SHORT_SIDE, engine="threads", progress=False)
+
+
+def wanted_pixels(path: Path) -> np.ndarray:
+    """The oracle: PIL decodes, torchvision v2 resizes."""
+    image = Image.open(path).convert("RGB")
+    if min(image.size) > SHORT_SIDE:
+        return v2.Resize(SHORT_SIDE, antialias=True)(v2.functional.to_image(image)).permute(1, 2, 0).numpy()
+    return np.asarray(image)
+
+
+def test_pixels_are_those_of_torchvision(images, store):
+    assert len(store) == len(store.shapes) == 10
+    for index, key in enumerate(store.keys):
+        np.testing.assert_array_equal(store.pixels(index), wanted_pixels(images / key))
+    assert store.shapes.dtype == np.int32
+    assert store.shapes.tolist() == [list(store.pixels(index).shape[:2]) for index in range(10)]
+
+
+def test_pixels_are_about_those_of_pillow(images, store):
+    """An implementation that shares no code with torchvision's."""
+    for index, key in enumerate(store.keys):
+        height, width = store.shapes[index].tolist()
+        resized = Image.open(images / key).convert("RGB").resize((width, height), Image.Resampling.BILINEAR)
+        assert np.abs(np.asarray(resized, int) - store.pixels(index)).max() <= 1
+
+
+def test_keys_and_labels_are_those_of_the_folders(images, store):
+    assert store.keys == FolderStore(images).keys()
+    assert store.classes == sorted({Path(key).parent.name for key in store.keys})
+    assert store.labels.dtype == np.int64
+    assert [store.classes[label] for label in store.labels] == [Path(key).parent.name for key in store.keys]
+
+
+def test_the_camera_s_rotation_is_undone(tmp_path):
+    exif = Image.Exif()
+    exif[274] = 6
+    save(tmp_path / "a" / "turned.jpg", picture(0, 80, 50), exif=exif, quality=95)
+    store = PixelStore.build(tmp_path / "a", tmp_path / "p", short_side=80, engine="threads", progress=False)
+    upright = ImageOps.exif_transpose(Image.open(tmp_path / "a" / "turned.jpg"))
+    assert store.shapes.tolist() == [[80, 50]]
+    np.testing.assert_array_equal(store.pixels(0), np.asarray(upright))
+
+
+def test_the_file_is_as_documented(store):
+    data = store.path.read_bytes()
+    magic, version, short_side, n, index_bytes, file_bytes, crc = struct.unpack_from("<8sIIQQQI", data)
+    assert (magic, version, short_side, n, file_bytes) == (b"LKPIXELS", 1, SHORT_SIDE, 10, len(data))
+    assert data[76:124] == b"turbojpeg".ljust(48, b"\0")
+    assert struct.unpack_from("<I", data, 124) == (zlib.crc32(data[:124]),)
+    assert zlib.crc32(data[HEADER : HEADER + index_bytes]) == crc
+    offsets = struct.unpack_from(f"<{n}Q", data, 128)
+    ends = struct.unpack_from(f"<{n + 1}Q", data, 128 + 8 * n)
+    shapes = struct.unpack_from(f"<{2 * n}i", data, 136 + 16 * n)
+    crcs = struct.unpack_from(f"<{n}I", data, 136 + 24 * n)
+    block = data[136 + 28 * n : HEADER + index_bytes]
+    at = -(-(HEADER + index_bytes) // 64) * 64
+    for index in range(n):
+        height, width = shapes[2 * index : 2 * index + 2]
+        pixels = data[offsets[index] :][: height * width * 3]
+        assert offsets[index] == at
+        assert zlib.crc32(pixels) == crcs[index]
+        assert pixels == store.pixels(index).tobytes()
+        assert block[ends[index] : ends[index + 1]].decode() == store.keys[index]
+        at += -(-len(pixels) // 64) * 64
+    assert at == len(data)
+
+
+def test_views_lie_at_64_bytes_and_cannot_be_written(store):
+    for index in range(-1, len(store)):
+        pixels = store.pixels(index)
+        assert pixels.ctypes.data % 64 == 0
+        assert not pixels.flags.owndata
+        with pytest.raises(ValueError, match="read-only"):
+            pixels[0, 0, 0] = 1
+        with pytest.raises(ValueError):
+            pixels.flags.writeable = True
+
+
+def test_items_are_copies(store):
+    before = store.path.read_bytes()
+    image, label = store[3]
+    np.testing.assert_array_equal(image.permute(1, 2, 0), store.pixels(3))
+    assert (image.dtype, type(label), label) == (torch.uint8, int, store.labels[3])
+    image.fill_(7)
+    assert not (store[3][0] == 7).all()
+    assert store.path.read_bytes() == before
+
+
+def test_an_index_beyond_the_end(store):
+    np.testing.assert_array_equal(store.pixels(-10), store.pixels(0))
+    np.testing.assert_array_equal(store.pixels(np.int64(2)), store.pixels(2))
+    for index in (10, -11):
+        with pytest.raises(IndexError, match="has no image"):
+            store[index]
+    assert len(list(store)) == 10
+
+
+def test_the_transform_is_handed_the_image(store):
+    bright = PixelStore(store.path, transform=lambda image: int(image.max()))
+    assert bright[0] == (int(store.pixels(0).max()), int(store.labels[0]))
+
+
+def test_broken_file_names_come_back(tmp_path):
+    name = os.fsdecode(b"\xff\xfe name.png")
+    save(tmp_path / "a" / name, picture(0, 9, 9))
+    store = PixelStore.build(tmp_path / "a", tmp_path / "p", engine="threads", progress=False)
+    assert list(PixelStore(store.path).keys) == [name]
+
+
+def refused(path: Path, said: str) -> None:
+    with pytest.raises(PixelError, match=said) as failure:
+        PixelStore(path)
+    assert str(path) in str(failure.value)
+    assert "PixelStore.build(" in str(failure.value)
+    assert len(str(failure.value).splitlines()) == 1
+
+
+def jpeg() -> bytes:
+    buffer = io.BytesIO()
+    picture(0, 32, 32).save(buffer, "JPEG")
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("data", "said"), [(jpeg(), "begins with b'.xff"), (b"a/b.jpg" + bytes(1529), "begins with"), (b"", "it is empty")]
+)
+def test_foreign_files_are_refused(tmp_path, data, said):
+    (tmp_path / "other").write_bytes(data)
+    refused(tmp_path / "other", f"is not a pixel store .*{said}")
+
+
+def test_a_folder_and_a_missing_file_are_refused(tmp_path):
+    with pytest.raises(PixelError, match="is a folder"):
+        PixelStore(tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"nothing does not exist: make it with labkit.PixelStore.build"):
+        PixelStore(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize("left", [3, 8, 20, HEADER - 1, HEADER, HEADER + 40, 1000, -1])
+def test_a_cut_file_is_refused(store, tmp_path, left):
+    (tmp_path / "cut").write_bytes(store.path.read_bytes()[:left])
+    refused(tmp_path / "cut", "is cut short" if left != 3 else "is not a pixel store")
+
+
+def test_a_longer_file_is_refused(store, tmp_path):
+    (tmp_path / "long").write_bytes(store.path.read_bytes() + bytes(64))
+    refused(tmp_path / "long", "is damaged: it has")
+
+
+def test_any_damaged_byte_of_header_and_index_is_noticed(store, tmp_path):
+    data = store.path.read_bytes()
+    end = HEADER + struct.unpack_from("<Q", data, 24)[0]
+    for position in range(end):
+        broken = bytearray(data)
+        broken[position] ^= 1 << position % 8
+        (tmp_path / "broken").write_bytes(broken)
+        refused(tmp_path / "broken", "is damaged: its (header|index)" if position >= 8 else "is not a pixel store")
+
+
+def patched(store: PixelStore, position: int, kind: str, value: int) -> bytes:
+    """The file with another number in it, and checksums that fit."""
+    data = bytearray(store.path.read_bytes())
+    struct.pack_into(kind, data, position, value)
+    index_bytes = struct.unpack_from("<Q", data, 24)[0]
+    struct.pack_into("<I", data, 40, zlib.crc32(data[HEADER : HEADER + index_bytes]))
+    struct.pack_into("<I", data, 124, zlib.crc32(data[:124]))
+    return bytes(data)
+
+
+def test_a_newer_version_is_named(store, tmp_path):
+    (tmp_path / "newer").write_bytes(patched(store, 8, "<I", 2))
+    refused(tmp_path / "newer", "is of version 2, .* update labkit")
+
+
+@pytest.mark.parametrize(
+    ("position", "kind", "value"),
+    [(128, "<Q", 1 << 40), (128, "<Q", 1 << 63), (136 + 160, "<i", 1 << 20), (136 + 160, "<i", -1), (208, "<Q", 5)],
+)
+def test_an_index_that_leads_out_of_the_file_is_refused(store, tmp_path, position, kind, value):
+    (tmp_path / "out").write_bytes(patched(store, position, kind, value))
+    refused(tmp_path / "out", "is damaged: its index")
+
+
+@pytest.mark.parametrize("n_images", [0, 9, 11, 1 << 40])
+def test_a_wrong_number_of_images_is_refused(store, tmp_path, n_images):
+    (tmp_path / "count").write_bytes(patched(store, 16, "<Q", n_images))
+    refused(tmp_path / "count", "is damaged: its index")
+
+
+def test_verify_names_the_damaged_images(store, tmp_path):
+    store.verify(progress=False)
+    data = bytearray(store.path.read_bytes())
+    offsets = struct.unpack_from("<10Q", data, 128)
+    for index in (2, 7):
+        data[offsets[index] + 2] ^= 16
+    (tmp_path / "damaged").write_bytes(data)
+    with pytest.raises(PixelError, match=r"damaged is damaged in 2 of 10 images .*build it again") as failure:
+        PixelStore(tmp_path / "damaged").verify(progress=False)
+    assert f"({store.keys[2]}, {store.keys[7]})" in str(failure.value)
+
+
+def test_a_pickle_is_small_and_reads_the_file(store):
+    store.pixels(0)
+    packed = pickle.dumps(store)
+    assert len(packed) < 1000
+    again = pickle.loads(packed)
+    np.testing.assert_array_equal(again.pixels(4), store.pixels(4))
+    assert again.keys == store.keys
+
+
+def test_a_pickle_of_another_file_is_refused(images, store, tmp_path):
+    path = tmp_path / "p"
+    path.write_bytes(store.path.read_bytes())
+    packed, opened = pickle.dumps(PixelStore(path)), PixelStore(path)
+    PixelStore.build(images, tmp_path / "q", short_side=9, engine="threads", progress=False).path.replace(path)
+    for use in (lambda: pickle.loads(packed), lambda: opened.pixels(0)):
+        with pytest.raises(PixelError, match=r"is not the file any more .* open it again"):
+            use()
+
+
+def crop(image: torch.Tensor) -> torch.Tensor:
+    return v2.functional.center_crop(image, [16, 16])
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_torch_s_loader_reads_it_in_workers(store, method):
+    """The map is there before the fork; a spawned worker makes its own."""
+    cropped = PixelStore(store.path, transform=v2.CenterCrop(16))
+    expected = torch.stack([crop(store[index][0]) for index in range(10)])
+    cropped.pixels(0)
+    loader = DataLoader(cropped, batch_size=4, num_workers=2 if method == "fork" else 1, multiprocessing_context=method)
+    batches = list(loader)
+    assert torch.equal(torch.cat([images for images, _ in batches]), expected)
+    assert torch.cat([labels for _, labels in batches]).tolist() == store.labels.tolist()
+
+
+def test_make_loader_gives_the_same_batches_for_any_workers(store):
+    cropped = PixelStore(store.path, transform=v2.RandomResizedCrop(16))
+    configs = LoaderConfig(batch_size=3, num_workers=0), LoaderConfig(batch_size=3, num_workers=2, start_method="fork")
+    one, two = (list(make_loader(cropped, config, shuffle=True)) for config in configs)
+    assert all(torch.equal(here[0], there[0]) for here, there in zip(one, two, strict=True))
+    assert sorted(label.item() for _, labels in one for label in labels) == sorted(store.labels.tolist())
+
+
+def test_make_loader_names_the_image_that_fails(store):
+    def fail(image):
+        raise RuntimeError("no")
+
+    loader = make_loader(PixelStore(store.path, transform=fail), LoaderConfig(batch_size=3, num_workers=0))
+    with pytest.raises(RuntimeError) as failure:
+        next(iter(loader))
+    assert failure.value.__notes__ == [f"while loading {store.keys[0]}"]
+
+
+def test_two_ranks_see_every_image_once(store):
+    numbered = PixelStore(store.path, transform=lambda image: int(image.int().sum()))
+    expected = sorted(numbered[index][0] for index in range(10))
+    seen = []
+    for rank in range(2):
+        sampler = DistributedSampler(numbered, num_replicas=2, rank=rank, seed=3)
+        loader = make_loader(numbered, LoaderConfig(batch_size=2, num_workers=0), sampler=sampler)
+        seen += [number.item() for numbers, _ in loader for number in numbers]
+        assert len(seen) == 5 * (rank + 1)
+    assert sorted(seen) == expected
+
+
+def test_it_can_be_evicted_before_it_is_mapped(store):
+    opened = PixelStore(store.path)
+    assert resident_fraction([opened.path]) > 0
+    assert evict([opened.path]) == store.path.stat().st_size
+    np.testing.assert_array_equal(opened.pixels(8), store.pixels(8))
