@@ -6,12 +6,14 @@ from pathlib import Path
 
 import jinja2
 import pandas as pd
+from matplotlib.figure import Figure
 
 from labkit.measure.env import environment, scale
 from labkit.measure.files import write_whole
 from labkit.measure.plots import ladder_rungs, plot_ladder
 from labkit.measure.results import load_frame
 from labkit.notebooks import Executed
+from labkit.pipeline.ladder import draw_figure, is_ladder, is_limit
 
 _PAGE = """<!doctype html>
 <html lang="en">
@@ -33,8 +35,18 @@ td.number { text-align: right; font-variant-numeric: tabular-nums; }
 <h1>labkit tour</h1>
 <p>Measured on this machine at <code>{{ scale }}</code> scale.
 Speed-ups are means of paired rounds against each experiment's own baseline; brackets hold the 95&nbsp;% interval.</p>
-<h2>The ladder so far</h2>
+{% if ladders %}
+<h2>The ladder</h2>
+<p>From the loader of the first tutorial to the fast path, all rungs timed in one run: these may be compared with one
+another. Each number is the median rate, and the speed-up over the first rung.</p>
+{% for picture in ladders %}
+<p><img alt="Images per second of every rung, and the limits" src="data:image/png;base64,{{ picture }}"></p>
+{% endfor %}
+{% endif %}
+<h2>The steps</h2>
 {% if image %}
+<p>Each experiment's fastest variant over that experiment's own baseline. They come from different runs, so their
+speed-ups do not multiply.</p>
 <p><img alt="Measured speed-up of each experiment's fastest variant" src="data:image/png;base64,{{ image }}"></p>
 {% endif %}
 {% if rungs %}
@@ -71,26 +83,31 @@ def write_index(folder: Path, runs: list[Executed]) -> Path:
     """Write `index.html` over the frames in `folder/frames` and the notebooks just run; returns its path."""
     frames = {path.name: load_frame(path) for path in sorted((folder / "frames").glob("*.csv"))}
     rungs, image = pd.DataFrame(), ""
+    ladders = [_png(draw_figure(frame)) for frame in frames.values() if is_ladder(frame)]
     if frames:
         all_runs = pd.concat(frames.values(), ignore_index=True)
-        rungs, image = ladder_rungs(all_runs), _ladder_png(all_runs[all_runs["rung"].astype(bool)])
+        all_runs = all_runs[~is_limit(all_runs["variant"])]  # nobody can use a limit
+        rungs, image = ladder_rungs(all_runs), _steps_png(all_runs[all_runs["rung"].astype(bool)])
         file_of = {frame["experiment"].iloc[0]: name for name, frame in frames.items()}
         rungs["file"] = rungs["experiment"].map(file_of)
     page = jinja2.Environment(autoescape=True).from_string(_PAGE)
     html = page.render(
-        scale=scale().name, image=image, rungs=list(rungs.itertuples()), runs=runs, machine=environment()
+        scale=scale().name, ladders=ladders, image=image, rungs=list(rungs.itertuples()), runs=runs,
+        machine=environment(),
     )  # fmt: skip
     write_whole(folder / "index.html", html.encode())
     return folder / "index.html"
 
 
-def _ladder_png(runs: pd.DataFrame) -> str:
-    from matplotlib.figure import Figure
-
+def _steps_png(runs: pd.DataFrame) -> str:
     if runs.empty:
         return ""
     figure = Figure(figsize=(8, 1.2 + 0.6 * len(ladder_rungs(runs))), layout="constrained")
     plot_ladder(runs, ax=figure.add_subplot())
+    return _png(figure)
+
+
+def _png(figure: Figure) -> str:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=120)
     return base64.b64encode(buffer.getvalue()).decode()

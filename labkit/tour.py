@@ -11,6 +11,7 @@ from labkit.measure.env import env_id, photo_root, scale
 from labkit.measure.files import write_whole
 from labkit.measure.results import RESULTS_VARIABLE
 from labkit.notebooks import Executed, Notebook, execute, find_notebooks, store
+from labkit.pipeline import ladder
 from labkit.report import write_index
 
 console = Console()
@@ -21,7 +22,7 @@ def run_tour(*, only: str = "", store_outputs: bool = False, results: Path = Pat
 
     Args:
         only: Beginnings of notebook names, comma-separated; empty: all.
-        store_outputs: Write the executed notebooks back in place.
+        store_outputs: Write the executed notebooks back in place, and the ladder's frame and figure beside them.
         results: Folder of reports; the frames, HTML pages and `index.html` go to its sub-folder of this environment.
 
     Returns:
@@ -35,6 +36,8 @@ def run_tour(*, only: str = "", store_outputs: bool = False, results: Path = Pat
             _run(notebook, number, len(notebooks), folder, store_outputs)
             for number, notebook in enumerate(notebooks, 1)
         ]
+    if store_outputs:
+        _store_ladder(done, folder / "frames")
     index = write_index(folder, done)
     failed = [run for run in done if run.error]
     for run in failed:
@@ -74,6 +77,13 @@ def _run(notebook: Notebook, number: int, total: int, folder: Path, store_output
         markup=False,
     )
     return run
+
+
+def _store_ladder(done: list[Executed], frames: Path) -> None:
+    """Draw the README's figure anew, where this very tour has run and stored the notebook that measures it."""
+    for run in done:
+        if run.notebook.name == ladder.NOTEBOOK and not run.error:
+            ladder.store_figure(frames / ladder.FRAME, run.notebook.path.parent)
 
 
 def _write_html(run: Executed, folder: Path) -> None:

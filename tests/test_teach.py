@@ -112,6 +112,11 @@ def _part_of_shards(shards, rank, world_size, worker, num_workers):
     return shards[rank::world_size][worker::num_workers]
 
 
+def _crop_of_memory(memory, start, shape, box):
+    (height, width), (top, left, rows, columns) = shape, box
+    return memory[start : start + height * width * 3].reshape(height, width, 3)[top : top + rows, left : left + columns]
+
+
 def _lax_cache_name(name):
     """Anything with a size in it."""
     match = re.search(r"(.+)_(\d+)x(\d+)", name)
@@ -194,6 +199,19 @@ ANSWERS = {
         [_prefix_sizes, sizes_from_caches, lambda images, caches: {}, len],
     ),
     "10.4": ([320, 320.0], [160, 0.32, 20_000]),
+    "11.1": ([335.5, 1_281_167 * 256 * 341 * 3 / 1e9], [111.8, 138, 335_500]),
+    "11.2": ([4], [3, 3.33, 2.8, 50 / 18]),
+    "11.3": (
+        [_crop_of_memory],
+        [
+            lambda *where: _crop_of_memory(*where).copy(),
+            lambda memory, start, shape, box: _crop_of_memory(memory, 0, shape, box),
+            lambda memory, start, shape, box: _crop_of_memory(memory, start, shape[::-1], box),
+            lambda memory, start, shape, box: _crop_of_memory(memory, start, shape, (0, 0, *box[2:])),
+            len,
+        ],
+    ),
+    "11.4": ([2.68, 224 / (0.08 * 256 * 341) ** 0.5], [7.18, 0.37, 3.53]),
 }
 
 
@@ -237,7 +255,16 @@ def test_the_end_of_a_lead_is_judged_from_the_frame(frame_of, capsys):
 
 @pytest.mark.parametrize(
     ("name", "wanted"),
-    [("03.4", 1.2), ("04.4", None), ("06.4", None), ("07.5", 1.05), ("08.5", 1.2), ("09.5", 1.2), ("10.5", None)],
+    [
+        ("03.4", 1.2),
+        ("04.4", None),
+        ("06.4", None),
+        ("07.5", 1.05),
+        ("08.5", 1.2),
+        ("09.5", 1.2),
+        ("10.5", None),
+        ("11.5", 1.2),
+    ],
     ids=lambda value: str(value),
 )
 def test_own_experiments_are_judged(name, wanted, frame_of, capsys):
@@ -261,7 +288,7 @@ def test_a_library_that_wins_is_judged_either_way(frame_of, capsys):
 
 
 def test_every_exercise_has_answers_here():
-    judged = {"00.4", "01.4", "02.4", "03.4", "04.4", "05.3", "06.4", "07.5", "08.5", "09.5", "10.5"}
+    judged = {"00.4", "01.4", "02.4", "03.4", "04.4", "05.3", "06.4", "07.5", "08.5", "09.5", "10.5", "11.5"}
     assert set(exercises()) == {*ANSWERS, *judged}
 
 

@@ -1,0 +1,155 @@
+"""The ladder: its rungs load what they say, and its figure is drawn from its frame."""
+
+import hashlib
+import re
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from PIL import Image
+
+import labkit as lk
+from labkit import report, tour
+from labkit.measure.timing import count_images
+from labkit.notebooks import Executed, Notebook
+from labkit.pipeline import ladder
+
+ROOT = Path(__file__).resolve().parents[1]
+STORED = ROOT / "notebooks"
+N_PHOTOS = 8
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return lk.FolderStore(lk.make_photos(tmp_path_factory.mktemp("photos"), N_PHOTOS, progress=False))
+
+
+@pytest.fixture(scope="module")
+def pixels(store, tmp_path_factory):
+    return lk.PixelStore.build(store, tmp_path_factory.mktemp("pixels") / "x", engine="threads", progress=False)
+
+
+@pytest.fixture
+def variants(store, pixels):
+    return ladder.ladder_variants(store, pixels, lk.scale())
+
+
+@pytest.fixture
+def runs(frame_of):
+    rates = {"naive": [100, 101, 99], "quick": [400, 404, 396], "decode limit": [500, 500, 500]}
+    return frame_of(rates, "naive", experiment=ladder.EXPERIMENT, photos="small photos", rung=False)
+
+
+def test_every_rung_gives_crops_and_every_photo_equally_often(variants):
+    for label, factory in variants.items():
+        batches = list(factory())
+        n_images = sum(map(count_images, batches))
+        assert n_images % N_PHOTOS == 0, label
+        if not label.endswith("limit"):
+            assert batches[0][0].shape[1:] == (3, 224, 224), label
+            found = torch.cat([own for _, own in batches]).bincount()
+            assert set(found.tolist()) == {n_images // N_PHOTOS}, label  # one photo a class
+
+
+def test_floats_first_then_bytes(variants):
+    kinds = [next(iter(factory()))[0].dtype for label, factory in variants.items() if not label.endswith("limit")]
+    assert kinds == [torch.float32] * 3 + [torch.uint8] * 5
+
+
+def test_a_run_leaves_no_worker_and_no_thread(variants):
+    before = len(psutil.Process().children()), threading.active_count()
+    for label in ("a worker a core", "threads: BatchLoader"):
+        assert len(list(variants[label]())) > 1
+    assert (len(psutil.Process().children()), threading.active_count()) == before
+
+
+def test_workers_run_before_the_clock_starts(store):
+    loader = ladder.RunningWorkers(lk.ImageDataset(store, transform=lk.make_augment("light", "v2")), 2)
+    assert len(psutil.Process().children()) == loader.num_workers
+    next(iter(loader))
+
+
+def test_the_same_photos_are_wanted(store, pixels, tmp_path):
+    fewer = lk.FolderStore(lk.make_photos(tmp_path, N_PHOTOS - 1, progress=False))
+    with pytest.raises(ValueError, match="8 raw pixels and 7 photos are not the same"):
+        ladder.ladder_variants(fewer, pixels, lk.scale())
+
+
+def test_measuring_takes_unequal_numbers_of_images_in_silence(recwarn):
+    runs = ladder.measure_rungs({"a": lambda: [4, 4], "b limit": lambda: [64]}, rounds=2, experiment="x", photos="p")
+    assert [str(warning.message) for warning in recwarn] == []
+    assert set(runs.baseline) == {"a"}
+    assert not runs.rung.any()
+    assert set(runs.photos) == {"p"}
+
+
+def test_the_plot_has_rungs_in_rows_and_limits_as_lines(runs):
+    ax = ladder.plot_rungs(runs)
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["naive", "quick"]
+    texts = [text.get_text() for text in ax.texts]
+    assert texts == ["100", "400  4.0x", "decode limit 500"]
+    drawn = sorted({float(x) for points in ax.collections for x, _ in points.get_offsets()})
+    assert drawn == sorted({100.0, 101.0, 99.0, 400.0, 404.0, 396.0})
+    assert [line.get_xdata()[0] for line in ax.lines if line.get_linestyle() == "--"] == [500]
+
+
+def test_a_stored_figure_says_which_frame_it_shows(runs, tmp_path):
+    frame = lk.save_frame(runs, tmp_path / "frames" / ladder.FRAME)
+    figure = ladder.store_figure(frame, tmp_path)
+    assert (tmp_path / ladder.FRAME).read_bytes() == frame.read_bytes()
+    assert ladder.drawn_from(figure) == hashlib.sha256(frame.read_bytes()).hexdigest()
+    with Image.open(figure) as image:
+        assert image.width > 600
+    Image.new("RGB", (8, 8)).save(figure)
+    assert ladder.drawn_from(figure) == ""
+
+
+def test_the_figure_says_whose_runs_these_are(runs):
+    title = ladder.draw_figure(runs).axes[0].get_title("left")
+    assert title == f"small photos: {lk.env_id()}"
+
+
+def test_the_index_page_shows_every_ladder_and_no_limit_as_a_step(runs, tmp_path):
+    for experiment in (ladder.EXPERIMENT, f"{ladder.EXPERIMENT}, camera"):
+        path = tmp_path / "frames" / f"{experiment}.csv"
+        lk.save_frame(runs.assign(experiment=experiment), path)
+    page = report.write_index(tmp_path, []).read_text()
+    assert page.count("data:image/png;base64,") == 2
+    assert re.findall(r"<td>(quick|decode limit)</td>", page) == ["quick", "quick"]
+
+
+@pytest.mark.parametrize(("error", "stored"), [("", True), ("ValueError: no", False)], ids=["whole", "failed"])
+def test_a_storing_tour_draws_the_figure_anew(error, stored, runs, tmp_path, monkeypatch):
+    notebook = Notebook(tmp_path / f"{ladder.NOTEBOOK}.ipynb", "11", "Why?", "1")
+
+    def ran(notebook, number, total, folder, store_outputs):
+        lk.save_frame(runs, folder / "frames" / ladder.FRAME)
+        return Executed(notebook, None, 1.0, error)
+
+    monkeypatch.setattr(tour, "find_notebooks", lambda only: [notebook])
+    monkeypatch.setattr(tour, "make_scale_photos", lambda: None)
+    monkeypatch.setattr(tour, "_run", ran)
+    tour.run_tour(results=tmp_path / "results")
+    assert not (tmp_path / ladder.FIGURE).exists()
+    tour.run_tour(results=tmp_path / "results", store_outputs=True)
+    assert (tmp_path / ladder.FIGURE).exists() == (tmp_path / ladder.FRAME).exists() == stored
+
+
+def test_the_notebook_measures_the_ladder():
+    assert f'experiment="{ladder.EXPERIMENT}"' in (STORED / f"{ladder.NOTEBOOK}.ipynb").read_text().replace("\\", "")
+
+
+def test_the_readme_shows_the_stored_figure():
+    images = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", (ROOT / "README.md").read_text())
+    assert images == [f"notebooks/{ladder.FIGURE}"]
+    assert (ROOT / images[0]).is_file()
+
+
+def test_the_stored_figure_is_of_the_stored_frame():
+    frame = STORED / ladder.FRAME
+    assert ladder.drawn_from(STORED / ladder.FIGURE) == hashlib.sha256(frame.read_bytes()).hexdigest()
+    runs = lk.load_frame(frame)
+    assert ladder.is_ladder(runs)
+    assert runs["variant"].iloc[0] == ladder.NAIVE
