@@ -22,6 +22,8 @@ from labkit.measure.results import make_frame, record
 
 Factory = Callable[[], Iterable[Any]]
 
+# Taken from the iterable, where it has them. One whose work is done outside this process tree tells its own costs.
+_ATTRIBUTES = ("batch_size", "num_workers", "cpu_s", "peak_mem_mb", "page_cache")
 _COLD_SHARE = 0.9  # of the evicted bytes that must come from storage for a run to count as cold
 
 
@@ -164,13 +166,13 @@ def _run(label: str, factory: Factory, evict, count, clock, memory: PeakMemory) 
         "images_per_s": walk.n_images / waited_s if waited_s > 0 else float("inf"),
         "cpu_s": after.cpu_s - before.cpu_s,
         "peak_mem_mb": walk.peak_mem_mb,
-        "page_cache": _page_cache(evict is not None, evicted, before.read_bytes, after.read_bytes),
+        "page_cache": page_cache_state(before.read_bytes, after.read_bytes, asked=evict is not None, evicted=evicted),
         **attributes,
     }
 
 
 def _walk(factory: Factory, count, clock, memory: PeakMemory) -> tuple[_Walk, dict]:
-    _synchronize()
+    synchronize()
     started = clock()
     iterable = factory()
     batches = iter(iterable)
@@ -179,16 +181,16 @@ def _walk(factory: Factory, count, clock, memory: PeakMemory) -> tuple[_Walk, di
         batch = next(batches)
     except StopIteration:
         raise VariantError("yielded no batch") from None
-    _synchronize()
+    synchronize()
     first = clock()
     memory.now()  # a DataLoader ends its workers with the last batch
     n_images = count(batch)
     for batch in batches:
         n_images += count(batch)
-    _synchronize()
+    synchronize()
     ended = clock()
     peak_mem_mb = memory.end()
-    attributes = {name: getattr(iterable, name) for name in ("batch_size", "num_workers") if hasattr(iterable, name)}
+    attributes = {name: getattr(iterable, name) for name in _ATTRIBUTES if hasattr(iterable, name)}
     return _Walk(started, ready, first, ended, n_images, peak_mem_mb), attributes
 
 
@@ -206,14 +208,15 @@ def _frozen_heap():
             gc.unfreeze()
 
 
-def _synchronize() -> None:
+def synchronize() -> None:
     """Wait for the GPU, so that work handed to it before the clock stops is in the time. No GPU in use: nothing."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         torch.cuda.synchronize()
 
 
-def _page_cache(asked: bool, evicted: int, before: int | None, after: int | None) -> str:
+def page_cache_state(before: int | None, after: int | None, *, asked: bool = False, evicted: int = 0) -> str:
+    """What `read_bytes` before and after a run say of the page cache."""
     if before is None or after is None:
         return "unknown"
     read = after - before

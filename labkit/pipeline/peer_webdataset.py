@@ -4,7 +4,6 @@ from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 
-from labkit.data.shards import write_shards
 from labkit.data.stores import FolderStore
 from labkit.pipeline.peer import JPEG_PACKED, Peer, Work, prepare_once
 from labkit.pipeline.peer_torchvision import decode_bytes, fast_settings, tensor_transform
@@ -13,6 +12,8 @@ _SHARDS_A_WORKER = 4  # whole shards are dealt out to workers: few of them, and 
 
 
 def _prepare(work: Work) -> Path:
+    from labkit.data.shards import write_shards
+
     store = FolderStore(work.root)
     max_count = max(1, len(store) // (_SHARDS_A_WORKER * max(1, work.num_workers)))
 
