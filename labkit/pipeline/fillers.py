@@ -17,7 +17,7 @@ from labkit.pipeline.crops import flips, middle_crops, random_crops, uniforms
 from labkit.pipeline.resample import flip_into, resize_into
 
 _ORIENTATION = 0x0112
-_EXIF_WITHIN = 1 << 16  # bytes: one segment's largest size
+_APP1, _SCAN = 0xE1, 0xDA  # JPEG markers
 
 
 @dataclass(frozen=True)
@@ -129,9 +129,19 @@ class EncodedFiller:
 
 def _is_turned(data: bytes) -> bool:
     """Whether EXIF wants the image turned or mirrored."""
-    if data.find(b"Exif\0\0", 0, _EXIF_WITHIN) < 0:
+    if not _has_exif(data):
         return False
     try:
         return Image.open(io.BytesIO(data)).getexif().get(_ORIENTATION, 1) != 1
     except Exception:  # whatever is wrong with it: `decode` will say
         return True
+
+
+def _has_exif(data: bytes) -> bool:
+    """Whether one of the segments before a JPEG's first scan holds EXIF. Walks from segment to segment."""
+    offset = 2
+    while offset + 10 <= len(data) and data[offset] == 0xFF and data[offset + 1] != _SCAN:
+        if data[offset + 1] == _APP1 and data[offset + 4 : offset + 10] == b"Exif\0\0":
+            return True
+        offset += 2 + (data[offset + 2] << 8) + data[offset + 3]
+    return False

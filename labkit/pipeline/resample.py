@@ -41,9 +41,10 @@ def flip_into(target: np.ndarray) -> None:
 
 
 def _resize_smoothly(target: np.ndarray, crop: np.ndarray) -> None:
-    image = torch.from_numpy(crop).permute(2, 0, 1)[None]  # torch's SIMD code wants these strides
+    # The batch axis comes first, for its stride: without it torch takes the pixels for planes, and turns them twice.
+    image = torch.from_numpy(crop)[None].permute(0, 3, 1, 2)
     resized = interpolate(image, target.shape[:2], mode="bilinear", antialias=True)
-    np.copyto(target, resized[0].permute(1, 2, 0).numpy())
+    np.copyto(target, resized.permute(0, 2, 3, 1)[0].numpy())
 
 
 def _resize_part(target: np.ndarray, pixels: np.ndarray, box: Box) -> None:
