@@ -70,18 +70,26 @@ class RegionDecoder:
 
     def __init__(self):
         self._library = load_library()
+        self._memory = np.empty(0, np.uint8)
+        self._renew()
+
+    def _renew(self) -> None:
+        """Start with a new handle: after an error libjpeg-turbo keeps tables that spoil the images to come."""
         self._handle = self._library.tj3Init(_DECOMPRESS)
         if not self._handle:
             raise MemoryError("libjpeg-turbo gave no decoder")
-        weakref.finalize(self, self._library.tj3Destroy, self._handle)
+        self._freed = weakref.finalize(self, self._library.tj3Destroy, self._handle)
         self._library.tj3Set(self._handle, _STOP_ON_WARNING, 1)
-        self._memory = np.empty(0, np.uint8)
+
+    def _failed(self) -> None:
+        self._freed()
+        self._renew()
 
     def header(self, data: bytes) -> Frame | None:
         """Size of the image, or None where it is not a JPEG that this decoder can take."""
         handle, get = self._handle, self._library.tj3Get
         if self._library.tj3DecompressHeader(handle, data, len(data)) != 0:
-            return None
+            return self._failed()
         known = 0 <= get(handle, _SUBSAMPLING) < len(_BLOCK_WIDTHS) and 0 <= get(handle, _COLORSPACE) <= 2
         if not known or get(handle, _PRECISION) != 8 or get(handle, _LOSSLESS) == 1:
             return None
@@ -108,12 +116,13 @@ class RegionDecoder:
         width += left % block
         left -= left % block
         pixels = self._pixels(height, width)
-        if library.tj3SetScalingFactor(handle, _Fraction(1, scale)) != 0:
-            return None
-        if library.tj3SetCroppingRegion(handle, _Region(left, top, width, height)) != 0:
-            return None
-        if library.tj3Decompress8(handle, data, len(data), pixels.ctypes.data, 0, _RGB) != 0:
-            return None
+        failed = (
+            library.tj3SetScalingFactor(handle, _Fraction(1, scale))
+            or library.tj3SetCroppingRegion(handle, _Region(left, top, width, height))
+            or library.tj3Decompress8(handle, data, len(data), pixels.ctypes.data, 0, _RGB)
+        )
+        if failed:
+            return self._failed()
         return Part(pixels, (crop[0] / scale - top, crop[1] / scale - left, crop[2] / scale, crop[3] / scale))
 
     def _pixels(self, height: int, width: int) -> np.ndarray:

@@ -5,6 +5,8 @@ transforms and Pillow give, `antialias=False` OpenCV's bilinear, as Albumentatio
 the same in both, but for rounding.
 """
 
+import threading
+
 import cv2
 import numpy as np
 import torch
@@ -12,6 +14,22 @@ from PIL import Image
 from torch.nn.functional import interpolate
 
 Box = tuple[float, float, float, float]
+
+_setting_threads = threading.Lock()
+
+
+def compute_alone() -> None:
+    """Let torch compute in the calling thread only: threads that each start threads of their own wait for one another.
+
+    `torch.set_num_threads` is meant for a whole process: it sets this thread's number, and that of all threads to
+    come. So another thread puts the latter back.
+    """
+    with _setting_threads:
+        of_others = torch.get_num_threads()
+        torch.set_num_threads(1)
+        restoring = threading.Thread(target=torch.set_num_threads, args=(of_others,))
+        restoring.start()
+        restoring.join()
 
 
 def resize_into(target: np.ndarray, pixels: np.ndarray, box: Box, antialias: bool) -> None:
@@ -41,6 +59,8 @@ def flip_into(target: np.ndarray) -> None:
 
 
 def _resize_smoothly(target: np.ndarray, crop: np.ndarray) -> None:
+    if not crop.flags.writeable:  # a file's pixels: torch has no read-only tensors, and warns
+        crop = crop.copy()
     # The batch axis comes first, for its stride: without it torch takes the pixels for planes, and turns them twice.
     image = torch.from_numpy(crop)[None].permute(0, 3, 1, 2)
     resized = interpolate(image, target.shape[:2], mode="bilinear", antialias=True)

@@ -18,6 +18,7 @@ from labkit.data.stores import Store
 from labkit.measure.env import usable_cores
 from labkit.pipeline.buffers import BatchBuffers
 from labkit.pipeline.fillers import Draw, EncodedFiller, PixelFiller
+from labkit.pipeline.resample import compute_alone
 from labkit.pipeline.samplers import Shuffled
 
 _SMALLEST_TASK = 4  # images: below, handing tasks around costs more than it spreads
@@ -141,7 +142,7 @@ class BatchLoader:
         if hasattr(self._requests.sampler, "set_epoch"):
             self._requests.sampler.set_epoch(epoch)
         started: deque[_Batch] = deque()
-        with ThreadPoolExecutor(self.num_threads, "labkit-batches") as pool:
+        with ThreadPoolExecutor(self.num_threads, "labkit-batches", compute_alone) as pool:
             try:
                 for indices in self._requests:
                     started.append(self._start(pool, np.array(indices), epoch))

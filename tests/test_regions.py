@@ -1,0 +1,187 @@
+"""Decoding a part of a JPEG gives the pixels that decoding all of it gives, and anything else is left to others."""
+
+import ctypes
+import io
+import threading
+
+import numpy as np
+import pytest
+import simplejpeg
+from PIL import Image
+
+from labkit.data import regions
+from labkit.data.conformance import broken_files, oracle_files
+from labkit.data.regions import RegionDecoder, WholeDecoder, load_library, open_decoder
+
+SUBSAMPLINGS = ("444", "422", "420", "440", "411", "Gray")
+
+
+def photo(height: int, width: int, seed: int = 0) -> np.ndarray:
+    """Smooth, colored and noisy: every coefficient counts."""
+    rows, columns = np.mgrid[:height, :width] / 20
+    waves = [np.sin(rows * a + columns * b) for a, b in ((1, 2), (3, -1), (-2, 2.5))]
+    noise = np.random.default_rng(seed).normal(0, 20, (height, width, 3))
+    return np.clip(128 + 90 * np.stack(waves, 2) + noise, 0, 255).astype(np.uint8)
+
+
+def jpeg(height: int, width: int, subsampling: str = "420") -> bytes:
+    pixels = photo(height, width)
+    if subsampling == "Gray":
+        return simplejpeg.encode_jpeg(pixels[:, :, :1].copy(), colorspace="Gray", quality=90)
+    return simplejpeg.encode_jpeg(pixels, quality=90, colorsubsampling=subsampling)
+
+
+def whole(data: bytes, scale: int) -> np.ndarray:
+    """All pixels at 1/scale, by the library alone."""
+    frame = Image.open(io.BytesIO(data))
+    sides = [-(-side // scale) if scale > 1 else 0 for side in frame.size]
+    return simplejpeg.decode_jpeg(data, "RGB", min_width=sides[0], min_height=sides[1])
+
+
+def random_crops(height: int, width: int, n: int):
+    draw = np.random.default_rng(height)
+    for _ in range(n):
+        crop_height, crop_width = draw.integers(1, height + 1), draw.integers(1, width + 1)
+        yield (
+            int(draw.integers(0, height - crop_height + 1)),
+            int(draw.integers(0, width - crop_width + 1)),
+            int(crop_height),
+            int(crop_width),
+        )
+
+
+@pytest.mark.parametrize("subsampling", SUBSAMPLINGS)
+@pytest.mark.parametrize("size", [(97, 131), (64, 64), (1, 1), (7, 200)])
+def test_a_crop_has_the_pixels_of_the_whole_image(subsampling, size):
+    data, decoder = jpeg(*size, subsampling), RegionDecoder()
+    assert decoder.header(data) == size
+    expected = whole(data, 1)
+    for crop in [(0, 0, *size), *random_crops(*size, 25)]:
+        part = decoder.decode(data, crop)
+        top, left, height, width = (int(side) for side in part.box)
+        assert part.box == (top, left, *crop[2:])
+        got = part.pixels[top : top + height, left : left + width]
+        np.testing.assert_array_equal(got, expected[crop[0] : crop[0] + height, crop[1] : crop[1] + width])
+
+
+@pytest.mark.parametrize("subsampling", SUBSAMPLINGS)
+@pytest.mark.parametrize("scale", [2, 4, 8])
+def test_a_scaled_crop_has_the_pixels_of_the_scaled_image(subsampling, scale):
+    size = (333, 470)
+    data, decoder = jpeg(*size, subsampling), RegionDecoder()
+    expected = whole(data, scale)
+    for crop in random_crops(*size, 25):
+        pixels, box = decoder.decode(data, crop, scale)
+        first = [round(crop[axis] / scale - box[axis]) for axis in (0, 1)]
+        assert first == [crop[axis] / scale - box[axis] for axis in (0, 1)]
+        height, width = pixels.shape[:2]
+        # Its edge, which the crop does not reach, was made without the pixels beside it.
+        inner = (
+            slice(max(0, int(box[0])), int(np.ceil(box[0] + box[2]))),
+            slice(int(box[1]), int(np.ceil(box[1] + box[3]))),
+        )
+        there = expected[first[0] : first[0] + height, first[1] : first[1] + width]
+        np.testing.assert_array_equal(pixels[inner], there[inner])
+
+
+def test_less_is_decoded_than_there_is():
+    data, decoder = jpeg(400, 400), RegionDecoder()
+    pixels, _ = decoder.decode(data, (100, 200, 50, 60))
+    assert pixels.shape[0] <= 54
+    assert pixels.shape[1] <= 60 + 2 * 2 + 16
+
+
+def test_progressive():
+    buffer = io.BytesIO()
+    Image.fromarray(photo(90, 120)).save(buffer, "JPEG", progressive=True, quality=90)
+    data = buffer.getvalue()
+    pixels, box = RegionDecoder().decode(data, (10, 20, 30, 40))
+    top, left = int(box[0]), int(box[1])
+    np.testing.assert_array_equal(pixels[top : top + 30, left : left + 40], whole(data, 1)[10:40, 20:60])
+
+
+@pytest.mark.parametrize("decoder", [RegionDecoder, WholeDecoder])
+def test_what_is_no_plain_jpeg_is_not_taken(decoder):
+    others = {name: data for name, data in oracle_files().items() if not data.startswith(b"\xff\xd8")}
+    assert len(others) > 3
+    cmyk = io.BytesIO()
+    Image.fromarray(np.zeros((20, 20, 4), np.uint8), "CMYK").save(cmyk, "JPEG")
+    for data in [*others.values(), cmyk.getvalue(), b"", b"\xff\xd8", b"text" * 50]:
+        assert decoder().header(data) is None
+        assert decoder().decode(data, (0, 0, 1, 1)) is None
+
+
+@pytest.mark.parametrize("decoder", [RegionDecoder, WholeDecoder])
+def test_damage_is_seen(decoder):
+    data = jpeg(200, 200)
+    middle = len(data) // 2
+    damaged = data[:middle] + b"\xff\xd9" + data[middle:]
+    assert decoder().decode(damaged, (0, 0, 200, 200)) is None
+    for broken in broken_files().values():
+        assert decoder().decode(broken, (0, 0, 8, 8)) is None or broken.startswith(b"\xff\xd8")
+
+
+def test_a_decoder_goes_on_after_damage():
+    data, decoder = jpeg(64, 64), RegionDecoder()
+    assert decoder.decode(data[:300], (0, 0, 64, 64)) is None
+    np.testing.assert_array_equal(decoder.decode(data, (0, 0, 64, 64)).pixels, whole(data, 1))
+
+
+def test_whole_decoder_agrees():
+    data = jpeg(150, 210)
+    for scale in (1, 2, 4, 8):
+        crop = (16, 32, 64, 96)
+        parts = [decoder().decode(data, crop, scale) for decoder in (RegionDecoder, WholeDecoder)]
+        cut = [
+            part.pixels[int(part.box[0]) :, int(part.box[1]) :][: int(part.box[2]), : int(part.box[3])]
+            for part in parts
+        ]
+        np.testing.assert_array_equal(*cut)
+
+
+def test_one_decoder_a_thread():
+    data = [jpeg(80 + 8 * number, 100, SUBSAMPLINGS[number % 6]) for number in range(12)]
+    wrong = []
+
+    def work():
+        decoder = RegionDecoder()
+        for _ in range(10):
+            for encoded in data:
+                if not np.array_equal(
+                    decoder.decode(encoded, (0, 0, *decoder.header(encoded))).pixels, whole(encoded, 1)
+                ):
+                    wrong.append(len(encoded))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+@pytest.fixture
+def looked_up_anew():
+    load_library.cache_clear()
+    yield
+    load_library.cache_clear()
+
+
+def test_without_the_library(monkeypatch, looked_up_anew):
+    monkeypatch.setattr(regions, "_places", lambda: [])
+    with pytest.raises(ImportError, match=r"labkit\[fast\]"):
+        RegionDecoder()
+    assert isinstance(open_decoder(), WholeDecoder)
+
+
+def test_an_older_library_is_passed_over(monkeypatch, looked_up_anew):
+    monkeypatch.setattr(regions, "_places", lambda: [ctypes.util.find_library("c"), "/nowhere/libturbojpeg.so"])
+    with pytest.raises(ImportError, match="version 3"):
+        load_library()
+
+
+def test_the_named_library_is_taken(monkeypatch, looked_up_anew):
+    monkeypatch.setenv(regions.LIBRARY_VARIABLE, "/nowhere/libturbojpeg.so")
+    assert regions._places() == ["/nowhere/libturbojpeg.so"]
+    with pytest.raises(ImportError):
+        load_library()
