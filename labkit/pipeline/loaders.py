@@ -1,4 +1,7 @@
-"""make_loader(): torch's DataLoader with the settings that are easy to get wrong already right."""
+"""make_loader(): torch's DataLoader with the settings that are easy to get wrong already right.
+
+`BatchLoader`, which uses threads instead of worker processes, stands in `labkit.pipeline.threaded`.
+"""
 
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
@@ -11,6 +14,7 @@ from labkit.data.datasets import collate
 from labkit.pipeline.config import LoaderConfig
 from labkit.pipeline.samplers import Shuffled
 from labkit.pipeline.seeding import RandomSources, kept_global_state
+from labkit.pipeline.threaded import BatchLoader
 from labkit.pipeline.workers import (
     Epoch,
     WorkerDied,
@@ -21,6 +25,8 @@ from labkit.pipeline.workers import (
     start_worker,
     worker_context,
 )
+
+__all__ = ["BatchLoader", "Loader", "key_of", "make_loader"]
 
 
 def make_loader(

@@ -1,0 +1,388 @@
+"""BatchLoader: the same batches for any number of threads, pixels of the plain path, nothing lost or left behind."""
+
+import gc
+import io
+import itertools
+import threading
+from types import SimpleNamespace
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import DistributedSampler
+from torchvision.transforms.v2 import functional as F
+
+import labkit as lk
+from labkit.data import regions
+from labkit.data.conformance import oracle_files
+from labkit.pipeline.crops import flips, middle_crops, random_crops, uniforms
+from labkit.pipeline.threaded import BatchLoader
+
+SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    return lk.FolderStore(lk.make_photos(tmp_path_factory.mktemp("photos") / "set", 22, progress=False))
+
+
+@pytest.fixture(scope="module")
+def camera(tmp_path_factory):
+    return lk.FolderStore(
+        lk.make_photos(tmp_path_factory.mktemp("camera") / "set", 3, profile="camera", progress=False)
+    )
+
+
+def stored(tmp_path, files):
+    """A store of these files, all of one class."""
+    (tmp_path / "class").mkdir()
+    for name, data in files.items():
+        (tmp_path / "class" / name).write_bytes(data)
+    return lk.FolderStore(tmp_path)
+
+
+def epoch_of(loader):
+    batches = [(images.clone(), labels) for images, labels in loader]
+    return torch.cat([images for images, _ in batches]), torch.cat([labels for _, labels in batches])
+
+
+def in_order(store, **arguments):
+    """Random crops, in the order of the keys."""
+    arguments = {"batch_size": 8, "shuffle": False, **arguments}
+    return epoch_of(BatchLoader(store, **arguments))[0]
+
+
+def plain(store, *, seed=0, epoch=0, antialias=True, size=224):
+    """The same crops, cut out of images decoded whole."""
+    keys = store.keys()
+    whole = [lk.decode(store.read(key)) for key in keys]
+    draws = uniforms(seed, epoch, np.arange(len(keys)))
+    crops = random_crops(draws, np.array([image.shape[1:] for image in whole]), SCALE, RATIO)
+    rows = []
+    for image, crop, flip in zip(whole, crops.tolist(), flips(draws, 0.5), strict=True):
+        if antialias:
+            row = F.resized_crop(image, *crop, [size, size], antialias=True)
+        else:
+            cut = F.crop(image, *crop).permute(1, 2, 0).numpy()
+            row = torch.from_numpy(cv2.resize(cut, (size, size), interpolation=cv2.INTER_LINEAR)).permute(2, 0, 1)
+        rows.append(row.flip(2) if flip else row)
+    return torch.stack(rows)
+
+
+def psnr_db(images, others):
+    errors = (images.double() - others.double()).square().mean((1, 2, 3))
+    return 10 * torch.log10(255**2 / errors.clamp(min=1e-9))
+
+
+def left_threads():
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("labkit-batches")]
+
+
+@pytest.fixture
+def without_library(monkeypatch):
+    regions.load_library.cache_clear()
+    monkeypatch.setattr(regions, "_places", lambda: [])
+    yield
+    regions.load_library.cache_clear()
+
+
+class TestBatches:
+    def test_form(self, photos):
+        loader = BatchLoader(photos, batch_size=8)
+        batches = list(loader)
+        assert len(loader) == len(batches) == 3
+        assert [len(labels) for _, labels in batches] == [8, 8, 6]
+        images, labels = batches[0]
+        assert images.shape == (8, 3, 224, 224)
+        assert (images.dtype, labels.dtype) == (torch.uint8, torch.int64)
+        assert images.is_contiguous(memory_format=torch.channels_last)
+
+    def test_drop_last(self, photos):
+        loader = BatchLoader(photos, batch_size=8, drop_last=True)
+        assert [len(labels) for _, labels in loader] == [8, 8]
+        assert len(loader) == 2
+
+    def test_every_image_once_with_its_label(self, tmp_path):
+        """Each file is of one color, which names it."""
+        for number in range(30):
+            folder = tmp_path / f"class-{number % 4}"
+            folder.mkdir(exist_ok=True)
+            Image.new("RGB", (40, 30), (8 * number, 0, 0)).save(folder / f"{number}.png")
+        loader = BatchLoader(lk.FolderStore(tmp_path), size=8, batch_size=7)
+        images, labels = epoch_of(loader)
+        numbers = images[:, 0, 0, 0].div(8).long()
+        assert sorted(numbers.tolist()) == list(range(30))
+        assert torch.equal(labels, numbers % 4)
+        assert loader.classes == [f"class-{number}" for number in range(4)]
+
+    @pytest.mark.parametrize("size", [1, 32, 96])
+    def test_sizes(self, photos, size):
+        assert in_order(photos, size=size).shape == (22, 3, size, size)
+
+    def test_evaluation_takes_the_middle(self, photos):
+        images, _ = epoch_of(BatchLoader(photos, train=False, batch_size=5, scaled_decoding=False))
+        keys = photos.keys()
+        whole = [lk.decode(photos.read(key)) for key in keys]
+        crops = middle_crops(np.array([image.shape[1:] for image in whole]), 224).tolist()
+        expected = [F.resized_crop(image, *crop, [224, 224]) for image, crop in zip(whole, crops, strict=True)]
+        assert (images.int() - torch.stack(expected).int()).abs().max() <= 1
+
+
+class TestSameBatches:
+    @pytest.mark.parametrize("antialias", [True, False])
+    def test_for_any_number_of_threads(self, photos, antialias):
+        epochs = [
+            epoch_of(BatchLoader(photos, batch_size=8, num_threads=number, antialias=antialias, prefetch_factor=ahead))
+            for number, ahead in ((1, 1), (2, 2), (5, 7))
+        ]
+        for images, labels in epochs[1:]:
+            assert torch.equal(images, epochs[0][0])
+            assert torch.equal(labels, epochs[0][1])
+
+    def test_an_image_does_not_depend_on_its_batch(self, photos):
+        assert torch.equal(in_order(photos, batch_size=3), in_order(photos, batch_size=22))
+
+    def test_epochs_differ_and_can_be_resumed(self, photos):
+        loader = BatchLoader(photos, batch_size=8)
+        first, second = epoch_of(loader), epoch_of(loader)
+        assert not torch.equal(first[0], second[0])
+        assert not torch.equal(first[1], second[1])
+        resumed = BatchLoader(photos, batch_size=8)
+        resumed.set_epoch(1)
+        assert torch.equal(epoch_of(resumed)[0], second[0])
+        assert resumed.epoch == 2
+
+    def test_seeds_differ(self, photos):
+        assert not torch.equal(in_order(photos), in_order(photos, seed=1))
+
+    def test_global_generators_are_not_touched(self, photos):
+        torch.manual_seed(0)
+        np.random.seed(0)
+        before = torch.get_rng_state(), np.random.get_state()[1].copy()
+        epoch_of(BatchLoader(photos, batch_size=8))
+        assert torch.equal(torch.get_rng_state(), before[0])
+        assert (np.random.get_state()[1] == before[1]).all()
+
+    def test_ranks_share_the_images(self, photos):
+        numbered = SimpleNamespace(keys=lambda: photos.keys(), read=photos.read)
+        whole = in_order(photos)
+        seen = []
+        for rank in range(2):
+            sampler = DistributedSampler(range(22), num_replicas=2, rank=rank, shuffle=True, seed=5)
+            loader = BatchLoader(numbered, batch_size=4, sampler=sampler)
+            images, _ = epoch_of(loader)
+            seen += [next(i for i in range(22) if torch.equal(image, whole[i])) for image in images]
+            other_order = list(sampler)
+            epoch_of(loader)
+            assert list(sampler) != other_order, "set_epoch reaches the sampler"
+        assert sorted(seen) == list(range(22))
+
+
+class TestPixels:
+    def test_with_antialiasing_as_torchvision(self, photos):
+        got, expected = in_order(photos, scaled_decoding=False), plain(photos)
+        assert (got.int() - expected.int()).abs().max() <= 1
+        assert psnr_db(got, expected).min() >= 35
+
+    def test_without_as_opencv(self, photos):
+        assert torch.equal(in_order(photos, antialias=False, scaled_decoding=False), plain(photos, antialias=False))
+
+    def test_scaled_decoding_keeps_the_picture(self, camera):
+        """Larger photos, smaller crops: scales of 1/2, 1/4 and 1/8."""
+        for size in (224, 64):
+            scaled, full = in_order(camera, size=size), in_order(camera, size=size, scaled_decoding=False)
+            assert not torch.equal(scaled, full), "something was scaled"
+            assert psnr_db(scaled, full).min() > 38
+            assert psnr_db(scaled, plain(camera, size=size)).min() > 38
+
+    def test_a_shift_of_a_pixel_would_be_seen(self, camera):
+        full = in_order(camera, scaled_decoding=False)
+        assert psnr_db(full[..., 1:], full[..., :-1]).max() < 38
+
+    @pytest.mark.parametrize("antialias", [True, False])
+    def test_the_same_without_libturbojpeg(self, photos, antialias, without_library):
+        got = in_order(photos, antialias=antialias, scaled_decoding=False)
+        assert (got.int() - plain(photos, antialias=antialias).int()).abs().max() <= (1 if antialias else 0)
+
+    def test_scaled_without_libturbojpeg(self, camera, without_library):
+        assert psnr_db(in_order(camera), in_order(camera, scaled_decoding=False)).min() > 38
+
+    def test_every_kind_of_file(self, tmp_path):
+        """Turned by EXIF, CMYK, 16 bits, palettes, progressive, PNG and WebP: pixels as `decode` gives them."""
+        store = stored(tmp_path, oracle_files())
+        assert (in_order(store, size=48).int() - plain(store, size=48).int()).abs().max() <= 1
+
+    def test_exif_that_turns_nothing(self, tmp_path):
+        exif = Image.Exif()
+        exif[0x0112] = 1
+        buffer = io.BytesIO()
+        Image.effect_noise((90, 60), 60).convert("RGB").save(buffer, "JPEG", exif=exif)
+        store = stored(tmp_path, {"upright.jpg": buffer.getvalue()})
+        assert (in_order(store, size=48).int() - plain(store, size=48).int()).abs().max() <= 1
+
+    def test_from_a_pixel_store(self, photos, tmp_path):
+        pixels = lk.PixelStore.build(photos, tmp_path / "set.pixels", short_side=128, engine="threads", progress=False)
+        for antialias in (True, False):
+            got = in_order(pixels, antialias=antialias, size=96)
+            for index, image in enumerate(got):
+                draws = uniforms(0, 0, np.array([index]))
+                crop = random_crops(draws, pixels.shapes[[index]], SCALE, RATIO)[0].tolist()
+                if antialias:
+                    expected = F.resized_crop(pixels[index][0], *crop, [96, 96], antialias=True)
+                else:
+                    cut = F.crop(pixels[index][0], *crop).permute(1, 2, 0).numpy()
+                    expected = torch.from_numpy(cv2.resize(cut, (96, 96))).permute(2, 0, 1)
+                expected = expected.flip(2) if flips(draws, 0.5)[0] else expected
+                assert (image.int() - expected.int()).abs().max() <= 1
+
+    def test_pixel_store_batches(self, photos, tmp_path, recwarn):
+        pixels = lk.PixelStore.build(photos, tmp_path / "set.pixels", short_side=128, engine="threads", progress=False)
+        one, two = (epoch_of(BatchLoader(pixels, batch_size=5, num_threads=number)) for number in (1, 3))
+        assert torch.equal(one[0], two[0])
+        folder = BatchLoader(photos, batch_size=5)
+        assert torch.equal(one[1], epoch_of(folder)[1])
+        assert folder.classes == pixels.classes
+        assert not recwarn.list
+
+
+class TestMemory:
+    def test_kept_batches_stay_as_they_are(self, photos):
+        loader = BatchLoader(photos, batch_size=4)
+        copies, kept = [], []
+        for images, _ in loader:
+            kept.append(images)
+            copies.append(images.clone())
+        list(loader)
+        gc.collect()
+        assert all(torch.equal(*pair) for pair in zip(kept, copies, strict=True))
+        assert len({images.data_ptr() for images in kept}) == len(kept)
+
+    def test_a_kept_part_keeps_its_batch(self, photos):
+        loader = BatchLoader(photos, batch_size=4)
+        part = next(iter(loader))[0][1:2].numpy()[0, :, 5:]
+        copy = part.copy()
+        for _ in range(3):
+            list(loader)
+        assert (part == copy).all()
+
+    def test_memory_is_used_again(self, photos):
+        loader = BatchLoader(photos, batch_size=2, num_threads=1, prefetch_factor=1)
+        places = set()
+        for images, _ in itertools.chain(loader, loader):
+            places.add(images.data_ptr())
+            del images
+        assert len(places) < 8 < 2 * len(loader)
+
+    def test_replay(self, photos):
+        replay = lk.ReplayLoader(BatchLoader(photos, batch_size=4), 3)
+        first = [images.clone() for images, _ in replay]
+        assert all(torch.equal(a, b) for a, (b, _) in zip(first, replay, strict=True))
+
+    @pytest.mark.cuda
+    @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+    def test_pinned(self, photos):
+        expected = in_order(photos, pin_memory=False)
+        images = [images for images, _ in BatchLoader(photos, batch_size=8, shuffle=False)]
+        assert all(batch.is_pinned() for batch in images)
+        assert torch.equal(torch.cat(images), expected)
+
+
+class TestErrors:
+    def test_damaged(self, photos, tmp_path):
+        good = photos.read(photos.keys()[0])
+        store = stored(tmp_path, {"a.jpg": good, "bad.jpg": good[: len(good) // 2], "c.jpg": good})
+        with pytest.raises(lk.DecodeError, match=r"class/bad\.jpg"):
+            list(BatchLoader(store, batch_size=2))
+        assert not left_threads()
+
+    def test_skipped_images_are_counted(self, photos, tmp_path):
+        good = photos.read(photos.keys()[0])
+        middle = len(good) // 2
+        files = {f"{number}.jpg": good for number in range(6)}
+        files |= {"cut.jpg": good[:-100], "text.jpg": b"text", "torn.jpg": good[:600] + good[middle:]}
+        loader = BatchLoader(stored(tmp_path, files), batch_size=3, on_error="skip", scale=(1, 1), ratio=(1, 1.5))
+        images, labels = epoch_of(loader)
+        assert len(images) == len(labels) == 6
+        assert sorted(skip.key for skip in loader.skipped) == ["class/cut.jpg", "class/text.jpg", "class/torn.jpg"]
+
+    def test_a_batch_of_nothing(self, tmp_path):
+        loader = BatchLoader(stored(tmp_path, {"a.jpg": b"a", "b.jpg": b"b"}), on_error="skip")
+        with pytest.raises(lk.DecodeError, match=r"all 2 images .* were skipped"):
+            list(loader)
+
+    def test_a_missing_file_is_named(self, photos):
+        store = SimpleNamespace(keys=lambda: [*photos.keys(), "no/such.jpg"], read=photos.read)
+        with pytest.raises(KeyError, match=r"no/such\.jpg") as caught:
+            list(BatchLoader(store))
+        assert "while loading no/such.jpg" in caught.value.__notes__
+
+    def test_a_bomb(self, tmp_path, photos, monkeypatch):
+        good = photos.read(photos.keys()[0])
+        monkeypatch.setattr("labkit.pipeline.fillers.MAX_PIXELS", 1000)
+        monkeypatch.setattr("labkit.data.decode.MAX_PIXELS", 1000)
+        with pytest.raises(lk.DecodeError, match="exceed the limit"):
+            list(BatchLoader(stored(tmp_path, {"large.jpg": good})))
+
+    def test_an_empty_store(self):
+        with pytest.raises(ValueError, match="holds no image"):
+            BatchLoader(SimpleNamespace(keys=lambda: [], read=None))
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            {"size": 0}, {"batch_size": 0}, {"batch_size": 1.5}, {"num_threads": 0}, {"prefetch_factor": 0},
+            {"scale": (0, 1)}, {"scale": (0.5, 0.1)}, {"scale": (0.1, 2)}, {"ratio": (0, 1)}, {"flip": 1.5},
+            {"on_error": "ignore"}, {"shuffle": True, "sampler": range(3)},
+        ],
+        ids=str,
+    )  # fmt: skip
+    def test_arguments(self, photos, wrong):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            BatchLoader(photos, **wrong)
+
+
+class TestThreads:
+    def test_a_loop_that_is_left_ends_them(self, photos):
+        for _ in BatchLoader(photos, batch_size=2):
+            break
+        gc.collect()
+        assert not left_threads()
+
+    def test_two_epochs_at_once(self, photos):
+        loader = BatchLoader(photos, batch_size=5)
+        expected = epoch_of(loader), epoch_of(loader)
+        loader.set_epoch(0)
+        pairs = list(zip(loader, loader, strict=True))
+        for number in range(2):
+            assert torch.equal(torch.cat([pair[number][0] for pair in pairs]), expected[number][0])
+
+    def test_threads_of_torch_stay(self, photos):
+        before = torch.get_num_threads()
+        epoch_of(BatchLoader(photos, batch_size=8, num_threads=3))
+        seen = []
+        thread = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
+        thread.start()
+        thread.join()
+        assert seen == [before] == [torch.get_num_threads()]
+
+    def test_ranks_on_one_machine_share_the_cores(self, photos, monkeypatch):
+        monkeypatch.setattr("labkit.pipeline.threaded.usable_cores", lambda: 8)
+        assert BatchLoader(photos).num_threads == 8
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+        assert BatchLoader(photos).num_threads == 2
+
+
+def test_uint8_goes_to_the_recipes(photos):
+    """What notebook 06 does with a loader's batches, whichever loader it is."""
+    images, _ = next(iter(BatchLoader(photos, batch_size=4)))
+    augment = lk.make_augment("light", "kornia")
+    assert augment(images).shape == (4, 3, 224, 224)
+
+
+def test_compare_takes_it(photos):
+    frame = lk.compare(
+        {"a": lambda: BatchLoader(photos, batch_size=8)}, baseline="a", rounds=1, warmups=0, progress=False
+    )
+    assert frame.loc[0, ["n_images", "batch_size", "num_workers"]].tolist() == [22, 8, 0]
