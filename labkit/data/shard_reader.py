@@ -15,7 +15,7 @@ from torch.utils.data import IterableDataset
 from webdataset.tariterators import group_by_keys
 from webdataset.utils import pytorch_worker_info
 
-from labkit.data.datasets import Skipped, _SkipLog
+from labkit.data.datasets import SkipLog, Skipped
 from labkit.data.decode import DECODERS, DecodeError, decode
 from labkit.data.keys import IMAGE_SUFFIXES
 from labkit.data.shard_list import ShardList, name_of, read_shard
@@ -135,7 +135,7 @@ class ShardDataset(IterableDataset):
         self.samples_per_rank = samples_per_rank
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # of all else workers have a copy
         self._parent_place: Place | None = None
-        self._skips = _SkipLog() if on_error == "skip" else None
+        self._skips = SkipLog() if on_error == "skip" else None
         self._has_warned = False
 
     @property
