@@ -21,6 +21,7 @@ def findings() -> list[tuple[str, str]]:
             if name not in ("cpu", "usable_cores", "memory_gib", "gpu")
         ],
         ("decoders", _decoders()),
+        ("JPEGs in part", _regions()),
         *[(f"extra {name!r}", finding) for name, finding in extras().items()],
     ]
 
@@ -66,6 +67,15 @@ def _decoders() -> str:
     from labkit.data.decode import missing_decoders
 
     return "; ".join(f"{name} is missing: {reason}" for name, reason in missing_decoders().items()) or "all present"
+
+
+def _regions() -> str:
+    from labkit.data.regions import load_library
+
+    try:
+        return Path(load_library()._name).name
+    except ImportError as error:
+        return f"decoded whole, more slowly: {error}"
 
 
 def _disk() -> str:

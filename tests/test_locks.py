@@ -1,5 +1,6 @@
 """One holder at a time, though the file comes and goes with the lock."""
 
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -56,3 +57,24 @@ def test_a_failure_lets_go(tmp_path):
         raise KeyError
     with locked(tmp_path / "lock"):
         assert os.listdir(tmp_path) == ["lock"]
+
+
+def test_a_worker_that_imports_its_script_does_not_wait_for_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)
+    with pytest.raises(RuntimeError, match="__main__"), locked(tmp_path / "lock"):
+        pass
+
+
+def test_a_script_without_a_guard_ends(tmp_path):
+    """Its workers import it, and would build the same thing: they must not wait for the lock that it holds."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from pathlib import Path\n"
+        "from labkit.data.engine import map_items\n"
+        "from labkit.data.locks import locked\n"
+        f"with locked(Path({str(tmp_path / 'lock')!r})):\n"
+        "    map_items(str, range(4), num_workers=2, progress=False)\n"
+    )
+    ended = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 1
+    assert "__main__" in ended.stderr

@@ -143,6 +143,7 @@ def test_doctor_says_it_all(lab):
         "GPU",
         "torch",
         "decoders",
+        "JPEGs in part",
         "extra 'test'",
     ):
         assert subject in output

@@ -1,6 +1,7 @@
 """One process at a time, for as long as it lives."""
 
 import contextlib
+import multiprocessing
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,15 @@ def locked(path: Path) -> Iterator[None]:
 
     A killed process holds nothing: the kernel lets go. Where the filesystem has no locks, nothing is held. Makes
     missing folders.
+
+    Raises:
+        RuntimeError: a worker process is importing the script that started it, and the script does this at once: it
+            would wait for the lock that the script itself holds.
     """
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise RuntimeError(
+            'processes are started while the script is imported: call this under `if __name__ == "__main__":`'
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
     with _held(path):
         try:
