@@ -6,6 +6,7 @@ import re
 import shutil
 from functools import partial
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
@@ -89,13 +90,22 @@ def _put_together(path: Path, folder: Path, origin: Origin, parts: list[Part]) -
     with written_whole(folder / _WHOLE) as half, open(half, "wb") as file:
         file.seek(pixels_start(keys))
         for part in parts:
-            with open(folder / part.name, "rb") as part_file:
+            with open(folder / part.name, "rb", buffering=0) as part_file:
                 part_file.seek(pixels_start(PackedStrings(part.keys)))
-                shutil.copyfileobj(part_file, file, _COPY_BYTES)
+                _append(file, part_file)
         fill_in_head(file, origin, keys, shapes, crcs)
         file.flush()
         os.fsync(file.fileno())
     (folder / _WHOLE).replace(path)
+
+
+def _append(file: BinaryIO, part_file: BinaryIO) -> None:
+    """The rest of the part. One process does this for all: where the kernel can copy by itself, it takes least."""
+    with contextlib.suppress(AttributeError, OSError):
+        while os.copy_file_range(part_file.fileno(), file.fileno(), _COPY_BYTES):
+            pass
+    shutil.copyfileobj(part_file, file, _COPY_BYTES)  # what the kernel left, or could not
+    file.flush()  # the kernel writes behind Python's buffer
 
 
 def _remove(folder: Path) -> None:
