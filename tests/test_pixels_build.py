@@ -317,7 +317,7 @@ def started(function, *arguments) -> multiprocessing.Process:
 
 @forks
 def test_killed_at_any_moment(tmp_path):
-    for number in range(4):
+    for number in range(2):
         save(tmp_path / "images" / "a" / f"{number}.png", number)
     expected = build(tmp_path / "images", tmp_path / "expected", num_workers=1).path.read_bytes()
     path, was_there = tmp_path / "p", []
@@ -332,7 +332,7 @@ def test_killed_at_any_moment(tmp_path):
         assert build(tmp_path / "images", path, num_workers=1).path.read_bytes() == expected
         assert sorted(os.listdir(tmp_path)) == ["expected", "images", "p"]
         path.unlink()
-    assert len(was_there) > 50
+    assert len(was_there) > 40
     assert was_there == sorted(was_there)  # first it is not there, then it is
     assert {False, True} == set(was_there)
 
