@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import labkit as lk
 from labkit.cli import app
 from labkit.measure import env
-from labkit.reference import COMMAND, FOLDER, experiments, record
+from labkit.reference import COMMAND, FOLDER, experiments, fast_path, record
 
 CPU = torch.device("cpu")
 TINY = env.Scale("ci", n_photos=4, n_camera=1, batch_size=2, rounds=1)
@@ -31,6 +31,12 @@ VARIANTS = {
     "07 feeding a training step": [
         "pageable", "pinned", "pinned, non_blocking", "prefetched", "load alone", "compute alone",
     ],
+    "11 copy to the GPU": ["pageable", "pinned", "pinned, non_blocking", "bandwidth: one block"],
+    "11 nvJPEG": [
+        "BatchLoader, copied", "BatchLoader", "decode limit of the CPU", "nvJPEG, decoding alone",
+        "nvJPEG, cropped on the GPU",
+    ],
+    "13 peers on a GPU": ["DataLoader", "BatchLoader", *(peer.name for peer in fast_path.installed_dali())],
 }  # fmt: skip
 
 
@@ -307,6 +313,69 @@ def test_the_check_of_feeding_fails(store, monkeypatch):
     monkeypatch.setattr(experiments, "CUDAPrefetcher", Repeating)
     with pytest.raises(AssertionError, match="the ways of feeding give different batches"):
         checked(experiments.overlap(store, CPU, TINY))
+
+
+def test_what_is_copied_has_to_arrive(monkeypatch):
+    fast_path.copying(CPU, TINY).check()
+    monkeypatch.setattr(fast_path, "_copies", lambda batches, *_, **__: iter(batches.flip(0)))
+    with pytest.raises(AssertionError, match="pageable: what arrives is not what was sent"):
+        fast_path.copying(CPU, TINY).check()
+
+
+def test_copies_are_counted_in_images():
+    experiment = fast_path.copying(CPU, TINY)
+    totals = {label: sum(make()) for label, make in experiment.variants.items()}
+    assert set(totals.values()) == {64}  # 16 times as many as photos
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda images: [image[:, 1:] for image in images], r"brick/.*jpg|astronaut/.*jpg: .*and.*"),
+        (lambda images: [255 - image for image in images], "the two decoders differ by"),
+        (lambda images: images[::-1], r"jpg: "),
+    ],
+)
+def test_the_check_of_nvjpeg_fails(store, monkeypatch, spoil, message):
+    import torchvision.io
+
+    fast_path.nvjpeg(store, CPU, TINY).check()
+    original = torchvision.io.decode_jpeg
+    monkeypatch.setattr(torchvision.io, "decode_jpeg", lambda *args, **options: spoil(original(*args, **options)))
+    with pytest.raises(AssertionError, match=message):
+        fast_path.nvjpeg(store, CPU, TINY).check()
+
+
+def test_nvjpeg_decodes_every_photo(store):
+    experiment = fast_path.nvjpeg(store, CPU, TINY)
+    assert list(experiment.variants["nvJPEG, decoding alone"]()) == [2, 2]
+    assert [images.shape for images in experiment.variants["nvJPEG, cropped on the GPU"]()] == [(2, 3, 224, 224)] * 2
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda images, labels: (images[..., 1:], labels), r"BatchLoader gives \(2, 3, 224, 223\)"),
+        (lambda images, labels: (images.float(), labels), "BatchLoader gives torch.float32"),
+        (lambda images, labels: (images, labels * 0), "BatchLoader: not every image came once, with its label"),
+    ],
+)
+def test_the_check_of_peers_fails(store, monkeypatch, spoil, message):
+    checked(fast_path.peers_on_gpu(store, CPU, TINY))
+    original = fast_path.BatchLoader.__iter__
+    monkeypatch.setattr(fast_path.BatchLoader, "__iter__", lambda self: (spoil(*batch) for batch in original(self)))
+    with pytest.raises(AssertionError, match=message):
+        checked(fast_path.peers_on_gpu(store, CPU, TINY))
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_the_fast_path_on_a_gpu(store):
+    device = torch.device("cuda")
+    experiments_there = [fast_path.nvjpeg(store, device, TINY), fast_path.peers_on_gpu(store, device, TINY)]
+    for experiment in [fast_path.copying(device, TINY), *experiments_there]:
+        checked(experiment)
+    assert next(experiments_there[0].variants["nvJPEG, cropped on the GPU"]()).is_cuda
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from labkit.data.photos import make_photos
 from labkit.data.stores import FolderStore
 from labkit.measure.env import Scale, env_id, environment, photo_root, scale
 from labkit.measure.files import write_whole
-from labkit.reference import FOLDER, experiments
+from labkit.reference import FOLDER, experiments, fast_path
 from labkit.reference.experiments import Experiment
 
 _MOST_ROUNDS = 7  # so that all of it stays under eight minutes
@@ -65,3 +65,6 @@ def _experiments(device: torch.device, size: Scale) -> Iterator[Experiment]:
     yield experiments.mixing(device, size)
     yield experiments.who_augments(store, device, size)
     yield experiments.overlap(store, device, size)
+    yield fast_path.copying(device, size)
+    yield fast_path.nvjpeg(store, device, size)
+    yield fast_path.peers_on_gpu(store, device, size)
