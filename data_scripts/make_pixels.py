@@ -23,7 +23,7 @@ def main(
     path: Annotated[Path, typer.Argument(help="File to write.")],
     short_side: Annotated[int, typer.Option(help="Pixels of the shorter side; smaller images stay as they are.")] = 256,
     decoder: Annotated[str, typer.Option(help="As in labkit.DECODERS.")] = "turbojpeg",
-    engine: Annotated[str, typer.Option(help="local (processes), threads or ray.")] = "local",
+    engine: Annotated[str, typer.Option(help="threads, local (processes) or ray.")] = "threads",
     address: Annotated[str | None, typer.Option(help="Ray cluster to join, such as auto.")] = None,
     num_workers: Annotated[int | None, typer.Option(help="Default: the usable cores.", min=0)] = None,
 ) -> None:

@@ -23,6 +23,10 @@ WRONG = {
         (["{out}", "{bad}", "--num-workers", "0"], "'../up.jpg' has `..` in its name"),
     ],
     "make_depth": [(["{out}", "0"], "count=0"), (["{out}", "1", "--engine", "dask"], "local, threads, ray")],
+    "make_pixels": [
+        (["{out}/missing", "{out}/pixels"], "missing"),
+        (["{set}", "{out}/pixels", "--short-side", "0"], "short_side=0"),
+    ],
     "make_photos": [
         (["{out}", "0"], "count=0"),
         (["{out}", "1", "--engine", "dask"], "local, threads, ray"),

@@ -1,14 +1,12 @@
 """Crops resized into a batch: one class equals torchvision's v2, the other OpenCV's."""
 
-import threading
-
 import cv2
 import numpy as np
 import pytest
 import torch
 from torchvision.transforms.v2 import functional as F
 
-from labkit.pipeline.resample import compute_alone, flip_into, resize_into
+from labkit.pipeline.resample import flip_into, resize_into
 
 BOXES = [(0, 0, 300, 400), (10, 20, 250, 260), (5, 7, 100, 120), (0, 0, 224, 224), (3, 9, 290, 120), (1, 2, 60, 300)]
 
@@ -86,26 +84,3 @@ def test_flip(pixels):
     expected = target[:, ::-1].copy()
     flip_into(target)
     np.testing.assert_array_equal(target, expected)
-
-
-def test_compute_alone_leaves_other_threads_as_they_were():
-    before = torch.get_num_threads()
-    torch.set_num_threads(3)
-    try:
-        seen = {}
-
-        def ask(name):
-            seen[name] = torch.get_num_threads()
-
-        def alone():
-            compute_alone()
-            ask("alone")
-
-        for name, work in {"alone": alone, "later": lambda: ask("later")}.items():
-            thread = threading.Thread(target=work, name=name)
-            thread.start()
-            thread.join()
-        ask("main")
-        assert seen == {"alone": 1, "later": 3, "main": 3}
-    finally:
-        torch.set_num_threads(before)

@@ -59,7 +59,7 @@ class PixelStore(Dataset):
         *,
         short_side: int = 256,
         decoder: str = "turbojpeg",
-        engine: str = "local",
+        engine: str = "threads",
         num_workers: int | None = None,
         address: str | None = None,
         progress: bool = True,
@@ -81,8 +81,8 @@ class PixelStore(Dataset):
             path: The file to write; missing folders are made.
             short_side: Pixels.
             decoder: One of `labkit.DECODERS`.
-            engine, num_workers, address: As in `labkit.map_items`. Few images are made sooner by `"threads"`, which
-                need no time to start: decoders and resizing release the GIL.
+            engine, num_workers, address: As in `labkit.map_items`. Threads do as much as processes here, and need no
+                time to start: decoders and resizing release the GIL.
             progress: Show a live bar.
 
         Raises:

@@ -15,6 +15,8 @@ from typing import Any
 
 import cloudpickle
 
+from labkit.data.alone import compute_alone
+
 Outcome = tuple[Any, str | None]  # (value, None) or (None, error text)
 Submit = Callable[[list[Any]], Future]  # items -> future of (seconds, outcomes)
 
@@ -76,7 +78,7 @@ def thread_pool(function: Callable, num_threads: int) -> Iterator[Submit]:
         outcomes = [then(function, (item, None)) for item in items]
         return time.perf_counter() - start, outcomes
 
-    pool = ThreadPoolExecutor(num_threads)
+    pool = ThreadPoolExecutor(num_threads, initializer=compute_alone)
     try:
         yield lambda items: pool.submit(run, items)
     finally:

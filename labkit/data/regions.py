@@ -25,7 +25,7 @@ REMEDY = 'python -m pip install "labkit[fast]", or name a libturbojpeg of versio
 SCALES = (1, 2, 4, 8)
 
 _SUBSAMPLING, _WIDTH, _HEIGHT, _PRECISION, _COLORSPACE = 4, 5, 6, 7, 8  # TJPARAM
-_STOP_ON_WARNING, _LOSSLESS = 0, 15
+_LOSSLESS = 15
 _DECOMPRESS, _RGB = 1, 0  # TJINIT, TJPF
 _BLOCK_WIDTHS = (8, 16, 16, 8, 8, 32, 8)  # of a minimum coded unit in pixels, by TJSAMP
 _SMOOTHED = 2  # columns and rows beside a pixel that its chroma is interpolated from
@@ -79,7 +79,6 @@ class RegionDecoder:
         if not self._handle:
             raise MemoryError("libjpeg-turbo gave no decoder")
         self._freed = weakref.finalize(self, self._library.tj3Destroy, self._handle)
-        self._library.tj3Set(self._handle, _STOP_ON_WARNING, 1)
 
     def _failed(self) -> None:
         self._freed()
@@ -204,7 +203,6 @@ def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
         "tj3Init": [number],
         "tj3Destroy": [handle],
         "tj3Get": [handle, number],
-        "tj3Set": [handle, number, number],
         "tj3DecompressHeader": [handle, *data],
         "tj3SetScalingFactor": [handle, _Fraction],
         "tj3SetCroppingRegion": [handle, _Region],

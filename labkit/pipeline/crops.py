@@ -20,8 +20,7 @@ def uniforms(seed: int, epoch: int, indices: np.ndarray) -> np.ndarray:
     """
     key = np.uint64(derived_seed(seed, epoch) & _64_BITS)
     with np.errstate(over="ignore"):
-        streams = _mixed(_mixed(indices.astype(np.uint64) * _GOLDEN + key) ^ key)
-        counters = streams[:, None] + np.arange(1, DRAWS + 1, dtype=np.uint64) * _GOLDEN
+        counters = (indices.astype(np.uint64) + key)[:, None] + np.arange(1, DRAWS + 1, dtype=np.uint64) * _GOLDEN
         return (_mixed(counters) >> np.uint64(11)) * 2.0**-53
 
 

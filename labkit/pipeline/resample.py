@@ -5,8 +5,6 @@ transforms and Pillow give, `antialias=False` OpenCV's bilinear, as Albumentatio
 the same in both, but for rounding.
 """
 
-import threading
-
 import cv2
 import numpy as np
 import torch
@@ -14,22 +12,6 @@ from PIL import Image
 from torch.nn.functional import interpolate
 
 Box = tuple[float, float, float, float]
-
-_setting_threads = threading.Lock()
-
-
-def compute_alone() -> None:
-    """Let torch compute in the calling thread only: threads that each start threads of their own wait for one another.
-
-    `torch.set_num_threads` is meant for a whole process: it sets this thread's number, and that of all threads to
-    come. So another thread puts the latter back.
-    """
-    with _setting_threads:
-        of_others = torch.get_num_threads()
-        torch.set_num_threads(1)
-        restoring = threading.Thread(target=torch.set_num_threads, args=(of_others,))
-        restoring.start()
-        restoring.join()
 
 
 def resize_into(target: np.ndarray, pixels: np.ndarray, box: Box, antialias: bool) -> None:

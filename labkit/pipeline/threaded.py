@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import BatchSampler, Sampler, SequentialSampler
 
+from labkit.data.alone import compute_alone
 from labkit.data.datasets import SkipLog, Skipped, labels_of
 from labkit.data.decode import DecodeError
 from labkit.data.packed import PackedStrings
@@ -18,7 +19,6 @@ from labkit.data.stores import Store
 from labkit.measure.env import usable_cores
 from labkit.pipeline.buffers import BatchBuffers
 from labkit.pipeline.fillers import Draw, EncodedFiller, PixelFiller
-from labkit.pipeline.resample import compute_alone
 from labkit.pipeline.samplers import Shuffled
 
 _SMALLEST_TASK = 4  # images: below, handing tasks around costs more than it spreads
