@@ -79,6 +79,28 @@ def reference(
 
 
 @app.command()
+def peers(
+    profile: Annotated[str, typer.Option(help="Photos: imagenet or camera.")] = "imagenet",
+    only: Annotated[str, typer.Option(help="Names of peers, comma-separated; labkit's own always run.")] = "",
+    scale: _Scale = "",
+    rounds: Annotated[int, typer.Option(help="Rounds that count (default: the scale's).")] = 0,
+    list_only: Annotated[bool, typer.Option("--list", help="Only say which are installed.")] = False,
+) -> None:
+    """Compare the loaders that one may pick instead; writes results/<env_id>/peers-<profile>.csv and .png."""
+    _set_scale(scale)
+    from labkit.pipeline.peer_report import list_peers, run_peers
+
+    if list_only:
+        list_peers()
+        return
+    names = [name.strip() for name in only.split(",") if name.strip()]
+    try:
+        run_peers(profile, only=names, rounds=rounds or None)
+    except (OSError, ValueError) as error:
+        _fail(error)
+
+
+@app.command()
 def convert(
     source: Annotated[str, typer.Argument(metavar="SRC", help="Compressed tar: .tar.gz, .tar.bz2, .tar.xz.")],
     target: Annotated[str, typer.Argument(metavar="DST", help="Plain tar to write; must not exist yet.")],

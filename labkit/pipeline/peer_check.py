@@ -1,6 +1,7 @@
 """check_peer(): does a loader do the work that it is compared by?"""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -41,8 +42,7 @@ def check_peer(peer: Peer, work: Work) -> dict[str, float]:
 
     Taught in: notebooks/13_peers.ipynb
     """
-    folder = work.scratch / "check"
-    work = replace(work, root=pictures.make_pictures(folder / "pictures"), scratch=folder)
+    work = replace(work, root=make_pictures(work), scratch=work.scratch / "check" / peer.name)
     if peer.prepare:
         peer.prepare(work)
     epochs = [_epoch(peer, work) for _ in range(2)]
@@ -52,6 +52,11 @@ def check_peer(peer: Peer, work: Work) -> dict[str, float]:
     _check_order(first.number, second.number)
     _check_crops(first, second)
     return _findings(peer, first, second)
+
+
+def make_pictures(work: Work) -> Path:
+    """The folder of pictures for `check_peer`, made if it is not there."""
+    return pictures.make_pictures(work.scratch / "check" / "pictures")
 
 
 def _epoch(peer: Peer, work: Work) -> tuple[Seen, np.ndarray]:

@@ -16,7 +16,7 @@ from labkit.measure.env import home, scale, usable_cores
 from labkit.measure.progress import progress_bar
 from labkit.measure.timing import VariantError, compare
 from labkit.pipeline.peer import JPEG_FILES, JPEG_PACKED, RAW_PIXELS, Peer, Work
-from labkit.pipeline.peer_check import PeerError, check_peer
+from labkit.pipeline.peer_check import PeerError, check_peer, make_pictures
 from labkit.pipeline.peer_host import Host, HostedLoader, HostError
 from labkit.pipeline.peer_own import BASELINE, DECODE_LIMIT, LIMITS, MEMCPY_LIMIT, NAIVE, OWN
 from labkit.pipeline.peer_plots import plot_peers
@@ -41,8 +41,7 @@ _LARGEST_BATCH = 64
 
 
 def _registry() -> dict[str, Peer]:
-    there = [name for name in _ADAPTERS if importlib.util.find_spec(f"labkit.pipeline.peer_{name}")]  # TODO
-    modules = [importlib.import_module(f"labkit.pipeline.peer_{name}") for name in there]
+    modules = [importlib.import_module(f"labkit.pipeline.peer_{name}") for name in _ADAPTERS]
     return {peer.name: peer for module in modules for peer in module.PEERS_HERE}
 
 
@@ -156,18 +155,31 @@ def _row_left_out(peer: Peer, state: str, why: str) -> dict[str, str]:
 
 def _start(rows: list[_Row], work: Work, stack: ExitStack, progress: bool) -> tuple[dict, dict]:
     """Hosts of the rows that prepare and pass their check, and what was wrong with the others."""
-    hosts, broken = {}, {}
-    for row in progress_bar(rows, show=progress, desc="peers: prepare and check", unit="loader"):
-        host = stack.enter_context(Host(row.peer, work))
-        try:
-            host.ask("prepare")
-            if row.kind != "limit":
-                host.ask("check")
-        except HostError as error:
-            broken[row.peer.name] = _broke(row, host, error)
-        else:
-            hosts[row.peer.name] = (row, host)
-    return hosts, broken
+    make_pictures(work)  # before several hosts want them at once
+    hosts, broken = {row.peer.name: (row, stack.enter_context(Host(row.peer, work))) for row in rows}, {}
+    with progress_bar(show=progress, total=2 * len(rows), desc="peers: prepare, check", unit="step") as bar:
+        _ask_all("prepare", hosts, broken, 1, bar)  # one by one: some share a format
+        checked = {name: pair for name, pair in hosts.items() if pair[0].kind != "limit"}
+        _ask_all("check", checked, broken, usable_cores(), bar)
+    return {name: pair for name, pair in hosts.items() if name not in broken}, broken
+
+
+def _ask_all(command: str, hosts: dict, broken: dict, at_once: int, bar: Any) -> None:
+    """Let hosts obey, so many at a time; who fails is taken out of `hosts` and told in `broken`."""
+    for group in _groups(list(hosts.items()), at_once):
+        for _, (_, host) in group:
+            host.tell(command)
+        for name, (row, host) in group:
+            try:
+                host.answer()
+            except HostError as error:
+                del hosts[name]
+                broken[name] = _broke(row, host, error)
+            bar.update()
+
+
+def _groups(items: list, size: int) -> list[list]:
+    return [items[start : start + size] for start in range(0, len(items), size)]
 
 
 def _broke(row: _Row, host: Host, error: Exception) -> dict[str, str]:

@@ -1,0 +1,91 @@
+"""What `python -m labkit peers` prints and writes."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+from rich.console import Console
+from rich.table import Table
+
+from labkit.measure.env import env_id
+from labkit.measure.files import written_whole
+from labkit.measure.results import save_frame
+from labkit.pipeline.peer_plots import plot_peers
+from labkit.pipeline.peer_table import CLASSES, against_best, left_out, peer_table
+from labkit.pipeline.peers import PEERS, compare_peers, missing_modules
+
+console = Console()
+
+
+def list_peers() -> None:
+    """Print each peer: installed, or how to install it."""
+    for peer in PEERS.values():
+        missing = missing_modules(peer)
+        state = f"missing ({', '.join(missing)}): {peer.install}" if missing else "installed"
+        console.print(f"{peer.name:<22} {state}", highlight=False, markup=False, soft_wrap=True)
+
+
+def run_peers(
+    profile: str, *, only: Sequence[str] = (), rounds: int | None = None, results: Path = Path("results")
+) -> pd.DataFrame:
+    """Compare the peers, print the table, and write `results/<env_id>/peers-<profile>.csv` and `.png`.
+
+    Arguments and errors as `labkit.compare_peers`.
+    """
+    frame = compare_peers(profile, only=only, rounds=rounds)
+    folder = results.resolve() / env_id()
+    path = save_frame(frame, folder / f"peers-{profile}.csv")
+    _save_plot(frame, folder / f"peers-{profile}.png")
+    console.print(_rich_table(frame, profile))
+    for line in _said(frame):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    console.print(f"wrote {path} and its .png", highlight=False, soft_wrap=True)
+    return frame
+
+
+def _save_plot(frame: pd.DataFrame, path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    lines = frame["variant"].nunique() + 6
+    figure = Figure(figsize=(9, 1 + 0.3 * lines), layout="constrained")
+    plot_peers(frame, ax=figure.add_subplot())
+    with written_whole(path) as partial:
+        figure.savefig(partial, format="png", dpi=120)
+
+
+def _rich_table(frame: pd.DataFrame, profile: str) -> Table:
+    table = Table(title=f"{profile}: the same work by every loader, one run, interleaved; brackets: 95 % intervals")
+    table.add_column("loader", no_wrap=True)
+    table.add_column("reads")
+    table.add_column("resampling")
+    for name in ("images/s", "speed-up", "CPU s / 1000", "peak MB", "of limit"):
+        table.add_column(name, justify="right")
+    for name, row in peer_table(frame).iterrows():
+        table.add_row(*_cells(name, row), style={"labkit": "bold", "limit": "dim"}.get(row["kind"]))
+    return table
+
+
+def _cells(name: str, row: pd.Series) -> list[str]:
+    resampling = "" if row["kind"] == "limit" else CLASSES[row["antialias"]]
+    return [
+        name,
+        row["source"],
+        resampling,
+        f"{row['images_per_s']:,.0f} [{row['rate_low']:,.0f}, {row['rate_high']:,.0f}]",
+        f"{row['speedup']:.2f} [{row['ci_low']:.2f}, {row['ci_high']:.2f}]",
+        f"{row['cpu_s_per_1000']:.2f}",
+        f"{row['peak_mem_mb']:,.0f}",
+        f"{row['of_limit']:.0%}",
+    ]
+
+
+def _said(frame: pd.DataFrame) -> list[str]:
+    """labkit's rows against the best peers, then who did not run."""
+    lines = []
+    for name, row in against_best(frame).iterrows():
+        if row["best_peer"]:
+            interval = f"{row['speedup']:.2f} x [{row['ci_low']:.2f}, {row['ci_high']:.2f}]"
+            lines.append(f"{name}: {interval} the best peer of its class, {row['best_peer']} ({row['class']})")
+        else:
+            lines.append(f"{name}: no peer in its class ({row['class']})")
+    return lines + [f"{name} {row['state']}: {row['why']}" for name, row in left_out(frame).iterrows()]
