@@ -117,8 +117,8 @@ def plot_rungs(data: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     ax = ax or _axes(len(rungs))
     for row, (label, rung) in enumerate(rungs.iterrows()):
         _draw_rung(ax, row, rung, runs.loc[runs["variant"] == label, "images_per_s"])
-    for label, rate in summary.loc[limits, "images_per_s"].items():
-        _draw_limit(ax, label, rate)
+    for number, (label, rate) in enumerate(summary.loc[limits, "images_per_s"].sort_values().items()):
+        _draw_limit(ax, label, rate, higher=number % 2 == 1)
     ax.set_yticks(range(len(rungs)), rungs.index)
     ax.set(xscale="log", xlabel="images per second", ylim=(len(rungs) - 0.4, -0.6))
     ax.xaxis.set_major_formatter("{x:,.0f}")
@@ -156,7 +156,7 @@ def draw_figure(runs: pd.DataFrame) -> Figure:
     figure = Figure(figsize=_size(n_rungs), layout="constrained")
     ax = plot_rungs(runs, ax=figure.add_subplot())
     photos = runs["photos"].iloc[0] if "photos" in runs else runs["experiment"].iloc[0]
-    ax.set_title(f"{photos}: {runs['env_id'].iloc[0]}", loc="left", pad=20, fontsize="medium")
+    ax.set_title(f"{photos}: {runs['env_id'].iloc[0]}", loc="left", pad=32, fontsize="medium")
     return figure
 
 
@@ -209,10 +209,12 @@ def _draw_rung(ax: Axes, row: int, rung: pd.Series, rates: pd.Series) -> None:
     ax.annotate(f"{rung['images_per_s']:,.0f}{ratio}", (1.01, row), xycoords=("axes fraction", "data"), va="center")
 
 
-def _draw_limit(ax: Axes, label: str, rate: float) -> None:
+def _draw_limit(ax: Axes, label: str, rate: float, higher: bool) -> None:
+    """A line; every second one is named in a second row, since limits may lie close together."""
     ax.axvline(rate, color="C3", linestyle="--", linewidth=1.2, zorder=1)
-    options = {"xycoords": ("data", "axes fraction"), "ha": "center", "va": "bottom", "fontsize": "small"}
-    ax.annotate(f"{label} {rate:,.0f}", (rate, 1.0), color="C3", **options)
+    options = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points", "ha": "center", "va": "bottom"}
+    place = (0, 13 if higher else 1)
+    ax.annotate(f"{label} {rate:,.0f}", (rate, 1.0), place, color="C3", fontsize="small", **options)
 
 
 def _axes(n_rungs: int) -> Axes:
