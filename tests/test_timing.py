@@ -227,13 +227,13 @@ def test_peak_memory_includes_the_workers():
 
 def test_the_sampler_ends_with_compare_and_its_loss_is_no_error():
     def kill_samplers():
-        for pid in processes._samplers:
+        for pid in processes.apart:
             os.kill(pid, signal.SIGKILL)
         return [1]
 
     runs = lk.compare({"a": kill_samplers}, baseline="a", rounds=2)
     assert runs.peak_mem_mb.isna().any()
-    assert processes._samplers == set()
+    assert processes.apart == set()
     before = sampler.descendants(os.getpid())
     assert lk.compare({"a": lambda: [1]}, baseline="a").peak_mem_mb.min() > 10
     assert sampler.descendants(os.getpid()) == before

@@ -13,7 +13,8 @@ import psutil
 
 from labkit.measure import sampler
 
-_samplers: set[int] = set()  # process ids of our own samplers: no part of what is measured
+# Process ids whose trees are no part of what is measured: our own samplers, and who measures itself.
+apart: set[int] = set()
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class PeakMemory:
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0,
                 start_new_session=True,  # Ctrl-C is for the measured processes
             )  # fmt: skip
-            _samplers.add(self._process.pid)
+            apart.add(self._process.pid)
         return self
 
     def __exit__(self, *exc_info) -> None:
@@ -63,10 +64,10 @@ class PeakMemory:
             self._process.wait()
             self._process.stdin.close()
             self._process.stdout.close()
-            _samplers.discard(self._process.pid)
+            apart.discard(self._process.pid)
 
     def begin(self) -> None:
-        self._tell("begin")
+        self._tell(f"begin:{','.join(map(str, apart))}")
 
     def now(self) -> None:
         """Ask for a sample at this moment, without waiting for it: a short run has none else while workers live."""
@@ -111,10 +112,9 @@ def _rollup(pid: int) -> dict[str, int]:
 def _descendants() -> list[int]:
     """Live descendants of this process, by the kernel's lists: far cheaper than every process's parent, as psutil."""
     try:
-        found = sampler.descendants(os.getpid())
+        return sampler.descendants(os.getpid(), apart)
     except OSError:
-        found = [child.pid for child in psutil.Process().children(recursive=True)]
-    return [pid for pid in found if pid not in _samplers]
+        return [child.pid for child in psutil.Process().children(recursive=True) if child.pid not in apart]
 
 
 def _cpu_s(pid: int) -> float:

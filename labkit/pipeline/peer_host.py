@@ -1,8 +1,7 @@
 """A process of its own for each loader of a comparison.
 
-A loader that crashes, hangs or changes global settings then does so alone, and its memory and CPU time are its own:
-workers that another loader keeps are not in them. The process is no child of ours, so that sampling our process tree
-costs nothing while another loader runs; it ends when its pipe does.
+A loader that crashes, hangs or changes global settings then does so alone, and its memory and CPU time are its own: the
+workers that another loader keeps are not in them.
 """
 
 import contextlib
@@ -10,15 +9,16 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from multiprocessing.connection import Pipe
 from typing import Any
 
+from labkit.measure.processes import apart
 from labkit.pipeline.peer import Peer, Work
 
 TIMEOUT_S = 900.0  # for one answer: preparing a format, or a whole epoch
+_PATIENCE_S = 10.0  # for a process to end by itself
 
 
 class HostError(Exception):
@@ -32,15 +32,17 @@ class Host:
         import cloudpickle  # a loader may be written in a notebook's cell
 
         self._timeout_s = timeout_s
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115
         self._pipe, theirs = Pipe()
         with theirs:
-            command = [sys.executable, "-m", "labkit.pipeline.peer_serve", str(theirs.fileno())]
-            output = {"stdin": subprocess.DEVNULL, "stdout": self._log, "stderr": self._log}
-            subprocess.run(command, pass_fds=[theirs.fileno()], check=True, **output)
-        self._pid = self._pipe.recv()
-        self._pipe.send(sys.path)
-        self._pipe.send_bytes(cloudpickle.dumps((peer, work)))
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "labkit.pipeline.peer_serve", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL, start_new_session=True,  # Ctrl-C is for us, who then close it
+            )  # fmt: skip
+        apart.add(self._process.pid)
+        with contextlib.suppress(OSError):  # it died: `answer` will say so
+            self._pipe.send(sys.path)
+            self._pipe.send_bytes(cloudpickle.dumps((peer, work)))
 
     def __enter__(self) -> "Host":
         return self
@@ -71,29 +73,32 @@ class Host:
     def close(self) -> None:
         """End the process and all that it started."""
         self._pipe.close()
-        _wait_for_end(self._pid, 10)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_PATIENCE_S)
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._pid, signal.SIGKILL)
-        self._log.close()
+            os.killpg(self._process.pid, signal.SIGKILL)  # also workers that it left behind
+        self._process.wait()
+        apart.discard(self._process.pid)
 
     def _receive(self) -> tuple[str, Any]:
         deadline = time.monotonic() + self._timeout_s
         try:
             while not self._pipe.poll(1):
-                if time.monotonic() > deadline:
-                    os.killpg(self._pid, signal.SIGKILL)
-                    raise HostError(f"gave no answer for {self._timeout_s:.0f} s")
-                if not _runs(self._pid):  # its orphans may hold the pipe open
+                if self._process.poll() is not None:  # its orphans may hold the pipe open
                     raise EOFError
+                if time.monotonic() > deadline:
+                    self._process.kill()
+                    raise HostError(f"gave no answer for {self._timeout_s:.0f} s")
             return self._pipe.recv()
         except (EOFError, OSError):
-            raise HostError(self._last_words()) from None
+            raise HostError(self._how_it_died()) from None
 
-    def _last_words(self) -> str:
-        self._log.seek(0)
-        lines = self._log.read().decode(errors="replace").splitlines()
-        fatal = [line for line in lines if line.startswith("Fatal Python error")]
-        return f"its process died: {fatal[0]}" if fatal else "its process died without a word"
+    def _how_it_died(self) -> str:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = self._process.wait(_PATIENCE_S)
+            how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+            return f"its process ended {how}"
+        return "its process no longer answers"
 
 
 class HostedLoader:
@@ -124,18 +129,3 @@ class HostedLoader:
         if self._costs is None:
             self._costs = self._host.answer()
         return self._costs[name]
-
-
-def _runs(pid: int) -> bool:
-    import psutil
-
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-def _wait_for_end(pid: int, seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while _runs(pid) and time.monotonic() < deadline:
-        time.sleep(0.02)

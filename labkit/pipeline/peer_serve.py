@@ -1,8 +1,6 @@
 """What runs in a host's process: `python -m labkit.pipeline.peer_serve DESCRIPTOR`, started by `peer_host.Host`."""
 
-import faulthandler
 import gc
-import os
 import pickle
 import sys
 from collections.abc import Iterator
@@ -18,7 +16,6 @@ def serve(pipe: Connection) -> None:
     """Answer commands until the pipe is closed: each answer is ("value", ...) or ("error", line)."""
     from labkit.measure.processes import PeakMemory
 
-    pipe.send(os.getpid())
     sys.path[:] = pipe.recv()
     try:
         peer, work = pickle.loads(pipe.recv_bytes())
@@ -105,14 +102,5 @@ def _epoch(peer: Peer, work: Work, memory: Any) -> Iterator[Any]:
 _COMMANDS = {"prepare": _prepare, "check": _check, "epoch": _epoch}
 
 
-def _leave_parent() -> None:
-    """Go on in a process of a session of its own, which is not the starter's child."""
-    if os.fork():
-        os._exit(0)
-    os.setsid()
-
-
 if __name__ == "__main__":
-    _leave_parent()
-    faulthandler.enable()
     serve(Connection(int(sys.argv[1])))

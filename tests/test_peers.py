@@ -1,0 +1,450 @@
+"""The comparison with other loaders: fakes that do the work, and fakes that get each part of it wrong."""
+
+import os
+import signal
+import time
+from dataclasses import replace
+from functools import cache, lru_cache, partial
+from pathlib import Path
+
+import cloudpickle
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from PIL import Image
+from torchvision.transforms import v2
+from torchvision.transforms.v2 import functional as F
+from typer.testing import CliRunner
+
+from labkit.cli import app
+from labkit.data.stores import FolderStore
+from labkit.measure.processes import apart
+from labkit.measure.results import load_frame, make_frame, save_frame
+from labkit.pipeline import peer_pictures as pictures
+from labkit.pipeline import peer_report, peers
+from labkit.pipeline.peer import JPEG_FILES, JPEG_PACKED, RAW_PIXELS, Peer, Work, labelled_photos, prepare_once
+from labkit.pipeline.peer_host import Host, HostedLoader, HostError
+from labkit.pipeline.peer_own import BASELINE, DECODE_LIMIT, MEMCPY_LIMIT, NAIVE, OWN
+from labkit.pipeline.peer_table import against_best, left_out, peer_table
+from labkit.pipeline.peers import PEERS, PeerError, check_peer, compare_peers, missing_modules, plot_peers
+
+cloudpickle.register_pickle_by_value(__import__(__name__, fromlist=["_"]))  # hosts cannot import test modules
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory) -> Work:
+    folder = tmp_path_factory.mktemp("peers")
+    photos = pictures.make_pictures(folder / "check" / "pictures")
+    return Work(photos, folder, num_workers=2)
+
+
+@cache
+def _decoded(root: Path) -> list[tuple[torch.Tensor, int]]:
+    photos = labelled_photos(Work(root, root))
+    return [(F.pil_to_tensor(Image.open(path).convert("RGB")), label) for path, label in photos]
+
+
+def _fake_epoch(work: Work, *, antialias=True, shuffle=True, flip=0.5, crop=True, spoil=None, seed=None, **crops):
+    """The work in plain torchvision; `spoil` gets the list of samples and gives another."""
+    if seed is not None:
+        torch.manual_seed(seed)
+    size = (work.size, work.size)
+    cut = v2.RandomResizedCrop(size, antialias=antialias, **crops) if crop else v2.Resize(size)
+    transform = v2.Compose([cut, v2.RandomHorizontalFlip(flip)])
+    photos = _decoded(work.root)
+    order = torch.randperm(len(photos)).tolist() if shuffle else range(len(photos))
+    samples = [(transform(photos[index][0]), photos[index][1]) for index in order]
+    samples = spoil(samples) if spoil else samples
+    for start in range(0, len(samples), work.batch_size):
+        images, labels = zip(*samples[start : start + work.batch_size], strict=True)
+        yield torch.stack(images), torch.tensor(labels)
+
+
+def _fake(name="fake", **settings) -> Peer:
+    return Peer(name, JPEG_FILES, True, "pip install fake", (), loader=partial(_fake_epoch, **settings))
+
+
+# --- the pictures, against torchvision's crops with known boxes
+
+
+@pytest.mark.parametrize("flipped", [False, True])
+def test_a_crop_tells_its_picture_its_box_and_its_flip(work, flipped):
+    boxes = [(0, 0, 600, 800), (100, 250, 300, 350), (330, 500, 180, 220), (17, 3, 571, 640)]
+    crops = []
+    for number, (top, left, height, width) in enumerate(boxes):
+        picture = F.pil_to_tensor(Image.open(work.root / pictures.picture_key(number * 17)))
+        crop = F.resized_crop(picture, top, left, height, width, [224, 224], antialias=True)
+        crops.append(F.horizontal_flip(crop) if flipped else crop)
+    seen = pictures.look_at(torch.stack(crops))
+    assert seen.number.tolist() == [0, 17, 34, 51]
+    np.testing.assert_allclose(seen.height, [box[2] / 600 for box in boxes], rtol=0.03)
+    np.testing.assert_allclose(seen.width, [box[3] / 800 for box in boxes], rtol=0.03)
+    assert seen.flipped.tolist() == [flipped] * 4
+    assert not seen.upside_down.any()
+
+
+def test_grain_tells_averaging_from_sampling(work):
+    picture = F.pil_to_tensor(Image.open(work.root / pictures.picture_key(5)))
+    grain = [pictures.look_at(F.resize(picture, [224, 224], antialias=flag)[None]).grain[0] for flag in (True, False)]
+    assert grain[0] < 3.6 < grain[1]
+
+
+def test_strange_colors_are_no_picture():
+    assert pictures.look_at(torch.full((1, 3, 224, 224), 128, dtype=torch.uint8)).number.tolist() == [-1]
+
+
+def test_pictures_are_made_once_and_the_same(work, tmp_path):
+    again = pictures.make_pictures(tmp_path)
+    assert FolderStore(again).keys() == FolderStore(work.root).keys()
+    assert (again / "blue/001.jpg").read_bytes() == (work.root / "blue/001.jpg").read_bytes()
+
+
+# --- the check
+
+
+def test_who_does_the_work_passes(work):
+    found = check_peer(_fake(), work)
+    assert found["images"] == 2 * pictures.N_PICTURES
+    assert 0.33 < found["area"] < 0.53
+
+
+def _without_first(samples):
+    return samples[1:]
+
+
+def _first_twice(samples):
+    return [samples[1], *samples[1:]]
+
+
+def _labels_moved(samples):
+    labels = [label for _, label in samples]
+    return [(image, label) for (image, _), label in zip(samples, labels[1:] + labels[:1], strict=True)]
+
+
+def _as_float(samples):
+    return [(image.float() / 255, label) for image, label in samples]
+
+
+def _blue_for_red(samples):
+    return [(image.flip(0), label) for image, label in samples]
+
+
+def _too_small(samples):
+    return [(image[:, :200], label) for image, label in samples]
+
+
+def _upside_down(samples):
+    return [(image.flip(1), label) for image, label in samples]
+
+
+def _as_it_is(samples):
+    return samples
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"spoil": _without_first}, "never came"),
+        ({"spoil": _first_twice}, "more than once"),
+        ({"spoil": _labels_moved}, "labels"),
+        ({"spoil": _as_float}, "float32, not uint8"),
+        ({"spoil": _blue_for_red}, "colors"),
+        ({"spoil": _too_small}, "shape"),
+        ({"spoil": _upside_down}, "upside down"),
+        ({"spoil": lambda samples: []}, "no batch"),
+        ({"shuffle": False}, "nothing is shuffled"),
+        ({"seed": 0}, "same order"),
+        ({"crop": False}, "area of crops hardly varies"),
+        ({"scale": (0.5, 1.0)}, "crops cover"),
+        ({"scale": (0.01, 1.0)}, "crops have area 0.0"),
+        ({"ratio": (0.4, 2.5)}, "crops have aspect ratio"),
+        ({"flip": 0.0}, "0% of the images are flipped"),
+        ({"flip": 1.0}, "100% of the images are flipped"),
+        ({"antialias": False}, "does not antialias"),
+    ],
+)
+def test_who_gets_it_wrong_is_told_what(work, settings, message):
+    with pytest.raises(PeerError, match=message):
+        check_peer(_fake(**settings), work)
+
+
+def test_two_epochs_with_the_same_crops_are_found(work):
+    def loader(work):
+        generator = torch.get_rng_state()
+        torch.manual_seed(0)
+        images = {}
+        for batch, labels in _fake_epoch(work, shuffle=False):
+            images.update(enumerate(zip(batch, labels, strict=True), start=len(images)))
+        torch.set_rng_state(generator)
+        order = torch.randperm(len(images)).tolist()
+        yield torch.stack([images[i][0] for i in order[:64]]), torch.tensor([int(images[i][1]) for i in order[:64]])
+        yield torch.stack([images[i][0] for i in order[64:]]), torch.tensor([int(images[i][1]) for i in order[64:]])
+
+    with pytest.raises(PeerError, match="same crops"):
+        check_peer(replace(_fake(), loader=loader), work)
+
+
+def test_only_who_says_so_may_drop_a_short_batch(work):
+    def loader(work):
+        yield from list(_fake_epoch(work))[:1]
+
+    with pytest.raises(PeerError, match="never came"):
+        check_peer(replace(_fake(), loader=loader), work)
+    assert check_peer(replace(_fake(), loader=loader, drops_last=True), work)["images"] == 128
+
+
+@pytest.mark.parametrize("name", [name for name in PEERS if not name.startswith(("DALI", "FFCV", "SPDL"))])
+def test_each_adapter_does_the_work(name, work, tmp_path):
+    peer = PEERS[name]
+    if missing_modules(peer):
+        pytest.skip(f"missing: {peer.install}")
+    found = check_peer(peer, work)
+    assert peer.antialias is None or (found["grain"] < 3.6) == peer.antialias
+
+
+@pytest.mark.parametrize("peer", [NAIVE, *OWN], ids=lambda peer: peer.name)
+def test_each_own_row_does_the_work(peer, work):
+    assert check_peer(peer, work)["images"] == 140
+
+
+# --- prepared formats
+
+
+def test_a_format_is_built_once_for_the_same_photos(work, tmp_path):
+    photos = tmp_path / "photos"
+    pictures.make_pictures(photos)
+    own, built = Work(photos, tmp_path / "scratch"), []
+
+    def build(folder):
+        built.append(folder)
+        (folder / "data").write_text(str(len(built)))
+
+    assert prepare_once(own, "fake", build) == prepare_once(own, "fake", build) == own.scratch / "fake"
+    assert len(built) == 1
+    (photos / "blue/001.jpg").write_bytes(b"another")
+    prepare_once(own, "fake", build)
+    assert (own.scratch / "fake" / "data").read_text() == "2"
+
+
+def test_a_format_that_was_not_finished_is_built_anew(work, tmp_path):
+    own = replace(work, scratch=tmp_path)
+
+    def fail(folder):
+        (folder / "half").touch()
+        raise RuntimeError("stopped")
+
+    with pytest.raises(RuntimeError):
+        prepare_once(own, "fake", fail)
+    assert not (tmp_path / "fake").exists()
+    prepare_once(own, "fake", lambda folder: (folder / "whole").touch())
+    assert [path.name for path in (tmp_path / "fake").iterdir()] == ["whole"]
+
+
+# --- hosts
+
+
+def _dies(work):
+    os.kill(os.getpid(), signal.SIGSEGV)
+    yield
+
+
+def _sleeps(work):
+    time.sleep(60)
+    yield
+
+
+def _raises(work):
+    raise OSError("no such\nthing")
+    yield
+
+
+def _counts(work):
+    print("what a loader prints does not disturb")
+    yield from (torch.zeros(n, 3, 8, 8, dtype=torch.uint8) for n in (3, 3, 1))
+
+
+def test_a_hosted_epoch_counts_images_and_tells_its_costs(work):
+    with Host(replace(_fake(), loader=_counts), work) as host:
+        loader = HostedLoader(host, work)
+        assert list(loader) == [3, 4]
+        assert loader.cpu_s >= 0
+        assert loader.peak_mem_mb > 10
+        assert loader.page_cache in ("warm", "unknown")
+        pid = host._process.pid
+    with pytest.raises(ProcessLookupError):
+        os.killpg(pid, 0)
+    assert not apart
+
+
+@pytest.mark.parametrize(
+    ("loader", "message"), [(_dies, "ended by SIGSEGV"), (_sleeps, "no answer"), (_raises, "such")]
+)
+def test_what_goes_wrong_in_a_host_is_one_line(work, loader, message):
+    with Host(replace(_fake(), loader=loader), work, timeout_s=20 if loader != _sleeps else 4) as host:
+        with pytest.raises(HostError, match=message) as caught:
+            list(HostedLoader(host, work))
+        assert "\n" not in str(caught.value)
+
+
+# --- the comparison
+
+
+@lru_cache
+def _epochs_of(work: Work) -> list[int]:
+    return []
+
+
+def _crashes_in_the_third_epoch(work):
+    """Two for the check, so that the crash comes while all are timed."""
+    _epochs_of(replace(work, root=Path(), scratch=Path())).append(1)
+    if len(_epochs_of(replace(work, root=Path(), scratch=Path()))) == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return _fake_epoch(work)
+
+
+def _numbers(work):
+    return [64, 6]
+
+
+def _refuses(work):
+    raise ValueError("this format cannot be made")
+
+
+def test_who_is_missing_or_breaks_is_told_and_the_rest_go_on(tmp_path, monkeypatch):
+    monkeypatch.setenv("LABKIT_HOME", str(tmp_path))
+    monkeypatch.setattr(peers, "OWN", ())
+    monkeypatch.setattr(peers, "LIMITS", ())
+    fakes = [
+        _fake("right"),
+        replace(_fake("absent"), modules=("no_such_module_here",), install="pip install no-such"),
+        Peer("refusing", JPEG_FILES, True, "", (), loader=_raises, prepare=_refuses),
+        replace(_fake("crashing"), loader=_crashes_in_the_third_epoch),
+        replace(_fake("counting"), loader=_numbers),
+    ]
+    frame = compare_peers(n_photos=6, rounds=2, peers=fakes, progress=False)
+    assert set(frame["variant"]) == {BASELINE, "right"}
+    assert (frame["n_images"] == 6).all()
+    assert frame.groupby("variant").size().tolist() == [3, 3]
+    assert (frame["peak_mem_mb"] > 50).all()
+    out = left_out(frame)
+    assert out["state"].to_dict() == {
+        "absent": "missing", "refusing": "broke", "counting": "broke", "crashing": "broke",
+    }  # fmt: skip
+    assert out.loc["absent", "why"] == "pip install no-such"
+    assert out.loc["refusing", "why"] == "ValueError: this format cannot be made"
+    assert out.loc["counting", "why"].startswith("gives int")
+    assert out.loc["crashing", "why"] == "its process ended by SIGKILL"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"profile": "moon"}, "imagenet, camera"),
+        ({"only": ["nobody"]}, "'nobody' is not a peer"),
+        ({"n_photos": 0}, "at least 1"),
+        ({"batch_size": 0}, "at least 1"),
+    ],
+)
+def test_bad_arguments_are_told(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        compare_peers(**arguments)
+
+
+# --- the table, the classes and the plot, of runs with known rates
+
+_RATES = {
+    BASELINE: ("baseline", JPEG_FILES, True, 100),
+    "slow": ("peer", JPEG_FILES, True, 200),
+    "between": ("peer", JPEG_PACKED, None, 300),
+    "sampling": ("peer", JPEG_FILES, False, 250),
+    "raw": ("peer", RAW_PIXELS, True, 900),
+    "ours": ("labkit", JPEG_FILES, True, 600),
+    "ours, sampling": ("labkit", JPEG_FILES, False, 750),
+    "ours, raw": ("labkit", RAW_PIXELS, False, 5000),
+    DECODE_LIMIT: ("limit", JPEG_FILES, None, 1000),
+    MEMCPY_LIMIT: ("limit", RAW_PIXELS, None, 10000),
+}
+
+
+@pytest.fixture
+def frame() -> pd.DataFrame:
+    rows = [
+        {
+            "variant": name, "kind": kind, "source": source, "antialias": flag, "round": number, "order": order,
+            "is_warmup": number == 0, "n_images": 64, "images_per_s": rate * (1 + 0.1 * number), "cpu_s": 64 / rate,
+            "peak_mem_mb": 100.0,
+        }
+        for number in range(4)
+        for order, (name, (kind, source, flag, rate)) in enumerate(_RATES.items())
+    ]  # fmt: skip
+    return make_frame(rows, baseline=BASELINE, experiment="peers")
+
+
+@pytest.mark.parametrize("from_file", [False, True])
+def test_table_has_speedups_costs_and_shares_of_the_own_limit(frame, tmp_path, from_file):
+    if from_file:
+        frame = load_frame(save_frame(frame, tmp_path / "runs.csv"))
+    table = peer_table(frame)
+    assert table.index[0] == MEMCPY_LIMIT
+    np.testing.assert_allclose(table["speedup"], [_RATES[name][3] / 100 for name in table.index])
+    assert table["of_limit"].round(3).to_dict() == {
+        name: round(rate / (10000 if source == RAW_PIXELS else 1000), 3)
+        for name, (_, source, _, rate) in _RATES.items()
+    }
+    assert table.loc["ours", "cpu_s_per_1000"] == pytest.approx(1000 / 600)
+    assert (table["rate_low"] < table["images_per_s"]).all()
+    assert [table.loc[name, "antialias"] for name in ("slow", "sampling", "between")] == [True, False, None]
+
+
+def test_who_is_neither_counts_in_both_classes(frame):
+    best = against_best(frame)
+    assert best["best_peer"].to_dict() == {"ours": "between", "ours, sampling": "between", "ours, raw": ""}
+    assert best.loc["ours", ["speedup", "ci_low", "ci_high"]].tolist() == pytest.approx([2, 2, 2])
+    assert best.loc["ours, raw", "class"] == "raw pixels, not antialiased"
+    assert best.loc["ours", "verdict"] == "faster"
+
+
+def test_plot_has_every_loader_under_its_class_and_a_limit_a_source(frame):
+    ax = plot_peers(frame)
+    labels = [label.get_text() for label in ax.get_yticklabels()]
+    assert labels[:3] == ["JPEG, antialiased", "ours", "slow"]
+    assert set(_RATES) - {DECODE_LIMIT, MEMCPY_LIMIT} < set(labels)
+    written = " ".join(text.get_text() for text in ax.texts)
+    assert "decode limit 1,250" in written or "decode limit 1,200" in written
+    assert "memcpy limit" in written
+    plt.close(ax.figure)
+
+
+# --- the command
+
+
+def test_list_names_everyone_and_how_to_install(monkeypatch):
+    monkeypatch.setitem(PEERS, "nobody's", replace(_fake("nobody's"), modules=("no_such_module_here",)))
+    done = CliRunner().invoke(app, ["peers", "--list"])
+    assert done.exit_code == 0
+    assert all(name in done.output for name in PEERS)
+    assert "missing (no_such_module_here): pip install fake" in done.output
+
+
+@pytest.mark.parametrize("arguments", [["--only", "nobody"], ["--profile", "moon"], ["--scale", "huge"]])
+def test_a_wrong_name_is_one_line_and_exit_code_2(arguments):
+    done = CliRunner().invoke(app, ["peers", *arguments])
+    assert done.exit_code == 2
+    assert done.output.count("\n") == 1
+    assert arguments[1] in done.output
+
+
+def test_a_run_prints_the_table_and_writes_frame_and_picture(frame, monkeypatch, tmp_path, capsys):
+    frame.attrs["left_out"] = [{"name": "DALI", "state": "missing", "why": "pip install dali"}]
+    monkeypatch.setattr(peer_report, "compare_peers", lambda *arguments, **options: frame)
+    monkeypatch.setattr(peer_report.console, "width", 160)
+    peer_report.run_peers("camera", results=tmp_path)
+    printed = capsys.readouterr().out
+    assert "ours: 2.00 x [2.00, 2.00] the best peer of its class, between (JPEG, antialiased)" in printed
+    assert "DALI missing: pip install dali" in printed
+    assert "50%" in printed
+    (written,) = tmp_path.glob("*/peers-camera.csv")
+    assert len(load_frame(written)) == len(frame)
+    assert Image.open(written.with_suffix(".png")).width > 800
