@@ -1,7 +1,9 @@
 """FFCV: a file of its own, read by compiled threads."""
 
 from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor
 from functools import lru_cache, partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,12 @@ _LEAST_PAGE = 8 * 2**20  # FFCV's own default
 
 
 def _prepare(work: Work, mode: str) -> Path:
-    return prepare_once(work, f"ffcv-{mode}", partial(_write, work, mode)) / "photos.beton"
+    def build(folder: Path) -> None:
+        # FFCV's writer forks: in a process that has used other loaders, or OpenCV's threads, its children may hang.
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as fresh_process:
+            fresh_process.submit(_write, work, mode, folder).result()
+
+    return prepare_once(work, f"ffcv-{mode}", build) / "photos.beton"
 
 
 def _write(work: Work, mode: str, folder: Path) -> None:
