@@ -299,14 +299,20 @@ class TestErrors:
         assert not left_threads()
 
     def test_skipped_images_are_counted(self, photos, tmp_path):
+        """The others stay in their places: each of a color, which names it."""
         good = photos.read(photos.keys()[0])
-        middle = len(good) // 2
-        files = {f"{number}.jpg": good for number in range(6)}
-        files |= {"cut.jpg": good[:-100], "text.jpg": b"text", "torn.jpg": good[:600] + good[middle:]}
-        loader = BatchLoader(stored(tmp_path, files), batch_size=3, on_error="skip", scale=(1, 1), ratio=(1, 1.5))
+        bad = {"1-cut": good[:-100], "3-text": b"text", "8-torn": good[:600] + good[len(good) // 2 :]}
+        files = {f"{name}.jpg": data for name, data in bad.items()}
+        for number in (0, 2, 4, 5, 6, 7, 9):
+            buffer = io.BytesIO()
+            Image.new("RGB", (20, 20), (20 * number, 0, 0)).save(buffer, "PNG")
+            files[f"{number}.png"] = buffer.getvalue()
+        options = {"batch_size": 10, "num_threads": 1, "shuffle": False, "on_error": "skip", "scale": (1, 1)}
+        loader = BatchLoader(stored(tmp_path, files), **options)
         images, labels = epoch_of(loader)
-        assert len(images) == len(labels) == 6
-        assert sorted(skip.key for skip in loader.skipped) == ["class/cut.jpg", "class/text.jpg", "class/torn.jpg"]
+        assert images[:, 0, 0, 0].div(20).tolist() == [0, 2, 4, 5, 6, 7, 9]
+        assert len(labels) == 7
+        assert sorted(skip.key for skip in loader.skipped) == [f"class/{name}.jpg" for name in bad]
 
     def test_a_batch_of_nothing(self, tmp_path):
         loader = BatchLoader(stored(tmp_path, {"a.jpg": b"a", "b.jpg": b"b"}), on_error="skip")
@@ -350,6 +356,22 @@ class TestThreads:
             break
         gc.collect()
         assert not left_threads()
+
+    def test_a_loop_that_is_left_leaves_its_work(self, photos):
+        read = []
+        store = SimpleNamespace(keys=photos.keys, read=lambda key: read.append(key) or photos.read(key))
+        for _ in BatchLoader(store, batch_size=1, num_threads=1, prefetch_factor=15):
+            break
+        gc.collect()
+        assert len(read) < 16
+
+    def test_torch_starts_no_threads_under_them(self, photos):
+        numbers = set()
+        store = SimpleNamespace(
+            keys=photos.keys, read=lambda key: numbers.add(torch.get_num_threads()) or photos.read(key)
+        )
+        list(BatchLoader(store, num_threads=2))
+        assert numbers == {1}
 
     def test_two_epochs_at_once(self, photos):
         loader = BatchLoader(photos, batch_size=5)
