@@ -130,6 +130,11 @@ def _prefix_sizes(images, caches):
     return {image: parse_cache_name(names[0])[1:] for image, names in found.items() if names}
 
 
+def _comparable(one, other):
+    flags = {one[1], other[1]}
+    return (one[0] == "raw pixels") == (other[0] == "raw pixels") and (len(flags) == 1 or None in flags)
+
+
 ANSWERS = {
     "00.1": ([640, 639.0], [76, 600, "many"]),
     "00.2": ([128], [64, 129, 32]),
@@ -212,6 +217,17 @@ ANSWERS = {
         ],
     ),
     "11.4": ([2.68, 224 / (0.08 * 256 * 341) ** 0.5], [7.18, 0.37, 3.53]),
+    "13.1": ([6.4], [8, 0.64, 10]),
+    "13.2": ([1.19, 3100 / 2600], [1.5, 0.84, 3100]),
+    "13.3": (
+        [_comparable],
+        [
+            lambda one, other: one == other,
+            lambda one, other: one[1] == other[1],
+            lambda one, other: _comparable(one, other) and None not in (one[1], other[1]),
+            lambda one, other: _comparable(one, other) and one[0] == other[0],
+        ],
+    ),
 }
 
 
@@ -287,8 +303,21 @@ def test_a_library_that_wins_is_judged_either_way(frame_of, capsys):
     assert "variants" in _judged("05.3", 7, capsys)
 
 
+def test_a_peer_of_your_own_is_judged_by_what_ran(frame_of, capsys):
+    rates = {"naive": [100, 101, 99], "mine": [130, 131, 130]}
+    factors = {"source": "JPEG files", "antialias": True}
+    good = frame_of(rates, "naive", **factors)
+    good["kind"] = good["variant"].map({"naive": "baseline", "mine": "peer"})
+    assert _judged("13.4", good, capsys) == "13.4: right\n"
+    assert "let lk.compare_peers make it" in _judged("13.4", frame_of(rates, "naive"), capsys)
+    assert "2 rounds count" in _judged("13.4", good[good["round"] < 2], capsys)
+    broken = frame_of(rates, "naive", kind="labkit", **factors)
+    broken.attrs["left_out"] = [{"name": "mine", "state": "broke", "why": "no batch"}]
+    assert "no peer has run: mine broke: no batch" in _judged("13.4", broken, capsys)
+
+
 def test_every_exercise_has_answers_here():
-    judged = {"00.4", "01.4", "02.4", "03.4", "04.4", "05.3", "06.4", "07.5", "08.5", "09.5", "10.5", "11.5"}
+    judged = {"00.4", "01.4", "02.4", "03.4", "04.4", "05.3", "06.4", "07.5", "08.5", "09.5", "10.5", "11.5", "13.4"}
     assert set(exercises()) == {*ANSWERS, *judged}
 
 

@@ -70,9 +70,13 @@ class Host:
             raise HostError(value)
         return value
 
+    def hang_up(self) -> None:
+        """Let the process end, without waiting for it."""
+        self._pipe.close()
+
     def close(self) -> None:
         """End the process and all that it started."""
-        self._pipe.close()
+        self.hang_up()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_PATIENCE_S)
         with contextlib.suppress(ProcessLookupError):

@@ -157,6 +157,8 @@ def _start(rows: list[_Row], work: Work, stack: ExitStack, progress: bool) -> tu
     """Hosts of the rows that prepare and pass their check, and what was wrong with the others."""
     make_pictures(work)  # before several hosts want them at once
     hosts, broken = {row.peer.name: (row, stack.enter_context(Host(row.peer, work))) for row in rows}, {}
+    for _, host in hosts.values():
+        stack.callback(host.hang_up)  # all together, before each is waited for
     with progress_bar(show=progress, total=2 * len(rows), desc="peers: prepare, check", unit="step") as bar:
         _ask_all("prepare", hosts, broken, 1, bar)  # one by one: some share a format
         checked = {name: pair for name, pair in hosts.items() if pair[0].kind != "limit"}
