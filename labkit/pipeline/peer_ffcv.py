@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from labkit.data.datasets import ImageDataset
 from labkit.data.pixels import PixelStore
@@ -19,7 +20,7 @@ _LEAST_PAGE = 8 * 2**20  # FFCV's own default
 
 def _prepare(work: Work, mode: str) -> Path:
     def build(folder: Path) -> None:
-        # FFCV's writer forks: in a process that has used other loaders, or OpenCV's threads, its children may hang.
+        # FFCV's writer forks. Where other loaders, or the threads of OpenCV or torch, were used, its children may hang.
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as fresh_process:
             fresh_process.submit(_write, work, mode, folder).result()
 
@@ -27,6 +28,7 @@ def _prepare(work: Work, mode: str) -> Path:
 
 
 def _write(work: Work, mode: str, folder: Path) -> None:
+    torch.set_num_threads(1)
     photos, temporary = FolderStore(work.root), folder / "pixels"
     if mode == "jpg":
         _write_beton(_Pictures(ImageDataset(photos)), mode, folder / "photos.beton", work)
