@@ -60,9 +60,10 @@ def test_floats_first_then_bytes(variants):
 
 def test_a_run_leaves_no_worker_and_no_thread(variants):
     before = len(psutil.Process().children()), threading.active_count()
-    for label in ("a worker a core", "threads: BatchLoader"):
-        assert len(list(variants[label]())) > 1
-    assert (len(psutil.Process().children()), threading.active_count()) == before
+    for label in ("a worker a core", "threads: BatchLoader"):  # while somebody still holds the loader
+        loader = variants[label]()
+        assert len(list(loader)) > 1
+        assert (len(psutil.Process().children()), threading.active_count()) == before
 
 
 def test_workers_run_before_the_clock_starts(store):
