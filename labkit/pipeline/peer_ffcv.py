@@ -1,9 +1,10 @@
 """FFCV: a file of its own, read by compiled threads."""
 
+import pickle
+import subprocess
+import sys
 from collections.abc import Iterable
-from concurrent.futures import ProcessPoolExecutor
 from functools import lru_cache, partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,17 @@ _LEAST_PAGE = 8 * 2**20  # FFCV's own default
 
 
 def _prepare(work: Work, mode: str) -> Path:
-    def build(folder: Path) -> None:
-        # FFCV's writer forks. Where other loaders, or the threads of OpenCV or torch, were used, its children may hang.
-        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as fresh_process:
-            fresh_process.submit(_write, work, mode, folder).result()
+    return prepare_once(work, f"ffcv-{mode}", partial(_write_elsewhere, work, mode)) / "photos.beton"
 
-    return prepare_once(work, f"ffcv-{mode}", build) / "photos.beton"
+
+def _write_elsewhere(work: Work, mode: str, folder: Path) -> None:
+    """In a fresh process: FFCV's writer forks, which hangs where threads of OpenCV, torch or another loader live."""
+    load_and_call = "import pickle, sys; pickle.load(sys.stdin.buffer)()"
+    job = pickle.dumps(partial(_write, work, mode, folder))
+    done = subprocess.run([sys.executable, "-c", load_and_call], input=job, capture_output=True)
+    if done.returncode:
+        words = done.stderr.decode(errors="replace").strip().splitlines() or ["it died without a word"]
+        raise ValueError(f"FFCV's {mode} format cannot be made of {work.root}: {words[-1]}")
 
 
 def _write(work: Work, mode: str, folder: Path) -> None:
