@@ -9,10 +9,10 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter
 
 from labkit.pipeline.peer import RAW_PIXELS
-from labkit.pipeline.peer_table import class_of, quiet_table
+from labkit.pipeline.peer_table import class_of, peer_table
 
 _COLORS = sns.color_palette("colorblind")
-_KINDS = {"labkit": _COLORS[0], "peer": _COLORS[1], "baseline": "0.4"}
+_KINDS = {"labkit": _COLORS[0], "peer": _COLORS[2], "baseline": "0.4"}
 _LIMIT = _COLORS[3]
 
 
@@ -28,9 +28,9 @@ def plot_peers(frame: pd.DataFrame, *, ax: Axes | None = None, **kwargs: Any) ->
 
     Taught in: notebooks/13_peers.ipynb
     """
-    table = quiet_table(frame)
+    table = peer_table(frame)
     loaders, limits = table[table["kind"] != "limit"], table[table["kind"] == "limit"]
-    groups = _grouped(loaders)
+    groups = grouped(loaders)
     n_lines = len(loaders) + len(groups)
     ax = ax or plt.subplots(figsize=(8.5, 0.8 + 0.3 * n_lines), layout="constrained")[1]
     row, names = 0, {}
@@ -46,7 +46,7 @@ def plot_peers(frame: pd.DataFrame, *, ax: Axes | None = None, **kwargs: Any) ->
     return ax
 
 
-def _grouped(loaders: pd.DataFrame) -> dict[str, pd.DataFrame]:
+def grouped(loaders: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """Loaders of each class, the fastest first; JPEG before raw pixels."""
     classes = pd.Series([class_of(*pair) for pair in zip(loaders["source"], loaders["antialias"], strict=True)])
     return {title: loaders[(classes == title).to_numpy()] for title in sorted(classes.unique())}

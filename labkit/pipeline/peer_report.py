@@ -4,17 +4,20 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
 from labkit.measure.env import env_id
 from labkit.measure.files import written_whole
 from labkit.measure.results import save_frame
-from labkit.pipeline.peer_plots import plot_peers
-from labkit.pipeline.peer_table import CLASSES, against_best, left_out, peer_table
+from labkit.pipeline.peer_plots import grouped, plot_peers
+from labkit.pipeline.peer_table import against_best, left_out, peer_table
 from labkit.pipeline.peers import PEERS, compare_peers, missing_modules
 
 console = Console()
+if not console.is_terminal:
+    console.width = 120  # piped, the table keeps its columns
 
 
 def list_peers() -> None:
@@ -54,23 +57,22 @@ def _save_plot(frame: pd.DataFrame, path: Path) -> None:
 
 
 def _rich_table(frame: pd.DataFrame, profile: str) -> Table:
-    table = Table(title=f"{profile}: the same work by every loader, one run, interleaved; brackets: 95 % intervals")
+    table = Table(title=f"{profile}: the same work by all, in one run; brackets: 95 % intervals", box=SIMPLE_HEAD)
     table.add_column("loader", no_wrap=True)
-    table.add_column("reads")
-    table.add_column("resampling")
     for name in ("images/s", "speed-up", "CPU s / 1000", "peak MB", "of limit"):
-        table.add_column(name, justify="right")
-    for name, row in peer_table(frame).iterrows():
-        table.add_row(*_cells(name, row), style={"labkit": "bold", "limit": "dim"}.get(row["kind"]))
+        table.add_column(name, justify="right", no_wrap=True)
+    rows = peer_table(frame)
+    limits = rows["kind"] == "limit"
+    for title, members in {**grouped(rows[~limits]), "limits": rows[limits]}.items():
+        table.add_row(title, style="italic")
+        for name, row in members.iterrows():
+            table.add_row(*_cells(name, row), style="bold" if row["kind"] == "labkit" else None)
     return table
 
 
 def _cells(name: str, row: pd.Series) -> list[str]:
-    resampling = "" if row["kind"] == "limit" else CLASSES[row["antialias"]]
     return [
-        name,
-        row["source"],
-        resampling,
+        f"  {name}",
         f"{row['images_per_s']:,.0f} [{row['rate_low']:,.0f}, {row['rate_high']:,.0f}]",
         f"{row['speedup']:.2f} [{row['ci_low']:.2f}, {row['ci_high']:.2f}]",
         f"{row['cpu_s_per_1000']:.2f}",
@@ -88,4 +90,6 @@ def _said(frame: pd.DataFrame) -> list[str]:
             lines.append(f"{name}: {interval} the best peer of its class, {row['best_peer']} ({row['class']})")
         else:
             lines.append(f"{name}: no peer in its class ({row['class']})")
+    notes = peer_table(frame)["note"]
+    lines += [f"{name}: {note}" for name, note in notes.items() if note]
     return lines + [f"{name} {row['state']}: {row['why']}" for name, row in left_out(frame).iterrows()]

@@ -22,18 +22,22 @@ def peer_table(frame: pd.DataFrame) -> pd.DataFrame:
         Index `variant`; columns `kind`, `source`, `antialias`; `images_per_s` with the 95 % interval of its mean
         (`rate_low`, `rate_high`); `speedup` over the baseline in paired rounds (`ci_low`, `ci_high`);
         `cpu_s_per_1000` images; `peak_mem_mb`; and `of_limit`, its share of the limit of its source (decoding alone,
-        or copying alone), NaN where that is not in the frame.
+        or copying alone), NaN where that is not in the frame; and `note`, which says what is unstable.
 
     Taught in: notebooks/13_peers.ipynb
     """
-    summary = summarize(frame)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", InstabilityWarning)  # `note` says it
+        summary = summarize(frame)
     runs = _counted(frame)
     table = runs.groupby("variant", sort=False)[["kind", "source", "antialias"]].first().join(summary)
     table["antialias"] = _antialias(runs)
     table[["rate_low", "rate_high"]] = [_rate_interval(runs, name) for name in table.index]
     table["of_limit"] = _shares(runs, table)
     columns = ["kind", "source", "antialias", "images_per_s", "rate_low", "rate_high", "speedup", "ci_low", "ci_high"]
-    return table[[*columns, "cpu_s_per_1000", "peak_mem_mb", "of_limit"]].sort_values("images_per_s", ascending=False)
+    return table[[*columns, "cpu_s_per_1000", "peak_mem_mb", "of_limit", "note"]].sort_values(
+        "images_per_s", ascending=False
+    )
 
 
 def against_best(frame: pd.DataFrame) -> pd.DataFrame:
@@ -48,16 +52,9 @@ def against_best(frame: pd.DataFrame) -> pd.DataFrame:
 
     Taught in: notebooks/13_peers.ipynb
     """
-    table, runs = quiet_table(frame), _counted(frame)
+    table, runs = peer_table(frame), _counted(frame)
     own = table[table["kind"] == "labkit"]
     return pd.DataFrame([_against(runs, table, name) for name in own.index]).set_index("variant")
-
-
-def quiet_table(frame: pd.DataFrame) -> pd.DataFrame:
-    """`peer_table` without its warnings, for what says again what the table has said."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", InstabilityWarning)
-        return peer_table(frame)
 
 
 def class_of(source: str, antialias: bool | None) -> str:
