@@ -7,11 +7,14 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import pandas as pd
 import psutil
 
 from labkit.measure import sampler
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 # Process ids whose trees are no part of what is measured: our own samplers, and who measures itself.
 apart: set[int] = set()
@@ -86,13 +89,15 @@ class PeakMemory:
                 self._process.stdin.write(f"{command}\n".encode())
 
 
-def tree_memory() -> pd.DataFrame:
+def tree_memory() -> "pd.DataFrame":
     """Memory of this process and of each of its descendants, now.
 
     Returns:
         One row a process: `process` ("main", "child 1", ...), `pid`, `pss_mb` (shared pages divided among their users)
         and `private_mb` (pages that nobody shares), in MB (1e6 bytes). Linux only: elsewhere no rows.
     """
+    import pandas as pd  # here, since hosts of loaders measure themselves, and draw no tables
+
     rows = []
     for number, pid in enumerate((os.getpid(), *_descendants())):
         with contextlib.suppress(OSError):

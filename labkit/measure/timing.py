@@ -6,7 +6,6 @@ once, in random order, and speed-ups are ratios within a round: what slows a who
 
 import gc
 import random
-import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -16,6 +15,7 @@ from typing import Any
 
 import pandas as pd
 
+from labkit.measure.batches import count_images, page_cache_state, synchronize
 from labkit.measure.processes import PeakMemory, tree_usage
 from labkit.measure.progress import progress_bar
 from labkit.measure.results import make_frame, record
@@ -24,7 +24,6 @@ Factory = Callable[[], Iterable[Any]]
 
 # Taken from the iterable, where it has them. One whose work is done outside this process tree tells its own costs.
 _ATTRIBUTES = ("batch_size", "num_workers", "cpu_s", "peak_mem_mb", "page_cache")
-_COLD_SHARE = 0.9  # of the evicted bytes that must come from storage for a run to count as cold
 
 
 class VariantError(RuntimeError):
@@ -103,20 +102,6 @@ def _with_own_factors(rows: list[dict[str, Any]], factors: dict[str, Any]) -> li
     """Rows with the factors that differ between variants, which are taken out of `factors`."""
     own = {name: factors.pop(name) for name in list(factors) if isinstance(factors[name], Mapping)}
     return [{**row, **{name: values.get(row["variant"]) for name, values in own.items()}} for row in rows]
-
-
-def count_images(batch: Any) -> int:
-    """Images in a batch, by the rule that `compare` states."""
-    if isinstance(batch, int):
-        return batch
-    shape = getattr(batch, "shape", None)
-    if shape is not None:
-        return 1 if len(shape) == 3 else int(shape[0])
-    if isinstance(batch, Mapping):
-        return count_images(next(iter(batch.values())))
-    if isinstance(batch, list | tuple) and len(batch):
-        return count_images(batch[0])
-    raise TypeError(f"cannot count the images of a {type(batch).__name__}: pass count= to compare")
 
 
 def _orders(labels: list[str], shuffler: random.Random) -> Iterator[list[str]]:
@@ -206,23 +191,6 @@ def _frozen_heap():
     finally:
         if frozen:
             gc.unfreeze()
-
-
-def synchronize() -> None:
-    """Wait for the GPU, so that work handed to it before the clock stops is in the time. No GPU in use: nothing."""
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        torch.cuda.synchronize()
-
-
-def page_cache_state(before: int | None, after: int | None, *, asked: bool = False, evicted: int = 0) -> str:
-    """What `read_bytes` before and after a run say of the page cache."""
-    if before is None or after is None:
-        return "unknown"
-    read = after - before
-    if asked:
-        return "cold" if evicted and read >= _COLD_SHARE * evicted else "not cold"
-    return "warm" if read == 0 else "unknown"
 
 
 def _check_arguments(variants: Mapping[str, Factory], baseline: str, rounds: int, warmups: int) -> None:

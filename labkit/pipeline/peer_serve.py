@@ -73,8 +73,8 @@ def _check(peer: Peer, work: Work, memory: Any) -> Iterator[dict]:
 
 def _epoch(peer: Peer, work: Work, memory: Any) -> Iterator[Any]:
     """At once when ready, then the first batch's images, the images of the rest, and the costs of all."""
+    from labkit.measure.batches import count_images, page_cache_state, synchronize
     from labkit.measure.processes import tree_usage
-    from labkit.measure.timing import count_images, page_cache_state, synchronize
 
     gc.collect()
     memory.begin()
