@@ -312,10 +312,18 @@ def _refuses(work):
     raise ValueError("this format cannot be made")
 
 
+def _six_photos(root, count, **options):
+    for number in range(count):
+        (root / pictures.picture_key(number)).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (300, 200), (40 * number, 90, 120)).save(root / pictures.picture_key(number))
+    return root
+
+
 def test_who_is_missing_or_breaks_is_told_and_the_rest_go_on(tmp_path, monkeypatch):
     monkeypatch.setenv("LABKIT_HOME", str(tmp_path))
     monkeypatch.setattr(peers, "OWN", ())
     monkeypatch.setattr(peers, "LIMITS", ())
+    monkeypatch.setattr(peers, "make_photos", _six_photos)
     fakes = [
         _fake("right"),
         replace(_fake("absent"), modules=("no_such_module_here",), install="pip install no-such"),
