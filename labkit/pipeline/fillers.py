@@ -43,6 +43,8 @@ class Draw:
 class PixelFiller:
     """Fills batches from a `PixelStore`."""
 
+    smallest_task = 4  # images: below, handing tasks around costs more than it spreads
+
     def __init__(self, store: Any, draw: Draw):
         self._store, self._draw = store, draw
 
@@ -84,6 +86,8 @@ class _Opened:
 
 class EncodedFiller:
     """Fills batches from a store of encoded images; each thread has a decoder of its own."""
+
+    smallest_task = 2
 
     def __init__(self, store: Store, keys: Sequence[str], draw: Draw, scaled_decoding: bool, skips: SkipLog | None):
         self._store, self._keys, self._draw, self._skips = store, keys, draw, skips

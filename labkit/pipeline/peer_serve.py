@@ -4,10 +4,11 @@ import gc
 import pickle
 import sys
 from collections.abc import Iterator
+from itertools import chain
 from multiprocessing.connection import Connection
 from typing import Any
 
-from labkit.pipeline.peer import Peer, Work
+from labkit.pipeline.peer import EPOCHS_A_RUN, Peer, Work
 
 _LONGEST = 200  # characters of an error's line
 
@@ -71,6 +72,13 @@ def _check(peer: Peer, work: Work, memory: Any) -> Iterator[dict]:
         raise PeerError(str(error)) from None
 
 
+def _epochs(peer: Peer, work: Work) -> Iterator[Any]:
+    """Batches of a run; the first epoch starts at once, so that starting is not in the time."""
+    first = iter(peer.loader(work))
+    further = (peer.loader(work) for _ in range(EPOCHS_A_RUN[peer.source] - 1))
+    return chain(first, chain.from_iterable(further))
+
+
 def _epoch(peer: Peer, work: Work, memory: Any) -> Iterator[Any]:
     """At once when ready, then the first batch's images, the images of the rest, and the costs of all."""
     from labkit.measure.batches import count_images, page_cache_state, synchronize
@@ -79,7 +87,7 @@ def _epoch(peer: Peer, work: Work, memory: Any) -> Iterator[Any]:
     gc.collect()
     memory.begin()
     before = tree_usage()
-    batches = iter(peer.loader(work))
+    batches = _epochs(peer, work)
     yield None
     first = next(batches, None)
     if first is None:

@@ -21,8 +21,6 @@ from labkit.pipeline.buffers import BatchBuffers
 from labkit.pipeline.fillers import Draw, EncodedFiller, PixelFiller
 from labkit.pipeline.samplers import Shuffled
 
-_SMALLEST_TASK = 4  # images: below, handing tasks around costs more than it spreads
-
 
 class BatchLoader:
     """Random resized crops of a store's images, as uint8 batches.
@@ -155,7 +153,8 @@ class BatchLoader:
 
     def _start(self, pool: ThreadPoolExecutor, indices: np.ndarray, epoch: int) -> "_Batch":
         memory, images = self._buffers.take()
-        step = max(_SMALLEST_TASK, -(-len(indices) // (2 * self.num_threads)))
+        # Several tasks a thread: at the end of an epoch none waits long for another.
+        step = max(self._filler.smallest_task, -(-len(indices) // (4 * self.num_threads)))
         tasks = {
             start: pool.submit(
                 self._filler.fill,
