@@ -80,7 +80,8 @@ def plot_speedup(
         _line(ax, ceiling, f"ceiling {ceiling:.3g}x")
     if any(label in guesses for label in others.index):
         ax.scatter([], [], marker="v", color=_GUESS, label="your prediction")
-        ax.legend(loc="upper left", bbox_to_anchor=(0, -0.22), frameon=False, fontsize="small")
+        # Below the axis' label, however low the axes are: the pad is in letters, not in shares of the height.
+        ax.legend(loc="upper left", bbox_to_anchor=(0, 0), borderaxespad=4.5, frameon=False, fontsize="small")
     return ax
 
 
