@@ -14,7 +14,6 @@ from labkit.data.datasets import collate
 from labkit.pipeline.config import LoaderConfig
 from labkit.pipeline.samplers import Shuffled
 from labkit.pipeline.seeding import RandomSources, kept_global_state
-from labkit.pipeline.threaded import BatchLoader
 from labkit.pipeline.workers import (
     Epoch,
     WorkerDied,
@@ -25,8 +24,6 @@ from labkit.pipeline.workers import (
     start_worker,
     worker_context,
 )
-
-__all__ = ["BatchLoader", "Loader", "key_of", "make_loader"]
 
 
 def make_loader(
@@ -245,3 +242,11 @@ def _sizes(samples: list[Any]) -> str:
 
 def _as_it_is(batch: Any) -> Any:
     return batch
+
+
+def __getattr__(name: str) -> Any:
+    if name != "BatchLoader":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from labkit.pipeline.threaded import BatchLoader  # here: it loads OpenCV, which not every worker should have to
+
+    return BatchLoader
