@@ -81,7 +81,8 @@ def test_the_same_photos_are_wanted(store, pixels, tmp_path):
 
 def test_measuring_takes_unequal_numbers_of_images_in_silence(recwarn):
     runs = ladder.measure_rungs({"a": lambda: [4, 4], "b limit": lambda: [64]}, rounds=2, experiment="x", photos="p")
-    assert not [warning for warning in recwarn if "number of images" in str(warning.message)]
+    # Garbage of other tests may be collected here, and say so.
+    assert [str(warning.message) for warning in recwarn if warning.category is not ResourceWarning] == []
     assert set(runs.baseline) == {"a"}
     assert not runs.rung.any()
     assert set(runs.photos) == {"p"}

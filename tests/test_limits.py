@@ -2,7 +2,6 @@
 
 import threading
 from collections import Counter
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -123,13 +122,25 @@ def test_a_broken_image_is_named_and_nothing_goes_on(photos, tmp_path, num_threa
     assert threading.active_count() == before
 
 
-def test_leaving_early_ends_the_threads(photos, decoded):
+def test_leaving_early_ends_the_threads(photos, decoded, monkeypatch):
+    """The first batch is out before anything behind it is decoded: what then is, the threads had in hand already."""
+    left, decode = threading.Event(), simplejpeg.decode_jpeg
+
+    def held_back(*arguments, **options):
+        if len(decoded) >= 64:
+            left.wait(10)
+        return decode(*arguments, **options)
+
+    monkeypatch.setattr(simplejpeg, "decode_jpeg", held_back)
     before = threading.active_count()
-    many = SimpleNamespace(keys=lambda: [*photos.keys()] * 30, read=photos.read)
-    for _ in lk.decode_limit(many, num_threads=2):
-        break
+    batches = iter(lk.decode_limit(photos, num_threads=2))
+    next(batches)
+    waking = threading.Timer(1, left.set)
+    waking.start()
+    batches.close()
+    waking.join()
     assert threading.active_count() == before
-    assert 64 <= len(decoded) < 15 * len(photos)
+    assert 64 <= len(decoded) <= 66
 
 
 @pytest.mark.parametrize(("n_images", "counts"), [(1, [1]), (64, [64]), (150, [64, 64, 22])])

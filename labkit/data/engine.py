@@ -90,13 +90,13 @@ def map_items(
     """
     check_engine(engine, num_workers, address)
     items = list(items)
-    todo = [position for position, item in enumerate(items) if is_done is None or not is_done(item)]
+    remaining = [position for position, item in enumerate(items) if is_done is None or not is_done(item)]
     results, errors = [None] * len(items), {}
-    options = {"show": progress, "total": len(items), "initial": len(items) - len(todo), "desc": description}
+    options = {"show": progress, "total": len(items), "initial": len(items) - len(remaining), "desc": description}
     # Closed at once on Ctrl-C: a traceback that is kept, as a notebook keeps it, would hold the workers alive.
     with (
         progress_bar(unit=unit, **options) as bar,
-        closing(_outcomes(function, items, todo, engine, num_workers, address)) as outcomes,
+        closing(_outcomes(function, items, remaining, engine, num_workers, address)) as outcomes,
     ):
         for position, (value, error) in outcomes:
             if error is None:
@@ -120,28 +120,28 @@ def check_engine(engine: str, num_workers: int | None = None, address: str | Non
 
 
 def _outcomes(
-    function: Callable, items: list, todo: list[int], engine: str, num_workers: int | None, address: str | None
+    function: Callable, items: list, remaining: list[int], engine: str, num_workers: int | None, address: str | None
 ) -> Iterator[tuple[int, Outcome]]:
-    """(position, outcome) of every item in `todo`, as they come."""
-    if not todo:
+    """(position, outcome) of every item in `remaining`, as they come."""
+    if not remaining:
         return
     if engine == "ray":
         from labkit.data.ray_pool import joined_cluster, ray_pool
 
         with joined_cluster(address, num_workers) as num_tasks:
-            yield from _spread(lambda: ray_pool(function), items, todo, num_tasks)
+            yield from _spread(lambda: ray_pool(function), items, remaining, num_tasks)
         return
-    count = min(usable_cores() if num_workers is None else num_workers, len(todo))
+    count = min(usable_cores() if num_workers is None else num_workers, len(remaining))
     if count <= 1:
-        yield from ((position, then(function, (items[position], None))) for position in todo)
+        yield from ((position, then(function, (items[position], None))) for position in remaining)
     else:
         open_pool = {"local": process_pool, "threads": thread_pool}[engine]
-        yield from _spread(lambda: open_pool(function, count), items, todo, 2 * count)
+        yield from _spread(lambda: open_pool(function, count), items, remaining, 2 * count)
 
 
-def _spread(open_pool: OpenPool, items: list, todo: list[int], window: int) -> Iterator[tuple[int, Outcome]]:
+def _spread(open_pool: OpenPool, items: list, remaining: list[int], window: int) -> Iterator[tuple[int, Outcome]]:
     """Outcomes from pools with at most `window` chunks in flight; what a dying worker had in hand is tried again."""
-    waiting = deque(todo)
+    waiting = deque(remaining)
     while waiting:
         lost: deque[int] = deque()
         with _checked(open_pool) as submit:

@@ -68,9 +68,9 @@ def extract_tars(
     root = Path(root).absolute()
     folders = _folders(archives, root)
     run = partial(map_items, engine=engine, num_workers=num_workers, address=address, unit="archive")
-    todo = [archive for archive in archives if verify or not _is_extracted(root, archive)]
+    left = [archive for archive in archives if verify or not _is_extracted(root, archive)]
     missing_bytes, failures = _kept_going(
-        partial(run, progress=progress, description="check"), partial(_missing_bytes, root), todo
+        partial(run, progress=progress, description="check"), partial(_missing_bytes, root), left
     )
     _check_space(root, sum(missing_bytes.values()))
     # One archive runs in this process, and has its own bar.

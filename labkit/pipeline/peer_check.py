@@ -75,10 +75,8 @@ def _epoch(peer: Peer, work: Work) -> tuple[Seen, np.ndarray]:
 def _checked_batch(batch: Any, work: Work) -> tuple[Tensor, np.ndarray]:
     if not isinstance(batch, list | tuple) or len(batch) != 2 or not isinstance(batch[0], Tensor):
         raise PeerError(f"gives {type(batch).__name__}, where a pair (images, labels) is wanted, images a tensor")
-    images, labels = (
-        batch[0],
-        torch.as_tensor(batch[1]).cpu().reshape(-1).numpy().copy(),
-    )  # FFCV uses a batch's memory again
+    images = batch[0]
+    labels = torch.as_tensor(batch[1]).cpu().reshape(-1).numpy().copy()  # FFCV writes over a batch's memory
     if images.dtype != torch.uint8:
         raise PeerError(f"gives {images.dtype}, not uint8")
     wanted = (3, work.size, work.size)
