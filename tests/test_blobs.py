@@ -2,7 +2,6 @@
 
 import copy
 import io
-import multiprocessing
 import os
 import pickle
 import random
@@ -19,6 +18,7 @@ from labkit import TarStore, open_store
 from labkit.data import blobs
 from labkit.data.blobs import Lazy, LocalBlob, PerProcess, RemoteFile, buffered, is_url, open_blob
 from labkit.measure.files import write_whole, written_whole
+from tests.children import in_children
 
 DATA = random.Random(0).randbytes(100_000)
 
@@ -145,23 +145,6 @@ def slowly(pause: threading.Event, made: list) -> float:
     pause.wait(10)
     made.append(random.SystemRandom().random())
     return made[-1]
-
-
-def put_result(results, function, arguments) -> None:
-    results.put(function(*arguments))
-
-
-def in_children(start_method: str, function, *arguments: tuple) -> list:
-    """The results of processes that run at once, in any order; a pool would pickle what a fork just has."""
-    context = multiprocessing.get_context(start_method)
-    results = context.Queue()
-    processes = [context.Process(target=put_result, args=(results, function, given)) for given in arguments]
-    for process in processes:
-        process.start()
-    got = [results.get(timeout=60) for _ in processes]
-    for process in processes:
-        process.join()
-    return got
 
 
 def in_child(function, start_method: str = "fork"):

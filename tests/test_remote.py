@@ -43,6 +43,7 @@ from labkit import (
 )
 from labkit.data.blobs import open_blob
 from labkit.data.tar_index import SUFFIX, TarError
+from tests.children import in_children
 
 KEYS = (
     "top.jpg",
@@ -563,23 +564,6 @@ def test_credentials_do_not_go_to_other_hosts(server, photo):
 
 
 # Processes.
-
-
-def put_result(results, function, arguments) -> None:
-    results.put(function(*arguments))
-
-
-def in_children(start_method: str, function, *arguments: tuple) -> list:
-    """The results of processes that run at once, in any order; a pool would pickle what a fork just has."""
-    context = multiprocessing.get_context(start_method)
-    results = context.Queue()
-    processes = [context.Process(target=put_result, args=(results, function, given)) for given in arguments]
-    for process in processes:
-        process.start()
-    got = [results.get(timeout=60) for _ in processes]
-    for process in processes:
-        process.join()
-    return got
 
 
 @pytest.mark.parametrize("start_method", ["fork", "spawn"])

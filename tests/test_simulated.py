@@ -18,6 +18,7 @@ from labkit import DISKS, FolderStore, HttpStore, ImageDataset, LoaderConfig, Si
 from labkit.data import simulated
 from labkit.data.conformance import oracle_files
 from labkit.data.simulated import Disk
+from tests.children import in_children
 
 SIZES = {"a.jpg": 1000, "b.jpg": 2000, "c.jpg": 3000}
 # By ustar's layout: a header of 512 bytes, then the data up to the next multiple of 512.
@@ -233,23 +234,6 @@ def test_threads_lose_no_time(folder, tar):
         list(pool.map(members.read, ["a.jpg"] * 100))
     assert files.busy_s == pytest.approx(seconds(8 * 30, 8 * 30_000))
     assert members.busy_s == pytest.approx(seconds(1 + 3 + 100, 0, SEEKS))  # opened once, whoever came first
-
-
-def put_result(results, function, arguments) -> None:
-    results.put(function(*arguments))
-
-
-def in_children(start_method: str, function, *arguments: tuple) -> list:
-    """The results of processes that run at once, in any order; a pool would pickle what a fork just has."""
-    context = multiprocessing.get_context(start_method)
-    results = context.Queue()
-    processes = [context.Process(target=put_result, args=(results, function, given)) for given in arguments]
-    for process in processes:
-        process.start()
-    got = [results.get(timeout=60) for _ in processes]
-    for process in processes:
-        process.join()
-    return got
 
 
 @pytest.mark.parametrize(("start_method", "processes"), [("fork", 4), ("spawn", 1)])

@@ -1,6 +1,5 @@
 """TarStore: in each mode the same keys, bytes and errors, in any process and thread."""
 
-import multiprocessing
 import os
 import pickle
 import random
@@ -17,6 +16,7 @@ from PIL import Image
 
 from labkit import FolderStore, ImageDataset, LoaderConfig, Store, TarStore, make_loader, open_store
 from labkit.data.tar_index import SUFFIX, TarError
+from tests.children import in_children
 
 MODES = ["index", "tarfile", "reopen"]
 KEYS = ["cat/B.JPG", "cat/a.jpeg", "dog/c.png", "dog/two words.webp", "top.jpg", "Größe/日本.jpg"]
@@ -174,23 +174,6 @@ def test_a_new_tar_of_the_same_name_does_not_disturb(folder, tar, mode):
 
 
 # Processes and threads.
-
-
-def put_result(results, function, arguments) -> None:
-    results.put(function(*arguments))
-
-
-def in_children(start_method: str, function, *arguments: tuple) -> list:
-    """The results of processes that run at once, in any order; a pool would pickle what a fork just has."""
-    context = multiprocessing.get_context(start_method)
-    results = context.Queue()
-    processes = [context.Process(target=put_result, args=(results, function, given)) for given in arguments]
-    for process in processes:
-        process.start()
-    got = [results.get(timeout=60) for _ in processes]
-    for process in processes:
-        process.join()
-    return got
 
 
 def read_each(stores: list[TarStore]) -> list[list[bytes]]:

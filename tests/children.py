@@ -1,0 +1,20 @@
+"""Processes of tests, forked or spawned. In a module of its own, which spawned ones can import."""
+
+import multiprocessing
+
+
+def put_result(results, function, arguments) -> None:
+    results.put(function(*arguments))
+
+
+def in_children(start_method: str, function, *arguments: tuple) -> list:
+    """The results of processes that run at once, in any order; a pool would pickle what a fork just has."""
+    context = multiprocessing.get_context(start_method)
+    results = context.Queue()
+    processes = [context.Process(target=put_result, args=(results, function, given)) for given in arguments]
+    for process in processes:
+        process.start()
+    got = [results.get(timeout=60) for _ in processes]
+    for process in processes:
+        process.join()
+    return got
