@@ -1,12 +1,35 @@
 """Shared by all unit tests."""
 
 import os
+import re
 
 import matplotlib
+import psutil
 import pytest
 
 matplotlib.use("Agg")
 os.environ.setdefault("TQDM_DISABLE", "1")  # what tests start says nothing on stderr but errors
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_process_is_left():
+    """Workers that live on are measured with the next test's, and slow down all that follow."""
+    yield
+    _, alive = psutil.wait_procs(_own_children(), timeout=10)
+    assert not alive, f"left behind by this module: {[process.cmdline() for process in alive]}"
+
+
+def _own_children() -> list[psutil.Process]:
+    """Without the two servers that `multiprocessing` starts once and keeps."""
+    children = psutil.Process().children()
+    return [child for child in children if not {"resource_tracker", "forkserver"} & set(_words(child))]
+
+
+def _words(process: psutil.Process) -> list[str]:
+    try:
+        return re.findall(r"\w+", " ".join(process.cmdline()))
+    except psutil.NoSuchProcess:
+        return []
 
 
 @pytest.fixture(autouse=True)

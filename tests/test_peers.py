@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import time
 from dataclasses import replace
 from functools import cache, lru_cache, partial
@@ -195,6 +196,17 @@ def test_only_who_says_so_may_drop_a_short_batch(work):
     assert check_peer(replace(_fake(), loader=loader, drops_last=True), work)["images"] == 128
 
 
+@pytest.fixture
+def loaders_end():
+    """Adapters keep their loaders, and those their workers: each has a process of its own outside of these tests."""
+    yield
+    for name, module in list(sys.modules.items()):
+        if name.startswith("labkit.pipeline.peer_"):
+            for kept in vars(module).values():
+                getattr(kept, "cache_clear", bool)()
+
+
+@pytest.mark.usefixtures("loaders_end")
 @pytest.mark.parametrize("name", [name for name in PEERS if not name.startswith(("DALI", "FFCV", "SPDL"))])
 def test_each_adapter_does_the_work(name, work, tmp_path):
     peer = PEERS[name]
@@ -204,6 +216,7 @@ def test_each_adapter_does_the_work(name, work, tmp_path):
     assert peer.antialias is None or (found["grain"] < 3.6) == peer.antialias
 
 
+@pytest.mark.usefixtures("loaders_end")
 @pytest.mark.parametrize("peer", [NAIVE, *OWN], ids=lambda peer: peer.name)
 def test_each_own_row_does_the_work(peer, work):
     assert check_peer(peer, work)["images"] == 140
