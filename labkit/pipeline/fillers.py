@@ -32,26 +32,33 @@ class Draw:
     ratio: tuple[float, float]
     flip: float
 
-    def __call__(self, epoch: int, indices: np.ndarray, sizes: np.ndarray) -> tuple[list[list[int]], list[bool]]:
-        """Crops, as top, left, height and width, and whether to mirror, one for each image."""
+    def numbers(self, epoch: int, indices: np.ndarray) -> np.ndarray:
+        """What is drawn for each image before its size is known, (N, DRAWS)."""
+        return uniforms(self.seed, epoch, indices)
+
+    def crops(self, numbers: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+        """int64 (N, 5): top, left, height and width of each crop, and 1 where it is mirrored."""
         if not self.train:
-            return middle_crops(sizes, self.size).tolist(), [False] * len(indices)
-        draws = uniforms(self.seed, epoch, indices)
-        return random_crops(draws, sizes, self.scale, self.ratio).tolist(), flips(draws, self.flip).tolist()
+            return np.pad(middle_crops(sizes, self.size), ((0, 0), (0, 1)))
+        return np.column_stack([random_crops(numbers, sizes, self.scale, self.ratio), flips(numbers, self.flip)])
 
 
 class PixelFiller:
     """Fills batches from a `PixelStore`."""
 
-    smallest_task = 4  # images: below, handing tasks around costs more than it spreads
+    smallest_task = 8  # images: below, handing tasks around costs more than it spreads
 
     def __init__(self, store: Any, draw: Draw):
         self._store, self._draw = store, draw
 
-    def fill(self, rows: np.ndarray, indices: np.ndarray, epoch: int) -> list[int]:
+    def plan(self, indices: np.ndarray, epoch: int) -> np.ndarray:
+        """Crops of a batch, (N, 5). Drawn at once: NumPy costs the same for one image as for all, and lets go of
+        Python's lock in between, for which a thread that resizes would have to come back each time."""
+        return self._draw.crops(self._draw.numbers(epoch, indices), self._store.shapes[indices])
+
+    def fill(self, rows: np.ndarray, indices: np.ndarray, plan: np.ndarray) -> list[int]:
         """Write images into `rows`, uint8 (N, size, size, 3). Returns the rows that stayed empty: none."""
-        crops, mirrored = self._draw(epoch, indices, self._store.shapes[indices])
-        for row, index, crop, mirror in zip(rows, indices.tolist(), crops, mirrored, strict=True):
+        for row, index, (*crop, mirror) in zip(rows, indices.tolist(), plan.tolist(), strict=True):
             resize_into(row, self._store.pixels(index), crop, self._draw.antialias)
             if mirror:
                 flip_into(row)
@@ -94,13 +101,17 @@ class EncodedFiller:
         self._scales = SCALES if scaled_decoding else SCALES[:1]
         self._local = threading.local()
 
-    def fill(self, rows: np.ndarray, indices: np.ndarray, epoch: int) -> list[int]:
+    def plan(self, indices: np.ndarray, epoch: int) -> np.ndarray:
+        """Numbers that crops follow from once the images' sizes are known, (N, DRAWS)."""
+        return self._draw.numbers(epoch, indices)
+
+    def fill(self, rows: np.ndarray, indices: np.ndarray, plan: np.ndarray) -> list[int]:
         """Write images into `rows`, uint8 (N, size, size, 3). Returns the rows whose images were skipped."""
         opened = [self._try(self._open, self._keys[index]) for index in indices.tolist()]
         sizes = np.array([image.size if image else (1, 1) for image in opened])
-        crops, mirrored = self._draw(epoch, indices, sizes)
+        crops = self._draw.crops(plan, sizes).tolist()
         empty = []
-        for position, (image, crop, mirror) in enumerate(zip(opened, crops, mirrored, strict=True)):
+        for position, (image, (*crop, mirror)) in enumerate(zip(opened, crops, strict=True)):
             if image is None or not self._try(self._place, image.key, rows[position], image, crop, mirror):
                 empty.append(position)
         return empty
@@ -122,7 +133,7 @@ class EncodedFiller:
             self._local.decoder = open_decoder()
         return _Opened(key, self._store.read(key), self._local.decoder)
 
-    def _place(self, key: str, row: np.ndarray, image: _Opened, crop: list[int], mirror: bool) -> bool:
+    def _place(self, key: str, row: np.ndarray, image: _Opened, crop: list[int], mirror: int) -> bool:
         smallest = min(crop[2:]) // self._draw.size
         part = image.part(crop, max((scale for scale in self._scales if scale <= smallest), default=1))
         resize_into(row, *part, self._draw.antialias)

@@ -3,7 +3,7 @@
 import os
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -155,18 +155,16 @@ class BatchLoader:
         memory, images = self._buffers.take()
         # Several tasks a thread: at the end of an epoch none waits long for another.
         step = max(self._filler.smallest_task, -(-len(indices) // (4 * self.num_threads)))
-        tasks = {
-            start: pool.submit(
-                self._filler.fill,
-                memory[start : start + step][: len(indices) - start],
-                indices[start : start + step],
-                epoch,
-            )
-            for start in range(0, len(indices), step)
-        }
+        plan = self._filler.plan(indices, epoch)
+        tasks = {}
+        for start in range(0, len(indices), step):
+            part = slice(start, min(start + step, len(indices)))
+            tasks[start] = pool.submit(self._filler.fill, memory[part], indices[part], plan[part])
         return _Batch(indices, images[: len(indices)].permute(0, 3, 1, 2), tasks)
 
     def _finish(self, batch: "_Batch") -> tuple[Tensor, Tensor]:
+        # Waiting for one after the other would take Python's lock from the threads at work each time.
+        wait(batch.tasks.values(), return_when=FIRST_EXCEPTION)
         empty = [start + row for start, task in batch.tasks.items() for row in task.result()]
         labels = torch.from_numpy(self._labels[batch.indices])
         if not empty:
