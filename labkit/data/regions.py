@@ -208,6 +208,10 @@ def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
         "tj3SetCroppingRegion": [handle, _Region],
         "tj3Decompress8": [handle, *data, ctypes.c_void_p, number, number],
     }
+    # Letting go of Python's lock for less than microseconds would cost more than it gives: other threads wake for it.
+    holding = ctypes.PyDLL(library._name, handle=library._handle)
+    for name in ("tj3Get", "tj3DecompressHeader", "tj3SetScalingFactor", "tj3SetCroppingRegion"):
+        setattr(library, name, getattr(holding, name))
     for name, types in arguments.items():
         getattr(library, name).argtypes = types
     return library
