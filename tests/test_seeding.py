@@ -16,7 +16,8 @@ from torch.utils.data import DataLoader, Dataset
 
 import labkit as lk
 from labkit.data.blobs import Lazy
-from labkit.pipeline.seeding import derived_seed, find_generators, kept_global_state
+from labkit.measure.random_state import kept_global_state
+from labkit.pipeline.seeding import derived_seed, find_generators
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # spawned workers cannot import a test file
 

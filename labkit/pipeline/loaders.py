@@ -11,9 +11,10 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, Sampler, SequentialSampler, Subset
 
 from labkit.data.datasets import collate
+from labkit.measure.random_state import kept_global_state
 from labkit.pipeline.config import LoaderConfig
 from labkit.pipeline.samplers import Shuffled
-from labkit.pipeline.seeding import RandomSources, kept_global_state
+from labkit.pipeline.seeding import RandomSources
 from labkit.pipeline.workers import (
     Epoch,
     WorkerDied,

@@ -10,8 +10,7 @@ import hashlib
 import random
 import sys
 import types
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -57,18 +56,6 @@ class RandomSources:
         torch.default_generator.manual_seed(number & TORCH_SEEDS)  # torch.manual_seed takes 100 us
         for position, generator in enumerate(self._private):
             _seed_one(generator, derived_seed(*numbers, position))
-
-
-@contextmanager
-def kept_global_state() -> Iterator[None]:
-    """Give the global generators back as they were: loading in the main process must not reseed the model's dropout."""
-    before = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    try:
-        yield
-    finally:
-        random.setstate(before[0])
-        np.random.set_state(before[1])
-        torch.set_rng_state(before[2])
 
 
 def find_generators(roots: Iterable[Any]) -> list[Any]:

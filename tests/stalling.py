@@ -1,0 +1,146 @@
+"""Training loops whose stalls are known: naps and busy loops of a known length, that also note how long they were.
+
+On a busy machine a nap of 20 ms takes longer, so what `diagnose` should say is reckoned from the notes.
+"""
+
+import multiprocessing
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from labkit.measure.stalls import Diagnosis, diagnose
+
+BATCH = 4
+_CAUSES = ("step", "fetch", "prepare", "copy", "hand_over")
+
+
+class Notes:
+    """Seconds by cause, of all processes: forked workers write into the same memory."""
+
+    def __init__(self):
+        self._seconds, self._times = multiprocessing.Array("d", len(_CAUSES)), multiprocessing.Array("q", len(_CAUSES))
+
+    @contextmanager
+    def __call__(self, cause: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        position = _CAUSES.index(cause)
+        with self._seconds.get_lock():
+            self._seconds[position] += time.perf_counter() - start
+            self._times[position] += 1
+
+    def means(self) -> dict[str, float]:
+        noted = zip(_CAUSES, self._seconds, self._times, strict=True)
+        return {cause: seconds / times for cause, seconds, times in noted if times}
+
+
+@dataclass(frozen=True)
+class Stalls:
+    """Seconds a batch; `fetch` and `prepare` as one process needs them."""
+
+    step: float = 0.04
+    fetch: float = 0.0
+    prepare: float = 0.0
+    copy: float = 0.0
+    hand_over: float = 0.0
+    num_workers: int = 0
+
+    def shares(self) -> dict[str, float]:
+        """What training spends its time on, as seen from the process that trains."""
+        making, busy = self.fetch + self.prepare, self.step + self.copy + self.hand_over
+        together = max(making / self.num_workers, busy) if self.num_workers else making + busy
+        waits = (together - busy) / making if making else 0.0
+        seconds = {
+            "compute": self.step, "fetch": waits * self.fetch, "prepare": waits * self.prepare,
+            "copy": self.copy, "hand-over": self.hand_over,
+        }  # fmt: skip
+        return {name: value / together for name, value in seconds.items()}
+
+    def diagnosed(self, **options) -> tuple[Diagnosis, dict[str, float]]:
+        """What `diagnose` says, and what it should say."""
+        notes = Notes()
+        found = diagnose(self.loader(notes), lambda batch: self.train(batch, notes), device="fake", **options)
+        return found, replace(self, **notes.means()).shares()
+
+    def loader(self, notes: Notes) -> DataLoader:
+        options = {"persistent_workers": True, "multiprocessing_context": "fork"} if self.num_workers else {}
+        collate = _Collate(self.hand_over, notes)
+        _makers[id(collate)] = collate
+        return DataLoader(_Slow(self, notes), BATCH, num_workers=self.num_workers, collate_fn=collate, **options)
+
+    def train(self, batch: "Batch", notes: Notes) -> None:
+        with notes("step"):
+            time.sleep(self.step)
+        if self.copy and batch.on_host:
+            with notes("copy"):
+                time.sleep(self.copy)
+
+
+@dataclass(frozen=True)
+class _Slow(Dataset):
+    """A batch at a time, so that a note is one of a batch."""
+
+    stalls: Stalls
+    notes: Notes
+
+    def __len__(self) -> int:
+        return 400
+
+    def __getitems__(self, indices: list[int]) -> list[torch.Tensor]:
+        if self.stalls.fetch:
+            with self.notes("fetch"):
+                time.sleep(self.stalls.fetch)
+        if self.stalls.prepare:
+            with self.notes("prepare"):
+                _burn(self.stalls.prepare)
+        return [torch.full((3, 8, 8), index % 255, dtype=torch.uint8) for index in indices]
+
+
+def _burn(seconds: float) -> None:
+    """Use the processor for so long."""
+    until = time.thread_time() + seconds
+    while time.thread_time() < until:
+        pass
+
+
+@dataclass(frozen=True)
+class _Collate:
+    hand_over: float
+    notes: Notes
+
+    def __call__(self, samples: list[torch.Tensor]) -> "Batch":
+        return Batch(torch.stack(samples), self)
+
+
+@dataclass
+class Batch:
+    """Arrives after a nap, where it comes from a worker; `to` takes it off the host."""
+
+    images: torch.Tensor
+    made_by: _Collate
+    on_host: bool = True
+    shape: tuple = field(init=False)
+
+    def __post_init__(self):
+        self.shape = tuple(self.images.shape)
+
+    def to(self, device) -> "Batch":
+        return Batch(self.images, self.made_by, on_host=False)
+
+    def __reduce__(self):
+        return _arrive, (self.images, id(self.made_by))
+
+
+_makers: dict[int, _Collate] = {}  # notes cannot be pickled; forked workers know the same objects
+
+
+def _arrive(images: torch.Tensor, maker: int) -> Batch:
+    made_by = _makers[maker]
+    if made_by.hand_over:
+        with made_by.notes("hand_over"):
+            time.sleep(made_by.hand_over)
+    return Batch(images, made_by)
