@@ -18,6 +18,7 @@ _HOME = {
     "labkit.measure.processes": ["tree_memory"],
     "labkit.measure.readbacks": ["count_readbacks"],
     "labkit.measure.replay": ["ReplayLoader"],
+    "labkit.measure.stalls": ["Diagnosis", "diagnose"],
     "labkit.measure.plots": [
         "plot_ladder", "plot_pareto", "plot_speedup", "plot_stalls", "plot_throughput", "plot_timeline",
     ],

@@ -101,6 +101,35 @@ def peers(
 
 
 @app.command()
+def diagnose(
+    training: Annotated[
+        str, typer.Argument(metavar="MODULE:FUNCTION", help="A function without arguments that returns (loader, step).")
+    ],
+    batches: Annotated[int, typer.Option(help="Batches in each part of a round.")] = 20,
+    rounds: Annotated[int, typer.Option(help="How often all parts are measured.")] = 3,
+    limit: Annotated[float, typer.Option(help="Seconds that it may take, about.")] = 100.0,
+    picture: Annotated[str, typer.Option(help="Write the picture here: stalls.png.")] = "",
+) -> None:
+    """Does this training wait for its data, for which part, and what to change first."""
+    from labkit.measure.named import made_training
+    from labkit.measure.stalls import diagnose as find_stalls
+
+    try:
+        loader, step = made_training(training)
+        found = find_stalls(loader, step, batches=batches, rounds=rounds, limit_s=limit)
+    except (ValueError, TypeError) as error:
+        _fail(error)
+    for name, share in found.shares.items():
+        typer.echo(f"{name:<10} {share:6.1%}  {'#' * round(40 * share)}")
+    typer.echo(repr(found))
+    for other in found.recommendations[1:]:
+        typer.echo(f"Then: {other}")
+    if picture:
+        found.plot().figure.savefig(picture, dpi=150)
+        typer.echo(f"wrote {picture}")
+
+
+@app.command()
 def convert(
     source: Annotated[str, typer.Argument(metavar="SRC", help="Compressed tar: .tar.gz, .tar.bz2, .tar.xz.")],
     target: Annotated[str, typer.Argument(metavar="DST", help="Plain tar to write; must not exist yet.")],

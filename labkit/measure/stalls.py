@@ -135,8 +135,9 @@ def diagnose(
     costs = _costs(loader, table.median(), making)
     ratios = (table[TOGETHER] / table[STEP]).to_numpy()
     low, high = speedup_interval(ratios)
+    parts_s = {"compute": costs.step, **_lost_s(costs)}
     return Diagnosis(
-        shares={"compute": costs.step / costs.together, **{name: s / costs.together for name, s in _lost_s(costs).items()}},
+        shares={name: seconds / costs.together for name, seconds in parts_s.items()},
         ceiling=costs.together / costs.step, ceiling_low=low, ceiling_high=high,
         recommendations=advise(costs, loader), costs=costs, gpu_utilization=gpu.share, cold=cold,
         frame=_frame(table, n, parts, loader),
