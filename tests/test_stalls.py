@@ -8,6 +8,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from typer.testing import CliRunner
 
+import labkit as lk
 from labkit.cli import app
 from labkit.measure.advice import Costs, advise
 from labkit.measure.env import usable_cores
@@ -83,6 +84,33 @@ class TestDiagnosis:
     def test_the_ceiling_is_what_data_cost(self, slow):
         assert slow.ceiling == pytest.approx(slow.costs.together / slow.costs.step)
         assert slow.ceiling_low <= slow.ceiling_high
+
+
+class TestCold:
+    @pytest.fixture
+    def photos(self, tmp_path):
+        store = lk.FolderStore(lk.make_photos(tmp_path / "photos", 16))
+        store.evict()
+        if lk.resident_fraction(store.paths()) > 0.1:
+            pytest.skip("this file system's pages cannot be evicted")
+        return lk.ImageDataset(store, transform=lambda image: image[:, :64, :64])
+
+    def test_the_store_is_evicted(self, photos):
+        found = diagnose(DataLoader(photos, 4), _nap, batches=4, rounds=1)
+        assert found.cold > 0
+        assert "from a cold page cache the loader takes" in repr(found)
+
+    def test_nothing_is_said_where_nothing_was_cold(self, photos):
+        found = diagnose(DataLoader(photos, 4), _nap, batches=4, rounds=1, evict=lambda: 10**9)
+        assert found.cold is None
+
+    def test_nor_where_nothing_can_be_evicted(self, photos, monkeypatch):
+        monkeypatch.setattr(lk.FolderStore, "evict", _refuse)
+        assert diagnose(DataLoader(photos, 4), _nap, batches=4, rounds=1).cold is None
+
+
+def _refuse(store):
+    raise OSError("not here")
 
 
 class TestLoaders:

@@ -4,12 +4,13 @@ import multiprocessing
 import os
 import pickle
 import re
+import tarfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from labkit import FolderStore, Store, evict, open_store, resident_fraction
+from labkit import FolderStore, Store, evict, make_photos, open_store, resident_fraction
 from labkit.data.stores import IMAGE_SUFFIXES
 from labkit.measure.processes import tree_usage
 
@@ -210,3 +211,17 @@ def test_empty_files_have_no_pages(tmp_path):
     (tmp_path / "empty").touch()
     assert resident_fraction([tmp_path / "empty"]) == 0
     assert resident_fraction([]) == 0
+
+
+def test_stores_evict_what_they_read(disk):
+    folder = make_photos(disk / "photos", 4)
+    with tarfile.open(disk / "photos.tar", "w") as tar:
+        tar.add(folder, arcname=".")
+    for store, files in (
+        (FolderStore(folder), FolderStore(folder).paths()),
+        (open_store(disk / "photos.tar"), [disk / "photos.tar"]),
+    ):
+        assert all(map(store.read, store.keys()))
+        assert resident_fraction(files) > 0.5
+        assert store.evict() == sum(path.stat().st_size for path in files)
+        assert resident_fraction(files) < 0.1

@@ -12,6 +12,7 @@ import numpy as np
 from labkit.data.blobs import Extent, check_options, is_url
 from labkit.data.http import shown
 from labkit.data.keys import IMAGE_SUFFIXES, is_image
+from labkit.data.pagecache import evict
 from labkit.data.remote import HttpStore, ObjectStore, known_schemes
 from labkit.data.simulated import SimulatedStore
 from labkit.data.tar_store import TarStore
@@ -78,6 +79,10 @@ class FolderStore:
     def paths(self) -> list[Path]:
         """Files in the order of `keys()`, for what works on files (page-cache eviction, `read_image`)."""
         return [self.root / key for key in self.keys()]
+
+    def evict(self) -> int:
+        """Drop all files from the page cache; returns their bytes. Raises OSError where a system cannot."""
+        return evict(self.paths())
 
     def sizes(self) -> np.ndarray:
         """Bytes of each file, int64, in the order of `keys()`."""

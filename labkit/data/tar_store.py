@@ -11,6 +11,7 @@ import numpy as np
 from labkit.data.blobs import Extent, Lazy, LocalBlob, check_options, is_url, open_blob
 from labkit.data.keys import is_image
 from labkit.data.packed import PackedStrings
+from labkit.data.pagecache import evict
 from labkit.data.tar_index import read_index
 from labkit.data.tar_readers import MODES
 from labkit.data.tar_scan import plain_name
@@ -82,6 +83,12 @@ class TarStore:
     def read(self, key: str) -> bytes:
         """A member's bytes. Raises KeyError for an unknown one, TarError where the tar was cut meanwhile."""
         return self._reader.read(key)
+
+    def evict(self) -> int:
+        """Drop the tar from the page cache; returns its bytes. Raises OSError where that cannot be done."""
+        if not isinstance(self._blob, LocalBlob):
+            raise OSError(f"{self._blob.name} is no local file: no page cache of this machine holds it")
+        return evict([self._blob.name])
 
     def sizes(self) -> np.ndarray:
         """Bytes of each image, int64, in the order of `keys()`."""

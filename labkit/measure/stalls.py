@@ -185,10 +185,13 @@ def _round(parts: LoopParts, n: int, number: int) -> dict[str, float]:
 
 
 def _cold(parts: LoopParts, loader: Any, evict: Any, n: int, measured: list[dict[str, float]]) -> float | None:
-    evict = evict or of_data_set(loader, "evict")
+    evict = evict or getattr(of_data_set(loader, "store"), "evict", None)
     if evict is None:
         return None
-    evicted, before = evict(), tree_usage().read_bytes
+    try:
+        evicted, before = evict(), tree_usage().read_bytes
+    except OSError:  # a system that cannot, or data on no disk of this machine
+        return None
     parts.drain()
     seconds = parts.load(n) / n
     n_all = len(getattr(loader, "dataset", ())) or 1
