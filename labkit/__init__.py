@@ -45,6 +45,7 @@ _HOME = {
     "labkit.pipeline.workers": ["WorkerDied"],
     "labkit.pipeline.loaders": ["Loader", "make_loader"],
     "labkit.pipeline.threaded": ["BatchLoader"],
+    "labkit.pipeline.tune": ["Tuned", "tune"],
     "labkit.pipeline.limits": ["decode_limit", "memcpy_limit"],
     "labkit.pipeline.peers": ["PEERS", "Peer", "Work", "compare_peers", "plot_peers"],
     "labkit.pipeline.seeding": ["count_repeats"],
