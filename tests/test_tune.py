@@ -45,8 +45,11 @@ def two_cores(monkeypatch):
 
 
 class TestTune:
-    def test_waiting_is_shared_by_workers(self, monkeypatch):
+    @pytest.fixture(autouse=True)
+    def few_workers(self, monkeypatch):
         monkeypatch.setattr(field, "_MOST_WORKERS", 4)
+
+    def test_waiting_is_shared_by_workers(self):
         tuned = lk.tune(Naps(0.02, count=7), config=SERIAL, budget_s=2)
         config, frame = tuned
         assert config.num_workers >= 2
@@ -60,7 +63,7 @@ class TestTune:
     def test_a_default_that_keeps_up_is_kept_and_nothing_else_tried(self):
         n_images = set()
         tuned = lk.tune(
-            Naps(0.0), lambda batch: time.sleep(0.02) or n_images.add(len(batch)), config=SERIAL, budget_s=2
+            Naps(0.0), lambda batch: time.sleep(0.05) or n_images.add(len(batch)), config=SERIAL, budget_s=2
         )
         assert tuned.config == SERIAL.resolved()
         assert set(tuned.frame["variant"]) == {DEFAULT, STEP_ALONE}
