@@ -4,87 +4,10 @@ Figures and claims are theirs; nothing measured here is written down in this fil
 machine is tested as a ratio of two of its figures, or where it has one figure only, as a direction.
 """
 
-from dataclasses import dataclass, field
-
-import numpy as np
-
-from labkit.data.simulated import DISKS
 from labkit.teach import claim_trials as trials
-from labkit.teach.claim_frames import Read, apart, more_by, on_gpu, paired, reckoned
-from labkit.teach.claim_verdicts import Rule, faster, reaches, tried, unchanged
-
-_SEEK_S = DISKS["hdd"].seek_ms / 1e3
-_HYPERSIM_FILES, _ITERATION_FILES = 2 * 53_885, 64
-
-
-@dataclass(frozen=True)
-class Test:
-    """One setting in which a claim is tested.
-
-    Args:
-        setting: In words; what a verdict "under a condition" names.
-        notebook: Number of the notebook that measures it, or is about it where it is tried on the spot.
-        read: Gives the reading, or None where nothing has been measured.
-        rule: From the reading (and the claimed ratio) to an outcome.
-        needs_gpu: Only runs on a CUDA device count.
-    """
-
-    setting: str
-    notebook: str
-    read: Read
-    rule: Rule
-    needs_gpu: bool = False
-
-
-@dataclass(frozen=True)
-class Claim:
-    """A row of the ledger.
-
-    Args:
-        id: As the table of claims has it.
-        text: The claim, in our words.
-        figure: Its figure, as the write-up gives it.
-        tests: What the verdict is made of.
-        claimed: The ratio that the figure states or implies; None where it states a direction.
-        asides: Read and shown, but not judged: what a CPU can say of a claim about GPUs.
-        note: What has to be known to read the row.
-    """
-
-    id: str
-    text: str
-    figure: str
-    tests: tuple[Test, ...]
-    claimed: float | None = None
-    asides: tuple[Test, ...] = field(default=())
-    note: str = ""
-
-
-def _gpu(setting: str, notebook: str, read: Read, rule: Rule) -> Test:
-    return Test(setting, notebook, on_gpu(read), rule, needs_gpu=True)
-
-
-def _tried(setting: str, notebook: str, function: trials.Trial) -> Test:
-    return Test(setting, notebook, trials.trial(function), tried)
-
-
-def _with_seeks(n_seeks: int):
-    """Time an image with the moves of a disk's head, over the time without."""
-    return lambda rates: 1 + n_seeks * _SEEK_S * rates
-
-
-def _tar_over_folder(n_scanned: int):
-    """Time of an iteration from a tar on a rotating disk, over that from a folder there; `rates` in pairs/s.
-
-    A file in a folder costs two moves of the head, a member of a tar one, a header that is scanned one.
-    """
-
-    def ratio(rates: np.ndarray) -> np.ndarray:
-        computed_s = _ITERATION_FILES / 2 / rates
-        tar_s = (n_scanned + _ITERATION_FILES) * _SEEK_S
-        return (tar_s + computed_s) / (2 * _ITERATION_FILES * _SEEK_S + computed_s)
-
-    return ratio
-
+from labkit.teach.claim_frames import apart, more_by, paired, reckoned
+from labkit.teach.claim_rows import HYPERSIM_FILES, Claim, Test, gpu_test, tar_over_folder, tried_test, with_seeks
+from labkit.teach.claim_verdicts import faster, reaches, unchanged
 
 _SIZES, _HEADERS, _COLD_HEADERS = "10 sizes from * names", "10 sizes from headers", "10 headers from a cold disk"
 _DECODERS, _SMALL, _LARGE = "14 decoders at 224", "02 decoders, imagenet", "02 decoders, camera"
@@ -103,7 +26,7 @@ LEDGER = (
             Test("this machine's disk against its memory", "10",
                  apart((_HEADERS, "lk.collect_sizes"), (_COLD_HEADERS, "one reader"), cold=True), reaches),
             Test("a rotating disk (simulated) against memory", "10",
-                 reckoned(_HEADERS, "lk.collect_sizes", _with_seeks(2), "simulated: two seeks a file"), reaches),
+                 reckoned(_HEADERS, "lk.collect_sizes", with_seeks(2), "simulated: two seeks a file"), reaches),
         ),
         claimed=20 * 60 / 10,
         note="Seconds of other machines cannot be tested; the ratio of the two disks can.",
@@ -115,23 +38,23 @@ LEDGER = (
         (Test("the same images, names in memory, one process", "10",
               paired(_SIZES, "dictionary", "search an image"), reaches),),
         claimed=1606 / 254,
-        note="Their two rates come from two sets of images. On one set the gain grows with the folder: it is no constant.",
+        note="Their two rates come from two sets of images. On one set the gain grows with the folder: no constant.",
     ),
     Claim(
         "workers-clamp",
         "Clamping the workers to os.cpu_count() avoids a crash on one CPU and contention on many.",
         "min(requested, os.cpu_count())",
         (
-            _tried("one CPU, persistent workers", "03", trials.clamped_on_one_cpu),
+            tried_test("one CPU, persistent workers", "03", trials.clamped_on_one_cpu),
             Test("one worker a core against four", "03", paired("03 workers", "one a core", "four a core"), faster),
-            _tried("a process that may not use all cores", "03", trials.clamped_where_bound),
+            tried_test("a process that may not use all cores", "03", trials.clamped_where_bound),
         ),
         note="os.cpu_count() counts the host's cores; lk.usable_cores() asks affinity and the cgroup as well.",
     ),
     Claim(
         "persistent-zero", "Persistent workers without workers raise an error.",
         "persistent_workers=True, num_workers=0",
-        (_tried("torch's DataLoader", "03", trials.persistent_without_workers),),
+        (tried_test("DataLoader of torch", "03", trials.persistent_without_workers),),
     ),
     Claim(
         "marigold-tar",
@@ -140,10 +63,10 @@ LEDGER = (
         (
             Test("from memory", "09", paired(_MARIGOLD, "folder", "tarfile"), reaches),
             Test("the first iteration from a rotating disk (simulated)", "09",
-                 reckoned(_MARIGOLD, "folder", _tar_over_folder(2 * _HYPERSIM_FILES), "simulated: two workers scan"),
+                 reckoned(_MARIGOLD, "folder", tar_over_folder(2 * HYPERSIM_FILES), "simulated: two workers scan"),
                  reaches),
             Test("later iterations from a rotating disk (simulated)", "09",
-                 reckoned(_MARIGOLD, "folder", _tar_over_folder(0), "simulated: nothing to scan"), reaches),
+                 reckoned(_MARIGOLD, "folder", tar_over_folder(0), "simulated: nothing to scan"), reaches),
         ),
         claimed=60 / 10,
         note="\"Minutes\" is taken as ten at most. The utilisation needs a GPU.",
@@ -210,14 +133,15 @@ LEDGER = (
     ),
     Claim(
         "kornia-gpu", "With Kornia on the GPU the CPU only decodes, and is no longer the bottleneck.", "no figure",
-        (_gpu("colors on the GPU", "06", paired(_WHO, "CPU crops, device colors", "CPU does all"), faster),),
+        (gpu_test("colors on the GPU", "06", paired(_WHO, "CPU crops, device colors", "CPU does all"), faster),),
         asides=(Test("if colors were free", "06", paired(_WHO, "CPU crops only", "CPU does all"), faster),),
     ),
     Claim(
         "cuda-prefetch", "A prefetcher with a CUDA stream of its own hides the copy behind computing.", "no figure",
         (
-            _gpu("against copies that wait", "07", paired(_FEEDING, "prefetched", "pinned"), faster),
-            _gpu("against non_blocking copies", "07", paired(_FEEDING, "prefetched", "pinned, non_blocking"), faster),
+            gpu_test("against copies that wait", "07", paired(_FEEDING, "prefetched", "pinned"), faster),
+            gpu_test("against copies not waited for", "07",
+                     paired(_FEEDING, "prefetched", "pinned, non_blocking"), faster),
         ),
         asides=(Test("loading behind computing, one worker", "07",
                      paired("07 loading behind computing", "one worker", "no worker"), faster),),
@@ -234,20 +158,20 @@ LEDGER = (
     ),
     Claim(
         "dali-2x", "DALI, with decoding helped by the GPU, easily doubles the throughput.", "\"easily doubles\"",
-        (_gpu("decoding on the GPU", "13", paired("13 peers on a GPU", "DALI (GPU)", "DataLoader"), reaches),),
+        (gpu_test("decoding on the GPU", "13", paired("13 peers on a GPU", "DALI (GPU)", "DataLoader"), reaches),),
         claimed=2.0,
         asides=(Test("DALI on the CPU over torchvision v1", "13",
                      paired("13 peers imagenet", "DALI", "torchvision v1"), reaches),),
     ),
     Claim(
         "mixup-free", "MixUp and CutMix on the GPU cost nothing.", "\"zero cost\"",
-        (_gpu("a step with mixing over one without", "06",
+        (gpu_test("a step with mixing over one without", "06",
               more_by(apart((_FEEDING, _ALONE), (_MIXING, "lk.mixup"))), unchanged),),
         claimed=1.0,
         asides=(
             Test("a small step with mixing over one without, all on the CPU", "06",
                  more_by(apart(("07 loading behind computing", _ALONE), (_MIXING, "lk.mixup"))), unchanged),
-            _tried("the snippet that goes around", "06", trials.reading_back),
+            tried_test("the snippet that goes around", "06", trials.reading_back),
         ),
     ),
     Claim(
@@ -274,9 +198,9 @@ LEDGER = (
         "seeded-workers", "A generator and a worker_init_fn make persistent, parallel loading reproducible.",
         "no figure",
         (
-            _tried("a rerun with as many workers", "03", trials.seeded_again),
-            _tried("a rerun with another number of workers", "03", trials.seeded_with_other_workers),
-            _tried("a data set with a generator of its own", "03", trials.seeded_with_own_generator),
+            tried_test("a rerun with as many workers", "03", trials.seeded_again),
+            tried_test("a rerun with another number of workers", "03", trials.seeded_with_other_workers),
+            tried_test("a data set with a generator of its own", "03", trials.seeded_with_own_generator),
         ),
         note="Libraries that keep a generator, as Albumentations does, are the last case.",
     ),

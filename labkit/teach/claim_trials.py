@@ -1,4 +1,4 @@
-"""Claims that no stopwatch settles: what a call does is tried on the spot, what a resize does is read off the pixels."""
+"""Claims that no stopwatch settles: what a call does is tried on the spot, what a resize does is read off pixels."""
 
 import functools
 import os

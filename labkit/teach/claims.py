@@ -8,7 +8,8 @@ from typing import Any
 import pandas as pd
 
 from labkit.teach.claim_frames import Frames, read_folder
-from labkit.teach.claim_ledger import LEDGER, Claim, Test
+from labkit.teach.claim_ledger import LEDGER
+from labkit.teach.claim_rows import Claim, Test
 from labkit.teach.claim_verdicts import CONDITION, FAILS, HOLDS, MISSING, NEEDS_GPU, Reading, outcome, together
 
 _RESTS_ON = {CONDITION: HOLDS}  # which outcome a verdict takes its measured figure from; else its own
@@ -17,8 +18,8 @@ _RESTS_ON = {CONDITION: HOLDS}  # which outcome a verdict takes its measured fig
 def claims(results: str | os.PathLike | None = None, *, runs: Iterable[pd.DataFrame] = ()) -> pd.DataFrame:
     """The ledger: each claim, its figure, what this machine's runs say, and a verdict.
 
-    Nothing is timed here. Runs come from the frames that the notebooks have recorded; what needs no clock is tried on the
-    spot, once.
+    Nothing is timed here. Runs come from the frames that the notebooks have recorded; what needs no clock is tried on
+    the spot, once.
 
     Args:
         results: Folder of a tour's results; default: where a running tour collects, else `results` here or in the
@@ -26,10 +27,11 @@ def claims(results: str | os.PathLike | None = None, *, runs: Iterable[pd.DataFr
         runs: Frames measured just now; they replace stored runs of the same experiment.
 
     Returns:
-        One row a claim: `id`, `claim`, `figure` (the write-up's), `claimed` (the ratio in it), `notebook` and `experiment`
-        that test it, `measured` ratio with `ci_low` and `ci_high` (95 %), `n_runs`, `verdict`, `condition` (where it
-        holds), `because` (every test in words, a line each), `scale` and `device` of the runs. A claim may have more than one test:
-        `measured` is the first that the verdict rests on, and `attrs["tests"]` holds them all, a dict each.
+        One row a claim: `id`, `claim`, `figure` (the write-up's), `claimed` (the ratio in it), `notebook` and
+        `experiment` that test it, `measured` ratio with `ci_low` and `ci_high` (95 %), `n_runs`, `verdict`,
+        `condition` (where it holds), `because` (every test in words, a line each), `scale` and `device` of the runs.
+        A claim may have more than one test: `measured` is the first that the verdict rests on, and `attrs["tests"]`
+        holds them all, a dict each.
 
         Verdicts: `holds`, `holds under a condition`, `does not hold`, `inconclusive` (the interval, or what the runs
         are, does not allow one), `needs a GPU`, `not measured yet`.
@@ -59,7 +61,7 @@ def _judge(claim: Claim, frames: Frames) -> tuple[dict[str, Any], list[dict[str,
     rests_on = next(test for test in tests if test["outcome"] == _RESTS_ON.get(verdict, verdict))
     held = [test["setting"] for test in tests if test["outcome"] == HOLDS]
     row = {
-        "id": claim.id, "claim": claim.text, "figure": claim.figure, "claimed": nan if claim.claimed is None else claim.claimed,
+        "id": claim.id, "claim": claim.text, "figure": claim.figure, "claimed": rests_on["claimed"],
         **{name: rests_on[name] for name in _SHARED},
         "verdict": verdict,
         "condition": "; ".join(held) if verdict == CONDITION else "",
