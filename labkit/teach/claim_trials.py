@@ -15,6 +15,7 @@ from labkit.measure.results import speedup_interval
 from labkit.teach.claim_frames import Frames, Read
 from labkit.teach.claim_verdicts import Reading
 
+SHORT_SIDE = 256  # as the claim has it
 _MOST_PHOTOS, _BOXES = 16, 4
 _TRIED = "tried on the spot"
 _BOUND = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); print(min(8, os.cpu_count()))"
@@ -127,7 +128,7 @@ def reading_back() -> tuple[bool, str]:
 
 
 def detail_kept(profile: str) -> Read:
-    """Detail in random crops of photos resized to short side 256 first, over that in crops of the photos.
+    """Detail in random crops of photos resized to `SHORT_SIDE` first, over that in crops of the photos.
 
     Detail is the spread of the Laplacian; one number a photo, since crops of one photo are alike. Needs the photos of
     this scale, which a tour makes.
@@ -165,7 +166,8 @@ def _kept_of(data: bytes) -> float:
     from labkit.data.decode import decode
 
     pixels = decode(data)
-    smaller = resize(pixels, [256], antialias=True) if min(pixels.shape[1:]) > 256 else pixels  # nothing is enlarged
+    large = min(pixels.shape[1:]) > SHORT_SIDE  # nothing is enlarged
+    smaller = resize(pixels, [SHORT_SIDE], antialias=True) if large else pixels
     photo, prepared = to_pil_image(pixels), to_pil_image(smaller)
     boxes = [RandomResizedCrop.get_params(pixels, (0.08, 1.0), (3 / 4, 4 / 3)) for _ in range(_BOXES)]
     zoom = prepared.width / photo.width
