@@ -30,8 +30,8 @@ img { max-width: 100%; height: auto; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; margin: .5rem 0 1.5rem; }
 th, td { text-align: left; padding: .25rem .75rem .25rem 0; border-bottom: 1px solid #ccc; vertical-align: top; }
-td.words { min-width: 10rem; }
-details ul { min-width: 18rem; padding-left: 1rem; }
+td.half { width: 50%; overflow-wrap: anywhere; }
+details ul { padding-left: 1rem; }
 td.number { text-align: right; font-variant-numeric: tabular-nums; }
 </style>
 </head>
@@ -70,19 +70,19 @@ speed-ups do not multiply.</p>
 {% if claims is string %}
 <p>{{ claims }}</p>
 {% else %}
-<p>What five write-ups claim, held against the runs above. The ratio is the one that the verdict rests on;
-<a href="14_claims.html">notebook 14</a> says how verdicts are made.</p>
-<div class="wide"><table>
-<tr><th>claim</th><th>their figure</th><th>measured here</th><th>verdict</th><th>why</th></tr>
+<p>What five write-ups claim, held against runs on this machine. The ratio is the one that the verdict rests on;
+notebook 14 says how verdicts are made.</p>
+<table>
+<tr><th>claim, with their figure</th><th>verdict</th></tr>
 {% for row in claims %}
-<tr><td class="words"><code>{{ row.id }}</code><br>{{ row.claim }}</td><td class="words">{{ row.figure }}</td>
-<td>{{ row.ratios or "no ratio" }}{% if row.scale %}<br>{{ row.scale }} scale{% endif %}</td>
-<td class="words"><strong>{{ row.verdict }}</strong>{% if row.condition %}: {{ row.condition }}{% endif %}</td>
-<td><details><summary>tests</summary><ul>
+<tr><td class="half"><code>{{ row.id }}</code><br>{{ row.claim }}<br>Theirs: {{ row.figure }}.</td>
+<td class="half"><strong>{{ row.verdict }}</strong>{% if row.condition %}: {{ row.condition }}{% endif %}
+{% if row.ratios %}<br>{{ row.ratios }}{% endif %}{% if row.scale %} ({{ row.scale }} scale){% endif %}
+<details><summary>why</summary><ul>
 {% for line in row.because.splitlines() %}<li>{{ line }}</li>
 {% endfor %}</ul></details></td></tr>
 {% endfor %}
-</table></div>
+</table>
 {% endif %}
 <h2>Notebooks of this run</h2>
 <div class="wide"><table>
