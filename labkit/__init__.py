@@ -58,6 +58,8 @@ _HOME = {
     "labkit.reference": ["reference_runs", "show_reference"],
     "labkit.teach.predictions": ["predict", "predictions"],
     "labkit.teach.exercises": ["check"],
+    "labkit.teach.claims": ["claims"],
+    "labkit.teach.claim_plots": ["plot_claims"],
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 

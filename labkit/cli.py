@@ -130,6 +130,28 @@ def diagnose(
 
 
 @app.command()
+def claims(
+    results: Annotated[
+        str, typer.Option(help="Folder of a tour's results (default: results, here or in the clone).")
+    ] = "",
+    scale: _Scale = "",
+) -> None:
+    """What the write-ups claim, held against the runs that tours have recorded on this machine."""
+    _set_scale(scale)
+    from shutil import get_terminal_size
+
+    from labkit.teach.claim_text import lines_of
+    from labkit.teach.claims import claims as judged
+
+    try:
+        table = judged(results or None)
+    except (OSError, ValueError) as error:
+        _fail(error)
+    for line in lines_of(table, get_terminal_size((100, 24)).columns):
+        typer.echo(line)
+
+
+@app.command()
 def convert(
     source: Annotated[str, typer.Argument(metavar="SRC", help="Compressed tar: .tar.gz, .tar.bz2, .tar.xz.")],
     target: Annotated[str, typer.Argument(metavar="DST", help="Plain tar to write; must not exist yet.")],

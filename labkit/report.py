@@ -14,6 +14,8 @@ from labkit.measure.plots import ladder_rungs, plot_ladder
 from labkit.measure.results import load_frame
 from labkit.notebooks import Executed
 from labkit.pipeline.ladder import draw_figure, is_ladder, is_limit
+from labkit.teach.claim_text import ratios
+from labkit.teach.claims import judged
 
 _PAGE = """<!doctype html>
 <html lang="en">
@@ -28,6 +30,8 @@ img { max-width: 100%; height: auto; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; margin: .5rem 0 1.5rem; }
 th, td { text-align: left; padding: .25rem .75rem .25rem 0; border-bottom: 1px solid #ccc; vertical-align: top; }
+td.half { width: 50%; overflow-wrap: anywhere; }
+details ul { padding-left: 1rem; }
 td.number { text-align: right; font-variant-numeric: tabular-nums; }
 </style>
 </head>
@@ -62,6 +66,24 @@ speed-ups do not multiply.</p>
 {% else %}
 <p>No experiment has been recorded yet.</p>
 {% endif %}
+<h2>The claims</h2>
+{% if claims is string %}
+<p>{{ claims }}</p>
+{% else %}
+<p>What five write-ups claim, held against runs on this machine. The ratio is the one that the verdict rests on;
+notebook 14 says how verdicts are made.</p>
+<table>
+<tr><th>claim, with their figure</th><th>verdict</th></tr>
+{% for row in claims %}
+<tr><td class="half"><code>{{ row.id }}</code><br>{{ row.claim }}<br>Theirs: {{ row.figure }}.</td>
+<td class="half"><strong>{{ row.verdict }}</strong>{% if row.condition %}: {{ row.condition }}{% endif %}
+{% if row.ratios %}<br>{{ row.ratios }}{% endif %}{% if row.scale %} ({{ row.scale }} scale){% endif %}
+<details><summary>why</summary><ul>
+{% for line in row.because.splitlines() %}<li>{{ line }}</li>
+{% endfor %}</ul></details></td></tr>
+{% endfor %}
+</table>
+{% endif %}
 <h2>Notebooks of this run</h2>
 <div class="wide"><table>
 <tr><th>notebook</th><th>question</th><th>seconds</th><th>result</th></tr>
@@ -93,10 +115,19 @@ def write_index(folder: Path, runs: list[Executed]) -> Path:
     page = jinja2.Environment(autoescape=True).from_string(_PAGE)
     html = page.render(
         scale=scale().name, ladders=ladders, image=image, rungs=list(rungs.itertuples()), runs=runs,
-        machine=environment(),
+        machine=environment(), claims=_claims(frames),
     )  # fmt: skip
     write_whole(folder / "index.html", html.encode())
     return folder / "index.html"
+
+
+def _claims(frames: dict[str, pd.DataFrame]) -> list | str:
+    """Rows of the ledger; where the frames allow no verdicts, why not."""
+    try:
+        table = judged(list(frames.values()))
+    except ValueError as error:
+        return f"No verdicts: {error}"
+    return list(table.assign(ratios=[ratios(row) for row in table.itertuples()]).itertuples())
 
 
 def _steps_png(runs: pd.DataFrame) -> str:

@@ -135,6 +135,20 @@ def _comparable(one, other):
     return (one[0] == "raw pixels") == (other[0] == "raw pixels") and (len(flags) == 1 or None in flags)
 
 
+def _verdict_on_a_ratio(low, high, claimed):
+    if high < claimed:
+        return "does not hold"
+    return "holds" if low > 1 else "inconclusive"
+
+
+def _verdict_on_a_claim(outcomes):
+    if set(outcomes) == {"holds"}:
+        return "holds"
+    if "holds" in outcomes:
+        return "holds under a condition"
+    return next(one for one in ("does not hold", "inconclusive", "needs a GPU", "not measured yet") if one in outcomes)
+
+
 ANSWERS = {
     "00.1": ([640, 639.0], [76, 600, "many"]),
     "00.2": ([128], [64, 129, 32]),
@@ -231,6 +245,29 @@ ANSWERS = {
 }
 
 
+ANSWERS |= {
+    "14.1": ([1.18, 4.6 / 3.9], [3.9 / 4.6, 0.7, 1.03]),
+    "14.2": (
+        [_verdict_on_a_ratio],
+        [
+            lambda low, high, claimed: "holds" if low >= claimed else "does not hold",
+            lambda low, high, claimed: "holds" if low > 1 else "does not hold" if high < 1 else "inconclusive",
+            lambda low, high, claimed: "holds" if low <= claimed <= high else "does not hold",
+            max,
+        ],
+    ),
+    "14.3": (
+        [_verdict_on_a_claim],
+        [
+            lambda outcomes: outcomes[0],
+            lambda outcomes: "holds" if "holds" in outcomes else _verdict_on_a_claim(outcomes),
+            lambda outcomes: "does not hold" if "does not hold" in outcomes else _verdict_on_a_claim(outcomes),
+            len,
+        ],
+    ),
+}
+
+
 @pytest.mark.parametrize("name", ANSWERS)
 def test_right_answers_pass_and_wrong_ones_fail(name, capsys):
     right, wrong = ANSWERS[name]
@@ -280,6 +317,7 @@ def test_the_end_of_a_lead_is_judged_from_the_frame(frame_of, capsys):
         ("09.5", 1.2),
         ("10.5", None),
         ("11.5", 1.2),
+        ("14.4", None),
     ],
     ids=lambda value: str(value),
 )
@@ -317,7 +355,22 @@ def test_a_peer_of_your_own_is_judged_by_what_ran(frame_of, capsys):
 
 
 def test_every_exercise_has_answers_here():
-    judged = {"00.4", "01.4", "02.4", "03.4", "04.4", "05.3", "06.4", "07.5", "08.5", "09.5", "10.5", "11.5", "13.4"}
+    judged = {
+        "00.4",
+        "01.4",
+        "02.4",
+        "03.4",
+        "04.4",
+        "05.3",
+        "06.4",
+        "07.5",
+        "08.5",
+        "09.5",
+        "10.5",
+        "11.5",
+        "13.4",
+        "14.4",
+    }
     assert set(exercises()) == {*ANSWERS, *judged}
 
 
