@@ -246,6 +246,18 @@ ANSWERS = {
 
 
 ANSWERS |= {
+    "12.1": ([2.5], [0.4, 2.0, 1.67]),
+    "12.2": ([6], [5, 7, 3]),
+    "12.3": ([0.8], [0.05, 16 / 40, 12.8]),
+    "12.4": (
+        [lambda step_s, loader_s, together_s: max(0.0, 1 - step_s / together_s)],
+        [
+            lambda step_s, loader_s, together_s: 1 - step_s / together_s,
+            lambda step_s, loader_s, together_s: loader_s / together_s,
+            lambda step_s, loader_s, together_s: max(0.0, (loader_s - step_s) / together_s),
+            max,
+        ],
+    ),
     "14.1": ([1.18, 4.6 / 3.9], [3.9 / 4.6, 0.7, 1.03]),
     "14.2": (
         [_verdict_on_a_ratio],
@@ -329,6 +341,17 @@ def test_own_experiments_are_judged(name, wanted, frame_of, capsys):
     if wanted:
         little = frame_of({"a": [100, 101, 99, 100, 100], "b": [103, 104, 102, 103, 103]}, "a")
         assert f"{wanted}x is wanted" in _judged(name, little, capsys)
+
+
+def test_a_cured_stall_is_judged(frame_of, capsys):
+    rates = {"a": [100, 101, 99, 100, 100], "b": [150, 151, 150, 149, 150], "step alone": [160, 161, 160, 159, 160]}
+    assert _judged("12.5", frame_of(rates, "a"), capsys) == "12.5: right\n"
+    assert 'no variant "step alone"' in _judged("12.5", frame_of({k: rates[k] for k in "ab"}, "a"), capsys)
+    assert "one loader only" in _judged("12.5", frame_of({k: rates[k] for k in ("a", "step alone")}, "a"), capsys)
+    slow_step = {**rates, "step alone": [120, 121, 120, 119, 120]}
+    assert "not the same step" in _judged("12.5", frame_of(slow_step, "a"), capsys)
+    little = {**rates, "b": [110, 111, 110, 109, 110]}
+    assert "1.2x is wanted" in _judged("12.5", frame_of(little, "a"), capsys)
 
 
 def test_a_library_that_wins_is_judged_either_way(frame_of, capsys):

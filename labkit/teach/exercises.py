@@ -50,7 +50,7 @@ def exercises() -> list[str]:
 def _register_all() -> None:
     for module in (
         "measuring_checks", "loading_checks", "shard_checks", "depth_checks", "size_checks", "pixel_checks",
-        "peer_checks", "claims_checks",
+        "peer_checks", "stall_checks", "claims_checks",
     ):  # fmt: skip
         import_module(f"labkit.teach.{module}")
 
