@@ -46,9 +46,7 @@ def test_speedup_draws_ratio_interval_and_doubt(runs):
     assert "ceiling 2.5x" in _texts(ax)
 
 
-def test_a_prediction_is_drawn_and_moves(runs, monkeypatch):
-    monkeypatch.setattr(plots, "guesses", {})
-
+def test_a_prediction_is_drawn_and_moves(runs):
     def triangles(ax):
         dots = [points.get_offsets() for points in ax.collections if isinstance(points, PathCollection)]
         return [tuple(offsets[0]) for offsets in dots if len(offsets) == 1]

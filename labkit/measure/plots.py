@@ -8,6 +8,7 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 
+from labkit.measure.guesses import guesses, keep_outcome
 from labkit.measure.results import paired_ratios, summarize
 
 _COLORS = sns.color_palette("colorblind")
@@ -15,9 +16,6 @@ _RUNS, _ESTIMATE, _GUESS, _LIMIT = "0.6", _COLORS[0], _COLORS[1], _COLORS[3]
 _MARKERS = {"faster": "o", "slower": "o", "inconclusive": "s", "baseline": "D"}
 
 _SPAN_KINDS = ("load", "wait", "copy", "step", "compute")
-
-# Guesses to draw beside the measured speed-ups: label -> speed-up. `labkit.predict` fills it.
-guesses: dict[str, float] = {}
 
 
 def plot_throughput(data: pd.DataFrame, *, ax: Axes | None = None, ceiling: float | None = None, **kwargs: Any) -> Axes:
@@ -55,7 +53,8 @@ def plot_speedup(
 ) -> Axes:
     """Speed-up of each variant over the baseline: the ratio of every round as a dot, its mean with a 95 % interval.
 
-    An open square says that the interval contains 1x. Guesses made with `labkit.predict` are drawn as triangles.
+    An open square says that the interval contains 1x. Guesses made with `labkit.predict` are drawn as triangles,
+    and kept with what they met: `labkit.score` tells how good they were.
 
     Args:
         data: Runs, as `compare` gives them.
@@ -72,7 +71,8 @@ def plot_speedup(
         _raw_ratios(ax, row, runs[runs["variant"] == label], runs[runs["variant"] == base])
         _estimate(ax, row, estimate, **kwargs)
         if label in guesses:
-            ax.scatter(guesses[label], row - 0.28, marker="v", s=70, color=_GUESS, zorder=4)
+            ax.scatter(guesses[label].speedup, row - 0.28, marker="v", s=70, color=_GUESS, zorder=4)
+            keep_outcome(runs, guesses[label], estimate)
     ax.set_yticks(range(len(others)), [_shown(label, runs) for label in others.index])
     ax.set(xlabel=f"speed-up over {_shown(base, runs)} (x)", ylim=(len(others) - 0.4, -0.6))
     _line(ax, 1, "1x", color="0.3", linestyle="-")
