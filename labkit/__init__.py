@@ -58,6 +58,7 @@ _HOME = {
     "labkit.teach.predictions": ["predict", "predictions"],
     "labkit.teach.scores": ["Score", "plot_guesses", "score"],
     "labkit.teach.exercises": ["check"],
+    "labkit.teach.explore": ["explore"],
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
