@@ -93,6 +93,14 @@ def test_stalls_stack_to_the_total():
     assert np.isclose(ax.lines[0].get_xdata()[0], 10.2)
 
 
+def test_stages_and_kinds_differ_without_color():
+    stages = [f"stage {number}" for number in range(8)]
+    parts = pd.DataFrame({"variant": "x", "stage": stages, "seconds": 1.0})
+    assert len({bar.get_hatch() for bar in lk.plot_stalls(parts).patches}) == 8
+    spans = pd.DataFrame({"lane": "cpu", "start_s": range(8), "end_s": range(1, 9), "kind": stages})
+    assert len({bars.get_hatch() for bars in lk.plot_timeline(spans).collections}) == 8
+
+
 @pytest.mark.parametrize("name", ["plot_throughput", "plot_speedup", "plot_ladder"])
 def test_plots_draw_into_the_axes_they_are_given(runs, name):
     ax = plt.subplots()[1]
