@@ -57,9 +57,11 @@ _HOME = {
     "labkit.pipeline.pictures": ["plot_images"],
     "labkit.reference": ["reference_runs", "show_reference"],
     "labkit.teach.predictions": ["predict", "predictions"],
+    "labkit.teach.scores": ["Score", "plot_guesses", "score"],
     "labkit.teach.exercises": ["check"],
     "labkit.teach.claims": ["claims"],
     "labkit.teach.claim_plots": ["plot_claims"],
+    "labkit.teach.explore": ["explore"],
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 

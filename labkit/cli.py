@@ -168,8 +168,12 @@ def convert(
 
 @app.command()
 def lab(port: Annotated[int, typer.Option(help="Port of JupyterLab.")] = 8888) -> None:
-    """Open JupyterLab in notebooks/ (on this machine only, behind its token)."""
+    """Open JupyterLab in notebooks/ (on this machine only, behind its token); its runs are kept in results/."""
+    from labkit.measure.env import env_id
+    from labkit.measure.results import RESULTS_VARIABLE
     from labkit.notebooks import FOLDER
+
+    os.environ.setdefault(RESULTS_VARIABLE, os.path.abspath(os.path.join("results", env_id(), "frames")))
 
     command = [sys.executable, "-m", "jupyterlab", f"--port={port}", f"--ServerApp.root_dir={FOLDER}"]
     if hasattr(os, "geteuid") and os.geteuid() == 0:

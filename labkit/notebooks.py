@@ -81,7 +81,7 @@ def execute(
     node = nbformat.read(notebook.path, as_version=4)
     client = NotebookClient(
         node, timeout=timeout_s, kernel_name="python3", record_timing=False,
-        extra_arguments=["--log-level=ERROR"],
+        extra_arguments=["--log-level=ERROR"], store_widget_state=False,
         resources={"metadata": {"path": str(notebook.path.parent)}},
         on_cell_start=lambda cell, cell_index: on_cell(cell_index, len(node.cells)),
     )  # fmt: skip
@@ -92,7 +92,16 @@ def execute(
         error = f"{failure.ename}: {failure.evalue}"
     except (CellTimeoutError, DeadKernelError) as failure:
         error = f"{type(failure).__name__}: {failure}"
-    return Executed(notebook, node, time.perf_counter() - start, error)
+    seconds = time.perf_counter() - start
+    _drop_widgets(node)
+    return Executed(notebook, node, seconds, error)
+
+
+def _drop_widgets(node: NotebookNode) -> None:
+    """Without its kernel a widget is an empty box, and hides the picture that the same output holds."""
+    for cell in node.cells:
+        for output in cell.get("outputs", []):
+            output.get("data", {}).pop("application/vnd.jupyter.widget-view+json", None)
 
 
 def store(executed: Executed) -> None:

@@ -27,6 +27,7 @@ _PAGE = """<!doctype html>
 <style>
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 1rem auto; padding: 0 1rem; }
 img { max-width: 100%; height: auto; }
+.wide img { min-width: 40rem; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; margin: .5rem 0 1.5rem; }
 th, td { text-align: left; padding: .25rem .75rem .25rem 0; border-bottom: 1px solid #ccc; vertical-align: top; }
@@ -44,14 +45,16 @@ Speed-ups are means of paired rounds against each experiment's own baseline; bra
 <p>From the loader of the first tutorial to the fast path, all rungs timed in one run: these may be compared with one
 another. Each number is the median rate, and the speed-up over the first rung.</p>
 {% for picture in ladders %}
-<p><img alt="Images per second of every rung, and the limits" src="data:image/png;base64,{{ picture }}"></p>
+<p class="wide"><img alt="Images per second of every rung, and the limits"
+src="data:image/png;base64,{{ picture }}"></p>
 {% endfor %}
 {% endif %}
 <h2>The steps</h2>
 {% if image %}
 <p>Each experiment's fastest variant over that experiment's own baseline. They come from different runs, so their
 speed-ups do not multiply.</p>
-<p><img alt="Measured speed-up of each experiment's fastest variant" src="data:image/png;base64,{{ image }}"></p>
+<p class="wide"><img alt="Measured speed-up of each experiment's fastest variant"
+src="data:image/png;base64,{{ image }}"></p>
 {% endif %}
 {% if rungs %}
 <p>The picture shows the steps of the walk; the table adds what-ifs and details.</p>

@@ -42,6 +42,16 @@ def _no_open_figures():
 
 
 @pytest.fixture(autouse=True)
+def _no_guesses():
+    """A guess of one test would be marked, and scored, in the next ones."""
+    yield
+    from labkit.measure import guesses
+
+    guesses.guesses.clear()
+    guesses._met.clear()
+
+
+@pytest.fixture(autouse=True)
 def _same_environment():
     """The command line sets variables for the kernels that it starts: they end with the test."""
     before = dict(os.environ)

@@ -46,9 +46,7 @@ def test_speedup_draws_ratio_interval_and_doubt(runs):
     assert "ceiling 2.5x" in _texts(ax)
 
 
-def test_a_prediction_is_drawn_and_moves(runs, monkeypatch):
-    monkeypatch.setattr(plots, "guesses", {})
-
+def test_a_prediction_is_drawn_and_moves(runs):
     def triangles(ax):
         dots = [points.get_offsets() for points in ax.collections if isinstance(points, PathCollection)]
         return [tuple(offsets[0]) for offsets in dots if len(offsets) == 1]
@@ -93,6 +91,14 @@ def test_stalls_stack_to_the_total():
     assert ends == pytest.approx([1, 7, 10])
     assert {"10%", "60%", "30%"} <= set(_texts(ax))
     assert np.isclose(ax.lines[0].get_xdata()[0], 10.2)
+
+
+def test_stages_and_kinds_differ_without_color():
+    stages = [f"stage {number}" for number in range(8)]
+    parts = pd.DataFrame({"variant": "x", "stage": stages, "seconds": 1.0})
+    assert len({bar.get_hatch() for bar in lk.plot_stalls(parts).patches}) == 8
+    spans = pd.DataFrame({"lane": "cpu", "start_s": range(8), "end_s": range(1, 9), "kind": stages})
+    assert len({bars.get_hatch() for bars in lk.plot_timeline(spans).collections}) == 8
 
 
 @pytest.mark.parametrize("name", ["plot_throughput", "plot_speedup", "plot_ladder"])

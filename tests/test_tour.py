@@ -1,6 +1,7 @@
 """The tour and the command line, on small notebooks of the test's own."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -86,8 +87,6 @@ def test_the_environment_is_left_as_it_was(lab, monkeypatch):
     monkeypatch.delenv("LABKIT_RESULTS", raising=False)
     monkeypatch.setenv("TQDM_DISABLE", "0")
     tour.run_tour(only="10")
-    import os
-
     assert "LABKIT_RESULTS" not in os.environ
     assert os.environ["TQDM_DISABLE"] == "0"
 
@@ -168,3 +167,12 @@ def test_lab_opens_the_notebooks(monkeypatch):
     assert "--port=9999" in calls[0]
     assert f"--ServerApp.root_dir={notebooks.FOLDER}" in calls[0]
     assert not [argument for argument in calls[0] if "token" in argument or "ip=" in argument]
+
+
+def test_the_lab_keeps_its_runs_where_a_tour_does(monkeypatch, tmp_path):
+    monkeypatch.delenv("LABKIT_RESULTS", raising=False)
+    monkeypatch.chdir(tmp_path)
+    kept = []
+    monkeypatch.setattr(cli.os, "execv", lambda *command: kept.append(os.environ["LABKIT_RESULTS"]))
+    CliRunner().invoke(cli.app, ["lab"])
+    assert kept == [str(tmp_path / "results" / lk.env_id() / "frames")]

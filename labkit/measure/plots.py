@@ -8,16 +8,16 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 
+from labkit.measure.guesses import guesses, keep_outcome
 from labkit.measure.results import paired_ratios, summarize
 
 _COLORS = sns.color_palette("colorblind")
 _RUNS, _ESTIMATE, _GUESS, _LIMIT = "0.6", _COLORS[0], _COLORS[1], _COLORS[3]
 _MARKERS = {"faster": "o", "slower": "o", "inconclusive": "s", "baseline": "D"}
 
-_SPAN_KINDS = ("load", "wait", "copy", "step", "compute")
+_HATCHES = ("", "//", "..", "xx", "--", "\\\\", "++", "oo", "||", "**")  # what colors say, for those who see none
 
-# Guesses to draw beside the measured speed-ups: label -> speed-up. `labkit.predict` fills it.
-guesses: dict[str, float] = {}
+_SPAN_KINDS = ("load", "wait", "copy", "step", "compute")
 
 
 def plot_throughput(data: pd.DataFrame, *, ax: Axes | None = None, ceiling: float | None = None, **kwargs: Any) -> Axes:
@@ -55,7 +55,8 @@ def plot_speedup(
 ) -> Axes:
     """Speed-up of each variant over the baseline: the ratio of every round as a dot, its mean with a 95 % interval.
 
-    An open square says that the interval contains 1x. Guesses made with `labkit.predict` are drawn as triangles.
+    An open square says that the interval contains 1x. Guesses made with `labkit.predict` are drawn as triangles,
+    and kept with what they met: `labkit.score` tells how good they were.
 
     Args:
         data: Runs, as `compare` gives them.
@@ -72,7 +73,8 @@ def plot_speedup(
         _raw_ratios(ax, row, runs[runs["variant"] == label], runs[runs["variant"] == base])
         _estimate(ax, row, estimate, **kwargs)
         if label in guesses:
-            ax.scatter(guesses[label], row - 0.28, marker="v", s=70, color=_GUESS, zorder=4)
+            ax.scatter(guesses[label].speedup, row - 0.28, marker="v", s=70, color=_GUESS, zorder=4)
+            keep_outcome(runs, guesses[label], estimate)
     ax.set_yticks(range(len(others)), [_shown(label, runs) for label in others.index])
     ax.set(xlabel=f"speed-up over {_shown(base, runs)} (x)", ylim=(len(others) - 0.4, -0.6))
     _line(ax, 1, "1x", color="0.3", linestyle="-")
@@ -141,13 +143,12 @@ def plot_timeline(data: pd.DataFrame, *, ax: Axes | None = None, **kwargs: Any) 
     colors = _kind_colors(data)
     ax = ax or _axes(len(lanes))
     for row, lane in enumerate(lanes):
-        for kind, color in colors.items():
+        for kind, (color, hatch) in colors.items():
             spans = data[(data["lane"] == lane) & (kind is None or data["kind"] == kind)]
             bars = list(zip(spans["start_s"], spans["end_s"] - spans["start_s"], strict=True))
             label = kind if row == 0 else None
-            ax.broken_barh(
-                bars, (row - 0.35, 0.7), **{"facecolors": color, "edgecolor": "white", "label": label, **kwargs}
-            )
+            style = {"facecolors": color, "hatch": hatch, "edgecolor": "white", "label": label}
+            ax.broken_barh(bars, (row - 0.35, 0.7), **{**style, **kwargs})
     ax.set_yticks(range(len(lanes)), lanes)
     ax.set(xlabel="time (s)", ylim=(len(lanes) - 0.4, -0.6), xlim=(0, None))
     if None not in colors:
@@ -155,13 +156,13 @@ def plot_timeline(data: pd.DataFrame, *, ax: Axes | None = None, **kwargs: Any) 
     return ax
 
 
-def _kind_colors(data: pd.DataFrame) -> dict[str | None, tuple[float, float, float]]:
-    """Kinds of spans in the legend's order; a known kind has its color in every timeline, whichever others it lacks."""
+def _kind_colors(data: pd.DataFrame) -> dict[str | None, tuple[Any, str]]:
+    """Kinds of spans in the legend's order, each with its color and hatch, which are its own in every timeline."""
     if "kind" not in data:
-        return {None: _ESTIMATE}
+        return {None: (_ESTIMATE, "")}
     found = list(dict.fromkeys(data["kind"]))
     known = [*_SPAN_KINDS, *(kind for kind in found if kind not in _SPAN_KINDS)]
-    return {kind: _COLORS[number % 10] for number, kind in enumerate(known) if kind in found}
+    return {kind: (_COLORS[number % 10], _HATCHES[number % 10]) for number, kind in enumerate(known) if kind in found}
 
 
 def plot_pareto(
@@ -219,9 +220,9 @@ def plot_stalls(
     left = np.zeros(len(table))
     for number, stage in enumerate(table.columns):
         width = table[stage].to_numpy()
-        options = {"height": 0.6, "color": _COLORS[number % 10], "edgecolor": "white", "label": stage, **kwargs}
-        ax.barh(range(len(table)), width, left=left, **options)
-        _share_labels(ax, left, width, table.sum(axis=1).to_numpy())
+        style = {"height": 0.6, "color": _COLORS[number % 10], "hatch": _HATCHES[number % 10], "edgecolor": "white"}
+        ax.barh(range(len(table)), width, left=left, label=stage, **{**style, **kwargs})
+        _share_labels(ax, left, width, table.sum(axis=1).to_numpy(), _COLORS[number % 10])
         left += width
     for label, seconds in (wall_s or {}).items():
         row = list(table.index).index(label)
@@ -293,18 +294,14 @@ def _line(ax: Axes, x: float, label: str, color=_LIMIT, linestyle: str = "--") -
     )
 
 
-def _share_labels(ax: Axes, left: np.ndarray, width: np.ndarray, total: np.ndarray) -> None:
+def _share_labels(ax: Axes, left: np.ndarray, width: np.ndarray, total: np.ndarray, color: Any) -> None:
+    """Shares inside the bars, on a plain ground: a number on a hatch is hard to read."""
+    ground = {"facecolor": color, "edgecolor": "none", "pad": 1.5}
+    ink = "black" if np.dot(color, (0.299, 0.587, 0.114)) > 0.5 else "white"  # what stands out from the ground
+    style = {"ha": "center", "va": "center", "color": ink, "fontsize": "small", "bbox": ground}
     for row, share in enumerate(width / np.where(total > 0, total, 1)):
         if share >= 0.07 and width[row] >= 0.085 * total.max():  # else the number is wider than its bar
-            ax.text(
-                left[row] + width[row] / 2,
-                row,
-                f"{share:.0%}",
-                ha="center",
-                va="center",
-                color="white",
-                fontsize="small",
-            )
+            ax.text(left[row] + width[row] / 2, row, f"{share:.0%}", **style)
 
 
 def _legend_outside(ax: Axes) -> None:

@@ -141,7 +141,12 @@ def record(frame: pd.DataFrame) -> None:
     """Keep a named experiment's frame in the folder that a tour collects; without a tour, nothing."""
     folder, experiment = os.environ.get(RESULTS_VARIABLE), frame["experiment"].iloc[0]
     if folder and experiment:
-        save_frame(frame, Path(folder) / f"{re.sub(r'[^A-Za-z0-9_.-]+', '_', experiment)}.csv")
+        save_frame(frame, Path(folder) / f"{file_stem(experiment)}.csv")
+
+
+def file_stem(experiment: str) -> str:
+    """An experiment's name as that of a file."""
+    return re.sub(r"[^A-Za-z0-9_.-]+", "_", experiment)
 
 
 def _from_seconds(seconds: Iterable[float], label: str, n_images: int, clock: str) -> pd.DataFrame:

@@ -266,14 +266,11 @@ def _free(found: Diagnosis) -> str:
 
 def _picture(found: Diagnosis) -> str:
     """PNG, base64."""
-    import base64
-    import io
-
     import matplotlib.pyplot as plt
+
+    from labkit.measure.pictures import png_base64
 
     figure, ax = plt.subplots(figsize=(7.5, 2.2), layout="constrained")
     found.plot(ax=ax)
-    data = io.BytesIO()
-    figure.savefig(data, format="png", dpi=110)
     plt.close(figure)
-    return base64.b64encode(data.getvalue()).decode()
+    return png_base64(figure)

@@ -13,11 +13,12 @@ from labkit.pipeline.peer_table import class_of, peer_table
 
 _COLORS = sns.color_palette("colorblind")
 _KINDS = {"labkit": _COLORS[0], "peer": _COLORS[2], "baseline": "0.4"}
+_MARKERS = {"labkit": "D", "peer": "o", "baseline": "s"}
 _LIMIT = _COLORS[3]
 
 
 def plot_peers(frame: pd.DataFrame, *, ax: Axes | None = None, **kwargs: Any) -> Axes:
-    """Images per second of each loader, by class: every run as a dot, the median as a diamond.
+    """Images per second of each loader, by class: every run as a small dot, the median as a large mark.
 
     The dashed line of a class is what nothing that does its whole work can exceed on these cores: decoding alone, or
     copying alone. The scale is logarithmic: equal distances are equal ratios.
@@ -55,7 +56,8 @@ def grouped(loaders: pd.DataFrame) -> dict[str, pd.DataFrame]:
 def _draw_loader(ax: Axes, row: int, loader: pd.Series, runs: pd.DataFrame, **kwargs: Any) -> None:
     rates = runs.loc[~runs["is_warmup"].astype(bool), "images_per_s"]
     ax.scatter(rates, [row] * len(rates), s=14, color="0.65", zorder=2)
-    style = {"marker": "D", "s": 42, "color": _KINDS[loader["kind"]], "zorder": 3}
+    kind = loader["kind"]
+    style = {"marker": _MARKERS[kind], "s": 42, "color": _KINDS[kind], "zorder": 3}
     ax.scatter(loader["images_per_s"], row, **{**style, **kwargs})
     text = f"{loader['images_per_s']:,.0f}"
     ax.annotate(text, (1.01, row), xycoords=("axes fraction", "data"), va="center", fontsize="small")
@@ -81,5 +83,6 @@ def _label(ax: Axes, names: dict[int, str], groups: dict[str, pd.DataFrame], n_r
     ax.xaxis.set_major_formatter(FuncFormatter(lambda rate, _: f"{rate:,.0f}"))
     ax.grid(axis="x", alpha=0.3)
     for kind, color in _KINDS.items():
-        ax.scatter([], [], marker="D", color=color, label={"baseline": "naive baseline"}.get(kind, kind))
+        label = {"baseline": "naive baseline"}.get(kind, kind)
+        ax.scatter([], [], marker=_MARKERS[kind], color=color, label=label)
     ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.5 / n_rows - 0.06), ncols=3, frameon=False, fontsize="small")

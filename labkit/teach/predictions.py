@@ -1,25 +1,8 @@
-"""Guess first: a prediction made before the measurement is drawn beside it."""
-
-from dataclasses import dataclass
+"""Guess first: a prediction made before the measurement is drawn beside it, and scored."""
 
 import pandas as pd
 
-from labkit.measure import plots
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """A reader's guess of a variant's speed-up."""
-
-    label: str
-    speedup: float
-    because: str = ""
-
-    def __repr__(self) -> str:
-        return f"{self.label}: you expect {self.speedup:g}x" + (f", because {self.because}" if self.because else "")
-
-
-_made: dict[str, Prediction] = {}
+from labkit.measure.guesses import Prediction, guesses
 
 
 def predict(label: str, speedup: float, because: str = "") -> Prediction:
@@ -33,13 +16,12 @@ def predict(label: str, speedup: float, because: str = "") -> Prediction:
     Raises:
         ValueError: `speedup` is not a positive number.
     """
-    if not speedup > 0:
+    if not 0 < speedup < float("inf"):
         raise ValueError(f"speedup={speedup!r}: a speed-up is a positive ratio; 1.0 means no change")
-    prediction = _made[label] = Prediction(label, float(speedup), because)
-    plots.guesses[label] = prediction.speedup
-    return prediction
+    guesses[label] = Prediction(label, float(speedup), because)
+    return guesses[label]
 
 
 def predictions() -> pd.DataFrame:
     """All guesses of this session: label, speedup, because."""
-    return pd.DataFrame([vars(made) for made in _made.values()], columns=["label", "speedup", "because"])
+    return pd.DataFrame([vars(made) for made in guesses.values()], columns=["label", "speedup", "because"])

@@ -32,7 +32,7 @@ def share_that_is_lost(answer: Any) -> str | None:
         found = float(answer(step_s, loader_s, together_s))
         if abs(found - expected) > 1e-6:
             return (
-                f"step {step_s} s, loader {loader_s} s, both {together_s} s: it says {found:.3f}, {expected:.3f} is lost"
+                f"step {step_s} s, loader {loader_s} s, both {together_s} s: {found:.3f} is not the {expected:.3f} lost"
             )
     return None
 
