@@ -11,8 +11,9 @@ from typer.testing import CliRunner
 import labkit as lk
 from labkit.cli import app
 from labkit.measure.advice import Costs, advise
+from labkit.measure.diagnosis import SHARES
 from labkit.measure.env import usable_cores
-from labkit.measure.stalls import SHARES, diagnose
+from labkit.measure.stalls import diagnose
 from labkit.measure.waiting import making_in_one_process
 from tests.stalling import Notes, Stalls
 
@@ -150,7 +151,7 @@ class TestLoaders:
     def test_arguments(self, wrong):
         with pytest.raises(ValueError, match="at least one of each"):
             diagnose(_loader(), _nap, **wrong)
-        with pytest.raises(TypeError, match="step is a int"):
+        with pytest.raises(ValueError, match="step is a int"):
             diagnose(_loader(), 3)
 
     def test_the_limit_is_kept(self):
@@ -186,8 +187,8 @@ def _nap(batch):
 
 def _costs(**changed):
     base = {
-        "step": 1.0, "copy": 0.0, "hand_over": 0.0, "fetch": 0.0, "prepare": 0.0, "together": 1.0, "making": None,
-        "waiting": 0.0,
+        "step": 1.0, "copy": 0.0, "hand_over": 0.0, "fetch": 0.0, "prepare": 0.0, "start": 0.0,
+        "together": 1.0, "making": None, "waiting": 0.0, "step_cpu": 0.0,
     }  # fmt: skip
     return Costs(**{**base, **changed})
 
