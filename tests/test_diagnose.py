@@ -242,9 +242,10 @@ class TestEpochs:
         assert epochs.starting_s(1.0) == 0
 
     def test_the_first_epoch_counts_until_a_second_begins(self):
-        epochs = Epochs(range(10))
-        epochs.first_s = 0.4
+        epochs, kept = Epochs(range(10), anew=True), Epochs(range(10))
+        epochs.first_s = kept.first_s = 0.4
         assert epochs.starting_s(0) == pytest.approx(0.04)
+        assert kept.starting_s(0) == 0
 
     def test_without_a_length(self):
         assert Epochs(iter(())).starting_s(0) == 0

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from labkit.measure.env import usable_cores
-from labkit.measure.loop_parts import torch_loader
+from labkit.measure.loop_parts import starts_workers, torch_loader
 
 LITTLE = 0.05  # share of the time: what costs less is not worth a change
 
@@ -120,8 +120,7 @@ def _workers(costs: Costs, loader: Any, why: str) -> Recommendation:
 
 def _start(costs: Costs, loader: Any, share: float) -> Recommendation:
     why = f"{share:.0%} of the time goes into waiting for an epoch's first batch"
-    workers = torch_loader(loader)
-    if workers is not None and workers.num_workers and not workers.persistent_workers:
+    if starts_workers(torch_loader(loader)):
         action = "Keep the workers from epoch to epoch: persistent_workers=True"
     else:
         action = "Begin fewer epochs: let one go through the data several times, as a sampler or a data set can"

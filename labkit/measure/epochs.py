@@ -13,6 +13,10 @@ class CannotDiagnose(ValueError):
 class Epochs:
     """Batches without an end.
 
+    Args:
+        loader: Any iterable of batches.
+        anew: An epoch begins as the first one did; so that is known before a second one begins.
+
     Attributes:
         gaps_s: Seconds from asking for more at an epoch's end to the next epoch's first batch, of each such place.
         first_s: Seconds to the very first batch.
@@ -22,10 +26,10 @@ class Epochs:
         CannotDiagnose: the loader gives no batch, or cannot be gone through again.
     """
 
-    def __init__(self, loader: Iterable[Any]):
+    def __init__(self, loader: Iterable[Any], *, anew: bool = False):
         if not hasattr(loader, "__iter__"):
             raise CannotDiagnose(f"the loader is a {type(loader).__name__}: an iterable of batches is wanted")
-        self._loader = loader
+        self._loader, self._anew = loader, anew
         self.gaps_s: list[float] = []
         self.first_s = 0.0
         self.length = _length(loader)
@@ -51,8 +55,8 @@ class Epochs:
         Args:
             waiting_s: Seconds that training waits for any batch.
         """
-        gap_s = statistics.median(self.gaps_s) if self.gaps_s else self.first_s
-        return max(0.0, gap_s - waiting_s) / self.length if self.length else 0.0
+        gaps_s = self.gaps_s or ([self.first_s] if self._anew else [])
+        return max(0.0, statistics.median(gaps_s) - waiting_s) / self.length if gaps_s and self.length else 0.0
 
     def _note(self, n_epochs: int, seconds: float) -> None:
         if n_epochs:

@@ -35,7 +35,7 @@ class LoopParts:
     def __init__(self, loader: Iterable[Any], step: Callable[[Any], Any], *, device: Any, count: Callable[[Any], int]):
         self.loader, self._step, self._count, self._device = loader, step, count, device
         self.torch_loader = torch_loader(loader)
-        self.epochs = Epochs(loader)
+        self.epochs = Epochs(loader, anew=starts_workers(self.torch_loader))
         self._batches = iter(self.epochs)
         self.queue = queue_length(loader)
         self.cpu_s_a_batch: list[float] = []
@@ -129,6 +129,11 @@ def torch_loader(loader: Any) -> Any:
         attributes = getattr(loader, "__dict__", {})
         loader = next((attributes[name] for name in _WRAPPED if name in attributes), None)
     return None
+
+
+def starts_workers(loader: Any) -> bool:
+    """Whether torch's loader starts its workers for every epoch."""
+    return loader is not None and loader.num_workers > 0 and not loader.persistent_workers
 
 
 def queue_length(loader: Any) -> int:
