@@ -59,6 +59,13 @@ class TestLoaders:
         with pytest.raises(ArithmeticError, match="nan"):
             diagnose(_loader(), step)
 
+    def test_a_step_that_only_gives_a_generator(self):
+        def step(batch):
+            yield batch
+
+        with pytest.raises(CannotDiagnose, match="has not run"):
+            diagnose(_loader(), step)
+
     @pytest.mark.parametrize("wrong", [{"batches": 0}, {"rounds": 0}])
     def test_arguments(self, wrong):
         with pytest.raises(ValueError, match="at least one of each"):

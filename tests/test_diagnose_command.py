@@ -29,6 +29,7 @@ class TestCommand:
             "    args = parser.parse_args()\n"
             "    return [[args.data]] * args.naps, lambda batch: time.sleep(0.001)\n"
             "def empty(): return [], print\n"
+            "def swapped(): return parsed, []\n"
             "if __name__ == '__main__': raise SystemExit('not imported, but run')\n"
         )
         (tmp_path / "half_done.py").write_text("import nowhere_to_be_found\n")
@@ -54,10 +55,11 @@ class TestCommand:
             ("my_training", "write module:function"),
             ("not_there:make", "there is no module not_there"),
             ("my_training.py:make_training", "write module:function"),
-            ("my_training:mak", "it has empty, failing, main, make_training, parsed, wrong"),
+            ("my_training:mak", "it has empty, failing, main, make_training, parsed, swapped, wrong"),
             ("my_training:main", "missing a required argument: 'args'; a function without arguments is wanted"),
+            ("my_training:swapped", "gave function, list: return loader, step"),
             ("my_training:empty", "a list, gives no batch"),
-            ("my_training:wrong", "gave a int: return loader, step"),
+            ("my_training:wrong", "gave int: return loader, step"),
         ],
     )
     def test_one_clear_error(self, name, says):

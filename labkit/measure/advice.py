@@ -103,7 +103,10 @@ def _prepare(costs: Costs, loader: Any, share: float) -> Recommendation:
     if isinstance(decoder, str) and decoder != "turbojpeg":
         action, notebook = f"Decode with turbojpeg instead of {decoder}", "02_read_image"
     else:
-        action = "Do less for each sample: lk.BatchLoader decodes only what a crop needs, lk.PixelStore decodes once"
+        action = (
+            "Do less for each sample: lk.BatchLoader decodes only what a crop needs, lk.PixelStore decodes once, "
+            "lk.DepthPairs makes Marigold's pairs without detours"
+        )
         notebook = "11_resize_once"
     return Recommendation("decoding", action, why, _gain(costs, costs.prepare), notebook)
 

@@ -4,13 +4,14 @@ A loader that works ahead has batches waiting whenever nobody asked for a while.
 state of its queue: full, for what it costs to receive a batch that is ready; empty, for what it costs to make one.
 """
 
+import inspect
 import itertools
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from labkit.measure.batches import count_images, synchronize
-from labkit.measure.epochs import Epochs
+from labkit.measure.epochs import CannotDiagnose, Epochs
 from labkit.measure.nested import map_tensors
 from labkit.measure.processes import tree_usage
 from labkit.measure.replay import fresh, versions
@@ -51,8 +52,9 @@ class LoopParts:
         self.n_images = sum(self._count(batch) for batch in self.host) / _KEPT
         first = [fresh(batch, whole=True) for batch in self.host[:2]]
         before = versions(first)
-        for batch in first:
-            self._step(fresh(batch))
+        given = [self._step(fresh(batch)) for batch in first]
+        if any(inspect.isgenerator(result) or inspect.iscoroutine(result) for result in given):
+            raise CannotDiagnose("step gives a generator or a coroutine and has not run: a function is wanted")
         self._writes = versions(first) != before
         synchronize()
 

@@ -60,7 +60,6 @@ def made_training(name: str, arguments: Sequence[str] = ()) -> tuple[Any, Any]:
         raise CannotDiagnose(f"{name}: {error}; a function without arguments is wanted") from None
     made = function()
     if not (isinstance(made, tuple | list) and len(made) == 2 and hasattr(made[0], "__iter__") and callable(made[1])):
-        raise CannotDiagnose(
-            f"{name} gave a {type(made).__name__}: return loader, step, where step(batch) trains on a batch"
-        )
+        found = ", ".join(type(part).__name__ for part in (made if isinstance(made, tuple | list) else [made]))
+        raise CannotDiagnose(f"{name} gave {found}: return loader, step, where step(batch) trains on a batch")
     return made[0], made[1]
