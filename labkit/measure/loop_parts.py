@@ -39,6 +39,7 @@ class LoopParts:
         self.epochs = Epochs(loader, anew=starts_workers(self.torch_loader))
         self._batches = iter(self.epochs)
         self.queue = queue_length(loader)
+        self.at_once = max(1, getattr(self.torch_loader, "num_workers", 0))  # batches that come together
         self.cpu_s_a_batch: list[float] = []
         self.step_cpu_s: list[float] = []
         self._loading_s = 0.0

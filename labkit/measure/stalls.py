@@ -47,7 +47,8 @@ def diagnose(
         loader: Any iterable of batches that can be gone through again: `torch.utils.data.DataLoader`, `BatchLoader`,
             a loader of another library.
         step: Called with each batch, as the loader gives it; copies it to the device itself, if it has to be there.
-        batches: In each part of a round; fewer where they would take too long.
+        batches: In each part of a round; fewer where they would take too long, and a multiple of the workers, whose
+            batches come all at once.
         rounds: How often all is measured.
         limit_s: Seconds that it may take, about; a loader or a step of many seconds a batch takes longer.
         device: Where the step needs its batches. None: the current CUDA device, where the model can be; without CUDA
@@ -110,12 +111,14 @@ def _generators(workers: Any) -> set[Any]:
 
 def _affordable(parts: LoopParts, batches: int, rounds: int, limit_s: float) -> int:
     """Batches a window, so that all of it stays within the limit."""
-    step_s = parts.replay(parts.host, 2)
     parts.drain()
-    loading_s = parts.load(2)
+    loading_s = parts.load(max(2, parts.at_once))
+    parts.rest()
+    step_s = parts.replay(parts.host, 2)
     of_round = limit_s / (rounds + 1) - (4 * parts.queue + 2) * loading_s  # the queue is filled and emptied
     a_batch = 2 * step_s + loading_s + (step_s + loading_s)
-    return max(min(batches, _LEAST_BATCHES), min(batches, int(of_round / a_batch)))
+    n = max(min(batches, _LEAST_BATCHES), min(batches, int(of_round / a_batch)))
+    return max(1, n // parts.at_once) * parts.at_once
 
 
 def _round(parts: LoopParts, n: int, number: int) -> dict[str, float]:
