@@ -2,6 +2,7 @@
 
 import multiprocessing
 import random
+import warnings
 from collections import UserDict
 
 import numpy as np
@@ -32,7 +33,12 @@ class TestLoaders:
             def __iter__(self):
                 return iter(torch.zeros(40, 3, 8, 8))
 
-        assert diagnose(DataLoader(Stream(), 4), _nap, batches=2, rounds=1).shares["compute"] > 0.5
+            def __len__(self):
+                return 40
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # torch's, about a length that is not kept to
+            assert diagnose(DataLoader(Stream(), 4), _nap, batches=2, rounds=1).shares["compute"] > 0.5
 
     def test_a_data_set_of_whole_batches(self):
         assert diagnose(_loader(None), _nap, batches=2, rounds=1).shares["compute"] > 0.5
@@ -168,8 +174,9 @@ class TestSteps:
             if len(seen) == at:
                 raise error("stop")
 
-        with pytest.raises(error, match="stop"):
+        with pytest.raises(error, match="stop") as caught:
             diagnose(_loader(num_workers=2), step, batches=4, rounds=1)
+        assert caught.tb  # whoever keeps the traceback keeps no workers with it
         assert not multiprocessing.active_children()
 
 

@@ -66,7 +66,11 @@ class Epochs:
 
 
 def _length(loader: Any) -> int | None:
+    from torch.utils.data import IterableDataset
+
+    if isinstance(getattr(loader, "dataset", None), IterableDataset):
+        return None  # torch holds who asks for it to the answer, and warns when more batches come
     try:
         return len(loader)
-    except TypeError:  # an iterable data set without a length
+    except TypeError:
         return None

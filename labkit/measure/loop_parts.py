@@ -34,8 +34,9 @@ class LoopParts:
     """
 
     def __init__(self, loader: Iterable[Any], step: Callable[[Any], Any], *, device: Any, count: Callable[[Any], int]):
-        self.loader, self._step, self._count, self._device = loader, step, count, device
+        self._step, self._count, self._device = step, count, device
         self.torch_loader = torch_loader(loader)
+        self.innermost = loader if self.torch_loader is None else self.torch_loader
         self.epochs = Epochs(loader, anew=starts_workers(self.torch_loader))
         self._batches = iter(self.epochs)
         self.queue = queue_length(loader)
@@ -65,7 +66,7 @@ class LoopParts:
 
     def rest(self) -> None:
         """Give the loader time to fill its queue: what works ahead takes the processor from what is timed."""
-        batches = self.queue if self.torch_loader else 1
+        batches = 1 if self.torch_loader is None else self.queue
         time.sleep(1.3 * batches * self._loading_s)
 
     def drain(self) -> None:
@@ -105,7 +106,7 @@ class LoopParts:
     @property
     def queue_of_workers(self) -> int:
         """Batches that workers have ready after a rest."""
-        return queue_length(self.torch_loader) if self.torch_loader else 1
+        return 1 if self.torch_loader is None else queue_length(self.torch_loader)
 
     def _taking(self, n: int, use: Callable[[Any], Any]) -> float:
         """Seconds a batch within an epoch: where one ends and the next begins, the clock stops."""

@@ -159,9 +159,8 @@ def _cold(parts: LoopParts, loader: Any, evict: Any, n: int, measured: list[dict
 def _making(parts: LoopParts, table: pd.DataFrame, limit_s: float) -> Making:
     if parts.torch_loader is not None:
         with contextlib.suppress(Exception):  # a data set that works only inside its workers, as was just seen
-            return making_in_one_process(parts.torch_loader, limit_s=limit_s / 10, n_batches=20)
-    loader = parts.torch_loader or parts.loader
-    return waiting_of(loader, table[LOADER].median(), statistics.median(parts.cpu_s_a_batch))
+            return making_in_one_process(parts.torch_loader, limit_s=limit_s / 10, n_batches=10)
+    return waiting_of(parts.innermost, table[LOADER].median(), statistics.median(parts.cpu_s_a_batch))
 
 
 def _costs(parts: LoopParts, seconds: pd.Series, making: Making) -> Costs:
@@ -195,5 +194,5 @@ def _frame(table: pd.DataFrame, n: int, parts: LoopParts, loader: Any) -> pd.Dat
         for number, found in table.iterrows()
         for order, (name, seconds) in enumerate(found.items())
     ]  # fmt: skip
-    own = {"batch_size": parts.n_images, "num_workers": getattr(parts.torch_loader or loader, "num_workers", 0)}
+    own = {"batch_size": parts.n_images, "num_workers": getattr(parts.innermost, "num_workers", 0)}
     return make_frame(rows, experiment="diagnose", baseline=TOGETHER, rung=False, **own)
