@@ -85,7 +85,7 @@ def diagnose(
     return Diagnosis(
         shares={name: float(seconds / costs.together) for name, seconds in parts_s.items()},
         ceiling=costs.together / costs.step, ceiling_low=low, ceiling_high=high,
-        recommendations=advise(costs, loader), costs=costs, gpu_utilization=gpu.share, cold=cold,
+        recommendations=advise(costs, parts.innermost), costs=costs, gpu_utilization=gpu.share, cold=cold,
         frame=_frame(table, n, parts, loader),
     )  # fmt: skip
 
@@ -140,7 +140,7 @@ def _round(parts: LoopParts, n: int, number: int) -> dict[str, float]:
 
 
 def _cold(parts: LoopParts, loader: Any, evict: Any, n: int, measured: list[dict[str, float]]) -> float | None:
-    evict = evict or getattr(of_data_set(loader, "store"), "evict", None)
+    evict = evict or getattr(of_data_set(parts.innermost, "store"), "evict", None)
     if evict is None:
         return None
     try:
@@ -149,7 +149,7 @@ def _cold(parts: LoopParts, loader: Any, evict: Any, n: int, measured: list[dict
         return None
     parts.drain()
     seconds = parts.load(n)
-    n_all = len(getattr(loader, "dataset", ())) or 1
+    n_all = len(getattr(parts.innermost, "dataset", ())) or 1
     expected = int(evicted * min(1.0, (n + parts.queue) * parts.n_images / n_all))
     if page_cache_state(before, tree_usage().read_bytes, asked=True, evicted=expected) != "cold":
         return None
