@@ -74,7 +74,7 @@ def diagnose(
             n = _affordable(parts, batches, rounds, limit_s)
             with GpuUtilization() as gpu:
                 measured = [_round(parts, n, number) for number in range(rounds)]
-            cold = _cold(parts, loader, evict, n, measured)
+            cold = _cold(parts, evict, n, measured)
         finally:
             parts.close()
         table = pd.DataFrame(measured)
@@ -86,7 +86,7 @@ def diagnose(
         shares={name: float(seconds / costs.together) for name, seconds in parts_s.items()},
         ceiling=costs.together / costs.step, ceiling_low=low, ceiling_high=high,
         recommendations=advise(costs, parts.innermost), costs=costs, gpu_utilization=gpu.share, cold=cold,
-        frame=_frame(table, n, parts, loader),
+        frame=_frame(table, n, parts),
     )  # fmt: skip
 
 
@@ -139,7 +139,7 @@ def _round(parts: LoopParts, n: int, number: int) -> dict[str, float]:
     return found
 
 
-def _cold(parts: LoopParts, loader: Any, evict: Any, n: int, measured: list[dict[str, float]]) -> float | None:
+def _cold(parts: LoopParts, evict: Any, n: int, measured: list[dict[str, float]]) -> float | None:
     evict = evict or getattr(of_data_set(parts.innermost, "store"), "evict", None)
     if evict is None:
         return None
@@ -149,8 +149,8 @@ def _cold(parts: LoopParts, loader: Any, evict: Any, n: int, measured: list[dict
         return None
     parts.drain()
     seconds = parts.load(n)
-    n_all = len(getattr(parts.innermost, "dataset", ())) or 1
-    expected = int(evicted * min(1.0, (n + parts.queue) * parts.n_images / n_all))
+    of_epoch = (n + parts.queue) / (parts.epochs.length or 1)
+    expected = int(evicted * min(1.0, of_epoch))
     if page_cache_state(before, tree_usage().read_bytes, asked=True, evicted=expected) != "cold":
         return None
     return seconds / statistics.median(found[LOADER] for found in measured)
@@ -185,7 +185,7 @@ def _received(parts: LoopParts, seconds: pd.Series) -> float:
     return seconds[RECEIVE] if works_ahead else 0.0
 
 
-def _frame(table: pd.DataFrame, n: int, parts: LoopParts, loader: Any) -> pd.DataFrame:
+def _frame(table: pd.DataFrame, n: int, parts: LoopParts) -> pd.DataFrame:
     rows = [
         {
             "variant": name, "round": number, "order": order, "is_warmup": False, "n_images": n * parts.n_images,
