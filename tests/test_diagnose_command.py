@@ -78,9 +78,7 @@ class TestCommand:
 
     def test_the_readme(self, tmp_path):
         readme = (Path(__file__).parents[1] / "README.md").read_text().split("### Is my own training waiting?")[1]
-        imports = "import labkit as lk\nimport torch\nfrom torch.utils.data import DataLoader\n"
-        imports += "from torchvision.transforms import v2\n"
-        (tmp_path / "train.py").write_text(imports + readme.split("```")[1].removeprefix("python\n"))
+        (tmp_path / "train.py").write_text(readme.split("```")[1].removeprefix("python\n"))
         lk.make_photos(tmp_path / "photos", 40)
         name = re.search(r"labkit diagnose (\S+)`", readme)[1]
         result = self.run(name, "--batches", "2", "--rounds", "1", "--limit", "1")
