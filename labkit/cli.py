@@ -105,19 +105,23 @@ def diagnose(
     training: Annotated[
         str, typer.Argument(metavar="MODULE:FUNCTION", help="A function without arguments that returns (loader, step).")
     ],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="-- ARGUMENTS", help="What the script reads from its command line.")
+    ] = None,
     batches: Annotated[int, typer.Option(help="Batches in each part of a round.")] = 20,
     rounds: Annotated[int, typer.Option(help="How often all parts are measured.")] = 3,
     limit: Annotated[float, typer.Option(help="Seconds that it may take, about.")] = 100.0,
     picture: Annotated[str, typer.Option(help="Write the picture here: stalls.png.")] = "",
 ) -> None:
     """Does this training wait for its data, for which part, and what to change first."""
+    from labkit.measure.epochs import CannotDiagnose
     from labkit.measure.named import made_training
     from labkit.measure.stalls import diagnose as find_stalls
 
     try:
-        loader, step = made_training(training)
+        loader, step = made_training(training, arguments or [])
         found = find_stalls(loader, step, batches=batches, rounds=rounds, limit_s=limit)
-    except (ValueError, TypeError) as error:
+    except CannotDiagnose as error:  # what the training itself raises keeps its traceback
         _fail(error)
     for name, share in found.shares.items():
         typer.echo(f"{name:<10} {share:6.1%}  {'#' * round(40 * share)}")

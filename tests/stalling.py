@@ -56,7 +56,7 @@ class Stalls:
         waits = (together - busy) / making if making else 0.0
         seconds = {
             "compute": self.step, "fetch": waits * self.fetch, "prepare": waits * self.prepare,
-            "copy": self.copy, "hand-over": self.hand_over,
+            "copy": self.copy, "hand-over": self.hand_over, "start": 0.0,
         }  # fmt: skip
         return {name: value / together for name, value in seconds.items()}
 

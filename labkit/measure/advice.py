@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from labkit.measure.env import usable_cores
+from labkit.measure.loop_parts import starts_workers, torch_loader
 
 LITTLE = 0.05  # share of the time: what costs less is not worth a change
 
@@ -17,9 +18,11 @@ class Costs:
     hand_over: Receiving a batch that a worker has ready.
     fetch: Waiting for a batch because storage had not given its bytes yet.
     prepare: Waiting for a batch because it was still decoded, augmented or put together.
+    start: Waiting for the first batch of an epoch, shared among all its batches.
     together: All of training.
     making: One process making one batch, on its own; None where nobody can tell.
     waiting: Share of the making in which nothing is computed.
+    step_cpu: Processor seconds of the step, which workers cannot have.
     """
 
     step: float
@@ -27,21 +30,25 @@ class Costs:
     hand_over: float
     fetch: float
     prepare: float
+    start: float
     together: float
     making: float | None
     waiting: float
+    step_cpu: float
 
     @property
     def lost(self) -> dict[str, float]:
         """Share of the time that training waits for data, by cause."""
-        return {name: getattr(self, name) / self.together for name in ("fetch", "prepare", "copy", "hand_over")}
+        return {
+            name: getattr(self, name) / self.together for name in ("fetch", "prepare", "copy", "hand_over", "start")
+        }
 
 
 @dataclass(frozen=True)
 class Recommendation:
     """What to change.
 
-    rung: One of `"none"`, `"workers"`, `"storage"`, `"decoding"`, `"copy"`, `"hand-over"`.
+    rung: One of `"none"`, `"workers"`, `"storage"`, `"decoding"`, `"copy"`, `"hand-over"`, `"start"`.
     action: What to do, in a sentence.
     why: What was measured that speaks for it.
     speedup: How much faster training should be after it, at most.
@@ -61,7 +68,7 @@ class Recommendation:
 
 def advise(costs: Costs, loader: Any) -> list[Recommendation]:
     """What to change, the most rewarding first; a single "none" where training does not wait for data."""
-    rules = {"fetch": _fetch, "prepare": _prepare, "copy": _copy, "hand_over": _hand_over}
+    rules = {"fetch": _fetch, "prepare": _prepare, "copy": _copy, "hand_over": _hand_over, "start": _start}
     found: dict[str, Recommendation] = {}
     for cause, share in sorted(costs.lost.items(), key=lambda item: -item[1]):
         if share >= LITTLE:
@@ -96,18 +103,31 @@ def _prepare(costs: Costs, loader: Any, share: float) -> Recommendation:
     if isinstance(decoder, str) and decoder != "turbojpeg":
         action, notebook = f"Decode with turbojpeg instead of {decoder}", "02_read_image"
     else:
-        action = "Do less for each sample: lk.BatchLoader decodes only what a crop needs, lk.PixelStore decodes once"
+        action = (
+            "Do less for each sample: lk.BatchLoader decodes only what a crop needs, lk.PixelStore decodes once, "
+            "lk.DepthPairs makes Marigold's pairs without detours"
+        )
         notebook = "11_resize_once"
     return Recommendation("decoding", action, why, _gain(costs, costs.prepare), notebook)
 
 
 def _workers(costs: Costs, loader: Any, why: str) -> Recommendation:
-    cores, current = usable_cores(), loader.num_workers
+    cores, current = usable_cores(), torch_loader(loader).num_workers
     action = f"Use {cores} persistent workers instead of {current}: num_workers={cores}, persistent_workers=True"
     busy = costs.step + costs.copy + costs.hand_over
     making = costs.making or (costs.fetch + costs.prepare) * max(1, current)
-    expected = max(busy, making / cores)
+    computing = making * (1 - costs.waiting) + costs.step_cpu  # on the same cores
+    expected = max(busy, making / cores, computing / cores)
     return Recommendation("workers", action, why, max(1.0, costs.together / expected), "03_persistent_workers")
+
+
+def _start(costs: Costs, loader: Any, share: float) -> Recommendation:
+    why = f"{share:.0%} of the time goes into waiting for an epoch's first batch"
+    if starts_workers(torch_loader(loader)):
+        action = "Keep the workers from epoch to epoch: persistent_workers=True"
+    else:
+        action = "Begin fewer epochs: let one go through the data several times, as a sampler or a data set can"
+    return Recommendation("start", action, why, _gain(costs, costs.start), "03_persistent_workers")
 
 
 def _copy(costs: Costs, loader: Any, share: float) -> Recommendation:
@@ -130,9 +150,8 @@ def _gain(costs: Costs, saved_s: float) -> float:
 
 
 def _wants_workers(loader: Any) -> bool:
-    from labkit.measure.loop_parts import is_torch_loader
-
-    return is_torch_loader(loader) and loader.num_workers < usable_cores()
+    workers = torch_loader(loader)
+    return workers is not None and workers.num_workers < usable_cores()
 
 
 def of_data_set(loader: Any, name: str) -> Any:

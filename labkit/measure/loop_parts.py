@@ -4,59 +4,70 @@ A loader that works ahead has batches waiting whenever nobody asked for a while.
 state of its queue: full, for what it costs to receive a batch that is ready; empty, for what it costs to make one.
 """
 
+import inspect
+import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from labkit.measure.batches import count_images, synchronize
+from labkit.measure.epochs import CannotDiagnose, Epochs
 from labkit.measure.nested import map_tensors
 from labkit.measure.processes import tree_usage
+from labkit.measure.replay import fresh, versions
 
 STEP, STEP_AND_COPY, RECEIVE, LOADER, TOGETHER = "step", "step and copy", "receive", "loader", "loader and step"
 
 _KEPT = 4  # batches to replay; a single one would sit in the processor's caches
 _UNKNOWN_QUEUE = 8  # batches that a loader of unknown make may have ready
+_WRAPPED = ("loader", "dataloader", "base_dataloader")  # where timm, Accelerate and labkit keep the loader they wrap
 
 
 class LoopParts:
-    """Runs a loader and a step, apart and together.
+    """Runs a loader and a step, apart and together; `begin` comes first, `close` last.
 
     Args:
         loader: Any iterable of batches; it is gone through epoch after epoch.
         step: Called with each batch.
         device: Where batches are moved to, to see what the step's own copy costs; None: nothing is moved.
         count: Images in a batch.
-
-    Raises:
-        ValueError: the loader gives no batch, or cannot be gone through again.
     """
 
     def __init__(self, loader: Iterable[Any], step: Callable[[Any], Any], *, device: Any, count: Callable[[Any], int]):
-        self._loader, self._step, self._count = loader, step, count
-        self._batches = endless(loader)
+        self._step, self._count, self._device = step, count, device
+        self.torch_loader = torch_loader(loader)
+        self.innermost = loader if self.torch_loader is None else self.torch_loader
+        self.epochs = Epochs(loader, anew=starts_workers(self.torch_loader))
+        self._batches = iter(self.epochs)
         self.queue = queue_length(loader)
+        self.at_once = max(1, getattr(self.torch_loader, "num_workers", 0))  # batches that come together
+        self.cpu_s_a_batch: list[float] = []
+        self.step_cpu_s: list[float] = []
+        self._loading_s = 0.0
+
+    def begin(self) -> None:
+        """Take the batches to replay, and do the first steps: they compile, choose algorithms, allocate."""
         self.host = [next(self._batches) for _ in range(_KEPT)]
         self.on_device = self.host
-        if device is not None:
-            self.on_device = [map_tensors(batch, lambda item: item.to(device)) for batch in self.host]
-        self.n_images = sum(count(batch) for batch in self.host) / _KEPT
-        self.cpu_s_a_batch: list[float] = []
-        self._loading_s = 0.0
-        for batch in self.host[:2]:  # a first step compiles, chooses algorithms, allocates
-            step(batch)
+        if self._device is not None:
+            self.on_device = [map_tensors(batch, lambda item: item.to(self._device)) for batch in self.host]
+        self.n_images = sum(self._count(batch) for batch in self.host) / _KEPT
+        first = [fresh(batch, whole=True) for batch in self.host[:2]]
+        before = versions(first)
+        given = [self._step(fresh(batch)) for batch in first]
+        if any(inspect.isgenerator(result) or inspect.iscoroutine(result) for result in given):
+            raise CannotDiagnose("step gives a generator or a coroutine and has not run: a function is wanted")
+        self._writes = versions(first) != before
         synchronize()
 
     def close(self) -> None:
         """Leave the epoch under way, and its workers."""
         self._batches.close()
 
-    def rest(self, seconds: float) -> None:
-        """Give the loader time to fill its queue."""
-        time.sleep(max(0.0, seconds))
-
-    def filling_s(self) -> float:
-        """Seconds in which an unasked loader has surely filled its queue."""
-        return 1.3 * self.queue * self._loading_s if is_torch_loader(self._loader) else 1.3 * self._loading_s
+    def rest(self) -> None:
+        """Give the loader time to fill its queue: what works ahead takes the processor from what is timed."""
+        batches = 1 if self.torch_loader is None else self.queue
+        time.sleep(1.3 * batches * self._loading_s)
 
     def drain(self) -> None:
         """Take what lies ready: what comes next has to be made."""
@@ -64,73 +75,83 @@ class LoopParts:
             next(self._batches)
 
     def replay(self, batches: list[Any], n: int) -> float:
-        """Seconds of n steps over batches from memory."""
-        synchronize()
-        start = time.perf_counter()
-        for number in range(n):
-            self._step(batches[number % len(batches)])
-        synchronize()
-        return time.perf_counter() - start
+        """Seconds a batch of n steps over batches from memory; a step finds them as the loader gave them."""
+        sources, seconds, cpu_s = itertools.islice(itertools.cycle(batches), n), 0.0, 0.0
+        at_once = len(batches) if self._writes else n  # whole copies: only a few at a time, for the memory's sake
+        while copies := [fresh(batch, whole=self._writes) for batch in itertools.islice(sources, at_once)]:
+            synchronize()
+            start, cpu_start = time.perf_counter(), time.process_time()
+            for batch in copies:
+                self._step(batch)
+            synchronize()
+            seconds, cpu_s = seconds + time.perf_counter() - start, cpu_s + time.process_time() - cpu_start
+        self.step_cpu_s.append(cpu_s / n)
+        return seconds / n
 
-    def receive(self) -> tuple[float, int]:
-        """Seconds for taking batches that are ready, and how many; only after a rest."""
-        n = max(1, self.queue - 1) if is_torch_loader(self._loader) else 1
-        start = time.perf_counter()
-        for _ in range(n):
-            next(self._batches)
-        return time.perf_counter() - start, n
+    def receive(self) -> float:
+        """Seconds for taking a batch that is ready; only after a rest."""
+        return self._taking(max(1, self.queue_of_workers - 1), _nothing)
 
     def load(self, n: int) -> float:
-        """Seconds of n batches that nobody uses; only after `drain`."""
-        before, start = tree_usage(), time.perf_counter()
-        for _ in range(n):
-            next(self._batches)
-        seconds = time.perf_counter() - start
+        """Seconds a batch of n batches that nobody uses; only after `drain`."""
+        before = tree_usage()
+        self._loading_s = self._taking(n, _nothing)
         self.cpu_s_a_batch.append((tree_usage().cpu_s - before.cpu_s) / n)
-        self._loading_s = seconds / n
-        return seconds
+        return self._loading_s
 
     def train(self, n: int) -> float:
-        """Seconds of n batches, each followed by its step; only after `drain` or `load`."""
+        """Seconds a batch of n batches, each followed by its step; only after `drain` or `load`."""
+        return self._taking(n, self._step)
+
+    @property
+    def queue_of_workers(self) -> int:
+        """Batches that workers have ready after a rest."""
+        return 1 if self.torch_loader is None else queue_length(self.torch_loader)
+
+    def _taking(self, n: int, use: Callable[[Any], Any]) -> float:
+        """Seconds a batch within an epoch: where one ends and the next begins, the clock stops."""
+        seen = len(self.epochs.gaps_s)
         synchronize()
         start = time.perf_counter()
         for _ in range(n):
-            self._step(next(self._batches))
+            use(next(self._batches))
         synchronize()
-        return time.perf_counter() - start
+        seconds, gaps = time.perf_counter() - start, self.epochs.gaps_s[seen:]
+        return (seconds - sum(gaps)) / (n - len(gaps)) if len(gaps) < n else seconds / n
 
 
-def endless(loader: Iterable[Any]) -> Iterator[Any]:
-    """Batches, epoch after epoch."""
-    n_epochs = 0
-    while True:
-        empty = True
-        for batch in loader:
-            empty = False
-            yield batch
-        if empty:
-            what = "gives no batch" if n_epochs == 0 else "can be gone through only once: hand over what gives it anew"
-            raise ValueError(f"the loader, a {type(loader).__name__}, {what}")
-        n_epochs += 1
+def _nothing(batch: Any) -> None: ...
 
 
-def is_torch_loader(loader: Any) -> bool:
-    """Whether it is torch's DataLoader, or made of it."""
+def torch_loader(loader: Any) -> Any:
+    """The `torch.utils.data.DataLoader` that a loader is, or wraps as timm's and labkit's prefetchers do; or None."""
     from torch.utils.data import DataLoader
 
-    return isinstance(loader, DataLoader)
+    for _ in range(4):
+        if loader is None or isinstance(loader, DataLoader):
+            return loader
+        attributes = getattr(loader, "__dict__", {})
+        loader = next((attributes[name] for name in _WRAPPED if name in attributes), None)
+    return None
+
+
+def starts_workers(loader: Any) -> bool:
+    """Whether torch's loader starts its workers for every epoch."""
+    return loader is not None and loader.num_workers > 0 and not loader.persistent_workers
 
 
 def queue_length(loader: Any) -> int:
     """Batches that a loader has ready at most, when nobody asks for a while."""
-    if is_torch_loader(loader):
-        return loader.num_workers * (loader.prefetch_factor or 2) if loader.num_workers else 0
-    return _UNKNOWN_QUEUE
+    workers = torch_loader(loader)
+    if workers is None:
+        return _UNKNOWN_QUEUE
+    of_workers = workers.num_workers * (workers.prefetch_factor or 2) if workers.num_workers else 0
+    return of_workers if workers is loader else of_workers + 2  # what wraps it may hold some too
 
 
 def counted(batch: Any) -> int:
     """Images in a batch; 1 where nobody can tell, so that rates are batches a second."""
     try:
         return count_images(batch)
-    except TypeError:
+    except (TypeError, StopIteration):
         return 1

@@ -1,10 +1,11 @@
 """Batches from memory: how fast training could be if data were free."""
 
-from collections.abc import Iterable, Iterator
+import copy
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
-from labkit.measure.nested import map_tensors
+from labkit.measure.nested import map_tensors, tensors
 
 
 class ReplayLoader:
@@ -40,3 +41,34 @@ class ReplayLoader:
 
     def __iter__(self) -> Iterator[Any]:
         return (self._batches[position % len(self._batches)] for position in range(self._length))
+
+
+def fresh(batch: Any, *, whole: bool = False) -> Any:
+    """The batch in containers of its own, so that nobody misses what a step takes out of a dict.
+
+    Args:
+        whole: Its tensors are copies too, for a step that writes into them.
+    """
+
+    def taken(item: Any) -> Any:
+        if isinstance(item, Mapping):  # with a method `to`, as Transformers' batches: `map_tensors` leaves it whole
+            return fresh_mapping(item)
+        return item.clone() if whole and hasattr(item, "clone") else item
+
+    def fresh_mapping(item: Any) -> Any:
+        own = copy.copy(item)
+        for key in item:
+            own[key] = map_tensors(item[key], taken)
+        return own
+
+    return map_tensors(batch, taken)
+
+
+def versions(batches: Any) -> list[int]:
+    """How often each tensor was written to: torch counts it."""
+    return [item._version for item in _leaves(batches) if hasattr(item, "_version") and not item.is_inference()]
+
+
+def _leaves(batches: Any) -> Iterator[Any]:
+    for item in tensors(batches):
+        yield from _leaves(dict(item)) if isinstance(item, Mapping) else (item,)

@@ -1,0 +1,269 @@
+"""diagnose: every kind of loader and step that it may be handed."""
+
+import multiprocessing
+import random
+import warnings
+from collections import UserDict
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, get_worker_info
+
+from labkit.measure.epochs import CannotDiagnose, Epochs
+from labkit.measure.loop_parts import torch_loader
+from labkit.measure.stalls import diagnose
+from labkit.measure.waiting import making_in_one_process
+from tests.stalling import Notes, Stalls
+
+
+def _loader(batch_size=4, **options):
+    return DataLoader(TensorDataset(torch.zeros(40, 3, 8, 8)), batch_size, **options)
+
+
+def _nap(batch):
+    import time
+
+    time.sleep(0.005)
+
+
+class TestLoaders:
+    def test_a_loader_of_iterables(self):
+        class Stream(IterableDataset):
+            def __iter__(self):
+                return iter(torch.zeros(40, 3, 8, 8))
+
+            def __len__(self):
+                return 40
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # torch's, about a length that is not kept to
+            assert diagnose(DataLoader(Stream(), 4), _nap, batches=2, rounds=1).shares["compute"] > 0.5
+
+    def test_a_data_set_of_whole_batches(self):
+        assert diagnose(_loader(None), _nap, batches=2, rounds=1).shares["compute"] > 0.5
+
+    def test_a_list(self):
+        assert diagnose([torch.zeros(4, 3, 8, 8)], _nap, batches=2, rounds=1).recommendation.rung == "none"
+
+    def test_batches_that_nobody_can_count(self):
+        found = diagnose(["a", "b"], _nap, batches=2, rounds=1)
+        assert found.frame["n_images"].eq(2).all()
+
+    def test_a_generator_is_gone_through_once(self):
+        with pytest.raises(ValueError, match="a generator, can be gone through only once"):
+            diagnose((torch.zeros(1) for _ in range(5)), _nap)
+
+    def test_an_empty_one(self):
+        with pytest.raises(ValueError, match="a list, gives no batch"):
+            diagnose([], _nap)
+
+    def test_what_a_step_raises_is_raised(self):
+        def step(batch):
+            raise ArithmeticError("loss is nan")
+
+        with pytest.raises(ArithmeticError, match="nan"):
+            diagnose(_loader(), step)
+
+    def test_a_step_that_only_gives_a_generator(self):
+        def step(batch):
+            yield batch
+
+        with pytest.raises(CannotDiagnose, match="has not run"):
+            diagnose(_loader(), step)
+
+    @pytest.mark.parametrize("wrong", [{"batches": 0}, {"rounds": 0}])
+    def test_arguments(self, wrong):
+        with pytest.raises(ValueError, match="at least one of each"):
+            diagnose(_loader(), _nap, **wrong)
+        with pytest.raises(ValueError, match="step is a int"):
+            diagnose(_loader(), 3)
+
+    def test_the_limit_is_kept(self):
+        import time
+
+        start = time.perf_counter()
+        diagnose([torch.zeros(1, 3, 8, 8)], lambda batch: time.sleep(0.05), batches=1000, rounds=2, limit_s=3)
+        assert time.perf_counter() - start < 30
+
+    def test_global_generators_are_given_back(self):
+        torch.manual_seed(3)
+        expected = torch.rand(3)
+        torch.manual_seed(3)
+        making_in_one_process(_loader(shuffle=True), limit_s=1, n_batches=3)
+        assert torch.equal(torch.rand(3), expected)
+
+    def test_threads_are_given_back(self):
+        before = torch.get_num_threads()
+        making_in_one_process(_loader(), limit_s=1, n_batches=3)
+        assert torch.get_num_threads() == before
+
+    def test_waiting_is_no_computing(self):
+        napping, burning = (Stalls(**{cause: 0.02}).loader(Notes()) for cause in ("fetch", "prepare"))
+        assert making_in_one_process(napping, limit_s=2, n_batches=5).waiting > 0.9
+        assert making_in_one_process(burning, limit_s=2, n_batches=5).waiting < 0.2
+
+
+class _Dicts(Dataset):
+    """As Transformers gives them: a dict with labels in it."""
+
+    def __len__(self):
+        return 16
+
+    def __getitem__(self, index):
+        return {"pixel_values": torch.zeros(3, 8, 8), "labels": index}
+
+
+class _Movable(UserDict):
+    """A mapping with a method `to`, as `transformers.BatchEncoding`."""
+
+    def to(self, device):
+        return self
+
+
+def _movable(samples):
+    return _Movable(torch.utils.data.default_collate(samples))
+
+
+class TestSteps:
+    @pytest.mark.parametrize("collate", [None, _movable])
+    def test_batches_are_as_the_loader_gave_them(self, collate):
+        def step(batch):
+            batch.pop("labels")
+            assert not batch["pixel_values"].any()
+            batch["pixel_values"].add_(1)
+
+        diagnose(DataLoader(_Dicts(), 4, collate_fn=collate), step, batches=6, rounds=1)
+
+    def test_a_nest_of_batches(self):
+        def step(batch):
+            (image, _), more = batch
+            assert not image.any()
+            image.add_(1)
+            more["seen"] += 1
+
+        def collate(samples):
+            return (torch.zeros(4, 3, 8, 8), [1, 2]), {"seen": torch.zeros(1)}
+
+        assert diagnose(_loader(collate_fn=collate), step, batches=6, rounds=1).frame["n_images"].eq(24).all()
+
+    def test_a_step_may_keep_its_batches(self):
+        kept = []
+        diagnose(_loader(num_workers=1), lambda batch: kept.append(batch), batches=3, rounds=1)
+        assert len({batch[0].data_ptr() for batch in kept}) > 4
+
+    def test_what_is_global_stays(self):
+        model, generator = torch.nn.Dropout().eval(), torch.Generator().manual_seed(1)
+        loader = _loader(shuffle=True, generator=generator)
+        before = _global_state(generator), torch.backends.cudnn.benchmark, torch.get_num_threads()
+
+        def step(batch):
+            torch.rand(3), np.random.rand(3), random.random()
+
+        diagnose(loader, step, batches=3, rounds=1)
+        assert (_global_state(generator), torch.backends.cudnn.benchmark, torch.get_num_threads()) == before
+        assert not model.training
+
+    @pytest.mark.parametrize("error", [ArithmeticError, KeyboardInterrupt])
+    @pytest.mark.parametrize("at", [1, 9])
+    def test_no_worker_outlives_an_error(self, error, at):
+        seen = []
+
+        def step(batch):
+            seen.append(batch)
+            if len(seen) == at:
+                raise error("stop")
+
+        with pytest.raises(error, match="stop") as caught:
+            diagnose(_loader(num_workers=2), step, batches=4, rounds=1)
+        assert caught.tb  # whoever keeps the traceback keeps no workers with it
+        assert not multiprocessing.active_children()
+
+
+def _global_state(generator):
+    states = random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist()
+    return *states, generator.get_state().tolist()
+
+
+class _OnlyInWorkers(Dataset):
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        assert get_worker_info() is not None, "opened by worker_init_fn"
+        return torch.zeros(3, 8, 8)
+
+
+class _Wrapper:
+    """A loader around a loader, as timm's `PrefetchLoader`."""
+
+    def __init__(self, loader):
+        self.loader = loader
+
+    def __iter__(self):
+        return (batch[0].float() for batch in self.loader)
+
+
+def _slow_start(worker):
+    import time
+
+    time.sleep(0.2)
+
+
+class TestWorkers:
+    def test_what_a_wrapper_holds_is_found(self, monkeypatch):
+        monkeypatch.setattr("labkit.measure.advice.usable_cores", lambda: 2)
+        inner = Stalls(prepare=0.03).loader(Notes())
+        assert torch_loader(_Wrapper(_Wrapper(inner))) is inner
+        assert torch_loader([1]) is None
+        found = diagnose(_Outer(inner), _nap, batches=3, rounds=1)
+        assert found.recommendation.rung == "workers"
+
+    def test_a_data_set_that_works_only_there(self):
+        found = diagnose(DataLoader(_OnlyInWorkers(), 4, num_workers=1), _nap, batches=3, rounds=1)
+        assert sum(found.shares.values()) == pytest.approx(1)
+
+    def test_workers_that_start_anew(self):
+        options = {"num_workers": 1, "worker_init_fn": _slow_start}
+        found = diagnose(_loader(**options), _nap, batches=4, rounds=2)
+        assert found.recommendation.rung == "start"
+        assert "persistent_workers=True" in found.recommendation.action
+        kept = diagnose(_loader(**options, persistent_workers=True), _nap, batches=4, rounds=2)
+        assert kept.shares["start"] < found.shares["start"] / 2
+
+    def test_iterables_in_workers_and_timm_like_batches(self):
+        found = diagnose(_Wrapper(_loader(num_workers=2, persistent_workers=True)), _nap, batches=3, rounds=1)
+        assert found.frame["num_workers"].eq(2).all()
+
+
+class _Outer(_Wrapper):
+    def __iter__(self):
+        return iter(self.loader)
+
+
+class TestEpochs:
+    def test_one_after_the_other(self):
+        epochs = Epochs([1, 2, 3])
+        batches = iter(epochs)
+        assert [next(batches) for _ in range(7)] == [1, 2, 3, 1, 2, 3, 1]
+        assert len(epochs.gaps_s) == 2
+        assert epochs.length == 3
+
+    def test_a_gap_is_shared_among_the_batches(self):
+        epochs = Epochs(range(10))
+        epochs.gaps_s = [0.5, 0.7, 0.6]
+        assert epochs.starting_s(0.1) == pytest.approx(0.05)
+        assert epochs.starting_s(1.0) == 0
+
+    def test_the_first_epoch_counts_until_a_second_begins(self):
+        epochs, kept = Epochs(range(10), anew=True), Epochs(range(10))
+        epochs.first_s = kept.first_s = 0.4
+        assert epochs.starting_s(0) == pytest.approx(0.04)
+        assert kept.starting_s(0) == 0
+
+    def test_without_a_length(self):
+        assert Epochs(iter(())).starting_s(0) == 0
+
+    def test_no_iterable(self):
+        with pytest.raises(CannotDiagnose, match="the loader is a int"):
+            Epochs(3)

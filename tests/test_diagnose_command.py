@@ -1,0 +1,90 @@
+"""python -m labkit diagnose: scripts as people write them."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import labkit as lk
+from labkit.cli import app
+
+
+class TestCommand:
+    @pytest.fixture(autouse=True)
+    def script(self, tmp_path, monkeypatch):
+        (tmp_path / "my_training.py").write_text(
+            "import argparse, time\n"
+            "def make_training(): return [[0, 1]], lambda batch: time.sleep(0.01)\n"
+            "def wrong(): return 3\n"
+            "def main(args): return 3\n"
+            "def failing():\n"
+            "    def step(batch): raise ValueError('Expected input batch_size (4) to match target')\n"
+            "    return [[0, 1]], step\n"
+            "def parsed():\n"
+            "    parser = argparse.ArgumentParser()\n"
+            "    parser.add_argument('--naps', type=int, required=True)\n"
+            "    parser.add_argument('data')\n"
+            "    args = parser.parse_args()\n"
+            "    return [[args.data]] * args.naps, lambda batch: time.sleep(0.001)\n"
+            "def empty(): return [], print\n"
+            "def swapped(): return parsed, []\n"
+            "if __name__ == '__main__': raise SystemExit('not imported, but run')\n"
+        )
+        (tmp_path / "half_done.py").write_text("import nowhere_to_be_found\n")
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr("sys.path", [*sys.path])
+        monkeypatch.setattr("sys.argv", [*sys.argv])
+        yield
+        sys.modules.pop("my_training", None)
+
+    def run(self, *arguments):
+        return CliRunner().invoke(app, ["diagnose", *arguments])
+
+    def test_it_says_what_to_do_and_draws_it(self, tmp_path):
+        result = self.run("my_training:make_training", "--batches", "3", "--rounds", "1", "--picture", "stalls.png")
+        assert result.exit_code == 0, result.output
+        assert re.search(r"^compute +\d+\.\d%  #+$", result.output, re.M)
+        assert "Leave the loader as it is" in result.output
+        assert (tmp_path / "stalls.png").read_bytes().startswith(b"\x89PNG")
+
+    @pytest.mark.parametrize(
+        ("name", "says"),
+        [
+            ("my_training", "write module:function"),
+            ("not_there:make", "there is no module not_there"),
+            ("my_training.py:make_training", "write module:function"),
+            ("my_training:mak", "it has empty, failing, main, make_training, parsed, swapped, wrong"),
+            ("my_training:main", "missing a required argument: 'args'; a function without arguments is wanted"),
+            ("my_training:swapped", "gave function, list: return loader, step"),
+            ("my_training:empty", "a list, gives no batch"),
+            ("my_training:wrong", "gave int: return loader, step"),
+        ],
+    )
+    def test_one_clear_error(self, name, says):
+        result = self.run(name)
+        assert result.exit_code == 2
+        assert says in result.output
+        assert len(result.output.splitlines()) == 1
+
+    def test_arguments_of_the_script(self):
+        result = self.run("my_training:parsed", "--batches", "3", "--rounds", "1", "--", "--naps", "5", "photos")
+        assert result.exit_code == 0, result.output
+        assert self.run("my_training:parsed", "--", "--naps", "many", "photos").exit_code == 2
+
+    def test_what_the_training_raises_keeps_its_traceback(self):
+        assert "batch_size (4)" in str(self.run("my_training:failing").exception)
+
+    def test_the_readme(self, tmp_path):
+        readme = (Path(__file__).parents[1] / "README.md").read_text().split("### Is my own training waiting?")[1]
+        (tmp_path / "train.py").write_text(readme.split("```")[1].removeprefix("python\n"))
+        lk.make_photos(tmp_path / "photos", 40)
+        name = re.search(r"labkit diagnose (\S+)`", readme)[1]
+        result = self.run(name, "--batches", "2", "--rounds", "1", "--limit", "1")
+        sys.modules.pop("train", None)
+        assert result.exit_code == 0, result.output
+        assert re.search(r"^prepare +\d+\.\d%", result.output, re.M)
+
+    def test_what_a_module_lacks_is_its_own_error(self):
+        assert isinstance(self.run("half_done:make").exception, ModuleNotFoundError)
