@@ -44,7 +44,8 @@ def jupyterlab(notebooks, home, **variables):
         server = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
         try:
             base = _address(server, home)
-            yield lambda name: f"{base}lab/tree/{name}?token=lab"
+            # A workspace each: else the second page restores what the first has open, beside its own.
+            yield lambda name: f"{base}lab/workspaces/{name[:2]}/tree/{name}?token=lab"
         finally:
             _end(server)
 
