@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -34,7 +35,7 @@ def jupyterlab(notebooks, home, **variables):
         "IPYTHONDIR": home / "ipython", "JUPYTER_DATA_DIR": home / "data",
     }  # fmt: skip
     command = [
-        sys.executable, "-m", "jupyterlab", "--no-browser", "--port=0", "--ip=127.0.0.1", "--allow-root",
+        sys.executable, "-m", "jupyterlab", "--no-browser", f"--port={_free_port()}", "--ip=127.0.0.1", "--allow-root",
         "--ServerApp.token=lab", f"--ServerApp.root_dir={notebooks}", "--expose-app-in-browser",
     ]  # fmt: skip
     _settle(home / "settings" / "@jupyterlab", home / "runtime")
@@ -43,9 +44,17 @@ def jupyterlab(notebooks, home, **variables):
         server = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
         try:
             base = _address(server, home)
-            yield lambda name: f"{base}lab/tree/{name}?token=lab"
+            # A workspace each: else the second page restores what the first has open, beside its own.
+            yield lambda name: f"{base}lab/workspaces/{name[:2]}/tree/{name}?token=lab"
         finally:
             _end(server)
+
+
+def _free_port():
+    """Free a moment ago: the server takes the next one where somebody was quicker, and says which."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
 
 
 def _settle(settings, runtime):

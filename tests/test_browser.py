@@ -53,10 +53,11 @@ def lab(tmp_path_factory, chromium, results):
     """Number -> a notebook that ran as a whole in JupyterLab at ci scale; both at once."""
     root, home = tmp_path_factory.mktemp("notebooks"), tmp_path_factory.mktemp("home")
     variables = {"LABKIT_SCALE": "ci", "LABKIT_HOME": home, "LABKIT_RESULTS": results / "frames"}
-    fonts = {"MPLCONFIGDIR": matplotlib.get_cachedir()}  # else every kernel of a new home looks for all fonts
+    variables["MPLCONFIGDIR"] = matplotlib.get_cachedir()  # else every kernel of a new home looks for all fonts
+    variables["TORCH_LOGS"] = "-torch.utils.cpp_extension"  # as in a tour: no news of a GPU that is not there
     for name in NAMES:
         nbformat.write(_without_outputs(NOTEBOOKS / name), root / name)
-    with jupyterlab(root, home, **variables, **fonts) as address:
+    with jupyterlab(root, home, **variables) as address:
         opened = {name[:2]: Opened(chromium, address(name)) for name in NAMES}
         for notebook in opened.values():
             notebook.start_all()
@@ -84,6 +85,7 @@ class Opened:
         self.page.goto(address)
         self.page.wait_for_selector(".jp-Notebook .jp-CodeCell", timeout=60_000)
         self.page.evaluate("() => jupyterapp.shell.currentWidget.sessionContext.ready")
+        assert self.page.evaluate("() => jupyterapp.shell.currentWidget.context.path") in address
 
     def start_all(self):
         self.page.evaluate(
