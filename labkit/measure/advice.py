@@ -105,7 +105,7 @@ def _prepare(costs: Costs, loader: Any, share: float) -> Recommendation:
     else:
         action = (
             "Do less for each sample: lk.BatchLoader decodes only what a crop needs, lk.PixelStore decodes once, "
-            "lk.DepthPairs makes Marigold's pairs without detours"
+            "lk.DepthPairs(fast=True) makes Marigold's pairs without detours"
         )
         notebook = "11_resize_once"
     return Recommendation("decoding", action, why, _gain(costs, costs.prepare), notebook)

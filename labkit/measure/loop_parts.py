@@ -43,7 +43,7 @@ class LoopParts:
         self.at_once = max(1, getattr(self.torch_loader, "num_workers", 0))  # batches that come together
         self.cpu_s_a_batch: list[float] = []
         self.step_cpu_s: list[float] = []
-        self._loading_s = 0.0
+        self._slowest_s = 0.0  # of all windows without a step, the epochs' starts included
 
     def begin(self) -> None:
         """Take the batches to replay, and do the first steps: they compile, choose algorithms, allocate."""
@@ -67,7 +67,7 @@ class LoopParts:
     def rest(self) -> None:
         """Give the loader time to fill its queue: what works ahead takes the processor from what is timed."""
         batches = 1 if self.torch_loader is None else self.queue
-        time.sleep(1.3 * batches * self._loading_s)
+        time.sleep(1.3 * batches * self._slowest_s)
 
     def drain(self) -> None:
         """Take what lies ready: what comes next has to be made."""
@@ -95,9 +95,9 @@ class LoopParts:
     def load(self, n: int) -> float:
         """Seconds a batch of n batches that nobody uses; only after `drain`."""
         before = tree_usage()
-        self._loading_s = self._taking(n, _nothing)
+        seconds = self._taking(n, _nothing)
         self.cpu_s_a_batch.append((tree_usage().cpu_s - before.cpu_s) / n)
-        return self._loading_s
+        return seconds
 
     def train(self, n: int) -> float:
         """Seconds a batch of n batches, each followed by its step; only after `drain` or `load`."""
@@ -109,15 +109,23 @@ class LoopParts:
         return 1 if self.torch_loader is None else queue_length(self.torch_loader)
 
     def _taking(self, n: int, use: Callable[[Any], Any]) -> float:
-        """Seconds a batch within an epoch: where one ends and the next begins, the clock stops."""
-        seen = len(self.epochs.gaps_s)
+        """Seconds a batch within an epoch: left out are the first ones of another, as many as come together."""
+        counted_s, n_counted, starting = 0.0, 0, 0
         synchronize()
-        start = time.perf_counter()
-        for _ in range(n):
+        start = last = time.perf_counter()
+        for number in range(n):
+            n_gaps = len(self.epochs.gaps_s)
             use(next(self._batches))
-        synchronize()
-        seconds, gaps = time.perf_counter() - start, self.epochs.gaps_s[seen:]
-        return (seconds - sum(gaps)) / (n - len(gaps)) if len(gaps) < n else seconds / n
+            starting = self.at_once if len(self.epochs.gaps_s) > n_gaps else starting - 1
+            if number == n - 1:
+                synchronize()
+            now = time.perf_counter()
+            if starting <= 0:
+                counted_s, n_counted = counted_s + now - last, n_counted + 1
+            last = now
+        if use is _nothing:
+            self._slowest_s = max(self._slowest_s, (last - start) / n)
+        return counted_s / n_counted if n_counted >= n / 2 else (last - start) / n
 
 
 def _nothing(batch: Any) -> None: ...
