@@ -70,7 +70,9 @@ def test_workers_run_before_the_clock_starts(store):
     before = len(psutil.Process().children())
     loader = ladder.RunningWorkers(lk.ImageDataset(store, transform=lk.make_augment("light", "v2")), 2)
     assert len(psutil.Process().children()) == before + loader.num_workers
-    next(iter(loader))
+    labels = torch.cat([labels for _, labels in loader])
+    assert sorted(labels.tolist()) == sorted(2 * [label for _, label in lk.ImageDataset(store)])
+    assert len(psutil.Process().children()) == before
 
 
 def test_the_same_photos_are_wanted(store, pixels, tmp_path):

@@ -17,6 +17,7 @@ import labkit as lk
 from labkit.cli import app
 from labkit.measure import env
 from labkit.reference import COMMAND, FOLDER, experiments, fast_path, record
+from tests.unsampled import leave_memory_out
 
 CPU = torch.device("cpu")
 TINY = env.Scale("ci", n_photos=4, n_camera=1, batch_size=2, rounds=1)
@@ -50,6 +51,7 @@ def home(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LABKIT_HOME", str(tmp_path_factory.mktemp("home")))
         patch.setitem(env._SCALES, "ci", TINY)
+        leave_memory_out(patch)
         yield
 
 

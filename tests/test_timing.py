@@ -15,6 +15,12 @@ import labkit as lk
 from labkit.measure import processes, sampler
 from labkit.measure.results import COLUMNS
 from labkit.measure.timing import count_images
+from tests.unsampled import leave_memory_out
+
+
+@pytest.fixture
+def unsampled(monkeypatch):
+    leave_memory_out(monkeypatch)
 
 
 class Clock:
@@ -49,6 +55,7 @@ def test_the_three_parts_of_a_run():
     assert run.images_per_s == pytest.approx(10 / 4.0)
 
 
+@pytest.mark.usefixtures("unsampled")
 def test_known_ratio_and_equal_variants():
     clock, rng = Clock(), np.random.default_rng(0)
 
@@ -65,6 +72,7 @@ def test_known_ratio_and_equal_variants():
     assert dict(summary.verdict) == {"slow": "baseline", "fast": "faster", "twin": "inconclusive"}
 
 
+@pytest.mark.usefixtures("unsampled")
 def test_a_slow_round_cancels_in_the_ratio():
     clock, mood = Clock(), iter([1.0, 1.0, 5.0, 5.0, 0.2, 0.2, 3.0, 3.0])
 
@@ -77,6 +85,7 @@ def test_a_slow_round_cancels_in_the_ratio():
     assert (b.speedup, b.ci_low, b.ci_high) == pytest.approx((2.0, 2.0, 2.0))
 
 
+@pytest.mark.usefixtures("unsampled")
 def test_every_round_runs_every_variant_once_in_random_order():
     calls = []
     variants = {name: (lambda name=name: calls.append(name) or [1]) for name in "abcd"}
@@ -90,11 +99,13 @@ def test_every_round_runs_every_variant_once_in_random_order():
     assert lk.compare(variants, baseline="a", rounds=6, warmups=2, seed=3).order.tolist() == list(runs.order)
 
 
+@pytest.mark.usefixtures("unsampled")
 def test_no_variant_comes_first_more_often():
     runs = lk.compare({"a": lambda: [1], "b": lambda: [1]}, baseline="a", rounds=8, warmups=0)
     assert (runs.groupby("variant").order.mean() == 0.5).all()
 
 
+@pytest.mark.usefixtures("unsampled")
 def test_different_numbers_of_images_are_said():
     with pytest.warns(UserWarning, match=r"same number of images: \{'a': 1, 'b': 2\}"):
         lk.compare({"a": lambda: [1], "b": lambda: [1, 1]}, baseline="a", rounds=1)
@@ -126,12 +137,14 @@ def test_count_images(batch, n_images):
     assert count_images(batch) == n_images
 
 
+@pytest.mark.usefixtures("unsampled")
 def test_what_cannot_be_counted_says_so():
     with pytest.raises(lk.VariantError, match=r"'a' raised TypeError.*pass count="):
         lk.compare({"a": lambda: ["text"]}, baseline="a")
     assert lk.compare({"a": lambda: ["text"]}, baseline="a", rounds=1, count=len).n_images.iloc[0] == 4
 
 
+@pytest.mark.usefixtures("unsampled")
 def test_an_exception_names_the_variant():
     def broken():
         yield 1
@@ -142,6 +155,7 @@ def test_an_exception_names_the_variant():
     assert isinstance(caught.value.__cause__, OSError)
 
 
+@pytest.mark.usefixtures("unsampled")
 def test_an_empty_variant_is_an_error():
     with pytest.raises(lk.VariantError, match="'none' yielded no batch"):
         lk.compare({"none": lambda: []}, baseline="none")
@@ -161,6 +175,7 @@ def test_bad_arguments(options, message):
         lk.compare(options.pop("variants"), **options)
 
 
+@pytest.mark.usefixtures("unsampled")
 def test_the_heap_is_thawed_again_even_after_an_error():
     with pytest.raises(lk.VariantError):
         lk.compare({"none": lambda: []}, baseline="none")
@@ -178,12 +193,14 @@ def _in_a_process():
     yield 1
 
 
+@pytest.mark.usefixtures("unsampled")
 def test_cpu_seconds_of_a_child_that_ended_are_counted():
     runs = lk.compare({"idle": lambda: [1], "child": _in_a_process}, baseline="idle", rounds=2)
     cpu_s = runs.groupby("variant").cpu_s.min()
     assert cpu_s["child"] > 0.05 > cpu_s["idle"]  # not a timing: work done elsewhere, seen or not seen
 
 
+@pytest.mark.usefixtures("unsampled")
 def test_cpu_seconds_of_a_child_that_lives_on_are_counted():
     context = multiprocessing.get_context("fork")
     pipe, far = context.Pipe()
@@ -263,6 +280,7 @@ def _touch_and_wait(block, sender):
     time.sleep(60)
 
 
+@pytest.mark.usefixtures("unsampled")
 def test_cold_is_said_only_where_the_kernel_read_the_bytes(tmp_path):
     files = [tmp_path / str(number) for number in range(4)]
     for file in files:
@@ -303,6 +321,7 @@ def test_cuda_work_is_inside_the_clock():
     assert waited_s > 0.8 * start.elapsed_time(end) / 1e3
 
 
+@pytest.mark.usefixtures("unsampled")
 def test_a_factor_may_differ_between_variants():
     variants = {"a": lambda: [1], "b": lambda: [1]}
     frame = lk.compare(variants, baseline="a", rounds=1, storage={"b": "simulated hard disk"}, host="here")

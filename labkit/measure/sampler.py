@@ -74,7 +74,7 @@ def serve(pid: int) -> None:
             if command == "begin":
                 apart = {os.getpid(), *map(int, filter(None, pids.split(",")))}
                 peak, pause = 0, _INTERVAL_S
-            else:
+            elif command == "end" or not waiting:  # else the next command is late already, and reads the same
                 peak = max(peak, tree_pss_bytes(pid, apart))
             if command == "end":
                 print(peak, flush=True)

@@ -72,8 +72,8 @@ def ladder_variants(store: Store, pixels: PixelStore, scale: Scale) -> dict[str,
         "threads: BatchLoader": partial(_threads, store, len(pixels), batch_size),
         "no antialiasing": partial(_threads, store, len(pixels), batch_size, antialias=False),
         "raw pixels: PixelStore": partial(_threads, pixels, len(pixels), batch_size, times=32, antialias=False),
-        "decode limit": lambda: _passes(decode_limit(store), 4),
-        "memcpy limit": lambda: memcpy_limit(64 * len(pixels)),
+        "decode limit": lambda: _passes(decode_limit(store), 2),
+        "memcpy limit": lambda: memcpy_limit(32 * len(pixels)),
     }
 
 
@@ -163,14 +163,17 @@ def draw_figure(runs: pd.DataFrame) -> Figure:
 class RunningWorkers:
     """One run of a loader whose workers are awake, as in all epochs of a training but the first.
 
-    A first pass, which `compare` books as start-up, wakes them. They end with the run: workers that idle while other
-    rungs run would be counted in those rungs' memory.
+    Two batches for each, which `compare` books as start-up, wake them. They end with the run: workers that idle while
+    other rungs run would be counted in those rungs' memory.
     """
 
     def __init__(self, dataset: Dataset, batch_size: int, *, times: int = 2):
-        self._loader = make_loader(dataset, LoaderConfig(batch_size), sampler=_over_and_over(len(dataset), times))
+        indices: list[int] = []  # of the next pass
+        self._loader = make_loader(dataset, LoaderConfig(batch_size), sampler=indices)
         self.batch_size, self.num_workers = batch_size, self._loader.num_workers
+        indices[:] = [number % len(dataset) for number in range(2 * batch_size * max(1, self.num_workers))]
         deque(self._loader, maxlen=0)
+        indices[:] = _over_and_over(len(dataset), times)
 
     def __iter__(self) -> Iterator[Any]:
         return self._until_the_end(iter(self._loader))
@@ -186,7 +189,7 @@ def _one_process(dataset: Dataset, batch_size: int) -> DataLoader:
     return DataLoader(dataset, batch_size, sampler=_over_and_over(len(dataset), 1))
 
 
-def _threads(source: Any, n_photos: int, batch_size: int, *, times: int = 4, antialias: bool = True) -> BatchLoader:
+def _threads(source: Any, n_photos: int, batch_size: int, *, times: int = 2, antialias: bool = True) -> BatchLoader:
     sampler = _over_and_over(n_photos, times)
     return BatchLoader(source, batch_size=batch_size, antialias=antialias, sampler=sampler)
 
