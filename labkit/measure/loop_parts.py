@@ -44,7 +44,7 @@ class LoopParts:
         self.at_once = max(1, getattr(self.torch_loader, "num_workers", 0))  # batches that come together
         self.cpu_s_a_batch: list[float] = []
         self.step_cpu_s: list[float] = []
-        self._slowest_s = 0.0  # of all windows without a step, the epochs' starts included
+        self._slowest_s = 0.0  # a batch alone, the epochs' starts included
 
     def begin(self) -> None:
         """Take the batches to replay, and do the first steps: they compile, choose algorithms, allocate."""
@@ -95,8 +95,9 @@ class LoopParts:
 
     def load(self, n: int) -> float:
         """Seconds a batch of n batches that nobody uses; only after `drain`."""
-        before = tree_usage()
+        before, start = tree_usage(), time.perf_counter()
         seconds = self._taking(n, _nothing)
+        self._slowest_s = max(self._slowest_s, (time.perf_counter() - start) / n)
         self.cpu_s_a_batch.append((tree_usage().cpu_s - before.cpu_s) / n)
         return seconds
 
@@ -124,8 +125,6 @@ class LoopParts:
             if starting <= 0:
                 counted_s, n_counted = counted_s + now - last, n_counted + 1
             last = now
-        if use is _nothing:
-            self._slowest_s = max(self._slowest_s, (last - start) / n)
         return counted_s / n_counted if n_counted >= n / 2 else (last - start) / n
 
 
