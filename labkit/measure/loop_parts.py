@@ -6,7 +6,6 @@ state of its queue: full, for what it costs to receive a batch that is ready; em
 
 import inspect
 import itertools
-import statistics
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -90,8 +89,11 @@ class LoopParts:
         return seconds / n
 
     def receive(self) -> float:
-        """Seconds for taking a batch that is ready, as a rule: at an epoch's end few are; only after a rest."""
-        return statistics.median(self._taking(1, _nothing) for _ in range(max(1, self.queue_of_workers - 1)))
+        """Seconds for taking a batch that is ready; only after a rest.
+
+        Batches that come out of order are received while an earlier one is awaited: only the mean says what each costs.
+        """
+        return self._taking(max(1, self.queue_of_workers - 1), _nothing, least=1)
 
     def load(self, n: int) -> float:
         """Seconds a batch of n batches that nobody uses; only after `drain`."""
@@ -110,8 +112,12 @@ class LoopParts:
         """Batches that workers have ready after a rest."""
         return 1 if self.torch_loader is None else queue_length(self.torch_loader)
 
-    def _taking(self, n: int, use: Callable[[Any], Any]) -> float:
-        """Seconds a batch within an epoch: left out are the first ones of another, as many as come together."""
+    def _taking(self, n: int, use: Callable[[Any], Any], *, least: int | None = None) -> float:
+        """Seconds a batch within an epoch: left out are the first ones of another, as many as come together.
+
+        Args:
+            least: Batches that have to remain, else none is left out. None: half of them.
+        """
         counted_s, n_counted, starting = 0.0, 0, 0
         synchronize()
         start = last = time.perf_counter()
@@ -125,7 +131,7 @@ class LoopParts:
             if starting <= 0:
                 counted_s, n_counted = counted_s + now - last, n_counted + 1
             last = now
-        return counted_s / n_counted if n_counted >= n / 2 else (last - start) / n
+        return counted_s / n_counted if n_counted >= (least or n / 2) else (last - start) / n
 
 
 def _nothing(batch: Any) -> None: ...
