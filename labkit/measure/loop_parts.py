@@ -43,7 +43,7 @@ class LoopParts:
         self.at_once = max(1, getattr(self.torch_loader, "num_workers", 0))  # batches that come together
         self.cpu_s_a_batch: list[float] = []
         self.step_cpu_s: list[float] = []
-        self._slowest_s = 0.0  # of all windows without a step, the epochs' starts included
+        self._slowest_s = 0.0  # a batch alone, the epochs' starts included
 
     def begin(self) -> None:
         """Take the batches to replay, and do the first steps: they compile, choose algorithms, allocate."""
@@ -89,13 +89,17 @@ class LoopParts:
         return seconds / n
 
     def receive(self) -> float:
-        """Seconds for taking a batch that is ready; only after a rest."""
-        return self._taking(max(1, self.queue_of_workers - 1), _nothing)
+        """Seconds for taking a batch that is ready; only after a rest.
+
+        Batches that come out of order are received while an earlier one is awaited: only the mean says what each costs.
+        """
+        return self._taking(max(1, self.queue_of_workers - 1), _nothing, least=1)
 
     def load(self, n: int) -> float:
         """Seconds a batch of n batches that nobody uses; only after `drain`."""
-        before = tree_usage()
+        before, start = tree_usage(), time.perf_counter()
         seconds = self._taking(n, _nothing)
+        self._slowest_s = max(self._slowest_s, (time.perf_counter() - start) / n)
         self.cpu_s_a_batch.append((tree_usage().cpu_s - before.cpu_s) / n)
         return seconds
 
@@ -108,8 +112,12 @@ class LoopParts:
         """Batches that workers have ready after a rest."""
         return 1 if self.torch_loader is None else queue_length(self.torch_loader)
 
-    def _taking(self, n: int, use: Callable[[Any], Any]) -> float:
-        """Seconds a batch within an epoch: left out are the first ones of another, as many as come together."""
+    def _taking(self, n: int, use: Callable[[Any], Any], *, least: int | None = None) -> float:
+        """Seconds a batch within an epoch: left out are the first ones of another, as many as come together.
+
+        Args:
+            least: Batches that have to remain, else none is left out. None: half of them.
+        """
         counted_s, n_counted, starting = 0.0, 0, 0
         synchronize()
         start = last = time.perf_counter()
@@ -123,9 +131,7 @@ class LoopParts:
             if starting <= 0:
                 counted_s, n_counted = counted_s + now - last, n_counted + 1
             last = now
-        if use is _nothing:
-            self._slowest_s = max(self._slowest_s, (last - start) / n)
-        return counted_s / n_counted if n_counted >= n / 2 else (last - start) / n
+        return counted_s / n_counted if n_counted >= (least or n / 2) else (last - start) / n
 
 
 def _nothing(batch: Any) -> None: ...
