@@ -64,6 +64,14 @@ def test_other_kernels_see_it_and_a_rerun_replaces_it(runs_of, folder):
     assert list(outcomes()["experiment"]) == ["01 first", "07 copy"]
 
 
+def test_a_later_run_in_another_kernel_counts(runs_of, folder):
+    lk.predict("fast", 1.5)
+    lk.plot_speedup(runs_of("07 copy", fast=2.0))
+    (file,) = folder.iterdir()
+    file.write_text(file.read_text().replace("1.5", "2.5"))
+    assert list(outcomes()["guess"]) == [2.5]
+
+
 def test_two_plots_of_an_experiment_keep_both_guesses(runs_of, folder):
     runs = runs_of("13 peers", one=2.0, two=3.0)
     lk.predict("one", 1)
@@ -178,6 +186,7 @@ def test_no_guess_and_a_single_one(runs_of):
     html = lk.score()._repr_html_()
     assert "&lt;fast&gt; (00 step): 1.5x guessed" in html
     assert "only guess so far" in html
+    assert "<img" not in lk.score("00")._repr_html_()
     assert "nan" not in html
     assert html.startswith("<img alt=")
 

@@ -64,7 +64,7 @@ def outcomes() -> pd.DataFrame:
     """
     folder = _folder()
     kept = [row for path in sorted(folder.glob("*.json")) for row in _read(path)] if folder else []
-    both = {(row["experiment"], row["label"]): row for row in [*kept, *_met.values()]}
+    both = {(row["experiment"], row["label"]): row for row in [*_met.values(), *kept]}  # a file may be newer
     return pd.DataFrame(list(both.values()), columns=list(COLUMNS)).sort_values("experiment", kind="stable")
 
 

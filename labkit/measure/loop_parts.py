@@ -91,9 +91,10 @@ class LoopParts:
     def receive(self) -> float:
         """Seconds for taking a batch that is ready; only after a rest.
 
-        Batches that come out of order are received while an earlier one is awaited: only the mean says what each costs.
+        One of each worker: who has given a batch away makes another, and is slow to hand over the next. The mean, since
+        batches that come out of order are received while an earlier one is awaited.
         """
-        return self._taking(max(1, self.queue_of_workers - 1), _nothing, least=1)
+        return self._taking(max(1, min(self.at_once, self.queue_of_workers - 1)), _nothing, least=1)
 
     def load(self, n: int) -> float:
         """Seconds a batch of n batches that nobody uses; only after `drain`."""

@@ -25,10 +25,12 @@ class Score:
         frame: One row a guess of the asked experiments: `experiment`, `label`, `guess`, `measured`, `ci_low`,
             `ci_high`, `because`, `error` (guess over measured) and `inside` (the guess lies in the interval).
         walk: The same of all guesses.
+        experiment: What was asked for; empty: all.
     """
 
     frame: pd.DataFrame
     walk: pd.DataFrame
+    experiment: str = ""
 
     @property
     def inside(self) -> float:
@@ -74,7 +76,7 @@ class Score:
         from html import escape
 
         words = "".join(f"<p>{escape(sentence)}</p>" for sentence in self.sentences)
-        if len(self.frame) < len(self.walk) or self.walk.empty:
+        if self.experiment or self.walk.empty:
             return words
         figure, ax = plt.subplots(figsize=(5, 5), layout="constrained")
         self.plot(ax)
@@ -97,7 +99,7 @@ def score(experiment: str = "") -> Score:
     walk = outcomes()
     walk["error"] = walk["guess"] / walk["measured"]
     walk["inside"] = walk["guess"].between(walk["ci_low"], walk["ci_high"])
-    return Score(walk[walk["experiment"].str.startswith(experiment)], walk)
+    return Score(walk[walk["experiment"].str.startswith(experiment)], walk, experiment)
 
 
 def plot_guesses(data: pd.DataFrame, *, ax: Axes | None = None, **kwargs: Any) -> Axes:
