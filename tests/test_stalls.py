@@ -32,11 +32,14 @@ KNOWN = {
 def test_known_stalls(name, monkeypatch):
     monkeypatch.setattr("labkit.measure.advice.usable_cores", lambda: 2)
     stalls, rung = KNOWN[name]
-    found, expected = stalls.diagnosed(batches=6, rounds=2)
-    assert sum(found.shares.values()) == pytest.approx(1)
-    off = {cause: abs(found.shares[cause] - expected[cause]) for cause in SHARES}
-    # Receiving costs a loaded machine a few milliseconds of its own, which no nap is the reason for.
-    assert max(off.values()) < 0.1, f"found {found.shares}, true {expected}"
+    # A moment's load of the machine is no cause of a stall: three attempts. A wrong share is wrong in each of them.
+    for _ in range(3):
+        found, expected = stalls.diagnosed(batches=6, rounds=2)
+        assert sum(found.shares.values()) == pytest.approx(1)
+        off = max(abs(found.shares[cause] - expected[cause]) for cause in SHARES)
+        if off < 0.05 and found.recommendation.rung == rung:
+            return
+    assert off < 0.05, f"found {found.shares}, true {expected}"
     assert found.recommendation.rung == rung
 
 

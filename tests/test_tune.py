@@ -70,6 +70,11 @@ class TestTune:
         assert "keeps up" in repr(tuned)
         assert n_images == {2}
 
+    def test_a_default_that_cannot_keep_up_races_at_once(self):
+        tuned = lk.tune(Naps(0.02), lambda batch: time.sleep(0.005), config=SERIAL, budget_s=2)
+        first = tuned.frame[tuned.frame["round"] == 0]["variant"]
+        assert len(set(first)) == len(first) > 2
+
     def test_threads_do_the_same_work(self, photos):
         tuned = lk.tune(photos, config=lk.LoaderConfig(batch_size=4, num_workers=0), budget_s=4)
         assert "BatchLoader" in set(tuned.frame["variant"])

@@ -17,7 +17,7 @@ from labkit.pipeline.threaded import BatchLoader
 
 DEFAULT = "default"
 
-_WORTH_MEASURING = 1.25  # times the least predicted seconds: the model is no better than that
+WORTH_MEASURING = 1.25  # times the least predicted seconds: the model is no better than that
 _MOST_COUNTS = 4
 _MOST_WORKERS = 32
 _WAITS = 0.2  # share of waiting from which more workers than cores may pay
@@ -99,12 +99,12 @@ def with_workers(config: LoaderConfig, count: int) -> LoaderConfig:
 
 def worth_measuring(making: Making, step_s: float, step_cpu_s: float) -> list[int]:
     """Numbers of workers, the most promising first; of two that promise the same the smaller."""
-    cores = usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")) or 1
+    cores = cores_of_a_process()
     counts = {0, 1, cores // 2, cores - 1, cores}
     if making.waiting > _WAITS:
         counts |= {min(_MOST_WORKERS, factor * cores) for factor in (2, 4, 8)}
     expected = {count: expected_s(count, making, step_s, step_cpu_s, cores) for count in counts}
-    limit = _WORTH_MEASURING * min(expected.values())
+    limit = WORTH_MEASURING * min(expected.values())
     worth = [count for count in counts if expected[count] <= limit]
     return sorted(worth, key=lambda count: (round(expected[count] / limit, 2), count))[:_MOST_COUNTS]
 
@@ -115,6 +115,11 @@ def expected_s(num_workers: int, making: Making, step_s: float, step_cpu_s: floa
         return making.seconds + step_s
     computing_s = making.seconds * (1 - making.waiting) + step_cpu_s
     return max(step_s, making.seconds / num_workers, computing_s / cores)
+
+
+def cores_of_a_process() -> int:
+    """Of this process, where several on the machine train together."""
+    return usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")) or 1
 
 
 def with_decoder(dataset: ImageDataset, decoder: str) -> ImageDataset:

@@ -20,21 +20,27 @@ _MOST_ROUNDS = 9
 
 
 def race(
-    variants: Mapping[str, Callable[[], Any]], *, default: str, deadline: float, progress: bool = True
+    variants: Mapping[str, Callable[[], Any]],
+    *,
+    default: str,
+    deadline: float,
+    progress: bool = True,
+    try_default_first: bool = True,
 ) -> pd.DataFrame:
     """Run variants against each other, and against the step alone, where it is among them.
 
     Args:
         variants: As for `compare`.
-        default: The one to beat. Where it keeps up with the step alone, the others are not run at all.
+        default: The one to beat.
         deadline: By `time.perf_counter`; no further heat is begun that would go beyond it.
         progress: Show a live bar.
+        try_default_first: Against the step alone; where it keeps up, the others are not run at all.
 
     Returns:
         The runs of all heats, one row a run; rounds are numbered through.
     """
     runs, alive = pd.DataFrame(), list(variants)
-    if STEP_ALONE in variants:
+    if try_default_first and STEP_ALONE in variants:
         runs = _heat(variants, [default, STEP_ALONE], runs, default, progress, warmups=1)
         if _keeps_up(runs, default):
             return runs

@@ -14,7 +14,16 @@ from labkit.data.datasets import collate
 from labkit.measure.batches import synchronize
 from labkit.measure.replay import ReplayLoader
 from labkit.measure.waiting import Making, making_in_one_process
-from labkit.pipeline.candidates import DEFAULT, Candidate, Source, candidates, with_workers
+from labkit.pipeline.candidates import (
+    DEFAULT,
+    WORTH_MEASURING,
+    Candidate,
+    Source,
+    candidates,
+    cores_of_a_process,
+    expected_s,
+    with_workers,
+)
 from labkit.pipeline.config import LoaderConfig
 from labkit.pipeline.decoder_choice import fastest_decoder
 from labkit.pipeline.race import STEP_ALONE, quiet_summary, race
@@ -104,7 +113,9 @@ def tune(
     )
     n_batches = alone.n_batches(budget_s, field)
     with _variants(source, field, alone.batches, step, n_batches) as variants:
-        runs = race(variants, default=DEFAULT, deadline=deadline, progress=progress)
+        runs = race(
+            variants, default=DEFAULT, deadline=deadline, progress=progress, try_default_first=alone.may_keep_up(config)
+        )
     return _chosen(source, field, runs, decoders)
 
 
@@ -126,6 +137,12 @@ class _Alone:
             making = Making(_timed(lambda: next(iter(loader)), 1)[0], 0.0)
         step_s, step_cpu_s = _timed(lambda: step(batches[0]), 3) if step else (0.0, 0.0)
         return cls(making, step_s, step_cpu_s, batches)
+
+    def may_keep_up(self, config: LoaderConfig) -> bool:
+        """Whether the default can be as fast as the step, as far as a rough model knows."""
+        num_workers, cores = config.resolved().num_workers, cores_of_a_process()
+        expected = expected_s(num_workers, self.making, self.step_s, self.step_cpu_s, cores)
+        return expected <= WORTH_MEASURING * self.step_s
 
     def n_batches(self, budget_s: float, field: dict[str, Candidate]) -> int:
         """Batches of a run: a sixtieth of the budget, but enough that every worker makes some."""
