@@ -105,7 +105,11 @@ class LoopParts:
         return seconds
 
     def train(self, n: int) -> float:
-        """Seconds a batch of n batches, each followed by its step; only after `drain` or `load`."""
+        """Seconds a batch of n batches, each followed by its step; only after `drain` or `load`.
+
+        Before them some that are not timed: after batches that nobody used, workers and step have to find their rhythm.
+        """
+        self._taking(self.at_once, self._step)
         return self._taking(n, self._step)
 
     @property
