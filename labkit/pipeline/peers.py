@@ -34,7 +34,7 @@ _ADAPTERS = (
 
 # Enough for several batches a core; fewer at `ci` scale, where only the code is tried.
 _N_PHOTOS = {
-    "imagenet": {"ci": 24, "laptop": 512, "gpu": 4096},
+    "imagenet": {"ci": 24, "laptop": 384, "gpu": 4096},
     "camera": {"ci": 3, "laptop": 32, "gpu": 256},
 }
 _LARGEST_BATCH = 64
