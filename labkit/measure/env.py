@@ -95,7 +95,7 @@ class Scale:
 
 _SCALES = {
     "ci": Scale("ci", n_photos=24, n_camera=3, batch_size=4, rounds=2),
-    "laptop": Scale("laptop", n_photos=192, n_camera=16, batch_size=32, rounds=5),
+    "laptop": Scale("laptop", n_photos=128, n_camera=16, batch_size=32, rounds=5),
     "gpu": Scale("gpu", n_photos=2048, n_camera=128, batch_size=64, rounds=9),
 }
 
