@@ -34,8 +34,8 @@ _ADAPTERS = (
 
 # Enough for several batches a core; fewer at `ci` scale, where only the code is tried.
 _N_PHOTOS = {
-    "imagenet": {"ci": 24, "laptop": 256, "gpu": 4096},
-    "camera": {"ci": 3, "laptop": 24, "gpu": 256},
+    "imagenet": {"ci": 24, "laptop": 1024, "gpu": 4096},
+    "camera": {"ci": 3, "laptop": 64, "gpu": 256},
 }
 _LARGEST_BATCH = 64
 
