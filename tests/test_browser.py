@@ -19,7 +19,7 @@ from tests.lab_server import FLAGS, find_chromium, jupyterlab
 
 NAMES = ["00_measure.ipynb", "02_read_image.ipynb"]
 NOTEBOOKS = Path(__file__).resolve().parents[1] / "notebooks"
-GUESS, ONE = (222, 143, 5), (77, 77, 77)  # colors of a prediction's mark and of the line at 1x
+GUESS = (222, 143, 5)  # color of a prediction's mark
 
 
 @pytest.fixture(scope="module")
@@ -128,12 +128,17 @@ class Opened:
 IDLE = "() => ![...document.querySelectorAll('.jp-InputPrompt')].some(prompt => prompt.textContent.includes('*'))"
 
 
+def _complains(output):
+    """On a busy machine two short rounds may scatter, and the notebook rightly says so."""
+    return output.get("name") == "stderr" and "InstabilityWarning" not in "".join(output["text"])
+
+
 @pytest.mark.parametrize("number", ["00", "02"])
 def test_a_notebook_runs_whole_and_shows_its_plots(lab, number):
     cells = [cell for cell in lab[number].cells() if cell["source"]]
     assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
     outputs = [output for cell in cells for output in cell["outputs"]]
-    assert [output for output in outputs if output["output_type"] == "error" or output.get("name") == "stderr"] == []
+    assert [output for output in outputs if output["output_type"] == "error" or _complains(output)] == []
     drawn = [output for output in outputs if "image/png" in output.get("data", {})]
     sizes = lab[number].page.eval_on_selector_all(
         ".jp-OutputArea-output img", "all => all.map(image => [image.naturalWidth, image.naturalHeight])"
@@ -152,23 +157,24 @@ def test_the_magics_are_shown(lab):
 
 
 def _mark_of_guess(picture):
-    """Columns of the line at 1x and of the prediction's mark, the upper of the two triangles: the other explains it."""
+    """Column of the prediction's mark: the upper of the two triangles, since the other explains it."""
     rows, columns = np.nonzero((np.abs(picture - GUESS) <= 2).all(axis=2))
-    upper = rows < rows.min() + 14
-    line = (np.abs(picture - ONE) <= 8).all(axis=2).sum(axis=0).argmax()
-    return line, columns[upper].mean()
+    return columns[rows < rows.min() + 14].mean()
+
+
+# Two rounds scatter so much that an axis may reach from a hundredth to a hundred: then no mark moves far.
+EVEN = 'runs["images_per_s"] = runs.variant.map({"no workers": 100.0, "2 workers": 90.0})'
 
 
 def test_a_changed_prediction_moves_its_mark(lab, results):
     plot, notebook = "lk.plot_speedup(runs)", lab["00"]
-    line, mark = _mark_of_guess(notebook.picture(plot))
-    assert mark > line + 10  # 1.5x
+    notebook.run("lk.predict(", f'lk.predict("2 workers", 1.5)\n{EVEN}')
+    notebook.run(plot)
     before = notebook.picture(plot)
     notebook.run("lk.predict(", 'lk.predict("2 workers", 0.25)')
     assert np.array_equal(notebook.picture(plot), before)  # nothing was drawn yet
     notebook.run(plot)
-    line, mark = _mark_of_guess(notebook.picture(plot))
-    assert mark < line - 10
+    assert _mark_of_guess(notebook.picture(plot)) < _mark_of_guess(before) - 100
     notebook.run("lk.score(")
     assert "2 workers (00 two workers): 0.25x guessed" in notebook.cell("lk.score(").inner_text()
     (kept,) = (results / "predictions").glob("00*.json")

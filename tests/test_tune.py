@@ -14,6 +14,7 @@ from labkit.pipeline import candidates as field
 from labkit.pipeline import decoder_choice, race
 from labkit.pipeline.candidates import DEFAULT, Candidate, Source, expected_s, worth_measuring
 from labkit.pipeline.race import STEP_ALONE
+from labkit.pipeline.tune import _Alone
 
 
 class Naps(Dataset):
@@ -70,11 +71,6 @@ class TestTune:
         assert "keeps up" in repr(tuned)
         assert n_images == {2}
 
-    def test_a_default_that_cannot_keep_up_races_at_once(self):
-        tuned = lk.tune(Naps(0.02), lambda batch: time.sleep(0.005), config=SERIAL, budget_s=2)
-        first = tuned.frame[tuned.frame["round"] == 0]["variant"]
-        assert len(set(first)) == len(first) > 2
-
     def test_threads_do_the_same_work(self, photos):
         tuned = lk.tune(photos, config=lk.LoaderConfig(batch_size=4, num_workers=0), budget_s=4)
         assert "BatchLoader" in set(tuned.frame["variant"])
@@ -127,12 +123,15 @@ def _runs(**rates):
 
 class TestRace:
     @staticmethod
-    def run(**seconds):
+    def run(try_default_first=True, **seconds):
         def naps(each):
             return lambda: (time.sleep(each) or 1 for _ in range(4))
 
         variants = {label.replace("_", " "): naps(each) for label, each in seconds.items()}
-        return race.race(variants, default="default", deadline=time.perf_counter() + 4, progress=False)
+        deadline = time.perf_counter() + 4
+        return race.race(
+            variants, default="default", deadline=deadline, progress=False, try_default_first=try_default_first
+        )
 
     def test_the_winner_is_found(self):
         runs = self.run(default=0.03, fast=0.01)
@@ -141,6 +140,10 @@ class TestRace:
 
     def test_nobody_runs_where_the_default_keeps_up(self):
         assert set(self.run(default=0.02, fast=0.01, step_alone=0.02)["variant"]) == {"default", "step alone"}
+
+    def test_all_run_at_once_where_it_cannot(self):
+        runs = self.run(default=0.02, fast=0.01, step_alone=0.02, try_default_first=False)
+        assert set(runs.loc[runs["round"] == 0, "variant"]) == {"default", "fast", "step alone"}
 
     @pytest.mark.parametrize(
         ("rates", "kept", "decided"),
@@ -180,6 +183,10 @@ class TestModel:
 
     def test_nothing_is_faster_than_the_step(self):
         assert expected_s(64, Making(0.1, 1.0), 0.5, 0.0, cores=2) == 0.5
+
+    @pytest.mark.parametrize(("step_s", "may"), [(0.1, True), (0.07, False)])
+    def test_whether_the_default_may_keep_up(self, step_s, may):
+        assert _Alone(Making(0.1, 1.0), step_s, 0.0, []).may_keep_up(lk.LoaderConfig(num_workers=1)) == may
 
     @pytest.mark.usefixtures("two_cores")
     def test_what_is_worth_measuring(self):
