@@ -9,7 +9,7 @@ import seaborn as sns
 from matplotlib.axes import Axes
 
 from labkit.measure.guesses import guesses, keep_outcome
-from labkit.measure.results import paired_ratios, summarize
+from labkit.measure.results import paired_ratios, quiet_summary
 
 _COLORS = sns.color_palette("colorblind")
 _RUNS, _ESTIMATE, _GUESS, _LIMIT = "0.6", _COLORS[0], _COLORS[1], _COLORS[3]
@@ -64,7 +64,7 @@ def plot_speedup(
         ceiling: Speed-up that nothing can exceed here, drawn as a dashed line.
         **kwargs: To the estimate's `Axes.errorbar`.
     """
-    summary = _quiet_summary(data, baseline)
+    summary = quiet_summary(data, baseline)
     base = summary.index[summary["verdict"] == "baseline"][0]
     others = summary.drop(index=base)
     ax = ax or _axes(len(others) + 0.6)
@@ -122,7 +122,7 @@ def ladder_rungs(data: pd.DataFrame) -> pd.DataFrame:
     """What `plot_ladder` draws: one row an experiment with its fastest variant's `summarize` row."""
     rungs = []
     for experiment, runs in data.groupby("experiment", sort=True):
-        summary = _quiet_summary(runs, None)
+        summary = quiet_summary(runs, None)
         others = summary[summary["verdict"] != "baseline"]
         if len(others):
             best = others.loc[others["speedup"].idxmax()]
@@ -251,15 +251,6 @@ def _shown(label: str, runs: pd.DataFrame) -> str:
     """A variant's label; one whose `storage` is simulated says so, whatever it is called."""
     simulated = runs.loc[runs["variant"] == label, "storage"].astype(str).str.contains("simulated").any()
     return f"{label} (simulated)" if simulated and "simulated" not in label else label
-
-
-def _quiet_summary(data: pd.DataFrame, baseline: str | None) -> pd.DataFrame:
-    """`summarize` without its warning: a plot shows the scatter, and the notebook's own summary says it."""
-    import warnings
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return summarize(data, baseline)
 
 
 def _raw_ratios(ax: Axes, row: int, own: pd.DataFrame, base: pd.DataFrame) -> None:

@@ -98,6 +98,13 @@ def summarize(frame: pd.DataFrame, baseline: str | None = None) -> pd.DataFrame:
     return summary
 
 
+def quiet_summary(frame: pd.DataFrame, baseline: str | None = None) -> pd.DataFrame:
+    """`summarize` without its warning, for callers that show or heed the column `note` or the interval."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", InstabilityWarning)
+        return summarize(frame, baseline)
+
+
 def speedup_interval(
     ratios: np.ndarray, others: np.ndarray | None = None, *, confidence: float = 0.95
 ) -> tuple[float, float]:

@@ -2,7 +2,6 @@
 
 import random
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,7 +9,7 @@ import pandas as pd
 
 from labkit.data.datasets import ImageDataset
 from labkit.data.decode import DECODERS, DecodeError, decode, missing_decoders
-from labkit.measure.results import InstabilityWarning, summarize
+from labkit.measure.results import quiet_summary
 from labkit.measure.timing import compare
 
 _SMALLER = {"pil_draft"}  # decodes at another size: other work
@@ -40,19 +39,13 @@ def fastest_decoder(dataset: Any, *, limit_s: float, seed: int = 0) -> tuple[str
 
 
 def _fastest(frame: pd.DataFrame, own: str) -> str | None:
-    summary = _quiet_summary(frame, own)
+    summary = quiet_summary(frame, own)
     faster = summary[summary["verdict"] == "faster"]
     if faster.empty:
         return None
     best = str(faster["speedup"].idxmax())
-    to_best = _quiet_summary(frame, best)["verdict"]
+    to_best = quiet_summary(frame, best)["verdict"]
     return _PREFERRED if _PREFERRED in faster.index and to_best[_PREFERRED] == "inconclusive" else best
-
-
-def _quiet_summary(frame: pd.DataFrame, baseline: str) -> pd.DataFrame:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", InstabilityWarning)  # a decoder that scatters is not chosen anyway
-        return summarize(frame, baseline)
 
 
 def _some_files(dataset: ImageDataset, seed: int) -> list[bytes]:

@@ -1,11 +1,9 @@
 """What the runs of compare_peers say: the table, and labkit's rows against the best peer of their class."""
 
-import warnings
-
 import numpy as np
 import pandas as pd
 
-from labkit.measure.results import InstabilityWarning, paired_ratios, speedup_interval, summarize
+from labkit.measure.results import paired_ratios, quiet_summary, speedup_interval
 from labkit.pipeline.peer import RAW_PIXELS
 from labkit.pipeline.peer_own import DECODE_LIMIT, MEMCPY_LIMIT
 
@@ -26,9 +24,7 @@ def peer_table(frame: pd.DataFrame) -> pd.DataFrame:
 
     Taught in: notebooks/13_peers.ipynb
     """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", InstabilityWarning)  # `note` says it
-        summary = summarize(frame)
+    summary = quiet_summary(frame)  # `note` says what the warning would
     runs = _counted(frame)
     table = runs.groupby("variant", sort=False)[["kind", "source", "antialias"]].first().join(summary)
     table["antialias"] = _antialias(runs)

@@ -1,14 +1,13 @@
 """A race of loaders in interleaved rounds: who is slower every time drops out, until the winner is beyond doubt."""
 
 import time
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import pandas as pd
 
 from labkit.measure.loop_parts import counted
-from labkit.measure.results import InstabilityWarning, paired_ratios, summarize
+from labkit.measure.results import paired_ratios, quiet_summary
 from labkit.measure.timing import compare
 
 STEP_ALONE = "step alone"
@@ -58,13 +57,6 @@ def race(
 def rounds_of(runs: pd.DataFrame, label: str) -> pd.DataFrame:
     """The runs of a variant that count."""
     return runs[(runs["variant"] == label) & ~runs["is_warmup"].astype(bool)]
-
-
-def quiet_summary(runs: pd.DataFrame, baseline: str) -> pd.DataFrame:
-    """`summarize` without its warning: the interval has what it warns of, and decides."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", InstabilityWarning)
-        return summarize(runs, baseline)
 
 
 def _heat(

@@ -13,6 +13,7 @@ import pandas as pd
 from labkit.data.datasets import collate
 from labkit.measure.batches import synchronize
 from labkit.measure.replay import ReplayLoader
+from labkit.measure.results import quiet_summary
 from labkit.measure.waiting import Making, making_in_one_process
 from labkit.pipeline.candidates import (
     DEFAULT,
@@ -26,7 +27,7 @@ from labkit.pipeline.candidates import (
 )
 from labkit.pipeline.config import LoaderConfig
 from labkit.pipeline.decoder_choice import fastest_decoder
-from labkit.pipeline.race import STEP_ALONE, quiet_summary, race
+from labkit.pipeline.race import STEP_ALONE, race
 
 
 @dataclass(frozen=True)
