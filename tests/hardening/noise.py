@@ -1,0 +1,156 @@
+"""How often is the verdict of `compare` wrong, on a quiet machine and beside CPU hogs?
+
+    python -m tests.hardening.noise --repetitions 100 --record tests/hardening/records/noise.csv
+    python -m tests.hardening.noise --record tests/hardening/records/noise.csv --table-only
+
+Two variants that do the same work, and two of which one does 6/5 of the other's, are compared again and again: in this
+process and by the workers of a DataLoader; alone, beside a hog on every core that never rests, and beside hogs that
+come and go. The conditions take turns, so that what the machine does meanwhile falls on all of them. A rerun resumes.
+"""
+
+import argparse
+import contextlib
+import itertools
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pandas as pd
+from scipy import stats
+from torch.utils.data import DataLoader, Dataset
+
+import labkit as lk
+from labkit.measure.files import write_whole
+from labkit.measure.results import quiet_summary
+
+# Photos of a run and times that each is decoded: a run of about a twentieth of a second, or a tenth with workers.
+_N_PHOTOS = {"loop": 4, "workers": 16}
+_TIMES = {1.0: (5, 5), 1.2: (6, 5)}  # how much faster the second variant is -> decodings of each photo
+_HOGS = ("none", "steady", "bursty")
+_SPIN = {
+    "steady": "while True: pass",
+    "bursty": (
+        "import random, time\n"
+        "while True:\n"
+        "    until = time.perf_counter() + random.expovariate(10)\n"
+        "    while time.perf_counter() < until: pass\n"
+        "    time.sleep(random.expovariate(10))\n"
+    ),
+}
+
+
+class Again(Dataset):
+    """Decodes a photo several times for one item."""
+
+    def __init__(self, photos: list[bytes], times: int):
+        self._photos, self._times = photos, times
+
+    def __len__(self) -> int:
+        return len(self._photos)
+
+    def __getitem__(self, index: int) -> int:
+        for _ in range(self._times):
+            image = lk.decode(self._photos[index])
+        return image.shape[0] // 3
+
+    def in_turn(self) -> Iterator[int]:
+        return (self[index] for index in range(len(self)))
+
+
+@contextlib.contextmanager
+def hogs(kind: str) -> Iterator[None]:
+    """A process on every usable core that does nothing but compute."""
+    command = [sys.executable, "-I", "-S", "-c", _SPIN.get(kind, "")]
+    running = [subprocess.Popen(command) for _ in range(lk.usable_cores() if kind != "none" else 0)]
+    try:
+        yield
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+
+
+def compared(photos: list[bytes], kind: str, hog: str, truth: float, seed: int) -> dict:
+    """One comparison at its defaults, as a row: what it says and whether that is wrong."""
+    with hogs(hog), _variants(kind, photos, truth) as variants:
+        started = time.perf_counter()
+        frame = lk.compare(variants, baseline="base", seed=seed, progress=False)
+        seconds = time.perf_counter() - started
+    said = quiet_summary(frame).loc["other"]
+    wrong = said.verdict != "inconclusive" if truth == 1 else said.verdict == "slower"
+    return {
+        "kind": kind, "hog": hog, "truth": truth, "seed": seed, "speedup": said.speedup, "ci_low": said.ci_low,
+        "ci_high": said.ci_high, "verdict": said.verdict, "wrong": wrong, "unstable": "unstable" in said.note,
+        "seconds": seconds,
+    }  # fmt: skip
+
+
+@contextlib.contextmanager
+def _variants(kind: str, photos: list[bytes], truth: float) -> Iterator[dict[str, Callable]]:
+    works = [Again(photos[: _N_PHOTOS[kind]], times) for times in _TIMES[truth]]
+    if kind == "loop":
+        yield dict(zip(("base", "other"), [work.in_turn for work in works], strict=True))
+        return
+    loaders = [DataLoader(work, batch_size=4, num_workers=2, persistent_workers=True) for work in works]
+    yield dict(zip(("base", "other"), [partial(_same, loader) for loader in loaders], strict=True))
+    for loader in loaders:
+        loader._iterator._shutdown_workers()
+
+
+def _same(loader: DataLoader) -> DataLoader:
+    return loader
+
+
+def table(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rates by condition, in percent; `wrong_at_most` is the 95 % Clopper-Pearson bound of the wrong verdicts."""
+    by_condition = rows.assign(
+        covered=(rows["ci_low"] <= rows["truth"]) & (rows["truth"] <= rows["ci_high"]),
+        width=rows["ci_high"] / rows["ci_low"],
+    ).groupby(["kind", "truth", "hog"])
+    rates = by_condition.agg(
+        n=("wrong", "size"), wrong=("wrong", "sum"),
+        inconclusive=("verdict", lambda verdicts: 100 * (verdicts == "inconclusive").mean()),
+        covered=("covered", lambda covered: 100 * covered.mean()), speedup=("speedup", "median"),
+        interval=("width", "median"), unstable=("unstable", lambda unstable: 100 * unstable.mean()),
+    )  # fmt: skip
+    bound = stats.beta.ppf(0.95, rates["wrong"] + 1, rates["n"] - rates["wrong"])
+    rates.insert(2, "wrong_at_most", 100 * bound)
+    rates["wrong"] = 100 * rates["wrong"] / rates["n"]
+    return rates.round(2)
+
+
+def run(record: Path, repetitions: int) -> pd.DataFrame:
+    """All comparisons that `record` lacks; it is written after each round of them."""
+    rows = pd.read_csv(record, keep_default_na=False).to_dict("records") if record.exists() else []
+    done = {(row["kind"], row["hog"], row["truth"], row["seed"]) for row in rows}
+    with tempfile.TemporaryDirectory() as folder:
+        store = lk.FolderStore(lk.make_photos(folder, max(_N_PHOTOS.values())))
+        photos = list(map(store.read, store.keys()))
+        for seed in range(repetitions):
+            conditions = list(itertools.product(_N_PHOTOS, _HOGS, _TIMES))
+            random.Random(seed).shuffle(conditions)
+            left = [condition for condition in conditions if (*condition, seed) not in done]
+            rows += [compared(photos, *condition, seed) for condition in left]
+            if left:
+                write_whole(record, pd.DataFrame(rows).to_csv(index=False, float_format="%.5g").encode())
+                print(f"{seed + 1} of {repetitions}", flush=True)
+    return pd.DataFrame(rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--record", type=Path, required=True, help="CSV file to keep the comparisons in.")
+    parser.add_argument("--repetitions", type=int, default=100, help="Comparisons of each condition.")
+    parser.add_argument("--table-only", action="store_true", help="Show what is recorded, run nothing.")
+    options = parser.parse_args()
+    rows = pd.read_csv(options.record) if options.table_only else run(options.record, options.repetitions)
+    print(table(rows).to_string())
+
+
+if __name__ == "__main__":
+    main()
