@@ -57,7 +57,8 @@ speed-ups do not multiply.</p>
 src="data:image/png;base64,{{ image }}"></p>
 {% endif %}
 {% if rungs %}
-<p>The picture shows the steps of the walk; the table adds what-ifs and details.</p>
+<p>The picture shows the steps of the walk; the table adds what-ifs and details. Brackets hold the 95 % interval;
+a verdict needs the 99 % interval on one side of 1.</p>
 <div class="wide"><table>
 <tr><th>experiment</th><th>fastest variant</th><th>baseline</th><th>speed-up</th><th>verdict</th><th>runs</th></tr>
 {% for rung in rungs %}

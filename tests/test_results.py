@@ -10,7 +10,7 @@ from scipy import stats
 from torch.utils.benchmark import Timer
 
 import labkit as lk
-from labkit.measure.results import COLUMNS, RESULTS_VARIABLE, record, speedup_interval
+from labkit.measure.results import COLUMNS, RESULTS_VARIABLE, record, speedup_interval, verdict_of
 
 
 def test_speedup_is_the_geometric_mean_of_paired_ratios(frame_of):
@@ -48,6 +48,36 @@ def test_the_interval_covers_the_truth_in_19_of_20_cases(n_rounds, noise):
         low, high = speedup_interval(2.0 * np.exp(0.05 * draw))
         covered.append(low <= 2.0 <= high)
     assert np.mean(covered) >= 0.93  # 0.95 less two standard errors of 300 cases
+
+
+def test_neighbours_that_come_and_go_make_no_verdict():
+    """Runs in turn, each slowed by a load that lasts for some of them. The 95 % interval alone fails this."""
+    rng, load, verdicts = np.random.default_rng(3), 0.0, []
+    for _ in range(300):
+        logs = []
+        for number in range(5):
+            first = load = 0.5 * load + rng.normal(scale=0.1)
+            second = load = 0.5 * load + rng.normal(scale=0.1)
+            logs.append((second - first) * (-1) ** number)
+        verdicts.append(verdict_of(np.exp(logs)))
+    assert np.mean(np.array(verdicts) != "inconclusive") <= 0.03
+
+
+def test_a_fifth_is_seen_through_a_spread_of_a_twentieth():
+    rng = np.random.default_rng(4)
+    verdicts = [verdict_of(1.2 * np.exp(0.05 * rng.normal(size=5))) for _ in range(100)]
+    assert verdicts.count("faster") >= 90
+    assert "slower" not in verdicts
+
+
+def test_what_leaves_out_1_at_95_percent_only_is_said_to_lean(frame_of):
+    frame = frame_of({"a": [100] * 5, "b": [104, 101, 106, 102, 108], "c": [96, 99, 94, 98, 92]}, "a")
+    summary = lk.summarize(frame)
+    assert summary.loc["b", "ci_low"] > 1 > summary.loc["c", "ci_high"]
+    assert list(summary.loc[["b", "c"], "verdict"]) == ["inconclusive"] * 2
+    assert list(summary.loc[["b", "c"], "note"]) == [
+        f"leans to {way}: more rounds would tell" for way in ("faster", "slower")
+    ]
 
 
 def test_the_bootstrap_alone_would_be_too_narrow():

@@ -23,6 +23,10 @@ COLUMNS = (
 
 RESULTS_VARIABLE = "LABKIT_RESULTS"  # the folder where a tour collects frames
 
+# Of the interval that a verdict rests on. With 95 %, as is shown, one in 20 equal variants would be called different on
+# a quiet machine, and more where neighbours come and go; and a notebook draws a dozen verdicts.
+_VERDICT_CONFIDENCE = 0.99
+
 _UNSTABLE = 0.25  # spread (interquartile range / median) from which a variant counts as unstable
 
 
@@ -76,6 +80,9 @@ def summarize(frame: pd.DataFrame, baseline: str | None = None) -> pd.DataFrame:
         median), `cpu_s_per_1000`, `peak_mem_mb`, `speedup` (geometric mean of the ratios within rounds), `ci_low`,
         `ci_high` (95 %), `verdict` (`baseline`, `faster`, `slower`, `inconclusive`) and `note`.
 
+        A verdict takes a 99 % interval that leaves out 1. Where only the 95 % interval does, the verdict is
+        `inconclusive`, and the note says which way it leans.
+
         The interval is a percentile bootstrap over rounds, never narrower than Student's interval of the paired log
         ratios: resampling 5 rounds cannot leave their own range, and alone would call equal variants different in 1
         of 16 comparisons.
@@ -122,6 +129,16 @@ def speedup_interval(
         student = _welch(logs, other_logs, confidence)
     low, high = min(boot[0], student[0]), max(boot[1], student[1])
     return float(np.exp(low)), float(np.exp(high))
+
+
+def verdict_of(ratios: np.ndarray, others: np.ndarray | None = None) -> str:
+    """`faster`, `slower` or `inconclusive`; arguments as in `speedup_interval`. Wrong for one in 100 equal variants."""
+    return _side(speedup_interval(ratios, others, confidence=_VERDICT_CONFIDENCE))
+
+
+def _side(interval: tuple[float, float]) -> str:
+    low, high = interval
+    return "faster" if low > 1 else "slower" if high < 1 else "inconclusive"
 
 
 def save_frame(frame: pd.DataFrame, path: str | os.PathLike) -> Path:
@@ -187,10 +204,11 @@ def _summary_of(runs: pd.DataFrame, variant: str, baseline: str) -> dict[str, An
     own, base = runs[runs["variant"] == variant], runs[runs["variant"] == baseline]
     paired = bool(own["order"].notna().all() and base["order"].notna().all())
     if variant == baseline:
-        speedup, low, high, verdict = 1.0, 1.0, 1.0, "baseline"
+        speedup, low, high, verdict, leaning = 1.0, 1.0, 1.0, "baseline", ""
     else:
-        speedup, low, high = _speedup(own, base, paired)
-        verdict = "faster" if low > 1 else "slower" if high < 1 else "inconclusive"
+        samples = _samples(own, base, paired)
+        speedup, (low, high), verdict = _mean_ratio(*samples), speedup_interval(*samples), verdict_of(*samples)
+        leaning = _side((low, high)) if verdict == "inconclusive" else ""
     rates = own["images_per_s"]
     spread = float(rates.quantile(0.75) - rates.quantile(0.25)) / rates.median()
     return {
@@ -204,17 +222,19 @@ def _summary_of(runs: pd.DataFrame, variant: str, baseline: str) -> dict[str, An
         "ci_low": low,
         "ci_high": high,
         "verdict": verdict,
-        "note": _note(rates.to_numpy(), spread, paired),
+        "note": _note(rates.to_numpy(), spread, paired, leaning),
     }
 
 
-def _speedup(own: pd.DataFrame, base: pd.DataFrame, paired: bool) -> tuple[float, float, float]:
-    rates, base_rates = own["images_per_s"].to_numpy(), base["images_per_s"].to_numpy()
+def _samples(own: pd.DataFrame, base: pd.DataFrame, paired: bool) -> tuple[np.ndarray, ...]:
+    """What an interval is made of: ratios within rounds, or the rates of both."""
     if paired:
-        ratios = paired_ratios(own, base)["speedup"].to_numpy()
-        return float(np.exp(np.log(ratios).mean())), *speedup_interval(ratios)
-    speedup = np.exp(np.log(rates).mean() - np.log(base_rates).mean())
-    return float(speedup), *speedup_interval(rates, base_rates)
+        return (paired_ratios(own, base)["speedup"].to_numpy(),)
+    return own["images_per_s"].to_numpy(), base["images_per_s"].to_numpy()
+
+
+def _mean_ratio(ratios: np.ndarray, others: np.ndarray | None = None) -> float:
+    return float(np.exp(np.log(ratios).mean() - (0 if others is None else np.log(others).mean())))
 
 
 def paired_ratios(own: pd.DataFrame, base: pd.DataFrame) -> pd.DataFrame:
@@ -230,8 +250,10 @@ def paired_ratios(own: pd.DataFrame, base: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame({"round": both["round"], "speedup": both["images_per_s"] / both["images_per_s_base"]})
 
 
-def _note(rates: np.ndarray, spread: float, paired: bool) -> str:
+def _note(rates: np.ndarray, spread: float, paired: bool, leaning: str) -> str:
     notes = [] if paired else ["not interleaved"]
+    if leaning in ("faster", "slower"):
+        notes.append(f"leans to {leaning}: more rounds would tell")
     if len(rates) == 1:
         notes.append("one run")
     if spread > _UNSTABLE:

@@ -1,9 +1,8 @@
 """What the runs of compare_peers say: the table, and labkit's rows against the best peer of their class."""
 
-import numpy as np
 import pandas as pd
 
-from labkit.measure.results import paired_ratios, quiet_summary, speedup_interval
+from labkit.measure.results import quiet_summary, speedup_interval
 from labkit.pipeline.peer import RAW_PIXELS
 from labkit.pipeline.peer_own import DECODE_LIMIT, MEMCPY_LIMIT
 
@@ -83,7 +82,7 @@ def _shares(runs: pd.DataFrame, table: pd.DataFrame) -> pd.Series:
         if limit in table.index:
             raw = table["source"] == RAW_PIXELS
             mine = raw if table.loc[limit, "source"] == RAW_PIXELS else ~raw
-            shares[mine] = [_ratio(runs, name, limit)[0] for name in table.index[mine]]
+            shares[mine] = [_between(runs, name, limit)["speedup"] for name in table.index[mine]]
     return shares
 
 
@@ -96,13 +95,10 @@ def _against(runs: pd.DataFrame, table: pd.DataFrame, name: str) -> dict:
     if peers.empty:
         return found
     best = peers["images_per_s"].idxmax()
-    ratio, low, high = _ratio(runs, name, best)
-    verdict = "faster" if low > 1 else "slower" if high < 1 else "inconclusive"
-    return {**found, "best_peer": best, "speedup": ratio, "ci_low": low, "ci_high": high, "verdict": verdict}
+    said = _between(runs, name, best)
+    return {**found, "best_peer": best, **said[["speedup", "ci_low", "ci_high", "verdict"]]}
 
 
-def _ratio(runs: pd.DataFrame, name: str, base: str) -> tuple[float, float, float]:
-    """Geometric mean of the ratios within rounds, and its 95 % interval."""
-    own, other = (runs[runs["variant"] == variant] for variant in (name, base))
-    ratios = paired_ratios(own, other)["speedup"].to_numpy()
-    return float(np.exp(np.log(ratios).mean())), *speedup_interval(ratios)
+def _between(runs: pd.DataFrame, name: str, base: str) -> pd.Series:
+    """What `summarize` says of two alone."""
+    return quiet_summary(runs[runs["variant"].isin([name, base])], base).loc[name]
