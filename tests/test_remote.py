@@ -860,6 +860,7 @@ def s3(folder, tar, tmp_path_factory):
     (tars / "a.tar").write_bytes(tar.read_bytes())
     (tars / "packed.tar").write_bytes(b"\x1f\x8b" + bytes(600))
     Image.fromarray(np.zeros((4, 5, 3), np.uint8)).save(tars / "black.png")
+    pytest.importorskip("moto.server", reason='moto is not installed: python -m pip install -e ".[test]"')
     with serve_s3({"photos": bucket, "tars": tars}) as options:
         yield options, bucket
 

@@ -35,6 +35,7 @@ def http(shards):
 
 @pytest.fixture(scope="module")
 def s3(shards):
+    pytest.importorskip("moto.server", reason='moto is not installed: python -m pip install -e ".[test]"')
     with serve_s3({"photos": shards}) as storage_options:
         yield storage_options
 
