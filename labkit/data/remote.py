@@ -8,10 +8,11 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from labkit.data.blobs import PerProcess
-from labkit.data.http import HttpClient, shown
+from labkit.data.http import HttpClient
 from labkit.data.http_listing import address, listed_images
 from labkit.data.keys import is_image, names_a_file
 from labkit.data.packed import PackedStrings
+from labkit.measure.redact import shown
 
 _VERSIONS = ("ETag", "etag", "mtime", "LastModified", "last_modified", "updated", "created")  # as fsspec's kinds say it
 

@@ -9,9 +9,9 @@ from urllib.parse import urlsplit
 
 from labkit.data.blobs import is_url
 from labkit.data.gopen import open_url
-from labkit.data.http import shown
 from labkit.data.shard_tar import read_members
 from labkit.data.shard_writer import MANIFEST, UNFINISHED, read_manifest
+from labkit.measure.redact import shown
 
 _SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")
 

@@ -10,12 +10,12 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from labkit.data.blobs import Extent, check_options, is_url
-from labkit.data.http import shown
 from labkit.data.keys import IMAGE_SUFFIXES, is_image
 from labkit.data.pagecache import evict
 from labkit.data.remote import HttpStore, ObjectStore, known_schemes
 from labkit.data.simulated import SimulatedStore
 from labkit.data.tar_store import TarStore
+from labkit.measure.redact import shown
 
 __all__ = [
     "IMAGE_SUFFIXES", "FolderStore", "HttpStore", "ObjectStore", "SimulatedStore", "Store", "TarStore", "open_store",
