@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from labkit.data.blobs import is_url
 from labkit.data.gopen import open_url
+from labkit.data.keys import names_a_file
 from labkit.data.shard_tar import read_members
 from labkit.data.shard_writer import MANIFEST, UNFINISHED, read_manifest
 from labkit.measure.redact import shown
@@ -27,19 +28,21 @@ class ShardList:
         storage_options: To fsspec.
     """
 
-    urls: list[str]
+    urls: list[str] = field(repr=False)  # these, too, may hold credentials
     classes: list[str] | None = None
-    sha256: dict[str, str] = field(default_factory=dict)
-    storage_options: dict[str, Any] = field(default_factory=dict, repr=False)  # may hold credentials
+    sha256: dict[str, str] = field(default_factory=dict, repr=False)
+    storage_options: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @classmethod
     def find(cls, places: Any, *, verify: bool, storage_options: dict[str, Any]) -> "ShardList":
         """The shards that `places` means, as `read_shards` states it."""
+        _refuse_commands([places] if isinstance(places, str) else [])
         if isinstance(places, str | os.PathLike) and not _is_shard(places):
             return _from_manifest(os.fspath(places), verify, storage_options)
         if verify:
             raise ValueError("verify=True needs the checksums of a manifest: name the folder, not its shards")
         urls = _expanded(places)
+        _refuse_commands(urls)
         if not urls:
             raise ValueError("there is no shard to read")
         missing = [url for url in urls if not is_url(url) and not os.path.isfile(url)]
@@ -88,6 +91,15 @@ def _is_shard(place: str | os.PathLike) -> bool:
     return path.endswith(_SUFFIXES)
 
 
+def _refuse_commands(places: list[str]) -> None:
+    """WebDataset's own `gopen` gives what follows `pipe:` to a shell; labkit runs nothing that a list of shards says."""
+    if any(place.startswith("pipe:") for place in places):
+        raise ValueError(
+            "`pipe:` in a list of shards is a command, which labkit does not run: name paths or addresses "
+            "(http(s)://, s3://, whatever fsspec reads)"
+        )
+
+
 def _expanded(places: Any) -> list[str]:
     from braceexpand import braceexpand  # WebDataset's own
 
@@ -107,5 +119,8 @@ def _from_manifest(folder: str, verify: bool, storage_options: dict[str, Any]) -
         remedy = "run write_shards to its end" if unfinished else "name a folder that it filled, or .tar files"
         raise FileNotFoundError(f"{name} does not exist: {remedy}") from error
     rows = content["shards"]
+    foreign = [row["name"] for row in rows if not (isinstance(row["name"], str) and names_a_file(row["name"]))]
+    if foreign:
+        raise ValueError(f"{name} lists {foreign[0]!r}, which is no file in its folder: write the shards again")
     sha256 = {f"{folder}/{row['name']}": row["sha256"] for row in rows} if verify else {}
     return ShardList([f"{folder}/{row['name']}" for row in rows], content["classes"], sha256, storage_options)

@@ -30,5 +30,15 @@ def redacted(text: str, secrets: tuple[str, ...] = ()) -> str:
     return _NAMED.sub(r"\1=...", _QUERY.sub(r"\1?...", _without_user(text)) if "://" in text else text)
 
 
+def tells(error: BaseException, secrets: tuple[str, ...] = ()) -> bool:
+    """Whether the text of an exception, or of one that it was raised from, would be changed by `redacted`."""
+    chained: BaseException | None = error
+    while chained is not None:
+        if redacted(str(chained), secrets) != str(chained):
+            return True
+        chained = chained.__cause__ or chained.__context__
+    return False
+
+
 def _without_user(text: str) -> str:
     return _USER.sub("", _ODD_USER.sub("", text))
