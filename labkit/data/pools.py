@@ -135,4 +135,4 @@ def _work(packed: list[Outcome]) -> tuple[float, list[Outcome]]:
 
 @cache
 def _function() -> Callable:
-    return pickle.loads(_packed_function)
+    return pickle.loads(_packed_function)  # noqa: S301 - packed by the process that started this one

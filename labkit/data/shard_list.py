@@ -92,7 +92,7 @@ def _is_shard(place: str | os.PathLike) -> bool:
 
 
 def _refuse_commands(places: list[str]) -> None:
-    """WebDataset's own `gopen` gives what follows `pipe:` to a shell; labkit runs nothing that a list of shards says."""
+    """WebDataset's own `gopen` gives what follows `pipe:` to a shell; here no list of shards runs anything."""
     if any(place.startswith("pipe:") for place in places):
         raise ValueError(
             "`pipe:` in a list of shards is a command, which labkit does not run: name paths or addresses "

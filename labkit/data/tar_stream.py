@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import BinaryIO
 
+from labkit.data.bounds import MAX_UNPACKER_BYTES
+from labkit.data.tar_headers import BoundedInfo
 from labkit.data.tar_index import TarError, TarWarning
 
 BLOCK_BYTES = 1 << 20
@@ -26,11 +28,38 @@ def _open_lz4(file: BinaryIO) -> BinaryIO:
     raise ImportError("Python has no lz4")
 
 
+class _Xz(io.RawIOBase):
+    """As `lzma.LZMAFile`, which gives a stream all the memory that its header asks for: up to 4 GiB."""
+
+    def __init__(self, file: BinaryIO):
+        self._file, self._unpacker = file, None
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:
+        data = b""
+        while not data:
+            if self._unpacker is None or self._unpacker.eof:
+                packed = (self._unpacker.unused_data if self._unpacker else b"") or self._file.read(BLOCK_BYTES)
+                packed = packed.lstrip(b"\0") if self._unpacker else packed  # streams may be padded
+                if not packed and self._unpacker is not None:
+                    return 0
+                self._unpacker = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=MAX_UNPACKER_BYTES)
+            else:
+                packed = self._file.read(BLOCK_BYTES) if self._unpacker.needs_input else b""
+                if not packed and self._unpacker.needs_input:
+                    raise EOFError("the stream ends before its end mark")
+            data = self._unpacker.decompress(packed, len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+
 # First bytes of a file -> the command that unpacks it, and how Python does.
 _COMPRESSIONS: dict[bytes, tuple[str, Callable[[BinaryIO], BinaryIO]]] = {
     b"\x1f\x8b": ("gzip", lambda file: gzip.GzipFile(fileobj=file)),
     b"BZh": ("bzip2", bz2.BZ2File),
-    b"\xfd7zXZ\0": ("xz", lzma.LZMAFile),
+    b"\xfd7zXZ\0": ("xz", lambda file: io.BufferedReader(_Xz(file), BLOCK_BYTES)),
     b"\x28\xb5\x2f\xfd": ("zstd", _open_zstd),
     b"\x04\x22\x4d\x18": ("lz4", _open_lz4),
 }
@@ -135,7 +164,7 @@ class _HeaderFault(Exception):
     pass
 
 
-class _StrictInfo(tarfile.TarInfo):
+class _StrictInfo(BoundedInfo):
     """tarfile ends quietly at a header that it cannot read, as if it were the end mark."""
 
     @classmethod
