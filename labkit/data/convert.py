@@ -33,7 +33,7 @@ def convert_tar(source: str | os.PathLike, target: str | os.PathLike, *, progres
     """
     source, target = Path(source), Path(target)
     with open(source, "rb") as file:
-        stream = unpacked(file)
+        stream = unpacked(file, str(source))
         if stream is None:
             raise TarError(f"{source} is not compressed: use it as it is")
         with locked(target.with_name(f".{target.name}.lock")):

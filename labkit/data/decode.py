@@ -58,7 +58,7 @@ def decode(data: bytes, decoder: str = "turbojpeg", *, key: str | None = None, s
     """
     function = _load(decoder)
     try:
-        header = _open(data)
+        header = open_image(data)
         image = function(data, header, short_side)
     except MemoryError:
         raise
@@ -85,7 +85,7 @@ def _load(decoder: str) -> Callable[[bytes, Image.Image, int | None], Tensor]:
     return globals()[f"_load_{decoder}"]()
 
 
-def _open(data: bytes) -> Image.Image:
+def open_image(data: bytes) -> Image.Image:
     """Read the header only and refuse what no decoder should be handed."""
     if not data:
         raise ValueError("the file is empty")

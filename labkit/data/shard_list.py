@@ -1,6 +1,7 @@
 """Which shards there are, and what is known of them; and one shard's members, checked against that."""
 
 import hashlib
+import io
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -55,10 +56,11 @@ def read_shard(shards: ShardList, url: str) -> Iterator[dict[str, Any]]:
     """One shard's files as WebDataset's dictionaries, and an empty one at the end."""
     name = name_of(url)
     with open_url(url, **shards.storage_options) as file:
-        stream = _Hashed(file) if url in shards.sha256 else file
+        hashed = _Hashed(file)
+        stream = io.BufferedReader(hashed) if url in shards.sha256 else file
         for member, data in read_members(stream, name):
             yield {"fname": member, "data": data, "__url__": name}
-        if url in shards.sha256 and stream.sha256() != shards.sha256[url]:
+        if url in shards.sha256 and hashed.sha256() != shards.sha256[url]:
             raise ValueError(f"{name} has not the SHA-256 of its manifest: copy it again, or write the shards again")
     yield {}
 
@@ -68,20 +70,23 @@ def name_of(place: str) -> str:
     return shown(place) if is_url(place) else place
 
 
-class _Hashed:
+class _Hashed(io.RawIOBase):
     """A stream whose SHA-256 is taken on the way."""
 
     def __init__(self, file: BinaryIO):
         self._file, self._hash = file, hashlib.sha256()
 
-    def read(self, size: int = -1) -> bytes:
-        data = self._file.read(size)
-        self._hash.update(data)
-        return data
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:
+        n_bytes = self._file.readinto(buffer)
+        self._hash.update(buffer[:n_bytes])
+        return n_bytes
 
     def sha256(self) -> str:
         """Of the whole stream, its unread rest included."""
-        while self.read(1 << 20):
+        while self.read(1 << 20):  # what a reader around this one has buffered, it had read
             pass
         return self._hash.hexdigest()
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import BinaryIO, NamedTuple
 
 from labkit.data.blobs import Blob, LocalBlob, buffered, is_url
+from labkit.data.tar_headers import BoundedInfo
 
 _BLOCK = tarfile.BLOCKSIZE
 _SEARCHED_BYTES = 1 << 20  # after the end mark
@@ -101,7 +102,7 @@ def _other_member(file: BinaryIO, tar: tarfile.TarFile, offset: int, name: str, 
     file.seek(offset)
     tar.offset = offset
     try:
-        info = tarfile.TarInfo.fromtarfile(tar)
+        info = BoundedInfo.fromtarfile(tar)
     except UNREADABLE as error:
         raise _cut(name, f"the header at byte {offset} cannot be read ({error})", last) from error
     if tar.offset <= offset:

@@ -32,7 +32,8 @@ class _Xz(io.RawIOBase):
     """As `lzma.LZMAFile`, which gives a stream all the memory that its header asks for: up to 4 GiB."""
 
     def __init__(self, file: BinaryIO):
-        self._file, self._unpacker = file, None
+        self._file, self._packed = file, b""
+        self._unpacker: lzma.LZMADecompressor | None = None
 
     def readable(self) -> bool:
         return True
@@ -41,18 +42,26 @@ class _Xz(io.RawIOBase):
         data = b""
         while not data:
             if self._unpacker is None or self._unpacker.eof:
-                packed = (self._unpacker.unused_data if self._unpacker else b"") or self._file.read(BLOCK_BYTES)
-                packed = packed.lstrip(b"\0") if self._unpacker else packed  # streams may be padded
-                if not packed and self._unpacker is not None:
+                if not self._begin():
                     return 0
-                self._unpacker = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=MAX_UNPACKER_BYTES)
-            else:
-                packed = self._file.read(BLOCK_BYTES) if self._unpacker.needs_input else b""
-                if not packed and self._unpacker.needs_input:
-                    raise EOFError("the stream ends before its end mark")
-            data = self._unpacker.decompress(packed, len(buffer))
+            elif self._unpacker.needs_input:
+                self._packed = self._file.read(BLOCK_BYTES)
+                if not self._packed:
+                    raise EOFError("the compressed stream ends before its end mark")
+            data = self._unpacker.decompress(self._packed, len(buffer))
+            self._packed = b""
         buffer[: len(data)] = data
         return len(data)
+
+    def _begin(self) -> bool:
+        """The next of several streams, zeros between them; False at the end of the file."""
+        packed = self._unpacker.unused_data if self._unpacker else b""
+        while not (packed := packed.lstrip(b"\0")):
+            if not (packed := self._file.read(BLOCK_BYTES)):
+                return False
+        self._packed = packed
+        self._unpacker = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=MAX_UNPACKER_BYTES)
+        return True
 
 
 # First bytes of a file -> the command that unpacks it, and how Python does.
@@ -65,22 +74,21 @@ _COMPRESSIONS: dict[bytes, tuple[str, Callable[[BinaryIO], BinaryIO]]] = {
 }
 
 
-def unpacked(file: BinaryIO) -> BinaryIO | None:
+def unpacked(file: io.BufferedReader, name: str) -> BinaryIO | None:
     """Stream of what the opened `file` holds compressed; None if it is not compressed.
 
     Raises:
         TarError: this Python cannot unpack it; names the command that can.
     """
-    head = file.read(8)
-    file.seek(0)
+    head = file.peek(8)
     for magic, (command, open_with) in _COMPRESSIONS.items():
         if head.startswith(magic):
             try:
                 return open_with(file)
             except ImportError as error:
                 raise TarError(
-                    f"{file.name} is compressed by {command}, which this Python does not read: "
-                    f"unpack it by `{command} -d {file.name}`"
+                    f"{name} is compressed by {command}, which this Python does not read: "
+                    f"unpack it by `{command} -d {name}`"
                 ) from error
     return None
 
@@ -125,7 +133,7 @@ class TarStream:
             yield block
 
     def _open(self) -> tarfile.TarFile:
-        stream = unpacked(self._file)
+        stream = unpacked(self._file, self.name)
         try:
             if stream is None:
                 return tarfile.TarFile(fileobj=self._file, tarinfo=_StrictInfo)
