@@ -2,14 +2,15 @@
 
 import logging
 import re
+from base64 import b64encode
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 import urllib3
-from urllib3.util import Retry, Timeout, make_headers
+from urllib3.util import Retry, Timeout
 
 from labkit.data.blobs import PerProcess
 from labkit.data.bounds import VARIABLE, max_file_bytes
@@ -108,12 +109,12 @@ class HttpClient:
 
 
 def without_credentials(url: str) -> tuple[str, dict[str, str]]:
-    """The address without `user:password@`, and the headers that carry them instead."""
+    """The address without `user:password@`, and the headers that carry them instead, `%2F` and its like as `/`."""
     parts = urlsplit(url)
     credentials, _, place = parts.netloc.rpartition("@")
     headers = {"Accept-Encoding": "identity"}  # a range is one of the stored bytes, not of compressed ones
     if credentials:
-        headers.update(make_headers(basic_auth=credentials))
+        headers["Authorization"] = f"Basic {b64encode(unquote(credentials).encode()).decode()}"
     return urlunsplit((parts.scheme, place, parts.path, parts.query, "")), headers
 
 

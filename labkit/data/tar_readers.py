@@ -127,9 +127,9 @@ class _Tar:
 
 def _open_tar(blob: Blob) -> _Tar:
     """A tar whose headers are all read. `tarfile` ends at a damaged one without a word: here it is an error."""
-    with suppress(*UNREADABLE):
+    with suppress(*UNREADABLE, OSError):  # OSError: of a seek to where no file reaches
         tar = tarfile.TarFile(blob.name, tarinfo=BoundedInfo)
-        with suppress(*UNREADABLE):
+        with suppress(*UNREADABLE, OSError):
             tar.getmembers()
             tar.fileobj.seek(tar.offset)
             if not tar.fileobj.read(tarfile.BLOCKSIZE).strip(b"\0"):

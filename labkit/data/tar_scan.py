@@ -143,7 +143,7 @@ def _open_tar(file: BinaryIO, name: str) -> tarfile.TarFile:
         raise TarError(f"{name} is empty: copy or download it again")
     file.seek(0)
     try:
-        return tarfile.TarFile(fileobj=file, encoding="utf-8", errors="surrogateescape")
+        return tarfile.TarFile(fileobj=file, encoding="utf-8", errors="surrogateescape", tarinfo=BoundedInfo)
     except UNREADABLE as error:
         raise TarError(f"{name} is not a tar ({error})") from error
 
