@@ -13,6 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 _LIMIT_S = 60
+_HERE = ["--local"]  # what of this environment pip-audit looks at
 _VULNERABLE = "urllib3", "1.24.1"
 _UNREACHABLE = re.compile(r"connect|timed? ?out|unreachable|resolve|HTTP", re.IGNORECASE)
 
@@ -25,7 +26,7 @@ def audit(arguments: list[str]) -> int:
     """Exit status; says on stdout what was found."""
     try:
         _check_service(arguments)
-        return _judged(_asked("--local", *arguments))
+        return _judged(_asked(*_HERE, *arguments))
     except NotAudited as why:
         print(f"{'!' * 78}\naudit: NOTHING WAS AUDITED: {why}\n{'!' * 78}")
         return 0
