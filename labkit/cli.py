@@ -6,6 +6,9 @@ from typing import Annotated
 
 import typer
 
+from labkit.measure.streams import print_utf8
+
+print_utf8()
 app = typer.Typer(
     help="How image data reaches a GPU in PyTorch, measured one step at a time.",
     no_args_is_help=True,

@@ -106,7 +106,7 @@ def write_tar(path: Path, samples: Iterable[Sample], store) -> None:
         ValueError: an image is not as large as planned.
     """
     with open(path, "wb") as file:
-        with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT, encoding="utf-8") as tar:
             for sample in samples:
                 data = store.read(sample.store_key)
                 if len(data) != sample.n_bytes:
@@ -144,7 +144,7 @@ def read_members(stream: BinaryIO, name: str) -> Iterator[tuple[str, bytes]]:
     try:
         # read1: what was unpacked before a fault is not lost with it.
         source = SimpleNamespace(read=file.read if unpacking is None else partial(_read, unpacking))
-        with tarfile.open(fileobj=source, mode="r|", tarinfo=_StrictTarInfo) as tar:
+        with tarfile.open(fileobj=source, mode="r|", tarinfo=_StrictTarInfo, encoding="utf-8") as tar:
             for info in tar:
                 if info.isreg():
                     if info.size > most:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 
+from labkit.data.keys import as_path
 from labkit.data.tar_safety import Plan, colliding
 from labkit.data.tar_stream import TarStream
 from labkit.data.tar_tree import Tree
@@ -60,7 +61,7 @@ def _fill(stream: TarStream, info: tarfile.TarInfo, paths: list[str], half: Path
         if tree.has(path):
             continue
         if info.issym():
-            os.symlink(info.linkname, half)
+            os.symlink(as_path(info.linkname), half)
             _set_time(half, info)
         elif path == paths[0]:
             _write(stream, info, half)
@@ -99,7 +100,7 @@ def _difference(stream: TarStream, info: tarfile.TarInfo, path: Path, first: Pat
     if info.isdir():
         return "" if path.is_dir() else "is no folder"
     if info.issym():
-        return "" if path.is_symlink() and os.readlink(path) == info.linkname else "is not the same link"
+        return "" if path.is_symlink() and os.readlink(path) == as_path(info.linkname) else "is not the same link"
     if path.is_symlink() or not path.is_file():
         return "is no file"
     if path.stat().st_size != info.size:

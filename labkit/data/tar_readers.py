@@ -128,7 +128,7 @@ class _Tar:
 def _open_tar(blob: Blob) -> _Tar:
     """A tar whose headers are all read. `tarfile` ends at a damaged one without a word: here it is an error."""
     with suppress(*UNREADABLE, OSError):  # OSError: of a seek to where no file reaches
-        tar = tarfile.TarFile(blob.name, tarinfo=BoundedInfo)
+        tar = tarfile.TarFile(blob.name, tarinfo=BoundedInfo, encoding="utf-8")
         with suppress(*UNREADABLE, OSError):
             tar.getmembers()
             tar.fileobj.seek(tar.offset)

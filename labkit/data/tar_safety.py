@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from labkit.data.bounds import MAX_MEMBERS
+from labkit.data.keys import as_path
 
 
 class UnsafeTarError(ValueError):
@@ -69,7 +70,7 @@ def safe_path(name: str) -> str:
         raise ValueError("has `..` in its name")
     if "\0" in name:
         raise ValueError("has a zero byte in its name")
-    return "/".join(parts)
+    return as_path("/".join(parts))
 
 
 def colliding(plan: Plan) -> tuple[str, str] | None:

@@ -136,10 +136,12 @@ class TarStream:
         stream = unpacked(self._file, self.name)
         try:
             if stream is None:
-                return tarfile.TarFile(fileobj=self._file, tarinfo=_StrictInfo)
+                return tarfile.TarFile(fileobj=self._file, tarinfo=_StrictInfo, encoding="utf-8")
             # "|": never back, not even by the one byte for which tarfile would unpack all from the start.
             # read1: what was unpacked before a fault is not lost with it.
-            return tarfile.open(fileobj=SimpleNamespace(read=stream.read1), mode="r|", tarinfo=_StrictInfo)
+            return tarfile.open(
+                fileobj=SimpleNamespace(read=stream.read1), mode="r|", tarinfo=_StrictInfo, encoding="utf-8"
+            )
         except Exception as error:  # each compression has its own class of error
             raise TarError(f"{self.name} is no whole tar ({error}): copy or download it again") from error
 
