@@ -33,7 +33,7 @@ def tour(
 
     try:
         failed = run_tour(only=only, store_outputs=store)
-    except (FileNotFoundError, ValueError) as error:
+    except (OSError, ValueError) as error:
         _fail(error)
     raise typer.Exit(1 if failed else 0)
 

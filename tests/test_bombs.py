@@ -37,6 +37,22 @@ BOMB_BYTES = 120_000_000  # that the smallest bombs here stand for; most stand f
 _SPARE_MB = 60  # that a refusal may take
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _all_is_loaded(tmp_path_factory):
+    """Libraries, thread pools and buffers take their memory once; a test that runs alone must not count it."""
+    root = tmp_path_factory.mktemp("sound")
+    (root / "set" / "a").mkdir(parents=True)
+    (root / "set" / "a" / "a.jpg").write_bytes(picture((40, 40), "JPEG"))
+    store = lk.FolderStore(root / "set")
+    lk.PixelStore.build(store, root / "p", progress=False)
+    list(lk.BatchLoader(store, size=8, batch_size=1, num_threads=1))
+    lk.collect_sizes(root / "set", progress=False)
+    lk.write_shards(store, root / "shards", engine="threads", progress=False)
+    list(lk.read_shards(root / "shards"))
+    with pytest.raises(OSError, match="gave no whole answer"):
+        HttpClient(retries=0).get("http://127.0.0.1:9/")
+
+
 @contextmanager
 def little_memory():
     """The block's peak is at most `_SPARE_MB` above what was held before."""
@@ -135,12 +151,18 @@ def test_what_a_png_says_beside_its_pixels(packed_zeros, kind, decoder):
         assert (lk.decode(data, decoder) == lk.decode(plain, decoder)).all()
 
 
-def test_a_depth_map_is_a_png_a_jpeg_or_a_webp():
+def test_pictures_are_jpeg_png_or_webp(tmp_path):
     """Pillow would hand Encapsulated PostScript to Ghostscript, which runs it."""
     eps = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n%%EOF\n"
     assert Image.open(io.BytesIO(eps)).format == "EPS"
     with pytest.raises(lk.DecodeError, match="cannot identify"):
         decode_picture(eps, "depth")
+    (tmp_path / "a.jpg").write_bytes(eps)
+    with pytest.raises(lk.DecodeError, match="cannot identify"):
+        lk.PILDataset(lk.FolderStore(tmp_path))[0]
+    (tmp_path / "a.jpg").write_bytes(IMAGES["huge.png"])
+    with little_memory(), pytest.raises(lk.DecodeError, match="bomb"):
+        lk.PILDataset(lk.FolderStore(tmp_path))[0]
 
 
 def test_text_within_the_limit_does_no_harm():

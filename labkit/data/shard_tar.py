@@ -86,7 +86,7 @@ def sample_bytes(sample: Sample) -> int:
 def _header_bytes(name: str, size: int) -> int:
     if len(name) <= _READABLE_NAME and name.isascii() and size < 8**11:
         return tarfile.BLOCKSIZE
-    return len(_header(name, size).tobuf(tarfile.PAX_FORMAT))
+    return len(_header(name, size).tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape"))
 
 
 def _up_to_multiple(size: int, unit: int) -> int:
