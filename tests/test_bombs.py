@@ -224,6 +224,23 @@ def test_a_long_header_of_a_plain_tar(tmp_path, mode):
         lk.TarStore(path, mode=mode).keys()
 
 
+@pytest.mark.parametrize("kind", [tarfile.REGTYPE, tarfile.GNUTYPE_SPARSE, tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME])
+@pytest.mark.parametrize("size", [-512, -1024])
+def test_a_size_below_zero(tmp_path, kind, size):
+    """With -512 the next header is the same one again, for ever."""
+    data = bytearray(header("b.jpg", 0, kind))
+    data[124:136] = tarfile.itn(size, 12, tarfile.GNU_FORMAT)
+    data[148:156] = b"%06o\0 " % (sum(data) - sum(data[148:156]) + 8 * 32)
+    path = tmp_path / "x.tar"
+    path.write_bytes(header("a.jpg", 0) + data + bytes(5000))
+    with pytest.raises(ItemErrors, match="cut or damaged"):
+        extract_tars(path, tmp_path / "out", progress=False)
+    stores = [lk.TarStore(path, mode=mode) for mode in ("index", "tarfile", "reopen")]
+    for read in (lk.read_shards(path).samples, *(store.keys for store in stores)):
+        with pytest.raises(TarError, match="cut or damaged"):
+            list(read())
+
+
 def test_headers_of_the_whole_archive_count_together(tmp_path):
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:

@@ -13,19 +13,22 @@ class BoundedInfo(tarfile.TarInfo):
     stand for many gigabytes of it.
 
     Raises:
-        tarfile.ReadError: they are longer, or those of the whole archive (pax's global ones) are.
+        tarfile.ReadError: they are longer, or those of the whole archive (pax's global ones) are. Or a size is
+            negative: the next header would be this one again, for ever.
     """
 
     @classmethod
     def fromtarfile(cls, tar: tarfile.TarFile) -> "BoundedInfo":
         if isinstance(tar.fileobj, _Header):  # a header before a header: they share one limit
             return super().fromtarfile(tar)
-        whole = tar.fileobj
+        whole, begin = tar.fileobj, tar.fileobj.tell()
         tar.fileobj = _Header(whole)
         try:
             info = super().fromtarfile(tar)
         finally:
             tar.fileobj = whole
+        if info.size < 0 or tar.offset <= begin:
+            raise tarfile.ReadError(f"{info.name!r} has a size below zero")
         if tar.pax_headers and sum(map(len, tar.pax_headers.values())) > MAX_TAR_HEADER_BYTES:
             raise _too_long()
         return info
@@ -39,7 +42,7 @@ class _Header:
 
     def read(self, size: int) -> bytes:
         self._left -= size
-        if self._left < 0:
+        if size < 0 or self._left < 0:  # below 0, a file gives all that it has
             raise _too_long()
         return self._file.read(size)
 
