@@ -17,6 +17,7 @@ import typer
 from labkit import collect_sizes
 from labkit.data.size_metadata import write_metadata_cache
 from labkit.measure.files import write_whole
+from labkit.measure.streams import print_utf8
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -48,4 +49,5 @@ def _csv(frame: pd.DataFrame) -> bytes:
 
 
 if __name__ == "__main__":
+    print_utf8()
     app()

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from labkit import ItemErrors, make_depth
+from labkit.measure.streams import print_utf8
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -36,4 +37,5 @@ def main(
 
 
 if __name__ == "__main__":
+    print_utf8()
     app()

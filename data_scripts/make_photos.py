@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from labkit import make_photos
+from labkit.measure.streams import print_utf8
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -38,4 +39,5 @@ def main(
 
 
 if __name__ == "__main__":
+    print_utf8()
     app()

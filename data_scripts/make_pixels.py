@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from labkit import PixelStore
+from labkit.measure.streams import print_utf8
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -40,4 +41,5 @@ def main(
 
 
 if __name__ == "__main__":
+    print_utf8()
     app()

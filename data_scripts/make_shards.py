@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from labkit import open_store, write_shards
+from labkit.measure.streams import print_utf8
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -42,4 +43,5 @@ def main(
 
 
 if __name__ == "__main__":
+    print_utf8()
     app()

@@ -6,6 +6,9 @@ from typing import Annotated
 
 import typer
 
+from labkit.measure.streams import print_utf8
+
+print_utf8()
 app = typer.Typer(
     help="How image data reaches a GPU in PyTorch, measured one step at a time.",
     no_args_is_help=True,
@@ -30,7 +33,7 @@ def tour(
 
     try:
         failed = run_tour(only=only, store_outputs=store)
-    except (FileNotFoundError, ValueError) as error:
+    except (OSError, ValueError) as error:
         _fail(error)
     raise typer.Exit(1 if failed else 0)
 
@@ -173,16 +176,19 @@ def convert(
 @app.command()
 def lab(port: Annotated[int, typer.Option(help="Port of JupyterLab.")] = 8888) -> None:
     """Open JupyterLab in notebooks/ (on this machine only, behind its token); its runs are kept in results/."""
+    from labkit import lab_server
     from labkit.measure.env import env_id
     from labkit.measure.results import RESULTS_VARIABLE
     from labkit.notebooks import FOLDER
 
     os.environ.setdefault(RESULTS_VARIABLE, os.path.abspath(os.path.join("results", env_id(), "frames")))
 
-    command = [sys.executable, "-m", "jupyterlab", f"--port={port}", f"--ServerApp.root_dir={FOLDER}"]
+    # -P: no module beside the file hides another. The address is said, since a configuration may have another.
+    command = [sys.executable, "-P", lab_server.__file__, "--ip=127.0.0.1", f"--port={port}"]
+    command.append(f"--ServerApp.root_dir={FOLDER}")
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         command.append("--allow-root")
-    os.execv(sys.executable, command)  # not a child: who ends this command ends JupyterLab
+    os.execv(sys.executable, command)  # noqa: S606 - not a child: who ends this command ends JupyterLab
 
 
 def _set_scale(name: str) -> None:

@@ -40,7 +40,7 @@ class VariantMagics(Magics):
         print(f"{label}: median {rates.median():,.0f} images/s over {len(rates)} runs (added to `{options.into}`)")
 
     def _run(self, code, n_images: int):
-        exec(code, self.shell.user_ns)
+        exec(code, self.shell.user_ns)  # noqa: S102 - the cell that the reader wrote and ran
         yield n_images
 
     def _earlier(self, name: str) -> pd.DataFrame | None:

@@ -11,6 +11,8 @@ from pathlib import Path
 import nbformat
 from nbformat import NotebookNode
 
+from labkit.measure.redact import redacted
+
 FOLDER = Path(__file__).resolve().parents[1] / "notebooks"
 
 
@@ -89,11 +91,12 @@ def execute(
     try:
         client.execute()
     except CellExecutionError as failure:
-        error = f"{failure.ename}: {failure.evalue}"
+        error = redacted(f"{failure.ename}: {failure.evalue}")
     except (CellTimeoutError, DeadKernelError) as failure:
         error = f"{type(failure).__name__}: {failure}"
     seconds = time.perf_counter() - start
     _drop_widgets(node)
+    _drop_credentials(node)
     return Executed(notebook, node, seconds, error)
 
 
@@ -102,6 +105,15 @@ def _drop_widgets(node: NotebookNode) -> None:
     for cell in node.cells:
         for output in cell.get("outputs", []):
             output.get("data", {}).pop("application/vnd.jupyter.widget-view+json", None)
+
+
+def _drop_credentials(node: NotebookNode) -> None:
+    """A traceback shows what other libraries say of an address, and the pages of a tour are passed on."""
+    for output in (output for cell in node.cells for output in cell.get("outputs", [])):
+        if output.output_type == "error":
+            output.evalue, output.traceback = redacted(output.evalue), [redacted(line) for line in output.traceback]
+        elif output.output_type == "stream":
+            output.text = redacted(output.text)
 
 
 def store(executed: Executed) -> None:

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from labkit.data.photos import make_photos
-from labkit.measure.env import env_id, photo_root, scale
+from labkit.measure.env import env_id, home, photo_root, scale
 from labkit.measure.files import write_whole
 from labkit.measure.results import RESULTS_VARIABLE
 from labkit.notebooks import Executed, Notebook, execute, find_notebooks, store
@@ -49,9 +49,16 @@ def run_tour(*, only: str = "", store_outputs: bool = False, results: Path = Pat
 
 
 def make_scale_photos() -> None:
-    """Make the photo sets of the current scale, as far as they are missing."""
-    make_photos(photo_root("imagenet"), scale().n_photos, profile="imagenet")
-    make_photos(photo_root("camera"), scale().n_camera, profile="camera")
+    """Make the photo sets of the current scale, as far as they are missing.
+
+    Raises:
+        OSError: there is no room for them, or no leave to write; names the folder and the remedy.
+    """
+    try:
+        make_photos(photo_root("imagenet"), scale().n_photos, profile="imagenet")
+        make_photos(photo_root("camera"), scale().n_camera, profile="camera")
+    except OSError as error:
+        raise OSError(f"{home()} cannot be written to ({error}): name another folder in LABKIT_HOME") from error
 
 
 def _run(notebook: Notebook, number: int, total: int, folder: Path, store_outputs: bool) -> Executed:

@@ -171,7 +171,7 @@ def test_of_two_members_with_one_name_the_last_counts(tmp_path):
 
 
 def test_without_hard_links_there_are_copies(tmp_path, monkeypatch):
-    def refuse(*paths):
+    def refuse(*paths, **options):
         raise OSError("not here")
 
     monkeypatch.setattr(os, "link", refuse)

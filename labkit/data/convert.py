@@ -14,7 +14,7 @@ def convert_tar(source: str | os.PathLike, target: str | os.PathLike, *, progres
     """Unpack a compressed tar (gzip, bzip2, xz; zstd from Python 3.14 on) to a plain one, with the same members.
 
     The plain tar is the very stream that was compressed. It is written whole or not at all; a rerun after a kill
-    begins anew.
+    begins anew. Memory does not grow with what is unpacked; the disk must have room for it.
 
     Args:
         source: The compressed tar.
@@ -33,7 +33,7 @@ def convert_tar(source: str | os.PathLike, target: str | os.PathLike, *, progres
     """
     source, target = Path(source), Path(target)
     with open(source, "rb") as file:
-        stream = unpacked(file)
+        stream = unpacked(file, str(source))
         if stream is None:
             raise TarError(f"{source} is not compressed: use it as it is")
         with locked(target.with_name(f".{target.name}.lock")):
@@ -46,7 +46,8 @@ def convert_tar(source: str | os.PathLike, target: str | os.PathLike, *, progres
 def _write(file: BinaryIO, stream: BinaryIO, target: Path, progress: bool) -> None:
     partial = target.with_name(f".{target.name}.partial")
     try:
-        with open(partial, "wb") as plain:
+        partial.unlink(missing_ok=True)  # a killed run's, or a link that somebody put there
+        with open(partial, "xb") as plain:
             _copy(file, stream, plain, progress)
         _check_is_tar(partial, file.name)
         partial.rename(target)

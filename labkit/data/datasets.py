@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
-from labkit.data.decode import DECODERS, DecodeError, decode
+from labkit.data.decode import DECODERS, FORMATS, DecodeError, decode
 from labkit.data.packed import PackedStrings
 from labkit.data.stores import Store
 
@@ -97,8 +97,8 @@ class PILDataset(ImageDataset):
 
     def _decode(self, data: bytes, key: str) -> Image.Image:
         try:
-            return Image.open(io.BytesIO(data)).convert("RGB")
-        except (OSError, ValueError, SyntaxError) as error:
+            return Image.open(io.BytesIO(data), formats=FORMATS).convert("RGB")
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
             raise DecodeError(f"{key}: PIL cannot decode {len(data)} bytes: {error}") from error
 
 

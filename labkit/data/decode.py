@@ -24,7 +24,7 @@ DECODERS = ("pil", "pil_draft", "cv2", "torchvision", "torchcodec", "turbojpeg")
 # Pillow's own hard limit against decompression bombs, here held for every decoder.
 MAX_PIXELS = 2 * (Image.MAX_IMAGE_PIXELS or 89_478_485)
 
-_FORMATS = ("JPEG", "PNG", "WEBP")
+FORMATS = ("JPEG", "PNG", "WEBP")  # of Pillow's many: for one of the others it starts Ghostscript
 _JPEG = ("JPEG", "MPO")  # MPO: a JPEG with further pictures behind it, as phones write them
 _EXIF_ORIENTATION = 0x0112
 
@@ -58,7 +58,7 @@ def decode(data: bytes, decoder: str = "turbojpeg", *, key: str | None = None, s
     """
     function = _load(decoder)
     try:
-        header = _open(data)
+        header = open_image(data)
         image = function(data, header, short_side)
     except MemoryError:
         raise
@@ -85,11 +85,11 @@ def _load(decoder: str) -> Callable[[bytes, Image.Image, int | None], Tensor]:
     return globals()[f"_load_{decoder}"]()
 
 
-def _open(data: bytes) -> Image.Image:
+def open_image(data: bytes) -> Image.Image:
     """Read the header only and refuse what no decoder should be handed."""
     if not data:
         raise ValueError("the file is empty")
-    header = Image.open(io.BytesIO(data), formats=_FORMATS)
+    header = Image.open(io.BytesIO(data), formats=FORMATS)
     if header.width * header.height > MAX_PIXELS:
         raise ValueError(f"{header.width} x {header.height} pixels exceed the limit of {MAX_PIXELS}")
     if not _is_whole(data, header.format):

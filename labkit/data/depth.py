@@ -1,17 +1,15 @@
 """Marigold's training pairs, over any store: RGB, depth in metres, masks and normalised depth."""
 
-import io
 import os
 import random
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from labkit.data.decode import DecodeError
+from labkit.data.decode import DecodeError, open_image
 from labkit.data.depth_fast import fast_sample
 from labkit.data.depth_plain import plain_sample
 from labkit.data.depth_presets import Preset, find_preset, read_list
@@ -128,8 +126,10 @@ def decode_picture(data: bytes, column: str) -> np.ndarray:
     """
     n_axes, dtypes, kind = _KINDS["rgb" if column == "rgb" else "depth"]
     try:
-        pixels = np.asarray(Image.open(io.BytesIO(data)))
-    except (OSError, ValueError, SyntaxError) as error:
+        pixels = np.asarray(open_image(data))
+    except MemoryError:
+        raise
+    except Exception as error:  # Pillow's plug-ins raise what they like
         raise DecodeError(f"{column}: no whole picture in {len(data)} bytes: {error}") from error
     if pixels.ndim != n_axes or pixels.shape[2:] not in ((), (3,)) or pixels.dtype not in dtypes:
         raise DecodeError(f"{column}: {pixels.dtype} of shape {pixels.shape} is not {kind}: are the columns in order?")

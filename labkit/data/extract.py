@@ -35,8 +35,9 @@ def extract_tars(
 
     A folder appears under its name when all of it is there. A killed run is taken up where it was: members that are
     whole are kept, in a hidden folder `root/.extract`, which is also how a rerun knows what is done. Modification
-    times are kept; owners, set-user-id bits and others' write permission are not. Of several members with one name
-    the last counts, as with `tar -x`. Names that differ in case alone are refused where the filesystem ignores case.
+    times are kept; owners, set-user-id bits, others' write permission and what the umask takes away are not. Of
+    several members with one name the last counts, as with `tar -x`. Names that differ in case alone are refused where
+    the filesystem ignores case.
 
     Args:
         archives: One tar or several, plain or compressed (gzip, bzip2, xz; zstd from Python 3.14 on).
@@ -57,7 +58,8 @@ def extract_tars(
         OSError: too little space for what is still to be extracted; names both numbers of bytes. Nothing is extracted.
         ItemErrors: some archives failed; names them, the others are extracted. One is refused whole, before any of it
             is written, if a member has an absolute name or `..` in it, lies behind a link, is a device or a pipe, or
-            is a link that leads out of the folder or through another link. Or it is cut or damaged, differs from the
+            is a link that leads out of the folder or through another link; and if it has more members than
+            `labkit.data.bounds` states, or larger headers. Or it is cut or damaged, differs from the
             folder that is there, or that folder came from elsewhere.
 
     Taught in: notebooks/09_marigold_storage.ipynb
@@ -175,6 +177,7 @@ def _unpack(root: Path, archive: Path, work: Path, verify: bool, progress: bool)
     plan, tree = _plan(archive), work / "tree"
     if not _is_recorded(root, archive):
         shutil.rmtree(work, ignore_errors=True)
+        work.mkdir(mode=0o700)  # nobody else exchanges what is half done; the folder that appears is not in it any more
         write_whole(work / "record.json", _record(archive))
     unpack(archive, plan, tree, progress)
     if verify and (found := differences(archive, plan, tree)):

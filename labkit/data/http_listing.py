@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from html.parser import HTMLParser
 from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit
 
-from labkit.data.http import HttpClient, shown
+from labkit.data.http import HttpClient
 from labkit.data.keys import is_image
+from labkit.measure.redact import shown
 
 _DEEPEST = 32  # folders below the first: a link to its own folder would lead on for ever
 

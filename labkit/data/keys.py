@@ -1,5 +1,8 @@
 """Which names count as images, wherever they lie."""
 
+import os
+import sys
+
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 
 
@@ -16,3 +19,19 @@ def names_a_file(key: str) -> bool:
         return False
     parts = key.split("/")
     return parts[0] != "" and parts[-1] not in ("", ".") and ".." not in parts
+
+
+def as_key(name: str) -> str:
+    """A file's name, as the system gives it, as a key: UTF-8, whatever the locale.
+
+    On a C locale with Python's own remedies switched off, names come as ASCII and the other bytes as surrogates.
+    """
+    return name if _NAMES_ARE_UTF8 else os.fsencode(name).decode("utf-8", "surrogateescape")
+
+
+def as_path(key: str) -> str:
+    """A key, or a name that an archive or a list states, as the system takes it. Raises ValueError where it cannot."""
+    return key if _NAMES_ARE_UTF8 else os.fsdecode(key.encode("utf-8", "surrogateescape"))
+
+
+_NAMES_ARE_UTF8 = sys.getfilesystemencoding() == "utf-8"

@@ -38,7 +38,7 @@ def locked(path: Path) -> Iterator[None]:
 
 def _held(path: Path) -> TextIO:
     while True:
-        file = open(path, "a")  # noqa: SIM115
+        file = open(path, "a", opener=_unlinked)  # noqa: SIM115
         with contextlib.suppress(OSError, AttributeError):
             fcntl.flock(file, fcntl.LOCK_EX)
         # Who held it before may have removed it meanwhile: then another may hold a new file of this name.
@@ -46,3 +46,8 @@ def _held(path: Path) -> TextIO:
             if os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
                 return file
         file.close()
+
+
+def _unlinked(path: str, flags: int) -> int:
+    """Names of locks can be guessed: a link that somebody put there would have a file made elsewhere."""
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)

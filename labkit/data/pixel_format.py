@@ -125,6 +125,8 @@ def read_head(path: Path) -> Head:
             if size != file_bytes:
                 state = "is cut short" if size < file_bytes else "is damaged"
                 raise PixelError(f"{path} {state}: it has {size} bytes, not {file_bytes}; {REBUILD}")
+            if not 8 + 28 * n_images <= index_bytes <= file_bytes - HEADER_BYTES:
+                raise PixelError(f"{path} is damaged: its index is not one of {n_images} images; {REBUILD}")
             rows = file.read(index_bytes)
     except FileNotFoundError:
         raise FileNotFoundError(f"{path} does not exist: make it with labkit.PixelStore.build(source, path)") from None
@@ -139,7 +141,7 @@ def read_head(path: Path) -> Head:
 
 def _check_bounds(path: Path, index: Index, file_bytes: int) -> None:
     """No view may lead out of the file: NumPy would refuse it, image by image, in words of its own."""
-    ends = index.offsets + image_bytes(index.shapes)
+    ends = index.offsets + index.shapes.astype(np.float64).prod(axis=1) * 3  # int64 would wrap around for some shapes
     if not len(index) or index.offsets.min() < 0 or index.shapes.min() < 1 or ends.max() > file_bytes:
         raise PixelError(f"{path} is damaged: its index leads out of the file; {REBUILD}")
 

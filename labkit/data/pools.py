@@ -16,6 +16,7 @@ from typing import Any
 import cloudpickle
 
 from labkit.data.alone import compute_alone
+from labkit.measure.redact import redacted
 
 Outcome = tuple[Any, str | None]  # (value, None) or (None, error text)
 Submit = Callable[[list[Any]], Future]  # items -> future of (seconds, outcomes)
@@ -35,8 +36,8 @@ def then(function: Callable, outcome: Outcome) -> Outcome:
 
 
 def describe(error: BaseException) -> str:
-    """Type and first line of an error."""
-    lines = str(error).strip().splitlines()
+    """Type and first line of an error, without credentials."""
+    lines = redacted(str(error)).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
@@ -134,4 +135,4 @@ def _work(packed: list[Outcome]) -> tuple[float, list[Outcome]]:
 
 @cache
 def _function() -> Callable:
-    return pickle.loads(_packed_function)
+    return pickle.loads(_packed_function)  # noqa: S301 - packed by the process that started this one

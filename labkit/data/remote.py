@@ -1,17 +1,20 @@
 """Images behind a network: over HTTP, and in object storage through fsspec."""
 
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
 from labkit.data.blobs import PerProcess
-from labkit.data.http import HttpClient, shown
+from labkit.data.http import HttpClient
 from labkit.data.http_listing import address, listed_images
 from labkit.data.keys import is_image, names_a_file
 from labkit.data.packed import PackedStrings
+from labkit.measure.redact import redacted, shown, tells
 
 _VERSIONS = ("ETag", "etag", "mtime", "LastModified", "last_modified", "updated", "created")  # as fsspec's kinds say it
 
@@ -30,7 +33,8 @@ class HttpStore:
     Raises:
         ValueError: not an http(s) address, or one of a tar.
         FileNotFoundError: nothing lists images there (on the first call of `keys()`).
-        OSError: no whole answer after all tries. No message holds a password or a signed query.
+        OSError: no whole answer after all tries, or one longer than `LABKIT_MAX_FILE_MB` (1024). No message holds a
+            password or a signed query.
 
     Taught in: notebooks/08_shard_formats.ipynb
     """
@@ -81,7 +85,7 @@ class HttpStore:
         answer = self._client.get(address(self._url, "manifest.json"))
         try:
             return [row["key"] for row in json.loads(answer.data)["photos"]] if answer.status == 200 else []
-        except (ValueError, KeyError, TypeError):  # some other program's manifest
+        except (ValueError, KeyError, TypeError, RecursionError):  # some other program's manifest
             return []
 
 
@@ -140,7 +144,7 @@ class ObjectStore:
     """
 
     def __init__(self, url: str, **storage_options: Any):
-        self._url = url.rstrip("/")
+        self._url, self._secrets = url.rstrip("/"), _secrets(storage_options)
         self._place = PerProcess(partial(_filesystem, self._url, storage_options))
         self._keys: PackedStrings | None = None
 
@@ -153,7 +157,8 @@ class ObjectStore:
     def keys(self) -> Sequence[str]:
         """Paths below the prefix of all JPEG, PNG and WebP objects, sorted."""
         if self._keys is None:
-            keys = sorted(key for key in self._found() if is_image(key))
+            with _discreet(self._secrets):
+                keys = sorted(key for key in self._found() if is_image(key))
             if not keys:
                 raise FileNotFoundError(f"{shown(self._url)} holds no image")
             self._keys = PackedStrings(keys)
@@ -161,10 +166,11 @@ class ObjectStore:
 
     def read(self, key: str) -> bytes:
         """Contents of one object. Raises KeyError for an unknown one."""
-        filesystem, root = self._place()
         try:
-            if names_a_file(key):
-                return filesystem.cat_file(f"{root}/{key}")
+            with _discreet(self._secrets):
+                filesystem, root = self._place()
+                if names_a_file(key):
+                    return filesystem.cat_file(f"{root}/{key}")
         except (FileNotFoundError, IsADirectoryError, ValueError):  # ValueError: NUL, broken UTF-8
             pass
         raise KeyError(f"{key!r} is not a file under {shown(self._url)}")
@@ -178,18 +184,20 @@ class ObjectBlob:
     """One file that fsspec reads, by ranges."""
 
     def __init__(self, url: str, **storage_options: Any):
-        self.name = shown(url)
+        self.name, self._secrets = shown(url), _secrets(storage_options)
         self._place = PerProcess(partial(_filesystem, url, storage_options))
 
     def stamp(self) -> tuple[int, str]:
-        filesystem, path = self._place()
-        filesystem.invalidate_cache(path)  # a listing from before the object was written anew
-        about = filesystem.info(path)
+        with _discreet(self._secrets):
+            filesystem, path = self._place()
+            filesystem.invalidate_cache(path)  # a listing from before the object was written anew
+            about = filesystem.info(path)
         return about["size"], next((str(about[key]) for key in _VERSIONS if about.get(key)), "")
 
     def read_at(self, offset: int, size: int) -> bytes:
-        filesystem, path = self._place()
-        return filesystem.cat_file(path, start=offset, end=offset + size) if size else b""
+        with _discreet(self._secrets):
+            filesystem, path = self._place()
+            return filesystem.cat_file(path, start=offset, end=offset + size) if size else b""
 
 
 def known_schemes() -> set[str]:
@@ -207,3 +215,26 @@ def _filesystem(url: str, storage_options: dict[str, Any]) -> tuple[Any, str]:
     except ImportError as error:
         scheme = url.partition("://")[0]
         raise ImportError(f'{scheme}:// needs a package ({error}); for S3: python -m pip install -e ".[s3]"') from error
+
+
+def _secrets(storage_options: dict[str, Any]) -> tuple[str, ...]:
+    """What options and environment keep secret."""
+    named = [(name, value) for name, value in os.environ.items() if name.startswith("AWS_")]
+    for name, value in storage_options.items():
+        named += value.items() if isinstance(value, dict) else [(name, value)]
+    return tuple(
+        value for name, value in named if isinstance(value, str) and re.search("(?i)secret|token|pass", name) and value
+    )
+
+
+@contextmanager
+def _discreet(secrets: tuple[str, ...]) -> Iterator[None]:
+    """Errors of fsspec, and of the libraries below it, told without what addresses and options keep secret."""
+    try:
+        yield
+    except Exception as error:
+        if not tells(error, secrets):
+            raise
+        kinds = (FileNotFoundError, IsADirectoryError, PermissionError, ImportError, ValueError)
+        kind = next((kind for kind in kinds if isinstance(error, kind)), OSError)
+        raise kind(f"{type(error).__name__}: {redacted(str(error), secrets)}") from None

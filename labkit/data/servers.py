@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import quote, unquote
 
+from labkit.data.keys import as_key, as_path
+
 
 @contextmanager
 def serve_folder(root: str | os.PathLike, *, latency_ms: float = 0.0) -> Iterator[str]:
@@ -100,13 +102,15 @@ def _serve_folder(root: str, latency_ms: str) -> None:
 
     async def answer(request):
         path = unquote(request.rel_url.raw_path, errors="surrogateescape").lstrip("/")
-        place = os.path.join(root, path)
+        place = os.path.join(root, as_path(path))
         if ".." in path.split("/") or not os.path.exists(place):
             return web.Response(status=404)
         if not os.path.isdir(place):
             return web.FileResponse(place)
         names = sorted(name + "/" * os.path.isdir(os.path.join(place, name)) for name in os.listdir(place))
-        links = "".join(f'<li><a href="{quote(name, errors="surrogateescape")}">file</a></li>' for name in names)
+        links = "".join(
+            f'<li><a href="{quote(as_key(name), errors="surrogateescape")}">file</a></li>' for name in names
+        )
         return web.Response(text=f"<ul>{links}</ul>", content_type="text/html")
 
     async def run():

@@ -1,6 +1,7 @@
 """Which shards there are, and what is known of them; and one shard's members, checked against that."""
 
 import hashlib
+import io
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -9,9 +10,10 @@ from urllib.parse import urlsplit
 
 from labkit.data.blobs import is_url
 from labkit.data.gopen import open_url
-from labkit.data.http import shown
+from labkit.data.keys import names_a_file
 from labkit.data.shard_tar import read_members
 from labkit.data.shard_writer import MANIFEST, UNFINISHED, read_manifest
+from labkit.measure.redact import shown
 
 _SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")
 
@@ -27,19 +29,21 @@ class ShardList:
         storage_options: To fsspec.
     """
 
-    urls: list[str]
+    urls: list[str] = field(repr=False)  # these, too, may hold credentials
     classes: list[str] | None = None
-    sha256: dict[str, str] = field(default_factory=dict)
-    storage_options: dict[str, Any] = field(default_factory=dict, repr=False)  # may hold credentials
+    sha256: dict[str, str] = field(default_factory=dict, repr=False)
+    storage_options: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @classmethod
     def find(cls, places: Any, *, verify: bool, storage_options: dict[str, Any]) -> "ShardList":
         """The shards that `places` means, as `read_shards` states it."""
+        _refuse_commands([places] if isinstance(places, str) else [])
         if isinstance(places, str | os.PathLike) and not _is_shard(places):
             return _from_manifest(os.fspath(places), verify, storage_options)
         if verify:
             raise ValueError("verify=True needs the checksums of a manifest: name the folder, not its shards")
         urls = _expanded(places)
+        _refuse_commands(urls)
         if not urls:
             raise ValueError("there is no shard to read")
         missing = [url for url in urls if not is_url(url) and not os.path.isfile(url)]
@@ -52,10 +56,11 @@ def read_shard(shards: ShardList, url: str) -> Iterator[dict[str, Any]]:
     """One shard's files as WebDataset's dictionaries, and an empty one at the end."""
     name = name_of(url)
     with open_url(url, **shards.storage_options) as file:
-        stream = _Hashed(file) if url in shards.sha256 else file
+        hashed = _Hashed(file)
+        stream = io.BufferedReader(hashed) if url in shards.sha256 else file
         for member, data in read_members(stream, name):
             yield {"fname": member, "data": data, "__url__": name}
-        if url in shards.sha256 and stream.sha256() != shards.sha256[url]:
+        if url in shards.sha256 and hashed.sha256() != shards.sha256[url]:
             raise ValueError(f"{name} has not the SHA-256 of its manifest: copy it again, or write the shards again")
     yield {}
 
@@ -65,20 +70,23 @@ def name_of(place: str) -> str:
     return shown(place) if is_url(place) else place
 
 
-class _Hashed:
+class _Hashed(io.RawIOBase):
     """A stream whose SHA-256 is taken on the way."""
 
     def __init__(self, file: BinaryIO):
         self._file, self._hash = file, hashlib.sha256()
 
-    def read(self, size: int = -1) -> bytes:
-        data = self._file.read(size)
-        self._hash.update(data)
-        return data
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:
+        n_bytes = self._file.readinto(buffer)
+        self._hash.update(buffer[:n_bytes])
+        return n_bytes
 
     def sha256(self) -> str:
         """Of the whole stream, its unread rest included."""
-        while self.read(1 << 20):
+        while self.read(1 << 20):  # what a reader around this one has buffered, it had read
             pass
         return self._hash.hexdigest()
 
@@ -86,6 +94,15 @@ class _Hashed:
 def _is_shard(place: str | os.PathLike) -> bool:
     path = urlsplit(os.fspath(place)).path if is_url(place) else os.fspath(place)
     return path.endswith(_SUFFIXES)
+
+
+def _refuse_commands(places: list[str]) -> None:
+    """WebDataset's own `gopen` gives what follows `pipe:` to a shell; here no list of shards runs anything."""
+    if any(place.startswith("pipe:") for place in places):
+        raise ValueError(
+            "`pipe:` in a list of shards is a command, which labkit does not run: name paths or addresses "
+            "(http(s)://, s3://, whatever fsspec reads)"
+        )
 
 
 def _expanded(places: Any) -> list[str]:
@@ -107,5 +124,8 @@ def _from_manifest(folder: str, verify: bool, storage_options: dict[str, Any]) -
         remedy = "run write_shards to its end" if unfinished else "name a folder that it filled, or .tar files"
         raise FileNotFoundError(f"{name} does not exist: {remedy}") from error
     rows = content["shards"]
+    foreign = [row["name"] for row in rows if not (isinstance(row["name"], str) and names_a_file(row["name"]))]
+    if foreign:
+        raise ValueError(f"{name} lists {foreign[0]!r}, which is no file in its folder: write the shards again")
     sha256 = {f"{folder}/{row['name']}": row["sha256"] for row in rows} if verify else {}
     return ShardList([f"{folder}/{row['name']}" for row in rows], content["classes"], sha256, storage_options)

@@ -87,9 +87,11 @@ def read_shards(
 
     Raises:
         FileNotFoundError: no such shard or folder, or `write_shards` has not finished it.
-        ValueError: no shard, unknown decoder or policy, or `verify` without a manifest.
+        ValueError: no shard, a command (WebDataset's `pipe:`), unknown decoder or policy, or `verify` without a
+            manifest.
 
-    While iterating: TarError where a shard is cut, naming it and its last whole member; DecodeError, naming key and
+    While iterating: TarError where a shard is cut, naming it and its last whole member, or where a member is larger
+    than 1024 MB (the variable `LABKIT_MAX_FILE_MB`); DecodeError, naming key and
     shard; ValueError where a sample has no image or no label, or a shard is not what its manifest says.
 
     Warns (once, on stderr, in the first worker):

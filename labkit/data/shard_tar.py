@@ -1,16 +1,24 @@
 """One shard: a tar in WebDataset's layout, written the same byte for byte, and read from a stream to its very end."""
 
+import gzip
 import hashlib
 import io
+import lzma
 import os
 import re
 import tarfile
+import zlib
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import BinaryIO, NamedTuple
 from urllib.parse import unquote
 
+from labkit.data.bounds import VARIABLE, max_file_bytes
+from labkit.data.tar_headers import BoundedInfo
 from labkit.data.tar_index import TarError
+from labkit.data.tar_stream import unpacked
 
 _READABLE_NAME = 100  # longer names, and those that are not ASCII, take a pax record of their own
 
@@ -64,6 +72,8 @@ def _member_name(key: str, stem_is_taken: bool) -> str:
 
 def _escaped(key: str) -> str:
     escaped = re.sub(r"[%\x00-\x1f\x7f]", lambda found: f"%{ord(found[0]):02X}", key)
+    # No tar of ours leads out of the folder that it is extracted to, whatever a store's keys are.
+    escaped = re.sub(r"^/|(?<![^/])\.\.(?![^/])", lambda found: {"/": "%2F"}.get(found[0], "%2E%2E"), escaped)
     return "%5F" + escaped[1:] if re.match(r"__[^/]*__/", escaped) else escaped  # WebDataset skips it as metadata
 
 
@@ -76,7 +86,7 @@ def sample_bytes(sample: Sample) -> int:
 def _header_bytes(name: str, size: int) -> int:
     if len(name) <= _READABLE_NAME and name.isascii() and size < 8**11:
         return tarfile.BLOCKSIZE
-    return len(_header(name, size).tobuf(tarfile.PAX_FORMAT))
+    return len(_header(name, size).tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape"))
 
 
 def _up_to_multiple(size: int, unit: int) -> int:
@@ -96,7 +106,7 @@ def write_tar(path: Path, samples: Iterable[Sample], store) -> None:
         ValueError: an image is not as large as planned.
     """
     with open(path, "wb") as file:
-        with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT, encoding="utf-8") as tar:
             for sample in samples:
                 data = store.read(sample.store_key)
                 if len(data) != sample.n_bytes:
@@ -120,18 +130,25 @@ def read_members(stream: BinaryIO, name: str) -> Iterator[tuple[str, bytes]]:
     """(name, data) of every file in a tar, in one pass without seeking.
 
     Args:
-        stream: From the tar's first byte on; compressed tars are recognised.
+        stream: From the tar's first byte on; compressed tars are recognised. Unpacked in bounded memory.
         name: What the tar is called in messages.
 
     Raises:
         TarError: the tar is cut or damaged; names it and its last whole member. `tarfile` alone takes a cut between
-            two members, and a damaged header, for the end.
+            two members, and a damaged header, for the end. Or a member is larger than
+            `labkit.data.bounds.max_file_bytes()`; its data are not read.
     """
-    last = ""
+    last, most = "", max_file_bytes()
+    file = stream if isinstance(stream, io.BufferedReader) else io.BufferedReader(stream)
+    unpacking = unpacked(file, name)
     try:
-        with tarfile.open(fileobj=stream, mode="r|*", tarinfo=_StrictTarInfo) as tar:
+        # read1: what was unpacked before a fault is not lost with it.
+        source = SimpleNamespace(read=file.read if unpacking is None else partial(_read, unpacking))
+        with tarfile.open(fileobj=source, mode="r|", tarinfo=_StrictTarInfo, encoding="utf-8") as tar:
             for info in tar:
                 if info.isreg():
+                    if info.size > most:
+                        raise tarfile.ReadError(f"{info.name!r} has {info.size} bytes, {most} are allowed ({VARIABLE})")
                     yield info.name, tar.extractfile(info).read()
                     last = info.name
                 tar.members = []  # else it keeps all of them
@@ -143,7 +160,18 @@ def read_members(stream: BinaryIO, name: str) -> Iterator[tuple[str, bytes]]:
         raise TarError(f"{name} is cut or damaged ({error}): {whole}. Copy or download it again") from error
 
 
-class _StrictTarInfo(tarfile.TarInfo):
+def _read(unpacking: BinaryIO, size: int) -> bytes:
+    try:
+        return unpacking.read1(size)
+    except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
+        raise tarfile.ReadError(str(error)) from error
+    except OSError as error:
+        if str(error) == "Invalid data stream":  # bz2's word; all others are of the disk or the network
+            raise tarfile.ReadError(str(error)) from error
+        raise
+
+
+class _StrictTarInfo(BoundedInfo):
     @classmethod
     def fromtarfile(cls, tar: tarfile.TarFile) -> tarfile.TarInfo:
         try:

@@ -92,7 +92,7 @@ def read_manifest(text: bytes, name: str) -> dict:
         if complete and {"settings", "classes", "n_samples"} <= content.keys():
             return content
         cause = "it lacks entries"
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         cause = str(error)
     raise ValueError(f"{name} is not a manifest of shards ({cause}): choose another folder, or write the shards again")
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from labkit.data.keys import as_key, as_path
 from labkit.data.size_caches import Size
 from labkit.data.size_scan import METADATA
 from labkit.measure.files import write_whole
@@ -34,7 +35,7 @@ def read_metadata(folder: str | os.PathLike) -> dict[str, Entry]:
         warnings.warn(f"{error}; its sizes do not count", stacklevel=2)
         return {}
     sizes = {key: _size(entry) for key, entry in table.items()}
-    return {os.path.abspath(key): Entry(size, written_ns) for key, size in sizes.items() if size}
+    return {os.path.abspath(as_path(key)): Entry(size, written_ns) for key, size in sizes.items() if size}
 
 
 def is_current(entry: Entry, path: str) -> bool:
@@ -66,12 +67,12 @@ def write_metadata_cache(frame: pd.DataFrame, root: str | os.PathLike) -> Path:
     """
     path = Path(root) / METADATA
     table = _load(path) if path.exists() else {}
-    keys = {os.path.abspath(key): key for key in table}  # theirs may be relative
+    keys = {os.path.abspath(as_path(key)): key for key in table}  # theirs may be relative
     known = frame[frame["width"].notna()]
     captions = known["caption"] if "caption" in known else [None] * len(known)
     for name, width, height, caption in zip(known["path"], known["width"], known["height"], captions, strict=True):
-        image = os.path.abspath(os.path.join(root, name))
-        entry = table.setdefault(keys.get(image, image), {})
+        image = os.path.abspath(os.path.join(root, as_path(name)))
+        entry = table.setdefault(keys.get(image, as_key(image)), {})
         entry["caption"] = (entry.get("caption") or "") if pd.isna(caption) else caption
         entry["resolution"] = [int(width), int(height)]
     if n_bare := sum(not entry.get("caption") for entry in table.values()):

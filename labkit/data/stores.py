@@ -10,12 +10,12 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from labkit.data.blobs import Extent, check_options, is_url
-from labkit.data.http import shown
-from labkit.data.keys import IMAGE_SUFFIXES, is_image
+from labkit.data.keys import IMAGE_SUFFIXES, as_key, as_path, is_image
 from labkit.data.pagecache import evict
 from labkit.data.remote import HttpStore, ObjectStore, known_schemes
 from labkit.data.simulated import SimulatedStore
 from labkit.data.tar_store import TarStore
+from labkit.measure.redact import shown
 
 __all__ = [
     "IMAGE_SUFFIXES", "FolderStore", "HttpStore", "ObjectStore", "SimulatedStore", "Store", "TarStore", "open_store",
@@ -78,7 +78,7 @@ class FolderStore:
 
     def paths(self) -> list[Path]:
         """Files in the order of `keys()`, for what works on files (page-cache eviction, `read_image`)."""
-        return [self.root / key for key in self.keys()]
+        return [self.root / as_path(key) for key in self.keys()]
 
     def evict(self) -> int:
         """Drop all files from the page cache; returns their bytes. Raises OSError where a system cannot."""
@@ -96,7 +96,7 @@ class FolderStore:
     def _path(self, key: str) -> str:
         if key.startswith("/") or ".." in key.split("/"):
             raise KeyError(f"{key!r} would leave {self.root}")
-        return os.path.join(self.root, key)
+        return os.path.join(self.root, as_path(key))
 
 
 def open_store(path_or_url: str | os.PathLike, **storage_options: Any) -> Store:
@@ -134,6 +134,6 @@ def _image_paths(folder: os.PathLike | str, prefix: str):
             if entry.name.startswith("."):
                 continue
             if entry.is_dir():
-                yield from _image_paths(entry.path, f"{prefix}{entry.name}/")
+                yield from _image_paths(entry.path, f"{prefix}{as_key(entry.name)}/")
             elif is_image(entry.name):
-                yield prefix + entry.name
+                yield prefix + as_key(entry.name)

@@ -2,14 +2,15 @@
 
 import filecmp
 import os
-import shutil
 import tarfile
 from collections.abc import Iterator
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 
+from labkit.data.keys import as_path
 from labkit.data.tar_safety import Plan, colliding
 from labkit.data.tar_stream import TarStream
+from labkit.data.tar_tree import Tree
 from labkit.measure.progress import progress_bar
 
 
@@ -20,25 +21,26 @@ def unpack(archive: Path, plan: Plan, tree: Path, progress: bool) -> None:
         raise ValueError(f"{archive}: members {pair[0]!r} and {pair[1]!r} are one file here: choose another filesystem")
     half = tree.with_name("half")
     half.unlink(missing_ok=True)  # it may be a hard link to a whole file, which writing would spoil
-    folders: dict[Path, tarfile.TarInfo] = {}
+    folders: dict[str, tarfile.TarInfo] = {}
     options = {"total": sum(plan.sizes.values()), "unit": "B", "unit_scale": True, "desc": archive.name}
-    with TarStream(archive) as stream, progress_bar(show=progress, **options) as bar:
-        for info, paths in _placed(stream, plan, tree):
+    with TarStream(archive) as stream, progress_bar(show=progress, **options) as bar, Tree(tree) as inside:
+        for info, paths in _placed(stream, plan):
             if info.isdir():
                 folders[paths[0]] = info
-                paths[0].mkdir(parents=True, exist_ok=True)
+                inside.make_folder(paths[0])
             else:
-                _fill(stream, info, paths, half)
+                _fill(stream, info, paths, half, inside)
             bar.update(info.size)
-    for folder, info in folders.items():  # now that nothing more comes into them, which would change their times
-        _set_time(folder, info)
+        for path, info in folders.items():  # now that nothing more comes into them, which would change their times
+            inside.set_time(path, _mtime_ns(info))
 
 
 def differences(archive: Path, plan: Plan, tree: Path) -> list[str]:
     """What is not under `tree` as it is in the archive, member by member; files that it lacks do not count."""
     found = []
     with TarStream(archive) as stream:
-        for info, paths in _placed(stream, plan, tree):
+        for info, names in _placed(stream, plan):
+            paths = [tree / name for name in names]
             found += [
                 f"{path.relative_to(tree).as_posix()!r} {what}"
                 for path, what in ((path, _difference(stream, info, path, paths[0])) for path in paths)
@@ -47,41 +49,33 @@ def differences(archive: Path, plan: Plan, tree: Path) -> list[str]:
     return found
 
 
-def _placed(stream: TarStream, plan: Plan, tree: Path) -> Iterator[tuple[tarfile.TarInfo, list[Path]]]:
+def _placed(stream: TarStream, plan: Plan) -> Iterator[tuple[tarfile.TarInfo, list[str]]]:
     for number, info in enumerate(stream):
         if number in plan.places:
-            yield info, [tree / path for path in plan.places[number]]
+            yield info, plan.places[number]
 
 
-def _fill(stream: TarStream, info: tarfile.TarInfo, paths: list[Path], half: Path) -> None:
+def _fill(stream: TarStream, info: tarfile.TarInfo, paths: list[str], half: Path, tree: Tree) -> None:
     """The first path from the archive, the others as hard links to it."""
     for path in paths:
-        if os.path.lexists(path):
+        if tree.has(path):
             continue
-        path.parent.mkdir(parents=True, exist_ok=True)
         if info.issym():
-            os.symlink(info.linkname, half)
+            os.symlink(as_path(info.linkname), half)
             _set_time(half, info)
         elif path == paths[0]:
             _write(stream, info, half)
         else:
-            _link(paths[0], half)
-        half.rename(path)
+            tree.link_to(paths[0], half)
+        tree.put(half, path)
 
 
 def _write(stream: TarStream, info: tarfile.TarInfo, half: Path) -> None:
-    with open(half, "wb") as file:
+    mode = info.mode & (0o755 if info.mode & 0o100 else 0o644) | 0o600  # as tarfile's data filter
+    with open(half, "xb", opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW, mode)) as file:  # less umask
         for block in stream.blocks(info):
             file.write(block)
-    os.chmod(half, info.mode & (0o755 if info.mode & 0o100 else 0o644) | 0o600)  # as tarfile's data filter
     _set_time(half, info)
-
-
-def _link(path: Path, half: Path) -> None:
-    try:
-        os.link(path, half)
-    except OSError:  # a filesystem without hard links
-        shutil.copy2(path, half)
 
 
 def _set_time(path: Path, info: tarfile.TarInfo) -> None:
@@ -106,7 +100,7 @@ def _difference(stream: TarStream, info: tarfile.TarInfo, path: Path, first: Pat
     if info.isdir():
         return "" if path.is_dir() else "is no folder"
     if info.issym():
-        return "" if path.is_symlink() and os.readlink(path) == info.linkname else "is not the same link"
+        return "" if path.is_symlink() and os.readlink(path) == as_path(info.linkname) else "is not the same link"
     if path.is_symlink() or not path.is_file():
         return "is no file"
     if path.stat().st_size != info.size:

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import posixpath
+import zipfile
 import zlib
 from bisect import bisect_left
 from dataclasses import dataclass
@@ -162,6 +163,7 @@ def _dump(index: TarIndex, stamp: tuple[int, str]) -> bytes:
 def _load(path: Path, stamp: tuple[int, str]) -> TarIndex | None:
     """The stored index, or None where there is none, or it is of another tar, another version, or damaged."""
     try:
+        _check_stored(path)
         with np.load(path, allow_pickle=False) as stored:
             about = json.loads(stored["about"].tobytes())
             if about["version"] != _VERSION or tuple(about["stamp"]) != stamp:
@@ -172,4 +174,19 @@ def _load(path: Path, stamp: tuple[int, str]) -> TarIndex | None:
     except Exception:  # damaged files make zipfile, NumPy and json raise almost anything
         return None
     whole = offsets.shape == sizes.shape == (len(names),) and offsets.dtype == sizes.dtype == np.int64
-    return TarIndex(names, offsets, sizes, sparse) if whole else None
+    return TarIndex(names, offsets, sizes, sparse) if whole and _lies_within(stamp[0], offsets, sizes, sparse) else None
+
+
+def _check_stored(path: Path) -> None:
+    """NumPy would unpack what is compressed, and little of it may be very much; `_dump` compresses nothing."""
+    with zipfile.ZipFile(path) as file:
+        if any(entry.compress_type != zipfile.ZIP_STORED for entry in file.infolist()):
+            raise ValueError("compressed")
+
+
+def _lies_within(end: int, offsets: np.ndarray, sizes: np.ndarray, sparse: dict[int, list[list[int]]]) -> bool:
+    """Whether all data lie in the tar: a size that does not would be asked from the memory."""
+    stored = sizes.copy()
+    for row, pieces in sparse.items():
+        stored[row] = sum(size for _, size in pieces)
+    return bool(((offsets >= -1) & (sizes >= 0) & (stored >= 0) & (stored <= end - np.maximum(offsets, 0))).all())

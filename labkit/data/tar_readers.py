@@ -9,6 +9,8 @@ from functools import partial
 from typing import IO
 
 from labkit.data.blobs import Blob, Lazy, PerProcess
+from labkit.data.bounds import VARIABLE, max_file_bytes
+from labkit.data.tar_headers import BoundedInfo
 from labkit.data.tar_scan import UNREADABLE, TarError, plain_name, scan
 
 
@@ -31,6 +33,7 @@ class _Indexed:
         if offset < 0:
             raise _dangling(key, self._blob)
         if row in index.sparse:
+            _check_holes(key, size, self._blob)
             return self._with_holes(key, offset, size, index.sparse[row])
         return self._whole(key, offset, size)
 
@@ -112,6 +115,8 @@ class _Tar:
 
     def _file(self, key: str, member: tarfile.TarInfo) -> IO[bytes]:
         try:
+            if member.issparse():
+                _check_holes(key, member.size, self._blob)
             file = self._tar.extractfile(member)
         except (KeyError, RecursionError):
             file = None
@@ -122,9 +127,9 @@ class _Tar:
 
 def _open_tar(blob: Blob) -> _Tar:
     """A tar whose headers are all read. `tarfile` ends at a damaged one without a word: here it is an error."""
-    with suppress(*UNREADABLE):
-        tar = tarfile.TarFile(blob.name)
-        with suppress(*UNREADABLE):
+    with suppress(*UNREADABLE, OSError):  # OSError: of a seek to where no file reaches
+        tar = tarfile.TarFile(blob.name, tarinfo=BoundedInfo, encoding="utf-8")
+        with suppress(*UNREADABLE, OSError):
             tar.getmembers()
             tar.fileobj.seek(tar.offset)
             if not tar.fileobj.read(tarfile.BLOCKSIZE).strip(b"\0"):
@@ -132,6 +137,14 @@ def _open_tar(blob: Blob) -> _Tar:
         tar.close()
     deque(scan(blob), maxlen=0)  # says what is wrong, and which member is the last whole one
     raise TarError(f"{blob.name} is cut within the padding of its last member: copy or download it again")
+
+
+def _check_holes(key: str, size: int, blob: Blob) -> None:
+    """Zeros that a few bytes state take memory all the same."""
+    if size > max_file_bytes():
+        raise TarError(
+            f"{blob.name}: {key!r} has {size} bytes with its holes, {max_file_bytes()} are allowed ({VARIABLE})"
+        )
 
 
 def _unknown(key: str, blob: Blob) -> KeyError:

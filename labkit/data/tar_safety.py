@@ -8,6 +8,9 @@ import tarfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from labkit.data.bounds import MAX_MEMBERS
+from labkit.data.keys import as_path
+
 
 class UnsafeTarError(ValueError):
     """A member that would leave its folder, or is no file, folder or link. Nothing of the archive is extracted."""
@@ -35,6 +38,8 @@ def plan_members(archive: str, members: Iterable[tarfile.TarInfo]) -> Plan:
     plan, folders, links = Plan(), set(), {}
     for number, info in enumerate(members):
         try:
+            if number == MAX_MEMBERS:
+                raise ValueError(f"is one more than the {MAX_MEMBERS} that labkit extracts from one archive")
             path = safe_path(info.name)
             if info.islnk():
                 filled_by[path] = _linked(filled_by, folders, safe_path(info.linkname))
@@ -65,7 +70,7 @@ def safe_path(name: str) -> str:
         raise ValueError("has `..` in its name")
     if "\0" in name:
         raise ValueError("has a zero byte in its name")
-    return "/".join(parts)
+    return as_path("/".join(parts))
 
 
 def colliding(plan: Plan) -> tuple[str, str] | None:
@@ -113,6 +118,8 @@ def _parents(path: str) -> Iterator[str]:
 def _check_link(path: str, target: str, links: set[str]) -> None:
     """Follow `target` by names alone, as it stands at `path`."""
     at = path.split("/")[:-1]
+    if not target or "\0" in target:
+        raise ValueError("is a link without a name" if not target else "is a link with a zero byte in its name")
     if target.startswith("/"):
         raise ValueError(f"is a link to {target!r}, an absolute name")
     for part in target.split("/"):

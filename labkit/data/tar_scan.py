@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import BinaryIO, NamedTuple
 
 from labkit.data.blobs import Blob, LocalBlob, buffered, is_url
+from labkit.data.tar_headers import BoundedInfo
 
 _BLOCK = tarfile.BLOCKSIZE
 _SEARCHED_BYTES = 1 << 20  # after the end mark
@@ -101,7 +102,7 @@ def _other_member(file: BinaryIO, tar: tarfile.TarFile, offset: int, name: str, 
     file.seek(offset)
     tar.offset = offset
     try:
-        info = tarfile.TarInfo.fromtarfile(tar)
+        info = BoundedInfo.fromtarfile(tar)
     except UNREADABLE as error:
         raise _cut(name, f"the header at byte {offset} cannot be read ({error})", last) from error
     if tar.offset <= offset:
@@ -142,7 +143,7 @@ def _open_tar(file: BinaryIO, name: str) -> tarfile.TarFile:
         raise TarError(f"{name} is empty: copy or download it again")
     file.seek(0)
     try:
-        return tarfile.TarFile(fileobj=file, encoding="utf-8", errors="surrogateescape")
+        return tarfile.TarFile(fileobj=file, encoding="utf-8", errors="surrogateescape", tarinfo=BoundedInfo)
     except UNREADABLE as error:
         raise TarError(f"{name} is not a tar ({error})") from error
 

@@ -32,7 +32,8 @@ class TarStore:
 
     Raises:
         FileNotFoundError: no such tar, or it holds no image (on the first call of `keys()`).
-        TarError: compressed, cut, damaged or no tar; says what to do. Raised on first use.
+        TarError: compressed, cut, damaged or no tar; says what to do. Raised on first use. Also for a member that is
+            larger than 1024 MB (`LABKIT_MAX_FILE_MB`) by its holes, and for headers of more than a MiB.
         ValueError: unknown mode.
         TypeError: options for a place that takes none.
 

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import BinaryIO
 
+from labkit.data.bounds import MAX_UNPACKER_BYTES
+from labkit.data.tar_headers import BoundedInfo
 from labkit.data.tar_index import TarError, TarWarning
 
 BLOCK_BYTES = 1 << 20
@@ -26,32 +28,67 @@ def _open_lz4(file: BinaryIO) -> BinaryIO:
     raise ImportError("Python has no lz4")
 
 
+class _Xz(io.RawIOBase):
+    """As `lzma.LZMAFile`, which gives a stream all the memory that its header asks for: up to 4 GiB."""
+
+    def __init__(self, file: BinaryIO):
+        self._file, self._packed = file, b""
+        self._unpacker: lzma.LZMADecompressor | None = None
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:
+        data = b""
+        while not data:
+            if self._unpacker is None or self._unpacker.eof:
+                if not self._begin():
+                    return 0
+            elif self._unpacker.needs_input:
+                self._packed = self._file.read(BLOCK_BYTES)
+                if not self._packed:
+                    raise EOFError("the compressed stream ends before its end mark")
+            data = self._unpacker.decompress(self._packed, len(buffer))
+            self._packed = b""
+        buffer[: len(data)] = data
+        return len(data)
+
+    def _begin(self) -> bool:
+        """The next of several streams, zeros between them; False at the end of the file."""
+        packed = self._unpacker.unused_data if self._unpacker else b""
+        while not (packed := packed.lstrip(b"\0")):
+            if not (packed := self._file.read(BLOCK_BYTES)):
+                return False
+        self._packed = packed
+        self._unpacker = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=MAX_UNPACKER_BYTES)
+        return True
+
+
 # First bytes of a file -> the command that unpacks it, and how Python does.
 _COMPRESSIONS: dict[bytes, tuple[str, Callable[[BinaryIO], BinaryIO]]] = {
     b"\x1f\x8b": ("gzip", lambda file: gzip.GzipFile(fileobj=file)),
     b"BZh": ("bzip2", bz2.BZ2File),
-    b"\xfd7zXZ\0": ("xz", lzma.LZMAFile),
+    b"\xfd7zXZ\0": ("xz", lambda file: io.BufferedReader(_Xz(file), BLOCK_BYTES)),
     b"\x28\xb5\x2f\xfd": ("zstd", _open_zstd),
     b"\x04\x22\x4d\x18": ("lz4", _open_lz4),
 }
 
 
-def unpacked(file: BinaryIO) -> BinaryIO | None:
+def unpacked(file: io.BufferedReader, name: str) -> BinaryIO | None:
     """Stream of what the opened `file` holds compressed; None if it is not compressed.
 
     Raises:
         TarError: this Python cannot unpack it; names the command that can.
     """
-    head = file.read(8)
-    file.seek(0)
+    head = file.peek(8)
     for magic, (command, open_with) in _COMPRESSIONS.items():
         if head.startswith(magic):
             try:
                 return open_with(file)
             except ImportError as error:
                 raise TarError(
-                    f"{file.name} is compressed by {command}, which this Python does not read: "
-                    f"unpack it by `{command} -d {file.name}`"
+                    f"{name} is compressed by {command}, which this Python does not read: "
+                    f"unpack it by `{command} -d {name}`"
                 ) from error
     return None
 
@@ -96,13 +133,15 @@ class TarStream:
             yield block
 
     def _open(self) -> tarfile.TarFile:
-        stream = unpacked(self._file)
+        stream = unpacked(self._file, self.name)
         try:
             if stream is None:
-                return tarfile.TarFile(fileobj=self._file, tarinfo=_StrictInfo)
+                return tarfile.TarFile(fileobj=self._file, tarinfo=_StrictInfo, encoding="utf-8")
             # "|": never back, not even by the one byte for which tarfile would unpack all from the start.
             # read1: what was unpacked before a fault is not lost with it.
-            return tarfile.open(fileobj=SimpleNamespace(read=stream.read1), mode="r|", tarinfo=_StrictInfo)
+            return tarfile.open(
+                fileobj=SimpleNamespace(read=stream.read1), mode="r|", tarinfo=_StrictInfo, encoding="utf-8"
+            )
         except Exception as error:  # each compression has its own class of error
             raise TarError(f"{self.name} is no whole tar ({error}): copy or download it again") from error
 
@@ -135,7 +174,7 @@ class _HeaderFault(Exception):
     pass
 
 
-class _StrictInfo(tarfile.TarInfo):
+class _StrictInfo(BoundedInfo):
     """tarfile ends quietly at a header that it cannot read, as if it were the end mark."""
 
     @classmethod

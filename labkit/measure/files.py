@@ -20,6 +20,7 @@ def written_whole(path: Path) -> Iterator[Path]:
     # Not from `path.name`, which may be as long as names get; random, since containers that share a disk share pids.
     partial = path.with_name(f".{os.getpid()}-{secrets.token_hex(4)}.partial")
     try:
+        partial.open("x").close()  # never through a link, or into a file of somebody else's
         yield partial
         partial.replace(path)
     finally:

@@ -22,6 +22,8 @@ def named_function(name: str) -> Any:
         raise CannotDiagnose(
             f"{name!r}: write module:function, such as train:make_training for train.py in this folder"
         )
+    if module_name.startswith("."):
+        raise CannotDiagnose(f"{name!r}: a module is named from the folder where the command is given, without a dot")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # as `python -m` does: the script lies where the command is given
     try:

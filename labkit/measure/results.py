@@ -13,6 +13,7 @@ from scipy import stats
 
 from labkit.measure.env import env_id, scale
 from labkit.measure.files import write_whole
+from labkit.measure.redact import redacted
 
 # One row a run. Units are in the names; any further column is a factor.
 COLUMNS = (
@@ -35,7 +36,10 @@ class InstabilityWarning(UserWarning):
 
 
 def make_frame(rows: Iterable[dict[str, Any]], **factors: Any) -> pd.DataFrame:
-    """The tidy frame of `rows`: `COLUMNS` first, then every other key; `factors` fill what a row leaves open."""
+    """The tidy frame of `rows`: `COLUMNS` first, then every other key; `factors` fill what a row leaves open.
+
+    Frames are kept and shown: addresses in labels and factors lose users, passwords and queries.
+    """
     frame = pd.DataFrame(list(rows))
     for name, value in {
         "env_id": env_id(),
@@ -46,6 +50,8 @@ def make_frame(rows: Iterable[dict[str, Any]], **factors: Any) -> pd.DataFrame:
     }.items():
         if name not in frame:
             frame[name] = value
+    for name in [name for name, kind in frame.dtypes.items() if not pd.api.types.is_numeric_dtype(kind)]:
+        frame[name] = frame[name].map(lambda value: redacted(value) if isinstance(value, str) else value)
     return frame.reindex(columns=[*COLUMNS, *[name for name in frame if name not in COLUMNS]])
 
 

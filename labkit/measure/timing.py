@@ -18,6 +18,7 @@ import pandas as pd
 from labkit.measure.batches import count_images, page_cache_state, synchronize
 from labkit.measure.processes import PeakMemory, tree_usage
 from labkit.measure.progress import progress_bar
+from labkit.measure.redact import redacted, tells
 from labkit.measure.results import make_frame, record
 
 Factory = Callable[[], Iterable[Any]]
@@ -138,9 +139,10 @@ def _run(label: str, factory: Factory, evict, count, clock, memory: PeakMemory) 
     try:
         walk, attributes = _walk(factory, count, clock, memory)
     except VariantError as error:
-        raise VariantError(f"variant {label!r} {error}") from None
+        raise VariantError(redacted(f"variant {label!r} {error}")) from None
     except Exception as error:
-        raise VariantError(f"variant {label!r} raised {type(error).__name__}: {error}") from error
+        cause = None if tells(error) else error
+        raise VariantError(redacted(f"variant {label!r} raised {type(error).__name__}: {error}")) from cause
     after = tree_usage()
     waited_s = walk.ended - walk.ready
     return {

@@ -19,7 +19,7 @@ def serve(pipe: Connection) -> None:
 
     sys.path[:] = pipe.recv()
     try:
-        peer, work = pickle.loads(pipe.recv_bytes())
+        peer, work = pickle.loads(pipe.recv_bytes())  # noqa: S301 - from `Host`, which started this process
     except Exception as error:
         _answer_all(pipe, ("error", one_line(error)))
         return

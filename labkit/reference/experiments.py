@@ -63,6 +63,12 @@ class Experiment:
             self.close()
 
 
+def ensure(holds: bool | Tensor, otherwise: str) -> None:
+    """Raise AssertionError, `python -O` or not: figures of variants that do different work must not be stored."""
+    if not holds:
+        raise AssertionError(otherwise)
+
+
 def augment_on_device(
     device: torch.device, scale: Scale, recipe: str = "light", *, compiled: bool = True
 ) -> Experiment:
@@ -77,11 +83,11 @@ def augment_on_device(
     def check() -> None:
         for label, augment in variants.items():
             result = augment(batch)
-            assert result.shape == (len(batch), 3, 224, 224), f"{label} gives {tuple(result.shape)}"
-            assert result.isfinite().all(), f"{label} gives values that are not finite"
+            ensure(result.shape == (len(batch), 3, 224, 224), f"{label} gives {tuple(result.shape)}")
+            ensure(result.isfinite().all(), f"{label} gives values that are not finite")
             distinct = len({row.numpy().tobytes() for row in augment(batch[:1].expand_as(batch)).cpu()})
             wanted = 1 if label.startswith("v2") else len(batch)
-            assert distinct == wanted, f"{label}: {distinct} different results of one picture, {wanted} wanted"
+            ensure(distinct == wanted, f"{label}: {distinct} different results of one picture, {wanted} wanted")
 
     steps = _batches_in(scale)
     factories = {label: partial(_calls, augment, batch, steps) for label, augment in variants.items()}
@@ -106,13 +112,13 @@ def mixing(device: torch.device, scale: Scale) -> Experiment:
         before = batch.clone()
         for label in ("lk.mixup", "lk.cutmix"):
             images, targets = variants[label](batch, labels)
-            assert torch.allclose(targets.sum(1), torch.ones_like(targets[:, 0])), f"{label}: targets do not sum to 1"
-            assert images.shape == batch.shape, f"{label} gives {tuple(images.shape)}"
-        assert torch.equal(batch, before), "the input was changed"
+            ensure(torch.allclose(targets.sum(1), torch.ones_like(targets[:, 0])), f"{label}: targets do not sum to 1")
+            ensure(images.shape == batch.shape, f"{label} gives {tuple(images.shape)}")
+        ensure(torch.equal(batch, before), "the input was changed")
         partner = torch.arange(len(batch), device=device).roll(1)
         own, _ = mixup(batch, labels, num_classes=10, lam=0.3, partner=partner)
         theirs = variants["v2.MixUp"].transform(batch, {"labels": labels, "batch_size": len(batch), "lam": 0.3})
-        assert torch.allclose(own, theirs, atol=1e-6), "lk.mixup and v2.MixUp differ for the same draw"
+        ensure(torch.allclose(own, theirs, atol=1e-6), "lk.mixup and v2.MixUp differ for the same draw")
 
     steps = 4 * _batches_in(scale)
     factories = {label: partial(_mixes, mix, batch, labels, steps) for label, mix in variants.items()}
@@ -146,15 +152,15 @@ def who_augments(store: Any, device: torch.device, scale: Scale, recipe: str = "
     def check() -> None:
         (ours, labels), (crops, same_labels) = next(iter(on_cpu)), next(iter(for_device))
         theirs = photometry(crops.to(device))
-        assert ours.shape == theirs.shape, f"{tuple(ours.shape)} and {tuple(theirs.shape)}"
-        assert torch.equal(labels, same_labels), "the two loaders give different samples"
+        ensure(ours.shape == theirs.shape, f"{tuple(ours.shape)} and {tuple(theirs.shape)}")
+        ensure(torch.equal(labels, same_labels), "the two loaders give different samples")
         # Their colors are drawn differently, and means of a few images scatter: compared is what chance leaves alone.
         still = replace(RECIPES[recipe], jitter=0, gray=0, blur=0, solarize=0)
         ours, theirs = (
             make_augment(still, "v2", part="photometry")(crops.to(device)),
             make_augment(still, "kornia", part="photometry").to(device)(crops.to(device)),
         )
-        assert torch.allclose(ours, theirs, atol=1e-3), "the two normalise differently"
+        ensure(torch.allclose(ours, theirs, atol=1e-3), "the two normalise differently")
 
     move = _to(device, non_blocking=True)
     return Experiment(
@@ -174,9 +180,8 @@ def pinning(store: Any, device: torch.device, scale: Scale) -> Experiment:
 
     def check() -> None:
         both = zip(*(_moved(loader, _to(device, non_blocking=True)) for loader in (pageable, pinned)), strict=True)
-        assert all(torch.equal(own, other) for one, two in both for own, other in zip(one, two, strict=True)), (
-            "pinned batches differ from pageable ones"
-        )
+        same = all(torch.equal(own, other) for one, two in both for own, other in zip(one, two, strict=True))
+        ensure(same, "pinned batches differ from pageable ones")
 
     variants = {
         "pin_memory=False": partial(_moved, pageable, _to(device, non_blocking=False)),
@@ -196,7 +201,7 @@ def overlap(store: Any, device: torch.device, scale: Scale) -> Experiment:
 
     def check() -> None:
         sums = [[int(images.long().sum()) for images, _ in loader] for loader in _same_epoch(pageable, pinned, device)]
-        assert all(found == sums[0] for found in sums), "the ways of feeding give different batches"
+        ensure(all(found == sums[0] for found in sums), "the ways of feeding give different batches")
 
     variants = {
         "pageable": partial(_steps, step, pageable, _to(device, non_blocking=False)),

@@ -19,7 +19,7 @@ from labkit.pipeline.loaders import make_loader
 from labkit.pipeline.peer import Peer, Work
 from labkit.pipeline.peer_dali import PEERS_HERE as DALI
 from labkit.pipeline.threaded import BatchLoader
-from labkit.reference.experiments import Experiment, Factory
+from labkit.reference.experiments import Experiment, Factory, ensure
 
 _MOST_DIFFERENCE = 3.0  # of 255, on average: decoders may differ in how they enlarge chroma and round
 
@@ -43,7 +43,7 @@ def copying(device: torch.device, scale: Scale) -> Experiment:
     def check() -> None:
         for label, make in batches.items():
             copied = torch.stack(list(make())).cpu().view_as(pageable)
-            assert torch.equal(copied, pageable), f"{label}: what arrives is not what was sent"
+            ensure(torch.equal(copied, pageable), f"{label}: what arrives is not what was sent")
 
     n_times = max(1, 16 * scale.n_photos // (n_batches * scale.batch_size))
     variants = {label: partial(_counts, make, n_times, scale.batch_size) for label, make in batches.items()}
@@ -78,13 +78,13 @@ def nvjpeg(store: FolderStore, device: torch.device, scale: Scale) -> Experiment
     def check() -> None:
         for key, image in zip(store.keys(), decoded(parts[0]), strict=False):
             expected = decode(store.read(key)).float()
-            assert image.shape == expected.shape, f"{key}: {tuple(image.shape)} and {tuple(expected.shape)}"
+            ensure(image.shape == expected.shape, f"{key}: {tuple(image.shape)} and {tuple(expected.shape)}")
             difference = (image.cpu().float() - expected).abs().mean().item()
-            assert difference < _MOST_DIFFERENCE, f"{key}: the two decoders differ by {difference:.1f} of 255"
+            ensure(difference < _MOST_DIFFERENCE, f"{key}: the two decoders differ by {difference:.1f} of 255")
         ours, _ = next(iter(loader))
         theirs = cropped(parts[0])
-        assert theirs.shape == ours.shape, f"{tuple(theirs.shape)} and {tuple(ours.shape)}"
-        assert theirs.dtype == ours.dtype, f"{theirs.dtype} and {ours.dtype}"
+        ensure(theirs.shape == ours.shape, f"{tuple(theirs.shape)} and {tuple(ours.shape)}")
+        ensure(theirs.dtype == ours.dtype, f"{theirs.dtype} and {ours.dtype}")
 
     limit = decode_limit(store)
     variants = {
@@ -117,11 +117,11 @@ def peers_on_gpu(store: FolderStore, device: torch.device, scale: Scale) -> Expe
             found = []
             for images, labels in make():
                 wanted = (len(labels), 3, 224, 224)
-                assert images.shape == wanted, f"{label} gives {tuple(images.shape)}, not {wanted}"
-                assert images.dtype == torch.uint8, f"{label} gives {images.dtype}"
-                assert images.device.type == device.type, f"{label} leaves its batches on the {images.device.type}"
+                ensure(images.shape == wanted, f"{label} gives {tuple(images.shape)}, not {wanted}")
+                ensure(images.dtype == torch.uint8, f"{label} gives {images.dtype}")
+                ensure(images.device.type == device.type, f"{label} leaves its batches on the {images.device.type}")
                 found += labels.tolist()
-            assert sorted(found) == sorted(expected.tolist()), f"{label}: not every image came once, with its label"
+            ensure(sorted(found) == sorted(expected.tolist()), f"{label}: not every image came once, with its label")
 
     return Experiment("13 peers on a GPU", "DataLoader", variants, check, dataloader.close)
 

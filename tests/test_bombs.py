@@ -1,0 +1,446 @@
+"""Small files that ask for much memory: refused by a stated limit, before it is spent."""
+
+import gzip
+import http.server
+import io
+import lzma
+import re
+import struct
+import tarfile
+import threading
+import zlib
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image, PngImagePlugin
+
+import labkit as lk
+from labkit.data import bounds, decode
+from labkit.data.blobs import LocalBlob
+from labkit.data.bounds import MAX_TAR_HEADER_BYTES, VARIABLE, max_file_bytes
+from labkit.data.convert import convert_tar
+from labkit.data.depth import decode_picture
+from labkit.data.engine import ItemErrors
+from labkit.data.extract import extract_tars
+from labkit.data.http import HttpClient
+from labkit.data.packed import PackedStrings
+from labkit.data.pixel_format import Origin, laid_out, packed_head
+from labkit.data.shard_tar import read_members
+from labkit.data.shard_writer import read_manifest
+from labkit.data.tar_index import SUFFIX, TarError, read_index
+from labkit.data.tar_stream import TarStream
+
+BOMB_BYTES = 120_000_000  # that the smallest bombs here stand for; most stand for more
+_SPARE_MB = 60  # that a refusal may take
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _all_is_loaded(tmp_path_factory):
+    """Libraries, thread pools and buffers take their memory once; a test that runs alone must not count it."""
+    root = tmp_path_factory.mktemp("sound")
+    (root / "set" / "a").mkdir(parents=True)
+    (root / "set" / "a" / "a.jpg").write_bytes(picture((40, 40), "JPEG"))
+    store = lk.FolderStore(root / "set")
+    lk.PixelStore.build(store, root / "p", progress=False)
+    list(lk.BatchLoader(store, size=8, batch_size=1, num_threads=1))
+    lk.collect_sizes(root / "set", progress=False)
+    lk.write_shards(store, root / "shards", engine="threads", progress=False)
+    list(lk.read_shards(root / "shards"))
+    with pytest.raises(OSError, match="gave no whole answer"):
+        HttpClient(retries=0).get("http://127.0.0.1:9/")
+
+
+@contextmanager
+def little_memory():
+    """The block's peak is at most `_SPARE_MB` above what was held before."""
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before = _kib("VmHWM")
+    yield
+    assert _kib("VmHWM") - before < _SPARE_MB * 1024
+
+
+def _kib(name: str) -> int:
+    return int(re.search(rf"{name}:\s+(\d+)", Path("/proc/self/status").read_text())[1])
+
+
+def picture(size=(16, 12), kind="PNG", **options) -> bytes:
+    buffer = io.BytesIO()
+    Image.new("RGB", size, (200, 10, 10)).save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def png_of(width: int, height: int) -> bytes:
+    """Whole, but for its pixels: a row of them."""
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(bytes(100))) + chunk(b"IEND", b"")
+
+
+def jpeg_of(width: int, height: int) -> bytes:
+    data = bytearray(picture(kind="JPEG"))
+    frame = data.index(struct.pack(">BHH", 8, 12, 16))
+    data[frame : frame + 5] = struct.pack(">BHH", 8, height, width)
+    return bytes(data)
+
+
+def webp_of(width: int, height: int) -> bytes:
+    data = bytearray(picture(kind="WEBP", lossless=True))
+    start = data.index(b"VP8L") + 9
+    data[start : start + 4] = struct.pack("<I", (width - 1) | (height - 1) << 14)
+    return bytes(data)
+
+
+IMAGES = {"huge.png": png_of(100_000, 100_000), "wide.png": png_of(2**31 - 1, 1), "huge.webp": webp_of(16_384, 16_384)}
+IMAGES["huge.jpg"] = jpeg_of(65_500, 65_500)
+
+
+@pytest.mark.parametrize("decoder", lk.DECODERS)
+@pytest.mark.parametrize("name", IMAGES)
+def test_no_decoder_makes_a_huge_picture(name, decoder):
+    if decoder in decode.missing_decoders():
+        pytest.skip(decode.missing_decoders()[decoder])
+    lk.decode(picture(kind="JPEG"), decoder)
+    with little_memory(), pytest.raises(lk.DecodeError, match=rf"{name}.*(exceed|bomb)"):
+        lk.decode(IMAGES[name], decoder, key=name)
+
+
+def test_huge_pictures_are_refused_by_whatever_opens_them(tmp_path):
+    for name, data in IMAGES.items():
+        (tmp_path / "set" / "a").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "set" / "a" / name).write_bytes(data)
+    (tmp_path / "set" / "a" / "sound.jpg").write_bytes(picture((40, 40), "JPEG"))
+    store = lk.FolderStore(tmp_path / "set")
+    lk.decode(store.read("a/sound.jpg"))
+    with little_memory():
+        with pytest.raises(ItemErrors) as failure:
+            lk.PixelStore.build(store, tmp_path / "p", progress=False)
+        assert set(failure.value.failures) == {f"a/{name}" for name in IMAGES}
+        with pytest.raises(lk.DecodeError):
+            list(lk.BatchLoader(store, size=8, batch_size=5, num_threads=1))
+        dataset = lk.ImageDataset(store, on_error="skip")
+        assert sum(dataset[index] is not None for index in range(len(dataset))) >= 1
+        frame = lk.collect_sizes(tmp_path / "set", progress=False).set_index("path")
+        for data in IMAGES.values():
+            with pytest.raises(lk.DecodeError):
+                decode_picture(data, "rgb")
+    assert frame.loc["a/sound.jpg", "width"] == 40
+    assert frame.loc["a/huge.png", "error"]
+
+
+@pytest.fixture(scope="module")
+def packed_zeros() -> bytes:
+    return zlib.compress(bytes(BOMB_BYTES), 9)
+
+
+@pytest.mark.parametrize("decoder", lk.DECODERS)
+@pytest.mark.parametrize("kind", ["zTXt", "iTXt", "iCCP"])
+def test_what_a_png_says_beside_its_pixels(packed_zeros, kind, decoder):
+    if decoder in decode.missing_decoders():
+        pytest.skip(decode.missing_decoders()[decoder])
+    said = {"zTXt": b"a\0\0", "iTXt": b"a\0\1\0\0\0", "iCCP": b"a\0\0"}[kind]
+    plain = picture()
+    assert lk.decode(plain, decoder).shape == (3, 12, 16)
+    data = plain[:33] + chunk(kind.encode(), said + packed_zeros) + plain[33:]
+    with little_memory(), suppress(lk.DecodeError):
+        assert (lk.decode(data, decoder) == lk.decode(plain, decoder)).all()
+
+
+def test_pictures_are_jpeg_png_or_webp(tmp_path):
+    """Pillow would hand Encapsulated PostScript to Ghostscript, which runs it."""
+    eps = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n%%EOF\n"
+    assert Image.open(io.BytesIO(eps)).format == "EPS"
+    with pytest.raises(lk.DecodeError, match="cannot identify"):
+        decode_picture(eps, "depth")
+    (tmp_path / "a.jpg").write_bytes(eps)
+    with pytest.raises(lk.DecodeError, match="cannot identify"):
+        lk.PILDataset(lk.FolderStore(tmp_path))[0]
+    (tmp_path / "a.jpg").write_bytes(IMAGES["huge.png"])
+    with little_memory(), pytest.raises(lk.DecodeError, match="bomb"):
+        lk.PILDataset(lk.FolderStore(tmp_path))[0]
+
+
+def test_text_within_the_limit_does_no_harm():
+    about = PngImagePlugin.PngInfo()
+    about.add_text("a", "b" * 500_000, zip=True)
+    assert lk.decode(picture(pnginfo=about), "pil").shape == (3, 12, 16)
+
+
+# Tars.
+
+
+def header(name: str, size: int, kind: bytes = tarfile.REGTYPE) -> bytes:
+    info = tarfile.TarInfo(name)
+    info.type, info.size = kind, size
+    return info.tobuf(tarfile.GNU_FORMAT)
+
+
+@cache
+def gzipped_zeros() -> bytes:
+    return gzip.compress(bytes(BOMB_BYTES), 1)
+
+
+def with_zeros(before: bytes, after: bytes) -> bytes:
+    """Compressed in three streams, which are one file."""
+    return gzip.compress(before) + gzipped_zeros() + gzip.compress(after)
+
+
+@pytest.fixture(scope="module")
+def long_headers(tmp_path_factory) -> dict[str, Path]:
+    """Tars whose first header goes on for 300 MB of zeros: compressed, they are small."""
+    folder, paths = tmp_path_factory.mktemp("headers"), {}
+    for name, kind in {"long": tarfile.GNUTYPE_LONGNAME, "pax": tarfile.XHDTYPE, "global": tarfile.XGLTYPE}.items():
+        paths[name] = folder / f"{name}.tar.gz"
+        paths[name].write_bytes(with_zeros(header("x", BOMB_BYTES, kind), header("a.jpg", 0) + bytes(1024)))
+    assert max(path.stat().st_size for path in paths.values()) < 3_000_000
+    return paths
+
+
+@pytest.mark.parametrize("kind", ["long", "pax", "global"])
+def test_a_header_without_end(long_headers, tmp_path, kind):
+    path = long_headers[kind]
+    with little_memory():
+        with pytest.raises(ItemErrors, match="header is longer than the limit"):
+            extract_tars(path, tmp_path / "out", progress=False)
+        with pytest.raises(TarError, match="header is longer than the limit"), open(path, "rb") as file:
+            list(read_members(file, "x"))
+        with pytest.raises(TarError, match="header is longer than the limit"), TarStream(path) as stream:
+            list(stream)
+
+
+@pytest.mark.parametrize("mode", ["index", "tarfile", "reopen"])
+def test_a_long_header_of_a_plain_tar(tmp_path, mode):
+    path = tmp_path / "x.tar"
+    with open(path, "wb") as file:  # sparse: as little on the disk
+        file.write(header("x", BOMB_BYTES, tarfile.XHDTYPE))
+        file.seek(BOMB_BYTES + 256, io.SEEK_CUR)
+        file.write(header("a.jpg", 0) + bytes(1024))
+    with little_memory(), pytest.raises(TarError, match=str(MAX_TAR_HEADER_BYTES)):
+        lk.TarStore(path, mode=mode).keys()
+
+
+@pytest.mark.parametrize("kind", [tarfile.REGTYPE, tarfile.GNUTYPE_SPARSE, tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME])
+@pytest.mark.parametrize("size", [-512, -1024])
+def test_a_size_below_zero(tmp_path, kind, size):
+    """With -512 the next header is the same one again, for ever."""
+    data = bytearray(header("b.jpg", 0, kind))
+    data[124:136] = tarfile.itn(size, 12, tarfile.GNU_FORMAT)
+    data[148:156] = b"%06o\0 " % (sum(data) - sum(data[148:156]) + 8 * 32)
+    path = tmp_path / "x.tar"
+    path.write_bytes(header("a.jpg", 0) + data + bytes(5000))
+    with pytest.raises(ItemErrors, match="cut or damaged"):
+        extract_tars(path, tmp_path / "out", progress=False)
+    stores = [lk.TarStore(path, mode=mode) for mode in ("index", "tarfile", "reopen")]
+    for read in (lk.read_shards(path).samples, *(store.keys for store in stores)):
+        with pytest.raises(TarError, match="cut or damaged"):
+            list(read())
+
+
+def test_headers_of_the_whole_archive_count_together(tmp_path):
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for number in range(20):
+            record = tar.tarinfo.create_pax_global_header({f"key{number}": "x" * 100_000})
+            buffer.write(record)
+            tar.offset += len(record)
+            tar.addfile(tarfile.TarInfo(f"{number}.jpg"))
+    path = tmp_path / "x.tar"
+    path.write_bytes(buffer.getvalue())
+    with pytest.raises(TarError, match="header is longer than the limit"), TarStream(path) as stream:
+        list(stream)
+
+
+def test_xz_with_a_dictionary_of_4_gib(tmp_path):
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        tar.addfile(tarfile.TarInfo("a.jpg"))
+    data = bytearray(lzma.compress(buffer.getvalue()))
+    block = data[12 : 12 + 4 * (data[12] + 1)]
+    assert block[2:4] == b"\x21\x01"  # LZMA2, one byte of properties: the size of its dictionary
+    block[4] = 40
+    block[-4:] = struct.pack("<I", zlib.crc32(block[:-4]))
+    data[12 : 12 + len(block)] = block
+    path = tmp_path / "x.tar.xz"
+    path.write_bytes(data)
+    with little_memory():
+        with pytest.raises(TarError, match=r"[Mm]emory"):
+            convert_tar(path, tmp_path / "x.tar", progress=False)
+        with pytest.raises(ItemErrors, match=r"[Mm]emory"):
+            extract_tars(path, tmp_path / "out", progress=False)
+        with pytest.raises(TarError, match=r"[Mm]emory"):
+            list(lk.read_shards(path))
+    assert not (tmp_path / "x.tar").exists()
+
+
+@pytest.mark.parametrize("data", [b"", b"x" * 3_000_000])
+def test_xz_streams_one_after_the_other(tmp_path, data):
+    """As the format has it, zeros between; Python's own `lzma` takes such zeros for the end."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        info = tarfile.TarInfo("a.txt")
+        info.size = len(data)
+        tar.addfile(info, io.BytesIO(data))
+    plain = buffer.getvalue()
+    packed = lzma.compress(plain[:700]) + bytes(8) + lzma.compress(b"") + lzma.compress(plain[700:]) + bytes(2**21)
+    (tmp_path / "x.tar.xz").write_bytes(packed)
+    assert convert_tar(tmp_path / "x.tar.xz", tmp_path / "x.tar", progress=False).read_bytes() == plain
+
+
+def test_a_member_as_large_as_eight_exabytes(tmp_path):
+    path = tmp_path / "x.tar"
+    path.write_bytes(header("a.jpg", 8 * 10**18) + bytes(10_000))
+    for mode in ("index", "tarfile", "reopen"):
+        with little_memory(), pytest.raises(TarError, match="cut or damaged"):
+            lk.TarStore(path, mode=mode).keys()
+    with little_memory(), pytest.raises((OSError, ItemErrors)):
+        extract_tars(path, tmp_path / "out", progress=False)
+    with little_memory(), pytest.raises(TarError, match=rf"8000000000000000000 bytes.*{VARIABLE}"):
+        list(lk.read_shards(path))
+
+
+def test_a_large_member_of_a_compressed_shard(tmp_path, monkeypatch):
+    path = tmp_path / "x.tar.gz"
+    path.write_bytes(with_zeros(header("a.jpg", BOMB_BYTES), bytes(1024)))
+    monkeypatch.setenv(VARIABLE, "100")
+    with little_memory(), pytest.raises(TarError, match=f"{BOMB_BYTES} bytes, 100000000 are allowed"):
+        list(lk.read_shards(path))
+    with little_memory():
+        convert_tar(path, tmp_path / "x.tar", progress=False)
+
+
+@pytest.mark.parametrize("mode", ["index", "tarfile", "reopen"])
+def test_a_sparse_file_that_is_all_holes(tmp_path, mode):
+    size, buffer = 10**13, io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        info = tarfile.TarInfo("x")
+        about = {"major": "1", "minor": "0", "name": "a.jpg", "realsize": str(size)}
+        info.pax_headers = {f"GNU.sparse.{name}": value for name, value in about.items()}
+        info.size = 512
+        tar.addfile(info, io.BytesIO(f"1\n{size}\n0\n".encode().ljust(512, b"\0")))
+    path = tmp_path / "x.tar"
+    path.write_bytes(buffer.getvalue())
+    store = lk.TarStore(path, mode=mode)
+    with little_memory(), pytest.raises(TarError, match=f"{size} bytes with its holes"):
+        store.read("a.jpg")
+    with pytest.raises(OSError, match="are free"):
+        extract_tars(path, tmp_path / "out", progress=False)
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "many", "nan", "inf"])
+def test_the_limit_is_a_number(monkeypatch, value):
+    monkeypatch.setenv(VARIABLE, value)
+    with pytest.raises(ValueError, match=VARIABLE):
+        max_file_bytes()
+
+
+# Indices, headers, lists.
+
+
+def test_a_stored_index_that_unpacks_to_much(tmp_path):
+    tar = tmp_path / "x.tar"
+    tar.write_bytes(header("a.jpg", 0) + bytes(1024))
+    store = lk.TarStore(tar)
+    keys, index = list(store.keys()), Path(f"{tar}{SUFFIX}")
+    with np.load(index) as stored:
+        arrays = dict(stored)
+    np.savez_compressed(index, **arrays | {"block": np.zeros(BOMB_BYTES, np.uint8)})
+    assert index.stat().st_size < 1_000_000
+    with little_memory():
+        assert list(lk.TarStore(tar).keys()) == keys
+    for name, bad in {"sizes": [2**62], "offsets": [2**62]}.items():
+        np.savez(index, **arrays | {name: np.array(bad)})
+        found = read_index(LocalBlob(tar))
+        assert (found.offsets.tolist(), found.sizes.tolist()) == ([512], [0])
+
+
+def test_a_pixel_file_whose_images_are_larger_than_numbers(tmp_path):
+    keys, shapes = PackedStrings(["a/b.jpg"]), np.array([[2**31 - 1, 2**31 - 1]], np.int32)
+    index, _ = laid_out(keys, np.array([[4, 4]]), np.array([0]))
+    index = index.__class__(keys, index.offsets, shapes, index.crcs)
+    head = packed_head(Origin(bytes(32), 4, "pil"), index, 1024)
+    (tmp_path / "x.pixels").write_bytes(head.ljust(1024, b"\0"))
+    with pytest.raises(lk.PixelError, match="leads out of the file"):
+        lk.PixelStore(tmp_path / "x.pixels")
+
+
+DEEP = "[" * 100_000
+
+
+def test_lists_nested_deep(tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match="is not a manifest"):
+        read_manifest(DEEP.encode(), "x")
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "manifest.json").write_text(DEEP)
+    with pytest.raises(ValueError, match="is not a photo manifest"):
+        lk.make_photos(tmp_path / "set", 1, progress=False)
+    (tmp_path / "set" / "metadata_cache.json").write_text(DEEP)
+    (tmp_path / "set" / "a.png").write_bytes(picture())
+    with pytest.warns(UserWarning, match="is not JSON"):
+        assert len(lk.collect_sizes(tmp_path / "set", progress=False)) == 1
+    with lk.serve_folder(tmp_path / "set") as url:
+        assert list(lk.HttpStore(url).keys()) == ["a.png"]
+    monkeypatch.setenv("LABKIT_RESULTS", str(tmp_path / "frames"))
+    (tmp_path / "predictions").mkdir()
+    (tmp_path / "predictions" / "x.json").write_text(DEEP)
+    with pytest.raises(ValueError, match="holds no predictions"):
+        lk.score()
+
+
+# Bodies over HTTP.
+
+
+class Bodies(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        if self.path == "/long":
+            self.send_header("Content-Length", str(10**15))
+            self.end_headers()
+            self.wfile.write(bytes(1000))
+        elif self.path == "/endless":
+            self.end_headers()  # HTTP/1.0: until the connection is closed
+            try:
+                while True:
+                    self.wfile.write(bytes(1 << 20))
+            except OSError:
+                pass
+        else:
+            body = gzipped_zeros()
+            self.send_header("Content-Encoding", "gzip")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def bodies():
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Bodies) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.mark.parametrize(("path", "said"), [("long", "1000000000000000 bytes"), ("endless", "endless bytes")])
+def test_a_body_without_end(bodies, monkeypatch, path, said):
+    monkeypatch.setenv(VARIABLE, "20")
+    with little_memory(), pytest.raises(OSError, match=f"{said}, more than the limit of 20000000"):
+        HttpClient().get(f"{bodies}/{path}")
+    with little_memory(), pytest.raises(OSError, match=said):
+        lk.HttpStore(bodies, keys=[path]).read(path)
+
+
+def test_a_body_that_is_packed_unasked_stays_packed(bodies):
+    with little_memory():
+        assert HttpClient().get(f"{bodies}/packed").data == gzipped_zeros()
+
+
+def test_the_limits_are_what_the_documentation_says():
+    assert "1024 MB" in bounds.max_file_bytes.__doc__
+    assert max_file_bytes() == 1_024_000_000

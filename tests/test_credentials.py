@@ -1,0 +1,324 @@
+"""Passwords, tokens and signatures: in no message, log, frame, file or file name, whether things go well or not."""
+
+import base64
+import functools
+import hashlib
+import http.server
+import io
+import logging
+import re
+import tarfile
+import threading
+import traceback
+from pathlib import Path
+
+import fsspec
+import nbformat
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+from PIL import Image
+from torchvision.datasets import Imagenette
+
+import labkit as lk
+from labkit import notebooks
+from labkit.data import download
+from labkit.data import http as http_client
+from labkit.data.engine import ItemErrors
+from labkit.measure.redact import redacted, shown
+from labkit.measure.results import load_frame, make_frame
+from labkit.measure.timing import VariantError
+
+USER, PASSWORD, SIGNATURE = "someone", "hush%2Fhush", "hu5h5ignature"
+SECRETS = ("someone", "hush", "hu5h", base64.b64encode(b"someone:hush/hush").decode())
+QUERY = f"X-Amz-Signature={SIGNATURE}&token={SIGNATURE}"
+
+
+def jpeg() -> bytes:
+    buffer = io.BytesIO()
+    Image.new("RGB", (16, 12), (90, 10, 10)).save(buffer, "JPEG")
+    return buffer.getvalue()
+
+
+class Guarded(http.server.SimpleHTTPRequestHandler):
+    """Answers those who know user, password and signature, and ranges; `/broken/` is cut, `/failing/` fails."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self):
+        path, _, query = self.path.partition("?")
+        known = self.headers.get("Authorization") == f"Basic {SECRETS[3]}" and query == QUERY
+        file = Path(self.directory, path.lstrip("/").removeprefix("broken/"))
+        if not known or path.startswith("/failing/") or not file.is_file():
+            self.answer(500 if path.startswith("/failing/") else 404 if known else 403, b"")
+            return
+        data, said = file.read_bytes(), re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        start, end = (int(said[1]), min(int(said[2]) + 1, len(data))) if said else (0, len(data))
+        about = {"Content-Range": f"bytes {start}-{end - 1}/{len(data)}", "ETag": '"1"'} if said else {}
+        self.answer(206 if said else 200, data[start:end], about, cut=path.startswith("/broken/"))
+
+    def answer(self, status, body, about=(), cut=False):
+        self.send_response(status)
+        for name, value in dict(about).items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body) + cut))
+        self.end_headers()
+        self.wfile.write(body)
+        self.close_connection = cut
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def guarded(tmp_path, monkeypatch):
+    """The address of a folder of images, a tar, shards and an archive, with credentials in it."""
+    root = tmp_path / "served"
+    (root / "set").mkdir(parents=True)
+    (root / "set" / "a.jpg").write_bytes(jpeg())
+    with tarfile.open(root / "x.tar", "w") as tar:
+        tar.add(root / "set" / "a.jpg", "d/a.jpg")
+    with tarfile.open(root / "imagenette2-160.tgz", "w:gz") as tar:
+        tar.add(root / "set" / "a.jpg", "imagenette2-160/train/a/a.JPEG")
+    lk.write_shards(lk.FolderStore(root / "set"), root / "shards", engine="threads", progress=False)
+    monkeypatch.setenv("LABKIT_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    monkeypatch.setattr(http_client, "_LONGEST_WAIT_S", 0.01)
+    handler = functools.partial(Guarded, directory=root)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        yield lambda path, host=f"127.0.0.1:{server.server_port}": f"http://{USER}:{PASSWORD}@{host}/{path}?{QUERY}"
+        server.shutdown()
+
+
+class Told:
+    """All that could be read afterwards: of errors, their whole traceback."""
+
+    def __init__(self):
+        self.texts: list[str] = []
+
+    def __call__(self, value) -> None:
+        self.texts += [repr(value), str(value)]
+
+    def failing(self, function, *arguments, **options):
+        with pytest.raises(Exception) as failure:
+            function(*arguments, **options)
+        self.texts += ["".join(traceback.format_exception(failure.value)), repr(failure.value)]
+        return failure.value
+
+    def secrets(self) -> list[tuple[str, str]]:
+        return [(secret, text) for secret in SECRETS for text in self.texts if secret in text]
+
+
+@pytest.fixture
+def told(guarded, tmp_path, monkeypatch, caplog, capfd):
+    """Checks at the end what was said, logged, printed and stored."""
+    caplog.set_level(logging.DEBUG)
+    told = Told()
+    yield told
+    assert told.texts
+    served = tmp_path / "served"
+    stored = [path for path in tmp_path.rglob("*") if path.is_file() and served not in path.parents]
+    told.texts += [str(path.relative_to(tmp_path)) + path.read_bytes().decode("latin-1") for path in stored]
+    told.texts += [caplog.text, *capfd.readouterr()]
+    assert told.secrets() == []
+
+
+def test_the_check_itself(guarded):
+    """What is looked for is really there to be found."""
+    told = Told()
+    told(guarded("x"))
+    assert len({secret for secret, _ in told.secrets()}) == 3
+
+
+def test_what_works(guarded, told, tmp_path):
+    folder = lk.HttpStore(guarded("set"), keys=["a.jpg"])
+    tar, shards = lk.open_store(guarded("x.tar")), lk.read_shards(guarded("shards/shard-000000.tar"))
+    for store in (folder, tar, lk.SimulatedStore(tar, wait=False)):
+        assert store.read(store.keys()[0]) == jpeg()
+        told(store)
+    assert len(list(tmp_path.glob("home/tar_index/*"))) == 1
+    assert len(list(shards)) == 1
+    told(shards)
+    told(shards.shards)
+    told(next(iter(shards.samples()))["__url__"])
+    lk.write_shards(folder, tmp_path / "shards", engine="threads", progress=False)
+    lk.PixelStore.build(tar, tmp_path / "x.pixels", progress=False)
+    told(lk.PixelStore(tmp_path / "x.pixels"))
+
+
+@pytest.mark.parametrize("path", ["missing/", "failing/", "broken/"])
+def test_what_fails(guarded, told, path):
+    folder = lk.HttpStore(guarded(f"{path}set"), keys=["a.jpg"], retries=1)
+    told.failing(folder.read, "a.jpg")
+    told.failing(lk.HttpStore(guarded(f"{path}set"), retries=0).keys)
+    for place in ("x.tar", "shards", "shards/shard-000000.tar"):
+        url = guarded(f"{path}{place}").replace(QUERY, "token=hush")  # the server knows another one
+        told.failing(lambda url=url: lk.TarStore(url).keys())
+        told.failing(lambda url=url: list(lk.read_shards(url)))
+    told.failing(lk.map_items, folder.read, ["a.jpg"], engine="threads", progress=False)
+    told.failing(lk.open_store, guarded("x").replace("http:", "htp:"))
+    told.failing(lk.open_store, guarded("x").replace("http:", "simplecache::http:"))
+
+
+@pytest.mark.parametrize("host", ["[bad", "127.0.0.1:9", "127.0.0.1:notaport", "no.such.host.invalid"])
+def test_addresses_that_lead_nowhere(guarded, told, tmp_path, host):
+    told.failing(lambda: lk.HttpStore(guarded("set", host), keys=["a.jpg"], retries=0).read("a.jpg"))
+    told.failing(download.download_imagenette, tmp_path / "data", url=guarded("imagenette2-160.tgz", host))
+
+
+def test_the_download(guarded, told, tmp_path, monkeypatch):
+    md5 = hashlib.md5((tmp_path / "served" / "imagenette2-160.tgz").read_bytes()).hexdigest()
+    monkeypatch.setitem(Imagenette._ARCHIVES, "160px", ("http://127.0.0.1:9/imagenette2-160.tgz", md5))
+    for path in ("missing/x.tgz", "failing/x.tgz", "x.tar"):
+        error = told.failing(download.download_imagenette, tmp_path / "data", url=guarded(path))
+        assert "could not be downloaded" in str(error)
+    folder = download.download_imagenette(tmp_path / "data", url=guarded("imagenette2-160.tgz"))
+    assert (folder / "train" / "a" / "a.JPEG").read_bytes() == jpeg()
+    told(folder)
+
+
+def test_a_password_goes_to_no_other_host(tmp_path, monkeypatch):
+    """Where the mirror redirects: another port is another host."""
+    seen = []
+
+    class There(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            seen.append(self.headers.get("Authorization"))
+            self.send_response(302 if self.path == "/here" else 404)
+            self.send_header("Location", f"http://localhost:{self.server.server_port}/there")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *args):
+            pass
+
+    monkeypatch.setenv("no_proxy", "127.0.0.1,localhost")
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), There) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        with pytest.raises(OSError, match="404"):
+            download.download_imagenette(tmp_path, url=f"http://me:hush@127.0.0.1:{server.server_port}/here")
+        server.shutdown()
+    assert [bool(authorization) for authorization in seen] == [True, False]
+
+
+# Object storage: other libraries' words.
+
+
+class Leaky(MemoryFileSystem):
+    """Says all that it knows, as some libraries do."""
+
+    protocol = "leaky"
+
+    def __init__(self, **options):
+        super().__init__()
+        self.options = options
+
+    def _fail(self, *arguments, **options):
+        try:
+            raise ConnectionError(f"GET http://{USER}:hush@host/?X-Amz-Credential=hu5h failed with {self.options}")
+        except ConnectionError as error:
+            raise PermissionError("refused") from error
+
+    cat_file = info = find = _fail
+
+
+def test_errors_of_object_storage(told, monkeypatch):
+    fsspec.register_implementation("leaky", Leaky, clobber=True)
+    options = {"secret": "hu5h-secret", "client_kwargs": {"aws_session_token": "hush-token"}, "endpoint_url": "x"}
+    store = lk.ObjectStore("leaky://bucket", **options)
+    for act in (store.keys, lambda: store.read("a.jpg"), lambda: lk.TarStore("leaky://bucket/x.tar", **options).keys()):
+        assert isinstance(told.failing(act), PermissionError)
+    told.failing(lambda: lk.read_shards("leaky://bucket/shards", storage_options=options))
+    told(lk.read_shards("leaky://bucket/x.tar", storage_options=options).shards)
+
+
+def test_the_environment_is_not_told(told, monkeypatch):
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hu5h-of-the-environment")
+    monkeypatch.setattr(Leaky, "_fail", None)
+
+    class Says(Leaky):
+        def find(self, *arguments, **options):
+            raise RuntimeError("signed with hu5h-of-the-environment")
+
+    fsspec.register_implementation("leaky", Says, clobber=True)
+    told.failing(lk.ObjectStore("leaky://bucket").keys)
+    from labkit.doctor import findings
+
+    told(findings())
+
+
+# Frames and reports.
+
+
+def test_frames(guarded, told, tmp_path, monkeypatch):
+    monkeypatch.setenv("LABKIT_RESULTS", str(tmp_path / "frames"))
+    url = guarded("set")
+    frame = lk.compare(
+        {url: lambda: [3], "b": lambda: [3]}, baseline="b", rounds=1, warmups=0, progress=False,
+        experiment=f"from {url}", storage={url: url, "b": "a folder"}, note=url,
+    )  # fmt: skip
+    told(frame.to_csv())
+    [path] = (tmp_path / "frames").glob("*.csv")
+    assert f"{shown(url)}?..." in load_frame(path)["storage"].tolist()
+    told(frame["variant"].tolist())
+
+
+def test_errors_of_a_variant(guarded, told):
+    def failing():
+        raise ConnectionError(f"no answer from {guarded('set')}")
+
+    error = told.failing(lk.compare, {"a": failing}, baseline="a", rounds=1, warmups=0, progress=False)
+    assert isinstance(error, VariantError)
+    assert "no answer from http://127.0.0.1" in str(error)
+    error = told.failing(lk.map_items, lambda item: failing(), [1], engine="threads", progress=False)
+    assert isinstance(error, ItemErrors)
+
+
+def test_pages_of_a_tour(guarded, told):
+    url = guarded("set")
+    outputs = [
+        nbformat.v4.new_output("error", ename="OSError", evalue=url, traceback=[f"OSError: {url}", "line 1"]),
+        nbformat.v4.new_output("stream", name="stdout", text=f"read {url}\n"),
+    ]
+    node = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("read()", outputs=outputs)])
+    notebooks._drop_credentials(node)
+    told(nbformat.writes(node))
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("http://u:p@h:80/a/b.jpg?x=1#f", "http://h:80/a/b.jpg"),
+        ("http://u:p/w@h/a", "http://h/a"),
+        ("http://u:p?w@h:80/a", "http://h:80/a"),
+        ("http://u:p@w@h/a", "http://h/a"),
+        ("http://h/a@2x.jpg", "http://h/a@2x.jpg"),
+        ("http://h:8080/a:b@2x.jpg", "http://h:8080/a:b@2x.jpg"),
+        ("http://[::1]:80/a@2x", "http://[::1]:80/a@2x"),
+        ("simplecache::s3://k:s@b/x.tar?v=1", "simplecache::s3://b/x.tar"),
+        ("s3://bucket/key", "s3://bucket/key"),
+        ("no address", "no address"),
+    ],
+)
+def test_what_is_shown_of_an_address(url, said):
+    assert shown(url) == said
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("see http://h/x, and 'http://u:p@h/y?t=1'.", "see http://h/x, and 'http://h/y?...'."),
+        ("3 tokens; batch=4 @ 2.5 images/s?", "3 tokens; batch=4 @ 2.5 images/s?"),
+        ("X-Amz-Security-Token=abc&x=1 sig=abc secret=abc", "X-Amz-Security-Token=...&x=1 sig=... secret=..."),
+    ],
+)
+def test_what_is_left_of_a_text(text, said):
+    assert redacted(text) == said
+    assert redacted(text + " abcdef", ("abcdef",)) == said + " ..."
+
+
+def test_frames_keep_what_is_no_secret():
+    frame = make_frame([{"variant": "a", "n_images": 3, "share": 0.5, "rung": False}], storage="s3://bucket/x")
+    row = frame.iloc[0]
+    assert (row["variant"], row["n_images"], row["share"], row["rung"]) == ("a", 3, 0.5, False)
+    assert row["storage"] == "s3://bucket/x"
