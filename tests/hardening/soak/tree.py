@@ -1,0 +1,66 @@
+"""What a process tree holds: memory, open files, threads, shared memory. Read from /proc."""
+
+import contextlib
+import os
+import re
+import time
+from pathlib import Path
+
+from labkit.measure.processes import _descendants, _rollup
+
+EXACT = ("n_processes", "fds_main", "fds_children", "threads", "shm_files")  # flat means equal
+_PATIENCE_S = 2.0
+
+
+def held() -> dict[str, int]:
+    """Of this process and its descendants, now.
+
+    Returns:
+        pss_kb: PSS. own_kb: its anonymous and shared-memory part, in units of 1000 bytes; the rest are pages of files,
+        which are divided among all processes of the machine that map the same libraries, and so change with theirs.
+        n_processes, fds_main, fds_children (sum), threads. shm_files: files in /dev/shm that are open, mapped or,
+        named after one of these processes, left there.
+    """
+    pids = [os.getpid(), *_descendants()]
+    sizes = [_rollup(pid) for pid in pids]
+    fds = [_open_files(pid) for pid in pids]
+    return {
+        "pss_kb": sum(size["Pss"] for size in sizes) // 1000,
+        "own_kb": sum(size["Pss_Anon"] + size["Pss_Shmem"] for size in sizes) // 1000,
+        "n_processes": len(pids),
+        "fds_main": len(fds[0]),
+        "fds_children": sum(map(len, fds[1:])),
+        "threads": sum(len(os.listdir(f"/proc/{pid}/task")) for pid in pids),
+        "shm_files": len(_shared(pids, fds)),
+    }
+
+
+def settled(last: dict[str, int] | None) -> dict[str, int]:
+    """`held()`, as soon as all that is counted is as it was: a worker may be closing what it has just handed over."""
+    deadline = time.monotonic() + _PATIENCE_S
+    while True:
+        now = held()
+        if last is None or all(now[name] == last[name] for name in EXACT) or time.monotonic() > deadline:
+            return now
+        time.sleep(0.02)
+
+
+def _open_files(pid: int) -> list[str]:
+    files = []
+    for number in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):  # the descriptor of this very listing
+            files.append(os.readlink(f"/proc/{pid}/fd/{number}"))
+    return files
+
+
+def _shared(pids: list[int], fds: list[list[str]]) -> set[str]:
+    """Names in /dev/shm; those that are unlinked already keep theirs, each is random."""
+    named = {name for name in os.listdir("/dev/shm") if any(re.search(rf"\b_?{pid}_", name) for pid in pids)}
+    mapped = {
+        line.split(maxsplit=5)[5].removesuffix(" (deleted)").removeprefix("/dev/shm/")
+        for pid in pids
+        for line in Path(f"/proc/{pid}/maps").read_text().splitlines()
+        if " /dev/shm/" in line
+    }
+    opened = {name.removesuffix(" (deleted)").removeprefix("/dev/shm/") for name in sum(fds, []) if "/dev/shm/" in name}
+    return named | mapped | opened
