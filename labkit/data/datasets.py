@@ -153,10 +153,12 @@ def _report_and_remove(path: Path, owner: int) -> None:
 
 def labels_of(keys: Sequence[str]) -> tuple[list[str], np.ndarray]:
     """The sorted folder names, and for each key its folder's number among them: int64 (len(keys),)."""
-    folders = [_folder(key) for key in keys]
-    classes = sorted(set(folders))
-    label_of = {name: label for label, name in enumerate(classes)}
-    return classes, np.array([label_of[folder] for folder in folders], dtype=np.int64)
+    met: dict[str, int] = {}  # a number for each folder, in the order in which they come
+    numbers = np.fromiter((met.setdefault(_folder(key), len(met)) for key in keys), np.int64, len(keys))
+    classes = sorted(met)
+    labels = np.empty(len(classes), np.int64)
+    labels[[met[name] for name in classes]] = np.arange(len(classes))
+    return classes, labels[numbers]
 
 
 def _folder(key: str) -> str:

@@ -9,6 +9,7 @@ from functools import partial
 from typing import IO
 
 from labkit.data.blobs import Blob, Lazy, PerProcess
+from labkit.data.packed import PackedStrings
 from labkit.data.tar_scan import UNREADABLE, TarError, plain_name, scan
 
 
@@ -18,8 +19,8 @@ class _Indexed:
     def __init__(self, blob: Blob, index: Lazy):
         self._blob, self._index = blob, index
 
-    def names(self) -> list[str]:
-        return list(self._index().names)
+    def names(self) -> PackedStrings:
+        return self._index().names
 
     def read(self, key: str) -> bytes:
         index = self._index()

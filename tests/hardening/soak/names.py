@@ -71,7 +71,10 @@ def _sorted_names(root: Path) -> list[str]:
     """By os.scandir: the oracle of every listing."""
     folders = sorted(entry.name for entry in os.scandir(root))
     return sorted(
-        f"{folder}/{entry.name}" for folder in folders for entry in os.scandir(root / folder) if entry.name[-4:] == ".jpg"
+        f"{folder}/{entry.name}"
+        for folder in folders
+        for entry in os.scandir(root / folder)
+        if entry.name[-4:] == ".jpg"
     )
 
 

@@ -31,7 +31,9 @@ def pixels_of(number: int) -> np.ndarray:
     """uint8 (HEIGHT, WIDTH, 3)."""
     turns = np.random.default_rng(number).uniform(0, 2 * np.pi, 4)
     rows, columns = np.arange(HEIGHT)[:, None] / 9, np.arange(WIDTH) / 7
-    pattern = np.sin(rows + turns[0]) * np.cos(columns + turns[1]) + np.sin(rows + turns[2]) * np.sin(columns + turns[3])
+    pattern = np.sin(rows + turns[0]) * np.cos(columns + turns[1]) + np.sin(rows + turns[2]) * np.sin(
+        columns + turns[3]
+    )
     return np.rint(color_of(number) + _PATTERN / 2 * pattern[..., None]).astype(np.uint8)
 
 
@@ -63,7 +65,9 @@ class Oracle:
     @cached_property
     def images(self) -> np.ndarray:
         """int16 (N, 3, H, W)."""
-        return np.stack([np.asarray(Image.open(self.root / key)).transpose(2, 0, 1) for key in self.keys]).astype(np.int16)
+        return np.stack([np.asarray(Image.open(self.root / key)).transpose(2, 0, 1) for key in self.keys]).astype(
+            np.int16
+        )
 
     @cached_property
     def labels(self) -> np.ndarray:
