@@ -129,6 +129,19 @@ def test_skip_leaves_out_and_remembers(damaged, num_workers):
     assert all(repr(skip.key)[1:-1] in repr(skip.reason) for skip in dataset.skipped)
 
 
+@pytest.mark.parametrize("num_workers", WORKERS)
+def test_what_was_skipped_is_noted_once_not_every_epoch(damaged, num_workers):
+    dataset = ImageDataset(FolderStore(damaged), on_error="skip")
+    loader = DataLoader(dataset, batch_size=4, num_workers=num_workers, collate_fn=collate)
+    list(loader)
+    noted = dataset._skips.path.read_text()
+    assert len(noted.splitlines()) == len(broken_keys(damaged)) == 3
+    for _ in range(2):
+        list(loader)
+    assert dataset._skips.path.read_text() == noted
+    assert sorted(skip.key for skip in dataset.skipped) == broken_keys(damaged)
+
+
 def test_an_unknown_decoder_is_refused_at_once(root):
     with pytest.raises(ValueError, match="'abacus': choose one of pil"):
         ImageDataset(FolderStore(root), decoder="abacus")

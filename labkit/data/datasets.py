@@ -115,22 +115,34 @@ def collate(samples: Sequence[Any]) -> Any:
 
 
 class SkipLog:
-    """Keys skipped by any process. A file, because workers share nothing else: short appends to one are atomic."""
+    """Keys skipped by any process. A file, because workers share nothing else: short appends to one are atomic.
+
+    What it holds is not noted again: it grows with the images that cannot be read, not with the epochs.
+    """
 
     def __init__(self):
         descriptor, name = tempfile.mkstemp(prefix="labkit-skipped-")
         os.close(descriptor)
         self.path = Path(name)
+        self._noted: set[Skipped] | None = None
         weakref.finalize(self, _report_and_remove, self.path, os.getpid())
 
     def add(self, key: str, reason: str) -> Skipped:
-        line = json.dumps([key, reason]) + "\n"  # file names may hold tabs, line breaks, even broken UTF-8
+        skipped = Skipped(key, reason)
+        if self._noted is None:  # a new worker: earlier ones may have been there before
+            self._noted = set(self.read())
+        if skipped not in self._noted:
+            self._noted.add(skipped)
+            self._append(skipped)
+        return skipped
+
+    def _append(self, skipped: Skipped) -> None:
+        line = json.dumps(skipped) + "\n"  # file names may hold tabs, line breaks, even broken UTF-8
         descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND)
         try:
             os.write(descriptor, line.encode())
         finally:
             os.close(descriptor)
-        return Skipped(key, reason)
 
     def read(self) -> list[Skipped]:
         return _read_log(self.path)

@@ -170,8 +170,9 @@ class BatchLoader:
         if not empty:
             return batch.images, labels
         if len(empty) == len(labels):
-            reason = self.skipped[-1].reason
-            raise DecodeError(f"all {len(labels)} images of a batch were skipped, one of them: {reason}")
+            key = self.keys[batch.indices[0]]
+            reason = next(skip.reason for skip in self.skipped if skip.key == key)
+            raise DecodeError(f"all {len(labels)} images of a batch were skipped, the first: {reason}")
         kept = torch.from_numpy(np.delete(np.arange(len(labels)), empty))
         return batch.images[kept], labels[kept]
 
