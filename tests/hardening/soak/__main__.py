@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 from tests.hardening.soak import names, samples
-from tests.hardening.soak.load import record
+from tests.hardening.soak.load import record, rows
 from tests.hardening.soak.plot import draw
 from tests.hardening.soak.record import run_loaders, table
 
@@ -33,7 +33,9 @@ def main() -> None:
             print(table(arguments.record).to_string(index=False))
         else:
             work = {"names": names, "samples": samples}[arguments.command]
-            record(arguments.record, work.rows(Path(folder), arguments.count))
+            for row in rows(work, Path(folder), arguments.count):
+                record(arguments.record, row)
+                print(row, flush=True)
 
 
 def _arguments() -> argparse.Namespace:

@@ -4,8 +4,9 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pandas as pd
@@ -33,11 +34,16 @@ def measured(work: Callable[[], Any]) -> tuple[Any, dict[str, float]]:
         return result, {**costs, "kept_mem_mb": tree_memory()["pss_mb"].sum() - before}
 
 
-def in_own_process(module: str, case: str, folder: Path, count: int) -> dict[str, Any]:
-    """The row that `module` prints for one case: memory that an earlier case left must not count, nor be used again."""
-    command = [sys.executable, "-m", module, case, str(folder), str(count)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    return json.loads(done.stdout)
+def rows(work: ModuleType, folder: Path, count: int) -> Iterator[dict[str, Any]]:
+    """A row for each of a module's cases, over `count` items, which are made in `folder`.
+
+    Each runs in a process of its own: memory that an earlier one left must not count, nor be used again.
+    """
+    work.make(folder, count)
+    for case in work.CASES:
+        command = [sys.executable, "-m", work.__name__, case, str(folder), str(count)]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+        yield json.loads(done.stdout)
 
 
 def run_case(cases: dict[str, Callable[[Path, int], dict[str, Any]]], arguments: list[str]) -> None:
@@ -46,9 +52,9 @@ def run_case(cases: dict[str, Callable[[Path, int], dict[str, Any]]], arguments:
     print(json.dumps({"what": case, "count": int(count), **cases[case](Path(folder), int(count))}))
 
 
-def record(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    """Add rows to a record; those of the same work are replaced."""
-    new = pd.DataFrame(rows, columns=COLUMNS)
+def record(path: Path, row: dict[str, Any]) -> None:
+    """Add a row to a record; that of the same work is replaced."""
+    new = pd.DataFrame([row], columns=COLUMNS)
     old = pd.read_csv(path) if path.exists() else new.iloc[:0]
     kept = old[~old["what"].isin(new["what"])]
     frame = pd.concat([kept, new]) if len(kept) else new

@@ -16,7 +16,7 @@ from labkit.data.sizes import collect_sizes
 from labkit.data.stores import FolderStore
 from labkit.data.tar_index import SUFFIX
 from labkit.data.tar_store import TarStore
-from tests.hardening.soak.load import in_own_process, measured, run_case
+from tests.hardening.soak.load import measured, run_case
 
 _FOLDERS = 10
 _LINKS = 50_000  # to one file: ext4 allows 65,000
@@ -70,12 +70,8 @@ def _numbers(paths: Any) -> np.ndarray:
 def _sorted_names(root: Path) -> list[str]:
     """By os.scandir: the oracle of every listing."""
     folders = sorted(entry.name for entry in os.scandir(root))
-    return sorted(
-        f"{folder}/{entry.name}"
-        for folder in folders
-        for entry in os.scandir(root / folder)
-        if entry.name[-4:] == ".jpg"
-    )
+    entries = ((folder, entry.name) for folder in folders for entry in os.scandir(root / folder))
+    return sorted(f"{folder}/{name}" for folder, name in entries if name.endswith(".jpg"))
 
 
 def _has_sizes(frame: Any, root: Path, sizes: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]) -> bool:
@@ -165,11 +161,10 @@ CASES = {
 }
 
 
-def rows(root: Path, count: int) -> list[dict[str, Any]]:
-    """Every case over `count` names, which are made under `root`."""
+def make(root: Path, count: int) -> None:
+    """What the cases are about."""
     make_folder(root / "folder", count)
     make_tar(root / "all.tar", count)
-    return [in_own_process(__name__, case, root, count) for case in CASES]
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ def color_of(number: int) -> np.ndarray:
 def pixels_of(number: int) -> np.ndarray:
     """uint8 (HEIGHT, WIDTH, 3)."""
     turns = np.random.default_rng(number).uniform(0, 2 * np.pi, 4)
-    rows, columns = np.arange(HEIGHT)[:, None] / 9, np.arange(WIDTH) / 7
+    rows, columns = np.arange(HEIGHT)[:, None] / 1.3, np.arange(WIDTH) / 1.7
     pattern = np.sin(rows + turns[0]) * np.cos(columns + turns[1]) + np.sin(rows + turns[2]) * np.sin(
         columns + turns[3]
     )

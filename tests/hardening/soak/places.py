@@ -17,8 +17,15 @@ _N_BROKEN = 8
 
 
 @contextmanager
-def made_places(root: Path, *, s3: bool = True) -> Iterator[Places]:
+def served_places(root: Path) -> Iterator[Places]:
     """Fill `root`, and serve the photos while the block lasts."""
+    places = made_places(root)
+    with lk.serve_folder(places.photos) as url, lk.serve_s3({"photos": places.photos}) as options:
+        yield Places(root, url, options)
+
+
+def made_places(root: Path) -> Places:
+    """Fill `root`."""
     places = Places(root)
     write_photos(places.photos)
     with tarfile.open(places.tar, "w") as tar:
@@ -28,12 +35,7 @@ def made_places(root: Path, *, s3: bool = True) -> Iterator[Places]:
     lk.PixelStore.build(store, places.pixels, short_side=HEIGHT, progress=False)
     _write_broken(places)
     _write_depth(places.depth)
-    with lk.serve_folder(places.photos) as url:
-        if not s3:
-            yield Places(root, url)
-            return
-        with lk.serve_s3({"photos": places.photos}) as options:
-            yield Places(root, url, options)
+    return places
 
 
 def _write_broken(places: Places) -> None:

@@ -10,15 +10,14 @@ import pandas as pd
 
 from labkit.measure.files import write_whole
 from tests.hardening.soak import epochs
-from tests.hardening.soak.places import made_places
-from tests.hardening.soak.slope import WARM_UP, Slope, slope_of
-from tests.hardening.soak.subjects import PLANTED, SUBJECTS, Places
-from tests.hardening.soak.tree import EXACT
+from tests.hardening.soak.places import served_places
+from tests.hardening.soak.slope import WARM_UP, slope_of
+from tests.hardening.soak.subjects import SUBJECTS, Places
 
 
 def run_loaders(folder: Path, n_epochs: int, path: Path, only: list[str]) -> None:
     """Soak every subject, or those named, and add their rows to the record."""
-    with made_places(folder) as places:
+    with served_places(folder) as places:
         for name in only or SUBJECTS:
             rows = in_own_process(name, places, n_epochs)
             _add(path, pd.DataFrame(rows, columns=epochs.COLUMNS))

@@ -46,7 +46,7 @@ def _medians(values: np.ndarray, n_blocks: int, block: int) -> np.ndarray:
 
 
 def _verdict(low: float, high: float) -> str:
-    if -LIMIT_KB <= low and high <= LIMIT_KB:
+    if low >= -LIMIT_KB and high <= LIMIT_KB:
         return "flat"
     if low > 0:
         return "grows"

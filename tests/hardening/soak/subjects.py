@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -41,14 +40,14 @@ class Subject:
 
     make: Gives it; `set_epoch`, where it has one, is called before each epoch.
     shows: What its images are: `"whole"`, maybe mirrored; `"crops"`; `"mixed"`; or `"depth"` pairs.
-    batches: Taken of each epoch; None for all.
+    left_after: Before each epoch another one is begun, and left after so many batches.
     order_of: Subjects with the same name here give the same bytes in the same order, every epoch.
     repeats: Every epoch is the first again.
     """
 
     make: Callable[[Places], Iterable[Any]]
     shows: str = "whole"
-    batches: int | None = None
+    left_after: int = 0
     order_of: str = ""
     repeats: bool = False
 
@@ -162,7 +161,7 @@ SUBJECTS = {
     "make_loader, pixels, fork": Subject(_pixel_dataset, order_of="make_loader"),
     "make_loader, no workers": Subject(_over(_folder, num_workers=0), order_of="make_loader"),
     "make_loader, new workers": Subject(_over(_folder, "fork", persistent_workers=False), order_of="make_loader"),
-    "make_loader, left early": Subject(_over(_folder, "fork"), batches=2),
+    "make_loader, left early": Subject(_over(_folder, "fork"), left_after=2, order_of="make_loader"),
     "make_loader, broken files": Subject(_over(_with_broken, "fork", on_error="skip")),
     "CUDAPrefetcher": Subject(lambda p: lk.CUDAPrefetcher(_over(_folder, "fork")(p), "cpu"), order_of="make_loader"),
     "ReplayLoader": Subject(lambda p: lk.ReplayLoader(_over(_folder, "fork")(p), 4), repeats=True),

@@ -55,12 +55,8 @@ def _open_files(pid: int) -> list[str]:
 
 def _shared(pids: list[int], fds: list[list[str]]) -> set[str]:
     """Names in /dev/shm; those that are unlinked already keep theirs, each is random."""
-    named = {name for name in os.listdir("/dev/shm") if any(re.search(rf"\b_?{pid}_", name) for pid in pids)}
-    mapped = {
-        line.split(maxsplit=5)[5].removesuffix(" (deleted)").removeprefix("/dev/shm/")
-        for pid in pids
-        for line in Path(f"/proc/{pid}/maps").read_text().splitlines()
-        if " /dev/shm/" in line
-    }
-    opened = {name.removesuffix(" (deleted)").removeprefix("/dev/shm/") for name in sum(fds, []) if "/dev/shm/" in name}
-    return named | mapped | opened
+    mapped = [line for pid in pids for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
+    opened = [name for names in fds for name in names]
+    used = {name.partition("/dev/shm/")[2].removesuffix(" (deleted)") for name in mapped + opened}
+    theirs = re.compile(rf"_({'|'.join(map(str, pids))})_")  # as torch calls its files
+    return {name for name in used if name} | {name for name in os.listdir("/dev/shm") if theirs.search(name)}
