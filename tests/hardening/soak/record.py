@@ -11,8 +11,11 @@ import pandas as pd
 from labkit.measure.files import write_whole
 from tests.hardening.soak import epochs
 from tests.hardening.soak.places import served_places
-from tests.hardening.soak.slope import WARM_UP, slope_of
+from tests.hardening.soak.slope import slope_of
 from tests.hardening.soak.subjects import SUBJECTS, Places
+
+MEMORY = ("own_kb", "written_kb")
+_FILLED = 3  # epochs, after which what is counted must not change any more
 
 
 def run_loaders(folder: Path, n_epochs: int, path: Path, only: list[str]) -> None:
@@ -42,23 +45,23 @@ def _add(path: Path, new: pd.DataFrame) -> None:
 
 
 def table(path: Path) -> pd.DataFrame:
-    """A row a loader: the slope of memory with its interval and verdict, and what must be equal in every epoch."""
+    """A row a loader: the slopes of memory, kB an epoch, with interval and verdict; and what must be equal in each."""
     frame = pd.read_csv(path)
     rows = []
     for name, runs in frame.groupby("loader", sort=False):
-        slope = slope_of(runs["epoch"].to_numpy(), runs["own_kb"].to_numpy())
+        pss, written = (slope_of(runs["epoch"].to_numpy(), runs[column].to_numpy()) for column in MEMORY)
         rows.append({
-            "loader": name, "epochs": len(runs), "kb_per_epoch": slope.kb_per_epoch, "low": slope.low,
-            "high": slope.high, "memory": slope.verdict, "fds": _spread(runs, "fds_main", "fds_children"),
-            "threads": _spread(runs, "threads"), "shm": _spread(runs, "shm_files"), "log": _spread(runs, "log_bytes"),
-            "right": runs["is_right"].all(), "order": _order(name, runs, frame),
+            "loader": name, "epochs": len(runs), "pss": str(pss), "written": str(written),
+            "fds": _spread(runs, "fds_main", "fds_children"), "threads": _spread(runs, "threads"),
+            "shm": _spread(runs, "shm_files"), "log": _spread(runs, "log_bytes"), "right": runs["is_right"].all(),
+            "order": _order(name, runs, frame),
         })  # fmt: skip
-    return pd.DataFrame(rows).round(2)
+    return pd.DataFrame(rows)
 
 
 def _spread(runs: pd.DataFrame, *columns: str) -> str:
-    """The number, and between which it moved after the warm-up."""
-    after = runs.loc[runs["epoch"] >= WARM_UP, list(columns)].sum(axis=1)
+    """The number, and between which it moved."""
+    after = runs.loc[runs["epoch"] >= _FILLED, list(columns)].sum(axis=1)
     return str(after.min()) if after.min() == after.max() else f"{after.min()} to {after.max()}"
 
 

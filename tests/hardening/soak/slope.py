@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.stats import theilslopes
 
-WARM_UP = 20  # epochs left out: caches fill, allocators find their size
+WARM_UP = 100  # epochs left out: caches fill, allocators find their size, forked workers get copies of pages they write
 LIMIT_KB = 4.096  # an epoch: one page. Less than one lost object (48 bytes and more) an image, of 128 images
 _BLOCK = 10  # epochs whose median is one point: neighbours resemble each other, medians of blocks hardly do
 
@@ -20,8 +20,11 @@ class Slope(NamedTuple):
     kb_per_epoch: float
     low: float
     high: float
-    start_kb: float
+    start_kb: float  # of the line, at epoch 0
     verdict: str
+
+    def __str__(self) -> str:
+        return f"{self.kb_per_epoch:+.2f} [{self.low:+.2f}, {self.high:+.2f}] {self.verdict}"
 
 
 def slope_of(epochs: np.ndarray, kb: np.ndarray, *, warm_up: int = WARM_UP, block: int = _BLOCK) -> Slope:
@@ -30,7 +33,7 @@ def slope_of(epochs: np.ndarray, kb: np.ndarray, *, warm_up: int = WARM_UP, bloc
     One step, as an allocator takes when it maps its next arena, hardly moves a median of slopes.
 
     Raises:
-        ValueError: fewer than five whole blocks after the warm-up.
+        ValueError: fewer than five blocks after the warm-up.
     """
     kept = epochs >= warm_up
     n_blocks = int(kept.sum()) // block

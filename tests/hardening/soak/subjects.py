@@ -150,8 +150,6 @@ SUBJECTS = {
     "make_loader, folder, spawn": Subject(_over(_folder, "spawn"), order_of="make_loader"),
     "make_loader, folder, forkserver": Subject(_over(_folder, "forkserver"), order_of="make_loader"),
     "make_loader, tar, fork": Subject(_over(lambda p: lk.TarStore(p.tar), "fork"), order_of="make_loader"),
-    "make_loader, tar, spawn": Subject(_over(lambda p: lk.TarStore(p.tar), "spawn"), order_of="make_loader"),
-    "make_loader, HTTP, fork": Subject(_over(lambda p: lk.HttpStore(p.url), "fork"), order_of="make_loader"),
     "make_loader, HTTP, forkserver": Subject(
         _over(lambda p: lk.HttpStore(p.url), "forkserver"), order_of="make_loader"
     ),

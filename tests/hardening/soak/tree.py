@@ -16,8 +16,11 @@ def held() -> dict[str, int]:
     """Of this process and its descendants, now.
 
     Returns:
-        pss_kb: PSS. own_kb: its anonymous and shared-memory part, in units of 1000 bytes; the rest are pages of files,
+        pss_kb: PSS, in units of 1000 bytes. own_kb: its anonymous and shared-memory part; the rest are pages of files,
         which are divided among all processes of the machine that map the same libraries, and so change with theirs.
+        written_kb: anonymous pages of each process, those that it still shares with its parent included. A leak raises
+        all three. That a forked worker gets its own copy of a page, which it shared until one of the two wrote to it,
+        raises PSS alone: it is bounded by what was shared, and goes on, ever slower, for hundreds of epochs.
         n_processes, fds_main, fds_children (sum), threads. shm_files: files in /dev/shm that are open, mapped or,
         named after one of these processes, left there.
     """
@@ -27,6 +30,7 @@ def held() -> dict[str, int]:
     return {
         "pss_kb": sum(size["Pss"] for size in sizes) // 1000,
         "own_kb": sum(size["Pss_Anon"] + size["Pss_Shmem"] for size in sizes) // 1000,
+        "written_kb": sum(size["Anonymous"] for size in sizes) // 1000,
         "n_processes": len(pids),
         "fds_main": len(fds[0]),
         "fds_children": sum(map(len, fds[1:])),
