@@ -18,8 +18,8 @@ from tests.hardening.soak.subjects import SUBJECTS, Places, Subject
 from tests.hardening.soak.tree import settled
 
 COLUMNS = [
-    "loader", "epoch", "seconds", "pss_kb", "own_kb", "written_kb", "n_processes", "fds_main", "fds_children",
-    "threads", "shm_files", "log_bytes", "crc32", "is_right",
+    "loader", "epoch", "seconds", "pss_kb", "own_kb", "written_kb", "shm_kb", "n_processes", "fds_main",
+    "fds_children", "threads", "shm_files", "log_bytes", "crc32", "is_right",
 ]  # fmt: skip
 _HALF = 0.5 + 1e-3  # of a level: rounding
 

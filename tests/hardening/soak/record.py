@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from labkit.data.locks import locked
 from labkit.measure.files import write_whole
 from tests.hardening.soak import epochs
 from tests.hardening.soak.places import served_places
@@ -36,12 +37,13 @@ def in_own_process(name: str, places: Places, n_epochs: int) -> list[dict[str, A
 
 
 def _add(path: Path, new: pd.DataFrame) -> None:
-    old = pd.read_csv(path) if path.exists() else new.iloc[:0]
-    kept = old[~old["loader"].isin(new["loader"])]
-    frame = pd.concat([kept, new]) if len(kept) else new
     order = {name: number for number, name in enumerate(SUBJECTS)}
-    frame = frame.sort_values("loader", key=lambda names: names.map(order), kind="stable")
-    write_whole(path, frame.to_csv(index=False).encode())
+    with locked(path.with_name(f".{path.name}.lock")):  # another command may soak other loaders meanwhile
+        old = pd.read_csv(path) if path.exists() else new.iloc[:0]
+        kept = old[~old["loader"].isin(new["loader"]) & old["loader"].isin(order)]
+        frame = pd.concat([kept, new]) if len(kept) else new
+        frame = frame.sort_values("loader", key=lambda names: names.map(order), kind="stable")
+        write_whole(path, frame.to_csv(index=False).encode())
 
 
 def table(path: Path) -> pd.DataFrame:
@@ -53,7 +55,7 @@ def table(path: Path) -> pd.DataFrame:
         rows.append({
             "loader": name, "epochs": len(runs), "pss": str(pss), "written": str(written),
             "fds": _spread(runs, "fds_main", "fds_children"), "threads": _spread(runs, "threads"),
-            "shm": _spread(runs, "shm_files"), "log": _spread(runs, "log_bytes"), "right": runs["is_right"].all(),
+            "shm": _spread(runs, "shm_files"), "shm_kb": _spread(runs, "shm_kb"), "log": _spread(runs, "log_bytes"), "right": runs["is_right"].all(),
             "order": _order(name, runs, frame),
         })  # fmt: skip
     return pd.DataFrame(rows)

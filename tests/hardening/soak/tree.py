@@ -4,7 +4,6 @@ import contextlib
 import os
 import re
 import time
-from pathlib import Path
 
 from labkit.measure.processes import _descendants, _rollup
 
@@ -21,8 +20,8 @@ def held() -> dict[str, int]:
         written_kb: anonymous pages of each process, those that it still shares with its parent included. A leak raises
         all three. That a forked worker gets its own copy of a page, which it shared until one of the two wrote to it,
         raises PSS alone: it is bounded by what was shared, and goes on, ever slower, for hundreds of epochs.
-        n_processes, fds_main, fds_children (sum), threads. shm_files: files in /dev/shm that are open, mapped or,
-        named after one of these processes, left there.
+        shm_kb: PSS of shared memory. n_processes, fds_main, fds_children (sum), threads. shm_files: files in /dev/shm
+        that are open or, named after one of these processes, left there.
     """
     pids = [os.getpid(), *_descendants()]
     sizes = [_rollup(pid) for pid in pids]
@@ -31,6 +30,7 @@ def held() -> dict[str, int]:
         "pss_kb": sum(size["Pss"] for size in sizes) // 1000,
         "own_kb": sum(size["Pss_Anon"] + size["Pss_Shmem"] for size in sizes) // 1000,
         "written_kb": sum(size["Anonymous"] for size in sizes) // 1000,
+        "shm_kb": sum(size["Pss_Shmem"] for size in sizes) // 1000,
         "n_processes": len(pids),
         "fds_main": len(fds[0]),
         "fds_children": sum(map(len, fds[1:])),
@@ -58,9 +58,7 @@ def _open_files(pid: int) -> list[str]:
 
 
 def _shared(pids: list[int], fds: list[list[str]]) -> set[str]:
-    """Names in /dev/shm; those that are unlinked already keep theirs, each is random."""
-    mapped = [line for pid in pids for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
-    opened = [name for names in fds for name in names]
-    used = {name.partition("/dev/shm/")[2].removesuffix(" (deleted)") for name in mapped + opened}
+    """Names in /dev/shm, those of unlinked files included: each is random."""
+    opened = {name.partition("/dev/shm/")[2].removesuffix(" (deleted)") for names in fds for name in names}
     theirs = re.compile(rf"_({'|'.join(map(str, pids))})_")  # as torch calls its files
-    return {name for name in used if name} | {name for name in os.listdir("/dev/shm") if theirs.search(name)}
+    return {name for name in opened if name} | {name for name in os.listdir("/dev/shm") if theirs.search(name)}
