@@ -55,7 +55,8 @@ def table(path: Path) -> pd.DataFrame:
         rows.append({
             "loader": name, "epochs": len(runs), "pss": str(pss), "written": str(written),
             "fds": _spread(runs, "fds_main", "fds_children"), "threads": _spread(runs, "threads"),
-            "shm": _spread(runs, "shm_files"), "shm_kb": _spread(runs, "shm_kb"), "log": _spread(runs, "log_bytes"), "right": runs["is_right"].all(),
+            "shm": _spread(runs, "shm_files"), "shm_kb": _spread(runs, "shm_kb"), "log": _spread(runs, "log_bytes"),
+            "right": runs["is_right"].all(),
             "order": _order(name, runs, frame),
         })  # fmt: skip
     return pd.DataFrame(rows)
