@@ -53,10 +53,10 @@ def _memory(ax: Axes, name: str, runs: pd.DataFrame) -> Slope:
     low, high = ((at_middle + rate * (ends - middle)) / 1e3 for rate in (slope.low, slope.high))
     ax.fill_between(ends, low, high, color=color, alpha=0.3, linewidth=0, zorder=2)
     ax.axvspan(0, WARM_UP, color="0.93", linewidth=0, zorder=0)
-    ax.set_ylim(-_SPAN_MB / 3, 2 * _SPAN_MB / 3)
+    ax.set_ylim(-_SPAN_MB / 2, _SPAN_MB / 2)
     ax.set_title(name, fontsize=10, fontweight="bold", color=_LEAK if name == PLANTED else "black", loc="left")
     text = f"{slope.kb_per_epoch:+.2f} kB/epoch\n[{slope.low:+.2f}, {slope.high:+.2f}]: {slope.verdict}"
-    ax.text(0.98, 0.96, text, transform=ax.transAxes, ha="right", va="top", fontsize=8, color=color)
+    ax.text(0.98, 0.03, text, transform=ax.transAxes, ha="right", va="bottom", fontsize=8, color=color)
     return slope
 
 

@@ -172,6 +172,6 @@ SUBJECTS = {
     "read_shards, forkserver": Subject(_shards("forkserver"), order_of="read_shards"),
     "DepthPairs, fork": Subject(_depth("fork"), shows="depth", order_of="DepthPairs"),
     "DepthPairs, spawn": Subject(_depth("spawn"), shows="depth", order_of="DepthPairs"),
-    "planted leak": Subject(_over(_folder, "fork", transform=Leak(160)), order_of=""),
+    "planted leak": Subject(_over(_folder, "fork", transform=Leak(160))),
 }
-PLANTED = "planted leak"  # 128 images x 160 bytes: 20 kB an epoch
+PLANTED = "planted leak"  # 128 images x (160 bytes, 33 of the object around them, 8 in the list): 26 kB an epoch
