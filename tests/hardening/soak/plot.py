@@ -8,7 +8,7 @@ import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from tests.hardening.soak.slope import LIMIT_KB, WARM_UP, Slope, slope_of
+from tests.hardening.soak.slope import LIMIT_KB, WARM_UP, Slope, slopes_of
 from tests.hardening.soak.subjects import PLANTED
 
 _COLUMNS = 5
@@ -42,8 +42,8 @@ def draw(record: Path) -> Path:
 
 def _memory(ax: Axes, name: str, runs: pd.DataFrame) -> Slope:
     epochs, kb = runs["epoch"].to_numpy(), runs["own_kb"].to_numpy()
-    slope = slope_of(epochs, kb)
-    color = _FINE if slope.verdict == "flat" else _LEAK
+    slope, written = slopes_of(runs)
+    color = _FINE if slope.verdict == written.verdict == "flat" else _LEAK
     start = slope.start_kb + slope.kb_per_epoch * WARM_UP
     middle, last = (WARM_UP + epochs[-1]) / 2, epochs[-1]
     ax.plot(epochs, (kb - start) / 1e3, ".", color="0.6", markersize=2, zorder=1)
@@ -83,8 +83,8 @@ def _label(figure: Figure, axes: list, n_loaders: int, slopes: dict[str, Slope])
     flat = [name for name, slope in slopes.items() if slope.verdict == "flat"]
     honest = len(slopes) - (PLANTED in slopes)
     figure.suptitle(
-        f"{len(set(flat) - {PLANTED})} of {honest} loaders: memory flat to within a page ({LIMIT_KB:.1f} kB) an epoch; "
-        "the leak that was planted is found\n"
+        f"{len(set(flat) - {PLANTED})} of {honest} loaders: memory flat to within a page ({LIMIT_KB:.1f} kB) an epoch "
+        "and process; the leak that was planted is found\n"
         "line: slope with its 95 % interval; gray: warm-up; open files: solid main process, dashed its children",
         fontsize=12,
     )

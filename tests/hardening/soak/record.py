@@ -12,10 +12,9 @@ from labkit.data.locks import locked
 from labkit.measure.files import write_whole
 from tests.hardening.soak import epochs
 from tests.hardening.soak.places import served_places
-from tests.hardening.soak.slope import slope_of
+from tests.hardening.soak.slope import slopes_of
 from tests.hardening.soak.subjects import SUBJECTS, Places
 
-MEMORY = ("own_kb", "written_kb")
 _FILLED = 3  # epochs, after which what is counted must not change any more
 
 
@@ -51,7 +50,7 @@ def table(path: Path) -> pd.DataFrame:
     frame = pd.read_csv(path)
     rows = []
     for name, runs in frame.groupby("loader", sort=False):
-        pss, written = (slope_of(runs["epoch"].to_numpy(), runs[column].to_numpy()) for column in MEMORY)
+        pss, written = slopes_of(runs)
         rows.append({
             "loader": name, "epochs": len(runs), "pss": str(pss), "written": str(written),
             "fds": _spread(runs, "fds_main", "fds_children"), "threads": _spread(runs, "threads"),
