@@ -53,7 +53,7 @@ class BatchLoader:
     Batches: `(images, labels)`; images uint8 (batch_size, 3, size, size) RGB in channels-last memory, labels int64
     (batch_size,). A batch may be kept: its memory is used again only when nobody holds it.
 
-    A JPEG damaged below the rows that its crop needs is not noticed in that epoch. The threads end with their epoch, and
+    A JPEG damaged below the rows that its crop needs is not noticed in that epoch. The threads end with their epoch;
     OpenCV keeps about 1 KB for each thread that has ended.
 
     Attributes:

@@ -22,7 +22,7 @@ def measured(work: Callable[[], Any]) -> tuple[Any, dict[str, float]]:
 
     Returns:
         Its result, kept alive while memory is read; and `seconds`, `peak_mem_mb` and `kept_mem_mb`: PSS of the process
-        tree above what it had before, in MB (1e6 bytes), at most and at the end.
+        tree above what it had before, in MB (1e6 bytes), at most and at the end. Pages of a mapped file count.
     """
     with PeakMemory() as peak:
         before = tree_memory()["pss_mb"].sum()
