@@ -3,16 +3,20 @@
 import multiprocessing
 import subprocess
 import sys
+import tarfile
 import traceback
+import tracemalloc
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from labkit import DecodeError, FolderStore, ImageDataset, PILDataset, collate
+from labkit import BatchLoader, DecodeError, FolderStore, ImageDataset, PackedStrings, PILDataset, TarStore, collate
 from labkit.data.conformance import broken_files, oracle_files, reference
+from labkit.data.datasets import labels_of
 
 WORKERS = [0, 2]
 
@@ -60,6 +64,35 @@ def test_items_and_labels(root):
         assert dataset.classes[label] == (folders[-1] if folders else "")
 
 
+@pytest.mark.parametrize("kind", [FolderStore, TarStore])
+def test_names_are_kept_once(root, tmp_path_factory, kind):
+    """By store, data set and loader together: a million names are tens of megabytes, sent to every spawned worker."""
+    place = root
+    if kind is TarStore:
+        place = tmp_path_factory.mktemp("tar") / "x.tar"
+        with tarfile.open(place, "w") as tar:
+            tar.add(root, ".")
+    store = kind(place)
+    dataset, loader = ImageDataset(store), BatchLoader(store)
+    for keys in (dataset.keys, loader.keys):
+        assert all(np.shares_memory(*pair) for pair in zip(keys.arrays(), store.keys().arrays(), strict=True))
+    if kind is TarStore:
+        assert np.shares_memory(store.keys().arrays()[0], store._index().names.arrays()[0])
+
+
+def test_labels_take_a_number_for_each_name():
+    keys = PackedStrings(f"{'train/' * (number % 2)}n{number % 997:08}/{number}.jpg" for number in range(30_000))
+    tracemalloc.start()
+    classes, labels = labels_of(keys)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    folders = [Path(key).parent.name for key in keys]
+    assert classes == sorted(set(folders))
+    assert [classes[label] for label in labels] == folders
+    assert labels.dtype == np.int64
+    assert peak < 40 * len(keys)  # two arrays, and some keys at a time; a folder's name takes 58 bytes
+
+
 def test_the_decoder_is_the_one_asked_for(root):
     with pytest.raises(ValueError, match="unknown decoder 'abacus'"):
         ImageDataset(FolderStore(root), decoder="abacus")[0]
@@ -94,6 +127,19 @@ def test_skip_leaves_out_and_remembers(damaged, num_workers):
         assert {images.shape[1:] for images, _ in batches} == {(3, 63, 95)}
         assert sorted(skip.key for skip in dataset.skipped) == broken_keys(damaged)
     assert all(repr(skip.key)[1:-1] in repr(skip.reason) for skip in dataset.skipped)
+
+
+@pytest.mark.parametrize("num_workers", WORKERS)
+def test_what_was_skipped_is_noted_once_not_every_epoch(damaged, num_workers):
+    dataset = ImageDataset(FolderStore(damaged), on_error="skip")
+    loader = DataLoader(dataset, batch_size=4, num_workers=num_workers, collate_fn=collate)
+    list(loader)
+    noted = dataset._skips.path.read_text()
+    assert len(noted.splitlines()) == len(broken_keys(damaged)) == 3
+    for _ in range(2):
+        list(loader)
+    assert dataset._skips.path.read_text() == noted
+    assert sorted(skip.key for skip in dataset.skipped) == broken_keys(damaged)
 
 
 def test_an_unknown_decoder_is_refused_at_once(root):

@@ -577,6 +577,40 @@ def test_ctrl_c_in_a_script(tmp_path, moment, method, persistent, after_s):
         child.communicate()
 
 
+KILLED = """
+import time, torch
+import labkit as lk
+
+if __name__ == "__main__":
+    config = lk.LoaderConfig(1, 2, start_method="forkserver", oversubscribe=True)
+    loader = lk.make_loader(torch.utils.data.TensorDataset(torch.arange(9)), config)
+    list(loader)
+    print("now", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_kill_of_the_main_process_ends_the_fork_servers_workers(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(KILLED)
+    child = subprocess.Popen(
+        [sys.executable, str(script)],
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True,
+    )  # fmt: skip
+    try:
+        assert child.stdout.readline() == "now\n"
+        others = [pid for pid in session_of(child.pid) if pid != child.pid]
+        assert len(others) >= 2
+        child.kill()
+        child.wait()
+        assert eventually(lambda: not session_of(child.pid), within_s=30)  # torch asks every five seconds
+    finally:
+        for pid in session_of(child.pid):
+            os.kill(pid, signal.SIGKILL)
+        child.wait()
+        child.stdout.close()
+
+
 class Threads(Numbers):
     def __getitem__(self, index):
         import cv2

@@ -6,12 +6,14 @@ import os
 import pickle
 import random
 import re
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from labkit import PackedStrings
+from labkit.data import packed
 
 BROKEN = os.fsdecode(b"caf\xe9/\xff.jpg")  # a file name that is no UTF-8
 STRINGS = ["a/1.png", "", "ä/日本/🙂.jpg", "with\nbreak\tand\x00nul", "a/1.png", BROKEN]
@@ -127,3 +129,33 @@ def test_reading_in_a_forked_worker_copies_no_pages():
         assert characters == sum(map(len, strings))
     assert grown["list"] > 8_000  # each string takes about 80 bytes, and reading it writes its reference count
     assert grown["packed"] < 2_000
+
+
+def test_more_strings_than_are_objects_at_a_time(monkeypatch):
+    monkeypatch.setattr(packed, "_AT_ONCE", 4)
+    for count in (3, 4, 5, 8, 9):
+        strings = [f"{BROKEN}{number}" for number in range(count)]
+        assert list(PackedStrings(strings)) == strings
+
+
+def test_made_from_another_one_shares_its_memory():
+    one = PackedStrings(STRINGS)
+    other = PackedStrings(one)
+    assert other == STRINGS
+    assert all(np.shares_memory(*pair) for pair in zip(one.arrays(), other.arrays(), strict=True))
+    assert len(pickle.dumps([one, other])) < 1.5 * len(pickle.dumps([one]))
+
+
+def test_no_object_for_each_string():
+    """Names by the million are packed, and gone through, in little more than their own bytes."""
+    count, length = 30_000, 40
+    tracemalloc.start()
+    strings = PackedStrings(f"{number:0{length}d}" for number in range(count))
+    _, while_packing = tracemalloc.get_traced_memory()
+    tracemalloc.reset_peak()
+    before, _ = tracemalloc.get_traced_memory()
+    assert sum(map(len, strings)) == count * length
+    _, while_reading = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert while_packing < 2 * count * (length + 8)  # objects would take `count * 73` besides
+    assert while_reading - before < count * length / 2

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from labkit import ReplayLoader
 from labkit.measure.nested import map_tensors, tensors
@@ -172,3 +173,12 @@ def test_a_loader_that_is_too_short():
 def test_bad_numbers(bad):
     with pytest.raises(ValueError, match="at least one batch"):
         ReplayLoader(batches(2), **bad)
+
+
+def test_batches_of_workers_hold_no_file_open():
+    """Each tensor in shared memory does: a thousand of them, and the process can open no more."""
+    loader = DataLoader(torch.arange(60).view(20, 3), batch_size=4, num_workers=1, multiprocessing_context="fork")
+    assert all(batch.is_shared() for batch in loader)
+    replay = ReplayLoader(loader, 5)
+    assert not any(batch.is_shared() for batch in replay)
+    assert torch.equal(torch.cat(list(replay)), torch.arange(60).view(20, 3))

@@ -418,11 +418,15 @@ def test_names_that_are_not_there(tmp_path, key):
 
 def test_memory_of_an_index(tmp_path):
     """A few dozen bytes a name beside the name itself, where `tarfile` keeps kilobytes."""
-    path, count = tmp_path / "a.tar", 3000
+    path, count = tmp_path / "a.tar", 10_000
     with open(path, "wb") as file:
         for number in range(count):
             file.write(tarfile.TarInfo(f"folder/{number:010}.jpg").tobuf())
         file.write(bytes(1024))
+    tracemalloc.start()
+    build_index(LocalBlob(path))
+    _, while_building = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
     read_index(LocalBlob(path))
     tracemalloc.start()
     index = read_index(LocalBlob(path))
@@ -430,6 +434,7 @@ def test_memory_of_an_index(tmp_path):
     used, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert used < count * 90
+    assert while_building < count * 270  # with an object for each member, 320
 
 
 # The index's own file.

@@ -319,6 +319,16 @@ class TestErrors:
         with pytest.raises(lk.DecodeError, match=r"all 2 images .* were skipped"):
             list(loader)
 
+    def test_a_batch_of_nothing_names_its_own_image(self, tmp_path):
+        files = {"a.jpg": b"a", "b.jpg": b"b"}
+        loader = BatchLoader(stored(tmp_path, files), batch_size=1, num_threads=1, shuffle=False, on_error="skip")
+        with pytest.raises(lk.DecodeError, match=r"the first: class/a\.jpg"):
+            for _ in loader:
+                pass
+        loader._skips.add("class/b.jpg", "class/b.jpg: an earlier epoch's")
+        with pytest.raises(lk.DecodeError, match=r"the first: class/a\.jpg"):
+            list(loader)
+
     def test_a_missing_file_is_named(self, photos):
         store = SimpleNamespace(keys=lambda: [*photos.keys(), "no/such.jpg"], read=photos.read)
         with pytest.raises(KeyError, match=r"no/such\.jpg") as caught:

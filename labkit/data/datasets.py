@@ -115,22 +115,34 @@ def collate(samples: Sequence[Any]) -> Any:
 
 
 class SkipLog:
-    """Keys skipped by any process. A file, because workers share nothing else: short appends to one are atomic."""
+    """Keys skipped by any process. A file, because workers share nothing else: short appends to one are atomic.
+
+    What it holds is not noted again: it grows with the images that cannot be read, not with the epochs.
+    """
 
     def __init__(self):
         descriptor, name = tempfile.mkstemp(prefix="labkit-skipped-")
         os.close(descriptor)
         self.path = Path(name)
+        self._noted: set[Skipped] | None = None
         weakref.finalize(self, _report_and_remove, self.path, os.getpid())
 
     def add(self, key: str, reason: str) -> Skipped:
-        line = json.dumps([key, reason]) + "\n"  # file names may hold tabs, line breaks, even broken UTF-8
+        skipped = Skipped(key, reason)
+        if self._noted is None:  # a new worker: earlier ones may have been there before
+            self._noted = set(self.read())
+        if skipped not in self._noted:
+            self._noted.add(skipped)
+            self._append(skipped)
+        return skipped
+
+    def _append(self, skipped: Skipped) -> None:
+        line = json.dumps(skipped) + "\n"  # file names may hold tabs, line breaks, even broken UTF-8
         descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND)
         try:
             os.write(descriptor, line.encode())
         finally:
             os.close(descriptor)
-        return Skipped(key, reason)
 
     def read(self) -> list[Skipped]:
         return _read_log(self.path)
@@ -153,10 +165,12 @@ def _report_and_remove(path: Path, owner: int) -> None:
 
 def labels_of(keys: Sequence[str]) -> tuple[list[str], np.ndarray]:
     """The sorted folder names, and for each key its folder's number among them: int64 (len(keys),)."""
-    folders = [_folder(key) for key in keys]
-    classes = sorted(set(folders))
-    label_of = {name: label for label, name in enumerate(classes)}
-    return classes, np.array([label_of[folder] for folder in folders], dtype=np.int64)
+    met: dict[str, int] = {}  # a number for each folder, in the order in which they come
+    numbers = np.fromiter((met.setdefault(_folder(key), len(met)) for key in keys), np.int64, len(keys))
+    classes = sorted(met)
+    labels = np.empty(len(classes), np.int64)
+    labels[[met[name] for name in classes]] = np.arange(len(classes))
+    return classes, labels[numbers]
 
 
 def _folder(key: str) -> str:

@@ -1,10 +1,14 @@
 """Many strings in two arrays: memory that forked workers share for good."""
 
+import io
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import overload
 
 import numpy as np
+
+_AT_ONCE = 1 << 12  # strings that are objects at a time, of as many as there are
 
 
 class PackedStrings(Sequence[str]):
@@ -12,14 +16,20 @@ class PackedStrings(Sequence[str]):
 
     Reading an item of a Python list writes its reference count, and with it copies the page that a forked worker
     shared with its parent: over an epoch each worker gets its own copy of all names. Reading here writes nothing.
+    One that is made from another one shares its arrays.
 
     Taught in: notebooks/03_persistent_workers.ipynb
     """
 
     def __init__(self, strings: Iterable[str]):
-        encoded = [string.encode("utf-8", "surrogateescape") for string in strings]  # file names may be broken UTF-8
-        self._offsets = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
-        self._block = np.frombuffer(b"".join(encoded), dtype=np.uint8)
+        if isinstance(strings, PackedStrings):
+            self._block, self._offsets = strings.arrays()
+            return
+        block, lengths = io.BytesIO(), array("q", [0])
+        for string in strings:
+            lengths.append(block.write(string.encode("utf-8", "surrogateescape")))  # file names may be broken UTF-8
+        self._offsets = np.cumsum(lengths, dtype=np.int64)
+        self._block = np.frombuffer(block.getvalue(), dtype=np.uint8)
 
     @classmethod
     def from_arrays(cls, block: np.ndarray, offsets: np.ndarray) -> "PackedStrings":
@@ -38,8 +48,10 @@ class PackedStrings(Sequence[str]):
 
     def encoded(self) -> Iterator[bytes]:
         """The strings as UTF-8."""
-        block = self._block.tobytes()
-        return (block[start:end] for start, end in pairwise(self._offsets.tolist()))
+        for first in range(0, len(self), _AT_ONCE):
+            offsets = self._offsets[first : first + _AT_ONCE + 1]
+            block = self._block[offsets[0] : offsets[-1]].tobytes()
+            yield from (block[start:end] for start, end in pairwise((offsets - offsets[0]).tolist()))
 
     def __len__(self) -> int:
         return len(self._offsets) - 1
@@ -58,7 +70,7 @@ class PackedStrings(Sequence[str]):
         return self._block[start:end].tobytes().decode("utf-8", "surrogateescape")
 
     def __iter__(self) -> Iterator[str]:
-        return (self[position] for position in range(len(self)))
+        return (string.decode("utf-8", "surrogateescape") for string in self.encoded())
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Sequence) or isinstance(other, str):

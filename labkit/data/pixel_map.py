@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from labkit.data.blobs import Lazy
-from labkit.data.datasets import _folder
-from labkit.data.packed import PackedStrings
+from labkit.data.datasets import labels_of
 from labkit.data.pixel_format import Head, PixelError, read_head
 
 
@@ -28,7 +27,7 @@ class PixelMap:
         self.index = self.head.index
         # Views, because an item of theirs costs a third of an array's, and no reference count as a list's does.
         self._offsets, self._shapes = memoryview(self.index.offsets), memoryview(self.index.shapes.reshape(-1))
-        self.classes, self.labels = _classes_and_labels(self.index.keys)
+        self.classes, self.labels = labels_of(self.index.keys)
         self._map = Lazy(partial(_mapped, self.path, self.head))
 
     def __len__(self) -> int:
@@ -50,14 +49,6 @@ class PixelMap:
     def is_sound(self, index: int) -> bool:
         """Whether an image's pixels fit their checksum."""
         return zlib.crc32(self.pixels(index)) == int(self.index.crcs[index])
-
-
-def _classes_and_labels(keys: PackedStrings) -> tuple[list[str], np.ndarray]:
-    # From one block: over a million keys, asking for one after the other would take seconds in each spawned worker.
-    folders = [_folder(key.decode("utf-8", "surrogateescape")) for key in keys.encoded()]
-    classes = sorted(set(folders))
-    label_of = {name: label for label, name in enumerate(classes)}
-    return classes, np.fromiter((label_of[folder] for folder in folders), np.int64, len(folders))
 
 
 def _reopened(path: Path, header: bytes) -> PixelMap:

@@ -42,15 +42,13 @@ def make_plan(store: Store, max_count: int, max_bytes: int, seed: int | None, pr
 
 
 def _samples(store: Store, progress: bool) -> tuple[list[Sample], list[str]]:
-    from labkit.data.datasets import _folder  # here, since it imports torch, which no writing process needs
+    from labkit.data.datasets import labels_of  # here, since it imports torch, which no writing process needs
 
     keys = list(store.keys())
-    folders = [_folder(key) for key in keys]
-    classes = sorted(set(folders))
-    labels = {name: label for label, name in enumerate(classes)}
+    classes, labels = labels_of(keys)
     sizes = _sizes(store, keys, progress)
-    columns = zip(keys, member_names(keys), sizes, folders, strict=True)
-    return [Sample(key, member, size, labels[folder]) for key, member, size, folder in columns], classes
+    columns = zip(keys, member_names(keys), sizes, labels.tolist(), strict=True)
+    return [Sample(*column) for column in columns], classes
 
 
 def _sizes(store: Store, keys: Sequence[str], progress: bool) -> list[int]:

@@ -11,6 +11,7 @@ import numpy as np
 
 from labkit.data.blobs import Extent, check_options, is_url
 from labkit.data.keys import IMAGE_SUFFIXES, as_key, as_path, is_image
+from labkit.data.packed import PackedStrings
 from labkit.data.pagecache import evict
 from labkit.data.remote import HttpStore, ObjectStore, known_schemes
 from labkit.data.simulated import SimulatedStore
@@ -50,7 +51,7 @@ class FolderStore:
 
     def __init__(self, root: str | os.PathLike):
         self.root = Path(root)
-        self._keys: list[str] | None = None
+        self._keys: PackedStrings | None = None
         if not self.root.is_dir():
             raise FileNotFoundError(f"{self.root} is not a folder: make photos with labkit.make_photos(root, count)")
 
@@ -60,12 +61,13 @@ class FolderStore:
     def __len__(self) -> int:
         return len(self.keys())
 
-    def keys(self) -> list[str]:
+    def keys(self) -> PackedStrings:
         """Relative paths of all JPEG, PNG and WebP files, sorted; hidden files and folders are left out."""
         if self._keys is None:
-            self._keys = sorted(_image_paths(self.root, ""))
-            if not self._keys:
+            keys = PackedStrings(sorted(_image_paths(self.root, "")))
+            if not len(keys):
                 raise FileNotFoundError(f"{self.root} holds no image ({', '.join(IMAGE_SUFFIXES)})")
+            self._keys = keys
         return self._keys
 
     def read(self, key: str) -> bytes:

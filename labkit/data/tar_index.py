@@ -9,9 +9,12 @@ import os
 import posixpath
 import zipfile
 import zlib
+from array import array
 from bisect import bisect_left
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice, zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -102,21 +105,48 @@ def read_index(blob: Blob) -> TarIndex:
 
 def build_index(blob: Blob) -> TarIndex:
     """One pass over the headers."""
-    scanned = list(scan(blob))
-    members = {member.name: member for member in scanned}  # of several with one name the last
-    if any(member.kind in ("hard", "sym") for member in scanned):
-        members = _with_links_resolved(scanned)
-    names = sorted(name for name, member in members.items() if member.kind != "other")
+    scanned = _Columns((member.name, member) for member in scan(blob))
+    if any(member.kind in ("hard", "sym") for member in scanned.odd.values()):
+        scanned = _Columns(_with_links_resolved(scanned.members()).items())
+    rows = scanned.last_by_name()
     return TarIndex(
-        PackedStrings(names),
-        np.fromiter((members[name].offset for name in names), np.int64, len(names)),
-        np.fromiter((members[name].size for name in names), np.int64, len(names)),
+        PackedStrings(map(scanned.names.__getitem__, rows)),
+        np.frombuffer(scanned.offsets, np.int64)[rows],
+        np.frombuffer(scanned.sizes, np.int64)[rows],
         {
-            row: [list(piece) for piece in members[name].sparse]
-            for row, name in enumerate(names)
-            if members[name].sparse
+            place: [list(piece) for piece in scanned.odd[row].sparse]
+            for place, row in enumerate(rows)
+            if row in scanned.odd and scanned.odd[row].sparse
         },
     )
+
+
+class _Columns:
+    """Members by column, since of a million an object each would take more than all the rest.
+
+    odd: Row -> member, of those that are more than a file with its bytes in one place.
+    """
+
+    def __init__(self, members: Iterable[tuple[str, Member]]):
+        self.names: list[str] = []
+        self.offsets, self.sizes, self.odd = array("q"), array("q"), {}
+        for name, member in members:
+            if member.kind != "file" or member.sparse:
+                self.odd[len(self.names)] = member
+            self.names.append(name)
+            self.offsets.append(member.offset)
+            self.sizes.append(member.size)
+
+    def members(self) -> list[Member]:
+        files = map(Member, self.names, self.offsets, self.sizes)
+        return [self.odd.get(row, member) for row, member in enumerate(files)]
+
+    def last_by_name(self) -> list[int]:
+        """Rows in the order of their names, of several with one name the last; without what has no data."""
+        order = sorted(range(len(self.names)), key=self.names.__getitem__)  # rows of one name stay in their order
+        following = (self.names[row] for row in islice(order, 1, None))
+        last = [row for row, name in zip_longest(order, following) if self.names[row] != name]
+        return [row for row in last if row not in self.odd or self.odd[row].kind != "other"]
 
 
 def _with_links_resolved(scanned: list[Member]) -> dict[str, Member]:

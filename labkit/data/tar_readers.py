@@ -10,6 +10,7 @@ from typing import IO
 
 from labkit.data.blobs import Blob, Lazy, PerProcess
 from labkit.data.bounds import VARIABLE, max_file_bytes
+from labkit.data.packed import PackedStrings
 from labkit.data.tar_headers import BoundedInfo
 from labkit.data.tar_scan import UNREADABLE, TarError, plain_name, scan
 
@@ -20,8 +21,8 @@ class _Indexed:
     def __init__(self, blob: Blob, index: Lazy):
         self._blob, self._index = blob, index
 
-    def names(self) -> list[str]:
-        return list(self._index().names)
+    def names(self) -> PackedStrings:
+        return self._index().names
 
     def read(self, key: str) -> bytes:
         index = self._index()

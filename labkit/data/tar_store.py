@@ -2,7 +2,7 @@
 
 import os
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -71,13 +71,15 @@ class TarStore:
     def keys(self) -> PackedStrings:
         """Names of all JPEG, PNG and WebP members, sorted; hidden ones are left out."""
         if self._keys is None:
-            keys = PackedStrings(name for name in self.names() if is_image(name))
+            names = self.names()
+            all_images = all(map(is_image, names))  # then the index and the keys share their memory
+            keys = PackedStrings(names if all_images else filter(is_image, names))
             if not len(keys):
                 raise FileNotFoundError(f"{self._blob.name} holds no image")
             self._keys = keys
         return self._keys
 
-    def names(self) -> list[str]:
+    def names(self) -> Sequence[str]:
         """Names of all members with data, images or not, sorted."""
         return self._reader.names()
 

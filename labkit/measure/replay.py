@@ -21,6 +21,7 @@ class ReplayLoader:
         ValueError: the loader ended before `n_batches`.
 
     The batches are the kept tensors themselves, not copies: a step that changes its input in place changes the replay.
+    Only what came in shared memory from a worker is copied, once: each such tensor would hold a file open.
 
     Taught in: notebooks/07_cuda_prefetch.ipynb
     """
@@ -28,7 +29,7 @@ class ReplayLoader:
     def __init__(self, loader: Iterable[Any], n_batches: int, *, length: int | None = None, device: Any = None):
         if n_batches < 1 or (length is not None and length < 1):
             raise ValueError(f"n_batches={n_batches}, length={length}: at least one batch is wanted")
-        kept = list(islice(loader, n_batches))
+        kept = [map_tensors(batch, _unshared) for batch in islice(loader, n_batches)]
         if len(kept) < n_batches:
             raise ValueError(f"the loader gave {len(kept)} batches, {n_batches} are wanted: ask for fewer")
         self._batches = kept if device is None else [map_tensors(batch, lambda item: item.to(device)) for batch in kept]
@@ -41,6 +42,11 @@ class ReplayLoader:
 
     def __iter__(self) -> Iterator[Any]:
         return (self._batches[position % len(self._batches)] for position in range(self._length))
+
+
+def _unshared(item: Any) -> Any:
+    in_shared_memory = hasattr(item, "is_shared") and item.device.type == "cpu" and item.is_shared()
+    return item.clone() if in_shared_memory else item
 
 
 def fresh(batch: Any, *, whole: bool = False) -> Any:

@@ -15,6 +15,7 @@ from typing import Any
 from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader
 from torch.utils.data._utils import signal_handling
+from torch.utils.data._utils import worker as worker_loop
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 _SLOW_IMPORTS = ("torchvision.transforms.v2", "albumentations", "kornia", "cv2", "simplejpeg")
@@ -156,6 +157,19 @@ def start_worker(worker_id: int) -> None:
     if "cv2" in sys.modules:
         sys.modules["cv2"].setNumThreads(0)
     multiprocessing.queues.Queue._on_queue_feeder_error = _send_what_went_wrong
+    if multiprocessing.parent_process().pid != os.getppid():  # a fork server's child
+        worker_loop.ManagerWatchdog = _Starter
+
+
+class _Starter:
+    """What a worker asks, when it has nothing to do, whether it is still wanted.
+
+    torch's own asks for the parent. That of a fork server's child is the server, and each lives as long as the other:
+    after a kill of the main process both would stay for ever.
+    """
+
+    def is_alive(self) -> bool:
+        return multiprocessing.parent_process().is_alive()
 
 
 def _send_what_went_wrong(queue: Any, error: Exception, message: tuple[int, Any]) -> None:

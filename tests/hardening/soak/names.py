@@ -1,0 +1,171 @@
+"""A million names: in a folder, beside size caches, and in a tar; each held against os.scandir, PIL or tarfile."""
+
+import os
+import pickle
+import sys
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from labkit.data.datasets import ImageDataset
+from labkit.data.sizes import collect_sizes
+from labkit.data.stores import FolderStore
+from labkit.data.tar_index import SUFFIX
+from labkit.data.tar_store import TarStore
+from tests.hardening.soak.load import measured, run_case
+
+_FOLDERS = 10
+_LINKS = 50_000  # to one file: ext4 allows 65,000
+_READS = 20_000
+
+
+def name_of(number: int) -> str:
+    return f"{number % _FOLDERS:02d}/{number:07d}.jpg"
+
+
+def stated_size(number: int) -> tuple[int, int]:
+    """What the cache of an image states: not its own size, so that it is known where a size comes from."""
+    return 1024 + number % 997, 1024 + number % 991
+
+
+def make_folder(root: Path, count: int) -> Path:
+    """`count` images, hard links to a few JPEGs of different sizes, and a latent cache beside each."""
+    for number in range(_FOLDERS):
+        (root / f"{number:02d}").mkdir(parents=True, exist_ok=True)
+    for number in range(count):
+        origin = root.parent / f"origin-{number // _LINKS}.jpg"
+        if number % _LINKS == 0:
+            Image.new("RGB", _own_size(number)).save(origin)
+            origin.with_suffix(".npz").touch()
+        path = f"{root}/{name_of(number)}"
+        width, height = stated_size(number)
+        os.link(origin, path)
+        os.link(origin.with_suffix(".npz"), f"{path[:-4]}_{width:04d}x{height:04d}_sdxl.npz")
+    return root
+
+
+def make_tar(path: Path, count: int) -> Path:
+    """`count` members in an order that is not theirs by name; each holds its own number."""
+    with open(path, "wb") as file:
+        for number in np.random.default_rng(0).permutation(count).tolist():
+            info, data = tarfile.TarInfo(name_of(number)), str(number).encode()
+            info.size = len(data)
+            file.write(info.tobuf(tarfile.USTAR_FORMAT) + data.ljust(tarfile.BLOCKSIZE, b"\0"))
+        file.write(bytes(tarfile.RECORDSIZE))
+    return path
+
+
+def _own_size(number: int) -> tuple[int, int]:
+    return 8 + number // _LINKS, 16 + number // _LINKS
+
+
+def _numbers(paths: Any) -> np.ndarray:
+    return np.array([int(path[-11:-4]) for path in paths])
+
+
+def _sorted_names(root: Path) -> list[str]:
+    """By os.scandir: the oracle of every listing."""
+    folders = sorted(entry.name for entry in os.scandir(root))
+    entries = ((folder, entry.name) for folder in folders for entry in os.scandir(root / folder))
+    return sorted(f"{folder}/{name}" for folder, name in entries if name.endswith(".jpg"))
+
+
+def _has_sizes(frame: Any, root: Path, sizes: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]) -> bool:
+    width, height = sizes(_numbers(frame["path"]))
+    same = (frame["width"] == width).all() and (frame["height"] == height).all()
+    return bool(same and frame["path"].tolist() == _sorted_names(root))
+
+
+def cache_names(root: Path, count: int) -> dict[str, Any]:
+    frame, costs = measured(lambda: collect_sizes(root / "folder", progress=False))
+    right = _has_sizes(frame, root / "folder", lambda n: (1024 + n % 997, 1024 + n % 991))
+    return {**costs, "is_right": right and len(frame) == count and (frame["source"] == "cache").all().item()}
+
+
+def headers(root: Path, count: int) -> dict[str, Any]:
+    frame, costs = measured(lambda: collect_sizes(root / "folder", caches=False, progress=False))
+    right = _has_sizes(frame, root / "folder", lambda n: (8 + n // _LINKS, 16 + n // _LINKS))
+    return {**costs, "is_right": right and len(frame) == count and (frame["source"] == "header").all().item()}
+
+
+def folder_keys(root: Path, count: int) -> dict[str, Any]:
+    store = FolderStore(root / "folder")
+    keys, costs = measured(store.keys)
+    return {**costs, "is_right": len(keys) == count and list(keys) == _sorted_names(root / "folder")}
+
+
+def folder_pickled(root: Path, count: int) -> dict[str, Any]:
+    """What a spawned worker is sent and makes of it."""
+    dataset = ImageDataset(FolderStore(root / "folder"))
+    other, costs = measured(lambda: pickle.loads(pickle.dumps(dataset)))
+    right = len(other) == count and list(other.keys) == list(dataset.keys)
+    return {**costs, "file_mb": len(pickle.dumps(dataset)) / 1e6, "is_right": right}
+
+
+def tar_index_built(root: Path, count: int) -> dict[str, Any]:
+    path = root / "all.tar"
+    Path(f"{path}{SUFFIX}").unlink(missing_ok=True)
+    store = TarStore(path)
+    keys, costs = measured(store.keys)
+    names, offsets, sizes = _by_tarfile(path)
+    order = np.argsort(names)
+    right = list(keys) == [names[row] for row in order] and len(keys) == count
+    right = right and (store.offsets() == offsets[order]).all() and (store.sizes() == sizes[order]).all()
+    return {**costs, "file_mb": os.path.getsize(f"{path}{SUFFIX}") / 1e6, "is_right": bool(right)}
+
+
+def _by_tarfile(path: Path) -> tuple[list[str], np.ndarray, np.ndarray]:
+    names, offsets, sizes = [], [], []
+    with tarfile.open(path) as tar:
+        while info := tar.next():
+            names.append(info.name)
+            offsets.append(info.offset_data)
+            sizes.append(info.size)
+            tar.members.clear()
+    return names, np.array(offsets), np.array(sizes)
+
+
+def tar_index_loaded(root: Path, count: int) -> dict[str, Any]:
+    keys, costs = measured(TarStore(root / "all.tar").keys)
+    right = len(keys) == count and all(keys[row] == name_of(int(keys[row][-11:-4])) for row in range(0, count, 101))
+    return {**costs, "is_right": right}
+
+
+def tar_random_reads(root: Path, count: int) -> dict[str, Any]:
+    store = TarStore(root / "all.tar")
+    store.keys()
+    numbers = np.random.default_rng(1).integers(0, count, min(_READS, count)).tolist()
+    found, costs = measured(lambda: [store.read(name_of(number)) for number in numbers])
+    return {**costs, "is_right": [int(data) for data in found] == numbers}
+
+
+def tar_dataset(root: Path, count: int) -> dict[str, Any]:
+    dataset, costs = measured(lambda: ImageDataset(TarStore(root / "all.tar")))
+    labels = [dataset._labels[row].item() for row in range(0, count, 101)]
+    return {**costs, "is_right": labels == [int(dataset.keys[row][:2]) for row in range(0, count, 101)]}
+
+
+CASES = {
+    "collect_sizes, names of caches": cache_names,
+    "collect_sizes, headers": headers,
+    "FolderStore.keys": folder_keys,
+    "ImageDataset of a folder, pickled": folder_pickled,
+    "tar index, built": tar_index_built,
+    "tar index, loaded": tar_index_loaded,
+    "tar index, random reads": tar_random_reads,
+    "ImageDataset of a tar": tar_dataset,
+}
+
+
+def make(root: Path, count: int) -> None:
+    """What the cases are about."""
+    make_folder(root / "folder", count)
+    make_tar(root / "all.tar", count)
+
+
+if __name__ == "__main__":
+    run_case(CASES, sys.argv[1:])
