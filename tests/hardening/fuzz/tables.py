@@ -72,8 +72,9 @@ def json_seeds() -> dict[str, bytes]:
     tables = {"sizes": (0, sizes), "shards": (1, shards), "photos": (2, photos), "server": (3, photos)}
     seeds = {name: bytes([kind]) + json.dumps(table).encode() for name, (kind, table) in tables.items()}
     deep = {f"deep {kind}": bytes([kind]) + b"[" * 2000 for kind in range(4)}
+    huge = {"huge": b"\0" + json.dumps({_IMAGE: {"resolution": [10**30, 3]}}).encode()}
     nested = b'{"a": {"b": ' + b"[" * 400 + b"]" * 400 + b"}}"
-    return {**seeds, **deep, "nested": b"\0" + nested, "bomb": b'\1{"shards": [], "settings": ' + b"9" * 5000 + b"}"}
+    return {**seeds, **deep, **huge, "nested": b"\0" + nested, "bomb": b'\1{"shards": [], "settings": ' + b"9" * 5000 + b"}"}
 
 
 def json_tables(data: bytes) -> None:
@@ -89,8 +90,8 @@ def _sizes(folder, text: bytes) -> None:
     path = folder / "metadata_cache.json"
     text = text.replace(b'"a.jpg"', json.dumps(str(folder / _IMAGE)).encode())
     (folder / _IMAGE).touch()
-    os.utime(folder / _IMAGE, ns=(0, 0))
     path.write_bytes(text)
+    os.utime(path, ns=(1 << 61, 1 << 61))  # after the image, however coarse the clock is
     frame = pd.DataFrame({"path": [_IMAGE], "width": [4], "height": [3]})
     with warnings.catch_warnings(record=True):
         warnings.simplefilter("always")
@@ -127,7 +128,7 @@ def _server(folder, text: bytes) -> None:
     store = HttpStore("http://127.0.0.1:1/photos")
     store._client = _Client({"": b"<a href='listed.jpg'>", "manifest.json": text})
     with may_refuse(FileNotFoundError, names="http://127.0.0.1:1/photos"):
-        assert all(isinstance(key, str) for key in store.keys())
+        assert all(isinstance(key, str) for key in list(store.keys()))
 
 
 class _Client:
