@@ -205,7 +205,7 @@ def _read_manifest(root: Path, settings: dict, count: int) -> dict[str, dict]:
     try:
         content = json.loads(path.read_text())
         found, rows = content["settings"], {row["key"]: row for row in content["photos"] if row["bytes"]}
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(
             f"{path} is not a photo manifest ({error}): remove the folder and make the photos again"
         ) from error

@@ -78,5 +78,5 @@ def _read(path: Path) -> list[dict[str, Any]]:
     try:
         rows = json.loads(path.read_text())
         return [{name: row[name] for name in COLUMNS} for row in rows]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"{path} holds no predictions: delete it, and run its notebook again") from error
