@@ -1,11 +1,17 @@
 """Input that fuzzing or reading found to end in another error than the documented one; each failed before its mend."""
 
+import io
 import json
 import os
+import tarfile
+import zipfile
 
+import numpy as np
 import pytest
 
 from labkit.data.shard_writer import UNFINISHED, write_shards
+from labkit.data.tar_index import SUFFIX, TarError
+from labkit.data.tar_store import TarStore
 
 PNG = bytes.fromhex(
     "89504e470d0a1a0a0000000d494844520000000100000001080200000090"
@@ -45,3 +51,82 @@ def test_a_manifest_names_no_shard_outside_its_folder(tmp_path, name):
     (root / "manifest.json").write_text(json.dumps(content))
     with pytest.raises(ValueError, match=r"manifest\.json is not a manifest"):
         read_shards(root)
+
+
+def sparse_tar(path, real_size: int, pieces: str = "0\n1\n"):
+    """A tar whose only image has one byte and says that it has `real_size`."""
+    info = tarfile.TarInfo("GNUSparseFile.0/s.jpg")
+    info.pax_headers = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": str(real_size)}
+    data = f"1\n{pieces}".encode().ljust(512, b"\0") + b"x"
+    info.size = len(data)
+    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as tar:
+        tar.addfile(info, io.BytesIO(data))
+    return path
+
+
+@pytest.mark.parametrize("mode", ["index", "tarfile", "reopen"])
+def test_holes_are_unfolded_up_to_a_limit(tmp_path, mode):
+    [name] = TarStore(sparse_tar(tmp_path / "small.tar", 9), mode).keys()
+    assert TarStore(tmp_path / "small.tar", mode).read(name) == b"x" + bytes(8)
+    store = TarStore(sparse_tar(tmp_path / "bomb.tar", 1 << 50), mode)
+    with pytest.raises(TarError, match=rf"bomb\.tar: '.*s\.jpg' has {1 << 50} bytes, nearly all of them holes"):
+        store.read(name)
+
+
+@pytest.mark.parametrize("mode", ["index", "tarfile", "reopen"])
+@pytest.mark.parametrize(
+    ("size", "pieces"), [(9, "10\n1\n"), (9, "-1\n1\n"), (9, "0\n-1\n"), (-1, "0\n1\n"), (1 << 63, "0\n1\n")]
+)
+def test_impossible_pieces_are_damage(tmp_path, mode, size, pieces):
+    path = sparse_tar(tmp_path / "bad.tar", size, pieces)
+    with pytest.raises(TarError, match=r"bad\.tar is cut or damaged: '.*s\.jpg' (has a piece|says that it has)"):
+        TarStore(path, mode).names()
+
+
+def stored_index(tar, **changed):
+    """The index file beside a tar, with some of its arrays changed."""
+    TarStore(tar).names()
+    path = tar.with_name(tar.name + SUFFIX)
+    with np.load(path) as stored:
+        arrays = {name: stored[name] for name in stored} | changed
+    return path, arrays
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"offsets": np.array([1 << 62])}, {"offsets": np.array([-2])}, {"sizes": np.array([-1])},
+        {"sizes": np.array([1 << 62])}, {"offsets": np.array([[512]])}, {"sizes": np.array([1.0])},
+    ],
+)  # fmt: skip
+def test_an_index_that_leads_out_of_its_tar_is_built_again(tmp_path, changed):
+    with tarfile.open(tmp_path / "x.tar", "w") as tar:
+        info = tarfile.TarInfo("a.jpg")
+        info.size = 3
+        tar.addfile(info, io.BytesIO(b"123"))
+    path, arrays = stored_index(tmp_path / "x.tar", **changed)
+    np.savez(path, **arrays)
+    assert TarStore(tmp_path / "x.tar").read("a.jpg") == b"123"
+
+
+def test_a_compressed_index_is_built_again(tmp_path):
+    with tarfile.open(tmp_path / "x.tar", "w") as tar:
+        tar.addfile(tarfile.TarInfo("a.jpg"))
+    path, arrays = stored_index(tmp_path / "x.tar", block=np.zeros(1 << 20, np.uint8))
+    np.savez_compressed(path, **arrays)
+    assert TarStore(tmp_path / "x.tar").names() == ["a.jpg"]
+    assert path.stat().st_size > 1000, "it was not written anew"
+    with zipfile.ZipFile(path) as stored:
+        assert not any(part.compress_type for part in stored.infolist())
+
+
+def test_a_header_that_tarfile_does_not_read_is_damage(tmp_path):
+    """Its checksum is right and its mode is none: `tarfile` takes that for the end."""
+    info = tarfile.TarInfo("a.jpg")
+    header = bytearray(info.tobuf(tarfile.USTAR_FORMAT))
+    header[100:108] = b"000x644\0"
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    (tmp_path / "x.tar").write_bytes(bytes(info.tobuf()) + bytes(header) + bytes(1024))
+    with pytest.raises(TarError, match=r"the header at byte 512 cannot be read .*last whole member is 'a\.jpg'"):
+        TarStore(tmp_path / "x.tar").names()

@@ -23,8 +23,9 @@ class Entry(NamedTuple):
 def read_metadata(folder: str | os.PathLike) -> dict[str, Entry]:
     """Sizes that the `metadata_cache.json` of a folder states, by absolute path.
 
-    An entry without two whole numbers from 1 to `MAX_SIDE` is left out. Relative paths count from the working directory, as they
-    do for sd-scripts. A file that is not such a table is left out whole, with a warning that names it.
+    An entry without two whole numbers from 1 to `MAX_SIDE` is left out. Relative paths count from the working
+    directory, as they do for sd-scripts. A file that is not such a table is left out whole, with a warning that names
+    it.
     """
     path = os.path.join(folder, METADATA)
     try:

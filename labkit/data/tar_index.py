@@ -17,7 +17,7 @@ import numpy as np
 
 from labkit.data.blobs import Blob, LocalBlob
 from labkit.data.packed import PackedStrings
-from labkit.data.tar_scan import Member, TarError, TarWarning, plain_name, scan
+from labkit.data.tar_scan import Member, TarError, TarWarning, plain_name, scan, size_fault
 from labkit.measure.env import home
 from labkit.measure.files import write_whole
 
@@ -163,13 +163,29 @@ def _load(path: Path, stamp: tuple[int, str]) -> TarIndex | None:
     """The stored index, or None where there is none, or it is of another tar, another version, or damaged."""
     try:
         with np.load(path, allow_pickle=False) as stored:
+            if any(part.compress_type for part in stored.zip.infolist()):
+                return None  # nothing here is written compressed: a few bytes would unfold to any number
             about = json.loads(stored["about"].tobytes())
             if about["version"] != _VERSION or tuple(about["stamp"]) != stamp:
                 return None
             names = PackedStrings.from_arrays(stored["block"], stored["ends"])
-            offsets, sizes = stored["offsets"], stored["sizes"]
             sparse = {int(row): pieces for row, pieces in about["sparse"]}
+            index = TarIndex(names, stored["offsets"], stored["sizes"], sparse)
+        return index if _fits(index, stamp[0]) else None
     except Exception:  # damaged files make zipfile, NumPy and json raise almost anything
         return None
-    whole = offsets.shape == sizes.shape == (len(names),) and offsets.dtype == sizes.dtype == np.int64
-    return TarIndex(names, offsets, sizes, sparse) if whole else None
+
+
+def _fits(index: TarIndex, n_bytes: int) -> bool:
+    """Whether all that is stored lies inside a tar of so many bytes: a read asks for no more than there is."""
+    offsets, sizes = index.offsets, index.sizes
+    if not offsets.shape == sizes.shape == (len(index),) or not offsets.dtype == sizes.dtype == np.int64:
+        return False
+    stored = sizes.copy()
+    for row, pieces in index.sparse.items():
+        if not 0 <= row < len(index) or size_fault(sizes[row].item(), pieces):
+            return False
+        stored[row] = sum(length for _, length in pieces)
+    somewhere = offsets >= 0
+    inside = (sizes >= 0) & (offsets <= n_bytes) & (stored <= n_bytes - offsets)
+    return bool(np.where(somewhere, inside, (offsets == -1) & (sizes == 0)).all())

@@ -1,5 +1,6 @@
 """Three ways to read a member of a tar: by an index, by `tarfile` opened once, by `tarfile` opened for each read."""
 
+import os
 import tarfile
 import threading
 import weakref
@@ -9,7 +10,7 @@ from functools import partial
 from typing import IO
 
 from labkit.data.blobs import Blob, Lazy, PerProcess
-from labkit.data.tar_scan import UNREADABLE, TarError, plain_name, scan
+from labkit.data.tar_scan import MAX_HOLES, UNREADABLE, TarError, plain_name, scan, size_fault
 
 
 class _Indexed:
@@ -41,6 +42,7 @@ class _Indexed:
         return data
 
     def _with_holes(self, key: str, offset: int, size: int, pieces: list[list[int]]) -> bytes:
+        _check_holes(key, size, self._blob)
         data = bytearray(size)
         for start, length in pieces:
             data[start : start + length] = self._whole(key, offset, length)
@@ -95,6 +97,9 @@ class _Tar:
     def read(self, key: str) -> bytes:
         with self._lock:  # two threads would move each other's file position
             file = self._file(key, self._find(key))
+            if (size := file.seek(0, os.SEEK_END)) > self._blob.stamp()[0]:
+                _check_holes(key, size, self._blob)
+            file.seek(0)
             try:
                 return file.read()
             except tarfile.TarError as error:
@@ -127,11 +132,21 @@ def _open_tar(blob: Blob) -> _Tar:
         with suppress(*UNREADABLE):
             tar.getmembers()
             tar.fileobj.seek(tar.offset)
-            if not tar.fileobj.read(tarfile.BLOCKSIZE).strip(b"\0"):
+            sparse = (member for member in tar.getmembers() if member.issparse())
+            sound = not any(size_fault(member.size, member.sparse) for member in sparse)
+            if sound and not tar.fileobj.read(tarfile.BLOCKSIZE).strip(b"\0"):
                 return _Tar(tar, blob)
         tar.close()
     deque(scan(blob), maxlen=0)  # says what is wrong, and which member is the last whole one
     raise TarError(f"{blob.name} is cut within the padding of its last member: copy or download it again")
+
+
+def _check_holes(key: str, size: int, blob: Blob) -> None:
+    if size > MAX_HOLES:
+        raise TarError(
+            f"{blob.name}: {key!r} has {size} bytes, nearly all of them holes; more than {MAX_HOLES} are not unfolded: "
+            "unpack it by `tar -xf`"
+        )
 
 
 def _unknown(key: str, blob: Blob) -> KeyError:

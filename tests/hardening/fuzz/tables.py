@@ -74,7 +74,13 @@ def json_seeds() -> dict[str, bytes]:
     deep = {f"deep {kind}": bytes([kind]) + b"[" * 2000 for kind in range(4)}
     huge = {"huge": b"\0" + json.dumps({_IMAGE: {"resolution": [10**30, 3]}}).encode()}
     nested = b'{"a": {"b": ' + b"[" * 400 + b"]" * 400 + b"}}"
-    return {**seeds, **deep, **huge, "nested": b"\0" + nested, "bomb": b'\1{"shards": [], "settings": ' + b"9" * 5000 + b"}"}
+    return {
+        **seeds,
+        **deep,
+        **huge,
+        "nested": b"\0" + nested,
+        "bomb": b'\1{"shards": [], "settings": ' + b"9" * 5000 + b"}",
+    }
 
 
 def json_tables(data: bytes) -> None:
@@ -149,7 +155,7 @@ def listing_seeds() -> dict[str, bytes]:
     """Listing pages as servers write them, and pages that lead astray."""
     return {
         "plain": b'<ul><li><a href="a.jpg">a</a><li><a href="b/">b/</a><li><a href="%F0%9F%98%80.png">x</a></ul>',
-        "elsewhere": b'<a href="http://[x/a.jpg"><a href="//host/a.jpg"><a href="../../a.jpg"><a href="/photos/../c.jpg">',
+        "elsewhere": b'<a href="http://[x/a.jpg"><a href="//host/a.jpg"><a href="../../a.jpg"><a href="/x/../c.jpg">',
         "odd": b'<a href="?C=N;O=D"><a href="#a.jpg"><a href="a.jpg?x=1"><a href=".hidden.jpg"><a href="a%2Fb.jpg">',
         "markup": b"<!DOCTYPE html [<!ENTITY a \"b\">]><![CDATA[ <![if x]> <? php ?> <!-- --!> <a href='c.webp'",
         "folder of itself": b'<a href="./"><a href="x/"><a href="../photos/x/">',
@@ -211,7 +217,8 @@ def frame_seeds() -> dict[str, bytes]:
     path = save_frame(frame, scratch() / "seed.csv")
     text = path.read_bytes()
     changed = {
-        "zero": (b"11.0", b"0"), "negative": (b"11.0", b"-1"), "text": (b"11.0", b"fast"), "infinite": (b"11.0", b"inf"),
+        "zero": (b"11.0", b"0"), "negative": (b"11.0", b"-1"), "text": (b"11.0", b"fast"),
+        "infinite": (b"11.0", b"inf"),
         "warm-up": (b"True", b"maybe"), "huge": (b"11.0", b"1e999"), "machine": (b"machine", b"other"),
         "numbers": (b"a,a", b"1,1"), "none": (b"a,a", b"None,None"),
     }  # fmt: skip
