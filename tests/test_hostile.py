@@ -9,6 +9,8 @@ import zipfile
 import numpy as np
 import pytest
 
+from labkit.data import tar_scan
+from labkit.data.shard_reader import read_shards
 from labkit.data.shard_writer import UNFINISHED, write_shards
 from labkit.data.tar_index import SUFFIX, TarError
 from labkit.data.tar_store import TarStore
@@ -43,8 +45,6 @@ def test_damaged_notes_of_an_unfinished_run_are_named(tmp_path, text):
 
 @pytest.mark.parametrize("name", ["../up.tar", "", 7, None, "/etc/x.tar"])
 def test_a_manifest_names_no_shard_outside_its_folder(tmp_path, name):
-    from labkit.data.shard_reader import read_shards
-
     root = write_shards(Store("a.png"), tmp_path / "shards", engine="threads", progress=False)
     content = json.loads((root / "manifest.json").read_bytes())
     content["shards"][0]["name"] = name
@@ -130,3 +130,32 @@ def test_a_header_that_tarfile_does_not_read_is_damage(tmp_path):
     (tmp_path / "x.tar").write_bytes(bytes(info.tobuf()) + bytes(header) + bytes(1024))
     with pytest.raises(TarError, match=r"the header at byte 512 cannot be read .*last whole member is 'a\.jpg'"):
         TarStore(tmp_path / "x.tar").names()
+
+
+def shard(path, *members: tuple[str, bytes], compression: str = ""):
+    with tarfile.open(path, f"w:{compression}", format=tarfile.PAX_FORMAT) as tar:
+        for name, data in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("members", "said"),
+    [
+        ([("x.__bad__", b"1"), ("x.cls", b"0"), ("x.png", PNG)], r"x\.tar: 'x\.__bad__' has a suffix that WebDataset"),
+        ([("v1.0\n/x.png", PNG)], r"x\.tar: 'v1\.0\\n/x\.png' names no sample"),
+        ([("x.cls", b"9" * 30), ("x.png", PNG)], r"x\.tar: its label is b'9{20}', where a number is wanted"),
+    ],
+)
+def test_no_sample_of_a_shard_is_passed_over(tmp_path, members, said):
+    with pytest.raises(ValueError, match=said):
+        list(read_shards(shard(tmp_path / "x.tar", *members), decoder="pil"))
+
+
+def test_a_bomb_in_a_shard_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(tar_scan, "MAX_UNFOLDED", 1000)
+    path = shard(tmp_path / "x.tar.gz", ("a.txt", b"1"), ("x.png", bytes(1001)), compression="gz")
+    with pytest.raises(TarError, match=r"x\.tar\.gz: 'x\.png' has 1001 bytes; members of more than"):
+        list(read_shards(path, decoder="pil"))

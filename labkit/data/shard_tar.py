@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 from urllib.parse import unquote
 
-from labkit.data.tar_index import TarError
+from labkit.data import tar_scan
+from labkit.data.tar_scan import TarError
 
+_LIMIT = f"members of more than {tar_scan.MAX_UNFOLDED}"
 _READABLE_NAME = 100  # longer names, and those that are not ASCII, take a pax record of their own
 
 
@@ -124,21 +126,25 @@ def read_members(stream: BinaryIO, name: str) -> Iterator[tuple[str, bytes]]:
         name: What the tar is called in messages.
 
     Raises:
-        TarError: the tar is cut or damaged; names it and its last whole member. `tarfile` alone takes a cut between
-            two members, and a damaged header, for the end.
+        TarError: the tar is cut or damaged, or a member is larger than `MAX_UNFOLDED`; names it and its last whole
+            member. `tarfile` alone takes a cut between two members, and a damaged header, for the end.
     """
     last = ""
     try:
         with tarfile.open(fileobj=stream, mode="r|*", tarinfo=_StrictTarInfo) as tar:
             for info in tar:
                 if info.isreg():
+                    if not 0 <= info.size <= tar_scan.MAX_UNFOLDED:
+                        raise TarError(f"{name}: {info.name!r} has {info.size} bytes; {_LIMIT} are not read")
                     yield info.name, tar.extractfile(info).read()
                     last = info.name
                 tar.members = []  # else it keeps all of them
     except OSError as error:  # of the disk or the network, not of the tar
         error.add_note(f"while reading {name}, after {last!r}")
         raise
-    except (tarfile.TarError, EOFError, ValueError) as error:
+    except MemoryError:
+        raise
+    except Exception as error:  # tarfile and each compression have their own classes of error
         whole = f"the last whole member is {last!r}" if last else "no member is whole"
         raise TarError(f"{name} is cut or damaged ({error}): {whole}. Copy or download it again") from error
 

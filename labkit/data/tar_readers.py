@@ -10,7 +10,7 @@ from functools import partial
 from typing import IO
 
 from labkit.data.blobs import Blob, Lazy, PerProcess
-from labkit.data.tar_scan import MAX_HOLES, UNREADABLE, TarError, plain_name, scan, size_fault
+from labkit.data.tar_scan import MAX_UNFOLDED, UNREADABLE, TarError, plain_name, scan, size_fault
 
 
 class _Indexed:
@@ -142,10 +142,10 @@ def _open_tar(blob: Blob) -> _Tar:
 
 
 def _check_holes(key: str, size: int, blob: Blob) -> None:
-    if size > MAX_HOLES:
+    if size > MAX_UNFOLDED:
         raise TarError(
-            f"{blob.name}: {key!r} has {size} bytes, nearly all of them holes; more than {MAX_HOLES} are not unfolded: "
-            "unpack it by `tar -xf`"
+            f"{blob.name}: {key!r} has {size} bytes, nearly all of them holes; more than {MAX_UNFOLDED} are not "
+            "unfolded: unpack it by `tar -xf`"
         )
 
 

@@ -24,8 +24,8 @@ _COMPRESSED = {
 _PLAIN_NUMBER = rb"(?:[0-7]{7}[ \0]|[0-7]{6}[ \0]{2}|\0{8})"
 _PLAIN_TIME = rb"(?:[0-7]{11}[ \0]|[0-7]{10}[ \0]{2}|\0{12})"
 _PLAIN_NUMBERS = re.compile(rb"%b{3}.{12}%b.{181}%b{2}" % (_PLAIN_NUMBER, _PLAIN_TIME, _PLAIN_NUMBER), re.DOTALL)
-MAX_HOLES = 1 << 30
-"""Bytes that a member with holes may unfold to: the holes take no room in the tar, and a gigabyte no image has."""
+MAX_UNFOLDED = 1 << 30
+"""Bytes that a member with holes, or one of a shard, may have: holes and what is compressed take no room in a tar."""
 UNREADABLE = (tarfile.TarError, ValueError, IndexError, OverflowError, MemoryError, RecursionError)
 """What `tarfile` raises for damaged headers."""
 
