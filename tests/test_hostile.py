@@ -17,6 +17,7 @@ from labkit.data.shard_reader import read_shards
 from labkit.data.shard_writer import UNFINISHED, write_shards
 from labkit.data.tar_index import SUFFIX, TarError
 from labkit.data.tar_store import TarStore
+from labkit.measure.results import RESULTS_VARIABLE, load_frame, quiet_summary, record, save_frame
 
 PNG = bytes.fromhex(
     "89504e470d0a1a0a0000000d494844520000000100000001080200000090"
@@ -211,3 +212,68 @@ def test_lines_of_a_list_end_where_python_ends_them(tmp_path, blank):
     found = read_list(tmp_path / "list.txt", PRESETS["hypersim"])
     assert list(found.names["depth"]) == ["b.png", "d.png"]
     assert found.lines.tolist() == [1, 2]
+
+
+ODD_LABELS = [
+    "1",
+    "None",
+    "NA",
+    "nan",
+    "True",
+    " a ",
+    'q"',
+    ",",
+    "a\nb",
+    "a\rb",
+    "a\r\nb",
+    "e\u0301",
+    "\xe9",
+    "#",
+    "\u2028",
+]
+
+
+def test_labels_of_a_frame_come_back_as_they_were(frame_of, tmp_path):
+    frame = frame_of({label: [1.0, 2.0] for label in ODD_LABELS}, baseline="1", experiment="None")
+    again = load_frame(save_frame(frame, tmp_path / "frame.csv"))
+    assert list(again["variant"]) == list(frame["variant"])
+    assert set(again["experiment"]) == {"None"}
+    assert list(quiet_summary(again).index) == ODD_LABELS
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "said"),
+    [
+        ("images_per_s", "fast", "images_per_s holds what is no number"),
+        ("images_per_s", "0", "images_per_s holds what is no rate"),
+        ("images_per_s", "", "images_per_s holds what is no rate"),
+        ("images_per_s", "inf", "images_per_s holds what is no number"),
+        ("cpu_s", "1e999", "cpu_s holds what is no number"),
+        ("round", "first", "round holds what is no number"),
+        ("is_warmup", "maybe", "is_warmup holds what is neither"),
+    ],
+)
+def test_a_frame_of_what_was_never_measured_is_refused(frame_of, tmp_path, column, value, said):
+    frame = frame_of({"a": [1.0, 2.0], "b": [3.0, 4.0]}, baseline="a").astype({column: object})
+    frame.loc[1, column] = value
+    save_frame(frame, tmp_path / "frame.csv")
+    with pytest.raises(ValueError, match=rf"frame\.csv is not a frame of runs: {said}"):
+        load_frame(tmp_path / "frame.csv")
+
+
+def test_a_row_longer_than_the_header_is_no_shifted_frame(frame_of, tmp_path):
+    save_frame(frame_of({"a": [1.0]}, baseline="a"), tmp_path / "frame.csv")
+    head, row = (tmp_path / "frame.csv").read_text().splitlines()
+    (tmp_path / "frame.csv").write_text(f"{head}\nextra,{row}\n")
+    with pytest.raises(ValueError, match=r"frame\.csv is not a frame of runs"):
+        load_frame(tmp_path / "frame.csv")
+
+
+def test_no_two_experiments_share_a_file(frame_of, tmp_path, monkeypatch):
+    monkeypatch.setenv(RESULTS_VARIABLE, str(tmp_path))
+    names = ["a b", "a_b", "a, b", "a/b", "\xe9", "\xfc", "x" * 300, "x" * 299, "../up", ".hidden", "-dash", ";$(id)"]
+    for name in names:
+        record(frame_of({"a": [1.0]}, baseline="a", experiment=name))
+    found = [load_frame(path)["experiment"][0] for path in tmp_path.glob("*.csv")]
+    assert sorted(found) == sorted(names)
+    assert (tmp_path / "a_b.csv").exists(), "plain names stay readable"
