@@ -105,7 +105,7 @@ def _expanded(places: Any) -> list[str]:
     from braceexpand import braceexpand  # WebDataset's own
 
     if isinstance(places, str):
-        return list(braceexpand(places))
+        return [places] if os.path.isfile(places) else list(braceexpand(places))  # braces may be part of a name
     return [os.fspath(places)] if isinstance(places, os.PathLike) else [os.fspath(place) for place in places]
 
 

@@ -144,8 +144,13 @@ def _followed(member: Member, final: dict[str, Member], members: dict[str, Membe
 def _places(blob: Blob) -> list[Path]:
     """Where an index may lie: beside a local tar; else, or where that folder is read-only, in labkit's own."""
     place = os.path.abspath(blob.name) if isinstance(blob, LocalBlob) else blob.name
-    own = home() / "tar_index" / f"{zlib.crc32(os.fsencode(place)):08x}-{posixpath.basename(place)[:80]}{SUFFIX}"
+    own = home() / "tar_index" / f"{zlib.crc32(os.fsencode(place)):08x}-{_cut(posixpath.basename(place))}{SUFFIX}"
     return [Path(place + SUFFIX), own] if isinstance(blob, LocalBlob) else [own]
+
+
+def _cut(name: str) -> str:
+    """As much of a name as leaves room for more."""
+    return os.fsdecode(os.fsencode(name)[:80])
 
 
 def _dump(index: TarIndex, stamp: tuple[int, str]) -> bytes:
