@@ -184,7 +184,7 @@ def test_shards_come_back(found, max_count, seed):
     store = Memory({key: png(1, 1) + os.fsencode(key) for key in found})
     options = {"max_count": max_count, "seed": seed, "engine": "threads", "num_workers": 0, "progress": False}
     dataset = lk.read_shards(lk.write_shards(store, root, **options))
-    given_back = [sample for sample in dataset.samples()]
+    given_back = list(dataset.samples())
     assert len(given_back) == len(found)
     images = {
         part for sample in given_back for name, part in sample.items() if name not in ("__key__", "__url__", "cls")
