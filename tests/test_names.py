@@ -234,3 +234,13 @@ def test_scripts(tmp_path, name):
     run("extract_tars", root / "out", root / "x.tar")
     assert set(walked(root / "out" / "x")) == {f"{name}.png"}
     assert len(list((root / "shards").glob("*.tar"))) == 1
+
+
+def test_an_error_of_many_names_the_file_and_the_cause(tmp_path):
+    (tmp_path / "a\nb.tar").write_bytes(b"no tar at all")
+    with pytest.raises(lk.ItemErrors) as caught:
+        lk.extract_tars(tmp_path / "a\nb.tar", tmp_path / "out", engine="threads", num_workers=0, progress=False)
+    [text] = caught.value.failures.values()
+    assert "\n" not in text
+    assert r"a\nb.tar" in text
+    assert text.endswith("copy or download it again")

@@ -20,6 +20,8 @@ from labkit.data.alone import compute_alone
 Outcome = tuple[Any, str | None]  # (value, None) or (None, error text)
 Submit = Callable[[list[Any]], Future]  # items -> future of (seconds, outcomes)
 
+_MOST_LINES = 3  # of an error
+
 _packed_function = b""  # in a worker process: what its pool runs
 
 
@@ -35,9 +37,9 @@ def then(function: Callable, outcome: Outcome) -> Outcome:
 
 
 def describe(error: BaseException) -> str:
-    """Type and first line of an error."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    """Type and first lines of an error, as one line: a file's name may hold a line break, and the cause follows it."""
+    lines = str(error).strip().splitlines()[:_MOST_LINES]
+    return f"{type(error).__name__}: " + r"\n".join(lines) if lines else type(error).__name__
 
 
 def pack(items: list) -> list[Outcome]:
