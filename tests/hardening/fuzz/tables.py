@@ -158,6 +158,7 @@ def listing_seeds() -> dict[str, bytes]:
         "elsewhere": b'<a href="http://[x/a.jpg"><a href="//host/a.jpg"><a href="../../a.jpg"><a href="/x/../c.jpg">',
         "odd": b'<a href="?C=N;O=D"><a href="#a.jpg"><a href="a.jpg?x=1"><a href=".hidden.jpg"><a href="a%2Fb.jpg">',
         "markup": b"<!DOCTYPE html [<!ENTITY a \"b\">]><![CDATA[ <![if x]> <? php ?> <!-- --!> <a href='c.webp'",
+        "no markup": b"<a href='a.jpg'><![<![",
         "folder of itself": b'<a href="./"><a href="x/"><a href="../photos/x/">',
     }
 
