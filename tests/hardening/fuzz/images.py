@@ -2,6 +2,8 @@
 
 import io
 import math
+import struct
+import zlib
 from functools import cache
 from unittest.mock import patch
 
@@ -9,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from labkit.data import decode as decoding
-from labkit.data.conformance import broken_files, oracle_files
+from labkit.data.conformance import _chunk, broken_files, oracle_files
 from labkit.data.datasets import PILDataset
 from labkit.data.decode import DECODERS, DecodeError, decode, missing_decoders
 from labkit.data.depth import decode_picture
@@ -24,9 +26,38 @@ _MAX_PIXELS = 1 << 20
 @cache
 def image_seeds() -> dict[str, bytes]:
     """Every oracle image and every hostile one; PNGs also with checksums that are made right after each mutation."""
-    files = {**oracle_files(), **broken_files()}
+    files = {**oracle_files(), **broken_files(), **_small_pngs(), **_small()}
     plain = {name: b"\0" + data for name, data in files.items()}
     return {**plain, **{f"sealed {name}": b"\1" + data for name, data in files.items() if name.endswith(".png")}}
+
+
+def _small() -> dict[str, bytes]:
+    """Of each format one with few bytes, each of which counts."""
+    files = {}
+    for name, options in {"JPEG": {}, "WEBP": {}, "WEBP lossless": {"lossless": True}}.items():
+        buffer = io.BytesIO()
+        Image.new("RGB", (9, 7), (1, 2, 3)).save(buffer, name.split()[0], **options)
+        files[f"small {name}"] = buffer.getvalue()
+    return files
+
+
+def _small_pngs() -> dict[str, bytes]:
+    """PNGs whose checksums are right and whose chunks are not, one fault in each."""
+    header = struct.pack(">IIBBBBB", 5, 3, 8, 2, 0, 0, 0)
+    ihdr, text = _chunk(b"IHDR", header), _chunk(b"tEXt", b"name\0text")
+    end = _chunk(b"IDAT", zlib.compress((b"\0" + b"abc" * 5) * 3)) + _chunk(b"IEND", b"")
+    before = {
+        "sound": ihdr + text, "no IHDR": b"", "PLTE first": _chunk(b"PLTE", bytes(15)) + ihdr,
+        "text first": text + ihdr,
+        "two IHDR": ihdr + _chunk(b"IHDR", b"\0\0\0\7" + header[4:]), "short IHDR": _chunk(b"IHDR", header[:8]),
+        "depth": _chunk(b"IHDR", header[:8] + b"\3\3" + header[10:]),
+        "filter": _chunk(b"IHDR", header[:11] + b"\1\0"),
+        **{f"short {name}": ihdr + _chunk(name.encode(), b"1") for name in ("pHYs", "iCCP", "gAMA", "cHRM", "tRNS")},
+        "empty sRGB": ihdr + _chunk(b"sRGB", b""), "empty tEXt": ihdr + _chunk(b"tEXt", b""),
+        "method of iCCP": ihdr + _chunk(b"iCCP", b"x\0\1abc"), "iCCP": ihdr + _chunk(b"iCCP", b"x\0\0abc"),
+        "iCCP bomb": ihdr + _chunk(b"iCCP", b"x\0\0" + zlib.compress(bytes(2 << 20), 9)),
+    }  # fmt: skip
+    return {f"{name}.png": b"\x89PNG\r\n\x1a\n" + chunks + end for name, chunks in before.items()}
 
 
 def _image(data: bytes) -> tuple[int, bytes]:

@@ -241,7 +241,7 @@ def frames(data: bytes) -> None:
             assert set(summary["verdict"]) <= {"baseline", "faster", "slower", "inconclusive"}
             sure = summary[summary["verdict"].isin(["faster", "slower"])]
             assert ((sure["ci_low"] > 1) | (sure["ci_high"] < 1)).all()
-            if len(data) % 16 == 0:  # drawing takes a hundred times as long as all the rest
+            if len(data) % 64 == 0:  # drawing takes a hundred times as long as all the rest
                 for plot in (plots.plot_throughput, plots.plot_speedup, plots.plot_ladder):
                     with may_refuse(ValueError, names=""):
                         plot(frame)
