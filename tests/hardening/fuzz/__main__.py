@@ -82,7 +82,7 @@ def _run(name: str, seconds: int, corpus: Path, folder: Path) -> list[str]:
         log.seek(max(0, log.seek(0, os.SEEK_END) - 200_000))
         lines = log.read().decode(errors="replace").splitlines()
     if process.returncode and not list(folder.glob("*-*")):
-        print("\n".join(lines[-30:]), file=sys.stderr)
+        print(f"{name}: ended with {process.returncode}", *lines[-10:], sep="\n", file=sys.stderr)
     return lines
 
 
