@@ -10,6 +10,7 @@ import zlib
 import numpy as np
 import pytest
 
+import labkit as lk
 from labkit.data import tar_scan
 from labkit.data.depth_presets import PRESETS, read_list
 from labkit.data.pixels import PixelError, PixelStore
@@ -277,3 +278,11 @@ def test_no_two_experiments_share_a_file(frame_of, tmp_path, monkeypatch):
     found = [load_frame(path)["experiment"][0] for path in tmp_path.glob("*.csv")]
     assert sorted(found) == sorted(names)
     assert (tmp_path / "a_b.csv").exists(), "plain names stay readable"
+
+
+@pytest.mark.parametrize("name", ["\udcff", "a\0b"])
+@pytest.mark.parametrize("part", ["variant", "experiment"])
+def test_names_that_no_table_holds_are_refused_before_anything_is_measured(name, part):
+    label, experiment = (name, "") if part == "variant" else ("a", name)
+    with pytest.raises(ValueError, match="no text that a table can hold"):
+        lk.compare({label: pytest.fail}, baseline=label, experiment=experiment, progress=False)
