@@ -235,7 +235,8 @@ def frames(data: bytes) -> None:
     with may_refuse(ValueError, names=path):
         frame = load_frame(path)
         again = load_frame(save_frame(frame, scratch() / "again.csv"))
-        pd.testing.assert_frame_equal(frame, again, check_dtype=False)
+        stated = list(COLUMNS)  # of further factors pandas guesses the types
+        pd.testing.assert_frame_equal(frame[stated], again[stated], check_dtype=False)
         with may_refuse(ValueError, names=""):
             summary = quiet_summary(frame)
             assert set(summary["verdict"]) <= {"baseline", "faster", "slower", "inconclusive"}
