@@ -8,6 +8,7 @@ What cannot be read has a row that says why. `--write-metadata-cache` also keeps
 `cache_info` looks for them, beside the captions that are there.
 """
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -41,7 +42,8 @@ def main(
         typer.echo(f"collect_sizes: {error}", err=True)
         raise typer.Exit(2) from error
     counts = frame["source"].value_counts()
-    typer.echo(f"{table}: {len(frame)} images, " + ", ".join(f"{n} {source}" for source, n in counts.items()))
+    said = f"{table}: {len(frame)} images, " + ", ".join(f"{n} {source}" for source, n in counts.items())
+    typer.echo(os.fsencode(said))  # names may be broken UTF-8
 
 
 def _csv(frame: pd.DataFrame) -> bytes:

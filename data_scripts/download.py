@@ -6,6 +6,7 @@
 Then `labkit.FolderStore("data/imagenette2-160/train")` reads it. A rerun resumes, or leaves a finished set alone.
 """
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -30,7 +31,8 @@ def main(
     except (ValueError, OSError) as error:
         typer.echo(f"download: {error}", err=True)
         raise typer.Exit(2) from error
-    typer.echo(f"{folder}: " + ", ".join(f"{count} images in {split}" for split, count in counts.items()))
+    said = f"{folder}: " + ", ".join(f"{count} images in {split}" for split, count in counts.items())
+    typer.echo(os.fsencode(said))  # names may be broken UTF-8
 
 
 if __name__ == "__main__":

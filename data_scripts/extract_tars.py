@@ -7,6 +7,7 @@
 A rerun resumes, or leaves finished folders alone; with --verify it compares them with their archives.
 """
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -34,7 +35,8 @@ def main(
     except (RuntimeError, ImportError, ValueError, OSError) as error:
         typer.echo(f"extract_tars: {error}", err=True)
         raise typer.Exit(2) from error
-    typer.echo(f"{root}: {len(folders)} folders, each {'the same as its archive' if verify else 'whole'}")
+    state = "the same as its archive" if verify else "whole"
+    typer.echo(os.fsencode(f"{root}: {len(folders)} folders, each {state}"))  # names may be broken UTF-8
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@
 A rerun makes only what is missing.
 """
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -33,7 +34,7 @@ def main(
     except (ValueError, OSError, ImportError, ItemErrors) as error:
         typer.echo(f"make_depth: {error}", err=True)
         raise typer.Exit(2) from error
-    typer.echo(f"{folder}: {count} pairs")
+    typer.echo(os.fsencode(f"{folder}: {count} pairs"))  # names may be broken UTF-8
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@
 A rerun makes only what is missing.
 """
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -35,7 +36,7 @@ def main(
     except (RuntimeError, ImportError, ValueError, OSError) as error:
         typer.echo(f"make_photos: {error}", err=True)
         raise typer.Exit(2) from error
-    typer.echo(f"{folder}: {count} photos")
+    typer.echo(os.fsencode(f"{folder}: {count} photos"))  # names may be broken UTF-8
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@
 A rerun makes only what is missing. `labkit.PixelStore("imagenet.pixels")` reads it.
 """
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -37,7 +38,7 @@ def main(
     except (ValueError, OSError, RuntimeError, ImportError) as error:  # ItemErrors is a RuntimeError
         typer.echo(f"make_pixels: {error}", err=True)
         raise typer.Exit(2) from error
-    typer.echo(f"{path}: {len(store)} images, {path.stat().st_size} bytes")
+    typer.echo(os.fsencode(f"{path}: {len(store)} images, {path.stat().st_size} bytes"))  # names may be broken UTF-8
 
 
 if __name__ == "__main__":

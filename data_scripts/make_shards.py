@@ -8,6 +8,7 @@ A rerun checks the checksums of what is there and makes only what is missing. `l
 reads them.
 """
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -39,7 +40,7 @@ def main(
     except (ValueError, OSError, RuntimeError, ImportError) as error:
         typer.echo(f"make_shards: {error}", err=True)
         raise typer.Exit(2) from error
-    typer.echo(f"{folder}: {len(list(folder.glob('*.tar')))} shards")
+    typer.echo(os.fsencode(f"{folder}: {len(list(folder.glob('*.tar')))} shards"))  # names may be broken UTF-8
 
 
 if __name__ == "__main__":

@@ -170,7 +170,7 @@ def convert(
         path = convert_tar(source, target)
     except OSError as error:
         _fail(error)
-    typer.echo(f"{path}: {path.stat().st_size} bytes")
+    typer.echo(os.fsencode(f"{path}: {path.stat().st_size} bytes"))  # names may be broken UTF-8
 
 
 @app.command()

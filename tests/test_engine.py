@@ -95,12 +95,12 @@ def test_failed_items_are_named_and_the_rest_is_done(way):
 
     with pytest.raises(ItemErrors) as failure:
         quiet_map(some_fail, range(8), key=lambda item: f"photo {item}", **way)
-    expected = {"photo 3": "ValueError: three", "photo 5": "SystemExit: 1", "photo 6": "KeyError"}
+    expected = {"photo 3": r"ValueError: three\nand more lines", "photo 5": "SystemExit: 1", "photo 6": "KeyError"}
     assert failure.value.failures == expected
     assert list(failure.value.failures) == list(expected)
     assert failure.value.results == [0, 1, 2, None, 4, None, None, 7]
     assert str(failure.value).startswith(
-        "3 of 8 items failed, the others are done: photo 3: ValueError: three; photo 5"
+        r"3 of 8 items failed, the others are done: photo 3: ValueError: three\nand more lines; photo 5"
     )
 
 

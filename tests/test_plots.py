@@ -122,3 +122,8 @@ def test_simulated_storage_is_said_on_every_plot(frame_of):
     assert "tar (simulated)" in lk.plot_ladder(frame).get_yticklabels()[0].get_text()
     frame["baseline"] = "tar"
     assert "over tar (simulated)" in lk.plot_speedup(frame).get_xlabel()
+
+
+def test_a_ladder_without_a_rung_is_named(frame_of):
+    with pytest.raises(ValueError, match="no rung"):
+        lk.plot_ladder(frame_of({"a": [1.0, 2.0]}, baseline="a"))

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 from typing import BinaryIO
 
+from labkit.data.beside import beside
 from labkit.data.locks import locked
 from labkit.data.tar_index import TarError
 from labkit.data.tar_stream import BLOCK_BYTES, TarStream, unpacked
@@ -36,7 +37,7 @@ def convert_tar(source: str | os.PathLike, target: str | os.PathLike, *, progres
         stream = unpacked(file, str(source))
         if stream is None:
             raise TarError(f"{source} is not compressed: use it as it is")
-        with locked(target.with_name(f".{target.name}.lock")):
+        with locked(beside(target, ".lock", hidden=True)):
             if target.exists():
                 raise FileExistsError(f"{target} exists: remove it, or choose another name")
             _write(file, stream, target, progress)
@@ -44,7 +45,7 @@ def convert_tar(source: str | os.PathLike, target: str | os.PathLike, *, progres
 
 
 def _write(file: BinaryIO, stream: BinaryIO, target: Path, progress: bool) -> None:
-    partial = target.with_name(f".{target.name}.partial")
+    partial = beside(target, ".partial", hidden=True)
     try:
         partial.unlink(missing_ok=True)  # a killed run's, or a link that somebody put there
         with open(partial, "xb") as plain:

@@ -129,7 +129,7 @@ def decode_picture(data: bytes, column: str) -> np.ndarray:
         pixels = np.asarray(open_image(data))
     except MemoryError:
         raise
-    except Exception as error:  # Pillow's plug-ins raise what they like
+    except Exception as error:  # Pillow's plug-ins raise what they like, and a bomb is an error of its own class
         raise DecodeError(f"{column}: no whole picture in {len(data)} bytes: {error}") from error
     if pixels.ndim != n_axes or pixels.shape[2:] not in ((), (3,)) or pixels.dtype not in dtypes:
         raise DecodeError(f"{column}: {pixels.dtype} of shape {pixels.shape} is not {kind}: are the columns in order?")

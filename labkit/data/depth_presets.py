@@ -111,7 +111,7 @@ def read_list(path: str | os.PathLike, preset: Preset) -> FileList:
         ValueError: a line with another number of columns, or no pair at all; names file, line and remedy.
     """
     path, columns, lines, n_without_depth = Path(path), [], [], 0
-    for number, line in enumerate(_text(path).splitlines(), 1):
+    for number, line in enumerate(_lines(path), 1):
         names = line.split()
         _check_columns(names, f"line {number} of {path}", preset)
         if names[1] == "None":  # KITTI has pictures without a depth map
@@ -127,9 +127,11 @@ def read_list(path: str | os.PathLike, preset: Preset) -> FileList:
     return FileList(path, packed, np.array(lines, np.int64), n_without_depth)
 
 
-def _text(path: Path) -> str:
+def _lines(path: Path) -> list[str]:
+    """Lines as Python reads a file: `str.splitlines` would also cut at U+2028 and its kin."""
     try:
-        return path.read_text(encoding="utf-8", errors="surrogateescape")
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:
+            return file.readlines()
     except (FileNotFoundError, IsADirectoryError) as error:
         raise FileNotFoundError(
             f"{path} is no list file: labkit.make_depth(root, count) makes pairs and list"

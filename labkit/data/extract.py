@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
+from labkit.data.beside import beside
 from labkit.data.engine import ItemErrors, check_engine, map_items
 from labkit.data.locks import locked
 from labkit.data.tar_files import differences, unpack
@@ -165,7 +166,7 @@ def _check_space(root: Path, needed: int) -> None:
 
 def _extract(root: Path, verify: bool, progress: bool, archive: Path) -> None:
     final, work = root / _folder_name(archive), _work(root, archive)
-    with locked(work.with_name(f"{work.name}.lock")):
+    with locked(beside(work, ".lock")):
         if not _is_free(final):
             _check_extracted(root, archive, final, verify)
             return

@@ -21,7 +21,8 @@ def listed_images(client: HttpClient, top: SplitResult) -> list[str]:
     """Keys of the images below `top`, the address of a folder.
 
     Raises:
-        OSError: a page that cannot be fetched, or folders without end: half the keys would be worse than none.
+        OSError: a page that cannot be fetched or is no HTML, or folders without end: half the keys would be worse
+            than none.
     """
     folders, seen, keys = [""], {""}, []
     while folders:
@@ -45,7 +46,7 @@ def _linked(client: HttpClient, top: SplitResult, folder: str) -> Iterator[str]:
     answer = client.get(page)
     if answer.status != 200 or "html" not in answer.headers.get("Content-Type", ""):
         return
-    for link in _Links(answer.data.decode("utf-8", "replace")).found:
+    for link in _links(answer.data.decode("utf-8", "replace"), page):
         key = _below(top, page, link)
         parts = key.rstrip("/").split("/")
         if any(part[:1] in ("", ".") for part in parts):  # elsewhere, or hidden
@@ -67,6 +68,13 @@ def _below(top: SplitResult, page: str, link: str) -> str:
 
 def _host(url: SplitResult) -> str:
     return url.netloc.rpartition("@")[2]
+
+
+def _links(text: str, page: str) -> list[str]:
+    try:
+        return _Links(text).found
+    except AssertionError as error:  # what Python's parser has for some markup that is none
+        raise OSError(f"{shown(page)} is no listing that can be read ({error}): pass keys=") from error
 
 
 class _Links(HTMLParser):

@@ -10,6 +10,7 @@ from typing import BinaryIO
 
 import numpy as np
 
+from labkit.data.beside import beside
 from labkit.data.decode import _load
 from labkit.data.engine import ItemErrors, check_engine, map_items
 from labkit.data.locks import locked
@@ -45,8 +46,8 @@ def build_pixels(
     origin, parts = planned(store, short_side, decoder)
     if not parts:
         raise PixelError(f"{path} is not built: the source holds no image")
-    folder = path.with_name(f"{path.name}.parts")
-    with locked(path.with_name(f".{path.name}.lock")):
+    folder = beside(path, ".parts")
+    with locked(beside(path, ".lock", hidden=True)):
         _check_folder(folder)
         if not _is_there(path, origin):
             options = {"engine": engine, "num_workers": num_workers, "address": address, "progress": progress}

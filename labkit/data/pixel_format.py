@@ -136,14 +136,18 @@ def read_head(path: Path) -> Head:
         raise PixelError(f"{path} is damaged: its index does not fit its checksum; {REBUILD}")
     index = _unpacked(path, rows, n_images)
     _check_bounds(path, index, file_bytes)
-    return Head(header, Origin(digest, short_side, decoder.rstrip(b"\0").decode()), index, file_bytes)
+    origin = Origin(digest, short_side, decoder.rstrip(b"\0").decode("ascii", "backslashreplace"))
+    return Head(header, origin, index, file_bytes)
 
 
 def _check_bounds(path: Path, index: Index, file_bytes: int) -> None:
-    """No view may lead out of the file: NumPy would refuse it, image by image, in words of its own."""
-    ends = index.offsets + index.shapes.astype(np.float64).prod(axis=1) * 3  # int64 would wrap around for some shapes
-    if not len(index) or index.offsets.min() < 0 or index.shapes.min() < 1 or ends.max() > file_bytes:
-        raise PixelError(f"{path} is damaged: its index leads out of the file; {REBUILD}")
+    """Every image stands where its format puts it: no view leads out of the file, nor into another image."""
+    bytes_in_all = 3 * index.shapes.prod(axis=1, dtype=np.float64).sum()  # integers would wrap round
+    if len(index) and index.shapes.min() > 0 and bytes_in_all <= file_bytes:
+        expected, size = laid_out(index.keys, index.shapes, index.crcs)
+        if size == file_bytes and np.array_equal(expected.offsets, index.offsets):
+            return
+    raise PixelError(f"{path} is damaged: its index does not fit its images, or leads out of the file; {REBUILD}")
 
 
 def _check_header(path: Path, header: bytes) -> None:

@@ -21,6 +21,8 @@ from labkit.measure.redact import redacted
 Outcome = tuple[Any, str | None]  # (value, None) or (None, error text)
 Submit = Callable[[list[Any]], Future]  # items -> future of (seconds, outcomes)
 
+_MOST_LINES = 3  # of an error
+
 _packed_function = b""  # in a worker process: what its pool runs
 
 
@@ -36,9 +38,10 @@ def then(function: Callable, outcome: Outcome) -> Outcome:
 
 
 def describe(error: BaseException) -> str:
-    """Type and first line of an error, without credentials."""
-    lines = redacted(str(error)).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    """Type and first lines of an error, without credentials, as one line: a file's name may hold a line break, and the
+    cause follows it."""
+    lines = redacted(str(error)).strip().splitlines()[:_MOST_LINES]
+    return f"{type(error).__name__}: " + r"\n".join(lines) if lines else type(error).__name__
 
 
 def pack(items: list) -> list[Outcome]:

@@ -84,9 +84,10 @@ class HttpStore:
     def _from_manifest(self) -> list[str]:
         answer = self._client.get(address(self._url, "manifest.json"))
         try:
-            return [row["key"] for row in json.loads(answer.data)["photos"]] if answer.status == 200 else []
+            keys = [row["key"] for row in json.loads(answer.data)["photos"]] if answer.status == 200 else []
         except (ValueError, KeyError, TypeError, RecursionError):  # some other program's manifest
             return []
+        return keys if all(isinstance(key, str) for key in keys) else []
 
 
 class HttpBlob:

@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 from urllib.parse import urlsplit
 
+from webdataset.tariterators import base_plus_ext
+
 from labkit.data.blobs import is_url
 from labkit.data.gopen import open_url
-from labkit.data.keys import names_a_file
+from labkit.data.keys import is_image, names_a_file
 from labkit.data.shard_tar import read_members
 from labkit.data.shard_writer import MANIFEST, UNFINISHED, read_manifest
 from labkit.measure.redact import shown
@@ -59,10 +61,20 @@ def read_shard(shards: ShardList, url: str) -> Iterator[dict[str, Any]]:
         hashed = _Hashed(file)
         stream = io.BufferedReader(hashed) if url in shards.sha256 else file
         for member, data in read_members(stream, name):
+            _check_member(member, name)
             yield {"fname": member, "data": data, "__url__": name}
         if url in shards.sha256 and hashed.sha256() != shards.sha256[url]:
             raise ValueError(f"{name} has not the SHA-256 of its manifest: copy it again, or write the shards again")
     yield {}
+
+
+def _check_member(member: str, name: str) -> None:
+    """WebDataset would pass over these in silence, and over the whole sample of the first kind."""
+    key, suffix = base_plus_ext(member)
+    if key is not None and suffix.startswith("__"):
+        raise ValueError(f"{name}: {member!r} has a suffix that WebDataset keeps for itself: write it under another")
+    if key is None and is_image(member):
+        raise ValueError(f"{name}: {member!r} names no sample to WebDataset: write it without the line break")
 
 
 def name_of(place: str) -> str:
@@ -109,7 +121,7 @@ def _expanded(places: Any) -> list[str]:
     from braceexpand import braceexpand  # WebDataset's own
 
     if isinstance(places, str):
-        return list(braceexpand(places))
+        return [places] if os.path.isfile(places) else list(braceexpand(places))  # braces may be part of a name
     return [os.fspath(places)] if isinstance(places, os.PathLike) else [os.fspath(place) for place in places]
 
 

@@ -4,6 +4,7 @@ import os
 import random
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
@@ -239,7 +240,8 @@ def _refuse(url: str, error: Exception) -> None:
 
 
 def _label(data: bytes, name: str) -> int:
-    try:
-        return int(data)
-    except ValueError as error:
-        raise ValueError(f"{name}: its label is {data[:20]!r}, where a number is wanted") from error
+    with suppress(ValueError):
+        label = int(data)
+        if -(1 << 63) <= label < 1 << 63:  # what a tensor of labels holds
+            return label
+    raise ValueError(f"{name}: its label is {data[:20]!r}, where a number is wanted")

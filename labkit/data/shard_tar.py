@@ -147,15 +147,19 @@ def read_members(stream: BinaryIO, name: str) -> Iterator[tuple[str, bytes]]:
         with tarfile.open(fileobj=source, mode="r|", tarinfo=_StrictTarInfo, encoding="utf-8") as tar:
             for info in tar:
                 if info.isreg():
-                    if info.size > most:
-                        raise tarfile.ReadError(f"{info.name!r} has {info.size} bytes, {most} are allowed ({VARIABLE})")
+                    if not 0 <= info.size <= most:
+                        raise TarError(
+                            f"{name}: {info.name!r} has {info.size} bytes; more than {most} are not read ({VARIABLE})"
+                        )
                     yield info.name, tar.extractfile(info).read()
                     last = info.name
                 tar.members = []  # else it keeps all of them
     except OSError as error:  # of the disk or the network, not of the tar
         error.add_note(f"while reading {name}, after {last!r}")
         raise
-    except (tarfile.TarError, EOFError, ValueError) as error:
+    except MemoryError:
+        raise
+    except Exception as error:  # tarfile and each compression have their own classes of error
         whole = f"the last whole member is {last!r}" if last else "no member is whole"
         raise TarError(f"{name} is cut or damaged ({error}): {whole}. Copy or download it again") from error
 

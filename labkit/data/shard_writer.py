@@ -1,5 +1,6 @@
 """Write the images of a store as WebDataset shards."""
 
+import contextlib
 import json
 import os
 import re
@@ -88,13 +89,20 @@ def read_manifest(text: bytes, name: str) -> dict:
     """
     try:
         content = json.loads(text)
-        complete = all({"name", "n_samples", "n_bytes", "sha256"} <= row.keys() for row in content["shards"])
+        complete = all(_is_row(row) for row in content["shards"])
         if complete and {"settings", "classes", "n_samples"} <= content.keys():
             return content
         cause = "it lacks entries"
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         cause = str(error)
     raise ValueError(f"{name} is not a manifest of shards ({cause}): choose another folder, or write the shards again")
+
+
+def _is_row(row: dict) -> bool:
+    """Whether a shard's row is all there, and its name leads nowhere else."""
+    name = row.get("name")
+    named = isinstance(name, str) and name == os.path.basename(name) != ""
+    return named and {"n_samples", "n_bytes", "sha256"} <= row.keys()
 
 
 def _claim(root: Path, settings: dict) -> dict[str, dict]:
@@ -105,13 +113,22 @@ def _claim(root: Path, settings: dict) -> dict[str, dict]:
         return {row["name"]: row for row in content["shards"]}
     claim = root / UNFINISHED / _SETTINGS
     if claim.exists():
-        _check_same(root, json.loads(claim.read_bytes()), settings)
-        rows = [json.loads(path.read_bytes()) for path in claim.parent.glob("shard-*.json")]
-        return {row["name"]: row for row in rows}
+        _check_same(root, _unfinished(claim), settings)
+        rows = [_unfinished(path) for path in claim.parent.glob("shard-*.json")]
+        return {row["name"]: row for row in rows if _is_row(row)}
     if root.exists() and any(name != UNFINISHED for name in os.listdir(root)):
         raise ValueError(f"{root} is not empty and holds no shards: choose another folder")
     write_whole(claim, json.dumps(settings).encode())
     return {}
+
+
+def _unfinished(path: Path) -> dict:
+    """What an earlier run wrote down."""
+    with contextlib.suppress(ValueError, RecursionError):
+        content = json.loads(path.read_bytes())
+        if isinstance(content, dict):
+            return content
+    raise ValueError(f"{path} is damaged: {_REMEDY}")
 
 
 def _check_same(root: Path, found: dict, settings: dict) -> None:

@@ -3,11 +3,12 @@
 import re
 
 Size = tuple[int, int]  # (width, height), pixels as stored
+MAX_SIDE = 999_999_999  # pixels: no image has more, and what states more states no size
 
 # `{stem}_{width:04d}x{height:04d}_{model}.npz`. What else ends in .npz states no size: text-encoder outputs
 # (`{stem}_te_outputs.npz`, `{stem}_flux_te.npz`, ...) and the oldest caches, which are `{stem}.npz`.
 _MODELS = ("sd", "sdxl", "sd3", "flux", "hi", "lumina", "anima")
-_PIXELS = r"(\d{4}|[1-9]\d{4,})"
+_PIXELS = r"(\d{4}|[1-9]\d{4,8})"
 _NAME = re.compile(rf"(.+)_{_PIXELS}x{_PIXELS}_(?:{'|'.join(_MODELS)})\.npz", re.ASCII | re.DOTALL)
 
 
@@ -15,7 +16,8 @@ def parse_cache_name(name: str) -> tuple[str, int, int] | None:
     """(stem, width, height) that a cache's name states, or None where it states none.
 
     The size is the image's own, as its header has it: neither the training bucket's nor turned by EXIF. The stem is
-    the image's name without its suffix. `0000x0000`, which stands for an image that could not be read, states none.
+    the image's name without its suffix. `0000x0000`, which stands for an image that could not be read, states none,
+    nor does a side of more than `MAX_SIDE`.
 
     Source: `get_latents_npz_path` in kohya-ss/sd-scripts. Taught in: notebooks/10_image_sizes.ipynb
     """

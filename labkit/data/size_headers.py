@@ -21,7 +21,13 @@ _FRAME = struct.Struct(">BHH")  # of a JPEG's frame header: bits a sample, heigh
 # Where a PNG keeps its orientation, as Pillow names it: a chunk of its own, or text.
 _TEXT_METADATA = (b"Raw profile type exif", b"XML:com.adobe.xmp")
 _PNG_METADATA = {"exif", *(key.decode() for key in _TEXT_METADATA)}
-_PLAIN_CHUNKS = frozenset(b"IHDR PLTE tRNS gAMA cHRM sRGB iCCP pHYs bKGD tIME sBIT tEXt".split())
+# Chunks that Pillow reads or passes over, and the fewest bytes of each that it does not refuse.
+_PLAIN_CHUNKS = {
+    b"PLTE": 0, b"tRNS": 6, b"gAMA": 4, b"cHRM": 32, b"sRGB": 1, b"pHYs": 9, b"bKGD": 0, b"tIME": 0, b"sBIT": 0,
+    b"tEXt": 0,
+}  # fmt: skip
+_PNG_DEPTHS = {0: (1, 2, 4, 8, 16), 2: (8, 16), 3: (1, 2, 4, 8), 4: (8, 16), 6: (8, 16)}  # by color type
+_SMALL_PROFILE = 1000  # bytes: what so few unpack to is below Pillow's limit
 
 
 class Header(NamedTuple):
@@ -141,14 +147,22 @@ def _tiff_orientation(tiff: bytes) -> int | None:
 
 def _png(data: bytes) -> Header | None:
     """Check every chunk before the pixels, as Pillow does."""
+    if data[8:16] != b"\0\0\0\rIHDR" or len(data) < 33 or data[24] not in _PNG_DEPTHS.get(data[25], ()) or data[27]:
+        return None
     at = 8
     while (kind := data[at + 4 : at + 8]) != b"IDAT":
         end = at + 8 + int.from_bytes(data[at : at + 4], "big")
         is_sound = crc32(data[at + 4 : end]) == int.from_bytes(data[end : end + 4], "big")
-        if kind not in _PLAIN_CHUNKS or not is_sound or data.startswith(_TEXT_METADATA, at + 8):
+        if not is_sound or (at > 8 and not _is_plain_chunk(kind, data[at + 8 : end])):
             return None
         at = end + 4
     return Header(*struct.unpack_from(">II", data, 16), 1)
+
+
+def _is_plain_chunk(kind: bytes, body: bytes) -> bool:
+    if kind == b"iCCP":  # name, zero, method 0, profile
+        return len(body) <= _SMALL_PROFILE and body.partition(b"\0")[2].startswith(b"\0")
+    return len(body) >= _PLAIN_CHUNKS.get(kind, len(body) + 1) and not body.startswith(_TEXT_METADATA)
 
 
 def _webp(data: bytes, file: int) -> Header | None:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from labkit.data.keys import as_key, as_path
-from labkit.data.size_caches import Size
+from labkit.data.size_caches import MAX_SIDE, Size
 from labkit.data.size_scan import METADATA
 from labkit.measure.files import write_whole
 
@@ -24,8 +24,9 @@ class Entry(NamedTuple):
 def read_metadata(folder: str | os.PathLike) -> dict[str, Entry]:
     """Sizes that the `metadata_cache.json` of a folder states, by absolute path.
 
-    An entry without two whole positive numbers is left out. Relative paths count from the working directory, as they
-    do for sd-scripts. A file that is not such a table is left out whole, with a warning that names it.
+    An entry without two whole numbers from 1 to `MAX_SIDE` is left out. Relative paths count from the working
+    directory, as they do for sd-scripts. A file that is not such a table is left out whole, with a warning that names
+    it.
     """
     path = os.path.join(folder, METADATA)
     try:
@@ -105,4 +106,4 @@ def _size(entry: dict[str, Any]) -> Size | None:
     resolution = entry.get("resolution")
     if not isinstance(resolution, list) or [type(pixels) for pixels in resolution] != [int, int]:
         return None
-    return tuple(resolution) if min(resolution) > 0 else None
+    return tuple(resolution) if min(resolution) > 0 and max(resolution) <= MAX_SIDE else None

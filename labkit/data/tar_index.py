@@ -21,7 +21,7 @@ import numpy as np
 
 from labkit.data.blobs import Blob, LocalBlob
 from labkit.data.packed import PackedStrings
-from labkit.data.tar_scan import Member, TarError, TarWarning, plain_name, scan
+from labkit.data.tar_scan import Member, TarError, TarWarning, plain_name, scan, size_fault
 from labkit.measure.env import home
 from labkit.measure.files import write_whole
 
@@ -175,8 +175,13 @@ def _followed(member: Member, final: dict[str, Member], members: dict[str, Membe
 def _places(blob: Blob) -> list[Path]:
     """Where an index may lie: beside a local tar; else, or where that folder is read-only, in labkit's own."""
     place = os.path.abspath(blob.name) if isinstance(blob, LocalBlob) else blob.name
-    own = home() / "tar_index" / f"{zlib.crc32(os.fsencode(place)):08x}-{posixpath.basename(place)[:80]}{SUFFIX}"
+    own = home() / "tar_index" / f"{zlib.crc32(os.fsencode(place)):08x}-{_cut(posixpath.basename(place))}{SUFFIX}"
     return [Path(place + SUFFIX), own] if isinstance(blob, LocalBlob) else [own]
+
+
+def _cut(name: str) -> str:
+    """As much of a name as leaves room for more."""
+    return os.fsdecode(os.fsencode(name)[:80])
 
 
 def _dump(index: TarIndex, stamp: tuple[int, str]) -> bytes:
@@ -199,12 +204,11 @@ def _load(path: Path, stamp: tuple[int, str]) -> TarIndex | None:
             if about["version"] != _VERSION or tuple(about["stamp"]) != stamp:
                 return None
             names = PackedStrings.from_arrays(stored["block"], stored["ends"])
-            offsets, sizes = stored["offsets"], stored["sizes"]
             sparse = {int(row): pieces for row, pieces in about["sparse"]}
+            index = TarIndex(names, stored["offsets"], stored["sizes"], sparse)
+        return index if _fits(index, stamp[0]) else None
     except Exception:  # damaged files make zipfile, NumPy and json raise almost anything
         return None
-    whole = offsets.shape == sizes.shape == (len(names),) and offsets.dtype == sizes.dtype == np.int64
-    return TarIndex(names, offsets, sizes, sparse) if whole and _lies_within(stamp[0], offsets, sizes, sparse) else None
 
 
 def _check_stored(path: Path) -> None:
@@ -214,9 +218,16 @@ def _check_stored(path: Path) -> None:
             raise ValueError("compressed")
 
 
-def _lies_within(end: int, offsets: np.ndarray, sizes: np.ndarray, sparse: dict[int, list[list[int]]]) -> bool:
-    """Whether all data lie in the tar: a size that does not would be asked from the memory."""
+def _fits(index: TarIndex, n_bytes: int) -> bool:
+    """Whether all that is stored lies inside a tar of so many bytes: a read asks for no more than there is."""
+    offsets, sizes = index.offsets, index.sizes
+    if not offsets.shape == sizes.shape == (len(index),) or not offsets.dtype == sizes.dtype == np.int64:
+        return False
     stored = sizes.copy()
-    for row, pieces in sparse.items():
-        stored[row] = sum(size for _, size in pieces)
-    return bool(((offsets >= -1) & (sizes >= 0) & (stored >= 0) & (stored <= end - np.maximum(offsets, 0))).all())
+    for row, pieces in index.sparse.items():
+        if not 0 <= row < len(index) or size_fault(sizes[row].item(), pieces):
+            return False
+        stored[row] = sum(length for _, length in pieces)
+    somewhere = offsets >= 0
+    inside = (sizes >= 0) & (offsets <= n_bytes) & (stored <= n_bytes - offsets)
+    return bool(np.where(somewhere, inside, (offsets == -1) & (sizes == 0)).all())

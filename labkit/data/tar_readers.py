@@ -1,5 +1,6 @@
 """Three ways to read a member of a tar: by an index, by `tarfile` opened once, by `tarfile` opened for each read."""
 
+import os
 import tarfile
 import threading
 import weakref
@@ -12,7 +13,7 @@ from labkit.data.blobs import Blob, Lazy, PerProcess
 from labkit.data.bounds import VARIABLE, max_file_bytes
 from labkit.data.packed import PackedStrings
 from labkit.data.tar_headers import BoundedInfo
-from labkit.data.tar_scan import UNREADABLE, TarError, plain_name, scan
+from labkit.data.tar_scan import UNREADABLE, TarError, plain_name, scan, size_fault
 
 
 class _Indexed:
@@ -45,6 +46,7 @@ class _Indexed:
         return data
 
     def _with_holes(self, key: str, offset: int, size: int, pieces: list[list[int]]) -> bytes:
+        _check_holes(key, size, self._blob)
         data = bytearray(size)
         for start, length in pieces:
             data[start : start + length] = self._whole(key, offset, length)
@@ -99,6 +101,9 @@ class _Tar:
     def read(self, key: str) -> bytes:
         with self._lock:  # two threads would move each other's file position
             file = self._file(key, self._find(key))
+            if (size := file.seek(0, os.SEEK_END)) > self._blob.stamp()[0]:
+                _check_holes(key, size, self._blob)
+            file.seek(0)
             try:
                 return file.read()
             except tarfile.TarError as error:
@@ -133,7 +138,9 @@ def _open_tar(blob: Blob) -> _Tar:
         with suppress(*UNREADABLE, OSError):
             tar.getmembers()
             tar.fileobj.seek(tar.offset)
-            if not tar.fileobj.read(tarfile.BLOCKSIZE).strip(b"\0"):
+            sparse = (member for member in tar.getmembers() if member.issparse())
+            sound = not any(size_fault(member.size, member.sparse) for member in sparse)
+            if sound and not tar.fileobj.read(tarfile.BLOCKSIZE).strip(b"\0"):
                 return _Tar(tar, blob)
         tar.close()
     deque(scan(blob), maxlen=0)  # says what is wrong, and which member is the last whole one
@@ -144,7 +151,8 @@ def _check_holes(key: str, size: int, blob: Blob) -> None:
     """Zeros that a few bytes state take memory all the same."""
     if size > max_file_bytes():
         raise TarError(
-            f"{blob.name}: {key!r} has {size} bytes with its holes, {max_file_bytes()} are allowed ({VARIABLE})"
+            f"{blob.name}: {key!r} has {size} bytes with its holes; more than {max_file_bytes()} are not unfolded "
+            f"({VARIABLE}): unpack it by `tar -xf`"
         )
 
 

@@ -1,11 +1,12 @@
 """One pass over a tar's headers: which members there are and where their data lie. Damage is said, never skipped."""
 
 import posixpath
+import re
 import shlex
 import tarfile
 import warnings
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import BinaryIO, NamedTuple
 
 from labkit.data.blobs import Blob, LocalBlob, buffered, is_url
@@ -20,6 +21,10 @@ _COMPRESSED = {
     b"\x28\xb5\x2f\xfd": "zstd",
     b"\x04\x22\x4d\x18": "lz4",
 }
+# Mode, owner, group, time and device as common writers put them there; of all else `tarfile` says what it means.
+_PLAIN_NUMBER = rb"(?:[0-7]{7}[ \0]|[0-7]{6}[ \0]{2}|\0{8})"
+_PLAIN_TIME = rb"(?:[0-7]{11}[ \0]|[0-7]{10}[ \0]{2}|\0{12})"
+_PLAIN_NUMBERS = re.compile(rb"%b{3}.{12}%b.{181}%b{2}" % (_PLAIN_NUMBER, _PLAIN_TIME, _PLAIN_NUMBER), re.DOTALL)
 UNREADABLE = (tarfile.TarError, ValueError, IndexError, OverflowError, MemoryError, RecursionError)
 """What `tarfile` raises for damaged headers."""
 
@@ -73,6 +78,8 @@ def scan(blob: Blob) -> Iterator[Member]:
                 offset = member.offset + -(-member.size // _BLOCK) * _BLOCK
             else:
                 member, offset = _other_member(file, tar, offset, blob.name, last)
+            if fault := size_fault(member.size, member.sparse):
+                raise _cut(blob.name, f"{member.name!r} {fault}", last)
             if member.end > size:
                 raise _cut(blob.name, f"{member.name!r} lacks its end", last)
             last = member.name
@@ -88,7 +95,7 @@ def _plain_member(header: bytes, offset: int) -> Member | None:
     # The checksum is the sum of all bytes, its own field taken as spaces. Adler-32's lower half is such a sum, in C.
     total = checksum - 256 + sum(header[148:156])
     whole = zlib.adler32(header) & 0xFFFF == (1 + total) % 65521
-    if not whole or size < 0 or header[156] not in b"0\0":
+    if not whole or size < 0 or header[156] not in b"0\0" or not _PLAIN_NUMBERS.match(header, 100):
         return None
     name = header[:100].split(b"\0", 1)[0]
     if header[345]:
@@ -120,6 +127,18 @@ def _other_member(file: BinaryIO, tar: tarfile.TarFile, offset: int, name: str, 
     else:
         member = member._replace(kind="other")
     return member, tar.offset
+
+
+def size_fault(size: int, pieces: Iterable[Sequence[int]] = ()) -> str:
+    """What is impossible in a member's size, or in its stored pieces: they go one behind the other, inside its size."""
+    if not 0 <= size < 1 << 63:
+        return f"says that it has {size} bytes"
+    end = 0
+    for start, length in pieces:
+        if length and (start < end or length < 0 or start + length > size):  # GNU tar fills its list with zeros
+            return f"has a piece of {length} bytes at {start}, where none can be"
+        end = start + length
+    return ""
 
 
 def plain_name(name: str) -> str:

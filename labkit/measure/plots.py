@@ -93,8 +93,13 @@ def plot_ladder(data: pd.DataFrame, *, ax: Axes | None = None, **kwargs: Any) ->
     Args:
         data: Runs of one or more experiments of one machine, concatenated.
         **kwargs: To the estimates' `Axes.errorbar`.
+
+    Raises:
+        ValueError: no experiment has a variant besides its baseline.
     """
     rungs = ladder_rungs(data)
+    if rungs.empty:
+        raise ValueError("no experiment has a variant besides its baseline: there is no rung to draw")
     ax = ax or _axes(len(rungs) + 0.6)
     runs = _counted(data)
     for row, (_, rung) in enumerate(rungs.iterrows()):

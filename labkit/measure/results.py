@@ -3,6 +3,7 @@
 import os
 import re
 import warnings
+import zlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,17 @@ COLUMNS = (
     "device", "seed", "env_id",
 )  # fmt: skip
 
+_TEXT = ("experiment", "variant", "baseline", "storage", "page_cache", "device", "env_id")
+_MEASURED = (
+    "round", "order", "n_images", "startup_s", "first_batch_s", "steady_s", "images_per_s", "cpu_s", "peak_mem_mb",
+)  # fmt: skip
+
 RESULTS_VARIABLE = "LABKIT_RESULTS"  # the folder where a tour collects frames
 
 # Of the interval that a verdict rests on. With 95 %, as is shown, one in 20 equal variants would be called different on
 # a quiet machine, and more where neighbours come and go; and a notebook draws a dozen verdicts.
 _VERDICT_CONFIDENCE = 0.99
+_LONGEST_STEM = 100  # letters
 
 _UNSTABLE = 0.25  # spread (interquartile range / median) from which a variant counts as unstable
 
@@ -149,22 +156,49 @@ def _side(interval: tuple[float, float]) -> str:
 
 def save_frame(frame: pd.DataFrame, path: str | os.PathLike) -> Path:
     """Write a frame as CSV, whole or not at all."""
-    write_whole(Path(path), frame.to_csv(index=False).encode())
+    text = frame.to_csv(index=False)
+    if "\r" in text:  # in a label: it is quoted only where lines end with it too
+        text = frame.to_csv(index=False, lineterminator="\r\n")
+    write_whole(Path(path), text.encode("utf-8", "surrogateescape"))  # labels may be file names
     return Path(path)
 
 
 def load_frame(path: str | os.PathLike) -> pd.DataFrame:
-    """Read a frame back. Raises ValueError, naming the file, where it is no frame of runs."""
+    """Read a frame back; labels come as they were, "1" and "None" too.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: it is no frame of runs, or a column holds what cannot be measured; names the file.
+    """
     try:
-        frame = pd.read_csv(path, keep_default_na=True)
-    except (ValueError, UnicodeDecodeError) as error:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", pd.errors.ParserWarning)  # of a row that is longer than the header
+            frame = _read_csv(path)
+    except (ValueError, pd.errors.ParserWarning) as error:
         raise ValueError(f"{path} is not a frame of runs: {error}") from error
-    missing = [name for name in COLUMNS if name not in frame]
-    if missing:
-        raise ValueError(f"{path} is not a frame of runs: it lacks {', '.join(missing)}")
-    text = ["experiment", "variant", "baseline", "storage", "page_cache", "device", "env_id"]
-    frame[text] = frame[text].astype(object).where(frame[text].notna(), "")
+    if fault := _fault(frame):
+        raise ValueError(f"{path} is not a frame of runs: {fault}")
     return frame
+
+
+def _read_csv(path: str | os.PathLike) -> pd.DataFrame:
+    """Text columns as they are: pandas would make a number of the label "1", and nothing of "None"."""
+    options = {"index_col": False, "encoding_errors": "surrogateescape"}
+    others = [name for name in pd.read_csv(path, nrows=0, **options) if name not in _TEXT]
+    empty = {name: ["", "nan", "NaN"] for name in others}
+    return pd.read_csv(path, dtype=dict.fromkeys(_TEXT, object), keep_default_na=False, na_values=empty, **options)
+
+
+def _fault(frame: pd.DataFrame) -> str:
+    """What keeps a table from being a frame of runs."""
+    if missing := [name for name in COLUMNS if name not in frame]:
+        return f"it lacks {', '.join(missing)}"
+    for name in _MEASURED if len(frame) else ():
+        if not pd.api.types.is_numeric_dtype(frame[name]) or np.isinf(frame[name]).any():
+            return f"{name} holds what is no number"
+    if len(frame) and frame["is_warmup"].dtype != bool:
+        return "is_warmup holds what is neither True nor False"
+    return "" if (frame["images_per_s"] > 0).all() else "images_per_s holds what is no rate"
 
 
 def record(frame: pd.DataFrame) -> None:
@@ -175,8 +209,11 @@ def record(frame: pd.DataFrame) -> None:
 
 
 def file_stem(experiment: str) -> str:
-    """An experiment's name as that of a file."""
-    return re.sub(r"[^A-Za-z0-9_.-]+", "_", experiment)
+    """An experiment's name as that of a file, another one for each: what the letters do not tell, a checksum does."""
+    stem = re.sub(r"[^A-Za-z0-9_.-]+", "_", experiment)
+    if stem.replace("_", " ") == experiment and len(stem) <= _LONGEST_STEM and not stem.startswith("."):
+        return stem
+    return f"{stem.lstrip('.')[:_LONGEST_STEM]}-{zlib.crc32(experiment.encode('utf-8', 'surrogateescape')):08x}"
 
 
 def _from_seconds(seconds: Iterable[float], label: str, n_images: int, clock: str) -> pd.DataFrame:

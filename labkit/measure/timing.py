@@ -73,11 +73,12 @@ def compare(
 
     Raises:
         VariantError: a variant raised, or yielded no batch.
-        ValueError: no variants, an unknown baseline, or fewer than one round.
+        ValueError: no variants, an unknown baseline, fewer than one round, or a name that no table can hold.
 
     Taught in: notebooks/00_measure.ipynb
     """
     _check_arguments(variants, baseline, rounds, warmups)
+    _check_names([*variants, experiment])  # now, not when the runs are to be written down
     orders = _orders(list(variants), random.Random(seed))
     rows = []
     bar_of_runs = progress_bar(show=progress, total=(rounds + warmups) * len(variants), unit="run")
@@ -97,6 +98,12 @@ def compare(
     frame = make_frame(_with_own_factors(rows, factors), experiment=experiment, baseline=baseline, seed=seed, **factors)
     record(frame)
     return frame
+
+
+def _check_names(names: list[str]) -> None:
+    for name in names:
+        if isinstance(name, str) and ("\0" in name or name != name.encode("utf-8", "replace").decode()):
+            raise ValueError(f"{name!r} is no text that a table can hold: leave out zero bytes and broken UTF-8")
 
 
 def _with_own_factors(rows: list[dict[str, Any]], factors: dict[str, Any]) -> list[dict[str, Any]]:

@@ -1,0 +1,147 @@
+"""Fuzz targets that are handed an encoded image. An input is a byte of options and the image."""
+
+import io
+import math
+import struct
+import zlib
+from functools import cache
+from unittest.mock import patch
+
+import numpy as np
+from PIL import Image
+
+from labkit.data import decode as decoding
+from labkit.data.conformance import _chunk, broken_files, oracle_files
+from labkit.data.datasets import PILDataset
+from labkit.data.decode import DECODERS, DecodeError, decode, missing_decoders
+from labkit.data.depth import decode_picture
+from labkit.data.regions import SCALES, WholeDecoder, open_decoder
+from labkit.data.size_headers import read_header
+from tests.hardening.fuzz.oracle import may_refuse, sealed_png, written
+
+# As the limit works, so that an input is bounded in time; the real one is tested in tests/test_fuzz.py.
+_MAX_PIXELS = 1 << 20
+
+
+@cache
+def image_seeds() -> dict[str, bytes]:
+    """Every oracle image and every hostile one; PNGs also with checksums that are made right after each mutation."""
+    files = {**oracle_files(), **broken_files(), **_small_pngs(), **_small()}
+    plain = {name: b"\0" + data for name, data in files.items()}
+    return {**plain, **{f"sealed {name}": b"\1" + data for name, data in files.items() if name.endswith(".png")}}
+
+
+def _small() -> dict[str, bytes]:
+    """Of each format one with few bytes, each of which counts."""
+    files = {}
+    for name, options in {"JPEG": {}, "WEBP": {}, "WEBP lossless": {"lossless": True}}.items():
+        buffer = io.BytesIO()
+        Image.new("RGB", (9, 7), (1, 2, 3)).save(buffer, name.split()[0], **options)
+        files[f"small {name}"] = buffer.getvalue()
+    return files
+
+
+def _small_pngs() -> dict[str, bytes]:
+    """PNGs whose checksums are right and whose chunks are not, one fault in each."""
+    header = struct.pack(">IIBBBBB", 5, 3, 8, 2, 0, 0, 0)
+    ihdr, text = _chunk(b"IHDR", header), _chunk(b"tEXt", b"name\0text")
+    end = _chunk(b"IDAT", zlib.compress((b"\0" + b"abc" * 5) * 3)) + _chunk(b"IEND", b"")
+    before = {
+        "sound": ihdr + text, "no IHDR": b"", "PLTE first": _chunk(b"PLTE", bytes(15)) + ihdr,
+        "text first": text + ihdr,
+        "two IHDR": ihdr + _chunk(b"IHDR", b"\0\0\0\7" + header[4:]), "short IHDR": _chunk(b"IHDR", header[:8]),
+        "depth": _chunk(b"IHDR", header[:8] + b"\3\3" + header[10:]),
+        "filter": _chunk(b"IHDR", header[:11] + b"\1\0"),
+        **{f"short {name}": ihdr + _chunk(name.encode(), b"1") for name in ("pHYs", "iCCP", "gAMA", "cHRM", "tRNS")},
+        "empty sRGB": ihdr + _chunk(b"sRGB", b""), "empty tEXt": ihdr + _chunk(b"tEXt", b""),
+        "method of iCCP": ihdr + _chunk(b"iCCP", b"x\0\1abc"), "iCCP": ihdr + _chunk(b"iCCP", b"x\0\0abc"),
+        "iCCP bomb": ihdr + _chunk(b"iCCP", b"x\0\0" + zlib.compress(bytes(2 << 20), 9)),
+    }  # fmt: skip
+    return {f"{name}.png": b"\x89PNG\r\n\x1a\n" + chunks + end for name, chunks in before.items()}
+
+
+def _image(data: bytes) -> tuple[int, bytes]:
+    options, image = data[:1] or b"\0", data[1:]
+    return options[0], sealed_png(image) if options[0] & 1 and image.startswith(b"\x89PNG") else image
+
+
+def decoders(data: bytes) -> None:
+    """Every decoder gives uint8 (3, H, W), upright and of the header's size, or DecodeError with the key."""
+    options, image = _image(data)
+    short_side = (options >> 1) or None
+    shapes = {}
+    with patch.object(decoding, "MAX_PIXELS", _MAX_PIXELS):
+        for decoder in DECODERS:
+            if decoder in missing_decoders():
+                continue
+            with may_refuse(DecodeError, names="a b.jpg"):
+                pixels = decode(image, decoder, key="a b.jpg", short_side=short_side)
+                assert pixels.dtype == decoding.torch.uint8
+                assert pixels.ndim == 3
+                assert pixels.shape[0] == 3
+                if short_side is None or decoder not in ("pil_draft", "turbojpeg"):
+                    shapes[decoder] = tuple(pixels.shape[1:])
+    with may_refuse(DecodeError, names="a b.jpg"), patch.object(Image, "MAX_IMAGE_PIXELS", _MAX_PIXELS // 2):
+        PILDataset._decode(None, image, "a b.jpg")
+    for column in ("rgb", "depth"):
+        with may_refuse(DecodeError, names=column), patch.object(Image, "MAX_IMAGE_PIXELS", _MAX_PIXELS // 2):
+            decode_picture(image, column)
+    if shapes:
+        stored = Image.open(io.BytesIO(image)).size
+        assert {tuple(sorted(shape)) for shape in shapes.values()} == {tuple(sorted(stored))}, (shapes, stored)
+        assert len(set(shapes.values())) == 1, shapes
+
+
+def headers(data: bytes) -> None:
+    """The header's size is the one that Pillow states, and what Pillow refuses has an error."""
+    _, image = _image(data)
+    path = written("header", image)
+    with may_refuse(names=path):
+        header = read_header(str(path))
+        try:
+            with Image.open(path) as theirs:
+                size = theirs.size
+        except Exception:
+            size = None
+    if size is None:
+        assert header.error, header
+        assert header.width is None
+    else:
+        assert (header.width, header.height) == size, (header, size)
+        assert header.orientation in (None, *range(1, 9))
+    assert "struct" not in header.error
+    assert not header.error.startswith(("error:", "IndexError", "KeyError")), header
+
+
+def regions(data: bytes) -> None:
+    """Part of a JPEG is the same part of all of it, at every scale; damage gives None."""
+    options, image = _image(data)
+    draw = np.random.default_rng(options)
+    for decoder in (open_decoder(), WholeDecoder()):
+        frame = decoder.header(image)
+        if frame is None or frame.height * frame.width > _MAX_PIXELS:
+            continue
+        assert min(frame) >= 1
+        top, left = int(draw.integers(frame.height)), int(draw.integers(frame.width))
+        crop = (top, left, int(draw.integers(1, frame.height - top + 1)), int(draw.integers(1, frame.width - left + 1)))
+        for scale in SCALES:
+            whole = decoder.decode(image, (0, 0, *frame), scale)
+            expected = None if whole is None else whole.pixels.copy()
+            part = decoder.decode(image, crop, scale)
+            if part is None or expected is None:
+                continue
+            _check_part(part, crop, scale, expected)
+
+
+def _check_part(part, crop, scale, whole) -> None:
+    """The crop's own pixels are those of the whole image; beside them lies what only interpolation reads."""
+    assert part.pixels.dtype == np.uint8
+    top, left, height, width = part.box
+    origin = crop[0] / scale - top, crop[1] / scale - left
+    assert origin == (int(origin[0]), int(origin[1])), origin
+    rows = slice(math.floor(top), math.ceil(top + height))
+    columns = slice(math.floor(left), math.ceil(left + width))
+    inside = part.pixels[rows, columns]
+    same = whole[int(origin[0]) :, int(origin[1]) :][rows, columns]
+    assert inside.size, part.box
+    np.testing.assert_array_equal(inside, same)

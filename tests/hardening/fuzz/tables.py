@@ -1,0 +1,249 @@
+"""Fuzz targets that are handed names, lists and tables."""
+
+import dataclasses
+import json
+import os
+import shutil
+import warnings
+from functools import cache
+from types import SimpleNamespace
+from urllib.parse import urlsplit
+
+import pandas as pd
+
+from labkit.data.depth_presets import PRESETS, read_list
+from labkit.data.http_listing import listed_images
+from labkit.data.photos import MANIFEST, make_photos
+from labkit.data.remote import HttpStore
+from labkit.data.shard_list import ShardList
+from labkit.data.size_caches import parse_cache_name
+from labkit.data.size_metadata import write_metadata_cache
+from labkit.data.sizes import collect_sizes
+from labkit.measure import plots
+from labkit.measure.results import COLUMNS, load_frame, make_frame, quiet_summary, save_frame
+from tests.hardening.fuzz.oracle import may_refuse, scratch, written
+
+
+@cache
+def size_name_seeds() -> dict[str, bytes]:
+    """Names of one folder's files, one a line."""
+    return {
+        "a cache": b"a.jpg\na_0512x0768_sd.npz",
+        "two that differ": b"a.jpg\na_0512x0768_sd.npz\na_0512x0512_sdxl.npz",
+        "shared stem": b"a.jpg\na.png\na_0512x0768_flux.npz",
+        "zero": b"a.jpg\na_0000x0000_sd.npz",
+        "too large": b"a.jpg\na_99999999999999999999x0001_sd.npz",
+        "hidden": b".a.jpg\nb.webp\n.a_0512x0768_sd.npz",
+        "broken UTF-8": b"\xff.jpg\n\xff_0512x0768_anima.npz",
+    }
+
+
+def size_names(data: bytes) -> None:
+    """Each image of a folder has one row, whatever lies beside it; a size comes from a name that states one."""
+    folder = scratch() / "names"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    for name in set(data.split(b"\n")[:8]):
+        if 0 < len(name) <= 255 and b"/" not in name and b"\0" not in name and name not in (b".", b".."):
+            (folder / os.fsdecode(name)).touch()
+        parsed = parse_cache_name(os.fsdecode(name))
+        if parsed:
+            stem, width, height = parsed
+            assert os.fsdecode(name).startswith(f"{stem}_{width:04d}x{height:04d}_")
+    with may_refuse(FileNotFoundError, names=folder):
+        frame = collect_sizes(folder, progress=False)
+        suffixes = (".jpg", ".jpeg", ".png", ".webp", ".avif", ".bmp", ".jxl")
+        images = [name for name in os.listdir(folder) if name.lower().endswith(suffixes) and name[0] != "."]
+        assert list(frame["path"]) == sorted(images)
+        assert set(frame["source"]) <= {"cache", "unreadable"}  # the files are empty
+        assert frame[frame["source"] == "cache"]["width"].gt(0).all()
+
+
+_IMAGE = "a.jpg"
+
+
+@cache
+def json_seeds() -> dict[str, bytes]:
+    """The tables that labkit, sd-scripts and servers keep as JSON; the first byte says which."""
+    row = {"name": "shard-000000.tar", "n_samples": 1, "n_bytes": 1, "sha256": "0"}
+    shards = {"settings": {}, "classes": ["a"], "n_samples": 1, "shards": [row]}
+    photos = {"settings": {"profile": "imagenet", "seed": 0}, "photos": [{"key": "a/0.jpg", "bytes": 1, "sha256": "0"}]}
+    sizes = {_IMAGE: {"caption": "x", "resolution": [4, 3]}, "b": {"resolution": [10**30, 3]}}
+    tables = {"sizes": (0, sizes), "shards": (1, shards), "photos": (2, photos), "server": (3, photos)}
+    seeds = {name: bytes([kind]) + json.dumps(table).encode() for name, (kind, table) in tables.items()}
+    deep = {f"deep {kind}": bytes([kind]) + b"[" * 2000 for kind in range(4)}
+    huge = {"huge": b"\0" + json.dumps({_IMAGE: {"resolution": [10**30, 3]}}).encode()}
+    nested = b'{"a": {"b": ' + b"[" * 400 + b"]" * 400 + b"}}"
+    return {
+        **seeds,
+        **deep,
+        **huge,
+        "nested": b"\0" + nested,
+        "bomb": b'\1{"shards": [], "settings": ' + b"9" * 5000 + b"}",
+    }
+
+
+def json_tables(data: bytes) -> None:
+    """A table of JSON is read, or refused in an error (or, in collect_sizes, a warning) that names it."""
+    kind, text = (data[:1] or b"\0")[0] % 4, data[1:]
+    folder = scratch() / "json"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    [_sizes, _shards, _photos, _server][kind](folder, text)
+
+
+def _sizes(folder, text: bytes) -> None:
+    path = folder / "metadata_cache.json"
+    text = text.replace(b'"a.jpg"', json.dumps(str(folder / _IMAGE)).encode())
+    (folder / _IMAGE).touch()
+    path.write_bytes(text)
+    os.utime(path, ns=(1 << 61, 1 << 61))  # after the image, however coarse the clock is
+    frame = pd.DataFrame({"path": [_IMAGE], "width": [4], "height": [3]})
+    with warnings.catch_warnings(record=True):
+        warnings.simplefilter("always")
+        found = collect_sizes(folder, progress=False)
+    assert list(found["path"]) == [_IMAGE]
+    with may_refuse(ValueError, names=path):
+        write_metadata_cache(frame, folder)
+        before, after = json.loads(text), json.loads(path.read_bytes())
+        keys = {os.path.abspath(key): key for key in before}
+        mine = keys.get(str(folder / _IMAGE), str(folder / _IMAGE))
+        assert after[mine]["resolution"] == [4, 3]
+        assert {key: after[key] for key in before if key != mine} == {k: before[k] for k in before if k != mine} or (
+            b"NaN" in text
+        )
+        return
+    assert path.read_bytes() == text, "what was refused was changed"
+
+
+def _shards(folder, text: bytes) -> None:
+    (folder / MANIFEST).write_bytes(text)
+    with may_refuse(ValueError, names=folder / MANIFEST):
+        found = ShardList.find(folder, verify=True, storage_options={})
+        assert all(isinstance(url, str) for url in found.urls)
+
+
+def _photos(folder, text: bytes) -> None:
+    (folder / MANIFEST).write_bytes(text)
+    with may_refuse(ValueError, names=folder):
+        make_photos(folder, 1, progress=False)
+        assert json.loads((folder / MANIFEST).read_bytes())["settings"]["seed"] == 0
+
+
+def _server(folder, text: bytes) -> None:
+    store = HttpStore("http://127.0.0.1:1/photos")
+    store._client = _Client({"": b"<a href='listed.jpg'>", "manifest.json": text})
+    with may_refuse(FileNotFoundError, names="http://127.0.0.1:1/photos"):
+        assert all(isinstance(key, str) for key in list(store.keys()))
+
+
+class _Client:
+    """A server's answers, without a server."""
+
+    def __init__(self, pages: dict[str, bytes]):
+        self._pages = pages
+
+    def get(self, url: str) -> SimpleNamespace:
+        name = url.rpartition("/photos/")[2]
+        status = 200 if name in self._pages else 404
+        headers = {"Content-Type": "text/html"}
+        return SimpleNamespace(status=status, data=self._pages.get(name, b""), headers=headers, url=url)
+
+
+@cache
+def listing_seeds() -> dict[str, bytes]:
+    """Listing pages as servers write them, and pages that lead astray."""
+    return {
+        "plain": b'<ul><li><a href="a.jpg">a</a><li><a href="b/">b/</a><li><a href="%F0%9F%98%80.png">x</a></ul>',
+        "elsewhere": b'<a href="http://[x/a.jpg"><a href="//host/a.jpg"><a href="../../a.jpg"><a href="/x/../c.jpg">',
+        "odd": b'<a href="?C=N;O=D"><a href="#a.jpg"><a href="a.jpg?x=1"><a href=".hidden.jpg"><a href="a%2Fb.jpg">',
+        "markup": b"<!DOCTYPE html [<!ENTITY a \"b\">]><![CDATA[ <![if x]> <? php ?> <!-- --!> <a href='c.webp'",
+        "no markup": b"<a href='a.jpg'><![<![",
+        "folder of itself": b'<a href="./"><a href="x/"><a href="../photos/x/">',
+    }
+
+
+def listings(data: bytes) -> None:
+    """What a listing page leads to lies below its address, each key once; or OSError names the address."""
+    top = urlsplit("http://127.0.0.1:1/photos/")
+    with may_refuse(OSError, names="http://127.0.0.1:1/photos/"):
+        keys = listed_images(_Client({"": data, "b/": data}), top)
+        assert len(keys) == len(set(keys))
+        for key in keys:
+            assert key.lower().endswith((".jpg", ".jpeg", ".png", ".webp"))
+            assert not {"", ".", ".."} & set(key.split("/"))
+
+
+@cache
+def list_seeds() -> dict[str, bytes]:
+    """List files; the first byte says of which preset."""
+    return {
+        "pairs": b"\0a/rgb.png a/depth.png\nb/rgb.png b/depth.png\n",
+        "nyu": b"\2a.png b.png c.png\n",
+        "kitti": b"\3a.png None\nb.png d.png 721.5\n",
+        "columns": b"\0a.png\n",
+        "blank": b"\0\n",
+        "odd": b"\0\xff.png \xc2\xa0d.png\r\n\xe2\x80\xa8 x y\x85z w\0",
+    }
+
+
+def lists(data: bytes) -> None:
+    """A list file gives the pairs that Python's own reading of its lines gives, or an error with file and line."""
+    preset = list(PRESETS.values())[(data[:1] or b"\0")[0] % len(PRESETS)]
+    path = written("list.txt", data[1:])
+    with may_refuse(ValueError, names=path):
+        found = read_list(path, dataclasses.replace(preset))
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:
+            lines = [line.split() for line in file]
+        kept = [line for line in lines if line[1] != "None"]
+        for position, column in enumerate(preset.columns):
+            assert list(found.names[column]) == [line[position] for line in kept]
+        assert [lines[number - 1] for number in found.lines] == kept
+        assert found.n_without_depth == len(lines) - len(kept)
+
+
+@cache
+def frame_seeds() -> dict[str, bytes]:
+    """Frames of runs as CSV, sound and hostile."""
+    rows = [
+        {
+            "variant": label, "round": number, "order": order, "is_warmup": number == 0, "n_images": 10, "cpu_s": 0.5,
+            "steady_s": 1.0, "images_per_s": 10.0 * order + number, "peak_mem_mb": 100.0, "seed": 0, "storage": "",
+        }
+        for order, label in enumerate(["a", "b, \"c\""], 1)
+        for number in range(3)
+    ]  # fmt: skip
+    about = {"experiment": "fuzz", "baseline": "a", "env_id": "machine", "device": "cpu", "scale": "ci"}
+    frame = make_frame(rows, **about)
+    path = save_frame(frame, scratch() / "seed.csv")
+    text = path.read_bytes()
+    changed = {
+        "zero": (b"11.0", b"0"), "negative": (b"11.0", b"-1"), "text": (b"11.0", b"fast"),
+        "infinite": (b"11.0", b"inf"),
+        "warm-up": (b"True", b"maybe"), "huge": (b"11.0", b"1e999"), "machine": (b"machine", b"other"),
+        "numbers": (b"a,a", b"1,1"), "none": (b"a,a", b"None,None"),
+    }  # fmt: skip
+    seeds = {name: text.replace(old, new, 1) for name, (old, new) in changed.items()}
+    return {**seeds, "sound": text, "header": ",".join(COLUMNS).encode(), "empty": b"", "zeros": b"\0" * 99}
+
+
+def frames(data: bytes) -> None:
+    """A CSV is refused with its name, or is a frame that can be summarised and drawn, or refused, in words."""
+    from matplotlib import pyplot
+
+    path = written("frame.csv", data)
+    with may_refuse(ValueError, names=path):
+        frame = load_frame(path)
+        again = load_frame(save_frame(frame, scratch() / "again.csv"))
+        stated = list(COLUMNS)  # of further factors pandas guesses the types
+        pd.testing.assert_frame_equal(frame[stated], again[stated], check_dtype=False)
+        with may_refuse(ValueError, names=""):
+            summary = quiet_summary(frame)
+            assert set(summary["verdict"]) <= {"baseline", "faster", "slower", "inconclusive"}
+            sure = summary[summary["verdict"].isin(["faster", "slower"])]
+            assert ((sure["ci_low"] > 1) | (sure["ci_high"] < 1)).all()
+            if len(data) % 64 == 0:  # drawing takes a hundred times as long as all the rest
+                for plot in (plots.plot_throughput, plots.plot_speedup, plots.plot_ladder):
+                    with may_refuse(ValueError, names=""):
+                        plot(frame)
+                    pyplot.close("all")
