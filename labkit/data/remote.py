@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
@@ -31,6 +32,9 @@ class HttpStore:
         ValueError: not an http(s) address, or one of a tar.
         FileNotFoundError: nothing lists images there (on the first call of `keys()`).
         OSError: no whole answer after all tries. No message holds a password or a signed query.
+
+    A server that states too small a length, and sends as much, cannot be told from one with a shorter file: decoding
+    finds it.
 
     Taught in: notebooks/08_shard_formats.ipynb
     """
@@ -109,16 +113,23 @@ class HttpBlob:
         answer = self._client.get(self._url, offset, offset + size)
         if answer.status == 416:
             return b""
-        self._total(answer, offset)
+        total = self._total(answer, offset)
         if self._version and _version(answer) != self._version:
             raise OSError(f"{self.name} changed on the server: open it again")
-        return answer.data
+        return _whole(self.name, answer.data, min(size, total - offset))
 
     def _total(self, answer: Any, offset: int) -> int:
         said = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", answer.headers.get("Content-Range", ""))
         if answer.status != 206 or not said or int(said[1]) != offset:
             raise OSError(f"{self.name}: the server answers no range requests; download the file and open that")
         return int(said[2])
+
+
+def _whole(name: str, data: bytes, size: int) -> bytes:
+    """`data`, where they are as many bytes as wanted: a server may answer a part of a range, or more than it."""
+    if len(data) != size:
+        raise OSError(f"{name}: the server sent {len(data)} bytes where {size} were asked for; check it, then run again")
+    return data
 
 
 def _version(answer: Any) -> str:
@@ -135,6 +146,8 @@ class ObjectStore:
     Raises:
         ImportError: the scheme's package is missing; names it.
         FileNotFoundError: no image under the prefix (on the first call of `keys()`).
+        OSError: no whole answer; names the object. How often its client tries, and how long it waits, is the client's
+            own: for S3 `config_kwargs={"read_timeout": 10, "retries": {"max_attempts": 2}}`.
 
     Taught in: notebooks/08_shard_formats.ipynb
     """
@@ -164,32 +177,60 @@ class ObjectStore:
         filesystem, root = self._place()
         try:
             if names_a_file(key):
-                return filesystem.cat_file(f"{root}/{key}")
+                with _naming(f"{shown(self._url)}/{key}"):
+                    return filesystem.cat_file(f"{root}/{key}")
         except (FileNotFoundError, IsADirectoryError, ValueError):  # ValueError: NUL, broken UTF-8
             pass
         raise KeyError(f"{key!r} is not a file under {shown(self._url)}")
 
     def _found(self) -> Iterator[str]:
         filesystem, root = self._place()
-        return (path.removeprefix(root).lstrip("/") for path in filesystem.find(root))
+        with _naming(shown(self._url)):
+            paths = filesystem.find(root)
+        return (path.removeprefix(root).lstrip("/") for path in paths)
 
 
 class ObjectBlob:
     """One file that fsspec reads, by ranges."""
 
     def __init__(self, url: str, **storage_options: Any):
-        self.name = shown(url)
+        self.name, self._size = shown(url), 0
         self._place = PerProcess(partial(_filesystem, url, storage_options))
 
     def stamp(self) -> tuple[int, str]:
         filesystem, path = self._place()
         filesystem.invalidate_cache(path)  # a listing from before the object was written anew
-        about = filesystem.info(path)
-        return about["size"], next((str(about[key]) for key in _VERSIONS if about.get(key)), "")
+        with _naming(self.name):
+            about = filesystem.info(path)
+        self._size = about["size"]
+        return self._size, next((str(about[key]) for key in _VERSIONS if about.get(key)), "")
 
     def read_at(self, offset: int, size: int) -> bytes:
+        if not self._size:  # of a copy in another process
+            self.stamp()
+        size = min(size, self._size - offset)
+        if size <= 0:
+            return b""
         filesystem, path = self._place()
-        return filesystem.cat_file(path, start=offset, end=offset + size) if size else b""
+        with _naming(self.name):
+            data = filesystem.cat_file(path, start=offset, end=offset + size)
+        return _whole(self.name, data, size)
+
+
+@contextmanager
+def _naming(name: str) -> Iterator[None]:
+    """What a client raises as an OSError that names the object: each kind of storage has classes of its own."""
+    try:
+        yield
+    except (FileNotFoundError, IsADirectoryError, ValueError):  # which callers tell apart
+        raise
+    except PermissionError:
+        raise PermissionError(f"{name} is refused: check the credentials, and what they allow") from None
+    except Exception as error:
+        cause = getattr(error, "strerror", None) or type(error).__name__
+        raise OSError(
+            f"{name} gave no whole answer ({cause}): check the server and the network, then run again"
+        ) from None  # the chained text may hold a whole address
 
 
 def known_schemes() -> set[str]:
