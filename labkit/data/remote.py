@@ -128,7 +128,7 @@ class HttpBlob:
 def _whole(name: str, data: bytes, size: int) -> bytes:
     """`data`, where they are as many bytes as wanted: a server may answer a part of a range, or more than it."""
     if len(data) != size:
-        raise OSError(f"{name}: the server sent {len(data)} bytes where {size} were asked for; check it, then run again")
+        raise OSError(f"{name}: the server sent {len(data)} bytes, not the {size} that were asked for: run again")
     return data
 
 
