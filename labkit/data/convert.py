@@ -7,6 +7,7 @@ from typing import BinaryIO
 from labkit.data.locks import locked
 from labkit.data.tar_index import TarError
 from labkit.data.tar_stream import BLOCK_BYTES, TarStream, unpacked
+from labkit.measure.files import written_whole
 from labkit.measure.progress import progress_bar
 
 
@@ -44,14 +45,10 @@ def convert_tar(source: str | os.PathLike, target: str | os.PathLike, *, progres
 
 
 def _write(file: BinaryIO, stream: BinaryIO, target: Path, progress: bool) -> None:
-    partial = target.with_name(f".{target.name}.partial")
-    try:
+    with written_whole(target) as partial:
         with open(partial, "wb") as plain:
             _copy(file, stream, plain, progress)
         _check_is_tar(partial, file.name)
-        partial.rename(target)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _copy(file: BinaryIO, stream: BinaryIO, plain: BinaryIO, progress: bool) -> None:

@@ -2,18 +2,15 @@
 
 import json
 import os
-import re
 import shutil
 from functools import partial
 from pathlib import Path
-
-import psutil
 
 from labkit.data.engine import map_items
 from labkit.data.shard_plan import Plan, PlannedShard, make_plan
 from labkit.data.shard_tar import sha256_of, write_tar
 from labkit.data.stores import Store
-from labkit.measure.files import write_whole, written_whole
+from labkit.measure.files import remove_leftovers, write_whole, written_whole
 
 MANIFEST = "manifest.json"
 UNFINISHED = "unfinished"  # folder of what is known until the manifest is written
@@ -123,17 +120,8 @@ def _check_same(root: Path, found: dict, settings: dict) -> None:
 
 def _remove_leftovers(root: Path) -> None:
     """Half-written files of runs that were killed; one that still runs keeps its own."""
-    for path in [*root.glob(".*.partial"), *(root / UNFINISHED).glob(".*.partial")]:
-        owner = re.match(r"\.(\d+)-", path.name)
-        if owner and not _runs(int(owner[1])):
-            path.unlink(missing_ok=True)
-
-
-def _runs(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE  # killed, and not yet buried by its parent
-    except psutil.NoSuchProcess:
-        return False
+    remove_leftovers(root)
+    remove_leftovers(root / UNFINISHED)
 
 
 def _name_of(item: tuple[PlannedShard, dict | None]) -> str:
