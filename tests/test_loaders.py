@@ -424,7 +424,7 @@ import sys, torch
 import labkit as lk
 from tests.test_loaders import Numbers, die_of
 def die(index):
-    if index == 7 and torch.utils.data.get_worker_info() is not None:
+    if index == 35 and torch.utils.data.get_worker_info() is not None:
         die_of(9)()
 if __name__ == "__main__":
     loader = lk.make_loader(Numbers(40, die), lk.LoaderConfig(batch_size=2, num_workers=2, oversubscribe=True))

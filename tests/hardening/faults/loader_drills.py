@@ -132,8 +132,10 @@ def drill_loader(loader: str, method: str, persistent: bool, number: int, at: in
     """One pass in which a worker fails, and one after it: an error that says so, then all samples in their order."""
     read, close = LOADERS[loader](work, number, at, method, persistent)
     named = "killed" if number == signal.SIGKILL else signal.Signals(number).name if number else "sample 7"
-    died = "RuntimeError" if loader == "DataLoader of shards" else "WorkerDied"
-    result = _seen(read, (died,) if number else ("OSError",), (named, "worker"))
+    # Of torch's own loader the dead are told by what fails first: the wait for them, or the fetch of their last batch.
+    torchs = ("RuntimeError", "ConnectionResetError", "EOFError", "FileNotFoundError")
+    died, said = (torchs, (*torchs[1:],)) if loader == "DataLoader of shards" else (("WorkerDied",), ())
+    result = _seen(read, died if number else ("OSError",), (named, "worker", *said))
     again = read()
     wanted = list(range(N))
     if loader != "DataLoader of shards" and again != wanted:
