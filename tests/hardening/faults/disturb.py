@@ -25,7 +25,7 @@ def launch(place: Place, command: Command, setting: Setting, warm: bool, alone: 
     fill = {"src": "src", "out": "out", "server": f"http://127.0.0.1:{place.port}/"}
     arguments = [argument.format(**fill) for argument in command.arguments]
     if alone and command.local:
-        arguments[arguments.index("2")] = "1"
+        arguments[max(number for number, argument in enumerate(arguments) if argument == "2")] = "1"
     if command.prepare is None or not warm:
         main = command.main
         if command.prepare is not None:
@@ -103,7 +103,7 @@ def disturb(place: Place, name: str, fault: str, draw: random.Random) -> Verdict
         victim = _victim(src, draw)
         harm = fault.removeprefix("source ")
         if victim.parent != src:
-            trap = {"on": "read", "at": draw.randint(1, 12), "harm": harm, "below": str(src), "path": None}
+            trap = {"on": "read", "at": draw.randint(1, 12), "harm": harm, "below": [str(src)], "path": None}
         else:
             at = draw.randint(1, max(1, pace.changes - 1))
             trap = {"on": "change", "at": at, "harm": harm, "path": str(victim)}

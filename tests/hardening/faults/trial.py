@@ -67,7 +67,8 @@ class Place:
             "LABKIT_FAULT_PLACE": str(self.work / "src"), "LABKIT_FAULT_SERVER": f"http://127.0.0.1:{self.port}/",
         }  # fmt: skip
         if fault:
-            env["LABKIT_FAULT"] = json.dumps({"below": str(self.work), "mark": str(self.mark), **fault})
+            below = [str(self.work / part) for part in TREE]
+            env["LABKIT_FAULT"] = json.dumps({"below": below, "mark": str(self.mark), **fault})
         return Setting(self.work, env, **limits)
 
     @property

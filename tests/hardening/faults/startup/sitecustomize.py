@@ -3,7 +3,7 @@
 Python imports this by itself where the folder is on `PYTHONPATH`; workers that are spawned carry it on. What to do is
 JSON in the variable `LABKIT_FAULT`:
 
-    below   folder whose files count
+    below   folders whose files count
     on      "change": opened for writing, renamed, removed, made; "read": opened for reading
     at      number of the event, from 1, in each process; 0: never
     workers true: only in other processes than the command's own
@@ -27,7 +27,7 @@ class Trap:
 
     def __init__(self, fault: dict):
         self.fault, self.count, self.busy = fault, 0, False
-        self.below = fault["below"].rstrip("/") + "/"
+        self.below = tuple(folder.rstrip("/") + "/" for folder in fault["below"])
 
     def __call__(self, event: str, arguments: tuple) -> None:
         if self.busy or (event != "open" and event not in _CHANGES):
