@@ -5,11 +5,13 @@ import random
 import shutil
 import signal
 import time
+from collections import Counter
 from pathlib import Path
 
 from tests.hardening.faults import bad_server, judge, sandbox
 from tests.hardening.faults.commands import COMMANDS, Command
 from tests.hardening.faults.launch import Child, Setting, start
+from tests.hardening.faults.record import LATE
 from tests.hardening.faults.sources import FRAME_ROWS
 from tests.hardening.faults.trial import Known, Place, Verdict, moment_of, wait_for
 
@@ -57,10 +59,9 @@ def undisturbed(place: Place, name: str, warm: bool = True) -> Known:
         if code != 0 or left:
             raise RuntimeError(f"{name} undisturbed: exit {code}, {left}, {out}{err}")
         changes = log.read_text().splitlines() if log.exists() else []
-        of_main = [line for line in changes if line.startswith(f"{child.pid} ")]
         tree = place.tree()
         sizes = [len(data) for path, data in tree.items() if data is not None and path.startswith("out/")]
-        n_changes = len(changes if command.local else of_main)
+        n_changes = max(Counter(line.split()[0] for line in changes).values(), default=0)  # a process counts its own
         place.known[name, warm] = Known(tree, n_changes, seconds, sum(sizes), max(sizes, default=1))
     return place.known[name, warm]
 
@@ -184,7 +185,7 @@ def _ended(code: int | None, number: int, said: tuple[str, str], fired: bool, co
         return Verdict("", "no end", err[-300:], [f"hangs: {err[-300:]}"])
     if code == 0:
         same = fault == "worker SIGKILL" or number == 0
-        return Verdict("", "right all the same" if fired and same else "completed before the fault", "")
+        return Verdict("", "right all the same" if fired and same else LATE, "")
     if number:
         return _interrupted(code, number, err, name)
     names = ("out/", "src/", "http://", ".jpg", ".tar", ".png")

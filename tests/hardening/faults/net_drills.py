@@ -7,6 +7,7 @@ from typing import Any
 from tests.hardening.faults.bad_server import BUCKET
 from tests.hardening.faults.bad_server import tell as tell_server
 from tests.hardening.faults.drills import _batches, _digest, _store, judged, tell
+from tests.hardening.faults.record import LATE
 
 _S3 = {
     "key": "k", "secret": "s",
@@ -103,7 +104,7 @@ def drill_server(client: str, kind: str, skip: int, times: int, port: int) -> No
     names = (f"127.0.0.1:{port}", BUCKET, ".jpg", ".tar")
     result = judged(lambda: list(read(port)), wanted, names, [])
     if not tell_server(port):
-        result["outcome"] = "completed before the fault"
+        result["outcome"] = LATE
     if list(partial(read, port)()) != wanted:
         result["violations"].append("not right after the server was")
     tell(result)

@@ -4,7 +4,8 @@ import csv
 from pathlib import Path
 
 COLUMNS = ("number", "seed", "case", "fault", "moment", "outcome", "seconds", "message", "violations")
-OUTCOMES = ("clear error", "stopped", "right all the same", "completed before the fault", "no end")
+LATE = "completed before the fault"
+OUTCOMES = ("clear error", "stopped", "right all the same", LATE, "no end")
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
