@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from tests.hardening.faults import bad_server, sandbox
@@ -38,18 +39,17 @@ def main() -> int:
     parser.add_argument("--record", type=Path, help="CSV file; a rerun goes on with it")
     parser.add_argument("--only", default="", help="regular expression: 'case / fault'")
     parser.add_argument("--part", default="0/1", help="1/2: every second fault, beside a process that does the others")
+    parser.add_argument("--now", default="", help="as --only, of the faults that are due: leave the others for later")
     parser.add_argument("--limit", type=float, default=1e9, help="seconds after which to stop, and to be run again")
     parser.add_argument("--scratch", type=Path, help="folder to work in (default: a temporary one)")
     given = parser.parse_args()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job, and its children, ignore it
     part, parts = map(int, given.part.split("/"))
-    done = {int(row["number"]) for row in read_rows(given.record)} if given.record else set()
     rows, started = [], time.monotonic()
     with places(given.scratch) as place:
-        wanted = re.compile(given.only)
-        pairs = drawn(place, given.count, lambda pair: bool(wanted.search(f"{pair.case} / {pair.fault}")))
-        for number, pair in enumerate(pairs):
-            if number in done or number % parts != part:
+        for number, pair in enumerate(drawn(place, given.count, partial(_is_named, given.only))):
+            done = {int(row["number"]) for row in read_rows(given.record)} if given.record else set()
+            if number in done or number % parts != part or not _is_named(given.now, pair):
                 continue
             if time.monotonic() - started > given.limit:
                 break
@@ -60,6 +60,10 @@ def main() -> int:
         rows = read_rows(given.record)
     print(table(rows))
     return int(any(row["violations"] for row in rows))
+
+
+def _is_named(pattern: str, pair: Injection) -> bool:
+    return re.search(pattern, f"{pair.case} / {pair.fault}") is not None
 
 
 def _injected(pair: Injection, number: int, seed: int, place: Place) -> dict[str, str]:

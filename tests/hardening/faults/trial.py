@@ -92,10 +92,10 @@ def drill(
     place.make(sources)
     before = sandbox.shared_memory()
     child = start(lambda: function(place.work), [], place.setting(bound=bound), warm=True)
-    code = child.wait(90)
+    code = child.wait(200)
     if code is None:
         os.kill(child.pid, signal.SIGKILL)
-        child.wait(100)
+        child.wait(210)
     left = place.end(child, before, others)
     out, err = child.said()
     if code != 0:
@@ -134,6 +134,6 @@ def wait_for(child: Child, seconds: float | None, number: int, to: str, limit: f
         (os.killpg if to == "group" else os.kill)(child.pid, number)
     code = child.wait(limit)
     if code is None:
-        os.killpg(child.pid, signal.SIGKILL)
+        os.kill(child.pid, signal.SIGKILL)
         child.wait(time.monotonic() - child.started + 10)
     return code
