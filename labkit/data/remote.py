@@ -34,7 +34,7 @@ class HttpStore:
         OSError: no whole answer after all tries. No message holds a password or a signed query.
 
     A server that states too small a length, and sends as much, cannot be told from one with a shorter file: decoding
-    finds it.
+    finds it. Of a listing page nothing does; a manifest, or `keys=`, is the safer list.
 
     Taught in: notebooks/08_shard_formats.ipynb
     """

@@ -138,12 +138,12 @@ def unclear(said: str, names: tuple[str, ...], prefix: str) -> list[str]:
     return wrong
 
 
-def left_over(processes: dict[int, str], segments: set[str], temporary: Path, others: str = "") -> list[str]:
+def left_over(processes: dict[int, str], segments: set[str], temporary: Path, others: tuple = ()) -> list[str]:
     """Violations by what outlived a trial: processes, shared memory, files in its temporary folder.
 
-    others: Beginning of names that are not labkit's to remove, beside torch's own caches.
+    others: Beginnings of names that are not labkit's to remove, beside torch's own caches.
     """
-    theirs = ("torchinductor_", *([others] if others else []))
+    theirs = ("torchinductor_", *others)
     return [
         *(f"orphan: {command}" for command in processes.values()),
         *(f"leaked in /dev/shm: {name}" for name in sorted(segments)),

@@ -78,7 +78,7 @@ class Place:
     def tree(self) -> judge.Tree:
         return judge.tree_of(self.work, TREE)
 
-    def end(self, child: Child, before: set[str], others: str = "") -> list[str]:
+    def end(self, child: Child, before: set[str], others: tuple[str, ...] = ()) -> list[str]:
         """Violations by what a run has left behind, after a few seconds to go."""
         left = sandbox.left_behind(self.run, child.pid, GRACE_S)
         segments = {name for name in sandbox.shared_memory() - before if name.startswith(("torch_", "psm_", "sem."))}
@@ -86,7 +86,12 @@ class Place:
 
 
 def drill(
-    place: Place, sources: tuple[str, ...], function: Callable[[Path], None], *, bound: bool = False, others: str = ""
+    place: Place,
+    sources: tuple[str, ...],
+    function: Callable[[Path], None],
+    *,
+    bound: bool = False,
+    others: tuple[str, ...] = (),
 ) -> Verdict:
     """Run a drill in a fork; it judges what it reads itself, here is judged how it ended."""
     place.make(sources)
