@@ -83,8 +83,9 @@ def disturb(place: Place, name: str, fault: str, draw: random.Random) -> Verdict
         trap, seconds, moment = moment_of(pace, draw, delay=to != "self")
         trap |= {"signal": int(number), "to": to}
         if to == "self":  # whoever of the workers is first: the command itself makes few changes
-            trap |= {"on": "change", "at": draw.randint(1, 3), "workers": True}
-            moment = f"change {trap['at']} of a worker"
+            event = "read" if name.startswith("collect_sizes") else "change"  # what they do
+            trap |= {"on": event, "at": draw.randint(1, 3), "workers": True}
+            moment = f"{event} {trap['at']} of a worker"
     elif fault == "file-size limit":
         limits = {"file_bytes": draw.randint(0, known.largest - 1)}
         moment = f"{limits['file_bytes']} bytes"
