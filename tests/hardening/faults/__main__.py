@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 
 from tests.hardening.faults import bad_server, sandbox
+from tests.hardening.faults.launch import REPO
 from tests.hardening.faults.plan import Injection, drawn
 from tests.hardening.faults.record import LATE, add_row, read_rows, table
 from tests.hardening.faults.sources import make_sources
@@ -86,7 +87,9 @@ def _injected(pair: Injection, number: int, seed: int, place: Place) -> dict[str
 
 def _row(verdict: Verdict, seconds: float, place: Place) -> dict:
     def shown(text: str) -> str:
-        plain = text.replace(str(place.root), "").replace(str(Path(sys.prefix)), "")
+        plain = text
+        for folder in (place.root, REPO, sys.prefix, sys.base_prefix):
+            plain = plain.replace(f"{folder}/", "")
         return re.sub(r"\b0x[0-9a-f]+|:\d{4,5}\b", "*", " ".join(plain.split()))[:_SHOWN]
 
     return {
@@ -129,5 +132,5 @@ def _import_all() -> None:
 
 
 if __name__ == "__main__":
-    os.chdir(Path(__file__).parents[3])
+    os.chdir(REPO)
     sys.exit(main())

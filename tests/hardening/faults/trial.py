@@ -124,6 +124,7 @@ class Known:
 def moment_of(known: Known, draw: random.Random, delay: bool) -> tuple[dict, float | None, str]:
     """When a fault happens: at a change of files, some milliseconds after one, or at a time."""
     kind = draw.choice(("change", "change", "after", "time")) if delay else "change"
+    kind = kind if known.changes else "time"  # a command that writes nothing
     if kind == "time":
         seconds = draw.uniform(0, 1.05 * known.seconds)
         return {"on": "change", "at": 0}, seconds, f"{seconds:.3f} s"
