@@ -21,6 +21,9 @@ class Command:
         ready: What another run says, by an error, of what is there already.
         prepare: Called in the process before the script.
         timed: Its output holds times, so that files are compared by name, and frames by their rows.
+        local: It starts workers, as its last "2" says.
+        others: Beginnings of names that a killed run leaves in TMPDIR, and that are not labkit's.
+        seconds: After which it hangs.
     """
 
     main: str
@@ -31,6 +34,7 @@ class Command:
     prepare: Callable[[Path, str], None] | None = None
     timed: bool = False
     local: bool = False
+    others: tuple[str, ...] = ()
     seconds: float = 200.0  # for a busy machine: only what never ends takes so long
 
 
@@ -65,6 +69,7 @@ def _few_photos(src: Path, server: str) -> None:
     tour.make_scale_photos = lambda: None
 
 
+_KERNELS = ("tmp",)  # Jupyter's: where to reach the kernel
 _PHOTOS = ("out/set/manifest.json",)
 COMMANDS = {
     "make_photos": Command(
@@ -114,9 +119,11 @@ COMMANDS = {
         LABKIT, ("convert", "{src}/photos.tar.gz", "{out}/plain.tar"), ("photos.tar.gz",), ready="exists: remove it",
     ),
     "labkit tour": Command(
-        LABKIT, ("tour",), ("notebooks",), prepare=_few_photos, timed=True,
+        LABKIT, ("tour",), ("notebooks",), prepare=_few_photos, timed=True, others=_KERNELS,
     ),
-    "labkit tour --only 00": Command(LABKIT, ("tour", "--only", "00", "--scale", "ci"), timed=True, seconds=400.0),
+    "labkit tour --only 00": Command(
+        LABKIT, ("tour", "--only", "00", "--scale", "ci"), timed=True, others=_KERNELS, seconds=400.0,
+    ),
     "labkit diagnose": Command(
         LABKIT, ("diagnose", "src.train:make_training", "--batches", "2", "--rounds", "1"), ("photos", "train.py"),
         timed=True,

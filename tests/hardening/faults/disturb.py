@@ -118,7 +118,7 @@ def disturb(place: Place, name: str, fault: str, draw: random.Random) -> Verdict
 
     child = launch(place, command, place.setting(trap or None, **limits), warm)
     code = wait_for(child, seconds, number, to, command.seconds)
-    wrong = place.end(child, before)
+    wrong = place.end(child, before, command.others)
     said = child.said()
     if fault.startswith("server "):
         bad_server.tell(place.port)
