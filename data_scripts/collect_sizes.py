@@ -25,8 +25,8 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @app.command()
 def main(
-    root: Annotated[Path, typer.Argument(help="Folder of images.")],
-    table: Annotated[Path, typer.Argument(help="CSV file to write.")],
+    root: Annotated[Path, typer.Argument(readable=False, help="Folder of images.")],
+    table: Annotated[Path, typer.Argument(readable=False, help="CSV file to write.")],
     recursive: Annotated[bool, typer.Option(help="Look into the folders below, too.")] = True,
     caches: Annotated[bool, typer.Option(help="Believe names of latent caches and metadata_cache.json.")] = True,
     num_workers: Annotated[int | None, typer.Option(help="Readers of headers. Default: as measured.", min=1)] = None,

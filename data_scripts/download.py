@@ -20,7 +20,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @app.command()
 def main(
-    root: Annotated[Path, typer.Argument(help="Folder to put the set in; made if missing.")],
+    root: Annotated[Path, typer.Argument(readable=False, help="Folder to put the set in; made if missing.")],
     size: Annotated[str, typer.Option(help="Short side of the photos: full, 320px or 160px.")] = "160px",
     url: Annotated[str | None, typer.Option(help="Mirror to fetch the archive from; the md5 is still checked.")] = None,
 ) -> None:

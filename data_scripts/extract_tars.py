@@ -21,8 +21,10 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @app.command()
 def main(
-    root: Annotated[Path, typer.Argument(help="Folder for their folders; made if missing.")],
-    archives: Annotated[list[Path], typer.Argument(help="Tars, plain or compressed by gzip, bzip2 or xz.")],
+    root: Annotated[Path, typer.Argument(readable=False, help="Folder for their folders; made if missing.")],
+    archives: Annotated[
+        list[Path], typer.Argument(readable=False, help="Tars, plain or compressed by gzip, bzip2 or xz.")
+    ],
     verify: Annotated[bool, typer.Option("--verify", help="Compare all bytes with the archives.")] = False,
     num_workers: Annotated[int | None, typer.Option(help="Default: the usable cores.", min=0)] = None,
     engine: Annotated[str, typer.Option(help="local (processes), threads or ray (more than one machine).")] = "local",

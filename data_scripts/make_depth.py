@@ -20,7 +20,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @app.command()
 def main(
-    root: Annotated[Path, typer.Argument(help="Folder to fill; made if missing.")],
+    root: Annotated[Path, typer.Argument(readable=False, help="Folder to fill; made if missing.")],
     count: Annotated[int, typer.Argument(help="Number of pairs.")],
     seed: Annotated[int, typer.Option(help="Another seed, another set.")] = 0,
     tar: Annotated[bool, typer.Option("--tar", help="Write the tar too.")] = False,

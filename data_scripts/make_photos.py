@@ -21,7 +21,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @app.command()
 def main(
-    root: Annotated[Path, typer.Argument(help="Folder to fill; made if missing.")],
+    root: Annotated[Path, typer.Argument(readable=False, help="Folder to fill; made if missing.")],
     count: Annotated[int, typer.Argument(help="Number of photos.")],
     profile: Annotated[str, typer.Option(help="imagenet (about 500 x 375) or camera (2000 x 1500).")] = "imagenet",
     seed: Annotated[int, typer.Option(help="Another seed, another set.")] = 0,

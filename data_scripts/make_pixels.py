@@ -22,7 +22,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @app.command()
 def main(
     source: Annotated[str, typer.Argument(help="Root folder of the images, a tar, or a URL of either.")],
-    path: Annotated[Path, typer.Argument(help="File to write.")],
+    path: Annotated[Path, typer.Argument(readable=False, help="File to write.")],
     short_side: Annotated[int, typer.Option(help="Pixels of the shorter side; smaller images stay as they are.")] = 256,
     decoder: Annotated[str, typer.Option(help="As in labkit.DECODERS.")] = "turbojpeg",
     engine: Annotated[str, typer.Option(help="threads, local (processes) or ray.")] = "threads",

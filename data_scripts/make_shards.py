@@ -23,7 +23,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @app.command()
 def main(
     source: Annotated[str, typer.Argument(help="A folder of images, a tar, or a URL of either.")],
-    root: Annotated[Path, typer.Argument(help="Folder to fill; made if missing.")],
+    root: Annotated[Path, typer.Argument(readable=False, help="Folder to fill; made if missing.")],
     max_count: Annotated[int, typer.Option(help="Most samples in a shard.")] = 10_000,
     max_mb: Annotated[float, typer.Option(help="Largest size of a shard, in MB (1e6 bytes).")] = 256,
     seed: Annotated[int | None, typer.Option(help="Shuffle once before writing. Default: the source's order.")] = None,

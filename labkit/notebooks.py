@@ -11,6 +11,7 @@ from pathlib import Path
 import nbformat
 from nbformat import NotebookNode
 
+from labkit.measure.files import written_whole
 from labkit.measure.redact import redacted
 
 FOLDER = Path(__file__).resolve().parents[1] / "notebooks"
@@ -139,9 +140,8 @@ def store(executed: Executed) -> None:
         for output in cell.get("outputs", []):
             if "image/png" in output.get("data", {}):
                 output.data["image/png"] = _with_palette(output.data["image/png"])
-    partial = executed.notebook.path.with_suffix(".partial")
-    nbformat.write(node, partial)
-    partial.replace(executed.notebook.path)
+    with written_whole(executed.notebook.path) as partial:
+        nbformat.write(node, partial)
 
 
 def _with_palette(png: str) -> str:

@@ -5,6 +5,7 @@ import runpy
 import subprocess
 import sys
 import tarfile
+import typing
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,20 @@ def test_wrong_input_is_refused_in_one_line(photos, unsafe, tmp_path, script, ar
     assert result.stderr.startswith(f"{script}: ")
     assert result.stderr.count("\n") == 1
     assert not list(tmp_path.rglob("*.jpg"))
+
+
+@pytest.mark.parametrize("script", WRONG)
+def test_what_may_not_be_read_is_refused_by_the_script_itself(script):
+    """In its one line; not by the parser of arguments, in a box with the usage. (Root may read everything.)"""
+    main = runpy.run_path(str(FOLDER / f"{script}.py"))["main"]
+    hints = typing.get_type_hints(main, include_extras=True).values()
+    paths = [
+        about
+        for kind, about in (typing.get_args(hint) for hint in hints if typing.get_args(hint))
+        if kind in (Path, list[Path])
+    ]
+    assert [about.readable for about in paths] == [False] * len(paths)
+    assert paths
 
 
 def test_from_photos_to_shards_and_back(photos, tmp_path):

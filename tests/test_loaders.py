@@ -419,6 +419,31 @@ def test_a_worker_killed_between_epochs():
     assert indices(loader) == list(range(40))
 
 
+KILL_A_WORKER = """
+import sys, torch
+import labkit as lk
+from tests.test_loaders import Numbers, die_of
+def die(index):
+    if index == 35 and torch.utils.data.get_worker_info() is not None:
+        die_of(9)()
+if __name__ == "__main__":
+    loader = lk.make_loader(Numbers(40, die), lk.LoaderConfig(batch_size=2, num_workers=2, oversubscribe=True))
+    try:
+        list(loader)
+    except lk.WorkerDied as error:
+        print("SIGKILL" in str(error))
+"""
+
+
+def test_a_killed_worker_leaves_no_temporary_folder(tmp_path):
+    """Batches lie in shared memory, and are handed over through sockets in such a folder."""
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[1])}
+    command = [sys.executable, "-c", KILL_A_WORKER]
+    said = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True)
+    assert said.stdout == "True\n"
+    assert os.listdir(tmp_path) == []
+
+
 def test_a_worker_killed_while_the_consumer_works():
     loader = lk.make_loader(Numbers(80, slow), config())
     running = iter(loader)

@@ -192,6 +192,16 @@ def test_a_cut_file_is_refused(store, tmp_path, left):
     refused(tmp_path / "cut", "is cut short" if left != 3 else "is not a pixel store")
 
 
+def test_a_file_that_is_cut_while_it_is_read_is_an_error_and_no_crash(store, tmp_path):
+    path = tmp_path / "a.pixels"
+    path.write_bytes(store.path.read_bytes())
+    pixels = PixelStore(path)
+    assert np.array_equal(pixels.pixels(0), store.pixels(0))
+    os.truncate(path, 1000)
+    with pytest.raises(PixelError, match=r"a\.pixels was cut to 1000 bytes since it was opened; remove it and build"):
+        pixels[len(pixels) - 1]
+
+
 def test_a_longer_file_is_refused(store, tmp_path):
     (tmp_path / "long").write_bytes(store.path.read_bytes() + bytes(64))
     refused(tmp_path / "long", "is damaged: it has")

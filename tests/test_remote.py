@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import pickle
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -41,6 +42,7 @@ from labkit import (
     serve_folder,
     serve_s3,
 )
+from labkit.data import remote as remotes
 from labkit.data.blobs import open_blob
 from labkit.data.tar_index import SUFFIX, TarError
 from tests.children import in_children
@@ -709,6 +711,74 @@ def test_other_bytes_than_were_asked_for(remote, server):
     ]
     with pytest.raises(OSError, match=r"/t/a\.tar"):
         remote.read("dog/d.WebP")
+
+
+def short_range(handler: Handler) -> None:
+    """Half of what was asked for, and a header that says so: a server may."""
+    first, last = map(int, re.fullmatch(r"bytes=(\d+)-(\d+)", handler.headers["Range"]).groups())
+    middle = (first + last) // 2
+    handler.say(206, bytes(middle + 1 - first), **{"Content-Range": f"bytes {first}-{middle}/{10**9}"})
+
+
+def test_a_range_that_is_answered_in_part_is_an_error(server):
+    server.script["/a.bin"] = [short_range]
+    with pytest.raises(OSError, match=r"a\.bin: the server sent 50 bytes, not the 100 that were asked for: run again"):
+        remotes.HttpBlob(f"{server.url}/a.bin").read_at(1000, 100)
+
+
+class FailingFilesystem:
+    """An object store's client that raises its own classes."""
+
+    def __init__(self, error: Exception | None = None, data: bytes = b""):
+        self.error, self.data = error, data
+
+    def cat_file(self, path, start=None, end=None):
+        if self.error:
+            raise self.error
+        return self.data
+
+    def find(self, path):
+        raise self.error
+
+    def info(self, path):
+        if self.error:
+            raise self.error
+        return {"size": 100}
+
+    def invalidate_cache(self, path):
+        pass
+
+
+class ClientError(Exception):
+    """As botocore's and aiohttp's: no OSError."""
+
+
+CLIENTS_ERRORS = [
+    (ClientError("http://user:secret@host/a?signature"), r"no whole answer \(ClientError\): check the server"),
+    (OSError(121, "Internal Server Error"), "no whole answer \\(Internal Server Error\\): check the server"),
+    (PermissionError("Access Denied"), "is refused: check the credentials"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("error", "said"), CLIENTS_ERRORS)
+def test_an_object_stores_own_errors_name_the_object(monkeypatch, error, said):
+    monkeypatch.setattr(remotes, "_filesystem", lambda *given: (FailingFilesystem(error), "bucket/set"))
+    store, blob = ObjectStore("s3://bucket/set"), remotes.ObjectBlob("s3://bucket/set/a.tar")
+    calls = {"set/a.jpg": lambda: store.read("a.jpg"), "set": store.keys, "set/a.tar": blob.stamp}
+    for name, call in calls.items():
+        with pytest.raises(OSError, match=f"s3://bucket/{name} .*{said}") as failure:
+            call()
+        assert "secret" not in str(failure.value)
+        assert failure.value.__suppress_context__
+
+
+@pytest.mark.parametrize("n_bytes", [19, 21])
+def test_an_object_of_which_too_much_or_too_little_comes_is_an_error(monkeypatch, n_bytes):
+    monkeypatch.setattr(remotes, "_filesystem", lambda *given: (FailingFilesystem(data=bytes(n_bytes)), "bucket/a.tar"))
+    blob = remotes.ObjectBlob("s3://bucket/a.tar")
+    with pytest.raises(OSError, match=rf"s3://bucket/a\.tar: the server sent {n_bytes} bytes, not the 20"):
+        blob.read_at(80, 30)
+    assert blob.read_at(100, 30) == b""
 
 
 def test_places_without_a_tar(server, tar):

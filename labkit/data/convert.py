@@ -8,6 +8,7 @@ from labkit.data.beside import beside
 from labkit.data.locks import locked
 from labkit.data.tar_index import TarError
 from labkit.data.tar_stream import BLOCK_BYTES, TarStream, unpacked
+from labkit.measure.files import written_whole
 from labkit.measure.progress import progress_bar
 
 
@@ -45,15 +46,10 @@ def convert_tar(source: str | os.PathLike, target: str | os.PathLike, *, progres
 
 
 def _write(file: BinaryIO, stream: BinaryIO, target: Path, progress: bool) -> None:
-    partial = beside(target, ".partial", hidden=True)
-    try:
-        partial.unlink(missing_ok=True)  # a killed run's, or a link that somebody put there
-        with open(partial, "xb") as plain:
+    with written_whole(target) as partial:
+        with open(partial, "wb") as plain:
             _copy(file, stream, plain, progress)
         _check_is_tar(partial, file.name)
-        partial.rename(target)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _copy(file: BinaryIO, stream: BinaryIO, plain: BinaryIO, progress: bool) -> None:

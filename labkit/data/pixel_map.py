@@ -10,7 +10,7 @@ import numpy as np
 
 from labkit.data.blobs import Lazy
 from labkit.data.datasets import labels_of
-from labkit.data.pixel_format import Head, PixelError, read_head
+from labkit.data.pixel_format import REBUILD, Head, PixelError, read_head
 
 
 class PixelMap:
@@ -18,7 +18,8 @@ class PixelMap:
 
     Raises:
         FileNotFoundError: no such file.
-        PixelError: foreign, cut, damaged, of a newer version, or, on first use, no more the file that was opened.
+        PixelError: foreign, cut, damaged, of a newer version, or, on first use, no more the file that was opened; cut
+            since.
     """
 
     def __init__(self, path: str | os.PathLike):
@@ -44,7 +45,10 @@ class PixelMap:
         if not 0 <= index < len(self._offsets):
             raise IndexError(f"{self.path.name} has no image {index}: it has {len(self)}")
         shape = (self._shapes[2 * index], self._shapes[2 * index + 1], 3)
-        return np.ndarray(shape, np.uint8, self._map(), self._offsets[index])
+        view = self._map()
+        if view.size() < len(view):  # of the file now; reading pixels that are gone would end the process (SIGBUS)
+            raise PixelError(f"{self.path} was cut to {view.size()} bytes since it was opened; {REBUILD}")
+        return np.ndarray(shape, np.uint8, view, self._offsets[index])
 
     def is_sound(self, index: int) -> bool:
         """Whether an image's pixels fit their checksum."""

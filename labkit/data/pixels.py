@@ -41,7 +41,8 @@ class PixelStore(Dataset):
     Raises:
         FileNotFoundError: no such file.
         PixelError: foreign, cut or damaged, or of a newer version; names the file and the remedy. Damaged pixels are
-            found by `verify` alone, which reads them all.
+            found by `verify` alone, which reads them all. A file that is cut later is found before each image is read;
+            cut within those microseconds, it ends the process (SIGBUS), as any mapped file does.
 
     The format is documented in `labkit.data.pixel_format`. Taught in: notebooks/11_resize_once.ipynb
     """

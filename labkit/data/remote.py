@@ -18,6 +18,8 @@ from labkit.measure.redact import redacted, shown, tells
 
 _VERSIONS = ("ETag", "etag", "mtime", "LastModified", "last_modified", "updated", "created")  # as fsspec's kinds say it
 
+_TOLD_APART = (FileNotFoundError, IsADirectoryError, ValueError, ImportError)  # by callers
+
 
 class HttpStore:
     """Image files under one address.
@@ -35,6 +37,9 @@ class HttpStore:
         FileNotFoundError: nothing lists images there (on the first call of `keys()`).
         OSError: no whole answer after all tries, or one longer than `LABKIT_MAX_FILE_MB` (1024). No message holds a
             password or a signed query.
+
+    A server that states too small a length, and sends as much, cannot be told from one with a shorter file: decoding
+    finds it. Of a listing page nothing does; a manifest, or `keys=`, is the safer list.
 
     Taught in: notebooks/08_shard_formats.ipynb
     """
@@ -114,16 +119,23 @@ class HttpBlob:
         answer = self._client.get(self._url, offset, offset + size)
         if answer.status == 416:
             return b""
-        self._total(answer, offset)
+        total = self._total(answer, offset)
         if self._version and _version(answer) != self._version:
             raise OSError(f"{self.name} changed on the server: open it again")
-        return answer.data
+        return _whole(self.name, answer.data, min(size, total - offset))
 
     def _total(self, answer: Any, offset: int) -> int:
         said = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", answer.headers.get("Content-Range", ""))
         if answer.status != 206 or not said or int(said[1]) != offset:
             raise OSError(f"{self.name}: the server answers no range requests; download the file and open that")
         return int(said[2])
+
+
+def _whole(name: str, data: bytes, size: int) -> bytes:
+    """`data`, where they are as many bytes as wanted: a server may answer a part of a range, or more than it."""
+    if len(data) != size:
+        raise OSError(f"{name}: the server sent {len(data)} bytes, not the {size} that were asked for: run again")
+    return data
 
 
 def _version(answer: Any) -> str:
@@ -140,6 +152,8 @@ class ObjectStore:
     Raises:
         ImportError: the scheme's package is missing; names it.
         FileNotFoundError: no image under the prefix (on the first call of `keys()`).
+        OSError: no whole answer; names the object. How often its client tries, and how long it waits, is the client's
+            own: for S3 `config_kwargs={"read_timeout": 10, "retries": {"max_attempts": 2}}`.
 
     Taught in: notebooks/08_shard_formats.ipynb
     """
@@ -158,8 +172,7 @@ class ObjectStore:
     def keys(self) -> Sequence[str]:
         """Paths below the prefix of all JPEG, PNG and WebP objects, sorted."""
         if self._keys is None:
-            with _discreet(self._secrets):
-                keys = sorted(key for key in self._found() if is_image(key))
+            keys = sorted(key for key in self._found() if is_image(key))
             if not keys:
                 raise FileNotFoundError(f"{shown(self._url)} holds no image")
             self._keys = PackedStrings(keys)
@@ -168,37 +181,65 @@ class ObjectStore:
     def read(self, key: str) -> bytes:
         """Contents of one object. Raises KeyError for an unknown one."""
         try:
-            with _discreet(self._secrets):
-                filesystem, root = self._place()
-                if names_a_file(key):
+            if names_a_file(key):
+                with _asking(f"{shown(self._url)}/{key}", self._secrets):
+                    filesystem, root = self._place()
                     return filesystem.cat_file(f"{root}/{key}")
         except (FileNotFoundError, IsADirectoryError, ValueError):  # ValueError: NUL, broken UTF-8
             pass
         raise KeyError(f"{key!r} is not a file under {shown(self._url)}")
 
     def _found(self) -> Iterator[str]:
-        filesystem, root = self._place()
-        return (path.removeprefix(root).lstrip("/") for path in filesystem.find(root))
+        with _asking(shown(self._url), self._secrets):
+            filesystem, root = self._place()
+            paths = filesystem.find(root)
+        return (path.removeprefix(root).lstrip("/") for path in paths)
 
 
 class ObjectBlob:
     """One file that fsspec reads, by ranges."""
 
     def __init__(self, url: str, **storage_options: Any):
-        self.name, self._secrets = shown(url), _secrets(storage_options)
+        self.name, self._secrets, self._size = shown(url), _secrets(storage_options), 0
         self._place = PerProcess(partial(_filesystem, url, storage_options))
 
     def stamp(self) -> tuple[int, str]:
-        with _discreet(self._secrets):
+        with _asking(self.name, self._secrets):
             filesystem, path = self._place()
             filesystem.invalidate_cache(path)  # a listing from before the object was written anew
             about = filesystem.info(path)
-        return about["size"], next((str(about[key]) for key in _VERSIONS if about.get(key)), "")
+        self._size = about["size"]
+        return self._size, next((str(about[key]) for key in _VERSIONS if about.get(key)), "")
 
     def read_at(self, offset: int, size: int) -> bytes:
-        with _discreet(self._secrets):
+        if not self._size:  # of a copy in another process
+            self.stamp()
+        size = min(size, self._size - offset)
+        if size <= 0:
+            return b""
+        with _asking(self.name, self._secrets):
             filesystem, path = self._place()
-            return filesystem.cat_file(path, start=offset, end=offset + size) if size else b""
+            data = filesystem.cat_file(path, start=offset, end=offset + size)
+        return _whole(self.name, data, size)
+
+
+@contextmanager
+def _asking(name: str, secrets: tuple[str, ...]) -> Iterator[None]:
+    """What a client raises as an OSError that names the object, and tells no secret: each has classes of its own."""
+    try:
+        yield
+    except _TOLD_APART as error:
+        if not tells(error, secrets):
+            raise
+        kind = next(kind for kind in _TOLD_APART if isinstance(error, kind))
+        raise kind(redacted(str(error), secrets)) from None
+    except PermissionError:
+        raise PermissionError(f"{name} is refused: check the credentials, and what they allow") from None
+    except Exception as error:
+        cause = redacted(str(getattr(error, "strerror", None) or type(error).__name__), secrets)
+        raise OSError(
+            f"{name} gave no whole answer ({cause}): check the server and the network, then run again"
+        ) from None  # the chained text may hold a whole address
 
 
 def known_schemes() -> set[str]:
@@ -226,16 +267,3 @@ def _secrets(storage_options: dict[str, Any]) -> tuple[str, ...]:
     return tuple(
         value for name, value in named if isinstance(value, str) and re.search("(?i)secret|token|pass", name) and value
     )
-
-
-@contextmanager
-def _discreet(secrets: tuple[str, ...]) -> Iterator[None]:
-    """Errors of fsspec, and of the libraries below it, told without what addresses and options keep secret."""
-    try:
-        yield
-    except Exception as error:
-        if not tells(error, secrets):
-            raise
-        kinds = (FileNotFoundError, IsADirectoryError, PermissionError, ImportError, ValueError)
-        kind = next((kind for kind in kinds if isinstance(error, kind)), OSError)
-        raise kind(f"{type(error).__name__}: {redacted(str(error), secrets)}") from None

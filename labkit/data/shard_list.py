@@ -12,7 +12,7 @@ from webdataset.tariterators import base_plus_ext
 
 from labkit.data.blobs import is_url
 from labkit.data.gopen import open_url
-from labkit.data.keys import is_image, names_a_file
+from labkit.data.keys import is_image
 from labkit.data.shard_tar import read_members
 from labkit.data.shard_writer import MANIFEST, UNFINISHED, read_manifest
 from labkit.measure.redact import shown
@@ -136,8 +136,5 @@ def _from_manifest(folder: str, verify: bool, storage_options: dict[str, Any]) -
         remedy = "run write_shards to its end" if unfinished else "name a folder that it filled, or .tar files"
         raise FileNotFoundError(f"{name} does not exist: {remedy}") from error
     rows = content["shards"]
-    foreign = [row["name"] for row in rows if not (isinstance(row["name"], str) and names_a_file(row["name"]))]
-    if foreign:
-        raise ValueError(f"{name} lists {foreign[0]!r}, which is no file in its folder: write the shards again")
     sha256 = {f"{folder}/{row['name']}": row["sha256"] for row in rows} if verify else {}
     return ShardList([f"{folder}/{row['name']}" for row in rows], content["classes"], sha256, storage_options)

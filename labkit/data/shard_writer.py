@@ -3,23 +3,22 @@
 import contextlib
 import json
 import os
-import re
 import shutil
 from functools import partial
 from pathlib import Path
 
-import psutil
-
 from labkit.data.engine import map_items
+from labkit.data.keys import names_a_file
 from labkit.data.shard_plan import Plan, PlannedShard, make_plan
 from labkit.data.shard_tar import sha256_of, write_tar
 from labkit.data.stores import Store
-from labkit.measure.files import write_whole, written_whole
+from labkit.measure.files import remove_leftovers, write_whole, written_whole
 
 MANIFEST = "manifest.json"
 UNFINISHED = "unfinished"  # folder of what is known until the manifest is written
 
 _SETTINGS = "settings.json"
+_CONTENT, _ROW = {"settings", "classes", "n_samples"}, {"name", "n_samples", "n_bytes", "sha256"}
 _REMEDY = "choose another folder, or remove this one"
 
 
@@ -89,20 +88,18 @@ def read_manifest(text: bytes, name: str) -> dict:
     """
     try:
         content = json.loads(text)
-        complete = all(_is_row(row) for row in content["shards"])
-        if complete and {"settings", "classes", "n_samples"} <= content.keys():
+        complete = all(row.keys() >= _ROW for row in content["shards"]) and content.keys() >= _CONTENT
+        foreign = [row["name"] for row in content["shards"] if complete and not _is_name(row["name"])]
+        if complete and not foreign:
             return content
-        cause = "it lacks entries"
+        cause = f"{foreign[0]!r} is no file in its folder" if foreign else "it lacks entries"
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         cause = str(error)
     raise ValueError(f"{name} is not a manifest of shards ({cause}): choose another folder, or write the shards again")
 
 
-def _is_row(row: dict) -> bool:
-    """Whether a shard's row is all there, and its name leads nowhere else."""
-    name = row.get("name")
-    named = isinstance(name, str) and name == os.path.basename(name) != ""
-    return named and {"n_samples", "n_bytes", "sha256"} <= row.keys()
+def _is_name(name: object) -> bool:
+    return isinstance(name, str) and name == os.path.basename(name) and names_a_file(name)
 
 
 def _claim(root: Path, settings: dict) -> dict[str, dict]:
@@ -115,7 +112,7 @@ def _claim(root: Path, settings: dict) -> dict[str, dict]:
     if claim.exists():
         _check_same(root, _unfinished(claim), settings)
         rows = [_unfinished(path) for path in claim.parent.glob("shard-*.json")]
-        return {row["name"]: row for row in rows if _is_row(row)}
+        return {row["name"]: row for row in rows if row.keys() >= _ROW and _is_name(row["name"])}
     if root.exists() and any(name != UNFINISHED for name in os.listdir(root)):
         raise ValueError(f"{root} is not empty and holds no shards: choose another folder")
     write_whole(claim, json.dumps(settings).encode())
@@ -140,17 +137,8 @@ def _check_same(root: Path, found: dict, settings: dict) -> None:
 
 def _remove_leftovers(root: Path) -> None:
     """Half-written files of runs that were killed; one that still runs keeps its own."""
-    for path in [*root.glob(".*.partial"), *(root / UNFINISHED).glob(".*.partial")]:
-        owner = re.match(r"\.(\d+)-", path.name)
-        if owner and not _runs(int(owner[1])):
-            path.unlink(missing_ok=True)
-
-
-def _runs(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE  # killed, and not yet buried by its parent
-    except psutil.NoSuchProcess:
-        return False
+    remove_leftovers(root)
+    remove_leftovers(root / UNFINISHED)
 
 
 def _name_of(item: tuple[PlannedShard, dict | None]) -> str:

@@ -2,7 +2,9 @@
 
 import multiprocessing.queues
 import multiprocessing.resource_tracker
+import multiprocessing.util
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -136,6 +138,7 @@ def interrupts_wait(context: Any) -> Iterator[None]:
     """Hold Ctrl-C back while workers start: half a worker cannot be ended, and one that is importing would complain."""
     if context.get_start_method() != "fork":
         multiprocessing.resource_tracker.ensure_running()  # started later, it would let signals through again
+    multiprocessing.util.get_temp_dir()  # theirs, too: a folder of its own would outlive a worker that is killed
     waiting = []
     is_main = threading.current_thread() is threading.main_thread()
     handler = signal.signal(signal.SIGINT, lambda *call: waiting.append(call)) if is_main else None
@@ -153,6 +156,8 @@ def interrupts_wait(context: Any) -> Iterator[None]:
 def start_worker(worker_id: int) -> None:
     """Ctrl-C is for the main process, which ends its workers; OpenCV's threads would fight the other workers."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    folder = multiprocessing.util.get_temp_dir()
+    multiprocessing.util.Finalize(None, _remove_if_orphaned, (folder,), exitpriority=-100)
     os.environ["OPENCV_FOR_THREADS_NUM"] = "1"  # for a cv2 that is imported later
     if "cv2" in sys.modules:
         sys.modules["cv2"].setNumThreads(0)
@@ -170,6 +175,12 @@ class _Starter:
 
     def is_alive(self) -> bool:
         return multiprocessing.parent_process().is_alive()
+
+
+def _remove_if_orphaned(folder: str) -> None:
+    """The folder of sockets is the main process', which removes it, unless it was killed."""
+    if not multiprocessing.parent_process().is_alive():
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _send_what_went_wrong(queue: Any, error: Exception, message: tuple[int, Any]) -> None:
