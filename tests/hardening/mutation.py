@@ -45,10 +45,8 @@ def _undecorated(function: cst.FunctionDef) -> bool:
 
 
 def _mutate_decorated_functions() -> None:
-    skips, arrange = (
-        file_mutation.MutationVisitor._skip_node_and_children,
-        file_mutation.function_trampoline_arrangement,
-    )
+    visitor, arrange = file_mutation.MutationVisitor, file_mutation.function_trampoline_arrangement
+    skips = visitor._skip_node_and_children
 
     def skips_node(self, node: cst.CSTNode) -> bool:
         plain = isinstance(node, cst.FunctionDef) and _undecorated(node)
