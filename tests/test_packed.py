@@ -45,7 +45,12 @@ def test_nothing_in_an_empty_one():
         PackedStrings([])[0]
 
 
-@pytest.mark.parametrize("other", [STRINGS[:-1], [*STRINGS[:-1], "other"], [], "abc", None, 6], ids=repr)
+DIFFERENT = {
+    "one less": STRINGS[:-1], "another": [*STRINGS[:-1], "other"], "empty": [], "text": "abc", "nothing": None, "number": 6,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("other", DIFFERENT.values(), ids=DIFFERENT)
 def test_differs(other):
     assert PackedStrings(STRINGS) != other
 

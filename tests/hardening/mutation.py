@@ -25,6 +25,8 @@ from mutmut.runners.harness import PytestRunner
 from mutmut.state import state
 from mutmut.stats import load_stats, status_by_exit_code
 
+status_by_exit_code[255] = "suspicious"  # pytest could not start: mutmut takes that for a timeout
+
 # mutmut leaves out decorated functions. With these decorators the mutants can be chosen below the decorator.
 _DECORATORS = {"cached_property", "contextmanager", "property"}
 
@@ -91,6 +93,7 @@ def _run_as_a_process_of_its_own() -> None:
 
 def _run(names: list[str]) -> None:
     os.environ["PYTHONPATH"] = str(Path("mutants").absolute())  # of the processes that tests start
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # a third of the time of a short run
     os.environ["OMP_NUM_THREADS"] = "1"  # forks of a process whose threads have run would hang
     _mutate_decorated_functions()
     _change_strings_once()
