@@ -46,7 +46,8 @@ def test_nothing_in_an_empty_one():
 
 
 DIFFERENT = {
-    "one less": STRINGS[:-1], "another": [*STRINGS[:-1], "other"], "empty": [], "text": "abc", "nothing": None, "number": 6,
+    "one less": STRINGS[:-1], "another": [*STRINGS[:-1], "other"], "empty": [], "text": "abc", "nothing": None,
+    "number": 6,
 }  # fmt: skip
 
 
