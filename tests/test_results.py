@@ -214,8 +214,13 @@ def test_a_quiet_summary_is_the_same_without_the_warning(frame_of, recwarn):
     frame = frame_of({"a": [10, 10], "wild": [10, 90]}, "a")
     quiet = quiet_summary(frame, "wild")
     assert not recwarn
-    with pytest.warns(lk.InstabilityWarning) as caught:
+    with pytest.warns(lk.InstabilityWarning):
         pd.testing.assert_frame_equal(lk.summarize(frame, "wild"), quiet)
+
+
+def test_a_warning_points_at_the_caller(frame_of):
+    with pytest.warns(lk.InstabilityWarning, match="unstable") as caught:
+        lk.summarize(frame_of({"a": [10, 90]}, "a"))
     assert caught[0].filename == __file__
 
 
