@@ -28,6 +28,7 @@ from labkit import TarStore
 from labkit.data import tar_index
 from labkit.data.blobs import LocalBlob
 from labkit.data.tar_index import SUFFIX, TarError, TarWarning, build_index, plain_name, read_index
+from labkit.data.tar_scan import scan
 
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
 BLOCK = 512
@@ -161,6 +162,44 @@ def test_a_member_larger_than_octal_digits_hold(tmp_path, kind):
     assert index.sizes.tolist() == [5, size]
     assert index.offsets.tolist() == [start + size + len(info.tobuf(FORMATS[kind])), start]
     assert TarStore(path).read("after.jpg") == b"after"
+
+
+def test_headers_of_ordinary_files_need_no_tarfile(tmp_path, monkeypatch):
+    """Of all names and sizes that ustar holds; the largest is a hole. `tarfile` reads the first header to open it."""
+    path, largest = tmp_path / "a.tar", (8 << 30) - 1
+    full = os.fsdecode(b"\xff" * 155 + b"/" + b"\xff" * 100)  # sums to more than 16 bits hold
+    members = {"a": 0, "x" * 100: 511, "d" * 155 + "/" + "y" * 100: 512, "d/z": 513, full: 1, "last": largest}
+    with open(path, "wb") as file:
+        for name, size in members.items():
+            info = tarfile.TarInfo(name)
+            info.size, info.type = size, own_type(name)
+            file.write(info.tobuf(tarfile.USTAR_FORMAT, "utf-8", "surrogateescape"))
+            file.seek(-(-size // BLOCK) * BLOCK, os.SEEK_CUR)
+        file.write(bytes(2 * BLOCK))
+    with tarfile.open(path, "r:") as tar:
+        expected = {member.name: (member.offset_data, member.size) for member in tar}
+    assert list(expected) == list(members)
+    calls, fromtarfile = [], tarfile.TarInfo.fromtarfile
+    monkeypatch.setattr(tarfile.TarInfo, "fromtarfile", lambda tar: calls.append(tar.offset) or fromtarfile(tar))
+    assert {member.name: (member.offset, member.size) for member in scan(LocalBlob(path))} == expected
+    assert calls == [0]
+
+
+def own_type(name: str) -> bytes:
+    return tarfile.AREGTYPE if name == "d/z" else tarfile.REGTYPE
+
+
+@pytest.mark.parametrize(("length", "found"), [(40, True), (41, False)])
+def test_as_many_links_are_followed_as_linux_follows(tmp_path, length, found):
+    path = tmp_path / "a.tar"
+    with tarfile.open(path, "w") as tar:
+        add(tar, "0.jpg", b"end")
+        for number in range(length):
+            add(tar, f"{number + 1}.jpg", kind=tarfile.SYMTYPE, link=f"{number}.jpg")
+            os.symlink(f"{number}.jpg", tmp_path / f"{number + 1}.jpg")
+    (tmp_path / "0.jpg").write_bytes(b"end")
+    assert (tmp_path / f"{length}.jpg").exists() == found
+    assert contents(path)[f"{length}.jpg"] == (b"end" if found else None)
 
 
 def test_links(tmp_path):
