@@ -56,6 +56,11 @@ def test_differs(other):
     assert PackedStrings(STRINGS) != other
 
 
+def test_how_it_shows():
+    assert repr(PackedStrings([])) == "PackedStrings(0 strings, 0.0 MB)"
+    assert repr(PackedStrings(["x" * 4_000_000, *[""] * 125_000])) == "PackedStrings(125001 strings, 5.0 MB)"
+
+
 def test_searching():
     packed = PackedStrings(STRINGS)
     assert (packed.index("ä/日本/🙂.jpg"), packed.count("a/1.png"), "b" in packed) == (2, 2, False)
