@@ -11,6 +11,8 @@ by a variable in the environment, so that spawned processes run it too.
 """
 
 import fnmatch
+import gc
+import importlib
 import itertools
 import os
 import signal
@@ -79,7 +81,13 @@ def _change_strings_once() -> None:
 
 def _run_as_a_process_of_its_own() -> None:
     """Quick tests first; and without the fork server's signal handlers, which would end its other children."""
-    run_tests = PytestRunner.run_tests
+    run_tests, warm_up = PytestRunner.run_tests, PytestRunner.warm_up
+
+    def with_slow_imports(self) -> None:
+        warm_up(self)
+        for name in ("IPython.core.interactiveshell", "matplotlib.pyplot", "scipy.stats", "torch._dynamo"):
+            importlib.import_module(name)  # else every child would
+        gc.freeze()
 
     def with_default_signals(self, *, mutant_name: str | None, tests) -> int:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -88,6 +96,7 @@ def _run_as_a_process_of_its_own() -> None:
         seconds = state().duration_by_test
         return run_tests(self, mutant_name=mutant_name, tests=sorted(tests, key=lambda test: seconds.get(test, 0)))
 
+    PytestRunner.warm_up = with_slow_imports
     PytestRunner.run_tests = with_default_signals
 
 
@@ -100,7 +109,7 @@ def _run(names: list[str]) -> None:
     _run_as_a_process_of_its_own()
     for name in [name for name in sys.modules if name == "tests" or name.startswith("tests.")]:
         del sys.modules[name]  # those in mutants/ are meant
-    mutmut._run(names, max_children=1)
+    mutmut._run(names, max_children=int(os.environ.get("MUTATION_PROCESSES", "1")))
 
 
 def main(arguments: list[str]) -> None:
