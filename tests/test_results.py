@@ -1,6 +1,7 @@
 """Summaries, intervals, frames on disk, and the doors for %timeit and Timer."""
 
 import timeit
+import warnings
 
 import numpy as np
 import pandas as pd
@@ -11,6 +12,7 @@ from scipy import stats
 from torch.utils.benchmark import Timer
 
 import labkit as lk
+from labkit.measure import results
 from labkit.measure.results import (
     COLUMNS,
     RESULTS_VARIABLE,
@@ -300,3 +302,32 @@ def test_frames_from_timers_tell_rounds_and_clock():
     timed = lk.from_timer(measurement, "timed", 10)
     assert (timed.experiment[0], timed.variant[0], timed.n_images[0]) == ("timer", "timed", 10)
     assert timed.images_per_s[0] == 10 / measurement.times[0]
+
+
+@pytest.mark.parametrize(
+    ("rates", "others"),
+    [([1.1, 1.4], [1.0, 1.2]), ([6, 6, 6], [2, 3, 2.5]), ([2, 3, 2.5], [6, 6, 6]), ([1, 1.2], [1, 1.1, 1.3])],
+)
+@pytest.mark.filterwarnings("ignore:Precision loss")
+def test_two_runs_are_enough_and_one_sample_may_be_constant(rates, others):
+    logs, other_logs = np.log(rates), np.log(others)
+    welch = stats.ttest_ind(logs, other_logs, equal_var=False).confidence_interval(0.95)
+    assert speedup_interval(np.array(rates), np.array(others)) == pytest.approx(np.exp(welch))
+
+
+def test_two_paired_runs_are_enough():
+    student = stats.ttest_1samp(np.log([1.1, 1.4]), 0).confidence_interval(0.95)
+    assert speedup_interval(np.array([1.1, 1.4])) == pytest.approx(np.exp(student))
+
+
+@pytest.mark.parametrize("others", [None, np.full(3, 2.0)])
+def test_constant_samples_make_scipy_say_nothing(others, recwarn):
+    low, high = speedup_interval(np.full(3, 6.0), others)
+    assert (low, high) == pytest.approx((3, 3) if others is not None else (6, 6))
+    assert not recwarn.list
+
+
+def test_a_quiet_summary_keeps_other_warnings(monkeypatch):
+    monkeypatch.setattr(results, "summarize", lambda *arguments: warnings.warn("something else", stacklevel=1))
+    with pytest.warns(UserWarning, match="something else"):
+        quiet_summary(None)
