@@ -133,7 +133,7 @@ def save_frame(frame: pd.DataFrame, path: str | os.PathLike) -> Path:
 def load_frame(path: str | os.PathLike) -> pd.DataFrame:
     """Read a frame back. Raises ValueError, naming the file, where it is no frame of runs."""
     try:
-        frame = pd.read_csv(path, keep_default_na=True)
+        frame = pd.read_csv(path)
     except (ValueError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not a frame of runs: {error}") from error
     missing = [name for name in COLUMNS if name not in frame]

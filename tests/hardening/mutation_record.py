@@ -43,12 +43,14 @@ def record(pattern: str) -> None:
 def _row(module: str, count: Counter) -> dict:
     killed, survived = count["killed"] + count["segfault"], sum(count[status] for status in _NOT_KILLED)
     tried = killed + count["timeout"] + survived
+    caught = killed + count["timeout"] + count["elsewhere"]
     telling = tried - count["equivalent"]
     return {
         "module": module, "mutants": tried, "killed": killed, "timed_out": count["timeout"], "survived": survived,
         "equivalent": count["equivalent"], "text_only": count["text"], "performance_only": count["performance"],
+        "killed_elsewhere": count["elsewhere"],
         "hole": count["hole"], "unread": count["unread"],
-        "score": round((killed + count["timeout"]) / telling, 3) if telling else "",
+        "score": round(caught / telling, 3) if telling else "",
         "not_tried": count["not checked"] + count["check was interrupted by user"],
     }  # fmt: skip
 
