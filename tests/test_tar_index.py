@@ -833,8 +833,26 @@ def test_a_damaged_header_is_an_error(tmp_path, plan, where, last_whole, mode):
     with pytest.raises(TarError, match=f"last whole member is '{last_whole}'") as failure:
         TarStore(path, mode=mode).keys()
     assert str(path) in str(failure.value)
+    assert f"damaged: the header at byte {members[where].offset} cannot be read (" in str(failure.value)
     with tarfile.open(path) as tar:  # tarfile ends there, as if all were well
         assert len(tar.getnames()) < 5
+
+
+@pytest.mark.parametrize("size", [-512, -1024, -1 << 60])
+def test_a_size_that_leads_back_is_no_endless_loop(tmp_path, size):
+    """GNU's base-256 numbers may be negative: the next header would be this one, or one before it."""
+    path = tmp_path / "a.tar"
+    with tarfile.open(path, "w") as tar:
+        add(tar, "a.jpg", b"a")
+        add(tar, "b.jpg", b"b")
+    data = bytearray(path.read_bytes())
+    header = data[1024:1536]
+    header[124:136] = b"\xff" + (256**11 + size).to_bytes(11, "big")
+    header[148:156] = b"%06o\0 " % (sum(header[:148]) + 8 * 32 + sum(header[156:]))
+    data[1024:1536] = header
+    path.write_bytes(data)
+    with pytest.raises(TarError, match=r"the header at byte 1024 leads back; the last whole member is 'a\.jpg'\."):
+        build_index(LocalBlob(path))
 
 
 def test_a_header_of_zeros_in_the_middle_warns(tmp_path, plan):

@@ -99,7 +99,6 @@ def _plain_member(header: bytes, offset: int) -> Member | None:
 
 def _other_member(file: BinaryIO, tar: tarfile.TarFile, offset: int, name: str, last: str) -> tuple[Member, int]:
     file.seek(offset)
-    tar.offset = offset
     try:
         info = tarfile.TarInfo.fromtarfile(tar)
     except UNREADABLE as error:
