@@ -749,8 +749,8 @@ def cut(tmp_path: Path, whole: bytes, length: int) -> Path:
     ("where", "into_it", "last_whole"),
     [
         ("first", 100, "not a tar"),
-        ("first", 512, "no member is whole"),
-        ("first", 512 + 699, "no member is whole"),
+        ("first", 512, "; no member is whole. Copy"),
+        ("first", 512 + 699, "; no member is whole. Copy"),
         ("longl", 1, "first.jpg"),  # within the header of the name
         ("longl", 511, "first.jpg"),
         ("longl", 512, "first.jpg"),  # within the name

@@ -129,7 +129,7 @@ def main(arguments: list[str]) -> None:
         open_ones = [name for pattern in arguments[1:] for name in _sample(names_of(pattern, "not checked"))]
         _run(open_ones or arguments[1:], resumed=bool(open_ones))
     elif command == "again":
-        _run(names_of(pattern, "survived", "no tests", "timeout", "suspicious", "segfault", "not checked"))
+        _run(names_of(pattern, "survived", "no tests", "timeout", "suspicious", "segfault"), resumed=True)
     else:
         from tests.hardening import mutation_record
 
