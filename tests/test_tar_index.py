@@ -429,17 +429,23 @@ def test_a_sparse_map_without_pieces(tmp_path):
 
 
 def test_names_with_one_hash_are_told_apart(tmp_path):
-    """Two names of the same CRC-32 among the 100,000 first, found by trying."""
+    """Two names of the same CRC-32 among the first 100,000, found by trying, and four put together of them."""
     seen: dict[int, str] = {}
     for number in range(1_000_000):
         name = f"{number * 2654435761 % 2**32:08x}.jpg"
         if (other := seen.setdefault(zlib.crc32(name.encode()), name)) != name:
             break
+    names = [first + second for first in (name, other) for second in (name, other)]
+    assert len({zlib.crc32(one.encode()) for one in names}) == 1
+    expected = {one: one.encode() for one in (name, other, *names, *map(str, range(40)))}  # on both sides of these
     path = tmp_path / "a.tar"
     with tarfile.open(path, "w") as tar:
-        add(tar, name, b"one")
-        add(tar, other, b"the other")
-    assert contents(path) == {name: b"one", other: b"the other"}
+        for one, data in expected.items():
+            add(tar, one, data)
+    assert contents(path) == expected
+    with pytest.raises(KeyError) as caught:
+        build_index(LocalBlob(path)).row("\ud800.jpg")
+    assert caught.value.args == ("\ud800.jpg",)
 
 
 @pytest.mark.parametrize("key", ["no.jpg", "", ".", "./", "a.jpg/", "A.JPG", "/a.jpg", "../a.jpg", "\ud800.jpg", "d"])
