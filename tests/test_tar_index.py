@@ -862,6 +862,20 @@ def test_a_size_that_leads_back_is_no_endless_loop(tmp_path, size):
         build_index(LocalBlob(path))
 
 
+def test_a_tar_that_ends_with_a_folder_s_header(tmp_path):
+    path = tmp_path / "a.tar"
+    with tarfile.open(path, "w") as tar:
+        add(tar, "a.jpg", b"a")
+        add(tar, "d", kind=tarfile.DIRTYPE)
+    whole = path.read_bytes()[: 3 * BLOCK]
+    path.write_bytes(whole)
+    with pytest.warns(TarWarning, match="no end mark: it may be cut after 'd'"):
+        assert contents(path) == {"a.jpg": b"a"}
+    path.write_bytes(whole + b"X" * 100)
+    with pytest.raises(TarError, match="it ends within a header; the last whole member is 'd'"):
+        contents(path)
+
+
 def test_a_header_of_zeros_in_the_middle_warns(tmp_path, plan):
     """For the format it is the end; `tarfile` and GNU tar read no further."""
     whole, members = plan
