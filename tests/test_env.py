@@ -1,10 +1,14 @@
 """Usable cores, scales, environment ids."""
 
 import os
+import platform
 import subprocess
 import sys
+from pathlib import Path
 
+import psutil
 import pytest
+import torch
 
 from labkit.measure import env
 
@@ -92,3 +96,101 @@ def test_env_id_is_a_safe_folder_name(monkeypatch):
 def test_photo_root_honours_the_home(monkeypatch, tmp_path):
     monkeypatch.setenv("LABKIT_HOME", str(tmp_path))
     assert env.photo_root("camera") == tmp_path / "photos" / f"camera-{env.scale().n_camera}"
+
+
+def test_photo_roots_tell_profile_and_number(monkeypatch, tmp_path):
+    monkeypatch.setenv("LABKIT_HOME", str(tmp_path))
+    monkeypatch.setenv("LABKIT_SCALE", "gpu")
+    assert env.photo_root("imagenet") == tmp_path / "photos" / "imagenet-2048"
+    assert env.photo_root("camera") == tmp_path / "photos" / "camera-128"
+    assert env.photo_root("other") == tmp_path / "photos" / "other-2048"
+
+
+def test_the_home_is_in_the_user_s_cache(monkeypatch, tmp_path):
+    monkeypatch.delenv("LABKIT_HOME", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert env.home() == tmp_path / "labkit"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert env.home() == Path.home() / ".cache" / "labkit"
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"), [("ci", (24, 3, 4, 2, 1)), ("laptop", (128, 16, 32, 5, 1)), ("gpu", (2048, 128, 64, 9, 1))]
+)
+def test_scales(monkeypatch, name, sizes):
+    monkeypatch.setenv("LABKIT_SCALE", name)
+    found = env.scale()
+    assert (found.n_photos, found.n_camera, found.batch_size, found.rounds, found.warmups) == sizes
+    assert found.name == name
+
+
+def test_limits_are_named(monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: None)  # as it says where it cannot tell
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2})
+    monkeypatch.setattr(env, "cgroup_quota", lambda: 2.5)
+    assert env.core_limits() == {"cpu_count": 1, "affinity": 3, "cgroup_quota": 2}
+    monkeypatch.delattr(os, "sched_getaffinity")  # macOS, Windows
+    monkeypatch.setattr(env, "cgroup_quota", lambda: None)
+    assert env.core_limits() == {"cpu_count": 1}
+
+
+@pytest.mark.parametrize(
+    "files", [{"job/cpu.max": "nonsense"}, {"job/cpu.max": "1 2 3"}, {"job/cpu.cfs_quota_us": "5"}]
+)
+def test_a_quota_that_cannot_be_read_is_none(tmp_path, files):
+    assert _cgroup(tmp_path, ["0::/job"], files) is None
+
+
+def test_cgroup_v1_may_be_mounted_under_either_name(tmp_path):
+    files = {"cpu/job/cpu.cfs_quota_us": "50000", "cpu/job/cpu.cfs_period_us": "100000"}
+    assert _cgroup(tmp_path, ["3:cpu,cpuacct:/job", "2:cpuset:/", "1:name=a:b:/x"], files) == 0.5
+
+
+def test_the_environment_is_this_machine():
+    facts = env.environment.__wrapped__()
+    assert facts["memory_gib"] == round(psutil.virtual_memory().total / 2**30)
+    assert facts["usable_cores"] == env.usable_cores()
+    assert (facts["python"], facts["system"]) == (
+        platform.python_version(),
+        f"{platform.system()} {platform.release()}",
+    )
+    assert (facts["torch"], facts["cpu"]) == (env.package_version("torch"), env._cpu_name())
+    assert facts["gpu"] == (torch.cuda.get_device_name(0) if torch.cuda.is_available() else "")
+    assert "labkit-is-not-this" not in facts
+    assert env.package_version("labkit-is-not-this") is None
+
+
+@pytest.mark.parametrize(
+    ("cpu", "gpu", "start"),
+    [
+        ("Intel(R) Xeon(R) Processor @ 2.10GHz", "", "intel-xeon-7c-cpu-"),
+        ("AMD EPYC 9004 96-Core Processor", "NVIDIA H200 NVL 141GB", "amd-epyc-9004-7c-nvidia-h200-nvl-"),
+        ("Intel(TM) Core CPU i7", "", "intel-core-i7-7c-cpu-"),
+    ],
+)
+def test_env_ids_begin_with_the_machine(monkeypatch, cpu, gpu, start):
+    facts = {**env.environment(), "cpu": cpu, "gpu": gpu, "usable_cores": 7}
+    monkeypatch.setattr(env, "environment", lambda: facts)
+    found = env.env_id()
+    assert found.startswith(start)
+    assert len(found) == len(start) + 6
+    for change in ({"gpu": "Other"}, {"memory_gib": -1}, {"python": "3.99.1"}, {"kornia": "99.1"}):
+        monkeypatch.setattr(env, "environment", lambda change=change: {**facts, **change})
+        assert env.env_id()[-6:] != found[-6:]
+
+
+def test_a_processor_without_a_name_in_proc(monkeypatch):
+    monkeypatch.setattr(Path, "read_text", lambda self: "model name\t: First CPU\nmodel name\t: Second\n")
+    assert env._cpu_name() == "First CPU"
+    monkeypatch.setattr(Path, "read_text", lambda self: "processor: 0")
+    monkeypatch.setattr(platform, "processor", lambda: "arm")
+    assert env._cpu_name() == "arm"
+    monkeypatch.setattr(platform, "processor", lambda: "")
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    assert env._cpu_name() == "aarch64"
+
+    def missing(self):
+        raise FileNotFoundError
+
+    monkeypatch.setattr(Path, "read_text", missing)
+    assert env._cpu_name() == "aarch64"

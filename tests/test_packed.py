@@ -47,9 +47,20 @@ def test_nothing_in_an_empty_one():
         PackedStrings([])[0]
 
 
-@pytest.mark.parametrize("other", [STRINGS[:-1], [*STRINGS[:-1], "other"], [], "abc", None, 6], ids=repr)
+DIFFERENT = {
+    "one less": STRINGS[:-1], "another": [*STRINGS[:-1], "other"], "empty": [], "text": "abc", "nothing": None,
+    "number": 6,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("other", DIFFERENT.values(), ids=DIFFERENT)
 def test_differs(other):
     assert PackedStrings(STRINGS) != other
+
+
+def test_how_it_shows():
+    assert repr(PackedStrings([])) == "PackedStrings(0 strings, 0.0 MB)"
+    assert repr(PackedStrings(["x" * 4_000_000, *[""] * 125_000])) == "PackedStrings(125001 strings, 5.0 MB)"
 
 
 def test_searching():
@@ -102,7 +113,7 @@ BLOCK, OFFSETS = np.frombuffer(b"abcdef", np.uint8), np.array([0, 2, 6])
     ],
 )  # fmt: skip
 def test_arrays_that_do_not_fit_together(block, offsets):
-    with pytest.raises(ValueError, match="hold no packed strings"):
+    with pytest.raises(ValueError, match=r"^these arrays hold no packed strings$"):
         PackedStrings.from_arrays(block, offsets)
 
 

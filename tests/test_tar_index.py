@@ -28,6 +28,7 @@ from labkit import TarStore
 from labkit.data import tar_index
 from labkit.data.blobs import LocalBlob
 from labkit.data.tar_index import SUFFIX, TarError, TarWarning, build_index, plain_name, read_index
+from labkit.data.tar_scan import scan
 
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
 BLOCK = 512
@@ -161,6 +162,44 @@ def test_a_member_larger_than_octal_digits_hold(tmp_path, kind):
     assert index.sizes.tolist() == [5, size]
     assert index.offsets.tolist() == [start + size + len(info.tobuf(FORMATS[kind])), start]
     assert TarStore(path).read("after.jpg") == b"after"
+
+
+def test_headers_of_ordinary_files_need_no_tarfile(tmp_path, monkeypatch):
+    """Of all names and sizes that ustar holds; the largest is a hole. `tarfile` reads the first header to open it."""
+    path, largest = tmp_path / "a.tar", (8 << 30) - 1
+    full = os.fsdecode(b"\xff" * 155 + b"/" + b"\xff" * 100)  # sums to more than 16 bits hold
+    members = {"a": 0, "x" * 100: 511, "d" * 155 + "/" + "y" * 100: 512, "d/z": 513, full: 1, "last": largest}
+    with open(path, "wb") as file:
+        for name, size in members.items():
+            info = tarfile.TarInfo(name)
+            info.size, info.type = size, own_type(name)
+            file.write(info.tobuf(tarfile.USTAR_FORMAT, "utf-8", "surrogateescape"))
+            file.seek(-(-size // BLOCK) * BLOCK, os.SEEK_CUR)
+        file.write(bytes(2 * BLOCK))
+    with tarfile.open(path, "r:") as tar:
+        expected = {member.name: (member.offset_data, member.size) for member in tar}
+    assert list(expected) == list(members)
+    calls, fromtarfile = [], tarfile.TarInfo.fromtarfile
+    monkeypatch.setattr(tarfile.TarInfo, "fromtarfile", lambda tar: calls.append(tar.offset) or fromtarfile(tar))
+    assert {member.name: (member.offset, member.size) for member in scan(LocalBlob(path))} == expected
+    assert calls == [0]
+
+
+def own_type(name: str) -> bytes:
+    return tarfile.AREGTYPE if name == "d/z" else tarfile.REGTYPE
+
+
+@pytest.mark.parametrize(("length", "found"), [(40, True), (41, False)])
+def test_as_many_links_are_followed_as_linux_follows(tmp_path, length, found):
+    path = tmp_path / "a.tar"
+    with tarfile.open(path, "w") as tar:
+        add(tar, "0.jpg", b"end")
+        for number in range(length):
+            add(tar, f"{number + 1}.jpg", kind=tarfile.SYMTYPE, link=f"{number}.jpg")
+            os.symlink(f"{number}.jpg", tmp_path / f"{number + 1}.jpg")
+    (tmp_path / "0.jpg").write_bytes(b"end")
+    assert (tmp_path / f"{length}.jpg").exists() == found
+    assert contents(path)[f"{length}.jpg"] == (b"end" if found else None)
 
 
 def test_links(tmp_path):
@@ -390,17 +429,24 @@ def test_a_sparse_map_without_pieces(tmp_path):
 
 
 def test_names_with_one_hash_are_told_apart(tmp_path):
-    """Two names of the same CRC-32 among the 100,000 first, found by trying."""
+    """Two names of the same CRC-32 among the first 100,000, found by trying, and four put together of them."""
     seen: dict[int, str] = {}
     for number in range(1_000_000):
         name = f"{number * 2654435761 % 2**32:08x}.jpg"
         if (other := seen.setdefault(zlib.crc32(name.encode()), name)) != name:
             break
+    names = [first + second for first in (name, other) for second in (name, other)]
+    assert len({zlib.crc32(one.encode()) for one in names}) == 1
+    expected = {one: one.encode() for one in (name, other, *names, *map(str, range(40)))}  # on both sides of these
     path = tmp_path / "a.tar"
     with tarfile.open(path, "w") as tar:
-        add(tar, name, b"one")
-        add(tar, other, b"the other")
-    assert contents(path) == {name: b"one", other: b"the other"}
+        for one, data in expected.items():
+            add(tar, one, data)
+    assert contents(path) == expected
+    for unknown in ("\ud800.jpg", "no.jpg"):
+        with pytest.raises(KeyError) as caught:
+            build_index(LocalBlob(path)).row(unknown)
+        assert caught.value.args == (unknown,)
 
 
 @pytest.mark.parametrize("key", ["no.jpg", "", ".", "./", "a.jpg/", "A.JPG", "/a.jpg", "../a.jpg", "\ud800.jpg", "d"])
@@ -498,7 +544,7 @@ def test_another_size_or_time_makes_a_new_index(photos, builds):
 
 class Bomb:
     def __reduce__(self):
-        return os._exit, (7,)
+        return sys.exit, (7,)
 
 
 def damaged_indexes(whole: bytes) -> dict[str, bytes]:
@@ -715,8 +761,8 @@ def cut(tmp_path: Path, whole: bytes, length: int) -> Path:
     ("where", "into_it", "last_whole"),
     [
         ("first", 100, "not a tar"),
-        ("first", 512, "no member is whole"),
-        ("first", 512 + 699, "no member is whole"),
+        ("first", 512, "; no member is whole. Copy"),
+        ("first", 512 + 699, "; no member is whole. Copy"),
         ("longl", 1, "first.jpg"),  # within the header of the name
         ("longl", 511, "first.jpg"),
         ("longl", 512, "first.jpg"),  # within the name
@@ -799,8 +845,40 @@ def test_a_damaged_header_is_an_error(tmp_path, plan, where, last_whole, mode):
     with pytest.raises(TarError, match=f"last whole member is '{last_whole}'") as failure:
         TarStore(path, mode=mode).keys()
     assert str(path) in str(failure.value)
+    assert f"damaged: the header at byte {members[where].offset} cannot be read (" in str(failure.value)
     with tarfile.open(path) as tar:  # tarfile ends there, as if all were well
         assert len(tar.getnames()) < 5
+
+
+@pytest.mark.parametrize("size", [-512, -1024, -1 << 60])
+def test_a_size_that_leads_back_is_no_endless_loop(tmp_path, size):
+    """GNU's base-256 numbers may be negative: the next header would be this one, or one before it."""
+    path = tmp_path / "a.tar"
+    with tarfile.open(path, "w") as tar:
+        add(tar, "a.jpg", b"a")
+        add(tar, "b.jpg", b"b")
+    data = bytearray(path.read_bytes())
+    header = data[1024:1536]
+    header[124:136] = b"\xff" + (256**11 + size).to_bytes(11, "big")
+    header[148:156] = b"%06o\0 " % (sum(header[:148]) + 8 * 32 + sum(header[156:]))
+    data[1024:1536] = header
+    path.write_bytes(data)
+    with pytest.raises(TarError, match=r"the header at byte 1024 leads back; the last whole member is 'a\.jpg'\."):
+        build_index(LocalBlob(path))
+
+
+def test_a_tar_that_ends_with_a_folder_s_header(tmp_path):
+    path = tmp_path / "a.tar"
+    with tarfile.open(path, "w") as tar:
+        add(tar, "a.jpg", b"a")
+        add(tar, "d", kind=tarfile.DIRTYPE)
+    whole = path.read_bytes()[: 3 * BLOCK]
+    path.write_bytes(whole)
+    with pytest.warns(TarWarning, match="no end mark: it may be cut after 'd'"):
+        assert contents(path) == {"a.jpg": b"a"}
+    path.write_bytes(whole + b"X" * 100)
+    with pytest.raises(TarError, match="it ends within a header; the last whole member is 'd'"):
+        contents(path)
 
 
 def test_a_header_of_zeros_in_the_middle_warns(tmp_path, plan):

@@ -5,15 +5,19 @@ import multiprocessing
 import os
 import signal
 import time
+from functools import partial
+from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import labkit as lk
-from labkit.measure import processes, sampler
-from labkit.measure.results import COLUMNS
+from labkit.measure import batches, processes, sampler
+from labkit.measure.batches import page_cache_state, synchronize
+from labkit.measure.results import COLUMNS, RESULTS_VARIABLE
 from labkit.measure.timing import count_images
 from tests.unsampled import leave_memory_out
 
@@ -167,6 +171,7 @@ def test_an_empty_variant_is_an_error():
         ({"variants": {}, "baseline": "a"}, "no variants"),
         ({"variants": {"a": list}, "baseline": "b"}, "baseline 'b' is not a variant: choose one of a"),
         ({"variants": {"a": list}, "baseline": "a", "rounds": 0}, "at least one round"),
+        ({"variants": {"a": list}, "baseline": "a", "warmups": -1}, "no negative warm-ups"),
         ({"variants": {"a": [1]}, "baseline": "a"}, "'a' is not a function: write `lambda: loader`"),
     ],
 )
@@ -328,3 +333,208 @@ def test_a_factor_may_differ_between_variants():
     assert frame[frame.variant == "a"].storage.isna().all()
     assert set(frame[frame.variant == "b"].storage) == {"simulated hard disk"}
     assert set(frame.host) == {"here"}
+
+
+@pytest.mark.usefixtures("unsampled")
+def test_every_second_round_mirrors_the_one_before():
+    variants = dict.fromkeys("abcd", lambda: [1])
+    runs = lk.compare(variants, baseline="a", rounds=7, warmups=0, seed=1)
+    orders = [tuple(group.sort_values("order").variant) for _, group in runs.groupby("round")]
+    assert orders[1::2] == [order[::-1] for order in orders[:6:2]]
+    assert len({frozenset((order, order[::-1])) for order in orders}) > 1
+    assert runs.baseline.unique().tolist() == ["a"]
+    assert runs.seed.unique().tolist() == [1]
+    others = lk.compare(variants, baseline="a", rounds=7, warmups=0, seed=2)
+    assert others.order.tolist() != runs.order.tolist()
+
+
+@pytest.mark.usefixtures("unsampled")
+def test_defaults_are_five_rounds_after_one_to_warm_up():
+    runs = lk.compare({"a": lambda: [1]}, baseline="a")
+    assert runs.is_warmup.tolist() == [True] + [False] * 5
+    assert (runs.seed[0], runs.experiment[0], runs["round"].tolist()) == (0, "", [0, 1, 2, 3, 4, 5])
+
+
+@pytest.mark.usefixtures("unsampled")
+def test_an_iterable_tells_its_own_costs():
+    class Told(list):
+        batch_size, num_workers, cpu_s, peak_mem_mb, page_cache = 8, 3, 1.5, 77.0, "cold"
+
+    run = lk.compare({"a": lambda: Told([1])}, baseline="a", rounds=1, warmups=0).iloc[0]
+    assert (run.batch_size, run.num_workers, run.cpu_s, run.peak_mem_mb, run.page_cache) == (8, 3, 1.5, 77.0, "cold")
+
+
+@pytest.mark.usefixtures("unsampled")
+def test_a_clock_that_stands_still_gives_no_rate_of_zero():
+    run = lk.compare({"a": lambda: [1]}, baseline="a", rounds=1, warmups=0, clock=lambda: 1.0).iloc[0]
+    assert run.images_per_s == float("inf")
+
+
+@pytest.mark.usefixtures("unsampled")
+def test_a_named_experiment_is_kept_for_the_tour(tmp_path, monkeypatch):
+    monkeypatch.setenv(RESULTS_VARIABLE, str(tmp_path))
+    lk.compare({"a": lambda: [1]}, baseline="a", rounds=1, experiment="kept")
+    assert lk.load_frame(tmp_path / "kept.csv").variant.tolist() == ["a", "a"]
+
+
+@pytest.mark.usefixtures("unsampled")
+def test_what_lives_already_is_not_collected_during_runs_and_a_foreign_freeze_is_left():
+    frozen = []
+    variants = {"a": lambda: frozen.append(gc.get_freeze_count()) or [1]}
+    compare_once = partial(lk.compare, variants, baseline="a", rounds=1)
+    compare_once()
+    assert min(frozen) > 0
+    assert gc.get_freeze_count() == 0
+    gc.freeze()
+    foreign = gc.get_freeze_count()
+    try:
+        compare_once()
+        assert gc.get_freeze_count() == pytest.approx(foreign, abs=1000)
+    finally:
+        gc.unfreeze()
+
+
+@pytest.mark.usefixtures("unsampled")
+def test_files_are_evicted_before_each_run_of_the_variant_that_asks():
+    events = []
+    lk.compare(
+        {"a": lambda: events.append("a") or [1], "b": lambda: events.append("b") or [1]},
+        baseline="a", rounds=2, warmups=0, evict={"b": lambda: events.append("evict") or 0},
+    )  # fmt: skip
+    assert "".join(event[0] for event in events).replace("eb", "B") in ("aBBa", "BaaB")
+
+
+@pytest.mark.usefixtures("unsampled")
+def test_a_warning_points_at_the_caller():
+    with pytest.warns(UserWarning, match="same number of images") as caught:
+        lk.compare({"a": lambda: [1], "b": lambda: [2]}, baseline="a", rounds=1)
+    assert caught[0].filename == __file__
+
+
+@pytest.mark.usefixtures("unsampled")
+def test_an_empty_variant_is_told_without_the_end_of_an_iterator():
+    with pytest.raises(lk.VariantError) as caught:
+        lk.compare({"none": lambda: []}, baseline="none")
+    assert caught.value.__suppress_context__
+    assert caught.value.__cause__ is None
+
+
+@pytest.mark.parametrize("batch", ["text", [], (), {"a": "b"}.values()])
+def test_a_batch_of_nothing_countable_is_refused_by_its_type(batch):
+    with pytest.raises(TypeError, match=f"images of a {type(batch).__name__}: pass count="):
+        count_images(batch)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said", "state"),
+    [
+        (None, 5, {}, "unknown"), (5, None, {}, "unknown"), (5, 5, {}, "warm"), (5, 6, {}, "unknown"),
+        (1000, 1900, {"asked": True, "evicted": 1000}, "cold"),
+        (1000, 1899, {"asked": True, "evicted": 1000}, "not cold"),
+        (0, 900, {"asked": True, "evicted": 0}, "not cold"), (0, 0, {"asked": True}, "not cold"),
+        (0, 2000, {"asked": True, "evicted": 1}, "cold"),
+    ],
+)  # fmt: skip
+def test_cold_is_what_came_from_storage(before, after, said, state):
+    assert page_cache_state(before, after, **said) == state
+
+
+@pytest.mark.parametrize(("in_use", "waits"), [(True, 1), (False, 0)])
+def test_a_gpu_in_use_is_waited_for(monkeypatch, in_use, waits):
+    calls = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: in_use)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: calls.append(1))
+    synchronize()
+    assert len(calls) == waits
+    monkeypatch.setattr(batches.sys, "modules", {})
+    synchronize()  # without torch there is nothing to wait for
+    assert len(calls) == waits
+
+
+def _without_lists_of_children(path):
+    raise FileNotFoundError(path)
+
+
+def test_a_kernel_that_lists_no_children_is_told_from_a_thread_that_ended(monkeypatch):
+    monkeypatch.setattr(sampler, "open", _without_lists_of_children, raising=False)
+    assert sampler.descendants(os.getpid()) == []
+    monkeypatch.setattr(os.path, "exists", lambda path: path != "/proc/thread-self/children")
+    with pytest.raises(OSError, match="does not list children") as caught:
+        sampler.descendants(os.getpid())
+    assert not isinstance(caught.value, FileNotFoundError)
+
+
+def test_where_the_kernel_tells_less_psutil_is_asked(monkeypatch):
+    pipe, far = multiprocessing.Pipe()
+    worker = multiprocessing.get_context("fork").Process(target=_burn_on_demand, args=(far,), daemon=True)
+    worker.start()
+    with monkeypatch.context() as patch:
+        patch.setattr(os.path, "exists", lambda path: "smaps_rollup" not in path)
+        memory = processes.PeakMemory().__enter__()
+    assert processes.apart == set()
+    monkeypatch.setattr(sampler, "open", _without_lists_of_children, raising=False)
+    monkeypatch.setattr(sampler, "descendants", lambda *args: _without_lists_of_children(""))
+    pipe.send("burn")
+    pipe.recv()
+    assert processes._descendants() == [worker.pid]
+    times, own = psutil.Process(worker.pid).cpu_times(), os.times()
+    everything = own.user + own.system + own.children_user + own.children_system + times.user + times.system
+    assert processes.tree_usage().cpu_s == pytest.approx(everything, rel=0.05)
+    memory.begin()
+    memory.now()
+    uss = sum(psutil.Process(pid).memory_full_info().uss for pid in (os.getpid(), worker.pid))
+    assert memory.end() == pytest.approx(uss / 1e6, rel=0.2)
+    memory.__exit__()
+    processes.apart.add(worker.pid)
+    assert processes._descendants() == []
+    processes.apart.discard(worker.pid)
+    worker.kill()
+    worker.join()
+    monkeypatch.setattr(processes, "Path", lambda *parts: Path("/nowhere"))
+    assert processes.tree_usage().read_bytes is None
+    assert lk.tree_memory().empty
+
+
+def test_a_process_that_has_ended_costs_nothing():
+    worker = multiprocessing.get_context("fork").Process(target=int)
+    worker.start()
+    worker.join()
+    assert (processes._cpu_s(worker.pid), processes._uss_bytes(worker.pid)) == (0, 0)
+    assert processes._read_bytes(worker.pid) is None
+    assert sampler.tree_pss_bytes(os.getpid(), ()) > 0
+    with pytest.raises(FileNotFoundError):
+        sampler.pss_bytes(worker.pid)
+
+
+def test_sizes_are_those_that_the_kernel_and_psutil_tell():
+    own = psutil.Process().memory_full_info()
+    assert sampler.pss_bytes(os.getpid()) == pytest.approx(own.pss, rel=0.1)
+    row = lk.tree_memory().iloc[0]
+    assert row.pss_mb == pytest.approx(own.pss / 1e6, rel=0.1)
+    assert row.private_mb == pytest.approx(own.uss / 1e6, rel=0.1)
+    assert processes._uss_bytes(os.getpid()) == pytest.approx(own.uss, rel=0.1)
+    assert processes._read_bytes(os.getpid()) == psutil.Process().io_counters().read_bytes
+
+
+def test_a_tree_is_told_without_those_apart():
+    context = multiprocessing.get_context("fork")
+    pipe, far = context.Pipe(duplex=False)
+    child = context.Process(target=_with_a_child, args=(far,))
+    child.start()
+    grandchild = pipe.recv()
+    assert {child.pid, grandchild} <= set(sampler.descendants(os.getpid()))
+    assert sampler.descendants(child.pid) == [grandchild]
+    assert not {child.pid, grandchild} & set(sampler.descendants(os.getpid(), {child.pid}))
+    family = sampler.tree_pss_bytes(child.pid, ())
+    assert family > sampler.tree_pss_bytes(child.pid, {grandchild}) > 0
+    assert family == pytest.approx(sampler.pss_bytes(child.pid) + sampler.pss_bytes(grandchild), rel=0.1)
+    for pid in (grandchild, child.pid):
+        os.kill(pid, signal.SIGKILL)
+    child.join()
+
+
+def _with_a_child(pipe):
+    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+    child.start()
+    pipe.send(child.pid)
+    time.sleep(60)

@@ -162,7 +162,7 @@ def _with_links_resolved(scanned: list[Member]) -> dict[str, Member]:
 
 
 def _followed(member: Member, final: dict[str, Member], members: dict[str, Member]) -> Member:
-    for _ in range(40):  # as many links as Linux follows
+    for _ in range(41):  # a file behind 40 links, as many as Linux follows
         if member.kind != "sym":
             return member
         target = final.get(member.target, _NOWHERE)

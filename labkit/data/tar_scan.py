@@ -107,7 +107,6 @@ def _plain_member(header: bytes, offset: int) -> Member | None:
 
 def _other_member(file: BinaryIO, tar: tarfile.TarFile, offset: int, name: str, last: str) -> tuple[Member, int]:
     file.seek(offset)
-    tar.offset = offset
     try:
         info = BoundedInfo.fromtarfile(tar)
     except UNREADABLE as error:

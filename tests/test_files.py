@@ -1,0 +1,106 @@
+"""Files that are written whole or not at all."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from labkit.measure.files import write_whole, written_whole
+
+fcntl = pytest.importorskip("fcntl", reason="this system has no file locks")
+
+
+def test_a_file_is_written_whole(tmp_path):
+    target = tmp_path / "new" / "folder" / "a.bin"
+    write_whole(target, b"one")
+    write_whole(target, b"two")
+    assert target.read_bytes() == b"two"
+    assert list(target.parent.iterdir()) == [target]
+
+
+def test_nothing_is_left_of_a_file_that_failed(tmp_path):
+    target = tmp_path / "a.bin"
+    target.write_bytes(b"before")
+
+    def failing() -> None:
+        with written_whole(target) as partial_path:
+            partial_path.write_bytes(b"half")
+            assert (target.read_bytes(), partial_path.parent) == (b"before", tmp_path)
+            assert re.fullmatch(rf"\.{os.getpid()}-[0-9a-f]{{8}}\.partial", partial_path.name)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        failing()
+    assert target.read_bytes() == b"before"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+WRITE_HALF = """
+import os, signal, sys
+from pathlib import Path
+from labkit.measure.files import written_whole
+with written_whole(Path(sys.argv[1])) as partial:
+    partial.write_bytes(b"half")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_killed_processes_were_writing_is_removed(tmp_path):
+    target = tmp_path / "a.bin"
+    for _ in range(2):
+        assert subprocess.run([sys.executable, "-c", WRITE_HALF, target], check=False).returncode == -9
+    assert len(list(tmp_path.iterdir())) == 1  # the second killed one has removed what the first left
+    with written_whole(tmp_path / "elsewhere") as living:  # its first write here, and this process lives
+        assert list(tmp_path.iterdir()) == [living]
+        again = subprocess.run([sys.executable, "-c", WRITE_HALF.replace("SIGKILL", "SIGCONT"), target], check=False)
+        assert (again.returncode, living.exists(), target.read_bytes()) == (0, True, b"half")
+
+
+def test_a_file_that_is_removed_while_it_is_claimed_is_claimed_again(tmp_path, monkeypatch):
+    lock, removed = fcntl.flock, []
+
+    def remove_first(file, how):
+        lock(file, how)
+        if not removed:
+            removed.append(os.unlink(file.name))
+
+    monkeypatch.setattr(fcntl, "flock", remove_first)
+    with written_whole(tmp_path / "a.bin") as partial:
+        assert partial.exists()
+        assert removed
+        with pytest.raises(BlockingIOError), open(partial, "ab") as file:
+            lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+@pytest.mark.parametrize("n_bytes", [0, 1000])
+def test_where_there_is_no_room_the_file_is_named(tmp_path, n_bytes):
+    code = f"""
+import resource, sys
+from pathlib import Path
+from labkit.measure.files import write_whole
+resource.setrlimit(resource.RLIMIT_FSIZE, ({n_bytes}, {n_bytes}))
+try:
+    write_whole(Path(sys.argv[1]), b"x" * 10_000)
+except OSError as error:
+    print(error)
+"""
+    said = subprocess.run([sys.executable, "-c", code, tmp_path / "a.bin"], capture_output=True, text=True, check=True)
+    assert said.stdout == f"[Errno 27] File too large: '{tmp_path / 'a.bin'}'\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_name_as_long_as_names_get(tmp_path):
+    write_whole(tmp_path / ("n" * 255), b"data")
+    assert [path.name for path in tmp_path.iterdir()] == ["n" * 255]
+
+
+def test_writers_at_once_do_not_meet(tmp_path):
+    target = tmp_path / "a.bin"
+    with written_whole(target) as one, written_whole(target) as two:
+        one.write_bytes(b"1" * 1000)
+        two.write_bytes(b"2" * 1000)
+        assert one != two
+    assert target.read_bytes() == b"1" * 1000  # the outer block ends last
+    assert list(tmp_path.iterdir()) == [target]
