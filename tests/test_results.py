@@ -327,7 +327,7 @@ def test_without_a_tour_nothing_is_kept(frame_of, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     record(frame_of({"a": [1]}, "a", experiment="kept"))
     assert list(tmp_path.iterdir()) == []
-    assert file_stem("a b c-1.D_e") == "a_b_c-1.D_e"
+    assert file_stem("a b c-1.D") == "a_b_c-1.D"
 
 
 def test_frames_from_timers_tell_rounds_and_clock():
