@@ -19,6 +19,7 @@ from labkit.data import regions
 from labkit.data.conformance import oracle_files
 from labkit.pipeline.crops import flips, middle_crops, random_crops, uniforms
 from labkit.pipeline.threaded import BatchLoader
+from tests.children import in_children
 
 SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
 
@@ -77,7 +78,12 @@ def psnr_db(images, others):
 
 
 def left_threads():
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("labkit-batches")]
+    """Names of a loader's threads that are still there after a while: they end on their own, once it is gone."""
+    gc.collect()
+    ours = [thread for thread in threading.enumerate() if thread.name.startswith("labkit-batches")]
+    for thread in ours:
+        thread.join(5)
+    return [thread.name for thread in ours if thread.is_alive()]
 
 
 @pytest.fixture
@@ -364,8 +370,28 @@ class TestThreads:
     def test_a_loop_that_is_left_ends_them(self, photos):
         for _ in BatchLoader(photos, batch_size=2):
             break
-        gc.collect()
         assert not left_threads()
+
+    def test_they_stay_for_all_epochs(self, photos):
+        """OpenCV keeps memory for each thread that has ended."""
+        seen = set()
+        store = SimpleNamespace(keys=photos.keys, read=lambda key: seen.add(threading.get_ident()) or photos.read(key))
+        loader = BatchLoader(store, batch_size=4, num_threads=2)
+        for _ in range(4):
+            list(loader)
+        next(iter(loader))
+        assert len(seen) <= 2
+        del loader
+        assert not left_threads()
+
+    def test_a_forked_process_has_its_own(self, photos):
+        loader = BatchLoader(photos, batch_size=5)
+        first, second = epoch_of(loader)[0], epoch_of(loader)[0]
+        loader.set_epoch(1)
+        # Not torch.cat: a fork has no OpenMP threads, which torch would wait for.
+        [again] = in_children("fork", lambda: np.concatenate([images.numpy() for images, _ in loader]), ())
+        assert not torch.equal(first, second)
+        assert (again == second.numpy()).all()
 
     def test_a_loop_that_is_left_leaves_its_work(self, photos):
         read = []

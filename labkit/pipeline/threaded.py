@@ -4,6 +4,7 @@ import os
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch import Tensor
 from torch.utils.data import BatchSampler, Sampler, SequentialSampler
 
 from labkit.data.alone import compute_alone
+from labkit.data.blobs import PerProcess
 from labkit.data.datasets import SkipLog, Skipped, labels_of
 from labkit.data.decode import DecodeError
 from labkit.data.packed import PackedStrings
@@ -53,8 +55,7 @@ class BatchLoader:
     Batches: `(images, labels)`; images uint8 (batch_size, 3, size, size) RGB in channels-last memory, labels int64
     (batch_size,). A batch may be kept: its memory is used again only when nobody holds it.
 
-    A JPEG damaged below the rows that its crop needs is not noticed in that epoch. The threads end with their epoch;
-    OpenCV keeps about 1 KB for each thread that has ended.
+    A JPEG damaged below the rows that its crop needs is not noticed in that epoch. The threads end with the loader.
 
     Attributes:
         epoch: Number of the next epoch. Each `iter()` takes it and adds one; set it with `set_epoch` to resume.
@@ -108,6 +109,8 @@ class BatchLoader:
             sampler = Shuffled(len(self.keys), seed) if shuffled else SequentialSampler(self.keys)
         self._requests = BatchSampler(sampler, batch_size, drop_last)
         pinned = torch.cuda.is_available() and pin_memory is not False
+        # Kept for all epochs: OpenCV holds about 1 KB for each thread that has ended. They end with this object.
+        self._pool = PerProcess(partial(ThreadPoolExecutor, self.num_threads, "labkit-batches", compute_alone))
         self._buffers = BatchBuffers((batch_size, size, size, 3), prefetch_factor + 2, pinned)
 
     def _open(self, source: Any, draw: Draw, scaled_decoding: bool) -> None:
@@ -141,16 +144,17 @@ class BatchLoader:
         if hasattr(self._requests.sampler, "set_epoch"):
             self._requests.sampler.set_epoch(epoch)
         started: deque[_Batch] = deque()
-        with ThreadPoolExecutor(self.num_threads, "labkit-batches", compute_alone) as pool:
-            try:
-                for indices in self._requests:
-                    started.append(self._start(pool, np.array(indices), epoch))
-                    if len(started) > self._prefetch_factor:
-                        yield self._finish(started.popleft())
-                while started:
-                    yield self._finish(started.popleft())
-            finally:  # an error, Ctrl-C, or a loop that was left
-                pool.shutdown(cancel_futures=True)
+        pool = self._pool()
+        try:
+            for indices in self._requests:
+                started.append(self._start(pool, np.array(indices), epoch))
+                if len(started) > self._prefetch_factor:
+                    yield self._finish(started)
+            while started:
+                yield self._finish(started)
+        finally:  # an error, Ctrl-C, or a loop that was left
+            tasks = [task for batch in started for task in batch.tasks.values()]
+            wait(task for task in tasks if not task.cancel())
 
     def _start(self, pool: ThreadPoolExecutor, indices: np.ndarray, epoch: int) -> "_Batch":
         memory, images = self._buffers.take()
@@ -163,11 +167,14 @@ class BatchLoader:
             tasks[start] = pool.submit(self._filler.fill, memory[part], indices[part], plan[part])
         return _Batch(indices, images[: len(indices)].permute(0, 3, 1, 2), tasks)
 
-    def _finish(self, batch: "_Batch") -> tuple[Tensor, Tensor]:
+    def _finish(self, started: "deque[_Batch]") -> tuple[Tensor, Tensor]:
+        """The first of what was started, which stays there until it is whole."""
+        batch = started[0]
         # Waiting for one after the other would take Python's lock from the threads at work each time.
         wait(batch.tasks.values(), return_when=FIRST_EXCEPTION)
         empty = [start + row for start, task in batch.tasks.items() for row in task.result()]
         labels = torch.from_numpy(self._labels[batch.indices])
+        started.popleft()
         if not empty:
             return batch.images, labels
         if len(empty) == len(labels):
