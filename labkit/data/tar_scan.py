@@ -111,8 +111,6 @@ def _other_member(file: BinaryIO, tar: tarfile.TarFile, offset: int, name: str, 
         info = BoundedInfo.fromtarfile(tar)
     except UNREADABLE as error:
         raise _cut(name, f"the header at byte {offset} cannot be read ({error})", last) from error
-    if tar.offset <= offset:
-        raise _cut(name, f"the header at byte {offset} leads back", last)
     member = Member(plain_name(info.name), info.offset_data, 0)
     if info.islnk():
         member = member._replace(kind="hard", target=posixpath.normpath(info.linkname))
