@@ -141,7 +141,8 @@ def speedup_interval(
         boot = _bootstrap(_means(logs, confidence) - _means(other_logs, confidence, seed=1), confidence, sizes)
         student = _welch(logs, other_logs, confidence)
     low, high = min(boot[0], student[0]), max(boot[1], student[1])
-    return float(np.exp(low)), float(np.exp(high))
+    with np.errstate(over="ignore"):  # of two wild runs an interval may reach to infinity
+        return float(np.exp(low)), float(np.exp(high))
 
 
 def verdict_of(ratios: np.ndarray, others: np.ndarray | None = None) -> str:
