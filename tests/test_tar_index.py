@@ -863,7 +863,7 @@ def test_a_size_that_leads_back_is_no_endless_loop(tmp_path, size):
     header[148:156] = b"%06o\0 " % (sum(header[:148]) + 8 * 32 + sum(header[156:]))
     data[1024:1536] = header
     path.write_bytes(data)
-    said = r"the header at byte 1024 cannot be read \('b\.jpg' has a size below zero\); the last whole member is 'a\.jpg'\."
+    said = r"header at byte 1024 cannot be read \('b\.jpg' has a size below zero\); the last whole member is 'a\.jpg'\."
     with pytest.raises(TarError, match=said):
         build_index(LocalBlob(path))
 
