@@ -129,9 +129,17 @@ Modules that are not covered to the last line and branch, and why; {len(rows)} w
 {markdown(rows[(rows["lines_pct"] < 100) | (rows["branches_pct"] < 100)])}"""
 
 
+def _versions(rows: pd.DataFrame) -> str:
+    return f"""## Versions
+
+`python -m tests.hardening.versions lowest` (and `newest`, and `bare`, without extras)
+
+{markdown(rows)}"""
+
+
 _SECTIONS = {
     "faults.csv": _faults, "fuzz.csv": _fuzz, "soak.csv": _soak, "load.csv": _load, "noise.csv": _noise,
-    "mutation.csv": _mutation, "coverage.csv": _coverage,
+    "mutation.csv": _mutation, "coverage.csv": _coverage, "versions.csv": _versions,
 }  # fmt: skip
 
 
