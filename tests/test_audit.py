@@ -3,16 +3,16 @@
 import http.server
 import json
 import subprocess
-import threading
 
 import pytest
 
 from tests.hardening import audit
+from tests.serving import Quiet, serving
 
 pytest.importorskip("pip_audit", reason='pip-audit is not installed: python -m pip install -e ".[test]"')
 
 
-class Service(http.server.BaseHTTPRequestHandler):
+class Service(Quiet, http.server.BaseHTTPRequestHandler):
     """As OSV's: knows urllib3 and badpkg."""
 
     known = {"urllib3": "GHSA-www2-v7xj-xrc6", "badpkg": "GHSA-aaaa-bbbb-cccc"}  # noqa: RUF012
@@ -29,17 +29,12 @@ class Service(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def log_message(self, *args):
-        pass
-
 
 @pytest.fixture
 def service(monkeypatch):
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Service) as server:
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        yield ["-s", "osv", "--osv-url", f"http://127.0.0.1:{server.server_port}/"]
-        server.shutdown()
+    with serving(Service) as port:
+        yield ["-s", "osv", "--osv-url", f"http://127.0.0.1:{port}/"]
 
 
 def installed(folder, **versions):

@@ -7,7 +7,6 @@ import lzma
 import re
 import struct
 import tarfile
-import threading
 import zlib
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -32,6 +31,7 @@ from labkit.data.shard_tar import read_members
 from labkit.data.shard_writer import read_manifest
 from labkit.data.tar_index import SUFFIX, TarError, read_index
 from labkit.data.tar_stream import TarStream
+from tests.serving import Quiet, serving
 
 BOMB_BYTES = 120_000_000  # that the smallest bombs here stand for; most stand for more
 _SPARE_MB = 60  # that a refusal may take
@@ -394,7 +394,7 @@ def test_lists_nested_deep(tmp_path, monkeypatch):
 # Bodies over HTTP.
 
 
-class Bodies(http.server.BaseHTTPRequestHandler):
+class Bodies(Quiet, http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(200)
         if self.path == "/long":
@@ -415,16 +415,11 @@ class Bodies(http.server.BaseHTTPRequestHandler):
             self.end_headers()
             self.wfile.write(body)
 
-    def log_message(self, *args):
-        pass
-
 
 @pytest.fixture
 def bodies():
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Bodies) as server:
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
+    with serving(Bodies) as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 @pytest.mark.parametrize(("path", "said"), [("long", "1000000000000000 bytes"), ("endless", "endless bytes")])

@@ -8,7 +8,6 @@ import io
 import logging
 import re
 import tarfile
-import threading
 import traceback
 from pathlib import Path
 
@@ -27,6 +26,7 @@ from labkit.data.engine import ItemErrors
 from labkit.measure.redact import redacted, shown
 from labkit.measure.results import load_frame, make_frame
 from labkit.measure.timing import VariantError
+from tests.serving import Quiet, serving
 
 USER, PASSWORD, SIGNATURE = "someone", "hush%2Fhush", "hu5h5ignature"
 SECRETS = ("someone", "hush", "hu5h", base64.b64encode(b"someone:hush/hush").decode())
@@ -39,7 +39,7 @@ def jpeg() -> bytes:
     return buffer.getvalue()
 
 
-class Guarded(http.server.SimpleHTTPRequestHandler):
+class Guarded(Quiet, http.server.SimpleHTTPRequestHandler):
     """Answers those who know user, password and signature, and ranges; `/broken/` is cut, `/failing/` fails."""
 
     protocol_version = "HTTP/1.1"
@@ -65,9 +65,6 @@ class Guarded(http.server.SimpleHTTPRequestHandler):
         self.wfile.write(body)
         self.close_connection = cut
 
-    def log_message(self, *args):
-        pass
-
 
 @pytest.fixture
 def guarded(tmp_path, monkeypatch):
@@ -84,10 +81,8 @@ def guarded(tmp_path, monkeypatch):
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     monkeypatch.setattr(http_client, "_LONGEST_WAIT_S", 0.01)
     handler = functools.partial(Guarded, directory=root)
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        yield lambda path, host=f"127.0.0.1:{server.server_port}": f"http://{USER}:{PASSWORD}@{host}/{path}?{QUERY}"
-        server.shutdown()
+    with serving(handler) as port:
+        yield lambda path, host=f"127.0.0.1:{port}": f"http://{USER}:{PASSWORD}@{host}/{path}?{QUERY}"
 
 
 class Told:
@@ -181,7 +176,7 @@ def test_a_password_goes_to_no_other_host(tmp_path, monkeypatch):
     """Where the mirror redirects: another port is another host."""
     seen = []
 
-    class There(http.server.BaseHTTPRequestHandler):
+    class There(Quiet, http.server.BaseHTTPRequestHandler):
         def do_GET(self):
             seen.append(self.headers.get("Authorization"))
             self.send_response(302 if self.path == "/here" else 404)
@@ -189,15 +184,9 @@ def test_a_password_goes_to_no_other_host(tmp_path, monkeypatch):
             self.send_header("Content-Length", "0")
             self.end_headers()
 
-        def log_message(self, *args):
-            pass
-
     monkeypatch.setenv("no_proxy", "127.0.0.1,localhost")
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), There) as server:
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        with pytest.raises(OSError, match="404"):
-            download.download_imagenette(tmp_path, url=f"http://me:hush@127.0.0.1:{server.server_port}/here")
-        server.shutdown()
+    with serving(There) as port, pytest.raises(OSError, match="404"):
+        download.download_imagenette(tmp_path, url=f"http://me:hush@127.0.0.1:{port}/here")
     assert [bool(authorization) for authorization in seen] == [True, False]
 
 

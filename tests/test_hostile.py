@@ -19,24 +19,12 @@ from labkit.data.shard_writer import UNFINISHED, write_shards
 from labkit.data.tar_index import SUFFIX, TarError
 from labkit.data.tar_store import TarStore
 from labkit.measure.results import RESULTS_VARIABLE, load_frame, quiet_summary, record, save_frame
+from tests.memory_store import MemoryStore
 
 PNG = bytes.fromhex(
     "89504e470d0a1a0a0000000d494844520000000100000001080200000090"
     "7753de0000000c49444154789c63606060000000040001f6177f380000000049454e44ae426082"
 )  # 1 x 1, RGB
-
-
-class Store:
-    """Images by key, in memory."""
-
-    def __init__(self, *keys: str, data: bytes = PNG):
-        self._keys, self._data = sorted(keys), data
-
-    def keys(self) -> list[str]:
-        return self._keys
-
-    def read(self, key: str) -> bytes:
-        return self._data
 
 
 @pytest.mark.parametrize("text", [b"{", b"[" * 5000, b"[]", b"\xff"])
@@ -45,12 +33,12 @@ def test_damaged_notes_of_an_unfinished_run_are_named(tmp_path, text):
     os.makedirs(root / UNFINISHED)
     (root / UNFINISHED / "settings.json").write_bytes(text)
     with pytest.raises(ValueError, match=r"settings\.json is damaged: .*another folder"):
-        write_shards(Store("a.png"), root, engine="threads", progress=False)
+        write_shards(MemoryStore({"a.png": PNG}), root, engine="threads", progress=False)
 
 
 @pytest.mark.parametrize("name", ["../up.tar", "", 7, None, "/etc/x.tar"])
 def test_a_manifest_names_no_shard_outside_its_folder(tmp_path, name):
-    root = write_shards(Store("a.png"), tmp_path / "shards", engine="threads", progress=False)
+    root = write_shards(MemoryStore({"a.png": PNG}), tmp_path / "shards", engine="threads", progress=False)
     content = json.loads((root / "manifest.json").read_bytes())
     content["shards"][0]["name"] = name
     (root / "manifest.json").write_text(json.dumps(content))
@@ -169,7 +157,7 @@ def test_a_bomb_in_a_shard_is_refused(tmp_path, monkeypatch):
 
 def pixel_file(path, *, header=None, index=None):
     """A sound pixel file with bytes of its header and index changed, and all checksums made right."""
-    PixelStore.build(Store("a/x.png", "b/y.png"), path, num_workers=0, progress=False)
+    PixelStore.build(MemoryStore(dict.fromkeys(["a/x.png", "b/y.png"], PNG)), path, num_workers=0, progress=False)
     head, rest = bytearray(path.read_bytes()[:128]), bytearray(path.read_bytes()[128:])
     for at, data in (index or {}).items():
         rest[at : at + len(data)] = data
@@ -205,7 +193,7 @@ def test_a_forged_pixel_file_is_damaged(tmp_path, changed):
 def test_a_decoder_of_another_alphabet_is_another_decoder(tmp_path):
     path = pixel_file(tmp_path / "x.pixels", header={76: b"\xff\xfe"})
     with pytest.raises(PixelError, match="holds other pixels"):
-        PixelStore.build(Store("a/x.png", "b/y.png"), path, num_workers=0, progress=False)
+        PixelStore.build(MemoryStore(dict.fromkeys(["a/x.png", "b/y.png"], PNG)), path, num_workers=0, progress=False)
 
 
 @pytest.mark.parametrize("blank", ["\u2028", "\x85", "\x0b", "\x0c", "\x1e"])

@@ -18,6 +18,7 @@ from PIL import Image
 
 from labkit import FolderStore, ItemErrors, PixelError, PixelStore
 from labkit.data import pixel_build, pixel_parts
+from tests.memory_store import MemoryStore
 
 # As if its classes stood in a notebook: workers cannot import a test module.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -221,14 +222,6 @@ def assert_refused(source, path: Path, said: str, **settings) -> None:
     assert {name.name for name in path.parent.iterdir()} <= {path.name, "images"}
 
 
-class Empty:
-    def keys(self):
-        return []
-
-    def read(self, key):
-        raise KeyError(key)
-
-
 @pytest.mark.parametrize(
     ("source", "settings", "said"),
     [
@@ -237,7 +230,7 @@ class Empty:
         (None, {"engine": "dask"}, "local, threads, ray"),
         (None, {"address": "10.0.0.1:6379"}, "engine='ray'"),
         ("missing", {}, "'missing' is not a folder of images"),
-        (Empty(), {}, "the source holds no image"),
+        (MemoryStore({}), {}, "the source holds no image"),
     ],
 )
 def test_wrong_input_leaves_nothing(images, tmp_path, source, settings, said):

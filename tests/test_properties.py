@@ -26,6 +26,7 @@ from labkit.data.size_headers import read_header
 from labkit.data.tar_safety import safe_path
 from labkit.measure.results import file_stem, load_frame, make_frame, quiet_summary, save_frame
 from tests.hardening.fuzz.oracle import scratch
+from tests.memory_store import MemoryStore
 
 EXAMPLES = int(os.environ.get("LABKIT_EXAMPLES", "0"))
 bounded = settings(
@@ -46,19 +47,6 @@ def png(width: int, height: int) -> bytes:
     buffer = io.BytesIO()
     Image.new("RGB", (width, height), (width % 256, height % 256, 7)).save(buffer, "PNG")
     return buffer.getvalue()
-
-
-class Memory:
-    """A store of bytes by key."""
-
-    def __init__(self, files: dict[str, bytes]):
-        self.files = files
-
-    def keys(self) -> list[str]:
-        return sorted(self.files)
-
-    def read(self, key: str) -> bytes:
-        return self.files[key]
 
 
 @st.composite
@@ -166,7 +154,7 @@ def test_a_safe_path_stays_below_its_folder(name):
 def test_pixels_come_back(shapes):
     path = scratch() / "x.pixels"
     path.unlink(missing_ok=True)
-    store = Memory({key: png(*shape) for key, shape in shapes.items()})
+    store = MemoryStore({key: png(*shape) for key, shape in shapes.items()})
     built = lk.PixelStore.build(store, path, short_side=64, decoder="pil", num_workers=0, progress=False)
     assert list(built.keys) == sorted(shapes)
     for index, key in enumerate(built.keys):
@@ -182,7 +170,7 @@ def test_shards_come_back(found, max_count, seed):
 
     root = scratch() / "shards"
     shutil.rmtree(root, ignore_errors=True)
-    store = Memory({key: png(1, 1) + os.fsencode(key) for key in found})
+    store = MemoryStore({key: png(1, 1) + os.fsencode(key) for key in found})
     options = {"max_count": max_count, "seed": seed, "engine": "threads", "num_workers": 0, "progress": False}
     dataset = lk.read_shards(lk.write_shards(store, root, **options))
     given_back = list(dataset.samples())

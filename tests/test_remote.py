@@ -46,6 +46,7 @@ from labkit.data import remote as remotes
 from labkit.data.blobs import open_blob
 from labkit.data.tar_index import SUFFIX, TarError
 from tests.children import in_children
+from tests.serving import Quiet, serving
 
 KEYS = (
     "top.jpg",
@@ -262,26 +263,18 @@ def test_a_folder_of_a_server(folder, served, below):
 def test_pythons_own_server(folder):
     """Its listings name folders with a slash, and it answers no range requests."""
     handler = lambda *args: QuietFolder(*args, directory=folder)  # noqa: E731
-    own = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=own.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        store, oracle = HttpStore(f"http://127.0.0.1:{own.server_address[1]}"), FolderStore(folder)
+    with serving(handler) as port:
+        store, oracle = HttpStore(f"http://127.0.0.1:{port}"), FolderStore(folder)
         listed, utf8 = store.keys(), [key for key in KEYS if key.isprintable() or "\n" in key]
         assert [key for key in listed if key in utf8] == sorted(utf8)
         assert [store.read(key) for key in utf8] == [oracle.read(key) for key in utf8]
         for key in ("cat", "cat/", ""):  # a listing is no image
             with pytest.raises(KeyError):
                 store.read(key)
-    finally:
-        own.shutdown()
-        own.server_close()
-        thread.join()
 
 
-class QuietFolder(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *args):
-        pass
+class QuietFolder(Quiet, http.server.SimpleHTTPRequestHandler):
+    pass
 
 
 def test_a_manifest_is_believed(server):

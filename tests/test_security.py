@@ -30,6 +30,7 @@ from labkit.measure import files
 from labkit.measure.epochs import CannotDiagnose
 from labkit.measure.named import made_training
 from labkit.measure.results import make_frame, record
+from tests.memory_store import MemoryStore
 
 PACKAGE = Path(lk.__file__).parent
 # What a shell would run, an option parser take for an option, or a path parser split.
@@ -175,10 +176,10 @@ def test_a_download_that_would_write_outside(tmp_path, monkeypatch, evil):
     md5 = hashlib.md5(tgz.read_bytes()).hexdigest()
     monkeypatch.setitem(Imagenette._ARCHIVES, "160px", ("http://127.0.0.1:9/imagenette2-160.tgz", md5))
     monkeypatch.setattr(download, "_save", lambda url, archive: archive.write_bytes(tgz.read_bytes()))
-    root = tmp_path / "a" / "b" / "root"
+    root = tmp_path / "a" / "b" / "sets"
     with pytest.raises(UnsafeTarError, match="evil"):
         download.download_imagenette(root)
-    assert all_files(tmp_path) == ["a/b/root/.imagenette2-160.partial/imagenette2-160.tgz", "evil.tgz"]
+    assert all_files(tmp_path) == ["a/b/sets/.imagenette2-160.partial/imagenette2-160.tgz", "evil.tgz"]
 
 
 # Names from elsewhere.
@@ -186,42 +187,34 @@ def test_a_download_that_would_write_outside(tmp_path, monkeypatch, evil):
 HOSTILE_KEYS = ("../../up.jpg", "/abs.jpg", "a/../../b.jpg", "%2e%2e/c.jpg", "a/b..jpg", "..c/..d.jpg", "é/\nx.jpg")
 
 
-class HostileStore:
+def hostile_images() -> dict[str, bytes]:
     """Keys as no folder has them, but a server, or a tar, may."""
-
-    def __init__(self):
-        self.images = {key: jpeg(number) for number, key in enumerate(sorted(HOSTILE_KEYS))}
-
-    def keys(self):
-        return list(self.images)
-
-    def read(self, key):
-        return self.images[key]
+    return {key: jpeg(number) for number, key in enumerate(sorted(HOSTILE_KEYS))}
 
 
 def test_a_tar_hides_what_leads_out(tmp_path):
-    contents = HostileStore().images
+    contents = hostile_images()
     store = lk.TarStore(make_tar(tmp_path / "hostile.tar", contents))
     assert list(store.keys()) == sorted(key for key in contents if not key.startswith(".") and "/." not in key)
     assert {key: store.read(key) for key in store.keys()}.items() <= contents.items()  # noqa: SIM118
 
 
 def test_shards_of_hostile_keys_lead_nowhere(tmp_path):
-    hostile = HostileStore()
+    hostile = MemoryStore(hostile_images())
     root = lk.write_shards(hostile, tmp_path / "shards", engine="threads", progress=False)
     [shard] = root.glob("*.tar")
     with tarfile.open(shard) as tar:
         names = tar.getnames()
         images = {store_key(name): tar.extractfile(name).read() for name in names if name.endswith(".jpg")}
     assert [safe_path(name) for name in names] == names
-    assert images == hostile.images
+    assert images == hostile.files
     assert len(list(lk.read_shards(root))) == len(images)
     extract_tars(shard, tmp_path / "out" / "deep", verify=True, progress=False)
     assert {path.name for path in tmp_path.iterdir()} == {"shards", "out"}
 
 
 def test_pixels_of_hostile_keys_are_one_file(tmp_path):
-    hostile = HostileStore()
+    hostile = MemoryStore(hostile_images())
     store = lk.PixelStore.build(hostile, tmp_path / "made" / "x.pixels", progress=False)
     assert list(store.keys) == list(hostile.keys())
     assert all_files(tmp_path / "made") == ["x.pixels"]

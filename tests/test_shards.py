@@ -20,23 +20,11 @@ from labkit.data import shard_writer
 from labkit.data.shard_tar import member_names, store_key
 from labkit.data.shard_writer import MANIFEST, UNFINISHED
 from labkit.measure.files import written_whole
+from tests.memory_store import MemoryStore
 
 HERE = Path(__file__).parent
 killed = runpy.run_path(str(HERE / "killed_shards.py"))
 contents = killed["contents"]
-
-
-class MemoryStore:
-    """A store of what it is given."""
-
-    def __init__(self, files: dict[str, bytes]):
-        self.files = files
-
-    def keys(self) -> list[str]:
-        return sorted(self.files)
-
-    def read(self, key: str) -> bytes:
-        return self.files[key]
 
 
 def write(store, root: Path, **options) -> Path:

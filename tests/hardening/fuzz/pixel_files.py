@@ -9,6 +9,7 @@ from PIL import Image
 
 from labkit.data.pixels import PixelError, PixelStore
 from tests.hardening.fuzz.oracle import may_refuse, scratch, written
+from tests.memory_store import MemoryStore
 
 _HEADER, _INDEX, _SIZE = 1, 2, 4  # options: what is made right after each mutation
 
@@ -19,15 +20,13 @@ def pixel_seeds() -> dict[str, bytes]:
     buffer = io.BytesIO()
     Image.new("RGB", (5, 3), (1, 2, 3)).save(buffer, "PNG")
 
-    class Store:
-        def keys(self):
-            return ["a/x.png", "a/y.png", "b/z.png"]
-
-        def read(self, key):
-            return buffer.getvalue()
-
     path = scratch() / "seed.pixels"
-    PixelStore.build(Store(), path, num_workers=0, progress=False)
+    PixelStore.build(
+        MemoryStore(dict.fromkeys(["a/x.png", "a/y.png", "b/z.png"], buffer.getvalue())),
+        path,
+        num_workers=0,
+        progress=False,
+    )
     whole = path.read_bytes()
     files = {
         "whole": whole,
