@@ -124,6 +124,13 @@ COMMANDS = {
     "labkit tour --only 00": Command(
         LABKIT, ("tour", "--only", "00", "--scale", "ci"), timed=True, others=_KERNELS, seconds=400.0,
     ),
+    # Two that measure what they are about, and start processes of all kinds.
+    "labkit tour --only 03,08": Command(
+        LABKIT, ("tour", "--only", "03,08", "--scale", "ci"), timed=True, others=_KERNELS, seconds=600.0,
+    ),
+    "labkit peers": Command(
+        LABKIT, ("peers", "--only", "datasets", "--scale", "ci", "--rounds", "1"), timed=True, seconds=400.0,
+    ),
     "labkit diagnose": Command(
         LABKIT, ("diagnose", "src.train:make_training", "--batches", "2", "--rounds", "1"), ("photos", "train.py"),
         timed=True,
