@@ -95,8 +95,9 @@ def assert_fails(root: Path, url: str, cause: str) -> None:
     assert files(root) == []
 
 
-def test_the_set_is_downloaded_and_readable(server, tmp_path):
-    root = tmp_path / "new" / "data"
+@pytest.mark.parametrize("name", ["data", "-dash ;$(id) '{a,b}*?[x]\n\U0001f600%41", "\udcff", "x" * 255])
+def test_the_set_is_downloaded_and_readable(server, tmp_path, name):
+    root = tmp_path / "new" / name
     assert download_imagenette(root) == root / NAME
     assert_whole(root)
     assert len(FolderStore(root / NAME / "train").keys()) == 5

@@ -103,6 +103,16 @@ def test_an_object_store(folder, tree):
     assert read_all(ObjectStore(f"file://{folder}")) == tree
 
 
+def test_s3(tree, tmp_path):
+    pytest.importorskip("moto.server", reason='moto is not installed: python -m pip install -e ".[test]"')
+    tree = {key: data for key, data in tree.items() if key.isprintable()}  # UTF-8, and no newline, which moto refuses
+    for key, data in tree.items():
+        (tmp_path / key).parent.mkdir(exist_ok=True)
+        (tmp_path / key).write_bytes(data)
+    with lk.serve_s3({"photos": tmp_path}) as options:
+        assert read_all(lk.ObjectStore("s3://photos", **options)) == tree
+
+
 def test_shards(folder, tree, tmp_path):
     root = lk.write_shards(lk.FolderStore(folder), tmp_path / "shards", engine="threads", progress=False)
     samples = {}
@@ -227,6 +237,7 @@ def test_scripts(tmp_path, name):
         assert result.exit_code == 0, result.output
 
     run("make_photos", root / "photos", 1)
+    run("make_depth", root / "depth", 1)
     run("make_pixels", root / "photos", root / "x.pixels")
     run("collect_sizes", root / "photos", root / "sizes.csv")
     (root / "x.tar").write_bytes(packed({f"{name}.png": PNG}))
