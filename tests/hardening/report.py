@@ -79,8 +79,10 @@ def _soak(path: Path) -> str:
 
 `python -m tests.hardening.soak loaders --record tests/hardening/records/soak.csv`
 
-Slopes in kB an epoch with their 95 % interval, once the first epochs are left out: `pss` of all processes, `written` of
-the pages that they alone hold. Open files, threads and shared memory: least and most, from the fourth epoch on.
+Slopes in kB an epoch with their 95 % interval over the second half of the epochs: `pss` of all processes, `written` of
+the pages that they alone hold. "zero": the interval holds 0; "flat": it does not, and ends below a page an epoch (for
+`pss`: and process); of loaders with workers that includes the pages that a fork shares until one of the two writes
+to them. Open files, threads and shared memory: least and most, from the fourth epoch on.
 
 ![Memory and open files of every loader over the epochs](soak.png)
 

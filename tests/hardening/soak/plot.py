@@ -8,12 +8,13 @@ import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from tests.hardening.soak.slope import LIMIT_KB, WARM_UP, Slope, slopes_of
+from tests.hardening.soak.slope import LIMIT_KB, Slope, slopes_of, warm_up
 from tests.hardening.soak.subjects import PLANTED
 
 _COLUMNS = 5
 _SPAN_MB = 6.0  # of every memory axis, so that a leak looks the same in all of them
 _FINE, _LEAK = sns.color_palette("colorblind")[0], sns.color_palette("colorblind")[3]
+_FLAT = {"flat", "zero"}
 _FILES = sns.color_palette("colorblind")[2]
 
 
@@ -43,16 +44,16 @@ def draw(record: Path) -> Path:
 def _memory(ax: Axes, name: str, runs: pd.DataFrame) -> Slope:
     epochs, kb = runs["epoch"].to_numpy(), runs["own_kb"].to_numpy()
     slope, written = slopes_of(runs)
-    color = _FINE if slope.verdict == written.verdict == "flat" else _LEAK
-    start = slope.start_kb + slope.kb_per_epoch * WARM_UP
-    middle, last = (WARM_UP + epochs[-1]) / 2, epochs[-1]
+    color = _FINE if {slope.verdict, written.verdict} <= _FLAT else _LEAK
+    first, last = warm_up(epochs), epochs[-1]
+    middle, start = (first + last) / 2, slope.start_kb + slope.kb_per_epoch * first
     ax.plot(epochs, (kb - start) / 1e3, ".", color="0.6", markersize=2, zorder=1)
-    ends = pd.Series([WARM_UP, last])
-    at_middle = slope.kb_per_epoch * (middle - WARM_UP)
-    ax.plot(ends, slope.kb_per_epoch * (ends - WARM_UP) / 1e3, color=color, linewidth=1.8, zorder=3)
+    ends = pd.Series([first, last])
+    at_middle = slope.kb_per_epoch * (middle - first)
+    ax.plot(ends, slope.kb_per_epoch * (ends - first) / 1e3, color=color, linewidth=1.8, zorder=3)
     low, high = ((at_middle + rate * (ends - middle)) / 1e3 for rate in (slope.low, slope.high))
     ax.fill_between(ends, low, high, color=color, alpha=0.3, linewidth=0, zorder=2)
-    ax.axvspan(0, WARM_UP, color="0.93", linewidth=0, zorder=0)
+    ax.axvspan(0, first, color="0.93", linewidth=0, zorder=0)
     ax.set_ylim(-_SPAN_MB / 2, _SPAN_MB / 2)
     ax.set_title(name, fontsize=10, fontweight="bold", color=_LEAK if name == PLANTED else "black", loc="left")
     text = f"{slope.kb_per_epoch:+.2f} kB/epoch\n[{slope.low:+.2f}, {slope.high:+.2f}]: {slope.verdict}"
@@ -80,7 +81,7 @@ def _label(figure: Figure, axes: list, n_loaders: int, slopes: dict[str, Slope])
         if n_loaders - _COLUMNS <= number < n_loaders:
             files.set_xlabel("epoch")
             files.tick_params(labelbottom=True)
-    flat = [name for name, slope in slopes.items() if slope.verdict == "flat"]
+    flat = [name for name, slope in slopes.items() if slope.verdict in _FLAT]
     honest = len(slopes) - (PLANTED in slopes)
     figure.suptitle(
         f"{len(set(flat) - {PLANTED})} of {honest} loaders: memory flat to within a page ({LIMIT_KB:.1f} kB) an epoch "

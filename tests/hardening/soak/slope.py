@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 from scipy.stats import theilslopes
 
-WARM_UP = 100  # epochs left out: caches fill, allocators find their size, forked workers get copies of pages they write
+_WARM_UP = 100  # epochs at least: caches fill, allocators find their size, forked workers get copies of pages they write
 LIMIT_KB = 4.096  # an epoch: one page. Less than one lost object (48 bytes and more) an image, of 128 images
 _BLOCK = 10  # epochs whose median is one point: neighbours resemble each other, medians of blocks hardly do
 
@@ -14,8 +14,9 @@ _BLOCK = 10  # epochs whose median is one point: neighbours resemble each other,
 class Slope(NamedTuple):
     """kB (1000 bytes) an epoch, with its 95 % interval.
 
-    verdict: `flat` where all of the interval is within the limit; `grows` where all of it is above 0 and it is
-    not flat; `shrinks`, below; else `inconclusive`: noise that could hide a leak is no proof that there is none.
+    verdict: `flat` where all of the interval is within the limit, and `zero` where it also holds 0; `grows` where all
+    of it is above 0 and it is not flat; `shrinks`, below; else `inconclusive`: noise that could hide a leak is no proof
+    that there is none.
     """
 
     kb_per_epoch: float
@@ -28,6 +29,11 @@ class Slope(NamedTuple):
         return f"{self.kb_per_epoch:+.2f} [{self.low:+.2f}, {self.high:+.2f}] {self.verdict}"
 
 
+def warm_up(epochs: np.ndarray) -> int:
+    """Epochs that are left out: the first half."""
+    return max(_WARM_UP, int(epochs.max() + 1) // 2)
+
+
 def slope_of(epochs: np.ndarray, kb: np.ndarray, limit_kb: float = LIMIT_KB) -> Slope:
     """Theil and Sen's slope (the median of all pairs') of block medians, with the interval of Kendall's rank test.
 
@@ -36,9 +42,9 @@ def slope_of(epochs: np.ndarray, kb: np.ndarray, limit_kb: float = LIMIT_KB) -> 
     Raises:
         ValueError: fewer than five blocks after the warm-up.
     """
-    kept = epochs >= WARM_UP
+    kept = epochs >= warm_up(epochs)
     if kept.sum() < 5 * _BLOCK:
-        raise ValueError(f"{kept.sum()} epochs after {WARM_UP} of warm-up: at least {5 * _BLOCK} are wanted")
+        raise ValueError(f"{kept.sum()} epochs after {warm_up(epochs)} of warm-up: at least {5 * _BLOCK} are wanted")
     slope, intercept, low, high = theilslopes(_medians(kb[kept]), _medians(epochs[kept]), 0.95)
     return Slope(slope, low, high, intercept, _verdict(low, high, limit_kb))
 
@@ -50,7 +56,7 @@ def _medians(values: np.ndarray) -> np.ndarray:
 
 def _verdict(low: float, high: float, limit_kb: float) -> str:
     if low >= -limit_kb and high <= limit_kb:
-        return "flat"
+        return "zero" if low <= 0 <= high else "flat"
     if low > 0:
         return "grows"
     return "shrinks" if high < 0 else "inconclusive"
