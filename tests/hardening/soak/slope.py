@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 from scipy.stats import theilslopes
 
-_WARM_UP = 100  # epochs at least: caches fill, allocators find their size, forked workers get copies of pages they write
+_WARM_UP = 100  # epochs at least: caches fill, allocators find their size, forks copy the pages they write
 LIMIT_KB = 4.096  # an epoch: one page. Less than one lost object (48 bytes and more) an image, of 128 images
 _BLOCK = 10  # epochs whose median is one point: neighbours resemble each other, medians of blocks hardly do
 
