@@ -129,7 +129,7 @@ COMMANDS = {
         LABKIT, ("tour", "--only", "03,08", "--scale", "ci"), timed=True, others=_KERNELS, seconds=600.0,
     ),
     "labkit peers": Command(
-        LABKIT, ("peers", "--only", "datasets", "--scale", "ci", "--rounds", "1"), timed=True, seconds=400.0,
+        LABKIT, ("peers", "--only", "albumentations", "--scale", "ci", "--rounds", "1"), timed=True, seconds=400.0,
     ),
     "labkit diagnose": Command(
         LABKIT, ("diagnose", "src.train:make_training", "--batches", "2", "--rounds", "1"), ("photos", "train.py"),
