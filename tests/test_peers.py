@@ -3,7 +3,9 @@
 import os
 import signal
 import sys
+import tempfile
 import time
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache, lru_cache, partial
 from pathlib import Path
@@ -301,6 +303,38 @@ def test_what_goes_wrong_in_a_host_is_one_line(work, loader, message):
         assert "\n" not in str(caught.value)
 
 
+def _leaves_a_file(work, then=lambda: None):
+    Path(tempfile.mkdtemp(), "left").touch()
+    then()
+    yield torch.zeros(1, 3, 8, 8, dtype=torch.uint8)
+
+
+def _leaves_a_file_and_dies(work):
+    yield from _leaves_a_file(work, partial(os.kill, os.getpid(), signal.SIGKILL))
+
+
+@pytest.mark.parametrize("loader", [_leaves_a_file, _leaves_a_file_and_dies])
+def test_what_is_left_in_temporary_folders_goes_with_the_host(work, tmp_path, monkeypatch, loader):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with Host(replace(_fake(), loader=loader), work) as host:
+        [folder] = tmp_path.iterdir()
+        with suppress(HostError):
+            list(HostedLoader(host, work))
+        assert list(folder.rglob("left"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_host_alone_removes_its_folder(work, tmp_path, monkeypatch):
+    """As when the process that started it was killed."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    host = Host(_fake(), work)
+    assert len(list(tmp_path.iterdir())) == 1
+    host.hang_up()
+    host._process.wait(60)
+    assert list(tmp_path.iterdir()) == []
+    host.close()
+
+
 # --- the comparison
 
 
@@ -455,6 +489,15 @@ def test_a_wrong_name_is_one_line_and_exit_code_2(arguments):
     assert done.exit_code == 2
     assert done.output.count("\n") == 1
     assert arguments[1] in done.output
+
+
+def test_one_round_has_no_interval(frame, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(peer_report, "compare_peers", lambda *arguments, **options: frame[frame["round"] < 2])
+    monkeypatch.setattr(peer_report.console, "width", 160)
+    peer_report.run_peers("camera", results=tmp_path)
+    printed = capsys.readouterr().out
+    assert "ours: 2.00 x the best peer of its class" in printed
+    assert "nan" not in printed
 
 
 def test_a_run_prints_the_table_and_writes_frame_and_picture(frame, monkeypatch, tmp_path, capsys):

@@ -6,9 +6,11 @@ workers that another loader keeps are not in them.
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from multiprocessing.connection import Pipe
@@ -33,9 +35,10 @@ class Host:
 
         self._timeout_s = timeout_s
         self._pipe, theirs = Pipe()
+        self._folder = tempfile.mkdtemp(prefix="labkit-peer-")  # for what a loader's workers leave when they are ended
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "labkit.pipeline.peer_serve", str(theirs.fileno())],
+                [sys.executable, "-m", "labkit.pipeline.peer_serve", str(theirs.fileno()), self._folder],
                 pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL, start_new_session=True,  # Ctrl-C is for us, who then close it
             )  # fmt: skip
@@ -82,6 +85,7 @@ class Host:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)  # also workers that it left behind
         self._process.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
         apart.discard(self._process.pid)
 
     def _receive(self) -> tuple[str, Any]:

@@ -73,12 +73,16 @@ def _rich_table(frame: pd.DataFrame, profile: str) -> Table:
 def _cells(name: str, row: pd.Series) -> list[str]:
     return [
         f"  {name}",
-        f"{row['images_per_s']:,.0f} [{row['rate_low']:,.0f}, {row['rate_high']:,.0f}]",
-        f"{row['speedup']:.2f} [{row['ci_low']:.2f}, {row['ci_high']:.2f}]",
+        f"{row['images_per_s']:,.0f}{_interval(row['rate_low'], row['rate_high'], ',.0f')}",
+        f"{row['speedup']:.2f}{_interval(row['ci_low'], row['ci_high'])}",
         f"{row['cpu_s_per_1000']:.2f}",
         f"{row['peak_mem_mb']:,.0f}",
         f"{row['of_limit']:.0%}",
     ]
+
+
+def _interval(low: float, high: float, form: str = ".2f") -> str:
+    return f" [{low:{form}}, {high:{form}}]" if pd.notna(low) else ""  # one round has none
 
 
 def _said(frame: pd.DataFrame) -> list[str]:
@@ -86,8 +90,8 @@ def _said(frame: pd.DataFrame) -> list[str]:
     lines = []
     for name, row in against_best(frame).iterrows():
         if row["best_peer"]:
-            interval = f"{row['speedup']:.2f} x [{row['ci_low']:.2f}, {row['ci_high']:.2f}]"
-            lines.append(f"{name}: {interval} the best peer of its class, {row['best_peer']} ({row['class']})")
+            speedup = f"{row['speedup']:.2f} x{_interval(row['ci_low'], row['ci_high'])}"
+            lines.append(f"{name}: {speedup} the best peer of its class, {row['best_peer']} ({row['class']})")
         else:
             lines.append(f"{name}: no peer in its class ({row['class']})")
     notes = peer_table(frame)["note"]

@@ -1,8 +1,11 @@
-"""What runs in a host's process: `python -m labkit.pipeline.peer_serve DESCRIPTOR`, started by `peer_host.Host`."""
+"""What runs in a host's process: `python -m labkit.pipeline.peer_serve DESCRIPTOR FOLDER`, started by `peer_host.Host`."""
 
 import gc
+import os
 import pickle
+import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from itertools import chain
 from multiprocessing.connection import Connection
@@ -111,4 +114,6 @@ _COMMANDS = {"prepare": _prepare, "check": _check, "epoch": _epoch}
 
 
 if __name__ == "__main__":
+    os.environ["TMPDIR"] = tempfile.tempdir = sys.argv[2]
     serve(Connection(int(sys.argv[1])))
+    shutil.rmtree(sys.argv[2], ignore_errors=True)  # here, too: who made it may have been killed
