@@ -1,4 +1,4 @@
-"""What runs in a host's process: `python -m labkit.pipeline.peer_serve DESCRIPTOR FOLDER`, started by `peer_host.Host`."""
+"""What runs in the process of a host: `python -m labkit.pipeline.peer_serve DESCRIPTOR FOLDER`; `peer_host.Host` does."""
 
 import gc
 import os
