@@ -1,4 +1,4 @@
-"""What runs in the process of a host: `python -m labkit.pipeline.peer_serve DESCRIPTOR FOLDER`; `peer_host.Host` does."""
+"""What runs in a host: `python -m labkit.pipeline.peer_serve DESCRIPTOR FOLDER`, started by `peer_host.Host`."""
 
 import gc
 import os
