@@ -23,6 +23,7 @@ class Command:
         timed: Its output holds times, so that files are compared by name, and frames by their rows.
         local: It starts workers, as its last "2" says.
         others: Beginnings of names that a killed run leaves in TMPDIR, and that are not labkit's.
+        leaves: The same of any run.
         seconds: After which it hangs.
     """
 
@@ -35,6 +36,7 @@ class Command:
     timed: bool = False
     local: bool = False
     others: tuple[str, ...] = ()
+    leaves: tuple[str, ...] = ()
     seconds: float = 200.0  # for a busy machine: only what never ends takes so long
 
 
@@ -70,6 +72,7 @@ def _few_photos(src: Path, server: str) -> None:
 
 
 _KERNELS = ("tmp",)  # Jupyter's: where to reach the kernel
+_KEPT_WORKERS = ("pymp-",)  # Python's, of workers that torch's own loaders keep until a kernel ends, which kills them
 _PHOTOS = ("out/set/manifest.json",)
 COMMANDS = {
     "make_photos": Command(
@@ -126,7 +129,8 @@ COMMANDS = {
     ),
     # Two that measure what they are about, and start processes of all kinds.
     "labkit tour --only 03,08": Command(
-        LABKIT, ("tour", "--only", "03,08", "--scale", "ci"), timed=True, others=_KERNELS, seconds=600.0,
+        LABKIT, ("tour", "--only", "03,08", "--scale", "ci"), timed=True, others=_KERNELS, leaves=_KEPT_WORKERS,
+        seconds=600.0,
     ),
     "labkit peers": Command(
         LABKIT, ("peers", "--only", "albumentations", "--scale", "ci", "--rounds", "1"), timed=True, seconds=400.0,

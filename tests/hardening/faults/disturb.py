@@ -54,7 +54,7 @@ def undisturbed(place: Place, name: str, warm: bool = True) -> Known:
         place.make(command.sources)
         child = launch(place, command, place.setting({"on": "change", "at": 0, "log": str(log)}), warm)
         code, seconds = child.wait(command.seconds), time.monotonic() - child.started
-        left = place.end(child, sandbox.shared_memory())
+        left = place.end(child, sandbox.shared_memory(), command.leaves)
         out, err = child.said()
         if code != 0 or left:
             raise RuntimeError(f"{name} undisturbed: exit {code}, {left}, {out}{err}")
@@ -118,7 +118,7 @@ def disturb(place: Place, name: str, fault: str, draw: random.Random) -> Verdict
 
     child = launch(place, command, place.setting(trap or None, **limits), warm)
     code = wait_for(child, seconds, number, to, command.seconds)
-    wrong = place.end(child, before, command.others)
+    wrong = place.end(child, before, command.others + command.leaves)
     said = child.said()
     if fault.startswith("server "):
         bad_server.tell(place.port)
@@ -144,7 +144,7 @@ def disturb(place: Place, name: str, fault: str, draw: random.Random) -> Verdict
     _restore(place, command, victim, fault)
     again = launch(place, command, place.setting(), warm=True, alone=draw.random() < 0.7)
     code = again.wait(command.seconds)
-    wrong = place.end(again, before)
+    wrong = place.end(again, before, command.leaves)
     said = again.said()
     if code != 0 and not (command.ready and command.ready in said[1]):
         wrong.append(f"rerun: exit {code}: {said[1].strip()[-300:]}")
