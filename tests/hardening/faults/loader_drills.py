@@ -1,11 +1,13 @@
 """A worker, or a thread, of every loader fails: each drill runs in a process of its own."""
 
+import gc
 import multiprocessing
 import os
 import signal
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -235,11 +237,16 @@ def drill_threads(at: int, work: Path) -> None:
     store = lk.FolderStore(work / "src" / "photos")
     wanted = [images.clone() for images, _ in lk.BatchLoader(store, size=16, batch_size=2, num_threads=2)]
     loader = lk.BatchLoader(FailingStore(store, at), size=16, batch_size=2, num_threads=2)
-    result = _seen(lambda: list(loader), ("OSError",), (".jpg",))
+    result = _seen(partial(list, loader), ("OSError",), (".jpg",))
     loader.set_epoch(0)
     found = [images.clone() for images, _ in loader]
     if len(found) != len(wanted) or not all(map(torch.equal, found, wanted)):
         result["violations"].append("not right after the fault")
+    del loader  # whose threads are kept for its next epoch, and end with it
+    gc.collect()
+    deadline = time.monotonic() + 5
+    while threading.active_count() > 1 and time.monotonic() < deadline:
+        time.sleep(0.01)
     if threading.active_count() > 1:
         result["violations"].append(f"{threading.active_count() - 1} threads left")
     tell(result)
