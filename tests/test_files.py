@@ -1,5 +1,6 @@
 """Files that are written whole or not at all."""
 
+import errno
 import os
 import re
 import subprocess
@@ -7,7 +8,7 @@ import sys
 
 import pytest
 
-from labkit.measure.files import write_whole, written_whole
+from labkit.measure.files import remove_leftovers, write_whole, written_whole
 
 fcntl = pytest.importorskip("fcntl", reason="this system has no file locks")
 
@@ -89,6 +90,51 @@ except OSError as error:
     said = subprocess.run([sys.executable, "-c", code, tmp_path / "a.bin"], capture_output=True, text=True, check=True)
     assert said.stdout == f"[Errno 27] File too large: '{tmp_path / 'a.bin'}'\n"
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("number", "about", "named"),
+    [
+        (errno.ENOSPC, None, "ours"),
+        (errno.EIO, "partial", "ours"),
+        (errno.EIO, "other", "other"),
+        (errno.EIO, None, None),
+    ],
+)
+def test_an_error_of_the_file_that_is_written_names_the_one_that_was_wanted(tmp_path, number, about, named):
+    target = tmp_path / "ours"
+
+    def failing() -> None:
+        with written_whole(target) as partial:
+            raise OSError(number, "why", {"partial": str(partial), "other": "other"}.get(about))
+
+    with pytest.raises(OSError, match="why") as caught:
+        failing()
+    assert (caught.value.errno, caught.value.filename) == (number, str(target) if named == "ours" else named)
+
+
+def test_leftovers_are_removed_and_nothing_else(tmp_path):
+    left, others = tmp_path / ".1-00000000.partial", {".1-00000000.partial.csv", "1-00000000.partial", ".1-0.partial"}
+    for name in others:
+        (tmp_path / name).touch()
+    left.touch()
+    with open(left, "ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        remove_leftovers(tmp_path)
+        assert left.exists()
+    remove_leftovers(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == others
+    remove_leftovers(tmp_path / "missing")
+
+
+def test_the_first_write_to_a_folder_removes_leftovers(tmp_path):
+    left = tmp_path / ".1-00000000.partial"
+    left.touch()
+    write_whole(tmp_path / "a", b"")
+    assert not left.exists()
+    left.touch()
+    write_whole(tmp_path / "a", b"")
+    assert left.exists(), "each write lists the folder"
 
 
 def test_a_name_as_long_as_names_get(tmp_path):
