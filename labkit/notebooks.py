@@ -1,5 +1,6 @@
 """The numbered notebooks: find them, say what each asks, run one in a fresh kernel."""
 
+import asyncio
 import base64
 import io
 import re
@@ -7,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import nbformat
 from nbformat import NotebookNode
@@ -90,7 +92,7 @@ def execute(
     )  # fmt: skip
     start, error = time.perf_counter(), ""
     try:
-        client.execute()
+        _run(client)
     except CellExecutionError as failure:
         error = redacted(f"{failure.ename}: {failure.evalue}")
     except (CellTimeoutError, DeadKernelError) as failure:
@@ -99,6 +101,25 @@ def execute(
     _drop_widgets(node)
     _drop_credentials(node)
     return Executed(notebook, node, seconds, error)
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    """Leaves signals as they are: nbclient would end the kernel alone, and a tour that is stopped would go on."""
+
+    def add_signal_handler(self, *arguments: Any) -> None:
+        raise RuntimeError("signals are the caller's")  # as outside the main thread, which nbclient expects
+
+
+def _run(client: Any) -> None:
+    """Run nbclient's notebook; Ctrl-C ends its kernel, and is raised."""
+    with asyncio.Runner(loop_factory=_Loop) as runner:  # at its end all tasks are cancelled, which end the kernel
+        loop = runner.get_loop()
+        try:
+            loop.run_until_complete(client.async_execute())
+        except KeyboardInterrupt:
+            client.shutdown_kernel = "immediate"  # one that is busy ends no better when it is asked
+            loop.set_exception_handler(lambda *about: None)  # to a cancelled task it looks as if the kernel had died
+            raise
 
 
 def _drop_widgets(node: NotebookNode) -> None:

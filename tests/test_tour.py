@@ -3,10 +3,13 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 
 import nbformat
+import psutil
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from typer.testing import CliRunner
@@ -55,6 +58,34 @@ def test_a_tour_keeps_going_and_says_what_failed(lab):
     assert lk.load_frame(folder / "frames" / "10_small.csv").scale.unique() == ["ci"]
     assert "before" in (folder / "11_fails.html").read_text()
     assert "scale ci" in (folder / "10_works.html").read_text()
+
+
+@pytest.mark.parametrize(("number", "codes"), [(signal.SIGINT, {1, 130, -2}), (signal.SIGTERM, {-15})])
+def test_a_signal_ends_the_tour_and_its_kernel(lab, number, codes):
+    """nbclient would end the kernel alone, and the tour would go on with the next notebook."""
+    sleeping = "import os, pathlib, time; pathlib.Path('pid').write_text(str(os.getpid())); time.sleep(60)"
+    _write(lab / "notebooks", "13_sleeps", sleeping)
+    code = f"""
+import pathlib, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from labkit import cli, notebooks, tour
+notebooks.find_notebooks.__defaults__ = ("", pathlib.Path({str(lab / "notebooks")!r}))
+tour.make_scale_photos = lambda: None
+sys.argv = ["labkit", "tour", "--only", "13,10"]
+cli.app()
+"""
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    pid = lab / "notebooks" / "pid"
+    while not (pid.exists() and pid.read_text()):
+        assert process.poll() is None
+        time.sleep(0.05)
+    kernel = psutil.Process(int(pid.read_text()))
+    process.send_signal(number)
+    out, err = process.communicate(timeout=20)
+    assert process.returncode in codes
+    assert "Traceback" not in err
+    assert "notebooks ran" not in out
+    assert psutil.wait_procs([kernel], timeout=10)[1] == []
 
 
 def test_the_page_needs_no_network(lab):

@@ -222,4 +222,5 @@ def _import(module: str, remedy: str):
     try:
         return import_module(module)
     except (ImportError, OSError, RuntimeError) as error:
-        raise ImportError(f"{module} is not usable here ({error}): {remedy}") from error
+        why = next(iter(str(error).splitlines()), "")  # torchcodec's has two hundred
+        raise ImportError(f"{module} is not usable here ({why}): {remedy}") from error
