@@ -142,9 +142,10 @@ def disturb(place: Place, name: str, fault: str, draw: random.Random) -> Verdict
         sandbox.enlarge(out)
     os.chmod(out, 0o755)
     _restore(place, command, victim, fault)
+    there = tuple(os.listdir(place.work / "tmp"))  # judged already
     again = launch(place, command, place.setting(), warm=True, alone=draw.random() < 0.7)
     code = again.wait(command.seconds)
-    wrong = place.end(again, before, command.leaves)
+    wrong = place.end(again, before, command.leaves + there)
     said = again.said()
     if code != 0 and not (command.ready and command.ready in said[1]):
         wrong.append(f"rerun: exit {code}: {said[1].strip()[-300:]}")
