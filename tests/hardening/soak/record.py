@@ -12,7 +12,7 @@ from labkit.data.locks import locked
 from labkit.measure.files import write_whole
 from tests.hardening.soak import epochs
 from tests.hardening.soak.places import served_places
-from tests.hardening.soak.slope import slopes_of
+from tests.hardening.soak.slope import slopes_of, warm_up
 from tests.hardening.soak.subjects import SUBJECTS, Places
 
 _FILLED = 3  # epochs, after which what is counted must not change any more
@@ -52,13 +52,20 @@ def table(path: Path) -> pd.DataFrame:
     for name, runs in frame.groupby("loader", sort=False):
         pss, written = slopes_of(runs)
         rows.append({
-            "loader": name, "epochs": len(runs), "pss": str(pss), "written": str(written),
+            "loader": name, "epochs": len(runs), "pss_before": _before(runs), "pss": str(pss),
+            "written": str(written),
             "fds": _spread(runs, "fds_main", "fds_children"), "threads": _spread(runs, "threads"),
             "shm": _spread(runs, "shm_files"), "shm_kb": _spread(runs, "shm_kb"), "log": _spread(runs, "log_bytes"),
             "right": runs["is_right"].all(),
             "order": _order(name, runs, frame),
         })  # fmt: skip
     return pd.DataFrame(rows)
+
+
+def _before(runs: pd.DataFrame) -> str:
+    """PSS's slope in the epochs before those that are judged, the first ones left out: a leak's is the same."""
+    early = runs[runs["epoch"] < warm_up(runs["epoch"])]
+    return str(slopes_of(early)[0]).rpartition(" ")[0] if len(early) >= 200 else ""
 
 
 def _spread(runs: pd.DataFrame, *columns: str) -> str:
