@@ -81,8 +81,9 @@ def _soak(path: Path) -> str:
 
 Slopes in kB an epoch with their 95 % interval over the second half of the epochs: `pss` of all processes, `written` of
 the pages that they alone hold. "zero": the interval holds 0; "flat": it does not, and ends below a page an epoch (for
-`pss`: and process). `pss_before`, of the second quarter, is what a leak's slope would still be; memory that fills,
-such as pages that a fork shares until one of the two writes to them, grows ever more slowly. Open files, threads and shared memory: least and most, from the fourth epoch on.
+`pss`: and process). `pss_before`, of the second quarter, is what a leak's slope would still be; memory that fills, such
+as pages that a fork shares until one of the two writes to them, grows ever more slowly. Open files, threads and shared
+memory: least and most, from the fourth epoch on.
 
 ![Memory and open files of every loader over the epochs](soak.png)
 
