@@ -40,7 +40,7 @@ def _faults(rows: pd.DataFrame) -> str:
     by_kind = _counted(rows, kind.rename("fault"))
     return f"""## Faults
 
-`python -m tests.hardening.faults --count 500 --seed 0 --record tests/hardening/records/faults.csv`
+`python -m tests.hardening.faults --count 640 --seed 0 --record tests/hardening/records/faults.csv`
 
 {len(rows)} faults injected, {int(rows["violations"].notna().sum())} with a result that they must not have: a half
 file under a final name, an orphan, a leak, a wrong figure, a wrong rerun, or no clear error. "stopped": killed, and the
