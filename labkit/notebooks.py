@@ -6,6 +6,7 @@ import io
 import re
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from nbformat import NotebookNode
 
 from labkit.measure.files import written_whole
 from labkit.measure.redact import redacted
+
+_PATIENCE_S = 10.0  # for a cell that is interrupted
 
 FOLDER = Path(__file__).resolve().parents[1] / "notebooks"
 
@@ -111,15 +114,23 @@ class _Loop(asyncio.SelectorEventLoop):
 
 
 def _run(client: Any) -> None:
-    """Run nbclient's notebook; Ctrl-C ends its kernel, and is raised."""
-    with asyncio.Runner(loop_factory=_Loop) as runner:  # at its end all tasks are cancelled, which end the kernel
+    """Run nbclient's notebook; Ctrl-C interrupts the cell, which may clean up, ends the kernel, and is raised."""
+    with asyncio.Runner(loop_factory=_Loop) as runner:  # at its end tasks that are left are cancelled
         loop = runner.get_loop()
+        task = loop.create_task(client.async_execute())
         try:
-            loop.run_until_complete(client.async_execute())
+            loop.run_until_complete(task)
         except KeyboardInterrupt:
-            client.shutdown_kernel = "immediate"  # one that is busy ends no better when it is asked
             loop.set_exception_handler(lambda *about: None)  # to a cancelled task it looks as if the kernel had died
+            with suppress(Exception):  # the cell's, which is the interrupt; or there is no kernel yet
+                loop.run_until_complete(_interrupted(client, task))
+            client.shutdown_kernel = "immediate"  # of what could not be interrupted
             raise
+
+
+async def _interrupted(client: Any, task: asyncio.Task) -> None:
+    await client.km.interrupt_kernel()
+    await asyncio.wait_for(task, _PATIENCE_S)
 
 
 def _drop_widgets(node: NotebookNode) -> None:

@@ -63,7 +63,12 @@ def test_a_tour_keeps_going_and_says_what_failed(lab):
 @pytest.mark.parametrize(("number", "codes"), [(signal.SIGINT, {1, 130, -2}), (signal.SIGTERM, {-15})])
 def test_a_signal_ends_the_tour_and_its_kernel(lab, number, codes):
     """nbclient would end the kernel alone, and the tour would go on with the next notebook."""
-    sleeping = "import os, pathlib, time; pathlib.Path('pid').write_text(str(os.getpid())); time.sleep(60)"
+    sleeping = """
+import os, pathlib, tempfile, time
+kept = tempfile.TemporaryDirectory(dir=".")
+pathlib.Path("pid").write_text(str(os.getpid()))
+time.sleep(60)
+"""
     _write(lab / "notebooks", "13_sleeps", sleeping)
     code = f"""
 import pathlib, signal, sys
@@ -86,6 +91,8 @@ cli.app()
     assert "Traceback" not in err
     assert "notebooks ran" not in out
     assert psutil.wait_procs([kernel], timeout=10)[1] == []
+    if number == signal.SIGINT:
+        assert not [path for path in pid.parent.iterdir() if path.is_dir()], "the kernel could not clean up"
 
 
 def test_the_page_needs_no_network(lab):
