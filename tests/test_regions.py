@@ -13,6 +13,16 @@ from labkit.data import regions
 from labkit.data.conformance import broken_files, oracle_files
 from labkit.data.regions import RegionDecoder, WholeDecoder, load_library, open_decoder
 
+
+def _why_not() -> str:
+    try:
+        load_library()
+    except ImportError as error:
+        return str(error)
+    return ""
+
+
+needs_library = pytest.mark.skipif(bool(_why_not()), reason=_why_not())
 SUBSAMPLINGS = ("444", "422", "420", "440", "411", "Gray")
 
 
@@ -50,6 +60,7 @@ def random_crops(height: int, width: int, n: int):
         )
 
 
+@needs_library
 @pytest.mark.parametrize("subsampling", SUBSAMPLINGS)
 @pytest.mark.parametrize("size", [(97, 131), (64, 64), (1, 1), (7, 200)])
 def test_a_crop_has_the_pixels_of_the_whole_image(subsampling, size):
@@ -64,6 +75,7 @@ def test_a_crop_has_the_pixels_of_the_whole_image(subsampling, size):
         np.testing.assert_array_equal(got, expected[crop[0] : crop[0] + height, crop[1] : crop[1] + width])
 
 
+@needs_library
 @pytest.mark.parametrize("subsampling", SUBSAMPLINGS)
 @pytest.mark.parametrize("scale", [2, 4, 8])
 def test_a_scaled_crop_has_the_pixels_of_the_scaled_image(subsampling, scale):
@@ -84,6 +96,7 @@ def test_a_scaled_crop_has_the_pixels_of_the_scaled_image(subsampling, scale):
         np.testing.assert_array_equal(pixels[inner], there[inner])
 
 
+@needs_library
 def test_less_is_decoded_than_there_is():
     data, decoder = jpeg(400, 400), RegionDecoder()
     pixels, _ = decoder.decode(data, (100, 200, 50, 60))
@@ -91,6 +104,7 @@ def test_less_is_decoded_than_there_is():
     assert pixels.shape[1] <= 60 + 2 * 2 + 16
 
 
+@needs_library
 def test_progressive():
     buffer = io.BytesIO()
     Image.fromarray(photo(90, 120)).save(buffer, "JPEG", progressive=True, quality=90)
@@ -100,7 +114,7 @@ def test_progressive():
     np.testing.assert_array_equal(pixels[top : top + 30, left : left + 40], whole(data, 1)[10:40, 20:60])
 
 
-@pytest.mark.parametrize("decoder", [RegionDecoder, WholeDecoder])
+@pytest.mark.parametrize("decoder", [pytest.param(RegionDecoder, marks=needs_library), WholeDecoder])
 def test_what_is_no_plain_jpeg_is_not_taken(decoder):
     others = {name: data for name, data in oracle_files().items() if not data.startswith(b"\xff\xd8")}
     assert len(others) > 3
@@ -111,7 +125,7 @@ def test_what_is_no_plain_jpeg_is_not_taken(decoder):
         assert decoder().decode(data, (0, 0, 1, 1)) is None
 
 
-@pytest.mark.parametrize("decoder", [RegionDecoder, WholeDecoder])
+@pytest.mark.parametrize("decoder", [pytest.param(RegionDecoder, marks=needs_library), WholeDecoder])
 def test_damage_is_seen(decoder):
     data = jpeg(200, 200)
     middle = len(data) // 2
@@ -121,12 +135,14 @@ def test_damage_is_seen(decoder):
         assert decoder().decode(broken, (0, 0, 8, 8)) is None or broken.startswith(b"\xff\xd8")
 
 
+@needs_library
 def test_a_decoder_goes_on_after_damage():
     data, decoder = jpeg(64, 64), RegionDecoder()
     assert decoder.decode(data[:300], (0, 0, 64, 64)) is None
     np.testing.assert_array_equal(decoder.decode(data, (0, 0, 64, 64)).pixels, whole(data, 1))
 
 
+@needs_library
 def test_whole_decoder_agrees():
     data = jpeg(150, 210)
     for scale in (1, 2, 4, 8):
@@ -139,6 +155,7 @@ def test_whole_decoder_agrees():
         np.testing.assert_array_equal(*cut)
 
 
+@needs_library
 def test_one_decoder_a_thread():
     data = [jpeg(80 + 8 * number, 100, SUBSAMPLINGS[number % 6]) for number in range(12)]
     wrong = []
