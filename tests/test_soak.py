@@ -3,11 +3,12 @@
 import os
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
 from labkit import FolderStore
-from tests.hardening.soak import names, samples
+from tests.hardening.soak import names, record, samples
 from tests.hardening.soak.epochs import _checked, soak
 from tests.hardening.soak.pictures import COUNT, Oracle
 from tests.hardening.soak.places import made_places
@@ -73,6 +74,15 @@ def test_order_and_content_are_checked(places):
     assert not is_right(images, labels.roll(1))
     assert not is_right(images.roll(1, dims=2), labels)
     assert not is_right(torch.cat([images[:-1], images[-1:] + 3]), labels)
+
+
+@pytest.mark.parametrize("name", ["soak.csv", "soak.csv.gz"])
+def test_a_loader_that_is_soaked_again_replaces_its_rows(tmp_path, name):
+    path, (first, second) = tmp_path / name, list(SUBJECTS)[:2]
+    for loader, epochs in ((second, 3), (first, 2), (second, 1)):
+        record._add(path, pd.DataFrame({"loader": loader, "epoch": range(epochs)}))
+    assert pd.read_csv(path)["loader"].tolist() == [first, first, second]
+    assert path.read_bytes().startswith(b"\x1f\x8b" if name.endswith(".gz") else b"loader,epoch")
 
 
 def noise_kb(seed, step_kb, n_epochs=200):

@@ -77,7 +77,7 @@ Guided by the coverage of labkit's own code and of the Python parsers below it; 
 def _soak(path: Path) -> str:
     return f"""## Soak
 
-`python -m tests.hardening.soak loaders --record tests/hardening/records/soak.csv`
+`python -m tests.hardening.soak loaders --record tests/hardening/records/soak.csv.gz`
 
 Slopes in kB an epoch with their 95 % interval over the second half of the epochs: `pss` of all processes, `written` of
 the pages that they alone hold. "zero": the interval holds 0; "flat": it does not, and ends below a page an epoch (for
@@ -141,7 +141,7 @@ def _versions(rows: pd.DataFrame) -> str:
 
 
 _SECTIONS = {
-    "faults.csv": _faults, "fuzz.csv": _fuzz, "soak.csv": _soak, "load.csv": _load, "noise.csv": _noise,
+    "faults.csv": _faults, "fuzz.csv": _fuzz, "soak.csv.gz": _soak, "load.csv": _load, "noise.csv": _noise,
     "mutation.csv": _mutation, "coverage.csv": _coverage, "versions.csv": _versions,
 }  # fmt: skip
 

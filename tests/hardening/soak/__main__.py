@@ -1,9 +1,9 @@
 """Load and soak: what does labkit hold after 200 epochs, and what do a million names and 100,000 samples cost?
 
-    python -m tests.hardening.soak loaders --epochs 200 --record tests/hardening/records/soak.csv
+    python -m tests.hardening.soak loaders --epochs 200 --record tests/hardening/records/soak.csv.gz
     python -m tests.hardening.soak names --count 1000000 --record tests/hardening/records/load.csv
     python -m tests.hardening.soak samples --count 100000 --record tests/hardening/records/load.csv
-    python -m tests.hardening.soak plot tests/hardening/records/soak.csv
+    python -m tests.hardening.soak plot tests/hardening/records/soak.csv.gz
 
 Every loader, and every piece of heavy work, runs in a process of its own. `loaders --only NAME` measures some anew and
 keeps the other rows. Whatever is made lies in a temporary folder (`TMPDIR` moves it); a million names take 1 GB there.
@@ -48,8 +48,8 @@ def _arguments() -> argparse.Namespace:
         load = commands.add_parser(name)
         load.add_argument("--count", type=int, default=count)
         load.add_argument("--record", type=Path, default=_RECORDS / "load.csv")
-    loaders.add_argument("--record", type=Path, default=_RECORDS / "soak.csv")
-    commands.add_parser("plot").add_argument("record", type=Path, nargs="?", default=_RECORDS / "soak.csv")
+    loaders.add_argument("--record", type=Path, default=_RECORDS / "soak.csv.gz")
+    commands.add_parser("plot").add_argument("record", type=Path, nargs="?", default=_RECORDS / "soak.csv.gz")
     return parser.parse_args()
 
 

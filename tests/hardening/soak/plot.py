@@ -35,7 +35,7 @@ def draw(record: Path) -> Path:
         slopes[name] = _memory(axes[2 * row, column], name, runs)
         _files(axes[2 * row + 1, column], runs)
     _label(figure, axes, len(names), slopes)
-    path = record.with_suffix(".png")
+    path = record.with_name(record.name.partition(".")[0] + ".png")
     figure.savefig(path, dpi=110)
     plt.close(figure)
     return path

@@ -1,5 +1,6 @@
 """The record of a soak: a row an epoch and loader, and what follows from it, a row a loader."""
 
+import gzip
 import json
 import subprocess
 import sys
@@ -42,7 +43,8 @@ def _add(path: Path, new: pd.DataFrame) -> None:
         kept = old[~old["loader"].isin(new["loader"]) & old["loader"].isin(order)]
         frame = pd.concat([kept, new]) if len(kept) else new
         frame = frame.sort_values("loader", key=lambda names: names.map(order), kind="stable")
-        write_whole(path, frame.to_csv(index=False).encode())
+        data = frame.to_csv(index=False).encode()
+        write_whole(path, gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
 
 
 def table(path: Path) -> pd.DataFrame:
