@@ -14,6 +14,7 @@ _HOME = {
     "labkit.measure.results": [
         "InstabilityWarning", "from_timeit", "from_timer", "load_frame", "save_frame", "summarize",
     ],
+    "labkit.measure.scratch": ["ScratchFolder"],
     "labkit.measure.stages": ["StageClock"],
     "labkit.measure.processes": ["tree_memory"],
     "labkit.measure.readbacks": ["count_readbacks"],

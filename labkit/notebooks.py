@@ -3,12 +3,14 @@
 import asyncio
 import base64
 import io
+import os
 import re
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any
 
 import nbformat
@@ -16,6 +18,7 @@ from nbformat import NotebookNode
 
 from labkit.measure.files import written_whole
 from labkit.measure.redact import redacted
+from labkit.measure.scratch import ScratchFolder
 
 _PATIENCE_S = 10.0  # for a cell that is interrupted
 
@@ -79,6 +82,8 @@ def execute(
 ) -> Executed:
     """Run a notebook top to bottom in a fresh kernel, in its own folder; a failing cell ends it, and is reported.
 
+    The kernel's TMPDIR is a folder of its own: Python's and Jupyter's processes, when killed, leave files there.
+
     Args:
         on_cell: Called before each cell with its number and the number of cells.
         timeout_s: Longest time for one cell.
@@ -95,7 +100,8 @@ def execute(
     )  # fmt: skip
     start, error = time.perf_counter(), ""
     try:
-        _run(client)
+        with ScratchFolder(gettempdir()) as temporary:
+            _run(client, temporary)
     except CellExecutionError as failure:
         error = redacted(f"{failure.ename}: {failure.evalue}")
     except (CellTimeoutError, DeadKernelError) as failure:
@@ -113,11 +119,12 @@ class _Loop(asyncio.SelectorEventLoop):
         raise RuntimeError("signals are the caller's")  # as outside the main thread, which nbclient expects
 
 
-def _run(client: Any) -> None:
+def _run(client: Any, temporary: Path) -> None:
     """Run nbclient's notebook; Ctrl-C interrupts the cell, which may clean up, ends the kernel, and is raised."""
     with asyncio.Runner(loop_factory=_Loop) as runner:  # at its end tasks that are left are cancelled
         loop = runner.get_loop()
-        task = loop.create_task(client.async_execute())
+        client.create_kernel_manager().connection_file = str(temporary / "kernel.json")
+        task = loop.create_task(client.async_execute(env={**os.environ, "TMPDIR": str(temporary)}))
         try:
             loop.run_until_complete(task)
         except KeyboardInterrupt:

@@ -1,11 +1,12 @@
 """WebDataset shards: write them, read them, and measure how well a shuffle buffer shuffles."""
 
-from tempfile import TemporaryDirectory
+from tempfile import gettempdir
 
 import numpy as np
 
 from labkit.data.shard_reader import ShardDataset, ShardWarning, read_shards
 from labkit.data.shard_writer import write_shards
+from labkit.measure.scratch import ScratchFolder
 
 __all__ = ["ShardDataset", "ShardWarning", "read_shards", "shuffle_quality", "write_shards"]
 
@@ -29,7 +30,7 @@ def shuffle_quality(n_samples: int, shuffle: int, *, initial: int = 100, n_shard
     """
     from scipy.stats import spearmanr
 
-    with TemporaryDirectory(prefix="labkit-shuffle-") as folder:
+    with ScratchFolder(gettempdir()) as folder:
         max_count = -(-n_samples // n_shards)
         root = write_shards(_Numbered(n_samples), folder, max_count=max_count, engine="threads", progress=False)
         dataset = read_shards(root, shuffle=shuffle, shuffle_initial=initial, seed=seed)

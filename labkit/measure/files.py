@@ -78,7 +78,7 @@ def _locked_file(partial: Path) -> IO[bytes]:
     while True:
         file = open(partial, "xb")  # noqa: SIM115 - x: never through a link, or into a file of somebody else's
         with suppress(OSError):  # a filesystem without locks: there nobody removes anything
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX)  # who holds it is removing it, and is waited for
         with suppress(FileNotFoundError):  # removed, before it was locked
             if os.path.samestat(os.fstat(file.fileno()), os.stat(partial)):
                 return file

@@ -22,8 +22,6 @@ class Command:
         prepare: Called in the process before the script.
         timed: Its output holds times, so that files are compared by name, and frames by their rows.
         local: It starts workers, as its last "2" says.
-        others: Beginnings of names that a killed run leaves in TMPDIR, and that are not labkit's.
-        leaves: The same of any run.
         seconds: After which it hangs.
     """
 
@@ -35,8 +33,6 @@ class Command:
     prepare: Callable[[Path, str], None] | None = None
     timed: bool = False
     local: bool = False
-    others: tuple[str, ...] = ()
-    leaves: tuple[str, ...] = ()
     seconds: float = 200.0  # for a busy machine: only what never ends takes so long
 
 
@@ -71,8 +67,6 @@ def _few_photos(src: Path, server: str) -> None:
     tour.make_scale_photos = lambda: None
 
 
-_KERNELS = ("tmp",)  # Jupyter's: where to reach the kernel
-_KEPT_WORKERS = ("pymp-",)  # Python's, of workers that a kernel's end kills
 _PHOTOS = ("out/set/manifest.json",)
 COMMANDS = {
     "make_photos": Command(
@@ -122,15 +116,14 @@ COMMANDS = {
         LABKIT, ("convert", "{src}/photos.tar.gz", "{out}/plain.tar"), ("photos.tar.gz",), ready="exists: remove it",
     ),
     "labkit tour": Command(
-        LABKIT, ("tour",), ("notebooks",), prepare=_few_photos, timed=True, others=_KERNELS,
+        LABKIT, ("tour",), ("notebooks",), prepare=_few_photos, timed=True,
     ),
     "labkit tour --only 00": Command(
-        LABKIT, ("tour", "--only", "00", "--scale", "ci"), timed=True, others=_KERNELS + _KEPT_WORKERS, seconds=400.0,
+        LABKIT, ("tour", "--only", "00", "--scale", "ci"), timed=True, seconds=400.0,
     ),
     # Two that measure what they are about, and start processes of all kinds.
     "labkit tour --only 03,08": Command(
-        LABKIT, ("tour", "--only", "03,08", "--scale", "ci"), timed=True, others=_KERNELS, leaves=_KEPT_WORKERS,
-        seconds=600.0,
+        LABKIT, ("tour", "--only", "03,08", "--scale", "ci"), timed=True, seconds=600.0,
     ),
     "labkit peers": Command(
         LABKIT, ("peers", "--only", "albumentations", "--scale", "ci", "--rounds", "1"), timed=True, seconds=400.0,

@@ -54,7 +54,7 @@ def undisturbed(place: Place, name: str, warm: bool = True) -> Known:
         place.make(command.sources)
         child = launch(place, command, place.setting({"on": "change", "at": 0, "log": str(log)}), warm)
         code, seconds = child.wait(command.seconds), time.monotonic() - child.started
-        left = place.end(child, sandbox.shared_memory(), command.leaves)
+        left = place.end(child, sandbox.shared_memory())
         out, err = child.said()
         if code != 0 or left:
             raise RuntimeError(f"{name} undisturbed: exit {code}, {left}, {out}{err}")
@@ -118,7 +118,7 @@ def disturb(place: Place, name: str, fault: str, draw: random.Random) -> Verdict
 
     child = launch(place, command, place.setting(trap or None, **limits), warm)
     code = wait_for(child, seconds, number, to, command.seconds)
-    wrong = place.end(child, before, command.others + command.leaves)
+    wrong = place.end(child, before, (judge.SCRATCH,) if fault in SIGNALS else ())
     said = child.said()
     if fault.startswith("server "):
         bad_server.tell(place.port)
@@ -142,10 +142,11 @@ def disturb(place: Place, name: str, fault: str, draw: random.Random) -> Verdict
         sandbox.enlarge(out)
     os.chmod(out, 0o755)
     _restore(place, command, victim, fault)
-    there = tuple(os.listdir(place.work / "tmp"))  # judged already
+    # Judged already; the next run sweeps scratch folders.
+    there = tuple(name for name in os.listdir(place.work / "tmp") if not name.startswith(judge.SCRATCH))
     again = launch(place, command, place.setting(), warm=True, alone=draw.random() < 0.7)
     code = again.wait(command.seconds)
-    wrong = place.end(again, before, command.leaves + there)
+    wrong = place.end(again, before, there)
     said = again.said()
     if code != 0 and not (command.ready and command.ready in said[1]):
         wrong.append(f"rerun: exit {code}: {said[1].strip()[-300:]}")

@@ -16,8 +16,10 @@ from PIL import Image
 
 Tree = dict[str, bytes | None]  # path below the root -> contents, None for a folder
 
+SCRATCH = "labkit-scratch-"  # what a killed run leaves until the next
 _TEMPORARY = re.compile(
     r"(^|/)\.[^/]*\.(partial|lock)$|(^|/)[^/]*\.parts(/|$)|(^|/)\.[^/]*\.partial/|/unfinished(/|$)|/\.extract(/|$)"
+    rf"|/photos/{SCRATCH}[^/]+/"
 )
 _EXTRACTING = re.compile(r"/\.extract/([^/]+)/tree/(.*)")
 
