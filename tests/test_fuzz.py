@@ -1,10 +1,12 @@
 """Every seed and every found case of the fuzzer, through its target; the search itself is tests/hardening/fuzz."""
 
 import os
+from collections.abc import Callable
 
 import pytest
 
 from tests.hardening.fuzz import __main__ as driver
+from tests.hardening.fuzz.child import bounded_memory
 from tests.hardening.fuzz.registry import TARGETS
 
 FOUND = os.path.join(os.path.dirname(__file__), "hardening", "fuzz", "found")
@@ -24,13 +26,20 @@ def cases(name: str) -> dict[str, bytes]:
 @pytest.mark.parametrize("name", TARGETS)
 def test_seeds_and_found_cases(name):
     function, seeds = TARGETS[name].load()
+    failed = failures(function, seeds)
+    with bounded_memory():  # after the seeds, on which libraries are loaded
+        failed |= failures(function, cases(name))
+    assert not failed
+
+
+def failures(function: Callable[[bytes], None], inputs: dict[str, bytes]) -> dict[str, str]:
     failed = {}
-    for case, data in {**seeds, **cases(name)}.items():
+    for case, data in inputs.items():
         try:
             function(data)
         except Exception as error:
             failed[case] = f"{type(error).__name__}: {error}"
-    assert not failed
+    return failed
 
 
 def test_no_found_case_is_of_a_target_that_is_gone():

@@ -5,6 +5,7 @@ import os
 import random
 import struct
 import sys
+import tracemalloc
 import types
 import warnings
 import zlib
@@ -29,6 +30,19 @@ def saved(image_format: str, image: Image.Image = PICTURE, **options) -> bytes:
     buffer = io.BytesIO()
     image.save(buffer, image_format, **options)
     return buffer.getvalue()
+
+
+def test_a_length_that_a_header_states_is_not_asked_for(tmp_path):
+    """A brush of GIMP's with a comment of 4 GB, in a file of 29 bytes: Pillow reads it at once."""
+    path = tmp_path / "brush.gbr"
+    path.write_bytes(struct.pack(">7I", 0xFFFFFFF0, 2, 1, 1, 1, 0x47494D50, 10) + b"x")
+    tracemalloc.start()
+    try:
+        header = read_header(str(path))
+        assert tracemalloc.get_traced_memory()[1] < 10_000_000
+    finally:
+        tracemalloc.stop()
+    assert header == Header(1, 1, 1)
 
 
 def camera_exif(orientation: int, thumbnail: int) -> Image.Exif:

@@ -4,6 +4,7 @@ libjpeg-turbo (simplejpeg) reads a JPEG's frame header; PNG and still WebP state
 not flawless there goes to Pillow, as does every other format: Pillow's word is final, its refusals included.
 """
 
+import io
 import os
 import struct
 from typing import NamedTuple
@@ -84,8 +85,19 @@ def _limit() -> float:
     return float("inf") if Image.MAX_IMAGE_PIXELS is None else Image.MAX_IMAGE_PIXELS
 
 
+class _Bounded(io.BufferedReader):
+    """A file of which no read asks for more memory than it has bytes, whatever length its header states."""
+
+    def __init__(self, path: str):
+        super().__init__(io.FileIO(path))
+        self._n_bytes = os.fstat(self.fileno()).st_size
+
+    def read(self, size: int | None = -1) -> bytes:
+        return super().read(size if size is None or size < 0 else min(size, self._n_bytes))
+
+
 def _pil_header(path: str) -> Header:
-    with Image.open(path) as image:
+    with _Bounded(path) as file, Image.open(file) as image:
         return Header(*image.size, _pil_orientation(image))
 
 

@@ -7,6 +7,7 @@ import contextlib
 import os
 import resource
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -16,17 +17,22 @@ from tests.hardening.fuzz.registry import TARGETS
 _ROOM = 1 << 30  # bytes that an input may make labkit ask for, beside what the process has when it begins
 
 
-def _bound_memory() -> None:
+@contextlib.contextmanager
+def bounded_memory() -> Iterator[None]:
     """So that an allocation out of all proportion is a MemoryError, even where nothing is ever written to it."""
-    limit = psutil.Process().memory_info().vms + _ROOM
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (psutil.Process().memory_info().vms + _ROOM, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def replay(name: str, file: Path) -> None:
     """Run one input; raises where there is a bug."""
     function, _ = TARGETS[name].load()
-    _bound_memory()
-    function(file.read_bytes())
+    with bounded_memory():
+        function(file.read_bytes())
 
 
 def _fuzz(name: str, arguments: list[str]) -> None:
@@ -43,9 +49,9 @@ def _fuzz(name: str, arguments: list[str]) -> None:
     for seed in seeds.values():  # what is loaded on first use is no coverage, and no memory of an input's
         with contextlib.suppress(Exception):
             function(seed)
-    _bound_memory()
-    atheris.Setup([sys.argv[0], *arguments, str(corpus)], function)
-    atheris.Fuzz()
+    with bounded_memory():
+        atheris.Setup([sys.argv[0], *arguments, str(corpus)], function)
+        atheris.Fuzz()
 
 
 if __name__ == "__main__":
