@@ -115,7 +115,8 @@ def _compare(path, index) -> None:
             theirs.getmembers()
         except tarfile.ReadError:  # the padding of the last member is cut, of which labkit warns
             return
-        infos = {plain_name(info.name): info for info in theirs if not (info.isdir() or info.isdev())}
+        last = {plain_name(info.name): info for info in theirs}  # a device, too, takes the place of a file
+        infos = {name: info for name, info in last.items() if not (info.isdir() or info.isdev())}
         assert sorted(infos) == list(index.names), (sorted(infos), list(index.names))
         for row, name in enumerate(index.names):
             if index.sizes[row] > _SMALL:
