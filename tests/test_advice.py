@@ -56,6 +56,14 @@ class TestAdvice:
         assert "instead of pil" in found.action
 
 
+def test_workers_are_asked_for_with_the_reason(monkeypatch):
+    monkeypatch.setattr("labkit.measure.advice.usable_cores", lambda: 2)
+    waits = {"fetch": "waiting for storage", "prepare": "waiting for batches that are still decoded and augmented"}
+    for cause, what in waits.items():
+        [found] = advise(_costs(**{cause: 1.0}, together=4.0, making=1.0), _loader())
+        assert (found.rung, found.why) == ("workers", f"25% of the time goes into {what}")
+
+
 class Wrapped(torch.utils.data.Dataset):
     """As lk.ImageDataset holds a store and names a decoder, within another data set."""
 

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import random
+import types
 import warnings
 from collections import UserDict
 
@@ -13,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from labkit.measure.epochs import CannotDiagnose, Epochs
 from labkit.measure.loop_parts import torch_loader
 from labkit.measure.stalls import diagnose
-from labkit.measure.waiting import making_in_one_process
+from labkit.measure.waiting import Making, making_in_one_process, waiting_of
 from tests.stalling import Notes, Stalls
 
 
@@ -102,6 +103,14 @@ class TestLoaders:
         napping, burning = (Stalls(**{cause: 0.02}).loader(Notes()) for cause in ("fetch", "prepare"))
         assert making_in_one_process(napping, limit_s=2, n_batches=5).waiting > 0.9
         assert making_in_one_process(burning, limit_s=2, n_batches=5).waiting < 0.2
+
+    def test_any_loader_waits_while_nothing_is_computed(self):
+        loader = types.SimpleNamespace(num_threads=2)
+        assert waiting_of(loader, 2.0, 1.0) == Making(None, 0.75)
+        assert waiting_of(types.SimpleNamespace(num_workers=4), 2.0, 2.0) == Making(None, 0.75)
+        assert waiting_of([], 2.0, 0.5) == Making(None, 0.75)
+        assert waiting_of([], 1.0, 3.0) == Making(None, 0.0)  # more threads than it says
+        assert waiting_of([], 0.0, 0.0) == Making(None, 0.0)
 
 
 class _Dicts(Dataset):

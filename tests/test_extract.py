@@ -20,6 +20,7 @@ from labkit.data import tar_files
 from labkit.data.engine import ItemErrors
 from labkit.data.extract import WORK, extract_tars
 from labkit.data.tar_index import TarWarning
+from labkit.data.tar_safety import UnsafeTarError, plan_members
 
 quietly = partial(extract_tars, progress=False)
 
@@ -236,6 +237,21 @@ def test_an_unsafe_archive_is_refused_whole(tmp_path, case):
     assert sorted(os.listdir(root)) == [WORK, "good", "outside"]
     assert os.listdir(root / WORK) == ["good"]
     assert len(os.listdir(root / "good")) == 3
+
+
+@pytest.mark.parametrize(
+    ("info", "what"),
+    [
+        (member("x", kind=b"Z")[0], "is of unknown type b'Z'"), (member(".")[0], "has no name"),
+        (symlink("x", "")[0], "is a link without a name"),
+        (symlink("x", "a\0b")[0], "is a link with a zero byte in its name"),
+        (member("x", kind=tarfile.FIFOTYPE)[0], "is a device or a pipe"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_a_member_is_said(info, what):
+    with pytest.raises(UnsafeTarError) as failure:
+        plan_members("bad.tar", [info])
+    assert what in str(failure.value)
 
 
 def with_path(info: tarfile.TarInfo, outside: str) -> tarfile.TarInfo:

@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import signal
 import time
+import types
 from functools import partial
 from pathlib import Path
 
@@ -206,6 +207,14 @@ def test_cpu_seconds_of_a_child_that_ended_are_counted():
 
 
 @pytest.mark.usefixtures("unsampled")
+def test_cpu_seconds_are_all_four_that_the_system_knows(monkeypatch):
+    times = types.SimpleNamespace(user=1.0, system=2.0, children_user=4.0, children_system=8.0)
+    monkeypatch.setattr(processes.psutil, "Process", lambda pid: types.SimpleNamespace(cpu_times=lambda: times))
+    assert processes._cpu_s(1) == 15.0
+    del times.children_user, times.children_system  # macOS, Windows
+    assert processes._cpu_s(1) == 3.0
+
+
 def test_cpu_seconds_of_a_child_that_lives_on_are_counted():
     context = multiprocessing.get_context("fork")
     pipe, far = context.Pipe()
