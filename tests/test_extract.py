@@ -278,6 +278,26 @@ def tarfile_extracts(root: Path, members) -> bool:
     return True
 
 
+@pytest.mark.parametrize(
+    ("said", "expected_ns"),
+    [
+        ("1700000000.123456789", 1_700_000_000_123_456_789), ("-1.5", -1_500_000_000), ("nan", 0), ("inf", 0), ("?", 0),
+        ("1e30", 0), ("-1e30", 0), ("9e999999", 0),
+    ],
+)  # fmt: skip
+def test_a_time_that_no_file_can_have_is_left_out(tmp_path, said, expected_ns):
+    info, data = member("x")
+    info.pax_headers = {"mtime": said}
+    [tree] = quietly(make_tar(tmp_path / "a.tar", [(info, data)], format=tarfile.PAX_FORMAT), tmp_path / "root")
+    assert (tree / "x").stat().st_mtime_ns == expected_ns
+
+
+def test_a_time_beyond_all_times_in_a_plain_header(tmp_path):
+    later = make_tar(tmp_path / "a.tar", [member("x", b"data", mtime=1 << 70), folder("d")], format=tarfile.GNU_FORMAT)
+    [tree] = quietly(later, tmp_path / "root")
+    assert ((tree / "x").read_bytes(), (tree / "x").stat().st_mtime_ns) == (b"data", 0)
+
+
 def test_a_zero_byte_in_a_name(tmp_path):
     info, data = member("x")
     info.pax_headers = {"path": "x\0y"}

@@ -4,7 +4,7 @@ import filecmp
 import os
 import tarfile
 from collections.abc import Iterator
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from pathlib import Path
 
 from labkit.data.keys import as_path
@@ -84,9 +84,11 @@ def _set_time(path: Path, info: tarfile.TarInfo) -> None:
 
 
 def _mtime_ns(info: tarfile.TarInfo) -> int:
+    """When the member was written; 0 where it says nothing that a file's time can be."""
     try:  # tarfile makes a float of it, which has no nanoseconds
-        return int(Decimal(info.pax_headers.get("mtime", info.mtime)) * 10**9)
-    except (InvalidOperation, ValueError, OverflowError):
+        time_ns = Decimal(info.pax_headers.get("mtime", info.mtime)) * 10**9
+        return int(time_ns) if abs(time_ns) < 1 << 63 else 0
+    except (ArithmeticError, ValueError):
         return 0
 
 

@@ -160,11 +160,12 @@ def stored_index(data: bytes) -> None:
     os.utime(path, ns=(1, 1))
     stored = rest if not options & 1 else _forged(rest, [path.stat().st_size, "1"])
     path.with_name(path.name + SUFFIX).write_bytes(stored)
-    with may_refuse(TarError, FileNotFoundError, names=path):
+    bounded = patch.dict(os.environ, {VARIABLE: str(_SMALL / 1e6)})  # a sparse member may be larger than its tar
+    with bounded, may_refuse(TarError, FileNotFoundError, names=path):
         store = TarStore(path)
         for name in store.names():
             with may_refuse(KeyError, names=path):
-                assert len(store.read(name)) <= path.stat().st_size
+                assert len(store.read(name)) <= _SMALL
         store.sizes(), store.offsets()
 
 
