@@ -10,7 +10,7 @@ from mutmut.mutation.diff_apply import get_diff_for_mutant
 from mutmut.stats import status_by_exit_code
 
 RECORDS = Path(__file__).parent / "records"
-_SURVIVORS = RECORDS / "mutation_survivors.csv"
+_SCORES, _SURVIVORS = RECORDS / "mutation.csv", RECORDS / "mutation_survivors.csv"
 _FIELDS = ("module", "function", "change", "class", "reason")
 _NOT_KILLED = ("survived", "no tests", "suspicious")
 
@@ -23,8 +23,12 @@ def show(pattern: str) -> None:
 
 
 def record(pattern: str) -> None:
-    """Write both tables. What was written by hand about a survivor, its class and the reason, is kept."""
-    read = {tuple(row[name] for name in _FIELDS[:3]): row for row in _survivors()}
+    """Write both tables: of each module of which a mutant was tried here; the others' rows stay.
+
+    What was written by hand about a survivor, its class and the reason, is kept.
+    """
+    before = _rows(_SURVIVORS)
+    read = {tuple(row[name] for name in _FIELDS[:3]): row for row in before}
     counts: dict[str, Counter] = {}
     survivors = []
     for module, name, status in _mutants(pattern):
@@ -36,8 +40,11 @@ def record(pattern: str) -> None:
             survivors.append({**dict(zip(_FIELDS, key, strict=False)), "class": known.get("class") or "unread",
                               "reason": known.get("reason", "")})  # fmt: skip
             count[survivors[-1]["class"]] += 1
+    rows = {module: _row(module, count) for module, count in counts.items()}
+    untried = {row["module"]: row for row in _rows(_SCORES) if not rows.get(row["module"], {}).get("mutants")}
+    survivors += [row for row in before if row["module"] in untried]
     _write(_SURVIVORS, survivors)
-    _write(RECORDS / "mutation.csv", [_row(module, count) for module, count in sorted(counts.items())])
+    _write(_SCORES, [row for _, row in sorted({**rows, **untried}.items())])
 
 
 def _row(module: str, count: Counter) -> dict:
@@ -75,10 +82,10 @@ def _change(path: str, name: str) -> str:
     return " ".join(f"{line[0]} {line[1:].strip()}" for line in lines if line[:1] in ("-", "+"))
 
 
-def _survivors() -> list[dict]:
-    if not _SURVIVORS.exists():
+def _rows(path: Path) -> list[dict]:
+    if not path.exists():
         return []
-    with _SURVIVORS.open(newline="") as file:
+    with path.open(newline="") as file:
         return list(csv.DictReader(file))
 
 
