@@ -44,6 +44,10 @@ def test_speedup_draws_ratio_interval_and_doubt(runs):
     assert _texts(ax)[:2] == [f"{summary.speedup['fast']:.2f}x", f"{summary.speedup['same']:.2f}x ?"]
     assert "1x" in _texts(ax)
     assert "ceiling 2.5x" in _texts(ax)
+    ax.figure.canvas.draw()
+    assert [bar.lines[0].get_markerfacecolor() for bar in ax.containers] == [plots._ESTIMATE, "white"]
+    [above] = [text.get_window_extent() for text in ax.texts if text.get_text() == "ceiling 2.5x"]
+    assert above.y0 >= ax.get_window_extent().y1 - 1
 
 
 def test_a_prediction_is_drawn_and_moves(runs):
@@ -66,6 +70,13 @@ def test_ladder_takes_the_fastest_of_each_experiment(runs, frame_of):
     assert "over cold" in ax.get_yticklabels()[0].get_text()
 
 
+def test_a_ladder_of_one_pair_names_it_once(frame_of):
+    places = [frame_of({"files": [10, 11], "tar": [30, 33]}, "files", experiment=f"08 {place}") for place in "ab"]
+    ax = lk.plot_ladder(pd.concat(places, ignore_index=True))
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["08 a", "08 b"]
+    assert ax.get_xlabel() == "speed-up of tar over files (x)"
+
+
 def test_timeline_spans(runs):
     spans = pd.DataFrame(
         {"lane": ["cpu", "cpu", "gpu"], "start_s": [0, 2, 1], "end_s": [1, 3, 2], "kind": ["a", "b", "a"]}
@@ -75,6 +86,9 @@ def test_timeline_spans(runs):
     boxes = [path.get_extents() for bars in ax.collections for path in bars.get_paths()]
     assert sorted((box.x0, box.x1) for box in boxes) == [(0, 1), (1, 2), (2, 3)]
     assert [text.get_text() for text in ax.get_legend().get_texts()] == ["a", "b"]
+    assert ax.get_xlim()[0] == 0
+    ax.figure.canvas.draw()
+    assert ax.get_legend().get_window_extent().x0 > ax.get_window_extent().x1
 
 
 def test_pareto_front():
@@ -82,6 +96,9 @@ def test_pareto_front():
     assert list(plots.pareto_front(table, "bytes", "images_per_s").variant) == ["a", "b", "d"]
     ax = lk.plot_pareto(table, cost="bytes")
     assert set("abcd") <= set(_texts(ax))
+    assert (ax.get_xlim()[0], ax.get_ylim()[0]) == (0, 0)
+    named = lk.plot_pareto(table.rename(columns={"bytes": "KB_per_photo"}), cost="KB_per_photo")
+    assert (named.get_xlabel(), named.get_ylabel()) == ("KB per photo", "images per second")
 
 
 def test_stalls_stack_to_the_total():

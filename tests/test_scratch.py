@@ -8,6 +8,7 @@ import sys
 import tempfile
 import threading
 
+import psutil
 import pytest
 
 import labkit as lk
@@ -36,8 +37,10 @@ def test_it_is_beside_the_photos_and_goes(tmp_path, monkeypatch):
     one, other = lk.ScratchFolder(), lk.ScratchFolder()
     assert sorted(path.parent.iterdir()) == sorted([one.path, other.path])
     assert str(one.path) in repr(one)
+    n_open = psutil.Process().num_fds()
     one.cleanup()
     one.cleanup()
+    assert psutil.Process().num_fds() == n_open - 1
     assert list(path.parent.iterdir()) == [other.path]
     del other
     gc.collect()
@@ -52,7 +55,7 @@ def test_the_end_of_its_process_removes_it_and_not_the_end_of_a_fork(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_next_one_removes_what_killed_processes_left(tmp_path):
+def test_the_next_one_removes_what_a_sigkill_left(tmp_path):
     for _ in range(2):
         assert run("os.kill(os.getpid(), signal.SIGKILL)", tmp_path) == -signal.SIGKILL
         assert len(list(tmp_path.iterdir())) == 1  # the second has removed the first one's
@@ -94,7 +97,7 @@ def test_without_locks_nothing_of_others_is_removed(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("when", ["before it is opened", "before it is locked"])
-def test_a_folder_that_is_swept_at_once_is_made_again(tmp_path, monkeypatch, when):
+def test_a_folder_that_is_swept_before_it_is_held_is_made_again(tmp_path, monkeypatch, when):
     made, threads, real = [], [], tempfile.mkdtemp
 
     def swept(**arguments):
