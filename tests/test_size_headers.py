@@ -19,6 +19,7 @@ from PIL.PngImagePlugin import PngInfo
 from labkit.data import size_readers
 from labkit.data.conformance import broken_files, exif_of, oracle_files
 from labkit.data.engine import ItemErrors
+from labkit.data.regions import WholeDecoder
 from labkit.data.size_headers import Header, read_header
 from labkit.data.size_readers import Readers, choose_readers, is_rotating, read_headers
 
@@ -43,6 +44,14 @@ def test_a_length_that_a_header_states_is_not_asked_for(tmp_path):
     finally:
         tracemalloc.stop()
     assert header == Header(1, 1, 1)
+
+
+def test_a_subsampling_that_simplejpeg_has_no_name_for(tmp_path):
+    data = bytearray(saved("JPEG", subsampling=0))
+    data[data.index(b"\xff\xc0") + 11] = 0x14  # the luma four times as high as the chroma: 4:4:1
+    (tmp_path / "a.jpg").write_bytes(data)
+    assert read_header(str(tmp_path / "a.jpg")) == Header(95, 63, 1)
+    assert WholeDecoder().header(bytes(data)) is None
 
 
 def camera_exif(orientation: int, thumbnail: int) -> Image.Exif:

@@ -143,7 +143,7 @@ class WholeDecoder:
         """Size of the image, or None where it is not a JPEG that this decoder can take."""
         try:
             height, width, colorspace, _ = self._simplejpeg.decode_jpeg_header(data)
-        except ValueError:
+        except (ValueError, KeyError):  # KeyError: a subsampling that it has no name for, such as 4:4:1
             return None
         return Frame(height, width) if colorspace in ("RGB", "YCbCr", "Gray") else None
 

@@ -124,7 +124,7 @@ def _jpeg(data: bytes, file: int) -> Header | None:
         data = data[length:] if len(data) >= length + _TABLES else os.pread(file, _PREFIX, offset)
     try:
         height, width, _, _ = simplejpeg.decode_jpeg_header(_JPEG[:2] + data)
-    except ValueError:
+    except (ValueError, KeyError):  # KeyError: a subsampling that it has no name for, such as 4:4:1
         return None
     frame = data.find(_FRAME.pack(8, height, width))  # so a frame header of 8 bits a sample states it
     if frame < 0 or data.find(b"\xff\xe1", 0, frame) >= 0:  # another depth, which Pillow refuses; EXIF in an odd place
