@@ -1,8 +1,10 @@
 """extract_tars: what GNU tar and tarfile extract, never outside its folder, and whole whatever is killed."""
 
+import bz2
 import copy
 import gzip
 import io
+import lzma
 import os
 import re
 import shutil
@@ -296,6 +298,16 @@ def test_a_time_beyond_all_times_in_a_plain_header(tmp_path):
     later = make_tar(tmp_path / "a.tar", [member("x", b"data", mtime=1 << 70), folder("d")], format=tarfile.GNU_FORMAT)
     [tree] = quietly(later, tmp_path / "root")
     assert ((tree / "x").read_bytes(), (tree / "x").stat().st_mtime_ns) == (b"data", 0)
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress])
+def test_a_size_beyond_the_end_is_not_waited_for(tmp_path, pack):
+    info, _ = member("x")
+    info.size = 1 << 50
+    archive = tmp_path / "bad.tar.gz"
+    archive.write_bytes(pack(info.tobuf(tarfile.GNU_FORMAT) + b"data"))
+    with pytest.raises(ItemErrors, match="is cut or damaged"):
+        quietly(archive, tmp_path / "root")
 
 
 def test_a_zero_byte_in_a_name(tmp_path):

@@ -286,6 +286,16 @@ def test_a_shard_without_its_end_is_cut(shards):
         list(read_shards(path))
 
 
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_a_size_beyond_the_end_is_not_waited_for(tmp_path, pack):
+    """Of a member that is not read, only passed over: `tarfile` would read on behind the end."""
+    info = tarfile.TarInfo("x")
+    info.type, info.size = b"Z", 1 << 50
+    (tmp_path / "a.tar").write_bytes(pack(info.tobuf(tarfile.GNU_FORMAT) + b"data"))
+    with pytest.raises(TarError, match=r"cut or damaged \(unexpected end of data\)"):
+        list(read_shards(tmp_path / "a.tar"))
+
+
 def read_file(path: Path, name: str) -> bytes:
     with tarfile.open(path) as tar:
         return tar.extractfile(name).read()

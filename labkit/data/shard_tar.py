@@ -11,14 +11,13 @@ import zlib
 from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import BinaryIO, NamedTuple
 from urllib.parse import unquote
 
 from labkit.data.bounds import VARIABLE, max_file_bytes
 from labkit.data.tar_headers import BoundedInfo
 from labkit.data.tar_index import TarError
-from labkit.data.tar_stream import unpacked
+from labkit.data.tar_stream import Source, unpacked
 
 _READABLE_NAME = 100  # longer names, and those that are not ASCII, take a pax record of their own
 
@@ -143,7 +142,7 @@ def read_members(stream: BinaryIO, name: str) -> Iterator[tuple[str, bytes]]:
     unpacking = unpacked(file, name)
     try:
         # read1: what was unpacked before a fault is not lost with it.
-        source = SimpleNamespace(read=file.read if unpacking is None else partial(_read, unpacking))
+        source = Source(file.read if unpacking is None else partial(_read, unpacking))
         with tarfile.open(fileobj=source, mode="r|", tarinfo=_StrictTarInfo, encoding="utf-8") as tar:
             for info in tar:
                 if info.isreg():

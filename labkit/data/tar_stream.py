@@ -8,7 +8,6 @@ import os
 import tarfile
 import warnings
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import BinaryIO
 
 from labkit.data.bounds import MAX_UNPACKER_BYTES
@@ -16,6 +15,7 @@ from labkit.data.tar_headers import BoundedInfo
 from labkit.data.tar_index import TarError, TarWarning
 
 BLOCK_BYTES = 1 << 20
+_EMPTY_READS = 16  # behind the end, one behind the other: where a tar ends as it should, tarfile tries twice
 
 
 def _open_zstd(file: BinaryIO) -> BinaryIO:
@@ -93,6 +93,20 @@ def unpacked(file: io.BufferedReader, name: str) -> BinaryIO | None:
     return None
 
 
+class Source:
+    """What `tarfile` reads from front to back: to skip a member it goes on, 10 kB a time, long after the end."""
+
+    def __init__(self, read: Callable[[int], bytes]):
+        self._read, self._n_empty = read, 0
+
+    def read(self, size: int) -> bytes:
+        data = self._read(size)
+        self._n_empty = 0 if data else self._n_empty + 1
+        if self._n_empty > _EMPTY_READS:
+            raise EOFError("unexpected end of data")
+        return data
+
+
 class TarStream:
     """The members of a tar in their order, and the data of the one just given.
 
@@ -139,9 +153,7 @@ class TarStream:
                 return tarfile.TarFile(fileobj=self._file, tarinfo=_StrictInfo, encoding="utf-8")
             # "|": never back, not even by the one byte for which tarfile would unpack all from the start.
             # read1: what was unpacked before a fault is not lost with it.
-            return tarfile.open(
-                fileobj=SimpleNamespace(read=stream.read1), mode="r|", tarinfo=_StrictInfo, encoding="utf-8"
-            )
+            return tarfile.open(fileobj=Source(stream.read1), mode="r|", tarinfo=_StrictInfo, encoding="utf-8")
         except Exception as error:  # each compression has its own class of error
             raise TarError(f"{self.name} is no whole tar ({error}): copy or download it again") from error
 

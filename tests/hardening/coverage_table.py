@@ -10,6 +10,7 @@ ends its process badly loses its own measurement alone. The reasons are kept in 
 import csv
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -26,6 +27,7 @@ _PYTEST = ["-m", "pytest", "-o", "addopts=", "--import-mode=importlib", "-q", "-
 
 def run(files: list[str]) -> None:
     """Measure each test file that has not been measured, or that is named."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job, and its children, ignore it
     for file in [Path(name) for name in files] or sorted(Path("tests").glob("test_*.py")):
         folder = (_DATA / file.stem).absolute()
         if file.name in _LEFT_OUT or (folder.exists() and not files):

@@ -12,6 +12,7 @@ the whole suite is added to records/versions.csv.
 import csv
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -34,6 +35,7 @@ def main() -> int:
     if sys.argv[1:2] == [] or sys.argv[1] not in _WANTED:
         sys.exit(__doc__)
     which, given = sys.argv[1], sys.argv[2:]
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job, and its children, ignore it
     with tempfile.TemporaryDirectory() as folder:
         environment = Path(folder) / "venv"
         _uv("venv", "--python", sys.executable, str(environment))
