@@ -369,3 +369,45 @@ def test_a_quiet_summary_keeps_other_warnings(monkeypatch):
     monkeypatch.setattr(results, "summarize", lambda *arguments: warnings.warn("something else", stacklevel=1))
     with pytest.warns(UserWarning, match="something else"):
         quiet_summary(None)
+
+
+LABELS = ["a\rb", "a\nb", 'a"b', "a,b", "1", "None", "nan", ""]
+
+
+def test_labels_of_all_kinds_survive_the_disk(frame_of, tmp_path):
+    frame = frame_of({label: [1.0, 2.0] for label in LABELS}, LABELS[0])
+    frame["peak_mem_mb"] = np.nan
+    read = lk.load_frame(lk.save_frame(frame, tmp_path / "frame.csv"))
+    assert list(read["variant"]) == list(frame["variant"])
+    assert set(read["baseline"]) == {LABELS[0]}
+    assert read["peak_mem_mb"].isna().all()
+    assert (list(read), len(read)) == (list(frame), len(frame))
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "what"),
+    [
+        ("images_per_s", "fast", "images_per_s holds what is no number"), ("steady_s", "inf", "what is no number"),
+        ("images_per_s", "0", "images_per_s holds what is no rate"), ("images_per_s", "-1", "holds what is no rate"),
+        ("images_per_s", "", "holds what is no rate"), ("is_warmup", "maybe", "is neither True nor False"),
+        ("scale", "ci,more", "a.csv is not a frame of runs"),
+    ],
+)  # fmt: skip
+def test_what_cannot_have_been_measured_is_refused(frame_of, tmp_path, column, value, what):
+    frame = frame_of({"a": [0.5, 2.0], "b": [3.0, 4.0]}, "a").astype(str)
+    lk.save_frame(frame, tmp_path / "a.csv")
+    assert len(lk.load_frame(tmp_path / "a.csv")) == 4
+    frame.loc[1, column] = value
+    text = frame.to_csv(index=False).replace(f'"{value}"', value)
+    (tmp_path / "a.csv").write_text(text)
+    with pytest.raises(ValueError, match=f"a.csv is not a frame of runs: .*{what}" if "a.csv" not in what else what):
+        lk.load_frame(tmp_path / "a.csv")
+
+
+def test_each_experiment_has_a_file_of_its_own():
+    longest = "a" * results._LONGEST_STEM
+    assert [results.file_stem(name) for name in ("02 loader", longest)] == ["02_loader", longest]
+    names = [longest + "a", longest + "b", ".a", "..a", "a/b", "a b", "a_b", "a\udcff", "a\udcfe"]
+    stems = [results.file_stem(name) for name in names]
+    assert len(set(stems)) == len(names)
+    assert not [stem for stem in stems if stem.startswith(".") or len(stem) > results._LONGEST_STEM + 9]

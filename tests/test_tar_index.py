@@ -583,6 +583,14 @@ def damaged_indexes(whole: bytes) -> dict[str, bytes]:
         "names beyond the block": saved(ends=arrays["ends"] + 1),
         "names backwards": saved(ends=arrays["ends"][::-1].copy()),
         "float offsets": saved(offsets=arrays["offsets"].astype(float)),
+        "offsets beyond the tar": saved(offsets=arrays["offsets"] + 1_000_000),
+        "offsets below -1": saved(offsets=np.full_like(arrays["offsets"], -2), sizes=np.zeros_like(arrays["sizes"])),
+        "sizes of what is nowhere": saved(offsets=np.full_like(arrays["offsets"], -1), sizes=arrays["sizes"] + 1),
+        "sizes beyond the tar": saved(sizes=arrays["sizes"] + 1_000_000),
+        "sizes below zero": saved(sizes=arrays["sizes"] - 1_000_000),
+        "pieces of a row too far": says(sparse=[[len(arrays["sizes"]), [[0, 1]]]]),
+        "pieces of a row below zero": says(sparse=[[-1, [[0, 1]]]]),
+        "a piece beyond its member": says(sparse=[[0, [[0, 1 << 40]]]]),
     }
 
 
