@@ -12,7 +12,7 @@ from mutmut.stats import status_by_exit_code
 RECORDS = Path(__file__).parent / "records"
 _SCORES, _SURVIVORS = RECORDS / "mutation.csv", RECORDS / "mutation_survivors.csv"
 _FIELDS = ("module", "function", "change", "class", "reason")
-_NOT_KILLED = ("survived", "no tests", "suspicious")
+_NOT_KILLED = ("survived", "suspicious")
 
 
 def show(pattern: str) -> None:
@@ -23,9 +23,10 @@ def show(pattern: str) -> None:
 
 
 def record(pattern: str) -> None:
-    """Write both tables: of each module of which a mutant was tried here; the others' rows stay.
+    """Write both tables; a module of which an earlier run tried more mutants keeps that one's row and survivors.
 
-    What was written by hand about a survivor, its class and the reason, is kept.
+    What was written by hand about a survivor, its class and the reason, is kept. Mutants that no test of the selection
+    in pyproject.toml calls count as not tried.
     """
     before = _rows(_SURVIVORS)
     read = {tuple(row[name] for name in _FIELDS[:3]): row for row in before}
@@ -41,10 +42,12 @@ def record(pattern: str) -> None:
                               "reason": known.get("reason", "")})  # fmt: skip
             count[survivors[-1]["class"]] += 1
     rows = {module: _row(module, count) for module, count in counts.items()}
-    untried = {row["module"]: row for row in _rows(_SCORES) if not rows.get(row["module"], {}).get("mutants")}
-    survivors += [row for row in before if row["module"] in untried]
+    kept = {row["module"]: row for row in _rows(_SCORES)}
+    kept = {name: row for name, row in kept.items() if int(row["mutants"]) > rows.get(name, {"mutants": 0})["mutants"]}
+    survivors = [row for row in survivors if row["module"] not in kept]
+    survivors += [row for row in before if row["module"] in kept]
     _write(_SURVIVORS, survivors)
-    _write(_SCORES, [row for _, row in sorted({**rows, **untried}.items())])
+    _write(_SCORES, [row for _, row in sorted({**rows, **kept}.items())])
 
 
 def _row(module: str, count: Counter) -> dict:
@@ -58,7 +61,7 @@ def _row(module: str, count: Counter) -> dict:
         "killed_elsewhere": count["elsewhere"],
         "hole": count["hole"], "unread": count["unread"],
         "score": round(caught / telling, 3) if telling else "",
-        "not_tried": count["not checked"] + count["check was interrupted by user"],
+        "not_tried": sum(count[status] for status in ("not checked", "no tests", "check was interrupted by user")),
     }  # fmt: skip
 
 
