@@ -23,7 +23,7 @@ from labkit import notebooks
 from labkit.data import download
 from labkit.data import http as http_client
 from labkit.data.engine import ItemErrors
-from labkit.measure.redact import redacted, shown
+from labkit.measure.redact import redacted, shown, tells
 from labkit.measure.results import load_frame, make_frame
 from labkit.measure.timing import VariantError
 from tests.serving import Quiet, serving
@@ -304,6 +304,29 @@ def test_what_is_shown_of_an_address(url, said):
 def test_what_is_left_of_a_text(text, said):
     assert redacted(text) == said
     assert redacted(text + " abcdef", ("abcdef",)) == said + " ..."
+
+
+def _raised(*texts: str, explicit: bool) -> BaseException:
+    """An exception with the last text, raised from, or while handling, one with the text before it, and so on."""
+    error = None
+    for text in texts:
+        later = ValueError(text)
+        setattr(later, "__cause__" if explicit else "__context__", error)
+        error = later
+    return error
+
+
+@pytest.mark.parametrize("explicit", [True, False])
+def test_an_exception_tells_what_any_of_its_chain_does(explicit):
+    for texts in (["token=abc", "b", "c"], ["a", "https://u:p@host/x", "c"], ["a", "b", "https://host/?sig=1"]):
+        assert tells(_raised(*texts, explicit=explicit))
+    assert not tells(_raised("a", "b", explicit=explicit))
+    assert tells(_raised("hidden", "b", explicit=explicit), ("hidden",))
+
+
+def test_an_address_is_shown_up_to_its_first_mark():
+    assert shown("https://u:p@host/a?b#c?d") == "https://host/a"
+    assert shown("https://host/a#c?d#e") == "https://host/a"
 
 
 def test_frames_keep_what_is_no_secret():

@@ -108,7 +108,7 @@ class TestLoaders:
         loader = types.SimpleNamespace(num_threads=2)
         assert waiting_of(loader, 2.0, 1.0) == Making(None, 0.75)
         assert waiting_of(types.SimpleNamespace(num_workers=4), 2.0, 2.0) == Making(None, 0.75)
-        assert waiting_of([], 2.0, 0.5) == Making(None, 0.75)
+        assert waiting_of([], 0.5, 0.125) == Making(None, 0.75)
         assert waiting_of([], 1.0, 3.0) == Making(None, 0.0)  # more threads than it says
         assert waiting_of([], 0.0, 0.0) == Making(None, 0.0)
 

@@ -198,6 +198,9 @@ UNSAFE = {
     "through a link within": [folder("a"), symlink("x", "a"), member("x/y")],
     "through a link that follows": [member("x/y"), symlink("x", "a")],
     "link through a link": [folder("d/e"), symlink("d/e/a", "../.."), symlink("x", "d/e/a/../outside")],
+    "link down through a link": [folder("d/e"), symlink("d/l", "e"), symlink("x", "d/l/f")],
+    "through a link with two slashes": [folder("d/e"), symlink("d/l", "e"), symlink("x", "d//l/f")],
+    "through a link with a dot": [folder("d/e"), symlink("d/l", "e"), symlink("x", "d/./l/f")],
     "chain of long links": [
         *(folder("/".join([LONG] * n)) for n in range(1, 8)),
         symlink("a", "/".join([LONG] * 7)),
