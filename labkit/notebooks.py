@@ -1,6 +1,7 @@
 """The numbered notebooks: find them, say what each asks, run one in a fresh kernel."""
 
 import asyncio
+import atexit
 import base64
 import io
 import os
@@ -121,6 +122,14 @@ class _Loop(asyncio.SelectorEventLoop):
 
 def _run(client: Any, temporary: Path) -> None:
     """Run nbclient's notebook; Ctrl-C interrupts the cell, which may clean up, ends the kernel, and is raised."""
+    try:
+        _run_in_loop(client, temporary)
+    finally:
+        if client.km is None:  # ended already: where a Ctrl-C came then, nbclient would do it again at exit, and fail
+            atexit.unregister(client._cleanup_kernel)
+
+
+def _run_in_loop(client: Any, temporary: Path) -> None:
     with asyncio.Runner(loop_factory=_Loop) as runner:  # at its end tasks that are left are cancelled
         loop = runner.get_loop()
         client.create_kernel_manager().connection_file = str(temporary / "kernel.json")

@@ -1,10 +1,12 @@
 """Advice: from measured costs to what to change first."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from labkit.measure.advice import Costs, advise
+from labkit.measure.advice import Costs, Recommendation, advise
 from labkit.measure.env import usable_cores
 
 
@@ -54,6 +56,12 @@ class TestAdvice:
         found = advise(_costs(prepare=1.0, together=2.0), loader)[0]
         assert found.notebook == "02_read_image"
         assert "instead of pil" in found.action
+
+
+def test_a_gain_is_said_and_none_is_not():
+    said = Recommendation("copy", "Do", "since", 1.5, "07_cuda_prefetch")
+    assert str(said) == "Do (since). Should bring up to 1.50x. Notebook 07_cuda_prefetch."
+    assert str(replace(said, speedup=1.0)) == "Do (since). Notebook 07_cuda_prefetch."
 
 
 def test_workers_are_asked_for_with_the_reason(monkeypatch):

@@ -108,6 +108,9 @@ def test_stalls_stack_to_the_total():
     assert ends == pytest.approx([1, 7, 10])
     assert {"10%", "60%", "30%"} <= set(_texts(ax))
     assert np.isclose(ax.lines[0].get_xdata()[0], 10.2)
+    assert "wall time" in [text.get_text() for text in ax.get_legend().get_texts()]
+    small = lk.plot_stalls(parts.assign(seconds=parts["seconds"] / 1000))
+    assert {"10%", "60%", "30%"} <= set(_texts(small))
 
 
 def test_stages_and_kinds_differ_without_color():
@@ -115,7 +118,15 @@ def test_stages_and_kinds_differ_without_color():
     parts = pd.DataFrame({"variant": "x", "stage": stages, "seconds": 1.0})
     assert len({bar.get_hatch() for bar in lk.plot_stalls(parts).patches}) == 8
     spans = pd.DataFrame({"lane": "cpu", "start_s": range(8), "end_s": range(1, 9), "kind": stages})
-    assert len({bars.get_hatch() for bars in lk.plot_timeline(spans).collections}) == 8
+    ax = lk.plot_timeline(spans)
+    assert len({bars.get_hatch() for bars in ax.collections}) == 8
+    assert sorted(text.get_text() for text in ax.get_legend().get_texts()) == stages
+
+
+@pytest.mark.parametrize("name", ["plot_speedup", "plot_ladder"])
+def test_estimates_take_options(runs, name):
+    ax = getattr(lk, name)(runs, markersize=3)
+    assert {bar.lines[0].get_markersize() for bar in ax.containers} == {3}
 
 
 @pytest.mark.parametrize("name", ["plot_throughput", "plot_speedup", "plot_ladder"])
@@ -242,6 +253,12 @@ def test_stalls_are_in_their_rows():
     assert sorted(text.get_text() for text in ax.get_legend().get_texts()) == ["collate", "decode", "read", "wall time"]
     assert (ax.get_xlabel(), ax.get_xlim()[0]) == ("seconds", 0)
     assert ax.get_ylim() == (pytest.approx(1.6), -0.6)
+
+
+def test_wall_time_of_any_variant_is_in_the_legend():
+    parts = pd.DataFrame({"variant": ["x", "y"], "stage": "read", "seconds": 1.0})
+    ax = lk.plot_stalls(parts, wall_s={"y": 1.1})
+    assert sorted(text.get_text() for text in ax.get_legend().get_texts()) == ["read", "wall time"]
 
 
 def test_shares_stand_out_from_their_ground():

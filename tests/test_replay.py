@@ -182,3 +182,11 @@ def test_batches_of_workers_hold_no_file_open():
     replay = ReplayLoader(loader, 5)
     assert not any(batch.is_shared() for batch in replay)
     assert torch.equal(torch.cat(list(replay)), torch.arange(60).view(20, 3))
+
+
+def test_batches_are_the_kept_ones_but_for_shared_memory():
+    plain, shared = torch.zeros(3), torch.zeros(3).share_memory_()
+    [one, other] = ReplayLoader([plain, shared], 2)
+    assert one.data_ptr() == plain.data_ptr()
+    assert other.data_ptr() != shared.data_ptr()
+    assert len(list(ReplayLoader([plain, shared], 2, length=1))) == 1

@@ -1,5 +1,6 @@
 """The tour and the command line, on small notebooks of the test's own."""
 
+import atexit
 import json
 import os
 import re
@@ -7,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 
 import nbformat
 import psutil
@@ -93,6 +95,28 @@ cli.app()
     assert psutil.wait_procs([kernel], timeout=30)[1] == []
     if number == signal.SIGINT:
         assert not [path for path in pid.parent.iterdir() if path.is_dir()], "the kernel could not clean up"
+
+
+def test_a_kernel_that_was_ended_is_not_ended_again_at_exit(tmp_path, monkeypatch):
+    """As nbclient leaves it where a Ctrl-C comes while it ends the kernel."""
+
+    class Client:
+        km = None
+
+        def create_kernel_manager(self):
+            return types.SimpleNamespace()
+
+        def _cleanup_kernel(self):
+            raise AssertionError("the kernel is gone")
+
+        async def async_execute(self, env):
+            raise KeyboardInterrupt
+
+    client, dropped = Client(), []
+    monkeypatch.setattr(atexit, "unregister", dropped.append)
+    with pytest.raises(KeyboardInterrupt):
+        notebooks._run(client, tmp_path)
+    assert dropped == [client._cleanup_kernel]
 
 
 def test_the_page_needs_no_network(lab):

@@ -229,14 +229,14 @@ def plot_stalls(
         ax.barh(range(len(table)), width, left=left, label=stage, **{**style, **kwargs})
         _share_labels(ax, left, width, table.sum(axis=1).to_numpy(), _COLORS[number % 10])
         left += width
-    for label, seconds in (wall_s or {}).items():
-        row = list(table.index).index(label)
+    for number, (variant, seconds) in enumerate((wall_s or {}).items()):
+        row = list(table.index).index(variant)
         ax.plot(
             [seconds, seconds],
             [row - 0.4, row + 0.4],
             color="black",
             linewidth=2,
-            label="wall time" if row == 0 else None,
+            label="wall time" if number == 0 else None,
         )
     ax.set_yticks(range(len(table)), table.index)
     ax.set(xlabel="seconds", ylim=(len(table) - 0.4, -0.6), xlim=(0, None))
