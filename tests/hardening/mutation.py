@@ -129,7 +129,8 @@ def main(arguments: list[str]) -> None:
         open_ones = [name for pattern in arguments[1:] for name in _sample(names_of(pattern, "not checked"))]
         _run(open_ones or arguments[1:], resumed=bool(open_ones))
     elif command == "again":
-        _run(names_of(pattern, "survived", "no tests", "timeout", "suspicious", "segfault"), resumed=True)
+        if names := names_of(pattern, "survived", "no tests", "timeout", "suspicious", "segfault"):
+            _run(names, resumed=True)  # of no names mutmut would run all
     else:
         from tests.hardening import mutation_record
 
