@@ -25,8 +25,8 @@ def show(pattern: str) -> None:
 def record(pattern: str) -> None:
     """Write both tables; a module of which an earlier run tried more mutants keeps that one's row and survivors.
 
-    What was written by hand about a survivor, its class and the reason, is kept. Mutants that no test of the selection
-    in pyproject.toml calls count as not tried.
+    What was written by hand about a survivor, its class and the reason, is kept. `no_tests`: no test of the selection in
+    pyproject.toml calls their function.
     """
     before = _rows(_SURVIVORS)
     read = {tuple(row[name] for name in _FIELDS[:3]): row for row in before}
@@ -47,7 +47,8 @@ def record(pattern: str) -> None:
     survivors = [row for row in survivors if row["module"] not in kept]
     survivors += [row for row in before if row["module"] in kept]
     _write(_SURVIVORS, survivors)
-    _write(_SCORES, [row for _, row in sorted({**rows, **kept}.items())])
+    columns = list(_row("", Counter()))
+    _write(_SCORES, [{name: row.get(name, 0) for name in columns} for _, row in sorted({**rows, **kept}.items())])
 
 
 def _row(module: str, count: Counter) -> dict:
@@ -61,7 +62,7 @@ def _row(module: str, count: Counter) -> dict:
         "killed_elsewhere": count["elsewhere"],
         "hole": count["hole"], "unread": count["unread"],
         "score": round(caught / telling, 3) if telling else "",
-        "not_tried": sum(count[status] for status in ("not checked", "no tests", "check was interrupted by user")),
+        "no_tests": count["no tests"], "not_tried": count["not checked"] + count["check was interrupted by user"],
     }  # fmt: skip
 
 

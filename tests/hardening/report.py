@@ -111,12 +111,13 @@ variants are called different, or the faster one slower. In percent; `wrong_at_m
 
 
 def _mutation(rows: pd.DataFrame) -> str:
-    tried = rows[rows["mutants"] > 0]
+    tried = rows[(rows["mutants"] > 0) | (rows["no_tests"] > 0)]
     return f"""## Mutation testing
 
 `python -m tests.hardening.mutation run` and `python -m tests.hardening.mutation record`
 
-Mutants of a module that its tests kill; `score` leaves out those that change nothing. Each survivor, read:
+Mutants of a module that its tests kill; `score` leaves out those that change nothing, and
+`no_tests`, which no test of the selection calls (tests outside it may). Each survivor, read:
 [mutation_survivors.csv](mutation_survivors.csv).
 
 {markdown(tried)}"""
