@@ -25,8 +25,8 @@ def show(pattern: str) -> None:
 def record(pattern: str) -> None:
     """Write both tables; a module of which an earlier run tried more mutants keeps that one's row and survivors.
 
-    What was written by hand about a survivor, its class and the reason, is kept. `no_tests`: no test of the selection in
-    pyproject.toml calls their function.
+    What was written by hand about a survivor, its class and the reason, is kept. `no_tests`: no test of the selection
+    in pyproject.toml calls their function.
     """
     before = _rows(_SURVIVORS)
     read = {tuple(row[name] for name in _FIELDS[:3]): row for row in before}
