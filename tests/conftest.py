@@ -8,8 +8,14 @@ import matplotlib
 import psutil
 import pytest
 
+from tests import turns
+
 matplotlib.use("Agg")
 os.environ.setdefault("TQDM_DISABLE", "1")  # what tests start says nothing on stderr but errors
+
+
+def pytest_configure(config):
+    turns.register(config)
 
 
 @pytest.fixture(scope="module", autouse=True)

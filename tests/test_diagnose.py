@@ -17,6 +17,8 @@ from labkit.measure.stalls import diagnose
 from labkit.measure.waiting import Making, making_in_one_process, waiting_of
 from tests.stalling import Notes, Stalls
 
+pytestmark = pytest.mark.alone
+
 
 def _loader(batch_size=4, **options):
     return DataLoader(TensorDataset(torch.zeros(40, 3, 8, 8)), batch_size, **options)

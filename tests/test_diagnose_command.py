@@ -10,6 +10,8 @@ from typer.testing import CliRunner
 import labkit as lk
 from labkit.cli import app
 
+pytestmark = pytest.mark.alone
+
 
 class TestCommand:
     @pytest.fixture(autouse=True)

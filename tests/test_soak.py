@@ -16,6 +16,8 @@ from tests.hardening.soak.slope import LIMIT_KB, slope_of
 from tests.hardening.soak.subjects import SUBJECTS, Subject, _over
 from tests.hardening.soak.tree import EXACT
 
+pytestmark = pytest.mark.alone
+
 EPOCHS, WARM_UP = 12, 3
 WHOLE = Subject(lambda places: [])
 

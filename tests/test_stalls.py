@@ -10,6 +10,8 @@ from labkit.measure.diagnosis import SHARES
 from labkit.measure.stalls import diagnose
 from tests.stalling import Stalls
 
+pytestmark = pytest.mark.alone
+
 KNOWN = {
     "nothing": (Stalls(), "none"),
     "workers that keep up": (Stalls(step=0.06, fetch=0.02, num_workers=2), "none"),

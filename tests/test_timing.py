@@ -22,6 +22,8 @@ from labkit.measure.results import COLUMNS, RESULTS_VARIABLE
 from labkit.measure.timing import count_images
 from tests.unsampled import leave_memory_out
 
+pytestmark = pytest.mark.alone
+
 
 @pytest.fixture
 def unsampled(monkeypatch):

@@ -16,6 +16,8 @@ from labkit.pipeline.candidates import DEFAULT, Candidate, Source, expected_s, w
 from labkit.pipeline.race import STEP_ALONE
 from labkit.pipeline.tune import _Alone
 
+pytestmark = pytest.mark.alone
+
 
 class Naps(Dataset):
     """Samples that are waited for, as from a slow storage."""

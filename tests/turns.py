@@ -1,0 +1,43 @@
+"""Tests that measure run alone, though pytest-xdist runs two of the others at once."""
+
+import contextlib
+from pathlib import Path
+
+import pytest
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
+
+class Turns:
+    """A plugin: whoever is marked `alone` has the machine to itself, also before notebooks' cells.
+
+    Without pytest-xdist, and without file locks, every test is alone anyway or nothing can be done about it.
+    """
+
+    def __init__(self, folder: Path):
+        self._door, self._room = folder / "door.lock", folder / "room.lock"
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)  # around pytest-timeout's: waiting is not part of a test
+    def pytest_runtest_protocol(self, item):
+        alone = item.get_closest_marker("alone") is not None
+        with contextlib.ExitStack() as stack:
+            # Who waits to be alone waits in the door: nobody slips past who would only share.
+            with _held(self._door, fcntl.LOCK_EX):
+                stack.enter_context(_held(self._room, fcntl.LOCK_EX if alone else fcntl.LOCK_SH))
+            return (yield)
+
+
+@contextlib.contextmanager
+def _held(path: Path, how: int):
+    with open(path, "a+") as file:  # closed: let go
+        fcntl.lockf(file, how)  # not flock: workers forked by a test would hold it for as long as they live
+        yield
+
+
+def register(config: pytest.Config) -> None:
+    """In a process of pytest-xdist; the folder is of this run, and goes with its temporary folders."""
+    if fcntl is not None and hasattr(config, "workerinput"):
+        config.pluginmanager.register(Turns(config._tmp_path_factory.getbasetemp().parent), "turns")
