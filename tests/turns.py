@@ -12,7 +12,7 @@ except ImportError:  # Windows
 
 
 class Turns:
-    """A plugin: whoever is marked `alone` has the machine to itself, also before notebooks' cells.
+    """A plugin: what is marked `alone` or `cuda` has the machine to itself; notebooks' cells wait for it, too.
 
     Without pytest-xdist, and without file locks, every test is alone anyway or nothing can be done about it.
     """
@@ -22,7 +22,7 @@ class Turns:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)  # around pytest-timeout's: waiting is not part of a test
     def pytest_runtest_protocol(self, item):
-        alone = item.get_closest_marker("alone") is not None
+        alone = any(item.get_closest_marker(name) for name in ("alone", "cuda"))
         with contextlib.ExitStack() as stack:
             # Who waits to be alone waits in the door: nobody slips past who would only share.
             with _held(self._door, fcntl.LOCK_EX):
@@ -40,4 +40,4 @@ def _held(path: Path, how: int):
 def register(config: pytest.Config) -> None:
     """In a process of pytest-xdist; the folder is of this run, and goes with its temporary folders."""
     if fcntl is not None and hasattr(config, "workerinput"):
-        config.pluginmanager.register(Turns(config._tmp_path_factory.getbasetemp().parent), "turns")
+        config.pluginmanager.register(Turns(Path(config.option.basetemp).parent), "turns")

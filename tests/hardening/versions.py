@@ -20,7 +20,7 @@ from datetime import date
 from pathlib import Path
 
 RECORD = Path(__file__).parent / "records" / "versions.csv"
-_RUNNERS = ["pytest", "pytest-timeout", "nbval", "hypothesis"]
+_RUNNERS = ["pytest", "pytest-timeout", "pytest-xdist", "nbval", "hypothesis"]
 _WANTED = {
     "lowest": ["--resolution", "lowest-direct", "-e", ".[test]"],
     "newest": ["-e", ".[test]"],
