@@ -100,6 +100,7 @@ def test_the_bytes_are_the_same_for_any_engine(images, expected, tmp_path, engin
     assert os.listdir(tmp_path) == ["p"]
 
 
+@pytest.mark.alone  # Ray waits half a minute for its own start, and no longer
 def test_the_bytes_are_the_same_on_ray(images, expected, tmp_path):
     pytest.importorskip("ray", reason='Ray is not installed: python -m pip install -e ".[cluster]"')
     assert build(images, tmp_path / "p", engine="ray").path.read_bytes() == expected

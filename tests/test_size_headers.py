@@ -296,8 +296,11 @@ def test_readers_are_chosen_by_what_a_file_took(wall_s, cpu_s, n_files, options,
 
 
 def test_processes_start_unasked_only_where_no_script_would_run_again(monkeypatch):
-    assert not size_readers._may_start_processes()  # pytest is a script
-    monkeypatch.setitem(sys.modules, "__main__", types.ModuleType("__main__"))  # as a notebook's kernel has it
+    main = types.ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    main.__file__ = "train.py"
+    assert not size_readers._may_start_processes()
+    del main.__file__  # as in a notebook's kernel
     assert size_readers._may_start_processes()
 
 

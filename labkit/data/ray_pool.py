@@ -5,8 +5,11 @@ import os
 import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import ModuleType
+
+import psutil
 
 from labkit.data.pools import Outcome, Submit, pack, run_packed, unpacking
 from labkit.measure.env import usable_cores
@@ -49,14 +52,31 @@ def ray_pool(function: Callable) -> Iterator[Submit]:
 def _join(ray: ModuleType, address: str | None) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     alone = {} if address else {"num_cpus": usable_cores(), "include_dashboard": False}
+    before = set(psutil.Process().children())
     try:
         _check_answers(address)
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **alone)
-    except (OSError, ValueError, RuntimeError) as error:
+    except Exception as error:  # the plain class where a node does not start in time
+        _end({child for child in psutil.Process().children() if _runs(child, Path(ray.__file__).parent)} - before)
         raise ConnectionError(
             f"no Ray cluster could be joined at {address or 'this machine'} ({error}): "
             "start one with `ray start --head`, and give its address as host:port"
         ) from error
+
+
+def _end(processes: set[psutil.Process]) -> None:
+    """What Ray started before it failed, which it would keep until this process ends."""
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(processes, timeout=_PATIENCE_S)
+
+
+def _runs(process: psutil.Process, program: Path) -> bool:
+    try:
+        return str(program) in " ".join(process.cmdline())
+    except psutil.Error:
+        return False
 
 
 def _check_answers(address: str | None) -> None:

@@ -1,0 +1,66 @@
+"""Tests that measure run alone, and only they."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("xdist")
+pytest.importorskip("fcntl", reason="this system has no file locks")
+
+ROOT = Path(__file__).parents[1]
+CONFTEST = """
+from tests import turns
+
+def pytest_configure(config):
+    turns.register(config)
+"""
+FILE = """
+import contextlib, os, pathlib, time, pytest
+HERE, NAME, OTHER = pathlib.Path(__file__).parent, {name!r}, {other!r}
+
+@contextlib.contextmanager
+def inside(kind):
+    seen, end = set(), time.monotonic() + 0.2
+    (HERE / f"{{NAME}} {{kind}}.in").touch()
+    yield seen
+    while time.monotonic() < end:
+        seen.update(path.name for path in HERE.glob("*.in"))
+        time.sleep(0.01)
+    (HERE / f"{{NAME}} {{kind}}.in").unlink()
+
+def test_two_meet():
+    (HERE / NAME).touch()
+    end = time.monotonic() + 60
+    while not (HERE / OTHER).exists():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+@pytest.mark.{mark}
+@pytest.mark.parametrize("number", range(3))
+def test_nobody_else(number):
+    with inside("alone") as seen:
+        pass
+    assert seen == {{f"{{NAME}} alone.in"}}
+
+@pytest.mark.parametrize("number", range(3))
+def test_nobody_alone(number):
+    with inside("shared") as seen:
+        pass
+    assert not [name for name in seen if "alone" in name]
+"""
+
+
+@pytest.mark.parametrize("mark", ["alone", "cuda"])
+def test_turns(tmp_path, mark):
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    for name, other in ["ab", "ba"]:
+        (tmp_path / f"test_{name}.py").write_text(FILE.format(name=name, other=other, mark=mark))
+    options = ["-q", "-c", str(ROOT / "pyproject.toml"), f"--rootdir={tmp_path}", "-p", "no:cacheprovider"]
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, "--numprocesses=2", "--dist=loadfile", "."],
+        cwd=tmp_path, capture_output=True, text=True,
+    )  # fmt: skip
+    assert re.search(r"^14 passed", ran.stdout, re.MULTILINE), ran.stdout + ran.stderr
