@@ -121,7 +121,6 @@ def _nbval(folder, source, stored):
         str(ROOT / "pyproject.toml"),
         "-p",
         "no:cacheprovider",
-        "--numprocesses=0",
         "some.ipynb",
     ]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True)

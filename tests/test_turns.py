@@ -12,10 +12,7 @@ pytest.importorskip("fcntl", reason="this system has no file locks")
 
 ROOT = Path(__file__).parents[1]
 CONFTEST = """
-from tests import turns
-
-def pytest_configure(config):
-    turns.register(config)
+from tests.conftest import pytest_configure
 """
 FILE = """
 import contextlib, os, pathlib, time, pytest
@@ -60,7 +57,7 @@ def test_turns(tmp_path, mark):
         (tmp_path / f"test_{name}.py").write_text(FILE.format(name=name, other=other, mark=mark))
     options = ["-q", "-c", str(ROOT / "pyproject.toml"), f"--rootdir={tmp_path}", "-p", "no:cacheprovider"]
     ran = subprocess.run(
-        [sys.executable, "-m", "pytest", *options, "--numprocesses=2", "--dist=loadfile", "."],
+        [sys.executable, "-m", "pytest", *options, "-n", "2", "--dist", "loadfile", "."],
         cwd=tmp_path, capture_output=True, text=True,
     )  # fmt: skip
     assert re.search(r"^14 passed", ran.stdout, re.MULTILINE), ran.stdout + ran.stderr

@@ -14,7 +14,7 @@ except ImportError:  # Windows
 class Turns:
     """A plugin: what is marked `alone` or `cuda` has the machine to itself; notebooks' cells wait for it, too.
 
-    Without pytest-xdist, and without file locks, every test is alone anyway or nothing can be done about it.
+    Without pytest-xdist every test is alone; where the system has no file locks, none is.
     """
 
     def __init__(self, folder: Path):

@@ -20,6 +20,7 @@ from datetime import date
 from pathlib import Path
 
 RECORD = Path(__file__).parent / "records" / "versions.csv"
+_PYTEST = ["-m", "pytest", "-q", "-n", "2", "--dist", "loadfile"]
 _RUNNERS = ["pytest", "pytest-timeout", "pytest-xdist", "nbval", "hypothesis"]
 _WANTED = {
     "lowest": ["--resolution", "lowest-direct", "-e", ".[test]"],
@@ -47,9 +48,7 @@ def main() -> int:
         if which == "bare":
             settings["LABKIT_LIBTURBOJPEG"] = os.devnull  # a system's own would be found
         python = environment / "bin" / "python"
-        process = subprocess.Popen(
-            [python, "-m", "pytest", "-q", *given], env=settings, stdout=subprocess.PIPE, text=True
-        )
+        process = subprocess.Popen([python, *_PYTEST, *given], env=settings, stdout=subprocess.PIPE, text=True)
         said = []
         for line in process.stdout:
             print(line, end="", flush=True)
