@@ -19,15 +19,25 @@ class Turns:
 
     def __init__(self, folder: Path):
         self._door, self._room = folder / "door.lock", folder / "room.lock"
+        self._turn, self._is_alone = contextlib.ExitStack(), False
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)  # around pytest-timeout's: waiting is not part of a test
-    def pytest_runtest_protocol(self, item):
-        alone = any(item.get_closest_marker(name) for name in ("alone", "cuda"))
-        with contextlib.ExitStack() as stack:
+    def pytest_runtest_protocol(self, item, nextitem):
+        if not self._is_alone:
             # Who waits to be alone waits in the door: nobody slips past who would only share.
             with _held(self._door, fcntl.LOCK_EX):
-                stack.enter_context(_held(self._room, fcntl.LOCK_EX if alone else fcntl.LOCK_SH))
+                self._turn.enter_context(_held(self._room, fcntl.LOCK_EX if _measures(item) else fcntl.LOCK_SH))
+        # One after the other without a break: else each of them would wait for a test of the other process.
+        self._is_alone = _measures(item) and nextitem is not None and _measures(nextitem)
+        try:
             return (yield)
+        finally:
+            if not self._is_alone:
+                self._turn.close()
+
+
+def _measures(item: pytest.Item) -> bool:
+    return any(item.get_closest_marker(name) for name in ("alone", "cuda"))
 
 
 @contextlib.contextmanager
