@@ -65,12 +65,9 @@ class TestTune:
 
     def test_a_default_that_keeps_up_is_kept_and_nothing_else_tried(self):
         n_images = set()
-
-        def step(batch):
-            time.sleep(0.2)
-            n_images.add(len(batch))
-
-        tuned = lk.tune(Naps(0.0, count=10), step, config=SERIAL, budget_s=2)
+        tuned = lk.tune(
+            Naps(0.0), lambda batch: time.sleep(0.05) or n_images.add(len(batch)), config=SERIAL, budget_s=2
+        )
         assert tuned.config == SERIAL.resolved()
         assert set(tuned.frame["variant"]) == {DEFAULT, STEP_ALONE}
         assert "keeps up" in repr(tuned)

@@ -15,18 +15,17 @@ CONFTEST = """
 from tests.conftest import pytest_configure
 """
 FILE = """
-import contextlib, os, pathlib, time, pytest
+import pathlib, time, pytest
 HERE, NAME, OTHER = pathlib.Path(__file__).parent, {name!r}, {other!r}
 
-@contextlib.contextmanager
-def inside(kind):
-    seen, end = set(), time.monotonic() + 0.2
-    (HERE / f"{{NAME}} {{kind}}.in").touch()
-    yield seen
+def seen_as(kind):
+    own, seen, end = HERE / f"{{NAME}} {{kind}}.in", set(), time.monotonic() + 0.2
+    own.touch()
     while time.monotonic() < end:
         seen.update(path.name for path in HERE.glob("*.in"))
         time.sleep(0.01)
-    (HERE / f"{{NAME}} {{kind}}.in").unlink()
+    own.unlink()
+    return seen
 
 def test_two_meet():
     (HERE / NAME).touch()
@@ -38,15 +37,11 @@ def test_two_meet():
 @pytest.mark.{mark}
 @pytest.mark.parametrize("number", range(3))
 def test_nobody_else(number):
-    with inside("alone") as seen:
-        pass
-    assert seen == {{f"{{NAME}} alone.in"}}
+    assert seen_as("alone") == {{f"{{NAME}} alone.in"}}
 
 @pytest.mark.parametrize("number", range(3))
 def test_nobody_alone(number):
-    with inside("shared") as seen:
-        pass
-    assert not [name for name in seen if "alone" in name]
+    assert not [name for name in seen_as("shared") if "alone" in name]
 """
 
 
