@@ -15,6 +15,7 @@ from labkit.measure.epochs import CannotDiagnose, Epochs
 from labkit.measure.nested import map_tensors
 from labkit.measure.processes import tree_usage
 from labkit.measure.replay import fresh, versions
+from labkit.measure.stolen import core_time
 
 STEP, STEP_AND_COPY, RECEIVE, LOADER, TOGETHER = "step", "step and copy", "receive", "loader", "loader and step"
 
@@ -98,10 +99,10 @@ class LoopParts:
 
     def load(self, n: int) -> float:
         """Seconds a batch of n batches that nobody uses; only after `drain`."""
-        before, start = tree_usage(), time.perf_counter()
+        before, cores, start = tree_usage(), core_time(), time.perf_counter()
         seconds = self._taking(n, _nothing)
         self._slowest_s = max(self._slowest_s, (time.perf_counter() - start) / n)
-        self.cpu_s_a_batch.append((tree_usage().cpu_s - before.cpu_s) / n)
+        self.cpu_s_a_batch.append(cores.with_stolen(tree_usage().cpu_s - before.cpu_s) / n)
         return seconds
 
     def train(self, n: int) -> float:

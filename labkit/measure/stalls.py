@@ -37,7 +37,8 @@ def diagnose(
 
     In each round: the step on batches from memory, where it needs them and where the loader leaves them; the loader
     alone; both together. The differences are what the parts cost. The loader's part is split by what making a batch
-    takes in one process: processor time is preparing, the rest is waiting for storage.
+    takes in one process: processor time is preparing (a core that others had meanwhile, too), the rest is waiting for
+    storage.
 
     The step really trains, on the same few batches again and again: hand over a copy of a model that you need. The
     batches stay as the loader gave them, whatever the step writes into their tensors or takes out of their dicts;

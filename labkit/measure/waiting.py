@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.measure.random_state import kept_global_state
+from labkit.measure.stolen import core_time
 
 
 @dataclass(frozen=True)
@@ -34,23 +35,23 @@ def making_in_one_process(loader: Any, *, limit_s: float, n_batches: int) -> Mak
     with kept_global_state(), _one_thread():
         batches = iter(_without_workers(loader))
         next(batches, None)  # files are opened, tables made
-        made, started, busy_s = 0, time.perf_counter(), _computing_s()
+        made, started, cores, cpu_s, in_line_s = 0, time.perf_counter(), core_time(), time.process_time(), _in_line_s()
         for made, _ in enumerate(batches, 1):
             if made >= n_batches or time.perf_counter() - started > limit_s:
                 break
-        wall_s, busy_s = time.perf_counter() - started, _computing_s() - busy_s
+        wall_s, cpu_s = time.perf_counter() - started, time.process_time() - cpu_s
+        busy_s = cores.with_stolen(cpu_s) + _in_line_s() - in_line_s
     if not made:
         return Making(None, 0.0)
     return Making(wall_s / made, min(1.0, max(0.0, 1 - busy_s / wall_s)))
 
 
-def _computing_s() -> float:
-    """Seconds that this process has computed, or this thread stood in line for a core: that is no waiting for data."""
+def _in_line_s() -> float:
+    """Seconds that this thread has stood in line for a core: that is no waiting for data."""
     try:
-        in_line = int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
+        return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
     except (OSError, ValueError, IndexError):  # not Linux, or a kernel that does not keep them
-        in_line = 0.0
-    return time.process_time() + in_line
+        return 0.0
 
 
 def waiting_of(loader: Any, seconds: float, cpu_s: float) -> Making:
@@ -58,7 +59,7 @@ def waiting_of(loader: Any, seconds: float, cpu_s: float) -> Making:
 
     Args:
         seconds: Wall time a batch.
-        cpu_s: Processor seconds a batch, of this process and all below it.
+        cpu_s: Processor seconds a batch, of this process and all below it; stolen ones included.
     """
     at_work = getattr(loader, "num_threads", None) or getattr(loader, "num_workers", None) or 1
     return Making(None, min(1.0, max(0.0, 1 - cpu_s / (seconds * at_work))) if seconds > 0 else 0.0)
