@@ -512,12 +512,16 @@ def test_an_interrupt_that_is_caught_leaves_no_worker(persistent):
 
 
 @pytest.mark.parametrize("start_method", ["fork", "spawn"])
-def test_an_interrupt_while_workers_start(start_method):
+def test_an_interrupt_while_workers_start(start_method, monkeypatch):
+    def start_and_interrupt(process):
+        start(process)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    start = multiprocessing.process.BaseProcess.start
+    monkeypatch.setattr(multiprocessing.process.BaseProcess, "start", start_and_interrupt)
     loader = lk.make_loader(Numbers(), config(start_method=start_method))
-    timer = threading.Timer(0.01, os.kill, [os.getpid(), signal.SIGINT])
-    timer.start()
     with pytest.raises(KeyboardInterrupt):
-        [None for _ in range(1000) for _ in loader]
+        iter(loader)
     assert multiprocessing.active_children() == []
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
