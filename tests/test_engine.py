@@ -377,7 +377,7 @@ def test_a_ray_node_is_killed_midway_and_the_output_is_the_same(cluster, tmp_pat
             others = [node for node in cluster.worker_nodes if node.node_id != joined_by]
             return [node for node in others if (nodes / node.node_id).exists()]
 
-        until(lambda: os.listdir(nodes) and at_work())
+        until(lambda: os.listdir(nodes) and at_work(), seconds=120)  # Ray takes its time to start
         cluster.remove_node(at_work()[0], allow_graceful=False)
 
     killer = threading.Thread(target=kill_one_at_work)

@@ -20,6 +20,7 @@ from torch.utils.data._utils import signal_handling
 from torch.utils.data._utils import worker as worker_loop
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
+_PATIENCE_S = 5.0
 _SLOW_IMPORTS = ("torchvision.transforms.v2", "albumentations", "kornia", "cv2", "simplejpeg")
 
 
@@ -38,6 +39,13 @@ class WorkersBatches(_MultiProcessingDataLoaderIter):
         super().__init__(loader)
         signal_handling._remove_worker_pids(id(self))
         self._worker_pids_set = False
+
+    def _shutdown_workers(self) -> None:
+        was_over = self._shutdown
+        super()._shutdown_workers()
+        if self._shutdown and not was_over:
+            for worker in self._workers:
+                worker.join(_PATIENCE_S)  # an older torch terminates those that do not end, and goes on
 
     def _try_get_data(self, timeout: float = 1.0) -> tuple[bool, Any]:
         try:
