@@ -97,9 +97,26 @@ class TestLoaders:
         assert torch.equal(torch.rand(3), expected)
 
     def test_threads_are_given_back(self):
-        before = torch.get_num_threads()
-        making_in_one_process(_loader(), limit_s=1, n_batches=3)
-        assert torch.get_num_threads() == before
+        cv2 = pytest.importorskip("cv2")
+        before = (torch.get_num_threads(), cv2.getNumThreads())
+        seen = _Seen(lambda: (torch.get_num_threads(), cv2.getNumThreads()))
+        making_in_one_process(DataLoader(seen, 4), limit_s=1, n_batches=1)
+        assert set(seen.noted) == {(1, 1)}
+        assert (torch.get_num_threads(), cv2.getNumThreads()) == before
+
+    def test_the_same_batches_are_made(self):
+        whole = _Seen()
+        making_in_one_process(DataLoader(whole, None, sampler=[5, 7, 6]), limit_s=1, n_batches=2)
+        assert whole.indices == [5, 7, 6]
+
+        class Stream(IterableDataset):
+            def __iter__(self):
+                return iter(range(9))
+
+        sizes = []
+        stream = DataLoader(Stream(), 4, drop_last=True, collate_fn=lambda batch: sizes.append(len(batch)))
+        assert making_in_one_process(stream, limit_s=1, n_batches=5).seconds > 0
+        assert sizes == [4, 4]
 
     def test_waiting_is_no_computing(self):
         napping, burning = (Stalls(**{cause: 0.02}).loader(Notes()) for cause in ("fetch", "prepare"))
@@ -113,6 +130,21 @@ class TestLoaders:
         assert waiting_of([], 0.5, 0.125) == Making(None, 0.75)
         assert waiting_of([], 1.0, 3.0) == Making(None, 0.0)  # more threads than it says
         assert waiting_of([], 0.0, 0.0) == Making(None, 0.0)
+
+
+class _Seen(Dataset):
+    """Notes which samples were asked for, and what a function said then."""
+
+    def __init__(self, note=lambda: None):
+        self.indices, self.noted, self.note = [], [], note
+
+    def __len__(self):
+        return 16
+
+    def __getitem__(self, index):
+        self.indices.append(index)
+        self.noted.append(self.note())
+        return torch.zeros(3, 8, 8)
 
 
 class _Dicts(Dataset):

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from labkit.measure import files
 from labkit.measure.files import remove_leftovers, write_whole, written_whole
 
 fcntl = pytest.importorskip("fcntl", reason="this system has no file locks")
@@ -140,6 +141,22 @@ def test_the_first_write_to_a_folder_removes_leftovers(tmp_path):
 def test_a_name_as_long_as_names_get(tmp_path):
     write_whole(tmp_path / ("n" * 255), b"data")
     assert [path.name for path in tmp_path.iterdir()] == ["n" * 255]
+
+
+def _refuse(*_):
+    raise OSError(errno.ENOLCK, "no locks here")
+
+
+@pytest.mark.parametrize("lacks", ["the module", "the file system's locks"])
+def test_without_locks_a_file_is_written_all_the_same(tmp_path, monkeypatch, lacks):
+    if lacks == "the module":  # as on Windows
+        monkeypatch.setattr(files, "fcntl", None)
+    else:
+        monkeypatch.setattr(files.fcntl, "flock", _refuse)
+    with written_whole(tmp_path / "a") as partial:
+        assert partial.stat().st_size == 0  # claimed before it is written
+        partial.write_bytes(b"whole")
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"a": b"whole"}
 
 
 def test_writers_at_once_do_not_meet(tmp_path):
