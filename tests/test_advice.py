@@ -156,3 +156,5 @@ def test_one_cause_of_two_is_named_once_and_workers_bring_something_or_nothing(m
     assert str(found[0]).endswith(" Should bring up to 2.40x. Notebook 03_persistent_workers.")
     busy = advise(_costs(step=1, copy=2.0, hand_over=3.0, prepare=2.5, together=5.0, making=1.0), _loader())
     assert {advice.rung: advice.speedup for advice in busy}["workers"] == 1.0  # 6 s are busy already
+    alone = advise(_costs(prepare=5.0, together=6.0), _loader(num_workers=1))
+    assert alone[0].speedup == pytest.approx(6 / 1.25)  # by one worker 5 s of making

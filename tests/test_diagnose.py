@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, get_worker_info
 
 from labkit.measure.epochs import CannotDiagnose, Epochs
-from labkit.measure.loop_parts import torch_loader
+from labkit.measure.loop_parts import LoopParts, torch_loader
 from labkit.measure.stalls import diagnose
 from labkit.measure.waiting import Making, making_in_one_process, waiting_of
 from tests.stalling import Notes, Stalls
@@ -122,6 +122,15 @@ class TestLoaders:
         napping, burning = (Stalls(**{cause: 0.02}).loader(Notes()) for cause in ("fetch", "prepare"))
         assert making_in_one_process(napping, limit_s=2, n_batches=5).waiting > 0.9
         assert making_in_one_process(burning, limit_s=2, n_batches=5).waiting < 0.2
+
+    def test_only_batches_that_are_ready_are_received(self):
+        loader = _loader(num_workers=1, prefetch_factor=1, persistent_workers=True)
+        parts = LoopParts(loader, _nap, device=None, count=len)
+        taken, batches = [], parts._batches
+        parts._batches = (taken.append(len(batch)) or batch for batch in batches)
+        parts.receive()
+        assert len(taken) == 1  # the worker makes the next one only now
+        batches.close()
 
     def test_any_loader_waits_while_nothing_is_computed(self):
         loader = types.SimpleNamespace(num_threads=2)
