@@ -1,0 +1,104 @@
+"""module:function, as a command line names a training."""
+
+import re
+import sys
+
+import pytest
+
+from labkit.measure.epochs import CannotDiagnose
+from labkit.measure.named import made_training, named_function
+
+SCRIPT = """
+import sys
+from os.path import join
+
+seen = list(sys.argv)
+LOADER, number = [1, 2], 3
+
+def make(): return LOADER, print
+def as_list(): return [LOADER, print]
+def wants(size): return LOADER, print
+def three(): return LOADER, print, 3
+def no_step(): return LOADER, 3
+def no_loader(): return 3, print
+def nothing(): return None
+"""
+
+
+@pytest.fixture
+def script(tmp_path, monkeypatch):
+    """A script in the current folder, which is not on the path yet; beside another one of its name."""
+    name = "training_of_a_test"
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "elsewhere"), *(place for place in sys.path if place)])
+    monkeypatch.setattr(sys, "argv", ["labkit"])
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / f"{name}.py").write_text("raise SystemExit('the wrong one')")
+    (tmp_path / f"{name}.py").write_text(SCRIPT)
+    (tmp_path / "empty_one.py").write_text("")
+    (tmp_path / "lacking.py").write_text("import not_there_at_all")
+    monkeypatch.chdir(tmp_path)
+    yield name
+    for loaded in (name, "empty_one"):
+        sys.modules.pop(loaded, None)
+
+
+def test_the_script_of_the_current_folder_comes_first_and_finds_its_arguments(script, tmp_path):
+    assert made_training(f"{script}:make", ["--size", "3"]) == ([1, 2], print)
+    assert sys.modules[script].seen == [script, "--size", "3"]
+    assert sys.path[0] == str(tmp_path)
+    assert made_training(f"{script}:as_list") == ([1, 2], print)
+    assert sys.path.count(str(tmp_path)) == 1
+
+
+def test_a_function_of_a_package():
+    assert named_function("os.path:join") is sys.modules["os.path"].join
+
+
+@pytest.mark.parametrize("name", ["make", ":make", "train:", "train.py:make", ""])
+def test_another_form(name):
+    with pytest.raises(
+        CannotDiagnose, match=re.escape(f"{name!r}: write module:function, such as train:make_training")
+    ):
+        named_function(name)
+
+
+def test_a_relative_module():
+    with pytest.raises(CannotDiagnose, match=r"'\.train:make': a module is named from the folder .* without a dot"):
+        named_function(".train:make")
+
+
+@pytest.mark.parametrize("name", ["not_there", "labkit.not_there", "not_there.at_all"])
+def test_no_such_module(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    expected = rf"^there is no module {re.escape(name)} here \({re.escape(str(tmp_path))}\) and none is installed$"
+    with pytest.raises(CannotDiagnose, match=expected):
+        named_function(f"{name}:make")
+
+
+def test_what_the_script_lacks_is_its_own_error(script):
+    with pytest.raises(ModuleNotFoundError, match="not_there_at_all"):
+        named_function("lacking:make")
+
+
+def test_no_such_function_and_which_there_are(script):
+    own = "as_list, make, no_loader, no_step, nothing, three, wants"  # neither imported ones nor other values
+    for name in ("other", "number"):
+        with pytest.raises(CannotDiagnose, match=f"^{script} has no function {name}; it has {own}$"):
+            named_function(f"{script}:{name}")
+    with pytest.raises(CannotDiagnose, match=r"it has none$"):
+        named_function("empty_one:make")
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        ("wants", "missing a required argument: 'size'; a function without arguments is wanted"),
+        ("three", " gave list, builtin_function_or_method, int: return loader, step, where step(batch) trains"),
+        ("no_step", " gave list, int: return loader, step"),
+        ("no_loader", " gave int, builtin_function_or_method: return loader, step"),
+        ("nothing", " gave NoneType: return loader, step"),
+    ],
+)
+def test_what_is_no_training(script, function, says):
+    with pytest.raises(CannotDiagnose, match=f"^{script}:{function}.*{re.escape(says)}"):
+        made_training(f"{script}:{function}")
