@@ -82,7 +82,7 @@ def test_what_the_script_lacks_is_its_own_error(script):
 
 def test_no_such_function_and_which_there_are(script):
     own = "as_list, make, no_loader, no_step, nothing, three, wants"  # neither imported ones nor other values
-    for name in ("other", "number"):
+    for name in ("other", "number", "make:as_list"):
         with pytest.raises(CannotDiagnose, match=f"^{script} has no function {name}; it has {own}$"):
             named_function(f"{script}:{name}")
     with pytest.raises(CannotDiagnose, match=r"it has none$"):
