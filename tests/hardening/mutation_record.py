@@ -43,7 +43,7 @@ def record(pattern: str) -> None:
             count[survivors[-1]["class"]] += 1
     rows = {module: _row(module, count) for module, count in counts.items()}
     kept = {row["module"]: row for row in _rows(_SCORES)}
-    kept = {name: row for name, row in kept.items() if int(row["mutants"]) > rows.get(name, {"mutants": 0})["mutants"]}
+    kept = {n: row for n, row in kept.items() if n not in rows or int(row["mutants"]) > rows[n]["mutants"]}
     survivors = [row for row in survivors if row["module"] not in kept]
     survivors += [row for row in before if row["module"] in kept]
     _write(_SURVIVORS, survivors)
