@@ -6,6 +6,7 @@ import types
 import warnings
 from collections import UserDict
 
+import cv2
 import numpy as np
 import pytest
 import torch
@@ -97,7 +98,6 @@ class TestLoaders:
         assert torch.equal(torch.rand(3), expected)
 
     def test_threads_are_given_back(self):
-        cv2 = pytest.importorskip("cv2")
         before = (torch.get_num_threads(), cv2.getNumThreads())
         seen = _Seen(lambda: (torch.get_num_threads(), cv2.getNumThreads()))
         making_in_one_process(DataLoader(seen, 4), limit_s=1, n_batches=1)

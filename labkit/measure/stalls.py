@@ -37,7 +37,7 @@ def diagnose(
 
     In each round: the step on batches from memory, where it needs them and where the loader leaves them; the loader
     alone; both together. The differences are what the parts cost. The loader's part is split by what making a batch
-    takes in one process: processor time is preparing (a core that others had meanwhile, too), the rest is waiting for
+    takes in one process: processor time, and time in which others had the core, is preparing; the rest is waiting for
     storage.
 
     The step really trains, on the same few batches again and again: hand over a copy of a model that you need. The
