@@ -15,12 +15,12 @@ from os.path import join
 seen = list(sys.argv)
 LOADER, number = [1, 2], 3
 
-def make(): return LOADER, print
-def as_list(): return [LOADER, print]
-def wants(size): return LOADER, print
-def three(): return LOADER, print, 3
+def make(): return LOADER, len
+def as_list(): return [LOADER, len]
+def wants(size): return LOADER, len
+def three(): return LOADER, len, 3
 def no_step(): return LOADER, 3
-def no_loader(): return 3, print
+def no_loader(): return 3, len
 def nothing(): return None
 """
 
@@ -43,10 +43,10 @@ def script(tmp_path, monkeypatch):
 
 
 def test_the_script_of_the_current_folder_comes_first_and_finds_its_arguments(script, tmp_path):
-    assert made_training(f"{script}:make", ["--size", "3"]) == ([1, 2], print)
+    assert made_training(f"{script}:make", ["--size", "3"]) == ([1, 2], len)
     assert sys.modules[script].seen == [script, "--size", "3"]
     assert sys.path[0] == str(tmp_path)
-    assert made_training(f"{script}:as_list") == ([1, 2], print)
+    assert made_training(f"{script}:as_list") == ([1, 2], len)
     assert sys.path.count(str(tmp_path)) == 1
 
 
