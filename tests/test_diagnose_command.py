@@ -18,7 +18,7 @@ class TestCommand:
     def script(self, tmp_path, monkeypatch):
         (tmp_path / "my_training.py").write_text(
             "import argparse, time\n"
-            "def make_training(): return [[0, 1]], lambda batch: time.sleep(0.01)\n"
+            "def make_training(): return [[0, 1]], lambda batch: time.sleep(0.3)\n"  # beside it no hiccup counts
             "def wrong(): return 3\n"
             "def main(args): return 3\n"
             "def failing():\n"
