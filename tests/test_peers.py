@@ -25,8 +25,8 @@ from labkit.cli import app
 from labkit.data.stores import FolderStore
 from labkit.measure.processes import apart
 from labkit.measure.results import load_frame, make_frame, save_frame
+from labkit.pipeline import peer_check, peer_report, peers
 from labkit.pipeline import peer_pictures as pictures
-from labkit.pipeline import peer_report, peers
 from labkit.pipeline.peer import JPEG_FILES, JPEG_PACKED, RAW_PIXELS, Peer, Work, labelled_photos, prepare_once
 from labkit.pipeline.peer_host import Host, HostedLoader, HostError
 from labkit.pipeline.peer_own import BASELINE, DECODE_LIMIT, MEMCPY_LIMIT, NAIVE, OWN
@@ -86,6 +86,23 @@ def test_a_crop_tells_its_picture_its_box_and_its_flip(work, flipped):
     np.testing.assert_allclose(seen.width, [box[3] / 800 for box in boxes], rtol=0.03)
     assert seen.flipped.tolist() == [flipped] * 4
     assert not seen.upside_down.any()
+
+
+@pytest.mark.parametrize("antialias", [False, True])
+def test_grain_does_not_make_a_small_crop_look_like_a_wrong_one(work, antialias):
+    """Else a loader that does the work is refused now and then: the smallest crops, widest and highest, anywhere."""
+    draw = np.random.default_rng(1)
+    for height, width in [(170, 226), (226, 170)]:
+        corners = [(int(draw.integers(600 - height)), int(draw.integers(800 - width))) for _ in range(60)]
+        files = [work.root / pictures.picture_key(number) for number in range(60)]
+        crops = [
+            F.resized_crop(F.pil_to_tensor(Image.open(file)), *corner, height, width, [224, 224], antialias=antialias)
+            for file, corner in zip(files, corners, strict=True)
+        ]
+        seen = pictures.look_at(torch.stack(crops))
+        ratio, area = seen.width * 800 / (seen.height * 600), seen.width * seen.height * 800 * 600
+        assert np.abs(ratio / (width / height) - 1).max() < peer_check._SLACK - 1
+        assert np.abs(area / (width * height) - 1).max() < peer_check._SLACK - 1
 
 
 def test_grain_tells_averaging_from_sampling(work):
