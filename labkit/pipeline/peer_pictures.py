@@ -83,7 +83,7 @@ class Seen:
 
 def look_at(images: Tensor) -> Seen:
     """What uint8 crops (N, 3, H, W) of the pictures tell."""
-    # Every pixel: from each third one, grain lets a small crop be read wrong by more than what `check_peer` admits.
+    # Every pixel: read from a sample of them, a small crop is off, by its grain, by more than `check_peer` admits.
     pixels = images.cpu().to(torch.float32)
     red, green, blue = pixels.unbind(1)
     brightness = 0.299 * red + 0.587 * green + 0.114 * blue
