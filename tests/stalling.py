@@ -1,41 +1,67 @@
 """Training loops whose stalls are known: naps and busy loops of a known length, that also note how long they were.
 
-On a busy machine a nap of 20 ms takes longer, so what `diagnose` should say is reckoned from the notes.
+On a busy machine a nap of 20 ms takes longer, and in the next second less long again. So what `diagnose` should say is
+reckoned from notes, of the time in which it ran loader and step together.
 """
 
 import multiprocessing
+import statistics
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from unittest import mock
 
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from labkit.measure.loop_parts import LoopParts
 from labkit.measure.stalls import Diagnosis, diagnose
 
 BATCH = 4
 _CAUSES = ("step", "fetch", "prepare", "copy", "hand_over")
+_NOT_TRAINING = -1
 
 
 class Notes:
-    """Seconds by cause, of all processes: forked workers write into the same memory."""
+    """Seconds by cause and round while training, of all processes: forked workers write into the same memory."""
 
-    def __init__(self):
-        self._seconds, self._times = multiprocessing.Array("d", len(_CAUSES)), multiprocessing.Array("q", len(_CAUSES))
+    def __init__(self, rounds: int = 1):
+        self._rounds = rounds
+        self._seconds, self._times = (multiprocessing.Array(kind, rounds * len(_CAUSES)) for kind in "dq")
+        self._round = multiprocessing.Value("q", _NOT_TRAINING)
+
+    @contextmanager
+    def while_training(self) -> Iterator[None]:
+        train, rounds = LoopParts.train, iter(range(self._rounds))
+
+        def noted(parts: LoopParts, n: int) -> float:
+            self._round.value = next(rounds)
+            try:
+                return train(parts, n)
+            finally:
+                self._round.value = _NOT_TRAINING
+
+        with mock.patch.object(LoopParts, "train", noted):
+            yield
 
     @contextmanager
     def __call__(self, cause: str) -> Iterator[None]:
         start = time.perf_counter()
         yield
-        position = _CAUSES.index(cause)
+        if self._round.value == _NOT_TRAINING:
+            return
+        position = self._round.value * len(_CAUSES) + _CAUSES.index(cause)
         with self._seconds.get_lock():
             self._seconds[position] += time.perf_counter() - start
             self._times[position] += 1
 
-    def means(self) -> dict[str, float]:
-        noted = zip(_CAUSES, self._seconds, self._times, strict=True)
-        return {cause: seconds / times for cause, seconds, times in noted if times}
+    def medians(self) -> dict[str, float]:
+        """Seconds a time: the median of the rounds, as `diagnose` takes it."""
+        noted: dict[str, list[float]] = {}
+        for cause, seconds, times in zip(_CAUSES * self._rounds, self._seconds, self._times, strict=True):
+            noted.setdefault(cause, []).extend([seconds / times] if times else [])
+        return {cause: statistics.median(seconds) for cause, seconds in noted.items() if seconds}
 
 
 @dataclass(frozen=True)
@@ -60,11 +86,12 @@ class Stalls:
         }  # fmt: skip
         return {name: value / together for name, value in seconds.items()}
 
-    def diagnosed(self, **options) -> tuple[Diagnosis, dict[str, float]]:
+    def diagnosed(self, *, rounds: int, **options) -> tuple[Diagnosis, dict[str, float]]:
         """What `diagnose` says, and what it should say."""
-        notes = Notes()
-        found = diagnose(self.loader(notes), lambda batch: self.train(batch, notes), device="fake", **options)
-        return found, replace(self, **notes.means()).shares()
+        notes, options = Notes(rounds), {"rounds": rounds, "device": "fake", **options}
+        with notes.while_training():
+            found = diagnose(self.loader(notes), lambda batch: self.train(batch, notes), **options)
+        return found, replace(self, **notes.medians()).shares()
 
     def loader(self, notes: Notes) -> DataLoader:
         options = {"persistent_workers": True, "multiprocessing_context": "fork"} if self.num_workers else {}

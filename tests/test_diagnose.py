@@ -28,7 +28,7 @@ def _loader(batch_size=4, **options):
 def _nap(batch):
     import time
 
-    time.sleep(0.005)
+    time.sleep(0.05)
 
 
 class TestLoaders:
@@ -48,7 +48,7 @@ class TestLoaders:
         assert diagnose(_loader(None), _nap, batches=2, rounds=1).shares["compute"] > 0.5
 
     def test_a_list(self):
-        assert diagnose([torch.zeros(4, 3, 8, 8)], _nap, batches=2, rounds=1).recommendation.rung == "none"
+        assert diagnose([torch.zeros(4, 3, 8, 8)], _nap, batches=2, rounds=1).shares["compute"] > 0.5
 
     def test_batches_that_nobody_can_count(self):
         found = diagnose(["a", "b"], _nap, batches=2, rounds=1)
@@ -131,6 +131,20 @@ class TestLoaders:
         parts.receive()
         assert len(taken) == 1  # the worker makes the next one only now
         batches.close()
+
+    @pytest.mark.parametrize(("in_line_s", "expected_s"), [(0.04, 0.01), (0.08, 0.0)])
+    def test_standing_in_line_is_no_receiving(self, in_line_s, expected_s, monkeypatch):
+        assert self._received(_loader(num_workers=2), in_line_s, monkeypatch) == pytest.approx(expected_s)
+
+    def test_but_may_be_making_where_nobody_works_ahead(self, monkeypatch):
+        assert self._received([1, 2], 0.02, monkeypatch) == 0.03
+
+    def _received(self, loader, in_line_s, monkeypatch):
+        """Two batches of 0.03 s, or one."""
+        parts, clock = LoopParts(loader, _nap, device=None, count=len), iter((7.0, 7.0 + in_line_s))
+        monkeypatch.setattr("labkit.measure.loop_parts.in_line_s", lambda: next(clock))
+        monkeypatch.setattr(parts, "_taking", lambda *args, **options: 0.03)
+        return parts.receive()
 
     def test_any_loader_waits_while_nothing_is_computed(self):
         loader = types.SimpleNamespace(num_threads=2)

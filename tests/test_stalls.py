@@ -36,7 +36,7 @@ def test_known_stalls(name, monkeypatch):
     stalls, rung = KNOWN[name]
     # A moment's load of the machine is no cause of a stall: three attempts. A wrong share is wrong in each of them.
     for _ in range(3):
-        found, expected = stalls.diagnosed(batches=4, rounds=2)
+        found, expected = stalls.diagnosed(batches=8, rounds=3)
         assert sum(found.shares.values()) == pytest.approx(1)
         off = max(abs(found.shares[cause] - expected[cause]) for cause in SHARES)
         if off < 0.05 and found.recommendation.rung == rung:

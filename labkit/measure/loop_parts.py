@@ -16,6 +16,7 @@ from labkit.measure.nested import map_tensors
 from labkit.measure.processes import tree_usage
 from labkit.measure.replay import fresh, versions
 from labkit.measure.stolen import core_time
+from labkit.measure.waiting import in_line_s
 
 STEP, STEP_AND_COPY, RECEIVE, LOADER, TOGETHER = "step", "step and copy", "receive", "loader", "loader and step"
 
@@ -93,9 +94,14 @@ class LoopParts:
         """Seconds for taking a batch that is ready; only after a rest.
 
         One of each worker: who has given a batch away makes another, and is slow to hand over the next. The mean, since
-        batches that come out of order are received while an earlier one is awaited.
+        batches that come out of order are received while an earlier one is awaited. Less the time in line for a core:
+        whoever has it is making batches.
         """
-        return self._taking(max(1, min(self.at_once, self.queue_of_workers - 1)), _nothing, least=1)
+        n, before_s = max(1, min(self.at_once, self.queue_of_workers - 1)), in_line_s()
+        seconds = self._taking(n, _nothing, least=1)
+        if self.torch_loader is None:  # may make the batch right now, in this thread
+            return seconds
+        return max(0.0, seconds - (in_line_s() - before_s) / n)
 
     def load(self, n: int) -> float:
         """Seconds a batch of n batches that nobody uses; only after `drain`."""

@@ -35,18 +35,18 @@ def making_in_one_process(loader: Any, *, limit_s: float, n_batches: int) -> Mak
     with kept_global_state(), _one_thread():
         batches = iter(_without_workers(loader))
         next(batches, None)  # files are opened, tables made
-        made, started, cores, cpu_s, in_line_s = 0, time.perf_counter(), core_time(), time.process_time(), _in_line_s()
+        made, started, cores, cpu_s, before_s = 0, time.perf_counter(), core_time(), time.process_time(), in_line_s()
         for made, _ in enumerate(batches, 1):
             if made >= n_batches or time.perf_counter() - started > limit_s:
                 break
         wall_s, cpu_s = time.perf_counter() - started, time.process_time() - cpu_s
-        busy_s = cores.with_stolen(cpu_s) + _in_line_s() - in_line_s
+        busy_s = cores.with_stolen(cpu_s) + in_line_s() - before_s
     if not made:
         return Making(None, 0.0)
     return Making(wall_s / made, min(1.0, max(0.0, 1 - busy_s / wall_s)))
 
 
-def _in_line_s() -> float:
+def in_line_s() -> float:
     """Seconds that this thread has stood in line for a core: that is no waiting for data."""
     try:
         return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
