@@ -49,9 +49,9 @@ class Notes:
     def __call__(self, cause: str) -> Iterator[None]:
         start = time.perf_counter()
         yield
-        if self._round.value == _NOT_TRAINING:
+        if (number := self._round.value) == _NOT_TRAINING:
             return
-        position = self._round.value * len(_CAUSES) + _CAUSES.index(cause)
+        position = number * len(_CAUSES) + _CAUSES.index(cause)
         with self._seconds.get_lock():
             self._seconds[position] += time.perf_counter() - start
             self._times[position] += 1

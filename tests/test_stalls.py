@@ -47,7 +47,7 @@ def test_known_stalls(name, monkeypatch):
 
 @pytest.fixture(scope="module")
 def slow():
-    return Stalls(step=0.01, fetch=0.03).diagnosed(batches=4, rounds=3)[0]
+    return Stalls(step=0.03, fetch=0.09).diagnosed(batches=4, rounds=3)[0]
 
 
 class TestDiagnosis:
