@@ -48,7 +48,10 @@ class TestLoaders:
         assert diagnose(_loader(None), _nap, batches=2, rounds=1).shares["compute"] > 0.5
 
     def test_a_list(self):
-        assert diagnose([torch.zeros(4, 3, 8, 8)], _nap, batches=2, rounds=1).shares["compute"] > 0.5
+        import time
+
+        found = diagnose([torch.zeros(4, 3, 8, 8)], lambda batch: time.sleep(0.3), batches=2, rounds=1)
+        assert found.recommendation.rung == "none"
 
     def test_batches_that_nobody_can_count(self):
         found = diagnose(["a", "b"], _nap, batches=2, rounds=1)
@@ -136,8 +139,9 @@ class TestLoaders:
     def test_standing_in_line_is_no_receiving(self, in_line_s, expected_s, monkeypatch):
         assert self._received(_loader(num_workers=2), in_line_s, monkeypatch) == pytest.approx(expected_s)
 
-    def test_but_may_be_making_where_nobody_works_ahead(self, monkeypatch):
-        assert self._received([1, 2], 0.02, monkeypatch) == 0.03
+    @pytest.mark.parametrize("loader", [[1, 2], _loader()])
+    def test_but_may_be_making_where_nobody_works_ahead(self, loader, monkeypatch):
+        assert self._received(loader, 0.02, monkeypatch) == 0.03
 
     def _received(self, loader, in_line_s, monkeypatch):
         """Two batches of 0.03 s, or one."""

@@ -99,7 +99,7 @@ class LoopParts:
         """
         n, before_s = max(1, min(self.at_once, self.queue_of_workers - 1)), in_line_s()
         seconds = self._taking(n, _nothing, least=1)
-        if self.torch_loader is None:  # may make the batch right now, in this thread
+        if not getattr(self.torch_loader, "num_workers", 0):  # may make the batch right now, in this thread
             return seconds
         return max(0.0, seconds - (in_line_s() - before_s) / n)
 
