@@ -16,9 +16,9 @@ import pandas as pd
 import typer
 
 from labkit import collect_sizes
-from labkit.data.size_metadata import write_metadata_cache
-from labkit.measure.files import write_whole
-from labkit.measure.streams import print_utf8
+from labkit.core.atomic import write_whole
+from labkit.core.stdio import print_utf8
+from labkit.data.sizes.sd_metadata import write_metadata_cache
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 

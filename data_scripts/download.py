@@ -12,8 +12,8 @@ from typing import Annotated
 
 import typer
 
-from labkit.data.download import count_images, download_imagenette
-from labkit.measure.streams import print_utf8
+from labkit.core.stdio import print_utf8
+from labkit.data.samples.imagenette import count_images, download_imagenette
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from labkit import ItemErrors, make_depth
-from labkit.measure.streams import print_utf8
+from labkit.core.stdio import print_utf8
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 

@@ -61,7 +61,7 @@ def _no_open_figures():
 def _no_guesses():
     """A guess of one test would be marked, and scored, in the next ones."""
     yield
-    from labkit.measure import guesses
+    from labkit.measure import guess_log as guesses
 
     guesses.guesses.clear()
     guesses._met.clear()
@@ -79,7 +79,7 @@ def _same_environment():
 @pytest.fixture
 def frame_of():
     """Builds a frame of runs from label -> images per second of each round, as `compare` would have measured them."""
-    from labkit.measure.results import make_frame
+    from labkit.measure.frames import make_frame
 
     def build(rates: dict[str, list[float]], baseline: str, **factors):
         rows = [

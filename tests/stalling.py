@@ -15,8 +15,8 @@ from unittest import mock
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from labkit.measure.loop_parts import LoopParts
-from labkit.measure.stalls import Diagnosis, diagnose
+from labkit.tuning.stalls import Diagnosis, diagnose
+from labkit.tuning.training_loop import LoopParts
 
 BATCH = 4
 _CAUSES = ("step", "fetch", "prepare", "copy", "hand_over")

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from labkit.measure.advice import Costs, Recommendation, advise
-from labkit.measure.env import usable_cores
+from labkit.core.machine import usable_cores
+from labkit.tuning.advice import Costs, Recommendation, advise
 
 
 def _loader(batch_size=4, **options):
@@ -31,14 +31,14 @@ class TestAdvice:
         assert [advice.rung for advice in advise(_costs(copy=0.04, together=1.04), [])] == ["none"]
 
     def test_workers_bring_what_the_cores_allow(self, monkeypatch):
-        monkeypatch.setattr("labkit.measure.advice.usable_cores", lambda: 8)
+        monkeypatch.setattr("labkit.tuning.advice.usable_cores", lambda: 8)
         found = advise(_costs(prepare=4.0, together=5.0, making=4.0), _loader())
         assert [advice.rung for advice in found] == ["workers"]
         assert found[0].speedup == pytest.approx(5.0)  # half a second a batch: the step is slower then
         assert "num_workers=8" in found[0].action
 
     def test_workers_share_the_cores_with_the_step(self, monkeypatch):
-        monkeypatch.setattr("labkit.measure.advice.usable_cores", lambda: 2)
+        monkeypatch.setattr("labkit.tuning.advice.usable_cores", lambda: 2)
         found = advise(_costs(prepare=1.0, together=2.0, making=1.0, step_cpu=2.0), _loader())
         assert found[0].speedup == pytest.approx(2 / 1.5)  # 3 s of computing on two cores
 
@@ -65,7 +65,7 @@ def test_a_gain_is_said_and_none_is_not():
 
 
 def test_workers_are_asked_for_with_the_reason(monkeypatch):
-    monkeypatch.setattr("labkit.measure.advice.usable_cores", lambda: 2)
+    monkeypatch.setattr("labkit.tuning.advice.usable_cores", lambda: 2)
     waits = {"fetch": "waiting for storage", "prepare": "waiting for batches that are still decoded and augmented"}
     for cause, what in waits.items():
         [found] = advise(_costs(**{cause: 1.0}, together=4.0, making=1.0), _loader())
@@ -97,7 +97,7 @@ class Store:
     ],
 )  # fmt: skip
 def test_what_waits_for_storage_reads_it_otherwise(monkeypatch, attributes, notebook):
-    monkeypatch.setattr("labkit.measure.advice.usable_cores", lambda: 1)
+    monkeypatch.setattr("labkit.tuning.advice.usable_cores", lambda: 1)
     found = advise(_costs(fetch=3.0, together=4.0), DataLoader(Wrapped(**attributes), num_workers=1))
     assert [(advice.rung, advice.notebook, advice.speedup) for advice in found] == [("storage", notebook, 4.0)]
     assert found[0].why == "75% of the time goes into waiting for storage"
@@ -108,7 +108,7 @@ def test_what_waits_for_storage_reads_it_otherwise(monkeypatch, attributes, note
     [("pil", "02_read_image"), ("turbojpeg", "11_resize_once"), (len, "11_resize_once"), (None, "11_resize_once")],
 )
 def test_what_waits_for_decoding_decodes_otherwise(monkeypatch, decoder, notebook):
-    monkeypatch.setattr("labkit.measure.advice.usable_cores", lambda: 1)
+    monkeypatch.setattr("labkit.tuning.advice.usable_cores", lambda: 1)
     found = advise(_costs(prepare=1.0, together=4.0), DataLoader(Wrapped(decoder=decoder), num_workers=1))
     assert [(advice.rung, advice.notebook) for advice in found] == [("decoding", notebook)]
     assert found[0].speedup == pytest.approx(4 / 3)
@@ -148,7 +148,7 @@ def test_nothing_to_gain_is_said():
 
 
 def test_one_cause_of_two_is_named_once_and_workers_bring_something_or_nothing(monkeypatch):
-    monkeypatch.setattr("labkit.measure.advice.usable_cores", lambda: 4)
+    monkeypatch.setattr("labkit.tuning.advice.usable_cores", lambda: 4)
     found = advise(_costs(fetch=3.0, prepare=2.0, together=6.0, waiting=0.5), _loader(num_workers=2))
     assert [advice.rung for advice in found] == ["workers"]
     assert found[0].speedup == pytest.approx(6 / 2.5)  # 5 s a batch by 2 workers are 10 s of making, by 4 workers 2.5 s

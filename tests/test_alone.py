@@ -4,7 +4,7 @@ import threading
 
 import torch
 
-from labkit.data.alone import compute_alone
+from labkit.core.threads import compute_alone
 
 
 def test_compute_alone_leaves_other_threads_as_they_were():

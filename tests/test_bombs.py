@@ -17,20 +17,21 @@ import pytest
 from PIL import Image, PngImagePlugin
 
 import labkit as lk
-from labkit.data import bounds, decode
-from labkit.data.blobs import LocalBlob
-from labkit.data.bounds import MAX_TAR_HEADER_BYTES, VARIABLE, max_file_bytes
-from labkit.data.convert import convert_tar
-from labkit.data.depth import decode_picture
-from labkit.data.engine import ItemErrors
-from labkit.data.extract import extract_tars
-from labkit.data.http import HttpClient
-from labkit.data.packed import PackedStrings
-from labkit.data.pixel_format import Origin, laid_out, packed_head
-from labkit.data.shard_tar import read_members
-from labkit.data.shard_writer import read_manifest
-from labkit.data.tar_index import SUFFIX, TarError, read_index
-from labkit.data.tar_stream import TarStream
+from labkit.core import limits as bounds
+from labkit.core.limits import MAX_TAR_HEADER_BYTES, VARIABLE, max_file_bytes
+from labkit.core.mapping.engines import ItemErrors
+from labkit.core.strings import PackedStrings
+from labkit.data import decoders as decode
+from labkit.data.blobs.base import LocalBlob
+from labkit.data.blobs.http_client import HttpClient
+from labkit.data.depth.pairs import decode_picture
+from labkit.data.extract.extract import extract_tars
+from labkit.data.pixels.format import Origin, laid_out, packed_head
+from labkit.data.shards.layout import read_members
+from labkit.data.shards.write import read_manifest
+from labkit.data.tar.convert import convert_tar
+from labkit.data.tar.index import SUFFIX, TarError, read_index
+from labkit.data.tar.stream import TarStream
 from tests.serving import Quiet, serving
 
 BOMB_BYTES = 120_000_000  # that the smallest bombs here stand for; most stand for more

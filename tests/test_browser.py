@@ -13,8 +13,8 @@ import pytest
 from PIL import Image
 
 import labkit as lk
-from labkit import report
-from labkit.notebooks import Executed, Notebook
+from labkit.lab import report
+from labkit.lab.notebooks import Executed, Notebook
 from tests.lab_server import FLAGS, find_chromium, jupyterlab
 
 NAMES = ["00_measure.ipynb", "02_read_image.ipynb"]

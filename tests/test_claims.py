@@ -11,14 +11,15 @@ from scipy import stats
 from typer.testing import CliRunner
 
 import labkit as lk
-from labkit import cli, report
-from labkit.data.simulated import DISKS
-from labkit.measure.results import RESULTS_VARIABLE
-from labkit.teach import claim_frames, claim_trials
-from labkit.teach.claim_ledger import LEDGER
-from labkit.teach.claim_text import lines_of
-from labkit.teach.claim_verdicts import VERDICTS, Reading, faster, outcome, reaches, shown, together, tried, unchanged
-from labkit.teach.claims import judged
+from labkit.data.stores.simulated import DISKS
+from labkit.lab import cli, report
+from labkit.measure.frames import RESULTS_VARIABLE
+from labkit.teach.claims.judging import frames as claim_frames
+from labkit.teach.claims.judging import judged
+from labkit.teach.claims.judging import trials as claim_trials
+from labkit.teach.claims.ledger import LEDGER
+from labkit.teach.claims.text import lines_of
+from labkit.teach.claims.verdicts import VERDICTS, Reading, faster, outcome, reaches, shown, together, tried, unchanged
 
 IDS = [
     "sizes-4000-20min", "sizes-6x", "workers-clamp", "persistent-zero", "marigold-tar", "decode-pil", "decode-cv2",

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from labkit.cli import app
-from labkit.data.convert import convert_tar
-from labkit.data.tar_index import TarError
-from labkit.data.tar_store import TarStore
+from labkit.data.tar.convert import convert_tar
+from labkit.data.tar.index import TarError
+from labkit.data.tar.store import TarStore
+from labkit.lab.cli import app
 
 COMPRESSORS = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress}
 

@@ -19,12 +19,12 @@ from PIL import Image
 from torchvision.datasets import Imagenette
 
 import labkit as lk
-from labkit import notebooks
-from labkit.data import download
-from labkit.data import http as http_client
-from labkit.data.engine import ItemErrors
-from labkit.measure.redact import redacted, shown, tells
-from labkit.measure.results import load_frame, make_frame
+from labkit.core.credentials import redacted, shown, tells
+from labkit.core.mapping.engines import ItemErrors
+from labkit.data.blobs.base import http_client
+from labkit.data.samples import imagenette as download
+from labkit.lab import notebooks
+from labkit.measure.frames import load_frame, make_frame
 from labkit.measure.timing import VariantError
 from tests.serving import Quiet, serving
 
@@ -231,7 +231,7 @@ def test_the_environment_is_not_told(told, monkeypatch):
 
     fsspec.register_implementation("leaky", Says, clobber=True)
     told.failing(lk.ObjectStore("leaky://bucket").keys)
-    from labkit.doctor import findings
+    from labkit.lab.doctor import findings
 
     told(findings())
 

@@ -15,8 +15,8 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 from labkit import BatchLoader, DecodeError, FolderStore, ImageDataset, PackedStrings, PILDataset, TarStore, collate
-from labkit.data.conformance import broken_files, oracle_files, reference
 from labkit.data.datasets import labels_of
+from labkit.teach.conformance import broken_files, oracle_files, reference
 
 WORKERS = [0, 2]
 

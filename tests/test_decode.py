@@ -13,9 +13,9 @@ from packaging.version import Version
 from PIL import Image
 
 from labkit import DECODERS, DecodeError, conformance, decode, missing_decoders, oracle_files
-from labkit.data import decode as decode_module
-from labkit.data.conformance import HEIGHT, WIDTH, broken_files, exif_of, picture, reference
-from labkit.data.conformance import _png as png_bytes
+from labkit.data import decoders as decode_module
+from labkit.teach.conformance import HEIGHT, WIDTH, broken_files, exif_of, picture, reference
+from labkit.teach.conformance import _png as png_bytes
 
 SCALING = ("pil_draft", "turbojpeg")
 LACKING = {"torchcodec"} if Version(version("torchcodec")) < Version("0.16") else set()  # no decode_image before

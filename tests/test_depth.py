@@ -19,12 +19,13 @@ from typer.testing import CliRunner
 
 import labkit as lk
 from labkit import DecodeError, DepthPairs, FolderStore, TarStore, make_depth
-from labkit.data import depth_fast, depth_photos
-from labkit.data.depth import make_sample
-from labkit.data.depth_fast import fast_sample
-from labkit.data.depth_photos import pair_bytes, pair_names
-from labkit.data.depth_plain import plain_sample
-from labkit.data.depth_presets import PRESETS
+from labkit.data.depth.fast import fast_sample
+from labkit.data.depth.pairs import fast as depth_fast
+from labkit.data.depth.pairs import make_sample
+from labkit.data.depth.presets import PRESETS
+from labkit.data.depth.reference import plain_sample
+from labkit.data.samples import depth as depth_photos
+from labkit.data.samples.depth import pair_bytes, pair_names
 
 SCRIPT = Path(__file__).parents[1] / "data_scripts" / "make_depth.py"
 

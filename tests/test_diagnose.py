@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, get_worker_info
 
-from labkit.measure.epochs import CannotDiagnose, Epochs
-from labkit.measure.loop_parts import LoopParts, torch_loader
-from labkit.measure.stalls import diagnose
-from labkit.measure.waiting import Making, making_in_one_process, waiting_of
+from labkit.tuning.epochs import CannotDiagnose, Epochs
+from labkit.tuning.io_wait import Making, making_in_one_process, waiting_of
+from labkit.tuning.stalls import diagnose
+from labkit.tuning.training_loop import LoopParts, torch_loader
 from tests.stalling import Notes, Stalls
 
 pytestmark = pytest.mark.alone
@@ -146,7 +146,7 @@ class TestLoaders:
     def _received(self, loader, in_line_s, monkeypatch):
         """Two batches of 0.03 s, or one."""
         parts, clock = LoopParts(loader, _nap, device=None, count=len), iter((7.0, 7.0 + in_line_s))
-        monkeypatch.setattr("labkit.measure.loop_parts.in_line_s", lambda: next(clock))
+        monkeypatch.setattr("labkit.tuning.training_loop.in_line_s", lambda: next(clock))
         monkeypatch.setattr(parts, "_taking", lambda *args, **options: 0.03)
         return parts.receive()
 
@@ -282,7 +282,7 @@ def _slow_start(worker):
 
 class TestWorkers:
     def test_what_a_wrapper_holds_is_found(self, monkeypatch):
-        monkeypatch.setattr("labkit.measure.advice.usable_cores", lambda: 2)
+        monkeypatch.setattr("labkit.tuning.advice.usable_cores", lambda: 2)
         inner = Stalls(prepare=0.03).loader(Notes())
         assert torch_loader(_Wrapper(_Wrapper(inner))) is inner
         assert torch_loader([1]) is None

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 import labkit as lk
-from labkit.cli import app
+from labkit.lab.cli import app
 
 pytestmark = pytest.mark.alone
 

@@ -16,8 +16,8 @@ from torchvision.datasets import Imagenette
 from typer.testing import CliRunner
 
 from labkit import FolderStore
-from labkit.data import download
-from labkit.data.download import count_images, download_imagenette
+from labkit.data.samples import imagenette as download
+from labkit.data.samples.imagenette import count_images, download_imagenette
 
 NAME = "imagenette2-160"
 SCRIPT = Path(__file__).parents[1] / "data_scripts" / "download.py"
@@ -125,7 +125,7 @@ def test_wrong_md5(server, tmp_path):
 
 
 def test_a_server_that_stalls(tmp_path, monkeypatch):
-    monkeypatch.setattr("labkit.data.download._TIMEOUT_S", 0.2)
+    monkeypatch.setattr("labkit.data.samples.imagenette._TIMEOUT_S", 0.2)
     with socket.socket() as mute:  # accepts, and never says a word
         mute.bind(("127.0.0.1", 0))
         mute.listen()

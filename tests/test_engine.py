@@ -17,10 +17,10 @@ import cloudpickle
 import psutil
 import pytest
 
-from labkit.data import engine as engine_module
-from labkit.data.engine import ItemErrors, map_items
-from labkit.data.photos import make_photos, photo_bytes, photo_key
-from labkit.measure.files import write_whole
+from labkit.core.atomic import write_whole
+from labkit.core.mapping import engines as engine_module
+from labkit.core.mapping.engines import ItemErrors, map_items
+from labkit.data.samples.photos import make_photos, photo_bytes, photo_key
 
 # As if its functions stood in a notebook: workers cannot import a test module.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -10,7 +10,7 @@ import psutil
 import pytest
 import torch
 
-from labkit.measure import env
+from labkit.core import machine as env
 
 
 def _cgroup(tmp_path, lines, files):
@@ -59,7 +59,9 @@ def test_usable_cores_is_the_least_limit(monkeypatch, quota, cores):
 
 
 def test_affinity_of_a_child_counts():
-    code = "import os; os.sched_setaffinity(0, {0}); from labkit.measure.env import usable_cores; print(usable_cores())"
+    code = (
+        "import os; os.sched_setaffinity(0, {0}); from labkit.core.machine import usable_cores; print(usable_cores())"
+    )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "1"
 
 

@@ -12,7 +12,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from PIL import Image
 
 import labkit as lk
-from labkit import notebooks
+from labkit.lab import notebooks
 from labkit.teach.explore import WIDGET_VIEW
 from labkit.teach.factors import factors_of, plot_runs, pooled_over
 

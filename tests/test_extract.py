@@ -18,11 +18,11 @@ from pathlib import Path
 
 import pytest
 
-from labkit.data import tar_files
-from labkit.data.engine import ItemErrors
-from labkit.data.extract import WORK, extract_tars
-from labkit.data.tar_index import TarWarning
-from labkit.data.tar_safety import UnsafeTarError, plan_members
+from labkit.core.mapping.engines import ItemErrors
+from labkit.data.extract.extract import WORK, extract_tars
+from labkit.data.extract.extract import files as tar_files
+from labkit.data.extract.plan import UnsafeTarError, plan_members
+from labkit.data.tar.index import TarWarning
 
 quietly = partial(extract_tars, progress=False)
 

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from labkit.measure import files
-from labkit.measure.files import remove_leftovers, write_whole, written_whole
+from labkit.core import atomic as files
+from labkit.core.atomic import remove_leftovers, write_whole, written_whole
 
 fcntl = pytest.importorskip("fcntl", reason="this system has no file locks")
 
@@ -42,7 +42,7 @@ def test_nothing_is_left_of_a_file_that_failed(tmp_path):
 WRITE_HALF = """
 import os, signal, sys
 from pathlib import Path
-from labkit.measure.files import written_whole
+from labkit.core.atomic import written_whole
 with written_whole(Path(sys.argv[1])) as partial:
     partial.write_bytes(b"half")
     os.kill(os.getpid(), signal.SIGKILL)
@@ -81,7 +81,7 @@ def test_where_there_is_no_room_the_file_is_named(tmp_path, n_bytes):
     code = f"""
 import resource, sys
 from pathlib import Path
-from labkit.measure.files import write_whole
+from labkit.core.atomic import write_whole
 resource.setrlimit(resource.RLIMIT_FSIZE, ({n_bytes}, {n_bytes}))
 try:
     write_whole(Path(sys.argv[1]), b"x" * 10_000)

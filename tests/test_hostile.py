@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 import labkit as lk
-from labkit.data.bounds import VARIABLE
-from labkit.data.depth_presets import PRESETS, read_list
-from labkit.data.pixels import PixelError, PixelStore
-from labkit.data.shard_reader import read_shards
-from labkit.data.shard_writer import UNFINISHED, write_shards
-from labkit.data.tar_index import SUFFIX, TarError
-from labkit.data.tar_store import TarStore
-from labkit.measure.results import RESULTS_VARIABLE, load_frame, quiet_summary, record, save_frame
+from labkit.core.limits import VARIABLE
+from labkit.data.depth.presets import PRESETS, read_list
+from labkit.data.pixels.store import PixelError, PixelStore
+from labkit.data.shards.read import read_shards
+from labkit.data.shards.write import UNFINISHED, write_shards
+from labkit.data.tar.index import SUFFIX, TarError
+from labkit.data.tar.store import TarStore
+from labkit.measure.frames import RESULTS_VARIABLE, load_frame, quiet_summary, record, save_frame
 from tests.memory_store import MemoryStore
 
 PNG = bytes.fromhex(

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from labkit import lab_server
+from labkit.lab import jupyter as lab_server
 from tests.lab_server import _free_port
 
 

@@ -11,10 +11,10 @@ import torch
 from PIL import Image
 
 import labkit as lk
-from labkit import report, tour
+from labkit.lab import report, tour
+from labkit.lab.notebooks import Executed, Notebook
 from labkit.measure.timing import count_images
-from labkit.notebooks import Executed, Notebook
-from labkit.pipeline import ladder
+from labkit.teach import ladder
 
 ROOT = Path(__file__).resolve().parents[1]
 STORED = ROOT / "notebooks"

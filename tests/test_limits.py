@@ -10,7 +10,7 @@ import simplejpeg
 from PIL import Image
 
 import labkit as lk
-from labkit.data.decode import DecodeError
+from labkit.data.decoders import DecodeError
 from labkit.pipeline import limits
 
 

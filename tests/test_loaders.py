@@ -24,8 +24,9 @@ import torch
 from torch.utils.data import Dataset, DistributedSampler, IterableDataset, Subset, TensorDataset
 
 import labkit as lk
-from labkit.pipeline import config as settings
-from labkit.pipeline import loaders, workers
+from labkit.pipeline.loader import config as settings
+from labkit.pipeline.loader import loader as loaders
+from labkit.pipeline.loader import workers
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # spawned workers cannot import a test file
 
@@ -701,7 +702,7 @@ CELLS = [
 
 
 def test_classes_and_lambdas_of_a_notebook(tmp_path):
-    from labkit.notebooks import Notebook, execute
+    from labkit.lab.notebooks import Notebook, execute
 
     path = tmp_path / "01_cells.ipynb"
     nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in CELLS]), path)

@@ -7,8 +7,8 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from labkit import cli
-from labkit.measure import streams
+from labkit.core import stdio as streams
+from labkit.lab import cli
 from tests.hardening.odd_places import PLACES, SCRIPTS, run_in
 
 

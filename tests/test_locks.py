@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from labkit.data.locks import locked
+from labkit.core.locks import locked
 
 fcntl = pytest.importorskip("fcntl", reason="this system has no file locks")
 
@@ -38,7 +38,7 @@ def test_a_killed_process_holds_nothing(tmp_path):
     code = f"""
 import time
 from pathlib import Path
-from labkit.data.locks import locked
+from labkit.core.locks import locked
 with locked(Path({str(tmp_path)!r}, "lock")):
     print("held", flush=True)
     time.sleep(60)
@@ -70,8 +70,8 @@ def test_a_script_without_a_guard_ends(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         "from pathlib import Path\n"
-        "from labkit.data.engine import map_items\n"
-        "from labkit.data.locks import locked\n"
+        "from labkit.core.mapping.engines import map_items\n"
+        "from labkit.core.locks import locked\n"
         f"with locked(Path({str(tmp_path / 'lock')!r})):\n"
         "    map_items(str, range(4), num_workers=2, progress=False)\n"
     )

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from labkit.measure.epochs import CannotDiagnose
-from labkit.measure.named import made_training, named_function
+from labkit.tuning.entry_point import made_training, named_function
+from labkit.tuning.epochs import CannotDiagnose
 
 SCRIPT = """
 import sys

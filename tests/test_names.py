@@ -13,10 +13,10 @@ import pytest
 from typer.testing import CliRunner
 
 import labkit as lk
-from labkit.data.convert import convert_tar
-from labkit.data.servers import serve_folder
-from labkit.data.shard_tar import store_key
-from labkit.data.size_metadata import write_metadata_cache
+from labkit.data.shards.layout import store_key
+from labkit.data.sizes.sd_metadata import write_metadata_cache
+from labkit.data.stores.local_servers import serve_folder
+from labkit.data.tar.convert import convert_tar
 from tests.test_hostile import PNG
 
 ODD = (
@@ -98,7 +98,7 @@ def test_a_server(folder, tree):
 
 
 def test_an_object_store(folder, tree):
-    from labkit.data.remote import ObjectStore
+    from labkit.data.blobs.remote import ObjectStore
 
     assert read_all(ObjectStore(f"file://{folder}")) == tree
 
@@ -156,7 +156,7 @@ def test_extraction(tree, tmp_path, form):
 
 @pytest.mark.parametrize("name", [name for name in ODD if name.split() == [name]])
 def test_a_list_of_pairs(tmp_path, name):
-    from labkit.data.depth_presets import PRESETS, read_list
+    from labkit.data.depth.presets import PRESETS, read_list
 
     path = tmp_path / f"{name}.txt"
     path.write_bytes(os.fsencode(f"{name}.png {name}-depth.png\n"))
@@ -166,7 +166,7 @@ def test_a_list_of_pairs(tmp_path, name):
 
 @pytest.mark.parametrize("name", [name for name in ODD if name.split() != [name]])
 def test_a_list_names_no_file_with_a_blank(tmp_path, name):
-    from labkit.data.depth_presets import PRESETS, read_list
+    from labkit.data.depth.presets import PRESETS, read_list
 
     path = tmp_path / "list.txt"
     path.write_bytes(os.fsencode(f"rgb.png depth.png\n{name}.png x{name}x.png {name}.png z\n"))

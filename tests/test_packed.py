@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from labkit import PackedStrings
-from labkit.data import packed
+from labkit.core import strings as packed
 
 BROKEN = os.fsdecode(b"caf\xe9/\xff.jpg")  # a file name that is no UTF-8
 STRINGS = ["a/1.png", "", "ä/日本/🙂.jpg", "with\nbreak\tand\x00nul", "a/1.png", BROKEN]

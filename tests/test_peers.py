@@ -21,17 +21,19 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 from typer.testing import CliRunner
 
-from labkit.cli import app
-from labkit.data.stores import FolderStore
+from labkit.data.stores.folder import FolderStore
+from labkit.lab.cli import app
+from labkit.measure.frames import load_frame, make_frame, save_frame
 from labkit.measure.processes import apart
-from labkit.measure.results import load_frame, make_frame, save_frame
-from labkit.pipeline import peer_check, peer_report, peers
-from labkit.pipeline import peer_pictures as pictures
-from labkit.pipeline.peer import JPEG_FILES, JPEG_PACKED, RAW_PIXELS, Peer, Work, labelled_photos, prepare_once
-from labkit.pipeline.peer_host import Host, HostedLoader, HostError
-from labkit.pipeline.peer_own import BASELINE, DECODE_LIMIT, MEMCPY_LIMIT, NAIVE, OWN
-from labkit.pipeline.peer_table import against_best, left_out, peer_table
-from labkit.pipeline.peers import PEERS, PeerError, check_peer, compare_peers, missing_modules, plot_peers
+from labkit.peers import check as peer_check
+from labkit.peers import probe_images as pictures
+from labkit.peers import registry as peers
+from labkit.peers import report as peer_report
+from labkit.peers.adapters.own import BASELINE, DECODE_LIMIT, MEMCPY_LIMIT, NAIVE, OWN
+from labkit.peers.host import Host, HostedLoader, HostError
+from labkit.peers.peer import JPEG_FILES, JPEG_PACKED, RAW_PIXELS, Peer, Work, labelled_photos, prepare_once
+from labkit.peers.registry import PEERS, PeerError, check_peer, compare_peers, missing_modules, plot_peers
+from labkit.peers.table import against_best, left_out, peer_table
 
 cloudpickle.register_pickle_by_value(__import__(__name__, fromlist=["_"]))  # hosts cannot import test modules
 

@@ -15,9 +15,11 @@ from PIL import Image
 from torchvision.transforms import v2
 
 import labkit as lk
-from labkit.pipeline import peer_dali, peer_ffcv, peer_spdl
-from labkit.pipeline.peer import JPEG_FILES, JPEG_PACKED, RAW_PIXELS, Work
-from labkit.pipeline.peer_check import check_peer
+from labkit.peers.adapters import dali as peer_dali
+from labkit.peers.adapters import ffcv as peer_ffcv
+from labkit.peers.adapters import spdl as peer_spdl
+from labkit.peers.check import check_peer
+from labkit.peers.peer import JPEG_FILES, JPEG_PACKED, RAW_PIXELS, Work
 
 PEERS = {peer.name: peer for module in (peer_dali, peer_ffcv, peer_spdl) for peer in module.PEERS_HERE}
 ON_CPU = ["DALI", "FFCV jpg", "FFCV raw", "SPDL"]
@@ -202,7 +204,7 @@ BROKEN = """
     import sys
     from pathlib import Path
     from labkit.pipeline import peer_{module}
-    from labkit.pipeline.peer import Work
+    from labkit.peers.peer import Work
     (peer,) = [peer for peer in peer_{module}.PEERS_HERE if peer.name == {name!r}]
     print(sum(len(images) for images, _ in peer.loader(Work(Path(sys.argv[1]), Path("unused"), batch_size=4))))
 """

@@ -13,8 +13,8 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from labkit.data import photos
-from labkit.data.photos import MANIFEST, PHOTOGRAPHS, PROFILES, make_photos, photo_bytes, photo_key
+from labkit.data.samples import photos
+from labkit.data.samples.photos import MANIFEST, PHOTOGRAPHS, PROFILES, make_photos, photo_bytes, photo_key
 
 COUNT = 10  # one of every class, and a second of the first
 SCRIPT = Path(__file__).parents[1] / "data_scripts" / "make_photos.py"

@@ -9,7 +9,7 @@ from matplotlib import pyplot
 from PIL import Image
 
 import labkit as lk
-from labkit.measure.pictures import png_base64
+from labkit.core.png import png_base64
 
 
 def test_every_image_is_drawn_with_its_title():

@@ -7,7 +7,8 @@ import pytest
 from matplotlib.collections import PathCollection
 
 import labkit as lk
-from labkit.measure import plots, results
+from labkit.measure import frames as results
+from labkit.measure import plots
 
 
 @pytest.fixture

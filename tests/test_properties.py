@@ -16,15 +16,15 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import labkit as lk
-from labkit.data import decode as decoding
-from labkit.data.conformance import oracle_files
-from labkit.data.decode import DECODERS, DecodeError, decode, missing_decoders
-from labkit.data.packed import PackedStrings
-from labkit.data.shard_tar import member_names, store_key
-from labkit.data.size_caches import parse_cache_name
-from labkit.data.size_headers import read_header
-from labkit.data.tar_safety import safe_path
-from labkit.measure.results import file_stem, load_frame, make_frame, quiet_summary, save_frame
+from labkit.core.strings import PackedStrings
+from labkit.data import decoders as decoding
+from labkit.data.decoders import DECODERS, DecodeError, decode, missing_decoders
+from labkit.data.extract.plan import safe_path
+from labkit.data.shards.layout import member_names, store_key
+from labkit.data.sizes.headers import read_header
+from labkit.data.sizes.latent_caches import parse_cache_name
+from labkit.measure.frames import file_stem, load_frame, make_frame, quiet_summary, save_frame
+from labkit.teach.conformance import oracle_files
 from tests.hardening.fuzz.oracle import scratch
 from tests.memory_store import MemoryStore
 

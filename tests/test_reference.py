@@ -14,9 +14,10 @@ import torch
 from typer.testing import CliRunner
 
 import labkit as lk
-from labkit.cli import app
-from labkit.measure import env
-from labkit.reference import COMMAND, FOLDER, experiments, fast_path, record
+from labkit.core import machine as env
+from labkit.lab.cli import app
+from labkit.teach.reference import experiments, fast_path, record
+from labkit.teach.reference.runs import COMMAND, FOLDER
 from tests.unsampled import leave_memory_out
 
 CPU = torch.device("cpu")
@@ -465,14 +466,15 @@ WITHOUT_JUPYTER = """
 
     sys.meta_path.insert(0, Missing())
     import torch
-    from labkit.measure.env import Scale
-    from labkit.measure import env
+    from labkit.core.machine import Scale
+    from labkit.core import machine as env
     env._SCALES["ci"] = Scale("ci", n_photos=4, n_camera=1, batch_size=2, rounds=1)
-    from labkit.reference import experiments, record
+    from labkit.teach.reference import experiments
+    from labkit.teach.reference import record
     record._experiments = lambda device, size: iter([experiments.mixing(device, size)])
-    import labkit.cli
+    import labkit.lab.cli
     sys.argv = ["labkit", "reference", "--device", "cpu", "--scale", "ci", "--folder", sys.argv[1]]
-    labkit.cli.app()
+    labkit.lab.cli.app()
 """
 
 

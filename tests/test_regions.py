@@ -9,9 +9,9 @@ import pytest
 import simplejpeg
 from PIL import Image
 
-from labkit.data import regions
-from labkit.data.conformance import broken_files, oracle_files
-from labkit.data.regions import RegionDecoder, WholeDecoder, load_library, open_decoder
+from labkit.data import partial_jpeg as regions
+from labkit.data.partial_jpeg import RegionDecoder, WholeDecoder, load_library, open_decoder
+from labkit.teach.conformance import broken_files, oracle_files
 
 
 def _why_not() -> str:

@@ -42,9 +42,9 @@ from labkit import (
     serve_folder,
     serve_s3,
 )
-from labkit.data import remote as remotes
-from labkit.data.blobs import open_blob
-from labkit.data.tar_index import SUFFIX, TarError
+from labkit.data.blobs.base import open_blob
+from labkit.data.blobs.base import remote as remotes
+from labkit.data.tar.index import SUFFIX, TarError
 from tests.children import in_children
 from tests.serving import Quiet, serving
 
@@ -996,7 +996,7 @@ def test_a_tar_in_s3(folder, s3):
 
 
 def test_the_index_of_an_object_is_kept_until_it_changes(s3, tar, tmp_path, monkeypatch):
-    from labkit.data import tar_index
+    from labkit.data.tar import index as tar_index
 
     options, _ = s3
     built = []

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from labkit import ReplayLoader
-from labkit.measure.nested import map_tensors, tensors
+from labkit.core.tensor_trees import map_tensors, tensors
 
 Pair = namedtuple("Pair", "image label")
 

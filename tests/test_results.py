@@ -12,8 +12,8 @@ from scipy import stats
 from torch.utils.benchmark import Timer
 
 import labkit as lk
-from labkit.measure import results
-from labkit.measure.results import (
+from labkit.measure import frames as results
+from labkit.measure.frames import (
     COLUMNS,
     RESULTS_VARIABLE,
     file_stem,

@@ -9,9 +9,9 @@ import pandas as pd
 import pytest
 
 import labkit as lk
-from labkit.measure.env import env_id
-from labkit.measure.guesses import outcomes
-from labkit.measure.results import RESULTS_VARIABLE
+from labkit.core.machine import env_id
+from labkit.measure.frames import RESULTS_VARIABLE
+from labkit.measure.guess_log import outcomes
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def runs_of(frame_of):
 
 def _forget():
     """What another kernel, started later, knows of this one."""
-    from labkit.measure import guesses
+    from labkit.measure import guess_log as guesses
 
     guesses._met.clear()
 
@@ -83,7 +83,7 @@ def test_two_plots_of_an_experiment_keep_both_guesses(runs_of, folder):
 
 
 def _write(folder, number):
-    from labkit.measure import guesses
+    from labkit.measure import guess_log as guesses
 
     for value in range(20):
         guesses._met.clear()

@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 import labkit as lk
-from labkit.measure import scratch
-from labkit.notebooks import Notebook, execute
+from labkit.core import scratch
+from labkit.lab.notebooks import Notebook, execute
 
 fcntl = pytest.importorskip("fcntl", reason="this system has no file locks")
 

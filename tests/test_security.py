@@ -17,19 +17,21 @@ from torchvision.datasets import Imagenette
 from typer.testing import CliRunner
 
 import labkit as lk
-from labkit import cli
-from labkit.data import download, tar_files, tar_safety
-from labkit.data.convert import convert_tar
-from labkit.data.engine import ItemErrors
-from labkit.data.extract import WORK, extract_tars
-from labkit.data.locks import locked
-from labkit.data.shard_tar import store_key
-from labkit.data.tar_index import SUFFIX
-from labkit.data.tar_safety import UnsafeTarError, safe_path
-from labkit.measure import files
-from labkit.measure.epochs import CannotDiagnose
-from labkit.measure.named import made_training
-from labkit.measure.results import make_frame, record
+from labkit.core import atomic as files
+from labkit.core.locks import locked
+from labkit.core.mapping.engines import ItemErrors
+from labkit.data.extract.extract import WORK, extract_tars
+from labkit.data.extract.extract import files as tar_files
+from labkit.data.extract.extract import plan as tar_safety
+from labkit.data.extract.plan import UnsafeTarError, safe_path
+from labkit.data.samples import imagenette as download
+from labkit.data.shards.layout import store_key
+from labkit.data.tar.convert import convert_tar
+from labkit.data.tar.index import SUFFIX
+from labkit.lab import cli
+from labkit.measure.frames import make_frame, record
+from labkit.tuning.entry_point import made_training
+from labkit.tuning.epochs import CannotDiagnose
 from tests.memory_store import MemoryStore
 
 PACKAGE = Path(lk.__file__).parent
@@ -329,8 +331,8 @@ _DANGEROUS = {
     "os.popen", "marshal.loads", "yaml.load", "pd.read_pickle", "joblib.load", "shelve.open", "subprocess.getoutput",
 }  # fmt: skip
 _EXPLAINED = {
-    "data/pools.py": {"pickle.loads"}, "pipeline/loaders.py": {"pickle.loads"}, "magic.py": {"exec"},
-    "pipeline/peer_serve.py": {"pickle.loads"},
+    "core/mapping/pools.py": {"pickle.loads"}, "pipeline/loader/loader.py": {"pickle.loads"}, "lab/magic.py": {"exec"},
+    "peers/serve.py": {"pickle.loads"},
 }  # fmt: skip
 
 

@@ -29,8 +29,8 @@ from labkit import (
     shuffle_quality,
     write_shards,
 )  # fmt: skip
-from labkit.data.shard_reader import Place
-from labkit.data.tar_index import TarError
+from labkit.data.shards.read import Place
+from labkit.data.tar.index import TarError
 
 
 class Numbered:

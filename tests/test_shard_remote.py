@@ -12,9 +12,9 @@ from webdataset import gopen as wds_gopen
 from webdataset.gopen import gopen_schemes
 
 from labkit import FolderStore, make_photos, read_shards, serve_folder, serve_s3, write_shards
-from labkit.data import gopen
-from labkit.data.gopen import ReadAhead, open_url
-from labkit.data.tar_index import TarError
+from labkit.data.shards.gopen import ReadAhead, open_url
+from labkit.data.shards.shuffling import gopen
+from labkit.data.tar.index import TarError
 
 
 @pytest.fixture(scope="module")

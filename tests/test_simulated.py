@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from labkit import DISKS, FolderStore, HttpStore, ImageDataset, LoaderConfig, SimulatedStore, TarStore, make_loader
-from labkit.data import simulated
-from labkit.data.conformance import oracle_files
-from labkit.data.simulated import Disk
+from labkit.data.stores.folder import simulated
+from labkit.data.stores.simulated import Disk
+from labkit.teach.conformance import oracle_files
 from tests.children import in_children
 
 SIZES = {"a.jpg": 1000, "b.jpg": 2000, "c.jpg": 3000}

@@ -16,12 +16,12 @@ import pytest
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from labkit.data import size_readers
-from labkit.data.conformance import broken_files, exif_of, oracle_files
-from labkit.data.engine import ItemErrors
-from labkit.data.regions import WholeDecoder
-from labkit.data.size_headers import Header, read_header
-from labkit.data.size_readers import Readers, choose_readers, is_rotating, read_headers
+from labkit.core.mapping.engines import ItemErrors
+from labkit.data.partial_jpeg import WholeDecoder
+from labkit.data.sizes.collect import readers as size_readers
+from labkit.data.sizes.headers import Header, read_header
+from labkit.data.sizes.readers import Readers, choose_readers, is_rotating, read_headers
+from labkit.teach.conformance import broken_files, exif_of, oracle_files
 
 PICTURE = Image.fromarray(np.random.default_rng(0).integers(0, 255, (63, 95, 3), dtype=np.uint8))
 XMP = b'<x:xmpmeta><rdf:Description tiff:Orientation="6"/></x:xmpmeta>'

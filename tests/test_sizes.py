@@ -13,10 +13,10 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from labkit import FolderStore, collect_sizes
-from labkit.data import sizes
-from labkit.data.size_caches import parse_cache_name, sizes_from_caches
-from labkit.data.size_metadata import read_metadata, write_metadata_cache
-from labkit.data.size_scan import SUFFIXES
+from labkit.data.sizes.collect import collect as sizes
+from labkit.data.sizes.folders import SUFFIXES
+from labkit.data.sizes.latent_caches import parse_cache_name, sizes_from_caches
+from labkit.data.sizes.sd_metadata import read_metadata, write_metadata_cache
 
 SCRIPT = Path(__file__).parents[1] / "data_scripts" / "collect_sizes.py"
 

@@ -6,8 +6,8 @@ import pytest
 from torch.utils.data import DataLoader
 
 import labkit as lk
-from labkit.measure.diagnosis import SHARES
-from labkit.measure.stalls import diagnose
+from labkit.tuning.diagnosis import SHARES
+from labkit.tuning.stalls import diagnose
 from tests.stalling import Stalls
 
 pytestmark = pytest.mark.alone
@@ -32,7 +32,7 @@ KNOWN = {
 
 @pytest.mark.parametrize("name", KNOWN)
 def test_known_stalls(name, monkeypatch):
-    monkeypatch.setattr("labkit.measure.advice.usable_cores", lambda: 2)
+    monkeypatch.setattr("labkit.tuning.advice.usable_cores", lambda: 2)
     stalls, rung = KNOWN[name]
     # A moment's load of the machine is no cause of a stall: three attempts. A wrong share is wrong in each of them.
     for _ in range(3):

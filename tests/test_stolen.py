@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from labkit.measure import stolen
-from labkit.measure.stalls import diagnose
-from labkit.measure.stolen import CoreTime, core_time
-from labkit.measure.waiting import making_in_one_process
+from labkit.tuning import steal_time as stolen
+from labkit.tuning.io_wait import making_in_one_process
+from labkit.tuning.stalls import diagnose
+from labkit.tuning.steal_time import CoreTime, core_time
 
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from labkit import FolderStore, Store, evict, make_photos, open_store, resident_fraction
-from labkit.data.stores import IMAGE_SUFFIXES
+from labkit.data.stores.folder import IMAGE_SUFFIXES
 from labkit.measure.processes import tree_usage
 
 IMAGES = (

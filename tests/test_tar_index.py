@@ -25,10 +25,10 @@ import numpy as np
 import pytest
 
 from labkit import TarStore
-from labkit.data import tar_index
-from labkit.data.blobs import LocalBlob
-from labkit.data.tar_index import SUFFIX, TarError, TarWarning, build_index, plain_name, read_index
-from labkit.data.tar_scan import scan
+from labkit.data.blobs.base import LocalBlob
+from labkit.data.tar import index as tar_index
+from labkit.data.tar.index import SUFFIX, TarError, TarWarning, build_index, plain_name, read_index
+from labkit.data.tar.members import scan
 
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
 BLOCK = 512
@@ -716,8 +716,8 @@ def test_processes_that_build_at_once(photos):
 
 KILLED = """
 import sys
-from labkit.data import tar_index
-from labkit.data.blobs import LocalBlob
+from labkit.data.tar import index as tar_index
+from labkit.data.blobs.base import LocalBlob
 blob = LocalBlob(sys.argv[1])
 whole = tar_index._dump(tar_index.build_index(blob), blob.stamp())
 print("ready", flush=True)

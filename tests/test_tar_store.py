@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 
 from labkit import FolderStore, ImageDataset, LoaderConfig, Store, TarStore, make_loader, open_store
-from labkit.data.tar_index import SUFFIX, TarError
+from labkit.data.tar.index import SUFFIX, TarError
 from tests.children import in_children
 
 MODES = ["index", "tarfile", "reopen"]

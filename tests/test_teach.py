@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 import labkit as lk
-from labkit.data.size_caches import parse_cache_name, sizes_from_caches
+from labkit.data.sizes.latent_caches import parse_cache_name, sizes_from_caches
 from labkit.teach.exercises import exercises
 
 

@@ -17,7 +17,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from typer.testing import CliRunner
 
 import labkit as lk
-from labkit import cli, doctor, notebooks, report, tour
+from labkit.lab import cli, doctor, notebooks, report, tour
 
 TITLE = "# {name}\n\n**Question.** Why {name}?\n\n**Prerequisites.** None\n\n**Minutes.** 3"
 MEASURING = """
@@ -75,7 +75,9 @@ time.sleep(60)
     code = f"""
 import pathlib, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
-from labkit import cli, notebooks, tour
+from labkit.lab import cli
+from labkit.lab import notebooks
+from labkit.lab import tour
 notebooks.find_notebooks.__defaults__ = ("", pathlib.Path({str(lab / "notebooks")!r}))
 tour.make_scale_photos = lambda: None
 sys.argv = ["labkit", "tour", "--only", "13,10"]
@@ -179,7 +181,7 @@ def test_list(lab):
 
 
 def test_list_starts_without_torch():
-    code = "import sys, labkit.cli, labkit.notebooks; labkit.notebooks.find_notebooks(); print('torch' in sys.modules)"
+    code = "import sys, labkit.lab.cli, labkit.lab.notebooks; labkit.lab.notebooks.find_notebooks(); print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"
 
 

@@ -9,12 +9,12 @@ from torch.utils.data import Dataset, IterableDataset
 from torchvision.transforms import v2
 
 import labkit as lk
-from labkit.measure.waiting import Making
-from labkit.pipeline import candidates as field
-from labkit.pipeline import decoder_choice, race
-from labkit.pipeline.candidates import DEFAULT, Candidate, Source, expected_s, worth_measuring
-from labkit.pipeline.race import STEP_ALONE
-from labkit.pipeline.tune import _Alone
+from labkit.tuning import candidates as field
+from labkit.tuning import decoder_choice, race
+from labkit.tuning.candidates import DEFAULT, Candidate, Source, expected_s, worth_measuring
+from labkit.tuning.io_wait import Making
+from labkit.tuning.race import STEP_ALONE
+from labkit.tuning.tuner import _Alone
 
 pytestmark = pytest.mark.alone
 

@@ -5,8 +5,8 @@ import threading
 import pytest
 import torch
 
-from labkit.measure import utilization
-from labkit.measure.utilization import GpuUtilization
+from labkit.tuning import gpu_utilization as utilization
+from labkit.tuning.gpu_utilization import GpuUtilization
 
 
 class Driver:

@@ -8,8 +8,8 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 
-from labkit.measure.guesses import guesses, keep_outcome
-from labkit.measure.results import paired_ratios, quiet_summary
+from labkit.measure.frames import paired_ratios, quiet_summary
+from labkit.measure.guess_log import guesses, keep_outcome
 
 _COLORS = sns.color_palette("colorblind")
 _RUNS, _ESTIMATE, _GUESS, _LIMIT = "0.6", _COLORS[0], _COLORS[1], _COLORS[3]

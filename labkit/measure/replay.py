@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
-from labkit.measure.nested import map_tensors, tensors
+from labkit.core.tensor_trees import map_tensors, tensors
 
 
 class ReplayLoader:

@@ -15,11 +15,11 @@ from typing import Any
 
 import pandas as pd
 
-from labkit.measure.batches import count_images, page_cache_state, synchronize
+from labkit.core.credentials import redacted, tells
+from labkit.core.progress import progress_bar
+from labkit.measure.frames import make_frame, record
 from labkit.measure.processes import PeakMemory, tree_usage
-from labkit.measure.progress import progress_bar
-from labkit.measure.redact import redacted, tells
-from labkit.measure.results import make_frame, record
+from labkit.measure.runs import count_images, page_cache_state, synchronize
 
 Factory = Callable[[], Iterable[Any]]
 
@@ -66,7 +66,7 @@ def compare(
             ladder: a what-if that nobody can use, or a detail.
 
     Returns:
-        One row a run, as `labkit.measure.results.COLUMNS` states. `startup_s` covers the factory and `iter()`,
+        One row a run, as `labkit.measure.frames.COLUMNS` states. `startup_s` covers the factory and `iter()`,
         `first_batch_s` the wait for the first batch, `steady_s` the rest; `images_per_s` is all images over
         first batch + rest, so a queue that filled during the first wait is paid for. Start-up is a column of its own
         and not in the rate: an epoch of a real data set is far longer than a measured one, its start-up is not.

@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from labkit.measure.results import summarize
+from labkit.measure.frames import summarize
 
 # id, such as "00.1" -> function of the answer that returns None if it is right, else what is wrong with it.
 Check = Callable[[Any], str | None]
@@ -49,10 +49,10 @@ def exercises() -> list[str]:
 
 def _register_all() -> None:
     for module in (
-        "measuring_checks", "loading_checks", "shard_checks", "depth_checks", "size_checks", "pixel_checks",
-        "peer_checks", "stall_checks", "claims_checks",
+        "measuring", "loading", "shards", "depth", "sizes", "pixels",
+        "peers", "stalls", "claims",
     ):  # fmt: skip
-        import_module(f"labkit.teach.{module}")
+        import_module(f"labkit.teach.checks.{module}")
 
 
 def near(answer: Any, expected: float, tolerance: float = 0.02) -> str | None:

@@ -9,9 +9,9 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 
-from labkit.measure.guesses import outcomes
-from labkit.measure.pictures import png_base64
-from labkit.measure.results import speedup_interval
+from labkit.core.png import png_base64
+from labkit.measure.frames import speedup_interval
+from labkit.measure.guess_log import outcomes
 
 _NEAR = 1.25  # a guess within this factor is a good one
 _NONE = "No guess has met its measurement yet: lk.predict(label, speedup), then lk.plot_speedup(runs)."

@@ -1,7 +1,7 @@
 """Mutation testing of labkit/measure and the tar index: mutmut, set up in pyproject.toml, with what it lacks.
 
     python -m tests.hardening.mutation run               # all mutants; stopped and started again, it goes on
-    python -m tests.hardening.mutation run 'labkit.data.packed*' 'labkit.measure.files*'
+    python -m tests.hardening.mutation run 'labkit.core.strings*' 'labkit.core.atomic*'
     MUTATION_SAMPLE=90 python -m ...                     # of each pattern's open ones a random sample
     python -m tests.hardening.mutation again [PATTERN]   # after tests were added: those that were not killed
     python -m tests.hardening.mutation show [PATTERN]    # survivors as diffs

@@ -25,8 +25,8 @@ from scipy import stats
 from torch.utils.data import DataLoader, Dataset
 
 import labkit as lk
-from labkit.measure.files import write_whole
-from labkit.measure.results import quiet_summary
+from labkit.core.atomic import write_whole
+from labkit.measure.frames import quiet_summary
 
 # Photos of a run and times that each is decoded: a run of about a twentieth of a second, or a tenth with workers.
 _N_PHOTOS = {"loop": 4, "workers": 16}

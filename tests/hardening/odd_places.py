@@ -16,8 +16,8 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from labkit.data.keys import as_path
-from labkit.measure.streams import print_utf8
+from labkit.core.names import as_path
+from labkit.core.stdio import print_utf8
 
 SCRIPTS = Path(__file__).parents[2] / "data_scripts"
 C_LOCALE = {"LC_ALL": "C", "LANG": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": ""}

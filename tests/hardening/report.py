@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from labkit.measure.files import write_whole
+from labkit.core.atomic import write_whole
 from tests.hardening import noise
 from tests.hardening.faults.record import OUTCOMES
 from tests.hardening.soak.record import table as soak_table

@@ -47,21 +47,21 @@ def _own_imagenette(src: Path, server: str) -> None:
     """The stand-in's own md5 in place of the real one's, and a server that stalls is given up soon."""
     from torchvision.datasets import Imagenette
 
-    from labkit.data import download
+    from labkit.data.samples import imagenette as download
 
     Imagenette._ARCHIVES["160px"] = (f"{server}{IMAGENETTE}.tgz", md5_of(src / f"{IMAGENETTE}.tgz"))
     download._TIMEOUT_S = 1.0
 
 
 def _own_notebooks(src: Path, server: str) -> None:
-    from labkit import notebooks
+    from labkit.lab import notebooks
 
     notebooks.find_notebooks.__defaults__ = ("", src / "notebooks")
     os.environ["LABKIT_SCALE"] = "ci"
 
 
 def _few_photos(src: Path, server: str) -> None:
-    from labkit import tour
+    from labkit.lab import tour
 
     _own_notebooks(src, server)
     tour.make_scale_photos = lambda: None

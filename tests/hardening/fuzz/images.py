@@ -10,13 +10,13 @@ from unittest.mock import patch
 import numpy as np
 from PIL import Image
 
-from labkit.data import decode as decoding
-from labkit.data.conformance import _chunk, broken_files, oracle_files
+from labkit.data import decoders as decoding
 from labkit.data.datasets import PILDataset
-from labkit.data.decode import DECODERS, DecodeError, decode, missing_decoders
-from labkit.data.depth import decode_picture
-from labkit.data.regions import SCALES, WholeDecoder, open_decoder
-from labkit.data.size_headers import read_header
+from labkit.data.decoders import DECODERS, DecodeError, decode, missing_decoders
+from labkit.data.depth.pairs import decode_picture
+from labkit.data.partial_jpeg import SCALES, WholeDecoder, open_decoder
+from labkit.data.sizes.headers import read_header
+from labkit.teach.conformance import _chunk, broken_files, oracle_files
 from tests.hardening.fuzz.oracle import may_refuse, sealed_png, written
 
 # As the limit works, so that an input is bounded in time; the real one is tested in tests/test_fuzz.py.

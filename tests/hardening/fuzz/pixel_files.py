@@ -7,7 +7,7 @@ from functools import cache
 
 from PIL import Image
 
-from labkit.data.pixels import PixelError, PixelStore
+from labkit.data.pixels.store import PixelError, PixelStore
 from tests.hardening.fuzz.oracle import may_refuse, scratch, written
 from tests.memory_store import MemoryStore
 

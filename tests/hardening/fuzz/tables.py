@@ -11,16 +11,16 @@ from urllib.parse import urlsplit
 
 import pandas as pd
 
-from labkit.data.depth_presets import PRESETS, read_list
-from labkit.data.http_listing import listed_images
-from labkit.data.photos import MANIFEST, make_photos
-from labkit.data.remote import HttpStore
-from labkit.data.shard_list import ShardList
-from labkit.data.size_caches import parse_cache_name
-from labkit.data.size_metadata import write_metadata_cache
-from labkit.data.sizes import collect_sizes
+from labkit.data.blobs.remote import HttpStore
+from labkit.data.depth.presets import PRESETS, read_list
+from labkit.data.samples.photos import MANIFEST, make_photos
+from labkit.data.shards.listing import ShardList
+from labkit.data.sizes.collect import collect_sizes
+from labkit.data.sizes.latent_caches import parse_cache_name
+from labkit.data.sizes.sd_metadata import write_metadata_cache
+from labkit.data.stores.http_listing import listed_images
 from labkit.measure import plots
-from labkit.measure.results import COLUMNS, load_frame, make_frame, quiet_summary, save_frame
+from labkit.measure.frames import COLUMNS, load_frame, make_frame, quiet_summary, save_frame
 from tests.hardening.fuzz.oracle import may_refuse, scratch, written
 
 

@@ -14,17 +14,17 @@ from unittest.mock import patch
 
 import numpy as np
 
-from labkit.data.blobs import LocalBlob
-from labkit.data.bounds import VARIABLE
-from labkit.data.decode import DecodeError
-from labkit.data.engine import ItemErrors
-from labkit.data.extract import WORK, extract_tars
-from labkit.data.keys import is_image
-from labkit.data.shard_reader import read_shards
-from labkit.data.tar_index import SUFFIX, TarError, build_index
-from labkit.data.tar_readers import MODES
-from labkit.data.tar_scan import plain_name
-from labkit.data.tar_store import TarStore
+from labkit.core.limits import VARIABLE
+from labkit.core.mapping.engines import ItemErrors
+from labkit.core.names import is_image
+from labkit.data.blobs.base import LocalBlob
+from labkit.data.decoders import DecodeError
+from labkit.data.extract.extract import WORK, extract_tars
+from labkit.data.shards.read import read_shards
+from labkit.data.tar.index import SUFFIX, TarError, build_index
+from labkit.data.tar.members import plain_name
+from labkit.data.tar.readers import MODES
+from labkit.data.tar.store import TarStore
 from tests.hardening.fuzz.oracle import may_refuse, scratch, sealed_tar, written
 
 _SEALED, _GZIP, _BZIP2, _XZ, _SKIP = 1, 2, 4, 6, 8

@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from labkit.measure.files import write_whole
+from labkit.core.atomic import write_whole
 from labkit.measure.processes import PeakMemory, tree_memory
 
 COLUMNS = ["what", "count", "seconds", "peak_mem_mb", "kept_mem_mb", "file_mb", "is_right"]

@@ -12,10 +12,10 @@ import numpy as np
 from PIL import Image
 
 from labkit.data.datasets import ImageDataset
-from labkit.data.sizes import collect_sizes
-from labkit.data.stores import FolderStore
-from labkit.data.tar_index import SUFFIX
-from labkit.data.tar_store import TarStore
+from labkit.data.sizes.collect import collect_sizes
+from labkit.data.stores.folder import FolderStore
+from labkit.data.tar.index import SUFFIX
+from labkit.data.tar.store import TarStore
 from tests.hardening.soak.load import measured, run_case
 
 _FOLDERS = 10

@@ -9,8 +9,8 @@ from typing import Any
 
 import pandas as pd
 
-from labkit.data.locks import locked
-from labkit.measure.files import write_whole
+from labkit.core.atomic import write_whole
+from labkit.core.locks import locked
 from tests.hardening.soak import epochs
 from tests.hardening.soak.places import served_places
 from tests.hardening.soak.slope import slopes_of, warm_up

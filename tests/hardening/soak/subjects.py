@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from torchvision.transforms.v2 import RandomHorizontalFlip
 
 import labkit as lk
-from labkit.data.depth_presets import PRESETS
+from labkit.data.depth.presets import PRESETS
 from tests.hardening.soak.pictures import HEIGHT, WIDTH
 
 BATCH, WORKERS, CROP = 32, 2, 16

@@ -1,0 +1,1 @@
+"""One function over many items: in threads, in processes, or on a Ray cluster."""

@@ -1,0 +1,1 @@
+"""Marigold's pairs of photo and depth."""

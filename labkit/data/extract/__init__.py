@@ -1,0 +1,1 @@
+"""Tars extracted to files, never outside their folder."""

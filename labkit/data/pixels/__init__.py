@@ -1,0 +1,1 @@
+"""Images decoded and resized once, then read from one memory-mapped file."""

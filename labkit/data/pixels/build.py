@@ -1,0 +1,118 @@
+"""Build a pixel file: its parts in a folder beside it, then all of them put together under its name."""
+
+import contextlib
+import os
+import re
+import shutil
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from labkit.core.atomic import written_whole
+from labkit.core.beside import beside
+from labkit.core.locks import locked
+from labkit.core.mapping.engines import ItemErrors, check_engine, map_items
+from labkit.core.strings import PackedStrings
+from labkit.data.decoders import _load
+from labkit.data.pixels.format import Origin, PixelError, pixels_start, read_head
+from labkit.data.pixels.parts import Part, fill_in_head, make_part, planned
+from labkit.data.stores.folder import Store, open_store
+
+_WHOLE = "whole.pixels"
+_OURS = re.compile(r"(part-\d{6,}|whole)\.pixels|\.\d+-[0-9a-f]{8}\.partial")
+_COPY_BYTES = 1 << 24
+
+
+def build_pixels(
+    source: Store | str | os.PathLike,
+    path: str | os.PathLike,
+    *,
+    short_side: int,
+    decoder: str,
+    engine: str,
+    num_workers: int | None,
+    address: str | None,
+    progress: bool,
+) -> None:
+    """What `PixelStore.build` does."""
+    if short_side < 1:
+        raise ValueError(f"short_side={short_side}: at least one pixel is wanted")
+    check_engine(engine, num_workers, address)
+    _load(decoder)  # an unknown or a missing one is one error here, and not one for each image
+    store = source if isinstance(source, Store) else open_store(source)
+    path = Path(path).absolute()  # other processes may have another working folder
+    origin, parts = planned(store, short_side, decoder)
+    if not parts:
+        raise PixelError(f"{path} is not built: the source holds no image")
+    folder = beside(path, ".parts")
+    with locked(beside(path, ".lock", hidden=True)):
+        _check_folder(folder)
+        if not _is_there(path, origin):
+            options = {"engine": engine, "num_workers": num_workers, "address": address, "progress": progress}
+            _make_all(store, folder, parts, options)
+            _put_together(path, folder, origin, parts)
+        _remove(folder)
+
+
+def _check_folder(folder: Path) -> None:
+    """The folder will be removed: nothing may be there but what a build writes."""
+    foreign = [name for name in os.listdir(folder) if not _OURS.fullmatch(name)] if folder.exists() else []
+    if foreign:
+        raise PixelError(f"{folder} holds {foreign[0]!r}, which no build wrote: move it away, or choose another path")
+
+
+def _is_there(path: Path, origin: Origin) -> bool:
+    """Whether this very store is built. Raises PixelError where something else has its name."""
+    if not path.exists():
+        return False
+    found = read_head(path).origin
+    if found == origin:
+        return True
+    pairs = [(name, getattr(found, name), getattr(origin, name)) for name in ("short_side", "decoder")]
+    differing = [f"{name} {there!r}, not {wanted!r}" for name, there, wanted in pairs if there != wanted]
+    what = ", ".join(differing) or "another source's"
+    raise PixelError(f"{path} holds other pixels ({what}): choose another path, or remove it")
+
+
+def _make_all(store: Store, folder: Path, parts: list[Part], options: dict) -> None:
+    failed = map_items(partial(make_part, store, folder), parts, description="pixels", unit="part", **options)
+    failures = {key: text for each in failed for key, text in each.items()}
+    if failures:
+        raise ItemErrors(failures, [None] * sum(len(part.keys) for part in parts))
+
+
+def _put_together(path: Path, folder: Path, origin: Origin, parts: list[Part]) -> None:
+    """All parts as one file, which is on the disk before it has its name."""
+    indices = [read_head(folder / part.name).index for part in parts]
+    keys = PackedStrings(key for part in parts for key in part.keys)
+    shapes, crcs = (np.concatenate([getattr(index, name) for index in indices]) for name in ("shapes", "crcs"))
+    with written_whole(folder / _WHOLE) as half, open(half, "wb") as file:
+        file.seek(pixels_start(keys))
+        for part in parts:
+            with open(folder / part.name, "rb", buffering=0) as part_file:
+                part_file.seek(pixels_start(PackedStrings(part.keys)))
+                _append(file, part_file)
+        fill_in_head(file, origin, keys, shapes, crcs)
+        file.flush()
+        os.fsync(file.fileno())
+    (folder / _WHOLE).replace(path)
+
+
+def _append(file: BinaryIO, part_file: BinaryIO) -> None:
+    """The rest of the part. One process does this for all: where the kernel can copy by itself, it takes least."""
+    with contextlib.suppress(AttributeError, OSError):
+        while os.copy_file_range(part_file.fileno(), file.fileno(), _COPY_BYTES):
+            pass
+    shutil.copyfileobj(part_file, file, _COPY_BYTES)  # what the kernel left, or could not
+    file.flush()  # the kernel writes behind Python's buffer
+
+
+def _remove(folder: Path) -> None:
+    """The parts, and what killed runs left."""
+    if folder.exists():
+        for name in filter(_OURS.fullmatch, os.listdir(folder)):
+            (folder / name).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # a worker of a killed run may be dying only now, and write until then
+            folder.rmdir()

@@ -1,0 +1,1 @@
+"""Photos and depth pairs to experiment on, made here or downloaded."""

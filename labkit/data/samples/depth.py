@@ -1,0 +1,191 @@
+"""Photos with real depth, without a download: windows of the stereo pair that scikit-image carries.
+
+Its left picture has a measured disparity for nearly every pixel (Middlebury 2014, "Motorcycle"), and with the camera's
+focal length and baseline that is a depth. A window, a zoom or a mirror image moves points in the picture and leaves
+them as far away as they were, so every stored depth is a true one; where none was measured it is 0, as in Hypersim.
+"""
+
+import io
+import json
+import os
+import tarfile
+from functools import cache, partial
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageEnhance
+
+from labkit.core.atomic import write_whole, written_whole
+from labkit.core.mapping.engines import map_items
+
+LIST_NAME = "filename_list_train.txt"
+FOLDER_NAME = "train"
+SETTINGS_NAME = "settings.json"
+SIZE = (1024, 768)  # width, height: Hypersim's
+
+# Of the pictures as scikit-image carries them (a quarter of the benchmark's size), from its documentation.
+_FOCAL_PX, _PRINCIPAL_POINTS_PX, _BASELINE_MM = 994.978, 31.086, 193.001
+_FRAMES = 100  # of a scene, as in Hypersim
+
+
+def make_depth(
+    root: str | os.PathLike,
+    count: int,
+    *,
+    seed: int = 0,
+    tar: bool = False,
+    engine: str = "local",
+    num_workers: int | None = None,
+    address: str | None = None,
+    progress: bool = True,
+) -> Path:
+    """Make `count` pairs of a photo and its depth in Marigold's Hypersim layout.
+
+        root/train/ai_001_001/rgb_cam_00_fr0000.png           8-bit RGB, 1024 x 768
+        root/train/ai_001_001/depth_plane_cam_00_fr0000.png   16-bit gray: millimetres, 0 where unknown
+        root/filename_list_train.txt                          a line a pair, its names below `train`
+        root/train.tar                                        with `tar=True`: as `cd train && tar -cf ../train.tar .`
+
+    A rerun makes only what is missing; files appear whole or not at all. The same seed gives the same bytes for any
+    `count` and any number of workers, with the same Pillow, NumPy and scikit-image.
+
+    Args:
+        root: Folder to fill; made if missing.
+        count: Number of pairs.
+        seed: Another seed, other windows.
+        tar: Write the tar too. Names are sorted, owners and times left out, so that its bytes are always the same.
+        engine: Of `labkit.map_items`: `"local"`, `"threads"` or `"ray"`.
+        num_workers: Of `labkit.map_items`. Default: the usable cores.
+        address: Ray cluster to join.
+        progress: Show a live bar.
+
+    Returns:
+        `root` as a Path.
+
+    Raises:
+        ValueError: `count` below 1, or `root` holds something else, another seed, or more pairs; names the remedy.
+        ItemErrors: some pairs could not be made.
+
+    Source: Scharstein et al., GCPR 2014, by `skimage.data.stereo_motorcycle`.
+    Taught in: notebooks/09_marigold_storage.ipynb
+    """
+    root = Path(root)
+    if count < 1:
+        raise ValueError(f"count={count}: at least one pair is needed")
+    _claim(root, seed, count)
+    pairs = [pair_names(number) for number in range(count)]
+    map_items(
+        partial(_make_pair, root / FOLDER_NAME, seed), range(count), engine=engine, num_workers=num_workers,
+        address=address, is_done=partial(_is_done, root / FOLDER_NAME), progress=progress, description="depth pairs",
+        unit="pair", key=lambda number: pair_names(number)[0],
+    )  # fmt: skip
+    write_whole(root / LIST_NAME, "".join(f"{rgb} {depth}\n" for rgb, depth in pairs).encode())
+    if tar:
+        write_dot_tar(root / FOLDER_NAME, root / f"{FOLDER_NAME}.tar")
+    return root
+
+
+def pair_names(number: int) -> tuple[str, str]:
+    """Names of the photo and of its depth, as Hypersim's: up to 100 frames a scene, 999 scenes a volume."""
+    scene, frame = divmod(number, _FRAMES)
+    volume, scene = divmod(scene, 999)
+    folder, view = f"ai_{volume + 1:03d}_{scene + 1:03d}", f"cam_00_fr{frame:04d}.png"
+    return f"{folder}/rgb_{view}", f"{folder}/depth_plane_{view}"
+
+
+def pair_bytes(number: int, *, seed: int = 0) -> tuple[bytes, bytes]:
+    """Encoded PNGs of one pair, photo and depth; the same arguments give the same bytes."""
+    rng = np.random.default_rng([seed, number])
+    photo, depth = _stereo_pair()
+    box, mirrored = _window(rng, photo.size), rng.random() < 0.5
+    rgb = photo.resize(SIZE, Image.Resampling.LANCZOS, box=box)
+    for enhance in (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color):
+        rgb = enhance(rgb).enhance(rng.uniform(0.8, 1.2))
+    # Nearest: between the foreground and what lies behind it, a mean of two depths would be true of neither.
+    millimetres = depth.resize(SIZE, Image.Resampling.NEAREST, box=box)
+    return _png(rgb, mirrored), _png(millimetres, mirrored)
+
+
+def write_dot_tar(folder: Path, path: Path) -> None:
+    """Write the tar that `tar -cf path .` makes in `folder`, whole or not at all; nothing where it has all files.
+
+    Its members are `./` and what lies below, sorted, without owners and times: byte for byte what GNU tar writes with
+    `--sort=name --owner=0 --group=0 --numeric-owner --mtime=@0 --mode=u=rwX,go=rX`.
+    """
+    if path.exists() and _members(path) == _files(folder):
+        return
+    with written_whole(path) as partial_path, tarfile.open(partial_path, "w", format=tarfile.GNU_FORMAT) as tar:
+        tar.add(folder, arcname=".", filter=_anonymous)
+
+
+def _anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    """Without what differs from machine to machine; None for a file that is not whole."""
+    if member.name.endswith(".partial"):
+        return None
+    member.uid, member.gid, member.uname, member.gname, member.mtime = 0, 0, "", "", 0
+    member.mode = 0o755 if member.isdir() else 0o644
+    return member
+
+
+def _members(path: Path) -> set[str]:
+    with tarfile.open(path) as tar:
+        return {os.path.normpath(member.name) for member in tar if member.isfile()}
+
+
+def _files(folder: Path) -> set[str]:
+    paths = (path for path in folder.rglob("*") if path.is_file() and not path.name.endswith(".partial"))
+    return {path.relative_to(folder).as_posix() for path in paths}
+
+
+@cache
+def _stereo_pair() -> tuple[Image.Image, Image.Image]:
+    """The left photo, RGB, and its depth in millimetres, 16-bit gray: 0 where the disparity is unknown (infinite)."""
+    from skimage import data
+
+    left, _, disparity = data.stereo_motorcycle()
+    millimetres = _FOCAL_PX * _BASELINE_MM / (disparity + _PRINCIPAL_POINTS_PX)
+    return Image.fromarray(left), Image.fromarray(np.rint(millimetres).astype(np.uint16))
+
+
+def _window(rng: np.random.Generator, size: tuple[int, int]) -> tuple[float, float, float, float]:
+    """left, top, right, bottom of a random window with the shape of `SIZE`."""
+    scale = min(size[0] / SIZE[0], size[1] / SIZE[1]) * rng.uniform(0.7, 1.0)
+    width, height = SIZE[0] * scale, SIZE[1] * scale
+    left, top = rng.uniform(0, size[0] - width), rng.uniform(0, size[1] - height)
+    return left, top, left + width, top + height
+
+
+def _png(picture: Image.Image, mirrored: bool) -> bytes:
+    if mirrored:
+        picture = picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    buffer = io.BytesIO()
+    picture.save(buffer, "PNG", compress_level=3)  # a third of the default's time, for files a few percent larger
+    return buffer.getvalue()
+
+
+def _make_pair(folder: Path, seed: int, number: int) -> None:
+    for name, data in zip(pair_names(number), pair_bytes(number, seed=seed), strict=True):
+        write_whole(folder / name, data)
+
+
+def _is_done(folder: Path, number: int) -> bool:
+    return all((folder / name).is_file() for name in pair_names(number))
+
+
+def _claim(root: Path, seed: int, count: int) -> None:
+    """Refuse a folder that holds something else; mark it as this set's."""
+    path, settings = root / SETTINGS_NAME, {"depth pairs": "stereo_motorcycle", "seed": seed}
+    remedy = "choose another folder, or remove this one"
+    # Listed before the settings are asked for: another process that makes the same set may write them in between.
+    foreign = root.exists() and any(not name.endswith(".partial") for name in os.listdir(root))
+    if path.exists():
+        found = path.read_bytes().decode(errors="replace")
+        if found != json.dumps(settings):
+            raise ValueError(f"{root} holds the set {found}, not {json.dumps(settings)}: {remedy}")
+    elif foreign:
+        raise ValueError(f"{root} is not empty and holds no depth pairs: {remedy}")
+    else:
+        write_whole(path, json.dumps(settings).encode())
+    n_found = len(list((root / FOLDER_NAME).glob("*/rgb_*.png")))
+    if n_found > count:
+        raise ValueError(f"{root} holds {n_found} pairs, more than {count}: {remedy}")

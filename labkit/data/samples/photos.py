@@ -1,0 +1,225 @@
+"""A photo set without a download: any number of JPEGs, made from the photographs that scikit-image carries.
+
+Each file is a pure function of (profile, seed, number): a window of a photograph, turned, recoloured and grained, so
+that its JPEG has the entropy of a camera's. Entropy is what decoding time follows.
+"""
+
+import hashlib
+import io
+import json
+import os
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageEnhance
+
+from labkit.core.atomic import write_whole
+from labkit.core.mapping.engines import check_engine, map_items
+
+MANIFEST = "manifest.json"
+
+# scikit-image's photographs: the function that loads each, and its licence as scikit-image states it.
+PHOTOGRAPHS = {
+    "astronaut": "public domain (NASA)",
+    "brick": "CC0 (CC0Textures)",
+    "chelsea": "CC0 (Stefan van der Walt)",
+    "coffee": "CC0 (Rachel Michetti)",
+    "grass": "CC0 (linolafett)",
+    "gravel": "CC0 (CC0Textures)",
+    "hubble_deep_field": "public domain (NASA)",
+    "retina": "CC0 (Mikael Haggstrom)",
+    "rocket": "public domain (SpaceX)",
+}
+
+
+@dataclass(frozen=True)
+class Profile:
+    """How the files of a set look.
+
+    sizes: (width, height) -> share. quality: JPEG quality -> share. subsampling: chroma subsampling -> share.
+    grain: range of the standard deviation of the added film grain, of 255.
+    """
+
+    sizes: dict[tuple[int, int], float]
+    quality: dict[int, float]
+    subsampling: dict[str, float]
+    grain: tuple[float, float]
+
+
+PROFILES = {
+    # Most of ImageNet is about 500 x 375, quality 96, chroma not subsampled; a tail is small, another large. The
+    # grain is set so that files weigh what ImageNet's do: 138 GB in 1.28 million files, 110 KB on average.
+    "imagenet": Profile(
+        sizes={
+            (500, 375): 0.46, (375, 500): 0.18, (500, 333): 0.16, (500, 500): 0.06, (300, 225): 0.10, (800, 600): 0.04,
+        },
+        quality={96: 0.7, 90: 0.2, 75: 0.1},
+        subsampling={"4:4:4": 0.75, "4:2:0": 0.25},
+        grain=(3.0, 6.5),
+    ),
+    "camera": Profile(
+        sizes={(2000, 1500): 0.7, (1500, 2000): 0.3},
+        quality={92: 0.7, 85: 0.3},
+        subsampling={"4:2:0": 0.7, "4:2:2": 0.3},
+        grain=(3.0, 6.0),
+    ),
+}  # fmt: skip
+
+
+def make_photos(
+    root: str | os.PathLike,
+    count: int,
+    *,
+    profile: str = "imagenet",
+    seed: int = 0,
+    num_threads: int | None = None,
+    engine: str = "threads",
+    address: str | None = None,
+    progress: bool = True,
+) -> Path:
+    """Make `count` JPEG photos under `root`, one folder a class, and a manifest with their checksums.
+
+    A rerun makes only what is missing; files appear under their final name whole or not at all. The same
+    (profile, seed) gives the same bytes for any `count`, engine and number of threads, with the same Pillow and NumPy.
+
+    Args:
+        root: Folder to fill; made if missing.
+        count: Number of photos.
+        profile: `"imagenet"` (about 500 x 375, the file sizes of ImageNet) or `"camera"` (2000 x 1500).
+        seed: Another seed, another set.
+        num_threads: Default: the usable cores. With another engine than threads, its workers.
+        engine: As in `map_items`. Threads do: Pillow's resize and encoder and NumPy's generator all release the GIL.
+        address: Of the cluster, with `engine="ray"`.
+        progress: Show a live bar.
+
+    Returns:
+        `root` as a Path.
+
+    Raises:
+        ValueError: unknown profile or engine, `count` below 1, or `root` holds another set; names the folder and the
+            remedy.
+        ItemErrors: some photos could not be written; names them. The others are there, and a rerun goes on.
+
+    Taught in: notebooks/01_naive_pil.ipynb
+    """
+    root, settings = Path(root), {"profile": profile, "seed": seed}
+    if profile not in PROFILES:
+        raise ValueError(f"unknown profile {profile!r}: choose one of {', '.join(PROFILES)}")
+    if count < 1:
+        raise ValueError(f"count={count}: at least one photo is needed")
+    check_engine(engine, num_threads, address)
+    manifest = _read_manifest(root, settings, count)
+    missing = [number for number in range(count) if not _is_done(root, manifest, photo_key(number))]
+    if not missing:
+        return root
+    root.mkdir(parents=True, exist_ok=True)
+    _write_manifest(root, settings, manifest)  # claims the folder, so that another set cannot be mixed in
+    # Files of an interrupted run are whole, having been renamed into place: they are taken as they are.
+    adopt = {number for number in missing if photo_key(number) not in manifest}
+    make = partial(_make_one, root.absolute(), adopt, profile, seed)
+    options = {"engine": engine, "num_workers": num_threads, "address": address, "progress": progress}
+    rows = map_items(make, missing, key=photo_key, description=f"{profile} photos", unit="photo", **options)
+    manifest |= {row["key"]: row for row in rows}
+    _write_manifest(root, settings, manifest)
+    return root
+
+
+def photo_key(number: int) -> str:
+    """Path of photo `number` inside a set: `class/number.jpg`."""
+    names = list(PHOTOGRAPHS)
+    return f"{names[number % len(names)]}/{number:06d}.jpg"
+
+
+def photo_bytes(number: int, *, profile: str = "imagenet", seed: int = 0) -> bytes:
+    """Encoded JPEG of one photo; the same arguments give the same bytes."""
+    rng = np.random.default_rng([seed, number, sorted(PROFILES).index(profile)])
+    look = PROFILES[profile]
+    size = _draw(rng, look.sizes)
+    photo = _grain(_recolour(_window(rng, photo_key(number).split("/")[0], size), rng), rng.uniform(*look.grain), rng)
+    buffer = io.BytesIO()
+    photo.save(buffer, "JPEG", quality=_draw(rng, look.quality), subsampling=_draw(rng, look.subsampling))
+    return buffer.getvalue()
+
+
+@cache
+def _photograph(name: str) -> Image.Image:
+    from skimage import data
+
+    return Image.fromarray(getattr(data, name)()).convert("RGB")
+
+
+def _draw(rng: np.random.Generator, shares: dict):
+    choices = list(shares)
+    return choices[rng.choice(len(choices), p=list(shares.values()))]
+
+
+def _window(rng: np.random.Generator, name: str, size: tuple[int, int]) -> Image.Image:
+    """A random window of the photograph, as large as fits at a random zoom, resized to `size` and maybe mirrored."""
+    photo = _photograph(name)
+    largest = min(photo.width / size[0], photo.height / size[1])
+    scale = largest * rng.uniform(0.7, 1.0)
+    width, height = size[0] * scale, size[1] * scale
+    left, top = rng.uniform(0, photo.width - width), rng.uniform(0, photo.height - height)
+    window = photo.resize(size, Image.Resampling.LANCZOS, box=(left, top, left + width, top + height))
+    return window.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if rng.random() < 0.5 else window
+
+
+def _recolour(photo: Image.Image, rng: np.random.Generator) -> Image.Image:
+    for enhance in (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color):
+        photo = enhance(photo).enhance(rng.uniform(0.8, 1.2))
+    return photo
+
+
+def _grain(photo: Image.Image, sigma: float, rng: np.random.Generator) -> Image.Image:
+    """Film grain: what upscaling took away from the high frequencies, and JPEG spends its bytes on."""
+    noise = rng.standard_normal((photo.height, photo.width, 1), dtype=np.float32) * np.float32(sigma)
+    pixels = np.asarray(photo, np.float32) + noise
+    return Image.fromarray(np.clip(pixels + 0.5, 0, 255).astype(np.uint8))
+
+
+def _make_one(root: Path, adopt: set[int], profile: str, seed: int, number: int) -> dict:
+    key = photo_key(number)
+    if number in adopt and (root / key).is_file():
+        data = (root / key).read_bytes()
+    else:
+        data = photo_bytes(number, profile=profile, seed=seed)
+        write_whole(root / key, data)
+    return {"key": key, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+
+def _is_done(root: Path, manifest: dict[str, dict], key: str) -> bool:
+    path, row = root / key, manifest.get(key)
+    return row is not None and path.is_file() and path.stat().st_size == row["bytes"]
+
+
+def _read_manifest(root: Path, settings: dict, count: int) -> dict[str, dict]:
+    path = root / MANIFEST
+    # Listed before the manifest is asked for: another process that makes the same set may write it in between.
+    foreign = root.exists() and any(not name.endswith(".partial") for name in os.listdir(root))
+    if not path.exists():
+        if foreign:
+            raise ValueError(f"{root} is not empty and holds no photo set: choose another folder")
+        return {}
+    try:
+        content = json.loads(path.read_text())
+        found, rows = content["settings"], {row["key"]: row for row in content["photos"] if row["bytes"]}
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ValueError(
+            f"{path} is not a photo manifest ({error}): remove the folder and make the photos again"
+        ) from error
+    if found != settings:
+        raise ValueError(
+            f"{root} holds photos of {found}, not of {settings}: choose another folder, or remove this one"
+        )
+    if len(rows) > count:
+        raise ValueError(
+            f"{root} holds {len(rows)} photos, more than {count}: choose another folder, or remove this one"
+        )
+    return rows
+
+
+def _write_manifest(root: Path, settings: dict, rows: dict[str, dict]) -> None:
+    photos = sorted(rows.values(), key=lambda row: row["key"])
+    write_whole(root / MANIFEST, json.dumps({"settings": settings, "photos": photos}, indent=1).encode())

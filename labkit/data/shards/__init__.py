@@ -1,0 +1,1 @@
+"""WebDataset shards: written, listed, read."""

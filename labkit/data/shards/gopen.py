@@ -1,0 +1,87 @@
+"""Open a path or URL for one pass from beginning to end; importing this teaches WebDataset the scheme `s3://`.
+
+WebDataset opens URLs by `gopen`, whose table has no entry for `s3`. The one added here reads through fsspec: endpoint
+and credentials come from fsspec's configuration or the environment (`AWS_ENDPOINT_URL`, `AWS_PROFILE`, ...). A table
+of an imported module is not carried into spawned workers: `DataLoader(..., worker_init_fn=labkit.data.shards.gopen.register)`
+does that for pipelines of WebDataset's own; `labkit.read_shards` needs no such help.
+
+Those pipelines also run what follows `pipe:` in a list of shards, and unpickle members that are called so, unless the
+variable `WDS_SECURE` is 1. `labkit.read_shards` does neither, ever.
+"""
+
+import io
+import os
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, BinaryIO
+
+from webdataset.gopen import gopen_schemes
+
+from labkit.data.blobs.base import Blob, LocalBlob, open_blob
+
+_CHUNK_BYTES = 4 << 20  # about forty photos: with one chunk ahead, a round trip is hidden behind decoding them
+_LOCAL_BUFFER_BYTES = 1 << 20
+
+
+def open_url(place: str | os.PathLike, **storage_options: Any) -> BinaryIO:
+    """A file, from its first byte on; what lies behind a network is fetched a chunk ahead, with retries.
+
+    Args:
+        place: A path, `http(s)://`, `s3://`, or any other scheme that fsspec reads.
+        **storage_options: To fsspec.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        OSError: no whole answer after all tries; names the address without credentials.
+        ImportError: the scheme's package is missing; names it.
+    """
+    blob = open_blob(place, **storage_options)
+    if isinstance(blob, LocalBlob):
+        return io.BufferedReader(blob.open(), _LOCAL_BUFFER_BYTES)
+    return io.BufferedReader(ReadAhead(blob))
+
+
+def register(*_: Any) -> None:
+    """Let WebDataset's `gopen` open `s3://`. An entry that is there already is left; arguments are ignored."""
+    gopen_schemes.setdefault("s3", _gopen_s3)
+
+
+def _gopen_s3(url: str, mode: str = "rb", bufsize: int = -1, **storage_options: Any) -> BinaryIO:
+    if mode == "rb":
+        return open_url(url, **storage_options)
+    import fsspec
+
+    return fsspec.open(url, mode, **storage_options).open()
+
+
+class ReadAhead(io.RawIOBase):
+    """A blob read in order: while one chunk is used, a thread fetches the next."""
+
+    def __init__(self, blob: Blob, chunk_bytes: int = _CHUNK_BYTES):
+        self._thread = ThreadPoolExecutor(1)
+        self._blob, self._chunk_bytes = blob, chunk_bytes
+        self._size, self._asked = blob.stamp()[0], 0
+        self._chunk = memoryview(b"")
+        self._next = self._ask()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:
+        if not self._chunk and self._next is not None:
+            self._chunk = memoryview(self._next.result())
+            self._next = self._ask()
+        n_bytes = min(len(buffer), len(self._chunk))
+        buffer[:n_bytes] = self._chunk[:n_bytes]
+        self._chunk = self._chunk[n_bytes:]
+        return n_bytes
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        super().close()
+
+    def _ask(self) -> Future | None:
+        offset, self._asked = self._asked, min(self._size, self._asked + self._chunk_bytes)
+        return self._thread.submit(self._blob.read_at, offset, self._asked - offset) if offset < self._size else None
+
+
+register()

@@ -1,0 +1,51 @@
+"""WebDataset shards: write them, read them, and measure how well a shuffle buffer shuffles."""
+
+from tempfile import gettempdir
+
+import numpy as np
+
+from labkit.core.scratch import ScratchFolder
+from labkit.data.shards.read import ShardDataset, ShardWarning, read_shards
+from labkit.data.shards.write import write_shards
+
+__all__ = ["ShardDataset", "ShardWarning", "read_shards", "shuffle_quality", "write_shards"]
+
+
+def shuffle_quality(n_samples: int, shuffle: int, *, initial: int = 100, n_shards: int = 1, seed: int = 0) -> float:
+    """How much of the input's order is left in the output of `read_shards(..., shuffle=shuffle)`.
+
+    Shards of `n_samples` numbered samples are written to a temporary folder and read.
+
+    Args:
+        n_samples: Samples in all.
+        shuffle: Size of the buffer.
+        initial: Samples in it before it gives its first.
+        n_shards: One shows the buffer alone; with more, the order of shards is drawn too.
+        seed: Of the order.
+
+    Returns:
+        Spearman's rank correlation of input and output positions: 1 is the order itself, random access is near 0.
+
+    Taught in: notebooks/08_shard_formats.ipynb
+    """
+    from scipy.stats import spearmanr
+
+    with ScratchFolder(gettempdir()) as folder:
+        max_count = -(-n_samples // n_shards)
+        root = write_shards(_Numbered(n_samples), folder, max_count=max_count, engine="threads", progress=False)
+        dataset = read_shards(root, shuffle=shuffle, shuffle_initial=initial, seed=seed)
+        order = [int(sample["png"]) for sample in dataset.samples()]
+    return float(spearmanr(np.arange(n_samples), order).statistic)
+
+
+class _Numbered:
+    """A store of samples that hold nothing but their number."""
+
+    def __init__(self, n_samples: int):
+        self._n_samples = n_samples
+
+    def keys(self) -> list[str]:
+        return [f"all/{number:09d}.png" for number in range(self._n_samples)]
+
+    def read(self, key: str) -> bytes:
+        return str(int(key.removeprefix("all/").removesuffix(".png"))).encode()

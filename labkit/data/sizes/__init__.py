@@ -1,0 +1,1 @@
+"""Image sizes without decoding: from caches, metadata and headers."""

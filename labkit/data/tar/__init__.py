@@ -1,0 +1,1 @@
+"""Tars: an index that finds members, a strict reader, and a store over them."""

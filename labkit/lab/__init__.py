@@ -1,0 +1,1 @@
+"""What runs the lab: command line, tour, report, JupyterLab."""

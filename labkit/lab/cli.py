@@ -1,0 +1,207 @@
+"""The command line: `python -m labkit`."""
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from labkit.core.stdio import print_utf8
+
+print_utf8()
+app = typer.Typer(
+    help="How image data reaches a GPU in PyTorch, measured one step at a time.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+_Scale = Annotated[
+    str, typer.Option(help="Size of the experiments: ci, laptop or gpu (default: LABKIT_SCALE, else laptop).")
+]
+
+
+@app.command()
+def tour(
+    scale: _Scale = "",
+    only: Annotated[str, typer.Option(help="Run the notebooks whose names begin so, comma-separated: 00,02.")] = "",
+    store: Annotated[bool, typer.Option("--store", help="Write the executed notebooks back in place.")] = False,
+) -> None:
+    """Make the photos, run every notebook in a fresh kernel, write results/<env_id>/index.html."""
+    _set_scale(scale)
+    from labkit.lab.tour import run_tour
+
+    try:
+        failed = run_tour(only=only, store_outputs=store)
+    except (OSError, ValueError) as error:
+        _fail(error)
+    raise typer.Exit(1 if failed else 0)
+
+
+@app.command("list")
+def list_notebooks() -> None:
+    """The notebooks, in order, and the question that each answers."""
+    from labkit.lab.notebooks import find_notebooks
+
+    try:
+        notebooks = find_notebooks()
+    except FileNotFoundError as error:
+        _fail(error)
+    for notebook in notebooks:
+        typer.echo(f"{notebook.name:<22} {notebook.minutes:>3} min  {notebook.question}")
+
+
+@app.command()
+def doctor(scale: _Scale = "") -> None:
+    """What this machine offers, and what is missing."""
+    _set_scale(scale)
+    from labkit.lab.doctor import findings
+
+    for subject, finding in findings():
+        typer.echo(f"{subject:<24} {finding}")
+
+
+@app.command()
+def reference(
+    scale: _Scale = "",
+    device: Annotated[str, typer.Option(help="cuda; or cpu, to rehearse into a folder of your own.")] = "cuda",
+    folder: Annotated[str, typer.Option(help="Where the CSV and JSON go (default: labkit/teach/reference/).")] = "",
+) -> None:
+    """Measure what needs a CUDA GPU, at gpu scale unless told otherwise, and store it for readers who have none."""
+    _set_scale(scale or os.environ.get("LABKIT_SCALE") or ("gpu" if device == "cuda" else ""))
+    from pathlib import Path
+
+    from labkit.teach.reference.record import record_reference
+    from labkit.teach.reference.runs import FOLDER
+
+    try:
+        path = record_reference(Path(folder) if folder else FOLDER, device=device, say=typer.echo)
+    except (RuntimeError, ValueError) as error:
+        _fail(error)
+    typer.echo(f"stored {path} and its .json")
+
+
+@app.command()
+def peers(
+    profile: Annotated[str, typer.Option(help="Photos: imagenet or camera.")] = "imagenet",
+    only: Annotated[str, typer.Option(help="Names of peers, comma-separated; labkit's own always run.")] = "",
+    scale: _Scale = "",
+    rounds: Annotated[int, typer.Option(help="Rounds that count (default: the scale's).")] = 0,
+    list_only: Annotated[bool, typer.Option("--list", help="Only say which are installed.")] = False,
+) -> None:
+    """Compare the loaders that one may pick instead; writes results/<env_id>/peers-<profile>.csv and .png."""
+    _set_scale(scale)
+    from labkit.peers.report import list_peers, run_peers
+
+    if list_only:
+        list_peers()
+        return
+    names = [name.strip() for name in only.split(",") if name.strip()]
+    try:
+        run_peers(profile, only=names, rounds=rounds or None)
+    except (OSError, ValueError) as error:
+        _fail(error)
+
+
+@app.command()
+def diagnose(
+    training: Annotated[
+        str, typer.Argument(metavar="MODULE:FUNCTION", help="A function without arguments that returns (loader, step).")
+    ],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="-- ARGUMENTS", help="What the script reads from its command line.")
+    ] = None,
+    batches: Annotated[int, typer.Option(help="Batches in each part of a round.")] = 20,
+    rounds: Annotated[int, typer.Option(help="How often all parts are measured.")] = 3,
+    limit: Annotated[float, typer.Option(help="Seconds that it may take, about.")] = 100.0,
+    picture: Annotated[str, typer.Option(help="Write the picture here: stalls.png.")] = "",
+) -> None:
+    """Does this training wait for its data, for which part, and what to change first."""
+    from labkit.tuning.entry_point import made_training
+    from labkit.tuning.epochs import CannotDiagnose
+    from labkit.tuning.stalls import diagnose as find_stalls
+
+    try:
+        loader, step = made_training(training, arguments or [])
+        found = find_stalls(loader, step, batches=batches, rounds=rounds, limit_s=limit)
+    except CannotDiagnose as error:  # what the training itself raises keeps its traceback
+        _fail(error)
+    for name, share in found.shares.items():
+        typer.echo(f"{name:<10} {share:6.1%}  {'#' * round(40 * share)}")
+    typer.echo(repr(found))
+    for other in found.recommendations[1:]:
+        typer.echo(f"Then: {other}")
+    if picture:
+        found.plot().figure.savefig(picture, dpi=150)
+        typer.echo(f"wrote {picture}")
+
+
+@app.command()
+def claims(
+    results: Annotated[
+        str, typer.Option(help="Folder of a tour's results (default: results, here or in the clone).")
+    ] = "",
+    scale: _Scale = "",
+) -> None:
+    """What the write-ups claim, held against the runs that tours have recorded on this machine."""
+    _set_scale(scale)
+    from shutil import get_terminal_size
+
+    from labkit.teach.claims.judging import claims as judged
+    from labkit.teach.claims.text import lines_of
+
+    try:
+        table = judged(results or None)
+    except (OSError, ValueError) as error:
+        _fail(error)
+    for line in lines_of(table, get_terminal_size((100, 24)).columns):
+        typer.echo(line)
+
+
+@app.command()
+def convert(
+    source: Annotated[str, typer.Argument(metavar="SRC", help="Compressed tar: .tar.gz, .tar.bz2, .tar.xz.")],
+    target: Annotated[str, typer.Argument(metavar="DST", help="Plain tar to write; must not exist yet.")],
+) -> None:
+    """Unpack a compressed tar to a plain one, which TarStore reads in any order."""
+    from labkit.data.tar.convert import convert_tar
+
+    try:
+        path = convert_tar(source, target)
+    except OSError as error:
+        _fail(error)
+    typer.echo(os.fsencode(f"{path}: {path.stat().st_size} bytes"))  # names may be broken UTF-8
+
+
+@app.command()
+def lab(port: Annotated[int, typer.Option(help="Port of JupyterLab.")] = 8888) -> None:
+    """Open JupyterLab in notebooks/ (on this machine only, behind its token); its runs are kept in results/."""
+    from labkit.core.machine import env_id
+    from labkit.lab import jupyter as lab_server
+    from labkit.lab.notebooks import FOLDER
+    from labkit.measure.frames import RESULTS_VARIABLE
+
+    os.environ.setdefault(RESULTS_VARIABLE, os.path.abspath(os.path.join("results", env_id(), "frames")))
+
+    # -P: no module beside the file hides another. The address is said, since a configuration may have another.
+    command = [sys.executable, "-P", lab_server.__file__, "--ip=127.0.0.1", f"--port={port}"]
+    command.append(f"--ServerApp.root_dir={FOLDER}")
+    if hasattr(os, "geteuid") and os.geteuid() == 0:
+        command.append("--allow-root")
+    os.execv(sys.executable, command)  # noqa: S606 - not a child: who ends this command ends JupyterLab
+
+
+def _set_scale(name: str) -> None:
+    from labkit.core.machine import scale
+
+    if name:
+        os.environ["LABKIT_SCALE"] = name
+    try:
+        scale()
+    except ValueError as error:
+        _fail(error)
+
+
+def _fail(error: Exception) -> None:
+    typer.echo(f"labkit: {error}", err=True)
+    raise typer.Exit(2)

@@ -1,0 +1,62 @@
+"""`%%variant LABEL`: what `%%timeit` does, but its runs land in a frame that the plots and `summarize` take."""
+
+import pandas as pd
+from IPython.core.error import UsageError
+from IPython.core.magic import Magics, cell_magic, magics_class
+from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
+
+from labkit.core.machine import scale
+from labkit.measure.timing import compare
+
+
+@magics_class
+class VariantMagics(Magics):
+    """Cell magics of `%load_ext labkit`."""
+
+    @magic_arguments()
+    @argument("label", help="name of the variant; quote it if it has spaces")
+    @argument("-n", "--images", type=int, required=True, help="images that one run of the cell handles")
+    @argument("-r", "--rounds", type=int, help="runs that count (default: the scale's)")
+    @argument("-w", "--warmups", type=int, default=1, help="runs before them (default 1)")
+    @argument("-i", "--into", default="runs", help="name of the frame to add the runs to (default: runs)")
+    @cell_magic
+    def variant(self, line: str, cell: str):
+        """Time this cell as one variant and add its runs to the notebook's frame.
+
+        The first variant of a frame is its baseline; running a label again replaces its runs. Cells run one after
+        the other, so rounds are not interleaved, and `summarize` says so: `labkit.compare` is the stricter tool.
+        """
+        options = parse_argstring(self.variant, line)
+        label = options.label.strip("\"'")
+        earlier = self._earlier(options.into)
+        code = compile(self.shell.transform_cell(cell), f"<variant {label}>", "exec")
+        runs = compare(
+            {label: lambda: self._run(code, options.images)},
+            baseline=label, rounds=options.rounds or scale().rounds, warmups=options.warmups,
+        )  # fmt: skip
+        runs["order"] = float("nan")
+        self.shell.user_ns[options.into] = runs if earlier is None else _with(earlier, runs)
+        rates = runs.loc[~runs["is_warmup"], "images_per_s"]
+        print(f"{label}: median {rates.median():,.0f} images/s over {len(rates)} runs (added to `{options.into}`)")
+
+    def _run(self, code, n_images: int):
+        exec(code, self.shell.user_ns)  # noqa: S102 - the cell that the reader wrote and ran
+        yield n_images
+
+    def _earlier(self, name: str) -> pd.DataFrame | None:
+        earlier = self.shell.user_ns.get(name)
+        if earlier is None:
+            return None
+        if not isinstance(earlier, pd.DataFrame) or "variant" not in earlier:
+            raise UsageError(
+                f"`{name}` holds a {type(earlier).__name__}, not a frame of runs: choose another with --into"
+            )
+        return None if earlier.empty else earlier
+
+
+def _with(earlier: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
+    """`earlier` with `runs` in the place of their variant's earlier ones, or at the end; the baseline stays."""
+    runs["baseline"] = earlier["baseline"].iloc[0]
+    labels = list(dict.fromkeys([*earlier["variant"], *runs["variant"]]))
+    both = pd.concat([earlier[earlier["variant"] != runs["variant"].iloc[0]], runs], ignore_index=True)
+    return both.sort_values("variant", key=lambda column: column.map(labels.index), kind="stable", ignore_index=True)

@@ -1,0 +1,206 @@
+"""The numbered notebooks: find them, say what each asks, run one in a fresh kernel."""
+
+import asyncio
+import atexit
+import base64
+import io
+import os
+import re
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import gettempdir
+from typing import Any
+
+import nbformat
+from nbformat import NotebookNode
+
+from labkit.core.atomic import written_whole
+from labkit.core.credentials import redacted
+from labkit.core.scratch import ScratchFolder
+
+_PATIENCE_S = 10.0  # for a cell that is interrupted
+
+FOLDER = Path(__file__).resolve().parents[2] / "notebooks"
+
+
+@dataclass(frozen=True)
+class Notebook:
+    """One notebook: its file, and from its first cell the title, the question and the minutes it takes."""
+
+    path: Path
+    title: str
+    question: str
+    minutes: str
+
+    @property
+    def name(self) -> str:
+        return self.path.stem
+
+
+def find_notebooks(only: str = "", folder: Path = FOLDER) -> list[Notebook]:
+    """Notebooks in order; `only` keeps those whose name begins with one of its comma-separated parts.
+
+    Raises:
+        FileNotFoundError: there are no notebooks, or `only` fits none; says which there are.
+    """
+    paths = sorted(folder.glob("[0-9][0-9]_*.ipynb"))
+    if not paths:
+        raise FileNotFoundError(f"no notebooks in {folder}: labkit runs from a clone, installed with pip install -e")
+    parts = tuple(part.strip() for part in only.split(",") if part.strip())
+    chosen = [path for path in paths if not parts or path.stem.startswith(parts)]
+    if not chosen:
+        raise FileNotFoundError(f"no notebook begins with {only!r}: there are {', '.join(path.stem for path in paths)}")
+    return [_describe(path) for path in chosen]
+
+
+def _describe(path: Path) -> Notebook:
+    text = nbformat.read(path, as_version=4).cells[0].source
+    question = re.search(r"\*\*Question\.\*\* (.+)", text)
+    minutes = re.search(r"\*\*Minutes\.\*\* (\S+)", text)
+    return Notebook(
+        path,
+        title=text.splitlines()[0].lstrip("# "),
+        question=question[1] if question else "",
+        minutes=minutes[1].rstrip(".") if minutes else "?",
+    )
+
+
+@dataclass
+class Executed:
+    """What came of running a notebook: the executed copy, its wall time, and the error, if any."""
+
+    notebook: Notebook
+    node: NotebookNode
+    seconds: float
+    error: str = ""
+
+
+def execute(
+    notebook: Notebook, *, on_cell: Callable[[int, int], None] = lambda done, total: None, timeout_s: int = 1200
+) -> Executed:
+    """Run a notebook top to bottom in a fresh kernel, in its own folder; a failing cell ends it, and is reported.
+
+    The kernel's TMPDIR is a folder of its own: Python's and Jupyter's processes, when killed, leave files there.
+
+    Args:
+        on_cell: Called before each cell with its number and the number of cells.
+        timeout_s: Longest time for one cell.
+    """
+    from nbclient import NotebookClient
+    from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
+
+    node = nbformat.read(notebook.path, as_version=4)
+    client = NotebookClient(
+        node, timeout=timeout_s, kernel_name="python3", record_timing=False,
+        extra_arguments=["--log-level=ERROR"], store_widget_state=False,
+        resources={"metadata": {"path": str(notebook.path.parent)}},
+        on_cell_start=lambda cell, cell_index: on_cell(cell_index, len(node.cells)),
+    )  # fmt: skip
+    start, error = time.perf_counter(), ""
+    try:
+        with ScratchFolder(gettempdir()) as temporary:
+            _run(client, temporary)
+    except CellExecutionError as failure:
+        error = redacted(f"{failure.ename}: {failure.evalue}")
+    except (CellTimeoutError, DeadKernelError) as failure:
+        error = f"{type(failure).__name__}: {failure}"
+    seconds = time.perf_counter() - start
+    _drop_widgets(node)
+    _drop_credentials(node)
+    return Executed(notebook, node, seconds, error)
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    """Leaves signals as they are: nbclient would end the kernel alone, and a tour that is stopped would go on."""
+
+    def add_signal_handler(self, *arguments: Any) -> None:
+        raise RuntimeError("signals are the caller's")  # as outside the main thread, which nbclient expects
+
+
+def _run(client: Any, temporary: Path) -> None:
+    """Run nbclient's notebook; Ctrl-C interrupts the cell, which may clean up, ends the kernel, and is raised."""
+    try:
+        _run_in_loop(client, temporary)
+    finally:
+        if client.km is None:  # ended already: where a Ctrl-C came then, nbclient would do it again at exit, and fail
+            atexit.unregister(client._cleanup_kernel)
+
+
+def _run_in_loop(client: Any, temporary: Path) -> None:
+    with asyncio.Runner(loop_factory=_Loop) as runner:  # at its end tasks that are left are cancelled
+        loop = runner.get_loop()
+        client.create_kernel_manager().connection_file = str(temporary / "kernel.json")
+        task = loop.create_task(client.async_execute(env={**os.environ, "TMPDIR": str(temporary)}))
+        try:
+            loop.run_until_complete(task)
+        except KeyboardInterrupt:
+            loop.set_exception_handler(lambda *about: None)  # to a cancelled task it looks as if the kernel had died
+            with suppress(Exception):  # the cell's, which is the interrupt; or there is no kernel yet
+                loop.run_until_complete(_interrupted(client, task))
+            client.shutdown_kernel = "immediate"  # of what could not be interrupted
+            raise
+
+
+async def _interrupted(client: Any, task: asyncio.Task) -> None:
+    await client.km.interrupt_kernel()
+    await asyncio.wait_for(task, _PATIENCE_S)
+
+
+def _drop_widgets(node: NotebookNode) -> None:
+    """Without its kernel a widget is an empty box, and hides the picture that the same output holds."""
+    for cell in node.cells:
+        for output in cell.get("outputs", []):
+            output.get("data", {}).pop("application/vnd.jupyter.widget-view+json", None)
+
+
+def _drop_credentials(node: NotebookNode) -> None:
+    """A traceback shows what other libraries say of an address, and the pages of a tour are passed on."""
+    for output in (output for cell in node.cells for output in cell.get("outputs", [])):
+        if output.output_type == "error":
+            output.evalue, output.traceback = redacted(output.evalue), [redacted(line) for line in output.traceback]
+        elif output.output_type == "stream":
+            output.text = redacted(output.text)
+
+
+def store(executed: Executed) -> None:
+    """Write the executed notebook back in place, without what changes from run to run or machine to machine.
+
+    Raises:
+        ValueError: the run failed or wrote to stderr: such a run is not stored.
+    """
+    if executed.error:
+        raise ValueError(f"{executed.notebook.name} failed and is not stored")
+    noisy = [text for cell in executed.node.cells for text in _stderr(cell)]
+    if noisy:
+        raise ValueError(f"{executed.notebook.name} wrote to stderr and is not stored: {noisy[0].strip()[:200]}")
+    node = executed.node
+    node.metadata = nbformat.from_dict(
+        {
+            "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+            "language_info": {"name": "python"},
+        }
+    )
+    for cell in node.cells:
+        cell.metadata.pop("execution", None)
+        for output in cell.get("outputs", []):
+            if "image/png" in output.get("data", {}):
+                output.data["image/png"] = _with_palette(output.data["image/png"])
+    with written_whole(executed.notebook.path) as partial:
+        nbformat.write(node, partial)
+
+
+def _with_palette(png: str) -> str:
+    """A plot's base64 PNG in 256 colours: a quarter of the bytes in the repository, and no difference to the eye."""
+    from PIL import Image
+
+    buffer = io.BytesIO()
+    plot = Image.open(io.BytesIO(base64.b64decode(png))).convert("RGB")
+    plot.quantize(256, dither=Image.Dither.NONE).save(buffer, "PNG", optimize=True)
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+def _stderr(cell: NotebookNode) -> list[str]:
+    return [output.text for output in cell.get("outputs", []) if output.get("name") == "stderr"]

@@ -1,0 +1,148 @@
+"""The tour's index page: one file that opens from the disk, with no network."""
+
+import base64
+import io
+from pathlib import Path
+
+import jinja2
+import pandas as pd
+from matplotlib.figure import Figure
+
+from labkit.core.atomic import write_whole
+from labkit.core.machine import environment, scale
+from labkit.lab.notebooks import Executed
+from labkit.measure.frames import load_frame
+from labkit.measure.plots import ladder_rungs, plot_ladder
+from labkit.teach.claims.judging import judged
+from labkit.teach.claims.text import ratios
+from labkit.teach.ladder import draw_figure, is_ladder, is_limit
+
+_PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<link rel="icon" href="data:,">
+<title>labkit tour</title>
+<style>
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 1rem auto; padding: 0 1rem; }
+img { max-width: 100%; height: auto; }
+.wide img { min-width: 40rem; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; margin: .5rem 0 1.5rem; }
+th, td { text-align: left; padding: .25rem .75rem .25rem 0; border-bottom: 1px solid #ccc; vertical-align: top; }
+td.half { width: 50%; overflow-wrap: anywhere; }
+details ul { padding-left: 1rem; }
+td.number { text-align: right; font-variant-numeric: tabular-nums; }
+</style>
+</head>
+<body>
+<h1>labkit tour</h1>
+<p>Measured on this machine at <code>{{ scale }}</code> scale.
+Speed-ups are means of paired rounds against each experiment's own baseline; brackets hold the 95&nbsp;% interval.</p>
+{% if ladders %}
+<h2>The ladder</h2>
+<p>From the loader of the first tutorial to the fast path, all rungs timed in one run: these may be compared with one
+another. Each number is the median rate, and the speed-up over the first rung.</p>
+{% for picture in ladders %}
+<p class="wide"><img alt="Images per second of every rung, and the limits"
+src="data:image/png;base64,{{ picture }}"></p>
+{% endfor %}
+{% endif %}
+<h2>The steps</h2>
+{% if image %}
+<p>Each experiment's fastest variant over that experiment's own baseline. They come from different runs, so their
+speed-ups do not multiply.</p>
+<p class="wide"><img alt="Measured speed-up of each experiment's fastest variant"
+src="data:image/png;base64,{{ image }}"></p>
+{% endif %}
+{% if rungs %}
+<p>The picture shows the steps of the walk; the table adds what-ifs and details. Brackets hold the 95 % interval;
+a verdict needs the 99 % interval on one side of 1.</p>
+<div class="wide"><table>
+<tr><th>experiment</th><th>fastest variant</th><th>baseline</th><th>speed-up</th><th>verdict</th><th>runs</th></tr>
+{% for rung in rungs %}
+<tr><td>{{ rung.experiment }}</td><td>{{ rung.variant }}</td><td>{{ rung.baseline }}</td>
+<td>{{ "%.2f"|format(rung.speedup) }}x [{{ "%.2f"|format(rung.ci_low) }}, {{ "%.2f"|format(rung.ci_high) }}]</td>
+<td>{{ rung.verdict }}</td><td><a href="frames/{{ rung.file }}">CSV</a></td></tr>
+{% endfor %}
+</table></div>
+{% else %}
+<p>No experiment has been recorded yet.</p>
+{% endif %}
+<h2>The claims</h2>
+{% if claims is string %}
+<p>{{ claims }}</p>
+{% else %}
+<p>What five write-ups claim, held against runs on this machine. The ratio is the one that the verdict rests on;
+notebook 14 says how verdicts are made.</p>
+<table>
+<tr><th>claim, with their figure</th><th>verdict</th></tr>
+{% for row in claims %}
+<tr><td class="half"><code>{{ row.id }}</code><br>{{ row.claim }}<br>Theirs: {{ row.figure }}.</td>
+<td class="half"><strong>{{ row.verdict }}</strong>{% if row.condition %}: {{ row.condition }}{% endif %}
+{% if row.ratios %}<br>{{ row.ratios }}{% endif %}{% if row.scale %} ({{ row.scale }} scale){% endif %}
+<details><summary>why</summary><ul>
+{% for line in row.because.splitlines() %}<li>{{ line }}</li>
+{% endfor %}</ul></details></td></tr>
+{% endfor %}
+</table>
+{% endif %}
+<h2>Notebooks of this run</h2>
+<div class="wide"><table>
+<tr><th>notebook</th><th>question</th><th>seconds</th><th>result</th></tr>
+{% for run in runs %}
+<tr><td><a href="{{ run.notebook.name }}.html">{{ run.notebook.name }}</a></td><td>{{ run.notebook.question }}</td>
+<td class="number">{{ "%.0f"|format(run.seconds) }}</td><td>{{ run.error or "ran" }}</td></tr>
+{% endfor %}
+</table></div>
+<h2>The machine</h2>
+<div class="wide"><table>
+{% for name, value in machine.items() %}<tr><th>{{ name }}</th><td>{{ value if value != "" else "none" }}</td></tr>
+{% endfor %}</table></div>
+</body>
+</html>
+"""
+
+
+def write_index(folder: Path, runs: list[Executed]) -> Path:
+    """Write `index.html` over the frames in `folder/frames` and the notebooks just run; returns its path."""
+    frames = {path.name: load_frame(path) for path in sorted((folder / "frames").glob("*.csv"))}
+    rungs, image = pd.DataFrame(), ""
+    ladders = [_png(draw_figure(frame)) for frame in frames.values() if is_ladder(frame)]
+    if frames:
+        all_runs = pd.concat(frames.values(), ignore_index=True)
+        all_runs = all_runs[~is_limit(all_runs["variant"])]  # nobody can use a limit
+        rungs, image = ladder_rungs(all_runs), _steps_png(all_runs[all_runs["rung"].astype(bool)])
+        file_of = {frame["experiment"].iloc[0]: name for name, frame in frames.items()}
+        rungs["file"] = rungs["experiment"].map(file_of)
+    page = jinja2.Environment(autoescape=True).from_string(_PAGE)
+    html = page.render(
+        scale=scale().name, ladders=ladders, image=image, rungs=list(rungs.itertuples()), runs=runs,
+        machine=environment(), claims=_claims(frames),
+    )  # fmt: skip
+    write_whole(folder / "index.html", html.encode())
+    return folder / "index.html"
+
+
+def _claims(frames: dict[str, pd.DataFrame]) -> list | str:
+    """Rows of the ledger; where the frames allow no verdicts, why not."""
+    try:
+        table = judged(list(frames.values()))
+    except ValueError as error:
+        return f"No verdicts: {error}"
+    return list(table.assign(ratios=[ratios(row) for row in table.itertuples()]).itertuples())
+
+
+def _steps_png(runs: pd.DataFrame) -> str:
+    if runs.empty:
+        return ""
+    figure = Figure(figsize=(8, 1.2 + 0.6 * len(ladder_rungs(runs))), layout="constrained")
+    plot_ladder(runs, ax=figure.add_subplot())
+    return _png(figure)
+
+
+def _png(figure: Figure) -> str:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=120)
+    return base64.b64encode(buffer.getvalue()).decode()

@@ -1,0 +1,1 @@
+"""The other loaders, each doing the same work, timed in one run."""

@@ -1,0 +1,1 @@
+"""One module a library: how it does the work of the comparison."""

@@ -1,0 +1,54 @@
+"""WebDataset: tar shards, read one after the other."""
+
+from collections.abc import Iterable
+from functools import lru_cache
+from pathlib import Path
+
+from labkit.data.stores.folder import FolderStore
+from labkit.peers.adapters.torchvision import decode_bytes, fast_settings, tensor_transform
+from labkit.peers.peer import JPEG_PACKED, Peer, Work, prepare_once
+
+_SHARDS_A_WORKER = 4  # whole shards are dealt out to workers: few of them, and one worker has more to do
+
+
+def _prepare(work: Work) -> Path:
+    from labkit.data.shards.shuffling import write_shards
+
+    store = FolderStore(work.root)
+    max_count = max(1, len(store) // (_SHARDS_A_WORKER * max(1, work.num_workers)))
+
+    def build(folder: Path) -> None:
+        write_shards(store, folder, max_count=max_count, seed=work.seed, progress=False)
+
+    return prepare_once(work, f"webdataset-{max_count}", build)
+
+
+@lru_cache(maxsize=1)
+def _loader(work: Work) -> Iterable:
+    import webdataset as wds
+
+    urls = sorted(str(shard) for shard in _prepare(work).glob("*.tar"))
+    samples = (
+        wds.WebDataset(urls, shardshuffle=len(urls), nodesplitter=wds.split_by_node)
+        .shuffle(1000)
+        .decode(wds.handle_extension("jpg", decode_bytes))
+        .to_tuple("jpg", "cls")
+        .map_tuple(tensor_transform(work), None)
+        .batched(work.batch_size)
+    )
+    settings = {**fast_settings(work), "batch_size": None, "num_workers": min(work.num_workers, len(urls))}
+    return wds.WebLoader(samples, **settings)
+
+
+PEERS_HERE = (
+    Peer(
+        name="WebDataset",
+        source=JPEG_PACKED,
+        antialias=True,
+        install="python -m pip install webdataset",
+        modules=("webdataset",),
+        loader=_loader,
+        prepare=_prepare,
+        note="tar shards; torchvision decodes and transforms; each worker gives a last short batch of its own",
+    ),
+)

@@ -1,0 +1,1 @@
+"""Threads that write crops straight into batches."""

@@ -1,0 +1,162 @@
+"""Images of a store, written straight into their places in a batch."""
+
+import io
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from labkit.data.datasets import SkipLog
+from labkit.data.decoders import MAX_PIXELS, DecodeError, decode
+from labkit.data.partial_jpeg import SCALES, Frame, Part, open_decoder
+from labkit.data.stores.folder import Store
+from labkit.pipeline.batch_loader.crops import flips, middle_crops, random_crops, uniforms
+from labkit.pipeline.batch_loader.resample import flip_into, resize_into
+
+_ORIENTATION = 0x0112
+_APP1, _SCAN = 0xE1, 0xDA  # JPEG markers
+
+
+@dataclass(frozen=True)
+class Draw:
+    """What happens to an image on its way into the batch; arguments as of `BatchLoader`."""
+
+    size: int
+    antialias: bool
+    train: bool
+    seed: int
+    scale: tuple[float, float]
+    ratio: tuple[float, float]
+    flip: float
+
+    def numbers(self, epoch: int, indices: np.ndarray) -> np.ndarray:
+        """What is drawn for each image before its size is known, (N, DRAWS)."""
+        return uniforms(self.seed, epoch, indices)
+
+    def crops(self, numbers: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+        """int64 (N, 5): top, left, height and width of each crop, and 1 where it is mirrored."""
+        if not self.train:
+            return np.pad(middle_crops(sizes, self.size), ((0, 0), (0, 1)))
+        return np.column_stack([random_crops(numbers, sizes, self.scale, self.ratio), flips(numbers, self.flip)])
+
+
+class PixelFiller:
+    """Fills batches from a `PixelStore`."""
+
+    smallest_task = 8  # images: below, handing tasks around costs more than it spreads
+
+    def __init__(self, store: Any, draw: Draw):
+        self._store, self._draw = store, draw
+
+    def plan(self, indices: np.ndarray, epoch: int) -> np.ndarray:
+        """Crops of a batch, (N, 5). Drawn at once: NumPy costs the same for one image as for all, and lets go of
+        Python's lock in between, for which a thread that resizes would have to come back each time."""
+        return self._draw.crops(self._draw.numbers(epoch, indices), self._store.shapes[indices])
+
+    def fill(self, rows: np.ndarray, indices: np.ndarray, plan: np.ndarray) -> list[int]:
+        """Write images into `rows`, uint8 (N, size, size, 3). Returns the rows that stayed empty: none."""
+        for row, index, (*crop, mirror) in zip(rows, indices.tolist(), plan.tolist(), strict=True):
+            resize_into(row, self._store.pixels(index), crop, self._draw.antialias)
+            if mirror:
+                flip_into(row)
+        return []
+
+
+class _Opened:
+    """An encoded image of known size: its bytes, or all its pixels where only a general decoder takes it."""
+
+    def __init__(self, key: str, data: bytes, decoder: Any):
+        self.key, self.data = key, data
+        self._decoder = decoder
+        self._whole: np.ndarray | None = None
+        self.size = self._header() or Frame(*self._pixels().shape[:2])
+
+    def _header(self) -> Frame | None:
+        """The size of a JPEG that can be decoded in parts: whole, upright, and not a bomb."""
+        if not self.data.endswith(b"\xff\xd9") or _is_turned(self.data):
+            return None
+        frame = self._decoder.header(self.data)
+        return frame if frame and frame.height * frame.width <= MAX_PIXELS else None
+
+    def _pixels(self) -> np.ndarray:
+        if self._whole is None:
+            self._whole = decode(self.data, key=self.key).permute(1, 2, 0).numpy()
+        return self._whole
+
+    def part(self, crop: list[int], scale: int) -> Part:
+        part = self._decoder.decode(self.data, crop, scale) if self._whole is None else None
+        return part or Part(self._pixels(), tuple(crop))
+
+
+class EncodedFiller:
+    """Fills batches from a store of encoded images; each thread has a decoder of its own."""
+
+    smallest_task = 2
+
+    def __init__(self, store: Store, keys: Sequence[str], draw: Draw, scaled_decoding: bool, skips: SkipLog | None):
+        self._store, self._keys, self._draw, self._skips = store, keys, draw, skips
+        self._scales = SCALES if scaled_decoding else SCALES[:1]
+        self._local = threading.local()
+
+    def plan(self, indices: np.ndarray, epoch: int) -> np.ndarray:
+        """Numbers that crops follow from once the images' sizes are known, (N, DRAWS)."""
+        return self._draw.numbers(epoch, indices)
+
+    def fill(self, rows: np.ndarray, indices: np.ndarray, plan: np.ndarray) -> list[int]:
+        """Write images into `rows`, uint8 (N, size, size, 3). Returns the rows whose images were skipped."""
+        opened = [self._try(self._open, self._keys[index]) for index in indices.tolist()]
+        sizes = np.array([image.size if image else (1, 1) for image in opened])
+        crops = self._draw.crops(plan, sizes).tolist()
+        empty = []
+        for position, (image, (*crop, mirror)) in enumerate(zip(opened, crops, strict=True)):
+            if image is None or not self._try(self._place, image.key, rows[position], image, crop, mirror):
+                empty.append(position)
+        return empty
+
+    def _try(self, function: Any, key: str, *arguments: Any) -> Any:
+        try:
+            return function(key, *arguments)
+        except DecodeError as error:
+            if self._skips is None:
+                raise
+            self._skips.add(key, str(error))
+            return None
+        except Exception as error:
+            error.add_note(f"while loading {key}")
+            raise
+
+    def _open(self, key: str) -> _Opened:
+        if not hasattr(self._local, "decoder"):
+            self._local.decoder = open_decoder()
+        return _Opened(key, self._store.read(key), self._local.decoder)
+
+    def _place(self, key: str, row: np.ndarray, image: _Opened, crop: list[int], mirror: int) -> bool:
+        smallest = min(crop[2:]) // self._draw.size
+        part = image.part(crop, max((scale for scale in self._scales if scale <= smallest), default=1))
+        resize_into(row, *part, self._draw.antialias)
+        if mirror:
+            flip_into(row)
+        return True
+
+
+def _is_turned(data: bytes) -> bool:
+    """Whether EXIF wants the image turned or mirrored."""
+    if not _has_exif(data):
+        return False
+    try:
+        return Image.open(io.BytesIO(data)).getexif().get(_ORIENTATION, 1) != 1
+    except Exception:  # whatever is wrong with it: `decode` will say
+        return True
+
+
+def _has_exif(data: bytes) -> bool:
+    """Whether one of the segments before a JPEG's first scan holds EXIF. Walks from segment to segment."""
+    offset = 2
+    while offset + 10 <= len(data) and data[offset] == 0xFF and data[offset + 1] != _SCAN:
+        if data[offset + 1] == _APP1 and data[offset + 4 : offset + 10] == b"Exif\0\0":
+            return True
+        offset += 2 + (data[offset + 2] << 8) + data[offset + 3]
+    return False

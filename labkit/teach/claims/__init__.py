@@ -1,0 +1,1 @@
+"""The write-ups' claims, held against runs of this machine."""

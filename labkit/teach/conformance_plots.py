@@ -1,0 +1,83 @@
+"""The oracle set as pictures: what each decoder makes of each file."""
+
+from collections.abc import Sequence
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.colors import ListedColormap
+from matplotlib.figure import Figure
+
+from labkit.teach.conformance import default_call, oracle_files, reference
+
+_OUTCOMES = ("same", "refused", "differs")
+_SIGNS = {"same": "=", "refused": "x", "differs": "!"}
+
+
+def plot_pictures(files: Sequence[str], decoders: Sequence[str]) -> Figure:
+    """Oracle files (rows) as each library's own first example decodes them (columns), beside the right answer.
+
+    The shape stands under each picture; a library that refuses the file has its error there.
+    """
+    figure, axes = plt.subplots(
+        len(files), len(decoders) + 1, figsize=(1.45 * (len(decoders) + 1), 1.3 * len(files)),
+        layout="constrained", squeeze=False, dpi=80,
+    )  # fmt: skip
+    for row, name in enumerate(files):
+        data = oracle_files()[name]
+        _show(axes[row, 0], reference(data), "upright RGB")
+        axes[row, 0].set_ylabel(name.replace(" ", "\n", 1), rotation=0, ha="right", va="center")
+        for column, decoder in enumerate(decoders, 1):
+            _show_default(axes[row, column], data, decoder)
+    for axis, title in zip(axes[0], ["what it shows", *decoders], strict=True):
+        axis.set_title(title, fontsize="medium")
+    return figure
+
+
+def plot_conformance(table: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
+    """The table of `conformance`: files down, decoders across; the sign in each cell repeats its colour.
+
+    Args:
+        table: As `labkit.conformance` gives it.
+    """
+    wide = table.pivot(index="file", columns="decoder", values="outcome")
+    wide = wide.loc[list(dict.fromkeys(table["file"])), list(dict.fromkeys(table["decoder"]))]
+    ax = ax or plt.subplots(figsize=(7.5, 0.6 + 0.21 * len(wide)), layout="constrained")[1]
+    codes = wide.map(_OUTCOMES.index).to_numpy()
+    colors = ListedColormap(["#b7e1cd", "#c6d9f1", "#d55e00"])
+    ax.imshow(codes, cmap=colors, vmin=0, vmax=len(_OUTCOMES) - 1, aspect="auto")
+    for (row, column), code in np.ndenumerate(codes):
+        ax.text(column, row, _SIGNS[_OUTCOMES[code]], ha="center", va="center", fontsize=8)
+    ax.set_xticks(range(len(wide.columns)), wide.columns)
+    ax.set_yticks(range(len(wide)), wide.index, fontsize=8)
+    ax.xaxis.tick_top()
+    ax.set_xlabel("=  same pixels as Pillow        x  refused with DecodeError        !  differs", fontsize=9)
+    return ax
+
+
+def _show_default(ax: Axes, data: bytes, decoder: str) -> None:
+    try:
+        pixels = default_call(data, decoder)
+    except Exception as error:
+        ax.text(0.5, 0.5, "refused", ha="center", va="center", transform=ax.transAxes)
+        _bare(ax, type(error).__name__)
+        return
+    _show(ax, pixels, " x ".join(map(str, pixels.shape)) + ("" if pixels.dtype == np.uint8 else f" {pixels.dtype}"))
+
+
+def _show(ax: Axes, pixels: np.ndarray, caption: str) -> None:
+    if pixels.dtype != np.uint8:
+        pixels = (pixels >> 8).astype(np.uint8)
+    # Four channels of a CMYK file are shown as the RGBA that a network would take them for.
+    ax.imshow(
+        pixels[..., 0] if pixels.ndim == 3 and pixels.shape[2] in (1, 2) else pixels, cmap="gray", vmin=0, vmax=255
+    )
+    _bare(ax, caption)
+
+
+def _bare(ax: Axes, caption: str) -> None:
+    ax.set(xticks=[], yticks=[])
+    ax.set_xlabel(caption, fontsize=8)
+    for spine in ax.spines.values():
+        spine.set_visible(False)

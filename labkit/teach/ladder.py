@@ -1,0 +1,230 @@
+"""The complete ladder: from the loader of the first tutorial to the fast path, every rung timed in one run."""
+
+import hashlib
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from PIL import Image
+from torch.utils.data import DataLoader, Dataset, RandomSampler
+
+from labkit.core.atomic import write_whole, written_whole
+from labkit.core.machine import Scale, usable_cores
+from labkit.data.datasets import ImageDataset, PILDataset
+from labkit.data.pixels.store import PixelStore
+from labkit.data.stores.folder import Store
+from labkit.measure.frames import load_frame, summarize
+from labkit.measure.timing import compare
+from labkit.pipeline.augment import Recipe, make_augment
+from labkit.pipeline.batch_loader.loader import BatchLoader
+from labkit.pipeline.limits import decode_limit, memcpy_limit
+from labkit.pipeline.loader.config import LoaderConfig
+from labkit.pipeline.loader.loader import make_loader
+
+Factory = Callable[[], Iterable[Any]]
+
+EXPERIMENT = "11 ladder"
+NOTEBOOK = "11_resize_once"
+FRAME, FIGURE = "11_ladder.csv", "11_ladder.png"  # beside the notebook, too
+NAIVE = "PIL, one process"
+
+_CROP_ONLY = Recipe(jitter=0)
+_FRAME_DIGEST = "labkit frame sha256"  # text in the figure's PNG: which frame it was drawn from
+
+
+def ladder_variants(store: Store, pixels: PixelStore, scale: Scale) -> dict[str, Factory]:
+    """The rungs, each changing one thing on the one before, and the limits; for `compare`.
+
+    Args:
+        store: Encoded photos.
+        pixels: The same photos, as raw pixels.
+        scale: Its `batch_size`, or less where the photos would not make a few batches for each core.
+
+    Returns:
+        Label -> factory of one run's batches. The labels that end in "limit" are no loaders: see `is_limit`. Quick
+        rungs go through the photos more often than slow ones, so that every run is long enough to time.
+
+    Raises:
+        ValueError: the two do not hold the same photos.
+
+    Taught in: notebooks/11_resize_once.ipynb
+    """
+    if list(store.keys()) != list(pixels.keys):
+        raise ValueError(f"{len(pixels)} raw pixels and {len(store.keys())} photos are not the same: build them anew")
+    batch_size = max(1, min(scale.batch_size, len(pixels) // (2 * usable_cores())))
+    naive = PILDataset(store, transform=make_augment(_CROP_ONLY, "pil"))
+    tensors = ImageDataset(store, transform=make_augment(_CROP_ONLY, "v2"))
+    bytes_only = ImageDataset(store, transform=make_augment(_CROP_ONLY, "v2", part="geometry"))
+    opencv = ImageDataset(store, transform=make_augment(_CROP_ONLY, "albumentations", part="geometry"))
+    return {
+        NAIVE: partial(_one_process, naive, batch_size),
+        "turbojpeg, crops of tensors": partial(_one_process, tensors, batch_size),
+        "a worker a core": partial(RunningWorkers, tensors, batch_size),
+        "uint8 instead of float": partial(RunningWorkers, bytes_only, batch_size),
+        "OpenCV crops (Albumentations)": partial(RunningWorkers, opencv, batch_size),
+        "threads: BatchLoader": partial(_threads, store, len(pixels), batch_size),
+        "no antialiasing": partial(_threads, store, len(pixels), batch_size, antialias=False),
+        "raw pixels: PixelStore": partial(_threads, pixels, len(pixels), batch_size, times=32, antialias=False),
+        "decode limit": lambda: _passes(decode_limit(store), 2),
+        "memcpy limit": lambda: memcpy_limit(32 * len(pixels)),
+    }
+
+
+def measure_rungs(variants: dict[str, Factory], *, rounds: int, experiment: str, **factors: Any) -> pd.DataFrame:
+    """`compare` of loaders and limits whose runs need not load the same number of images; the first is the baseline.
+
+    The frame stays out of the tour's table of steps: limits are nothing that anybody can use.
+    """
+    with warnings.catch_warnings():
+        # Rates are an image's, and every image costs the same work however often it comes.
+        warnings.filterwarnings("ignore", message="the variants did not deliver the same number")
+        options = {"baseline": next(iter(variants)), "rounds": rounds, "experiment": experiment, "rung": False}
+        return compare(variants, **options, **factors)
+
+
+def is_limit(variants: pd.Series) -> pd.Series:
+    """Which labels name a limit: something drawn as a line that loaders are held against."""
+    return variants.astype(str).str.endswith("limit")
+
+
+def is_ladder(frame: pd.DataFrame) -> bool:
+    """Whether these are the runs of a complete ladder, of whichever photos."""
+    return str(frame["experiment"].iloc[0]).startswith(EXPERIMENT)
+
+
+def plot_rungs(data: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
+    """Images per second of each rung on a logarithmic axis, every run as a dot; the limits as dashed lines.
+
+    Args:
+        data: Runs, as `compare` gives them. Labels that end in "limit" are drawn as lines.
+        ax: Where to draw; default: a figure of its own.
+
+    Taught in: notebooks/11_resize_once.ipynb
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the dots show how runs scatter
+        summary = summarize(data)
+    runs = data[~data["is_warmup"].astype(bool)]
+    limits = is_limit(summary.index.to_series())
+    rungs = summary[~limits]
+    ax = ax or _axes(len(rungs))
+    for row, (label, rung) in enumerate(rungs.iterrows()):
+        _draw_rung(ax, row, rung, runs.loc[runs["variant"] == label, "images_per_s"])
+    for number, (label, rate) in enumerate(summary.loc[limits, "images_per_s"].sort_values().items()):
+        _draw_limit(ax, label, rate, higher=number % 2 == 1)
+    ax.set_yticks(range(len(rungs)), rungs.index)
+    ax.set(xscale="log", xlabel="images per second", ylim=(len(rungs) - 0.4, -0.6))
+    ax.xaxis.set_major_formatter("{x:,.0f}")
+    return ax
+
+
+def store_figure(frame: Path, folder: Path) -> Path:
+    """Keep a ladder's frame in `folder` as CSV, and draw `FIGURE` beside it from that file.
+
+    Args:
+        frame: CSV that a tour has recorded.
+        folder: Where both go.
+
+    Returns:
+        The figure's path.
+    """
+    data = frame.read_bytes()
+    path = folder / FIGURE
+    write_whole(folder / FRAME, data)
+    figure = draw_figure(load_frame(folder / FRAME))
+    with written_whole(path) as partial_path:
+        figure.savefig(partial_path, format="png", dpi=120, metadata={_FRAME_DIGEST: hashlib.sha256(data).hexdigest()})
+    return path
+
+
+def drawn_from(figure: Path) -> str:
+    """SHA-256 of the frame that a stored figure was drawn from; empty where the PNG does not say."""
+    with Image.open(figure) as image:
+        return image.info.get(_FRAME_DIGEST, "")
+
+
+def draw_figure(runs: pd.DataFrame) -> Figure:
+    """A ladder as a figure of its own, which says whose runs these are."""
+    n_rungs = int((~is_limit(runs["variant"].drop_duplicates())).sum())
+    figure = Figure(figsize=_size(n_rungs), layout="constrained")
+    ax = plot_rungs(runs, ax=figure.add_subplot())
+    photos = runs["photos"].iloc[0] if "photos" in runs else runs["experiment"].iloc[0]
+    ax.set_title(f"{photos}: {runs['env_id'].iloc[0]}", loc="left", pad=32, fontsize="medium")
+    return figure
+
+
+class RunningWorkers:
+    """One run of a loader whose workers are awake, as in all epochs of a training but the first.
+
+    Two batches for each, which `compare` books as start-up, wake them. They end with the run: workers that idle while
+    other rungs run would be counted in those rungs' memory.
+    """
+
+    def __init__(self, dataset: Dataset, batch_size: int, *, times: int = 2):
+        indices: list[int] = []  # of the next pass
+        self._loader = make_loader(dataset, LoaderConfig(batch_size), sampler=indices)
+        self.batch_size, self.num_workers = batch_size, self._loader.num_workers
+        indices[:] = [number % len(dataset) for number in range(2 * batch_size * max(1, self.num_workers))]
+        deque(self._loader, maxlen=0)
+        indices[:] = _over_and_over(len(dataset), times)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._until_the_end(iter(self._loader))
+
+    def _until_the_end(self, batches: Iterator[Any]) -> Iterator[Any]:
+        try:
+            yield from batches
+        finally:
+            self._loader.close()
+
+
+def _one_process(dataset: Dataset, batch_size: int) -> DataLoader:
+    return DataLoader(dataset, batch_size, sampler=_over_and_over(len(dataset), 1))
+
+
+def _threads(source: Any, n_photos: int, batch_size: int, *, times: int = 2, antialias: bool = True) -> BatchLoader:
+    sampler = _over_and_over(n_photos, times)
+    return BatchLoader(source, batch_size=batch_size, antialias=antialias, sampler=sampler)
+
+
+def _over_and_over(n_photos: int, times: int) -> RandomSampler:
+    """Every photo `times` times, in random order."""
+    generator = torch.Generator().manual_seed(0)
+    return RandomSampler(range(n_photos), num_samples=times * n_photos, generator=generator)
+
+
+def _passes(counts: Iterable[int], times: int) -> Iterator[int]:
+    return (count for _ in range(times) for count in counts)
+
+
+def _draw_rung(ax: Axes, row: int, rung: pd.Series, rates: pd.Series) -> None:
+    ax.scatter(rates, [row] * len(rates), s=16, color="0.6", zorder=2)
+    ax.scatter(rung["images_per_s"], row, s=70, color="C0", zorder=3)
+    ax.axhline(row, color="0.9", linewidth=1, zorder=0)
+    ratio = "" if rung["verdict"] == "baseline" else f"  {rung['speedup']:.1f}x"
+    ax.annotate(f"{rung['images_per_s']:,.0f}{ratio}", (1.01, row), xycoords=("axes fraction", "data"), va="center")
+
+
+def _draw_limit(ax: Axes, label: str, rate: float, higher: bool) -> None:
+    """A line; every second one is named in a second row, since limits may lie close together."""
+    ax.axvline(rate, color="C3", linestyle="--", linewidth=1.2, zorder=1)
+    options = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points", "ha": "center", "va": "bottom"}
+    place = (0, 13 if higher else 1)
+    ax.annotate(f"{label} {rate:,.0f}", (rate, 1.0), place, color="C3", fontsize="small", **options)
+
+
+def _axes(n_rungs: int) -> Axes:
+    import matplotlib.pyplot as plt
+
+    return plt.subplots(figsize=_size(n_rungs), layout="constrained")[1]
+
+
+def _size(n_rungs: int) -> tuple[float, float]:
+    return 8.5, 1.2 + 0.42 * n_rungs

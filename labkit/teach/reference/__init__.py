@@ -1,0 +1,1 @@
+"""Stored runs of machines with a CUDA GPU, for readers who have none."""

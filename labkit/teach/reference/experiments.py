@@ -1,0 +1,292 @@
+"""The experiments that a CUDA machine records, and that notebooks 03, 06 and 07 run: one definition for both."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor, nn
+
+from labkit.core.machine import Scale
+from labkit.core.tensor_trees import map_tensors
+from labkit.data.datasets import ImageDataset
+from labkit.measure.replay import ReplayLoader
+from labkit.measure.timing import compare
+from labkit.pipeline.augment import RECIPES, make_augment
+from labkit.pipeline.loader.config import LoaderConfig
+from labkit.pipeline.loader.loader import Loader, make_loader
+from labkit.pipeline.mix import cutmix, mixup
+from labkit.pipeline.prefetch import CUDAPrefetcher
+
+Factory = Callable[[], Iterable[Any]]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What `compare` takes, and what has to be true before it is worth timing.
+
+    Args:
+        name: As in `compare(experiment=...)`.
+        baseline: One of `variants`.
+        variants: Label -> factory of an iterable of batches.
+        check: Raises AssertionError where the variants do not do the same work.
+        close: Frees workers.
+    """
+
+    name: str
+    baseline: str
+    variants: dict[str, Factory]
+    check: Callable[[], None]
+    close: Callable[[], None] = lambda: None
+
+    def run(self, rounds: int, *, progress: bool = True) -> pd.DataFrame:
+        """Check, then `compare`, then close. The frame is kept out of the ladder: each experiment holds a what-if.
+
+        Raises:
+            RuntimeError: the variants do not do the same work; nothing was timed.
+        """
+        try:
+            self.check()
+            return compare(
+                self.variants,
+                baseline=self.baseline,
+                rounds=rounds,
+                experiment=self.name,
+                progress=progress,
+                rung=False,
+            )
+        except AssertionError as error:
+            raise RuntimeError(f"{self.name}: the variants do not do the same work: {error}") from error
+        finally:
+            self.close()
+
+
+def ensure(holds: bool | Tensor, otherwise: str) -> None:
+    """Raise AssertionError, `python -O` or not: figures of variants that do different work must not be stored."""
+    if not holds:
+        raise AssertionError(otherwise)
+
+
+def augment_on_device(
+    device: torch.device, scale: Scale, recipe: str = "light", *, compiled: bool = True
+) -> Experiment:
+    """v2 (one draw a batch) against Kornia (a draw an image), eager and compiled, on uint8 batches that lie there."""
+    batch = _pictures(scale.batch_size, device)
+    variants = {"v2, one draw a batch": make_augment(recipe, "v2"), "Kornia": make_augment(recipe, "kornia").to(device)}
+    if compiled:
+        variants["Kornia, compiled"] = torch.compile(make_augment(recipe, "kornia").to(device))
+    for augment in variants.values():
+        augment(batch)  # compiles
+
+    def check() -> None:
+        for label, augment in variants.items():
+            result = augment(batch)
+            ensure(result.shape == (len(batch), 3, 224, 224), f"{label} gives {tuple(result.shape)}")
+            ensure(result.isfinite().all(), f"{label} gives values that are not finite")
+            distinct = len({row.numpy().tobytes() for row in augment(batch[:1].expand_as(batch)).cpu()})
+            wanted = 1 if label.startswith("v2") else len(batch)
+            ensure(distinct == wanted, f"{label}: {distinct} different results of one picture, {wanted} wanted")
+
+    steps = _batches_in(scale)
+    factories = {label: partial(_calls, augment, batch, steps) for label, augment in variants.items()}
+    return Experiment(f"06 {recipe} recipe on the device", "v2, one draw a batch", factories, check)
+
+
+def mixing(device: torch.device, scale: Scale) -> Experiment:
+    """A float batch, mixed by torchvision, by labkit, and as the write-ups do, with the host waiting for the GPU."""
+    from torchvision.transforms import v2
+
+    batch = _pictures(scale.batch_size, device, size=224).float().div_(255)
+    labels = torch.arange(len(batch), device=device) % 10
+    variants = {
+        "v2.MixUp": v2.MixUp(num_classes=10),
+        "lk.mixup": partial(mixup, num_classes=10),
+        "v2.CutMix": v2.CutMix(num_classes=10),
+        "lk.cutmix": partial(cutmix, num_classes=10),
+        "write-up's CutMix": partial(writeup_cutmix, num_classes=10),
+    }
+
+    def check() -> None:
+        before = batch.clone()
+        for label in ("lk.mixup", "lk.cutmix"):
+            images, targets = variants[label](batch, labels)
+            ensure(torch.allclose(targets.sum(1), torch.ones_like(targets[:, 0])), f"{label}: targets do not sum to 1")
+            ensure(images.shape == batch.shape, f"{label} gives {tuple(images.shape)}")
+        ensure(torch.equal(batch, before), "the input was changed")
+        partner = torch.arange(len(batch), device=device).roll(1)
+        own, _ = mixup(batch, labels, num_classes=10, lam=0.3, partner=partner)
+        theirs = variants["v2.MixUp"].transform(batch, {"labels": labels, "batch_size": len(batch), "lam": 0.3})
+        ensure(torch.allclose(own, theirs, atol=1e-6), "lk.mixup and v2.MixUp differ for the same draw")
+
+    steps = 4 * _batches_in(scale)
+    factories = {label: partial(_mixes, mix, batch, labels, steps) for label, mix in variants.items()}
+    return Experiment("06 mixing on the device", "v2.CutMix", factories, check)
+
+
+def writeup_cutmix(x: Tensor, y: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
+    """As found in write-ups: `int()` of a device tensor waits for the device, and the caller's batch is overwritten."""
+    share = torch.distributions.Beta(1.0, 1.0).sample().to(x.device)
+    partner = torch.randperm(len(x), device=x.device)
+    height, width = x.shape[-2:]
+    cut = (1 - share).sqrt()
+    rows, columns = int(height * cut), int(width * cut)
+    row, column = int(torch.randint(height, (1,), device=x.device)), int(torch.randint(width, (1,), device=x.device))
+    top, bottom = max(row - rows // 2, 0), min(row + rows // 2, height)
+    left, right = max(column - columns // 2, 0), min(column + columns // 2, width)
+    x[:, :, top:bottom, left:right] = x[partner, :, top:bottom, left:right]
+    targets = nn.functional.one_hot(y, num_classes).float()
+    share = 1 - (bottom - top) * (right - left) / (height * width)
+    return x, share * targets + (1 - share) * targets[partner]
+
+
+def who_augments(store: Any, device: torch.device, scale: Scale, recipe: str = "heavy") -> Experiment:
+    """The CPU does all, or decodes and crops while the device changes colors: same images, other places."""
+    config = LoaderConfig(batch_size=scale.batch_size)
+    on_cpu = make_loader(ImageDataset(store, transform=make_augment(recipe, "v2")), config, drop_last=True)
+    cropped = ImageDataset(store, transform=make_augment(recipe, "v2", part="geometry"))
+    for_device = make_loader(cropped, config, drop_last=True)
+    photometry = make_augment(recipe, "kornia", part="photometry").to(device)
+
+    def check() -> None:
+        (ours, labels), (crops, same_labels) = next(iter(on_cpu)), next(iter(for_device))
+        theirs = photometry(crops.to(device))
+        ensure(ours.shape == theirs.shape, f"{tuple(ours.shape)} and {tuple(theirs.shape)}")
+        ensure(torch.equal(labels, same_labels), "the two loaders give different samples")
+        # Their colors are drawn differently, and means of a few images scatter: compared is what chance leaves alone.
+        still = replace(RECIPES[recipe], jitter=0, gray=0, blur=0, solarize=0)
+        ours, theirs = (
+            make_augment(still, "v2", part="photometry")(crops.to(device)),
+            make_augment(still, "kornia", part="photometry").to(device)(crops.to(device)),
+        )
+        ensure(torch.allclose(ours, theirs, atol=1e-3), "the two normalise differently")
+
+    move = _to(device, non_blocking=True)
+    return Experiment(
+        "06 who augments", "CPU does all",
+        {
+            "CPU does all": partial(_moved, on_cpu, move),
+            "CPU crops, device colors": partial(_moved, for_device, lambda batch: photometry(move(batch)[0])),
+            "CPU crops only": partial(_moved, for_device, move),
+        },
+        check, partial(_close, on_cpu, for_device),
+    )  # fmt: skip
+
+
+def pinning(store: Any, device: torch.device, scale: Scale) -> Experiment:
+    """Loading and copying, without a step: does page-locked memory pay for the copy into it?"""
+    pageable, pinned = _pageable_and_pinned(store, scale)
+
+    def check() -> None:
+        both = zip(*(_moved(loader, _to(device, non_blocking=True)) for loader in (pageable, pinned)), strict=True)
+        same = all(torch.equal(own, other) for one, two in both for own, other in zip(one, two, strict=True))
+        ensure(same, "pinned batches differ from pageable ones")
+
+    variants = {
+        "pin_memory=False": partial(_moved, pageable, _to(device, non_blocking=False)),
+        "pin_memory=True": partial(_moved, pinned, _to(device, non_blocking=False)),
+        "pin_memory=True, non_blocking": partial(_moved, pinned, _to(device, non_blocking=True)),
+    }
+    close = partial(_close, pageable, pinned)
+    return Experiment("03 pinned memory", "pin_memory=False", variants, check, close)
+
+
+def overlap(store: Any, device: torch.device, scale: Scale) -> Experiment:
+    """Training steps fed in five ways; and loading alone and computing alone, which they should come close to."""
+    pageable, pinned = _pageable_and_pinned(store, scale)
+    step = training_step(device)
+    n_batches = len(pinned)
+    resident = ReplayLoader(pageable, min(4, n_batches), length=n_batches, device=device)
+
+    def check() -> None:
+        sums = [[int(images.long().sum()) for images, _ in loader] for loader in _same_epoch(pageable, pinned, device)]
+        ensure(all(found == sums[0] for found in sums), "the ways of feeding give different batches")
+
+    variants = {
+        "pageable": partial(_steps, step, pageable, _to(device, non_blocking=False)),
+        "pinned": partial(_steps, step, pinned, _to(device, non_blocking=False)),
+        "pinned, non_blocking": partial(_steps, step, pinned, _to(device, non_blocking=True)),
+        "prefetched": partial(_steps, step, CUDAPrefetcher(pinned, device)),
+        "load alone": lambda: pinned,
+        "compute alone": partial(_steps, step, resident),
+    }
+    return Experiment("07 feeding a training step", "pageable", variants, check, partial(_close, pageable, pinned))
+
+
+def training_step(device: torch.device) -> Callable[[Any], Any]:
+    """One step of ResNet-50 (on a CPU: ResNet-18 on pictures shrunk to 32) on a uint8 batch that lies on the device."""
+    from torchvision import models
+
+    on_gpu = device.type == "cuda"
+    model = (models.resnet50 if on_gpu else models.resnet18)(num_classes=10).to(device)
+    model = model.to(memory_format=torch.channels_last)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def step(batch: Any) -> Tensor:
+        images, labels = batch
+        images = images.to(torch.float32).div_(255).contiguous(memory_format=torch.channels_last)
+        if not on_gpu:
+            images = nn.functional.interpolate(images, (32, 32))
+        with torch.autocast(device.type, torch.bfloat16, enabled=on_gpu):
+            loss = nn.functional.cross_entropy(model(images), labels)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+
+    return step
+
+
+def _pageable_and_pinned(store: Any, scale: Scale) -> tuple[Loader, Loader]:
+    """Two loaders of the same uint8 crops; without CUDA neither pins."""
+    cropped = ImageDataset(store, transform=make_augment("light", "v2", part="geometry"))
+    pageable = LoaderConfig(batch_size=scale.batch_size, pin_memory=False)
+    return tuple(
+        make_loader(cropped, config, drop_last=True) for config in (pageable, replace(pageable, pin_memory=None))
+    )
+
+
+def _close(*loaders: Loader) -> None:
+    for loader in loaders:
+        loader.close()
+
+
+def _same_epoch(pageable: Any, pinned: Any, device: torch.device) -> Iterator[Iterable[Any]]:
+    for loader in (pageable, pinned, CUDAPrefetcher(pinned, device)):
+        loader.set_epoch(0)
+        yield loader
+
+
+def _pictures(n: int, device: torch.device, size: int = 256) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    coarse = torch.rand(n, 3, 16, 16, generator=generator)
+    smooth = nn.functional.interpolate(coarse, (size, size), mode="bilinear").mul_(255)
+    return smooth.to(torch.uint8).to(device)
+
+
+def _batches_in(scale: Scale) -> int:
+    return max(2, scale.n_photos // scale.batch_size)
+
+
+def _calls(augment: Callable[[Tensor], Tensor], batch: Tensor, n: int) -> Iterator[Tensor]:
+    return (augment(batch) for _ in range(n))
+
+
+def _mixes(mix: Callable, batch: Tensor, labels: Tensor, n: int) -> Iterator[Any]:
+    return (mix(batch, labels) for _ in range(n))
+
+
+def _moved(loader: Iterable[Any], move: Callable[[Any], Any]) -> Iterator[Any]:
+    return (move(batch) for batch in loader)
+
+
+def _steps(step: Callable[[Any], Any], loader: Iterable[Any], move: Callable | None = None) -> Iterator[int]:
+    for batch in loader:
+        moved = move(batch) if move else batch
+        step(moved)
+        yield len(moved[0])
+
+
+def _to(device: torch.device, *, non_blocking: bool) -> Callable[[Any], Any]:
+    return partial(map_tensors, function=lambda item: item.to(device, non_blocking=non_blocking))

@@ -1,0 +1,54 @@
+"""Stored runs of machines with a CUDA GPU, for readers who have none: `<env_id>.csv` (runs) and `.json` (machine).
+
+`python -m labkit reference` on such a machine adds its pair of files. Figures come from nowhere else.
+"""
+
+import json
+from pathlib import Path
+
+import pandas as pd
+
+FOLDER = Path(__file__).resolve().parent
+COMMAND = "python -m labkit reference"
+
+
+def reference_runs(experiment: str, folder: Path = FOLDER) -> dict[str, pd.DataFrame]:
+    """Stored runs of one experiment: name of the machine's GPU -> frame, as `compare` gives it.
+
+    A rehearsal on a CPU is named after the CPU; a second machine with the same GPU also by its file.
+
+    Raises:
+        ValueError: a stored file is damaged; names it.
+    """
+    from labkit.measure.frames import load_frame
+
+    found = {}
+    for path in sorted(folder.glob("*.csv")):
+        frame = load_frame(path)
+        runs = frame[frame["experiment"] == experiment].reset_index(drop=True)
+        if len(runs):
+            machine = _machine(path.with_suffix(".json"))
+            found[machine if machine not in found else f"{machine} ({path.stem})"] = runs
+    return found
+
+
+def show_reference(experiment: str, folder: Path = FOLDER) -> None:
+    """Plot an experiment's stored runs, one picture a machine; where there are none, say so and how to get them."""
+    from labkit.measure.plots import plot_speedup
+
+    found = reference_runs(experiment, folder)
+    for machine, runs in found.items():
+        plot_speedup(runs).set_title(f"{experiment}: reference run on {machine}", loc="left", fontsize="medium", pad=18)
+    if not found:
+        print(
+            f"No reference run of '{experiment}' is stored: nobody has recorded one on a CUDA machine yet.\n"
+            f"`{COMMAND}` does, on a machine with a CUDA GPU."
+        )
+
+
+def _machine(path: Path) -> str:
+    try:
+        environment = json.loads(path.read_text())["environment"]
+        return environment["gpu"] or environment["cpu"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} does not name the machine of its runs: record them anew ({COMMAND})") from error

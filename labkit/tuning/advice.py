@@ -1,0 +1,164 @@
+"""From measured costs to the one thing to change next: which, why, what it should bring, where it is taught."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from labkit.core.machine import usable_cores
+from labkit.tuning.training_loop import starts_workers, torch_loader
+
+LITTLE = 0.05  # share of the time: what costs less is not worth a change
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Seconds a batch.
+
+    step: The step alone, on batches that are where it needs them.
+    copy: What it takes longer when batches still have to be moved there.
+    hand_over: Receiving a batch that a worker has ready.
+    fetch: Waiting for a batch because storage had not given its bytes yet.
+    prepare: Waiting for a batch because it was still decoded, augmented or put together.
+    start: Waiting for the first batch of an epoch, shared among all its batches.
+    together: All of training.
+    making: One process making one batch, on its own; None where nobody can tell.
+    waiting: Share of the making in which nothing is computed.
+    step_cpu: Processor seconds of the step, which workers cannot have.
+    """
+
+    step: float
+    copy: float
+    hand_over: float
+    fetch: float
+    prepare: float
+    start: float
+    together: float
+    making: float | None
+    waiting: float
+    step_cpu: float
+
+    @property
+    def lost(self) -> dict[str, float]:
+        """Share of the time that training waits for data, by cause."""
+        return {
+            name: getattr(self, name) / self.together for name in ("fetch", "prepare", "copy", "hand_over", "start")
+        }
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """What to change.
+
+    rung: One of `"none"`, `"workers"`, `"storage"`, `"decoding"`, `"copy"`, `"hand-over"`, `"start"`.
+    action: What to do, in a sentence.
+    why: What was measured that speaks for it.
+    speedup: How much faster training should be after it, at most.
+    notebook: Where it is taught.
+    """
+
+    rung: str
+    action: str
+    why: str
+    speedup: float
+    notebook: str
+
+    def __str__(self) -> str:
+        gain = f" Should bring up to {self.speedup:.2f}x." if self.speedup > 1 else ""
+        return f"{self.action} ({self.why}).{gain} Notebook {self.notebook}."
+
+
+def advise(costs: Costs, loader: Any) -> list[Recommendation]:
+    """What to change, the most rewarding first; a single "none" where training does not wait for data."""
+    rules = {"fetch": _fetch, "prepare": _prepare, "copy": _copy, "hand_over": _hand_over, "start": _start}
+    found: dict[str, Recommendation] = {}
+    for cause, share in sorted(costs.lost.items(), key=lambda item: -item[1]):
+        if share >= LITTLE:
+            advice = rules[cause](costs, loader, share)
+            found.setdefault(advice.rung, advice)
+    return list(found.values()) or [_nothing(costs)]
+
+
+def _nothing(costs: Costs) -> Recommendation:
+    share = max(0.0, 1 - costs.step / costs.together)
+    why = f"without waiting for data it would take {1 - share:.0%} of the time"
+    return Recommendation("none", "Leave the loader as it is: it is not the bottleneck", why, 1.0, "07_cuda_prefetch")
+
+
+def _fetch(costs: Costs, loader: Any, share: float) -> Recommendation:
+    why = f"{share:.0%} of the time goes into waiting for storage"
+    if _wants_workers(loader):
+        return _workers(costs, loader, why)
+    if getattr(of_data_set(loader, "store"), "mode", "index") != "index":
+        action, notebook = "Read the tar through an index: TarStore(path, mode='index')", "09_marigold_storage"
+    else:
+        action = "Bring the data nearer: shards read in sequence, a local disk, more requests at once"
+        notebook = "08_shard_formats"
+    return Recommendation("storage", action, why, _gain(costs, costs.fetch), notebook)
+
+
+def _prepare(costs: Costs, loader: Any, share: float) -> Recommendation:
+    why = f"{share:.0%} of the time goes into waiting for batches that are still decoded and augmented"
+    if _wants_workers(loader):
+        return _workers(costs, loader, why)
+    decoder = of_data_set(loader, "decoder")
+    if isinstance(decoder, str) and decoder != "turbojpeg":
+        action, notebook = f"Decode with turbojpeg instead of {decoder}", "02_read_image"
+    else:
+        action = (
+            "Do less for each sample: lk.BatchLoader decodes only what a crop needs, lk.PixelStore decodes once, "
+            "lk.DepthPairs(fast=True) makes Marigold's pairs without detours"
+        )
+        notebook = "11_resize_once"
+    return Recommendation("decoding", action, why, _gain(costs, costs.prepare), notebook)
+
+
+def _workers(costs: Costs, loader: Any, why: str) -> Recommendation:
+    cores, current = usable_cores(), torch_loader(loader).num_workers
+    action = f"Use {cores} persistent workers instead of {current}: num_workers={cores}, persistent_workers=True"
+    busy = costs.step + costs.copy + costs.hand_over
+    making = costs.making or (costs.fetch + costs.prepare) * max(1, current)
+    computing = making * (1 - costs.waiting) + costs.step_cpu  # on the same cores
+    expected = max(busy, making / cores, computing / cores)
+    return Recommendation("workers", action, why, max(1.0, costs.together / expected), "03_persistent_workers")
+
+
+def _start(costs: Costs, loader: Any, share: float) -> Recommendation:
+    why = f"{share:.0%} of the time goes into waiting for an epoch's first batch"
+    if starts_workers(torch_loader(loader)):
+        action = "Keep the workers from epoch to epoch: persistent_workers=True"
+    else:
+        action = "Begin fewer epochs: let one go through the data several times, as a sampler or a data set can"
+    return Recommendation("start", action, why, _gain(costs, costs.start), "03_persistent_workers")
+
+
+def _copy(costs: Costs, loader: Any, share: float) -> Recommendation:
+    action = "Hide the copy behind the step: pin_memory=True and lk.CUDAPrefetcher(loader, device)"
+    why = f"{share:.0%} of the time goes into copying batches to the device"
+    return Recommendation("copy", action, why, _gain(costs, costs.copy), "07_cuda_prefetch")
+
+
+def _hand_over(costs: Costs, loader: Any, share: float) -> Recommendation:
+    action = (
+        "Hand over less: uint8 tensors that the device normalises, one tensor a batch, or lk.BatchLoader, whose "
+        "threads need no hand-over"
+    )
+    why = f"{share:.0%} of the time goes into receiving batches that are ready"
+    return Recommendation("hand-over", action, why, _gain(costs, costs.hand_over), "06_kornia_gpu")
+
+
+def _gain(costs: Costs, saved_s: float) -> float:
+    return costs.together / max(costs.step, costs.together - saved_s)
+
+
+def _wants_workers(loader: Any) -> bool:
+    workers = torch_loader(loader)
+    return workers is not None and workers.num_workers < usable_cores()
+
+
+def of_data_set(loader: Any, name: str) -> Any:
+    """An attribute of the loader's data set, or of the one that it wraps."""
+    data = getattr(loader, "dataset", None)
+    while data is not None:
+        if getattr(data, name, None) is not None:
+            return getattr(data, name)
+        data = getattr(data, "dataset", None)
+    return None

@@ -1,0 +1,109 @@
+"""What `diagnose` found: as numbers, in words, as a picture."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from labkit.tuning.advice import LITTLE, Costs, Recommendation
+
+SHARES = ("compute", "fetch", "prepare", "copy", "hand-over", "start")
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What `diagnose` found.
+
+    Attributes:
+        shares: Share of the wall time by cause, in sum 1: `compute`, and what training waits for: `fetch` (storage),
+            `prepare` (decoding, augmenting, collating), `copy` (to the device), `hand-over` (from workers), `start` (of
+            an epoch: workers that begin anew).
+        ceiling: How many times as fast training would be if data were free.
+        ceiling_low, ceiling_high: Its 95 % interval over the rounds.
+        recommendation: The change that should bring most.
+        recommendations: All that are worth it, the best first.
+        costs: Seconds a batch.
+        gpu_utilization: Share of the time, 0 to 1, in which the GPU ran a kernel; None where NVML does not answer.
+        cold: How many times as long the loader alone takes when its files are not in the page cache; None where
+            they cannot be evicted.
+        frame: The runs that all of it is reckoned from, as `compare` gives them.
+    """
+
+    shares: dict[str, float]
+    ceiling: float
+    ceiling_low: float
+    ceiling_high: float
+    recommendations: list[Recommendation]
+    costs: Costs
+    gpu_utilization: float | None
+    cold: float | None
+    frame: pd.DataFrame
+
+    @property
+    def recommendation(self) -> Recommendation:
+        return self.recommendations[0]
+
+    @property
+    def sentences(self) -> list[str]:
+        """The result in words."""
+        return [_waiting(self), _free(self), str(self.recommendation)]
+
+    def plot(self, ax: Any = None) -> Any:
+        """Where the time of a batch goes, beside the step alone. Returns the Axes."""
+        from labkit.measure.plots import plot_stalls
+
+        parts = {"compute": self.costs.step, **lost_s(self.costs)}
+        rows = [{"variant": "training", "stage": stage, "seconds": seconds} for stage, seconds in parts.items()]
+        rows.append({"variant": "if data were free", "stage": "compute", "seconds": self.costs.step})
+        ax = plot_stalls(pd.DataFrame(rows), ax=ax)
+        ax.set(xlabel="seconds a batch", title=f"ceiling: {self.ceiling:.2f}x")
+        return ax
+
+    def __repr__(self) -> str:
+        return "\n".join(self.sentences)
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        words = "".join(f"<p>{escape(sentence)}</p>" for sentence in self.sentences)
+        return f'<img alt="{escape(self.sentences[0])}" src="data:image/png;base64,{_picture(self)}">{words}'
+
+
+def lost_s(costs: Costs) -> dict[str, float]:
+    """Seconds a batch that training waits, by cause."""
+    return {
+        "fetch": costs.fetch, "prepare": costs.prepare, "copy": costs.copy, "hand-over": costs.hand_over,
+        "start": costs.start,
+    }  # fmt: skip
+
+
+def _waiting(found: Diagnosis) -> str:
+    lost = {name: found.shares[name] for name in SHARES[1:]}
+    total = sum(lost.values())
+    if total < LITTLE:
+        return f"Training does not wait for its data: {found.shares['compute']:.0%} of the time is the step itself."
+    ordered = sorted(lost.items(), key=lambda item: -item[1])
+    parts = ", ".join(f"{name} {share:.0%}" for name, share in ordered if share >= 0.005)
+    return f"Training waits for its data {total:.0%} of the time: {parts}."
+
+
+def _free(found: Diagnosis) -> str:
+    within = f" [{found.ceiling_low:.2f}, {found.ceiling_high:.2f}]" if found.ceiling_low == found.ceiling_low else ""
+    words = f"Were data free, it would be {found.ceiling:.2f}x{within} as fast"
+    if found.gpu_utilization is not None:
+        words += f"; the GPU was busy {found.gpu_utilization:.0%} of the time that was measured"
+    if found.cold is not None:
+        words += f"; from a cold page cache the loader takes {found.cold:.1f}x as long"
+    return words + "."
+
+
+def _picture(found: Diagnosis) -> str:
+    """PNG, base64."""
+    import matplotlib.pyplot as plt
+
+    from labkit.core.png import png_base64
+
+    figure, ax = plt.subplots(figsize=(7.5, 2.2), layout="constrained")
+    found.plot(ax=ax)
+    plt.close(figure)
+    return png_base64(figure)

@@ -1,0 +1,94 @@
+"""Does a loader compute, or wait for storage? A process that waits uses no processor time."""
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from labkit.core.rng import kept_global_state
+from labkit.tuning.steal_time import core_time
+
+
+@dataclass(frozen=True)
+class Making:
+    """What making a batch costs one process.
+
+    seconds: Wall time a batch; None where the loader cannot be run in this process.
+    waiting: Share of it in which nothing was computed: the process waited for a disk, a network, a lock.
+    """
+
+    seconds: float | None
+    waiting: float
+
+
+def making_in_one_process(loader: Any, *, limit_s: float, n_batches: int) -> Making:
+    """Make batches of a `torch.utils.data.DataLoader` in this process, with one thread, as a worker makes them.
+
+    Args:
+        loader: The loader; its own workers are not touched, and global random generators are given back as they were.
+        limit_s: No further batch is begun after so many seconds.
+        n_batches: At most; one more goes before them, uncounted.
+    """
+    with kept_global_state(), _one_thread():
+        batches = iter(_without_workers(loader))
+        next(batches, None)  # files are opened, tables made
+        made, started, cores, cpu_s, before_s = 0, time.perf_counter(), core_time(), time.process_time(), in_line_s()
+        for made, _ in enumerate(batches, 1):
+            if made >= n_batches or time.perf_counter() - started > limit_s:
+                break
+        wall_s, cpu_s = time.perf_counter() - started, time.process_time() - cpu_s
+        busy_s = cores.with_stolen(cpu_s) + in_line_s() - before_s
+    if not made:
+        return Making(None, 0.0)
+    return Making(wall_s / made, min(1.0, max(0.0, 1 - busy_s / wall_s)))
+
+
+def in_line_s() -> float:
+    """Seconds that this thread has stood in line for a core: that is no waiting for data."""
+    try:
+        return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):  # not Linux, or a kernel that does not keep them
+        return 0.0
+
+
+def waiting_of(loader: Any, seconds: float, cpu_s: float) -> Making:
+    """For any other loader: from the processor time that all its threads and processes used for a batch.
+
+    Args:
+        seconds: Wall time a batch.
+        cpu_s: Processor seconds a batch, of this process and all below it; stolen ones included.
+    """
+    at_work = getattr(loader, "num_threads", None) or getattr(loader, "num_workers", None) or 1
+    return Making(None, min(1.0, max(0.0, 1 - cpu_s / (seconds * at_work))) if seconds > 0 else 0.0)
+
+
+def _without_workers(loader: Any) -> Any:
+    import torch
+    from torch.utils.data import DataLoader, IterableDataset
+
+    own = {"collate_fn": loader.collate_fn, "generator": torch.Generator().manual_seed(0)}
+    if isinstance(loader.dataset, IterableDataset):
+        return DataLoader(loader.dataset, batch_size=loader.batch_size, drop_last=loader.drop_last, **own)
+    if loader.batch_sampler is None:  # the data set gives whole batches
+        return DataLoader(loader.dataset, batch_size=None, sampler=loader.sampler, **own)
+    return DataLoader(loader.dataset, batch_sampler=loader.batch_sampler, **own)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    import torch
+
+    cv2, n_threads = sys.modules.get("cv2"), torch.get_num_threads()
+    of_opencv = cv2.getNumThreads() if cv2 else 0
+    torch.set_num_threads(1)
+    if cv2:
+        cv2.setNumThreads(0)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(n_threads)
+        if cv2:
+            cv2.setNumThreads(of_opencv)

@@ -1,0 +1,235 @@
+"""tune(): choose how to load by measuring, in a minute instead of a grid's hour."""
+
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
+
+import pandas as pd
+
+from labkit.data.datasets import collate
+from labkit.measure.frames import quiet_summary
+from labkit.measure.replay import ReplayLoader
+from labkit.measure.runs import synchronize
+from labkit.pipeline.loader.config import LoaderConfig
+from labkit.tuning.candidates import (
+    DEFAULT,
+    WORTH_MEASURING,
+    Candidate,
+    Source,
+    candidates,
+    cores_of_a_process,
+    expected_s,
+    with_workers,
+)
+from labkit.tuning.decoder_choice import fastest_decoder
+from labkit.tuning.io_wait import Making, making_in_one_process
+from labkit.tuning.race import STEP_ALONE, race
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What `tune` chose; unpacks as `config, frame = lk.tune(...)`.
+
+    Attributes:
+        config: The best settings of worker processes, for `make_loader`.
+        decoder: The decoder to use; None: leave the data set's own.
+        threads: Whether `BatchLoader`, which does the same work, is faster than any of them.
+        why: The reason, in a sentence.
+        frame: The runs that decided.
+        decoders: The runs of the decoders on their own; None where there was nothing to choose.
+    """
+
+    config: LoaderConfig
+    decoder: str | None
+    threads: bool
+    why: str
+    frame: pd.DataFrame
+    decoders: pd.DataFrame | None
+    source: Source
+
+    def loader(self) -> Iterable[Any]:
+        """The chosen loader, over the whole data set."""
+        return self.source.loader(Candidate(self.config, self.decoder, self.threads))
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.config, self.frame))
+
+    def __repr__(self) -> str:
+        what = "lk.BatchLoader" if self.threads else repr(self.config)
+        decoder = f", decoder={self.decoder!r}" * (self.decoder is not None and not self.threads)
+        return f"{what}{decoder}\n{self.why}"
+
+
+def tune(
+    dataset: Any,
+    step: Callable[[Any], Any] | None = None,
+    *,
+    config: LoaderConfig | None = None,
+    budget_s: float = 60.0,
+    shuffle: bool = True,
+    drop_last: bool = False,
+    collate_fn: Callable[[list[Any]], Any] = collate,
+    batch_transform: Callable[[Any], Any] | None = None,
+    progress: bool = True,
+) -> Tuned:
+    """Choose decoder, `num_workers`, `prefetch_factor`, and threads or processes, for one data set and one step.
+
+    A batch is made in this process once, to see what it costs and how much of that is waiting; a model then leaves
+    out what cannot win. The rest race in interleaved rounds, each a part of an epoch with the step; who is slower in
+    every round drops out. It ends when the default keeps up with the step, or a winner is beyond doubt.
+
+    Args:
+        dataset: Map-style, as for `make_loader`. Of an `ImageDataset` the decoder is chosen too; whether threads are
+            tried depends on its transform: `BatchLoader` crops, resizes and flips, and nothing else.
+        step: Called with each batch; it really trains. None: find the fastest loader.
+        config: The default to start from: what it says of batch size, seed, pinning and start method stays.
+        budget_s: Seconds, about; a single comparison of all candidates is always finished.
+        shuffle, drop_last, collate_fn, batch_transform: As for `make_loader`.
+        progress: Show a live bar.
+
+    Returns:
+        A `Tuned`. Its choice differs from the default only where the interval says that it is faster.
+
+    Raises:
+        TypeError: an iterable data set, or a step that cannot be called.
+        ValueError: an empty data set, or a budget that is not positive.
+
+    Taught in: notebooks/12_find_the_stall.ipynb
+    """
+    if step is not None and not callable(step):
+        raise TypeError(f"step is a {type(step).__name__}: a function of one batch, or None, is wanted")
+    if not budget_s > 0:
+        raise ValueError(f"budget_s={budget_s!r}: a positive number of seconds is wanted")
+    deadline, config = time.perf_counter() + budget_s, config or LoaderConfig()
+    source = Source(dataset, shuffle, drop_last, collate_fn, batch_transform)
+    source.loader(Candidate(with_workers(config, 0)))  # what is wrong with the data set is said before any measuring
+    decoder, decoders = fastest_decoder(dataset, limit_s=budget_s / 15, seed=config.seed)
+    alone = _Alone.of(source, Candidate(with_workers(config, 0), decoder), step, budget_s)
+    field = candidates(
+        config, alone.making, alone.step_s, alone.step_cpu_s, decoder=decoder, threads=source.has_threads()
+    )
+    n_batches = alone.n_batches(budget_s, field)
+    with _variants(source, field, alone.batches, step, n_batches) as variants:
+        runs = race(
+            variants, default=DEFAULT, deadline=deadline, progress=progress, try_default_first=alone.may_keep_up(config)
+        )
+    return _chosen(source, field, runs, decoders)
+
+
+@dataclass(frozen=True)
+class _Alone:
+    """Making a batch and the step, each on its own; seconds a batch."""
+
+    making: Making
+    step_s: float
+    step_cpu_s: float
+    batches: list[Any]
+
+    @classmethod
+    def of(cls, source: Source, candidate: Candidate, step: Any, budget_s: float) -> "_Alone":
+        loader = source.loader(candidate, _some_indices(source.dataset, 16 * candidate.config.batch_size))
+        batches = list(islice(loader, 2))
+        making = making_in_one_process(loader, limit_s=budget_s / 15, n_batches=12)
+        if making.seconds is None:  # one batch is all there is
+            making = Making(_timed(lambda: next(iter(loader)), 1)[0], 0.0)
+        step_s, step_cpu_s = _timed(lambda: step(batches[0]), 3) if step else (0.0, 0.0)
+        return cls(making, step_s, step_cpu_s, batches)
+
+    def may_keep_up(self, config: LoaderConfig) -> bool:
+        """Whether the default can be as fast as the step, as far as a rough model knows."""
+        num_workers, cores = config.resolved().num_workers, cores_of_a_process()
+        expected = expected_s(num_workers, self.making, self.step_s, self.step_cpu_s, cores)
+        return expected <= WORTH_MEASURING * self.step_s
+
+    def n_batches(self, budget_s: float, field: dict[str, Candidate]) -> int:
+        """Batches of a run: a sixtieth of the budget, but enough that every worker makes some."""
+        most = max(each.config.resolved().num_workers for each in field.values())
+        a_batch_s = max(self.step_s, self.making.seconds / max(1, most))
+        return max(4, 3 * most, min(200, int(budget_s / 60 / a_batch_s)))
+
+
+def _timed(function: Callable[[], Any], n: int) -> tuple[float, float]:
+    """Wall and processor seconds of a call, after one that is not counted."""
+    function()
+    synchronize()
+    start, cpu = time.perf_counter(), time.process_time()
+    for _ in range(n):
+        function()
+    synchronize()
+    return (time.perf_counter() - start) / n, (time.process_time() - cpu) / n
+
+
+def _some_indices(dataset: Any, count: int) -> list[int]:
+    """`count` samples from all over the data set, each as often as any other."""
+    order = random.Random(0).sample(range(len(dataset)), min(count, len(dataset)))
+    return [order[number % len(order)] for number in range(count)]
+
+
+@contextmanager
+def _variants(
+    source: Source, field: dict[str, Candidate], batches: list[Any], step: Any, n_batches: int
+) -> Iterator[dict[str, Callable[[], Any]]]:
+    """Factories for `compare`: workers stay alive between rounds, and end with the race."""
+    indices = _some_indices(source.dataset, n_batches * field[DEFAULT].config.batch_size)
+    loaders = {label: source.loader(candidate, indices) for label, candidate in field.items()}
+    if step:
+        loaders[STEP_ALONE] = ReplayLoader(batches, len(batches), length=n_batches)
+    try:
+        yield {label: _Trained(loader, step) for label, loader in loaders.items()}
+    finally:
+        for loader in loaders.values():
+            if hasattr(loader, "close"):
+                loader.close()
+
+
+class _Trained:
+    """A loader whose batches have been trained on; calling it gives an epoch."""
+
+    def __init__(self, loader: Any, step: Any):
+        self._loader, self._step = loader, step
+        self.batch_size, self.num_workers = loader.batch_size, loader.num_workers
+
+    def __call__(self) -> "_Trained":
+        return self
+
+    def __iter__(self) -> Iterator[Any]:
+        batches = iter(self._loader)
+        return batches if self._step is None else self._after_steps(batches)
+
+    def _after_steps(self, batches: Iterator[Any]) -> Iterator[Any]:
+        for batch in batches:
+            self._step(batch)
+            yield batch
+
+
+def _chosen(source: Source, field: dict[str, Candidate], runs: pd.DataFrame, decoders: pd.DataFrame | None) -> Tuned:
+    summary = quiet_summary(runs, DEFAULT)
+    best = _fastest(summary, list(field))
+    of_processes = _fastest(summary, [label for label, each in field.items() if not each.threads])
+    chosen = field[of_processes]
+    config = replace(chosen.config.resolved(), oversubscribe=chosen.config.oversubscribe)
+    return Tuned(config, chosen.decoder, field[best].threads, _why(summary, best), runs, decoders, source)
+
+
+def _fastest(summary: pd.DataFrame, labels: list[str]) -> str:
+    run = summary[summary.index.isin(labels)]  # where the default keeps up, only the default
+    faster = run.loc[run["verdict"] == "faster", "speedup"]
+    return DEFAULT if faster.empty else str(faster.idxmax())
+
+
+def _why(summary: pd.DataFrame, best: str) -> str:
+    own = summary.loc[best]
+    if best != DEFAULT:
+        words = f"{best}: {own['speedup']:.2f}x [{own['ci_low']:.2f}, {own['ci_high']:.2f}] as fast as the default"
+    elif len(summary.drop(index=STEP_ALONE, errors="ignore")) == 1:
+        words = "The default keeps up with the step, so that no other setting was tried: it runs"
+    else:
+        words = "No other setting was faster than the default beyond doubt"
+    if STEP_ALONE in summary.index:
+        share = own["images_per_s"] / summary.loc[STEP_ALONE, "images_per_s"]
+        words += f"{',' * (not words.endswith('runs'))} at {share:.0%} of the rate of the step alone"
+    return f"{words}."
