@@ -15,8 +15,8 @@ import fsspec
 import pytest
 
 from labkit import TarStore, open_store
+from labkit.data.blobs import base as blobs
 from labkit.data.blobs.base import Lazy, LocalBlob, PerProcess, RemoteFile, buffered, is_url, open_blob
-from labkit.data.blobs.base import base as blobs
 from tests.children import in_children
 
 DATA = random.Random(0).randbytes(100_000)

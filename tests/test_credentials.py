@@ -21,7 +21,7 @@ from torchvision.datasets import Imagenette
 import labkit as lk
 from labkit.core.credentials import redacted, shown, tells
 from labkit.core.mapping.engines import ItemErrors
-from labkit.data.blobs.base import http_client
+from labkit.data.blobs import http_client
 from labkit.data.samples import imagenette as download
 from labkit.lab import notebooks
 from labkit.measure.frames import load_frame, make_frame

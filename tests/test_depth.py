@@ -19,8 +19,8 @@ from typer.testing import CliRunner
 
 import labkit as lk
 from labkit import DecodeError, DepthPairs, FolderStore, TarStore, make_depth
+from labkit.data.depth import fast as depth_fast
 from labkit.data.depth.fast import fast_sample
-from labkit.data.depth.pairs import fast as depth_fast
 from labkit.data.depth.pairs import make_sample
 from labkit.data.depth.presets import PRESETS
 from labkit.data.depth.reference import plain_sample

@@ -19,8 +19,8 @@ from pathlib import Path
 import pytest
 
 from labkit.core.mapping.engines import ItemErrors
+from labkit.data.extract import files as tar_files
 from labkit.data.extract.extract import WORK, extract_tars
-from labkit.data.extract.extract import files as tar_files
 from labkit.data.extract.plan import UnsafeTarError, plan_members
 from labkit.data.tar.index import TarWarning
 

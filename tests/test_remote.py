@@ -42,8 +42,8 @@ from labkit import (
     serve_folder,
     serve_s3,
 )
+from labkit.data.blobs import remote as remotes
 from labkit.data.blobs.base import open_blob
-from labkit.data.blobs.base import remote as remotes
 from labkit.data.tar.index import SUFFIX, TarError
 from tests.children import in_children
 from tests.serving import Quiet, serving

@@ -20,9 +20,9 @@ import labkit as lk
 from labkit.core import atomic as files
 from labkit.core.locks import locked
 from labkit.core.mapping.engines import ItemErrors
+from labkit.data.extract import files as tar_files
+from labkit.data.extract import plan as tar_safety
 from labkit.data.extract.extract import WORK, extract_tars
-from labkit.data.extract.extract import files as tar_files
-from labkit.data.extract.extract import plan as tar_safety
 from labkit.data.extract.plan import UnsafeTarError, safe_path
 from labkit.data.samples import imagenette as download
 from labkit.data.shards.layout import store_key

@@ -12,8 +12,8 @@ from webdataset import gopen as wds_gopen
 from webdataset.gopen import gopen_schemes
 
 from labkit import FolderStore, make_photos, read_shards, serve_folder, serve_s3, write_shards
+from labkit.data.shards import gopen
 from labkit.data.shards.gopen import ReadAhead, open_url
-from labkit.data.shards.shuffling import gopen
 from labkit.data.tar.index import TarError
 
 

@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 
 from labkit import FolderStore, ImageDataset, ItemErrors, TarStore, make_photos, read_shards, write_shards
 from labkit.core.atomic import written_whole
+from labkit.data.shards import write as shard_writer
 from labkit.data.shards.layout import member_names, store_key
-from labkit.data.shards.shuffling import write as shard_writer
 from labkit.data.shards.write import MANIFEST, UNFINISHED
 from tests.memory_store import MemoryStore
 

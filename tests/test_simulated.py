@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from labkit import DISKS, FolderStore, HttpStore, ImageDataset, LoaderConfig, SimulatedStore, TarStore, make_loader
-from labkit.data.stores.folder import simulated
+from labkit.data.stores import simulated
 from labkit.data.stores.simulated import Disk
 from labkit.teach.conformance import oracle_files
 from tests.children import in_children

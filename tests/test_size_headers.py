@@ -18,7 +18,7 @@ from PIL.PngImagePlugin import PngInfo
 
 from labkit.core.mapping.engines import ItemErrors
 from labkit.data.partial_jpeg import WholeDecoder
-from labkit.data.sizes.collect import readers as size_readers
+from labkit.data.sizes import readers as size_readers
 from labkit.data.sizes.headers import Header, read_header
 from labkit.data.sizes.readers import Readers, choose_readers, is_rotating, read_headers
 from labkit.teach.conformance import broken_files, exif_of, oracle_files

@@ -13,7 +13,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from labkit import FolderStore, collect_sizes
-from labkit.data.sizes.collect import collect as sizes
+from labkit.data.sizes import collect as sizes
 from labkit.data.sizes.folders import SUFFIXES
 from labkit.data.sizes.latent_caches import parse_cache_name, sizes_from_caches
 from labkit.data.sizes.sd_metadata import read_metadata, write_metadata_cache

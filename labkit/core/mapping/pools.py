@@ -1,4 +1,4 @@
-"""Workers of this machine for `labkit.core.mapping.engines`: a pool is a `submit(items)` that gives a future of the outcomes."""
+"""Workers of this machine for `map_items`: a pool is a `submit(items)` that gives a future of the outcomes."""
 
 import multiprocessing
 import os

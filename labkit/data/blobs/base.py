@@ -143,7 +143,7 @@ def open_blob(place: str | os.PathLike, **storage_options: Any) -> Blob:
     """The blob at a path or URL: http(s) by urllib3, anything else with a scheme by fsspec."""
     if not is_url(place):
         return LocalBlob(Path(place))
-    from labkit.data.blobs.base import remote
+    from labkit.data.blobs import remote
 
     if os.fspath(place).startswith(("http://", "https://")):
         return remote.HttpBlob(os.fspath(place))

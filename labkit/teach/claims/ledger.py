@@ -4,8 +4,8 @@ Figures and claims are theirs; nothing measured here is written down in this fil
 machine is tested as a ratio of two of its figures, or where it has one figure only, as a direction.
 """
 
+from labkit.teach.claims import trials
 from labkit.teach.claims.frames import apart, more_by, paired, reckoned
-from labkit.teach.claims.judging import trials
 from labkit.teach.claims.rows import HYPERSIM_FILES, Claim, Test, gpu_test, tar_over_folder, tried_test, with_seeks
 from labkit.teach.claims.verdicts import faster, reaches, unchanged
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from labkit.data.stores.simulated import DISKS
+from labkit.teach.claims import trials
 from labkit.teach.claims.frames import Read, on_gpu
-from labkit.teach.claims.judging import trials
 from labkit.teach.claims.verdicts import Rule, tried
 
 _SEEK_S = DISKS["hdd"].seek_ms / 1e3
