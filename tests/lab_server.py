@@ -1,4 +1,4 @@
-"""JupyterLab and Chromium for tests/test_browser.py: started apart from all settings of this machine, ended whole."""
+"""JupyterLab and Chromium for the tests of the lab: started apart from all settings of this machine, ended whole."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What each rank and worker reads: run by torchrun from tests/test_shard_reader.py.
+"""What each rank and worker reads: run by torchrun from tests/data/shards/test_read.py.
 
 python -m torch.distributed.run --nproc-per-node 2 tests/shard_ranks.py FOLDER...
 """

@@ -3,7 +3,7 @@
     python -m tests.hardening.versions lowest  # what pyproject.toml admits at the least
     python -m tests.hardening.versions newest
     python -m tests.hardening.versions bare    # the newest, no extras: besides labkit only what runs tests
-    python -m tests.hardening.versions newest tests/test_decode.py --durations=5
+    python -m tests.hardening.versions newest tests/data/test_decoders.py --durations=5
 
 Run from the repository's root. What follows goes to pytest. UV_INDEX_STRATEGY and uv's other variables count. A run of
 the whole suite is added to records/versions.csv.

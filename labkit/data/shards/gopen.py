@@ -2,8 +2,8 @@
 
 WebDataset opens URLs by `gopen`, whose table has no entry for `s3`. The one added here reads through fsspec: endpoint
 and credentials come from fsspec's configuration or the environment (`AWS_ENDPOINT_URL`, `AWS_PROFILE`, ...). A table
-of an imported module is not carried into spawned workers: `DataLoader(..., worker_init_fn=gopen.register)` does that for
-pipelines of WebDataset's own; `labkit.read_shards` needs no such help.
+of an imported module is not carried into spawned workers: `DataLoader(..., worker_init_fn=gopen.register)` does that
+for pipelines of WebDataset's own; `labkit.read_shards` needs no such help.
 
 Those pipelines also run what follows `pipe:` in a list of shards, and unpickle members that are called so, unless the
 variable `WDS_SECURE` is 1. `labkit.read_shards` does neither, ever.

@@ -6,7 +6,7 @@
 Each target runs in a process of its own, which a native crash may kill and which has a bound on the time of an input
 and on memory. labkit's modules and the Python parsers behind them guide the search; the decoders' native code is not
 instrumented, so of that only crashes are seen, not coverage. What is found is made small and kept under
-`tests/hardening/fuzz/found/<target>/`, where tests/test_fuzz.py runs it ever after.
+`tests/hardening/fuzz/found/<target>/`, where tests/hardening/test_fuzz.py runs it ever after.
 """
 
 import argparse

@@ -19,7 +19,7 @@ from labkit.data.sizes.headers import read_header
 from labkit.teach.conformance import _chunk, broken_files, oracle_files
 from tests.hardening.fuzz.oracle import may_refuse, sealed_png, written
 
-# As the limit works, so that an input is bounded in time; the real one is tested in tests/test_fuzz.py.
+# As the limit works, so that an input is bounded in time; the real one is tested in tests/hardening/test_fuzz.py.
 _MAX_PIXELS = 1 << 20
 
 

@@ -17,8 +17,9 @@ from labkit.data.sizes import collect as sizes
 from labkit.data.sizes.folders import SUFFIXES
 from labkit.data.sizes.latent_caches import parse_cache_name, sizes_from_caches
 from labkit.data.sizes.sd_metadata import read_metadata, write_metadata_cache
+from tests.paths import REPO
 
-SCRIPT = Path(__file__).parents[1] / "data_scripts" / "collect_sizes.py"
+SCRIPT = REPO / "data_scripts" / "collect_sizes.py"
 
 # Name -> size. A name that ends in .jpg, .png or so is written in that format.
 IMAGES = {

@@ -4,7 +4,6 @@ import base64
 import io
 import json
 import re
-from pathlib import Path
 
 import matplotlib
 import nbformat
@@ -16,9 +15,10 @@ import labkit as lk
 from labkit.lab import report
 from labkit.lab.notebooks import Executed, Notebook
 from tests.lab_server import FLAGS, find_chromium, jupyterlab
+from tests.paths import REPO
 
 NAMES = ["00_measure.ipynb", "02_read_image.ipynb"]
-NOTEBOOKS = Path(__file__).resolve().parents[1] / "notebooks"
+NOTEBOOKS = REPO / "notebooks"
 GUESS = (222, 143, 5)  # color of a prediction's mark
 
 

@@ -27,6 +27,7 @@ import labkit as lk
 from labkit.pipeline.loader import config as settings
 from labkit.pipeline.loader import loader as loaders
 from labkit.pipeline.loader import workers
+from tests.paths import REPO
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # spawned workers cannot import a test file
 
@@ -423,7 +424,7 @@ def test_a_worker_killed_between_epochs():
 KILL_A_WORKER = """
 import sys, torch
 import labkit as lk
-from tests.test_loaders import Numbers, die_of
+from tests.pipeline.loader.test_loader import Numbers, die_of
 def die(index):
     if index == 35 and torch.utils.data.get_worker_info() is not None:
         die_of(9)()
@@ -438,7 +439,7 @@ if __name__ == "__main__":
 
 def test_a_killed_worker_leaves_no_temporary_folder(tmp_path):
     """Batches lie in shared memory, and are handed over through sockets in such a folder."""
-    environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[1])}
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(REPO)}
     command = [sys.executable, "-c", KILL_A_WORKER]
     said = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True)
     assert said.stdout == "True\n"

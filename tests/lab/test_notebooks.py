@@ -5,13 +5,14 @@ import json
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.paths import REPO
+
+ROOT = REPO
 PATHS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 SECTIONS = [
     "The idea", "By hand", "Predict", "Correct before fast", "Measure", "Look", "Explain", "labkit's version",

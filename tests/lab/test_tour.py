@@ -181,7 +181,7 @@ def test_list(lab):
 
 
 def test_list_starts_without_torch():
-    code = "import sys, labkit.lab.cli; from labkit.lab.notebooks import find_notebooks; find_notebooks(); print('torch' in sys.modules)"
+    code = "import sys, labkit.lab.cli as cli; cli.list_notebooks(); print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"
 
 

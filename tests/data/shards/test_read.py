@@ -31,6 +31,7 @@ from labkit import (
 )  # fmt: skip
 from labkit.data.shards.read import Place
 from labkit.data.tar.index import TarError
+from tests.paths import REPO
 
 
 class Numbered:
@@ -173,7 +174,7 @@ def test_torchrun_two_ranks_two_workers_each(tmp_path):
     folders = [numbered(tmp_path / f"{n_shards}", 300, n_shards) for n_shards in (1, 3, 7, 16)]
     assert [len(list(folder.glob("*.tar"))) for folder in folders] == [1, 3, 7, 16]
     run = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0"]
-    script = Path(__file__).with_name("shard_ranks.py")
+    script = REPO / "tests" / "shard_ranks.py"
     done = subprocess.run([*run, str(script), *map(str, folders)], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     warned = re.findall(r"ShardWarning: (\d+) shards for 2 ranks x 2 workers: (\d) of them", done.stderr)

@@ -2,13 +2,13 @@
 
 import re
 import sys
-from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 import labkit as lk
 from labkit.lab.cli import app
+from tests.paths import REPO
 
 pytestmark = pytest.mark.alone
 
@@ -79,7 +79,7 @@ class TestCommand:
         assert "batch_size (4)" in str(self.run("my_training:failing").exception)
 
     def test_the_readme(self, tmp_path):
-        readme = (Path(__file__).parents[1] / "README.md").read_text().split("### Is my own training waiting?")[1]
+        readme = (REPO / "README.md").read_text().split("### Is my own training waiting?")[1]
         (tmp_path / "train.py").write_text(readme.split("```")[1].removeprefix("python\n"))
         lk.make_photos(tmp_path / "photos", 40)
         name = re.search(r"labkit diagnose (\S+)`", readme)[1]

@@ -21,8 +21,9 @@ from labkit.data.shards import write as shard_writer
 from labkit.data.shards.layout import member_names, store_key
 from labkit.data.shards.write import MANIFEST, UNFINISHED
 from tests.memory_store import MemoryStore
+from tests.paths import REPO
 
-HERE = Path(__file__).parent
+HERE = REPO / "tests"
 killed = runpy.run_path(str(HERE / "killed_shards.py"))
 contents = killed["contents"]
 

@@ -12,9 +12,10 @@ from PIL import Image
 
 from tests.hardening.faults import judge
 from tests.hardening.faults.record import read_rows
+from tests.paths import REPO
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the harness reads /proc")
-REPO = Path(__file__).parents[1]
+REPO = REPO
 # A kill amid changes, full disks, a source that is cut, a bad server, a worker that dies: all by forks.
 QUICK = (
     r"^make_shards / (SIGKILL|file-size limit|source truncate)$|^make_pixels / SIGKILL$"

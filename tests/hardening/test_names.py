@@ -17,7 +17,8 @@ from labkit.data.shards.layout import store_key
 from labkit.data.sizes.sd_metadata import write_metadata_cache
 from labkit.data.stores.local_servers import serve_folder
 from labkit.data.tar.convert import convert_tar
-from tests.test_hostile import PNG
+from tests.hardening.test_hostile import PNG
+from tests.paths import REPO
 
 ODD = (
     "plain", "a b", " lead", "-dash", "--help", "a\nb", "a\tb", "a\r", "[a]{b}", "{a,b}", "{0..3}", "*?[!x]", "100%",
@@ -229,7 +230,7 @@ def test_files_of_this_name(tmp_path, frame_of, name):
 @pytest.mark.parametrize("name", ["-dash ;$(id) '{a,b}*?\n\U0001f600%41", "\udcff"])
 def test_scripts(tmp_path, name):
     root = tmp_path / name
-    scripts = Path(__file__).parents[1] / "data_scripts"
+    scripts = REPO / "data_scripts"
 
     def run(script: str, *arguments) -> None:
         app = runpy.run_path(str(scripts / f"{script}.py"))["app"]

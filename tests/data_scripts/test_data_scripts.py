@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-FOLDER = Path(__file__).parents[1] / "data_scripts"
+from tests.paths import REPO
+
+FOLDER = REPO / "data_scripts"
 NO_RAY_THERE = ["--engine", "ray", "--address", "127.0.0.1:1"]
 
 # What each refuses: arguments, and words of the one line that it says. `{set}` is a folder of photos.

@@ -26,8 +26,9 @@ from labkit.data.depth.presets import PRESETS
 from labkit.data.depth.reference import plain_sample
 from labkit.data.samples import depth as depth_photos
 from labkit.data.samples.depth import pair_bytes, pair_names
+from tests.paths import REPO
 
-SCRIPT = Path(__file__).parents[1] / "data_scripts" / "make_depth.py"
+SCRIPT = REPO / "data_scripts" / "make_depth.py"
 
 # What the sets are, stated here once more: stored integers a metre, limits, size (height, width), files of a pair.
 SETS = {

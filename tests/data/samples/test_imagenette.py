@@ -18,9 +18,10 @@ from typer.testing import CliRunner
 from labkit import FolderStore
 from labkit.data.samples import imagenette as download
 from labkit.data.samples.imagenette import count_images, download_imagenette
+from tests.paths import REPO
 
 NAME = "imagenette2-160"
-SCRIPT = Path(__file__).parents[1] / "data_scripts" / "download.py"
+SCRIPT = REPO / "data_scripts" / "download.py"
 MEMBERS = [
     f"{split}/{wnid}/{n}.JPEG" for split in ("train", "val") for wnid in ("n01440764", "n03888257") for n in "ab"
 ]

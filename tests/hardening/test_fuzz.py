@@ -8,8 +8,9 @@ import pytest
 from tests.hardening.fuzz import __main__ as driver
 from tests.hardening.fuzz.child import bounded_memory
 from tests.hardening.fuzz.registry import TARGETS
+from tests.paths import REPO
 
-FOUND = os.path.join(os.path.dirname(__file__), "hardening", "fuzz", "found")
+FOUND = REPO / "tests" / "hardening" / "fuzz" / "found"
 
 
 def cases(name: str) -> dict[str, bytes]:

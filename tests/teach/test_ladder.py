@@ -3,7 +3,6 @@
 import hashlib
 import re
 import threading
-from pathlib import Path
 
 import psutil
 import pytest
@@ -15,8 +14,9 @@ from labkit.lab import report, tour
 from labkit.lab.notebooks import Executed, Notebook
 from labkit.measure.timing import count_images
 from labkit.teach import ladder
+from tests.paths import REPO
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = REPO
 STORED = ROOT / "notebooks"
 N_PHOTOS = 8
 

@@ -9,8 +9,9 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from labkit import PixelStore
+from tests.paths import REPO
 
-SCRIPT = Path(__file__).parents[1] / "data_scripts" / "make_pixels.py"
+SCRIPT = REPO / "data_scripts" / "make_pixels.py"
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A diagnosis says, draws and shows what its numbers are; where they come from is tests/test_stalls.py's."""
+"""A diagnosis says, draws and shows what its numbers are; where they come from is tests/tuning/test_stalls.py's."""
 
 import base64
 import io

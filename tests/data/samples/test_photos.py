@@ -15,9 +15,10 @@ from typer.testing import CliRunner
 
 from labkit.data.samples import photos
 from labkit.data.samples.photos import MANIFEST, PHOTOGRAPHS, PROFILES, make_photos, photo_bytes, photo_key
+from tests.paths import REPO
 
 COUNT = 10  # one of every class, and a second of the first
-SCRIPT = Path(__file__).parents[1] / "data_scripts" / "make_photos.py"
+SCRIPT = REPO / "data_scripts" / "make_photos.py"
 
 
 def make(root: Path, count: int = COUNT, **options) -> Path:

@@ -3,14 +3,15 @@
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+
+from tests.paths import REPO
 
 pytest.importorskip("xdist")
 pytest.importorskip("fcntl", reason="this system has no file locks")
 
-ROOT = Path(__file__).parents[1]
+ROOT = REPO
 CONFTEST = """
 from tests.conftest import pytest_configure
 """
