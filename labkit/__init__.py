@@ -26,7 +26,7 @@ _HOME = {
     "labkit.data.decoders": ["DECODERS", "DecodeError", "decode", "missing_decoders"],
     "labkit.data.stores.folder": ["FolderStore", "Store", "open_store"],
     "labkit.data.tar.store": ["TarStore"],
-    "labkit.data.blobs.remote": ["HttpStore", "ObjectStore"],
+    "labkit.data.stores.remote": ["HttpStore", "ObjectStore"],
     "labkit.data.stores.simulated": ["DISKS", "SimulatedStore"],
     "labkit.data.stores.local_servers": ["serve_folder", "serve_s3"],
     "labkit.data.shards.shuffling": ["ShardWarning", "read_shards", "shuffle_quality", "write_shards"],

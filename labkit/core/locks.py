@@ -1,8 +1,9 @@
-"""One process at a time, for as long as it lives."""
+"""One process at a time, for as long as it lives; and the names of what a file in the making needs beside it."""
 
 import contextlib
 import multiprocessing
 import os
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
@@ -11,6 +12,8 @@ try:
     import fcntl
 except ImportError:  # Windows
     fcntl = None
+
+_LONGEST = 255  # bytes of a name, on almost every filesystem
 
 
 @contextlib.contextmanager
@@ -51,3 +54,12 @@ def _held(path: Path) -> TextIO:
 def _unlinked(path: str, flags: int) -> int:
     """Names of locks can be guessed: a link that somebody put there would have a file made elsewhere."""
     return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
+
+
+def beside(path: Path, ending: str, *, hidden: bool = False) -> Path:
+    """`path` with an ending to its name; of a name too long for that a checksum stands in its place."""
+    before = "." if hidden else ""
+    name = f"{before}{path.name}{ending}"
+    if len(os.fsencode(name)) > _LONGEST:
+        name = f"{before}{zlib.crc32(os.fsencode(path.name)):08x}{ending}"
+    return path.with_name(name)

@@ -10,6 +10,8 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+NOTEBOOK_FOLDER = Path(__file__).resolve().parents[2] / "notebooks"
+
 _CGROUP = Path("/sys/fs/cgroup")
 _VERSIONS = (
     "torch", "torchvision", "torchcodec", "pillow", "opencv-python-headless", "simplejpeg", "numpy",

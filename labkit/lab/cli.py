@@ -178,14 +178,14 @@ def lab(port: Annotated[int, typer.Option(help="Port of JupyterLab.")] = 8888) -
     """Open JupyterLab in notebooks/ (on this machine only, behind its token); its runs are kept in results/."""
     from labkit.core.machine import env_id
     from labkit.lab import jupyter as lab_server
-    from labkit.lab.notebooks import FOLDER
+    from labkit.core.machine import NOTEBOOK_FOLDER
     from labkit.measure.frames import RESULTS_VARIABLE
 
     os.environ.setdefault(RESULTS_VARIABLE, os.path.abspath(os.path.join("results", env_id(), "frames")))
 
     # -P: no module beside the file hides another. The address is said, since a configuration may have another.
     command = [sys.executable, "-P", lab_server.__file__, "--ip=127.0.0.1", f"--port={port}"]
-    command.append(f"--ServerApp.root_dir={FOLDER}")
+    command.append(f"--ServerApp.root_dir={NOTEBOOK_FOLDER}")
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         command.append("--allow-root")
     os.execv(sys.executable, command)  # noqa: S606 - not a child: who ends this command ends JupyterLab

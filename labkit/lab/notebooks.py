@@ -19,11 +19,11 @@ from nbformat import NotebookNode
 
 from labkit.core.atomic import written_whole
 from labkit.core.credentials import redacted
+from labkit.core.machine import NOTEBOOK_FOLDER
 from labkit.core.scratch import ScratchFolder
 
 _PATIENCE_S = 10.0  # for a cell that is interrupted
 
-FOLDER = Path(__file__).resolve().parents[2] / "notebooks"
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Notebook:
         return self.path.stem
 
 
-def find_notebooks(only: str = "", folder: Path = FOLDER) -> list[Notebook]:
+def find_notebooks(only: str = "", folder: Path = NOTEBOOK_FOLDER) -> list[Notebook]:
     """Notebooks in order; `only` keeps those whose name begins with one of its comma-separated parts.
 
     Raises:

@@ -39,7 +39,7 @@ def lab(tmp_path, monkeypatch):
     _write(folder, "10_works", MEASURING, "print('scale', lk.scale().name)")
     _write(folder, "11_fails", "print('before')", "raise KeyError('[/lost]')", "print('after')")
     _write(folder, "12_noisy", "import sys; print('hm', file=sys.stderr)")
-    monkeypatch.setattr(notebooks, "FOLDER", folder)
+    monkeypatch.setattr(notebooks, "NOTEBOOK_FOLDER", folder)
     monkeypatch.setattr(notebooks.find_notebooks, "__defaults__", ("", folder))
     monkeypatch.setenv("LABKIT_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
@@ -137,9 +137,9 @@ def test_only_and_photos(lab, capsys):
 
 
 def test_store_writes_back_whole_and_quiet_runs_only(lab):
-    before = {path.name: path.read_bytes() for path in notebooks.FOLDER.iterdir()}
+    before = {path.name: path.read_bytes() for path in notebooks.NOTEBOOK_FOLDER.iterdir()}
     assert tour.run_tour(store_outputs=True) == 2
-    after = {path.name: path.read_bytes() for path in notebooks.FOLDER.iterdir()}
+    after = {path.name: path.read_bytes() for path in notebooks.NOTEBOOK_FOLDER.iterdir()}
     assert set(after) == set(before)
     assert [name for name in before if before[name] != after[name]] == ["10_works.ipynb"]
     stored = json.loads(after["10_works.ipynb"])
@@ -229,7 +229,7 @@ def test_lab_opens_the_notebooks(monkeypatch):
     monkeypatch.setattr(cli.os, "execv", lambda program, command: calls.append(command))
     assert CliRunner().invoke(cli.app, ["lab", "--port", "9999"]).exit_code == 0
     assert "--port=9999" in calls[0]
-    assert f"--ServerApp.root_dir={notebooks.FOLDER}" in calls[0]
+    assert f"--ServerApp.root_dir={notebooks.NOTEBOOK_FOLDER}" in calls[0]
     assert "--ip=127.0.0.1" in calls[0]
     assert not [argument for argument in calls[0] if "token" in argument]  # all users of a machine may read arguments
 

@@ -3,11 +3,10 @@
 import io
 import os
 import stat
-import threading
 import weakref
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from labkit.core.lazy import Lazy
 from typing import Any, NamedTuple, Protocol
 
 _REMOTE_BUFFER_BYTES = 1 << 20  # headers of small members come many to a request
@@ -32,35 +31,6 @@ class Blob(Protocol):
 
     def read_at(self, offset: int, size: int) -> bytes:
         """`size` bytes from `offset`; fewer only at the end of the file."""
-
-
-class Lazy:
-    """A value made on first use, once for all threads. A forked process has its parent's; a pickle makes its own."""
-
-    def __init__(self, make: Callable[[], Any]):
-        self._make, self._value, self._owner = make, None, None
-        self._locks: dict[int, threading.Lock] = {}  # by process: a fork may come while another thread holds one
-
-    def __call__(self) -> Any:
-        if not self._is_made():
-            with self._locks.setdefault(os.getpid(), threading.Lock()):
-                if not self._is_made():
-                    self._value = self._make()
-                    self._owner = os.getpid()
-        return self._value
-
-    def _is_made(self) -> bool:
-        return self._owner is not None
-
-    def __reduce__(self):
-        return type(self), (self._make,)
-
-
-class PerProcess(Lazy):
-    """A value that each process makes, a forked one too: connections, or files with a position of their own."""
-
-    def _is_made(self) -> bool:
-        return self._owner == os.getpid()
 
 
 class LocalBlob:

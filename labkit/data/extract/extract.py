@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from labkit.core.atomic import write_whole
-from labkit.core.beside import beside
+from labkit.core.locks import beside
 from labkit.core.locks import locked
 from labkit.core.mapping.engines import ItemErrors, check_engine, map_items
 from labkit.data.extract.files import differences, unpack

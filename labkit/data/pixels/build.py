@@ -11,7 +11,7 @@ from typing import BinaryIO
 import numpy as np
 
 from labkit.core.atomic import written_whole
-from labkit.core.beside import beside
+from labkit.core.locks import beside
 from labkit.core.locks import locked
 from labkit.core.mapping.engines import ItemErrors, check_engine, map_items
 from labkit.core.strings import PackedStrings

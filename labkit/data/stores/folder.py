@@ -14,7 +14,8 @@ from labkit.core.names import IMAGE_SUFFIXES, as_key, as_path, is_image
 from labkit.core.strings import PackedStrings
 from labkit.data.blobs.base import Extent, check_options, is_url
 from labkit.data.blobs.pagecache import evict
-from labkit.data.blobs.remote import HttpStore, ObjectStore, known_schemes
+from labkit.data.stores.remote import HttpStore, ObjectStore
+from labkit.data.blobs.fsspec_client import known_schemes
 from labkit.data.stores.simulated import SimulatedStore
 from labkit.data.tar.store import TarStore
 

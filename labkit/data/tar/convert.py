@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from labkit.core.atomic import written_whole
-from labkit.core.beside import beside
+from labkit.core.locks import beside
 from labkit.core.locks import locked
 from labkit.core.progress import progress_bar
 from labkit.data.tar.index import TarError

@@ -10,7 +10,8 @@ import numpy as np
 
 from labkit.core.names import is_image
 from labkit.core.strings import PackedStrings
-from labkit.data.blobs.base import Extent, Lazy, LocalBlob, check_options, is_url, open_blob
+from labkit.data.blobs.base import Extent, LocalBlob, check_options, is_url, open_blob
+from labkit.core.lazy import Lazy
 from labkit.data.blobs.pagecache import evict
 from labkit.data.tar.index import read_index
 from labkit.data.tar.members import plain_name

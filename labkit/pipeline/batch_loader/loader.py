@@ -15,7 +15,7 @@ from torch.utils.data import BatchSampler, Sampler, SequentialSampler
 from labkit.core.machine import usable_cores
 from labkit.core.strings import PackedStrings
 from labkit.core.threads import compute_alone
-from labkit.data.blobs.base import PerProcess
+from labkit.core.lazy import PerProcess
 from labkit.data.datasets import SkipLog, Skipped, labels_of
 from labkit.data.decoders import DecodeError
 from labkit.data.stores.folder import Store

@@ -85,11 +85,11 @@ def _asked_folder(results: Path) -> Path:
 
 
 def _default_folder() -> Path:
-    from labkit.lab.notebooks import FOLDER
+    from labkit.core.machine import NOTEBOOK_FOLDER
 
     if collected := os.environ.get(RESULTS_VARIABLE):
         return Path(collected)
-    here, clone = (root / "results" / env_id() / "frames" for root in (Path(), FOLDER.parent))
+    here, clone = (root / "results" / env_id() / "frames" for root in (Path(), NOTEBOOK_FOLDER.parent))
     return here if here.is_dir() else clone
 
 

@@ -16,7 +16,8 @@ import pytest
 
 from labkit import TarStore, open_store
 from labkit.data.blobs import base as blobs
-from labkit.data.blobs.base import Lazy, LocalBlob, PerProcess, RemoteFile, buffered, is_url, open_blob
+from labkit.core.lazy import Lazy, PerProcess
+from labkit.data.blobs.base import LocalBlob, RemoteFile, buffered, is_url, open_blob
 from tests.children import in_children
 
 DATA = random.Random(0).randbytes(100_000)

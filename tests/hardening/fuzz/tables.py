@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import pandas as pd
 
-from labkit.data.blobs.remote import HttpStore
+from labkit.data.stores.remote import HttpStore
 from labkit.data.depth.presets import PRESETS, read_list
 from labkit.data.samples.photos import MANIFEST, make_photos
 from labkit.data.shards.listing import ShardList
