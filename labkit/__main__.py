@@ -1,5 +1,5 @@
 """`python -m labkit`."""
 
-from labkit.lab.cli import app
+from labkit.lab import app
 
 app(prog_name="python -m labkit")

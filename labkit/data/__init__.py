@@ -1,1 +1,5 @@
 """Bytes and pixels: what lies on disk, and how it becomes a tensor."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

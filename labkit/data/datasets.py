@@ -15,9 +15,9 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
-from labkit.core.strings import PackedStrings
+from labkit.core import PackedStrings
 from labkit.data.decoders import DECODERS, FORMATS, DecodeError, decode
-from labkit.data.stores.folder import Store
+from labkit.data.stores import Store
 
 
 class Skipped(NamedTuple):

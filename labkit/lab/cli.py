@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from labkit.core.stdio import print_utf8
+from labkit.core import print_utf8
 
 print_utf8()
 app = typer.Typer(
@@ -71,8 +71,7 @@ def reference(
     _set_scale(scale or os.environ.get("LABKIT_SCALE") or ("gpu" if device == "cuda" else ""))
     from pathlib import Path
 
-    from labkit.teach.reference.record import record_reference
-    from labkit.teach.reference.runs import FOLDER
+    from labkit.teach.reference import FOLDER, record_reference
 
     try:
         path = record_reference(Path(folder) if folder else FOLDER, device=device, say=typer.echo)
@@ -91,7 +90,7 @@ def peers(
 ) -> None:
     """Compare the loaders that one may pick instead; writes results/<env_id>/peers-<profile>.csv and .png."""
     _set_scale(scale)
-    from labkit.peers.report import list_peers, run_peers
+    from labkit.peers import list_peers, run_peers
 
     if list_only:
         list_peers()
@@ -117,9 +116,7 @@ def diagnose(
     picture: Annotated[str, typer.Option(help="Write the picture here: stalls.png.")] = "",
 ) -> None:
     """Does this training wait for its data, for which part, and what to change first."""
-    from labkit.tuning.entry_point import made_training
-    from labkit.tuning.epochs import CannotDiagnose
-    from labkit.tuning.stalls import diagnose as find_stalls
+    from labkit.tuning import CannotDiagnose, diagnose as find_stalls, made_training
 
     try:
         loader, step = made_training(training, arguments or [])
@@ -147,8 +144,7 @@ def claims(
     _set_scale(scale)
     from shutil import get_terminal_size
 
-    from labkit.teach.claims.judging import claims as judged
-    from labkit.teach.claims.text import lines_of
+    from labkit.teach.claims import claims as judged, lines_of
 
     try:
         table = judged(results or None)
@@ -164,7 +160,7 @@ def convert(
     target: Annotated[str, typer.Argument(metavar="DST", help="Plain tar to write; must not exist yet.")],
 ) -> None:
     """Unpack a compressed tar to a plain one, which TarStore reads in any order."""
-    from labkit.data.tar.convert import convert_tar
+    from labkit.data.tar import convert_tar
 
     try:
         path = convert_tar(source, target)
@@ -176,10 +172,9 @@ def convert(
 @app.command()
 def lab(port: Annotated[int, typer.Option(help="Port of JupyterLab.")] = 8888) -> None:
     """Open JupyterLab in notebooks/ (on this machine only, behind its token); its runs are kept in results/."""
-    from labkit.core.machine import env_id
+    from labkit.core import NOTEBOOK_FOLDER, env_id
     from labkit.lab import jupyter as lab_server
-    from labkit.core.machine import NOTEBOOK_FOLDER
-    from labkit.measure.frames import RESULTS_VARIABLE
+    from labkit.measure import RESULTS_VARIABLE
 
     os.environ.setdefault(RESULTS_VARIABLE, os.path.abspath(os.path.join("results", env_id(), "frames")))
 
@@ -192,7 +187,7 @@ def lab(port: Annotated[int, typer.Option(help="Port of JupyterLab.")] = 8888) -
 
 
 def _set_scale(name: str) -> None:
-    from labkit.core.machine import scale
+    from labkit.core import scale
 
     if name:
         os.environ["LABKIT_SCALE"] = name

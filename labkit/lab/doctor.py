@@ -5,7 +5,7 @@ import time
 from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 
-from labkit.core.machine import core_limits, environment, package_version, photo_root, scale, usable_cores
+from labkit.core import core_limits, environment, package_version, photo_root, scale, usable_cores
 
 
 def findings() -> list[tuple[str, str]]:
@@ -64,13 +64,13 @@ def _gpu() -> str:
 
 
 def _decoders() -> str:
-    from labkit.data.decoders import missing_decoders
+    from labkit.data import missing_decoders
 
     return "; ".join(f"{name} is missing: {reason}" for name, reason in missing_decoders().items()) or "all present"
 
 
 def _regions() -> str:
-    from labkit.data.partial_jpeg import load_library
+    from labkit.data import load_library
 
     try:
         return Path(load_library()._name).name
@@ -80,7 +80,7 @@ def _regions() -> str:
 
 def _disk() -> str:
     """Kind of the disk below the photo folder, and its cold read speed where the kernel lets it be measured."""
-    from labkit.data.stores.folder import FolderStore
+    from labkit.data.stores import FolderStore
 
     root = photo_root("imagenet")
     if not root.is_dir():
@@ -105,8 +105,8 @@ def disk_kind(path: Path) -> str:
 
 
 def _cold_read(paths: list[Path]) -> str:
-    from labkit.data.blobs.pagecache import evict
-    from labkit.measure.processes import tree_usage
+    from labkit.data.blobs import evict
+    from labkit.measure import tree_usage
 
     try:
         n_bytes = evict(paths)

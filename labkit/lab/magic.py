@@ -5,8 +5,8 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics, cell_magic, magics_class
 from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
 
-from labkit.core.machine import scale
-from labkit.measure.timing import compare
+from labkit.core import scale
+from labkit.measure import compare
 
 
 @magics_class

@@ -17,13 +17,9 @@ from typing import Any
 import nbformat
 from nbformat import NotebookNode
 
-from labkit.core.atomic import written_whole
-from labkit.core.credentials import redacted
-from labkit.core.machine import NOTEBOOK_FOLDER
-from labkit.core.scratch import ScratchFolder
+from labkit.core import NOTEBOOK_FOLDER, ScratchFolder, redacted, written_whole
 
 _PATIENCE_S = 10.0  # for a cell that is interrupted
-
 
 
 @dataclass(frozen=True)

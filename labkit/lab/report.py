@@ -8,14 +8,11 @@ import jinja2
 import pandas as pd
 from matplotlib.figure import Figure
 
-from labkit.core.atomic import write_whole
-from labkit.core.machine import environment, scale
+from labkit.core import environment, scale, write_whole
 from labkit.lab.notebooks import Executed
-from labkit.measure.frames import load_frame
-from labkit.measure.plots import ladder_rungs, plot_ladder
-from labkit.teach.claims.judging import judged
-from labkit.teach.claims.text import ratios
-from labkit.teach.ladder import draw_figure, is_ladder, is_limit
+from labkit.measure import ladder_rungs, load_frame, plot_ladder
+from labkit.teach import draw_figure, is_ladder, is_limit
+from labkit.teach.claims import judged, ratios
 
 _PAGE = """<!doctype html>
 <html lang="en">

@@ -6,12 +6,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from labkit.core.atomic import write_whole
-from labkit.core.machine import env_id, home, photo_root, scale
-from labkit.data.samples.photos import make_photos
+from labkit.core import env_id, home, photo_root, scale, write_whole
+from labkit.data.samples import make_photos
 from labkit.lab.notebooks import Executed, Notebook, execute, find_notebooks, store
 from labkit.lab.report import write_index
-from labkit.measure.frames import RESULTS_VARIABLE
+from labkit.measure import RESULTS_VARIABLE
 from labkit.teach import ladder
 
 console = Console()

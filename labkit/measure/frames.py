@@ -12,9 +12,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from labkit.core.atomic import write_whole
-from labkit.core.credentials import redacted
-from labkit.core.machine import env_id, scale
+from labkit.core import env_id, redacted, scale, write_whole
 
 # One row a run. Units are in the names; any further column is a factor.
 COLUMNS = (

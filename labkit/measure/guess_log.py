@@ -8,8 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from labkit.core.atomic import write_whole
-from labkit.core.machine import env_id
+from labkit.core import env_id, write_whole
 from labkit.measure.frames import RESULTS_VARIABLE, file_stem
 
 COLUMNS = ("experiment", "label", "guess", "measured", "ci_low", "ci_high", "because")

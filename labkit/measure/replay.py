@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
-from labkit.core.tensor_trees import map_tensors, tensors
+from labkit.core import map_tensors, tensors
 
 
 class ReplayLoader:

@@ -15,8 +15,7 @@ from typing import Any
 
 import pandas as pd
 
-from labkit.core.credentials import redacted, tells
-from labkit.core.progress import progress_bar
+from labkit.core import progress_bar, redacted, tells
 from labkit.measure.frames import make_frame, record
 from labkit.measure.processes import PeakMemory, tree_usage
 from labkit.measure.runs import count_images, page_cache_state, synchronize

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from multiprocessing.connection import Pipe
 from typing import Any
 
-from labkit.measure.processes import apart
+from labkit.measure import apart
 from labkit.peers.peer import Peer, Work
 
 TIMEOUT_S = 900.0  # for one answer: preparing a format, or a whole epoch

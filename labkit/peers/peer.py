@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from labkit.core.atomic import write_whole
-from labkit.core.machine import usable_cores
-from labkit.data.stores.folder import FolderStore
+from labkit.core import usable_cores, write_whole
+from labkit.data.stores import FolderStore
 
 JPEG_FILES, JPEG_PACKED, RAW_PIXELS = "JPEG files", "JPEG in own format", "raw pixels"
 

@@ -11,11 +11,10 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from labkit.core.machine import home, scale, usable_cores
-from labkit.core.progress import progress_bar
-from labkit.data.samples.photos import make_photos
-from labkit.measure.timing import VariantError, compare
-from labkit.peers.adapters.own import BASELINE, DECODE_LIMIT, LIMITS, MEMCPY_LIMIT, NAIVE, OWN
+from labkit.core import home, progress_bar, scale, usable_cores
+from labkit.data.samples import make_photos
+from labkit.measure import VariantError, compare
+from labkit.peers.adapters import BASELINE, DECODE_LIMIT, LIMITS, MEMCPY_LIMIT, NAIVE, OWN
 from labkit.peers.check import PeerError, check_peer, make_pictures
 from labkit.peers.host import Host, HostedLoader, HostError
 from labkit.peers.peer import JPEG_FILES, JPEG_PACKED, RAW_PIXELS, Peer, Work

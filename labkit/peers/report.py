@@ -8,9 +8,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from labkit.core.atomic import written_whole
-from labkit.core.machine import env_id
-from labkit.measure.frames import save_frame
+from labkit.core import env_id, written_whole
+from labkit.measure import save_frame
 from labkit.peers.plots import grouped, plot_peers
 from labkit.peers.registry import PEERS, compare_peers, missing_modules
 from labkit.peers.table import against_best, left_out, peer_table

@@ -18,7 +18,7 @@ _LONGEST = 200  # characters of an error's line
 
 def serve(pipe: Connection) -> None:
     """Answer commands until the pipe is closed: each answer is ("value", ...) or ("error", line)."""
-    from labkit.measure.processes import PeakMemory
+    from labkit.measure import PeakMemory
 
     sys.path[:] = pipe.recv()
     try:
@@ -84,8 +84,7 @@ def _epochs(peer: Peer, work: Work) -> Iterator[Any]:
 
 def _epoch(peer: Peer, work: Work, memory: Any) -> Iterator[Any]:
     """At once when ready, then the first batch's images, the images of the rest, and the costs of all."""
-    from labkit.measure.processes import tree_usage
-    from labkit.measure.runs import count_images, page_cache_state, synchronize
+    from labkit.measure import count_images, page_cache_state, synchronize, tree_usage
 
     gc.collect()
     memory.begin()

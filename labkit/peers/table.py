@@ -2,8 +2,8 @@
 
 import pandas as pd
 
-from labkit.measure.frames import quiet_summary, speedup_interval
-from labkit.peers.adapters.own import DECODE_LIMIT, MEMCPY_LIMIT
+from labkit.measure import quiet_summary, speedup_interval
+from labkit.peers.adapters import DECODE_LIMIT, MEMCPY_LIMIT
 from labkit.peers.peer import RAW_PIXELS
 
 CLASSES = {True: "antialiased", False: "not antialiased", None: "between"}

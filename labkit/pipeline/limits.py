@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from labkit.core.machine import usable_cores
-from labkit.data.decoders import DECODERS, decode
-from labkit.data.stores.folder import Store
+from labkit.core import usable_cores
+from labkit.data import DECODERS, decode
+from labkit.data.stores import Store
 
 BATCH = 64
 _BLOCK_BYTES = 128 * 2**20  # of sources, and again of targets: together several times the usual caches

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from labkit.core.tensor_trees import map_tensors, tensors
+from labkit.core import map_tensors, tensors
 
 
 class CUDAPrefetcher:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from labkit.core.lazy import Lazy
+from labkit.core import Lazy
 
 _LARGEST_WALK = 10_000  # objects: transforms are few, a list of a million file names is not one of them
 _LARGEST_SEQUENCE = 1000

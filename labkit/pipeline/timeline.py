@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, get_worker_info
 
-from labkit.core.tensor_trees import map_tensors
+from labkit.core import map_tensors
 from labkit.pipeline.prefetch import CopyStream, CUDAPrefetcher
 
 COPIES = ("blocking", "non_blocking", "prefetch")

@@ -16,7 +16,7 @@ import pandas as pd
 import torch
 from PIL import Image, ImageOps
 
-from labkit.data.decoders import DECODERS, DecodeError, decode, missing_decoders
+from labkit.data import DECODERS, DecodeError, decode, missing_decoders
 
 WIDTH, HEIGHT = 95, 63  # odd, so that subsampled chroma has an edge to get wrong
 

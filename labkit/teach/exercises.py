@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from labkit.measure.frames import summarize
+from labkit.measure import summarize
 
 # id, such as "00.1" -> function of the answer that returns None if it is right, else what is wrong with it.
 Check = Callable[[Any], str | None]

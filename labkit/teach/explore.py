@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from labkit.core.png import png_bytes
+from labkit.core import png_bytes
 from labkit.teach.factors import METRICS, factors_of, levels_of, plot_runs, pooled_over, varies_within
 
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"

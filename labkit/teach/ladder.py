@@ -15,18 +15,14 @@ from matplotlib.figure import Figure
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset, RandomSampler
 
-from labkit.core.atomic import write_whole, written_whole
-from labkit.core.machine import Scale, usable_cores
-from labkit.data.datasets import ImageDataset, PILDataset
-from labkit.data.pixels.store import PixelStore
-from labkit.data.stores.folder import Store
-from labkit.measure.frames import load_frame, summarize
-from labkit.measure.timing import compare
-from labkit.pipeline.augment import Recipe, make_augment
-from labkit.pipeline.batch_loader.loader import BatchLoader
-from labkit.pipeline.limits import decode_limit, memcpy_limit
-from labkit.pipeline.loader.config import LoaderConfig
-from labkit.pipeline.loader.loader import make_loader
+from labkit.core import Scale, usable_cores, write_whole, written_whole
+from labkit.data import ImageDataset, PILDataset
+from labkit.data.pixels import PixelStore
+from labkit.data.stores import Store
+from labkit.measure import compare, load_frame, summarize
+from labkit.pipeline import Recipe, decode_limit, make_augment, memcpy_limit
+from labkit.pipeline.batch_loader import BatchLoader
+from labkit.pipeline.loader import LoaderConfig, make_loader
 
 Factory = Callable[[], Iterable[Any]]
 

@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from labkit.measure.guess_log import Prediction, guesses
+from labkit.measure import Prediction, guesses
 
 
 def predict(label: str, speedup: float, because: str = "") -> Prediction:

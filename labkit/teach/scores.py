@@ -9,9 +9,8 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 
-from labkit.core.png import png_base64
-from labkit.measure.frames import speedup_interval
-from labkit.measure.guess_log import outcomes
+from labkit.core import png_base64
+from labkit.measure import outcomes, speedup_interval
 
 _NEAR = 1.25  # a guess within this factor is a good one
 _NONE = "No guess has met its measurement yet: lk.predict(label, speedup), then lk.plot_speedup(runs)."

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from labkit.core.machine import usable_cores
+from labkit.core import usable_cores
 from labkit.tuning.training_loop import starts_workers, torch_loader
 
 LITTLE = 0.05  # share of the time: what costs less is not worth a change

@@ -8,11 +8,10 @@ from typing import Any
 
 from torch.utils.data import Subset
 
-from labkit.core.machine import usable_cores
-from labkit.data.datasets import ImageDataset, collate
-from labkit.pipeline.batch_loader.loader import BatchLoader
-from labkit.pipeline.loader.config import LoaderConfig
-from labkit.pipeline.loader.loader import make_loader
+from labkit.core import usable_cores
+from labkit.data import ImageDataset, collate
+from labkit.pipeline.batch_loader import BatchLoader
+from labkit.pipeline.loader import LoaderConfig, make_loader
 from labkit.tuning.io_wait import Making
 
 DEFAULT = "default"

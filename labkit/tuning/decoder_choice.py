@@ -7,10 +7,8 @@ from typing import Any
 
 import pandas as pd
 
-from labkit.data.datasets import ImageDataset
-from labkit.data.decoders import DECODERS, DecodeError, decode, missing_decoders
-from labkit.measure.frames import quiet_summary
-from labkit.measure.timing import compare
+from labkit.data import DECODERS, DecodeError, ImageDataset, decode, missing_decoders
+from labkit.measure import compare, quiet_summary
 
 _SMALLER = {"pil_draft"}  # decodes at another size: other work
 

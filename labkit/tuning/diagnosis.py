@@ -50,7 +50,7 @@ class Diagnosis:
 
     def plot(self, ax: Any = None) -> Any:
         """Where the time of a batch goes, beside the step alone. Returns the Axes."""
-        from labkit.measure.plots import plot_stalls
+        from labkit.measure import plot_stalls
 
         parts = {"compute": self.costs.step, **lost_s(self.costs)}
         rows = [{"variant": "training", "stage": stage, "seconds": seconds} for stage, seconds in parts.items()]
@@ -101,7 +101,7 @@ def _picture(found: Diagnosis) -> str:
     """PNG, base64."""
     import matplotlib.pyplot as plt
 
-    from labkit.core.png import png_base64
+    from labkit.core import png_base64
 
     figure, ax = plt.subplots(figsize=(7.5, 2.2), layout="constrained")
     found.plot(ax=ax)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from labkit.core.rng import kept_global_state
+from labkit.core import kept_global_state
 from labkit.tuning.steal_time import core_time
 
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from labkit.measure.frames import paired_ratios, quiet_summary
-from labkit.measure.timing import compare
+from labkit.measure import compare, paired_ratios, quiet_summary
 from labkit.tuning.training_loop import counted
 
 STEP_ALONE = "step alone"

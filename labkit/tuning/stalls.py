@@ -7,10 +7,8 @@ from typing import Any
 
 import pandas as pd
 
-from labkit.core.rng import kept_global_state
-from labkit.measure.frames import make_frame, speedup_interval
-from labkit.measure.processes import tree_usage
-from labkit.measure.runs import page_cache_state
+from labkit.core import kept_global_state
+from labkit.measure import make_frame, page_cache_state, speedup_interval, tree_usage
 from labkit.tuning import training_loop as loop_parts
 from labkit.tuning.advice import Costs, advise, of_data_set
 from labkit.tuning.diagnosis import Diagnosis, lost_s

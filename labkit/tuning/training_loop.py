@@ -10,10 +10,8 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from labkit.core.tensor_trees import map_tensors
-from labkit.measure.processes import tree_usage
-from labkit.measure.replay import fresh, versions
-from labkit.measure.runs import count_images, synchronize
+from labkit.core import map_tensors
+from labkit.measure import count_images, fresh, synchronize, tree_usage, versions
 from labkit.tuning.epochs import CannotDiagnose, Epochs
 from labkit.tuning.io_wait import in_line_s
 from labkit.tuning.steal_time import core_time

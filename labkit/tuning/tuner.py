@@ -10,11 +10,9 @@ from typing import Any
 
 import pandas as pd
 
-from labkit.data.datasets import collate
-from labkit.measure.frames import quiet_summary
-from labkit.measure.replay import ReplayLoader
-from labkit.measure.runs import synchronize
-from labkit.pipeline.loader.config import LoaderConfig
+from labkit.data import collate
+from labkit.measure import ReplayLoader, quiet_summary, synchronize
+from labkit.pipeline.loader import LoaderConfig
 from labkit.tuning.candidates import (
     DEFAULT,
     WORTH_MEASURING,

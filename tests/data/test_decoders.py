@@ -14,8 +14,7 @@ from PIL import Image
 
 from labkit import DECODERS, DecodeError, conformance, decode, missing_decoders, oracle_files
 from labkit.data import decoders as decode_module
-from labkit.teach.conformance import HEIGHT, WIDTH, broken_files, exif_of, picture, reference
-from labkit.teach.conformance import _png as png_bytes
+from labkit.teach.conformance import HEIGHT, WIDTH, _png as png_bytes, broken_files, exif_of, picture, reference
 
 SCALING = ("pil_draft", "turbojpeg")
 LACKING = {"torchcodec"} if Version(version("torchcodec")) < Version("0.16") else set()  # no decode_image before

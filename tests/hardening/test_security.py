@@ -20,8 +20,7 @@ import labkit as lk
 from labkit.core import atomic as files
 from labkit.core.locks import locked
 from labkit.core.mapping.engines import ItemErrors
-from labkit.data.extract import files as tar_files
-from labkit.data.extract import plan as tar_safety
+from labkit.data.extract import files as tar_files, plan as tar_safety
 from labkit.data.extract.extract import WORK, extract_tars
 from labkit.data.extract.plan import UnsafeTarError, safe_path
 from labkit.data.samples import imagenette as download

@@ -7,8 +7,7 @@ import pytest
 from matplotlib.collections import PathCollection
 
 import labkit as lk
-from labkit.measure import frames as results
-from labkit.measure import plots
+from labkit.measure import frames as results, plots
 
 
 @pytest.fixture

@@ -16,8 +16,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import labkit as lk
-from labkit.measure import processes, sampler
-from labkit.measure import runs as batches
+from labkit.measure import processes, runs as batches, sampler
 from labkit.measure.frames import COLUMNS, RESULTS_VARIABLE
 from labkit.measure.runs import page_cache_state, synchronize
 from labkit.measure.timing import count_images

@@ -25,10 +25,7 @@ from labkit.data.stores.folder import FolderStore
 from labkit.lab.cli import app
 from labkit.measure.frames import load_frame, make_frame, save_frame
 from labkit.measure.processes import apart
-from labkit.peers import check as peer_check
-from labkit.peers import probe_images as pictures
-from labkit.peers import registry as peers
-from labkit.peers import report as peer_report
+from labkit.peers import check as peer_check, probe_images as pictures, registry as peers, report as peer_report
 from labkit.peers.adapters.own import BASELINE, DECODE_LIMIT, MEMCPY_LIMIT, NAIVE, OWN
 from labkit.peers.host import Host, HostedLoader, HostError
 from labkit.peers.peer import JPEG_FILES, JPEG_PACKED, RAW_PIXELS, Peer, Work, labelled_photos, prepare_once

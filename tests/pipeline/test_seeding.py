@@ -15,8 +15,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 import labkit as lk
-from labkit.core.rng import kept_global_state
 from labkit.core.lazy import Lazy
+from labkit.core.rng import kept_global_state
 from labkit.pipeline.seeding import derived_seed, find_generators
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # spawned workers cannot import a test file

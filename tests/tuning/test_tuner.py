@@ -9,8 +9,7 @@ from torch.utils.data import Dataset, IterableDataset
 from torchvision.transforms import v2
 
 import labkit as lk
-from labkit.tuning import candidates as field
-from labkit.tuning import decoder_choice, race
+from labkit.tuning import candidates as field, decoder_choice, race
 from labkit.tuning.candidates import DEFAULT, Candidate, Source, expected_s, worth_measuring
 from labkit.tuning.io_wait import Making
 from labkit.tuning.race import STEP_ALONE

@@ -6,8 +6,9 @@ import stat
 import weakref
 from functools import partial
 from pathlib import Path
-from labkit.core.lazy import Lazy
 from typing import Any, NamedTuple, Protocol
+
+from labkit.core import Lazy
 
 _REMOTE_BUFFER_BYTES = 1 << 20  # headers of small members come many to a request
 

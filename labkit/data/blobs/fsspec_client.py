@@ -1,20 +1,12 @@
 """What reading through fsspec needs: the filesystem of an address, its errors as ours, no secret told."""
 
-import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
-from urllib.parse import urlsplit
 
-from labkit.core.credentials import redacted, shown, tells
-from labkit.core.names import is_image, names_a_file
-from labkit.core.strings import PackedStrings
-from labkit.core.lazy import PerProcess
-from labkit.data.blobs.http_client import HttpClient
-from labkit.data.stores.http_listing import address, listed_images
+from labkit.core import redacted, tells
 
 _TOLD_APART = (FileNotFoundError, IsADirectoryError, ValueError, ImportError)  # by callers
 
@@ -63,5 +55,3 @@ def secrets_of(storage_options: dict[str, Any]) -> tuple[str, ...]:
     return tuple(
         value for name, value in named if isinstance(value, str) and re.search("(?i)secret|token|pass", name) and value
     )
-
-

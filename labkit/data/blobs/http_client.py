@@ -12,9 +12,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 import urllib3
 from urllib3.util import Retry, Timeout
 
-from labkit.core.credentials import shown
-from labkit.core.limits import VARIABLE, max_file_bytes
-from labkit.core.lazy import PerProcess
+from labkit.core import VARIABLE, PerProcess, max_file_bytes, shown
 
 _LONGEST_WAIT_S = 10.0  # between two tries, whatever the server asks for
 _TRANSIENT = frozenset({408, 429, 500, 502, 503, 504})

@@ -1,22 +1,13 @@
 """One file behind a network: over HTTP, or in object storage through fsspec."""
 
-import json
-import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
-from urllib.parse import urlsplit
 
-from labkit.core.credentials import redacted, shown, tells
-from labkit.core.names import is_image, names_a_file
-from labkit.core.strings import PackedStrings
-from labkit.core.lazy import PerProcess
-from labkit.data.blobs.http_client import HttpClient
-from labkit.data.stores.http_listing import address, listed_images
-
+from labkit.core import PerProcess, shown
 from labkit.data.blobs.fsspec_client import asking, filesystem_of, secrets_of
+from labkit.data.blobs.http_client import HttpClient
+
 _VERSIONS = ("ETag", "etag", "mtime", "LastModified", "last_modified", "updated", "created")  # as fsspec's kinds say it
 
 
@@ -92,5 +83,3 @@ class ObjectBlob:
             filesystem, path = self._place()
             data = filesystem.cat_file(path, start=offset, end=offset + size)
         return _whole(self.name, data, size)
-
-

@@ -13,7 +13,7 @@ from labkit.data.decoders import DecodeError, open_image
 from labkit.data.depth.fast import fast_sample
 from labkit.data.depth.presets import Preset, find_preset, read_list
 from labkit.data.depth.reference import plain_sample
-from labkit.data.stores.folder import Store
+from labkit.data.stores import Store
 
 MODES = ("train", "evaluate")
 _KINDS = {"rgb": (3, ("uint8",), "8-bit RGB"), "depth": (2, ("uint8", "uint16"), "8- or 16-bit gray")}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from labkit.core.strings import PackedStrings
+from labkit.core import PackedStrings
 
 # (top, bottom, left, right): shares of height and width, or pixels.
 REGIONS = {

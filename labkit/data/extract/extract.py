@@ -7,13 +7,11 @@ from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
-from labkit.core.atomic import write_whole
-from labkit.core.locks import beside
-from labkit.core.locks import locked
-from labkit.core.mapping.engines import ItemErrors, check_engine, map_items
+from labkit.core import beside, locked, write_whole
+from labkit.core.mapping import ItemErrors, check_engine, map_items
 from labkit.data.extract.files import differences, unpack
 from labkit.data.extract.plan import Plan, plan_members
-from labkit.data.tar.stream import TarStream
+from labkit.data.tar import TarStream
 
 WORK = ".extract"  # under the root: what each folder came from, and what is still being extracted
 _SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst")

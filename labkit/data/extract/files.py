@@ -7,11 +7,10 @@ from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
 
-from labkit.core.names import as_path
-from labkit.core.progress import progress_bar
+from labkit.core import as_path, progress_bar
 from labkit.data.extract.plan import Plan, colliding
 from labkit.data.extract.tree import Tree
-from labkit.data.tar.stream import TarStream
+from labkit.data.tar import TarStream
 
 
 def unpack(archive: Path, plan: Plan, tree: Path, progress: bool) -> None:

@@ -8,8 +8,7 @@ import tarfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from labkit.core.limits import MAX_MEMBERS
-from labkit.core.names import as_path
+from labkit.core import MAX_MEMBERS, as_path
 
 
 class UnsafeTarError(ValueError):

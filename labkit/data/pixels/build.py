@@ -10,15 +10,12 @@ from typing import BinaryIO
 
 import numpy as np
 
-from labkit.core.atomic import written_whole
-from labkit.core.locks import beside
-from labkit.core.locks import locked
-from labkit.core.mapping.engines import ItemErrors, check_engine, map_items
-from labkit.core.strings import PackedStrings
+from labkit.core import PackedStrings, beside, locked, written_whole
+from labkit.core.mapping import ItemErrors, check_engine, map_items
 from labkit.data.decoders import _load
 from labkit.data.pixels.format import Origin, PixelError, pixels_start, read_head
 from labkit.data.pixels.parts import Part, fill_in_head, make_part, planned
-from labkit.data.stores.folder import Store, open_store
+from labkit.data.stores import Store, open_store
 
 _WHOLE = "whole.pixels"
 _OURS = re.compile(r"(part-\d{6,}|whole)\.pixels|\.\d+-[0-9a-f]{8}\.partial")

@@ -31,7 +31,7 @@ from pathlib import Path
 
 import numpy as np
 
-from labkit.core.strings import PackedStrings
+from labkit.core import PackedStrings
 
 MAGIC, VERSION, ALIGNMENT = b"LKPIXELS", 1, 64
 

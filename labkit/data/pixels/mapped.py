@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from labkit.core.lazy import Lazy
+from labkit.core import Lazy
 from labkit.data.datasets import labels_of
 from labkit.data.pixels.format import REBUILD, Head, PixelError, read_head
 

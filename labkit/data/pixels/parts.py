@@ -12,13 +12,12 @@ from typing import BinaryIO
 import numpy as np
 from torch import Tensor
 
-from labkit.core.atomic import written_whole
-from labkit.core.mapping.pools import describe
-from labkit.core.strings import PackedStrings
+from labkit.core import PackedStrings, written_whole
+from labkit.core.mapping import describe
 from labkit.data.decoders import DecodeError, decode
 from labkit.data.pixels.format import ALIGNMENT, VERSION, Origin, PixelError, laid_out, packed_head, pixels_start
 from labkit.data.pixels.mapped import PixelMap
-from labkit.data.stores.folder import Store
+from labkit.data.stores import Store
 
 _LARGEST_PART = 256
 _FEWEST_PARTS = 32  # so that few images, too, are spread over the cores

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from labkit.core.mapping.engines import map_items
-from labkit.core.strings import PackedStrings
+from labkit.core import PackedStrings
+from labkit.core.mapping import map_items
 from labkit.data.pixels.format import REBUILD, PixelError
 from labkit.data.pixels.mapped import PixelMap
-from labkit.data.stores.folder import Store
+from labkit.data.stores import Store
 
 __all__ = ["PixelError", "PixelStore"]
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageEnhance
 
-from labkit.core.atomic import write_whole, written_whole
-from labkit.core.mapping.engines import map_items
+from labkit.core import write_whole, written_whole
+from labkit.core.mapping import map_items
 
 LIST_NAME = "filename_list_train.txt"
 FOLDER_NAME = "train"

@@ -13,11 +13,10 @@ from pathlib import Path
 from torchvision.datasets import Imagenette
 from torchvision.datasets.utils import check_integrity
 
-from labkit.core.credentials import redacted, shown
-from labkit.data.blobs.http_client import without_credentials
-from labkit.data.extract.files import unpack
-from labkit.data.extract.plan import plan_members
-from labkit.data.tar.stream import TarStream
+from labkit.core import redacted, shown
+from labkit.data.blobs import without_credentials
+from labkit.data.extract import plan_members, unpack
+from labkit.data.tar import TarStream
 
 _TIMEOUT_S = 60.0  # without a byte
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageEnhance
 
-from labkit.core.atomic import write_whole
-from labkit.core.mapping.engines import check_engine, map_items
+from labkit.core import write_whole
+from labkit.core.mapping import check_engine, map_items
 
 MANIFEST = "manifest.json"
 

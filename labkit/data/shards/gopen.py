@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 from webdataset.gopen import gopen_schemes
 
-from labkit.data.blobs.base import Blob, LocalBlob, open_blob
+from labkit.data.blobs import Blob, LocalBlob, open_blob
 
 _CHUNK_BYTES = 4 << 20  # about forty photos: with one chunk ahead, a round trip is hidden behind decoding them
 _LOCAL_BUFFER_BYTES = 1 << 20

@@ -14,10 +14,8 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 from urllib.parse import unquote
 
-from labkit.core.limits import VARIABLE, max_file_bytes
-from labkit.data.tar.headers import BoundedInfo
-from labkit.data.tar.index import TarError
-from labkit.data.tar.stream import Source, unpacked
+from labkit.core import VARIABLE, max_file_bytes
+from labkit.data.tar import BoundedInfo, Source, TarError, unpacked
 
 _READABLE_NAME = 100  # longer names, and those that are not ASCII, take a pax record of their own
 

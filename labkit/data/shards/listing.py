@@ -10,9 +10,8 @@ from urllib.parse import urlsplit
 
 from webdataset.tariterators import base_plus_ext
 
-from labkit.core.credentials import shown
-from labkit.core.names import is_image
-from labkit.data.blobs.base import is_url
+from labkit.core import is_image, shown
+from labkit.data.blobs import is_url
 from labkit.data.shards.gopen import open_url
 from labkit.data.shards.layout import read_members
 from labkit.data.shards.write import MANIFEST, UNFINISHED, read_manifest

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from labkit.core.progress import progress_bar
+from labkit.core import progress_bar
 from labkit.data.shards.layout import Sample, member_names, sample_bytes
-from labkit.data.stores.folder import Store
+from labkit.data.stores import Store
 
 
 class PlannedShard(NamedTuple):

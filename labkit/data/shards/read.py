@@ -16,7 +16,7 @@ from torch.utils.data import IterableDataset
 from webdataset.tariterators import group_by_keys
 from webdataset.utils import pytorch_worker_info
 
-from labkit.core.names import IMAGE_SUFFIXES
+from labkit.core import IMAGE_SUFFIXES
 from labkit.data.datasets import SkipLog, Skipped
 from labkit.data.decoders import DECODERS, DecodeError, decode
 from labkit.data.shards.listing import ShardList, name_of, read_shard

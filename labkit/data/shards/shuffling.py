@@ -4,7 +4,7 @@ from tempfile import gettempdir
 
 import numpy as np
 
-from labkit.core.scratch import ScratchFolder
+from labkit.core import ScratchFolder
 from labkit.data.shards.read import ShardDataset, ShardWarning, read_shards
 from labkit.data.shards.write import write_shards
 

@@ -7,12 +7,11 @@ import shutil
 from functools import partial
 from pathlib import Path
 
-from labkit.core.atomic import remove_leftovers, write_whole, written_whole
-from labkit.core.mapping.engines import map_items
-from labkit.core.names import names_a_file
+from labkit.core import names_a_file, remove_leftovers, write_whole, written_whole
+from labkit.core.mapping import map_items
 from labkit.data.shards.layout import sha256_of, write_tar
 from labkit.data.shards.plan import Plan, PlannedShard, make_plan
-from labkit.data.stores.folder import Store
+from labkit.data.stores import Store
 
 MANIFEST = "manifest.json"
 UNFINISHED = "unfinished"  # folder of what is known until the manifest is written

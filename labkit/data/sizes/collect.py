@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pandas as pd
 
-from labkit.core.names import as_key, as_path
+from labkit.core import as_key, as_path
 from labkit.data.sizes.folders import SUFFIXES, Folder, scan
 from labkit.data.sizes.headers import Header
 from labkit.data.sizes.latent_caches import Size, sizes_from_caches

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from labkit.core.names import IMAGE_SUFFIXES
+from labkit.core import IMAGE_SUFFIXES
 
 # What diffusion trainers read besides: sd-scripts takes AVIF and JPEG XL where Pillow has their plug-ins.
 SUFFIXES = (*IMAGE_SUFFIXES, ".avif", ".bmp", ".jxl")

@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from labkit.core.machine import usable_cores
-from labkit.core.mapping.engines import ItemErrors, map_items
+from labkit.core import usable_cores
+from labkit.core.mapping import ItemErrors, map_items
 from labkit.data.sizes.headers import Header, read_header
 
 _PROBE = 64  # files that are read before the choice

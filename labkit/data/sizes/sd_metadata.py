@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from labkit.core.atomic import write_whole
-from labkit.core.names import as_key, as_path
+from labkit.core import as_key, as_path, write_whole
 from labkit.data.sizes.folders import METADATA
 from labkit.data.sizes.latent_caches import MAX_SIDE, Size
 

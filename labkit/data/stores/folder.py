@@ -9,15 +9,11 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from labkit.core.credentials import shown
-from labkit.core.names import IMAGE_SUFFIXES, as_key, as_path, is_image
-from labkit.core.strings import PackedStrings
-from labkit.data.blobs.base import Extent, check_options, is_url
-from labkit.data.blobs.pagecache import evict
+from labkit.core import IMAGE_SUFFIXES, PackedStrings, as_key, as_path, is_image, shown
+from labkit.data.blobs import Extent, check_options, evict, is_url, known_schemes
 from labkit.data.stores.remote import HttpStore, ObjectStore
-from labkit.data.blobs.fsspec_client import known_schemes
 from labkit.data.stores.simulated import SimulatedStore
-from labkit.data.tar.store import TarStore
+from labkit.data.tar import TarStore
 
 __all__ = [
     "IMAGE_SUFFIXES", "FolderStore", "HttpStore", "ObjectStore", "SimulatedStore", "Store", "TarStore", "open_store",

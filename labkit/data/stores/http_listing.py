@@ -5,9 +5,8 @@ from collections.abc import Iterator
 from html.parser import HTMLParser
 from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit
 
-from labkit.core.credentials import shown
-from labkit.core.names import is_image
-from labkit.data.blobs.http_client import HttpClient
+from labkit.core import is_image, shown
+from labkit.data.blobs import HttpClient
 
 _DEEPEST = 32  # folders below the first: a link to its own folder would lead on for ever
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import quote, unquote
 
-from labkit.core.names import as_key, as_path
+from labkit.core import as_key, as_path
 
 
 @contextmanager

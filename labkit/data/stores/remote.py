@@ -1,22 +1,14 @@
 """Images behind a network: over HTTP, and in object storage through fsspec."""
 
 import json
-import os
-import re
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
-from labkit.core.credentials import redacted, shown, tells
-from labkit.core.names import is_image, names_a_file
-from labkit.core.strings import PackedStrings
-from labkit.core.lazy import PerProcess
-from labkit.data.blobs.http_client import HttpClient
+from labkit.core import PackedStrings, PerProcess, is_image, names_a_file, shown
+from labkit.data.blobs import HttpClient, asking, filesystem_of, secrets_of
 from labkit.data.stores.http_listing import address, listed_images
-
-from labkit.data.blobs.fsspec_client import asking, filesystem_of, secrets_of
 
 
 class HttpStore:
@@ -145,5 +137,3 @@ class ObjectStore:
             filesystem, root = self._place()
             paths = filesystem.find(root)
         return (path.removeprefix(root).lstrip("/") for path in paths)
-
-

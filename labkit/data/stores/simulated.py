@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-from labkit.data.blobs.base import Extent
-from labkit.core.lazy import PerProcess
+from labkit.core import PerProcess
+from labkit.data.blobs import Extent
 
 _STATE = struct.Struct("=qqd")  # a `_Position`
 

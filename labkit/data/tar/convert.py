@@ -4,10 +4,7 @@ import os
 from pathlib import Path
 from typing import BinaryIO
 
-from labkit.core.atomic import written_whole
-from labkit.core.locks import beside
-from labkit.core.locks import locked
-from labkit.core.progress import progress_bar
+from labkit.core import beside, locked, progress_bar, written_whole
 from labkit.data.tar.index import TarError
 from labkit.data.tar.stream import BLOCK_BYTES, TarStream, unpacked
 

@@ -3,7 +3,7 @@
 import tarfile
 from typing import Any
 
-from labkit.core.limits import MAX_TAR_HEADER_BYTES
+from labkit.core import MAX_TAR_HEADER_BYTES
 
 
 class BoundedInfo(tarfile.TarInfo):

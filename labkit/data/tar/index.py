@@ -19,10 +19,8 @@ from pathlib import Path
 
 import numpy as np
 
-from labkit.core.atomic import write_whole
-from labkit.core.machine import home
-from labkit.core.strings import PackedStrings
-from labkit.data.blobs.base import Blob, LocalBlob
+from labkit.core import PackedStrings, home, write_whole
+from labkit.data.blobs import Blob, LocalBlob
 from labkit.data.tar.members import Member, TarError, TarWarning, plain_name, scan, size_fault
 
 __all__ = ["SUFFIX", "TarError", "TarIndex", "TarWarning", "build_index", "plain_name", "read_index"]

@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import BinaryIO, NamedTuple
 
-from labkit.data.blobs.base import Blob, LocalBlob, buffered, is_url
+from labkit.data.blobs import Blob, LocalBlob, buffered, is_url
 from labkit.data.tar.headers import BoundedInfo
 
 _BLOCK = tarfile.BLOCKSIZE

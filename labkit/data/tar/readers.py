@@ -9,10 +9,8 @@ from contextlib import closing, suppress
 from functools import partial
 from typing import IO
 
-from labkit.core.limits import VARIABLE, max_file_bytes
-from labkit.core.strings import PackedStrings
-from labkit.data.blobs.base import Blob
-from labkit.core.lazy import Lazy, PerProcess
+from labkit.core import VARIABLE, Lazy, PackedStrings, PerProcess, max_file_bytes
+from labkit.data.blobs import Blob
 from labkit.data.tar.headers import BoundedInfo
 from labkit.data.tar.members import UNREADABLE, TarError, plain_name, scan, size_fault
 

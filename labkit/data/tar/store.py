@@ -8,11 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from labkit.core.names import is_image
-from labkit.core.strings import PackedStrings
-from labkit.data.blobs.base import Extent, LocalBlob, check_options, is_url, open_blob
-from labkit.core.lazy import Lazy
-from labkit.data.blobs.pagecache import evict
+from labkit.core import Lazy, PackedStrings, is_image
+from labkit.data.blobs import Extent, LocalBlob, check_options, evict, is_url, open_blob
 from labkit.data.tar.index import read_index
 from labkit.data.tar.members import plain_name
 from labkit.data.tar.readers import MODES

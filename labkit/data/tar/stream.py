@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import BinaryIO
 
-from labkit.core.limits import MAX_UNPACKER_BYTES
+from labkit.core import MAX_UNPACKER_BYTES
 from labkit.data.tar.headers import BoundedInfo
 from labkit.data.tar.index import TarError, TarWarning
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from labkit.peers.adapters.torchvision import fast_settings
 from labkit.peers.peer import JPEG_FILES, Peer, Work, labelled_photos
-from labkit.pipeline.augment import import_albumentations
+from labkit.pipeline import import_albumentations
 
 
 class _Photos:

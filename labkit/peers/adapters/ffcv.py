@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from labkit.data.datasets import ImageDataset
-from labkit.data.pixels.store import PixelStore
-from labkit.data.stores.folder import FolderStore
+from labkit.data import ImageDataset
+from labkit.data.pixels import PixelStore
+from labkit.data.stores import FolderStore
 from labkit.peers.peer import JPEG_PACKED, RAW_PIXELS, Peer, Work, prepare_once
 
 _LEAST_PAGE = 8 * 2**20  # FFCV's own default

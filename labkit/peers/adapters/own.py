@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from functools import lru_cache, partial
 from pathlib import Path
 
-from labkit.data.stores.folder import FolderStore
+from labkit.data.stores import FolderStore
 from labkit.peers.adapters.torchvision import pil_transform, tensor_transform
 from labkit.peers.peer import JPEG_FILES, RAW_PIXELS, Peer, Work, prepare_once
 
@@ -15,7 +15,7 @@ _Own = partial(Peer, install="", modules=())
 
 
 def _prepare_pixels(work: Work) -> Path:
-    from labkit.data.pixels.store import PixelStore
+    from labkit.data.pixels import PixelStore
 
     def build(folder: Path) -> None:
         store = FolderStore(work.root)
@@ -28,15 +28,15 @@ def _prepare_pixels(work: Work) -> Path:
 
 @lru_cache(maxsize=1)
 def _files(antialias: bool, work: Work) -> Iterable:
-    from labkit.pipeline.batch_loader.loader import BatchLoader
+    from labkit.pipeline.batch_loader import BatchLoader
 
     return _batches(BatchLoader, FolderStore(work.root), antialias, work)
 
 
 @lru_cache(maxsize=1)
 def _pixels(antialias: bool, work: Work) -> Iterable:
-    from labkit.data.pixels.store import PixelStore
-    from labkit.pipeline.batch_loader.loader import BatchLoader
+    from labkit.data.pixels import PixelStore
+    from labkit.pipeline.batch_loader import BatchLoader
 
     return _batches(BatchLoader, PixelStore(_prepare_pixels(work)), antialias, work)
 
@@ -52,7 +52,7 @@ def _batches(loader: type, source: object, antialias: bool, work: Work) -> Itera
 def _naive(work: Work) -> Iterable:
     from torch.utils.data import DataLoader
 
-    from labkit.data.datasets import PILDataset
+    from labkit.data import PILDataset
 
     dataset = PILDataset(FolderStore(work.root), transform=pil_transform(work))
     return DataLoader(dataset, batch_size=work.batch_size, shuffle=True)
@@ -60,9 +60,8 @@ def _naive(work: Work) -> Iterable:
 
 @lru_cache(maxsize=1)
 def _best_dataloader(work: Work) -> Iterable:
-    from labkit.data.datasets import ImageDataset
-    from labkit.pipeline.loader.config import LoaderConfig
-    from labkit.pipeline.loader.loader import make_loader
+    from labkit.data import ImageDataset
+    from labkit.pipeline.loader import LoaderConfig, make_loader
 
     config = LoaderConfig(batch_size=work.batch_size, num_workers=work.num_workers, seed=work.seed)
     return make_loader(
@@ -72,14 +71,14 @@ def _best_dataloader(work: Work) -> Iterable:
 
 @lru_cache(maxsize=1)
 def _decode_limit(work: Work) -> Iterable:
-    from labkit.pipeline.limits import decode_limit
+    from labkit.pipeline import decode_limit
 
     return decode_limit(FolderStore(work.root), num_threads=work.num_workers)
 
 
 @lru_cache(maxsize=1)
 def _memcpy_limit(work: Work) -> Iterable:
-    from labkit.pipeline.limits import memcpy_limit
+    from labkit.pipeline import memcpy_limit
 
     return memcpy_limit(len(FolderStore(work.root)), size=work.size, num_threads=work.num_workers)
 

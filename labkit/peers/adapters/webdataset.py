@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 
-from labkit.data.stores.folder import FolderStore
+from labkit.data.stores import FolderStore
 from labkit.peers.adapters.torchvision import decode_bytes, fast_settings, tensor_transform
 from labkit.peers.peer import JPEG_PACKED, Peer, Work, prepare_once
 
@@ -12,7 +12,7 @@ _SHARDS_A_WORKER = 4  # whole shards are dealt out to workers: few of them, and 
 
 
 def _prepare(work: Work) -> Path:
-    from labkit.data.shards.shuffling import write_shards
+    from labkit.data.shards import write_shards
 
     store = FolderStore(work.root)
     max_count = max(1, len(store) // (_SHARDS_A_WORKER * max(1, work.num_workers)))

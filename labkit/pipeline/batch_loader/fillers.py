@@ -9,10 +9,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from labkit.data.datasets import SkipLog
-from labkit.data.decoders import MAX_PIXELS, DecodeError, decode
-from labkit.data.partial_jpeg import SCALES, Frame, Part, open_decoder
-from labkit.data.stores.folder import Store
+from labkit.data import MAX_PIXELS, SCALES, DecodeError, Frame, Part, SkipLog, decode, open_decoder
+from labkit.data.stores import Store
 from labkit.pipeline.batch_loader.crops import flips, middle_crops, random_crops, uniforms
 from labkit.pipeline.batch_loader.resample import flip_into, resize_into
 

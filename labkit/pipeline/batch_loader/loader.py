@@ -12,13 +12,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import BatchSampler, Sampler, SequentialSampler
 
-from labkit.core.machine import usable_cores
-from labkit.core.strings import PackedStrings
-from labkit.core.threads import compute_alone
-from labkit.core.lazy import PerProcess
-from labkit.data.datasets import SkipLog, Skipped, labels_of
-from labkit.data.decoders import DecodeError
-from labkit.data.stores.folder import Store
+from labkit.core import PackedStrings, PerProcess, compute_alone, usable_cores
+from labkit.data import DecodeError, SkipLog, Skipped, labels_of
+from labkit.data.stores import Store
 from labkit.pipeline.batch_loader.buffers import BatchBuffers
 from labkit.pipeline.batch_loader.fillers import Draw, EncodedFiller, PixelFiller
 from labkit.pipeline.samplers import Shuffled

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from labkit.core.machine import core_limits, usable_cores
+from labkit.core import core_limits, usable_cores
 
 
 class LoaderWarning(UserWarning):

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, Sampler, SequentialSampler, Subset
 
-from labkit.core.rng import kept_global_state
-from labkit.data.datasets import collate
+from labkit.core import kept_global_state
+from labkit.data import collate
 from labkit.pipeline.loader.config import LoaderConfig
 from labkit.pipeline.loader.workers import (
     Epoch,
@@ -249,8 +249,6 @@ def _as_it_is(batch: Any) -> Any:
 def __getattr__(name: str) -> Any:
     if name != "BatchLoader":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from labkit.pipeline.batch_loader.loader import (
-        BatchLoader,  # here: it loads OpenCV, which not every worker should have to
-    )
+    from labkit.pipeline.batch_loader import BatchLoader
 
     return BatchLoader

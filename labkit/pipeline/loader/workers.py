@@ -16,8 +16,7 @@ from typing import Any
 
 from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader
-from torch.utils.data._utils import signal_handling
-from torch.utils.data._utils import worker as worker_loop
+from torch.utils.data._utils import signal_handling, worker as worker_loop
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 _PATIENCE_S = 5.0

@@ -3,7 +3,7 @@
 from itertools import combinations_with_replacement
 from typing import Any
 
-from labkit.teach.claims.verdicts import FAILS, HOLDS, MISSING, NEEDS_GPU, OPEN, Reading, reaches, together
+from labkit.teach.claims import FAILS, HOLDS, MISSING, NEEDS_GPU, OPEN, Reading, reaches, together
 from labkit.teach.exercises import exercise, judge, near
 
 _INTERVALS = ((2.2, 2.4), (1.8, 2.3), (1.3, 1.6), (0.8, 1.2), (0.9, 2.5), (0.5, 0.8), (1.01, 5.0))

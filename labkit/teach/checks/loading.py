@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from labkit.measure.frames import summarize
+from labkit.measure import summarize
 from labkit.teach.exercises import exercise, judge, near, reaches
 
 
@@ -140,7 +140,7 @@ def mean_share_of_the_stronger_image(answer: Any) -> str | None:
 @exercise("06.3")
 def brightness_without_asking(answer: Any) -> str | None:
     """A function of a float batch (N, 3, H, W), values 0 to 1, that returns it brightened, image by image."""
-    from labkit.measure.readbacks import count_readbacks
+    from labkit.measure import count_readbacks
 
     batch = torch.full((64, 3, 4, 5), 0.5)
     found, readbacks = count_readbacks(answer, batch)

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from labkit.measure.frames import paired_ratios, summarize
+from labkit.measure import paired_ratios, summarize
 from labkit.teach.exercises import exercise, judge, near
 
 

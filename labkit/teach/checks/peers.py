@@ -5,7 +5,7 @@ from typing import Any
 
 import pandas as pd
 
-from labkit.peers.peer import JPEG_FILES, JPEG_PACKED, RAW_PIXELS
+from labkit.peers import JPEG_FILES, JPEG_PACKED, RAW_PIXELS
 from labkit.teach.exercises import exercise, judge, near
 
 

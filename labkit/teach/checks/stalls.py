@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from labkit.measure.frames import summarize
+from labkit.measure import summarize
 from labkit.teach.exercises import exercise, judge, near, reaches
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from labkit.core.machine import env_id
-from labkit.measure.frames import RESULTS_VARIABLE, load_frame, speedup_interval, summarize
+from labkit.core import env_id
+from labkit.measure import RESULTS_VARIABLE, load_frame, speedup_interval, summarize
 from labkit.teach.claims.verdicts import Reading
-from labkit.teach.reference.runs import reference_runs
+from labkit.teach.reference import reference_runs
 
 _SCALES = ("ci", "laptop", "gpu")
 REHEARSAL = "ci scale is a rehearsal"
@@ -85,7 +85,7 @@ def _asked_folder(results: Path) -> Path:
 
 
 def _default_folder() -> Path:
-    from labkit.core.machine import NOTEBOOK_FOLDER
+    from labkit.core import NOTEBOOK_FOLDER
 
     if collected := os.environ.get(RESULTS_VARIABLE):
         return Path(collected)

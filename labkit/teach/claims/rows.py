@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from labkit.data.stores.simulated import DISKS
+from labkit.data.stores import DISKS
 from labkit.teach.claims import trials
 from labkit.teach.claims.frames import Read, on_gpu
 from labkit.teach.claims.verdicts import Rule, tried

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from labkit.measure.frames import speedup_interval
+from labkit.measure import speedup_interval
 from labkit.teach.claims.frames import Frames, Read
 from labkit.teach.claims.verdicts import Reading
 
@@ -119,8 +119,8 @@ def seeded_with_own_generator() -> tuple[bool, str]:
 
 def reading_back() -> tuple[bool, str]:
     """Does the write-ups' CutMix leave values on the device, and its input alone?"""
-    from labkit.measure.readbacks import count_readbacks
-    from labkit.teach.reference.experiments import writeup_cutmix
+    from labkit.measure import count_readbacks
+    from labkit.teach.reference import writeup_cutmix
 
     images, labels = torch.rand(4, 3, 32, 32), torch.arange(4)
     _, reads = count_readbacks(lambda: writeup_cutmix(images, labels, num_classes=4))
@@ -147,8 +147,8 @@ def detail_kept(profile: str) -> Read:
 
 @functools.cache
 def _kept(profile: str) -> np.ndarray | None:
-    from labkit.core.machine import photo_root
-    from labkit.data.stores.folder import FolderStore
+    from labkit.core import photo_root
+    from labkit.data.stores import FolderStore
 
     if not photo_root(profile).is_dir():
         return None
@@ -163,7 +163,7 @@ def _kept_of(data: bytes) -> float:
     from torchvision.transforms import RandomResizedCrop
     from torchvision.transforms.v2.functional import resize, to_pil_image
 
-    from labkit.data.decoders import decode
+    from labkit.data import decode
 
     pixels = decode(data)
     large = min(pixels.shape[1:]) > SHORT_SIDE  # nothing is enlarged

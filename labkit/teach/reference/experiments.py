@@ -9,16 +9,11 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from labkit.core.machine import Scale
-from labkit.core.tensor_trees import map_tensors
-from labkit.data.datasets import ImageDataset
-from labkit.measure.replay import ReplayLoader
-from labkit.measure.timing import compare
-from labkit.pipeline.augment import RECIPES, make_augment
-from labkit.pipeline.loader.config import LoaderConfig
-from labkit.pipeline.loader.loader import Loader, make_loader
-from labkit.pipeline.mix import cutmix, mixup
-from labkit.pipeline.prefetch import CUDAPrefetcher
+from labkit.core import Scale, map_tensors
+from labkit.data import ImageDataset
+from labkit.measure import ReplayLoader, compare
+from labkit.pipeline import RECIPES, CUDAPrefetcher, cutmix, make_augment, mixup
+from labkit.pipeline.loader import Loader, LoaderConfig, make_loader
 
 Factory = Callable[[], Iterable[Any]]
 

@@ -7,18 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from labkit.core.machine import Scale, home
-from labkit.core.tensor_trees import map_tensors
-from labkit.data.datasets import ImageDataset, labels_of
-from labkit.data.decoders import decode
-from labkit.data.stores.folder import FolderStore
-from labkit.peers.adapters.dali import PEERS_HERE as DALI
-from labkit.peers.peer import Peer, Work
-from labkit.pipeline.augment import make_augment
-from labkit.pipeline.batch_loader.loader import BatchLoader
-from labkit.pipeline.limits import decode_limit
-from labkit.pipeline.loader.config import LoaderConfig
-from labkit.pipeline.loader.loader import make_loader
+from labkit.core import Scale, home, map_tensors
+from labkit.data import ImageDataset, decode, labels_of
+from labkit.data.stores import FolderStore
+from labkit.peers import Peer, Work
+from labkit.peers.adapters import PEERS_HERE as DALI
+from labkit.pipeline import decode_limit, make_augment
+from labkit.pipeline.batch_loader import BatchLoader
+from labkit.pipeline.loader import LoaderConfig, make_loader
 from labkit.teach.reference.experiments import Experiment, Factory, ensure
 
 _MOST_DIFFERENCE = 3.0  # of 255, on average: decoders may differ in how they enlarge chroma and round

@@ -8,10 +8,9 @@ from pathlib import Path
 import pandas as pd
 import torch
 
-from labkit.core.atomic import write_whole
-from labkit.core.machine import Scale, env_id, environment, photo_root, scale
-from labkit.data.samples.photos import make_photos
-from labkit.data.stores.folder import FolderStore
+from labkit.core import Scale, env_id, environment, photo_root, scale, write_whole
+from labkit.data.samples import make_photos
+from labkit.data.stores import FolderStore
 from labkit.teach.reference import experiments, fast_path
 from labkit.teach.reference.experiments import Experiment
 from labkit.teach.reference.runs import FOLDER

@@ -20,7 +20,7 @@ def reference_runs(experiment: str, folder: Path = FOLDER) -> dict[str, pd.DataF
     Raises:
         ValueError: a stored file is damaged; names it.
     """
-    from labkit.measure.frames import load_frame
+    from labkit.measure import load_frame
 
     found = {}
     for path in sorted(folder.glob("*.csv")):
@@ -34,7 +34,7 @@ def reference_runs(experiment: str, folder: Path = FOLDER) -> dict[str, pd.DataF
 
 def show_reference(experiment: str, folder: Path = FOLDER) -> None:
     """Plot an experiment's stored runs, one picture a machine; where there are none, say so and how to get them."""
-    from labkit.measure.plots import plot_speedup
+    from labkit.measure import plot_speedup
 
     found = reference_runs(experiment, folder)
     for machine, runs in found.items():

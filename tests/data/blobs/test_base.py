@@ -15,8 +15,8 @@ import fsspec
 import pytest
 
 from labkit import TarStore, open_store
-from labkit.data.blobs import base as blobs
 from labkit.core.lazy import Lazy, PerProcess
+from labkit.data.blobs import base as blobs
 from labkit.data.blobs.base import LocalBlob, RemoteFile, buffered, is_url, open_blob
 from tests.children import in_children
 

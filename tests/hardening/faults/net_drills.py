@@ -4,8 +4,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from tests.hardening.faults.bad_server import BUCKET
-from tests.hardening.faults.bad_server import tell as tell_server
+from tests.hardening.faults.bad_server import BUCKET, tell as tell_server
 from tests.hardening.faults.drills import _batches, _digest, _store, judged, tell
 from tests.hardening.faults.record import LATE
 

@@ -11,7 +11,6 @@ from urllib.parse import urlsplit
 
 import pandas as pd
 
-from labkit.data.stores.remote import HttpStore
 from labkit.data.depth.presets import PRESETS, read_list
 from labkit.data.samples.photos import MANIFEST, make_photos
 from labkit.data.shards.listing import ShardList
@@ -19,6 +18,7 @@ from labkit.data.sizes.collect import collect_sizes
 from labkit.data.sizes.latent_caches import parse_cache_name
 from labkit.data.sizes.sd_metadata import write_metadata_cache
 from labkit.data.stores.http_listing import listed_images
+from labkit.data.stores.remote import HttpStore
 from labkit.measure import plots
 from labkit.measure.frames import COLUMNS, load_frame, make_frame, quiet_summary, save_frame
 from tests.hardening.fuzz.oracle import may_refuse, scratch, written

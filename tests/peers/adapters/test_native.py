@@ -15,9 +15,7 @@ from PIL import Image
 from torchvision.transforms import v2
 
 import labkit as lk
-from labkit.peers.adapters import dali as peer_dali
-from labkit.peers.adapters import ffcv as peer_ffcv
-from labkit.peers.adapters import spdl as peer_spdl
+from labkit.peers.adapters import dali as peer_dali, ffcv as peer_ffcv, spdl as peer_spdl
 from labkit.peers.check import check_peer
 from labkit.peers.peer import JPEG_FILES, JPEG_PACKED, RAW_PIXELS, Work
 

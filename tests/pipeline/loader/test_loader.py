@@ -24,9 +24,7 @@ import torch
 from torch.utils.data import Dataset, DistributedSampler, IterableDataset, Subset, TensorDataset
 
 import labkit as lk
-from labkit.pipeline.loader import config as settings
-from labkit.pipeline.loader import loader as loaders
-from labkit.pipeline.loader import workers
+from labkit.pipeline.loader import config as settings, loader as loaders, workers
 from tests.paths import REPO
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # spawned workers cannot import a test file

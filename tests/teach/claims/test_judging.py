@@ -14,8 +14,7 @@ import labkit as lk
 from labkit.data.stores.simulated import DISKS
 from labkit.lab import cli, report
 from labkit.measure.frames import RESULTS_VARIABLE
-from labkit.teach.claims import frames as claim_frames
-from labkit.teach.claims import trials as claim_trials
+from labkit.teach.claims import frames as claim_frames, trials as claim_trials
 from labkit.teach.claims.judging import judged
 from labkit.teach.claims.ledger import LEDGER
 from labkit.teach.claims.text import lines_of

@@ -1,0 +1,92 @@
+from .core.machine import (
+    Scale as Scale,
+    env_id as env_id,
+    environment as environment,
+    photo_root as photo_root,
+    scale as scale,
+    usable_cores as usable_cores,
+)
+from .core.mapping.engines import ItemErrors as ItemErrors, map_items as map_items
+from .core.scratch import ScratchFolder as ScratchFolder
+from .core.strings import PackedStrings as PackedStrings
+from .data.blobs.pagecache import evict as evict, resident_fraction as resident_fraction
+from .data.datasets import ImageDataset as ImageDataset, PILDataset as PILDataset, collate as collate
+from .data.decoders import (
+    DECODERS as DECODERS,
+    DecodeError as DecodeError,
+    decode as decode,
+    missing_decoders as missing_decoders,
+)
+from .data.depth.pairs import DepthPairs as DepthPairs
+from .data.extract.extract import extract_tars as extract_tars
+from .data.pixels.store import PixelError as PixelError, PixelStore as PixelStore
+from .data.samples.depth import make_depth as make_depth
+from .data.samples.photos import make_photos as make_photos
+from .data.shards.shuffling import (
+    ShardWarning as ShardWarning,
+    read_shards as read_shards,
+    shuffle_quality as shuffle_quality,
+    write_shards as write_shards,
+)
+from .data.sizes.collect import collect_sizes as collect_sizes
+from .data.stores.folder import FolderStore as FolderStore, Store as Store, open_store as open_store
+from .data.stores.local_servers import serve_folder as serve_folder, serve_s3 as serve_s3
+from .data.stores.remote import HttpStore as HttpStore, ObjectStore as ObjectStore
+from .data.stores.simulated import DISKS as DISKS, SimulatedStore as SimulatedStore
+from .data.tar.store import TarStore as TarStore
+from .measure.frames import (
+    InstabilityWarning as InstabilityWarning,
+    from_timeit as from_timeit,
+    from_timer as from_timer,
+    load_frame as load_frame,
+    save_frame as save_frame,
+    summarize as summarize,
+)
+from .measure.plots import (
+    plot_ladder as plot_ladder,
+    plot_pareto as plot_pareto,
+    plot_speedup as plot_speedup,
+    plot_stalls as plot_stalls,
+    plot_throughput as plot_throughput,
+    plot_timeline as plot_timeline,
+)
+from .measure.processes import tree_memory as tree_memory
+from .measure.readbacks import count_readbacks as count_readbacks
+from .measure.replay import ReplayLoader as ReplayLoader
+from .measure.stages import StageClock as StageClock
+from .measure.timing import VariantError as VariantError, compare as compare
+from .peers.registry import (
+    PEERS as PEERS,
+    Peer as Peer,
+    Work as Work,
+    compare_peers as compare_peers,
+    plot_peers as plot_peers,
+)
+from .pipeline.agreement import agreement as agreement, drawn_crops as drawn_crops
+from .pipeline.augment import RECIPES as RECIPES, Recipe as Recipe, make_augment as make_augment
+from .pipeline.batch_loader.loader import BatchLoader as BatchLoader
+from .pipeline.images import plot_images as plot_images
+from .pipeline.limits import decode_limit as decode_limit, memcpy_limit as memcpy_limit
+from .pipeline.loader.config import LoaderConfig as LoaderConfig, LoaderWarning as LoaderWarning
+from .pipeline.loader.loader import Loader as Loader, make_loader as make_loader
+from .pipeline.loader.workers import WorkerDied as WorkerDied
+from .pipeline.mix import cutmix as cutmix, mixup as mixup
+from .pipeline.prefetch import CUDAPrefetcher as CUDAPrefetcher
+from .pipeline.seeding import count_repeats as count_repeats
+from .pipeline.timeline import Stamped as Stamped, trace as trace
+from .teach.claims.judging import claims as claims
+from .teach.claims.plots import plot_claims as plot_claims
+from .teach.conformance import (
+    broken_files as broken_files,
+    child_exits as child_exits,
+    conformance as conformance,
+    oracle_files as oracle_files,
+)
+from .teach.conformance_plots import plot_conformance as plot_conformance, plot_pictures as plot_pictures
+from .teach.exercises import check as check
+from .teach.explore import explore as explore
+from .teach.predictions import predict as predict, predictions as predictions
+from .teach.reference.runs import reference_runs as reference_runs, show_reference as show_reference
+from .teach.scores import Score as Score, plot_guesses as plot_guesses, score as score
+from .tuning.stalls import Diagnosis as Diagnosis, diagnose as diagnose
+from .tuning.tuner import Tuned as Tuned, tune as tune

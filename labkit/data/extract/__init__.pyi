@@ -1,0 +1,2 @@
+from .files import unpack as unpack
+from .plan import plan_members as plan_members

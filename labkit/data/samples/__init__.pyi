@@ -1,0 +1,1 @@
+from .photos import make_photos as make_photos

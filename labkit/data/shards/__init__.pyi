@@ -1,0 +1,1 @@
+from .shuffling import write_shards as write_shards
