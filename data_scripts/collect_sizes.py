@@ -16,7 +16,7 @@ import pandas as pd
 import typer
 
 from labkit import collect_sizes
-from labkit.core.atomic import write_whole
+from labkit.core.atomic import write_atomic
 from labkit.core.stdio import print_utf8
 from labkit.data.sizes.sd_metadata import write_metadata_cache
 
@@ -35,7 +35,7 @@ def main(
     """Write a row for every image under ROOT: path, width, height, source, exif_orientation, error."""
     try:
         frame = collect_sizes(root, recursive=recursive, caches=caches, num_workers=num_workers)
-        write_whole(table, _csv(frame))
+        write_atomic(table, _csv(frame))
         if write_cache:
             write_metadata_cache(frame, root)
     except (ValueError, OSError) as error:

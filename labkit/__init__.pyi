@@ -1,9 +1,6 @@
+# fmt: off
 from .core.machine import (
-    Scale as Scale,
-    env_id as env_id,
-    environment as environment,
-    photo_root as photo_root,
-    scale as scale,
+    Scale as Scale, env_id as env_id, environment as environment, photo_root as photo_root, scale as scale,
     usable_cores as usable_cores,
 )
 from .core.mapping.engines import ItemErrors as ItemErrors, map_items as map_items
@@ -12,10 +9,7 @@ from .core.strings import PackedStrings as PackedStrings
 from .data.blobs.pagecache import evict as evict, resident_fraction as resident_fraction
 from .data.datasets import ImageDataset as ImageDataset, PILDataset as PILDataset, collate as collate
 from .data.decoders import (
-    DECODERS as DECODERS,
-    DecodeError as DecodeError,
-    decode as decode,
-    missing_decoders as missing_decoders,
+    DECODERS as DECODERS, DecodeError as DecodeError, decode as decode, missing_decoders as missing_decoders,
 )
 from .data.depth.pairs import DepthPairs as DepthPairs
 from .data.extract.extract import extract_tars as extract_tars
@@ -23,10 +17,8 @@ from .data.pixels.store import PixelError as PixelError, PixelStore as PixelStor
 from .data.samples.depth import make_depth as make_depth
 from .data.samples.photos import make_photos as make_photos
 from .data.shards.shuffling import (
-    ShardWarning as ShardWarning,
-    read_shards as read_shards,
-    shuffle_quality as shuffle_quality,
-    write_shards as write_shards,
+    ShardWarning as ShardWarning, read_shards as read_shards, shuffle_quality as shuffle_quality, write_shards as
+    write_shards,
 )
 from .data.sizes.collect import collect_sizes as collect_sizes
 from .data.stores.folder import FolderStore as FolderStore, Store as Store, open_store as open_store
@@ -35,20 +27,12 @@ from .data.stores.remote import HttpStore as HttpStore, ObjectStore as ObjectSto
 from .data.stores.simulated import DISKS as DISKS, SimulatedStore as SimulatedStore
 from .data.tar.store import TarStore as TarStore
 from .measure.frames import (
-    InstabilityWarning as InstabilityWarning,
-    from_timeit as from_timeit,
-    from_timer as from_timer,
-    load_frame as load_frame,
-    save_frame as save_frame,
-    summarize as summarize,
+    InstabilityWarning as InstabilityWarning, from_timeit as from_timeit, from_timer as from_timer, load_frame as
+    load_frame, save_frame as save_frame, summarize as summarize,
 )
 from .measure.plots import (
-    plot_ladder as plot_ladder,
-    plot_pareto as plot_pareto,
-    plot_speedup as plot_speedup,
-    plot_stalls as plot_stalls,
-    plot_throughput as plot_throughput,
-    plot_timeline as plot_timeline,
+    plot_ladder as plot_ladder, plot_pareto as plot_pareto, plot_speedup as plot_speedup, plot_stalls as
+    plot_stalls, plot_throughput as plot_throughput, plot_timeline as plot_timeline,
 )
 from .measure.processes import tree_memory as tree_memory
 from .measure.readbacks import count_readbacks as count_readbacks
@@ -56,11 +40,7 @@ from .measure.replay import ReplayLoader as ReplayLoader
 from .measure.stages import StageClock as StageClock
 from .measure.timing import VariantError as VariantError, compare as compare
 from .peers.registry import (
-    PEERS as PEERS,
-    Peer as Peer,
-    Work as Work,
-    compare_peers as compare_peers,
-    plot_peers as plot_peers,
+    PEERS as PEERS, Peer as Peer, Work as Work, compare_peers as compare_peers, plot_peers as plot_peers,
 )
 from .pipeline.agreement import agreement as agreement, drawn_crops as drawn_crops
 from .pipeline.augment import RECIPES as RECIPES, Recipe as Recipe, make_augment as make_augment
@@ -77,10 +57,8 @@ from .pipeline.timeline import Stamped as Stamped, trace as trace
 from .teach.claims.judging import claims as claims
 from .teach.claims.plots import plot_claims as plot_claims
 from .teach.conformance import (
-    broken_files as broken_files,
-    child_exits as child_exits,
-    conformance as conformance,
-    oracle_files as oracle_files,
+    broken_files as broken_files, child_exits as child_exits, conformance as conformance, oracle_files as
+    oracle_files,
 )
 from .teach.conformance_plots import plot_conformance as plot_conformance, plot_pictures as plot_pictures
 from .teach.exercises import check as check

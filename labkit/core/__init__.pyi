@@ -1,38 +1,30 @@
-from .atomic import remove_leftovers as remove_leftovers, write_whole as write_whole, written_whole as written_whole
-from .credentials import redacted as redacted, shown as shown, tells as tells
+# fmt: off
+from .arguments import (
+    require_choice as require_choice, require_fraction as require_fraction, require_int as require_int,
+    require_positive as require_positive,
+)
+from .atomic import atomic_path as atomic_path, remove_leftovers as remove_leftovers, write_atomic as write_atomic
+from .credentials import contains_secret as contains_secret, redact as redact, strip_credentials as strip_credentials
 from .lazy import Lazy as Lazy, PerProcess as PerProcess
 from .limits import (
-    MAX_MEMBERS as MAX_MEMBERS,
-    MAX_TAR_HEADER_BYTES as MAX_TAR_HEADER_BYTES,
-    MAX_UNPACKER_BYTES as MAX_UNPACKER_BYTES,
-    VARIABLE as VARIABLE,
-    max_file_bytes as max_file_bytes,
+    MAX_FILE_VARIABLE as MAX_FILE_VARIABLE, MAX_MEMBERS as MAX_MEMBERS, MAX_TAR_HEADER_BYTES as
+    MAX_TAR_HEADER_BYTES, MAX_XZ_DICTIONARY_BYTES as MAX_XZ_DICTIONARY_BYTES, max_file_bytes as max_file_bytes,
 )
-from .locks import beside as beside, locked as locked
+from .locks import file_lock as file_lock, sibling_path as sibling_path
 from .machine import (
-    NOTEBOOK_FOLDER as NOTEBOOK_FOLDER,
-    Scale as Scale,
-    core_limits as core_limits,
-    env_id as env_id,
-    environment as environment,
-    home as home,
-    package_version as package_version,
-    photo_root as photo_root,
-    scale as scale,
-    usable_cores as usable_cores,
+    NOTEBOOK_FOLDER as NOTEBOOK_FOLDER, Scale as Scale, core_limits as core_limits, env_id as env_id, environment as
+    environment, labkit_home as labkit_home, package_version as package_version, photo_root as photo_root, scale as
+    scale, usable_cores as usable_cores,
 )
 from .names import (
-    IMAGE_SUFFIXES as IMAGE_SUFFIXES,
-    as_key as as_key,
-    as_path as as_path,
-    is_image as is_image,
-    names_a_file as names_a_file,
+    IMAGE_SUFFIXES as IMAGE_SUFFIXES, is_file_key as is_file_key, is_image as is_image, key_from_name as
+    key_from_name, path_from_key as path_from_key,
 )
 from .png import png_base64 as png_base64, png_bytes as png_bytes
 from .progress import progress_bar as progress_bar
-from .rng import kept_global_state as kept_global_state
+from .rng import preserve_rng_state as preserve_rng_state
 from .scratch import ScratchFolder as ScratchFolder
 from .stdio import print_utf8 as print_utf8
 from .strings import PackedStrings as PackedStrings
-from .tensor_trees import map_tensors as map_tensors, tensors as tensors
-from .threads import compute_alone as compute_alone
+from .tensor_trees import iter_tensors as iter_tensors, map_tensors as map_tensors
+from .threads import use_one_torch_thread as use_one_torch_thread

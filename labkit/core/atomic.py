@@ -19,14 +19,14 @@ _PARTIAL = re.compile(r"\.\d+-[0-9a-f]{8}\.partial")
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}  # of a write, which does not know the file's name
 
 
-def write_whole(path: Path, data: bytes) -> None:
+def write_atomic(path: Path, data: bytes) -> None:
     """Write `data` under a temporary name, then rename: `path` is never half there. Makes missing folders."""
-    with written_whole(path) as partial:
+    with atomic_path(path) as partial:
         partial.write_bytes(data)
 
 
 @contextmanager
-def written_whole(path: Path) -> Iterator[Path]:
+def atomic_path(path: Path) -> Iterator[Path]:
     """A temporary path beside `path`, renamed to it at the end, removed on an error. Makes missing folders.
 
     The first time that a process writes to a folder, it removes what killed ones were writing there. Where there is no

@@ -13,12 +13,12 @@ _NAMED = re.compile(
 )
 
 
-def shown(url: str) -> str:
+def strip_credentials(url: str) -> str:
     """An address without user, password, query and fragment: a query may hold a signature."""
     return re.split(r"[?#]", _without_user(url), maxsplit=1)[0]
 
 
-def redacted(text: str, secrets: tuple[str, ...] = ()) -> str:
+def redact(text: str, secrets: tuple[str, ...] = ()) -> str:
     """A text of somebody else's, such as another library's error, without what its addresses keep secret.
 
     Args:
@@ -30,11 +30,11 @@ def redacted(text: str, secrets: tuple[str, ...] = ()) -> str:
     return _NAMED.sub(r"\1=...", _QUERY.sub(r"\1?...", _without_user(text)) if "://" in text else text)
 
 
-def tells(error: BaseException, secrets: tuple[str, ...] = ()) -> bool:
-    """Whether the text of an exception, or of one that it was raised from, would be changed by `redacted`."""
+def contains_secret(error: BaseException, secrets: tuple[str, ...] = ()) -> bool:
+    """Whether the text of an exception, or of one that it was raised from, would be changed by `redact`."""
     chained: BaseException | None = error
     while chained is not None:
-        if redacted(str(chained), secrets) != str(chained):
+        if redact(str(chained), secrets) != str(chained):
             return True
         chained = chained.__cause__ or chained.__context__
     return False

@@ -5,7 +5,7 @@ Pixels have a limit of their own, `labkit.data.decoders.MAX_PIXELS`.
 
 import os
 
-VARIABLE = "LABKIT_MAX_FILE_MB"
+MAX_FILE_VARIABLE = "LABKIT_MAX_FILE_MB"
 
 MAX_TAR_HEADER_BYTES = 1 << 20
 """Of one member's headers: long names, pax records, the map of a sparse file."""
@@ -13,7 +13,7 @@ MAX_TAR_HEADER_BYTES = 1 << 20
 MAX_MEMBERS = 10_000_000
 """Of an archive that is extracted: the names of all are held."""
 
-MAX_UNPACKER_BYTES = 256 << 20
+MAX_XZ_DICTIONARY_BYTES = 256 << 20
 """Of memory that an xz stream may ask for its dictionary: `xz -9` asks for 65 MiB."""
 
 
@@ -23,11 +23,11 @@ def max_file_bytes() -> int:
     Raises:
         ValueError: the variable is no number above 0.
     """
-    said = os.environ.get(VARIABLE) or "1024"
+    said = os.environ.get(MAX_FILE_VARIABLE) or "1024"
     try:
         most = int(float(said) * 1e6)
     except (ValueError, OverflowError):
         most = 0
     if most < 1:
-        raise ValueError(f"{VARIABLE}={said!r}: a number of megabytes above 0 is wanted")
+        raise ValueError(f"{MAX_FILE_VARIABLE}={said!r}: a number of megabytes above 0 is wanted")
     return most

@@ -17,7 +17,7 @@ _LONGEST = 255  # bytes of a name, on almost every filesystem
 
 
 @contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
+def file_lock(path: Path) -> Iterator[None]:
     """Wait until no other process holds `path`, then hold it; the file goes with the lock.
 
     A killed process holds nothing: the kernel lets go. Where the filesystem has no locks, nothing is held. Makes
@@ -56,7 +56,7 @@ def _unlinked(path: str, flags: int) -> int:
     return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
 
 
-def beside(path: Path, ending: str, *, hidden: bool = False) -> Path:
+def sibling_path(path: Path, ending: str, *, hidden: bool = False) -> Path:
     """`path` with an ending to its name; of a name too long for that a checksum stands in its place."""
     before = "." if hidden else ""
     name = f"{before}{path.name}{ending}"

@@ -121,10 +121,10 @@ def photo_root(profile: str) -> Path:
     The number of photos is in its name, so that a set never has to shrink.
     """
     count = {"imagenet": scale().n_photos, "camera": scale().n_camera}.get(profile, scale().n_photos)
-    return home() / "photos" / f"{profile}-{count}"
+    return labkit_home() / "photos" / f"{profile}-{count}"
 
 
-def home() -> Path:
+def labkit_home() -> Path:
     """labkit's own folder: `LABKIT_HOME`, by default `~/.cache/labkit`."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return Path(os.environ.get("LABKIT_HOME") or cache / "labkit")

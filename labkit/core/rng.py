@@ -9,7 +9,7 @@ import torch
 
 
 @contextmanager
-def kept_global_state(*generators: torch.Generator) -> Iterator[None]:
+def preserve_rng_state(*generators: torch.Generator) -> Iterator[None]:
     """Give the global generators back as they were: loading in the main process must not reseed the model's dropout.
 
     Args:

@@ -8,7 +8,7 @@ import weakref
 from contextlib import suppress
 from pathlib import Path
 
-from labkit.core.machine import home
+from labkit.core.machine import labkit_home
 
 try:
     import fcntl
@@ -38,7 +38,7 @@ class ScratchFolder:
     """
 
     def __init__(self, folder: Path | str | None = None):
-        parent = Path(folder or home() / "photos")
+        parent = Path(folder or labkit_home() / "photos")
         parent.mkdir(parents=True, exist_ok=True)
         _sweep(parent)
         self.path, lock = _made(parent)

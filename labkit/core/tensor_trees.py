@@ -23,7 +23,7 @@ def map_tensors(batch: Any, function: Callable[[Any], Any]) -> Any:
     return batch
 
 
-def tensors(batch: Any) -> Iterator[Any]:
+def iter_tensors(batch: Any) -> Iterator[Any]:
     """Every tensor of a nest."""
     found = []
     map_tensors(batch, found.append)

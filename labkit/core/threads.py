@@ -6,7 +6,7 @@ import threading
 _setting_threads = threading.Lock()
 
 
-def compute_alone() -> None:
+def use_one_torch_thread() -> None:
     """Let torch compute in the calling thread only: threads that each start threads of their own wait for one another.
 
     `torch.set_num_threads` is meant for a whole process: it sets this thread's number, and that of all threads to

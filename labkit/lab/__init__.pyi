@@ -1,1 +1,2 @@
+# fmt: off
 from .cli import app as app

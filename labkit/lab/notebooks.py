@@ -17,7 +17,7 @@ from typing import Any
 import nbformat
 from nbformat import NotebookNode
 
-from labkit.core import NOTEBOOK_FOLDER, ScratchFolder, redacted, written_whole
+from labkit.core import NOTEBOOK_FOLDER, ScratchFolder, atomic_path, redact
 
 _PATIENCE_S = 10.0  # for a cell that is interrupted
 
@@ -100,7 +100,7 @@ def execute(
         with ScratchFolder(gettempdir()) as temporary:
             _run(client, temporary)
     except CellExecutionError as failure:
-        error = redacted(f"{failure.ename}: {failure.evalue}")
+        error = redact(f"{failure.ename}: {failure.evalue}")
     except (CellTimeoutError, DeadKernelError) as failure:
         error = f"{type(failure).__name__}: {failure}"
     seconds = time.perf_counter() - start
@@ -156,9 +156,9 @@ def _drop_credentials(node: NotebookNode) -> None:
     """A traceback shows what other libraries say of an address, and the pages of a tour are passed on."""
     for output in (output for cell in node.cells for output in cell.get("outputs", [])):
         if output.output_type == "error":
-            output.evalue, output.traceback = redacted(output.evalue), [redacted(line) for line in output.traceback]
+            output.evalue, output.traceback = redact(output.evalue), [redact(line) for line in output.traceback]
         elif output.output_type == "stream":
-            output.text = redacted(output.text)
+            output.text = redact(output.text)
 
 
 def store(executed: Executed) -> None:
@@ -184,7 +184,7 @@ def store(executed: Executed) -> None:
         for output in cell.get("outputs", []):
             if "image/png" in output.get("data", {}):
                 output.data["image/png"] = _with_palette(output.data["image/png"])
-    with written_whole(executed.notebook.path) as partial:
+    with atomic_path(executed.notebook.path) as partial:
         nbformat.write(node, partial)
 
 

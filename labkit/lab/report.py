@@ -8,7 +8,7 @@ import jinja2
 import pandas as pd
 from matplotlib.figure import Figure
 
-from labkit.core import environment, scale, write_whole
+from labkit.core import environment, scale, write_atomic
 from labkit.lab.notebooks import Executed
 from labkit.measure import ladder_rungs, load_frame, plot_ladder
 from labkit.teach import draw_figure, is_ladder, is_limit
@@ -118,7 +118,7 @@ def write_index(folder: Path, runs: list[Executed]) -> Path:
         scale=scale().name, ladders=ladders, image=image, rungs=list(rungs.itertuples()), runs=runs,
         machine=environment(), claims=_claims(frames),
     )  # fmt: skip
-    write_whole(folder / "index.html", html.encode())
+    write_atomic(folder / "index.html", html.encode())
     return folder / "index.html"
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from labkit.core import env_id, home, photo_root, scale, write_whole
+from labkit.core import env_id, labkit_home, photo_root, scale, write_atomic
 from labkit.data.samples import make_photos
 from labkit.lab.notebooks import Executed, Notebook, execute, find_notebooks, store
 from labkit.lab.report import write_index
@@ -57,7 +57,7 @@ def make_scale_photos() -> None:
         make_photos(photo_root("imagenet"), scale().n_photos, profile="imagenet")
         make_photos(photo_root("camera"), scale().n_camera, profile="camera")
     except OSError as error:
-        raise OSError(f"{home()} cannot be written to ({error}): name another folder in LABKIT_HOME") from error
+        raise OSError(f"{labkit_home()} cannot be written to ({error}): name another folder in LABKIT_HOME") from error
 
 
 def _run(notebook: Notebook, number: int, total: int, folder: Path, store_outputs: bool) -> Executed:
@@ -96,7 +96,7 @@ def _write_html(run: Executed, folder: Path) -> None:
     from nbconvert import HTMLExporter
 
     body, _ = HTMLExporter().from_notebook_node(run.node)
-    write_whole(folder / f"{run.notebook.name}.html", body.encode())
+    write_atomic(folder / f"{run.notebook.name}.html", body.encode())
 
 
 class _kernel_environment:

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from labkit.core import env_id, redacted, scale, write_whole
+from labkit.core import env_id, redact, scale, write_atomic
 
 # One row a run. Units are in the names; any further column is a factor.
 COLUMNS = (
@@ -56,7 +56,7 @@ def make_frame(rows: Iterable[dict[str, Any]], **factors: Any) -> pd.DataFrame:
         if name not in frame:
             frame[name] = value
     for name in [name for name, kind in frame.dtypes.items() if not pd.api.types.is_numeric_dtype(kind)]:
-        frame[name] = frame[name].map(lambda value: redacted(value) if isinstance(value, str) else value)
+        frame[name] = frame[name].map(lambda value: redact(value) if isinstance(value, str) else value)
     return frame.reindex(columns=[*COLUMNS, *[name for name in frame if name not in COLUMNS]])
 
 
@@ -158,7 +158,7 @@ def save_frame(frame: pd.DataFrame, path: str | os.PathLike) -> Path:
     text = frame.to_csv(index=False)
     if "\r" in text:  # in a label: it is quoted only where lines end with it too
         text = frame.to_csv(index=False, lineterminator="\r\n")
-    write_whole(Path(path), text.encode("utf-8", "surrogateescape"))  # labels may be file names
+    write_atomic(Path(path), text.encode("utf-8", "surrogateescape"))  # labels may be file names
     return Path(path)
 
 

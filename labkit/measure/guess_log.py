@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from labkit.core import env_id, write_whole
+from labkit.core import env_id, write_atomic
 from labkit.measure.frames import RESULTS_VARIABLE, file_stem
 
 COLUMNS = ("experiment", "label", "guess", "measured", "ci_low", "ci_high", "because")
@@ -52,7 +52,7 @@ def keep_outcome(runs: pd.DataFrame, guess: Prediction, estimate: pd.Series) -> 
     folder = _folder()
     if folder:
         rows = [row for (name, _), row in _met.items() if name == experiment]
-        write_whole(folder / f"{file_stem(experiment)}.json", json.dumps(rows, indent=1).encode())
+        write_atomic(folder / f"{file_stem(experiment)}.json", json.dumps(rows, indent=1).encode())
 
 
 def outcomes() -> pd.DataFrame:

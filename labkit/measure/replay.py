@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
-from labkit.core import map_tensors, tensors
+from labkit.core import iter_tensors, map_tensors
 
 
 class ReplayLoader:
@@ -76,5 +76,5 @@ def versions(batches: Any) -> list[int]:
 
 
 def _leaves(batches: Any) -> Iterator[Any]:
-    for item in tensors(batches):
+    for item in iter_tensors(batches):
         yield from _leaves(dict(item)) if isinstance(item, Mapping) else (item,)

@@ -15,7 +15,7 @@ from typing import Any
 
 import pandas as pd
 
-from labkit.core import progress_bar, redacted, tells
+from labkit.core import contains_secret, progress_bar, redact
 from labkit.measure.frames import make_frame, record
 from labkit.measure.processes import PeakMemory, tree_usage
 from labkit.measure.runs import count_images, page_cache_state, synchronize
@@ -145,10 +145,10 @@ def _run(label: str, factory: Factory, evict, count, clock, memory: PeakMemory) 
     try:
         walk, attributes = _walk(factory, count, clock, memory)
     except VariantError as error:
-        raise VariantError(redacted(f"variant {label!r} {error}")) from None
+        raise VariantError(redact(f"variant {label!r} {error}")) from None
     except Exception as error:
-        cause = None if tells(error) else error
-        raise VariantError(redacted(f"variant {label!r} raised {type(error).__name__}: {error}")) from cause
+        cause = None if contains_secret(error) else error
+        raise VariantError(redact(f"variant {label!r} raised {type(error).__name__}: {error}")) from cause
     after = tree_usage()
     waited_s = walk.ended - walk.ready
     return {

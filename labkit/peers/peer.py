@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from labkit.core import usable_cores, write_whole
+from labkit.core import usable_cores, write_atomic
 from labkit.data.stores import FolderStore
 
 JPEG_FILES, JPEG_PACKED, RAW_PIXELS = "JPEG files", "JPEG in own format", "raw pixels"
@@ -92,7 +92,7 @@ def prepare_once(work: Work, name: str, build: Callable[[Path], None]) -> Path:
     unfinished.mkdir(parents=True)
     build(unfinished)
     unfinished.rename(folder)
-    write_whole(made_of, digest.encode())
+    write_atomic(made_of, digest.encode())
     return folder
 
 

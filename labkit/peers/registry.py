@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from labkit.core import home, progress_bar, scale, usable_cores
+from labkit.core import labkit_home, progress_bar, scale, usable_cores
 from labkit.data.samples import make_photos
 from labkit.measure import VariantError, compare
 from labkit.peers.adapters import BASELINE, DECODE_LIMIT, LIMITS, MEMCPY_LIMIT, NAIVE, OWN
@@ -82,8 +82,8 @@ def make_work(
     if n_photos < 1 or (batch_size is not None and batch_size < 1):
         raise ValueError(f"n_photos={n_photos}, batch_size={batch_size}: at least 1 is wanted")
     batch_size = batch_size or max(1, min(_LARGEST_BATCH, n_photos // (4 * usable_cores())))
-    root = make_photos(home() / "photos" / f"{profile}-{n_photos}", n_photos, profile=profile, progress=progress)
-    return Work(root, Path(scratch or home() / "peers") / f"{profile}-{n_photos}", batch_size=batch_size)
+    root = make_photos(labkit_home() / "photos" / f"{profile}-{n_photos}", n_photos, profile=profile, progress=progress)
+    return Work(root, Path(scratch or labkit_home() / "peers") / f"{profile}-{n_photos}", batch_size=batch_size)
 
 
 def compare_peers(

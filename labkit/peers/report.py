@@ -8,7 +8,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from labkit.core import env_id, written_whole
+from labkit.core import atomic_path, env_id
 from labkit.measure import save_frame
 from labkit.peers.plots import grouped, plot_peers
 from labkit.peers.registry import PEERS, compare_peers, missing_modules
@@ -51,7 +51,7 @@ def _save_plot(frame: pd.DataFrame, path: Path) -> None:
     lines = frame["variant"].nunique() + 6
     figure = Figure(figsize=(9, 1 + 0.3 * lines), layout="constrained")
     plot_peers(frame, ax=figure.add_subplot())
-    with written_whole(path) as partial:
+    with atomic_path(path) as partial:
         figure.savefig(partial, format="png", dpi=120)
 
 

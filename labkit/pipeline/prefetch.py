@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from labkit.core import map_tensors, tensors
+from labkit.core import iter_tensors, map_tensors
 
 
 class CUDAPrefetcher:
@@ -116,13 +116,13 @@ class CopyStream:
     def hand_over(self, entry: _Entry) -> Any:
         consumer = torch.cuda.current_stream(self.device)
         consumer.wait_event(entry.copied)
-        for tensor in tensors(entry.batch):
+        for tensor in iter_tensors(entry.batch):
             if isinstance(tensor, torch.Tensor) and tensor.is_cuda:
                 tensor.record_stream(consumer)
         return entry.batch
 
     def _warn_if_unpinned(self, batch: Any) -> None:
-        if not self._warned and any(_is_pageable(item) for item in tensors(batch)):
+        if not self._warned and any(_is_pageable(item) for item in iter_tensors(batch)):
             self._warned = True
             warnings.warn(
                 "the batches are not in pinned memory, so the host waits for every copy: build the loader with "

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset, RandomSampler
 
-from labkit.core import Scale, usable_cores, write_whole, written_whole
+from labkit.core import Scale, atomic_path, usable_cores, write_atomic
 from labkit.data import ImageDataset, PILDataset
 from labkit.data.pixels import PixelStore
 from labkit.data.stores import Store
@@ -133,9 +133,9 @@ def store_figure(frame: Path, folder: Path) -> Path:
     """
     data = frame.read_bytes()
     path = folder / FIGURE
-    write_whole(folder / FRAME, data)
+    write_atomic(folder / FRAME, data)
     figure = draw_figure(load_frame(folder / FRAME))
-    with written_whole(path) as partial_path:
+    with atomic_path(path) as partial_path:
         figure.savefig(partial_path, format="png", dpi=120, metadata={_FRAME_DIGEST: hashlib.sha256(data).hexdigest()})
     return path
 

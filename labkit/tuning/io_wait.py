@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from labkit.core import kept_global_state
+from labkit.core import preserve_rng_state
 from labkit.tuning.steal_time import core_time
 
 
@@ -32,7 +32,7 @@ def making_in_one_process(loader: Any, *, limit_s: float, n_batches: int) -> Mak
         limit_s: No further batch is begun after so many seconds.
         n_batches: At most; one more goes before them, uncounted.
     """
-    with kept_global_state(), _one_thread():
+    with preserve_rng_state(), _one_thread():
         batches = iter(_without_workers(loader))
         next(batches, None)  # files are opened, tables made
         made, started, cores, cpu_s, before_s = 0, time.perf_counter(), core_time(), time.process_time(), in_line_s()

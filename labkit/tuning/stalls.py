@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from labkit.core import kept_global_state
+from labkit.core import preserve_rng_state
 from labkit.measure import make_frame, page_cache_state, speedup_interval, tree_usage
 from labkit.tuning import training_loop as loop_parts
 from labkit.tuning.advice import Costs, advise, of_data_set
@@ -67,7 +67,7 @@ def diagnose(
     _check(step, batches, rounds)
     device = _device() if device is None else device
     parts = LoopParts(loader, step, device=device, count=count or loop_parts.counted)
-    with kept_global_state(*_generators(parts.torch_loader)):
+    with preserve_rng_state(*_generators(parts.torch_loader)):
         try:
             parts.begin()
             n = _affordable(parts, batches, rounds, limit_s)

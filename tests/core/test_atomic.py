@@ -9,15 +9,15 @@ import sys
 import pytest
 
 from labkit.core import atomic as files
-from labkit.core.atomic import remove_leftovers, write_whole, written_whole
+from labkit.core.atomic import atomic_path, remove_leftovers, write_atomic
 
 fcntl = pytest.importorskip("fcntl", reason="this system has no file locks")
 
 
 def test_a_file_is_written_whole(tmp_path):
     target = tmp_path / "new" / "folder" / "a.bin"
-    write_whole(target, b"one")
-    write_whole(target, b"two")
+    write_atomic(target, b"one")
+    write_atomic(target, b"two")
     assert target.read_bytes() == b"two"
     assert list(target.parent.iterdir()) == [target]
 
@@ -27,7 +27,7 @@ def test_nothing_is_left_of_a_file_that_failed(tmp_path):
     target.write_bytes(b"before")
 
     def failing() -> None:
-        with written_whole(target) as partial_path:
+        with atomic_path(target) as partial_path:
             partial_path.write_bytes(b"half")
             assert (target.read_bytes(), partial_path.parent) == (b"before", tmp_path)
             assert re.fullmatch(rf"\.{os.getpid()}-[0-9a-f]{{8}}\.partial", partial_path.name)
@@ -54,7 +54,7 @@ def test_what_killed_processes_were_writing_is_removed(tmp_path):
     for _ in range(2):
         assert subprocess.run([sys.executable, "-c", WRITE_HALF, target], check=False).returncode == -9
     assert len(list(tmp_path.iterdir())) == 1  # the second killed one has removed what the first left
-    with written_whole(tmp_path / "elsewhere") as living:  # its first write here, and this process lives
+    with atomic_path(tmp_path / "elsewhere") as living:  # its first write here, and this process lives
         assert list(tmp_path.iterdir()) == [living]
         again = subprocess.run([sys.executable, "-c", WRITE_HALF.replace("SIGKILL", "SIGCONT"), target], check=False)
         assert (again.returncode, living.exists(), target.read_bytes()) == (0, True, b"half")
@@ -69,7 +69,7 @@ def test_a_file_that_is_removed_while_it_is_claimed_is_claimed_again(tmp_path, m
             removed.append(os.unlink(file.name))
 
     monkeypatch.setattr(fcntl, "flock", remove_first)
-    with written_whole(tmp_path / "a.bin") as partial:
+    with atomic_path(tmp_path / "a.bin") as partial:
         assert partial.exists()
         assert removed
         with pytest.raises(BlockingIOError), open(partial, "ab") as file:
@@ -106,7 +106,7 @@ def test_an_error_of_the_file_that_is_written_names_the_one_that_was_wanted(tmp_
     target = tmp_path / "ours"
 
     def failing() -> None:
-        with written_whole(target) as partial:
+        with atomic_path(target) as partial:
             raise OSError(number, "why", {"partial": str(partial), "other": "other"}.get(about))
 
     with pytest.raises(OSError, match="why") as caught:
@@ -131,15 +131,15 @@ def test_leftovers_are_removed_and_nothing_else(tmp_path):
 def test_the_first_write_to_a_folder_removes_leftovers(tmp_path):
     left = tmp_path / ".1-00000000.partial"
     left.touch()
-    write_whole(tmp_path / "a", b"")
+    write_atomic(tmp_path / "a", b"")
     assert not left.exists()
     left.touch()
-    write_whole(tmp_path / "a", b"")
+    write_atomic(tmp_path / "a", b"")
     assert left.exists(), "each write lists the folder"
 
 
 def test_a_name_as_long_as_names_get(tmp_path):
-    write_whole(tmp_path / ("n" * 255), b"data")
+    write_atomic(tmp_path / ("n" * 255), b"data")
     assert [path.name for path in tmp_path.iterdir()] == ["n" * 255]
 
 
@@ -153,7 +153,7 @@ def test_without_locks_a_file_is_written_all_the_same(tmp_path, monkeypatch, lac
         monkeypatch.setattr(files, "fcntl", None)
     else:
         monkeypatch.setattr(files.fcntl, "flock", _refuse)
-    with written_whole(tmp_path / "a") as partial:
+    with atomic_path(tmp_path / "a") as partial:
         assert partial.stat().st_size == 0  # claimed before it is written
         partial.write_bytes(b"whole")
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"a": b"whole"}
@@ -161,7 +161,7 @@ def test_without_locks_a_file_is_written_all_the_same(tmp_path, monkeypatch, lac
 
 def test_writers_at_once_do_not_meet(tmp_path):
     target = tmp_path / "a.bin"
-    with written_whole(target) as one, written_whole(target) as two:
+    with atomic_path(target) as one, atomic_path(target) as two:
         one.write_bytes(b"1" * 1000)
         two.write_bytes(b"2" * 1000)
         assert one != two

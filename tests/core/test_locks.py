@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from labkit.core.locks import locked
+from labkit.core.locks import file_lock
 
 fcntl = pytest.importorskip("fcntl", reason="this system has no file locks")
 
@@ -19,7 +19,7 @@ def test_never_two_at_once(tmp_path):
 
     def hold_often():
         for _ in range(50):
-            with locked(tmp_path / "new" / "lock"):
+            with file_lock(tmp_path / "new" / "lock"):
                 holders.append(1)
                 most.append(len(holders))
                 time.sleep(0.0005)
@@ -47,21 +47,21 @@ with locked(Path({str(tmp_path)!r}, "lock")):
     assert process.stdout.readline() == "held\n"
     process.kill()
     process.communicate()
-    with locked(tmp_path / "lock"):
+    with file_lock(tmp_path / "lock"):
         pass
     assert os.listdir(tmp_path) == []
 
 
 def test_a_failure_lets_go(tmp_path):
-    with pytest.raises(KeyError), locked(tmp_path / "lock"):
+    with pytest.raises(KeyError), file_lock(tmp_path / "lock"):
         raise KeyError
-    with locked(tmp_path / "lock"):
+    with file_lock(tmp_path / "lock"):
         assert os.listdir(tmp_path) == ["lock"]
 
 
 def test_a_worker_that_imports_its_script_does_not_wait_for_it(tmp_path, monkeypatch):
     monkeypatch.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)
-    with pytest.raises(RuntimeError, match="__main__"), locked(tmp_path / "lock"):
+    with pytest.raises(RuntimeError, match="__main__"), file_lock(tmp_path / "lock"):
         pass
 
 

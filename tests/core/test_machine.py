@@ -111,9 +111,9 @@ def test_photo_roots_tell_profile_and_number(monkeypatch, tmp_path):
 def test_the_home_is_in_the_user_s_cache(monkeypatch, tmp_path):
     monkeypatch.delenv("LABKIT_HOME", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert env.home() == tmp_path / "labkit"
+    assert env.labkit_home() == tmp_path / "labkit"
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert env.home() == Path.home() / ".cache" / "labkit"
+    assert env.labkit_home() == Path.home() / ".cache" / "labkit"
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import threading
 
 import torch
 
-from labkit.core.threads import compute_alone
+from labkit.core.threads import use_one_torch_thread
 
 
 def test_compute_alone_leaves_other_threads_as_they_were():
@@ -17,7 +17,7 @@ def test_compute_alone_leaves_other_threads_as_they_were():
             seen[name] = torch.get_num_threads()
 
         def alone():
-            compute_alone()
+            use_one_torch_thread()
             ask("alone")
 
         for name, work in {"alone": alone, "later": lambda: ask("later")}.items():

@@ -25,7 +25,7 @@ from scipy import stats
 from torch.utils.data import DataLoader, Dataset
 
 import labkit as lk
-from labkit.core.atomic import write_whole
+from labkit.core.atomic import write_atomic
 from labkit.measure.frames import quiet_summary
 
 # Photos of a run and times that each is decoded: a run of about a twentieth of a second, or a tenth with workers.
@@ -137,7 +137,7 @@ def run(record: Path, repetitions: int) -> pd.DataFrame:
             left = [condition for condition in conditions if (*condition, seed) not in done]
             rows += [compared(photos, *condition, seed) for condition in left]
             if left:
-                write_whole(record, pd.DataFrame(rows).to_csv(index=False, float_format="%.5g").encode())
+                write_atomic(record, pd.DataFrame(rows).to_csv(index=False, float_format="%.5g").encode())
                 print(f"{seed + 1} of {repetitions}", flush=True)
     return pd.DataFrame(rows)
 

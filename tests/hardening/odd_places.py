@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from labkit.core.names import as_path
+from labkit.core.names import path_from_key
 from labkit.core.stdio import print_utf8
 
 SCRIPTS = Path(__file__).parents[2] / "data_scripts"
@@ -50,19 +50,21 @@ def run_in(place: str, folder: Path, *command: str) -> subprocess.CompletedProce
 
 def walk(folder: Path) -> Iterator[tuple[str, str]]:
     """(what, how it went: "ok" or an error) of each step, in this process."""
-    photos, out, made = (folder / as_path(name) for name in ("Größe 日本", "Öut", "gemächt"))
+    photos, out, made = (folder / path_from_key(name) for name in ("Größe 日本", "Öut", "gemächt"))
     steps: dict[str, Callable[[], None]] = {
         "make_photos": lambda: script("make_photos", made, 3),
         "stores": lambda: stores(made, photos, out),
-        "make_shards": lambda: script("make_shards", photos, out / as_path("schärds"), "--engine", "threads"),
-        "make_pixels": lambda: script("make_pixels", photos, out / as_path("bücher.pixels")),
+        "make_shards": lambda: script("make_shards", photos, out / path_from_key("schärds"), "--engine", "threads"),
+        "make_pixels": lambda: script("make_pixels", photos, out / path_from_key("bücher.pixels")),
         "readers": lambda: readers(photos, out),
         "extract_tars": lambda: script(
-            "extract_tars", out / as_path("extrahiért"), *sorted(out.glob("*.tar")), "--verify"
+            "extract_tars", out / path_from_key("extrahiért"), *sorted(out.glob("*.tar")), "--verify"
         ),
-        "extracted": lambda: same_files(photos, out / as_path("extrahiért") / as_path("tär-pax")),
-        "collect_sizes": lambda: script("collect_sizes", photos, out / as_path("größen.csv"), "--write-metadata-cache"),
-        "make_depth": lambda: script("make_depth", out / as_path("tiéfe"), 1, "--tar", "--num-workers", 0),
+        "extracted": lambda: same_files(photos, out / path_from_key("extrahiért") / path_from_key("tär-pax")),
+        "collect_sizes": lambda: script(
+            "collect_sizes", photos, out / path_from_key("größen.csv"), "--write-metadata-cache"
+        ),
+        "make_depth": lambda: script("make_depth", out / path_from_key("tiéfe"), 1, "--tar", "--num-workers", 0),
         "download": lambda: refused("download", out, "--url", "http://127.0.0.1:9/é"),
         "help": helped,
     }
@@ -99,14 +101,14 @@ def stores(made: Path, photos: Path, out: Path) -> None:
     import labkit as lk
 
     for name, path in zip(("é.jpg", "日 本.jpg", "\udcff.jpg"), sorted(made.glob("*/*.jpg")), strict=True):
-        copy = photos / as_path("ß") / as_path(name)
+        copy = photos / path_from_key("ß") / path_from_key(name)
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_bytes(path.read_bytes())
     folder = lk.FolderStore(photos)
     out.mkdir()
     for kind in ("gnu", "pax"):
         with tarfile.open(
-            out / as_path(f"tär-{kind}.tar"), "w", format=getattr(tarfile, f"{kind.upper()}_FORMAT")
+            out / path_from_key(f"tär-{kind}.tar"), "w", format=getattr(tarfile, f"{kind.upper()}_FORMAT")
         ) as tar:
             tar.add(photos, ".")
     with lk.serve_folder(photos) as url:
@@ -122,10 +124,10 @@ def readers(photos: Path, out: Path) -> None:
     import labkit as lk
 
     folder = lk.FolderStore(photos)
-    dataset, pixels = lk.ImageDataset(folder), lk.PixelStore(out / as_path("bücher.pixels"))
+    dataset, pixels = lk.ImageDataset(folder), lk.PixelStore(out / path_from_key("bücher.pixels"))
     assert list(pixels.keys) == folder.keys()
     shards = {
-        tuple(image.shape): int(image.sum()) for image, _ in lk.read_shards(out / as_path("schärds"), verify=True)
+        tuple(image.shape): int(image.sum()) for image, _ in lk.read_shards(out / path_from_key("schärds"), verify=True)
     }
     assert shards == {tuple(image.shape): int(image.sum()) for image, _ in dataset}
     assert sum(len(labels) for _, labels in lk.BatchLoader(folder, size=16, batch_size=2, num_threads=1)) == 3

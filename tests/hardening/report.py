@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from labkit.core.atomic import write_whole
+from labkit.core.atomic import write_atomic
 from tests.hardening import noise
 from tests.hardening.faults.record import OUTCOMES
 from tests.hardening.soak.record import table as soak_table
@@ -161,5 +161,5 @@ def _cell(value: object) -> str:
 
 
 if __name__ == "__main__":
-    write_whole(PAGE, page().encode())
+    write_atomic(PAGE, page().encode())
     print(PAGE)

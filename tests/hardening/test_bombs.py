@@ -18,7 +18,7 @@ from PIL import Image, PngImagePlugin
 
 import labkit as lk
 from labkit.core import limits as bounds
-from labkit.core.limits import MAX_TAR_HEADER_BYTES, VARIABLE, max_file_bytes
+from labkit.core.limits import MAX_FILE_VARIABLE, MAX_TAR_HEADER_BYTES, max_file_bytes
 from labkit.core.mapping.engines import ItemErrors
 from labkit.core.strings import PackedStrings
 from labkit.data import decoders as decode
@@ -300,14 +300,14 @@ def test_a_member_as_large_as_eight_exabytes(tmp_path):
             lk.TarStore(path, mode=mode).keys()
     with little_memory(), pytest.raises((OSError, ItemErrors)):
         extract_tars(path, tmp_path / "out", progress=False)
-    with little_memory(), pytest.raises(TarError, match=rf"8000000000000000000 bytes.*{VARIABLE}"):
+    with little_memory(), pytest.raises(TarError, match=rf"8000000000000000000 bytes.*{MAX_FILE_VARIABLE}"):
         list(lk.read_shards(path))
 
 
 def test_a_large_member_of_a_compressed_shard(tmp_path, monkeypatch):
     path = tmp_path / "x.tar.gz"
     path.write_bytes(with_zeros(header("a.jpg", BOMB_BYTES), bytes(1024)))
-    monkeypatch.setenv(VARIABLE, "100")
+    monkeypatch.setenv(MAX_FILE_VARIABLE, "100")
     with little_memory(), pytest.raises(TarError, match=f"{BOMB_BYTES} bytes; more than 100000000 are not read"):
         list(lk.read_shards(path))
     with little_memory():
@@ -334,8 +334,8 @@ def test_a_sparse_file_that_is_all_holes(tmp_path, mode):
 
 @pytest.mark.parametrize("value", ["0", "-1", "many", "nan", "inf"])
 def test_the_limit_is_a_number(monkeypatch, value):
-    monkeypatch.setenv(VARIABLE, value)
-    with pytest.raises(ValueError, match=VARIABLE):
+    monkeypatch.setenv(MAX_FILE_VARIABLE, value)
+    with pytest.raises(ValueError, match=MAX_FILE_VARIABLE):
         max_file_bytes()
 
 
@@ -425,7 +425,7 @@ def bodies():
 
 @pytest.mark.parametrize(("path", "said"), [("long", "1000000000000000 bytes"), ("endless", "endless bytes")])
 def test_a_body_without_end(bodies, monkeypatch, path, said):
-    monkeypatch.setenv(VARIABLE, "20")
+    monkeypatch.setenv(MAX_FILE_VARIABLE, "20")
     with little_memory(), pytest.raises(OSError, match=f"{said}, more than the limit of 20000000"):
         HttpClient().get(f"{bodies}/{path}")
     with little_memory(), pytest.raises(OSError, match=said):

@@ -19,7 +19,7 @@ from PIL import Image
 from torchvision.datasets import Imagenette
 
 import labkit as lk
-from labkit.core.credentials import redacted, shown, tells
+from labkit.core.credentials import contains_secret, redact, strip_credentials
 from labkit.core.mapping.engines import ItemErrors
 from labkit.data.blobs import http_client
 from labkit.data.samples import imagenette as download
@@ -248,7 +248,7 @@ def test_frames(guarded, told, tmp_path, monkeypatch):
     )  # fmt: skip
     told(frame.to_csv())
     [path] = (tmp_path / "frames").glob("*.csv")
-    assert f"{shown(url)}?..." in load_frame(path)["storage"].tolist()
+    assert f"{strip_credentials(url)}?..." in load_frame(path)["storage"].tolist()
     told(frame["variant"].tolist())
 
 
@@ -290,7 +290,7 @@ def test_pages_of_a_tour(guarded, told):
     ],
 )
 def test_what_is_shown_of_an_address(url, said):
-    assert shown(url) == said
+    assert strip_credentials(url) == said
 
 
 @pytest.mark.parametrize(
@@ -302,8 +302,8 @@ def test_what_is_shown_of_an_address(url, said):
     ],
 )
 def test_what_is_left_of_a_text(text, said):
-    assert redacted(text) == said
-    assert redacted(text + " abcdef", ("abcdef",)) == said + " ..."
+    assert redact(text) == said
+    assert redact(text + " abcdef", ("abcdef",)) == said + " ..."
 
 
 def _raised(*texts: str, explicit: bool) -> BaseException:
@@ -319,14 +319,14 @@ def _raised(*texts: str, explicit: bool) -> BaseException:
 @pytest.mark.parametrize("explicit", [True, False])
 def test_an_exception_tells_what_any_of_its_chain_does(explicit):
     for texts in (["token=abc", "b", "c"], ["a", "https://u:p@host/x", "c"], ["a", "b", "https://host/?sig=1"]):
-        assert tells(_raised(*texts, explicit=explicit))
-    assert not tells(_raised("a", "b", explicit=explicit))
-    assert tells(_raised("hidden", "b", explicit=explicit), ("hidden",))
+        assert contains_secret(_raised(*texts, explicit=explicit))
+    assert not contains_secret(_raised("a", "b", explicit=explicit))
+    assert contains_secret(_raised("hidden", "b", explicit=explicit), ("hidden",))
 
 
 def test_an_address_is_shown_up_to_its_first_mark():
-    assert shown("https://u:p@host/a?b#c?d") == "https://host/a"
-    assert shown("https://host/a#c?d#e") == "https://host/a"
+    assert strip_credentials("https://u:p@host/a?b#c?d") == "https://host/a"
+    assert strip_credentials("https://host/a#c?d#e") == "https://host/a"
 
 
 def test_frames_keep_what_is_no_secret():

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import labkit as lk
-from labkit.core.limits import VARIABLE
+from labkit.core.limits import MAX_FILE_VARIABLE
 from labkit.data.depth.presets import PRESETS, read_list
 from labkit.data.pixels.store import PixelError, PixelStore
 from labkit.data.shards.read import read_shards
@@ -149,7 +149,7 @@ def test_no_sample_of_a_shard_is_passed_over(tmp_path, members, said):
 
 
 def test_a_bomb_in_a_shard_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setenv(VARIABLE, "0.001")
+    monkeypatch.setenv(MAX_FILE_VARIABLE, "0.001")
     path = shard(tmp_path / "x.tar.gz", ("a.txt", b"1"), ("x.png", bytes(1001)), compression="gz")
     with pytest.raises(TarError, match=r"x\.tar\.gz.*'x\.png' has 1001 bytes"):
         list(read_shards(path, decoder="pil"))

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 import labkit as lk
 from labkit.core import atomic as files
-from labkit.core.locks import locked
+from labkit.core.locks import file_lock
 from labkit.core.mapping.engines import ItemErrors
 from labkit.data.extract import files as tar_files, plan as tar_safety
 from labkit.data.extract.extract import WORK, extract_tars
@@ -156,7 +156,7 @@ def test_links_under_names_that_can_be_guessed(tmp_path, monkeypatch):
     precious = tmp_path / "precious"
     precious.write_bytes(b"keep me")
     (tmp_path / "x.lock").symlink_to(tmp_path / "made elsewhere")
-    with pytest.raises(OSError), locked(tmp_path / "x.lock"):
+    with pytest.raises(OSError), file_lock(tmp_path / "x.lock"):
         pass
     packed = make_tar(tmp_path / "x.tar.gz", {"a.jpg": b"x"}, "w:gz")
     (tmp_path / ".plain.tar.partial").symlink_to(precious)
@@ -165,7 +165,7 @@ def test_links_under_names_that_can_be_guessed(tmp_path, monkeypatch):
     monkeypatch.setattr(files.secrets, "token_hex", lambda n: "0")
     (tmp_path / f".{os.getpid()}-0.partial").symlink_to(precious)
     with pytest.raises(FileExistsError):
-        files.write_whole(tmp_path / "new", b"mine")
+        files.write_atomic(tmp_path / "new", b"mine")
     assert precious.read_bytes() == b"keep me"
     assert not (tmp_path / "made elsewhere").exists()
 

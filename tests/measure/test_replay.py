@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from labkit import ReplayLoader
-from labkit.core.tensor_trees import map_tensors, tensors
+from labkit.core.tensor_trees import iter_tensors, map_tensors
 
 Pair = namedtuple("Pair", "image label")
 
@@ -85,7 +85,7 @@ def test_every_tensor_is_mapped_and_all_else_stays(nest):
     before = flat(nest)
     assert flat(map_tensors(nest, lambda tensor: tensor * 2)) == [doubled(leaf) for leaf in before]
     assert flat(nest) == before  # nothing happened to the original
-    assert [tensor.item() for tensor in tensors(nest)] == [number for number in map(innermost, before) if number]
+    assert [tensor.item() for tensor in iter_tensors(nest)] == [number for number in map(innermost, before) if number]
 
 
 def innermost(leaf: Any) -> float | None:

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import labkit as lk
 from labkit.core.lazy import Lazy
-from labkit.core.rng import kept_global_state
+from labkit.core.rng import preserve_rng_state
 from labkit.pipeline.seeding import derived_seed, find_generators
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # spawned workers cannot import a test file
@@ -273,7 +273,7 @@ def test_global_state_stays_as_it_was(num_workers, persistent):
 def test_global_state_stays_after_an_error():
     before = random.getstate(), torch.get_rng_state()
 
-    @kept_global_state()
+    @preserve_rng_state()
     def fail():
         random.seed(1), torch.manual_seed(1)
         raise ZeroDivisionError

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, closing, contextmanager
 from typing import Any
 
 from labkit.core.machine import usable_cores
-from labkit.core.mapping.pools import Outcome, Submit, describe, process_pool, then, thread_pool
+from labkit.core.mapping.pools import Outcome, Submit, format_error, process_pool, then, thread_pool
 from labkit.core.progress import progress_bar
 
 ENGINES = ("local", "threads", "ray")
@@ -159,7 +159,7 @@ def _checked(open_pool: OpenPool) -> Iterator[Submit]:
             submit([]).result()
         except Exception as error:
             raise RuntimeError(
-                f"no worker can start and load the function ({describe(error)}): "
+                f"no worker can start and load the function ({format_error(error)}): "
                 "in a script, call this under `if __name__ == '__main__':`"
             ) from error
         yield submit
@@ -198,6 +198,6 @@ def _one_by_one(submit: Submit, items: list, lost: deque[int]) -> Iterator[tuple
         try:
             _, outcomes = submit([items[position]]).result()
         except Exception as error:
-            yield position, (None, f"its worker died twice ({describe(error)})")
+            yield position, (None, f"its worker died twice ({format_error(error)})")
             return
         yield position, outcomes[0]

@@ -15,8 +15,8 @@ from typing import Any
 
 import cloudpickle
 
-from labkit.core.credentials import redacted
-from labkit.core.threads import compute_alone
+from labkit.core.credentials import redact
+from labkit.core.threads import use_one_torch_thread
 
 Outcome = tuple[Any, str | None]  # (value, None) or (None, error text)
 Submit = Callable[[list[Any]], Future]  # items -> future of (seconds, outcomes)
@@ -34,13 +34,13 @@ def then(function: Callable, outcome: Outcome) -> Outcome:
     try:
         return function(value), None
     except (Exception, SystemExit) as failure:
-        return None, describe(failure)
+        return None, format_error(failure)
 
 
-def describe(error: BaseException) -> str:
+def format_error(error: BaseException) -> str:
     """Type and first lines of an error, without credentials, as one line: a file's name may hold a line break, and the
     cause follows it."""
-    lines = redacted(str(error)).strip().splitlines()[:_MOST_LINES]
+    lines = redact(str(error)).strip().splitlines()[:_MOST_LINES]
     return f"{type(error).__name__}: " + r"\n".join(lines) if lines else type(error).__name__
 
 
@@ -82,7 +82,7 @@ def thread_pool(function: Callable, num_threads: int) -> Iterator[Submit]:
         outcomes = [then(function, (item, None)) for item in items]
         return time.perf_counter() - start, outcomes
 
-    pool = ThreadPoolExecutor(num_threads, initializer=compute_alone)
+    pool = ThreadPoolExecutor(num_threads, initializer=use_one_torch_thread)
     try:
         yield lambda items: pool.submit(run, items)
     finally:

@@ -6,25 +6,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from labkit.core import redacted, tells
+from labkit.core import contains_secret, redact
 
 _TOLD_APART = (FileNotFoundError, IsADirectoryError, ValueError, ImportError)  # by callers
 
 
 @contextmanager
-def asking(name: str, secrets: tuple[str, ...]) -> Iterator[None]:
+def translated_errors(name: str, secrets: tuple[str, ...]) -> Iterator[None]:
     """What a client raises as an OSError that names the object, and tells no secret: each has classes of its own."""
     try:
         yield
     except _TOLD_APART as error:
-        if not tells(error, secrets):
+        if not contains_secret(error, secrets):
             raise
         kind = next(kind for kind in _TOLD_APART if isinstance(error, kind))
-        raise kind(redacted(str(error), secrets)) from None
+        raise kind(redact(str(error), secrets)) from None
     except PermissionError:
         raise PermissionError(f"{name} is refused: check the credentials, and what they allow") from None
     except Exception as error:
-        cause = redacted(str(getattr(error, "strerror", None) or type(error).__name__), secrets)
+        cause = redact(str(getattr(error, "strerror", None) or type(error).__name__), secrets)
         raise OSError(
             f"{name} gave no whole answer ({cause}): check the server and the network, then run again"
         ) from None  # the chained text may hold a whole address
@@ -37,7 +37,7 @@ def known_schemes() -> set[str]:
     return {"http", "https", *fsspec.available_protocols()}
 
 
-def filesystem_of(url: str, storage_options: dict[str, Any]) -> tuple[Any, str]:
+def open_filesystem(url: str, storage_options: dict[str, Any]) -> tuple[Any, str]:
     import fsspec
 
     try:
@@ -47,7 +47,7 @@ def filesystem_of(url: str, storage_options: dict[str, Any]) -> tuple[Any, str]:
         raise ImportError(f'{scheme}:// needs a package ({error}); for S3: python -m pip install -e ".[s3]"') from error
 
 
-def secrets_of(storage_options: dict[str, Any]) -> tuple[str, ...]:
+def known_secrets(storage_options: dict[str, Any]) -> tuple[str, ...]:
     """What options and environment keep secret."""
     named = [(name, value) for name, value in os.environ.items() if name.startswith("AWS_")]
     for name, value in storage_options.items():

@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 import urllib3
 from urllib3.util import Retry, Timeout
 
-from labkit.core import VARIABLE, PerProcess, max_file_bytes, shown
+from labkit.core import MAX_FILE_VARIABLE, PerProcess, max_file_bytes, strip_credentials
 
 _LONGEST_WAIT_S = 10.0  # between two tries, whatever the server asks for
 _TRANSIENT = frozenset({408, 429, 500, 502, 503, 504})
@@ -118,9 +118,9 @@ def without_credentials(url: str) -> tuple[str, dict[str, str]]:
 
 def _check_status(url: str, answer: urllib3.BaseHTTPResponse) -> None:
     if answer.status in (401, 403):
-        raise OSError(f"{shown(url)} is refused ({answer.status}): check the credentials in the address")
+        raise OSError(f"{strip_credentials(url)} is refused ({answer.status}): check the credentials in the address")
     if answer.status not in (200, 206, 404, 416):
-        raise OSError(f"{shown(url)} answered {answer.status} {answer.reason}")
+        raise OSError(f"{strip_credentials(url)} answered {answer.status} {answer.reason}")
 
 
 def _next_try(url: str, error: Exception, answer: urllib3.BaseHTTPResponse | None, retries: int) -> Retry:
@@ -133,7 +133,7 @@ def _next_try(url: str, error: Exception, answer: urllib3.BaseHTTPResponse | Non
             error = last
     cause = getattr(error, "reason", None) or error
     raise OSError(
-        f"{shown(url)} gave no whole answer in {retries + 1} tries ({type(cause).__name__}): "
+        f"{strip_credentials(url)} gave no whole answer in {retries + 1} tries ({type(cause).__name__}): "
         "check the server and the network, then run again"
     ) from None  # the chained text would hold the whole address
 
@@ -150,8 +150,8 @@ def _whole(url: str, most: int, answer: urllib3.BaseHTTPResponse) -> Answer:
             return Answer(answer.status, answer.headers, bytes(data), answer.geturl() or "")
     answer.close()
     raise OSError(
-        f"{shown(url)} has {said or 'endless'} bytes, more than the limit of {most}: is it an image? "
-        f"{VARIABLE} sets the limit, in MB"
+        f"{strip_credentials(url)} has {said or 'endless'} bytes, more than the limit of {most}: is it an image? "
+        f"{MAX_FILE_VARIABLE} sets the limit, in MB"
     )
 
 

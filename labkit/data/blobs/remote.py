@@ -4,8 +4,8 @@ import re
 from functools import partial
 from typing import Any
 
-from labkit.core import PerProcess, shown
-from labkit.data.blobs.fsspec_client import asking, filesystem_of, secrets_of
+from labkit.core import PerProcess, strip_credentials
+from labkit.data.blobs.fsspec_client import known_secrets, open_filesystem, translated_errors
 from labkit.data.blobs.http_client import HttpClient
 
 _VERSIONS = ("ETag", "etag", "mtime", "LastModified", "last_modified", "updated", "created")  # as fsspec's kinds say it
@@ -15,7 +15,7 @@ class HttpBlob:
     """One file at an address, read by range requests."""
 
     def __init__(self, url: str):
-        self._url, self.name = url, shown(url)
+        self._url, self.name = url, strip_credentials(url)
         self._client = HttpClient()
         self._version = ""
 
@@ -62,11 +62,11 @@ class ObjectBlob:
     """One file that fsspec reads, by ranges."""
 
     def __init__(self, url: str, **storage_options: Any):
-        self.name, self._secrets, self._size = shown(url), secrets_of(storage_options), 0
-        self._place = PerProcess(partial(filesystem_of, url, storage_options))
+        self.name, self._secrets, self._size = strip_credentials(url), known_secrets(storage_options), 0
+        self._place = PerProcess(partial(open_filesystem, url, storage_options))
 
     def stamp(self) -> tuple[int, str]:
-        with asking(self.name, self._secrets):
+        with translated_errors(self.name, self._secrets):
             filesystem, path = self._place()
             filesystem.invalidate_cache(path)  # a listing from before the object was written anew
             about = filesystem.info(path)
@@ -79,7 +79,7 @@ class ObjectBlob:
         size = min(size, self._size - offset)
         if size <= 0:
             return b""
-        with asking(self.name, self._secrets):
+        with translated_errors(self.name, self._secrets):
             filesystem, path = self._place()
             data = filesystem.cat_file(path, start=offset, end=offset + size)
         return _whole(self.name, data, size)

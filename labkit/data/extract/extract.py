@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
-from labkit.core import beside, locked, write_whole
+from labkit.core import file_lock, sibling_path, write_atomic
 from labkit.core.mapping import ItemErrors, check_engine, map_items
 from labkit.data.extract.files import differences, unpack
 from labkit.data.extract.plan import Plan, plan_members
@@ -164,7 +164,7 @@ def _check_space(root: Path, needed: int) -> None:
 
 def _extract(root: Path, verify: bool, progress: bool, archive: Path) -> None:
     final, work = root / _folder_name(archive), _work(root, archive)
-    with locked(beside(work, ".lock")):
+    with file_lock(sibling_path(work, ".lock")):
         if not _is_free(final):
             _check_extracted(root, archive, final, verify)
             return
@@ -177,7 +177,7 @@ def _unpack(root: Path, archive: Path, work: Path, verify: bool, progress: bool)
     if not _is_recorded(root, archive):
         shutil.rmtree(work, ignore_errors=True)
         work.mkdir(mode=0o700)  # nobody else exchanges what is half done; the folder that appears is not in it any more
-        write_whole(work / "record.json", _record(archive))
+        write_atomic(work / "record.json", _record(archive))
     unpack(archive, plan, tree, progress)
     if verify and (found := differences(archive, plan, tree)):
         shutil.rmtree(tree)
@@ -194,7 +194,7 @@ def _check_extracted(root: Path, archive: Path, final: Path, verify: bool) -> No
         )
     if found := differences(archive, _plan(archive), final):
         raise OSError(f"{final} differs from {archive} ({_listed(found)}): remove the folder and extract again")
-    write_whole(_work(root, archive) / "record.json", _record(archive))
+    write_atomic(_work(root, archive) / "record.json", _record(archive))
 
 
 def _listed(found: list[str]) -> str:

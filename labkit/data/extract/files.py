@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
 
-from labkit.core import as_path, progress_bar
+from labkit.core import path_from_key, progress_bar
 from labkit.data.extract.plan import Plan, colliding
 from labkit.data.extract.tree import Tree
 from labkit.data.tar import TarStream
@@ -60,7 +60,7 @@ def _fill(stream: TarStream, info: tarfile.TarInfo, paths: list[str], half: Path
         if tree.has(path):
             continue
         if info.issym():
-            os.symlink(as_path(info.linkname), half)
+            os.symlink(path_from_key(info.linkname), half)
             _set_time(half, info)
         elif path == paths[0]:
             _write(stream, info, half)
@@ -101,7 +101,7 @@ def _difference(stream: TarStream, info: tarfile.TarInfo, path: Path, first: Pat
     if info.isdir():
         return "" if path.is_dir() else "is no folder"
     if info.issym():
-        return "" if path.is_symlink() and os.readlink(path) == as_path(info.linkname) else "is not the same link"
+        return "" if path.is_symlink() and os.readlink(path) == path_from_key(info.linkname) else "is not the same link"
     if path.is_symlink() or not path.is_file():
         return "is no file"
     if path.stat().st_size != info.size:

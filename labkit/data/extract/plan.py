@@ -8,7 +8,7 @@ import tarfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from labkit.core import MAX_MEMBERS, as_path
+from labkit.core import MAX_MEMBERS, path_from_key
 
 
 class UnsafeTarError(ValueError):
@@ -69,7 +69,7 @@ def safe_path(name: str) -> str:
         raise ValueError("has `..` in its name")
     if "\0" in name:
         raise ValueError("has a zero byte in its name")
-    return as_path("/".join(parts))
+    return path_from_key("/".join(parts))
 
 
 def colliding(plan: Plan) -> tuple[str, str] | None:

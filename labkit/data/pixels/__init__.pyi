@@ -1,1 +1,2 @@
+# fmt: off
 from .store import PixelStore as PixelStore

@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from labkit.core import PackedStrings, beside, locked, written_whole
+from labkit.core import PackedStrings, atomic_path, file_lock, sibling_path
 from labkit.core.mapping import ItemErrors, check_engine, map_items
 from labkit.data.decoders import _load
 from labkit.data.pixels.format import Origin, PixelError, pixels_start, read_head
@@ -43,8 +43,8 @@ def build_pixels(
     origin, parts = planned(store, short_side, decoder)
     if not parts:
         raise PixelError(f"{path} is not built: the source holds no image")
-    folder = beside(path, ".parts")
-    with locked(beside(path, ".lock", hidden=True)):
+    folder = sibling_path(path, ".parts")
+    with file_lock(sibling_path(path, ".lock", hidden=True)):
         _check_folder(folder)
         if not _is_there(path, origin):
             options = {"engine": engine, "num_workers": num_workers, "address": address, "progress": progress}
@@ -85,7 +85,7 @@ def _put_together(path: Path, folder: Path, origin: Origin, parts: list[Part]) -
     indices = [read_head(folder / part.name).index for part in parts]
     keys = PackedStrings(key for part in parts for key in part.keys)
     shapes, crcs = (np.concatenate([getattr(index, name) for index in indices]) for name in ("shapes", "crcs"))
-    with written_whole(folder / _WHOLE) as half, open(half, "wb") as file:
+    with atomic_path(folder / _WHOLE) as half, open(half, "wb") as file:
         file.seek(pixels_start(keys))
         for part in parts:
             with open(folder / part.name, "rb", buffering=0) as part_file:

@@ -12,8 +12,8 @@ from typing import BinaryIO
 import numpy as np
 from torch import Tensor
 
-from labkit.core import PackedStrings, written_whole
-from labkit.core.mapping import describe
+from labkit.core import PackedStrings, atomic_path
+from labkit.core.mapping import format_error
 from labkit.data.decoders import DecodeError, decode
 from labkit.data.pixels.format import ALIGNMENT, VERSION, Origin, PixelError, laid_out, packed_head, pixels_start
 from labkit.data.pixels.mapped import PixelMap
@@ -109,7 +109,7 @@ def _images(store: Store, part: Part) -> Iterator[np.ndarray]:
         try:
             yield shrunk(decode(store.read(key), part.origin.decoder, key=key), part.origin.short_side)
         except (DecodeError, KeyError, OSError) as error:
-            failures[key] = describe(error)
+            failures[key] = format_error(error)
     if failures:
         raise _Unreadable(failures)
 
@@ -117,7 +117,7 @@ def _images(store: Store, part: Part) -> Iterator[np.ndarray]:
 def _write(path: Path, part: Part, images: Iterable[np.ndarray]) -> None:
     """A pixel file in one pass: header and index have their room before the images, and are filled in last."""
     keys, shapes, crcs = PackedStrings(part.keys), [], []
-    with written_whole(path) as partial, open(partial, "wb") as file:
+    with atomic_path(path) as partial, open(partial, "wb") as file:
         file.seek(pixels_start(keys))
         for image in images:
             file.write(image)

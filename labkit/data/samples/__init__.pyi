@@ -1,1 +1,2 @@
+# fmt: off
 from .photos import make_photos as make_photos

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageEnhance
 
-from labkit.core import write_whole, written_whole
+from labkit.core import atomic_path, write_atomic
 from labkit.core.mapping import map_items
 
 LIST_NAME = "filename_list_train.txt"
@@ -79,7 +79,7 @@ def make_depth(
         address=address, is_done=partial(_is_done, root / FOLDER_NAME), progress=progress, description="depth pairs",
         unit="pair", key=lambda number: pair_names(number)[0],
     )  # fmt: skip
-    write_whole(root / LIST_NAME, "".join(f"{rgb} {depth}\n" for rgb, depth in pairs).encode())
+    write_atomic(root / LIST_NAME, "".join(f"{rgb} {depth}\n" for rgb, depth in pairs).encode())
     if tar:
         write_dot_tar(root / FOLDER_NAME, root / f"{FOLDER_NAME}.tar")
     return root
@@ -114,7 +114,7 @@ def write_dot_tar(folder: Path, path: Path) -> None:
     """
     if path.exists() and _members(path) == _files(folder):
         return
-    with written_whole(path) as partial_path, tarfile.open(partial_path, "w", format=tarfile.GNU_FORMAT) as tar:
+    with atomic_path(path) as partial_path, tarfile.open(partial_path, "w", format=tarfile.GNU_FORMAT) as tar:
         tar.add(folder, arcname=".", filter=_anonymous)
 
 
@@ -165,7 +165,7 @@ def _png(picture: Image.Image, mirrored: bool) -> bytes:
 
 def _make_pair(folder: Path, seed: int, number: int) -> None:
     for name, data in zip(pair_names(number), pair_bytes(number, seed=seed), strict=True):
-        write_whole(folder / name, data)
+        write_atomic(folder / name, data)
 
 
 def _is_done(folder: Path, number: int) -> bool:
@@ -185,7 +185,7 @@ def _claim(root: Path, seed: int, count: int) -> None:
     elif foreign:
         raise ValueError(f"{root} is not empty and holds no depth pairs: {remedy}")
     else:
-        write_whole(path, json.dumps(settings).encode())
+        write_atomic(path, json.dumps(settings).encode())
     n_found = len(list((root / FOLDER_NAME).glob("*/rgb_*.png")))
     if n_found > count:
         raise ValueError(f"{root} holds {n_found} pairs, more than {count}: {remedy}")

@@ -13,7 +13,7 @@ from pathlib import Path
 from torchvision.datasets import Imagenette
 from torchvision.datasets.utils import check_integrity
 
-from labkit.core import redacted, shown
+from labkit.core import redact, strip_credentials
 from labkit.data.blobs import without_credentials
 from labkit.data.extract import plan_members, unpack
 from labkit.data.tar import TarStream
@@ -84,8 +84,10 @@ def _fetch(url: str, archive: Path, md5: str) -> None:
             raise OSError(f"its md5 is not {md5}")
     except (OSError, ValueError, HTTPException) as error:
         shutil.rmtree(archive.parent, ignore_errors=True)
-        cause = redacted(str(error))
-        raise OSError(f"{shown(url)} could not be downloaded ({cause}): run again, or name a mirror by --url") from None
+        cause = redact(str(error))
+        raise OSError(
+            f"{strip_credentials(url)} could not be downloaded ({cause}): run again, or name a mirror by --url"
+        ) from None
 
 
 def _save(url: str, archive: Path) -> None:

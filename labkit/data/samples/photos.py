@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageEnhance
 
-from labkit.core import write_whole
+from labkit.core import write_atomic
 from labkit.core.mapping import check_engine, map_items
 
 MANIFEST = "manifest.json"
@@ -185,7 +185,7 @@ def _make_one(root: Path, adopt: set[int], profile: str, seed: int, number: int)
         data = (root / key).read_bytes()
     else:
         data = photo_bytes(number, profile=profile, seed=seed)
-        write_whole(root / key, data)
+        write_atomic(root / key, data)
     return {"key": key, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
 
@@ -222,4 +222,4 @@ def _read_manifest(root: Path, settings: dict, count: int) -> dict[str, dict]:
 
 def _write_manifest(root: Path, settings: dict, rows: dict[str, dict]) -> None:
     photos = sorted(rows.values(), key=lambda row: row["key"])
-    write_whole(root / MANIFEST, json.dumps({"settings": settings, "photos": photos}, indent=1).encode())
+    write_atomic(root / MANIFEST, json.dumps({"settings": settings, "photos": photos}, indent=1).encode())

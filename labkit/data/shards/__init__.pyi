@@ -1,1 +1,2 @@
+# fmt: off
 from .shuffling import write_shards as write_shards

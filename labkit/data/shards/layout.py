@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 from urllib.parse import unquote
 
-from labkit.core import VARIABLE, max_file_bytes
+from labkit.core import MAX_FILE_VARIABLE, max_file_bytes
 from labkit.data.tar import BoundedInfo, Source, TarError, unpacked
 
 _READABLE_NAME = 100  # longer names, and those that are not ASCII, take a pax record of their own
@@ -146,7 +146,7 @@ def read_members(stream: BinaryIO, name: str) -> Iterator[tuple[str, bytes]]:
                 if info.isreg():
                     if not 0 <= info.size <= most:
                         raise TarError(
-                            f"{name}: {info.name!r} has {info.size} bytes; more than {most} are not read ({VARIABLE})"
+                            f"{name}: {info.name!r} has {info.size} bytes, the limit is {most}: raise {MAX_FILE_VARIABLE}"
                         )
                     yield info.name, tar.extractfile(info).read()
                     last = info.name

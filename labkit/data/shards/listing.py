@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from webdataset.tariterators import base_plus_ext
 
-from labkit.core import is_image, shown
+from labkit.core import is_image, strip_credentials
 from labkit.data.blobs import is_url
 from labkit.data.shards.gopen import open_url
 from labkit.data.shards.layout import read_members
@@ -78,7 +78,7 @@ def _check_member(member: str, name: str) -> None:
 
 def name_of(place: str) -> str:
     """A path or URL, fit for messages: without credentials."""
-    return shown(place) if is_url(place) else place
+    return strip_credentials(place) if is_url(place) else place
 
 
 class _Hashed(io.RawIOBase):

@@ -7,7 +7,7 @@ import shutil
 from functools import partial
 from pathlib import Path
 
-from labkit.core import names_a_file, remove_leftovers, write_whole, written_whole
+from labkit.core import atomic_path, is_file_key, remove_leftovers, write_atomic
 from labkit.core.mapping import map_items
 from labkit.data.shards.layout import sha256_of, write_tar
 from labkit.data.shards.plan import Plan, PlannedShard, make_plan
@@ -98,7 +98,7 @@ def read_manifest(text: bytes, name: str) -> dict:
 
 
 def _is_name(name: object) -> bool:
-    return isinstance(name, str) and name == os.path.basename(name) and names_a_file(name)
+    return isinstance(name, str) and name == os.path.basename(name) and is_file_key(name)
 
 
 def _claim(root: Path, settings: dict) -> dict[str, dict]:
@@ -114,7 +114,7 @@ def _claim(root: Path, settings: dict) -> dict[str, dict]:
         return {row["name"]: row for row in rows if row.keys() >= _ROW and _is_name(row["name"])}
     if root.exists() and any(name != UNFINISHED for name in os.listdir(root)):
         raise ValueError(f"{root} is not empty and holds no shards: choose another folder")
-    write_whole(claim, json.dumps(settings).encode())
+    write_atomic(claim, json.dumps(settings).encode())
     return {}
 
 
@@ -150,12 +150,12 @@ def _make_shard(store: Store, root: Path, item: tuple[PlannedShard, dict | None]
     path = root / shard.name
     if known and path.is_file() and path.stat().st_size == known["n_bytes"] and sha256_of(path) == known["sha256"]:
         return known
-    with written_whole(path) as partial_path:
+    with atomic_path(path) as partial_path:
         write_tar(partial_path, shard.samples, store)
         row = _row(shard, partial_path)
         if known and row != known:
             raise ValueError(f"the store's images are not those that {path} was made of: {_REMEDY}")
-    write_whole(root / UNFINISHED / f"{path.stem}.json", json.dumps(row).encode())
+    write_atomic(root / UNFINISHED / f"{path.stem}.json", json.dumps(row).encode())
     return row
 
 
@@ -173,5 +173,5 @@ def _finish(root: Path, settings: dict, plan: Plan, rows: list[dict]) -> None:
     content = {"settings": settings, "classes": plan.classes, "n_samples": n_samples, "shards": rows}
     text = json.dumps(content, indent=1).encode()
     if not (root / MANIFEST).exists():
-        write_whole(root / MANIFEST, text)
+        write_atomic(root / MANIFEST, text)
     shutil.rmtree(root / UNFINISHED, ignore_errors=True)

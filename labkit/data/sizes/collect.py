@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pandas as pd
 
-from labkit.core import as_key, as_path
+from labkit.core import key_from_name, path_from_key
 from labkit.data.sizes.folders import SUFFIXES, Folder, scan
 from labkit.data.sizes.headers import Header
 from labkit.data.sizes.latent_caches import Size, sizes_from_caches
@@ -78,7 +78,7 @@ def collect_sizes(
     if not table.paths:
         raise FileNotFoundError(f"{root} holds no image ({', '.join(SUFFIXES)})")
     unknown = [row for row, source in enumerate(table.sources) if source == _HEADER]
-    files = [f"{root}/{as_path(table.paths[row])}" for row in unknown]
+    files = [f"{root}/{path_from_key(table.paths[row])}" for row in unknown]
     table.fill(unknown, read_headers(files, num_workers=num_workers, progress=progress))
     return table.frame()
 
@@ -116,10 +116,10 @@ class _Table:
     def add(self, folder: Folder, stated: dict[str, tuple[Size, int]]) -> None:
         unknown = (0, 0), _HEADER
         for image in folder.images:
-            self._append(as_key(folder.prefix + image), *stated.get(image, unknown))
+            self._append(key_from_name(folder.prefix + image), *stated.get(image, unknown))
         for path, error in folder.refused.items():
             self.errors[len(self.paths)] = error
-            self._append(as_key(path), (0, 0), _UNREADABLE)
+            self._append(key_from_name(path), (0, 0), _UNREADABLE)
 
     def _append(self, path: str, size: Size, source: int) -> None:
         self.paths.append(path)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from labkit.core import as_key, as_path, write_whole
+from labkit.core import key_from_name, path_from_key, write_atomic
 from labkit.data.sizes.folders import METADATA
 from labkit.data.sizes.latent_caches import MAX_SIDE, Size
 
@@ -35,7 +35,7 @@ def read_metadata(folder: str | os.PathLike) -> dict[str, Entry]:
         warnings.warn(f"{error}; its sizes do not count", stacklevel=2)
         return {}
     sizes = {key: _size(entry) for key, entry in table.items()}
-    return {os.path.abspath(as_path(key)): Entry(size, written_ns) for key, size in sizes.items() if size}
+    return {os.path.abspath(path_from_key(key)): Entry(size, written_ns) for key, size in sizes.items() if size}
 
 
 def is_current(entry: Entry, path: str) -> bool:
@@ -67,17 +67,17 @@ def write_metadata_cache(frame: pd.DataFrame, root: str | os.PathLike) -> Path:
     """
     path = Path(root) / METADATA
     table = _load(path) if path.exists() else {}
-    keys = {os.path.abspath(as_path(key)): key for key in table}  # theirs may be relative
+    keys = {os.path.abspath(path_from_key(key)): key for key in table}  # theirs may be relative
     known = frame[frame["width"].notna()]
     captions = known["caption"] if "caption" in known else [None] * len(known)
     for name, width, height, caption in zip(known["path"], known["width"], known["height"], captions, strict=True):
-        image = os.path.abspath(os.path.join(root, as_path(name)))
-        entry = table.setdefault(keys.get(image, as_key(image)), {})
+        image = os.path.abspath(os.path.join(root, path_from_key(name)))
+        entry = table.setdefault(keys.get(image, key_from_name(image)), {})
         entry["caption"] = (entry.get("caption") or "") if pd.isna(caption) else caption
         entry["resolution"] = [int(width), int(height)]
     if n_bare := sum(not entry.get("caption") for entry in table.values()):
         warnings.warn(f"{n_bare} images in {path} have no caption: add a column `caption` to the frame", stacklevel=2)
-    write_whole(path, _dump(table))
+    write_atomic(path, _dump(table))
     return path
 
 

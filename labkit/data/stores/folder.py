@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from labkit.core import IMAGE_SUFFIXES, PackedStrings, as_key, as_path, is_image, shown
+from labkit.core import IMAGE_SUFFIXES, PackedStrings, is_image, key_from_name, path_from_key, strip_credentials
 from labkit.data.blobs import Extent, check_options, evict, is_url, known_schemes
 from labkit.data.stores.remote import HttpStore, ObjectStore
 from labkit.data.stores.simulated import SimulatedStore
@@ -77,7 +77,7 @@ class FolderStore:
 
     def paths(self) -> list[Path]:
         """Files in the order of `keys()`, for what works on files (page-cache eviction, `read_image`)."""
-        return [self.root / as_path(key) for key in self.keys()]
+        return [self.root / path_from_key(key) for key in self.keys()]
 
     def evict(self) -> int:
         """Drop all files from the page cache; returns their bytes. Raises OSError where a system cannot."""
@@ -95,7 +95,7 @@ class FolderStore:
     def _path(self, key: str) -> str:
         if key.startswith("/") or ".." in key.split("/"):
             raise KeyError(f"{key!r} would leave {self.root}")
-        return os.path.join(self.root, as_path(key))
+        return os.path.join(self.root, path_from_key(key))
 
 
 def open_store(path_or_url: str | os.PathLike, **storage_options: Any) -> Store:
@@ -121,7 +121,7 @@ def open_store(path_or_url: str | os.PathLike, **storage_options: Any) -> Store:
 
 def _open_url(url: str, storage_options: dict[str, Any]) -> Store:
     if url.partition("://")[0] not in known_schemes():
-        raise ValueError(f"{shown(url)!r} is not a folder of images, a .tar or a URL of a known scheme")
+        raise ValueError(f"{strip_credentials(url)!r} is not a folder of images, a .tar or a URL of a known scheme")
     if _TAR_NAME.search(urlsplit(url).path):
         return TarStore(url, **storage_options)
     return HttpStore(url) if url.startswith(("http://", "https://")) else ObjectStore(url, **storage_options)
@@ -133,6 +133,6 @@ def _image_paths(folder: os.PathLike | str, prefix: str):
             if entry.name.startswith("."):
                 continue
             if entry.is_dir():
-                yield from _image_paths(entry.path, f"{prefix}{as_key(entry.name)}/")
+                yield from _image_paths(entry.path, f"{prefix}{key_from_name(entry.name)}/")
             elif is_image(entry.name):
-                yield prefix + as_key(entry.name)
+                yield prefix + key_from_name(entry.name)

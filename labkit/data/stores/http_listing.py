@@ -5,13 +5,13 @@ from collections.abc import Iterator
 from html.parser import HTMLParser
 from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit
 
-from labkit.core import is_image, shown
+from labkit.core import is_image, strip_credentials
 from labkit.data.blobs import HttpClient
 
 _DEEPEST = 32  # folders below the first: a link to its own folder would lead on for ever
 
 
-def address(top: SplitResult, key: str) -> str:
+def url_of_key(top: SplitResult, key: str) -> str:
     """The address of a key below a folder's address; a query, which may hold a signature, goes with it."""
     return top._replace(path=top.path + quote(key, errors="surrogateescape")).geturl()
 
@@ -27,7 +27,9 @@ def listed_images(client: HttpClient, top: SplitResult) -> list[str]:
     while folders:
         folder = folders.pop()
         if folder.count("/") > _DEEPEST:
-            raise OSError(f"{shown(top.geturl())} lists folders without end (a link to its own folder?): pass keys=")
+            raise OSError(
+                f"{strip_credentials(top.geturl())} lists folders without end (a link to its own folder?): pass keys="
+            )
         for key in _linked(client, top, folder):
             if key in seen:
                 continue
@@ -41,7 +43,7 @@ def listed_images(client: HttpClient, top: SplitResult) -> list[str]:
 
 def _linked(client: HttpClient, top: SplitResult, folder: str) -> Iterator[str]:
     """Keys that a folder's page leads to; folders end with a slash."""
-    page = address(top, folder)
+    page = url_of_key(top, folder)
     answer = client.get(page)
     if answer.status != 200 or "html" not in answer.headers.get("Content-Type", ""):
         return
@@ -73,7 +75,7 @@ def _links(text: str, page: str) -> list[str]:
     try:
         return _Links(text).found
     except AssertionError as error:  # what Python's parser has for some markup that is none
-        raise OSError(f"{shown(page)} is no listing that can be read ({error}): pass keys=") from error
+        raise OSError(f"{strip_credentials(page)} is no listing that can be read ({error}): pass keys=") from error
 
 
 class _Links(HTMLParser):

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import quote, unquote
 
-from labkit.core import as_key, as_path
+from labkit.core import key_from_name, path_from_key
 
 
 @contextmanager
@@ -102,14 +102,14 @@ def _serve_folder(root: str, latency_ms: str) -> None:
 
     async def answer(request):
         path = unquote(request.rel_url.raw_path, errors="surrogateescape").lstrip("/")
-        place = os.path.join(root, as_path(path))
+        place = os.path.join(root, path_from_key(path))
         if ".." in path.split("/") or not os.path.exists(place):
             return web.Response(status=404)
         if not os.path.isdir(place):
             return web.FileResponse(place)
         names = sorted(name + "/" * os.path.isdir(os.path.join(place, name)) for name in os.listdir(place))
         links = "".join(
-            f'<li><a href="{quote(as_key(name), errors="surrogateescape")}">file</a></li>' for name in names
+            f'<li><a href="{quote(key_from_name(name), errors="surrogateescape")}">file</a></li>' for name in names
         )
         return web.Response(text=f"<ul>{links}</ul>", content_type="text/html")
 

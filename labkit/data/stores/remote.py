@@ -6,9 +6,9 @@ from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
-from labkit.core import PackedStrings, PerProcess, is_image, names_a_file, shown
-from labkit.data.blobs import HttpClient, asking, filesystem_of, secrets_of
-from labkit.data.stores.http_listing import address, listed_images
+from labkit.core import PackedStrings, PerProcess, is_file_key, is_image, strip_credentials
+from labkit.data.blobs import HttpClient, known_secrets, open_filesystem, translated_errors
+from labkit.data.stores.http_listing import listed_images, url_of_key
 
 
 class HttpStore:
@@ -45,15 +45,15 @@ class HttpStore:
     ):
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.netloc:
-            raise ValueError(f"{shown(url)!r} is no http:// or https:// address")
+            raise ValueError(f"{strip_credentials(url)!r} is no http:// or https:// address")
         if parts.path.endswith(".tar"):
-            raise ValueError(f"{shown(url)} is a tar: TarStore reads it, by range requests")
+            raise ValueError(f"{strip_credentials(url)} is a tar: TarStore reads it, by range requests")
         self._url = parts._replace(path=parts.path.rstrip("/") + "/")
         self._client = HttpClient(num_connections, retries, timeout_s)
         self._keys = PackedStrings(sorted(keys)) if keys is not None else None
 
     def __repr__(self) -> str:
-        return f"HttpStore({shown(self._url.geturl())!r}, {len(self.keys())} images)"
+        return f"HttpStore({strip_credentials(self._url.geturl())!r}, {len(self.keys())} images)"
 
     def __len__(self) -> int:
         return len(self.keys())
@@ -63,21 +63,23 @@ class HttpStore:
         if self._keys is None:
             listed = self._from_manifest() or listed_images(self._client, self._url)
             if not listed:
-                raise FileNotFoundError(f"{shown(self._url.geturl())} lists no images: pass keys=, or store a manifest")
+                raise FileNotFoundError(
+                    f"{strip_credentials(self._url.geturl())} lists no images: pass keys=, or store a manifest"
+                )
             self._keys = PackedStrings(sorted(listed))
         return self._keys
 
     def read(self, key: str) -> bytes:
         """Contents of one file. Raises KeyError where the server has none."""
-        answer = self._client.get(address(self._url, key)) if names_a_file(key) else None
+        answer = self._client.get(url_of_key(self._url, key)) if is_file_key(key) else None
         if (
             answer is None or answer.status != 200 or urlsplit(answer.url or "").path.endswith("/")
         ):  # a folder's listing
-            raise KeyError(f"{key!r} is not a file under {shown(self._url.geturl())}")
+            raise KeyError(f"{key!r} is not a file under {strip_credentials(self._url.geturl())}")
         return answer.data
 
     def _from_manifest(self) -> list[str]:
-        answer = self._client.get(address(self._url, "manifest.json"))
+        answer = self._client.get(url_of_key(self._url, "manifest.json"))
         try:
             keys = [row["key"] for row in json.loads(answer.data)["photos"]] if answer.status == 200 else []
         except (ValueError, KeyError, TypeError, RecursionError):  # some other program's manifest
@@ -102,12 +104,12 @@ class ObjectStore:
     """
 
     def __init__(self, url: str, **storage_options: Any):
-        self._url, self._secrets = url.rstrip("/"), secrets_of(storage_options)
-        self._place = PerProcess(partial(filesystem_of, self._url, storage_options))
+        self._url, self._secrets = url.rstrip("/"), known_secrets(storage_options)
+        self._place = PerProcess(partial(open_filesystem, self._url, storage_options))
         self._keys: PackedStrings | None = None
 
     def __repr__(self) -> str:
-        return f"ObjectStore({shown(self._url)!r}, {len(self.keys())} images)"
+        return f"ObjectStore({strip_credentials(self._url)!r}, {len(self.keys())} images)"
 
     def __len__(self) -> int:
         return len(self.keys())
@@ -117,23 +119,23 @@ class ObjectStore:
         if self._keys is None:
             keys = sorted(key for key in self._found() if is_image(key))
             if not keys:
-                raise FileNotFoundError(f"{shown(self._url)} holds no image")
+                raise FileNotFoundError(f"{strip_credentials(self._url)} holds no image")
             self._keys = PackedStrings(keys)
         return self._keys
 
     def read(self, key: str) -> bytes:
         """Contents of one object. Raises KeyError for an unknown one."""
         try:
-            if names_a_file(key):
-                with asking(f"{shown(self._url)}/{key}", self._secrets):
+            if is_file_key(key):
+                with translated_errors(f"{strip_credentials(self._url)}/{key}", self._secrets):
                     filesystem, root = self._place()
                     return filesystem.cat_file(f"{root}/{key}")
         except (FileNotFoundError, IsADirectoryError, ValueError):  # ValueError: NUL, broken UTF-8
             pass
-        raise KeyError(f"{key!r} is not a file under {shown(self._url)}")
+        raise KeyError(f"{key!r} is not a file under {strip_credentials(self._url)}")
 
     def _found(self) -> Iterator[str]:
-        with asking(shown(self._url), self._secrets):
+        with translated_errors(strip_credentials(self._url), self._secrets):
             filesystem, root = self._place()
             paths = filesystem.find(root)
         return (path.removeprefix(root).lstrip("/") for path in paths)

@@ -1,3 +1,4 @@
+# fmt: off
 from .convert import convert_tar as convert_tar
 from .headers import BoundedInfo as BoundedInfo
 from .index import TarError as TarError

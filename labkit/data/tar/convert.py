@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import BinaryIO
 
-from labkit.core import beside, locked, progress_bar, written_whole
+from labkit.core import atomic_path, file_lock, progress_bar, sibling_path
 from labkit.data.tar.index import TarError
 from labkit.data.tar.stream import BLOCK_BYTES, TarStream, unpacked
 
@@ -35,7 +35,7 @@ def convert_tar(source: str | os.PathLike, target: str | os.PathLike, *, progres
         stream = unpacked(file, str(source))
         if stream is None:
             raise TarError(f"{source} is not compressed: use it as it is")
-        with locked(beside(target, ".lock", hidden=True)):
+        with file_lock(sibling_path(target, ".lock", hidden=True)):
             if target.exists():
                 raise FileExistsError(f"{target} exists: remove it, or choose another name")
             _write(file, stream, target, progress)
@@ -43,7 +43,7 @@ def convert_tar(source: str | os.PathLike, target: str | os.PathLike, *, progres
 
 
 def _write(file: BinaryIO, stream: BinaryIO, target: Path, progress: bool) -> None:
-    with written_whole(target) as partial:
+    with atomic_path(target) as partial:
         with open(partial, "wb") as plain:
             _copy(file, stream, plain, progress)
         _check_is_tar(partial, file.name)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from labkit.core import PackedStrings, home, write_whole
+from labkit.core import PackedStrings, labkit_home, write_atomic
 from labkit.data.blobs import Blob, LocalBlob
 from labkit.data.tar.members import Member, TarError, TarWarning, plain_name, scan, size_fault
 
@@ -94,7 +94,7 @@ def read_index(blob: Blob) -> TarIndex:
         raise TarError(f"{blob.name} changed while it was read: wait until it is written")
     for path in places:
         try:
-            write_whole(path, _dump(index, stamp))
+            write_atomic(path, _dump(index, stamp))
             break
         except OSError:  # a folder that cannot be written to; the cache folder is next
             continue
@@ -173,7 +173,9 @@ def _followed(member: Member, final: dict[str, Member], members: dict[str, Membe
 def _places(blob: Blob) -> list[Path]:
     """Where an index may lie: beside a local tar; else, or where that folder is read-only, in labkit's own."""
     place = os.path.abspath(blob.name) if isinstance(blob, LocalBlob) else blob.name
-    own = home() / "tar_index" / f"{zlib.crc32(os.fsencode(place)):08x}-{_cut(posixpath.basename(place))}{SUFFIX}"
+    own = (
+        labkit_home() / "tar_index" / f"{zlib.crc32(os.fsencode(place)):08x}-{_cut(posixpath.basename(place))}{SUFFIX}"
+    )
     return [Path(place + SUFFIX), own] if isinstance(blob, LocalBlob) else [own]
 
 

@@ -9,7 +9,7 @@ from contextlib import closing, suppress
 from functools import partial
 from typing import IO
 
-from labkit.core import VARIABLE, Lazy, PackedStrings, PerProcess, max_file_bytes
+from labkit.core import MAX_FILE_VARIABLE, Lazy, PackedStrings, PerProcess, max_file_bytes
 from labkit.data.blobs import Blob
 from labkit.data.tar.headers import BoundedInfo
 from labkit.data.tar.members import UNREADABLE, TarError, plain_name, scan, size_fault
@@ -151,7 +151,7 @@ def _check_holes(key: str, size: int, blob: Blob) -> None:
     if size > max_file_bytes():
         raise TarError(
             f"{blob.name}: {key!r} has {size} bytes with its holes; more than {max_file_bytes()} are not unfolded "
-            f"({VARIABLE}): unpack it by `tar -xf`"
+            f"({MAX_FILE_VARIABLE}): unpack it by `tar -xf`"
         )
 
 

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import BinaryIO
 
-from labkit.core import MAX_UNPACKER_BYTES
+from labkit.core import MAX_XZ_DICTIONARY_BYTES
 from labkit.data.tar.headers import BoundedInfo
 from labkit.data.tar.index import TarError, TarWarning
 
@@ -60,7 +60,7 @@ class _Xz(io.RawIOBase):
             if not (packed := self._file.read(BLOCK_BYTES)):
                 return False
         self._packed = packed
-        self._unpacker = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=MAX_UNPACKER_BYTES)
+        self._unpacker = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=MAX_XZ_DICTIONARY_BYTES)
         return True
 
 

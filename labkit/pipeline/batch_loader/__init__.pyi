@@ -1,1 +1,2 @@
+# fmt: off
 from .loader import BatchLoader as BatchLoader

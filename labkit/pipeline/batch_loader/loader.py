@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import BatchSampler, Sampler, SequentialSampler
 
-from labkit.core import PackedStrings, PerProcess, compute_alone, usable_cores
+from labkit.core import PackedStrings, PerProcess, usable_cores, use_one_torch_thread
 from labkit.data import DecodeError, SkipLog, Skipped, labels_of
 from labkit.data.stores import Store
 from labkit.pipeline.batch_loader.buffers import BatchBuffers
@@ -106,7 +106,7 @@ class BatchLoader:
         self._requests = BatchSampler(sampler, batch_size, drop_last)
         pinned = torch.cuda.is_available() and pin_memory is not False
         # Kept for all epochs: OpenCV holds about 1 KB for each thread that has ended. They end with this object.
-        self._pool = PerProcess(partial(ThreadPoolExecutor, self.num_threads, "labkit-batches", compute_alone))
+        self._pool = PerProcess(partial(ThreadPoolExecutor, self.num_threads, "labkit-batches", use_one_torch_thread))
         self._buffers = BatchBuffers((batch_size, size, size, 3), prefetch_factor + 2, pinned)
 
     def _open(self, source: Any, draw: Draw, scaled_decoding: bool) -> None:

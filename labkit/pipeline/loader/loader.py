@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, Sampler, SequentialSampler, Subset
 
-from labkit.core import kept_global_state
+from labkit.core import preserve_rng_state
 from labkit.data import collate
 from labkit.pipeline.loader.config import LoaderConfig
 from labkit.pipeline.loader.workers import (
@@ -194,7 +194,7 @@ class _SeededBatches(Dataset):
             self._sources = RandomSources(*self._parts)
         if torch.utils.data.get_worker_info() is not None:
             return self._batch(requests)
-        with kept_global_state():
+        with preserve_rng_state():
             return self._batch(requests)
 
     def _batch(self, requests: list[tuple[int, int]]) -> Any:

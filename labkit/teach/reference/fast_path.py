@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from labkit.core import Scale, home, map_tensors
+from labkit.core import Scale, labkit_home, map_tensors
 from labkit.data import ImageDataset, decode, labels_of
 from labkit.data.stores import FolderStore
 from labkit.peers import Peer, Work
@@ -98,7 +98,7 @@ def peers_on_gpu(store: FolderStore, device: torch.device, scale: Scale) -> Expe
     augment = make_augment("light", "v2", part="geometry")
     config = LoaderConfig(batch_size=scale.batch_size)
     dataloader = make_loader(ImageDataset(store, transform=augment), config, shuffle=True)
-    work = Work(store.root, home() / "peers", batch_size=scale.batch_size)
+    work = Work(store.root, labkit_home() / "peers", batch_size=scale.batch_size)
     threaded = BatchLoader(store, batch_size=scale.batch_size)
     makers: dict[str, Factory] = {
         "DataLoader": lambda: dataloader,

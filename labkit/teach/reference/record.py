@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import torch
 
-from labkit.core import Scale, env_id, environment, photo_root, scale, write_whole
+from labkit.core import Scale, env_id, environment, photo_root, scale, write_atomic
 from labkit.data.samples import make_photos
 from labkit.data.stores import FolderStore
 from labkit.teach.reference import experiments, fast_path
@@ -50,8 +50,8 @@ def record_reference(
     path = folder / f"{env_id()}.csv"
     facts = {"environment": environment(), "scale": scale().name, "seconds": seconds}
     # The machine first: runs without it could not be told whose they are.
-    write_whole(path.with_suffix(".json"), json.dumps(facts, indent=1).encode())
-    write_whole(path, pd.concat(frames, ignore_index=True).to_csv(index=False).encode())
+    write_atomic(path.with_suffix(".json"), json.dumps(facts, indent=1).encode())
+    write_atomic(path, pd.concat(frames, ignore_index=True).to_csv(index=False).encode())
     return path
 
 

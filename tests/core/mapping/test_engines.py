@@ -17,7 +17,7 @@ import cloudpickle
 import psutil
 import pytest
 
-from labkit.core.atomic import write_whole
+from labkit.core.atomic import write_atomic
 from labkit.core.mapping import engines as engine_module
 from labkit.core.mapping.engines import ItemErrors, map_items
 from labkit.data.samples.photos import make_photos, photo_bytes, photo_key
@@ -366,7 +366,7 @@ def test_a_ray_node_is_killed_midway_and_the_output_is_the_same(cluster, tmp_pat
         time.sleep(0.05)
         if number == 7:
             raise ValueError("seven")
-        write_whole(out / photo_key(number), photo_bytes(number))
+        write_atomic(out / photo_key(number), photo_bytes(number))
         return photo_key(number)
 
     def kill_one_at_work():

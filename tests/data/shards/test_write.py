@@ -16,7 +16,7 @@ import webdataset as wds
 from typer.testing import CliRunner
 
 from labkit import FolderStore, ImageDataset, ItemErrors, TarStore, make_photos, read_shards, write_shards
-from labkit.core.atomic import written_whole
+from labkit.core.atomic import atomic_path
 from labkit.data.shards import write as shard_writer
 from labkit.data.shards.layout import member_names, store_key
 from labkit.data.shards.write import MANIFEST, UNFINISHED
@@ -293,7 +293,7 @@ def test_killed_while_writing(photos, tmp_path, engine, moment):
 def test_half_shards_of_the_dead_are_removed_those_of_the_living_are_not(photos, tmp_path):
     root = write(FolderStore(photos), tmp_path / "set", max_count=3)
     (root / ".1-0123abcd.partial").write_bytes(b"half")  # process 1 lives, and does not write it
-    with written_whole(root / "other") as living:
+    with atomic_path(root / "other") as living:
         write(FolderStore(photos), root, max_count=3)
         assert list(root.glob(".*")) == [living]
 

@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from labkit.core.limits import VARIABLE
+from labkit.core.limits import MAX_FILE_VARIABLE
 from labkit.core.mapping.engines import ItemErrors
 from labkit.core.names import is_image
 from labkit.data.blobs.base import LocalBlob
@@ -160,7 +160,9 @@ def stored_index(data: bytes) -> None:
     os.utime(path, ns=(1, 1))
     stored = rest if not options & 1 else _forged(rest, [path.stat().st_size, "1"])
     path.with_name(path.name + SUFFIX).write_bytes(stored)
-    bounded = patch.dict(os.environ, {VARIABLE: str(_SMALL / 1e6)})  # a sparse member may be larger than its tar
+    bounded = patch.dict(
+        os.environ, {MAX_FILE_VARIABLE: str(_SMALL / 1e6)}
+    )  # a sparse member may be larger than its tar
     with bounded, may_refuse(TarError, FileNotFoundError, names=path):
         store = TarStore(path)
         for name in store.names():
@@ -251,7 +253,7 @@ def shards(data: bytes) -> None:
     packed = _PACK[options & 6](tar)
     path = written("x.tar", packed if not options & 16 else packed[: len(packed) // 2])
     on_error = "skip" if options & _SKIP else "raise"
-    bounded = patch.dict(os.environ, {VARIABLE: str(_SMALL / 1e6)})  # so that an input is bounded in time
+    bounded = patch.dict(os.environ, {MAX_FILE_VARIABLE: str(_SMALL / 1e6)})  # so that an input is bounded in time
     with may_refuse(TarError, DecodeError, ValueError, names=path), bounded:
         dataset = read_shards(str(path), decoder="pil", on_error=on_error)
         given = 0

@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from labkit.core.atomic import write_whole
+from labkit.core.atomic import write_atomic
 from labkit.measure.processes import PeakMemory, tree_memory
 
 COLUMNS = ["what", "count", "seconds", "peak_mem_mb", "kept_mem_mb", "file_mb", "is_right"]
@@ -58,4 +58,4 @@ def record(path: Path, row: dict[str, Any]) -> None:
     old = pd.read_csv(path) if path.exists() else new.iloc[:0]
     kept = old[~old["what"].isin(new["what"])]
     frame = pd.concat([kept, new]) if len(kept) else new
-    write_whole(path, frame.round(3).to_csv(index=False).encode())
+    write_atomic(path, frame.round(3).to_csv(index=False).encode())

@@ -9,8 +9,8 @@ from typing import Any
 
 import pandas as pd
 
-from labkit.core.atomic import write_whole
-from labkit.core.locks import locked
+from labkit.core.atomic import write_atomic
+from labkit.core.locks import file_lock
 from tests.hardening.soak import epochs
 from tests.hardening.soak.places import served_places
 from tests.hardening.soak.slope import slopes_of, warm_up
@@ -38,13 +38,13 @@ def in_own_process(name: str, places: Places, n_epochs: int) -> list[dict[str, A
 
 def _add(path: Path, new: pd.DataFrame) -> None:
     order = {name: number for number, name in enumerate(SUBJECTS)}
-    with locked(path.with_name(f".{path.name}.lock")):  # another command may soak other loaders meanwhile
+    with file_lock(path.with_name(f".{path.name}.lock")):  # another command may soak other loaders meanwhile
         old = pd.read_csv(path) if path.exists() else new.iloc[:0]
         kept = old[~old["loader"].isin(new["loader"]) & old["loader"].isin(order)]
         frame = pd.concat([kept, new]) if len(kept) else new
         frame = frame.sort_values("loader", key=lambda names: names.map(order), kind="stable")
         data = frame.to_csv(index=False).encode()
-        write_whole(path, gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
+        write_atomic(path, gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
 
 
 def table(path: Path) -> pd.DataFrame:
