@@ -17,8 +17,8 @@ from .data.pixels.store import PixelError as PixelError, PixelStore as PixelStor
 from .data.samples.depth import make_depth as make_depth
 from .data.samples.photos import make_photos as make_photos
 from .data.shards.shuffling import (
-    ShardWarning as ShardWarning, read_shards as read_shards, shuffle_quality as shuffle_quality, write_shards as
-    write_shards,
+    ShardWarning as ShardWarning, read_shards as read_shards, shuffle_quality as shuffle_quality,
+    write_shards as write_shards,
 )
 from .data.sizes.collect import collect_sizes as collect_sizes
 from .data.stores.folder import FolderStore as FolderStore, Store as Store, open_store as open_store
@@ -27,12 +27,12 @@ from .data.stores.remote import HttpStore as HttpStore, ObjectStore as ObjectSto
 from .data.stores.simulated import DISKS as DISKS, SimulatedStore as SimulatedStore
 from .data.tar.store import TarStore as TarStore
 from .measure.frames import (
-    InstabilityWarning as InstabilityWarning, from_timeit as from_timeit, from_timer as from_timer, load_frame as
-    load_frame, save_frame as save_frame, summarize as summarize,
+    InstabilityWarning as InstabilityWarning, from_timeit as from_timeit, from_timer as from_timer,
+    load_frame as load_frame, save_frame as save_frame, summarize as summarize,
 )
 from .measure.plots import (
-    plot_ladder as plot_ladder, plot_pareto as plot_pareto, plot_speedup as plot_speedup, plot_stalls as
-    plot_stalls, plot_throughput as plot_throughput, plot_timeline as plot_timeline,
+    plot_ladder as plot_ladder, plot_pareto as plot_pareto, plot_speedup as plot_speedup,
+    plot_stalls as plot_stalls, plot_throughput as plot_throughput, plot_timeline as plot_timeline,
 )
 from .measure.processes import tree_memory as tree_memory
 from .measure.readbacks import count_readbacks as count_readbacks
@@ -57,8 +57,8 @@ from .pipeline.timeline import Stamped as Stamped, trace as trace
 from .teach.claims.judging import claims as claims
 from .teach.claims.plots import plot_claims as plot_claims
 from .teach.conformance import (
-    broken_files as broken_files, child_exits as child_exits, conformance as conformance, oracle_files as
-    oracle_files,
+    broken_files as broken_files, child_exits as child_exits, conformance as conformance,
+    oracle_files as oracle_files,
 )
 from .teach.conformance_plots import plot_conformance as plot_conformance, plot_pictures as plot_pictures
 from .teach.exercises import check as check

@@ -7,18 +7,19 @@ from .atomic import atomic_path as atomic_path, remove_leftovers as remove_lefto
 from .credentials import contains_secret as contains_secret, redact as redact, strip_credentials as strip_credentials
 from .lazy import Lazy as Lazy, PerProcess as PerProcess
 from .limits import (
-    MAX_FILE_VARIABLE as MAX_FILE_VARIABLE, MAX_MEMBERS as MAX_MEMBERS, MAX_TAR_HEADER_BYTES as
-    MAX_TAR_HEADER_BYTES, MAX_XZ_DICTIONARY_BYTES as MAX_XZ_DICTIONARY_BYTES, max_file_bytes as max_file_bytes,
+    MAX_FILE_VARIABLE as MAX_FILE_VARIABLE, MAX_MEMBERS as MAX_MEMBERS,
+    MAX_TAR_HEADER_BYTES as MAX_TAR_HEADER_BYTES, MAX_XZ_DICTIONARY_BYTES as MAX_XZ_DICTIONARY_BYTES,
+    max_file_bytes as max_file_bytes,
 )
 from .locks import file_lock as file_lock, sibling_path as sibling_path
 from .machine import (
-    NOTEBOOK_FOLDER as NOTEBOOK_FOLDER, Scale as Scale, core_limits as core_limits, env_id as env_id, environment as
-    environment, labkit_home as labkit_home, package_version as package_version, photo_root as photo_root, scale as
-    scale, usable_cores as usable_cores,
+    NOTEBOOK_FOLDER as NOTEBOOK_FOLDER, Scale as Scale, core_limits as core_limits, env_id as env_id,
+    environment as environment, labkit_home as labkit_home, package_version as package_version,
+    photo_root as photo_root, scale as scale, usable_cores as usable_cores,
 )
 from .names import (
-    IMAGE_SUFFIXES as IMAGE_SUFFIXES, is_file_key as is_file_key, is_image as is_image, key_from_name as
-    key_from_name, path_from_key as path_from_key,
+    IMAGE_SUFFIXES as IMAGE_SUFFIXES, is_file_key as is_file_key, is_image as is_image,
+    key_from_name as key_from_name, path_from_key as path_from_key,
 )
 from .png import png_base64 as png_base64, png_bytes as png_bytes
 from .progress import progress_bar as progress_bar

@@ -1,2 +1,3 @@
 # fmt: off
 from .cli import app as app
+from .magic import VariantMagics as VariantMagics

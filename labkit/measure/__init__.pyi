@@ -1,13 +1,13 @@
 # fmt: off
 from .frames import (
-    RESULTS_VARIABLE as RESULTS_VARIABLE, load_frame as load_frame, make_frame as make_frame, paired_ratios as
-    paired_ratios, quiet_summary as quiet_summary, save_frame as save_frame, speedup_interval as speedup_interval,
-    summarize as summarize,
+    RESULTS_VARIABLE as RESULTS_VARIABLE, load_frame as load_frame, make_frame as make_frame,
+    paired_ratios as paired_ratios, quiet_summary as quiet_summary, save_frame as save_frame,
+    speedup_interval as speedup_interval, summarize as summarize,
 )
 from .guess_log import Prediction as Prediction, guesses as guesses, outcomes as outcomes
 from .plots import (
-    ladder_rungs as ladder_rungs, plot_ladder as plot_ladder, plot_speedup as plot_speedup, plot_stalls as
-    plot_stalls,
+    ladder_rungs as ladder_rungs, plot_ladder as plot_ladder, plot_speedup as plot_speedup,
+    plot_stalls as plot_stalls,
 )
 from .processes import PeakMemory as PeakMemory, apart as apart, tree_usage as tree_usage
 from .readbacks import count_readbacks as count_readbacks

@@ -1,7 +1,7 @@
 # fmt: off
 from .augment import (
-    RECIPES as RECIPES, Recipe as Recipe, import_albumentations as import_albumentations, make_augment as
-    make_augment,
+    RECIPES as RECIPES, Recipe as Recipe, import_albumentations as import_albumentations,
+    make_augment as make_augment,
 )
 from .limits import decode_limit as decode_limit, memcpy_limit as memcpy_limit
 from .mix import cutmix as cutmix, mixup as mixup
