@@ -146,7 +146,7 @@ def read_members(stream: BinaryIO, name: str) -> Iterator[tuple[str, bytes]]:
                 if info.isreg():
                     if not 0 <= info.size <= most:
                         raise TarError(
-                            f"{name}: {info.name!r} has {info.size} bytes, over the limit of {most} ({MAX_FILE_VARIABLE})"
+                            f"{name}: {info.name!r}: {info.size} bytes, over the limit of {most} ({MAX_FILE_VARIABLE})"
                         )
                     yield info.name, tar.extractfile(info).read()
                     last = info.name
