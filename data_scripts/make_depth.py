@@ -6,37 +6,29 @@
 A rerun makes only what is missing.
 """
 
-import os
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from labkit import ItemErrors, make_depth
-from labkit.core.stdio import print_utf8
-
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+from labkit import make_depth
+from labkit.lab import Address, Engine, NumWorkers, Root, Seed, command
 
 
-@app.command()
 def main(
-    root: Annotated[Path, typer.Argument(readable=False, help="Folder to fill; made if missing.")],
+    root: Root,
     count: Annotated[int, typer.Argument(help="Number of pairs.")],
-    seed: Annotated[int, typer.Option(help="Another seed, another set.")] = 0,
+    seed: Seed = 0,
     tar: Annotated[bool, typer.Option("--tar", help="Write the tar too.")] = False,
-    engine: Annotated[str, typer.Option(help="local, threads or ray.")] = "local",
-    num_workers: Annotated[int | None, typer.Option(help="Default: the usable cores.", min=0)] = None,
-    address: Annotated[str | None, typer.Option(help="Ray cluster to join, such as auto.")] = None,
-) -> None:
+    engine: Engine = "local",
+    num_workers: NumWorkers = None,
+    address: Address = None,
+) -> str:
     """Make COUNT pairs under ROOT/train, their list, and with --tar the tar."""
-    try:
-        folder = make_depth(root, count, seed=seed, tar=tar, engine=engine, num_workers=num_workers, address=address)
-    except (ValueError, OSError, ImportError, ItemErrors) as error:
-        typer.echo(f"make_depth: {error}", err=True)
-        raise typer.Exit(2) from error
-    typer.echo(os.fsencode(f"{folder}: {count} pairs"))  # names may be broken UTF-8
+    folder = make_depth(root, count, seed=seed, tar=tar, engine=engine, num_workers=num_workers, address=address)
+    return f"{folder}: {count} pairs"
 
+
+app = command(main)
 
 if __name__ == "__main__":
-    print_utf8()
     app()

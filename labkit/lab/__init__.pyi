@@ -1,3 +1,7 @@
 # fmt: off
 from .cli import app as app
 from .magic import VariantMagics as VariantMagics
+from .scripts import (
+    Address as Address, Engine as Engine, NumWorkers as NumWorkers, Root as Root, Seed as Seed, Source as Source,
+    command as command,
+)

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from labkit.core import print_utf8
+from labkit.lab.scripts import one_line_errors
 
 print_utf8()
 app = typer.Typer(
@@ -24,36 +25,32 @@ _Scale = Annotated[
 @app.command()
 def tour(
     scale: _Scale = "",
-    only: Annotated[str, typer.Option(help="Run the notebooks whose names begin so, comma-separated: 00,02.")] = "",
+    only: Annotated[str, typer.Option(help="Notebooks to run, by the start of their names: 00,02.")] = "",
     store: Annotated[bool, typer.Option("--store", help="Write the executed notebooks back in place.")] = False,
 ) -> None:
-    """Make the photos, run every notebook in a fresh kernel, write results/<env_id>/index.html."""
+    """Make the photos, run every notebook in a fresh kernel, and write results/<env_id>/index.html."""
     _set_scale(scale)
     from labkit.lab.tour import run_tour
 
-    try:
+    with one_line_errors("labkit", OSError, ValueError):
         failed = run_tour(only=only, store_outputs=store)
-    except (OSError, ValueError) as error:
-        _fail(error)
     raise typer.Exit(1 if failed else 0)
 
 
 @app.command("list")
 def list_notebooks() -> None:
-    """The notebooks, in order, and the question that each answers."""
+    """List the notebooks in order, each with the question it answers."""
     from labkit.lab.notebooks import find_notebooks
 
-    try:
+    with one_line_errors("labkit", FileNotFoundError):
         notebooks = find_notebooks()
-    except FileNotFoundError as error:
-        _fail(error)
     for notebook in notebooks:
         typer.echo(f"{notebook.name:<22} {notebook.minutes:>3} min  {notebook.question}")
 
 
 @app.command()
 def doctor(scale: _Scale = "") -> None:
-    """What this machine offers, and what is missing."""
+    """Show what this machine offers, and what is missing."""
     _set_scale(scale)
     from labkit.lab.doctor import findings
 
@@ -64,31 +61,29 @@ def doctor(scale: _Scale = "") -> None:
 @app.command()
 def reference(
     scale: _Scale = "",
-    device: Annotated[str, typer.Option(help="cuda; or cpu, to rehearse into a folder of your own.")] = "cuda",
-    folder: Annotated[str, typer.Option(help="Where the CSV and JSON go (default: labkit/teach/reference/).")] = "",
+    device: Annotated[str, typer.Option(help="cuda; or cpu for a trial run into a folder of your own.")] = "cuda",
+    folder: Annotated[str, typer.Option(help="Folder for the CSV and JSON (default: labkit/teach/reference/).")] = "",
 ) -> None:
-    """Measure what needs a CUDA GPU, at gpu scale unless told otherwise, and store it for readers who have none."""
+    """Measure what needs a CUDA GPU, at gpu scale by default, and store it for readers without one."""
     _set_scale(scale or os.environ.get("LABKIT_SCALE") or ("gpu" if device == "cuda" else ""))
     from pathlib import Path
 
     from labkit.teach.reference import FOLDER, record_reference
 
-    try:
+    with one_line_errors("labkit", RuntimeError, ValueError):
         path = record_reference(Path(folder) if folder else FOLDER, device=device, say=typer.echo)
-    except (RuntimeError, ValueError) as error:
-        _fail(error)
     typer.echo(f"stored {path} and its .json")
 
 
 @app.command()
 def peers(
     profile: Annotated[str, typer.Option(help="Photos: imagenet or camera.")] = "imagenet",
-    only: Annotated[str, typer.Option(help="Names of peers, comma-separated; labkit's own always run.")] = "",
+    only: Annotated[str, typer.Option(help="Names of peers, comma-separated; labkit's own loaders always run.")] = "",
     scale: _Scale = "",
-    rounds: Annotated[int, typer.Option(help="Rounds that count (default: the scale's).")] = 0,
-    list_only: Annotated[bool, typer.Option("--list", help="Only say which are installed.")] = False,
+    rounds: Annotated[int, typer.Option(help="Measured rounds (default: set by the scale).")] = 0,
+    list_only: Annotated[bool, typer.Option("--list", help="Only list which peers are installed.")] = False,
 ) -> None:
-    """Compare the loaders that one may pick instead; writes results/<env_id>/peers-<profile>.csv and .png."""
+    """Compare labkit with other loaders; write results/<env_id>/peers-<profile>.csv and .png."""
     _set_scale(scale)
     from labkit.peers import list_peers, run_peers
 
@@ -96,33 +91,29 @@ def peers(
         list_peers()
         return
     names = [name.strip() for name in only.split(",") if name.strip()]
-    try:
+    with one_line_errors("labkit", OSError, ValueError):
         run_peers(profile, only=names, rounds=rounds or None)
-    except (OSError, ValueError) as error:
-        _fail(error)
 
 
 @app.command()
 def diagnose(
     training: Annotated[
-        str, typer.Argument(metavar="MODULE:FUNCTION", help="A function without arguments that returns (loader, step).")
+        str, typer.Argument(metavar="MODULE:FUNCTION", help="A function with no arguments that returns (loader, step).")
     ],
     arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="-- ARGUMENTS", help="What the script reads from its command line.")
+        list[str] | None, typer.Argument(metavar="-- ARGUMENTS", help="Arguments for the script's own command line.")
     ] = None,
-    batches: Annotated[int, typer.Option(help="Batches in each part of a round.")] = 20,
-    rounds: Annotated[int, typer.Option(help="How often all parts are measured.")] = 3,
-    limit: Annotated[float, typer.Option(help="Seconds that it may take, about.")] = 100.0,
-    picture: Annotated[str, typer.Option(help="Write the picture here: stalls.png.")] = "",
+    batches: Annotated[int, typer.Option(help="Batches per measured part of a round.")] = 20,
+    rounds: Annotated[int, typer.Option(help="Number of measured rounds.")] = 3,
+    limit: Annotated[float, typer.Option(help="Approximate time limit, in seconds.")] = 100.0,
+    picture: Annotated[str, typer.Option(help="File for the picture, such as stalls.png.")] = "",
 ) -> None:
-    """Does this training wait for its data, for which part, and what to change first."""
+    """Show whether a training waits for data, for which part, and what to change first."""
     from labkit.tuning import CannotDiagnose, diagnose as find_stalls, made_training
 
-    try:
+    with one_line_errors("labkit", CannotDiagnose):  # an error of the training itself keeps its traceback
         loader, step = made_training(training, arguments or [])
         found = find_stalls(loader, step, batches=batches, rounds=rounds, limit_s=limit)
-    except CannotDiagnose as error:  # what the training itself raises keeps its traceback
-        _fail(error)
     for name, share in found.shares.items():
         typer.echo(f"{name:<10} {share:6.1%}  {'#' * round(40 * share)}")
     typer.echo(repr(found))
@@ -140,16 +131,14 @@ def claims(
     ] = "",
     scale: _Scale = "",
 ) -> None:
-    """What the write-ups claim, held against the runs that tours have recorded on this machine."""
+    """Check the write-ups' claims against the runs that tours have recorded on this machine."""
     _set_scale(scale)
     from shutil import get_terminal_size
 
     from labkit.teach.claims import claims as judged, lines_of
 
-    try:
+    with one_line_errors("labkit", OSError, ValueError):
         table = judged(results or None)
-    except (OSError, ValueError) as error:
-        _fail(error)
     for line in lines_of(table, get_terminal_size((100, 24)).columns):
         typer.echo(line)
 
@@ -157,16 +146,14 @@ def claims(
 @app.command()
 def convert(
     source: Annotated[str, typer.Argument(metavar="SRC", help="Compressed tar: .tar.gz, .tar.bz2, .tar.xz.")],
-    target: Annotated[str, typer.Argument(metavar="DST", help="Plain tar to write; must not exist yet.")],
+    target: Annotated[str, typer.Argument(metavar="DST", help="Plain tar to write; it must not exist yet.")],
 ) -> None:
-    """Unpack a compressed tar to a plain one, which TarStore reads in any order."""
+    """Decompress a tar to a plain one, which TarStore reads in any order."""
     from labkit.data.tar import convert_tar
 
-    try:
+    with one_line_errors("labkit", OSError):
         path = convert_tar(source, target)
-    except OSError as error:
-        _fail(error)
-    typer.echo(os.fsencode(f"{path}: {path.stat().st_size} bytes"))  # names may be broken UTF-8
+    typer.echo(os.fsencode(f"{path}: {path.stat().st_size} bytes"))  # bytes: file names may be invalid UTF-8
 
 
 @app.command()
@@ -191,12 +178,5 @@ def _set_scale(name: str) -> None:
 
     if name:
         os.environ["LABKIT_SCALE"] = name
-    try:
+    with one_line_errors("labkit", ValueError):
         scale()
-    except ValueError as error:
-        _fail(error)
-
-
-def _fail(error: Exception) -> None:
-    typer.echo(f"labkit: {error}", err=True)
-    raise typer.Exit(2)

@@ -1,4 +1,4 @@
-"""Every script of data_scripts/: help, wrong input, and from a shell what a reader would do one after the other."""
+"""Every script of data_scripts/: its help, what it refuses, and real runs from a shell."""
 
 import os
 import runpy
@@ -9,14 +9,15 @@ import typing
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from typer.testing import CliRunner
 
-from tests.paths import REPO
+import labkit as lk
+from tests.paths import SCRIPTS as FOLDER
 
-FOLDER = REPO / "data_scripts"
 NO_RAY_THERE = ["--engine", "ray", "--address", "127.0.0.1:1"]
 
-# What each refuses: arguments, and words of the one line that it says. `{set}` is a folder of photos.
+# What each script refuses: arguments, and words from its one line. `{set}` is a folder of photos.
 WRONG = {
     "collect_sizes": [(["{out}/missing", "{out}/sizes.csv"], "missing")],
     "download": [(["{out}", "--size", "64px"], "full, 320px, 160px")],
@@ -29,6 +30,9 @@ WRONG = {
     "make_pixels": [
         (["{out}/missing", "{out}/pixels"], "missing"),
         (["{set}", "{out}/pixels", "--short-side", "0"], "short_side=0"),
+        (["{set}", "{out}/pixels", "--engine", "dask"], "local, threads, ray"),
+        (["{set}", "{set}/manifest.json"], "is not a pixel store"),
+        (["{broken}", "{out}/pixels"], "1 of 2 items failed, the others are done: b/1.png: DecodeError"),
     ],
     "make_photos": [
         (["{out}", "0"], "count=0"),
@@ -64,11 +68,22 @@ def photos(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def unsafe(tmp_path_factory) -> Path:
+def unsafe_tar(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("unsafe") / "bad.tar"
     with tarfile.open(path, "w") as tar:
         tar.addfile(tarfile.TarInfo("../up.jpg"))
     return path
+
+
+@pytest.fixture(scope="module")
+def broken_images(tmp_path_factory) -> Path:
+    """A folder of two images, one of them broken."""
+    folder = tmp_path_factory.mktemp("images")
+    for name in ("a", "b"):
+        (folder / name).mkdir()
+    Image.new("RGB", (30, 20)).save(folder / "a" / "0.png")
+    (folder / "b" / "1.png").write_bytes(b"broken")
+    return folder
 
 
 def test_none_is_left_out():
@@ -85,30 +100,25 @@ def test_help_tells_the_arguments(script):
 @pytest.mark.parametrize(
     ("script", "arguments", "said"), [(script, *case) for script, cases in WRONG.items() for case in cases]
 )
-def test_wrong_input_is_refused_in_one_line(photos, unsafe, tmp_path, script, arguments, said):
+def test_wrong_input_is_refused_in_one_line(photos, unsafe_tar, broken_images, tmp_path, script, arguments, said):
     if "ray" in arguments:
         pytest.importorskip("ray", reason='Ray is not installed: python -m pip install -e ".[cluster]"')
-    places = {"out": tmp_path / "out", "set": photos, "bad": unsafe}
+    places = {"out": tmp_path / "out", "set": photos, "bad": unsafe_tar, "broken": broken_images}
     result = run_here(script, *(argument.format(**places) for argument in arguments))
     assert result.exit_code == 2
     assert said in result.stderr
     assert result.stderr.startswith(f"{script}: ")
     assert result.stderr.count("\n") == 1
     assert not list(tmp_path.rglob("*.jpg"))
+    assert not (tmp_path / "out" / "pixels").exists()
 
 
 @pytest.mark.parametrize("script", WRONG)
 def test_what_may_not_be_read_is_refused_by_the_script_itself(script):
-    """In its one line; not by the parser of arguments, in a box with the usage. (Root may read everything.)"""
+    """In one line, not by the argument parser in a box with the usage. (As root every file is readable.)"""
     main = runpy.run_path(str(FOLDER / f"{script}.py"))["main"]
-    hints = typing.get_type_hints(main, include_extras=True).values()
-    paths = [
-        about
-        for kind, about in (typing.get_args(hint) for hint in hints if typing.get_args(hint))
-        if kind in (Path, list[Path])
-    ]
-    assert [about.readable for about in paths] == [False] * len(paths)
-    assert paths
+    hints = map(typing.get_args, typing.get_type_hints(main, include_extras=True).values())
+    assert {about[1].readable for about in hints if about and about[0] in (Path, list[Path])} == {False}
 
 
 def test_from_photos_to_shards_and_back(photos, tmp_path):
@@ -128,6 +138,14 @@ def test_depth_pairs_come_out_of_their_tar(tmp_path):
     pairs = {path.name: path.read_bytes() for path in (tmp_path / "out" / archive.stem).rglob("*.png")}
     assert len(pairs) == 2
     assert pairs == {path.name: path.read_bytes() for path in (tmp_path / "depth").rglob("*.png")}
+
+
+def test_pixels_of_a_set(photos, tmp_path):
+    path = tmp_path / "out" / "pixels"
+    for _ in range(2):  # a rerun says the same
+        said = succeed("make_pixels", photos, path, "--short-side", 10, "--engine", "threads")
+        assert said == f"{path}: 6 images, {path.stat().st_size} bytes\n"
+    assert set(lk.PixelStore(path).shapes.min(axis=1).tolist()) == {10}
 
 
 def test_sizes_of_a_set(photos, tmp_path):
