@@ -11,7 +11,7 @@ from .limits import (
     MAX_TAR_HEADER_BYTES as MAX_TAR_HEADER_BYTES, MAX_XZ_DICTIONARY_BYTES as MAX_XZ_DICTIONARY_BYTES,
     max_file_bytes as max_file_bytes,
 )
-from .locks import file_lock as file_lock, sibling_path as sibling_path
+from .locks import acquire_lock as acquire_lock, file_lock as file_lock, has_file_locks as has_file_locks
 from .machine import (
     NOTEBOOK_FOLDER as NOTEBOOK_FOLDER, Scale as Scale, core_limits as core_limits, env_id as env_id,
     environment as environment, labkit_home as labkit_home, package_version as package_version,
@@ -19,7 +19,7 @@ from .machine import (
 )
 from .names import (
     IMAGE_SUFFIXES as IMAGE_SUFFIXES, is_file_key as is_file_key, is_image as is_image,
-    key_from_name as key_from_name, path_from_key as path_from_key,
+    key_from_name as key_from_name, path_from_key as path_from_key, sibling_path as sibling_path,
 )
 from .png import png_base64 as png_base64, png_bytes as png_bytes
 from .progress import progress_bar as progress_bar

@@ -1,47 +1,43 @@
-"""Writing files so that a reader never meets half of one."""
+"""Write files whole: a reader never sees half of one."""
 
 import errno
 import os
 import re
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
 from pathlib import Path
-from typing import IO
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None
+from labkit.core.locks import acquire_lock, has_file_locks, open_locked
 
-_PARTIAL = re.compile(r"\.\d+-[0-9a-f]{8}\.partial")
-_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}  # of a write, which does not know the file's name
+_PARTIAL_NAME = re.compile(r"\.\d+-[0-9a-f]{8}\.partial")
+_NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}  # errors of a write, which do not name the file
 
 
 def write_atomic(path: Path, data: bytes) -> None:
-    """Write `data` under a temporary name, then rename: `path` is never half there. Makes missing folders."""
+    """Write `data` under a temporary name, then rename: `path` is whole or unchanged. Makes missing folders."""
     with atomic_path(path) as partial:
         partial.write_bytes(data)
 
 
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path`, renamed to it at the end, removed on an error. Makes missing folders.
+    """A temporary path beside `path`, renamed to it at the end and removed on an error. Makes missing folders.
 
-    The first time that a process writes to a folder, it removes what killed ones were writing there. Where there is no
-    room, the OSError names `path`.
+    The first time that a process writes to a folder, it removes the partial files that killed processes left there.
+    If the disk is full, the OSError names `path`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    _swept(path.parent.absolute())
-    # Not from `path.name`, which may be as long as names get; random, since containers that share a disk share pids.
+    _remove_leftovers_once(path.parent.absolute())
+    # Without `path.name`, which may have the longest length allowed; random, as containers on one disk share pids.
     partial = path.with_name(f".{os.getpid()}-{secrets.token_hex(4)}.partial")
     try:
-        with _claimed(partial):
+        with _create_locked(partial):
             yield partial
             partial.replace(path)
     except OSError as error:
-        if error.errno in _NO_ROOM or error.filename == os.fspath(partial):
+        if error.errno in _NO_SPACE or error.filename == os.fspath(partial):
             raise OSError(error.errno, error.strerror, os.fspath(path)) from error
         raise
     finally:
@@ -49,37 +45,21 @@ def atomic_path(path: Path) -> Iterator[Path]:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what killed processes were writing in a folder. Who still writes, on any machine, holds a lock on it."""
-    if fcntl is None:
-        return
+    """Remove the partial files of killed processes. A writer that lives, on any machine, holds a lock on its own."""
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
-            if _PARTIAL.fullmatch(entry.name):
+            if _PARTIAL_NAME.fullmatch(entry.name):
                 with suppress(OSError), open(entry.path, "ab") as file:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    acquire_lock(file, wait=False)
                     os.unlink(entry.path)
 
 
-_swept = cache(remove_leftovers)
+_remove_leftovers_once = cache(remove_leftovers)
 
 
-@contextmanager
-def _claimed(partial: Path) -> Iterator[None]:
-    """Hold a lock on the file that is to be written, as long as this process lives; the rename keeps it."""
-    if fcntl is None:
-        partial.open("x").close()
-        yield
-        return
-    with _locked_file(partial):
-        yield
-
-
-def _locked_file(partial: Path) -> IO[bytes]:
-    while True:
-        file = open(partial, "xb")  # noqa: SIM115 - x: never through a link, or into a file of somebody else's
-        with suppress(OSError):  # a filesystem without locks: there nobody removes anything
-            fcntl.flock(file, fcntl.LOCK_EX)  # who holds it is removing it, and is waited for
-        with suppress(FileNotFoundError):  # removed, before it was locked
-            if os.path.samestat(os.fstat(file.fileno()), os.stat(partial)):
-                return file
-        file.close()
+def _create_locked(partial: Path):
+    """Create the file, never through a link or over another, and lock it while it is written."""
+    if has_file_locks():
+        return open_locked(partial, "xb")
+    partial.open("x").close()  # Windows renames no open file
+    return nullcontext()

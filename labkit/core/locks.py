@@ -1,65 +1,80 @@
-"""One process at a time, for as long as it lives; and the names of what a file in the making needs beside it."""
+"""File locks: one process at a time, until the file is closed or the process ends.
 
-import contextlib
+A killed process holds nothing: the kernel releases its locks. Windows and some filesystems have no such locks.
+"""
+
+import errno
 import multiprocessing
 import os
-import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TextIO
+from typing import IO
 
 try:
     import fcntl
 except ImportError:  # Windows
     fcntl = None
 
-_LONGEST = 255  # bytes of a name, on almost every filesystem
+
+def has_file_locks() -> bool:
+    """Whether this system can lock files."""
+    return fcntl is not None
 
 
-@contextlib.contextmanager
-def file_lock(path: Path) -> Iterator[None]:
-    """Wait until no other process holds `path`, then hold it; the file goes with the lock.
+def acquire_lock(file: int | IO, *, wait: bool = True) -> None:
+    """Lock an open file for this process, until the file is closed.
 
-    A killed process holds nothing: the kernel lets go. Where the filesystem has no locks, nothing is held. Makes
-    missing folders.
+    Args:
+        file: A file object or descriptor.
+        wait: Wait while another process holds the lock.
 
     Raises:
-        RuntimeError: a worker process is importing the script that started it, and the script does this at once: it
-            would wait for the lock that the script itself holds.
+        BlockingIOError: another process holds the lock, and `wait` is False.
+        OSError: the system or the filesystem has no locks.
+    """
+    if not has_file_locks():
+        raise OSError(errno.ENOLCK, "this system has no file locks")
+    fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def open_locked(path: Path, mode: str) -> IO:
+    """Open a file and lock it, unless the filesystem has no locks; repeated if it is removed before it is locked."""
+    while True:
+        file = open(path, mode, opener=_open_without_links)  # noqa: SIM115
+        with suppress(OSError):
+            acquire_lock(file)
+        with suppress(FileNotFoundError):  # the previous holder may have removed it: then this is another file
+            if os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
+                return file
+        file.close()
+
+
+@contextmanager
+def file_lock(path: Path) -> Iterator[None]:
+    """Wait until no other process holds `path`, then hold it; the file is removed with the lock.
+
+    Without file locks nothing is held. Makes missing folders.
+
+    Raises:
+        RuntimeError: a worker process is importing the script that started it, and that script takes the lock while
+            it is imported: the worker would wait for its own parent.
     """
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise RuntimeError(
             'processes are started while the script is imported: call this under `if __name__ == "__main__":`'
         )
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _held(path):
+    if not has_file_locks():
+        yield
+        return
+    with open_locked(path, "a"):
         try:
             yield
         finally:
             path.unlink(missing_ok=True)
 
 
-def _held(path: Path) -> TextIO:
-    while True:
-        file = open(path, "a", opener=_unlinked)  # noqa: SIM115
-        with contextlib.suppress(OSError, AttributeError):
-            fcntl.flock(file, fcntl.LOCK_EX)
-        # Who held it before may have removed it meanwhile: then another may hold a new file of this name.
-        with contextlib.suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
-                return file
-        file.close()
-
-
-def _unlinked(path: str, flags: int) -> int:
-    """Names of locks can be guessed: a link that somebody put there would have a file made elsewhere."""
+def _open_without_links(path: str, flags: int) -> int:
+    """Refuse symbolic links: the name of a lock can be guessed, and a link there would create a file elsewhere."""
     return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
-
-
-def sibling_path(path: Path, ending: str, *, hidden: bool = False) -> Path:
-    """`path` with an ending to its name; of a name too long for that a checksum stands in its place."""
-    before = "." if hidden else ""
-    name = f"{before}{path.name}{ending}"
-    if len(os.fsencode(name)) > _LONGEST:
-        name = f"{before}{zlib.crc32(os.fsencode(path.name)):08x}{ending}"
-    return path.with_name(name)

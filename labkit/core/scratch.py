@@ -1,4 +1,4 @@
-"""Temporary folders that a killed process does not leave behind for good."""
+"""Temporary folders that are removed even if their process is killed."""
 
 import os
 import re
@@ -8,31 +8,27 @@ import weakref
 from contextlib import suppress
 from pathlib import Path
 
+from labkit.core.locks import acquire_lock, has_file_locks
 from labkit.core.machine import labkit_home
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None
-
 _PREFIX = "labkit-scratch-"
-_NAME = re.compile(_PREFIX + r"[a-z0-9_]{8}")  # as mkdtemp names them
+_NAME = re.compile(_PREFIX + r"[a-z0-9_]{8}")  # the names that mkdtemp makes
 
 
 class ScratchFolder:
     """A temporary folder, removed by `cleanup()`, the end of `with`, or of the process.
 
-    A process that is killed, as a notebook's kernel may be, cannot remove it: the next `ScratchFolder` in the same
-    place does. Who uses one holds a lock on it; where the filesystem has no locks, nothing of others is removed.
+    A process that is killed, as a notebook's kernel may be, cannot remove its folder: the next `ScratchFolder` in the
+    same place does. A folder in use is locked; without file locks, only a process's own folders are removed.
 
     Args:
-        folder: Where to make it; missing folders are made. Default: beside the photos, so on their disk.
+        folder: Where to make it; missing folders are made. Default: beside the photos, and so on the same disk.
 
     Attributes:
         path: The folder.
 
     Raises:
-        OSError: it cannot be made there.
+        OSError: the folder cannot be made there.
 
     Taught in: notebooks/08_shard_formats.ipynb
     """
@@ -40,9 +36,9 @@ class ScratchFolder:
     def __init__(self, folder: Path | str | None = None):
         parent = Path(folder or labkit_home() / "photos")
         parent.mkdir(parents=True, exist_ok=True)
-        _sweep(parent)
-        self.path, lock = _made(parent)
-        self._finalizer = weakref.finalize(self, _remove, self.path, lock, os.getpid())
+        _remove_abandoned(parent)
+        self.path, lock = _make_locked(parent)
+        self._finalizer = weakref.finalize(self, _remove_owned, self.path, lock, os.getpid())
 
     def cleanup(self) -> None:
         """Remove the folder; a second call does nothing."""
@@ -58,46 +54,46 @@ class ScratchFolder:
         return f"ScratchFolder({str(self.path)!r})"
 
 
-def _made(parent: Path) -> tuple[Path, int | None]:
+def _make_locked(parent: Path) -> tuple[Path, int | None]:
     """A new folder, and the descriptor that holds its lock."""
     while True:
         path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent.absolute()))
-        if fcntl is None:
+        if not has_file_locks():
             return path, None
-        with suppress(FileNotFoundError):  # another process sweeps it, before it is locked
-            lock = _open(path)
+        with suppress(FileNotFoundError):  # another process removed it before it was locked
+            lock = _open_folder(path)
             with suppress(OSError):
-                fcntl.flock(lock, fcntl.LOCK_EX)
+                acquire_lock(lock)
             if path.exists():
                 return path, lock
             os.close(lock)
 
 
-def _sweep(parent: Path) -> None:
-    if fcntl is None:
+def _remove_abandoned(parent: Path) -> None:
+    if not has_file_locks():
         return
     with suppress(OSError), os.scandir(parent) as entries:
         for entry in entries:
             if _NAME.fullmatch(entry.name):
-                _remove_unused(Path(entry.path))
+                _remove_unlocked(Path(entry.path))
 
 
-def _remove_unused(path: Path) -> None:
-    with suppress(OSError):  # in use; or no folder; or somebody else's
-        lock = _open(path)
+def _remove_unlocked(path: Path) -> None:
+    with suppress(OSError):  # in use, not a folder, or owned by another user
+        lock = _open_folder(path)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            acquire_lock(lock, wait=False)
             shutil.rmtree(path, ignore_errors=True)
         finally:
             os.close(lock)
 
 
-def _open(path: Path) -> int:
+def _open_folder(path: Path) -> int:
     return os.open(path, os.O_RDONLY | os.O_DIRECTORY)
 
 
-def _remove(path: Path, lock: int | None, owner: int) -> None:
-    if os.getpid() != owner:  # a fork that ends; its owner goes on
+def _remove_owned(path: Path, lock: int | None, owner: int) -> None:
+    if os.getpid() != owner:  # the end of a fork; the owner still needs it
         return
     shutil.rmtree(path, ignore_errors=True)
     if lock is not None:

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from labkit.core import atomic as files
+from labkit.core import locks
 from labkit.core.atomic import atomic_path, remove_leftovers, write_atomic
 
 fcntl = pytest.importorskip("fcntl", reason="this system has no file locks")
@@ -42,8 +42,8 @@ def test_nothing_is_left_of_a_file_that_failed(tmp_path):
 WRITE_HALF = """
 import os, signal, sys
 from pathlib import Path
-from labkit.core.atomic import written_whole
-with written_whole(Path(sys.argv[1])) as partial:
+from labkit.core.atomic import atomic_path
+with atomic_path(Path(sys.argv[1])) as partial:
     partial.write_bytes(b"half")
     os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -81,10 +81,10 @@ def test_where_there_is_no_room_the_file_is_named(tmp_path, n_bytes):
     code = f"""
 import resource, sys
 from pathlib import Path
-from labkit.core.atomic import write_whole
+from labkit.core.atomic import write_atomic
 resource.setrlimit(resource.RLIMIT_FSIZE, ({n_bytes}, {n_bytes}))
 try:
-    write_whole(Path(sys.argv[1]), b"x" * 10_000)
+    write_atomic(Path(sys.argv[1]), b"x" * 10_000)
 except OSError as error:
     print(error)
 """
@@ -150,9 +150,9 @@ def _refuse(*_):
 @pytest.mark.parametrize("lacks", ["the module", "the file system's locks"])
 def test_without_locks_a_file_is_written_all_the_same(tmp_path, monkeypatch, lacks):
     if lacks == "the module":  # as on Windows
-        monkeypatch.setattr(files, "fcntl", None)
+        monkeypatch.setattr(locks, "fcntl", None)
     else:
-        monkeypatch.setattr(files.fcntl, "flock", _refuse)
+        monkeypatch.setattr(fcntl, "flock", _refuse)
     with atomic_path(tmp_path / "a") as partial:
         assert partial.stat().st_size == 0  # claimed before it is written
         partial.write_bytes(b"whole")

@@ -1,4 +1,4 @@
-"""One holder at a time, though the file comes and goes with the lock."""
+"""File locks: one holder at a time, though the file comes and goes with the lock; nothing else without `fcntl`."""
 
 import multiprocessing
 import os
@@ -38,8 +38,8 @@ def test_a_killed_process_holds_nothing(tmp_path):
     code = f"""
 import time
 from pathlib import Path
-from labkit.core.locks import locked
-with locked(Path({str(tmp_path)!r}, "lock")):
+from labkit.core.locks import file_lock
+with file_lock(Path({str(tmp_path)!r}, "lock")):
     print("held", flush=True)
     time.sleep(60)
 """
@@ -71,10 +71,30 @@ def test_a_script_without_a_guard_ends(tmp_path):
     script.write_text(
         "from pathlib import Path\n"
         "from labkit.core.mapping.engines import map_items\n"
-        "from labkit.core.locks import locked\n"
-        f"with locked(Path({str(tmp_path / 'lock')!r})):\n"
+        "from labkit.core.locks import file_lock\n"
+        f"with file_lock(Path({str(tmp_path / 'lock')!r})):\n"
         "    map_items(str, range(4), num_workers=2, progress=False)\n"
     )
     ended = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120)
     assert ended.returncode == 1
     assert "__main__" in ended.stderr
+
+
+WITHOUT_FCNTL = """
+import sys
+sys.modules["fcntl"] = None  # what `import fcntl` meets on Windows
+import importlib, pkgutil
+import labkit.data
+for module in pkgutil.walk_packages(labkit.data.__path__, "labkit.data."):
+    importlib.import_module(module.name)
+try:
+    labkit.SimulatedStore([])
+except OSError as error:
+    print(error)
+"""
+
+
+def test_all_data_modules_import_without_file_locks():
+    child = subprocess.run([sys.executable, "-c", WITHOUT_FCNTL], capture_output=True, text=True, timeout=120)
+    assert (child.returncode, child.stderr) == (0, "")
+    assert child.stdout.startswith("SimulatedStore needs file locks")

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 import labkit as lk
-from labkit.core import scratch
+from labkit.core import locks, scratch
 from labkit.lab.notebooks import Notebook, execute
 
 fcntl = pytest.importorskip("fcntl", reason="this system has no file locks")
@@ -85,11 +85,11 @@ def test_without_locks_nothing_of_others_is_removed(tmp_path, monkeypatch):
         raise OSError("no locks here")
 
     with monkeypatch.context() as patched:
-        patched.setattr(scratch.fcntl, "flock", refused)
+        patched.setattr(fcntl, "flock", refused)
         with lk.ScratchFolder(tmp_path) as path:
             assert path.is_dir()
     with monkeypatch.context() as patched:
-        patched.setattr(scratch, "fcntl", None)  # Windows
+        patched.setattr(locks, "fcntl", None)  # Windows
         with lk.ScratchFolder(tmp_path) as other:
             assert other.is_dir()
     assert not path.exists()

@@ -1,6 +1,5 @@
 """Disks and networks that are not there: real bytes, delivered as late as a slower storage would."""
 
-import fcntl
 import os
 import struct
 import tempfile
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-from labkit.core import PerProcess
+from labkit.core import PerProcess, acquire_lock, has_file_locks
 from labkit.data.blobs import Extent
 
 _STATE = struct.Struct("=qqd")  # a `_Position`
@@ -65,6 +64,9 @@ class SimulatedStore:
         store: Where the bytes come from.
         disk: One of `DISKS`, or a `Disk` of your own.
         wait: False adds up the time in `busy_s` without waiting, for storages that would take all day.
+
+    Raises:
+        OSError: the system has no file locks (Windows).
 
     Taught in: notebooks/09_marigold_storage.ipynb
     """
@@ -148,6 +150,8 @@ class _Head:
     """One position for all processes and threads, in a small locked file."""
 
     def __init__(self):
+        if not has_file_locks():
+            raise OSError("SimulatedStore needs file locks, which this system lacks: use Linux, macOS or WSL")
         descriptor, self._path = tempfile.mkstemp(prefix="labkit-disk-")
         os.write(descriptor, _STATE.pack(-1, 0, 0.0))
         os.close(descriptor)
@@ -156,7 +160,7 @@ class _Head:
     @contextmanager
     def locked(self) -> Iterator[_Position]:
         with open(self._path, "r+b", buffering=0) as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            acquire_lock(file)
             position = _Position(*_STATE.unpack(file.read(_STATE.size)))
             yield position
             file.seek(0)
