@@ -1,4 +1,4 @@
-"""Do the libraries do the same? Fixed draws must give the same pixels, free ones the same distribution."""
+"""Do the libraries do the same work? Equal draws must give equal pixels, random ones the same distribution."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -10,50 +10,51 @@ from torch import Tensor
 
 from labkit.pipeline.augment import LIBRARIES, Recipe, make_augment
 
-_STILL = Recipe(scale=(1, 1), ratio=(1, 1), flip=0, jitter=0)
+_NO_CHANGE = Recipe(scale=(1, 1), ratio=(1, 1), flip=0, jitter=0)
 _NO_JITTER = {"brightness": (1, 1), "contrast": (1, 1), "saturation": (1, 1), "hue": (0, 0), "jitter": 1.0}
 
 
-def _jitter(**ranges: tuple[float, float]) -> Recipe:
-    return replace(_STILL, **{**_NO_JITTER, **ranges})
+def _jitter_recipe(**ranges: tuple[float, float]) -> Recipe:
+    return replace(_NO_CHANGE, **{**_NO_JITTER, **ranges})
 
 
-# Recipes without chance: one operation each, on the whole of a square picture.
+# Recipes without randomness: one operation each, on a whole square image.
 FIXED = {
-    "shrink": replace(_STILL, size=112),
-    "enlarge": replace(_STILL, size=320),
-    "flip": replace(_STILL, flip=1),
-    "brightness": _jitter(brightness=(1.3, 1.3)),
-    "contrast": _jitter(contrast=(0.7, 0.7)),
-    "saturation": _jitter(saturation=(0.6, 0.6)),
-    "hue": _jitter(hue=(0.08, 0.08)),
-    "gray": replace(_STILL, gray=1),
-    "blur": replace(_STILL, blur=1, blur_sigma=(1.5, 1.5)),
-    "solarize": replace(_STILL, solarize=1),
+    "shrink": replace(_NO_CHANGE, size=112),
+    "enlarge": replace(_NO_CHANGE, size=320),
+    "flip": replace(_NO_CHANGE, flip=1),
+    "brightness": _jitter_recipe(brightness=(1.3, 1.3)),
+    "contrast": _jitter_recipe(contrast=(0.7, 0.7)),
+    "saturation": _jitter_recipe(saturation=(0.6, 0.6)),
+    "hue": _jitter_recipe(hue=(0.08, 0.08)),
+    "gray": replace(_NO_CHANGE, gray=1),
+    "blur": replace(_NO_CHANGE, blur=1, blur_sigma=(1.5, 1.5)),
+    "solarize": replace(_NO_CHANGE, solarize=1),
 }
 
 
 def agreement(images: Sequence[Tensor], libraries: Sequence[str] = LIBRARIES) -> pd.DataFrame:
-    """How far the libraries are from torchvision's v2 on the same pixels, operation by operation.
+    """Compare the libraries with torchvision's v2 on the same pixels, operation by operation.
 
     Args:
         images: uint8 (3, H, W) with H = W = 224, so that only "shrink" and "enlarge" resize.
-        libraries: Of `LIBRARIES`.
+        libraries: Names from `LIBRARIES`.
 
     Returns:
-        One row an operation and library: `operation`, `library`, `mean` and `largest` absolute difference, of 255.
+        One row per operation and library: `operation`, `library`, `mean` and `largest` absolute difference, on the
+        scale of 0 to 255.
 
     Taught in: notebooks/04_tensor_transforms.ipynb
     """
     wrong = [tuple(image.shape) for image in images if tuple(image.shape) != (3, 224, 224)]
     if wrong:
-        raise ValueError(f"pictures of (3, 224, 224) are wanted, not {wrong[0]}")
+        raise ValueError(f"images must have shape (3, 224, 224), got {wrong[0]}")
     rows = []
     for operation, recipe in FIXED.items():
-        expected = _apply(make_augment(recipe, "v2"), recipe, images)
+        expected = _apply_to_all(make_augment(recipe, "v2"), recipe, images)
         for library in libraries:
             if library != "v2":
-                found = _apply(_one_by_one(recipe, library), recipe, images)
+                found = _apply_to_all(_per_image(recipe, library), recipe, images)
                 off = (found - expected).abs()
                 rows.append(
                     {"operation": operation, "library": library, "mean": float(off.mean()), "largest": float(off.max())}
@@ -62,16 +63,16 @@ def agreement(images: Sequence[Tensor], libraries: Sequence[str] = LIBRARIES) ->
 
 
 def drawn_crops(augment: Callable[[Tensor], Tensor], n: int) -> pd.DataFrame:
-    """What a recipe's geometry draws, read off its results: no library's own account is trusted.
+    """Measure which crops a recipe draws, from its results alone: no library is asked what it did.
 
-    The picture's red is each pixel's column, its green the row; the slopes in the result tell the box.
+    In the test image red encodes the column of each pixel and green the row; the slopes in the result give the box.
 
     Args:
         augment: From `make_augment(..., part="geometry")`; takes an image (3, H, W), or a batch.
-        n: How often to draw.
+        n: Number of draws.
 
     Returns:
-        One row a draw: `area` (share of the picture), `aspect` (width over height), `flipped`.
+        One row per draw: `area` (share of the image), `aspect` (width over height), `flipped`.
 
     Taught in: notebooks/05_albumentations.ipynb
     """
@@ -81,23 +82,23 @@ def drawn_crops(augment: Callable[[Tensor], Tensor], n: int) -> pd.DataFrame:
         draws = augment(picture.expand(n, 3, 256, 256))
     else:
         draws = [augment(picture) for _ in range(n)]
-    return pd.DataFrame([_read_off(draw.float().numpy()) for draw in draws])
+    return pd.DataFrame([_box_from_pixels(draw.float().numpy()) for draw in draws])
 
 
-def _read_off(pixels: np.ndarray) -> dict[str, float | bool]:
-    inner = slice(pixels.shape[1] // 8, -(pixels.shape[1] // 8))  # filters bend the edges
+def _box_from_pixels(pixels: np.ndarray) -> dict[str, float | bool]:
+    inner = slice(pixels.shape[1] // 8, -(pixels.shape[1] // 8))  # filters distort the edges
     across = np.polynomial.polynomial.polyfit(np.arange(pixels.shape[2])[inner], pixels[0].mean(0)[inner], 1)[1]
     down = np.polynomial.polynomial.polyfit(np.arange(pixels.shape[1])[inner], pixels[1].mean(1)[inner], 1)[1]
     width, height = abs(across) * pixels.shape[2], down * pixels.shape[1]
     return {"area": width * height / 256**2, "aspect": width / height, "flipped": bool(across < 0)}
 
 
-def _one_by_one(recipe: Recipe, library: str) -> Callable[[Tensor], Tensor]:
+def _per_image(recipe: Recipe, library: str) -> Callable[[Tensor], Tensor]:
     augment = make_augment(recipe, library)
     return (lambda image: augment(image[None])[0]) if getattr(augment, "takes_batches", False) else augment
 
 
-def _apply(augment: Callable[[Tensor], Tensor], recipe: Recipe, images: Sequence[Tensor]) -> Tensor:
-    """Results on the scale of 0 to 255, the normalisation undone."""
+def _apply_to_all(augment: Callable[[Tensor], Tensor], recipe: Recipe, images: Sequence[Tensor]) -> Tensor:
+    """Results on the scale of 0 to 255, without the normalisation."""
     mean, std = (torch.tensor(values)[:, None, None] for values in (recipe.mean, recipe.std))
     return torch.stack([(augment(image) * std + mean) * 255 for image in images])

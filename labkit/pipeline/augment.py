@@ -1,4 +1,4 @@
-"""One augmentation recipe, written in four libraries: the same work, so that their speeds can be compared."""
+"""One augmentation recipe in four libraries, doing the same work, so that their speeds can be compared."""
 
 import os
 from collections.abc import Callable
@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from labkit.core import require_choice
+
 Range = tuple[float, float]
 
 LIBRARIES = ("pil", "v2", "albumentations", "kornia")
@@ -17,20 +19,20 @@ PARTS = ("all", "geometry", "photometry")
 
 @dataclass(frozen=True)
 class Recipe:
-    """What an augmentation does; which library does it is `make_augment`'s other argument.
+    """What an augmentation does. The library that does it is the other argument of `make_augment`.
 
     Args:
         size: Pixels of the square output.
-        scale: Range of the crop's share of the picture's area.
-        ratio: Range of the crop's width over its height.
+        scale: Range of the crop's share of the image area.
+        ratio: Range of the crop's width / height.
         flip: Probability of a left-right flip.
         brightness, contrast, saturation: Ranges of the factors of the color jitter; 1 changes nothing.
-        hue: Range of the hue's shift, in turns of the color circle.
+        hue: Range of the hue shift, in turns of the color circle.
         jitter: Probability of the color jitter.
         gray: Probability of dropping all color.
         blur: Probability of a Gaussian blur of `blur_kernel` pixels with a sigma from `blur_sigma`.
-        solarize: Probability of inverting all values from `solarize_from` on.
-        mean, std: Of each channel, in units of full white, for the normalisation.
+        solarize: Probability of inverting all values >= `solarize_from`.
+        mean, std: Per channel, on the scale of 0 to 1, for the normalisation.
     """
 
     size: int = 224
@@ -56,13 +58,13 @@ class Recipe:
         return {name: getattr(self, name) for name in ("brightness", "contrast", "saturation", "hue")}
 
 
-# light: what a supervised ImageNet training does. heavy: the photometric part of self-supervised ones
+# light: as in supervised training on ImageNet. heavy: the photometric part of self-supervised training
 # (SimCLR, BYOL: jitter, gray, blur, solarize).
 RECIPES = {"light": Recipe(), "heavy": Recipe(jitter=0.8, gray=0.2, blur=0.5, solarize=0.2)}
 
 
 def make_augment(recipe: str | Recipe = "light", library: str = "v2", *, part: str = "all") -> Callable[[Any], Tensor]:
-    """A recipe as a callable; it can be pickled, so that it travels to workers.
+    """Build a recipe as a callable, which can be pickled and so sent to workers.
 
     Args:
         recipe: A key of `RECIPES`, or a `Recipe`.
@@ -72,9 +74,9 @@ def make_augment(recipe: str | Recipe = "light", library: str = "v2", *, part: s
             `"all"` does both, in that order.
 
     Returns:
-        A function of a uint8 tensor (3, H, W), for `"pil"` also of a PIL image; for `"kornia"` of a uint8 batch
-        (N, 3, H, W), each image of which gets draws of its own. `"v2"` also takes such a batch, with one draw for all.
-        It gives float32 (..., 3, size, size), normalised; after `"geometry"` values of 0-255, uint8 (kornia: float32).
+        A function of a uint8 tensor (3, H, W); `"pil"` also takes a PIL image. `"kornia"` takes a uint8 batch
+        (N, 3, H, W) and draws for each image; `"v2"` also takes such a batch, with one draw for all of it.
+        It returns normalised float32 (..., 3, size, size); with `"geometry"` values of 0-255, uint8 (kornia: float32).
 
     Raises:
         ValueError: unknown recipe, library or part.
@@ -82,16 +84,10 @@ def make_augment(recipe: str | Recipe = "light", library: str = "v2", *, part: s
     Taught in: notebooks/04_tensor_transforms.ipynb
     """
     if isinstance(recipe, str):
-        recipe = RECIPES[_one_of("recipe", recipe, RECIPES)]
-    _one_of("part", part, PARTS)
+        recipe = RECIPES[require_choice("recipe", recipe, RECIPES)]
+    require_choice("part", part, PARTS)
     build = {"pil": _pil, "v2": _v2, "albumentations": _Albumentations, "kornia": _Kornia}
-    return build[_one_of("library", library, LIBRARIES)](recipe, part != "photometry", part != "geometry")
-
-
-def _one_of(name: str, value: str, allowed: Any) -> str:
-    if value not in allowed:
-        raise ValueError(f"{name}={value!r}: choose one of {', '.join(allowed)}")
-    return value
+    return build[require_choice("library", library, LIBRARIES)](recipe, part != "photometry", part != "geometry")
 
 
 def _pil(recipe: Recipe, geometry: bool, photometry: bool) -> Callable[[Any], Tensor]:
@@ -118,14 +114,14 @@ def _v2(recipe: Recipe, geometry: bool, photometry: bool) -> Callable[[Tensor], 
             v2.RandomResizedCrop(recipe.size, scale=recipe.scale, ratio=recipe.ratio, antialias=True),
             v2.RandomHorizontalFlip(recipe.flip),
         ]
-    if photometry:  # uint8 as long as possible: a quarter of the bytes
+    if photometry:  # uint8 for as long as possible: a quarter of the bytes
         steps += [*_torchvision_colors(v2, recipe), v2.ToDtype(torch.float32, scale=True)]
         steps += [v2.Normalize(recipe.mean, recipe.std)]
     return v2.Compose(steps)
 
 
 def _torchvision_colors(transforms: Any, recipe: Recipe) -> list[Any]:
-    """Both generations of torchvision's transforms spell these alike."""
+    """Color transforms, which have the same names in both generations of torchvision."""
     blur = transforms.GaussianBlur(recipe.blur_kernel, recipe.blur_sigma)
     steps = {
         transforms.RandomApply([transforms.ColorJitter(**recipe.color_ranges())], recipe.jitter): recipe.jitter,
@@ -137,7 +133,7 @@ def _torchvision_colors(transforms: Any, recipe: Recipe) -> list[Any]:
 
 
 class _Albumentations:
-    """Arrays are (H, W, 3); decoded images lie in memory that way, so neither conversion copies."""
+    """Arrays are (H, W, 3), as decoded images already lie in memory, so neither conversion copies."""
 
     def __init__(self, recipe: Recipe, geometry: bool, photometry: bool):
         albumentations = import_albumentations()
@@ -145,7 +141,7 @@ class _Albumentations:
         if geometry:
             crop = {"size": (recipe.size, recipe.size), "scale": recipe.scale, "ratio": recipe.ratio}
             steps += [
-                # Without area_for_downscale it shrinks by sampling, which the other libraries' filters do not.
+                # Without area_for_downscale it samples when shrinking, where the other libraries filter.
                 albumentations.RandomResizedCrop(**crop, area_for_downscale="image"),
                 albumentations.HorizontalFlip(p=recipe.flip),
             ]
@@ -171,7 +167,7 @@ def _albumentations_colors(albumentations: Any, recipe: Recipe) -> list[Any]:
 
 
 class _Kornia(nn.Module):
-    """A whole batch at once, each image with its own draws."""
+    """A whole batch at once, with draws for each image."""
 
     takes_batches = True
 
@@ -184,7 +180,7 @@ class _Kornia(nn.Module):
             steps += [
                 augmentation.RandomResizedCrop(
                     (recipe.size, recipe.size), recipe.scale, recipe.ratio,
-                    cropping_mode="resample",  # one grid sampling; the default, "slice", loops over the images
+                    cropping_mode="resample",  # one grid sampling; the default, "slice", loops over images
                 ),
                 augmentation.RandomHorizontalFlip(recipe.flip),
             ]  # fmt: skip
@@ -195,7 +191,7 @@ class _Kornia(nn.Module):
 
     def forward(self, batch: Tensor) -> Tensor:
         if batch.ndim != 4 or batch.dtype != torch.uint8:
-            raise ValueError(f"a uint8 batch (N, 3, H, W) is wanted, not {batch.dtype} of shape {tuple(batch.shape)}")
+            raise ValueError(f"batch must be uint8 (N, 3, H, W), got {batch.dtype} of shape {tuple(batch.shape)}")
         augmented = self.steps(batch.to(torch.float32).div_(255))
         return augmented if self.full_white == 1 else augmented * self.full_white
 
@@ -212,7 +208,7 @@ def _kornia_colors(augmentation: Any, recipe: Recipe) -> list[nn.Module]:
 
 
 def import_albumentations() -> Any:
-    """The library, kept from asking its server for a newer version at import."""
+    """Import the library without letting it ask its server for a newer version."""
     os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")
     import albumentations
 

@@ -1,4 +1,4 @@
-"""A batch, looked at."""
+"""Show the images of a batch."""
 
 import math
 from collections.abc import Sequence
@@ -10,12 +10,12 @@ from torch import Tensor
 
 
 def plot_images(images: Tensor | Sequence[Tensor], titles: Sequence[str] | None = None, *, columns: int = 8) -> Figure:
-    """Pictures side by side.
+    """Draw images side by side.
 
     Args:
         images: uint8 (3, H, W), or floating point with values 0 to 1.
-        titles: One for each.
-        columns: Pictures in a row.
+        titles: One per image.
+        columns: Images per row.
     """
     rows = math.ceil(len(images) / columns)
     size = (1.25 * columns, (1.45 if titles else 1.25) * rows)

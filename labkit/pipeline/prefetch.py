@@ -1,4 +1,4 @@
-"""CUDAPrefetcher: the next batches are copied to the GPU while it computes on this one."""
+"""CUDAPrefetcher: copy the next batches to the GPU while it computes on this one."""
 
 import warnings
 from collections import deque
@@ -7,46 +7,45 @@ from typing import Any
 
 import torch
 
-from labkit.core import iter_tensors, map_tensors
+from labkit.core import iter_tensors, map_tensors, require_int
 
 
 class CUDAPrefetcher:
-    """A loader whose batches arrive on the device, copied ahead on a stream of their own.
+    """Wrap a loader so that its batches arrive on the device, copied ahead on a separate CUDA stream.
 
     Args:
-        loader: Any iterable of batches: tensors in any nest of dicts, lists, tuples and data classes. For copies
-            that overlap with compute its tensors must lie in pinned memory (`pin_memory=True`).
+        loader: Any iterable of batches: tensors in any nest of dicts, lists, tuples and data classes. Copies overlap
+            with compute only if the tensors are in pinned memory (`pin_memory=True`).
         device: Where batches go. On a CPU there is nothing to copy: batches pass through, so the same script runs.
-        depth: Batches copied ahead of the one that is handed out. One hides the copy; more even out copies of unequal
-            size, at the price of a batch of GPU memory each. For a loader that stalls, give it workers and a larger
-            `prefetch_factor`: `next()` waits for the batch `depth` places ahead, however many lie ready.
+        depth: Number of batches copied ahead of the one that is handed out. One hides the copy. More smooth out copies
+            of unequal size and cost the GPU memory of one batch each. They do not help a loader that stalls, since
+            `next()` waits for the batch `depth` places ahead: give it workers and a larger `prefetch_factor`.
 
-    One side stream lives as long as this object. Its tensors come from that stream's memory, so the consumer's stream
-    is told to wait for the copy (an event), and the allocator is told that the consumer's stream uses them
-    (`record_stream`): else, once the last reference is dropped, the next copy may overwrite a batch that queued kernels
-    have still to read. Iterate it once an epoch, as often as the loader allows. What the loader raises comes after the
-    batches before it.
+    The side stream lives as long as this object, and batches are allocated in its memory. The consumer's stream
+    therefore waits for the copy (an event), and the allocator is told that the consumer's stream uses the tensors
+    (`record_stream`). Without that, the next copy could overwrite a batch that queued kernels have yet to read, once
+    its last reference is dropped. Iterate once per epoch. An error of the loader is raised after the batches that came
+    before it.
 
     Raises:
-        RuntimeError: a CUDA device is asked for and there is none.
-        ValueError: `depth` is less than one.
+        RuntimeError: a CUDA device was asked for and there is none.
+        ValueError: `depth` is below 1.
 
     Source: PyTorch's notes on CUDA semantics and the caching allocator. Taught in: notebooks/07_cuda_prefetch.ipynb
     """
 
     def __init__(self, loader: Iterable[Any], device: Any = "cuda", *, depth: int = 1):
-        if depth < 1:
-            raise ValueError(f"depth={depth}: at least one batch must be on its way")
-        self.loader, self.depth, self.device = loader, depth, torch.device(device)
+        self.loader, self.depth, self.device = loader, require_int("depth", depth), torch.device(device)
         if self.device.type == "cuda" and not torch.cuda.is_available():
-            raise RuntimeError("there is no CUDA device here: pass device='cpu', where batches pass through")
+            raise RuntimeError(f"device={str(device)!r}, but CUDA is not available: pass device='cpu'")
         self.lane = CopyStream(self.device) if self.device.type == "cuda" else PassThrough(self.device)
 
     def __len__(self) -> int:
         return len(self.loader)
 
     def __getattr__(self, name: str) -> Any:
-        # While unpickling there is no loader, and asking it would not end; its `__deepcopy__` would copy it alone.
+        # While unpickling there is no loader yet, so looking it up would recurse for ever; and the loader's own
+        # `__deepcopy__` would copy only the loader.
         if name == "loader" or name.startswith("__"):
             raise AttributeError(name)
         return getattr(self.loader, name)  # batch_size, num_workers, set_epoch, dataset, ...
@@ -59,7 +58,7 @@ class CUDAPrefetcher:
             if ahead[0].is_last:
                 ahead.popleft().end()
                 return
-            # No name for it here: the consumer's reference is to be the last one.
+            # Not bound to a name here, so that the consumer holds the last reference.
             yield self.lane.hand_over(ahead.popleft())
 
     def _fetch(self, source: Iterator[Any]) -> "_Entry":
@@ -73,7 +72,7 @@ class CUDAPrefetcher:
 
 
 class _Entry:
-    """A batch on its way, or the end: of the data, or by an error."""
+    """A batch being copied, or the end of the epoch: after the last batch, or by an error."""
 
     def __init__(self, batch: Any = None, copied: Any = None, *, is_last: bool = False, error: Exception | None = None):
         self.batch, self.copied, self.is_last, self.error = batch, copied, is_last, error
@@ -84,7 +83,7 @@ class _Entry:
 
 
 class PassThrough:
-    """Devices without streams: batches are moved as they come."""
+    """For devices without streams: move batches as they come."""
 
     def __init__(self, device: torch.device):
         self.device = device
@@ -97,7 +96,7 @@ class PassThrough:
 
 
 class CopyStream:
-    """Copies on one side stream, handed over to whatever stream the consumer uses."""
+    """Copies on a side stream, handed over to the stream that the consumer uses."""
 
     def __init__(self, device: torch.device):
         self.device = device
@@ -105,7 +104,7 @@ class CopyStream:
         self._warned = False
 
     def send(self, batch: Any) -> _Entry:
-        """Start the copy of a batch; the host does not wait for it."""
+        """Start copying a batch without making the host wait."""
         self._warn_if_unpinned(batch)
         with torch.cuda.stream(self.stream):
             sent = map_tensors(batch, lambda item: item.to(self.device, non_blocking=True))
@@ -125,9 +124,9 @@ class CopyStream:
         if not self._warned and any(_is_pageable(item) for item in iter_tensors(batch)):
             self._warned = True
             warnings.warn(
-                "the batches are not in pinned memory, so the host waits for every copy: build the loader with "
+                "batches are not in pinned memory, so the host waits for every copy: build the loader with "
                 "pin_memory=True",
-                stacklevel=5,  # whoever iterates
+                stacklevel=5,  # the loop that iterates
             )
 
 

@@ -1,4 +1,4 @@
-"""In which order samples come."""
+"""The order of samples."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ from labkit.pipeline.seeding import TORCH_SEEDS, derived_seed
 
 
 class Shuffled(Sampler[int]):
-    """All indices in an order that follows from (seed, epoch)."""
+    """All indices, in an order that depends only on (seed, epoch)."""
 
     def __init__(self, n_samples: int, seed: int):
         self._n_samples, self._seed, self._epoch = n_samples, seed, 0

@@ -1,4 +1,4 @@
-"""Who works when in a training loop: workers, host, copies and compute as spans on one time axis."""
+"""A timeline of a training loop: workers, host, copies and compute as spans on one time axis."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -11,17 +11,17 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, get_worker_info
 
-from labkit.core import map_tensors
+from labkit.core import map_tensors, require_choice
 from labkit.pipeline.prefetch import CopyStream, CUDAPrefetcher
 
 COPIES = ("blocking", "non_blocking", "prefetch")
 
 
 class Stamped(Dataset):
-    """A data set whose items say when and by which worker they were made.
+    """A data set whose items record when, and by which worker, they were made.
 
-    Items: `(item, stamp)`; the stamp is a float64 tensor (3,): worker (-1: the main process), start, end. Times are
-    `time.perf_counter()`, which Linux counts alike in all processes.
+    Items: `(item, stamp)`; the stamp is a float64 tensor (3,): worker (-1: the main process), start, end. Times come
+    from `time.perf_counter()`, which on Linux is the same clock in all processes.
     """
 
     def __init__(self, dataset: Dataset):
@@ -45,39 +45,36 @@ def trace(
     device: Any = "cpu",
     copy: str = "blocking",
 ) -> pd.DataFrame:
-    """Run training steps and note who worked when.
+    """Run training steps and record who worked when.
 
     Args:
-        loader: Over a `Stamped` data set.
+        loader: A loader over a `Stamped` data set.
         step: Called with each batch, on the device. On CUDA it may return before the work is done.
-        n_batches: Steps to take; two more before them warm up, and are left out.
+        n_batches: Steps to record, after two that warm up.
         device: Where the step computes.
         copy: `"blocking"` (`batch.to(device)`), `"non_blocking"`, or `"prefetch"` (`CUDAPrefetcher`).
 
     Returns:
-        One row a span: `lane` (worker 0, ..., host, copy, GPU), `kind`, `start_s`, `end_s`, `batch`. Seconds since the
-        first step. What `plot_timeline` draws.
+        One row per span: `lane` (worker 0, ..., host, copy, GPU), `kind`, `start_s`, `end_s`, `batch`; in seconds since
+        the first step. `plot_timeline` draws it.
 
     Raises:
-        ValueError: the loader ends before `n_batches` + 2, or an unknown `copy`.
+        ValueError: the loader ends before `n_batches` + 2, or `copy` is unknown.
 
     Taught in: notebooks/07_cuda_prefetch.ipynb
     """
-    if copy not in COPIES:
-        raise ValueError(f"copy={copy!r}: choose one of {', '.join(COPIES)}")
+    require_choice("copy", copy, COPIES)
     device = torch.device(device)
     recorder = _CudaSpans(device) if device.type == "cuda" else _HostSpans(device)
     batches = recorder.batches(loader, copy)
-    warmups = list(islice(batches, 2))
-    for batch, _ in warmups:
+    for batch, _ in list(islice(batches, 2)):
         step(batch)
     recorder.start()
-    taken = 0
     for number in range(n_batches):
         with recorder.host("wait", number):
             item = next(batches, None)
         if item is None:
-            break
+            raise ValueError(f"the loader must give {n_batches} batches after 2 to warm up, got {number}")
         batch, stamps = item
         if device.type != "cpu" and copy != "prefetch":
             with recorder.host("copy", number), recorder.on_device("copy", number):
@@ -85,14 +82,11 @@ def trace(
         with recorder.host("step", number), recorder.on_device("compute", number):
             step(batch)
         recorder.workers(stamps, number)
-        taken += 1
-    if taken < n_batches:
-        raise ValueError(f"the loader gave {taken} batches after 2 to warm up, {n_batches} are wanted")
     return recorder.frame()
 
 
 class _HostSpans:
-    """Spans by the host's clock: all there is on a CPU."""
+    """Spans by the host's clock, which is all there is on a CPU."""
 
     def __init__(self, device: torch.device):
         self.device, self.rows, self.stamps, self.began = device, [], [], 0.0
@@ -113,25 +107,25 @@ class _HostSpans:
         return nullcontext()
 
     def workers(self, stamps: Tensor, batch: int) -> None:
-        self.stamps.append((stamps, batch))  # read at the end: on a GPU, reading waits
+        self.stamps.append((stamps, batch))  # read at the end, since reading from a GPU waits
 
     def add(self, lane: str, kind: str, start: float, end: float, batch: int) -> None:
         span = {"start_s": max(0.0, start - self.began), "end_s": end - self.began, "batch": batch}
-        if span["end_s"] > 0:  # else it belongs to the time before the first step
+        if span["end_s"] > 0:  # otherwise it ended before the first step
             self.rows.append({"lane": lane, "kind": kind, **span})
 
     def frame(self) -> pd.DataFrame:
         for stamps, batch in self.stamps:
             worker, start, end = int(stamps[0, 0]), float(stamps[:, 1].min()), float(stamps[:, 2].max())
             self.add("host" if worker < 0 else f"worker {worker}", "load", start, end, batch)
-            if worker < 0:  # the host waited for nobody: it loaded
+            if worker < 0:  # the host did not wait, it loaded
                 self.rows = [row for row in self.rows if (row["kind"], row["batch"]) != ("wait", batch)]
-        lanes = sorted({row["lane"] for row in self.rows}, key=_from_top_to_bottom)
+        lanes = sorted({row["lane"] for row in self.rows}, key=_lane_order)
         return pd.DataFrame(sorted(self.rows, key=lambda row: (lanes.index(row["lane"]), row["start_s"])))
 
 
 class _CudaSpans(_HostSpans):
-    """Adds what streams did, by events; they are read once at the end, since reading one waits for it."""
+    """Adds what the streams did, by events, which are read at the end because reading one waits for it."""
 
     def __init__(self, device: torch.device):
         super().__init__(device)
@@ -154,9 +148,9 @@ class _CudaSpans(_HostSpans):
 
     @contextmanager
     def on_device(self, kind: str, batch: int) -> Iterator[None]:
-        first = _recorded(torch.cuda.current_stream(self.device))
+        first = _record_event(torch.cuda.current_stream(self.device))
         yield
-        self.pairs.append((kind, batch, first, _recorded(torch.cuda.current_stream(self.device))))
+        self.pairs.append((kind, batch, first, _record_event(torch.cuda.current_stream(self.device))))
 
     def frame(self) -> pd.DataFrame:
         torch.cuda.synchronize(self.device)
@@ -175,18 +169,18 @@ class _TimedCopyStream(CopyStream):
         self.pairs = []
 
     def send(self, batch: Any) -> Any:
-        first = _recorded(self.stream)
+        first = _record_event(self.stream)
         entry = super().send(batch)
-        self.pairs.append((first, _recorded(self.stream)))
+        self.pairs.append((first, _record_event(self.stream)))
         return entry
 
 
-def _from_top_to_bottom(lane: str) -> tuple[int, str]:
+def _lane_order(lane: str) -> tuple[int, str]:
     last = ("host", "copy", "GPU")
     return (last.index(lane) + 1 if lane in last else 0, lane)
 
 
-def _recorded(stream: Any) -> Any:
+def _record_event(stream: Any) -> Any:
     event = torch.cuda.Event(enable_timing=True)
     event.record(stream)
     return event

@@ -1,4 +1,4 @@
-"""Memory for batches that is used again once nobody holds the batch."""
+"""Memory for batches, reused once nobody holds the batch."""
 
 import weakref
 from collections import deque
@@ -9,16 +9,16 @@ from torch import Tensor
 
 
 class BatchBuffers:
-    """Gives memory for batches of uint8 images.
+    """Hand out memory for batches of uint8 images.
 
-    Fresh memory costs a page fault every 4 KB, which for raw pixels is as dear as reading them. So a batch's memory
-    comes back when its tensor, and everything that shares it, is gone; a batch that is kept is never written over.
-    Pinned memory comes from torch, which waits for copies under way before it gives memory out again.
+    New memory costs a page fault every 4 KB, for raw pixels as much as reading them. So the memory of a batch is
+    reused once its tensor, and everything that shares it, is gone; a batch that is kept is never overwritten. Pinned
+    memory comes from torch, which waits for unfinished copies before it hands memory out again.
 
     Args:
         shape: (batch_size, height, width, 3).
-        n_kept: Free ones to keep.
-        pin_memory: Page-locked memory, for copies to the GPU that overlap.
+        n_kept: Number of free buffers to keep.
+        pin_memory: Use page-locked memory, so that copies to the GPU overlap with compute.
     """
 
     def __init__(self, shape: tuple[int, ...], n_kept: int, pin_memory: bool):
@@ -26,11 +26,11 @@ class BatchBuffers:
         self._free: deque[np.ndarray] = deque(maxlen=n_kept)
 
     def take(self) -> tuple[np.ndarray, Tensor]:
-        """An array to fill, and the tensor over the same memory to hand on."""
+        """An array to fill, and a tensor over the same memory."""
         if self._pin_memory:
             pinned = torch.empty(self._shape, dtype=torch.uint8, pin_memory=True)
             return pinned.numpy(), pinned
         memory = self._free.pop() if self._free else np.empty(self._shape, np.uint8)
-        lent = memory.view()  # torch holds this very object until the last tensor over it is gone
+        lent = memory.view()  # torch keeps this object alive as long as any tensor over it
         weakref.finalize(lent, self._free.append, memory).atexit = False
         return lent, torch.from_numpy(lent)

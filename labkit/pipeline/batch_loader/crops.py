@@ -1,44 +1,44 @@
-"""Crops and flips drawn for many images at once, from numbers that depend on (seed, epoch, index) and nothing else."""
+"""Draw crops and flips for many images at once, from numbers that depend only on (seed, epoch, index)."""
 
 import numpy as np
 
 from labkit.pipeline.seeding import derived_seed
 
-_ATTEMPTS = 10  # as torchvision: then the crop is the largest one in the middle
-DRAWS = 2 * _ATTEMPTS + 3  # numbers an image: area and aspect ratio of each attempt, place, flip
+_ATTEMPTS = 10  # as in torchvision; if all fail, the crop is the largest central one
+DRAWS = 2 * _ATTEMPTS + 3  # numbers per image: area and aspect ratio of each attempt, position, flip
 
-# SplitMix64: every 64-bit counter gives an independent number, so no generator has to be kept, or shared.
+# SplitMix64: each 64-bit counter gives an independent number, so there is no generator to keep or to share.
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _64_BITS = (1 << 64) - 1
 
 
 def uniforms(seed: int, epoch: int, indices: np.ndarray) -> np.ndarray:
-    """float64 (len(indices), DRAWS) in [0, 1); a row depends on seed, epoch and its index only.
+    """Random float64 (len(indices), DRAWS) in [0, 1); each row depends only on seed, epoch and its index.
 
     Source: Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (OOPSLA 2014).
     """
     key = np.uint64(derived_seed(seed, epoch) & _64_BITS)
     with np.errstate(over="ignore"):
         counters = (indices.astype(np.uint64) + key)[:, None] + np.arange(1, DRAWS + 1, dtype=np.uint64) * _GOLDEN
-        return (_mixed(counters) >> np.uint64(11)) * 2.0**-53
+        return (_mix_bits(counters) >> np.uint64(11)) * 2.0**-53
 
 
 def random_crops(draws: np.ndarray, sizes: np.ndarray, scale: tuple[float, float], ratio: tuple[float, float]):
-    """Crops with the distribution of torchvision's RandomResizedCrop.
+    """Draw crops with the distribution of torchvision's RandomResizedCrop.
 
     Args:
-        draws: As `uniforms` gives them, (N, DRAWS).
+        draws: From `uniforms`, (N, DRAWS).
         sizes: int (N, 2): height and width of each image in pixels.
-        scale: Least and largest share of the area.
-        ratio: Least and largest width / height; drawn evenly on a logarithmic scale.
+        scale: Smallest and largest share of the image area.
+        ratio: Smallest and largest width / height, drawn uniformly on a logarithmic scale.
 
     Returns:
         int64 (N, 4): top, left, height and width in pixels.
     """
     heights, widths = sizes[:, :1].astype(np.float64), sizes[:, 1:].astype(np.float64)
-    area = heights * widths * _between(draws[:, :_ATTEMPTS], *scale)
-    aspect = np.exp(_between(draws[:, _ATTEMPTS : 2 * _ATTEMPTS], *np.log(ratio)))
+    area = heights * widths * _scale_to(draws[:, :_ATTEMPTS], *scale)
+    aspect = np.exp(_scale_to(draws[:, _ATTEMPTS : 2 * _ATTEMPTS], *np.log(ratio)))
     crop_widths, crop_heights = np.rint(np.sqrt(area * aspect)), np.rint(np.sqrt(area / aspect))
     fits = (crop_widths > 0) & (crop_widths <= widths) & (crop_heights > 0) & (crop_heights <= heights)
     first, rows = fits.argmax(1), np.arange(len(sizes))
@@ -47,34 +47,34 @@ def random_crops(draws: np.ndarray, sizes: np.ndarray, scale: tuple[float, float
     left = np.floor(draws[:, -2] * (widths[:, 0] - width + 1))
     crops = np.stack([top, left, height, width], axis=1).astype(np.int64)
     for row in np.flatnonzero(~fits[rows, first]):
-        crops[row] = _largest_middle(*sizes[row].tolist(), ratio)
+        crops[row] = _largest_central_crop(*sizes[row].tolist(), ratio)
     return crops
 
 
 def flips(draws: np.ndarray, probability: float) -> np.ndarray:
-    """bool (N,): which images are mirrored."""
+    """Which images to mirror, bool (N,)."""
     return draws[:, -1] < probability
 
 
 def middle_crops(sizes: np.ndarray, size: int) -> np.ndarray:
-    """For evaluation: the square in the middle that Resize and CenterCrop at 7/8 of it would keep. int64 (N, 4)."""
+    """Crops for evaluation: the central square that Resize and a CenterCrop to 7/8 of it would keep, int64 (N, 4)."""
     resized = round(size / 0.875)
     side = np.maximum(1, np.rint(sizes.min(1) * (size / resized)).astype(np.int64))
     top, left = (np.rint((sizes[:, axis] - side) / 2).astype(np.int64) for axis in (0, 1))
     return np.stack([top, left, side, side], axis=1)
 
 
-def _mixed(numbers: np.ndarray) -> np.ndarray:
+def _mix_bits(numbers: np.ndarray) -> np.ndarray:
     numbers = (numbers ^ (numbers >> np.uint64(30))) * _MIX_1
     numbers = (numbers ^ (numbers >> np.uint64(27))) * _MIX_2
     return numbers ^ (numbers >> np.uint64(31))
 
 
-def _between(draws: np.ndarray, least: float, largest: float) -> np.ndarray:
+def _scale_to(draws: np.ndarray, least: float, largest: float) -> np.ndarray:
     return least + draws * (largest - least)
 
 
-def _largest_middle(height: int, width: int, ratio: tuple[float, float]) -> tuple[int, int, int, int]:
+def _largest_central_crop(height: int, width: int, ratio: tuple[float, float]) -> tuple[int, int, int, int]:
     if width / height < min(ratio):
         crop_height, crop_width = round(width / min(ratio)), width
     elif width / height > max(ratio):

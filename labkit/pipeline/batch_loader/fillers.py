@@ -1,4 +1,4 @@
-"""Images of a store, written straight into their places in a batch."""
+"""Write the images of a store straight into their places in a batch."""
 
 import io
 import threading
@@ -20,7 +20,7 @@ _APP1, _SCAN = 0xE1, 0xDA  # JPEG markers
 
 @dataclass(frozen=True)
 class Draw:
-    """What happens to an image on its way into the batch; arguments as of `BatchLoader`."""
+    """What happens to an image on its way into a batch. The arguments are those of `BatchLoader`."""
 
     size: int
     antialias: bool
@@ -31,11 +31,11 @@ class Draw:
     flip: float
 
     def numbers(self, epoch: int, indices: np.ndarray) -> np.ndarray:
-        """What is drawn for each image before its size is known, (N, DRAWS)."""
+        """Random numbers for each image, drawn before its size is known, (N, DRAWS)."""
         return uniforms(self.seed, epoch, indices)
 
     def crops(self, numbers: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-        """int64 (N, 5): top, left, height and width of each crop, and 1 where it is mirrored."""
+        """Top, left, height and width of each crop, and 1 if it is mirrored, int64 (N, 5)."""
         if not self.train:
             return np.pad(middle_crops(sizes, self.size), ((0, 0), (0, 1)))
         return np.column_stack([random_crops(numbers, sizes, self.scale, self.ratio), flips(numbers, self.flip)])
@@ -44,18 +44,18 @@ class Draw:
 class PixelFiller:
     """Fills batches from a `PixelStore`."""
 
-    smallest_task = 8  # images: below, handing tasks around costs more than it spreads
+    smallest_task = 8  # images; for fewer, a task costs more than it saves
 
     def __init__(self, store: Any, draw: Draw):
         self._store, self._draw = store, draw
 
     def plan(self, indices: np.ndarray, epoch: int) -> np.ndarray:
-        """Crops of a batch, (N, 5). Drawn at once: NumPy costs the same for one image as for all, and lets go of
-        Python's lock in between, for which a thread that resizes would have to come back each time."""
+        """Crops of a batch, (N, 5). Drawn for all at once: NumPy takes as long for one image as for all, and in
+        between releases the GIL, which the threads that resize would then have to take back each time."""
         return self._draw.crops(self._draw.numbers(epoch, indices), self._store.shapes[indices])
 
     def fill(self, rows: np.ndarray, indices: np.ndarray, plan: np.ndarray) -> list[int]:
-        """Write images into `rows`, uint8 (N, size, size, 3). Returns the rows that stayed empty: none."""
+        """Write images into `rows`, uint8 (N, size, size, 3). Return the rows that stay empty: none."""
         for row, index, (*crop, mirror) in zip(rows, indices.tolist(), plan.tolist(), strict=True):
             resize_into(row, self._store.pixels(index), crop, self._draw.antialias)
             if mirror:
@@ -63,30 +63,30 @@ class PixelFiller:
         return []
 
 
-class _Opened:
-    """An encoded image of known size: its bytes, or all its pixels where only a general decoder takes it."""
+class _EncodedImage:
+    """An encoded image of known size: its bytes, or all its pixels if only a general decoder can read it."""
 
     def __init__(self, key: str, data: bytes, decoder: Any):
         self.key, self.data = key, data
         self._decoder = decoder
         self._whole: np.ndarray | None = None
-        self.size = self._header() or Frame(*self._pixels().shape[:2])
+        self.size = self._partial_decode_size() or Frame(*self._decode_whole().shape[:2])
 
-    def _header(self) -> Frame | None:
-        """The size of a JPEG that can be decoded in parts: whole, upright, and not a bomb."""
-        if not self.data.endswith(b"\xff\xd9") or _is_turned(self.data):
+    def _partial_decode_size(self) -> Frame | None:
+        """The size of a JPEG that can be decoded in parts: complete, upright and not too large."""
+        if not self.data.endswith(b"\xff\xd9") or _has_other_orientation(self.data):
             return None
         frame = self._decoder.header(self.data)
         return frame if frame and frame.height * frame.width <= MAX_PIXELS else None
 
-    def _pixels(self) -> np.ndarray:
+    def _decode_whole(self) -> np.ndarray:
         if self._whole is None:
             self._whole = decode(self.data, key=self.key).permute(1, 2, 0).numpy()
         return self._whole
 
     def part(self, crop: list[int], scale: int) -> Part:
         part = self._decoder.decode(self.data, crop, scale) if self._whole is None else None
-        return part or Part(self._pixels(), tuple(crop))
+        return part or Part(self._decode_whole(), tuple(crop))
 
 
 class EncodedFiller:
@@ -100,21 +100,23 @@ class EncodedFiller:
         self._local = threading.local()
 
     def plan(self, indices: np.ndarray, epoch: int) -> np.ndarray:
-        """Numbers that crops follow from once the images' sizes are known, (N, DRAWS)."""
+        """Numbers from which crops follow once the sizes of the images are known, (N, DRAWS)."""
         return self._draw.numbers(epoch, indices)
 
     def fill(self, rows: np.ndarray, indices: np.ndarray, plan: np.ndarray) -> list[int]:
-        """Write images into `rows`, uint8 (N, size, size, 3). Returns the rows whose images were skipped."""
-        opened = [self._try(self._open, self._keys[index]) for index in indices.tolist()]
+        """Write images into `rows`, uint8 (N, size, size, 3). Return the rows whose images were skipped."""
+        opened = [self._call_or_skip(self._open_image, self._keys[index]) for index in indices.tolist()]
         sizes = np.array([image.size if image else (1, 1) for image in opened])
         crops = self._draw.crops(plan, sizes).tolist()
         empty = []
         for position, (image, (*crop, mirror)) in enumerate(zip(opened, crops, strict=True)):
-            if image is None or not self._try(self._place, image.key, rows[position], image, crop, mirror):
+            if image is None or not self._call_or_skip(
+                self._write_crop, image.key, rows[position], image, crop, mirror
+            ):
                 empty.append(position)
         return empty
 
-    def _try(self, function: Any, key: str, *arguments: Any) -> Any:
+    def _call_or_skip(self, function: Any, key: str, *arguments: Any) -> Any:
         try:
             return function(key, *arguments)
         except DecodeError as error:
@@ -126,12 +128,12 @@ class EncodedFiller:
             error.add_note(f"while loading {key}")
             raise
 
-    def _open(self, key: str) -> _Opened:
+    def _open_image(self, key: str) -> _EncodedImage:
         if not hasattr(self._local, "decoder"):
             self._local.decoder = open_decoder()
-        return _Opened(key, self._store.read(key), self._local.decoder)
+        return _EncodedImage(key, self._store.read(key), self._local.decoder)
 
-    def _place(self, key: str, row: np.ndarray, image: _Opened, crop: list[int], mirror: int) -> bool:
+    def _write_crop(self, key: str, row: np.ndarray, image: _EncodedImage, crop: list[int], mirror: int) -> bool:
         smallest = min(crop[2:]) // self._draw.size
         part = image.part(crop, max((scale for scale in self._scales if scale <= smallest), default=1))
         resize_into(row, *part, self._draw.antialias)
@@ -140,13 +142,13 @@ class EncodedFiller:
         return True
 
 
-def _is_turned(data: bytes) -> bool:
-    """Whether EXIF wants the image turned or mirrored."""
+def _has_other_orientation(data: bytes) -> bool:
+    """Whether EXIF says that the image is to be rotated or mirrored."""
     if not _has_exif(data):
         return False
     try:
         return Image.open(io.BytesIO(data)).getexif().get(_ORIENTATION, 1) != 1
-    except Exception:  # whatever is wrong with it: `decode` will say
+    except Exception:  # `decode` reports what is wrong
         return True
 
 

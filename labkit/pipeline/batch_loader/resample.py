@@ -1,8 +1,8 @@
-"""A crop of decoded pixels, resized straight into its place in a batch.
+"""Resize a crop of decoded pixels straight into its place in a batch.
 
-Two classes of results, because the loaders that people use differ: `antialias=True` is what torchvision's v2
-transforms and Pillow give, `antialias=False` OpenCV's bilinear, as Albumentations uses it. A crop that is enlarged is
-the same in both, but for rounding.
+There are two kinds of result, because the loaders that people use differ: `antialias=True` gives what torchvision's v2
+transforms and Pillow give, `antialias=False` OpenCV's bilinear, as Albumentations uses it. Enlarged crops are the same
+in both, except for rounding.
 """
 
 import cv2
@@ -20,17 +20,17 @@ def resize_into(target: np.ndarray, pixels: np.ndarray, box: Box, antialias: boo
     Args:
         target: uint8 (height, width, 3), contiguous; overwritten.
         pixels: uint8 (H, W, 3).
-        box: Top, left, height and width of the crop in `pixels`. Fractions of a pixel are kept: a decoder that
-            scales by 1/4 would else move the crop by up to half of its larger pixels.
+        box: Top, left, height and width of the crop in `pixels`. Fractions of a pixel count: after decoding at 1/4,
+            rounding would move the crop by up to half of a pixel that is four times as large.
         antialias: Average over all source pixels when shrinking.
     """
     if any(side % 1 for side in box):
-        (_resize_part_smoothly if antialias else _resize_part)(target, pixels, box)
+        (_resize_fractional_antialias if antialias else _resize_fractional)(target, pixels, box)
         return
     top, left, height, width = map(int, box)
     crop = pixels[top : top + height, left : left + width]
     if antialias and (height > target.shape[0] or width > target.shape[1]):
-        _resize_smoothly(target, crop)
+        _resize_antialias(target, crop)
     else:
         cv2.resize(crop, target.shape[1::-1], dst=target, interpolation=cv2.INTER_LINEAR)
 
@@ -40,16 +40,16 @@ def flip_into(target: np.ndarray) -> None:
     cv2.flip(target, 1, dst=target)
 
 
-def _resize_smoothly(target: np.ndarray, crop: np.ndarray) -> None:
-    if not crop.flags.writeable:  # a file's pixels: torch has no read-only tensors, and warns
+def _resize_antialias(target: np.ndarray, crop: np.ndarray) -> None:
+    if not crop.flags.writeable:  # a mapped file: torch has no read-only tensors, and warns
         crop = crop.copy()
-    # The batch axis comes first, for its stride: without it torch takes the pixels for planes, and turns them twice.
+    # Add the batch axis before permuting: from its stride torch recognises channels-last memory, and does not copy.
     image = torch.from_numpy(crop)[None].permute(0, 3, 1, 2)
     resized = interpolate(image, target.shape[:2], mode="bilinear", antialias=True)
     np.copyto(target, resized.permute(0, 2, 3, 1)[0].numpy())
 
 
-def _resize_part(target: np.ndarray, pixels: np.ndarray, box: Box) -> None:
+def _resize_fractional(target: np.ndarray, pixels: np.ndarray, box: Box) -> None:
     top, left, height, width = box
     step_y, step_x = height / target.shape[0], width / target.shape[1]
     place = np.array([[step_x, 0, left + step_x / 2 - 0.5], [0, step_y, top + step_y / 2 - 0.5]])
@@ -57,7 +57,7 @@ def _resize_part(target: np.ndarray, pixels: np.ndarray, box: Box) -> None:
     cv2.warpAffine(pixels, place, target.shape[1::-1], dst=target, flags=flags, borderMode=cv2.BORDER_REPLICATE)
 
 
-def _resize_part_smoothly(target: np.ndarray, pixels: np.ndarray, box: Box) -> None:
+def _resize_fractional_antialias(target: np.ndarray, pixels: np.ndarray, box: Box) -> None:
     top, left, height, width = box
     corners = (left, top, min(left + width, pixels.shape[1]), min(top + height, pixels.shape[0]))
     resized = Image.fromarray(pixels).resize(target.shape[1::-1], Image.Resampling.BILINEAR, box=corners)
