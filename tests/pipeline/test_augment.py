@@ -89,7 +89,7 @@ def test_agreement_sees_a_library_that_does_something_else(photos, monkeypatch):
 
 
 def test_agreement_wants_pictures_that_need_no_resizing():
-    with pytest.raises(ValueError, match=r"\(3, 224, 224\) are wanted, not \(3, 100, 224\)"):
+    with pytest.raises(ValueError, match=r"images must have shape \(3, 224, 224\), got \(3, 100, 224\)"):
         lk.agreement([torch.zeros(3, 100, 224, dtype=torch.uint8)])
 
 
@@ -176,21 +176,21 @@ def test_all_is_geometry_then_photometry(library):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("medium",), "recipe='medium': choose one of light, heavy"),
-        (("light", "dali"), "library='dali': choose one of pil, v2, albumentations, kornia"),
+        (("medium",), "recipe must be one of light, heavy, got 'medium'"),
+        (("light", "dali"), "library must be one of pil, v2, albumentations, kornia, got 'dali'"),
     ],
 )
 def test_unknown_names(arguments, message):
     with pytest.raises(ValueError, match=message):
         lk.make_augment(*arguments)
-    with pytest.raises(ValueError, match="part='half': choose one of all, geometry, photometry"):
+    with pytest.raises(ValueError, match="part must be one of all, geometry, photometry, got 'half'"):
         lk.make_augment(part="half")
 
 
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("batch", [torch.rand(2, 3, 8, 8), torch.zeros(3, 8, 8, dtype=torch.uint8)])
 def test_kornia_refuses_what_it_would_scale_wrongly(part, batch):
-    with pytest.raises(ValueError, match=r"a uint8 batch \(N, 3, H, W\) is wanted, not torch\."):
+    with pytest.raises(ValueError, match=r"batch must be uint8 \(N, 3, H, W\), got torch\."):
         lk.make_augment("light", "kornia", part=part)(batch)
 
 

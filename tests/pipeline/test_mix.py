@@ -233,15 +233,15 @@ def test_cutmix_takes_bytes_and_mixup_names_the_remedy(labels):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"x": torch.rand(3, 8, 8)}, r"images \(N, C, H, W\) and N labels are wanted, not \(3, 8, 8\)"),
-        ({"y": torch.arange(N - 1)}, "N labels are wanted"),
-        ({"y": torch.zeros(N, 2, 2)}, r"labels of shape \(6, 2, 2\)"),
+        ({"x": torch.rand(3, 8, 8)}, r"x must be \(N, C, H, W\) and y hold N labels, got \(3, 8, 8\)"),
+        ({"y": torch.arange(N - 1)}, "y hold N labels, got .* and .5,."),
+        ({"y": torch.zeros(N, 2, 2)}, r"y has shape \(6, 2, 2\): pass class numbers"),
         ({"num_classes": None}, "pass num_classes="),
-        ({"alpha": 0.0}, "alpha=0.0: a positive"),
-        ({"alpha": float("nan")}, "alpha=nan"),
-        ({"lam": 1.5}, "lam=1.5: a share between 0 and 1"),
-        ({"lam": torch.rand(N - 1)}, r"lam of shape \(5,\)"),
-        ({"partner": torch.tensor([1])}, r"partner of shape \(1,\): one number for each of 6"),
+        ({"alpha": 0.0}, "alpha must be a number > 0, got 0.0"),
+        ({"alpha": float("nan")}, "alpha must be .*, got nan"),
+        ({"lam": 1.5}, "lam must be a number from 0 to 1, got 1.5"),
+        ({"lam": torch.rand(N - 1)}, r"lam must hold 1 or 6 numbers, .*got shape \(5,\)"),
+        ({"partner": torch.tensor([1])}, r"partner must hold one index for each of 6 images, got shape \(1,\)"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_mixed(mix, change, message):

@@ -176,13 +176,13 @@ def test_on_a_cpu_batches_pass_through():
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="about machines without CUDA")
 def test_without_cuda_the_cpu_is_the_remedy():
-    with pytest.raises(RuntimeError, match="no CUDA device here: pass device='cpu'"):
+    with pytest.raises(RuntimeError, match="device='cuda', but CUDA is not available: pass device='cpu'"):
         lk.CUDAPrefetcher([1])
 
 
 @pytest.mark.parametrize("depth", [0, -1])
 def test_depth_is_at_least_one(depth):
-    with pytest.raises(ValueError, match=f"depth={depth}: at least one"):
+    with pytest.raises(ValueError, match=f"depth must be an integer >= 1, got {depth}"):
         lk.CUDAPrefetcher([1], "cpu", depth=depth)
 
 

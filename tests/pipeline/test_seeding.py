@@ -246,7 +246,7 @@ def flipping() -> A.Compose:
 
 
 def test_albumentations_own_seed_flips_both_or_none():
-    """Why its pair of generators is replaced. Should this fail, the quirk is gone, and `_one_pair_for_all` may go."""
+    """Why its pair of generators is replaced. Should this fail, the quirk is gone, and `_share_generators` may go."""
     transform = flipping()
     assert flips_seen(transform(image=PICTURE)["image"] for _ in range(64)) == {0, 3}
 

@@ -122,12 +122,12 @@ def test_all_ways_to_copy_work_on_a_cpu(copy):
 
 
 def test_a_short_loader_says_how_many_batches_it_gave():
-    with pytest.raises(ValueError, match="the loader gave 6 batches after 2 to warm up, 7 are wanted"):
+    with pytest.raises(ValueError, match="the loader must give 7 batches after 2 to warm up, got 6"):
         traced(0, n_batches=7)
 
 
 def test_an_unknown_copy():
-    with pytest.raises(ValueError, match="copy='telepathy': choose one of blocking, non_blocking, prefetch"):
+    with pytest.raises(ValueError, match="copy must be one of blocking, non_blocking, prefetch, got 'telepathy'"):
         lk.trace([], step, n_batches=1, copy="telepathy")
 
 
