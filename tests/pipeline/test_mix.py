@@ -236,7 +236,7 @@ def test_cutmix_takes_bytes_and_mixup_names_the_remedy(labels):
         ({"x": torch.rand(3, 8, 8)}, r"x must be \(N, C, H, W\) and y hold N labels, got \(3, 8, 8\)"),
         ({"y": torch.arange(N - 1)}, "y hold N labels, got .* and .5,."),
         ({"y": torch.zeros(N, 2, 2)}, r"y has shape \(6, 2, 2\): pass class numbers"),
-        ({"num_classes": None}, "pass num_classes="),
+        ({"num_classes": None}, "class numbers .* with num_classes="),
         ({"alpha": 0.0}, "alpha must be a number > 0, got 0.0"),
         ({"alpha": float("nan")}, "alpha must be .*, got nan"),
         ({"lam": 1.5}, "lam must be a number from 0 to 1, got 1.5"),
