@@ -7,6 +7,7 @@ from .decoders import (
     DECODERS as DECODERS, MAX_PIXELS as MAX_PIXELS, DecodeError as DecodeError, decode as decode,
     missing_decoders as missing_decoders,
 )
+from .jpeg_segments import has_exif as has_exif
 from .partial_jpeg import (
     SCALES as SCALES, Frame as Frame, Part as Part, load_library as load_library, open_decoder as open_decoder,
 )

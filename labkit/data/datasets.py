@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
-from labkit.core import PackedStrings
+from labkit.core import PackedStrings, require_choice
 from labkit.data.decoders import DECODERS, FORMATS, DecodeError, decode
 from labkit.data.stores import Store
 
@@ -51,16 +51,12 @@ class ImageDataset(Dataset):
         transform: Callable[[Tensor], Any] | None = None,
         on_error: str = "raise",
     ):
-        if on_error not in ("raise", "skip"):
-            raise ValueError(f"on_error={on_error!r}: choose 'raise' or 'skip'")
-        if decoder not in DECODERS:
-            raise ValueError(f"unknown decoder {decoder!r}: choose one of {', '.join(DECODERS)}")
         self.store = store
-        self.decoder = decoder
+        self.decoder = require_choice("decoder", decoder, DECODERS)
         self.transform = transform
         self.keys = PackedStrings(store.keys())  # a list of names would be copied into every worker, page by page
         self.classes, self._labels = labels_of(self.keys)
-        self._skips = SkipLog() if on_error == "skip" else None
+        self._skips = SkipLog() if require_choice("on_error", on_error, ("raise", "skip")) == "skip" else None
 
     def __len__(self) -> int:
         return len(self.keys)

@@ -1,10 +1,10 @@
 """Encoded bytes to an RGB tensor: six decoders under one contract.
 
-The libraries differ in what they do with EXIF orientation, alpha, 16-bit samples, CMYK and broken files. Here they
-all do the same, and the oracle set in `labkit.teach.conformance` holds them to it:
+The libraries differ in how they treat EXIF orientation, alpha, 16-bit samples, CMYK and broken files. Here all do the
+same, and the oracle set in `labkit.teach.conformance` checks it:
 
 - EXIF orientation is applied; alpha and palette transparency are dropped, as Pillow's `convert("RGB")` does;
-- 16-bit samples keep their high byte; gray is repeated over the three channels;
+- 16-bit samples keep their high byte; gray is repeated in the three channels;
 - a file without its end (JPEG's EOI, PNG's IEND, WebP's declared length) is an error, never a half-gray picture.
 """
 
@@ -13,24 +13,29 @@ import math
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module
+from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
+from PIL.ExifTags import Base
 from torch import Tensor
 
-DECODERS = ("pil", "pil_draft", "cv2", "torchvision", "torchcodec", "turbojpeg")
+from labkit.core import require_choice
+from labkit.data.jpeg_segments import END_OF_IMAGE, START_OF_SCAN, iter_segments
 
-# Pillow's own hard limit against decompression bombs, here held for every decoder.
+# Pillow's own hard limit against decompression bombs, applied to every decoder.
 MAX_PIXELS = 2 * (Image.MAX_IMAGE_PIXELS or 89_478_485)
 
-FORMATS = ("JPEG", "PNG", "WEBP")  # of Pillow's many: for one of the others it starts Ghostscript
-_JPEG = ("JPEG", "MPO")  # MPO: a JPEG with further pictures behind it, as phones write them
-_EXIF_ORIENTATION = 0x0112
+FORMATS = ("JPEG", "PNG", "WEBP")  # of Pillow's many: for some of the others it starts Ghostscript
+_JPEG_FORMATS = ("JPEG", "MPO")  # MPO: a JPEG followed by further pictures, as phones write them
+_FLIPPED_AXES = {2: (2,), 3: (1, 2), 4: (1,), 5: (), 6: (2,), 7: (1, 2), 8: (1,)}  # by EXIF orientation, of (3, H, W)
+
+_Decoder = Callable[[bytes, Image.Image, int | None], Tensor]
 
 
 class DecodeError(ValueError):
-    """`data` is not a whole JPEG, PNG or WebP image; the message names the key, the decoder and the cause."""
+    """`data` is not a complete JPEG, PNG or WebP image; the message names the key, the decoder and the cause."""
 
 
 def decode(data: bytes, decoder: str = "turbojpeg", *, key: str | None = None, short_side: int | None = None) -> Tensor:
@@ -38,7 +43,7 @@ def decode(data: bytes, decoder: str = "turbojpeg", *, key: str | None = None, s
 
     Args:
         data: Encoded file contents (JPEG, PNG or WebP).
-        decoder: One of `DECODERS`. Two of them hand files that they cannot read safely to Pillow: `turbojpeg` all
+        decoder: One of `DECODERS`. Two of them pass files that they cannot read safely to Pillow: `turbojpeg` all
             but flawless RGB and gray JPEG, `torchvision` PNG (a damaged one kills the process).
         key: Name of the file, for the error message.
         short_side: Pixels that the shorter side must keep. `pil_draft` (at 1/2, 1/4 or 1/8 of the size) and
@@ -56,15 +61,13 @@ def decode(data: bytes, decoder: str = "turbojpeg", *, key: str | None = None, s
 
     Source: ITU-T T.81 via libjpeg-turbo. Taught in: notebooks/02_read_image.ipynb
     """
-    function = _load(decoder)
+    function = load_decoder(decoder)
     try:
-        header = open_image(data)
-        image = function(data, header, short_side)
+        return function(data, open_image(data), short_side)
     except MemoryError:
         raise
     except Exception as error:
         raise DecodeError(f"{key or 'image'}: {decoder} cannot decode {len(data)} bytes: {error}") from error
-    return image
 
 
 def missing_decoders() -> dict[str, str]:
@@ -72,155 +75,147 @@ def missing_decoders() -> dict[str, str]:
     missing = {}
     for decoder in DECODERS:
         try:
-            _load(decoder)
+            load_decoder(decoder)
         except ImportError as error:
             missing[decoder] = str(error)
     return missing
 
 
 @cache
-def _load(decoder: str) -> Callable[[bytes, Image.Image, int | None], Tensor]:
-    if decoder not in DECODERS:
-        raise ValueError(f"unknown decoder {decoder!r}: choose one of {', '.join(DECODERS)}")
-    return globals()[f"_load_{decoder}"]()
+def load_decoder(decoder: str) -> _Decoder:
+    """The function of a decoder, its library imported. Raises ImportError and ValueError as `decode` does."""
+    return _LOADERS[require_choice("decoder", decoder, DECODERS)]()
 
 
 def open_image(data: bytes) -> Image.Image:
-    """Read the header only and refuse what no decoder should be handed."""
+    """Read the header only, and refuse what must not reach any decoder."""
     if not data:
         raise ValueError("the file is empty")
     header = Image.open(io.BytesIO(data), formats=FORMATS)
     if header.width * header.height > MAX_PIXELS:
         raise ValueError(f"{header.width} x {header.height} pixels exceed the limit of {MAX_PIXELS}")
-    if not _is_whole(data, header.format):
+    if not _is_complete(data, header.format):
         raise ValueError("the file is truncated")
     return header
 
 
-def _is_whole(data: bytes, image_format: str | None) -> bool:
-    """Whether the end of the file is there: some decoders paint what is missing gray and say nothing."""
-    if image_format in _JPEG:
-        # Inside a scan FF D9 can only be the end; before it, it may belong to an EXIF thumbnail.
-        return data.endswith(b"\xff\xd9") or data.find(b"\xff\xd9", _scan_start(data)) >= 0
+def _is_complete(data: bytes, image_format: str | None) -> bool:
+    """Whether the end of the file is there: some decoders paint what is missing gray and report no error."""
+    if image_format in _JPEG_FORMATS:
+        # Within a scan FF D9 can only be the end; before the scan it may belong to an EXIF thumbnail.
+        scans = (segment.start for segment in iter_segments(data) if segment.marker == START_OF_SCAN)
+        return data.endswith(END_OF_IMAGE) or data.find(END_OF_IMAGE, next(scans, len(data))) >= 0
     if image_format == "PNG":
         return data.rfind(b"IEND\xaeB`\x82") >= 0
     return len(data) >= 8 + int.from_bytes(data[4:8], "little")
 
 
-def _scan_start(data: bytes) -> int:
-    """Offset of a JPEG's first SOS marker, or the length of `data` where there is none."""
-    offset = 2
-    while offset + 4 <= len(data):
-        if data[offset + 1] == 0xDA:
-            return offset
-        padding = data[offset + 1] == 0xFF  # any number of FF may stand before a marker
-        offset += 1 if padding else 2 + int.from_bytes(data[offset + 2 : offset + 4], "big")
-    return len(data)
-
-
-def _to_chw(pixels: np.ndarray) -> Tensor:
-    return torch.from_numpy(pixels).permute(2, 0, 1)
+def _to_upright_chw(pixels: np.ndarray, header: Image.Image) -> Tensor:
+    return _orient(torch.from_numpy(pixels).permute(2, 0, 1), header)
 
 
 def _orient(image: Tensor, header: Image.Image) -> Tensor:
-    """Undo the camera's rotation, as the EXIF tag 274 (1 to 8) states it."""
-    orientation = header.getexif().get(_EXIF_ORIENTATION, 1)
-    if orientation not in range(2, 9):
+    """Undo the rotation that EXIF states (orientation 1 to 8)."""
+    orientation = header.getexif().get(Base.Orientation, 1)
+    if orientation not in _FLIPPED_AXES:
         return image
     if orientation >= 5:
         image = image.transpose(1, 2)
-    flipped = {2: (2,), 3: (1, 2), 4: (1,), 6: (2,), 7: (1, 2), 8: (1,)}.get(orientation, ())
-    return image.flip(flipped) if flipped else image
+    axes = _FLIPPED_AXES[orientation]
+    return image.flip(axes) if axes else image
 
 
 def _scaled_size(header: Image.Image, short_side: int | None) -> tuple[int, int] | None:
-    """(width, height) with the shorter side at `short_side`, or None where there is nothing to shrink."""
+    """(width, height) with the shorter side at `short_side`, or None if the image is not larger."""
     if not short_side or min(header.size) <= short_side:
         return None
     scale = short_side / min(header.size)
     return math.ceil(header.width * scale), math.ceil(header.height * scale)
 
 
-def _pil_rgb(header: Image.Image) -> Tensor:
+def _decode_pil(data: bytes, header: Image.Image, short_side: int | None) -> Tensor:
     if header.mode.startswith("I"):  # 16-bit gray: convert("RGB") would clip it to white
         gray = (np.asarray(header).astype(np.uint16) >> 8).astype(np.uint8)
-        return _to_chw(np.repeat(gray[..., None], 3, axis=2))
-    return _to_chw(np.array(header.convert("RGB")))
+        return _to_upright_chw(np.repeat(gray[..., None], 3, axis=2), header)
+    return _to_upright_chw(np.array(header.convert("RGB")), header)
 
 
-def _load_pil():
-    return lambda data, header, short_side: _orient(_pil_rgb(header), header)
+def _decode_pil_draft(data: bytes, header: Image.Image, short_side: int | None) -> Tensor:
+    if size := _scaled_size(header, short_side):
+        header.draft(None, size)
+    return _decode_pil(data, header, short_side)
 
 
-def _load_pil_draft():
-    def run(data, header, short_side):
-        if wanted := _scaled_size(header, short_side):
-            header.draft(None, wanted)
-        return _orient(_pil_rgb(header), header)
-
-    return run
-
-
-def _load_cv2():
-    cv2 = _import("cv2", "pip install opencv-python-headless")
+def _load_cv2() -> _Decoder:
+    cv2 = _import_library("cv2", "pip install opencv-python-headless")
     flags = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
 
-    def run(data, header, short_side):
+    def decode_cv2(data, header, short_side):
         pixels = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
         if pixels is None:
             raise ValueError("cv2.imdecode returned nothing")
-        return _orient(_to_chw(pixels), header)
+        return _to_upright_chw(pixels, header)
 
-    return run
+    return decode_cv2
 
 
-def _load_torchvision():
-    io_module = _import("torchvision.io", "pip install torchvision")
+def _load_torchvision() -> _Decoder:
+    decode_image = _import_library("torchvision.io", "pip install torchvision").decode_image
 
-    def run(data, header, short_side):
-        if header.format == "PNG":  # torchvision 0.29 dies of SIGSEGV on a PNG whose image data is damaged
-            return _orient(_pil_rgb(header), header)
+    def decode_torchvision(data, header, short_side):
+        if header.format == "PNG":  # torchvision 0.29 crashes (SIGSEGV) on a PNG whose image data is damaged
+            return _decode_pil(data, header, short_side)
         # bytearray: torch warns about tensors over read-only memory.
-        image = io_module.decode_image(torch.frombuffer(bytearray(data), dtype=torch.uint8), mode="RGB")
-        return _orient(image, header)
+        return _orient(decode_image(torch.frombuffer(bytearray(data), dtype=torch.uint8), mode="RGB"), header)
 
-    return run
+    return decode_torchvision
 
 
-def _load_torchcodec():
+def _load_torchcodec() -> _Decoder:
     remedy = f"pip install -U 'torchcodec>=0.16' (a build for torch {torch.__version__})"
-    decoders = _import("torchcodec.decoders", remedy)
-    if not hasattr(decoders, "decode_image"):
-        raise ImportError(f"this torchcodec has no decode_image: {remedy}")
+    decode_image = _import_library("torchcodec.decoders", remedy, "decode_image")
 
-    def run(data, header, short_side):
-        image = decoders.decode_image(data)  # applies EXIF by itself
+    def decode_torchcodec(data, header, short_side):
+        image = decode_image(data)  # applies EXIF orientation itself
         return image[0] if image.ndim == 4 else image
 
-    return run
+    return decode_torchcodec
 
 
-def _load_turbojpeg():
-    simplejpeg = _import("simplejpeg", "pip install simplejpeg")
+def _load_turbojpeg() -> _Decoder:
+    decode_jpeg = _import_library("simplejpeg", "pip install simplejpeg").decode_jpeg
 
-    def run(data, header, short_side):
-        if header.format not in _JPEG or header.mode not in ("RGB", "L"):
-            return _orient(_pil_rgb(header), header)
+    def decode_turbojpeg(data, header, short_side):
+        if header.format not in _JPEG_FORMATS or header.mode not in ("RGB", "L"):
+            return _decode_pil(data, header, short_side)
         width, height = _scaled_size(header, short_side) or (0, 0)
         try:
-            pixels = simplejpeg.decode_jpeg(data, "RGB", min_height=height, min_width=width)
+            pixels = decode_jpeg(data, "RGB", min_height=height, min_width=width)
         except ValueError:
             # A warning (stray bytes between markers, say) or an error: Pillow tells them apart. strict=False does not:
-            # behind a warning it takes an error for one too, and returns memory that nothing was decoded into.
-            return _load("pil_draft")(data, header, short_side)
-        return _orient(_to_chw(pixels), header)
+            # it also ignores an error that follows a warning, and returns memory that nothing was decoded into.
+            return _decode_pil_draft(data, header, short_side)
+        return _to_upright_chw(pixels, header)
 
-    return run
+    return decode_turbojpeg
 
 
-def _import(module: str, remedy: str):
+def _import_library(module: str, remedy: str, name: str | None = None) -> Any:
+    """A module, or one name in it. Raises ImportError with the remedy."""
     try:
-        return import_module(module)
-    except (ImportError, OSError, RuntimeError) as error:
-        why = next(iter(str(error).splitlines()), "")  # torchcodec's has two hundred
-        raise ImportError(f"{module} is not usable here ({why}): {remedy}") from error
+        library = import_module(module)
+        return getattr(library, name) if name else library
+    except (ImportError, OSError, RuntimeError, AttributeError) as error:
+        cause = next(iter(str(error).splitlines()), "")  # torchcodec's error has two hundred lines
+        raise ImportError(f"{module} is not usable here ({cause}): {remedy}") from error
+
+
+_LOADERS: dict[str, Callable[[], _Decoder]] = {
+    "pil": lambda: _decode_pil,
+    "pil_draft": lambda: _decode_pil_draft,
+    "cv2": _load_cv2,
+    "torchvision": _load_torchvision,
+    "torchcodec": _load_torchcodec,
+    "turbojpeg": _load_turbojpeg,
+}
+DECODERS = tuple(_LOADERS)

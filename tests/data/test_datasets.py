@@ -94,7 +94,7 @@ def test_labels_take_a_number_for_each_name():
 
 
 def test_the_decoder_is_the_one_asked_for(root):
-    with pytest.raises(ValueError, match="unknown decoder 'abacus'"):
+    with pytest.raises(ValueError, match="got 'abacus'"):
         ImageDataset(FolderStore(root), decoder="abacus")[0]
 
 
@@ -143,7 +143,7 @@ def test_what_was_skipped_is_noted_once_not_every_epoch(damaged, num_workers):
 
 
 def test_an_unknown_decoder_is_refused_at_once(root):
-    with pytest.raises(ValueError, match="'abacus': choose one of pil"):
+    with pytest.raises(ValueError, match=r"decoder must be one of pil, .* got 'abacus'"):
         ImageDataset(FolderStore(root), decoder="abacus")
 
 
@@ -171,7 +171,7 @@ def test_spawned_workers(damaged):
 
 @pytest.mark.parametrize("on_error", ["ignore", "", None])
 def test_unknown_policy(root, on_error):
-    with pytest.raises(ValueError, match="choose 'raise' or 'skip'"):
+    with pytest.raises(ValueError, match="on_error must be one of raise, skip"):
         ImageDataset(FolderStore(root), on_error=on_error)
 
 

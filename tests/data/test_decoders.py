@@ -208,10 +208,10 @@ def test_short_side_leaves_other_formats_whole(decoder):
 
 @pytest.fixture
 def without_simplejpeg(monkeypatch):
-    decode_module._load.cache_clear()
+    decode_module.load_decoder.cache_clear()
     monkeypatch.setitem(sys.modules, "simplejpeg", None)  # makes `import simplejpeg` fail
     yield
-    decode_module._load.cache_clear()
+    decode_module.load_decoder.cache_clear()
 
 
 def test_a_missing_library_is_named_with_its_remedy(without_simplejpeg):

@@ -12,7 +12,7 @@ import numpy as np
 
 from labkit.core import PackedStrings, atomic_path, file_lock, sibling_path
 from labkit.core.mapping import ItemErrors, check_engine, map_items
-from labkit.data.decoders import _load
+from labkit.data.decoders import load_decoder
 from labkit.data.pixels.format import Origin, PixelError, pixels_start, read_head
 from labkit.data.pixels.parts import Part, fill_in_head, make_part, planned
 from labkit.data.stores import Store, open_store
@@ -37,7 +37,7 @@ def build_pixels(
     if short_side < 1:
         raise ValueError(f"short_side={short_side}: at least one pixel is wanted")
     check_engine(engine, num_workers, address)
-    _load(decoder)  # an unknown or a missing one is one error here, and not one for each image
+    load_decoder(decoder)  # an unknown or a missing one is one error here, and not one for each image
     store = source if isinstance(source, Store) else open_store(source)
     path = Path(path).absolute()  # other processes may have another working folder
     origin, parts = planned(store, short_side, decoder)

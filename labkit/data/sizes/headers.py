@@ -1,10 +1,11 @@
-"""An image's size from its first bytes: width, height and EXIF orientation, nothing decoded.
+"""An image's width, height and EXIF orientation from its first bytes, without decoding it.
 
-libjpeg-turbo (simplejpeg) reads a JPEG's frame header; PNG and still WebP state their size at a fixed place. What is
-not flawless there goes to Pillow, as does every other format: Pillow's word is final, its refusals included.
+libjpeg-turbo (simplejpeg) reads a JPEG's frame header; PNG and still WebP state their size at a fixed offset. Any file
+that is not flawless there goes to Pillow, and so does every other format: what Pillow says, or refuses, is final.
 """
 
 import io
+import math
 import os
 import struct
 from typing import NamedTuple
@@ -12,30 +13,31 @@ from zlib import crc32
 
 import simplejpeg
 from PIL import Image, UnidentifiedImageError
+from PIL.ExifTags import Base
 
-_PREFIX = 4096  # bytes: one page, and it holds the headers of most files
-_TABLES = 1024  # bytes of it that a JPEG's tables and frame header want, once the application's segments are skipped
-_ORIENTATION = 0x0112
-_JPEG, _PNG, _RIFF = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"RIFF"
-_APP1, _APPLICATION = 0xE1, frozenset([*range(0xE0, 0xF0), 0xFE])  # APP0 to APP15, and comments
-_FRAME = struct.Struct(">BHH")  # of a JPEG's frame header: bits a sample, height, width
-# Where a PNG keeps its orientation, as Pillow names it: a chunk of its own, or text.
+from labkit.data.jpeg_segments import APP1, APPLICATION_MARKERS, EXIF_PREFIX, segment_at
+
+_PREFIX_BYTES = 4096  # one page, which holds the headers of most files
+_TABLE_BYTES = 1024  # that a JPEG's tables and frame header need, once the application segments are skipped
+_JPEG_START, _PNG_START, _RIFF_START = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"RIFF"
+_JPEG_FRAME = struct.Struct(">BHH")  # of a frame header: bits per sample, height, width
+# Where a PNG keeps its orientation, by Pillow's names: a chunk of its own, or text.
 _TEXT_METADATA = (b"Raw profile type exif", b"XML:com.adobe.xmp")
 _PNG_METADATA = {"exif", *(key.decode() for key in _TEXT_METADATA)}
-# Chunks that Pillow reads or passes over, and the fewest bytes of each that it does not refuse.
+# Chunks that Pillow reads or skips, and the fewest bytes of each that it accepts.
 _PLAIN_CHUNKS = {
     b"PLTE": 0, b"tRNS": 6, b"gAMA": 4, b"cHRM": 32, b"sRGB": 1, b"pHYs": 9, b"bKGD": 0, b"tIME": 0, b"sBIT": 0,
     b"tEXt": 0,
 }  # fmt: skip
 _PNG_DEPTHS = {0: (1, 2, 4, 8, 16), 2: (8, 16), 3: (1, 2, 4, 8), 4: (8, 16), 6: (8, 16)}  # by color type
-_SMALL_PROFILE = 1000  # bytes: what so few unpack to is below Pillow's limit
+_MAX_PROFILE_BYTES = 1000  # so few cannot unpack to more than Pillow's limit
 
 
 class Header(NamedTuple):
-    """What a file says of itself.
+    """What a file's header states.
 
-    width, height: Pixels as stored, not rotated. orientation: EXIF tag 274, 1 to 8; 1 where there is none, None where
-    it is unknown. error: Why there is no size.
+    width, height: Pixels as stored, not rotated. orientation: EXIF tag 274, 1 to 8; 1 if there is none, None if it is
+    unknown. error: Why there is no size.
     """
 
     width: int | None = None
@@ -47,46 +49,42 @@ class Header(NamedTuple):
 def read_header(path: str) -> Header:
     """Size and orientation of one image file, as Pillow states them. What Pillow refuses has an `error` and no size.
 
-    A PNG's orientation counts where it stands before the pixels: to look behind them, one would have to read them.
+    A PNG's orientation counts only if it precedes the pixels: finding it behind them would mean reading them all.
 
     Taught in: notebooks/10_image_sizes.ipynb
     """
     try:
-        return _fast_header(path) or _pil_header(path)
+        return _fast_header(path) or _read_with_pillow(path)
     except UnidentifiedImageError:
         is_empty = os.path.getsize(path) == 0
         return Header(error="the file is empty" if is_empty else "no image format that this Pillow reads")
     except MemoryError:
         raise
-    except Exception as error:  # Pillow's plug-ins raise what they like
+    except Exception as error:  # Pillow's plug-ins raise errors of any kind
         return Header(error=getattr(error, "strerror", None) or f"{type(error).__name__}: {error}")
 
 
 def _fast_header(path: str) -> Header | None:
-    """The header of a plain JPEG, PNG or WebP; None where Pillow has to decide."""
-    file = os.open(path, os.O_RDONLY)
+    """The header of a plain JPEG, PNG or WebP; None if Pillow must decide."""
+    file = os.open(path, os.O_RDONLY)  # half the time of `open`
     try:
-        data = os.read(file, _PREFIX)
-        if data.startswith(_JPEG):
-            header = _jpeg(data, file)
-        elif data.startswith(_PNG):
-            header = _png(data)
-        elif data.startswith(_RIFF):
-            header = _webp(data, file)
+        data = os.read(file, _PREFIX_BYTES)
+        if data.startswith(_JPEG_START):
+            header = _read_jpeg(data, file)
+        elif data.startswith(_PNG_START):
+            header = _read_png(data)
+        elif data.startswith(_RIFF_START):
+            header = _read_webp(data, file)
         else:
             return None
     finally:
         os.close(file)
-    return header if header and 0 < header.width * header.height <= _limit() else None
+    limit = Image.MAX_IMAGE_PIXELS or math.inf  # above it, Pillow warns of a decompression bomb or refuses the file
+    return header if header and 0 < header.width * header.height <= limit else None
 
 
-def _limit() -> float:
-    """Pixels above which Pillow warns of a decompression bomb, or refuses it."""
-    return float("inf") if Image.MAX_IMAGE_PIXELS is None else Image.MAX_IMAGE_PIXELS
-
-
-class _Bounded(io.BufferedReader):
-    """A file of which no read asks for more memory than it has bytes, whatever length its header states."""
+class _BoundedFile(io.BufferedReader):
+    """A file whose reads never ask for more memory than the file has bytes, whatever length its header states."""
 
     def __init__(self, path: str):
         super().__init__(io.FileIO(path))
@@ -96,45 +94,49 @@ class _Bounded(io.BufferedReader):
         return super().read(size if size is None or size < 0 else min(size, self._n_bytes))
 
 
-def _pil_header(path: str) -> Header:
-    with _Bounded(path) as file, Image.open(file) as image:
-        return Header(*image.size, _pil_orientation(image))
+def _read_with_pillow(path: str) -> Header:
+    with _BoundedFile(path) as file, Image.open(file) as image:
+        return Header(*image.size, _pillow_orientation(image))
 
 
-def _pil_orientation(image: Image.Image) -> int | None:
+def _pillow_orientation(image: Image.Image) -> int | None:
     if image.format == "PNG" and not _PNG_METADATA & image.info.keys():
-        return 1  # getexif would decode the pixels, to look behind them
+        return 1  # getexif would decode the pixels, to look for metadata behind them
     try:
-        orientation = image.getexif().get(_ORIENTATION, 1)
+        orientation = image.getexif().get(Base.Orientation, 1)
     except Exception:  # damaged metadata must not hide the size
         return None
     return orientation if orientation in range(1, 9) else 1
 
 
-def _jpeg(data: bytes, file: int) -> Header | None:
-    """Skip what applications wrote, thumbnails and all, and leave the frame header to libjpeg-turbo."""
+def _read_jpeg(data: bytes, file: int) -> Header | None:
+    """Skip the application segments, thumbnails included, and leave the frame header to libjpeg-turbo."""
     orientation, offset, data = 0, 2, data[2:]
-    while len(data) > 4 and data[0] == 0xFF and data[1] in _APPLICATION:
-        length = 2 + int.from_bytes(data[2:4], "big")
-        if data[1] == _APP1 and not orientation:
-            orientation = _app1_orientation(data[4:length], length - 4)
+    while (segment := segment_at(data, 0)) and segment.marker in APPLICATION_MARKERS:
+        if segment.marker == APP1 and not orientation:
+            orientation = _app1_orientation(data[segment.start : segment.end], segment.end - segment.start)
             if orientation is None:
                 return None
-        offset += length
-        data = data[length:] if len(data) >= length + _TABLES else os.pread(file, _PREFIX, offset)
+        offset += segment.end
+        data = data[segment.end :] if len(data) >= segment.end + _TABLE_BYTES else os.pread(file, _PREFIX_BYTES, offset)
+    return _read_jpeg_frame(data, orientation or 1)
+
+
+def _read_jpeg_frame(data: bytes, orientation: int) -> Header | None:
+    """The size, from a JPEG without its application segments."""
     try:
-        height, width, _, _ = simplejpeg.decode_jpeg_header(_JPEG[:2] + data)
-    except (ValueError, KeyError):  # KeyError: a subsampling that it has no name for, such as 4:4:1
+        height, width, _, _ = simplejpeg.decode_jpeg_header(_JPEG_START[:2] + data)
+    except (ValueError, KeyError):  # KeyError: a subsampling that simplejpeg has no name for, such as 4:4:1
         return None
-    frame = data.find(_FRAME.pack(8, height, width))  # so a frame header of 8 bits a sample states it
-    if frame < 0 or data.find(b"\xff\xe1", 0, frame) >= 0:  # another depth, which Pillow refuses; EXIF in an odd place
+    frame = data.find(_JPEG_FRAME.pack(8, height, width))  # a frame header with 8 bits per sample
+    if frame < 0 or data.find(b"\xff\xe1", 0, frame) >= 0:  # another depth, which Pillow refuses; late EXIF
         return None
-    return Header(width, height, orientation or 1)
+    return Header(width, height, orientation)
 
 
 def _app1_orientation(segment: bytes, length: int) -> int | None:
     """Orientation in an APP1 segment: 1 to 8, 0 where it states none, None where Pillow has to look."""
-    if segment.startswith(b"Exif\0\0"):
+    if segment.startswith(EXIF_PREFIX):
         return _tiff_orientation(segment[6:])
     return None if len(segment) < length or b"tiff:Orientation" in segment else 0
 
@@ -150,14 +152,14 @@ def _tiff_orientation(tiff: bytes) -> int | None:
         for tag, kind, n_values, value in struct.iter_unpack(
             f"{order}HHIH2x", tiff[start + 2 : start + 2 + 12 * count]
         ):
-            if tag == _ORIENTATION:
+            if tag == Base.Orientation:
                 return value if (kind, n_values) == (3, 1) and 1 <= value <= 8 else None
     except struct.error:  # the directory lies outside the bytes at hand
         return None
     return 0
 
 
-def _png(data: bytes) -> Header | None:
+def _read_png(data: bytes) -> Header | None:
     """Check every chunk before the pixels, as Pillow does."""
     if data[8:16] != b"\0\0\0\rIHDR" or len(data) < 33 or data[24] not in _PNG_DEPTHS.get(data[25], ()) or data[27]:
         return None
@@ -173,20 +175,20 @@ def _png(data: bytes) -> Header | None:
 
 def _is_plain_chunk(kind: bytes, body: bytes) -> bool:
     if kind == b"iCCP":  # name, zero, method 0, profile
-        return len(body) <= _SMALL_PROFILE and body.partition(b"\0")[2].startswith(b"\0")
+        return len(body) <= _MAX_PROFILE_BYTES and body.partition(b"\0")[2].startswith(b"\0")
     return len(body) >= _PLAIN_CHUNKS.get(kind, len(body) + 1) and not body.startswith(_TEXT_METADATA)
 
 
-def _webp(data: bytes, file: int) -> Header | None:
+def _read_webp(data: bytes, file: int) -> Header | None:
     """A whole file of one chunk, lossy or lossless. Alpha, profiles, metadata and animation need more than one."""
     whole, form, kind, chunk = struct.unpack("<I4s4sI", data[4:20].ljust(16))
     is_whole = whole == 12 + chunk + chunk % 2 and os.fstat(file).st_size >= whole + 8
     if form != b"WEBP" or not is_whole:
         return None
-    return _webp_lossy(data, chunk) if kind == b"VP8 " else _webp_lossless(data) if kind == b"VP8L" else None
+    return _read_webp_lossy(data, chunk) if kind == b"VP8 " else _read_webp_lossless(data) if kind == b"VP8L" else None
 
 
-def _webp_lossy(data: bytes, chunk: int) -> Header | None:
+def _read_webp_lossy(data: bytes, chunk: int) -> Header | None:
     tag = int.from_bytes(data[20:23], "little")
     # A key frame of a known profile, to be shown, its first partition inside the chunk.
     if data[23:26] != b"\x9d\x01\x2a" or tag & 0b11001 != 0b10000 or tag >> 5 >= chunk:
@@ -195,7 +197,7 @@ def _webp_lossy(data: bytes, chunk: int) -> Header | None:
     return Header(width & 0x3FFF, height & 0x3FFF, 1)  # the two high bits ask for scaling
 
 
-def _webp_lossless(data: bytes) -> Header | None:
+def _read_webp_lossless(data: bytes) -> Header | None:
     bits = int.from_bytes(data[21:25], "little")
     if data[20:21] != b"\x2f" or bits >> 29:  # signature and version
         return None

@@ -8,14 +8,12 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
+from PIL.ExifTags import Base
 
-from labkit.data import MAX_PIXELS, SCALES, DecodeError, Frame, Part, SkipLog, decode, open_decoder
+from labkit.data import MAX_PIXELS, SCALES, DecodeError, Frame, Part, SkipLog, decode, has_exif, open_decoder
 from labkit.data.stores import Store
 from labkit.pipeline.batch_loader.crops import flips, middle_crops, random_crops, uniforms
 from labkit.pipeline.batch_loader.resample import flip_into, resize_into
-
-_ORIENTATION = 0x0112
-_APP1, _SCAN = 0xE1, 0xDA  # JPEG markers
 
 
 @dataclass(frozen=True)
@@ -144,19 +142,9 @@ class EncodedFiller:
 
 def _has_other_orientation(data: bytes) -> bool:
     """Whether EXIF says that the image is to be rotated or mirrored."""
-    if not _has_exif(data):
+    if not has_exif(data):
         return False
     try:
-        return Image.open(io.BytesIO(data)).getexif().get(_ORIENTATION, 1) != 1
+        return Image.open(io.BytesIO(data)).getexif().get(Base.Orientation, 1) != 1
     except Exception:  # `decode` reports what is wrong
         return True
-
-
-def _has_exif(data: bytes) -> bool:
-    """Whether one of the segments before a JPEG's first scan holds EXIF. Walks from segment to segment."""
-    offset = 2
-    while offset + 10 <= len(data) and data[offset] == 0xFF and data[offset + 1] != _SCAN:
-        if data[offset + 1] == _APP1 and data[offset + 4 : offset + 10] == b"Exif\0\0":
-            return True
-        offset += 2 + (data[offset + 2] << 8) + data[offset + 3]
-    return False

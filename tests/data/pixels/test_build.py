@@ -227,7 +227,7 @@ def assert_refused(source, path: Path, said: str, **settings) -> None:
     ("source", "settings", "said"),
     [
         (None, {"short_side": 0}, "short_side=0"),
-        (None, {"decoder": "jpg"}, "choose one of pil"),
+        (None, {"decoder": "jpg"}, "decoder must be one of pil"),
         (None, {"engine": "dask"}, "local, threads, ray"),
         (None, {"address": "10.0.0.1:6379"}, "engine='ray'"),
         ("missing", {}, "'missing' is not a folder of images"),
