@@ -1,6 +1,8 @@
-"""Exercises: a check prints whether an answer is right, what is wrong and how far off. It never raises."""
+"""Exercises: a check prints whether an answer is right, or what is wrong and by how much. It never raises."""
 
+import pkgutil
 from collections.abc import Callable
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -8,88 +10,99 @@ import pandas as pd
 
 from labkit.measure import summarize
 
-# id, such as "00.1" -> function of the answer that returns None if it is right, else what is wrong with it.
+# A function of the answer that returns None if it is right, else what is wrong with it.
 Check = Callable[[Any], str | None]
-_checks: dict[str, Check] = {}
+_exercises: dict[str, tuple[str, Check]] = {}  # number, such as "00.1" -> hint for an empty answer, check
 
 
 def exercise(name: str) -> Callable[[Check], Check]:
-    """Register the check of an exercise; its docstring is the hint for an empty answer."""
+    """Register a function as the check of an exercise; its docstring is the hint for an empty answer."""
 
     def register(function: Check) -> Check:
-        _checks[name] = function
+        _exercises[name] = function.__doc__, function
         return function
 
     return register
 
 
+def number_exercise(name: str, hint: str, expected: float, tolerance: float = 0.02) -> None:
+    """Register an exercise whose answer is a number, right within a relative `tolerance`."""
+    _exercises[name] = hint, lambda answer: number_error(answer, expected, tolerance)
+
+
+def frame_exercise(name: str, hint: str, *, rounds: int, widest: float, speedup: float = 0) -> None:
+    """Register an exercise whose answer is a frame of runs, as `frame_error` and `speedup_error` accept it."""
+    _exercises[name] = (
+        hint,
+        lambda answer: (
+            frame_error(answer, rounds=rounds, widest=widest) or (speedup_error(answer, speedup) if speedup else None)
+        ),
+    )
+
+
 def check(name: str, answer: Any = ...) -> None:
-    """Print the verdict on an answer.
+    """Print whether an answer is right.
 
     Args:
         name: Number of the exercise, such as `"00.1"`.
-        answer: What the reader found; `...` stands for no answer yet.
+        answer: The reader's answer; `...` means no answer yet.
     """
-    _register_all()
-
-    if name not in _checks:
-        print(f"{name}: there is no such exercise; there are {', '.join(sorted(_checks))}")
-    elif answer is ...:
-        print(f"{name}: no answer yet. {_checks[name].__doc__}")
-    else:
-        print(f"{name}: {_verdict(_checks[name], answer)}")
+    if name not in exercises():
+        print(f"{name}: there is no such exercise; there are {', '.join(exercises())}")
+        return
+    hint, find_error = _exercises[name]
+    print(f"{name}: no answer yet. {hint}" if answer is ... else f"{name}: {_verdict(find_error, answer)}")
 
 
+@cache
 def exercises() -> list[str]:
     """Numbers of all exercises."""
-    _register_all()
+    from labkit.teach import checks
 
-    return sorted(_checks)
-
-
-def _register_all() -> None:
-    for module in (
-        "measuring", "loading", "shards", "depth", "sizes", "pixels",
-        "peers", "stalls", "claims",
-    ):  # fmt: skip
-        import_module(f"labkit.teach.checks.{module}")
+    for module in pkgutil.iter_modules(checks.__path__, f"{checks.__name__}."):
+        import_module(module.name)
+    return sorted(_exercises)
 
 
-def near(answer: Any, expected: float, tolerance: float = 0.02) -> str | None:
-    """None where `answer` is within `tolerance` (relative) of `expected`, else how far off it is."""
+def number_error(answer: Any, expected: float, tolerance: float = 0.02) -> str | None:
+    """None if `answer` is within `tolerance` (relative) of `expected`, else how far off it is."""
     ratio = float(answer) / expected
     return None if abs(ratio - 1) <= tolerance else f"{float(answer):g} is {ratio:.2f} times the right value"
 
 
-def judge(frame: Any, *, rounds: int, widest: float) -> str | None:
-    """Whether a frame supports a conclusion: enough rounds, a verdict, and an interval narrower than `widest`."""
+def frame_error(frame: Any, *, rounds: int, widest: float) -> str | None:
+    """None if a frame supports a conclusion: enough rounds, a verdict, and an interval no wider than `widest`."""
     if not isinstance(frame, pd.DataFrame) or "images_per_s" not in frame:
         return f"a {type(frame).__name__} is not a frame from lk.compare"
     if frame["experiment"].astype(str).str.match(r"\d\d ").any():
-        return "this is an experiment of the notebook; make one of your own"
+        return "this is an experiment of the notebook; run one of your own"
     summary = summarize(frame)
     others = summary[summary["verdict"] != "baseline"]
     if others.empty:
-        return "it has no variant besides the baseline"
+        return "it has only the baseline; add a variant to compare it with"
     if others["n_runs"].min() < rounds:
-        return f"{others['n_runs'].min()} rounds count; {rounds} are wanted"
+        return f"it has {others['n_runs'].min()} measured rounds; at least {rounds} are needed"
     conclusive = others[others["verdict"] != "inconclusive"]
     if conclusive.empty:
-        return "every variant is inconclusive: measure longer, or choose variants further apart"
+        return "every variant is inconclusive: measure longer, or choose variants that differ more"
     width = float(((conclusive["ci_high"] - conclusive["ci_low"]) / conclusive["speedup"]).min())
-    return None if width <= widest else f"the narrowest interval is {width:.0%} wide; {widest:.0%} is wanted"
+    if width > widest:
+        return f"the narrowest interval is {width:.0%} wide; at most {widest:.0%} is needed: measure longer"
+    return None
 
 
-def reaches(frame: pd.DataFrame, speedup: float) -> str | None:
-    """None where the fastest conclusive variant of a frame is at least `speedup` times as fast as its baseline."""
+def speedup_error(frame: pd.DataFrame, speedup: float) -> str | None:
+    """None if the fastest conclusive variant of a frame is at least `speedup` times as fast as its baseline."""
     summary = summarize(frame)
     best = summary.loc[summary["verdict"] == "faster", "speedup"].max()
-    return None if best >= speedup else f"the fastest variant reaches {best:.2f}x; {speedup}x is wanted"
+    if pd.isna(best):
+        return f"no variant is faster than the baseline; at least {speedup}x is needed"
+    return None if best >= speedup else f"the fastest variant reaches {best:.2f}x; at least {speedup}x is needed"
 
 
-def _verdict(function: Check, answer: Any) -> str:
+def _verdict(find_error: Check, answer: Any) -> str:
     try:
-        wrong = function(answer)
-    except Exception as error:
-        return f"the answer could not be checked ({type(error).__name__}: {error})"
-    return f"not yet: {wrong}" if wrong else "right"
+        error = find_error(answer)
+    except Exception as failure:
+        return f"the answer could not be checked ({type(failure).__name__}: {failure})"
+    return f"not yet: {error}" if error else "right"

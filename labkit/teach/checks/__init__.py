@@ -1,1 +1,1 @@
-"""The checks of the exercises, one module a topic."""
+"""The checks of the exercises, one module per topic."""
