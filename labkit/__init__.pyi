@@ -63,8 +63,9 @@ from .teach.conformance import (
 from .teach.conformance_plots import plot_conformance as plot_conformance, plot_pictures as plot_pictures
 from .teach.exercises import check as check
 from .teach.explore import explore as explore
-from .teach.predictions import predict as predict, predictions as predictions
+from .teach.predictions import (
+    Score as Score, plot_guesses as plot_guesses, predict as predict, predictions as predictions, score as score,
+)
 from .teach.reference.runs import reference_runs as reference_runs, show_reference as show_reference
-from .teach.scores import Score as Score, plot_guesses as plot_guesses, score as score
 from .tuning.stalls import Diagnosis as Diagnosis, diagnose as diagnose
 from .tuning.tuner import Tuned as Tuned, tune as tune

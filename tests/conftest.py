@@ -94,3 +94,15 @@ def frame_of():
         return make_frame(rows, **{"experiment": "test", "baseline": baseline, **factors})
 
     return build
+
+
+@pytest.fixture
+def runs_of(frame_of):
+    """Builds a frame whose variants are exactly so many times as fast as its baseline, with rounds that vary by 1 %."""
+
+    def build(experiment, **speedups):
+        wobble = [0.99, 1.01, 1.0, 1.01, 0.99]
+        rates = {name: [100 * speedup * one for one in wobble] for name, speedup in speedups.items()}
+        return frame_of({"base": [100] * 5, **rates}, "base", experiment=experiment)
+
+    return build

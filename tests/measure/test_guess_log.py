@@ -1,0 +1,119 @@
+"""Guesses and what was measured are kept for other kernels."""
+
+import json
+import multiprocessing
+
+import pandas as pd
+import pytest
+
+import labkit as lk
+from labkit.core.machine import env_id
+from labkit.measure import guess_log
+from labkit.measure.frames import RESULTS_VARIABLE
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv(RESULTS_VARIABLE, str(tmp_path / "frames"))
+    return tmp_path / "predictions"
+
+
+def test_a_marked_guess_is_kept_with_what_it_met(runs_of, folder):
+    runs = runs_of("07 copy, one", fast=2.0, other=3.0)
+    lk.predict("fast", 1.5, because="why not")
+    lk.predict("nowhere", 9)
+    lk.plot_speedup(runs)
+    (file,) = folder.iterdir()
+    (row,) = json.loads(file.read_text())
+    summary = lk.summarize(runs).loc["fast"]
+    assert row == {
+        "experiment": "07 copy, one", "label": "fast", "because": "why not", "guess": 1.5,
+        "measured": summary["speedup"], "ci_low": summary["ci_low"], "ci_high": summary["ci_high"],
+    }  # fmt: skip
+
+
+def test_other_kernels_see_it_and_a_rerun_replaces_it(runs_of, folder):
+    for guess in (1.5, 2.5):
+        lk.predict("fast", guess)
+        lk.plot_speedup(runs_of("07 copy", fast=2.0))
+        guess_log._met.clear()  # as in another kernel, started later
+        assert list(guess_log.outcomes()["guess"]) == [guess]
+    lk.plot_speedup(runs_of("01 first", fast=4.0))
+    guess_log._met.clear()
+    assert list(guess_log.outcomes()["experiment"]) == ["01 first", "07 copy"]
+
+
+def test_a_later_run_in_another_kernel_counts(runs_of, folder):
+    lk.predict("fast", 1.5)
+    lk.plot_speedup(runs_of("07 copy", fast=2.0))
+    (file,) = folder.iterdir()
+    file.write_text(file.read_text().replace("1.5", "2.5"))
+    assert list(guess_log.outcomes()["guess"]) == [2.5]
+
+
+def test_two_plots_of_an_experiment_keep_both_guesses(runs_of, folder):
+    runs = runs_of("13 peers", one=2.0, two=3.0)
+    lk.predict("one", 1)
+    lk.predict("two", 2)
+    for label in ("one", "two"):
+        lk.plot_speedup(runs[runs["variant"].isin(["base", label])])
+    guess_log._met.clear()
+    assert list(guess_log.outcomes()["label"]) == ["one", "two"]
+
+
+def _write(folder, number):
+    for value in range(20):
+        guess_log._met.clear()
+        prediction = guess_log.Prediction("fast", value + 1.0, "x" * 5000)
+        runs = pd.DataFrame({"experiment": ["07 copy", f"0{number}"], "env_id": env_id()})
+        for row in (0, 1):
+            guess_log.keep_outcome(
+                runs.iloc[[row]], prediction, {"measured": 1, "speedup": 1, "ci_low": 1, "ci_high": 1}
+            )
+
+
+def test_two_kernels_may_write_at_once(folder):
+    writers = [multiprocessing.get_context("fork").Process(target=_write, args=(folder, number)) for number in (1, 2)]
+    for writer in writers:
+        writer.start()
+    while any(writer.is_alive() for writer in writers):
+        guess_log.outcomes()  # never half a file
+    for writer in writers:
+        writer.join()
+    assert [writer.exitcode for writer in writers] == [0, 0]
+    assert list(guess_log.outcomes()["guess"]) == [20.0] * 3
+    assert len(list(folder.iterdir())) == 3
+
+
+def test_nothing_is_written_where_frames_are_not_kept(runs_of, tmp_path, monkeypatch):
+    monkeypatch.delenv(RESULTS_VARIABLE, raising=False)
+    monkeypatch.chdir(tmp_path)
+    lk.predict("fast", 1.5)
+    lk.plot_speedup(runs_of("07 copy", fast=2.0))
+    assert list(tmp_path.iterdir()) == []
+    assert list(lk.score().frame["label"]) == ["fast"]
+
+
+def test_unnamed_experiments_and_other_machines_do_not_count(runs_of, folder):
+    lk.predict("fast", 1.5)
+    lk.plot_speedup(runs_of("", fast=2.0))
+    lk.plot_speedup(runs_of("06 reference", fast=2.0).assign(env_id="some-gpu"))
+    assert guess_log.outcomes().empty
+    assert not folder.exists()
+
+
+def test_a_damaged_file_is_named_with_the_remedy(folder):
+    folder.mkdir()
+    for text in ("{", "[1]", "[{}]", "3"):
+        (folder / "07_copy.json").write_text(text)
+        with pytest.raises(ValueError, match=r"07_copy\.json holds no predictions: delete it"):
+            lk.score()
+
+
+def test_one_round_gives_a_guess_without_an_interval(frame_of, folder):
+    lk.predict("b", 3)
+    lk.plot_speedup(frame_of({"a": [10], "b": [20]}, "a", experiment="00 once"))
+    guess_log._met.clear()
+    found = lk.score()
+    assert not found.inside
+    assert "1.5 times too high" in repr(found)
