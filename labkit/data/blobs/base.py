@@ -27,7 +27,7 @@ class Blob(Protocol):
 
     name: str
 
-    def stamp(self) -> tuple[int, str]:
+    def fingerprint(self) -> tuple[int, str]:
         """Size in bytes, and what changes when the contents do. Raises FileNotFoundError."""
 
     def read_at(self, offset: int, size: int) -> bytes:
@@ -41,7 +41,7 @@ class LocalBlob:
         self.name = os.fspath(path)
         self._file = Lazy(partial(_OpenFile, self.name))
 
-    def stamp(self) -> tuple[int, str]:
+    def fingerprint(self) -> tuple[int, str]:
         status = os.stat(self.name)
         if stat.S_ISDIR(status.st_mode):
             raise IsADirectoryError(f"{self.name} is a folder, not a file: FolderStore reads folders")
@@ -74,7 +74,7 @@ class RemoteFile(io.RawIOBase):
     """A blob as a seekable file."""
 
     def __init__(self, blob: Blob):
-        self._blob, self._size, self._position = blob, blob.stamp()[0], 0
+        self._blob, self._size, self._position = blob, blob.fingerprint()[0], 0
 
     def readable(self) -> bool:
         return True

@@ -19,7 +19,7 @@ class HttpBlob:
         self._client = HttpClient()
         self._version = ""
 
-    def stamp(self) -> tuple[int, str]:
+    def fingerprint(self) -> tuple[int, str]:
         answer = self._client.probe(self._url)
         if answer.status == 404:
             raise FileNotFoundError(f"{self.name} does not exist")
@@ -65,7 +65,7 @@ class ObjectBlob:
         self.name, self._secrets, self._size = strip_credentials(url), known_secrets(storage_options), 0
         self._place = PerProcess(partial(open_filesystem, url, storage_options))
 
-    def stamp(self) -> tuple[int, str]:
+    def fingerprint(self) -> tuple[int, str]:
         with translated_errors(self.name, self._secrets):
             filesystem, path = self._place()
             filesystem.invalidate_cache(path)  # a listing from before the object was written anew
@@ -75,7 +75,7 @@ class ObjectBlob:
 
     def read_at(self, offset: int, size: int) -> bytes:
         if not self._size:  # of a copy in another process
-            self.stamp()
+            self.fingerprint()
         size = min(size, self._size - offset)
         if size <= 0:
             return b""

@@ -59,7 +59,7 @@ class ReadAhead(io.RawIOBase):
     def __init__(self, blob: Blob, chunk_bytes: int = _CHUNK_BYTES):
         self._thread = ThreadPoolExecutor(1)
         self._blob, self._chunk_bytes = blob, chunk_bytes
-        self._size, self._asked = blob.stamp()[0], 0
+        self._size, self._asked = blob.fingerprint()[0], 0
         self._chunk = memoryview(b"")
         self._next = self._ask()
 

@@ -83,14 +83,14 @@ def read_index(blob: Blob) -> TarIndex:
         FileNotFoundError: no such tar.
         TarError: compressed, cut, damaged, or no tar.
     """
-    stamp = blob.stamp()
+    stamp = blob.fingerprint()
     places = _places(blob) if stamp[1] else []  # without a version, a server's file may be another one next time
     for path in places:
         index = _load(path, stamp)
         if index is not None:
             return index
     index = build_index(blob)
-    if blob.stamp() != stamp:
+    if blob.fingerprint() != stamp:
         raise TarError(f"{blob.name} changed while it was read: wait until it is written")
     for path in places:
         try:

@@ -63,7 +63,7 @@ def scan(blob: Blob) -> Iterator[Member]:
     Headers of ordinary files are read here; all others by `tarfile`, so that GNU long names, pax records, sparse
     files and the rest mean what they mean there.
     """
-    size, last = blob.stamp()[0], ""
+    size, last = blob.fingerprint()[0], ""
     with blob.open() if isinstance(blob, LocalBlob) else buffered(blob) as file:
         tar = _open_tar(file, blob.name)
         offset = 0

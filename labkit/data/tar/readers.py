@@ -100,7 +100,7 @@ class _Tar:
     def read(self, key: str) -> bytes:
         with self._lock:  # two threads would move each other's file position
             file = self._file(key, self._find(key))
-            if (size := file.seek(0, os.SEEK_END)) > self._blob.stamp()[0]:
+            if (size := file.seek(0, os.SEEK_END)) > self._blob.fingerprint()[0]:
                 _check_holes(key, size, self._blob)
             file.seek(0)
             try:

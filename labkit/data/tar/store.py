@@ -50,7 +50,7 @@ class TarStore:
         self.mode = mode
         self._blob = open_blob(path, **storage_options)
         if isinstance(self._blob, LocalBlob):
-            self._blob.stamp()  # a missing file is an error here, not in a worker
+            self._blob.fingerprint()  # a missing file is an error here, not in a worker
         self._index = Lazy(partial(read_index, self._blob))
         self._reader = MODES[mode](self._blob, self._index)
         self._keys: PackedStrings | None = None

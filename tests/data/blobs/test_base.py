@@ -38,7 +38,7 @@ class Memory:
     def __init__(self):
         self.asked: list[tuple[int, int]] = []
 
-    def stamp(self) -> tuple[int, str]:
+    def fingerprint(self) -> tuple[int, str]:
         return len(DATA), "1"
 
     def read_at(self, offset: int, size: int) -> bytes:
@@ -62,31 +62,31 @@ def test_bytes_at_offsets(path, kind):
         offset, size = own.randrange(len(DATA)), own.choice([0, 1, 512, 5000, 200_000])
         assert blob.read_at(offset, size) == DATA[offset : offset + size]
     assert blob.read_at(len(DATA) - 1, 10) == DATA[-1:]
-    assert blob.stamp()[0] == len(DATA)
-    assert blob.stamp() == KINDS[kind](path).stamp() or kind == "memory://"
+    assert blob.fingerprint()[0] == len(DATA)
+    assert blob.fingerprint() == KINDS[kind](path).fingerprint() or kind == "memory://"
 
 
 def test_the_stamp_changes_with_the_contents(path):
     for blob in (open_blob(path), open_blob(f"file://{path}")):
-        before = blob.stamp()
+        before = blob.fingerprint()
         os.utime(path, ns=(0, path.stat().st_mtime_ns + 1_000_000_000))
-        assert blob.stamp()[0] == before[0]
-        assert blob.stamp()[1] != before[1]
+        assert blob.fingerprint()[0] == before[0]
+        assert blob.fingerprint()[1] != before[1]
 
 
 def test_the_stamp_of_an_object_in_memory_changes(path):
     blob = in_memory(path)
-    before = blob.stamp()
+    before = blob.fingerprint()
     assert before[1]
     filesystem, place = blob._place()
     filesystem.pipe_file(place, DATA[::-1])
-    assert blob.stamp() != before
+    assert blob.fingerprint() != before
 
 
 @pytest.mark.parametrize("place", ["no.bin", "file:///no/no.bin", "memory://no/no.bin"])
 def test_missing_files(place):
     with pytest.raises(FileNotFoundError, match=r"no\.bin"):
-        open_blob(place).stamp()
+        open_blob(place).fingerprint()
 
 
 @pytest.mark.parametrize("place", ["a.tar", "http://127.0.0.1:1/a.tar"])
@@ -271,7 +271,7 @@ def test_files_are_closed_with_their_blobs(path):
 def test_a_file_is_opened_once_and_lazily(path, monkeypatch):
     before = descriptors()
     blob = LocalBlob(path)
-    blob.stamp()
+    blob.fingerprint()
     assert descriptors() == before
     for offset in range(10):
         blob.read_at(offset, 5)

@@ -141,7 +141,7 @@ class Pieces:
     def __init__(self, data: bytes):
         self.data, self.asked = data, []
 
-    def stamp(self) -> tuple[int, str]:
+    def fingerprint(self) -> tuple[int, str]:
         return len(self.data), ""
 
     def read_at(self, offset: int, size: int) -> bytes:

@@ -757,7 +757,7 @@ CLIENTS_ERRORS = [
 def test_an_object_stores_own_errors_name_the_object(monkeypatch, error, said):
     monkeypatch.setattr(remotes, "_filesystem", lambda *given: (FailingFilesystem(error), "bucket/set"))
     store, blob = ObjectStore("s3://bucket/set"), remotes.ObjectBlob("s3://bucket/set/a.tar")
-    calls = {"set/a.jpg": lambda: store.read("a.jpg"), "set": store.keys, "set/a.tar": blob.stamp}
+    calls = {"set/a.jpg": lambda: store.read("a.jpg"), "set": store.keys, "set/a.tar": blob.fingerprint}
     for name, call in calls.items():
         with pytest.raises(OSError, match=f"s3://bucket/{name} .*{said}") as failure:
             call()

@@ -719,7 +719,7 @@ import sys
 from labkit.data.tar import index as tar_index
 from labkit.data.blobs.base import LocalBlob
 blob = LocalBlob(sys.argv[1])
-whole = tar_index._dump(tar_index.build_index(blob), blob.stamp())
+whole = tar_index._dump(tar_index.build_index(blob), blob.fingerprint())
 print("ready", flush=True)
 while True:
     tar_index.write_whole(tar_index._places(blob)[0], whole)
