@@ -21,9 +21,12 @@ from .data.shards.shuffling import (
     write_shards as write_shards,
 )
 from .data.sizes.collect import collect_sizes as collect_sizes
-from .data.stores.folder import FolderStore as FolderStore, Store as Store, open_store as open_store
+from .data.stores.base import Store as Store
+from .data.stores.folder import FolderStore as FolderStore
+from .data.stores.http import HttpStore as HttpStore
 from .data.stores.local_servers import serve_folder as serve_folder, serve_s3 as serve_s3
-from .data.stores.remote import HttpStore as HttpStore, ObjectStore as ObjectStore
+from .data.stores.objects import ObjectStore as ObjectStore
+from .data.stores.opening import open_store as open_store
 from .data.stores.simulated import DISKS as DISKS, SimulatedStore as SimulatedStore
 from .data.tar.store import TarStore as TarStore
 from .measure.frames import (

@@ -99,7 +99,7 @@ def test_a_server(folder, tree):
 
 
 def test_an_object_store(folder, tree):
-    from labkit.data.stores.remote import ObjectStore
+    from labkit.data.stores.objects import ObjectStore
 
     assert read_all(ObjectStore(f"file://{folder}")) == tree
 

@@ -1,20 +1,13 @@
-"""Bytes at an offset: of a local file, over HTTP, or from object storage."""
+"""What a blob is: one file whose bytes are read at any offset."""
 
 import io
-import os
-import stat
-import weakref
-from functools import partial
-from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
-from labkit.core import Lazy
-
-_REMOTE_BUFFER_BYTES = 1 << 20  # headers of small members come many to a request
+_BUFFER_BYTES = 1 << 20  # one request fetches the headers of many small members
 
 
 class Extent(NamedTuple):
-    """What a read touches: a range of a file, and whether the file has to be opened for it first."""
+    """A range of bytes that a read touches, and whether its file has to be opened first."""
 
     file: str
     offset: int
@@ -23,54 +16,18 @@ class Extent(NamedTuple):
 
 
 class Blob(Protocol):
-    """One file that is read at offsets. `name` is fit for messages: it holds no credentials."""
+    """One file that is read at offsets. `name` is safe to show: it holds no credentials."""
 
     name: str
 
     def fingerprint(self) -> tuple[int, str]:
-        """Size in bytes, and what changes when the contents do. Raises FileNotFoundError."""
+        """Size in bytes, and a version that changes with the contents. Raises FileNotFoundError."""
 
     def read_at(self, offset: int, size: int) -> bytes:
         """`size` bytes from `offset`; fewer only at the end of the file."""
 
 
-class LocalBlob:
-    """A file on a disk, opened on first use; read by `pread`, so that threads and forks do not disturb each other."""
-
-    def __init__(self, path: str | os.PathLike):
-        self.name = os.fspath(path)
-        self._file = Lazy(partial(_OpenFile, self.name))
-
-    def fingerprint(self) -> tuple[int, str]:
-        status = os.stat(self.name)
-        if stat.S_ISDIR(status.st_mode):
-            raise IsADirectoryError(f"{self.name} is a folder, not a file: FolderStore reads folders")
-        return status.st_size, str(status.st_mtime_ns)
-
-    def read_at(self, offset: int, size: int) -> bytes:
-        descriptor = self._file().descriptor
-        data = os.pread(descriptor, size, offset)
-        while len(data) < size:  # one call gives at most 2 GB, and a network disk may give less than asked
-            more = os.pread(descriptor, size - len(data), offset + len(data))
-            if not more:
-                break
-            data += more
-        return data
-
-    def open(self) -> io.RawIOBase:
-        """The file from its beginning, for a sequential scan."""
-        return open(self.name, "rb", buffering=0)
-
-
-class _OpenFile:
-    """A descriptor that is closed with the last reference to it."""
-
-    def __init__(self, path: str):
-        self.descriptor = os.open(path, os.O_RDONLY)
-        weakref.finalize(self, os.close, self.descriptor)
-
-
-class RemoteFile(io.RawIOBase):
+class BlobFile(io.RawIOBase):
     """A blob as a seekable file."""
 
     def __init__(self, blob: Blob):
@@ -94,28 +51,13 @@ class RemoteFile(io.RawIOBase):
         return len(data)
 
 
-def buffered(blob: Blob) -> io.BufferedReader:
-    """A remote blob as a file that fetches a megabyte at a time."""
-    return io.BufferedReader(RemoteFile(blob), _REMOTE_BUFFER_BYTES)
+def open_buffered(blob: Blob) -> io.BufferedReader:
+    """A remote blob as a file that fetches one megabyte at a time."""
+    return io.BufferedReader(BlobFile(blob), _BUFFER_BYTES)
 
 
-def is_url(place: str | os.PathLike) -> bool:
-    """Whether a place is named by a URL rather than by a path; `file://` counts as a URL."""
-    return "://" in os.fspath(place)
-
-
-def check_options(place: str | os.PathLike, storage_options: dict[str, Any]) -> None:
-    """Raises TypeError for options, misspelt ones say, of a place that takes none."""
-    if storage_options and (not is_url(place) or os.fspath(place).startswith(("http://", "https://"))):
-        raise TypeError(f"unexpected {', '.join(storage_options)}: only object storage takes options")
-
-
-def open_blob(place: str | os.PathLike, **storage_options: Any) -> Blob:
-    """The blob at a path or URL: http(s) by urllib3, anything else with a scheme by fsspec."""
-    if not is_url(place):
-        return LocalBlob(Path(place))
-    from labkit.data.blobs import remote
-
-    if os.fspath(place).startswith(("http://", "https://")):
-        return remote.HttpBlob(os.fspath(place))
-    return remote.ObjectBlob(os.fspath(place), **storage_options)
+def require_size(name: str, data: bytes, size: int) -> bytes:
+    """`data` if it is `size` bytes long, else OSError: a server may send part of a range, or more than it."""
+    if len(data) != size:
+        raise OSError(f"{name}: the server sent {len(data)} bytes instead of the {size} requested: run again")
+    return data

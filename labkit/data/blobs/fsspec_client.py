@@ -1,43 +1,58 @@
-"""What reading through fsspec needs: the filesystem of an address, its errors as ours, no secret told."""
+"""Object storage through fsspec: one filesystem per process, and errors that name the object but no secret."""
 
 import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
-from labkit.core import contains_secret, redact
+from labkit.core import PerProcess, contains_secret, redact, strip_credentials
 
-_TOLD_APART = (FileNotFoundError, IsADirectoryError, ValueError, ImportError)  # by callers
+_PASSED_ON = (FileNotFoundError, IsADirectoryError, ValueError, ImportError)  # callers tell these apart
 
 
-@contextmanager
-def translated_errors(name: str, secrets: tuple[str, ...]) -> Iterator[None]:
-    """What a client raises as an OSError that names the object, and tells no secret: each has classes of its own."""
-    try:
-        yield
-    except _TOLD_APART as error:
-        if not contains_secret(error, secrets):
-            raise
-        kind = next(kind for kind in _TOLD_APART if isinstance(error, kind))
-        raise kind(redact(str(error), secrets)) from None
-    except PermissionError:
-        raise PermissionError(f"{name} is refused: check the credentials, and what they allow") from None
-    except Exception as error:
-        cause = redact(str(getattr(error, "strerror", None) or type(error).__name__), secrets)
-        raise OSError(
-            f"{name} gave no whole answer ({cause}): check the server and the network, then run again"
-        ) from None  # the chained text may hold a whole address
+class ObjectClient:
+    """fsspec's filesystem for one URL, opened on first use in each process. `name` is the URL without credentials."""
+
+    def __init__(self, url: str, storage_options: dict[str, Any]):
+        self.name = strip_credentials(url)
+        self._secrets = _find_secrets(storage_options)
+        self._filesystem = PerProcess(partial(_open_filesystem, url, storage_options))
+
+    @contextmanager
+    def open(self, key: str = "") -> Iterator[tuple[Any, str]]:
+        """The filesystem, and the path in it of the URL, or of `key` below it.
+
+        Every client has error classes of its own: inside the block they become OSError, which names the object and
+        reveals no secret.
+        """
+        name = f"{self.name}/{key}" if key else self.name
+        try:
+            filesystem, path = self._filesystem()
+            yield filesystem, f"{path}/{key}" if key else path
+        except _PASSED_ON as error:
+            if not contains_secret(error, self._secrets):
+                raise
+            kind = next(kind for kind in _PASSED_ON if isinstance(error, kind))
+            raise kind(redact(str(error), self._secrets)) from None
+        except PermissionError:
+            raise PermissionError(f"{name}: access denied; check the credentials and what they allow") from None
+        except Exception as error:
+            cause = redact(str(getattr(error, "strerror", None) or type(error).__name__), self._secrets)
+            raise OSError(
+                f"{name} gave no complete answer ({cause}): check the server and the network, then run again"
+            ) from None  # the chained text may hold a whole URL
 
 
 def known_schemes() -> set[str]:
-    """Schemes of addresses that a store can be opened for; some need a package."""
+    """URL schemes that a store can be opened for; some need an extra package."""
     import fsspec
 
     return {"http", "https", *fsspec.available_protocols()}
 
 
-def open_filesystem(url: str, storage_options: dict[str, Any]) -> tuple[Any, str]:
+def _open_filesystem(url: str, storage_options: dict[str, Any]) -> tuple[Any, str]:
     import fsspec
 
     try:
@@ -47,11 +62,10 @@ def open_filesystem(url: str, storage_options: dict[str, Any]) -> tuple[Any, str
         raise ImportError(f'{scheme}:// needs a package ({error}); for S3: python -m pip install -e ".[s3]"') from error
 
 
-def known_secrets(storage_options: dict[str, Any]) -> tuple[str, ...]:
-    """What options and environment keep secret."""
-    named = [(name, value) for name, value in os.environ.items() if name.startswith("AWS_")]
+def _find_secrets(storage_options: dict[str, Any]) -> tuple[str, ...]:
+    """Secret values in the options and the environment."""
+    settings = [(name, value) for name, value in os.environ.items() if name.startswith("AWS_")]
     for name, value in storage_options.items():
-        named += value.items() if isinstance(value, dict) else [(name, value)]
-    return tuple(
-        value for name, value in named if isinstance(value, str) and re.search("(?i)secret|token|pass", name) and value
-    )
+        settings += value.items() if isinstance(value, dict) else [(name, value)]
+    is_secret = re.compile("secret|token|pass", re.IGNORECASE).search
+    return tuple(value for name, value in settings if isinstance(value, str) and value and is_secret(name))

@@ -14,7 +14,7 @@ from torchvision.datasets import Imagenette
 from torchvision.datasets.utils import check_integrity
 
 from labkit.core import redact, strip_credentials
-from labkit.data.blobs import without_credentials
+from labkit.data.blobs import split_credentials
 from labkit.data.extract import plan_members, unpack
 from labkit.data.tar import TarStream
 
@@ -91,7 +91,7 @@ def _fetch(url: str, archive: Path, md5: str) -> None:
 
 
 def _save(url: str, archive: Path) -> None:
-    plain, headers = without_credentials(url)
+    plain, headers = split_credentials(url)
     if not plain.startswith(("http://", "https://")):
         raise ValueError("unknown url type: http:// or https:// is wanted")
     request = urllib.request.Request(plain)  # noqa: S310 - checked above

@@ -11,12 +11,12 @@ from labkit.data.blobs import HttpClient
 _DEEPEST = 32  # folders below the first: a link to its own folder would lead on for ever
 
 
-def url_of_key(top: SplitResult, key: str) -> str:
+def key_url(top: SplitResult, key: str) -> str:
     """The address of a key below a folder's address; a query, which may hold a signature, goes with it."""
     return top._replace(path=top.path + quote(key, errors="surrogateescape")).geturl()
 
 
-def listed_images(client: HttpClient, top: SplitResult) -> list[str]:
+def list_images(client: HttpClient, top: SplitResult) -> list[str]:
     """Keys of the images below `top`, the address of a folder.
 
     Raises:
@@ -43,7 +43,7 @@ def listed_images(client: HttpClient, top: SplitResult) -> list[str]:
 
 def _linked(client: HttpClient, top: SplitResult, folder: str) -> Iterator[str]:
     """Keys that a folder's page leads to; folders end with a slash."""
-    page = url_of_key(top, folder)
+    page = key_url(top, folder)
     answer = client.get(page)
     if answer.status != 200 or "html" not in answer.headers.get("Content-Type", ""):
         return

@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import BinaryIO, NamedTuple
 
-from labkit.data.blobs import Blob, LocalBlob, buffered, is_url
+from labkit.data.blobs import Blob, LocalBlob, is_url, open_buffered
 from labkit.data.tar.headers import BoundedInfo
 
 _BLOCK = tarfile.BLOCKSIZE
@@ -64,7 +64,7 @@ def scan(blob: Blob) -> Iterator[Member]:
     files and the rest mean what they mean there.
     """
     size, last = blob.fingerprint()[0], ""
-    with blob.open() if isinstance(blob, LocalBlob) else buffered(blob) as file:
+    with blob.open() if isinstance(blob, LocalBlob) else open_buffered(blob) as file:
         tar = _open_tar(file, blob.name)
         offset = 0
         while True:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from labkit.core import Lazy, PackedStrings, is_image
-from labkit.data.blobs import Extent, LocalBlob, check_options, evict, is_url, open_blob
+from labkit.data.blobs import Extent, LocalBlob, evict, is_url, open_blob, refuse_storage_options
 from labkit.data.tar.index import read_index
 from labkit.data.tar.members import plain_name
 from labkit.data.tar.readers import MODES
@@ -46,7 +46,7 @@ class TarStore:
             raise ValueError(f"unknown mode {mode!r}: choose one of {', '.join(MODES)}")
         if is_url(path) and mode != "index":
             raise ValueError(f"mode={mode!r} needs a local file: mode='index' reads URLs")
-        check_options(path, storage_options)
+        refuse_storage_options(path, storage_options)
         self.mode = mode
         self._blob = open_blob(path, **storage_options)
         if isinstance(self._blob, LocalBlob):

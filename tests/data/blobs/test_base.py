@@ -17,7 +17,9 @@ import pytest
 from labkit import TarStore, open_store
 from labkit.core.lazy import Lazy, PerProcess
 from labkit.data.blobs import base as blobs
-from labkit.data.blobs.base import LocalBlob, RemoteFile, buffered, is_url, open_blob
+from labkit.data.blobs.base import BlobFile, open_buffered
+from labkit.data.blobs.local import LocalBlob
+from labkit.data.blobs.opening import is_url, open_blob
 from tests.children import in_children
 
 DATA = random.Random(0).randbytes(100_000)
@@ -78,7 +80,7 @@ def test_the_stamp_of_an_object_in_memory_changes(path):
     blob = in_memory(path)
     before = blob.fingerprint()
     assert before[1]
-    filesystem, place = blob._place()
+    filesystem, place = blob._client._filesystem()
     filesystem.pipe_file(place, DATA[::-1])
     assert blob.fingerprint() != before
 
@@ -105,7 +107,7 @@ def test_reads_that_come_in_pieces(path, monkeypatch):
 
 
 def test_a_remote_file_is_a_file():
-    file, oracle, own = buffered(Memory()), io.BytesIO(DATA), random.Random(2)
+    file, oracle, own = open_buffered(Memory()), io.BytesIO(DATA), random.Random(2)
     for _ in range(300):
         if own.random() < 0.5:
             place = own.choice([(own.randrange(120_000), 0), (-own.randrange(len(DATA)), 2)])
@@ -114,12 +116,12 @@ def test_a_remote_file_is_a_file():
         assert file.read(size) == oracle.read(size)
         assert file.tell() == oracle.tell()
     file.seek(10)
-    assert RemoteFile(Memory()).seek(5, io.SEEK_CUR) == 5
+    assert BlobFile(Memory()).seek(5, io.SEEK_CUR) == 5
 
 
 def test_a_remote_file_asks_for_much_at_a_time():
     blob = Memory()
-    file = buffered(blob)
+    file = open_buffered(blob)
     for offset in range(0, len(DATA), 512):
         file.seek(offset)
         file.read(512)

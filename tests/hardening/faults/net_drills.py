@@ -80,11 +80,11 @@ CLIENTS: dict[str, Reader] = {
 
 def few_seconds() -> None:
     """Clients that take no options give up soon, too; and S3's, whose waits between tries are fsspec's own."""
-    from labkit.data.blobs import remote
+    from labkit.data.blobs import http
     from labkit.data.blobs.http_client import HttpClient
     from labkit.data.shards import gopen
 
-    remote.HttpClient = lambda *given: HttpClient(*given) if given else HttpClient(8, 2, 0.5)
+    http.HttpClient = lambda *given: HttpClient(*given) if given else HttpClient(8, 2, 0.5)
     gopen._CHUNK_BYTES = 16 << 10  # so that small shards take several requests
     gopen.ReadAhead.__init__.__defaults__ = (16 << 10,)
     try:

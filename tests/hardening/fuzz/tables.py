@@ -17,8 +17,8 @@ from labkit.data.shards.listing import ShardList
 from labkit.data.sizes.collect import collect_sizes
 from labkit.data.sizes.latent_caches import parse_cache_name
 from labkit.data.sizes.sd_metadata import write_metadata_cache
-from labkit.data.stores.http_listing import listed_images
-from labkit.data.stores.remote import HttpStore
+from labkit.data.stores.http import HttpStore
+from labkit.data.stores.http_listing import list_images
 from labkit.measure import plots
 from labkit.measure.frames import COLUMNS, load_frame, make_frame, quiet_summary, save_frame
 from tests.hardening.fuzz.oracle import may_refuse, scratch, written
@@ -167,7 +167,7 @@ def listings(data: bytes) -> None:
     """What a listing page leads to lies below its address, each key once; or OSError names the address."""
     top = urlsplit("http://127.0.0.1:1/photos/")
     with may_refuse(OSError, names="http://127.0.0.1:1/photos/"):
-        keys = listed_images(_Client({"": data, "b/": data}), top)
+        keys = list_images(_Client({"": data, "b/": data}), top)
         assert len(keys) == len(set(keys))
         for key in keys:
             assert key.lower().endswith((".jpg", ".jpeg", ".png", ".webp"))

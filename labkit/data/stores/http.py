@@ -1,0 +1,76 @@
+"""Image files on an HTTP server."""
+
+import json
+from collections.abc import Iterable
+from urllib.parse import urlsplit
+
+from labkit.core import PackedStrings, is_file_key, strip_credentials
+from labkit.data.blobs import HttpClient
+from labkit.data.stores.base import ListedStore
+from labkit.data.stores.http_listing import key_url, list_images
+
+
+class HttpStore(ListedStore):
+    """Image files under one URL.
+
+    Args:
+        url: `http(s)://host/folder`. For a `.tar` at a URL use `TarStore(url)`: it reads with range requests.
+        keys: Paths below `url`. Default: what the folder's `manifest.json` lists (as `make_photos` writes it), else
+            what the server's listing pages link to.
+        num_connections: Connections kept open in each process; use as many as there are threads.
+        retries: Attempts after the first, with growing waits of at most ten seconds.
+        timeout_s: Longest wait for a connection, and for the next byte.
+
+    Raises:
+        ValueError: not an HTTP URL, or the URL of a tar.
+        FileNotFoundError: the server lists no images (on the first call of `keys()`).
+        OSError: no complete answer after all attempts, or one longer than `LABKIT_MAX_FILE_MB` (1024). No message holds
+            a password or a signed query.
+
+    A server that states too small a length, and sends as much, cannot be told from one with a shorter file; decoding
+    such an image fails. A listing page that is cut short goes unnoticed: a manifest, or `keys=`, is safer.
+
+    Taught in: notebooks/08_shard_formats.ipynb
+    """
+
+    _if_empty = "lists no images: pass keys=, or store a manifest"
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        keys: Iterable[str] | None = None,
+        num_connections: int = 8,
+        retries: int = 5,
+        timeout_s: float = 30.0,
+    ):
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.netloc:
+            raise ValueError(f"not an HTTP URL: {strip_credentials(url)!r}")
+        if parts.path.endswith(".tar"):
+            raise ValueError(f"{strip_credentials(url)} is a tar: open it with TarStore")
+        self._url = parts._replace(path=parts.path.rstrip("/") + "/")
+        super().__init__(strip_credentials(self._url.geturl()))
+        self._client = HttpClient(num_connections, retries, timeout_s)
+        if keys is not None:
+            self._keys = PackedStrings(sorted(keys))
+
+    def read(self, key: str) -> bytes:
+        """Contents of one file. Raises KeyError if the server has none."""
+        if is_file_key(key):
+            answer = self._client.get(key_url(self._url, key))
+            is_listing = urlsplit(answer.url).path.endswith("/")  # a folder, to which the server redirected
+            if answer.status == 200 and not is_listing:
+                return answer.data
+        raise KeyError(f"{key!r} is not a file under {self.name}")
+
+    def _list_keys(self) -> list[str]:
+        return self._read_manifest() or list_images(self._client, self._url)
+
+    def _read_manifest(self) -> list[str]:
+        answer = self._client.get(key_url(self._url, "manifest.json"))
+        try:
+            keys = [row["key"] for row in json.loads(answer.data)["photos"]] if answer.status == 200 else []
+        except (ValueError, KeyError, TypeError, RecursionError):  # some other program's manifest
+            return []
+        return keys if all(isinstance(key, str) for key in keys) else []

@@ -1,0 +1,43 @@
+"""The right kind of store for a path or URL."""
+
+import os
+import re
+from typing import Any
+from urllib.parse import urlsplit
+
+from labkit.core import strip_credentials
+from labkit.data.blobs import is_http_url, is_url, known_schemes, refuse_storage_options
+from labkit.data.stores.base import Store
+from labkit.data.stores.folder import FolderStore
+from labkit.data.stores.http import HttpStore
+from labkit.data.stores.objects import ObjectStore
+from labkit.data.tar import TarStore
+
+# Compressed tars too: TarStore's error says how to convert one.
+_TAR_NAME = re.compile(r"\.(tar(\.\w+)?|t[gbx]z2?)$", re.IGNORECASE)
+
+
+def open_store(path_or_url: str | os.PathLike, **storage_options: Any) -> Store:
+    """The store that fits a path or URL.
+
+    A folder of images gives a `FolderStore`, a `.tar` anywhere a `TarStore`, another `http(s)://` URL an `HttpStore`,
+    and any other scheme that fsspec knows (`s3://bucket/prefix`) an `ObjectStore`.
+
+    Raises:
+        ValueError: no store reads such a place; says what is accepted.
+        TypeError: options for a place that takes none.
+    """
+    place = os.fspath(path_or_url)
+    refuse_storage_options(place, storage_options)
+    if is_url(place):
+        if place.partition("://")[0] not in known_schemes():
+            shown = strip_credentials(place)
+            raise ValueError(f"{shown!r} is not a folder of images, a .tar or a URL of a known scheme")
+        if _TAR_NAME.search(urlsplit(place).path):
+            return TarStore(place, **storage_options)
+        return HttpStore(place) if is_http_url(place) else ObjectStore(place, **storage_options)
+    if os.path.isdir(place):
+        return FolderStore(place)
+    if os.path.isfile(place) and _TAR_NAME.search(place):
+        return TarStore(place)
+    raise ValueError(f"{place!r} is not a folder of images, a .tar or a URL")
