@@ -79,7 +79,7 @@ def guarded(tmp_path, monkeypatch):
     lk.write_shards(lk.FolderStore(root / "set"), root / "shards", engine="threads", progress=False)
     monkeypatch.setenv("LABKIT_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    monkeypatch.setattr(http_client, "_LONGEST_WAIT_S", 0.01)
+    monkeypatch.setattr(http_client, "_MAX_WAIT_S", 0.01)
     handler = functools.partial(Guarded, directory=root)
     with serving(handler) as port:
         yield lambda path, host=f"127.0.0.1:{port}": f"http://{USER}:{PASSWORD}@{host}/{path}?{QUERY}"
