@@ -1,17 +1,34 @@
-"""explore(): ask a frame of runs one's own questions, with menus in a notebook and a picture everywhere else."""
+"""explore(): look at a frame of runs by its factors, with menus in a notebook and a picture everywhere else."""
 
-import base64
+import textwrap
+from itertools import cycle, islice
 from typing import Any
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from labkit.core import png_bytes
-from labkit.teach.factors import METRICS, factors_of, levels_of, plot_runs, pooled_over, varies_within
+from labkit.core import png_base64, png_bytes, require_choice
 
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
+
+METRICS = {
+    "images_per_s": "images per second",
+    "first_batch_s": "wait for the first batch (s)",
+    "steady_s": "wait for the other batches (s)",
+    "startup_s": "start-up (s)",
+    "cpu_s": "CPU seconds",
+    "peak_mem_mb": "peak memory (MB)",
+}
+
+# Columns that describe the run itself rather than a choice made for it.
+_NO_FACTORS = {*METRICS, "baseline", "round", "order", "is_warmup", "n_images", "seed", "env_id", "rung"}
+
+_MAX_LEVELS = 24
+_MARKERS = ("D", "o", "s", "^", "v", "P", "X", "*")
 
 
 class Explorer:
@@ -19,9 +36,9 @@ class Explorer:
 
     Attributes:
         x, hue, metric: What is drawn now; `hue` may be None.
-        where: Factor -> the level that is drawn, of the factors that are held.
-        ax: The axes as they are now.
-        controls: Menus by name, `x`, `hue`, `metric` and `where <factor>`; empty where ipywidgets is not installed.
+        where: Factor -> level: only runs with this level are drawn.
+        ax: The current axes.
+        controls: Menus by name, `x`, `hue`, `metric` and `where <factor>`; empty if ipywidgets is not installed.
     """
 
     def __init__(self, runs: pd.DataFrame, x: str, hue: str | None, metric: str):
@@ -37,7 +54,7 @@ class Explorer:
         self._make_controls(ipywidgets)
 
     def draw(self) -> Axes:
-        """Draw anew what is chosen now."""
+        """Draw the current choice again."""
         runs = self.runs
         for factor, level in self.where.items():
             runs = runs[runs[factor] == level]
@@ -46,53 +63,55 @@ class Explorer:
         width = max(6.5, min(12, max(1.1 * n_names, 0.4 * n_groups)))
         figure = Figure(figsize=(width, 4), layout="constrained")
         self.ax = plot_runs(runs, x=self.x, hue=self.hue, metric=self.metric, ax=figure.add_subplot())
-        self.ax.set_title(self._title(runs), loc="left", fontsize="medium")
+        self.ax.set_title(self._make_title(runs), loc="left", fontsize="medium")
         return self.ax
 
-    def _title(self, runs: pd.DataFrame) -> str:
-        held = [f"{factor}: {level}" for factor, level in self.where.items()]
+    def _make_title(self, runs: pd.DataFrame) -> str:
+        parts = [f"{factor}: {level}" for factor, level in self.where.items()]
         pooled = pooled_over(runs, [self.x, self.hue])
-        return "; ".join([*held, *([f"pooled over {', '.join(pooled)}"] if pooled else [])])
+        if pooled:
+            parts.append(f"pooled over {', '.join(pooled)}")
+        return "; ".join(parts)
 
     def _make_controls(self, widgets: Any) -> None:
         factors = factors_of(self.runs)
-        chosen = {
+        metrics = [(METRICS[name], name) for name in _available_metrics(self.runs)]
+        menus = {
             "x": widgets.Dropdown(options=factors, value=self.x),
             "hue": widgets.Dropdown(options=[("none", None), *[(name, name) for name in factors]], value=self.hue),
-            "metric": widgets.Dropdown(
-                options=[(METRICS[name], name) for name in _metrics(self.runs)], value=self.metric
-            ),
+            "metric": widgets.Dropdown(options=metrics, value=self.metric),
         }
         for factor in factors:
             levels = [(str(level), level) for level in levels_of(self.runs, factor)]
-            chosen[f"where {factor}"] = widgets.Dropdown(options=[("all", None), *levels], value=None)
-        for name, menu in chosen.items():
+            menus[f"where {factor}"] = widgets.Dropdown(options=[("all", None), *levels], value=None)
+        for name, menu in menus.items():
             menu.description, menu.style = name, {"description_width": "initial"}
             menu.observe(lambda change, name=name: self._choose(name, change["new"]), names="value")
-        self.controls = chosen
+        self.controls = menus
         self._picture = widgets.Image(value=png_bytes(self.ax.figure), format="png", layout={"max_width": "100%"})
-        menus = widgets.Box(list(chosen.values()), layout={"flex_flow": "row wrap"})
-        self._box = widgets.VBox([menus, self._picture])
+        row = widgets.Box(list(menus.values()), layout={"flex_flow": "row wrap"})
+        self._box = widgets.VBox([row, self._picture])
 
     def _choose(self, name: str, value: Any) -> None:
-        if not name.startswith("where "):
+        factor = name.removeprefix("where ")
+        if factor == name:
             setattr(self, name, value)
         elif value is None:
-            self.where.pop(name.removeprefix("where "), None)
+            self.where.pop(factor, None)
         else:
-            self.where[name.removeprefix("where ")] = value
+            self.where[factor] = value
         self.draw()
         self._picture.value = png_bytes(self.ax.figure)
 
     def __repr__(self) -> str:
-        by = f"{self.x} and {self.hue}" if self.hue and self.hue != self.x else self.x
-        text = f"{METRICS[self.metric]} by {by}, {len(self.runs)} runs"
+        factors = f"{self.x} and {self.hue}" if self.hue and self.hue != self.x else self.x
+        text = f"{METRICS[self.metric]} by {factors}, {len(self.runs)} runs"
         menus = "" if self.controls else " (no menus: ipywidgets is not installed)"
         return f"{text}. Another view{menus}: lk.explore(frame, x=..., hue=..., metric=...)"
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
-        """The menus, and for readers without a kernel the picture in the same output."""
-        bundle = {"text/plain": repr(self), "image/png": base64.b64encode(png_bytes(self.ax.figure)).decode()}
+        """The menus, and in the same output the picture, for readers without a kernel."""
+        bundle = {"text/plain": repr(self), "image/png": png_base64(self.ax.figure)}
         if self._box is not None:
             bundle[WIDGET_VIEW] = self._box._repr_mimebundle_()[WIDGET_VIEW]
         return bundle
@@ -101,19 +120,19 @@ class Explorer:
 def explore(
     frame: pd.DataFrame, *, x: str | None = None, hue: str | None = None, metric: str = "images_per_s"
 ) -> Explorer:
-    """Look at runs by any of the factors that vary in them: every run as a dot, their median over it.
+    """Look at runs by any factor that varies between them: each run is a dot, with the median of its group.
 
-    In a notebook menus choose the factor along the axis, the colored one, what is measured, and the levels to keep.
-    Where there are no menus (a stored notebook, HTML, a script, no ipywidgets) it is the picture of its arguments.
+    In a notebook, menus choose the factor on the axis, the colored factor, the metric, and the levels to keep.
+    Without menus (a stored notebook, HTML, a script, no ipywidgets) it is the picture of its arguments.
 
     Args:
-        frame: Runs of one machine, as `compare` gives them; of several experiments, concatenated.
-        x: Column along the axis. None: `variant`, or what varies.
-        hue: Column in colors and markers. None: the first other one that varies within `x`.
+        frame: Runs of one machine from `compare`; runs of several experiments may be concatenated.
+        x: Column on the axis. None: `variant`, or the first factor.
+        hue: Column shown by colors and markers. None: the first other factor that varies within `x`.
         metric: Measured column, such as `first_batch_s`, `cpu_s` or `peak_mem_mb`.
 
     Returns:
-        An `Explorer`; a notebook shows it. `explore(frame).ax.figure.savefig(path)` keeps the picture.
+        An `Explorer`; a notebook shows it. `explore(frame).ax.figure.savefig(path)` saves the picture.
 
     Raises:
         ValueError: no runs, runs of different machines, nothing that varies, or an unknown column.
@@ -121,30 +140,100 @@ def explore(
     Taught in: notebooks/08_shard_formats.ipynb
     """
     runs = frame[~frame["is_warmup"].astype(bool)]
-    factors = _checked_factors(runs)
-    x = x or ("variant" if "variant" in factors else factors[0])
-    for name, known in ((x, factors), (hue or x, factors), (metric, _metrics(runs))):
-        if name not in known:
-            raise ValueError(f"{name!r} cannot be drawn: choose from {', '.join(known)}")
-    hue = hue or next((name for name in factors if varies_within(runs, name, x)), None)
-    return Explorer(_without_gaps(runs, factors), x, hue, metric)
+    factors = _require_factors(runs)
+    x = require_choice("x", x or ("variant" if "variant" in factors else factors[0]), factors)
+    require_choice("hue", hue or x, factors)
+    require_choice("metric", metric, _available_metrics(runs))
+    hue = hue or next((name for name in factors if _varies_within(runs, name, x)), None)
+    # Menus cannot show a missing level without a name.
+    filled = {name: runs[name].astype(object).where(runs[name].notna(), "not stated") for name in factors}
+    return Explorer(runs.assign(**filled).reset_index(drop=True), x, hue, metric)
 
 
-def _checked_factors(runs: pd.DataFrame) -> list[str]:
+def _require_factors(runs: pd.DataFrame) -> list[str]:
     machines = runs["env_id"].unique()
     if len(machines) != 1:
-        raise ValueError(f"runs of one machine are wanted; there are {', '.join(map(str, machines)) or 'no runs'}")
+        raise ValueError(f"runs must come from one machine, got {', '.join(map(str, machines)) or 'no runs'}")
     factors = factors_of(runs)
     if not factors:
         raise ValueError("nothing varies between these runs: explore() needs two variants, or two levels of a factor")
     return factors
 
 
-def _metrics(runs: pd.DataFrame) -> list[str]:
+def factors_of(runs: pd.DataFrame) -> list[str]:
+    """Columns with at least two levels, and few enough levels to tell apart."""
+    names = [name for name in runs if name not in _NO_FACTORS]
+    if "cold" not in set(runs["page_cache"]):
+        names.remove("page_cache")  # sometimes warm, sometimes unknown: nobody chose that
+    return [name for name in names if 2 <= runs[name].nunique(dropna=False) <= min(_MAX_LEVELS, len(runs) - 1)]
+
+
+def levels_of(runs: pd.DataFrame, factor: str) -> list[Any]:
+    """A factor's levels: numbers by size, names in order of appearance."""
+    levels = list(dict.fromkeys(runs[factor]))
+    numbers = all(isinstance(level, (int, float)) for level in levels)
+    return sorted(levels) if numbers else levels
+
+
+def pooled_over(runs: pd.DataFrame, drawn: list[str | None]) -> list[str]:
+    """Factors that vary within the groups that are drawn."""
+    groups = runs.groupby(list(dict.fromkeys(name for name in drawn if name)))
+    others = [name for name in factors_of(runs) if name not in drawn]
+    return [name for name in others if runs.empty or groups[name].nunique().max() > 1]
+
+
+def _varies_within(runs: pd.DataFrame, factor: str, other: str) -> bool:
+    """Whether `factor` has more than one level where `other` has one."""
+    return factor != other and bool(runs.groupby(other, dropna=False)[factor].nunique(dropna=False).max() > 1)
+
+
+def _available_metrics(runs: pd.DataFrame) -> list[str]:
     return [name for name in METRICS if name in runs and runs[name].replace(np.inf, np.nan).notna().any()]
 
 
-def _without_gaps(runs: pd.DataFrame, factors: list[str]) -> pd.DataFrame:
-    """Runs whose factors all have a level that a menu can name."""
-    filled = {name: runs[name].astype(object).where(runs[name].notna(), "not stated") for name in factors}
-    return runs.assign(**filled).reset_index(drop=True)
+def plot_runs(
+    data: pd.DataFrame, *, x: str, hue: str | None = None, metric: str = "images_per_s", ax: Axes | None = None,
+    **kwargs: Any,
+) -> Axes:  # fmt: skip
+    """Draw a measured column by one or two factors: each run is a dot, the median of each group a marker.
+
+    Args:
+        data: Runs from `compare`.
+        x: Factor on the axis.
+        hue: Factor shown by colors and markers.
+        metric: Measured column. If it spans more than a factor of 20, the axis is logarithmic.
+        ax: Axes to draw on; default: a new figure.
+        **kwargs: Passed on to `seaborn.stripplot`.
+    """
+    ax = ax or plt.subplots(figsize=(7.5, 4), layout="constrained")[1]
+    if data.empty:
+        ax.text(0.5, 0.5, "no run has these levels", ha="center", transform=ax.transAxes)
+        ax.set(xticks=[], yticks=[])
+        return ax
+    hue = None if hue == x else hue
+    names = levels_of(data, x)
+    groups = {"data": data, "x": x, "y": metric, "order": names, "ax": ax, **_color_options(data, hue)}
+    sns.stripplot(**groups, dodge=hue is not None, legend=False, **{"size": 4, "alpha": 0.45, **kwargs})
+    _plot_medians(groups)
+    is_wide = data[metric].max() > 20 * data[metric].min() > 0
+    ax.set(yscale="log") if is_wide else ax.set_ylim(0, None)
+    ax.set_xticks(range(len(names)), [textwrap.fill(str(name), 13) for name in names], fontsize="small")
+    ax.set(xlabel=x, ylabel=METRICS[metric] + (", logarithmic" if is_wide else ""))
+    return ax
+
+
+def _color_options(data: pd.DataFrame, hue: str | None) -> dict[str, Any]:
+    palette = sns.color_palette("colorblind")
+    if hue is None:
+        return {"color": palette[0]}
+    levels = levels_of(data, hue)
+    return {"hue": hue, "hue_order": levels, "palette": list(islice(cycle(palette), len(levels)))}
+
+
+def _plot_medians(groups: dict[str, Any]) -> None:
+    n_hues = len(groups.get("hue_order", [None]))
+    style = {"estimator": "median", "errorbar": None, "linestyle": "none", "markersize": 7}
+    markers = list(islice(cycle(_MARKERS), n_hues)) if "hue" in groups else _MARKERS[0]
+    sns.pointplot(**groups, dodge=0.8 - 0.8 / n_hues if n_hues > 1 else False, markers=markers, **style)
+    if "hue" in groups:
+        sns.move_legend(groups["ax"], "center left", bbox_to_anchor=(1.01, 0.5), frameon=False)

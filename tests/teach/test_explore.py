@@ -1,4 +1,4 @@
-"""explore(): its menus change what is drawn, and without menus, a front end or a kernel a picture remains."""
+"""explore(): menus change what is drawn; without menus, a front end or a kernel there is still a picture."""
 
 import base64
 import io
@@ -13,8 +13,7 @@ from PIL import Image
 
 import labkit as lk
 from labkit.lab import notebooks
-from labkit.teach.explore import WIDGET_VIEW
-from labkit.teach.factors import factors_of, plot_runs, pooled_over
+from labkit.teach.explore import WIDGET_VIEW, factors_of, plot_runs, pooled_over
 
 
 @pytest.fixture
@@ -26,7 +25,7 @@ def frame(frame_of):
 
 
 def _medians(ax):
-    """Heights of the groups' markers, left to right."""
+    """Heights of the groups' markers, from left to right."""
     points = [(x, y) for line in ax.lines for x, y in zip(line.get_xdata(), line.get_ydata(), strict=True)]
     return [y for _, y in sorted(points)]
 
@@ -101,21 +100,18 @@ def _is_png(text):
     return picture.format == "PNG" and len(picture.convert("L").getcolors()) > 10
 
 
-def test_a_notebook_gets_menus_and_a_picture_in_one_output(frame):
+def test_a_notebook_gets_menus_and_a_picture_in_one_output(frame, monkeypatch):
     bundle = lk.explore(frame)._repr_mimebundle_()
     assert set(bundle) == {"text/plain", "image/png", WIDGET_VIEW}
     assert bundle[WIDGET_VIEW]["model_id"]
     assert _is_png(bundle["image/png"])
     assert "images per second by variant and num_workers" in bundle["text/plain"]
-
-
-def test_without_ipywidgets_a_picture_is_left(frame, monkeypatch):
     monkeypatch.setitem(sys.modules, "ipywidgets", None)
     explorer = lk.explore(frame, x="storage", hue="variant", metric="cpu_s")
     bundle = explorer._repr_mimebundle_()
     assert set(bundle) == {"text/plain", "image/png"}
     assert _is_png(bundle["image/png"])
-    assert "ipywidgets is not installed" in repr(explorer)
+    assert "ipywidgets is not installed" in bundle["text/plain"]
     assert explorer.ax.get_ylabel() == "CPU seconds"
 
 
@@ -127,12 +123,12 @@ def test_a_script_draws_no_figure_that_waits_to_be_shown(frame):
 @pytest.mark.parametrize(
     ("change", "options", "message"),
     [
-        (lambda frame: frame, {"x": "color"}, "'color' cannot be drawn: choose from variant, num_workers, storage"),
-        (lambda frame: frame, {"hue": "color"}, "'color' cannot be drawn"),
-        (lambda frame: frame, {"metric": "joy"}, "'joy' cannot be drawn: choose from images_per_s, first_batch_s"),
-        (lambda frame: frame.iloc[:0], {}, "there are no runs"),
+        (lambda frame: frame, {"x": "color"}, "x must be one of variant, num_workers, storage, got 'color'"),
+        (lambda frame: frame, {"hue": "color"}, "hue must be one of"),
+        (lambda frame: frame, {"metric": "joy"}, "metric must be one of images_per_s, first_batch_s"),
+        (lambda frame: frame.iloc[:0], {}, "got no runs"),
         (lambda frame: frame.iloc[:3], {}, "nothing varies"),
-        (lambda frame: frame.assign(env_id=["a", "b"] * 6), {}, "runs of one machine are wanted; there are a, b"),
+        (lambda frame: frame.assign(env_id=["a", "b"] * 6), {}, "runs must come from one machine, got a, b"),
     ],
 )
 def test_what_cannot_be_explored_is_refused(frame, change, options, message):
