@@ -1,26 +1,27 @@
 """One function over many items: in processes or threads of this machine, or on a Ray cluster, with the same results.
 
-Items travel in chunks, sized so that one takes about `_CHUNK_S`: cheap items are not drowned in messages, and dear ones
-do not wait for one another. An outcome is `(value, None)` or `(None, error text)`; an error is passed on, not raised.
+Items travel in chunks that take about `_CHUNK_S` each: cheap items do not pay for one message each, and slow ones do
+not wait for one another. An outcome is `(value, None)` or `(None, error text)`: errors are passed on, not raised.
 """
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import AbstractContextManager, closing, contextmanager
 from typing import Any
 
+from labkit.core.arguments import require_choice, require_int
 from labkit.core.machine import usable_cores
-from labkit.core.mapping.pools import Outcome, Submit, format_error, process_pool, then, thread_pool
+from labkit.core.mapping.pools import Outcome, Pool, format_error, process_pool, then, thread_pool
 from labkit.core.progress import progress_bar
 
 ENGINES = ("local", "threads", "ray")
 
 _CHUNK_S = 0.05
-_LARGEST_CHUNK = 1000
-_MOST_NAMED = 10
+_MAX_CHUNK_ITEMS = 1000
+_MAX_LISTED_FAILURES = 10
 
-OpenPool = Callable[[], AbstractContextManager[Submit]]
+OpenPool = Callable[[], AbstractContextManager[Pool]]
 
 
 class ItemErrors(RuntimeError):
@@ -31,14 +32,14 @@ class ItemErrors(RuntimeError):
     """
 
     def __init__(self, failures: dict[str, str], results: list):
-        super().__init__(failures, results)  # as they are, so that the error can be pickled
+        super().__init__(failures, results)  # unchanged, so that the error can be pickled
         self.failures, self.results = failures, results
 
     def __str__(self) -> str:
-        named = "; ".join(f"{key}: {text}" for key, text in list(self.failures.items())[:_MOST_NAMED])
-        more = len(self.failures) - _MOST_NAMED
-        others = f"; and {more} more (see .failures)" if more > 0 else ""
-        return f"{len(self.failures)} of {len(self.results)} items failed, the others are done: {named}{others}"
+        listed = "; ".join(f"{key}: {text}" for key, text in list(self.failures.items())[:_MAX_LISTED_FAILURES])
+        n_more = len(self.failures) - _MAX_LISTED_FAILURES
+        more = f"; and {n_more} more (see .failures)" if n_more > 0 else ""
+        return f"{len(self.failures)} of {len(self.results)} items failed, the others are done: {listed}{more}"
 
 
 def map_items(
@@ -56,52 +57,42 @@ def map_items(
 ) -> list:
     """`[function(item) for item in items]`, spread over cores or machines; one failed item does not stop the others.
 
-    Functions and items may come from notebook cells, and need no import in the workers. A script that uses processes
-    calls this under `if __name__ == "__main__":`. A worker that dies (out of memory, crash in C code) costs nothing but
-    time: what it had in hand is tried once more, each item alone, and reported if it kills its worker again.
+    Functions and items may come from notebook cells. Scripts that use processes call this under
+    `if __name__ == "__main__":`. If a worker dies (out of memory, crash in C code), the items that it held are run
+    again, one by one; an item that kills its worker again is reported.
 
     Args:
-        function: Called with one item. What it writes must be whole or absent after a kill (`write_whole`).
-        items: Read whole before the start.
-        engine: `"local"`: processes, started afresh, so that threads and CUDA in this process do no harm. `"threads"`:
-            for a function that releases the GIL. `"ray"`: a Ray cluster whose machines share the filesystem and have
-            the same labkit installed; extra `cluster`.
+        function: Called with one item; it may be killed midway, so it must write files with `write_atomic`.
+        items: Read completely before the start.
+        engine: `"local"`: new processes. `"threads"`: for a function that releases the GIL. `"ray"`: a cluster whose
+            machines share the filesystem and have this labkit installed; extra `cluster`.
         key: Name of an item, for the report of failures.
-        is_done: Items for which this is true, asked here before the start, are left out and give None: a resume.
-        num_workers: Default: the usable cores, or all cores of the Ray cluster. `"local"` and `"threads"` with 0 or 1
-            run in this process, where a crash is a crash of this process.
-        address: Ray cluster to join, such as `"auto"` or `"10.0.0.1:6379"`. None: the one that is already joined, else
-            `RAY_ADDRESS`, else a cluster of this machine alone, which ends with the call.
-        progress: Show a live bar.
-        description: Words before the bar.
-        unit: What an item is called on the bar.
+        is_done: Items for which this is true before the start are left out and give None.
+        num_workers: Default: all usable cores. `"local"` and `"threads"` run in this process if it is 0 or 1.
+        address: Ray cluster, such as `"10.0.0.1:6379"`. Default: one already joined, `RAY_ADDRESS`, or a temporary one.
+        progress, description, unit: Whether to show a live bar, its title, and what it calls an item.
 
-    Returns:
-        Results in the order of the items.
+    Returns: Results in the order of the items.
 
     Raises:
         ItemErrors: some items failed; has their keys and texts, and the results of the others.
-        ValueError: unknown engine, negative `num_workers`, or an `address` for another engine than Ray.
-        RuntimeError: no worker can start, or none can load the function.
-        ImportError: `engine="ray"` without Ray; names the extra.
-        ConnectionError: no Ray cluster at `address`.
+        ValueError: unknown engine, negative `num_workers`, or an `address` without `engine="ray"`.
+        RuntimeError: no worker can start and load the function.
+        ImportError, ConnectionError: no Ray; no Ray cluster at `address`.
 
     Taught in: notebooks/08_shard_formats.ipynb
     """
     check_engine(engine, num_workers, address)
     items = list(items)
-    remaining = [position for position, item in enumerate(items) if is_done is None or not is_done(item)]
     results, errors = [None] * len(items), {}
+    remaining = [position for position, item in enumerate(items) if is_done is None or not is_done(item)]
+    outcomes = _iter_outcomes(function, items, remaining, engine, num_workers, address)
     options = {"show": progress, "total": len(items), "initial": len(items) - len(remaining), "desc": description}
-    # Closed at once on Ctrl-C: a traceback that is kept, as a notebook keeps it, would hold the workers alive.
-    with (
-        progress_bar(unit=unit, **options) as bar,
-        closing(_outcomes(function, items, remaining, engine, num_workers, address)) as outcomes,
-    ):
+    # Closed at once on Ctrl-C: a stored traceback, as in a notebook, would keep the workers alive.
+    with progress_bar(unit=unit, **options) as bar, closing(outcomes):
         for position, (value, error) in outcomes:
-            if error is None:
-                results[position] = value
-            else:
+            results[position] = value
+            if error is not None:
                 errors[position] = error
             bar.update()
     if errors:
@@ -110,22 +101,19 @@ def map_items(
 
 
 def check_engine(engine: str, num_workers: int | None = None, address: str | None = None) -> None:
-    """Refuse, by ValueError, what `map_items` would: for callers that make folders first."""
-    if engine not in ENGINES:
-        raise ValueError(f"unknown engine {engine!r}: choose one of {', '.join(ENGINES)}")
-    if num_workers is not None and num_workers < 0:
-        raise ValueError(f"num_workers={num_workers}: it cannot be negative")
+    """Raise the ValueErrors of `map_items`: for callers that do other work first."""
+    require_choice("engine", engine, ENGINES)
+    if num_workers is not None:
+        require_int("num_workers", num_workers, 0)
     if address is not None and engine != "ray":
-        raise ValueError(f"address={address!r} is a Ray cluster's: engine={engine!r} runs here, engine='ray' there")
+        raise ValueError(f"address must be None unless engine='ray', got {address!r} with engine={engine!r}")
 
 
-def _outcomes(
+def _iter_outcomes(
     function: Callable, items: list, remaining: list[int], engine: str, num_workers: int | None, address: str | None
 ) -> Iterator[tuple[int, Outcome]]:
-    """(position, outcome) of every item in `remaining`, as they come."""
-    if not remaining:
-        return
-    if engine == "ray":
+    """(position, outcome) of every item in `remaining`, in the order of completion."""
+    if engine == "ray" and remaining:
         from labkit.core.mapping.ray import joined_cluster, ray_pool
 
         with joined_cluster(address, num_workers) as num_tasks:
@@ -140,44 +128,43 @@ def _outcomes(
 
 
 def _spread(open_pool: OpenPool, items: list, remaining: list[int], window: int) -> Iterator[tuple[int, Outcome]]:
-    """Outcomes from pools with at most `window` chunks in flight; what a dying worker had in hand is tried again."""
+    """Outcomes from pools with at most `window` chunks in flight; items that a dying worker held run again."""
     waiting = deque(remaining)
     while waiting:
         lost: deque[int] = deque()
-        with _checked(open_pool) as submit:
-            yield from _drain(submit, items, waiting, window, lost)
-        while lost:  # a pool that lost a worker may be of no more use: each pass opens a new one
-            with _checked(open_pool) as submit:
-                yield from _one_by_one(submit, items, lost)
+        with _open_checked(open_pool) as pool:
+            yield from _run_chunks(pool, items, waiting, window, lost)
+        while lost:  # a pool may be useless once a worker has died: each pass opens a new one
+            with _open_checked(open_pool) as pool:
+                yield from _run_one_by_one(pool, items, lost)
 
 
 @contextmanager
-def _checked(open_pool: OpenPool) -> Iterator[Submit]:
-    """The pool, after an empty chunk: what no worker can load fails here, once, and not under the key of each item."""
-    with open_pool() as submit:
+def _open_checked(open_pool: OpenPool) -> Iterator[Pool]:
+    """A pool that has run an empty chunk: a function that no worker can load fails here, once, not for each item."""
+    with open_pool() as pool:
         try:
-            submit([]).result()
+            pool.result(pool.submit([]))
         except Exception as error:
             raise RuntimeError(
                 f"no worker can start and load the function ({format_error(error)}): "
                 "in a script, call this under `if __name__ == '__main__':`"
             ) from error
-        yield submit
+        yield pool
 
 
-def _drain(
-    submit: Submit, items: list, waiting: deque[int], window: int, lost: deque[int]
+def _run_chunks(
+    pool: Pool, items: list, waiting: deque[int], window: int, lost: deque[int]
 ) -> Iterator[tuple[int, Outcome]]:
     """Outcomes of `waiting`, until it is empty or a worker dies; what was in flight then goes to `lost`."""
     size, in_flight = 1, {}
     while in_flight or (waiting and not lost):
-        while waiting and not lost and len(in_flight) < window:
-            chunk = [waiting.popleft() for _ in range(min(size, len(waiting)))]
-            in_flight[submit([items[position] for position in chunk])] = chunk
+        if not lost:
+            _submit_chunks(pool, items, waiting, in_flight, size, window)
         for future in wait(in_flight, return_when=FIRST_COMPLETED).done:
             chunk = in_flight.pop(future)
             try:
-                seconds, outcomes = future.result()
+                seconds, outcomes = pool.result(future)
             except Exception:
                 lost.extend(chunk)
                 continue
@@ -185,18 +172,26 @@ def _drain(
             yield from zip(chunk, outcomes, strict=True)
 
 
+def _submit_chunks(
+    pool: Pool, items: list, waiting: deque[int], in_flight: dict[Future, list[int]], size: int, window: int
+) -> None:
+    while waiting and len(in_flight) < window:
+        chunk = [waiting.popleft() for _ in range(min(size, len(waiting)))]
+        in_flight[pool.submit([items[position] for position in chunk])] = chunk
+
+
 def _next_size(size: int, seconds: float, fair_share: int) -> int:
-    """Items of the next chunk, for `_CHUNK_S` of work; at the end less, so that no worker is left with all of it."""
+    """Items of the next chunk, for `_CHUNK_S` of work; fewer near the end, so that all workers have a share."""
     fitting = int(size * _CHUNK_S / max(seconds, 1e-9))
-    return max(1, min(fitting, 2 * size, _LARGEST_CHUNK, fair_share))
+    return max(1, min(fitting, 2 * size, _MAX_CHUNK_ITEMS, fair_share))
 
 
-def _one_by_one(submit: Submit, items: list, lost: deque[int]) -> Iterator[tuple[int, Outcome]]:
+def _run_one_by_one(pool: Pool, items: list, lost: deque[int]) -> Iterator[tuple[int, Outcome]]:
     """Outcomes of `lost`, each item alone, up to the first that kills its worker again."""
     while lost:
         position = lost.popleft()
         try:
-            _, outcomes = submit([items[position]]).result()
+            _, outcomes = pool.result(pool.submit([items[position]]))
         except Exception as error:
             yield position, (None, f"its worker died twice ({format_error(error)})")
             return

@@ -1,10 +1,9 @@
-"""A Ray cluster for `labkit.core.mapping.engines`: tasks go where cores are free, and anew when a machine is lost."""
+"""A Ray cluster for `map_items`: tasks run where cores are free, and again if a machine is lost."""
 
 import logging
 import os
 import socket
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
@@ -12,78 +11,73 @@ from types import ModuleType
 import psutil
 
 from labkit.core.machine import usable_cores
-from labkit.core.mapping.pools import Outcome, Submit, pack, run_packed, unpacking
+from labkit.core.mapping.pools import Outcome, Pool, pack_items, run_packed, unpack_result
 
-_PATIENCE_S = 5.0
+_TIMEOUT_S = 5.0
 
 
 @contextmanager
 def joined_cluster(address: str | None, num_tasks: int | None) -> Iterator[int]:
-    """How many tasks to keep submitted, while the cluster is joined; one that was joined before stays so."""
+    """How many tasks to keep submitted, while the cluster is joined; a cluster joined earlier stays joined."""
     ray = _import_ray()
-    is_ours = not ray.is_initialized()
-    if is_ours:
+    joins = not ray.is_initialized()
+    if joins:
         _join(ray, address or os.environ.get("RAY_ADDRESS"))
     try:
         yield 2 * max(1, int(ray.cluster_resources().get("CPU", 1))) if num_tasks is None else max(1, num_tasks)
     finally:
-        if is_ours:
+        if joins:
             ray.shutdown()
 
 
 @contextmanager
-def ray_pool(function: Callable) -> Iterator[Submit]:
-    """Tasks of one core each. Ray sends the function once to every worker process, by value if it is a notebook's.
+def ray_pool(function: Callable) -> Iterator[Pool]:
+    """Tasks of one core each. Ray sends the function once to each worker process, by value if a notebook defines it.
 
-    A task whose machine or worker is lost is tried three times more, Ray's default, before the engine hears of it.
+    Ray itself tries a task three more times (its default) if its machine or worker is lost.
     """
 
-    def map_items(packed: list[Outcome]):  # the name that Ray's own messages show
+    def map_items(packed: list[Outcome]):  # the name that Ray shows in its messages
         return run_packed(function, packed)
 
     task = _import_ray().remote(num_cpus=1)(map_items)
-
-    def submit(items: list) -> Future:
-        return unpacking(task.remote(pack(items)).future())
-
-    yield submit
+    yield Pool(lambda items: task.remote(pack_items(items)).future(), unpack_result)
 
 
 def _join(ray: ModuleType, address: str | None) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    alone = {} if address else {"num_cpus": usable_cores(), "include_dashboard": False}
+    options = {} if address else {"num_cpus": usable_cores(), "include_dashboard": False}
     before = set(psutil.Process().children())
     try:
-        _check_answers(address)
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **alone)
-    except Exception as error:  # the plain class where a node does not start in time
-        _end({child for child in psutil.Process().children() if _runs(child, Path(ray.__file__).parent)} - before)
+        _check_reachable(address)
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **options)
+    except Exception as error:  # a plain Exception if a node does not start in time
+        _kill({child for child in psutil.Process().children() if _runs(child, Path(ray.__file__).parent)} - before)
         raise ConnectionError(
             f"no Ray cluster could be joined at {address or 'this machine'} ({error}): "
             "start one with `ray start --head`, and give its address as host:port"
         ) from error
 
 
-def _end(processes: set[psutil.Process]) -> None:
-    """What Ray started before it failed, which it would keep until this process ends."""
+def _kill(processes: set[psutil.Process]) -> None:
+    """End what Ray started before it failed, and would keep until this process ends."""
     for process in processes:
         with suppress(psutil.NoSuchProcess):
             process.kill()
-    psutil.wait_procs(processes, timeout=_PATIENCE_S)
+    psutil.wait_procs(processes, timeout=_TIMEOUT_S)
 
 
 def _runs(process: psutil.Process, program: Path) -> bool:
-    try:
+    with suppress(psutil.Error):
         return str(program) in " ".join(process.cmdline())
-    except psutil.Error:
-        return False
+    return False
 
 
-def _check_answers(address: str | None) -> None:
-    """Ray itself would try for more than a minute, and then end this process."""
+def _check_reachable(address: str | None) -> None:
+    """Fail at once; Ray would try for more than a minute, and then end this process."""
     host, _, port = (address or "").rpartition(":")
     if port.isdecimal():
-        socket.create_connection((host, int(port)), timeout=_PATIENCE_S).close()
+        socket.create_connection((host, int(port)), timeout=_TIMEOUT_S).close()
 
 
 def _import_ray() -> ModuleType:

@@ -20,6 +20,7 @@ import pytest
 from labkit.core.atomic import write_atomic
 from labkit.core.mapping import engines as engine_module
 from labkit.core.mapping.engines import ItemErrors, map_items
+from labkit.core.mapping.pools import Pool
 from labkit.data.samples.photos import make_photos, photo_bytes, photo_key
 
 # As if its functions stood in a notebook: workers cannot import a test module.
@@ -203,7 +204,7 @@ def test_an_interrupt_in_this_process_ends_the_call():
     ("options", "said"),
     [
         ({"engine": "dask"}, "local, threads, ray"),
-        ({"num_workers": -1}, "num_workers=-1"),
+        ({"num_workers": -1}, "num_workers must be an integer >= 0, got -1"),
         ({"address": "10.0.0.1:6379"}, "engine='ray'"),
     ],
 )
@@ -240,7 +241,7 @@ def test_a_bounded_number_of_items_is_in_flight():
             in_flight.discard(future)
             future.set_result((1e-9, [(item, None) for item in items]))
 
-        yield submit
+        yield Pool(submit, Future.result)
 
     count = 50_000
     outcomes = engine_module._spread(pool, list(range(count)), list(range(count)), 4)
