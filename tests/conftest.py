@@ -2,7 +2,9 @@
 
 import os
 import re
+from functools import cache
 from importlib.util import find_spec
+from pathlib import Path
 
 import matplotlib
 import psutil
@@ -74,6 +76,34 @@ def _same_environment():
     yield
     os.environ.clear()
     os.environ.update(before)
+
+
+N_PHOTOS = 24
+
+
+@pytest.fixture(scope="session")
+def photos(tmp_path_factory) -> Path:
+    """24 photos and their manifest, made once for all tests: to read, never to change."""
+    from labkit import make_photos
+
+    return make_photos(tmp_path_factory.mktemp("photos") / "set", N_PHOTOS, progress=False)
+
+
+@pytest.fixture(scope="session")
+def first_photos(photos, tmp_path_factory):
+    """`first_photos(n)`: a folder of the first n of `photos`, n up to 24, without a manifest: to read."""
+    from labkit.data.samples.photos import photo_key
+
+    @cache
+    def link(count: int) -> Path:
+        assert count <= N_PHOTOS
+        folder = tmp_path_factory.mktemp("first_photos")
+        for key in map(photo_key, range(count)):
+            (folder / key).parent.mkdir(exist_ok=True)
+            os.link(photos / key, folder / key)
+        return folder
+
+    return link
 
 
 @pytest.fixture

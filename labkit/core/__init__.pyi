@@ -23,6 +23,11 @@ from .names import (
 )
 from .png import png_base64 as png_base64, png_bytes as png_bytes
 from .progress import progress_bar as progress_bar
+from .resume import (
+    check_count as check_count, check_same_job as check_same_job, claim_folder as claim_folder,
+    damage_named as damage_named, foreign_names as foreign_names, holds_record as holds_record,
+    read_record as read_record, write_record as write_record,
+)
 from .rng import preserve_rng_state as preserve_rng_state
 from .scratch import ScratchFolder as ScratchFolder
 from .stdio import print_utf8 as print_utf8

@@ -4,13 +4,14 @@ import contextlib
 import os
 import re
 import shutil
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 
-from labkit.core import PackedStrings, atomic_path, file_lock, sibling_path
+from labkit.core import PackedStrings, atomic_path, check_same_job, file_lock, foreign_names, require_int, sibling_path
 from labkit.core.mapping import ItemErrors, check_engine, map_items
 from labkit.data.decoders import load_decoder
 from labkit.data.pixels.format import Origin, PixelError, pixels_start, read_head
@@ -18,7 +19,7 @@ from labkit.data.pixels.parts import Part, fill_in_head, make_part, planned
 from labkit.data.stores import Store, open_store
 
 _WHOLE = "whole.pixels"
-_OURS = re.compile(r"(part-\d{6,}|whole)\.pixels|\.\d+-[0-9a-f]{8}\.partial")
+_OWN_NAMES = re.compile(r"(part-\d{6,}|whole)\.pixels|\.\d+-[0-9a-f]{8}\.partial")
 _COPY_BYTES = 1 << 24
 
 
@@ -34,8 +35,7 @@ def build_pixels(
     progress: bool,
 ) -> None:
     """What `PixelStore.build` does."""
-    if short_side < 1:
-        raise ValueError(f"short_side={short_side}: at least one pixel is wanted")
+    require_int("short_side", short_side)
     check_engine(engine, num_workers, address)
     load_decoder(decoder)  # an unknown or a missing one is one error here, and not one for each image
     store = source if isinstance(source, Store) else open_store(source)
@@ -45,32 +45,29 @@ def build_pixels(
         raise PixelError(f"{path} is not built: the source holds no image")
     folder = sibling_path(path, ".parts")
     with file_lock(sibling_path(path, ".lock", hidden=True)):
-        _check_folder(folder)
-        if not _is_there(path, origin):
+        _check_parts_folder(folder)
+        if not _is_built(path, origin):
             options = {"engine": engine, "num_workers": num_workers, "address": address, "progress": progress}
             _make_all(store, folder, parts, options)
             _put_together(path, folder, origin, parts)
         _remove(folder)
 
 
-def _check_folder(folder: Path) -> None:
+def _check_parts_folder(folder: Path) -> None:
     """The folder will be removed: nothing may be there but what a build writes."""
-    foreign = [name for name in os.listdir(folder) if not _OURS.fullmatch(name)] if folder.exists() else []
-    if foreign:
-        raise PixelError(f"{folder} holds {foreign[0]!r}, which no build wrote: move it away, or choose another path")
+    if foreign := foreign_names(folder, _OWN_NAMES.fullmatch):
+        raise PixelError(f"{folder} holds {foreign[0]!r}, not written by a build: move it away, or choose another path")
 
 
-def _is_there(path: Path, origin: Origin) -> bool:
-    """Whether this very store is built. Raises PixelError where something else has its name."""
+def _is_built(path: Path, origin: Origin) -> bool:
+    """Whether `path` holds these very pixels. Raises PixelError where it holds anything else."""
     if not path.exists():
         return False
-    found = read_head(path).origin
-    if found == origin:
-        return True
-    pairs = [(name, getattr(found, name), getattr(origin, name)) for name in ("short_side", "decoder")]
-    differing = [f"{name} {there!r}, not {wanted!r}" for name, there, wanted in pairs if there != wanted]
-    what = ", ".join(differing) or "another source's"
-    raise PixelError(f"{path} holds other pixels ({what}): choose another path, or remove it")
+    found, asked = asdict(read_head(path).origin), asdict(origin)
+    if len({found.pop("digest"), asked.pop("digest")}) == 2:
+        records = (found, asked) if found != asked else ({"source": "another"}, {"source": "this one"})
+        check_same_job(path, *records, what="pixels", remedy="choose another path, or remove it", error=PixelError)
+    return True
 
 
 def _make_all(store: Store, folder: Path, parts: list[Part], options: dict) -> None:
@@ -109,7 +106,7 @@ def _append(file: BinaryIO, part_file: BinaryIO) -> None:
 def _remove(folder: Path) -> None:
     """The parts, and what killed runs left."""
     if folder.exists():
-        for name in filter(_OURS.fullmatch, os.listdir(folder)):
+        for name in filter(_OWN_NAMES.fullmatch, os.listdir(folder)):
             (folder / name).unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # a worker of a killed run may be dying only now, and write until then
             folder.rmdir()

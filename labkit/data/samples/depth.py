@@ -6,7 +6,6 @@ them as far away as they were, so every stored depth is a true one; where none w
 """
 
 import io
-import json
 import os
 import tarfile
 from functools import cache, partial
@@ -15,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageEnhance
 
-from labkit.core import atomic_path, write_atomic
+from labkit.core import atomic_path, check_count, claim_folder, require_int, write_atomic
 from labkit.core.mapping import map_items
 
 LIST_NAME = "filename_list_train.txt"
@@ -70,9 +69,9 @@ def make_depth(
     Taught in: notebooks/09_marigold_storage.ipynb
     """
     root = Path(root)
-    if count < 1:
-        raise ValueError(f"count={count}: at least one pair is needed")
-    _claim(root, seed, count)
+    require_int("count", count)
+    claim_folder(root, SETTINGS_NAME, {"depth pairs": "stereo_motorcycle", "seed": seed}, what="depth pairs")
+    check_count(root, len(list((root / FOLDER_NAME).glob("*/rgb_*.png"))), count, what="depth pairs")
     pairs = [pair_names(number) for number in range(count)]
     map_items(
         partial(_make_pair, root / FOLDER_NAME, seed), range(count), engine=engine, num_workers=num_workers,
@@ -170,22 +169,3 @@ def _make_pair(folder: Path, seed: int, number: int) -> None:
 
 def _is_done(folder: Path, number: int) -> bool:
     return all((folder / name).is_file() for name in pair_names(number))
-
-
-def _claim(root: Path, seed: int, count: int) -> None:
-    """Refuse a folder that holds something else; mark it as this set's."""
-    path, settings = root / SETTINGS_NAME, {"depth pairs": "stereo_motorcycle", "seed": seed}
-    remedy = "choose another folder, or remove this one"
-    # Listed before the settings are asked for: another process that makes the same set may write them in between.
-    foreign = root.exists() and any(not name.endswith(".partial") for name in os.listdir(root))
-    if path.exists():
-        found = path.read_bytes().decode(errors="replace")
-        if found != json.dumps(settings):
-            raise ValueError(f"{root} holds the set {found}, not {json.dumps(settings)}: {remedy}")
-    elif foreign:
-        raise ValueError(f"{root} is not empty and holds no depth pairs: {remedy}")
-    else:
-        write_atomic(path, json.dumps(settings).encode())
-    n_found = len(list((root / FOLDER_NAME).glob("*/rgb_*.png")))
-    if n_found > count:
-        raise ValueError(f"{root} holds {n_found} pairs, more than {count}: {remedy}")

@@ -6,7 +6,6 @@ that its JPEG has the entropy of a camera's. Entropy is what decoding time follo
 
 import hashlib
 import io
-import json
 import os
 from dataclasses import dataclass
 from functools import cache, partial
@@ -15,7 +14,15 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageEnhance
 
-from labkit.core import write_atomic
+from labkit.core import (
+    check_count,
+    claim_folder,
+    damage_named,
+    require_choice,
+    require_int,
+    write_atomic,
+    write_record,
+)  # fmt: skip
 from labkit.core.mapping import check_engine, map_items
 
 MANIFEST = "manifest.json"
@@ -105,24 +112,21 @@ def make_photos(
     Taught in: notebooks/01_naive_pil.ipynb
     """
     root, settings = Path(root), {"profile": profile, "seed": seed}
-    if profile not in PROFILES:
-        raise ValueError(f"unknown profile {profile!r}: choose one of {', '.join(PROFILES)}")
-    if count < 1:
-        raise ValueError(f"count={count}: at least one photo is needed")
+    require_choice("profile", profile, PROFILES)
+    require_int("count", count)
     check_engine(engine, num_threads, address)
-    manifest = _read_manifest(root, settings, count)
+    manifest = _claim_folder(root, settings, count)
     missing = [number for number in range(count) if not _is_done(root, manifest, photo_key(number))]
     if not missing:
         return root
-    root.mkdir(parents=True, exist_ok=True)
-    _write_manifest(root, settings, manifest)  # claims the folder, so that another set cannot be mixed in
     # Files of an interrupted run are whole, having been renamed into place: they are taken as they are.
     adopt = {number for number in missing if photo_key(number) not in manifest}
     make = partial(_make_one, root.absolute(), adopt, profile, seed)
     options = {"engine": engine, "num_workers": num_threads, "address": address, "progress": progress}
     rows = map_items(make, missing, key=photo_key, description=f"{profile} photos", unit="photo", **options)
     manifest |= {row["key"]: row for row in rows}
-    _write_manifest(root, settings, manifest)
+    photos = sorted(manifest.values(), key=lambda row: row["key"])
+    write_record(root / MANIFEST, {"settings": settings, "photos": photos}, indent=1)
     return root
 
 
@@ -194,32 +198,10 @@ def _is_done(root: Path, manifest: dict[str, dict], key: str) -> bool:
     return row is not None and path.is_file() and path.stat().st_size == row["bytes"]
 
 
-def _read_manifest(root: Path, settings: dict, count: int) -> dict[str, dict]:
-    path = root / MANIFEST
-    # Listed before the manifest is asked for: another process that makes the same set may write it in between.
-    foreign = root.exists() and any(not name.endswith(".partial") for name in os.listdir(root))
-    if not path.exists():
-        if foreign:
-            raise ValueError(f"{root} is not empty and holds no photo set: choose another folder")
-        return {}
-    try:
-        content = json.loads(path.read_text())
-        found, rows = content["settings"], {row["key"]: row for row in content["photos"] if row["bytes"]}
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ValueError(
-            f"{path} is not a photo manifest ({error}): remove the folder and make the photos again"
-        ) from error
-    if found != settings:
-        raise ValueError(
-            f"{root} holds photos of {found}, not of {settings}: choose another folder, or remove this one"
-        )
-    if len(rows) > count:
-        raise ValueError(
-            f"{root} holds {len(rows)} photos, more than {count}: choose another folder, or remove this one"
-        )
+def _claim_folder(root: Path, settings: dict, count: int) -> dict[str, dict]:
+    """Rows of the photos that an earlier run finished, by key."""
+    content = claim_folder(root, MANIFEST, {"settings": settings, "photos": []}, what="photos", key="settings")
+    with damage_named(root / MANIFEST):
+        rows = {row["key"]: row for row in content["photos"] if row["bytes"]}
+    check_count(root, len(rows), count, what="photos")
     return rows
-
-
-def _write_manifest(root: Path, settings: dict, rows: dict[str, dict]) -> None:
-    photos = sorted(rows.values(), key=lambda row: row["key"])
-    write_atomic(root / MANIFEST, json.dumps({"settings": settings, "photos": photos}, indent=1).encode())

@@ -496,7 +496,11 @@ def test_nothing_is_left_of_an_interrupted_tar(made, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("options", "said"),
-    [({"seed": 1}, "holds the set"), ({"count": 2}, "3 pairs, more than 2"), ({"count": 0}, "count=0")],
+    [
+        ({"seed": 1}, r"other depth pairs \(seed 0, not 1\)"),
+        ({"count": 2}, "3 depth pairs, more than 2"),
+        ({"count": 0}, "count must be an integer >= 1"),
+    ],
 )
 def test_another_set_is_not_mixed_in(made, options, said):
     before = contents(made)

@@ -169,7 +169,7 @@ def test_a_changed_image_is_made_again_and_its_neighbours(own_images, stopped, t
 def test_a_folder_with_other_files_is_left_alone(own_images, stopped, expected):
     parts = parts_of(stopped)
     (parts / "thesis.txt").write_text("mine")
-    with pytest.raises(PixelError, match=r"p.parts holds 'thesis.txt', which no build wrote: move it away"):
+    with pytest.raises(PixelError, match=r"p.parts holds 'thesis.txt', not written by a build: move it away"):
         build(own_images, stopped)
     assert (parts / "thesis.txt").read_text() == "mine"
     assert len(os.listdir(parts)) == 25
@@ -205,9 +205,9 @@ def test_other_settings_are_refused(images, tmp_path, settings, said):
 def test_another_source_is_refused(own_images, tmp_path):
     build(own_images, tmp_path / "p")
     save(own_images / "a" / "00.png", 0, (30, 30))
-    assert_refused(own_images, tmp_path / "p", r"p holds other pixels \(another source's\)")
+    assert_refused(own_images, tmp_path / "p", r"p holds other pixels \(source 'another', not 'this one'\)")
     (own_images / "a" / "00.png").unlink()
-    assert_refused(own_images, tmp_path / "p", r"p holds other pixels \(another source's\)")
+    assert_refused(own_images, tmp_path / "p", r"p holds other pixels \(source 'another', not 'this one'\)")
 
 
 def test_a_foreign_file_is_not_overwritten(images, tmp_path):
@@ -226,7 +226,7 @@ def assert_refused(source, path: Path, said: str, **settings) -> None:
 @pytest.mark.parametrize(
     ("source", "settings", "said"),
     [
-        (None, {"short_side": 0}, "short_side=0"),
+        (None, {"short_side": 0}, "short_side must be an integer >= 1"),
         (None, {"decoder": "jpg"}, "decoder must be one of pil"),
         (None, {"engine": "dask"}, "local, threads, ray"),
         (None, {"address": "10.0.0.1:6379"}, "engine='ray'"),

@@ -142,21 +142,22 @@ def test_a_foreign_folder_is_left_alone(tmp_path):
     assert_refused(tmp_path, "not empty")
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"settings": {}, "photos": [{}]}', b"\xff\xfe", "null"])
+@pytest.mark.parametrize("text", ["{", "[]", "{}", b"\xff\xfe", "null"])
 def test_a_corrupt_manifest_is_named(tmp_path, text):
     (tmp_path / MANIFEST).write_bytes(text if isinstance(text, bytes) else text.encode())
-    assert_refused(tmp_path, "not a photo manifest")
+    assert_refused(tmp_path, "is damaged")
 
 
 def test_a_manifest_row_without_its_size_is_corrupt(tmp_path):
     root = make(tmp_path / "set", 1)
     settings = {"profile": "imagenet", "seed": 0}
     (root / MANIFEST).write_text(json.dumps({"settings": settings, "photos": [{"key": photo_key(0)}]}))
-    assert_refused(root, "not a photo manifest")
+    assert_refused(root, "is damaged")
 
 
 @pytest.mark.parametrize(
-    ("options", "said"), [({"count": 0}, "count=0"), ({"profile": "polaroid"}, "imagenet, camera")]
+    ("options", "said"),
+    [({"count": 0}, "count must be"), ({"profile": "polaroid"}, "imagenet, camera")],
 )
 def test_bad_arguments(tmp_path, options, said):
     with pytest.raises(ValueError, match=said):
@@ -184,24 +185,6 @@ def test_two_processes_making_the_same_set(tmp_path):
     both = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(2)]
     assert [process.wait(timeout=120) for process in both] == [0, 0]
     assert_whole(root)
-
-
-def test_a_folder_that_another_process_claims_meanwhile(tmp_path, monkeypatch):
-    """Between two looks at the empty folder, the other process puts its manifest there."""
-    monkeypatch.setattr(Path, "exists", claim_after_first_look(tmp_path, Path.exists))
-    make(tmp_path, 2)
-    monkeypatch.undo()
-    assert_whole(tmp_path, 2)
-
-
-def claim_after_first_look(root: Path, exists):
-    def look(path, **options):
-        found = exists(path, **options)
-        if path == root / MANIFEST and not found:
-            path.write_text(json.dumps({"settings": {"profile": "imagenet", "seed": 0}, "photos": []}))
-        return found
-
-    return look
 
 
 def run_script(*arguments):
