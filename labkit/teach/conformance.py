@@ -1,6 +1,6 @@
-"""The oracle set: small files that tell decoders apart, and what each decoder makes of them.
+"""The oracle set: small files that tell decoders apart, and the result of each decoder for each file.
 
-Every file shows the same picture, so the right answer is known before any decoder runs.
+All files show the same picture, so the right answer is known before any decoder runs.
 """
 
 import contextlib
@@ -31,30 +31,30 @@ def picture() -> Image.Image:
 
 @cache
 def oracle_files() -> dict[str, bytes]:
-    """Files that every decoder must read, by name: JPEG, PNG and WebP in all the forms met in the wild."""
-    return {**_jpegs(), **_exif(), **_pngs(), "webp.webp": _save(picture(), "WEBP", quality=95)}
+    """Files that every decoder must read, by name: JPEG, PNG and WebP in all forms that occur in practice."""
+    return {**_jpeg_files(), **_exif_files(), **_png_files(), "webp.webp": _encode(picture(), "WEBP", quality=95)}
 
 
 def broken_files() -> dict[str, bytes]:
     """Files that every decoder must refuse with `DecodeError`, by name."""
-    whole = {"jpeg": _save(picture(), "JPEG"), "png": _save(picture(), "PNG"), "webp": _save(picture(), "WEBP")}
-    cut = {
+    whole = {"jpeg": _encode(picture(), "JPEG"), "png": _encode(picture(), "PNG"), "webp": _encode(picture(), "WEBP")}
+    truncated = {
         f"truncated at {share:.0%}.{kind}": data[: int(len(data) * share)]
         for kind, data in whole.items()
         for share in (0.01, 0.1, 0.5, 0.9)
     }
     return {
-        **cut,
+        **truncated,
         "without its last two bytes.jpeg": whole["jpeg"][:-2],
         "empty.jpeg": b"",
         "text renamed.jpeg": b"this is not an image\n" * 40,
-        "bomb.png": _bomb(),
-        "bad chunk.png": _bad_chunk(whole["png"]),
+        "bomb.png": _make_bomb(),
+        "bad chunk.png": _damage_chunk(whole["png"]),
     }
 
 
 def reference(data: bytes) -> np.ndarray:
-    """What Pillow alone makes of `data`: uint8, shape (H, W, 3), upright. The oracle, sharing no code with `decode`."""
+    """Decode `data` with Pillow alone: uint8, shape (H, W, 3), upright. It shares no code with `decode`."""
     image = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
     if image.mode.startswith("I"):
         return np.stack([np.asarray(image) // 256] * 3, axis=-1).astype(np.uint8)
@@ -62,22 +62,22 @@ def reference(data: bytes) -> np.ndarray:
 
 
 def conformance(files: dict[str, bytes] | None = None, *, by_default: bool = False) -> pd.DataFrame:
-    """What each decoder makes of each file.
+    """Decode each file with each decoder, and compare the results with Pillow's.
 
     Args:
         files: Name -> encoded bytes; default `oracle_files()`, and `broken_files()` unless `by_default`.
-        by_default: Call each library as its first example does, without labkit's contract.
+        by_default: Call each library as in its first example, without labkit's contract.
 
     Returns:
         DataFrame: file, decoder, outcome (`same`, `differs`, `refused`), shape, mean_abs_diff (of 255, against
-        Pillow; NaN where shapes differ or nothing was decoded).
+        Pillow; NaN if the shapes differ or nothing was decoded).
     """
-    if files is None:  # broken files kill some libraries, and this process with them: see child_exits
+    if files is None:  # broken files crash some libraries, and this process with them: see child_exits
         files = oracle_files() if by_default else {**oracle_files(), **broken_files()}
-    calls = {name: call for name, call in _calls(by_default).items() if name not in missing_decoders()}
+    calls = {name: call for name, call in _decode_calls(by_default).items() if name not in missing_decoders()}
     with _quiet_stderr():
         rows = [
-            {"file": name, "decoder": decoder, **_outcome(data, call)}
+            {"file": name, "decoder": decoder, **_compare(data, call)}
             for name, data in files.items()
             for decoder, call in calls.items()
         ]
@@ -85,13 +85,13 @@ def conformance(files: dict[str, bytes] | None = None, *, by_default: bool = Fal
 
 
 def child_exits(data: bytes, decoders: Iterable[str], *, by_default: bool = False) -> dict[str, int]:
-    """Decode in a child process for each decoder, and say how the child ended.
+    """Decode with each decoder in a child process, and return how each child ended.
 
     Returns:
-        Decoder -> exit code: 0 where the image was decoded or refused, a negative signal number where the
-        process was killed (-11: segmentation fault).
+        Decoder -> exit code: 0 if the image was decoded or refused, a negative signal number if the process was
+        killed (-11: segmentation fault).
     """
-    context = multiprocessing.get_context("forkserver")  # imports torch once, then forks: a tenth of a spawn each
+    context = multiprocessing.get_context("forkserver")  # imports torch once: ten times as fast as spawn
     context.set_forkserver_preload([__name__])
     exits = {}
     for decoder in decoders:
@@ -104,12 +104,12 @@ def child_exits(data: bytes, decoders: Iterable[str], *, by_default: bool = Fals
 
 def _decode_in_child(data: bytes, decoder: str, by_default: bool) -> None:
     with _quiet_stderr(), contextlib.suppress(Exception):
-        _calls(by_default)[decoder](data)
+        _decode_calls(by_default)[decoder](data)
 
 
 @contextlib.contextmanager
 def _quiet_stderr():
-    """Silence what C libraries print about damaged files, straight to file descriptor 2."""
+    """Silence the messages about damaged files that C libraries write directly to file descriptor 2."""
     saved, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 2)
     try:
@@ -121,11 +121,11 @@ def _quiet_stderr():
 
 
 def default_call(data: bytes, decoder: str) -> np.ndarray:
-    """Decode as the library's first example does: uint8 or uint16, channels last. Raises what the library raises."""
-    return _calls(by_default=True)[decoder](data)
+    """Decode as in the library's first example: uint8 or uint16, channels last. Raises the library's own errors."""
+    return _decode_calls(by_default=True)[decoder](data)
 
 
-def _outcome(data: bytes, call: Callable[[bytes], np.ndarray]) -> dict:
+def _compare(data: bytes, call: Callable[[bytes], np.ndarray]) -> dict:
     try:
         pixels = call(data)
     except Exception as error:
@@ -143,94 +143,94 @@ def _has_reference(data: bytes) -> bool:
     return data not in broken_files().values()
 
 
-def _calls(by_default: bool) -> dict[str, Callable[[bytes], np.ndarray]]:
+def _decode_calls(by_default: bool) -> dict[str, Callable[[bytes], np.ndarray]]:
     if not by_default:
-        return {name: (lambda data, name=name: _hwc(decode(data, name))) for name in DECODERS}
+        return {name: (lambda data, name=name: _to_array(decode(data, name))) for name in DECODERS}
     return {
         "pil": lambda data: np.asarray(Image.open(io.BytesIO(data))),
-        "pil_draft": lambda data: np.asarray(_draft(data)),
-        "cv2": _cv2_default,
-        "torchvision": _torchvision_default,
-        "torchcodec": _torchcodec_default,
-        "turbojpeg": _turbojpeg_default,
+        "pil_draft": _decode_pil_draft,
+        "cv2": _decode_cv2,
+        "torchvision": _decode_torchvision,
+        "torchcodec": _decode_torchcodec,
+        "turbojpeg": _decode_turbojpeg,
     }
 
 
-def _hwc(image: torch.Tensor) -> np.ndarray:
+def _to_array(image: torch.Tensor) -> np.ndarray:
     return image.permute(1, 2, 0).numpy()
 
 
-def _draft(data: bytes) -> Image.Image:
+def _decode_pil_draft(data: bytes) -> np.ndarray:
     image = Image.open(io.BytesIO(data))
     image.draft("RGB", image.size)
-    return image
+    return np.asarray(image)
 
 
-def _cv2_default(data: bytes) -> np.ndarray:
+def _decode_cv2(data: bytes) -> np.ndarray:
     import cv2
 
-    pixels = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)  # BGR, as every forum answer has it
+    pixels = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)  # BGR, as in every forum answer
     if pixels is None:
         raise ValueError("cv2.imdecode returned nothing")
     return pixels
 
 
-def _torchvision_default(data: bytes) -> np.ndarray:
+def _decode_torchvision(data: bytes) -> np.ndarray:
     from torchvision.io import decode_image
 
-    return _hwc(decode_image(torch.frombuffer(bytearray(data), dtype=torch.uint8)))
+    return _to_array(decode_image(torch.frombuffer(bytearray(data), dtype=torch.uint8)))
 
 
-def _torchcodec_default(data: bytes) -> np.ndarray:
+def _decode_torchcodec(data: bytes) -> np.ndarray:
     from torchcodec.decoders import decode_image
 
-    return _hwc(decode_image(data))
+    return _to_array(decode_image(data))
 
 
-def _turbojpeg_default(data: bytes) -> np.ndarray:
+def _decode_turbojpeg(data: bytes) -> np.ndarray:
     import simplejpeg
 
     return simplejpeg.decode_jpeg(data)
 
 
-def _save(image: Image.Image, image_format: str, **options) -> bytes:
+def _encode(image: Image.Image, image_format: str, **options) -> bytes:
     buffer = io.BytesIO()
     image.save(buffer, image_format, **options)
     return buffer.getvalue()
 
 
-def _jpegs() -> dict[str, bytes]:
+def _jpeg_files() -> dict[str, bytes]:
     import simplejpeg
 
     pixels = np.asarray(picture())
-    sampled = {
+    subsampled = {
         f"subsampling {name}.jpeg": simplejpeg.encode_jpeg(pixels, 92, colorspace="RGB", colorsubsampling=name)
         for name in ("444", "422", "420", "440", "411")
     }
     cmyk = picture().convert("CMYK")
     return {
-        **sampled,
-        "progressive.jpeg": _save(picture(), "JPEG", quality=92, progressive=True),
-        "grayscale.jpeg": _save(picture().convert("L"), "JPEG", quality=92),
-        "cmyk.jpeg": _save(cmyk, "JPEG", quality=95),
-        "ycck.jpeg": _ycck(cmyk),
-        "trailing bytes.jpeg": _save(picture(), "JPEG", quality=92) + b"\xff\xda" + b"movie" * 100,
+        **subsampled,
+        "progressive.jpeg": _encode(picture(), "JPEG", quality=92, progressive=True),
+        "grayscale.jpeg": _encode(picture().convert("L"), "JPEG", quality=92),
+        "cmyk.jpeg": _encode(cmyk, "JPEG", quality=95),
+        "ycck.jpeg": _encode_ycck(cmyk),
+        "trailing bytes.jpeg": _encode(picture(), "JPEG", quality=92) + b"\xff\xda" + b"movie" * 100,
     }
 
 
-def _ycck(cmyk: Image.Image) -> bytes:
-    """CMYK stored as YCbCr + K: Pillow cannot write it, so the planes are converted here and the Adobe marker set."""
+def _encode_ycck(cmyk: Image.Image) -> bytes:
+    """CMYK stored as YCbCr + K. Pillow cannot write it: the planes are converted here and the Adobe marker is set."""
     cyan, magenta, yellow, black = cmyk.split()
     luma = Image.merge("RGB", [cyan, magenta, yellow]).convert("YCbCr")  # of the inverted red, green and blue
-    # Pillow inverts every plane on the way out, as Adobe does: invert first, so that YCbCr is stored as it is.
+    # Pillow inverts every plane when it saves, as Adobe does: invert first, so that YCbCr is stored unchanged.
     planes = [ImageOps.invert(plane) for plane in luma.split()]
-    data = _save(Image.merge("CMYK", [*planes, black]), "JPEG", quality=95, subsampling=0)
+    data = _encode(Image.merge("CMYK", [*planes, black]), "JPEG", quality=95, subsampling=0)
     transform = data.index(b"Adobe") + 11
     return data[:transform] + b"\x02" + data[transform + 1 :]
 
 
-# What a camera held in that way stores of the upright picture: the inverse of what the EXIF tag asks for.
-_HELD = {
+# EXIF orientation -> how a camera held that way stores an upright picture: the inverse of what the tag asks for.
+_STORED_AS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
     4: Image.Transpose.FLIP_TOP_BOTTOM,
@@ -241,61 +241,63 @@ _HELD = {
 }
 
 
-def _exif() -> dict[str, bytes]:
-    stored = {1: picture(), **{tag: picture().transpose(held) for tag, held in _HELD.items()}}
-    files = {f"exif {tag}.jpeg": _save(stored[tag], "JPEG", quality=92, exif=exif_of(tag)) for tag in stored}
-    files["exif 6.png"] = _save(stored[6], "PNG", exif=exif_of(6))
-    files["exif 6.webp"] = _save(stored[6], "WEBP", quality=95, exif=exif_of(6))
+def _exif_files() -> dict[str, bytes]:
+    stored = {1: picture(), **{tag: picture().transpose(turn) for tag, turn in _STORED_AS.items()}}
+    files = {f"exif {tag}.jpeg": _encode(stored[tag], "JPEG", quality=92, exif=exif_of(tag)) for tag in stored}
+    files["exif 6.png"] = _encode(stored[6], "PNG", exif=exif_of(6))
+    files["exif 6.webp"] = _encode(stored[6], "WEBP", quality=95, exif=exif_of(6))
     return files
 
 
 def exif_of(orientation: int) -> Image.Exif:
-    """An EXIF block that holds the orientation alone."""
+    """An EXIF block with nothing but the orientation."""
     exif = Image.Exif()
     exif[0x0112] = orientation
     return exif
 
 
-def _pngs() -> dict[str, bytes]:
+def _png_files() -> dict[str, bytes]:
     rgba = picture().copy()
     rgba.putalpha(Image.linear_gradient("L").resize(rgba.size))
     palette = picture().quantize(64)
     gray16 = Image.fromarray(np.asarray(picture().convert("L")).astype(np.uint16) * 257)
     return {
-        "rgb.png": _save(picture(), "PNG"),
-        "gray.png": _save(picture().convert("L"), "PNG"),
-        "gray alpha.png": _save(rgba.convert("LA"), "PNG"),
-        "rgba.png": _save(rgba, "PNG"),
-        "palette.png": _save(palette, "PNG"),
-        "palette transparent.png": _save(palette, "PNG", transparency=3),
-        "1-bit.png": _save(picture().convert("1"), "PNG"),
-        "gray 16-bit.png": _save(gray16, "PNG"),
-        "rgb 16-bit.png": _png16(np.asarray(picture())),
+        "rgb.png": _encode(picture(), "PNG"),
+        "gray.png": _encode(picture().convert("L"), "PNG"),
+        "gray alpha.png": _encode(rgba.convert("LA"), "PNG"),
+        "rgba.png": _encode(rgba, "PNG"),
+        "palette.png": _encode(palette, "PNG"),
+        "palette transparent.png": _encode(palette, "PNG", transparency=3),
+        "1-bit.png": _encode(picture().convert("1"), "PNG"),
+        "gray 16-bit.png": _encode(gray16, "PNG"),
+        "rgb 16-bit.png": _encode_png16(np.asarray(picture())),
     }
 
 
-def _chunk(kind: bytes, body: bytes) -> bytes:
+def png_chunk(kind: bytes, body: bytes) -> bytes:
+    """A chunk of a PNG: length, kind, body and checksum."""
     return len(body).to_bytes(4, "big") + kind + body + zlib.crc32(kind + body).to_bytes(4, "big")
 
 
-def _png(width: int, height: int, depth: int, color: int, rows: bytes) -> bytes:
+def encode_png(width: int, height: int, depth: int, color: int, rows: bytes) -> bytes:
+    """A PNG with these compressed `rows`; `depth` and `color` as in its header."""
     header = width.to_bytes(4, "big") + height.to_bytes(4, "big") + bytes([depth, color, 0, 0, 0])
-    chunks = _chunk(b"IHDR", header) + _chunk(b"IDAT", zlib.compress(rows)) + _chunk(b"IEND", b"")
+    chunks = png_chunk(b"IHDR", header) + png_chunk(b"IDAT", zlib.compress(rows)) + png_chunk(b"IEND", b"")
     return b"\x89PNG\r\n\x1a\n" + chunks
 
 
-def _png16(pixels: np.ndarray) -> bytes:
-    """A 16-bit RGB PNG, written by hand because Pillow has no such mode."""
+def _encode_png16(pixels: np.ndarray) -> bytes:
+    """A 16-bit RGB PNG, built by hand because Pillow has no such mode."""
     rows = (pixels.astype(">u2") * 257).astype(">u2").reshape(len(pixels), -1)
-    return _png(pixels.shape[1], pixels.shape[0], 16, 2, b"".join(b"\0" + row.tobytes() for row in rows))
+    return encode_png(pixels.shape[1], pixels.shape[0], 16, 2, b"".join(b"\0" + row.tobytes() for row in rows))
 
 
-def _bomb() -> bytes:
-    """A few hundred bytes that announce 400 million pixels."""
-    return _png(20_000, 20_000, 8, 2, b"\0" * 1000)
+def _make_bomb() -> bytes:
+    """A few hundred bytes that claim to hold 400 million pixels."""
+    return encode_png(20_000, 20_000, 8, 2, b"\0" * 1000)
 
 
-def _bad_chunk(png: bytes) -> bytes:
-    """A PNG whose image data fails its checksum and does not inflate: the kind that once aborted a process."""
+def _damage_chunk(png: bytes) -> bytes:
+    """A PNG whose image data has a wrong checksum and does not inflate: such a file has aborted a process."""
     start = png.index(b"IDAT") + 4
     return png[:start] + b"\xff" * 64 + png[start + 64 :]

@@ -1,4 +1,4 @@
-"""The oracle set as pictures: what each decoder makes of each file."""
+"""Plots of the oracle set: each file as each decoder returns it."""
 
 from collections.abc import Sequence
 
@@ -16,9 +16,9 @@ _SIGNS = {"same": "=", "refused": "x", "differs": "!"}
 
 
 def plot_pictures(files: Sequence[str], decoders: Sequence[str]) -> Figure:
-    """Oracle files (rows) as each library's own first example decodes them (columns), beside the right answer.
+    """Draw oracle files (rows) as decoded by each library's first example (columns), beside the right answer.
 
-    The shape stands under each picture; a library that refuses the file has its error there.
+    The shape is written under each picture, or the error of a library that refuses the file.
     """
     figure, axes = plt.subplots(
         len(files), len(decoders) + 1, figsize=(1.45 * (len(decoders) + 1), 1.3 * len(files)),
@@ -29,17 +29,18 @@ def plot_pictures(files: Sequence[str], decoders: Sequence[str]) -> Figure:
         _show(axes[row, 0], reference(data), "upright RGB")
         axes[row, 0].set_ylabel(name.replace(" ", "\n", 1), rotation=0, ha="right", va="center")
         for column, decoder in enumerate(decoders, 1):
-            _show_default(axes[row, column], data, decoder)
+            _show_decoded(axes[row, column], data, decoder)
     for axis, title in zip(axes[0], ["what it shows", *decoders], strict=True):
         axis.set_title(title, fontsize="medium")
     return figure
 
 
 def plot_conformance(table: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
-    """The table of `conformance`: files down, decoders across; the sign in each cell repeats its colour.
+    """Draw the table of `conformance`: files in rows, decoders in columns; signs repeat the colours.
 
     Args:
-        table: As `labkit.conformance` gives it.
+        table: The result of `labkit.conformance`.
+        ax: Axes to draw on; default: a new figure.
     """
     wide = table.pivot(index="file", columns="decoder", values="outcome")
     wide = wide.loc[list(dict.fromkeys(table["file"])), list(dict.fromkeys(table["decoder"]))]
@@ -56,12 +57,12 @@ def plot_conformance(table: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     return ax
 
 
-def _show_default(ax: Axes, data: bytes, decoder: str) -> None:
+def _show_decoded(ax: Axes, data: bytes, decoder: str) -> None:
     try:
         pixels = default_call(data, decoder)
     except Exception as error:
         ax.text(0.5, 0.5, "refused", ha="center", va="center", transform=ax.transAxes)
-        _bare(ax, type(error).__name__)
+        _strip_axes(ax, type(error).__name__)
         return
     _show(ax, pixels, " x ".join(map(str, pixels.shape)) + ("" if pixels.dtype == np.uint8 else f" {pixels.dtype}"))
 
@@ -69,14 +70,14 @@ def _show_default(ax: Axes, data: bytes, decoder: str) -> None:
 def _show(ax: Axes, pixels: np.ndarray, caption: str) -> None:
     if pixels.dtype != np.uint8:
         pixels = (pixels >> 8).astype(np.uint8)
-    # Four channels of a CMYK file are shown as the RGBA that a network would take them for.
-    ax.imshow(
-        pixels[..., 0] if pixels.ndim == 3 and pixels.shape[2] in (1, 2) else pixels, cmap="gray", vmin=0, vmax=255
-    )
-    _bare(ax, caption)
+    if pixels.ndim == 3 and pixels.shape[2] in (1, 2):
+        pixels = pixels[..., 0]
+    # The four channels of a CMYK file are shown as RGBA, which a network would take them for.
+    ax.imshow(pixels, cmap="gray", vmin=0, vmax=255)
+    _strip_axes(ax, caption)
 
 
-def _bare(ax: Axes, caption: str) -> None:
+def _strip_axes(ax: Axes, caption: str) -> None:
     ax.set(xticks=[], yticks=[])
     ax.set_xlabel(caption, fontsize=8)
     for spine in ax.spines.values():

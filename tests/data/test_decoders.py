@@ -14,7 +14,7 @@ from PIL import Image
 
 from labkit import DECODERS, DecodeError, conformance, decode, missing_decoders, oracle_files
 from labkit.data import decoders as decode_module
-from labkit.teach.conformance import HEIGHT, WIDTH, _png as png_bytes, broken_files, exif_of, picture, reference
+from labkit.teach.conformance import HEIGHT, WIDTH, broken_files, encode_png, exif_of, picture, reference
 
 SCALING = ("pil_draft", "turbojpeg")
 LACKING = {"torchcodec"} if Version(version("torchcodec")) < Version("0.16") else set()  # no decode_image before
@@ -159,7 +159,7 @@ def sixteen_bits() -> dict[str, bytes]:
     rows = (color * 256 + 255 - color).astype(">u2").reshape(HEIGHT, -1)
     return {
         "gray": saved(Image.fromarray(gray * 256 + 255 - gray), "PNG"),
-        "rgb": png_bytes(WIDTH, HEIGHT, 16, 2, b"".join(b"\0" + row.tobytes() for row in rows)),
+        "rgb": encode_png(WIDTH, HEIGHT, 16, 2, b"".join(b"\0" + row.tobytes() for row in rows)),
     }
 
 

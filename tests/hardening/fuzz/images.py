@@ -16,7 +16,7 @@ from labkit.data.decoders import DECODERS, DecodeError, decode, missing_decoders
 from labkit.data.depth.pairs import decode_picture
 from labkit.data.partial_jpeg import SCALES, WholeDecoder, open_decoder
 from labkit.data.sizes.headers import read_header
-from labkit.teach.conformance import _chunk, broken_files, oracle_files
+from labkit.teach.conformance import broken_files, oracle_files, png_chunk
 from tests.hardening.fuzz.oracle import may_refuse, sealed_png, written
 
 # As the limit works, so that an input is bounded in time; the real one is tested in tests/hardening/test_fuzz.py.
@@ -44,18 +44,18 @@ def _small() -> dict[str, bytes]:
 def _small_pngs() -> dict[str, bytes]:
     """PNGs whose checksums are right and whose chunks are not, one fault in each."""
     header = struct.pack(">IIBBBBB", 5, 3, 8, 2, 0, 0, 0)
-    ihdr, text = _chunk(b"IHDR", header), _chunk(b"tEXt", b"name\0text")
-    end = _chunk(b"IDAT", zlib.compress((b"\0" + b"abc" * 5) * 3)) + _chunk(b"IEND", b"")
+    ihdr, text = png_chunk(b"IHDR", header), png_chunk(b"tEXt", b"name\0text")
+    end = png_chunk(b"IDAT", zlib.compress((b"\0" + b"abc" * 5) * 3)) + png_chunk(b"IEND", b"")
     before = {
-        "sound": ihdr + text, "no IHDR": b"", "PLTE first": _chunk(b"PLTE", bytes(15)) + ihdr,
+        "sound": ihdr + text, "no IHDR": b"", "PLTE first": png_chunk(b"PLTE", bytes(15)) + ihdr,
         "text first": text + ihdr,
-        "two IHDR": ihdr + _chunk(b"IHDR", b"\0\0\0\7" + header[4:]), "short IHDR": _chunk(b"IHDR", header[:8]),
-        "depth": _chunk(b"IHDR", header[:8] + b"\3\3" + header[10:]),
-        "filter": _chunk(b"IHDR", header[:11] + b"\1\0"),
-        **{f"short {name}": ihdr + _chunk(name.encode(), b"1") for name in ("pHYs", "iCCP", "gAMA", "cHRM", "tRNS")},
-        "empty sRGB": ihdr + _chunk(b"sRGB", b""), "empty tEXt": ihdr + _chunk(b"tEXt", b""),
-        "method of iCCP": ihdr + _chunk(b"iCCP", b"x\0\1abc"), "iCCP": ihdr + _chunk(b"iCCP", b"x\0\0abc"),
-        "iCCP bomb": ihdr + _chunk(b"iCCP", b"x\0\0" + zlib.compress(bytes(2 << 20), 9)),
+        "two IHDR": ihdr + png_chunk(b"IHDR", b"\0\0\0\7" + header[4:]), "short IHDR": png_chunk(b"IHDR", header[:8]),
+        "depth": png_chunk(b"IHDR", header[:8] + b"\3\3" + header[10:]),
+        "filter": png_chunk(b"IHDR", header[:11] + b"\1\0"),
+        **{f"short {name}": ihdr + png_chunk(name.encode(), b"1") for name in ("pHYs", "iCCP", "gAMA", "cHRM", "tRNS")},
+        "empty sRGB": ihdr + png_chunk(b"sRGB", b""), "empty tEXt": ihdr + png_chunk(b"tEXt", b""),
+        "method of iCCP": ihdr + png_chunk(b"iCCP", b"x\0\1abc"), "iCCP": ihdr + png_chunk(b"iCCP", b"x\0\0abc"),
+        "iCCP bomb": ihdr + png_chunk(b"iCCP", b"x\0\0" + zlib.compress(bytes(2 << 20), 9)),
     }  # fmt: skip
     return {f"{name}.png": b"\x89PNG\r\n\x1a\n" + chunks + end for name, chunks in before.items()}
 
