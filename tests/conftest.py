@@ -9,6 +9,7 @@ from pathlib import Path
 import matplotlib
 import psutil
 import pytest
+import torch
 
 from tests import turns
 
@@ -42,7 +43,11 @@ def _words(process: psutil.Process) -> list[str]:
 
 
 def pytest_collection_modifyitems(items):
-    """Without the extras that it shows, a notebook cannot run; the unit tests skip what needs one by themselves."""
+    """Skip what cannot run here: tests marked `cuda` without a GPU, a notebook without the extras that it shows."""
+    without_cuda = [item for item in items if item.get_closest_marker("cuda")]
+    if without_cuda and not torch.cuda.is_available():
+        for item in without_cuda:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
     lacks = [name for name in ("moto", "s3fs") if find_spec(name) is None]
     for item in items if lacks else ():
         if item.path.name == "08_shard_formats.ipynb":

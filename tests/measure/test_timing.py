@@ -316,7 +316,6 @@ def test_cold_is_said_only_where_the_kernel_read_the_bytes(tmp_path):
 
 
 @pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_cuda_work_is_inside_the_clock():
     matrix = torch.randn(8192, 8192, device="cuda")
 

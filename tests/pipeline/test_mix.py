@@ -317,7 +317,6 @@ def on_cuda():
 
 
 @pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @either
 @per_batch_and_sample
 def test_the_host_does_not_wait_for_cuda(mix, per_sample, on_cuda, no_waiting):
@@ -327,14 +326,12 @@ def test_the_host_does_not_wait_for_cuda(mix, per_sample, on_cuda, no_waiting):
 
 
 @pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_the_write_ups_cutmix_waits_for_cuda(on_cuda, no_waiting):
     with pytest.raises(RuntimeError, match="synchronizing"):
         writeup(*on_cuda[:2], num_classes=CLASSES)
 
 
 @pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @either
 def test_cuda_gives_what_the_cpu_gives(mix, images, labels, neighbours):
     options = {"num_classes": CLASSES, "lam": 0.4, "partner": neighbours, **centered(mix, images)}

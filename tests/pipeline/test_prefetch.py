@@ -86,13 +86,16 @@ class Breaking:
 @pytest.mark.parametrize("at", [0, 1, 2, 5])
 @pytest.mark.parametrize("depth", [1, 3])
 def test_an_exception_comes_after_the_batches_before_it(at, depth):
-    batches, got = iter(logged(Breaking(at), depth)), []
+    prefetcher, got = logged(Breaking(at), depth), []
+    batches = iter(prefetcher)
     with pytest.raises(OSError, match="disk on fire") as caught:
         got.extend(batches)
     assert got == list(range(at))
     frames = [frame.line for frame in traceback.extract_tb(caught.value.__traceback__)]
     assert frames[-1] == 'raise OSError("disk on fire")'
     assert next(batches, "ended") == "ended"
+    with pytest.raises(OSError):  # again in the next epoch
+        list(prefetcher)
 
 
 def test_every_epoch_begins_anew():
@@ -104,16 +107,6 @@ def test_every_epoch_begins_anew():
     assert list(prefetcher) == [1, 2, 3]
     one, other = iter(prefetcher), iter(prefetcher)
     assert [next(one), next(other), next(one)] == [1, 1, 2]
-
-
-def test_a_broken_epoch_does_not_spoil_the_next():
-    source = Breaking(2)
-    prefetcher = logged(source)
-    with pytest.raises(OSError):
-        list(prefetcher)
-    source.at = 0
-    with pytest.raises(OSError):
-        list(prefetcher)
 
 
 def test_a_labkit_loader_goes_on_epoch_by_epoch():
@@ -180,10 +173,9 @@ def test_without_cuda_the_cpu_is_the_remedy():
         lk.CUDAPrefetcher([1])
 
 
-@pytest.mark.parametrize("depth", [0, -1])
-def test_depth_is_at_least_one(depth):
-    with pytest.raises(ValueError, match=f"depth must be an integer >= 1, got {depth}"):
-        lk.CUDAPrefetcher([1], "cpu", depth=depth)
+def test_depth_is_at_least_one():
+    with pytest.raises(ValueError, match="depth must be an integer >= 1, got 0"):
+        lk.CUDAPrefetcher([1], "cpu", depth=0)
 
 
 class Machine:
@@ -363,28 +355,24 @@ def wrong_sums(feed, n_batches=1000, *, cycles=2_000_000, device="cuda"):
     return int((sums.cpu() != numbers * (1 << 14)).sum())
 
 
-def needs_cuda(test):
-    return pytest.mark.cuda(pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")(test))
-
-
-@needs_cuda
+@pytest.mark.cuda
 @pytest.mark.parametrize("depth", [1, 3])
 def test_no_batch_is_overwritten_while_kernels_have_to_read_it(depth):
     assert wrong_sums(lambda loader: lk.CUDAPrefetcher(loader, depth=depth)) == 0
 
 
-@needs_cuda
+@pytest.mark.cuda
 def test_the_write_ups_prefetcher_loses_the_race():
     assert wrong_sums(WriteUp) > 0
 
 
-@needs_cuda
+@pytest.mark.cuda
 def test_a_consumer_on_a_stream_of_its_own():
     with torch.cuda.stream(torch.cuda.Stream()):
         assert wrong_sums(lambda loader: lk.CUDAPrefetcher(loader), 200) == 0
 
 
-@needs_cuda
+@pytest.mark.cuda
 def test_a_consumer_that_is_faster_than_the_copy_waits_for_it():
     def held_up(loader):
         prefetcher = lk.CUDAPrefetcher(loader)
@@ -395,7 +383,7 @@ def test_a_consumer_that_is_faster_than_the_copy_waits_for_it():
     assert wrong_sums(held_up, 50, cycles=1) == 0
 
 
-@needs_cuda
+@pytest.mark.cuda
 @pytest.mark.parametrize("index", range(max(1, torch.cuda.device_count())))
 def test_nested_batches_arrive_whole_on_any_device(index):
     device = torch.device("cuda", index)
@@ -409,14 +397,14 @@ def test_nested_batches_arrive_whole_on_any_device(index):
             assert (batch["sample"].name, batch["n"]) == (f"name {number}", number)
 
 
-@needs_cuda
+@pytest.mark.cuda
 def test_pageable_batches_are_said_and_arrive():
     with pytest.warns(UserWarning, match="not in pinned memory"):
         found = [int(batch[0]) for batch in lk.CUDAPrefetcher([torch.full((3,), n) for n in range(3)])]
     assert found == [0, 1, 2]
 
 
-@needs_cuda
+@pytest.mark.cuda
 def test_a_loader_with_workers_feeds_cuda():
     dataset = [(torch.full((3, 8, 8), n, dtype=torch.uint8), n) for n in range(12)]
     loader = lk.make_loader(dataset, lk.LoaderConfig(batch_size=4, num_workers=1))

@@ -157,7 +157,6 @@ def traced_on_cuda(copy):
 
 
 @pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("copy", COPIES)
 def test_on_cuda_only_prefetched_copies_overlap_compute(copy):
     frame = traced_on_cuda(copy)

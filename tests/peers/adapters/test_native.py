@@ -83,7 +83,6 @@ def test_the_work_is_done(name, tmp_path):
 
 
 @pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 def test_the_work_is_done_on_the_gpu(tmp_path):
     peer, work = peer_called("DALI (GPU)"), Work(tmp_path, tmp_path / "scratch", num_workers=2)
     assert check_peer(peer, work)["images"] == 140

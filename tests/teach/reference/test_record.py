@@ -372,7 +372,6 @@ def test_the_check_of_peers_fails(store, monkeypatch, spoil, message):
 
 
 @pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 def test_the_fast_path_on_a_gpu(store):
     device = torch.device("cuda")
     experiments_there = [fast_path.nvjpeg(store, device, TINY), fast_path.peers_on_gpu(store, device, TINY)]
