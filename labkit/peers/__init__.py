@@ -1,4 +1,4 @@
-"""The other loaders, each doing the same work, timed in one run."""
+"""Other loaders, all doing the same work, timed in one run."""
 
 import lazy_loader
 

@@ -1,7 +1,7 @@
-"""A process of its own for each loader of a comparison.
+"""A separate process for each loader of a comparison.
 
-A loader that crashes, hangs or changes global settings then does so alone, and its memory and CPU time are its own: the
-workers that another loader keeps are not in them.
+A loader that crashes, hangs or changes global settings cannot harm the others, and its memory and CPU time do not
+include workers that another loader keeps.
 """
 
 import contextlib
@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from functools import cached_property
 from multiprocessing.connection import Pipe
 from typing import Any
 
@@ -20,53 +21,51 @@ from labkit.measure import apart
 from labkit.peers.peer import Peer, Work
 
 TIMEOUT_S = 900.0  # for one answer: preparing a format, or a whole epoch
-_PATIENCE_S = 10.0  # for a process to end by itself
+_EXIT_TIMEOUT_S = 10.0
 
 
 class HostError(Exception):
     """What went wrong in a host, in one line."""
 
 
-class Host:
-    """A loader in a process of its own. A context manager; `ask` a command of `labkit.peers.serve`."""
+class Host(contextlib.AbstractContextManager):
+    """A loader in its own process. A context manager; `ask` takes a command of `labkit.peers.serve`."""
 
     def __init__(self, peer: Peer, work: Work, *, timeout_s: float = TIMEOUT_S):
-        import cloudpickle  # a loader may be written in a notebook's cell
+        import cloudpickle  # a loader may be defined in a notebook
 
         self._timeout_s = timeout_s
-        self._pipe, theirs = Pipe()
-        self._folder = tempfile.mkdtemp(prefix="labkit-peer-")  # for what a loader's workers leave when they are ended
-        with theirs:
+        self._pipe, child_pipe = Pipe()
+        self._folder = tempfile.mkdtemp(prefix="labkit-peer-")  # for what killed workers leave behind
+        with child_pipe:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "labkit.peers.serve", str(theirs.fileno()), self._folder],
-                pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL, start_new_session=True,  # Ctrl-C is for us, who then close it
+                [sys.executable, "-m", "labkit.peers.serve", str(child_pipe.fileno()), self._folder],
+                pass_fds=[child_pipe.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL, start_new_session=True,  # Ctrl-C comes to us, and we close the host
             )  # fmt: skip
         apart.add(self._process.pid)
-        with contextlib.suppress(OSError):  # it died: `answer` will say so
+        with contextlib.suppress(OSError):  # the process died: `answer` reports it
             self._pipe.send(sys.path)
             self._pipe.send_bytes(cloudpickle.dumps((peer, work)))
-
-    def __enter__(self) -> "Host":
-        return self
 
     def __exit__(self, *exc_info) -> None:
         self.close()
 
     def ask(self, command: str) -> Any:
-        """The result of a command, once it is done."""
+        """Send a command and wait for its answer."""
         self.tell(command)
         return self.answer()
 
     def tell(self, command: str) -> None:
-        with contextlib.suppress(OSError):  # it died: `answer` will say so
+        """Send a command without waiting."""
+        with contextlib.suppress(OSError):  # the process died: `answer` reports it
             self._pipe.send(command)
 
     def answer(self) -> Any:
-        """The next answer.
+        """Wait for the next answer.
 
         Raises:
-            HostError: an exception there, a crash, or no answer in time.
+            HostError: the command raised an exception, the process crashed, or it did not answer in time.
         """
         status, value = self._receive()
         if status == "error":
@@ -81,9 +80,9 @@ class Host:
         """End the process and all that it started."""
         self.hang_up()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_PATIENCE_S)
+            self._process.wait(_EXIT_TIMEOUT_S)
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)  # also workers that it left behind
+            os.killpg(self._process.pid, signal.SIGKILL)  # kills orphaned workers, too
         self._process.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
         apart.discard(self._process.pid)
@@ -99,41 +98,41 @@ class Host:
                     raise HostError(f"gave no answer for {self._timeout_s:.0f} s")
             return self._pipe.recv()
         except (EOFError, OSError):
-            raise HostError(self._how_it_died()) from None
+            raise HostError(self._describe_exit()) from None
 
-    def _how_it_died(self) -> str:
+    def _describe_exit(self) -> str:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            code = self._process.wait(_PATIENCE_S)
+            code = self._process.wait(_EXIT_TIMEOUT_S)
             how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
             return f"its process ended {how}"
         return "its process no longer answers"
 
 
 class HostedLoader:
-    """Epochs of a hosted loader, for `compare`: iterating gives counts of images, the first batch's and the rest's.
+    """Epochs of a hosted loader, for `compare`. Iterating yields the number of images in the first batch and the rest.
 
     Attributes:
-        cpu_s, peak_mem_mb, page_cache: Of the epoch just read, in the host's own process tree.
+        cpu_s, peak_mem_mb, page_cache: Costs of the epoch just read, in the host's own process tree.
     """
 
     def __init__(self, host: Host, work: Work):
         self.batch_size, self.num_workers = work.batch_size, work.num_workers
-        self._host, self._costs = host, None
+        self._host = host
 
     def __iter__(self) -> Iterator[int]:
-        self._host.tell("epoch")
-        self._host.answer()
-        return self._counts()
+        self._host.ask("epoch")
+        return self._count_images()
 
-    def _counts(self) -> Iterator[int]:
+    def _count_images(self) -> Iterator[int]:
         yield self._host.answer()
-        rest = self._host.answer()
-        if rest:
-            yield rest
+        n_rest = self._host.answer()
+        if n_rest:
+            yield n_rest
 
-    def __getattr__(self, name: str) -> Any:
-        if name not in ("cpu_s", "peak_mem_mb", "page_cache"):
-            raise AttributeError(name)
-        if self._costs is None:
-            self._costs = self._host.answer()
-        return self._costs[name]
+    @cached_property
+    def _costs(self) -> dict[str, Any]:
+        return self._host.answer()
+
+    cpu_s = property(lambda self: self._costs["cpu_s"])
+    peak_mem_mb = property(lambda self: self._costs["peak_mem_mb"])
+    page_cache = property(lambda self: self._costs["page_cache"])

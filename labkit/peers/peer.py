@@ -1,35 +1,36 @@
-"""What every loader of the comparison is asked to do, and how one is described."""
+"""What every loader of the comparison has to do, and how a loader is described."""
 
 import hashlib
 import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from labkit.core import usable_cores, write_atomic
 from labkit.data.stores import FolderStore
 
 JPEG_FILES, JPEG_PACKED, RAW_PIXELS = "JPEG files", "JPEG in own format", "raw pixels"
 
-# Epochs in a run. One of raw pixels is over in a tenth of a second: its start and end would be most of what is timed.
-EPOCHS_A_RUN = {JPEG_FILES: 1, JPEG_PACKED: 1, RAW_PIXELS: 16}
+# One epoch of raw pixels takes a tenth of a second, most of it for starting and ending.
+EPOCHS_PER_RUN = {JPEG_FILES: 1, JPEG_PACKED: 1, RAW_PIXELS: 16}
 
 
 @dataclass(frozen=True)
 class Work:
-    """The same work for all: every photo once an epoch, in shuffled order, as uint8 batches.
+    """The work that all loaders do: every photo once per epoch, in shuffled order, as uint8 batches.
 
-    Each image is cropped by torchvision's RandomResizedCrop (area 0.08 to 1, aspect ratio 3/4 to 4/3) and flipped left
-    to right half of the time.
+    Each image is cropped like torchvision's RandomResizedCrop (area 0.08 to 1, aspect ratio 3/4 to 4/3) and flipped
+    left to right half of the time.
 
     Args:
-        root: Folder of photos, one sub-folder a class; labels number the sorted sub-folders.
-        scratch: Where a loader keeps a prepared format, in a sub-folder of its own; built once, kept.
+        root: Folder of photos, with one sub-folder per class; labels number the sorted sub-folders.
+        scratch: Folder for prepared formats. Each loader builds its format once, in a sub-folder of its own.
         size: Side of the square images in pixels.
-        batch_size: Images a batch.
-        num_workers: Worker processes, or threads for loaders made of threads; default: all usable cores.
+        batch_size: Images per batch.
+        num_workers: Worker processes, or threads for loaders that use threads; default: all usable cores.
         seed: Seed of order and crops.
-        short_side: Raw-pixel formats hold the photos resized to this short side in pixels.
+        short_side: Short side, in pixels, of the resized photos in raw-pixel formats.
 
     Taught in: notebooks/13_peers.ipynb
     """
@@ -45,20 +46,20 @@ class Work:
 
 @dataclass(frozen=True)
 class Peer:
-    """A loader that a reader may pick instead, and how it is made to do `Work`.
+    """A loader to compare with, and how to make it do `Work`.
 
     Args:
-        name: What the project calls it.
-        source: What is read: `JPEG_FILES`, `JPEG_PACKED` or `RAW_PIXELS`.
-        antialias: Class of resampling: True averages over all source pixels, as torchvision v2 does; False samples
-            bilinearly, as OpenCV does; None is neither, which `note` explains.
+        name: The project's own name.
+        source: What it reads: `JPEG_FILES`, `JPEG_PACKED` or `RAW_PIXELS`.
+        antialias: How it resamples: True averages over all source pixels, as torchvision v2 does; False samples
+            bilinearly, as OpenCV does; None is something else, which `note` explains.
         install: The command that installs it, Debian packages first.
-        modules: Importable names that have to be there.
-        loader: `Work` to one epoch of batches: uint8 tensor (N, 3, size, size) and N labels. Called anew for each run;
-            may hand out the same object each time, whose workers then live on.
-        prepare: Converts the photos once; does nothing where that is done.
-        note: What differs from the others, with the reason.
-        drops_last: It leaves out a last batch that is not full, and cannot be told otherwise.
+        modules: Modules that must be importable.
+        loader: Takes `Work`, returns one epoch of batches: uint8 tensor (N, 3, size, size) and N labels. Called for
+            each run; may return the same object each time, to keep its workers.
+        prepare: Converts the photos; does nothing if that is done already.
+        note: What it does differently from the others, and why.
+        drops_last: It always leaves out a last batch that is not full.
 
     Taught in: notebooks/13_peers.ipynb
     """
@@ -74,40 +75,49 @@ class Peer:
     drops_last: bool = False
 
 
-def prepare_once(work: Work, name: str, build: Callable[[Path], None]) -> Path:
-    """The folder of a prepared format under `work.scratch`, built if it is not there or not of these photos.
+def pip_peer(
+    name: str, package: str = "", *, debian: str = "", source: str = JPEG_FILES, antialias: bool = True, **details: Any
+) -> Peer:
+    """A `Peer` that pip installs as `package` (default: `name`), after the Debian packages in `debian`."""
+    package = package or name
+    install = f"apt-get install {debian} && " * bool(debian) + f"python -m pip install {package}"
+    return Peer(name, source, antialias, install, **{"modules": (package,), **details})
+
+
+def prepare_once(work: Work, name: str, build: Callable[[Path], Any]) -> Path:
+    """Build a prepared format under `work.scratch`, unless it is there and was made from the same photos.
 
     Args:
-        name: Of the sub-folder.
-        build: Fills the folder that it is given, which is there and empty.
+        name: Name of the sub-folder.
+        build: Fills the empty folder that it is called with.
+
+    Returns:
+        The sub-folder.
     """
     folder, unfinished = work.scratch / name, work.scratch / f".{name}.unfinished"
-    made_of = work.scratch / f"{name}.made-of"
-    digest = _digest_of(work)
-    if made_of.is_file() and made_of.read_text() == digest and folder.is_dir():
+    digest_file = work.scratch / f"{name}.made-of"
+    digest = _digest_photos(work)
+    if digest_file.is_file() and digest_file.read_text() == digest and folder.is_dir():
         return folder
-    made_of.unlink(missing_ok=True)
-    for left in (folder, unfinished):
-        shutil.rmtree(left, ignore_errors=True)
+    digest_file.unlink(missing_ok=True)
+    for outdated in (folder, unfinished):
+        shutil.rmtree(outdated, ignore_errors=True)
     unfinished.mkdir(parents=True)
     build(unfinished)
     unfinished.rename(folder)
-    write_atomic(made_of, digest.encode())
+    write_atomic(digest_file, digest.encode())
     return folder
 
 
-def _digest_of(work: Work) -> str:
-    """Changes when the photos do: their names, sizes and times of modification."""
-    facts = [f"{path.relative_to(work.root)} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in _photos(work)]
+def _digest_photos(work: Work) -> str:
+    """Digest of the photos' names, sizes and modification times."""
+    stats = [(path.relative_to(work.root), path.stat()) for path in FolderStore(work.root).paths()]
+    facts = [f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in stats]
     return hashlib.sha256("\n".join([*facts, str(work.short_side)]).encode()).hexdigest()
 
 
-def _photos(work: Work) -> list[Path]:
-    return FolderStore(work.root).paths()
-
-
 def labelled_photos(work: Work) -> list[tuple[Path, int]]:
-    """Path and label of every photo, in the order of their names."""
-    photos = _photos(work)
+    """Path and label of every photo, sorted by name."""
+    photos = FolderStore(work.root).paths()
     label_of = {name: label for label, name in enumerate(sorted({photo.parent.name for photo in photos}))}
     return [(photo, label_of[photo.parent.name]) for photo in photos]

@@ -1,4 +1,4 @@
-"""compare_peers(): the loaders that a reader may pick instead, each doing the same work, timed in one run."""
+"""compare_peers(): time other loaders and labkit's own on the same work, in one run."""
 
 import importlib
 import importlib.util
@@ -6,15 +6,16 @@ import os
 import warnings
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
 
-from labkit.core import labkit_home, progress_bar, scale, usable_cores
+from labkit.core import labkit_home, progress_bar, require_choice, require_int, scale, usable_cores
 from labkit.data.samples import make_photos
 from labkit.measure import VariantError, compare
-from labkit.peers.adapters import BASELINE, DECODE_LIMIT, LIMITS, MEMCPY_LIMIT, NAIVE, OWN
+from labkit.peers.adapters import BASELINE, LIMITS, NAIVE, OWN
 from labkit.peers.check import PeerError, check_peer, make_pictures
 from labkit.peers.host import Host, HostedLoader, HostError
 from labkit.peers.peer import JPEG_FILES, JPEG_PACKED, RAW_PIXELS, Peer, Work
@@ -22,45 +23,41 @@ from labkit.peers.plots import plot_peers
 from labkit.peers.table import against_best, left_out, peer_table
 
 __all__ = [
-    "BASELINE", "DECODE_LIMIT", "JPEG_FILES", "JPEG_PACKED", "MEMCPY_LIMIT", "PEERS", "RAW_PIXELS", "Peer",
-    "PeerError", "Work", "against_best", "check_peer", "compare_peers", "left_out", "make_work", "missing_modules",
-    "peer_table", "plot_peers",
+    "JPEG_FILES", "JPEG_PACKED", "PEERS", "RAW_PIXELS", "Peer", "PeerError", "Work", "against_best", "check_peer",
+    "compare_peers", "left_out", "make_work", "missing_modules", "peer_table", "plot_peers",
 ]  # fmt: skip
 
 _ADAPTERS = (
     "torchvision", "timm", "albumentations", "dali", "ffcv", "spdl", "webdataset", "litdata", "streaming", "datasets",
 )  # fmt: skip
 
-# Enough for several batches a core; fewer at `ci` scale, where only the code is tried.
+# Enough for several batches per core; fewer at `ci` scale, which only tests the code.
 _N_PHOTOS = {
     "imagenet": {"ci": 24, "laptop": 1024, "gpu": 4096},
     "camera": {"ci": 3, "laptop": 64, "gpu": 256},
 }
-_LARGEST_BATCH = 64
+_MAX_BATCH_SIZE = 64
 
 
-def _registry() -> dict[str, Peer]:
-    modules = [importlib.import_module(f"labkit.peers.adapters.{name}") for name in _ADAPTERS]
-    return {peer.name: peer for module in modules for peer in module.PEERS_HERE}
-
-
-PEERS: dict[str, Peer] = _registry()
+_MODULES = [importlib.import_module(f"labkit.peers.adapters.{name}") for name in _ADAPTERS]
+PEERS: dict[str, Peer] = {peer.name: peer for module in _MODULES for peer in module.PEERS_HERE}
 
 
 class _Row(NamedTuple):
     kind: str  # "peer", "labkit", "baseline" or "limit"
     peer: Peer
+    host: Host
 
 
 def missing_modules(peer: Peer) -> list[str]:
     """Modules that a peer needs and this environment lacks."""
-    return [name for name in peer.modules if not _is_there(name)]
+    return [name for name in peer.modules if not _is_importable(name)]
 
 
-def _is_there(name: str) -> bool:
+def _is_importable(name: str) -> bool:
     try:
         return importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError:  # of a parent package
+    except ModuleNotFoundError:  # a parent package is missing
         return False
 
 
@@ -72,16 +69,15 @@ def make_work(
     scratch: str | os.PathLike | None = None,
     progress: bool = True,
 ) -> Work:
-    """Make the photos of a profile, as far as they are missing, and say what is to be done with them.
+    """Make the photos of a profile that are missing, and return the work to do on them.
 
     Arguments as in `compare_peers`.
     """
-    if profile not in _N_PHOTOS:
-        raise ValueError(f"profile={profile!r}: choose one of {', '.join(_N_PHOTOS)}")
-    n_photos = _N_PHOTOS[profile][scale().name] if n_photos is None else n_photos
-    if n_photos < 1 or (batch_size is not None and batch_size < 1):
-        raise ValueError(f"n_photos={n_photos}, batch_size={batch_size}: at least 1 is wanted")
-    batch_size = batch_size or max(1, min(_LARGEST_BATCH, n_photos // (4 * usable_cores())))
+    by_scale = _N_PHOTOS[require_choice("profile", profile, _N_PHOTOS)]
+    n_photos = require_int("n_photos", by_scale[scale().name] if n_photos is None else n_photos)
+    if batch_size is None:
+        batch_size = max(1, min(_MAX_BATCH_SIZE, n_photos // (4 * usable_cores())))
+    batch_size = require_int("batch_size", batch_size)
     root = make_photos(labkit_home() / "photos" / f"{profile}-{n_photos}", n_photos, profile=profile, progress=progress)
     return Work(root, Path(scratch or labkit_home() / "peers") / f"{profile}-{n_photos}", batch_size=batch_size)
 
@@ -100,114 +96,105 @@ def compare_peers(
 ) -> pd.DataFrame:
     """Time every installed peer, labkit's own loaders and the limits on the same work, in interleaved rounds.
 
-    Each runs in a process of its own: it prepares its format, is checked by `check_peer`, and then takes its turns. One
-    that fails at any of these, crashes or hangs is reported and left out; the rest go on.
+    Each loader runs in its own process: it prepares its format, `check_peer` checks it, then it is timed. A loader
+    that fails, crashes or hangs is left out and reported; the others go on.
 
     Args:
         profile: Photos: `"imagenet"` or `"camera"`.
-        only: Names of `PEERS`; empty: all. labkit's rows and the limits always run.
-        n_photos: Default: by scale, enough for several batches a core.
-        batch_size: Default: 64, less where the photos would not give each core four batches.
+        only: Names of `PEERS`; default: all. labkit's rows and the limits always run.
+        n_photos: Default: by scale, enough for several batches per core.
+        batch_size: Default: 64, or less so that each core gets four batches.
         rounds: Default: the scale's.
-        scratch: Folder for prepared formats, kept for the next time. Default: under labkit's own.
-        peers: Loaders to compare instead of `PEERS`: your own.
+        scratch: Folder for prepared formats, which are kept. Default: in labkit's own folder.
+        peers: Your own loaders to compare, instead of `PEERS`.
         experiment: Name under which a tour keeps the frame.
-        progress: Show a live bar.
+        progress: Show a progress bar.
 
     Returns:
-        Runs, as `compare` gives them, with the factors `kind` (`peer`, `labkit`, `baseline`, `limit`), `source`,
-        `antialias` and `profile`. Rates count from the first wait to the last batch; workers live on from run to run.
-        CPU time and memory are those of the loader's own process tree. `left_out(frame)` tells who is missing and who
-        broke.
+        Runs as `compare` returns them, with the factors `kind` (`peer`, `labkit`, `baseline`, `limit`), `source`,
+        `antialias` and `profile`. Rates count from the first wait to the last batch; workers live on between runs.
+        CPU time and memory are those of the loader's process tree. `left_out(frame)` lists the others, with reasons.
 
     Raises:
-        ValueError: unknown profile or name; says what there is.
+        ValueError: unknown profile or name; lists the accepted ones.
         HostError: labkit's own baseline does not run.
 
     Taught in: notebooks/13_peers.ipynb
     """
-    chosen = _chosen(PEERS.values() if peers is None else peers, only)
+    chosen = _choose_peers(PEERS.values() if peers is None else peers, only)
     work = make_work(profile, n_photos=n_photos, batch_size=batch_size, scratch=scratch, progress=progress)
-    absent = {peer.name: _row_left_out(peer, "missing", peer.install) for peer in chosen if missing_modules(peer)}
-    rows = [_Row("baseline", NAIVE), *(_Row("peer", peer) for peer in chosen if peer.name not in absent)]
-    rows += [*(_Row("labkit", peer) for peer in OWN), *(_Row("limit", peer) for peer in LIMITS)]
+    omitted = {peer.name: ("missing", peer.install) for peer in chosen if missing_modules(peer)}
+    installed = [peer for peer in chosen if peer.name not in omitted]
     with ExitStack() as stack:
-        hosts, broken = _start(rows, work, stack, progress)
+        rows = _start_hosts(installed, work, stack)
+        _prepare_and_check(rows, omitted, progress)
         options = {"rounds": rounds or scale().rounds, "experiment": experiment, "progress": progress}
-        frame = _compare(hosts, broken, work, profile=profile, **options)
-    frame.attrs["left_out"] = [*absent.values(), *broken.values()]
+        frame = _time_all(rows, omitted, work, profile=profile, **options)
+    frame.attrs["left_out"] = [{"name": name, "state": state, "why": why} for name, (state, why) in omitted.items()]
     return frame
 
 
-def _chosen(peers: Iterable[Peer], only: Sequence[str]) -> list[Peer]:
-    by_name = {peer.name: peer for peer in peers}
-    lowered = {name.lower(): name for name in by_name}
-    unknown = [name for name in only if name.lower() not in lowered]
+def _choose_peers(peers: Iterable[Peer], only: Sequence[str]) -> list[Peer]:
+    by_name = {peer.name.lower(): peer for peer in peers}
+    unknown = [name for name in only if name.lower() not in by_name]
     if unknown:
-        raise ValueError(f"{unknown[0]!r} is not a peer: choose among {', '.join(by_name)}")
-    return [by_name[lowered[name.lower()]] for name in dict.fromkeys(only)] or list(by_name.values())
+        names = ", ".join(peer.name for peer in by_name.values())
+        raise ValueError(f"{unknown[0]!r} is not a peer: choose from {names}")
+    return [by_name[name.lower()] for name in dict.fromkeys(only)] or list(by_name.values())
 
 
-def _row_left_out(peer: Peer, state: str, why: str) -> dict[str, str]:
-    return {"name": peer.name, "state": state, "why": why}
+def _start_hosts(peers: list[Peer], work: Work, stack: ExitStack) -> dict[str, _Row]:
+    make_pictures(work)  # before several hosts need them at once
+    by_kind = {"baseline": [NAIVE], "peer": peers, "labkit": OWN, "limit": LIMITS}
+    kinds = [(kind, peer) for kind, peers_of_kind in by_kind.items() for peer in peers_of_kind]
+    rows = {peer.name: _Row(kind, peer, stack.enter_context(Host(peer, work))) for kind, peer in kinds}
+    for row in rows.values():
+        stack.callback(row.host.hang_up)  # all at once, before waiting for each
+    return rows
 
 
-def _start(rows: list[_Row], work: Work, stack: ExitStack, progress: bool) -> tuple[dict, dict]:
-    """Hosts of the rows that prepare and pass their check, and what was wrong with the others."""
-    make_pictures(work)  # before several hosts want them at once
-    hosts, broken = {row.peer.name: (row, stack.enter_context(Host(row.peer, work))) for row in rows}, {}
-    for _, host in hosts.values():
-        stack.callback(host.hang_up)  # all together, before each is waited for
+def _prepare_and_check(rows: dict[str, _Row], omitted: dict, progress: bool) -> None:
     with progress_bar(show=progress, total=2 * len(rows), desc="peers: prepare, check", unit="step") as bar:
-        _ask_all("prepare", hosts, broken, 1, bar)  # one by one: some share a format
-        checked = {name: pair for name, pair in hosts.items() if pair[0].kind != "limit"}
-        _ask_all("check", checked, broken, usable_cores(), bar)
-    return {name: pair for name, pair in hosts.items() if name not in broken}, broken
+        _ask_all("prepare", list(rows), 1, rows, omitted, bar)  # one by one, since some share a format
+        to_check = [name for name, row in rows.items() if row.kind != "limit"]
+        _ask_all("check", to_check, usable_cores(), rows, omitted, bar)
 
 
-def _ask_all(command: str, hosts: dict, broken: dict, at_once: int, bar: Any) -> None:
-    """Let hosts obey, so many at a time; who fails is taken out of `hosts` and told in `broken`."""
-    for group in _groups(list(hosts.items()), at_once):
-        for _, (_, host) in group:
-            host.tell(command)
-        for name, (row, host) in group:
+def _ask_all(command: str, names: list[str], at_once: int, rows: dict[str, _Row], omitted: dict, bar: Any) -> None:
+    """Send a command to some hosts, `at_once` at a time, and drop those that fail."""
+    for start in range(0, len(names), at_once):
+        group = names[start : start + at_once]
+        for name in group:
+            rows[name].host.tell(command)
+        for name in group:
             try:
-                host.answer()
+                rows[name].host.answer()
             except HostError as error:
-                del hosts[name]
-                broken[name] = _broke(row, host, error)
+                _drop(name, error, rows, omitted)
             bar.update()
 
 
-def _groups(items: list, size: int) -> list[list]:
-    return [items[start : start + size] for start in range(0, len(items), size)]
-
-
-def _broke(row: _Row, host: Host, error: Exception) -> dict[str, str]:
-    host.close()
+def _drop(name: str, error: BaseException, rows: dict[str, _Row], omitted: dict) -> None:
+    row = rows.pop(name)
+    row.host.close()
     if row.kind == "baseline":
         raise error
-    return _row_left_out(row.peer, "broke", str(error))
+    omitted[name] = ("broke", str(error))
 
 
-def _compare(hosts: dict[str, tuple[_Row, Host]], broken: dict, work: Work, **options: Any) -> pd.DataFrame:
-    """Interleaved runs. Where one breaks, all begin again without it: its rounds were not those of the others."""
+def _time_all(rows: dict[str, _Row], omitted: dict, work: Work, **options: Any) -> pd.DataFrame:
+    """Time all hosts in interleaved rounds. If one breaks, start over without it, so that all share every round."""
     while True:
-        loaders = {name: (lambda host=host: HostedLoader(host, work)) for name, (_, host) in hosts.items()}
+        loaders = {name: partial(HostedLoader, row.host, work) for name, row in rows.items()}
+        factors = {
+            "kind": {name: row.kind for name, row in rows.items()},
+            "source": {name: row.peer.source for name, row in rows.items()},
+            "antialias": {name: row.peer.antialias for name, row in rows.items()},
+        }
         try:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "the variants did not deliver the same number")
-                return compare(loaders, baseline=BASELINE, rung=False, storage="folder", **_factors(hosts), **options)
+                return compare(loaders, baseline=BASELINE, rung=False, storage="folder", **factors, **options)
         except VariantError as error:
-            name = next(name for name in hosts if str(error).startswith(f"variant {name!r} "))
-            row, host = hosts.pop(name)
-            broken[name] = _broke(row, host, error.__cause__ or error)
-
-
-def _factors(hosts: dict[str, tuple[_Row, Host]]) -> dict[str, dict[str, Any]]:
-    rows = {name: row for name, (row, _) in hosts.items()}
-    return {
-        "kind": {name: row.kind for name, row in rows.items()},
-        "source": {name: row.peer.source for name, row in rows.items()},
-        "antialias": {name: row.peer.antialias for name, row in rows.items()},
-    }
+            name = next(name for name in rows if str(error).startswith(f"variant {name!r} "))
+            _drop(name, error.__cause__ or error, rows, omitted)

@@ -7,57 +7,48 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import chain
 from multiprocessing.connection import Connection
 from typing import Any
 
-from labkit.peers.peer import EPOCHS_A_RUN, Peer, Work
+from labkit.core import Lazy
+from labkit.peers.peer import EPOCHS_PER_RUN, Peer, Work
 
-_LONGEST = 200  # characters of an error's line
+_MAX_ERROR_LENGTH = 200
 
 
 def serve(pipe: Connection) -> None:
-    """Answer commands until the pipe is closed: each answer is ("value", ...) or ("error", line)."""
+    """Answer commands until the pipe is closed. Each answer is ("value", ...) or ("error", line)."""
     from labkit.measure import PeakMemory
 
     sys.path[:] = pipe.recv()
-    try:
-        peer, work = pickle.loads(pipe.recv_bytes())  # noqa: S301 - from `Host`, which started this process
-    except Exception as error:
-        _answer_all(pipe, ("error", one_line(error)))
-        return
+    pickled = pipe.recv_bytes()
+    peer_and_work = Lazy(lambda: pickle.loads(pickled))  # noqa: S301 - from `Host`, which started this process
     with PeakMemory() as memory:
-        while (command := _next_command(pipe)) is not None:
+        for command in _receive_commands(pipe):
             try:
-                for value in _COMMANDS[command](peer, work, memory):
+                for value in _COMMANDS[command](*peer_and_work(), memory):
                     pipe.send(("value", value))
-            except OSError as error:
-                if pipe.closed or isinstance(error, BrokenPipeError):
-                    return
-                pipe.send(("error", one_line(error)))
+            except BrokenPipeError:
+                return
             except Exception as error:
                 pipe.send(("error", one_line(error)))
 
 
 def one_line(error: BaseException) -> str:
-    """What an exception says, in a line: of a worker's, the last one of its traceback."""
+    """An exception's message in one line; for a worker's exception, the last line of its traceback."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
     if "Original Traceback" in str(error):
-        return lines[-1][:_LONGEST]
+        return lines[-1][:_MAX_ERROR_LENGTH]
     kind = "" if type(error).__name__ == "PeerError" else f"{type(error).__name__}: "
-    return f"{kind}{lines[0]}"[:_LONGEST]
+    return f"{kind}{lines[0]}"[:_MAX_ERROR_LENGTH]
 
 
-def _next_command(pipe: Connection) -> str | None:
-    try:
-        return pipe.recv()
-    except (EOFError, OSError):
-        return None
-
-
-def _answer_all(pipe: Connection, answer: tuple[str, Any]) -> None:
-    while _next_command(pipe) is not None:
-        pipe.send(answer)
+def _receive_commands(pipe: Connection) -> Iterator[str]:
+    with suppress(OSError, EOFError):
+        while True:
+            yield pipe.recv()
 
 
 def _prepare(peer: Peer, work: Work, memory: Any) -> Iterator[None]:
@@ -67,29 +58,26 @@ def _prepare(peer: Peer, work: Work, memory: Any) -> Iterator[None]:
 
 
 def _check(peer: Peer, work: Work, memory: Any) -> Iterator[dict]:
-    from labkit.peers.check import PeerError, check_peer
+    from labkit.peers.check import check_peer
 
-    try:
-        yield check_peer(peer, work)
-    except PeerError as error:
-        raise PeerError(str(error)) from None
+    yield check_peer(peer, work)
 
 
-def _epochs(peer: Peer, work: Work) -> Iterator[Any]:
-    """Batches of a run; the first epoch starts at once, so that starting is not in the time."""
+def _iterate_run(peer: Peer, work: Work) -> Iterator[Any]:
+    """Batches of all epochs of a run. The first epoch starts at once, so that the time of a run does not include it."""
     first = iter(peer.loader(work))
-    further = (peer.loader(work) for _ in range(EPOCHS_A_RUN[peer.source] - 1))
-    return chain(first, chain.from_iterable(further))
+    others = (peer.loader(work) for _ in range(EPOCHS_PER_RUN[peer.source] - 1))
+    return chain(first, chain.from_iterable(others))
 
 
 def _epoch(peer: Peer, work: Work, memory: Any) -> Iterator[Any]:
-    """At once when ready, then the first batch's images, the images of the rest, and the costs of all."""
+    """Yields None when ready, then the number of images in the first batch and in the rest, then the costs of all."""
     from labkit.measure import count_images, page_cache_state, synchronize, tree_usage
 
     gc.collect()
     memory.begin()
     before = tree_usage()
-    batches = _epochs(peer, work)
+    batches = _iterate_run(peer, work)
     yield None
     first = next(batches, None)
     if first is None:
@@ -115,4 +103,4 @@ _COMMANDS = {"prepare": _prepare, "check": _check, "epoch": _epoch}
 if __name__ == "__main__":
     os.environ["TMPDIR"] = tempfile.tempdir = sys.argv[2]
     serve(Connection(int(sys.argv[1])))
-    shutil.rmtree(sys.argv[2], ignore_errors=True)  # here, too: who made it may have been killed
+    shutil.rmtree(sys.argv[2], ignore_errors=True)  # the host does it too, but may have been killed

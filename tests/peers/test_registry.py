@@ -79,7 +79,7 @@ def test_a_crop_tells_its_picture_its_box_and_its_flip(work, flipped):
         picture = F.pil_to_tensor(Image.open(work.root / pictures.picture_key(number * 17)))
         crop = F.resized_crop(picture, top, left, height, width, [224, 224], antialias=True)
         crops.append(F.horizontal_flip(crop) if flipped else crop)
-    seen = pictures.look_at(torch.stack(crops))
+    seen = pictures.read_crops(torch.stack(crops))
     assert seen.number.tolist() == [0, 17, 34, 51]
     np.testing.assert_allclose(seen.height, [box[2] / 600 for box in boxes], rtol=0.03)
     np.testing.assert_allclose(seen.width, [box[3] / 800 for box in boxes], rtol=0.03)
@@ -98,20 +98,22 @@ def test_grain_does_not_make_a_small_crop_look_like_a_wrong_one(work, antialias)
             F.resized_crop(F.pil_to_tensor(Image.open(file)), *corner, height, width, [224, 224], antialias=antialias)
             for file, corner in zip(files, corners, strict=True)
         ]
-        seen = pictures.look_at(torch.stack(crops))
+        seen = pictures.read_crops(torch.stack(crops))
         ratio, area = seen.width * 800 / (seen.height * 600), seen.width * seen.height * 800 * 600
-        assert np.abs(ratio / (width / height) - 1).max() < peer_check._SLACK - 1
-        assert np.abs(area / (width * height) - 1).max() < peer_check._SLACK - 1
+        assert np.abs(ratio / (width / height) - 1).max() < peer_check._TOLERANCE - 1
+        assert np.abs(area / (width * height) - 1).max() < peer_check._TOLERANCE - 1
 
 
 def test_grain_tells_averaging_from_sampling(work):
     picture = F.pil_to_tensor(Image.open(work.root / pictures.picture_key(5)))
-    grain = [pictures.look_at(F.resize(picture, [224, 224], antialias=flag)[None]).grain[0] for flag in (True, False)]
+    grain = [
+        pictures.read_crops(F.resize(picture, [224, 224], antialias=flag)[None]).grain[0] for flag in (True, False)
+    ]
     assert grain[0] < 3.6 < grain[1]
 
 
 def test_strange_colors_are_no_picture():
-    assert pictures.look_at(torch.full((1, 3, 224, 224), 128, dtype=torch.uint8)).number.tolist() == [-1]
+    assert pictures.read_crops(torch.full((1, 3, 224, 224), 128, dtype=torch.uint8)).number.tolist() == [-1]
 
 
 def test_pictures_are_made_once_and_the_same(work, tmp_path):
@@ -219,7 +221,7 @@ def loaders_end():
     """Adapters keep their loaders, and those their workers: each has a process of its own outside of these tests."""
     yield
     for name, module in list(sys.modules.items()):
-        if name.startswith("labkit.pipeline.peer_"):
+        if name.startswith("labkit.peers.adapters."):
             for kept in vars(module).values():
                 getattr(kept, "cache_clear", bool)()
 
@@ -414,8 +416,8 @@ def test_who_is_missing_or_breaks_is_told_and_the_rest_go_on(tmp_path, monkeypat
     [
         ({"profile": "moon"}, "imagenet, camera"),
         ({"only": ["nobody"]}, "'nobody' is not a peer"),
-        ({"n_photos": 0}, "at least 1"),
-        ({"batch_size": 0}, "at least 1"),
+        ({"n_photos": 0}, "n_photos must be an integer >= 1, got 0"),
+        ({"batch_size": 0}, "batch_size must be an integer >= 1, got 0"),
     ],
 )
 def test_bad_arguments_are_told(arguments, message):

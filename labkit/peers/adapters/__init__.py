@@ -1,4 +1,4 @@
-"""One module a library: how it does the work of the comparison."""
+"""One module per library: how it does the work of the comparison."""
 
 import lazy_loader
 

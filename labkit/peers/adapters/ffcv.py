@@ -1,4 +1,4 @@
-"""FFCV: a file of its own, read by compiled threads."""
+"""FFCV: a file in its own format, read by compiled threads."""
 
 import pickle
 import subprocess
@@ -6,7 +6,6 @@ import sys
 from collections.abc import Iterable
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,52 +13,51 @@ import torch
 from labkit.data import ImageDataset
 from labkit.data.pixels import PixelStore
 from labkit.data.stores import FolderStore
-from labkit.peers.peer import JPEG_PACKED, RAW_PIXELS, Peer, Work, prepare_once
+from labkit.peers.peer import JPEG_PACKED, RAW_PIXELS, Peer, Work, pip_peer, prepare_once
 
-_LEAST_PAGE = 8 * 2**20  # FFCV's own default
+_MIN_PAGE_SIZE = 8 * 2**20  # FFCV's default
 
 
 def _prepare(work: Work, mode: str) -> Path:
-    return prepare_once(work, f"ffcv-{mode}", partial(_write_elsewhere, work, mode)) / "photos.beton"
+    return prepare_once(work, f"ffcv-{mode}", partial(_write_in_fresh_process, work, mode)) / "photos.beton"
 
 
-def _write_elsewhere(work: Work, mode: str, folder: Path) -> None:
-    """In a fresh process: FFCV's writer forks, which hangs where threads of OpenCV, torch or another loader live."""
+def _write_in_fresh_process(work: Work, mode: str, folder: Path) -> None:
+    """FFCV's writer forks, and would hang in a process with threads of OpenCV, torch or another loader."""
     load_and_call = "import pickle, sys; pickle.load(sys.stdin.buffer)()"
     job = pickle.dumps(partial(_write, work, mode, folder))
     done = subprocess.run([sys.executable, "-c", load_and_call], input=job, capture_output=True)
     if done.returncode:
-        words = done.stderr.decode(errors="replace").strip().splitlines() or ["it died without a word"]
-        raise ValueError(f"FFCV's {mode} format cannot be made of {work.root}: {words[-1]}")
+        lines = done.stderr.decode(errors="replace").strip().splitlines() or ["the writer ended without a message"]
+        raise ValueError(f"cannot convert {work.root} to FFCV's {mode} format: {lines[-1]}")
 
 
 def _write(work: Work, mode: str, folder: Path) -> None:
     torch.set_num_threads(1)
-    photos, temporary = FolderStore(work.root), folder / "pixels"
+    photos, pixel_file = FolderStore(work.root), folder / "pixels"
     if mode == "jpg":
-        _write_beton(_Pictures(ImageDataset(photos)), mode, folder / "photos.beton", work)
-        return
-    # FFCV's own max_resolution bounds the longer side. This way its pixels are those of a PixelStore.
-    pixels = PixelStore.build(photos, temporary, short_side=work.short_side, engine="threads", progress=False)
-    _write_beton(_Pictures(pixels), mode, folder / "photos.beton", work)
-    temporary.unlink()
+        dataset = ImageDataset(photos)
+    else:  # FFCV's max_resolution limits the longer side; a PixelStore limits the shorter one
+        options = {"short_side": work.short_side, "engine": "threads", "progress": False}
+        dataset = PixelStore.build(photos, pixel_file, **options)
+    _write_beton(_Pictures(dataset), mode, folder / "photos.beton", work)
+    pixel_file.unlink(missing_ok=True)
 
 
 def _write_beton(pictures: "_Pictures", mode: str, path: Path, work: Work) -> None:
     from ffcv.fields import IntField, RGBImageField
     from ffcv.writer import DatasetWriter
 
-    # Here, since what a process of the writer raises is lost, and the writer waits for it for ever. So would it for a
-    # picture that is larger than a page.
+    # Decode everything here first: the writer hangs when one of its processes raises, or a picture exceeds a page.
     largest = max(pictures[index][0].nbytes for index in range(len(pictures)))
     fields = {"image": RGBImageField(write_mode=mode), "label": IntField()}
-    page_size = max(_LEAST_PAGE, 1 << (largest - 1).bit_length())
+    page_size = max(_MIN_PAGE_SIZE, 1 << (largest - 1).bit_length())
     writer = DatasetWriter(str(path), fields, page_size=page_size, num_workers=max(1, work.num_workers))
     writer.from_indexed_dataset(pictures)
 
 
 class _Pictures:
-    """What FFCV's writer asks for: uint8 (H, W, 3) and a label."""
+    """Samples as FFCV's writer takes them: a uint8 array (H, W, 3) and a label."""
 
     def __init__(self, dataset: ImageDataset | PixelStore):
         self._dataset = dataset
@@ -79,10 +77,7 @@ def _loader(work: Work, mode: str) -> Iterable:
     from ffcv.transforms import RandomHorizontalFlip, Squeeze, ToTensor, ToTorchImage
 
     crop = RandomResizedCropRGBImageDecoder((work.size, work.size), scale=(0.08, 1.0), ratio=(3 / 4, 4 / 3))
-    steps: dict[str, list[Any]] = {
-        "image": [crop, RandomHorizontalFlip(), ToTensor(), ToTorchImage()],
-        "label": [IntDecoder(), ToTensor(), Squeeze(1)],
-    }
+    image_steps = [crop, RandomHorizontalFlip(), ToTensor(), ToTorchImage()]
     return Loader(
         str(_prepare(work, mode)),
         batch_size=work.batch_size,
@@ -91,27 +86,24 @@ def _loader(work: Work, mode: str) -> Iterable:
         os_cache=True,
         drop_last=False,
         seed=work.seed,
-        pipelines=steps,
+        pipelines={"image": image_steps, "label": [IntDecoder(), ToTensor(), Squeeze(1)]},
     )
 
 
-def _peer(mode: str, source: str, note: str) -> Peer:
-    return Peer(
-        name=f"FFCV {mode}",
+def _make_peer(mode: str, source: str, note: str) -> Peer:
+    return pip_peer(
+        f"FFCV {mode}",
+        "ffcv",
+        debian="libturbojpeg0-dev libopencv-dev pkg-config",
         source=source,
-        antialias=True,
-        install="apt-get install libturbojpeg0-dev libopencv-dev pkg-config && python -m pip install ffcv",
-        modules=("ffcv",),
         loader=partial(_loader, mode=mode),
         prepare=partial(_prepare, mode=mode),
-        note=f"{note}; shrinks by OpenCV's INTER_AREA, a mean of source pixels; a batch's memory is used again for a "
-        "later one; crops follow from no seed",
+        note=f"{note}; shrinks with OpenCV's INTER_AREA, a mean of source pixels; reuses the memory of a batch for a "
+        "later one; crops follow no seed",
     )
 
 
 PEERS_HERE = (
-    _peer(
-        "jpg", JPEG_PACKED, "its writer encodes photos anew (quality 90, chroma 4:2:0), and it decodes by the fast DCT"
-    ),
-    _peer("raw", RAW_PIXELS, "the pixels of a PixelStore, resized once"),
+    _make_peer("jpg", JPEG_PACKED, "re-encodes photos (quality 90, chroma 4:2:0), and decodes them with the fast DCT"),
+    _make_peer("raw", RAW_PIXELS, "the pixels of a PixelStore, resized once"),
 )

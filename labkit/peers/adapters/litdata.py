@@ -1,60 +1,51 @@
 """litdata: its optimised chunks, with the JPEG bytes as they are."""
 
-from collections.abc import Iterable
-from functools import lru_cache
+from collections.abc import Callable, Iterable
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 from labkit.peers.adapters.torchvision import fast_settings, tensor_transform
-from labkit.peers.peer import JPEG_PACKED, Peer, Work, labelled_photos, prepare_once
-
-
-def _sample(photo: tuple[Path, int]) -> dict[str, Any]:
-    import litdata
-
-    path, label = photo
-    return {"image": litdata.Jpeg(path=str(path), max_quality=None), "label": label}  # a limit would encode anew
+from labkit.peers.peer import JPEG_PACKED, Work, labelled_photos, pip_peer, prepare_once
 
 
 def _prepare(work: Work) -> Path:
+    return prepare_once(work, "litdata", partial(_write_chunks, work))
+
+
+def _write_chunks(work: Work, folder: Path) -> None:
     import litdata
 
-    def build(folder: Path) -> None:
-        litdata.optimize(
-            _sample, inputs=labelled_photos(work), output_dir=str(folder), chunk_bytes="64MB",
-            num_workers=work.num_workers, verbose=False,
-        )  # fmt: skip
-
-    return prepare_once(work, "litdata", build)
+    options = {"chunk_bytes": "64MB", "num_workers": work.num_workers, "verbose": False}
+    litdata.optimize(_read_sample, inputs=labelled_photos(work), output_dir=str(folder), **options)
 
 
-class _Crop:
-    """The transform of a sample."""
+def _read_sample(photo: tuple[Path, int]) -> dict[str, Any]:
+    import litdata
 
-    def __init__(self, work: Work):
-        self.transform = tensor_transform(work)
+    path, label = photo
+    return {"image": litdata.Jpeg(path=str(path), max_quality=None), "label": label}  # with a limit it would re-encode
 
-    def __call__(self, sample: dict[str, Any]) -> tuple[Any, int]:
-        return self.transform(sample["image"]), sample["label"]
+
+def _transform_sample(transform: Callable[[Any], Any], sample: dict[str, Any]) -> tuple[Any, int]:
+    return transform(sample["image"]), sample["label"]
 
 
 @lru_cache(maxsize=1)
 def _loader(work: Work) -> Iterable:
     import litdata
 
-    dataset = litdata.StreamingDataset(str(_prepare(work)), shuffle=True, seed=work.seed, transform=_Crop(work))
+    crop = partial(_transform_sample, tensor_transform(work))
+    dataset = litdata.StreamingDataset(str(_prepare(work)), shuffle=True, seed=work.seed, transform=crop)
     return litdata.StreamingDataLoader(dataset, **fast_settings(work))
 
 
 PEERS_HERE = (
-    Peer(
-        name="litdata",
+    pip_peer(
+        "litdata",
         source=JPEG_PACKED,
-        antialias=True,
-        install="python -m pip install litdata",
-        modules=("litdata",),
         loader=_loader,
         prepare=_prepare,
-        note="chunks of 64 MB with the files' own bytes, decoded by torchvision, as litdata does by itself",
+        note="chunks of 64 MB with the files' own bytes, which litdata itself decodes with torchvision",
     ),
 )

@@ -1,24 +1,25 @@
-"""mosaicml-streaming: shards of its MDS format."""
+"""mosaicml-streaming: shards in its MDS format."""
 
 from collections.abc import Iterable
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 from labkit.peers.adapters.torchvision import decode_bytes, fast_settings, tensor_transform
-from labkit.peers.peer import JPEG_PACKED, Peer, Work, labelled_photos, prepare_once
+from labkit.peers.peer import JPEG_PACKED, Work, labelled_photos, pip_peer, prepare_once
 
 
 def _prepare(work: Work) -> Path:
+    return prepare_once(work, "streaming", partial(_write_shards, work))
+
+
+def _write_shards(work: Work, folder: Path) -> None:
     from streaming import MDSWriter
 
-    def build(folder: Path) -> None:
-        # Bytes, not "jpeg", which is decoded by PIL.
-        with MDSWriter(out=str(folder), columns={"image": "bytes", "label": "int"}) as writer:
-            for path, label in labelled_photos(work):
-                writer.write({"image": path.read_bytes(), "label": label})
-
-    return prepare_once(work, "streaming", build)
+    # "bytes", since PIL decodes what is stored as "jpeg".
+    with MDSWriter(out=str(folder), columns={"image": "bytes", "label": "int"}) as writer:
+        for path, label in labelled_photos(work):
+            writer.write({"image": path.read_bytes(), "label": label})
 
 
 @lru_cache(maxsize=1)
@@ -32,18 +33,16 @@ def _loader(work: Work) -> Iterable:
             return transform(decode_bytes(sample["image"])), sample["label"]
 
     transform = tensor_transform(work)
-    clean_stale_shared_memory()  # what a run that was killed left would be an error
+    clean_stale_shared_memory()  # left behind by a killed run, it would be an error
     dataset = Photos(local=str(_prepare(work)), shuffle=True, shuffle_seed=work.seed, batch_size=work.batch_size)
     return StreamingDataLoader(dataset, **fast_settings(work))
 
 
 PEERS_HERE = (
-    Peer(
-        name="mosaicml-streaming",
-        source=JPEG_PACKED,
-        antialias=True,
-        install="python -m pip install mosaicml-streaming",
+    pip_peer(
+        "mosaicml-streaming",
         modules=("streaming",),
+        source=JPEG_PACKED,
         loader=_loader,
         prepare=_prepare,
         note="MDS shards with the files' own bytes; torchvision decodes and transforms",

@@ -1,43 +1,38 @@
-"""timm's loader: its factories of data sets, transforms and loaders."""
+"""timm's loader, made by its factories of data sets, transforms and loaders."""
 
 from collections.abc import Iterable
 from functools import lru_cache
 
-from labkit.peers.peer import JPEG_FILES, Peer, Work
+import torch
+
+from labkit.peers.adapters.torchvision import fast_settings
+from labkit.peers.peer import Work, pip_peer
 
 
 @lru_cache(maxsize=1)
 def _loader(work: Work) -> Iterable:
-    import torch
     from timm.data import create_dataset, create_loader
 
     prefetcher = create_loader(
         create_dataset("", root=str(work.root)),
         input_size=(3, work.size, work.size),
-        batch_size=work.batch_size,
         is_training=True,
         scale=(0.08, 1.0),
         ratio=(3 / 4, 4 / 3),
         hflip=0.5,
         color_jitter=None,
         interpolation="bilinear",
-        num_workers=work.num_workers,
-        persistent_workers=work.num_workers > 0,
-        pin_memory=torch.cuda.is_available(),
         device=torch.device("cpu"),
+        **fast_settings(work),
     )
-    return prefetcher.loader  # what it feeds to the device: uint8, before the device normalises
+    return prefetcher.loader  # gives uint8; the prefetcher would normalise on the device
 
 
 PEERS_HERE = (
-    Peer(
-        name="timm",
-        source=JPEG_FILES,
-        antialias=True,
-        install="python -m pip install timm",
-        modules=("timm",),
+    pip_peer(
+        "timm",
         loader=_loader,
-        note="PIL, whose filter antialiases; batches are taken before the normalisation, which timm does on the device",
+        note="PIL, whose filter antialiases; batches are taken before timm normalises them on the device",
         drops_last=True,
     ),
 )

@@ -1,23 +1,24 @@
-"""torchvision's own ways: the first tutorial's on PIL images, and the recommended one on tensors."""
+"""torchvision's two ways: the first tutorial's on PIL images, and the recommended one on tensors.
+
+Its transforms, its decoder and the settings of a fast DataLoader serve other adapters, too.
+"""
 
 from collections.abc import Callable, Iterable
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
-from labkit.peers.peer import JPEG_FILES, Peer, Work
+import torch
+from torch.utils.data import DataLoader
+
+from labkit.peers.peer import Work, pip_peer
 
 
 def pil_transform(work: Work) -> Callable[[Any], Any]:
     """The work on a PIL image, by torchvision's first generation of transforms."""
     from torchvision import transforms
 
-    return transforms.Compose(
-        [
-            transforms.RandomResizedCrop(work.size),
-            transforms.RandomHorizontalFlip(),
-            transforms.PILToTensor(),
-        ]
-    )
+    steps = transforms.RandomResizedCrop(work.size), transforms.RandomHorizontalFlip(), transforms.PILToTensor()
+    return transforms.Compose(steps)
 
 
 def tensor_transform(work: Work) -> Callable[[Any], Any]:
@@ -27,25 +28,20 @@ def tensor_transform(work: Work) -> Callable[[Any], Any]:
     return v2.Compose([v2.RandomResizedCrop(work.size, antialias=True), v2.RandomHorizontalFlip()])
 
 
-def decode_bytes(data: bytes) -> Any:
-    """uint8 tensor (3, H, W) of an encoded image, by torchvision's decoder."""
-    import torch
+def decode_bytes(data: bytes) -> torch.Tensor:
+    """Decode an image with torchvision to a uint8 tensor (3, H, W)."""
+    return decode_file(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+
+
+def decode_file(source: str | torch.Tensor) -> torch.Tensor:
+    """As `decode_bytes`, from a file's path (or from a tensor of its bytes)."""
     from torchvision.io import ImageReadMode, decode_image
 
-    return decode_image(torch.frombuffer(bytearray(data), dtype=torch.uint8), ImageReadMode.RGB)
-
-
-def decode_file(path: str) -> Any:
-    """As `decode_bytes`, from a file."""
-    from torchvision.io import ImageReadMode, decode_image
-
-    return decode_image(path, ImageReadMode.RGB)
+    return decode_image(source, ImageReadMode.RGB)
 
 
 def fast_settings(work: Work) -> dict[str, Any]:
-    """The settings of a DataLoader that PyTorch's tuning guide asks for."""
-    import torch
-
+    """The DataLoader settings that PyTorch's tuning guide recommends."""
     return {
         "batch_size": work.batch_size,
         "num_workers": work.num_workers,
@@ -54,28 +50,31 @@ def fast_settings(work: Work) -> dict[str, Any]:
     }
 
 
-@lru_cache(maxsize=1)  # one loader, whose workers live on from epoch to epoch
-def _v1(work: Work) -> Iterable:
-    from torch.utils.data import DataLoader
+def folder_loader(
+    work: Work, transform: Callable[[Any], Any], *, worker_init_fn: Callable | None = None, **folder_options: Any
+) -> DataLoader:
+    """A fast DataLoader over torchvision's ImageFolder; `folder_options` may name another `loader` of files."""
     from torchvision.datasets import ImageFolder
 
-    return DataLoader(ImageFolder(work.root, pil_transform(work)), shuffle=True, **fast_settings(work))
+    photos = ImageFolder(work.root, transform, **folder_options)
+    return DataLoader(photos, shuffle=True, worker_init_fn=worker_init_fn, **fast_settings(work))
+
+
+@lru_cache(maxsize=1)  # one loader, whose workers live on from epoch to epoch
+def _load_v1(work: Work) -> Iterable:
+    return folder_loader(work, pil_transform(work))
 
 
 @lru_cache(maxsize=1)
-def _v2(work: Work) -> Iterable:
-    from torch.utils.data import DataLoader
-    from torchvision.datasets import ImageFolder
+def _load_v2(work: Work) -> Iterable:
+    return folder_loader(work, tensor_transform(work), loader=decode_file)
 
-    dataset = ImageFolder(work.root, tensor_transform(work), loader=decode_file)
-    return DataLoader(dataset, shuffle=True, **fast_settings(work))
-
-
-_torchvision = partial(
-    Peer, source=JPEG_FILES, antialias=True, install="python -m pip install torchvision", modules=("torchvision",)
-)
 
 PEERS_HERE = (
-    _torchvision(name="torchvision v1", loader=_v1, note="decodes and resizes with PIL, whose filter antialiases"),
-    _torchvision(name="torchvision v2", loader=_v2, note="uint8 tensors from end to end, as its documentation advises"),
+    pip_peer(
+        "torchvision v1", "torchvision", loader=_load_v1, note="decodes and resizes with PIL, whose filter antialiases"
+    ),
+    pip_peer(
+        "torchvision v2", "torchvision", loader=_load_v2, note="uint8 tensors throughout, as its documentation advises"
+    ),
 )

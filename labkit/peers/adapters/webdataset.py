@@ -1,26 +1,22 @@
 """WebDataset: tar shards, read one after the other."""
 
 from collections.abc import Iterable
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
+from labkit.data.shards import write_shards
 from labkit.data.stores import FolderStore
 from labkit.peers.adapters.torchvision import decode_bytes, fast_settings, tensor_transform
-from labkit.peers.peer import JPEG_PACKED, Peer, Work, prepare_once
+from labkit.peers.peer import JPEG_PACKED, Work, pip_peer, prepare_once
 
-_SHARDS_A_WORKER = 4  # whole shards are dealt out to workers: few of them, and one worker has more to do
+_SHARDS_PER_WORKER = 4  # workers take whole shards: with few of them, one worker gets more to do than the others
 
 
 def _prepare(work: Work) -> Path:
-    from labkit.data.shards import write_shards
-
     store = FolderStore(work.root)
-    max_count = max(1, len(store) // (_SHARDS_A_WORKER * max(1, work.num_workers)))
-
-    def build(folder: Path) -> None:
-        write_shards(store, folder, max_count=max_count, seed=work.seed, progress=False)
-
-    return prepare_once(work, f"webdataset-{max_count}", build)
+    max_count = max(1, len(store) // (_SHARDS_PER_WORKER * max(1, work.num_workers)))
+    write = partial(write_shards, store, max_count=max_count, seed=work.seed, progress=False)
+    return prepare_once(work, f"webdataset-{max_count}", write)
 
 
 @lru_cache(maxsize=1)
@@ -41,14 +37,12 @@ def _loader(work: Work) -> Iterable:
 
 
 PEERS_HERE = (
-    Peer(
-        name="WebDataset",
+    pip_peer(
+        "WebDataset",
+        "webdataset",
         source=JPEG_PACKED,
-        antialias=True,
-        install="python -m pip install webdataset",
-        modules=("webdataset",),
         loader=_loader,
         prepare=_prepare,
-        note="tar shards; torchvision decodes and transforms; each worker gives a last short batch of its own",
+        note="tar shards; torchvision decodes and transforms; each worker ends with a short batch of its own",
     ),
 )

@@ -187,7 +187,7 @@ def test_jpegs_are_the_whole_photos(work, photos):
 def test_pages_hold_the_largest_photo(tmp_path, monkeypatch):
     """FFCV's writer would wait for ever."""
     peer_called("FFCV raw")
-    monkeypatch.setattr(peer_ffcv, "_LEAST_PAGE", 2**21)  # FFCV's least
+    monkeypatch.setattr(peer_ffcv, "_MIN_PAGE_SIZE", 2**21)  # FFCV's least
     root = tmp_path / "photos" / "a"
     root.mkdir(parents=True)
     Image.effect_noise((1500, 900), 50).convert("RGB").save(root / "0.jpg")
@@ -200,9 +200,9 @@ def test_pages_hold_the_largest_photo(tmp_path, monkeypatch):
 BROKEN = """
     import sys
     from pathlib import Path
-    from labkit.pipeline import peer_{module}
+    from labkit.peers.adapters import {module}
     from labkit.peers.peer import Work
-    (peer,) = [peer for peer in peer_{module}.PEERS_HERE if peer.name == {name!r}]
+    (peer,) = [peer for peer in {module}.PEERS_HERE if peer.name == {name!r}]
     print(sum(len(images) for images, _ in peer.loader(Work(Path(sys.argv[1]), Path("unused"), batch_size=4))))
 """
 
@@ -229,7 +229,7 @@ def test_spdl_draws_torchvisions_crops(height, width):
     import random
 
     draw = random.Random(0)
-    ours = np.array([peer_spdl._random_crop(height, width, draw) for _ in range(4000)])
+    ours = np.array([peer_spdl._draw_crop(height, width, draw) for _ in range(4000)])
     top, left, own_height, own_width = ours.T
     assert ((top >= 0) & (left >= 0) & (top + own_height <= height) & (left + own_width <= width)).all()
     torch.manual_seed(0)
