@@ -1,13 +1,15 @@
-"""Servers on this machine for experiments and tests: a folder over HTTP, an S3 of one's own.
+"""Servers on this machine for experiments and tests: a folder over HTTP, and an S3 service.
 
-Each is a process of its own, so that it does not share a Python interpreter with the loader that it feeds; it shares
-the cores all the same.
+Each runs in a process of its own, so that it does not share a Python interpreter with the loader that reads from it.
+They still share the cores.
 """
 
 import asyncio
 import os
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -22,10 +24,10 @@ def serve_folder(root: str | os.PathLike, *, latency_ms: float = 0.0) -> Iterato
 
     Args:
         root: The folder.
-        latency_ms: Wait before each answer, as a distant server's answers have.
+        latency_ms: Wait before each answer, to imitate a distant server.
 
     Yields:
-        The address, `http://127.0.0.1:<port>/`. The server ends with the block.
+        The URL, `http://127.0.0.1:<port>/`. The server ends with the block.
 
     Raises:
         FileNotFoundError: `root` is not a folder.
@@ -34,13 +36,13 @@ def serve_folder(root: str | os.PathLike, *, latency_ms: float = 0.0) -> Iterato
     """
     if not os.path.isdir(root):
         raise FileNotFoundError(f"{root} is not a folder")
-    with _child("folder", os.fspath(os.path.abspath(root)), str(latency_ms)) as port:
+    with _server_process("folder", os.path.abspath(root), str(latency_ms)) as port:
         yield f"http://127.0.0.1:{port}/"
 
 
 @contextmanager
 def serve_s3(buckets: Mapping[str, str | os.PathLike]) -> Iterator[dict[str, Any]]:
-    """An empty S3 server (moto's) on the loopback interface, filled with folders.
+    """An S3 server (moto's) on the loopback interface, filled from folders.
 
     Args:
         buckets: Name of each bucket, and the folder whose files go into it.
@@ -55,12 +57,11 @@ def serve_s3(buckets: Mapping[str, str | os.PathLike]) -> Iterator[dict[str, Any
     Taught in: notebooks/08_shard_formats.ipynb
     """
     try:
-        import moto.server
+        import moto.server  # noqa: F401 - for the server process
         import s3fs
     except ImportError as error:
         raise ImportError(f'{error.name} is missing: python -m pip install -e ".[test]"') from error
-    del moto
-    with _child("s3") as port:
+    with _server_process("s3") as port:
         options = {"key": "labkit", "secret": "labkit", "endpoint_url": f"http://127.0.0.1:{port}"}
         filesystem = s3fs.S3FileSystem(**options)
         for bucket, folder in buckets.items():
@@ -70,60 +71,46 @@ def serve_s3(buckets: Mapping[str, str | os.PathLike]) -> Iterator[dict[str, Any
 
 
 @contextmanager
-def _child(*arguments: str) -> Iterator[int]:
-    """A server of this module in a process of its own: the port that it says.
+def _server_process(*arguments: str) -> Iterator[int]:
+    """Run this module as a server in another process, and yield its port.
 
-    It also ends by itself when its input does, which is when this process was killed.
+    The server also ends when its standard input does: then this process was killed.
     """
     command = [sys.executable, "-m", "labkit.data.stores.local_servers", *arguments]
-    process = subprocess.Popen(
+    with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-        start_new_session=True,  # Ctrl-C is for the caller, who then ends the server in order
-    )  # fmt: skip
-    try:
-        said = process.stdout.readline()
-        if not said:
-            raise OSError(f"the {arguments[0]} server did not start: {' '.join(command)} shows why")
-        yield int(said)
-    finally:
-        process.kill()  # it holds nothing worth an orderly end, and a forked worker may keep its input open
-        process.wait()
-        process.stdin.close()
-        process.stdout.close()
+        start_new_session=True,  # Ctrl-C goes to the caller, who then ends the server
+    ) as process:  # fmt: skip
+        try:
+            port = process.stdout.readline()
+            if not port:
+                raise OSError(f"the {arguments[0]} server did not start; to see why, run: {' '.join(command)}")
+            yield int(port)
+        finally:
+            process.kill()  # closing its input may not end it: a forked worker may hold a copy of the pipe
 
 
 def _serve_folder(root: str, latency_ms: str) -> None:
     from aiohttp import web
 
-    @web.middleware
-    async def late(request, handler):
+    async def answer(request: web.Request) -> web.StreamResponse:
         await asyncio.sleep(float(latency_ms) / 1e3)
-        return await handler(request)
-
-    async def answer(request):
-        path = unquote(request.rel_url.raw_path, errors="surrogateescape").lstrip("/")
-        place = os.path.join(root, path_from_key(path))
-        if ".." in path.split("/") or not os.path.exists(place):
+        key = unquote(request.rel_url.raw_path, errors="surrogateescape").lstrip("/")
+        path = os.path.join(root, path_from_key(key))
+        if ".." in key.split("/") or not os.path.exists(path):
             return web.Response(status=404)
-        if not os.path.isdir(place):
-            return web.FileResponse(place)
-        names = sorted(name + "/" * os.path.isdir(os.path.join(place, name)) for name in os.listdir(place))
-        links = "".join(
-            f'<li><a href="{quote(key_from_name(name), errors="surrogateescape")}">file</a></li>' for name in names
-        )
-        return web.Response(text=f"<ul>{links}</ul>", content_type="text/html")
+        if not os.path.isdir(path):
+            return web.FileResponse(path)
+        names = sorted(name + "/" * os.path.isdir(os.path.join(path, name)) for name in os.listdir(path))
+        links = (quote(key_from_name(name), errors="surrogateescape") for name in names)
+        items = "".join(f'<li><a href="{link}">file</a></li>' for link in links)
+        return web.Response(text=f"<ul>{items}</ul>", content_type="text/html")
 
-    async def run():
-        app = web.Application(middlewares=[late] if float(latency_ms) else [])
-        app.router.add_get(r"/{path:[\s\S]*}", answer)
-        runner = web.AppRunner(app, access_log=None)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        print(runner.addresses[0][1], flush=True)
-        await asyncio.to_thread(sys.stdin.read)
-
-    asyncio.run(run())
+    app = web.Application()
+    app.router.add_get(r"/{path:[\s\S]*}", answer)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        print(listener.getsockname()[1], flush=True)
+        web.run_app(app, sock=listener, access_log=None, print=None)
 
 
 def _serve_s3() -> None:
@@ -132,9 +119,13 @@ def _serve_s3() -> None:
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     print(server.get_host_and_port()[1], flush=True)
+
+
+def _exit_with_parent() -> None:
     sys.stdin.read()
     os._exit(0)
 
 
 if __name__ == "__main__":
+    threading.Thread(target=_exit_with_parent).start()
     {"folder": _serve_folder, "s3": _serve_s3}[sys.argv[1]](*sys.argv[2:])

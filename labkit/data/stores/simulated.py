@@ -1,4 +1,4 @@
-"""Disks and networks that are not there: real bytes, delivered as late as a slower storage would."""
+"""Simulated disks and networks: real bytes, delivered as late as a slower storage would deliver them."""
 
 import os
 import struct
@@ -10,12 +10,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
-from typing import Any
 
 from labkit.core import PerProcess, acquire_lock, has_file_locks
 from labkit.data.blobs import Extent
+from labkit.data.stores.base import HasExtents, Store
 
-_STATE = struct.Struct("=qqd")  # a `_Position`
+_STATE = struct.Struct("=qqd")  # the fields of `_Position`
 
 
 @dataclass(frozen=True)
@@ -23,15 +23,15 @@ class Disk:
     """How long a storage takes.
 
     Args:
-        name: For labels; plots say *simulated*.
-        seek_ms: To move to another place; an opened file costs one more, for its inode.
-        bandwidth_mb_per_s: Of one reader, in 1e6 bytes.
-        latency_ms: Of a request over a network; it is asked where a disk would seek.
+        name: For labels; plots add *simulated*.
+        seek_ms: Time to move to another place; opening a file costs one more seek, for its inode.
+        bandwidth_mb_per_s: For one reader, in 1e6 bytes.
+        latency_ms: Time of a network request; one is sent wherever a disk would seek.
         one_head: Requests of all processes wait for each other, as on a rotating disk.
-        readahead_bytes: Gaps up to this are read over rather than sought over.
+        readahead_bytes: Gaps up to this size are read rather than skipped with a seek.
 
     Raises:
-        ValueError: a time below zero, or no bandwidth.
+        ValueError: a negative time, or no bandwidth.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Disk:
 
     def __post_init__(self):
         if min(self.seek_ms, self.latency_ms, self.readahead_bytes) < 0 or self.bandwidth_mb_per_s <= 0:
-            raise ValueError(f"{self}: times are 0 or more, the bandwidth is above 0")
+            raise ValueError(f"{self}: times and readahead_bytes must be >= 0, bandwidth_mb_per_s must be > 0")
 
 
 DISKS = {
@@ -54,11 +54,11 @@ DISKS = {
 
 
 class SimulatedStore:
-    """Another store's images, delivered as late as `disk` would.
+    """Another store's images, delivered as late as `disk` would deliver them.
 
-    Nothing counts as cached: each read pays as a first one does. What a read touches is asked from the store
-    (`extents`): a folder's file is opened and read, an indexed tar's member only read, and `tarfile` first visits
-    every header. A store that cannot say (HTTP, object storage) pays as for one opened file a read.
+    Nothing counts as cached: each read costs as much as a first one. The store reports what a read touches (`extents`):
+    a folder opens a file and reads it, an indexed tar only reads the member, and `tarfile` first visits every header. A
+    store that cannot report this (HTTP, object storage) pays for one opened file per read.
 
     Args:
         store: Where the bytes come from.
@@ -71,13 +71,13 @@ class SimulatedStore:
     Taught in: notebooks/09_marigold_storage.ipynb
     """
 
-    def __init__(self, store: Any, disk: Disk = DISKS["hdd"], *, wait: bool = True):
+    def __init__(self, store: Store, disk: Disk = DISKS["hdd"], *, wait: bool = True):
         self.store, self.disk, self.wait = store, disk, wait
         self._head = _Head()
-        self._reads = PerProcess(count)
+        self._reads = PerProcess(count)  # in each process, since each opens files of its own
 
     def __repr__(self) -> str:
-        return f"SimulatedStore({self.store!r}, simulated {self.disk.name})"
+        return f"SimulatedStore({self.store!r}, {self.storage})"
 
     def __len__(self) -> int:
         return len(self.keys())
@@ -89,61 +89,48 @@ class SimulatedStore:
     def read(self, key: str) -> bytes:
         """The other store's bytes, when the disk would have them."""
         data = self.store.read(key)
-        extents = self._extents(key, len(data))
+        extents = [Extent(key, 0, len(data), opens=True)]
+        if isinstance(self.store, HasExtents):
+            extents = list(self.store.extents(key, first=next(self._reads()) == 0))
         with self._head.locked() as position:
-            seconds = sum(self._seconds(position, extent) for extent in extents)
+            seconds = sum(_move(position, extent, self.disk) for extent in extents)
             position.busy_s += seconds
-            if self.disk.one_head:
-                self._sleep(seconds)
-        if not self.disk.one_head:
-            self._sleep(seconds)
+            if self.wait and self.disk.one_head:
+                time.sleep(seconds)
+        if self.wait and not self.disk.one_head:
+            time.sleep(seconds)
         return data
 
     @property
     def storage(self) -> str:
-        """What to name it in a frame: `compare(..., storage={label: store.storage})` marks its plots as simulated."""
+        """Its name in a frame: `compare(..., storage={label: store.storage})` marks its plots as simulated."""
         return f"simulated {self.disk.name}"
 
     @property
     def busy_s(self) -> float:
-        """Seconds of work that were asked of the storage so far, by all processes."""
+        """Seconds that the storage has been busy so far, for all processes."""
         with self._head.locked() as position:
             return position.busy_s
-
-    def _sleep(self, seconds: float) -> None:
-        if self.wait:
-            time.sleep(seconds)
-
-    def _extents(self, key: str, size: int) -> list[Extent]:
-        if not hasattr(self.store, "extents"):
-            return [Extent(key, 0, size, opens=True)]
-        number = next(self._reads())  # of this process: each worker opens its own files
-        return list(self.store.extents(key, first=number == 0))
-
-    def _seconds(self, position: "_Position", extent: Extent) -> float:
-        gap = position.gap_to(extent)
-        near = 0 <= gap <= self.disk.readahead_bytes
-        position.move(extent)
-        trips = extent.opens + (not near)
-        transferred_bytes = extent.size + (gap if near else 0)
-        moving_s = transferred_bytes / (self.disk.bandwidth_mb_per_s * 1e6)
-        return trips * (self.disk.seek_ms + self.disk.latency_ms) / 1e3 + moving_s
 
 
 @dataclass
 class _Position:
-    """Where the last read ended, and the seconds of work so far."""
+    """Where the last read ended, and how long the disk was busy. file: Checksum of its name."""
 
     file: int = -1
     offset: int = 0
     busy_s: float = 0.0
 
-    def gap_to(self, extent: Extent) -> int:
-        """Bytes from here to `extent`; -1 in another file."""
-        return extent.offset - self.offset if _number(extent.file) == self.file else -1
 
-    def move(self, extent: Extent) -> None:
-        self.file, self.offset = _number(extent.file), extent.offset + extent.size
+def _move(position: _Position, extent: Extent, disk: Disk) -> float:
+    """Seconds to read `extent`, after which `position` is at its end."""
+    file = zlib.crc32(extent.file.encode("utf-8", "surrogateescape"))
+    gap = extent.offset - position.offset
+    is_near = file == position.file and 0 <= gap <= disk.readahead_bytes
+    position.file, position.offset = file, extent.offset + extent.size
+    n_seeks = extent.opens + (not is_near)
+    n_bytes = extent.size + (gap if is_near else 0)
+    return n_seeks * (disk.seek_ms + disk.latency_ms) / 1e3 + n_bytes / (disk.bandwidth_mb_per_s * 1e6)
 
 
 class _Head:
@@ -167,10 +154,6 @@ class _Head:
             file.write(_STATE.pack(position.file, position.offset, position.busy_s))
 
 
-def _number(file: str) -> int:
-    return zlib.crc32(file.encode("utf-8", "surrogateescape"))
-
-
 def _remove(path: str, owner: int) -> None:
-    if os.getpid() == owner:  # a forked worker ends too, and must not remove it
+    if os.getpid() == owner:  # a forked worker that ends must leave the file to its parent
         os.unlink(path)

@@ -164,7 +164,7 @@ def test_unknown_keys_cost_nothing(tar):
     "wrong", [{"seek_ms": -1}, {"latency_ms": -0.1}, {"readahead_bytes": -1}, {"bandwidth_mb_per_s": 0}]
 )
 def test_disks_that_cannot_be(wrong):
-    with pytest.raises(ValueError, match="the bandwidth is above 0"):
+    with pytest.raises(ValueError, match="bandwidth_mb_per_s must be > 0"):
         Disk("wrong", **wrong)
 
 
