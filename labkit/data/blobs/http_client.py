@@ -94,24 +94,17 @@ class HttpClient:
                 _check_status(url, answer)
                 return Answer(answer.status, answer.headers, _read_body(url, answer, limit), answer.geturl() or "")
             except urllib3.exceptions.HTTPError as error:
-                retry = self._next_retry(url, error, answer)
+                if answer is None or not answer.retries.total:
+                    cause = getattr(error, "reason", None) or error
+                    raise OSError(
+                        f"{strip_credentials(url)} gave no complete answer in {self.retries + 1} tries "
+                        f"({type(cause).__name__}): check the server and the network, then run again"
+                    ) from None  # the chained text would hold the whole URL
+                retry = answer.retries.increment("GET", "", error=error)
             finally:
                 if answer is not None:
                     answer.close()  # ends the connection, unless a complete answer has released it
             retry.sleep()
-
-    def _next_retry(self, url: str, error: Exception, answer: urllib3.BaseHTTPResponse | None) -> urllib3.Retry:
-        """The attempts left after a body broke off or stalled. Raises OSError if there are none."""
-        if answer is not None:
-            try:
-                return answer.retries.increment("GET", "", error=error)
-            except urllib3.exceptions.HTTPError as last_error:
-                error = last_error
-        cause = getattr(error, "reason", None) or error
-        raise OSError(
-            f"{strip_credentials(url)} gave no complete answer in {self.retries + 1} tries ({type(cause).__name__}): "
-            "check the server and the network, then run again"
-        ) from None  # the chained text would hold the whole URL
 
 
 def split_credentials(url: str) -> tuple[str, dict[str, str]]:

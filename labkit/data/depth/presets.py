@@ -1,4 +1,4 @@
-"""Marigold's depth sets: how each stores depth, which pixels count, and how its list file names the pairs."""
+"""Marigold's depth sets: how each stores depth, which pixels are valid, and how its list file names the pairs."""
 
 import os
 from dataclasses import dataclass
@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from labkit.core import PackedStrings
+from labkit.core import PackedStrings, require_choice
 
-# (top, bottom, left, right): shares of height and width, or pixels.
+# (top, bottom, left, right): fractions of height and width, or pixels.
 REGIONS = {
     "garg": (0.40810811, 0.99189189, 0.03594771, 0.96405229),
     "eigen": (0.3324324, 0.91351351, 0.0359477, 0.96405229),
@@ -18,15 +18,15 @@ REGIONS = {
 
 @dataclass(frozen=True)
 class Preset:
-    """How one depth set is stored, cut and masked.
+    """How one depth set is stored, cropped and masked.
 
     Args:
-        per_metre: Stored integer that stands for one metre.
-        min_m: Depth is valid if greater.
-        max_m: And less than this, in metres.
-        columns: What a line of the list names, in order. Where only a pair is named, a third column may follow (KITTI's
-            focal length); it is not used.
-        crop: (height, width) cut from the middle of the lower edge before anything else.
+        per_metre: The stored integer for one metre.
+        min_m: Valid depths are greater than this, in metres.
+        max_m: Valid depths are less than this, in metres.
+        columns: The files that a line of the list names, in order. After a pair, a third column may follow (KITTI's
+            focal length); it is ignored.
+        crop: (height, width) cropped from the bottom centre before anything else.
         train_mask: Region outside which no pixel is valid in training, a key of `REGIONS`.
         eval_mask: The same in evaluation.
         train_size: (height, width) of the result in training.
@@ -42,7 +42,7 @@ class Preset:
     train_size: tuple[int, int] | None = None
 
     def crop_slices(self, height: int, width: int) -> tuple[slice, slice]:
-        """Rows and columns of a picture that are kept. Raises ValueError where it is too small."""
+        """Rows and columns of a picture that the crop keeps. Raises ValueError if the picture is too small."""
         if self.crop is None:
             return slice(0, height), slice(0, width)
         if height < self.crop[0] or width < self.crop[1]:
@@ -51,12 +51,12 @@ class Preset:
         return slice(top, height), slice(left, left + self.crop[1])
 
     def region(self, *, train: bool) -> str | None:
-        """Name of the region that the masks keep."""
+        """Name of the region that the masks keep, or None."""
         return self.train_mask if train else self.eval_mask
 
 
 def region_slices(name: str | None, height: int, width: int) -> tuple[slice, slice]:
-    """Rows and columns of a mask's region; without a name, everything."""
+    """Rows and columns of a region; all of them without a name."""
     top, bottom, left, right = REGIONS[name] if name else (0, height, 0, width)
     if name and isinstance(top, float):
         top, bottom, left, right = int(top * height), int(bottom * height), int(left * width), int(right * width)
@@ -74,12 +74,8 @@ PRESETS = {
 
 
 def find_preset(preset: str | Preset) -> Preset:
-    """A preset by its name, or the one that was given."""
-    if isinstance(preset, Preset):
-        return preset
-    if preset not in PRESETS:
-        raise ValueError(f"unknown preset {preset!r}: choose one of {', '.join(PRESETS)}, or hand in a Preset")
-    return PRESETS[preset]
+    """`preset` itself, or the preset of that name. Raises ValueError for an unknown name."""
+    return preset if isinstance(preset, Preset) else PRESETS[require_choice("preset", preset, PRESETS)]
 
 
 @dataclass(frozen=True)
@@ -88,7 +84,7 @@ class FileList:
 
     Args:
         path: The list file.
-        names: Column -> names of the files, in the order of the list.
+        names: Column -> file names, in the order of the list.
         lines: Line number of each pair, from 1.
         n_without_depth: Lines left out because their depth is `None`.
     """
@@ -99,49 +95,48 @@ class FileList:
     n_without_depth: int
 
     def place(self, index: int) -> str:
-        """Where the list names a pair, for an error message."""
+        """The line that names a pair, for an error message."""
         return f"line {self.lines[index]} of {self.path}"
 
 
 def read_list(path: str | os.PathLike, preset: Preset) -> FileList:
-    """Read a list file: one pair a line, its names separated by white space.
+    """Read a list file: one pair per line, its file names separated by white space.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: a line with another number of columns, or no pair at all; names file, line and remedy.
+        ValueError: a line has a wrong number of columns, or there is no pair; names the file, the line and a remedy.
     """
-    path, columns, lines, n_without_depth = Path(path), [], [], 0
-    for number, line in enumerate(_lines(path), 1):
+    path, rows, lines, n_without_depth = Path(path), [], [], 0
+    for number, line in enumerate(_read_lines(path), 1):
         names = line.split()
         _check_columns(names, f"line {number} of {path}", preset)
         if names[1] == "None":  # KITTI has pictures without a depth map
             n_without_depth += 1
         else:
-            columns.append(names[: len(preset.columns)])
+            rows.append(names[: len(preset.columns)])
             lines.append(number)
     if not lines:
-        raise ValueError(f"{path} names no pair that has a depth: labkit.make_depth(root, count) makes pairs and list")
-    packed = {
-        name: PackedStrings(found) for name, found in zip(preset.columns, zip(*columns, strict=True), strict=True)
-    }
-    return FileList(path, packed, np.array(lines, np.int64), n_without_depth)
+        raise ValueError(
+            f"{path} names no pair that has a depth: labkit.make_depth(root, count) makes pairs and a list"
+        )
+    columns = map(PackedStrings, zip(*rows, strict=True))
+    return FileList(path, dict(zip(preset.columns, columns, strict=True)), np.array(lines, np.int64), n_without_depth)
 
 
-def _lines(path: Path) -> list[str]:
-    """Lines as Python reads a file: `str.splitlines` would also cut at U+2028 and its kin."""
+def _read_lines(path: Path) -> list[str]:
+    """Lines as Python reads a file: `str.splitlines` would also split at U+2028 and the like."""
     try:
         with open(path, encoding="utf-8", errors="surrogateescape") as file:
             return file.readlines()
     except (FileNotFoundError, IsADirectoryError) as error:
-        raise FileNotFoundError(
-            f"{path} is no list file: labkit.make_depth(root, count) makes pairs and list"
-        ) from error
+        remedy = "labkit.make_depth(root, count) makes pairs and a list"
+        raise FileNotFoundError(f"{path} is not a list file: {remedy}") from error
 
 
 def _check_columns(names: list[str], place: str, preset: Preset) -> None:
-    wanted = sorted({len(preset.columns), 3})
-    if len(names) not in wanted:
+    accepted = sorted({len(preset.columns), 3})
+    if len(names) not in accepted:
         raise ValueError(
-            f"{place} has {len(names)} columns, not {' or '.join(map(str, wanted))}: a line names "
-            f"{', '.join(preset.columns)}, in this order, in names without blanks; is the list another preset's?"
+            f"{place} has {len(names)} columns instead of {' or '.join(map(str, accepted))}: each line lists "
+            f"{', '.join(preset.columns)}, in this order, as names without blanks; is this list for another preset?"
         )

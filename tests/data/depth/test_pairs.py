@@ -293,13 +293,13 @@ def listed(folder: Path, text: str) -> Path:
 @pytest.mark.parametrize(
     ("text", "preset", "said"),
     [
-        ("a.png b.png\na.png\n", "hypersim", "line 2 of .*some_list.txt has 1 columns, not 2 or 3"),
+        ("a.png b.png\na.png\n", "hypersim", "line 2 of .*some_list.txt has 1 columns instead of 2 or 3"),
         ("a.png b.png\n\na.png b.png\n", "hypersim", "line 2 of .* has 0 columns"),
         ("my scene/a.png my scene/b.png\n", "vkitti", "line 1 of .* 4 columns.*without blanks"),
-        ("a.png b.png\n", "nyu", "2 columns, not 3: a line names rgb, depth, filled"),
+        ("a.png b.png\n", "nyu", "2 columns instead of 3: each line lists rgb, depth, filled"),
         ("a.png None 700\n", "kitti", "names no pair that has a depth.*make_depth"),
         ("", "hypersim", "names no pair"),
-        ("a.png b.png\n", "hypersimm", "unknown preset.*hypersim, vkitti, nyu, kitti"),
+        ("a.png b.png\n", "hypersimm", "preset must be one of hypersim, vkitti, nyu, kitti"),
     ],
 )
 def test_a_bad_list_is_named(tmp_path, text, preset, said):
@@ -309,14 +309,14 @@ def test_a_bad_list_is_named(tmp_path, text, preset, said):
 
 @pytest.mark.parametrize("missing", ["none.txt", ""])
 def test_a_missing_list_is_named(tmp_path, missing):
-    with pytest.raises(FileNotFoundError, match=r"is no list file.*make_depth"):
+    with pytest.raises(FileNotFoundError, match=r"is not a list file.*make_depth"):
         DepthPairs(None, tmp_path / missing)
 
 
 def test_an_unknown_mode_is_named(sets):
-    with pytest.raises(ValueError, match="mode='val': choose one of train, evaluate"):
+    with pytest.raises(ValueError, match="mode must be one of train, evaluate, got 'val'"):
         DepthPairs(None, sets["hypersim"], mode="val")
-    with pytest.raises(ValueError, match="mode='val'"):
+    with pytest.raises(ValueError, match="mode must be one of"):
         make_sample({}, mode="val")
 
 
@@ -355,8 +355,8 @@ GOOD = {"rgb.png": encoded(RGB), "depth.png": encoded(DEPTH)}
 @pytest.mark.parametrize(
     ("bad", "error", "said"),
     [
-        ({"rgb.png": b""}, DecodeError, "rgb: no whole picture in 0 bytes"),
-        ({"depth.png": GOOD["depth.png"][:60]}, DecodeError, "depth: no whole picture in 60 bytes"),
+        ({"rgb.png": b""}, DecodeError, "rgb: no complete picture in 0 bytes"),
+        ({"depth.png": GOOD["depth.png"][:60]}, DecodeError, "depth: no complete picture in 60 bytes"),
         ({"rgb.png": GOOD["depth.png"]}, DecodeError, "rgb: uint16 .*not 8-bit RGB"),
         ({"depth.png": GOOD["rgb.png"]}, DecodeError, "depth: uint8 .*not 8- or 16-bit gray"),
         ({"rgb.png": encoded(np.zeros((20, 30, 4), np.uint8))}, DecodeError, "shape .20, 30, 4."),
