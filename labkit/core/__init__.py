@@ -1,4 +1,4 @@
-"""What every room needs and no reader thinks about: the machine, whole-file writes, locks, packed strings."""
+"""What all rooms share: the machine, atomic writes, locks, packed strings, argument checks."""
 
 import lazy_loader
 

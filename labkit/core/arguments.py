@@ -1,4 +1,4 @@
-"""Argument checks that all say the same three things: what was given, what is accepted, and for which argument."""
+"""Argument checks with one form of error: the argument, what it accepts, and what was given."""
 
 import math
 from collections.abc import Iterable
@@ -7,28 +7,28 @@ from typing import Any
 
 
 def require_int(name: str, value: Any, minimum: int = 1) -> int:
-    """`value` as an int, where it is an integer (of NumPy, too) and not below `minimum`; else ValueError."""
+    """`value` as an int, if it is an integer (also NumPy's) and not below `minimum`; else ValueError."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < minimum:
         raise ValueError(f"{name} must be an integer >= {minimum}, got {value!r}")
     return int(value)
 
 
 def require_positive(name: str, value: Any) -> float:
-    """`value`, where it is a finite number above 0; else ValueError."""
+    """`value`, if it is a finite number > 0; else ValueError."""
     if isinstance(value, bool) or not isinstance(value, Real) or not 0 < value < math.inf:
         raise ValueError(f"{name} must be a number > 0, got {value!r}")
     return value
 
 
 def require_fraction(name: str, value: Any) -> float:
-    """`value`, where it is a number from 0 to 1; else ValueError."""
+    """`value`, if it is a number from 0 to 1; else ValueError."""
     if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= value <= 1:
         raise ValueError(f"{name} must be a number from 0 to 1, got {value!r}")
     return value
 
 
 def require_choice(name: str, value: Any, choices: Iterable[Any]) -> Any:
-    """`value`, where it is one of `choices`; else ValueError, which lists them."""
+    """`value`, if it is one of `choices`; else ValueError, which lists them."""
     choices = list(choices)
     if value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(map(str, choices))}, got {value!r}")

@@ -1,4 +1,4 @@
-"""Values made on first use: once for a process and its forks, or once in each process."""
+"""Values made on first use: once for a process and its forks, or once per process."""
 
 import os
 import threading
@@ -7,11 +7,11 @@ from typing import Any
 
 
 class Lazy:
-    """A value made on first use, once for all threads. A forked process has its parent's; a pickle makes its own."""
+    """A value made on first use, once for all threads. Forks keep their parent's value; a pickle makes its own."""
 
     def __init__(self, make: Callable[[], Any]):
         self._make, self._value, self._owner = make, None, None
-        self._locks: dict[int, threading.Lock] = {}  # by process: a fork may come while another thread holds one
+        self._locks: dict[int, threading.Lock] = {}  # by process: another thread may hold one during a fork
 
     def __call__(self) -> Any:
         if not self._is_made():
@@ -29,7 +29,7 @@ class Lazy:
 
 
 class PerProcess(Lazy):
-    """A value that each process makes, a forked one too: connections, or files with a position of their own."""
+    """A value that each process makes for itself, forks included, such as a connection or an open file."""
 
     def _is_made(self) -> bool:
         return self._owner == os.getpid()

@@ -1,33 +1,31 @@
-"""The most that one file may make labkit hold in memory: what a damaged or hostile one asks beyond is refused.
+"""Limits on the memory that one file may take: a damaged or hostile file that states more is refused.
 
 Pixels have a limit of their own, `labkit.data.decoders.MAX_PIXELS`.
 """
 
 import os
+from contextlib import suppress
 
 MAX_FILE_VARIABLE = "LABKIT_MAX_FILE_MB"
 
 MAX_TAR_HEADER_BYTES = 1 << 20
-"""Of one member's headers: long names, pax records, the map of a sparse file."""
+"""Headers of one member: long names, pax records, the map of a sparse file."""
 
 MAX_MEMBERS = 10_000_000
-"""Of an archive that is extracted: the names of all are held."""
+"""Members of an archive that is extracted: all names are kept in memory."""
 
 MAX_XZ_DICTIONARY_BYTES = 256 << 20
-"""Of memory that an xz stream may ask for its dictionary: `xz -9` asks for 65 MiB."""
+"""Dictionary of an xz stream: `xz -9` needs 65 MiB."""
 
 
 def max_file_bytes() -> int:
-    """Largest file that is read whole from an archive or over HTTP: 1024 MB (1e6 bytes), or `LABKIT_MAX_FILE_MB`.
+    """Largest file that is read completely from an archive or over HTTP: 1024 MB (1e6 bytes), or `LABKIT_MAX_FILE_MB`.
 
     Raises:
-        ValueError: the variable is no number above 0.
+        ValueError: the variable is not a number > 0.
     """
-    said = os.environ.get(MAX_FILE_VARIABLE) or "1024"
-    try:
-        most = int(float(said) * 1e6)
-    except (ValueError, OverflowError):
-        most = 0
-    if most < 1:
-        raise ValueError(f"{MAX_FILE_VARIABLE}={said!r}: a number of megabytes above 0 is wanted")
-    return most
+    text = os.environ.get(MAX_FILE_VARIABLE) or "1024"
+    with suppress(ValueError, OverflowError):
+        if (limit := int(float(text) * 1e6)) > 0:
+            return limit
+    raise ValueError(f"{MAX_FILE_VARIABLE} must be a number of megabytes > 0, got {text!r}")

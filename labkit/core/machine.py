@@ -1,14 +1,17 @@
-"""The machine: the cores that may be used, what it is, and how large experiments should be on it."""
+"""The machine: its usable cores, its description, and the size of experiments on it."""
 
 import hashlib
 import math
 import os
 import platform
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+
+from labkit.core.arguments import require_choice
 
 NOTEBOOK_FOLDER = Path(__file__).resolve().parents[2] / "notebooks"
 
@@ -20,9 +23,9 @@ _VERSIONS = (
 
 
 def usable_cores() -> int:
-    """Cores that this process may keep busy: the least of CPU affinity, cgroup quota and `os.cpu_count()`.
+    """Cores that this process may use: the minimum of CPU affinity, cgroup quota and `os.cpu_count()`.
 
-    `os.cpu_count()` alone counts the host's cores: inside a container or under `taskset` it promises too many.
+    `os.cpu_count()` alone counts the host's cores, which are too many inside a container or under `taskset`.
 
     Returns:
         At least 1. A quota of 1.5 cores counts as 1.
@@ -33,7 +36,7 @@ def usable_cores() -> int:
 
 
 def core_limits() -> dict[str, int]:
-    """Every limit on the cores that is in force, by name: `cpu_count`, `affinity`, `cgroup_quota`."""
+    """The limits on the cores that apply here: `cpu_count`, `affinity`, `cgroup_quota`."""
     limits = {"cpu_count": os.cpu_count() or 1}
     if hasattr(os, "sched_getaffinity"):
         limits["affinity"] = len(os.sched_getaffinity(0))
@@ -43,16 +46,16 @@ def core_limits() -> dict[str, int]:
 
 
 def cgroup_quota(root: Path = _CGROUP, membership: Path = Path("/proc/self/cgroup")) -> float | None:
-    """Cores that the cgroup's CPU quota grants, or None where there is none.
+    """Cores that the cgroup's CPU quota grants, or None if there is no quota.
 
-    The tightest quota on the way from this process's group to the root counts, since a parent's binds its children.
+    A parent's quota limits its children too, so the lowest between this process's group and the root counts.
     """
-    quotas = [quota for group in _groups(root, membership) if (quota := _group_quota(group)) is not None]
+    quotas = [quota for group in _cgroup_folders(root, membership) if (quota := _read_quota(group)) is not None]
     return min(quotas, default=None)
 
 
-def _groups(root: Path, membership: Path) -> list[Path]:
-    """Folders of this process's groups and of all their parents (cgroup v2, and v1's cpu controller)."""
+def _cgroup_folders(root: Path, membership: Path) -> list[Path]:
+    """Folders of this process's groups and all their parents (cgroup v2, and the cpu controller of v1)."""
     try:
         lines = membership.read_text().splitlines()
     except OSError:
@@ -71,7 +74,7 @@ def _groups(root: Path, membership: Path) -> list[Path]:
     return groups
 
 
-def _group_quota(group: Path) -> float | None:
+def _read_quota(group: Path) -> float | None:
     try:
         if (group / "cpu.max").exists():
             quota, period = (group / "cpu.max").read_text().split()
@@ -85,7 +88,7 @@ def _group_quota(group: Path) -> float | None:
 
 @dataclass(frozen=True)
 class Scale:
-    """How large experiments are. Sizes are images; `rounds` and `warmups` go to `labkit.compare`."""
+    """The size of experiments, in images; `rounds` and `warmups` are arguments of `labkit.compare`."""
 
     name: str
     n_photos: int
@@ -103,24 +106,22 @@ _SCALES = {
 
 
 def scale() -> Scale:
-    """The scale that `LABKIT_SCALE` names (`ci`, `laptop`, `gpu`); without it `ci` under pytest, else `laptop`.
+    """The scale that `LABKIT_SCALE` names (`ci`, `laptop`, `gpu`); by default `ci` under pytest, else `laptop`.
 
     Raises:
-        ValueError: `LABKIT_SCALE` names no scale.
+        ValueError: unknown scale.
     """
     # pytest sets PYTEST_VERSION, and the kernels that nbval starts inherit it.
     name = os.environ.get("LABKIT_SCALE") or ("ci" if "PYTEST_VERSION" in os.environ else "laptop")
-    if name not in _SCALES:
-        raise ValueError(f"LABKIT_SCALE={name!r}: choose one of {', '.join(_SCALES)}")
-    return _SCALES[name]
+    return _SCALES[require_choice("LABKIT_SCALE", name, _SCALES)]
 
 
 def photo_root(profile: str) -> Path:
     """Folder for the photos of one profile at the current scale, under `LABKIT_HOME` (default `~/.cache/labkit`).
 
-    The number of photos is in its name, so that a set never has to shrink.
+    The number of photos is in its name, so that no set ever needs to shrink.
     """
-    count = {"imagenet": scale().n_photos, "camera": scale().n_camera}.get(profile, scale().n_photos)
+    count = scale().n_camera if profile == "camera" else scale().n_photos
     return labkit_home() / "photos" / f"{profile}-{count}"
 
 
@@ -132,7 +133,7 @@ def labkit_home() -> Path:
 
 @cache
 def environment() -> dict[str, str | int | float]:
-    """What a measurement depends on: machine, cores, memory, GPU, operating system and library versions."""
+    """What measurements depend on: CPU, cores, memory, GPU, operating system and library versions."""
     import psutil
 
     return {
@@ -149,7 +150,7 @@ def environment() -> dict[str, str | int | float]:
 def env_id() -> str:
     """Short name of this environment, such as `intel-xeon-2c-cpu-3fa91c`. Frames are compared only within one.
 
-    The digest covers the machine and the minor versions of Python and the libraries that decode or move pixels.
+    Its last part is a digest of the machine and of the minor versions of Python and the libraries that handle pixels.
     """
     facts = environment()
     minor = [".".join(str(facts.get(name, "")).split(".")[:2]) for name in ("python", *_VERSIONS)]
@@ -174,11 +175,10 @@ def _slug(name: str, n_words: int) -> str:
 
 
 def _cpu_name() -> str:
-    try:
-        names = re.findall(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    except OSError:
-        names = []
-    return names[0] if names else platform.processor() or platform.machine()
+    with suppress(OSError):
+        if name := re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE):
+            return name[1]
+    return platform.processor() or platform.machine()
 
 
 def _gpu_name() -> str:

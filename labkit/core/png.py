@@ -1,4 +1,4 @@
-"""Figures as the bytes of a picture, for pages and notebooks."""
+"""Figures as PNG, for web pages and notebooks."""
 
 import base64
 import io

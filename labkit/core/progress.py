@@ -1,4 +1,4 @@
-"""One live progress bar for all long work: a widget in a notebook, a line in a shell."""
+"""The progress bar of all long tasks: a widget in a notebook, a line in a shell."""
 
 import os
 from typing import Any
@@ -7,7 +7,7 @@ from tqdm.auto import tqdm
 
 
 def progress_bar(iterable: Any = None, *, show: bool = True, **options: Any) -> tqdm:
-    """A `tqdm.auto` bar that vanishes when done; `TQDM_DISABLE=1` silences it, as it does every tqdm bar."""
-    # tqdm's notebook bar overlooks the variable, so it is read here.
+    """A `tqdm.auto` bar that disappears when done; `TQDM_DISABLE=1` hides it, like any tqdm bar."""
+    # tqdm's notebook bar ignores the variable.
     silent = os.environ.get("TQDM_DISABLE", "0") not in ("", "0")
     return tqdm(iterable, leave=False, disable=silent or not show, **options)

@@ -1,12 +1,12 @@
-"""What commands print, on any locale."""
+"""Output of commands in any locale."""
 
 import sys
 
 
 def print_utf8() -> None:
-    """Print UTF-8 where the streams know ASCII alone, as on a C locale whose coercion is off; for commands only.
+    """Switch ASCII streams to UTF-8, as in a C locale without coercion; for commands only.
 
-    Else a file name, or the dots with which help is shortened, would end a command in an error.
+    Otherwise a file name, or the ellipsis in shortened help, would make a command fail.
     """
     for stream in (sys.stdout, sys.stderr):
         if getattr(stream, "encoding", None) in ("ascii", "ANSI_X3.4-1968", "US-ASCII"):

@@ -1,4 +1,4 @@
-"""Many strings in two arrays: memory that forked workers share for good."""
+"""Many strings in two arrays, which forked workers share without copying."""
 
 import io
 from array import array
@@ -8,15 +8,15 @@ from typing import overload
 
 import numpy as np
 
-_AT_ONCE = 1 << 12  # strings that are objects at a time, of as many as there are
+_BATCH = 1 << 12  # strings that exist as objects at a time
 
 
 class PackedStrings(Sequence[str]):
     """An immutable sequence of strings, kept as one block of UTF-8 and the offsets in it.
 
-    Reading an item of a Python list writes its reference count, and with it copies the page that a forked worker
-    shared with its parent: over an epoch each worker gets its own copy of all names. Reading here writes nothing.
-    One that is made from another one shares its arrays.
+    Reading an item of a Python list changes its reference count, so a forked worker copies the page that it shared with
+    its parent; after an epoch each worker has its own copy of all names. Reading from this sequence writes nothing.
+    A copy made by the constructor shares the arrays.
 
     Taught in: notebooks/03_persistent_workers.ipynb
     """
@@ -33,23 +33,23 @@ class PackedStrings(Sequence[str]):
 
     @classmethod
     def from_arrays(cls, block: np.ndarray, offsets: np.ndarray) -> "PackedStrings":
-        """What `arrays()` gave. Raises ValueError where the two do not fit together."""
+        """The inverse of `arrays()`. Raises ValueError if the two do not match."""
         kinds = [(array.ndim, array.dtype) for array in (block, offsets)]
         whole = kinds == [(1, np.uint8), (1, np.int64)] and len(offsets) > 0
         if not whole or offsets[0] != 0 or offsets[-1] != len(block) or (np.diff(offsets) < 0).any():
-            raise ValueError("these arrays hold no packed strings")
+            raise ValueError("these arrays are not packed strings")
         strings = cls(())
         strings._block, strings._offsets = block, offsets
         return strings
 
     def arrays(self) -> tuple[np.ndarray, np.ndarray]:
-        """The block, uint8, and the int64 offsets of its strings: one more than there are strings."""
+        """The block (uint8) and the offsets of the strings in it (int64, one more than there are strings)."""
         return self._block, self._offsets
 
     def encoded(self) -> Iterator[bytes]:
         """The strings as UTF-8."""
-        for first in range(0, len(self), _AT_ONCE):
-            offsets = self._offsets[first : first + _AT_ONCE + 1]
+        for first in range(0, len(self), _BATCH):
+            offsets = self._offsets[first : first + _BATCH + 1]
             block = self._block[offsets[0] : offsets[-1]].tobytes()
             yield from (block[start:end] for start, end in pairwise((offsets - offsets[0]).tolist()))
 

@@ -1,26 +1,36 @@
 """Batches are tensors in any nest of dicts, lists, tuples, named tuples and data classes."""
 
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Protocol, runtime_checkable
+
+
+@runtime_checkable
+class Movable(Protocol):
+    """What counts as a tensor: an object with a `to` method."""
+
+    def to(self, *args: Any, **kwargs: Any) -> Any: ...
 
 
 def map_tensors(batch: Any, function: Callable[[Any], Any]) -> Any:
-    """The same nest with `function(tensor)` in every tensor's place; what is no tensor stays.
+    """The same nest with each tensor replaced by `function(tensor)`; all other objects stay as they are.
 
-    Containers keep their type. Objects with a `to` method that are no known container count as tensors.
+    Containers keep their type. Objects with a `to` method count as tensors.
     """
-    if hasattr(batch, "to") and not isinstance(batch, type):
+    map_nested = partial(map_tensors, function=function)
+    if isinstance(batch, type):
+        return batch
+    if isinstance(batch, Movable):
         return function(batch)
     if isinstance(batch, Mapping):
-        return _like(batch, {key: map_tensors(value, function) for key, value in batch.items()})
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(map_tensors(value, function) for value in batch))
+        return _rebuild(batch, dict(zip(batch.keys(), map(map_nested, batch.values()), strict=True)))
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):  # a named tuple
+        return type(batch)(*map(map_nested, batch))
     if isinstance(batch, list | tuple):
-        return _like(batch, [map_tensors(value, function) for value in batch])
-    if is_dataclass(batch) and not isinstance(batch, type):
-        return _dataclass_like(batch, function)
-    return batch
+        return _rebuild(batch, [*map(map_nested, batch)])
+    return _map_fields(batch, map_nested) if is_dataclass(batch) else batch
 
 
 def iter_tensors(batch: Any) -> Iterator[Any]:
@@ -30,19 +40,17 @@ def iter_tensors(batch: Any) -> Iterator[Any]:
     return iter(found)
 
 
-def _like(container: Any, values: Any) -> Any:
+def _rebuild(container: Any, values: Any) -> Any:
     try:
         return type(container)(values)
-    except TypeError:  # a defaultdict, or a class with a signature of its own: a plain container carries it as well
+    except TypeError:  # a defaultdict, or a class whose constructor differs: a plain container does as well
         return values
 
 
-def _dataclass_like(batch: Any, function: Callable[[Any], Any]) -> Any:
-    import copy
-
-    moved = copy.copy(batch)
+def _map_fields(batch: Any, map_nested: Callable[[Any], Any]) -> Any:
+    mapped = copy.copy(batch)
     for field in fields(batch):
         if hasattr(batch, field.name):
-            # Not setattr: a frozen data class forbids it, and a copy has nobody yet who relies on that.
-            object.__setattr__(moved, field.name, map_tensors(getattr(batch, field.name), function))
-    return moved
+            # Not setattr, which a frozen data class forbids: nobody else has seen this copy yet.
+            object.__setattr__(mapped, field.name, map_nested(getattr(batch, field.name)))
+    return mapped

@@ -1,23 +1,23 @@
-"""Threads of ours that compute alone, without threads of torch's under them."""
+"""Limit torch to one thread inside our worker threads."""
 
 import sys
 import threading
 
-_setting_threads = threading.Lock()
+_lock = threading.Lock()
 
 
 def use_one_torch_thread() -> None:
-    """Let torch compute in the calling thread only: threads that each start threads of their own wait for one another.
+    """Limit torch to the calling thread; worker threads that each start more threads would compete for the cores.
 
-    `torch.set_num_threads` is meant for a whole process: it sets this thread's number, and that of all threads to
-    come. So another thread puts the latter back. Where torch is not loaded, there is nothing to do.
+    `torch.set_num_threads` sets the number for this thread and for all threads started later, so another thread
+    restores the latter. Does nothing if torch is not loaded.
     """
     torch = sys.modules.get("torch")
     if torch is None:
         return
-    with _setting_threads:
-        of_others = torch.get_num_threads()
+    with _lock:
+        default = torch.get_num_threads()
         torch.set_num_threads(1)
-        restoring = threading.Thread(target=torch.set_num_threads, args=(of_others,))
-        restoring.start()
-        restoring.join()
+        restorer = threading.Thread(target=torch.set_num_threads, args=(default,))
+        restorer.start()
+        restorer.join()

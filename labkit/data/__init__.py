@@ -1,4 +1,4 @@
-"""Bytes and pixels: what lies on disk, and how it becomes a tensor."""
+"""Files on disk or behind a network, and how they become tensors."""
 
 import lazy_loader
 

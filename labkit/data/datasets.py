@@ -21,7 +21,7 @@ from labkit.data.stores import Store
 
 
 class Skipped(NamedTuple):
-    """What stands in a batch's place for an image that could not be decoded, until `collate` takes it out."""
+    """Takes the place of an image that could not be decoded, until `collate` removes it."""
 
     key: str
     reason: str
@@ -31,11 +31,11 @@ class ImageDataset(Dataset):
     """Images of a store with their labels; an image's label is its folder.
 
     Args:
-        store: Where the encoded images lie.
+        store: Source of the encoded images.
         decoder: One of `labkit.DECODERS`.
-        transform: Called with the uint8 (3, H, W) tensor; its result takes the image's place.
+        transform: Called with the uint8 (3, H, W) tensor; its result replaces the image.
         on_error: `"raise"` passes `DecodeError` on. `"skip"` leaves the image out: build the loader with
-            `collate_fn=labkit.collate`, read `skipped` at the end; what was skipped is also printed at exit.
+            `collate_fn=labkit.collate`, and read `skipped` at the end; the keys are also printed at exit.
 
     Items: `(image, label)`; image uint8 (3, H, W) RGB (or what `transform` made of it), label an int index into
     `classes`, the sorted folder names.
@@ -54,7 +54,7 @@ class ImageDataset(Dataset):
         self.store = store
         self.decoder = require_choice("decoder", decoder, DECODERS)
         self.transform = transform
-        self.keys = PackedStrings(store.keys())  # a list of names would be copied into every worker, page by page
+        self.keys = PackedStrings(store.keys())  # every worker would copy a list, page by page
         self.classes, self._labels = labels_of(self.keys)
         self._skips = SkipLog() if require_choice("on_error", on_error, ("raise", "skip")) == "skip" else None
 
@@ -82,10 +82,10 @@ class ImageDataset(Dataset):
 
 
 class PILDataset(ImageDataset):
-    """As `ImageDataset`, but the transform is handed an RGB PIL image: the data set of the first tutorial.
+    """As `ImageDataset`, but with an RGB PIL image for the transform: the data set of a first tutorial.
 
-    EXIF orientation is not applied, and nothing checks that the file is whole, as in such code. What PIL raises for a
-    file that it cannot read comes as `DecodeError`.
+    As in such code, EXIF orientation is not applied, and truncated files are not detected beforehand. What PIL raises
+    for a file that it cannot read is passed on as `DecodeError`.
     """
 
     def __init__(self, store: Store, *, transform: Callable[[Image.Image], Any] | None = None, on_error: str = "raise"):
@@ -96,12 +96,12 @@ class PILDataset(ImageDataset):
             return Image.open(io.BytesIO(data), formats=FORMATS).convert("RGB")
         except MemoryError:
             raise
-        except Exception as error:  # Pillow's plug-ins raise what they like, and a bomb is an error of its own class
+        except Exception as error:  # Pillow's plug-ins raise errors of any kind, and so do decompression bombs
             raise DecodeError(f"{key}: PIL cannot decode {len(data)} bytes: {error}") from error
 
 
 def collate(samples: Sequence[Any]) -> Any:
-    """torch's `default_collate` over the samples that were decoded.
+    """torch's `default_collate` of the samples that were decoded.
 
     Raises:
         DecodeError: every image of the batch was skipped.
@@ -113,9 +113,9 @@ def collate(samples: Sequence[Any]) -> Any:
 
 
 class SkipLog:
-    """Keys skipped by any process. A file, because workers share nothing else: short appends to one are atomic.
+    """Keys skipped by any process. A file, since workers share nothing else: short appends to one are atomic.
 
-    What it holds is not noted again: it grows with the images that cannot be read, not with the epochs.
+    Each image is noted once: the file grows with the images that cannot be read, not with the epochs.
     """
 
     def __init__(self):
@@ -126,33 +126,28 @@ class SkipLog:
         weakref.finalize(self, _report_and_remove, self.path, os.getpid())
 
     def add(self, key: str, reason: str) -> Skipped:
+        """Note one image, and return its place holder."""
         skipped = Skipped(key, reason)
-        if self._noted is None:  # a new worker: earlier ones may have been there before
+        if self._noted is None:  # a new worker, which earlier ones may have preceded
             self._noted = set(self.read())
         if skipped not in self._noted:
             self._noted.add(skipped)
-            self._append(skipped)
+            line = json.dumps(skipped) + "\n"  # file names may contain tabs, line breaks, even broken UTF-8
+            with open(os.open(self.path, os.O_WRONLY | os.O_APPEND), "wb", buffering=0) as file:
+                file.write(line.encode())
         return skipped
 
-    def _append(self, skipped: Skipped) -> None:
-        line = json.dumps(skipped) + "\n"  # file names may hold tabs, line breaks, even broken UTF-8
-        descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND)
-        try:
-            os.write(descriptor, line.encode())
-        finally:
-            os.close(descriptor)
-
     def read(self) -> list[Skipped]:
+        """What all processes have noted so far."""
         return _read_log(self.path)
 
 
 def _read_log(path: Path) -> list[Skipped]:
-    lines = path.read_text().splitlines()
-    return list(dict.fromkeys(Skipped(*json.loads(line)) for line in lines))
+    return list(dict.fromkeys(Skipped(*json.loads(line)) for line in path.read_text().splitlines()))
 
 
 def _report_and_remove(path: Path, owner: int) -> None:
-    if os.getpid() != owner or not path.exists():  # a forked worker ends too, and must not remove the log
+    if os.getpid() != owner or not path.exists():  # the end of a forked worker, to which the log does not belong
         return
     skipped = _read_log(path)
     path.unlink()
@@ -162,14 +157,14 @@ def _report_and_remove(path: Path, owner: int) -> None:
 
 
 def labels_of(keys: Sequence[str]) -> tuple[list[str], np.ndarray]:
-    """The sorted folder names, and for each key its folder's number among them: int64 (len(keys),)."""
-    met: dict[str, int] = {}  # a number for each folder, in the order in which they come
-    numbers = np.fromiter((met.setdefault(_folder(key), len(met)) for key in keys), np.int64, len(keys))
-    classes = sorted(met)
+    """The sorted folder names, and the index of each key's folder among them: int64 (len(keys),)."""
+    numbers: dict[str, int] = {}  # of the folders, in the order in which they come
+    numbered = np.fromiter((numbers.setdefault(_folder_name(key), len(numbers)) for key in keys), np.int64, len(keys))
+    classes = sorted(numbers)
     labels = np.empty(len(classes), np.int64)
-    labels[[met[name] for name in classes]] = np.arange(len(classes))
-    return classes, labels[numbers]
+    labels[[numbers[name] for name in classes]] = np.arange(len(classes))
+    return classes, labels[numbered]
 
 
-def _folder(key: str) -> str:
+def _folder_name(key: str) -> str:
     return key.rpartition("/")[0].rpartition("/")[2]

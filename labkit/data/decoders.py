@@ -11,8 +11,8 @@ same, and the oracle set in `labkit.teach.conformance` checks it:
 import io
 import math
 from collections.abc import Callable
-from functools import cache
-from importlib import import_module
+from functools import cache, partial
+from pkgutil import resolve_name
 from typing import Any
 
 import numpy as np
@@ -30,8 +30,6 @@ MAX_PIXELS = 2 * (Image.MAX_IMAGE_PIXELS or 89_478_485)
 FORMATS = ("JPEG", "PNG", "WEBP")  # of Pillow's many: for some of the others it starts Ghostscript
 _JPEG_FORMATS = ("JPEG", "MPO")  # MPO: a JPEG followed by further pictures, as phones write them
 _FLIPPED_AXES = {2: (2,), 3: (1, 2), 4: (1,), 5: (), 6: (2,), 7: (1, 2), 8: (1,)}  # by EXIF orientation, of (3, H, W)
-
-_Decoder = Callable[[bytes, Image.Image, int | None], Tensor]
 
 
 class DecodeError(ValueError):
@@ -82,9 +80,14 @@ def missing_decoders() -> dict[str, str]:
 
 
 @cache
-def load_decoder(decoder: str) -> _Decoder:
+def load_decoder(decoder: str) -> Callable[[bytes, Image.Image, int | None], Tensor]:
     """The function of a decoder, its library imported. Raises ImportError and ValueError as `decode` does."""
-    return _LOADERS[require_choice("decoder", decoder, DECODERS)]()
+    function, library, remedy = _DECODERS[require_choice("decoder", decoder, DECODERS)]
+    try:
+        return partial(function, resolve_name(library))
+    except (ImportError, OSError, RuntimeError, AttributeError) as error:
+        cause = next(iter(str(error).splitlines()), "")  # torchcodec's error has two hundred lines
+        raise ImportError(f"{library} is not usable here ({cause}): {remedy}") from error
 
 
 def open_image(data: bytes) -> Image.Image:
@@ -133,89 +136,61 @@ def _scaled_size(header: Image.Image, short_side: int | None) -> tuple[int, int]
     return math.ceil(header.width * scale), math.ceil(header.height * scale)
 
 
-def _decode_pil(data: bytes, header: Image.Image, short_side: int | None) -> Tensor:
+def _decode_pil(_: Any, data: bytes, header: Image.Image, short_side: int | None) -> Tensor:
     if header.mode.startswith("I"):  # 16-bit gray: convert("RGB") would clip it to white
         gray = (np.asarray(header).astype(np.uint16) >> 8).astype(np.uint8)
         return _to_upright_chw(np.repeat(gray[..., None], 3, axis=2), header)
     return _to_upright_chw(np.array(header.convert("RGB")), header)
 
 
-def _decode_pil_draft(data: bytes, header: Image.Image, short_side: int | None) -> Tensor:
+def _decode_pil_draft(_: Any, data: bytes, header: Image.Image, short_side: int | None) -> Tensor:
     if size := _scaled_size(header, short_side):
         header.draft(None, size)
-    return _decode_pil(data, header, short_side)
+    return _decode_pil(_, data, header, short_side)
 
 
-def _load_cv2() -> _Decoder:
-    cv2 = _import_library("cv2", "pip install opencv-python-headless")
-    flags = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
-
-    def decode_cv2(data, header, short_side):
-        pixels = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
-        if pixels is None:
-            raise ValueError("cv2.imdecode returned nothing")
-        return _to_upright_chw(pixels, header)
-
-    return decode_cv2
+def _decode_cv2(cv2: Any, data: bytes, header: Image.Image, short_side: int | None) -> Tensor:
+    pixels = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION)
+    if pixels is None:
+        raise ValueError("cv2.imdecode returned nothing")
+    return _to_upright_chw(pixels, header)
 
 
-def _load_torchvision() -> _Decoder:
-    decode_image = _import_library("torchvision.io", "pip install torchvision").decode_image
-
-    def decode_torchvision(data, header, short_side):
-        if header.format == "PNG":  # torchvision 0.29 crashes (SIGSEGV) on a PNG whose image data is damaged
-            return _decode_pil(data, header, short_side)
-        # bytearray: torch warns about tensors over read-only memory.
-        return _orient(decode_image(torch.frombuffer(bytearray(data), dtype=torch.uint8), mode="RGB"), header)
-
-    return decode_torchvision
+def _decode_torchvision(decode_image: Any, data: bytes, header: Image.Image, short_side: int | None) -> Tensor:
+    if header.format == "PNG":  # torchvision 0.29 crashes (SIGSEGV) on a PNG whose image data is damaged
+        return _decode_pil(None, data, header, short_side)
+    # bytearray: torch warns about tensors over read-only memory.
+    return _orient(decode_image(torch.frombuffer(bytearray(data), dtype=torch.uint8), mode="RGB"), header)
 
 
-def _load_torchcodec() -> _Decoder:
-    remedy = f"pip install -U 'torchcodec>=0.16' (a build for torch {torch.__version__})"
-    decode_image = _import_library("torchcodec.decoders", remedy, "decode_image")
-
-    def decode_torchcodec(data, header, short_side):
-        image = decode_image(data)  # applies EXIF orientation itself
-        return image[0] if image.ndim == 4 else image
-
-    return decode_torchcodec
+def _decode_torchcodec(decode_image: Any, data: bytes, header: Image.Image, short_side: int | None) -> Tensor:
+    image = decode_image(data)  # applies EXIF orientation itself
+    return image[0] if image.ndim == 4 else image
 
 
-def _load_turbojpeg() -> _Decoder:
-    decode_jpeg = _import_library("simplejpeg", "pip install simplejpeg").decode_jpeg
-
-    def decode_turbojpeg(data, header, short_side):
-        if header.format not in _JPEG_FORMATS or header.mode not in ("RGB", "L"):
-            return _decode_pil(data, header, short_side)
-        width, height = _scaled_size(header, short_side) or (0, 0)
-        try:
-            pixels = decode_jpeg(data, "RGB", min_height=height, min_width=width)
-        except ValueError:
-            # A warning (stray bytes between markers, say) or an error: Pillow tells them apart. strict=False does not:
-            # it also ignores an error that follows a warning, and returns memory that nothing was decoded into.
-            return _decode_pil_draft(data, header, short_side)
-        return _to_upright_chw(pixels, header)
-
-    return decode_turbojpeg
-
-
-def _import_library(module: str, remedy: str, name: str | None = None) -> Any:
-    """A module, or one name in it. Raises ImportError with the remedy."""
+def _decode_turbojpeg(decode_jpeg: Any, data: bytes, header: Image.Image, short_side: int | None) -> Tensor:
+    if header.format not in _JPEG_FORMATS or header.mode not in ("RGB", "L"):
+        return _decode_pil(None, data, header, short_side)
+    width, height = _scaled_size(header, short_side) or (0, 0)
     try:
-        library = import_module(module)
-        return getattr(library, name) if name else library
-    except (ImportError, OSError, RuntimeError, AttributeError) as error:
-        cause = next(iter(str(error).splitlines()), "")  # torchcodec's error has two hundred lines
-        raise ImportError(f"{module} is not usable here ({cause}): {remedy}") from error
+        pixels = decode_jpeg(data, "RGB", min_height=height, min_width=width)
+    except ValueError:
+        # A warning (stray bytes between markers, say) or an error: Pillow tells them apart. strict=False does not: it
+        # also ignores an error that follows a warning, and returns memory that nothing was decoded into.
+        return _decode_pil_draft(None, data, header, short_side)
+    return _to_upright_chw(pixels, header)
 
 
-_LOADERS: dict[str, Callable[[], _Decoder]] = {
-    "pil": lambda: _decode_pil,
-    "pil_draft": lambda: _decode_pil_draft,
-    "cv2": _load_cv2,
-    "torchvision": _load_torchvision,
-    "torchcodec": _load_torchcodec,
-    "turbojpeg": _load_turbojpeg,
-}
-DECODERS = tuple(_LOADERS)
+# Each with its library, which the function gets first, and the remedy if that is missing.
+_DECODERS = {
+    "pil": (_decode_pil, "PIL", "pip install pillow"),
+    "pil_draft": (_decode_pil_draft, "PIL", "pip install pillow"),
+    "cv2": (_decode_cv2, "cv2", "pip install opencv-python-headless"),
+    "torchvision": (_decode_torchvision, "torchvision.io:decode_image", "pip install torchvision"),
+    "torchcodec": (
+        _decode_torchcodec, "torchcodec.decoders:decode_image",
+        f"pip install -U 'torchcodec>=0.16' (a build for torch {torch.__version__})",
+    ),
+    "turbojpeg": (_decode_turbojpeg, "simplejpeg:decode_jpeg", "pip install simplejpeg"),
+}  # fmt: skip
+DECODERS = tuple(_DECODERS)

@@ -1,9 +1,8 @@
-"""Part of a JPEG: only the rows and columns that a crop needs, at full size or at 1/2, 1/4 or 1/8 of it.
+"""Decode only the part of a JPEG that a crop needs, at full size or at 1/2, 1/4 or 1/8 of it.
 
-A crop of a photo is smaller than the photo, and a decoder that knows the crop saves the inverse DCT and the color
-conversion of everything beside it, and all work on what lies below it. libjpeg-turbo can do that since version 3;
-of the Python packages that carry libjpeg-turbo none offers it, so the library's own C API is called here.
-Where no libjpeg-turbo 3 is found, `WholeDecoder` does the same by decoding everything with simplejpeg.
+A decoder that knows the crop skips the inverse DCT and the color conversion of the columns beside it, and all work on
+the rows below it. libjpeg-turbo can do this since version 3, but no Python package that contains it offers this, so the
+library's C API is called here. Without libjpeg-turbo 3, `WholeDecoder` decodes everything with simplejpeg.
 """
 
 import ctypes
@@ -11,28 +10,30 @@ import ctypes.util
 import os
 import sys
 import weakref
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import simplejpeg
 
 LIBRARY_VARIABLE = "LABKIT_LIBTURBOJPEG"
 REMEDY = 'python -m pip install "labkit[fast]", or name a libturbojpeg of version 3 in ' + LIBRARY_VARIABLE
 
-# Of the other scales (7/8, 3/4, ...) libjpeg-turbo has no SIMD code: they cost more than full size.
+# libjpeg-turbo has no SIMD code for other scales (7/8, 3/4, ...): they take longer than full size.
 SCALES = (1, 2, 4, 8)
 
 _SUBSAMPLING, _WIDTH, _HEIGHT, _PRECISION, _COLORSPACE = 4, 5, 6, 7, 8  # TJPARAM
 _LOSSLESS = 15
 _DECOMPRESS, _RGB = 1, 0  # TJINIT, TJPF
-_BLOCK_WIDTHS = (8, 16, 16, 8, 8, 32, 8)  # of a minimum coded unit in pixels, by TJSAMP
-_SMOOTHED = 2  # columns and rows beside a pixel that its chroma is interpolated from
+_BLOCK_WIDTHS = (8, 16, 16, 8, 8, 32, 8)  # pixels of a minimum coded unit, by TJSAMP
+_CHROMA_REACH = 2  # columns and rows around a pixel from which its chroma is interpolated
 
 
 class Frame(NamedTuple):
-    """What a JPEG's header says. Pixels."""
+    """Size of an image, in pixels."""
 
     height: int
     width: int
@@ -58,12 +59,12 @@ class _Fraction(ctypes.Structure):
 
 
 class RegionDecoder:
-    """Decodes parts of 8-bit RGB and gray JPEGs into memory of its own. One a thread; the GIL is released meanwhile.
+    """Decodes parts of 8-bit RGB and gray JPEGs into its own memory, without the GIL. Use one per thread.
 
-    Pixels are those of a decoding of the whole image, bit for bit, at any scale.
+    The pixels equal those of the whole decoded image, bit for bit, at any scale.
 
     Raises:
-        ImportError: there is no libjpeg-turbo 3; names the remedy.
+        ImportError: libjpeg-turbo 3 is missing; names the remedy.
 
     Source: ITU-T T.81 via libjpeg-turbo (tj3SetCroppingRegion). Taught in: notebooks/11_resize_once.ipynb
     """
@@ -71,24 +72,24 @@ class RegionDecoder:
     def __init__(self):
         self._library = load_library()
         self._memory = np.empty(0, np.uint8)
-        self._renew()
+        self._open()
 
-    def _renew(self) -> None:
-        """Start with a new handle: after an error libjpeg-turbo keeps tables that spoil the images to come."""
+    def _open(self) -> None:
+        """Replace the handle: after an error libjpeg-turbo keeps tables that corrupt later images."""
         self._handle = self._library.tj3Init(_DECOMPRESS)
         if not self._handle:
-            raise MemoryError("libjpeg-turbo gave no decoder")
-        self._freed = weakref.finalize(self, self._library.tj3Destroy, self._handle)
+            raise MemoryError("libjpeg-turbo could not create a decoder")
+        self._destroy = weakref.finalize(self, self._library.tj3Destroy, self._handle)
 
-    def _failed(self) -> None:
-        self._freed()
-        self._renew()
+    def _reset(self) -> None:
+        self._destroy()
+        self._open()
 
     def header(self, data: bytes) -> Frame | None:
-        """Size of the image, or None where it is not a JPEG that this decoder can take."""
+        """Size of the image, or None if it is not a JPEG that this decoder can read."""
         handle, get = self._handle, self._library.tj3Get
         if self._library.tj3DecompressHeader(handle, data, len(data)) != 0:
-            return self._failed()
+            return self._reset()
         known = 0 <= get(handle, _SUBSAMPLING) < len(_BLOCK_WIDTHS) and 0 <= get(handle, _COLORSPACE) <= 2
         if not known or get(handle, _PRECISION) != 8 or get(handle, _LOSSLESS) == 1:
             return None
@@ -103,28 +104,28 @@ class RegionDecoder:
             scale: One of `SCALES`: 2 for an image of half the height and half the width.
 
         Returns:
-            The pixels, or None where the data are damaged.
+            The pixels, or None if the data are damaged.
         """
         library, handle = self._library, self._handle
         frame = self.header(data)
         if frame is None:
             return None
         block = -(-_BLOCK_WIDTHS[library.tj3Get(handle, _SUBSAMPLING)] // scale)
-        top, height = _widened(crop[0], crop[2], frame.height, scale)
-        left, width = _widened(crop[1], crop[3], frame.width, scale)
+        top, height = _widen(crop[0], crop[2], frame.height, scale)
+        left, width = _widen(crop[1], crop[3], frame.width, scale)
         width += left % block
         left -= left % block
-        pixels = self._pixels(height, width)
+        pixels = self._buffer(height, width)
         failed = (
             library.tj3SetScalingFactor(handle, _Fraction(1, scale))
             or library.tj3SetCroppingRegion(handle, _Region(left, top, width, height))
             or library.tj3Decompress8(handle, data, len(data), pixels.ctypes.data, 0, _RGB)
         )
         if failed:
-            return self._failed()
+            return self._reset()
         return Part(pixels, (crop[0] / scale - top, crop[1] / scale - left, crop[2] / scale, crop[3] / scale))
 
-    def _pixels(self, height: int, width: int) -> np.ndarray:
+    def _buffer(self, height: int, width: int) -> np.ndarray:
         size = height * width * 3
         if len(self._memory) < size:
             self._memory = np.empty(size, np.uint8)
@@ -132,36 +133,31 @@ class RegionDecoder:
 
 
 class WholeDecoder:
-    """As `RegionDecoder`, by decoding the whole image with simplejpeg."""
-
-    def __init__(self):
-        import simplejpeg
-
-        self._simplejpeg = simplejpeg
+    """As `RegionDecoder`, but it decodes the whole image, with simplejpeg."""
 
     def header(self, data: bytes) -> Frame | None:
-        """Size of the image, or None where it is not a JPEG that this decoder can take."""
+        """Size of the image, or None if it is not a JPEG that this decoder can read."""
         try:
-            height, width, colorspace, _ = self._simplejpeg.decode_jpeg_header(data)
-        except (ValueError, KeyError):  # KeyError: a subsampling that it has no name for, such as 4:4:1
+            height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data)
+        except (ValueError, KeyError):  # KeyError: a subsampling that simplejpeg has no name for, such as 4:4:1
             return None
         return Frame(height, width) if colorspace in ("RGB", "YCbCr", "Gray") else None
 
     def decode(self, data: bytes, crop: tuple[int, int, int, int], scale: int = 1) -> Part | None:
-        """Decode all of it; arguments and result as of `RegionDecoder.decode`."""
+        """Decode the whole image; arguments and result as for `RegionDecoder.decode`."""
         frame = self.header(data)
         if frame is None:
             return None
         height, width = (-(-side // scale) if scale > 1 else 0 for side in frame)
         try:
-            pixels = self._simplejpeg.decode_jpeg(data, "RGB", min_height=height, min_width=width)
+            pixels = simplejpeg.decode_jpeg(data, "RGB", min_height=height, min_width=width)
         except ValueError:
             return None
         return Part(pixels, tuple(side / scale for side in crop))
 
 
 def open_decoder() -> RegionDecoder | WholeDecoder:
-    """The best that there is here."""
+    """The fastest decoder that works here."""
     try:
         return RegionDecoder()
     except ImportError:
@@ -170,55 +166,46 @@ def open_decoder() -> RegionDecoder | WholeDecoder:
 
 @cache
 def load_library() -> ctypes.CDLL:
-    """libturbojpeg of version 3: as named by the environment, installed by pip, or the system's own."""
-    for place in _places():
-        try:
-            library = ctypes.CDLL(place)
-        except OSError:
-            continue
-        if hasattr(library, "tj3SetCroppingRegion"):
-            return _declared(library)
+    """libturbojpeg 3: as named by the environment, installed by pip, or the system's own."""
+    for path in _candidate_paths():
+        with suppress(OSError, AttributeError):  # not a library; one before version 3 lacks these functions
+            return _declare_functions(ctypes.CDLL(path))
     raise ImportError(f"no libturbojpeg of version 3 was found: {REMEDY}")
 
 
-def _places() -> list[str]:
-    named = os.environ.get(LIBRARY_VARIABLE)
-    if named:
-        return [named]
-    try:
+def _candidate_paths() -> list[str]:
+    if path := os.environ.get(LIBRARY_VARIABLE):
+        return [path]
+    packaged = []
+    with suppress(PackageNotFoundError):
         packaged = [str(file.locate()) for file in files("turbojpeg") or () if "libturbojpeg" in file.name]
-    except PackageNotFoundError:
-        packaged = []
-    beside_python = [str(path) for path in sorted(Path(sys.prefix, "lib").glob("libturbojpeg.*"))]  # as conda has it
-    found = ctypes.util.find_library("turbojpeg")
-    return [*packaged, *beside_python, *([found] if found else [])]
+    in_prefix = [str(path) for path in sorted(Path(sys.prefix, "lib").glob("libturbojpeg.*"))]  # as with conda
+    return [*packaged, *in_prefix, *filter(None, [ctypes.util.find_library("turbojpeg")])]
 
 
-def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
-    """With types: ctypes would cut pointers to 32 bits."""
+def _declare_functions(library: ctypes.CDLL) -> ctypes.CDLL:
+    """Declare argument types, without which ctypes truncates pointers to 32 bits."""
     handle, number, data = ctypes.c_void_p, ctypes.c_int, (ctypes.c_char_p, ctypes.c_size_t)
-    library.tj3Init.restype = handle
-    library.tj3Destroy.restype = None
-    arguments = {
-        "tj3Init": [number],
-        "tj3Destroy": [handle],
-        "tj3Get": [handle, number],
-        "tj3DecompressHeader": [handle, *data],
-        "tj3SetScalingFactor": [handle, _Fraction],
-        "tj3SetCroppingRegion": [handle, _Region],
-        "tj3Decompress8": [handle, *data, ctypes.c_void_p, number, number],
-    }
-    # Letting go of Python's lock for less than microseconds would cost more than it gives: other threads wake for it.
-    holding = ctypes.PyDLL(library._name, handle=library._handle)
-    for name in ("tj3Get", "tj3DecompressHeader", "tj3SetScalingFactor", "tj3SetCroppingRegion"):
-        setattr(library, name, getattr(holding, name))
-    for name, types in arguments.items():
-        getattr(library, name).argtypes = types
+    # PyDLL keeps the GIL: releasing it for less than microseconds costs more than it gives, as other threads wake up.
+    quick = ctypes.PyDLL(library._name, handle=library._handle)
+    for source, name, *types in (
+        (library, "tj3Init", number),
+        (library, "tj3Destroy", handle),
+        (quick, "tj3Get", handle, number),
+        (quick, "tj3DecompressHeader", handle, *data),
+        (quick, "tj3SetScalingFactor", handle, _Fraction),
+        (quick, "tj3SetCroppingRegion", handle, _Region),
+        (library, "tj3Decompress8", handle, *data, ctypes.c_void_p, number, number),
+    ):
+        function = getattr(source, name)
+        function.argtypes = types
+        setattr(library, name, function)
+    library.tj3Init.restype, library.tj3Destroy.restype = handle, None
     return library
 
 
-def _widened(start: int, length: int, limit: int, scale: int) -> tuple[int, int]:
-    """First scaled pixel and number of scaled pixels that hold a crop and what its edge is interpolated from."""
-    first = max(0, start // scale - _SMOOTHED)
-    end = min(-(-limit // scale), -(-(start + length) // scale) + _SMOOTHED)
+def _widen(start: int, length: int, limit: int, scale: int) -> tuple[int, int]:
+    """First pixel and number of pixels, both scaled, that hold a crop and the pixels that its edge depends on."""
+    first = max(0, start // scale - _CHROMA_REACH)
+    end = min(-(-limit // scale), -(-(start + length) // scale) + _CHROMA_REACH)
     return first, end - first

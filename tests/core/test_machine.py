@@ -74,7 +74,7 @@ def test_scale_is_ci_under_pytest(monkeypatch):
 
 def test_unknown_scale_names_the_choices(monkeypatch):
     monkeypatch.setenv("LABKIT_SCALE", "huge")
-    with pytest.raises(ValueError, match="'huge': choose one of ci, laptop, gpu"):
+    with pytest.raises(ValueError, match="LABKIT_SCALE must be one of ci, laptop, gpu, got 'huge'"):
         env.scale()
 
 

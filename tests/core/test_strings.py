@@ -113,7 +113,7 @@ BLOCK, OFFSETS = np.frombuffer(b"abcdef", np.uint8), np.array([0, 2, 6])
     ],
 )  # fmt: skip
 def test_arrays_that_do_not_fit_together(block, offsets):
-    with pytest.raises(ValueError, match=r"^these arrays hold no packed strings$"):
+    with pytest.raises(ValueError, match=r"^these arrays are not packed strings$"):
         PackedStrings.from_arrays(block, offsets)
 
 
@@ -143,7 +143,7 @@ def test_reading_in_a_forked_worker_copies_no_pages():
 
 
 def test_more_strings_than_are_objects_at_a_time(monkeypatch):
-    monkeypatch.setattr(packed, "_AT_ONCE", 4)
+    monkeypatch.setattr(packed, "_BATCH", 4)
     for count in (3, 4, 5, 8, 9):
         strings = [f"{BROKEN}{number}" for number in range(count)]
         assert list(PackedStrings(strings)) == strings

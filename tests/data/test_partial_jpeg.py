@@ -1,8 +1,8 @@
 """Decoding a part of a JPEG gives the pixels that decoding all of it gives, and anything else is left to others."""
 
-import ctypes
 import io
 import threading
+from ctypes.util import find_library
 
 import numpy as np
 import pytest
@@ -185,20 +185,20 @@ def looked_up_anew():
 
 
 def test_without_the_library(monkeypatch, looked_up_anew):
-    monkeypatch.setattr(regions, "_places", lambda: [])
+    monkeypatch.setattr(regions, "_candidate_paths", lambda: [])
     with pytest.raises(ImportError, match=r"labkit\[fast\]"):
         RegionDecoder()
     assert isinstance(open_decoder(), WholeDecoder)
 
 
 def test_an_older_library_is_passed_over(monkeypatch, looked_up_anew):
-    monkeypatch.setattr(regions, "_places", lambda: [ctypes.util.find_library("c"), "/nowhere/libturbojpeg.so"])
+    monkeypatch.setattr(regions, "_candidate_paths", lambda: [find_library("c"), "/nowhere/libturbojpeg.so"])
     with pytest.raises(ImportError, match="version 3"):
         load_library()
 
 
 def test_the_named_library_is_taken(monkeypatch, looked_up_anew):
     monkeypatch.setenv(regions.LIBRARY_VARIABLE, "/nowhere/libturbojpeg.so")
-    assert regions._places() == ["/nowhere/libturbojpeg.so"]
+    assert regions._candidate_paths() == ["/nowhere/libturbojpeg.so"]
     with pytest.raises(ImportError):
         load_library()

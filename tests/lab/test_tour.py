@@ -159,8 +159,8 @@ def test_the_environment_is_left_as_it_was(lab, monkeypatch):
     ("arguments", "message"),
     [
         (["tour", "--only", "77"], "no notebook begins with '77': there are 10_works, 11_fails, 12_noisy"),
-        (["tour", "--scale", "huge"], "choose one of ci, laptop, gpu"),
-        (["doctor", "--scale", "huge"], "choose one of ci, laptop, gpu"),
+        (["tour", "--scale", "huge"], "one of ci, laptop, gpu"),
+        (["doctor", "--scale", "huge"], "one of ci, laptop, gpu"),
     ],
 )
 def test_mistakes_on_the_command_line(lab, arguments, message):

@@ -57,29 +57,23 @@ def map_items(
 ) -> list:
     """`[function(item) for item in items]`, spread over cores or machines; one failed item does not stop the others.
 
-    Functions and items may come from notebook cells. Scripts that use processes call this under
-    `if __name__ == "__main__":`. If a worker dies (out of memory, crash in C code), the items that it held are run
-    again, one by one; an item that kills its worker again is reported.
+    Functions and items may come from notebook cells; scripts call this under `if __name__ == "__main__":`. Items that a
+    dying worker held (out of memory, crash in C code) run again, one by one; one that kills another worker has failed.
 
     Args:
-        function: Called with one item; it may be killed midway, so it must write files with `write_atomic`.
-        items: Read completely before the start.
-        engine: `"local"`: new processes. `"threads"`: for a function that releases the GIL. `"ray"`: a cluster whose
-            machines share the filesystem and have this labkit installed; extra `cluster`.
+        function, items: The function may be killed midway: it must write files atomically.
+        engine: `"local"`: new processes. `"threads"`: for a function that releases the GIL. `"ray"`: a cluster that
+            shares the filesystem and has this labkit; extra `cluster`.
         key: Name of an item, for the report of failures.
         is_done: Items for which this is true before the start are left out and give None.
         num_workers: Default: all usable cores. `"local"` and `"threads"` run in this process if it is 0 or 1.
-        address: Ray cluster, such as `"10.0.0.1:6379"`. Default: one already joined, `RAY_ADDRESS`, or a temporary one.
+        address: Ray cluster. Default: one already joined, `RAY_ADDRESS`, or a temporary one of this machine.
         progress, description, unit: Whether to show a live bar, its title, and what it calls an item.
-
-    Returns: Results in the order of the items.
 
     Raises:
         ItemErrors: some items failed; has their keys and texts, and the results of the others.
         ValueError: unknown engine, negative `num_workers`, or an `address` without `engine="ray"`.
-        RuntimeError: no worker can start and load the function.
-        ImportError, ConnectionError: no Ray; no Ray cluster at `address`.
-
+        RuntimeError, ImportError, ConnectionError: no worker can start; no Ray; no Ray cluster at `address`.
     Taught in: notebooks/08_shard_formats.ipynb
     """
     check_engine(engine, num_workers, address)

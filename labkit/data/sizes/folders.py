@@ -1,4 +1,4 @@
-"""One pass over folders: which images lie there, and which names beside them may state a size."""
+"""One pass over folders: the images in each, and the names beside them that may state a size."""
 
 import os
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from labkit.core import IMAGE_SUFFIXES
 
-# What diffusion trainers read besides: sd-scripts takes AVIF and JPEG XL where Pillow has their plug-ins.
+# Further formats of diffusion trainers: sd-scripts takes AVIF and JPEG XL if Pillow has their plug-ins.
 SUFFIXES = (*IMAGE_SUFFIXES, ".avif", ".bmp", ".jxl")
 METADATA = "metadata_cache.json"
 
@@ -15,8 +15,7 @@ METADATA = "metadata_cache.json"
 class Folder:
     """What one folder holds.
 
-    prefix: What the names begin with under the root, `""` or `"a/b/"`. refused: Path under the root -> why it was not
-    looked at.
+    prefix: Its path under the root, `""` or `"a/b/"`. refused: Path under the root -> why it was not read.
     """
 
     path: str
@@ -28,33 +27,35 @@ class Folder:
     refused: dict[str, str] = field(default_factory=dict)
 
 
-def scan(root: str, *, recursive: bool) -> Iterator[Folder]:
-    """Every folder from `root` down, parents first, each listed once. Links are followed, but never in a circle.
+def scan(path: str, *, recursive: bool, prefix: str = "", parents: tuple = ()) -> Iterator[Folder]:
+    """Every folder from the root down, parents first, each listed once. Follows links, but never in a circle.
+
+    Args:
+        path: The folder to begin with.
+        recursive: Go on with the folders below.
+        prefix, parents: Of a folder below the root, its path under the root and the identities of the folders above.
 
     Raises:
-        OSError: `root` cannot be listed. A folder below it that cannot is `refused` instead.
+        OSError: the root cannot be listed. A folder below it that cannot be listed is `refused` instead.
     """
-    yield from _scan(root, "", recursive, above=())
-
-
-def _scan(path: str, prefix: str, recursive: bool, above: tuple) -> Iterator[Folder]:
     try:
         status = os.stat(path)
         identity = status.st_dev, status.st_ino
-        if identity in above:  # a link to a folder around it: everything there is listed already
+        if identity in parents:  # a link to one of the folders above: all in it is listed already
             return
-        folder = _list(path, prefix)
+        folder = _list_folder(path, prefix)
     except OSError as error:
-        if not above:
+        if not parents:
             raise
         yield Folder(path, prefix, refused={prefix: f"the folder cannot be listed: {error.strerror}"})
         return
     yield folder
     for name in folder.folders if recursive else ():
-        yield from _scan(os.path.join(path, name), f"{prefix}{name}/", recursive, (*above, identity))
+        below = os.path.join(path, name)
+        yield from scan(below, recursive=True, prefix=f"{prefix}{name}/", parents=(*parents, identity))
 
 
-def _list(path: str, prefix: str) -> Folder:
+def _list_folder(path: str, prefix: str) -> Folder:
     folder = Folder(path, prefix)
     with os.scandir(path) as entries:
         for entry in entries:
@@ -65,15 +66,11 @@ def _list(path: str, prefix: str) -> Folder:
                 folder.folders.append(name)
             elif name.endswith(".npz"):
                 folder.caches.append(name)
-            elif name.lower().endswith(SUFFIXES):
-                _add(folder, entry)
             elif name == METADATA:
                 folder.has_metadata = True
+            elif name.lower().endswith(SUFFIXES):
+                if entry.is_file():
+                    folder.images.append(name)
+                else:  # opening a pipe would block
+                    folder.refused[prefix + name] = "not a file, or a broken link"
     return folder
-
-
-def _add(folder: Folder, entry: os.DirEntry) -> None:
-    if entry.is_file():
-        folder.images.append(entry.name)
-    else:  # opening a pipe would wait for ever
-        folder.refused[folder.prefix + entry.name] = "not a file, or a link to none"

@@ -213,8 +213,8 @@ def test_the_unreadable_are_listed_with_the_reason(tmp_path):
     unreadable = frame[frame["source"] == "unreadable"]
     assert unreadable[["width", "height", "exif_orientation"]].isna().all(axis=None)
     assert unreadable["error"].to_dict() == {
-        "dangling.jpg": "not a file, or a link to none", "empty.jpg": "the file is empty",
-        "pipe.jpg": "not a file, or a link to none", "text.png": "no image format that this Pillow reads",
+        "dangling.jpg": "not a file, or a broken link", "empty.jpg": "the file is empty",
+        "pipe.jpg": "not a file, or a broken link", "text.png": "no image format that this Pillow reads",
     }  # fmt: skip
     assert frame.loc["good.jpg", "error"] == ""
 
@@ -273,7 +273,7 @@ def test_bad_arguments_are_named(tmp_path):
         collect_sizes(tmp_path)
     with pytest.raises(FileNotFoundError, match="not a folder"):
         collect_sizes(tmp_path / "notes.txt")
-    with pytest.raises(ValueError, match="num_workers=0"):
+    with pytest.raises(ValueError, match="num_workers must be an integer >= 1, got 0"):
         collect_sizes(tmp_path, num_workers=0)
 
 

@@ -89,7 +89,7 @@ def left_threads():
 @pytest.fixture
 def without_library(monkeypatch):
     regions.load_library.cache_clear()
-    monkeypatch.setattr(regions, "_places", lambda: [])
+    monkeypatch.setattr(regions, "_candidate_paths", lambda: [])
     yield
     regions.load_library.cache_clear()
 
