@@ -2,9 +2,9 @@
 
 import math
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import count
+from itertools import count, cycle
 from queue import SimpleQueue
 from typing import Any
 
@@ -68,49 +68,54 @@ def memcpy_limit(n_images: int, *, size: int = 224, num_threads: int | None = No
     return MemcpyLimit(require_int("n_images", n_images), require_int("size", size), _thread_count(num_threads))
 
 
-class DecodeLimit:
-    """What `decode_limit` returns."""
+class Limit:
+    """Work in threads, as an iterable for `compare`: a pass yields the sizes of its batches as they are done."""
 
     batch_size, num_workers = BATCH, 0
 
-    def __init__(self, store: Store, num_threads: int, decoder: str):
+    def __init__(self, n_images: int, num_threads: int):
         self.num_threads = num_threads
-        self._decode = _decode_unchecked if decoder == "turbojpeg" else partial(_decode_checked, decoder=decoder)
-        self._images = [(key, store.read(key)) for key in store.keys()]  # noqa: SIM118
+        self._sizes = [min(BATCH, n_images - start) for start in range(0, n_images, BATCH)]
 
     def __len__(self) -> int:
-        return len(_batch_sizes(len(self._images)))
+        return len(self._sizes)
 
     def __iter__(self) -> Iterator[int]:
-        return _yield_batch_sizes(
-            len(self._images), _run_in_threads(self._images, self._decode, self.num_threads, report_every=BATCH)
-        )
+        for size, _ in zip(self._sizes, self._run(), strict=True):
+            yield size
 
 
-class MemcpyLimit:
+class DecodeLimit(Limit):
+    """What `decode_limit` returns."""
+
+    def __init__(self, store: Store, num_threads: int, decoder: str):
+        self._images = [(key, store.read(key)) for key in store.keys()]  # noqa: SIM118
+        self._decode = _decode_unchecked if decoder == "turbojpeg" else partial(_decode_checked, decoder=decoder)
+        super().__init__(len(self._images), num_threads)
+
+    def _run(self) -> Iterator[None]:
+        return _run_in_threads(self._images, self._decode, self.num_threads, report_every=BATCH)
+
+
+class MemcpyLimit(Limit):
     """What `memcpy_limit` returns."""
 
-    batch_size, num_workers = BATCH, 0
-
     def __init__(self, n_images: int, size: int, num_threads: int):
-        self.num_threads, self._n_images = num_threads, n_images
+        super().__init__(n_images, num_threads)
         shape = (BATCH, size, size, 3)
         # At least two for each thread, so that no two threads write one target at a time.
         n_blocks = max(2 * num_threads, math.ceil(_BLOCK_BYTES / math.prod(shape)))
         # Filled, because untouched memory would be mapped page by page during the copy. Targets are filled last, which
         # evicts the sources from the caches.
         self._sources, self._targets = (np.full((n_blocks, *shape), value, np.uint8) for value in (1, 2))
-        self._turns = count()
+        self._blocks = cycle(range(n_blocks))
 
-    def __len__(self) -> int:
-        return len(_batch_sizes(self._n_images))
+    def _run(self) -> Iterator[None]:
+        copies = list(zip(self._sizes, self._blocks, strict=False))  # the next pass goes on with the next block
+        return _run_in_threads(copies, self._copy, self.num_threads, report_every=1)
 
-    def __iter__(self) -> Iterator[int]:
-        copies = [(next(self._turns) % len(self._sources), length) for length in _batch_sizes(self._n_images)]
-        return _yield_batch_sizes(self._n_images, _run_in_threads(copies, self._copy, self.num_threads, report_every=1))
-
-    def _copy(self, block: int, length: int) -> None:
-        np.copyto(self._targets[block, :length], self._sources[block, :length])  # releases the GIL
+    def _copy(self, size: int, block: int) -> None:
+        np.copyto(self._targets[block, :size], self._sources[block, :size])  # releases the GIL
 
 
 def _decode_unchecked(key: str, data: bytes) -> None:
@@ -130,25 +135,14 @@ def _thread_count(num_threads: int | None) -> int:
     return usable_cores() if num_threads is None else require_int("num_threads", num_threads)
 
 
-def _batch_sizes(n_images: int) -> list[int]:
-    """Number of images in each batch."""
-    return [min(BATCH, n_images - start) for start in range(0, n_images, BATCH)]
-
-
-def _yield_batch_sizes(n_images: int, finished: Iterator[None]) -> Iterator[int]:
-    for length, _ in zip(_batch_sizes(n_images), finished, strict=True):
-        yield length
-
-
 def _run_in_threads(
-    items: Iterable[tuple], work: Callable[..., Any], num_threads: int, report_every: int
+    items: list[tuple], work: Callable[..., Any], num_threads: int, report_every: int
 ) -> Iterator[None]:
     """Call `work(*item)` in threads; yield after each `report_every` items, and at the end for the rest.
 
     The threads take items from one iterator: an executor would create a future for each image, and chunks of images
     would leave cores idle behind the last chunk. The caller is woken only once per report.
     """
-    items = list(items)
     remaining, finished, reports = iter(items), count(1), SimpleQueue()  # `next` is atomic on both iterators
 
     def run() -> None:

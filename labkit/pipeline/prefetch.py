@@ -3,6 +3,7 @@
 import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -56,7 +57,8 @@ class CUDAPrefetcher:
             while len(ahead) <= self.depth and not (ahead and ahead[-1].is_last):
                 ahead.append(self._fetch(source))
             if ahead[0].is_last:
-                ahead.popleft().end()
+                if ahead[0].error is not None:
+                    raise ahead[0].error
                 return
             # Not bound to a name here, so that the consumer holds the last reference.
             yield self.lane.hand_over(ahead.popleft())
@@ -71,15 +73,14 @@ class CUDAPrefetcher:
         return self.lane.send(batch)
 
 
+@dataclass
 class _Entry:
     """A batch being copied, or the end of the epoch: after the last batch, or by an error."""
 
-    def __init__(self, batch: Any = None, copied: Any = None, *, is_last: bool = False, error: Exception | None = None):
-        self.batch, self.copied, self.is_last, self.error = batch, copied, is_last, error
-
-    def end(self) -> None:
-        if self.error is not None:
-            raise self.error
+    batch: Any = None
+    copied: Any = None  # the event after the copy
+    is_last: bool = False
+    error: Exception | None = None
 
 
 class PassThrough:
