@@ -30,7 +30,8 @@ from labkit.data.pixels.format import Origin, laid_out, packed_head
 from labkit.data.shards.layout import read_members
 from labkit.data.shards.write import read_manifest
 from labkit.data.tar.convert import convert_tar
-from labkit.data.tar.index import SUFFIX, TarError, read_index
+from labkit.data.tar.errors import TarError
+from labkit.data.tar.index import SUFFIX, read_index
 from labkit.data.tar.stream import TarStream
 from tests.serving import Quiet, serving
 

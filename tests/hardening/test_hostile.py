@@ -16,7 +16,8 @@ from labkit.data.depth.presets import PRESETS, read_list
 from labkit.data.pixels.store import PixelError, PixelStore
 from labkit.data.shards.read import read_shards
 from labkit.data.shards.write import UNFINISHED, write_shards
-from labkit.data.tar.index import SUFFIX, TarError
+from labkit.data.tar.errors import TarError
+from labkit.data.tar.index import SUFFIX
 from labkit.data.tar.store import TarStore
 from labkit.measure.frames import RESULTS_VARIABLE, load_frame, quiet_summary, record, save_frame
 from tests.memory_store import MemoryStore
@@ -32,7 +33,7 @@ def test_damaged_notes_of_an_unfinished_run_are_named(tmp_path, text):
     root = tmp_path / "shards"
     os.makedirs(root / UNFINISHED)
     (root / UNFINISHED / "settings.json").write_bytes(text)
-    with pytest.raises(ValueError, match=r"settings\.json is damaged: .*another folder"):
+    with pytest.raises(ValueError, match=r"settings\.json is damaged.*another folder"):
         write_shards(MemoryStore({"a.png": PNG}), root, engine="threads", progress=False)
 
 
@@ -122,7 +123,7 @@ def test_a_header_that_tarfile_does_not_read_is_damage(tmp_path):
     header[148:156] = b" " * 8
     header[148:156] = b"%06o\0 " % sum(header)
     (tmp_path / "x.tar").write_bytes(bytes(info.tobuf()) + bytes(header) + bytes(1024))
-    with pytest.raises(TarError, match=r"the header at byte 512 cannot be read .*last whole member is 'a\.jpg'"):
+    with pytest.raises(TarError, match=r"the header at byte 512 cannot be read: .*last whole member is 'a\.jpg'"):
         TarStore(tmp_path / "x.tar").names()
 
 
@@ -140,7 +141,7 @@ def shard(path, *members: tuple[str, bytes], compression: str = ""):
     [
         ([("x.__bad__", b"1"), ("x.cls", b"0"), ("x.png", PNG)], r"x\.tar: 'x\.__bad__' has a suffix that WebDataset"),
         ([("v1.0\n/x.png", PNG)], r"x\.tar: 'v1\.0\\n/x\.png' names no sample"),
-        ([("x.cls", b"9" * 30), ("x.png", PNG)], r"x\.tar: its label is b'9{20}', where a number is wanted"),
+        ([("x.cls", b"9" * 30), ("x.png", PNG)], r"x\.tar: its label must be a 64-bit integer, got b'9{20}'"),
     ],
 )
 def test_no_sample_of_a_shard_is_passed_over(tmp_path, members, said):

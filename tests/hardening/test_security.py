@@ -80,7 +80,7 @@ def test_a_folder_exchanged_for_a_link_meanwhile(tmp_path, monkeypatch, swapped_
     outside = tmp_path / "outside"
     outside.mkdir()
     archive = make_tar(tmp_path / "set.tar", {f"d/e/{n}.jpg": b"x" for n in range(2)} | {"f": b"x", "d/e/2.jpg": b"x"})
-    write, calls = tar_files._write, []
+    write, calls = tar_files._write_file, []
 
     def swapping(stream, info, half):
         write(stream, info, half)
@@ -90,7 +90,7 @@ def test_a_folder_exchanged_for_a_link_meanwhile(tmp_path, monkeypatch, swapped_
             (tree / "d").rename(tree / "old") if (tree / "d").exists() else None
             (tree / "d").symlink_to(outside)
 
-    monkeypatch.setattr(tar_files, "_write", swapping)
+    monkeypatch.setattr(tar_files, "_write_file", swapping)
     with pytest.raises(ItemErrors, match="is a link or a file where a folder was"):
         extract_tars(archive, tmp_path / "root", progress=False)
     assert len(calls) >= swapped_after
@@ -113,13 +113,13 @@ def test_a_link_in_what_a_killed_run_left(tmp_path):
 
 
 def test_what_is_half_extracted_is_private_and_the_umask_holds(tmp_path, monkeypatch):
-    modes, write = [], tar_files._write
+    modes, write = [], tar_files._write_file
 
     def looking(stream, info, half):
         modes.append(half.parent.stat().st_mode & 0o777)
         write(stream, info, half)
 
-    monkeypatch.setattr(tar_files, "_write", looking)
+    monkeypatch.setattr(tar_files, "_write_file", looking)
     archive = make_tar(tmp_path / "set.tar", {"a": b"x"}, mode="w")
     archive_of_all = make_tar(tmp_path / "all.tar", {"a": b"x"})
     before = os.umask(0o027)

@@ -1,26 +1,28 @@
-"""What may come out of a tar, decided from its headers alone, before anything is written.
+"""Decide what may come out of a tar, from its headers alone, before anything is written.
 
-`tarfile`'s own filter asks the filesystem where a name would lead, and was led astray there (CVE-2025-4517 and its
-kin). Here no member may lie behind a link and no link may lead through another, so that names alone decide.
+`tarfile`'s own filter asks the filesystem where a name would lead, and was led astray there (CVE-2025-4517 and
+others). Here no member may lie behind a link and no link may lead through another, so that names alone decide.
 """
 
 import tarfile
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from labkit.core import MAX_MEMBERS, path_from_key
 
 
 class UnsafeTarError(ValueError):
-    """A member that would leave its folder, or is no file, folder or link. Nothing of the archive is extracted."""
+    """A member that would leave its folder, or is not a file, folder or link. Nothing of the archive is extracted."""
 
 
 @dataclass
 class Plan:
-    """What each member becomes; of several with one name the last counts, as with `tar -x`.
+    """What each member becomes. Of several with one name the last counts, as with `tar -x`.
 
-    places: number of the member in the archive -> paths that it fills, several where hard links share its data.
-    sizes: number of the member -> bytes of its data; files only.
+    Args:
+        places: Number of a member in the archive -> paths that it fills; several if hard links share its data.
+        sizes: Number of a member -> bytes of its data; files only.
     """
 
     places: dict[int, list[str]] = field(default_factory=dict)
@@ -31,31 +33,16 @@ def plan_members(archive: str, members: Iterable[tarfile.TarInfo]) -> Plan:
     """The plan for the members of `archive`.
 
     Raises:
-        UnsafeTarError: names the archive, the member and what is wrong with it.
+        UnsafeTarError: a member has an absolute name or `..` in it, lies behind a link, is a device or a pipe, or is a
+            link that leads out of the folder or through another link; names the archive, the member and the fault.
     """
-    filled_by: dict[str, int] = {}
-    plan, folders, links = Plan(), set(), {}
+    tree = _NamedTree()
     for number, info in enumerate(members):
-        try:
-            if number == MAX_MEMBERS:
-                raise ValueError(f"is one more than the {MAX_MEMBERS} that labkit extracts from one archive")
-            path = safe_path(info.name)
-            if info.islnk():
-                filled_by[path] = _linked(filled_by, folders, safe_path(info.linkname))
-                continue
-            filled_by[path] = number
-            if info.isdir():
-                folders.add(number)
-            elif info.issym():
-                links[number] = info.linkname
-            elif info.isreg() and path:
-                plan.sizes[number] = info.size
-            else:
-                raise ValueError(_what(info))
-        except ValueError as error:
-            raise UnsafeTarError(_refusal(archive, info.name, error)) from error
-    _check_tree(archive, filled_by, folders, links)
-    for path, number in filled_by.items():
+        with _refused(archive, info.name):
+            tree.add(number, info)
+    _check_paths(archive, tree)
+    plan = Plan(sizes=tree.sizes)
+    for path, number in tree.numbers.items():
         plan.places.setdefault(number, []).append(path)
     return plan
 
@@ -72,7 +59,7 @@ def safe_path(name: str) -> str:
     return path_from_key("/".join(parts))
 
 
-def colliding(plan: Plan) -> tuple[str, str] | None:
+def find_case_collision(plan: Plan) -> tuple[str, str] | None:
     """Two paths that differ in case alone, if there are any: one file where the filesystem ignores case."""
     seen: dict[str, str] = {}
     for path in (path for paths in plan.places.values() for path in paths):
@@ -81,56 +68,92 @@ def colliding(plan: Plan) -> tuple[str, str] | None:
     return None
 
 
-def _linked(filled_by: dict[str, int], folders: set[int], target: str) -> int:
-    number = filled_by.get(target)
-    if number is None or number in folders:
-        raise ValueError(f"is a hard link to {target!r}, which is no file before it in the archive")
-    return number
+class _NamedTree:
+    """What members make of each path, as far as read.
+
+    numbers: Path -> number of the member whose data it has.
+    folders, links, sizes: By number; a link has its target, a file its size.
+    """
+
+    def __init__(self):
+        self.numbers: dict[str, int] = {}
+        self.folders: set[int] = set()
+        self.links: dict[int, str] = {}
+        self.sizes: dict[int, int] = {}
+
+    def add(self, number: int, info: tarfile.TarInfo) -> None:
+        if number == MAX_MEMBERS:
+            raise ValueError(f"is one more than the {MAX_MEMBERS} that labkit extracts from one archive")
+        path = safe_path(info.name)
+        if info.islnk():
+            number = self._find_file(safe_path(info.linkname))
+        elif info.isdir():
+            self.folders.add(number)
+        elif info.issym():
+            self.links[number] = info.linkname
+        elif info.isdev():
+            raise ValueError("is a device or a pipe")
+        elif not info.isreg():
+            raise ValueError(f"is of unknown type {info.type!r}")
+        elif not path:
+            raise ValueError("has no name")
+        else:
+            self.sizes[number] = info.size
+        self.numbers[path] = number
+
+    def _find_file(self, target: str) -> int:
+        number = self.numbers.get(target)
+        if number is None or number in self.folders:
+            raise ValueError(f"is a hard link to {target!r}, which is not a file before it in the archive")
+        return number
 
 
-def _what(info: tarfile.TarInfo) -> str:
-    if info.isdev():
-        return "is a device or a pipe"
-    return "has no name" if info.isreg() else f"is of unknown type {info.type!r}"
+@contextmanager
+def _refused(archive: str, name: str) -> Iterator[None]:
+    """Turn a ValueError, which says what is wrong with a member, into an UnsafeTarError that names both."""
+    try:
+        yield
+    except ValueError as error:
+        text = f"{archive}: member {name!r} {error}. Nothing of the archive was extracted"
+        raise UnsafeTarError(text) from error
 
 
-def _check_tree(archive: str, filled_by: dict[str, int], folders: set[int], links: dict[int, str]) -> None:
-    """No path lies under a file or behind a link, and no link leads out."""
-    parents = {parent for path in filled_by for parent in _parents(path)}
-    link_paths = {path for path, number in filled_by.items() if number in links}
-    for path, number in filled_by.items():
-        try:
-            if (path in parents or not path) and number not in folders:
+def _check_paths(archive: str, tree: _NamedTree) -> None:
+    """No path may lie under a file or behind a link, and no link may lead out."""
+    parents = _find_parents(tree.numbers)
+    targets = {path: tree.links[number] for path, number in tree.numbers.items() if number in tree.links}
+    for path, number in tree.numbers.items():
+        with _refused(archive, path or "."):
+            if number not in tree.folders and (not path or path in parents):
                 raise ValueError("is a folder to other members, and a link or a file itself")
-            if number in links:
-                _check_link(path, links[number], link_paths)
-        except ValueError as error:
-            raise UnsafeTarError(_refusal(archive, path or ".", error)) from error
+            if path in targets:
+                _check_link(path, targets)
 
 
-def _parents(path: str) -> Iterator[str]:
-    while (slash := path.rfind("/")) > 0:
-        path = path[:slash]
-        yield path
+def _find_parents(paths: Iterable[str]) -> set[str]:
+    parents: set[str] = set()
+    for path in paths:
+        while (path := path.rpartition("/")[0]) and path not in parents:
+            parents.add(path)
+    return parents
 
 
-def _check_link(path: str, target: str, links: set[str]) -> None:
-    """Follow `target` by names alone, as it stands at `path`."""
-    at = path.split("/")[:-1]
-    if not target or "\0" in target:
-        raise ValueError("is a link without a name" if not target else "is a link with a zero byte in its name")
+def _check_link(path: str, targets: dict[str, str]) -> None:
+    """Follow the link at `path` by names alone: it must stay inside, and must not lead through another link."""
+    target = targets[path]
+    if not target:
+        raise ValueError("is a link without a name")
+    if "\0" in target:
+        raise ValueError("is a link with a zero byte in its name")
     if target.startswith("/"):
         raise ValueError(f"is a link to {target!r}, an absolute name")
+    folder = path.split("/")[:-1]
     for part in target.split("/"):
-        if "/".join(at) in links:
+        if "/".join(folder) in targets:
             raise ValueError(f"is a link to {target!r}, which leads through another link")
-        if part == ".." and not at:
-            raise ValueError(f"is a link to {target!r}, which leaves the folder")
         if part == "..":
-            at.pop()
+            if not folder:
+                raise ValueError(f"is a link to {target!r}, which leaves the folder")
+            folder.pop()
         elif part not in ("", "."):
-            at.append(part)
-
-
-def _refusal(archive: str, name: str, why: Exception) -> str:
-    return f"{archive}: member {name!r} {why}. Nothing of the archive was extracted"
+            folder.append(part)

@@ -1,2 +1,2 @@
 # fmt: off
-from .shuffling import write_shards as write_shards
+from .write import write_shards as write_shards

@@ -1,12 +1,12 @@
 """Open a path or URL for one pass from beginning to end; importing this teaches WebDataset the scheme `s3://`.
 
 WebDataset opens URLs by `gopen`, whose table has no entry for `s3`. The one added here reads through fsspec: endpoint
-and credentials come from fsspec's configuration or the environment (`AWS_ENDPOINT_URL`, `AWS_PROFILE`, ...). A table
-of an imported module is not carried into spawned workers: `DataLoader(..., worker_init_fn=gopen.register)` does that
-for pipelines of WebDataset's own; `labkit.read_shards` needs no such help.
+and credentials come from fsspec's configuration or the environment (`AWS_ENDPOINT_URL`, `AWS_PROFILE`, ...). Spawned
+workers do not inherit the table: in WebDataset's own pipelines, use `DataLoader(..., worker_init_fn=gopen.register)`.
+`labkit.read_shards` does not need that.
 
-Those pipelines also run what follows `pipe:` in a list of shards, and unpickle members that are called so, unless the
-variable `WDS_SECURE` is 1. `labkit.read_shards` does neither, ever.
+Those pipelines also run what follows `pipe:` in a list of shards, and unpickle members with such suffixes, unless the
+variable `WDS_SECURE` is 1. `labkit.read_shards` never does either.
 """
 
 import io
@@ -18,20 +18,20 @@ from webdataset.gopen import gopen_schemes
 
 from labkit.data.blobs import Blob, LocalBlob, open_blob
 
-_CHUNK_BYTES = 4 << 20  # about forty photos: with one chunk ahead, a round trip is hidden behind decoding them
+_CHUNK_BYTES = 4 << 20  # about forty photos: decoding them takes longer than fetching the next chunk
 _LOCAL_BUFFER_BYTES = 1 << 20
 
 
 def open_url(place: str | os.PathLike, **storage_options: Any) -> BinaryIO:
-    """A file, from its first byte on; what lies behind a network is fetched a chunk ahead, with retries.
+    """A file, from its first byte on. Remote ones are fetched one chunk ahead, with retries.
 
     Args:
         place: A path, `http(s)://`, `s3://`, or any other scheme that fsspec reads.
-        **storage_options: To fsspec.
+        **storage_options: Passed to fsspec.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        OSError: no whole answer after all tries; names the address without credentials.
+        FileNotFoundError: no such file.
+        OSError: no whole answer after all tries; names the URL without credentials.
         ImportError: the scheme's package is missing; names it.
     """
     blob = open_blob(place, **storage_options)
@@ -41,7 +41,7 @@ def open_url(place: str | os.PathLike, **storage_options: Any) -> BinaryIO:
 
 
 def register(*_: Any) -> None:
-    """Let WebDataset's `gopen` open `s3://`. An entry that is there already is left; arguments are ignored."""
+    """Let WebDataset's `gopen` open `s3://`, unless it does already. Arguments are ignored."""
     gopen_schemes.setdefault("s3", _gopen_s3)
 
 
@@ -54,14 +54,14 @@ def _gopen_s3(url: str, mode: str = "rb", bufsize: int = -1, **storage_options: 
 
 
 class ReadAhead(io.RawIOBase):
-    """A blob read in order: while one chunk is used, a thread fetches the next."""
+    """A blob read in order: a thread fetches the next chunk while one is used."""
 
     def __init__(self, blob: Blob, chunk_bytes: int = _CHUNK_BYTES):
         self._thread = ThreadPoolExecutor(1)
         self._blob, self._chunk_bytes = blob, chunk_bytes
-        self._size, self._asked = blob.fingerprint()[0], 0
+        self._size, self._requested = blob.fingerprint()[0], 0
         self._chunk = memoryview(b"")
-        self._next = self._ask()
+        self._next = self._request_chunk()
 
     def readable(self) -> bool:
         return True
@@ -69,7 +69,7 @@ class ReadAhead(io.RawIOBase):
     def readinto(self, buffer: memoryview) -> int:
         if not self._chunk and self._next is not None:
             self._chunk = memoryview(self._next.result())
-            self._next = self._ask()
+            self._next = self._request_chunk()
         n_bytes = min(len(buffer), len(self._chunk))
         buffer[:n_bytes] = self._chunk[:n_bytes]
         self._chunk = self._chunk[n_bytes:]
@@ -79,9 +79,11 @@ class ReadAhead(io.RawIOBase):
         self._thread.shutdown(wait=False, cancel_futures=True)
         super().close()
 
-    def _ask(self) -> Future | None:
-        offset, self._asked = self._asked, min(self._size, self._asked + self._chunk_bytes)
-        return self._thread.submit(self._blob.read_at, offset, self._asked - offset) if offset < self._size else None
+    def _request_chunk(self) -> Future | None:
+        offset = self._requested
+        n_bytes = min(self._chunk_bytes, self._size - offset)
+        self._requested += n_bytes
+        return self._thread.submit(self._blob.read_at, offset, n_bytes) if n_bytes else None
 
 
 register()

@@ -1,4 +1,4 @@
-"""Which shards there are, and what is known of them; and one shard's members, checked against that."""
+"""List the shards of a set, and read one shard's members, checked against its manifest."""
 
 import hashlib
 import io
@@ -15,8 +15,7 @@ from labkit.data.blobs import is_url
 from labkit.data.shards.gopen import open_url
 from labkit.data.shards.layout import read_members
 from labkit.data.shards.write import MANIFEST, UNFINISHED, read_manifest
-
-_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")
+from labkit.data.tar import TAR_SUFFIXES
 
 
 @dataclass(frozen=True)
@@ -26,63 +25,63 @@ class ShardList:
     Args:
         urls: Paths or URLs.
         classes: From the manifest, or None.
-        sha256: URL -> checksum that is verified at the shard's end.
-        storage_options: To fsspec.
+        sha256: URL -> checksum, compared at the shard's end.
+        storage_options: Passed to fsspec.
     """
 
-    urls: list[str] = field(repr=False)  # these, too, may hold credentials
+    urls: list[str] = field(repr=False)  # may hold credentials
     classes: list[str] | None = None
     sha256: dict[str, str] = field(default_factory=dict, repr=False)
     storage_options: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @classmethod
     def find(cls, places: Any, *, verify: bool, storage_options: dict[str, Any]) -> "ShardList":
-        """The shards that `places` means, as `read_shards` states it."""
+        """The shards that `places` names, as `read_shards` takes them."""
         _refuse_commands([places] if isinstance(places, str) else [])
         if isinstance(places, str | os.PathLike) and not _is_shard(places):
             return _from_manifest(os.fspath(places), verify, storage_options)
         if verify:
             raise ValueError("verify=True needs the checksums of a manifest: name the folder, not its shards")
-        urls = _expanded(places)
+        urls = _expand(places)
         _refuse_commands(urls)
         if not urls:
-            raise ValueError("there is no shard to read")
-        missing = [url for url in urls if not is_url(url) and not os.path.isfile(url)]
-        if missing:
-            raise FileNotFoundError(f"{missing[0]} does not exist, and {len(missing) - 1} other shards neither")
+            raise ValueError("the list of shards is empty: there is no shard to read")
+        if missing := [url for url in urls if not is_url(url) and not os.path.isfile(url)]:
+            raise FileNotFoundError(f"{missing[0]} does not exist, nor do {len(missing) - 1} other shards")
         return cls(urls, storage_options=storage_options)
 
 
 def read_shard(shards: ShardList, url: str) -> Iterator[dict[str, Any]]:
     """One shard's files as WebDataset's dictionaries, and an empty one at the end."""
-    name = name_of(url)
+    name, expected_sha256 = name_of(url), shards.sha256.get(url)
     with open_url(url, **shards.storage_options) as file:
-        hashed = _Hashed(file)
-        stream = io.BufferedReader(hashed) if url in shards.sha256 else file
-        for member, data in read_members(stream, name):
-            _check_member(member, name)
+        hashing = _HashingReader(file)
+        for member, data in read_members(io.BufferedReader(hashing) if expected_sha256 else file, name):
+            _check_member_name(member, name)
             yield {"fname": member, "data": data, "__url__": name}
-        if url in shards.sha256 and hashed.sha256() != shards.sha256[url]:
-            raise ValueError(f"{name} has not the SHA-256 of its manifest: copy it again, or write the shards again")
+        if expected_sha256 and hashing.finish() != expected_sha256:
+            raise ValueError(
+                f"{name} does not have the SHA-256 of its manifest: copy it again, or write the shards again"
+            )
     yield {}
 
 
-def _check_member(member: str, name: str) -> None:
-    """WebDataset would pass over these in silence, and over the whole sample of the first kind."""
+def _check_member_name(member: str, name: str) -> None:
+    """Refuse names that WebDataset silently skips, the first kind with its whole sample."""
     key, suffix = base_plus_ext(member)
     if key is not None and suffix.startswith("__"):
-        raise ValueError(f"{name}: {member!r} has a suffix that WebDataset keeps for itself: write it under another")
+        raise ValueError(f"{name}: {member!r} has a suffix that WebDataset reserves: write it under another")
     if key is None and is_image(member):
         raise ValueError(f"{name}: {member!r} names no sample to WebDataset: write it without the line break")
 
 
 def name_of(place: str) -> str:
-    """A path or URL, fit for messages: without credentials."""
+    """A path or URL as messages show it, without credentials."""
     return strip_credentials(place) if is_url(place) else place
 
 
-class _Hashed(io.RawIOBase):
-    """A stream whose SHA-256 is taken on the way."""
+class _HashingReader(io.RawIOBase):
+    """A stream that computes its SHA-256 while it is read."""
 
     def __init__(self, file: BinaryIO):
         self._file, self._hash = file, hashlib.sha256()
@@ -95,33 +94,33 @@ class _Hashed(io.RawIOBase):
         self._hash.update(buffer[:n_bytes])
         return n_bytes
 
-    def sha256(self) -> str:
-        """Of the whole stream, its unread rest included."""
-        while self.read(1 << 20):  # what a reader around this one has buffered, it had read
+    def finish(self) -> str:
+        """Read to the end; returns the SHA-256 of the whole stream."""
+        while self.read(1 << 20):
             pass
         return self._hash.hexdigest()
 
 
 def _is_shard(place: str | os.PathLike) -> bool:
     path = urlsplit(os.fspath(place)).path if is_url(place) else os.fspath(place)
-    return path.endswith(_SUFFIXES)
+    return path.endswith(TAR_SUFFIXES)
 
 
 def _refuse_commands(places: list[str]) -> None:
-    """WebDataset's own `gopen` gives what follows `pipe:` to a shell; here no list of shards runs anything."""
+    """WebDataset's own `gopen` runs what follows `pipe:` in a shell; here no list of shards runs anything."""
     if any(place.startswith("pipe:") for place in places):
         raise ValueError(
-            "`pipe:` in a list of shards is a command, which labkit does not run: name paths or addresses "
-            "(http(s)://, s3://, whatever fsspec reads)"
+            "`pipe:` in a list of shards is a command, which labkit does not run: name paths or URLs (http(s)://, "
+            "s3://, or another scheme of fsspec)"
         )
 
 
-def _expanded(places: Any) -> list[str]:
-    from braceexpand import braceexpand  # WebDataset's own
+def _expand(places: Any) -> list[str]:
+    from braceexpand import braceexpand  # as WebDataset does
 
-    if isinstance(places, str):
-        return [places] if os.path.isfile(places) else list(braceexpand(places))  # braces may be part of a name
-    return [os.fspath(places)] if isinstance(places, os.PathLike) else [os.fspath(place) for place in places]
+    if isinstance(places, str) and not os.path.isfile(places):  # else the braces are part of the name
+        return list(braceexpand(places))
+    return [os.fspath(place) for place in ([places] if isinstance(places, str | os.PathLike) else places)]
 
 
 def _from_manifest(folder: str, verify: bool, storage_options: dict[str, Any]) -> ShardList:
@@ -131,9 +130,8 @@ def _from_manifest(folder: str, verify: bool, storage_options: dict[str, Any]) -
         with open_url(f"{folder}/{MANIFEST}", **storage_options) as file:
             content = read_manifest(file.read(), name)
     except FileNotFoundError as error:
-        unfinished = os.path.isdir(os.path.join(folder, UNFINISHED))
-        remedy = "run write_shards to its end" if unfinished else "name a folder that it filled, or .tar files"
+        is_unfinished = os.path.isdir(os.path.join(folder, UNFINISHED))
+        remedy = "run write_shards to its end" if is_unfinished else "name a folder that it filled, or .tar files"
         raise FileNotFoundError(f"{name} does not exist: {remedy}") from error
-    rows = content["shards"]
-    sha256 = {f"{folder}/{row['name']}": row["sha256"] for row in rows} if verify else {}
-    return ShardList([f"{folder}/{row['name']}" for row in rows], content["classes"], sha256, storage_options)
+    sha256 = {f"{folder}/{row['name']}": row["sha256"] for row in content["shards"]}
+    return ShardList(list(sha256), content["classes"], sha256 if verify else {}, storage_options)

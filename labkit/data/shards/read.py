@@ -1,10 +1,11 @@
-"""Read WebDataset shards, each sample once an epoch, whatever the number of ranks and workers."""
+"""Read WebDataset shards: each sample once per epoch, for any number of ranks and workers."""
 
 import os
 import random
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
@@ -16,14 +17,14 @@ from torch.utils.data import IterableDataset
 from webdataset.tariterators import group_by_keys
 from webdataset.utils import pytorch_worker_info
 
-from labkit.core import IMAGE_SUFFIXES
+from labkit.core import IMAGE_SUFFIXES, require_choice, require_int
 from labkit.data.datasets import SkipLog, Skipped
 from labkit.data.decoders import DECODERS, DecodeError, decode
 from labkit.data.shards.listing import ShardList, name_of, read_shard
 
 
 class ShardWarning(UserWarning):
-    """Workers or ranks that have nothing to read."""
+    """Some workers or ranks have nothing to read."""
 
 
 class Place(NamedTuple):
@@ -35,7 +36,7 @@ class Place(NamedTuple):
     num_workers: int
 
     def part(self, shards: Sequence[Any]) -> Sequence[Any]:
-        """Every `world_size`-th shard is a rank's, and of these every `num_workers`-th a worker's."""
+        """A rank has every `world_size`-th shard, and each of its workers every `num_workers`-th of these."""
         return shards[self.rank :: self.world_size][self.worker :: self.num_workers]
 
     def share(self, count: int) -> int:
@@ -58,87 +59,79 @@ def read_shards(
 ) -> "ShardDataset":
     """Images and labels of WebDataset shards, as a data set for torch's `DataLoader`.
 
-    Shards are dealt out to ranks (`torchrun`'s environment, or `torch.distributed`), and each rank's to its workers:
-    every sample comes exactly once an epoch. Ranks may then have unequal numbers of samples. Where a step is a
-    collective one (DistributedDataParallel), the longer ones would wait for ever: wrap the loop in
-    `torch.distributed.algorithms.join.Join`, stop every rank after the batches of the shortest, or set
-    `samples_per_rank`.
+    Ranks (of `torchrun`'s environment, or `torch.distributed`) share the shards, and so do the workers of each rank:
+    every sample comes exactly once per epoch. Ranks may have unequal numbers of samples; with DistributedDataParallel,
+    the longer ones would then wait for ever. Wrap the loop in `torch.distributed.algorithms.join.Join`, stop every rank
+    after the batches of the shortest, or set `samples_per_rank`.
 
     Args:
-        urls: A folder that `write_shards` filled (or its URL): its manifest lists the shards. Or the shards: one name,
-            with braces for many (`http://host/shard-{000000..000015}.tar`), or a list of them. Paths, `http(s)://`,
-            `s3://` and whatever else fsspec reads.
+        urls: A folder that `write_shards` filled, or its URL; or one shard, braces for several
+            (`http://host/shard-{000000..000015}.tar`), or a list. Paths, `http(s)://`, `s3://`, others by fsspec.
         decoder: One of `labkit.DECODERS`.
-        transform: Called with the uint8 (3, H, W) tensor; its result takes the image's place. `DataLoader` seeds
-            torch's generator in each worker; a library that draws from one of its own (Albumentations) has to be
-            seeded in `worker_init_fn`, else all workers repeat the same draws.
-        shuffle: 0 keeps the order. Above, the order of shards is drawn anew each epoch, and a buffer of so many
-            encoded samples in each worker mixes neighbours.
+        transform: Called with the uint8 (3, H, W) tensor. `DataLoader` seeds torch's generator in each worker; other
+            generators (Albumentations') need `worker_init_fn`, else all workers repeat the same draws.
+        shuffle: 0 keeps the order. Above 0, each epoch draws an order of shards, and a buffer of so many encoded
+            samples in each worker mixes neighbours.
         shuffle_initial: Samples in that buffer before it gives its first: few for an early first batch, as many as
             `shuffle` for the best mixing. The default is WebDataset's.
         seed: The same (seed, epoch) gives the same order, for the same number of ranks and workers.
-        samples_per_rank: Every rank gives exactly so many samples an epoch, from shards drawn with replacement
-            (WebDataset's `resampled`); no longer each exactly once.
-        on_error: What becomes of an image that cannot be decoded: `"raise"`, or `"skip"`, as in `ImageDataset`.
+        samples_per_rank: Samples of each rank per epoch, from shards drawn with replacement; no longer each once.
+        on_error: For an image that cannot be decoded: `"raise"`, or `"skip"`, as in `ImageDataset`.
         verify: Compare each shard's SHA-256 with the manifest's, when its end is reached.
-        storage_options: To fsspec, for object storage; else its configuration and the environment count.
+        storage_options: Passed to fsspec, for object storage; its configuration and the environment fill in.
 
     Returns:
-        A `ShardDataset`; its items are `(image, label)`, image uint8 (3, H, W) RGB, label an int.
+        A `ShardDataset` of `(image, label)`: image uint8 (3, H, W) RGB, label an int.
 
     Raises:
         FileNotFoundError: no such shard or folder, or `write_shards` has not finished it.
-        ValueError: no shard, a command (WebDataset's `pipe:`), unknown decoder or policy, or `verify` without a
-            manifest.
-
-    While iterating: TarError where a shard is cut, naming it and its last whole member, or where a member is larger
-    than 1024 MB (the variable `LABKIT_MAX_FILE_MB`); DecodeError, naming key and
-    shard; ValueError where a sample has no image or no label, or a shard is not what its manifest says.
-
-    Warns (once, on stderr, in the first worker):
-        ShardWarning: fewer shards than workers of all ranks.
+        ValueError: no shard, a command (`pipe:`), an unknown option, or `verify` without a manifest.
 
     Taught in: notebooks/08_shard_formats.ipynb
     """
-    return ShardDataset(
-        ShardList.find(urls, verify=verify, storage_options=storage_options or {}), decoder, transform,
-        shuffle, shuffle_initial, seed, samples_per_rank, on_error,
-    )  # fmt: skip
+    shards = ShardList.find(urls, verify=verify, storage_options=storage_options or {})
+    return ShardDataset(shards, decoder, transform, shuffle, shuffle_initial, seed, samples_per_rank, on_error)
 
 
+@dataclass(eq=False, repr=False)
 class ShardDataset(IterableDataset):
     """What `read_shards` returns.
 
     Attributes:
         urls: The shards.
-        classes: Names that labels index into, or None where no manifest tells them.
+        classes: Names that labels index into; None without a manifest.
 
     Nothing of a sample is unpickled or executed: an image is decoded, a label is a number.
+
+    Raises, while iterating:
+        TarError: a shard is cut or damaged; names it and its last whole member. Or a member is larger than 1024 MB
+            (`LABKIT_MAX_FILE_MB`).
+        DecodeError: an image cannot be decoded; names key and shard.
+        ValueError: a sample has no image or no label, or a shard is not what its manifest says.
+
+    Warns (once, on stderr, in the first worker):
+        ShardWarning: there are fewer shards than workers of all ranks.
     """
 
-    def __init__(
-        self,
-        shards: ShardList,
-        decoder: str,
-        transform: Callable[[Tensor], Any] | None,
-        shuffle: int,
-        shuffle_initial: int,
-        seed: int,
-        samples_per_rank: int | None,
-        on_error: str,
-    ):
-        if decoder not in DECODERS:
-            raise ValueError(f"unknown decoder {decoder!r}: choose one of {', '.join(DECODERS)}")
-        if on_error not in ("raise", "skip"):
-            raise ValueError(f"on_error={on_error!r}: choose 'raise' or 'skip'")
-        if shuffle < 0 or shuffle_initial < 1 or (samples_per_rank is not None and samples_per_rank < 1):
-            raise ValueError(f"{shuffle=}, {shuffle_initial=}, {samples_per_rank=}: counts are wanted")
-        self.shards, self.decoder, self.transform = shards, decoder, transform
-        self.shuffle, self.shuffle_initial, self.seed = shuffle, shuffle_initial, seed
-        self.samples_per_rank = samples_per_rank
-        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # of all else workers have a copy
+    shards: ShardList
+    decoder: str
+    transform: Callable[[Tensor], Any] | None
+    shuffle: int
+    shuffle_initial: int
+    seed: int
+    samples_per_rank: int | None
+    on_error: str
+
+    def __post_init__(self):
+        require_choice("decoder", self.decoder, DECODERS)
+        require_choice("on_error", self.on_error, ("raise", "skip"))
+        require_int("shuffle", self.shuffle, minimum=0)
+        require_int("shuffle_initial", self.shuffle_initial)
+        if self.samples_per_rank is not None:
+            require_int("samples_per_rank", self.samples_per_rank)
+        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # the only state that workers share
         self._parent_place: Place | None = None
-        self._skips = SkipLog() if on_error == "skip" else None
+        self._skips = SkipLog() if self.on_error == "skip" else None
         self._has_warned = False
 
     @property
@@ -155,38 +148,38 @@ class ShardDataset(IterableDataset):
         return self._skips.read() if self._skips else []
 
     def set_epoch(self, epoch: int) -> None:
-        """Order of the epochs that begin from now on, in persistent workers too. Call it on every rank."""
+        """Set the epoch, which changes the order of shuffled samples, in persistent workers too. Call on every rank."""
         self._epoch.fill_(epoch)
 
     def __iter__(self) -> Iterator[tuple[Any, int]]:
-        place, samples = self._place(), self.samples()
-        decoded = (item for sample in samples if (item := self._decoded(sample)) is not None)
-        return decoded if self.samples_per_rank is None else _exactly(place.share(self.samples_per_rank), decoded)
+        place, samples = self._find_place(), self.samples()
+        decoded = (item for sample in samples if (item := self._decode(sample)) is not None)
+        return decoded if self.samples_per_rank is None else _take(place.share(self.samples_per_rank), decoded)
 
     def samples(self) -> Iterator[dict[str, Any]]:
         """This process' part of an epoch, undecoded: `__key__`, `__url__`, and each member's bytes by its suffix."""
-        place, epoch = self._place(), int(self._epoch)
-        self._warn_of_idle(place)
-        samples = self._read(self._order(place, epoch))
+        place, epoch = self._find_place(), int(self._epoch)
+        self._warn_if_idle(place)
+        samples = self._read(self._order_shards(place, epoch))
         if self.shuffle:
-            draw = random.Random(f"{self.seed} {epoch} {place}")
-            samples = wds.shuffle(self.shuffle, initial=self.shuffle_initial, rng=draw)(samples)
+            generator = random.Random(f"{self.seed} {epoch} {place}")
+            samples = wds.shuffle(self.shuffle, initial=self.shuffle_initial, rng=generator)(samples)
         return samples
 
     def __getstate__(self) -> dict[str, Any]:
-        # A spawned worker does not inherit what torch.distributed knows.
-        return {**self.__dict__, "_parent_place": self._place()}
+        # A spawned worker does not inherit the rank that torch.distributed has.
+        return {**self.__dict__, "_parent_place": self._find_place()}
 
-    def _place(self) -> Place:
+    def _find_place(self) -> Place:
         place = Place(*pytorch_worker_info())
         if place.world_size == 1 and self._parent_place is not None:
             return place._replace(rank=self._parent_place.rank, world_size=self._parent_place.world_size)
         return place
 
-    def _order(self, place: Place, epoch: int) -> Iterable[str]:
+    def _order_shards(self, place: Place, epoch: int) -> Iterable[str]:
         if self.samples_per_rank is not None:
-            draw = random.Random(f"{self.seed} {epoch} {place} shards")
-            return (draw.choice(self.urls) for _ in range(self.samples_per_rank))  # enough: no shard is empty
+            generator = random.Random(f"{self.seed} {epoch} {place} shards")
+            return (generator.choice(self.urls) for _ in range(self.samples_per_rank))  # enough: no shard is empty
         urls = list(self.urls)
         if self.shuffle:
             random.Random(f"{self.seed} {epoch}").shuffle(urls)  # the same on every rank, before they share
@@ -194,17 +187,14 @@ class ShardDataset(IterableDataset):
 
     def _read(self, urls: Iterable[str]) -> Iterator[dict[str, Any]]:
         for url in urls:
-            yield from group_by_keys(read_shard(self.shards, url), handler=partial(_refuse, url))
+            yield from group_by_keys(read_shard(self.shards, url), handler=partial(_raise_group_error, url))
 
-    def _decoded(self, sample: dict[str, Any]) -> tuple[Any, int] | None:
-        suffix = next((suffix for suffix in sample if f".{suffix}" in IMAGE_SUFFIXES), None)
-        name = f"{sample['__key__']}.{suffix or '*'} in {sample['__url__']}"
-        if suffix is None or "cls" not in sample:
-            has = ", ".join(part for part in sample if not part.startswith("__"))
-            raise ValueError(f"{name}: an image and a .cls with its label are wanted; it has {has}")
-        label = _label(sample["cls"], name)
+    def _decode(self, sample: dict[str, Any]) -> tuple[Any, int] | None:
+        """The sample's image and label; None if it is skipped."""
+        name, data = _find_image(sample)
+        label = _parse_label(sample["cls"], name)
         try:
-            image = decode(sample[suffix], self.decoder, key=name)
+            image = decode(data, self.decoder, key=name)
         except DecodeError as error:
             if self._skips is None:
                 raise
@@ -212,10 +202,10 @@ class ShardDataset(IterableDataset):
             return None
         return (self.transform(image) if self.transform else image), label
 
-    def _warn_of_idle(self, place: Place) -> None:
+    def _warn_if_idle(self, place: Place) -> None:
         n_readers, n_shards = place.world_size * place.num_workers, len(self.urls)
-        first = place.rank == 0 and place.worker == 0 and not self._has_warned
-        if first and n_shards < n_readers and self.samples_per_rank is None:
+        is_first = place.rank == 0 and place.worker == 0 and not self._has_warned
+        if is_first and n_shards < n_readers and self.samples_per_rank is None:
             self._has_warned = True
             warnings.warn(
                 f"{n_shards} shards for {place.world_size} ranks x {place.num_workers} workers: "
@@ -226,22 +216,33 @@ class ShardDataset(IterableDataset):
             )
 
 
-def _exactly(count: int, items: Iterator[Any]) -> Iterator[Any]:
-    came = 0
+def _take(count: int, items: Iterator[Any]) -> Iterator[Any]:
+    """The first `count` items. Raises ValueError if there are fewer."""
+    n_taken = 0
     for item in islice(items, count):
-        came += 1
+        n_taken += 1
         yield item
-    if came < count:
-        raise ValueError(f"only {came} of {count} samples could be read: too many were skipped, or shards are empty")
+    if n_taken < count:
+        raise ValueError(f"only {n_taken} of {count} samples could be read: too many were skipped, or shards are empty")
 
 
-def _refuse(url: str, error: Exception) -> None:
+def _raise_group_error(url: str, error: Exception) -> None:
     raise ValueError(f"{name_of(url)}: {error.args[0]}") from error
 
 
-def _label(data: bytes, name: str) -> int:
+def _find_image(sample: dict[str, Any]) -> tuple[str, bytes]:
+    """Name and data of a sample's image. Raises ValueError if there is none, or no label."""
+    suffix = next((suffix for suffix in sample if f".{suffix}" in IMAGE_SUFFIXES), None)
+    name = f"{sample['__key__']}.{suffix or '*'} in {sample['__url__']}"
+    if suffix is None or "cls" not in sample:
+        found = ", ".join(part for part in sample if not part.startswith("__"))
+        raise ValueError(f"{name}: a sample must have an image and a .cls with its label; it has {found}")
+    return name, sample[suffix]
+
+
+def _parse_label(data: bytes, name: str) -> int:
     with suppress(ValueError):
         label = int(data)
-        if -(1 << 63) <= label < 1 << 63:  # what a tensor of labels holds
+        if -(1 << 63) <= label < 1 << 63:  # a tensor of labels is int64
             return label
-    raise ValueError(f"{name}: its label is {data[:20]!r}, where a number is wanted")
+    raise ValueError(f"{name}: its label must be a 64-bit integer, got {data[:20]!r}")

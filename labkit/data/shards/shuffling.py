@@ -1,14 +1,12 @@
-"""WebDataset shards: write them, read them, and measure how well a shuffle buffer shuffles."""
+"""Measure how well a shuffle buffer shuffles."""
 
 from tempfile import gettempdir
 
 import numpy as np
 
 from labkit.core import ScratchFolder
-from labkit.data.shards.read import ShardDataset, ShardWarning, read_shards
+from labkit.data.shards.read import read_shards
 from labkit.data.shards.write import write_shards
-
-__all__ = ["ShardDataset", "ShardWarning", "read_shards", "shuffle_quality", "write_shards"]
 
 
 def shuffle_quality(n_samples: int, shuffle: int, *, initial: int = 100, n_shards: int = 1, seed: int = 0) -> float:
@@ -20,8 +18,8 @@ def shuffle_quality(n_samples: int, shuffle: int, *, initial: int = 100, n_shard
         n_samples: Samples in all.
         shuffle: Size of the buffer.
         initial: Samples in it before it gives its first.
-        n_shards: One shows the buffer alone; with more, the order of shards is drawn too.
-        seed: Of the order.
+        n_shards: One shows the buffer alone; with more, the order of shards is shuffled too.
+        seed: Seed of the order.
 
     Returns:
         Spearman's rank correlation of input and output positions: 1 is the order itself, random access is near 0.
@@ -39,7 +37,7 @@ def shuffle_quality(n_samples: int, shuffle: int, *, initial: int = 100, n_shard
 
 
 class _Numbered:
-    """A store of samples that hold nothing but their number."""
+    """A store whose samples hold their number."""
 
     def __init__(self, n_samples: int):
         self._n_samples = n_samples

@@ -1,6 +1,6 @@
 # fmt: off
+from .compressions import TAR_SUFFIXES as TAR_SUFFIXES
 from .convert import convert_tar as convert_tar
-from .headers import BoundedInfo as BoundedInfo
-from .index import TarError as TarError
+from .errors import TarError as TarError
 from .store import TarStore as TarStore
-from .stream import Source as Source, TarStream as TarStream, unpacked as unpacked
+from .stream import TarStream as TarStream

@@ -1,12 +1,12 @@
-"""A compressed tar made plain, so that its members can be read in any order."""
+"""Unpack a compressed tar, so that its members can be read in any order."""
 
 import os
 from pathlib import Path
-from typing import BinaryIO
 
 from labkit.core import atomic_path, file_lock, progress_bar, sibling_path
-from labkit.data.tar.index import TarError
-from labkit.data.tar.stream import BLOCK_BYTES, TarStream, unpacked
+from labkit.data.tar.compressions import BLOCK_BYTES, open_unpacked
+from labkit.data.tar.errors import TarError, damage_error
+from labkit.data.tar.stream import TarStream
 
 
 def convert_tar(source: str | os.PathLike, target: str | os.PathLike, *, progress: bool = True) -> Path:
@@ -25,46 +25,37 @@ def convert_tar(source: str | os.PathLike, target: str | os.PathLike, *, progres
 
     Raises:
         FileNotFoundError: no such `source`.
-        FileExistsError: there is a `target` already.
-        TarError: `source` is not compressed, cut, damaged or no tar; names the remedy.
+        FileExistsError: `target` exists.
+        TarError: `source` is not compressed, cut, damaged or not a tar; names the remedy.
 
     Taught in: notebooks/09_marigold_storage.ipynb
     """
     source, target = Path(source), Path(target)
     with open(source, "rb") as file:
-        stream = unpacked(file, str(source))
+        stream = open_unpacked(file, str(source))
         if stream is None:
             raise TarError(f"{source} is not compressed: use it as it is")
         with file_lock(sibling_path(target, ".lock", hidden=True)):
             if target.exists():
                 raise FileExistsError(f"{target} exists: remove it, or choose another name")
-            _write(file, stream, target, progress)
+            bar = progress_bar(show=progress, total=source.stat().st_size, unit="B", unit_scale=True, desc="convert")
+            with atomic_path(target) as partial, bar:
+                with open(partial, "wb") as plain:
+                    while block := _read_block(stream, source):
+                        plain.write(block)
+                        bar.update(file.tell() - bar.n)
+                _check_members(partial, source)
     return target
 
 
-def _write(file: BinaryIO, stream: BinaryIO, target: Path, progress: bool) -> None:
-    with atomic_path(target) as partial:
-        with open(partial, "wb") as plain:
-            _copy(file, stream, plain, progress)
-        _check_is_tar(partial, file.name)
-
-
-def _copy(file: BinaryIO, stream: BinaryIO, plain: BinaryIO, progress: bool) -> None:
-    size = os.path.getsize(file.name)
-    with progress_bar(show=progress, total=size, unit="B", unit_scale=True, desc="convert") as bar:
-        while block := _read(file, stream):
-            plain.write(block)
-            bar.update(file.tell() - bar.n)
-
-
-def _read(file: BinaryIO, stream: BinaryIO) -> bytes:
+def _read_block(stream, source: Path) -> bytes:
     try:
         return stream.read(BLOCK_BYTES)
     except Exception as error:  # each compression has its own class of error
-        raise TarError(f"{file.name} is cut or damaged ({error}): copy or download it again") from error
+        raise damage_error(str(source), error) from error
 
 
-def _check_is_tar(partial: Path, name: str) -> None:
-    with TarStream(partial, name) as tar:
+def _check_members(partial: Path, source: Path) -> None:
+    with TarStream(partial, str(source)) as tar:
         for _ in tar:
             pass

@@ -1,4 +1,4 @@
-"""A tar's headers read by `tarfile`, but not into more memory than a header has reason to take."""
+"""Headers of a tar, read by `tarfile` in bounded memory."""
 
 import tarfile
 from typing import Any
@@ -7,48 +7,48 @@ from labkit.core import MAX_TAR_HEADER_BYTES
 
 
 class BoundedInfo(tarfile.TarInfo):
-    """A member whose long name, pax records and map of a sparse file are at most `MAX_TAR_HEADER_BYTES` long.
+    """A member whose headers (long name, pax records, map of a sparse file) take at most `MAX_TAR_HEADER_BYTES`.
 
-    `tarfile` reads each whole, whatever size it states, before it looks at it: some kilobytes of a compressed tar may
-    stand for many gigabytes of it.
+    `tarfile` reads each of them whole, whatever size it states: a few kilobytes of a compressed tar may stand for many
+    gigabytes.
 
     Raises:
-        tarfile.ReadError: they are longer, or those of the whole archive (pax's global ones) are. Or a size is
-            negative: the next header would be this one again, for ever.
+        tarfile.ReadError: the member's headers, or pax's global ones, are longer; or a size is negative, so that the
+            next header would be this one again, for ever.
     """
 
     @classmethod
     def fromtarfile(cls, tar: tarfile.TarFile) -> "BoundedInfo":
-        if isinstance(tar.fileobj, _Header):  # a header before a header: they share one limit
+        if isinstance(tar.fileobj, _BoundedFile):  # a header before a header: they share one limit
             return super().fromtarfile(tar)
-        whole, begin = tar.fileobj, tar.fileobj.tell()
-        tar.fileobj = _Header(whole)
+        file, start = tar.fileobj, tar.fileobj.tell()
+        tar.fileobj = _BoundedFile(file)
         try:
             info = super().fromtarfile(tar)
         finally:
-            tar.fileobj = whole
-        if info.size < 0 or tar.offset <= begin:
+            tar.fileobj = file
+        if info.size < 0 or tar.offset <= start:
             raise tarfile.ReadError(f"{info.name!r} has a size below zero")
         if tar.pax_headers and sum(map(len, tar.pax_headers.values())) > MAX_TAR_HEADER_BYTES:
-            raise _too_long()
+            raise _too_long_error()
         return info
 
 
-class _Header:
-    """A file of which so much may be read as a header may have."""
+class _BoundedFile:
+    """A file from which no more can be read than the headers of one member may take."""
 
     def __init__(self, file: Any):
-        self._file, self._left = file, MAX_TAR_HEADER_BYTES
+        self._file, self._bytes_left = file, MAX_TAR_HEADER_BYTES
 
     def read(self, size: int) -> bytes:
-        self._left -= size
-        if size < 0 or self._left < 0:  # below 0, a file gives all that it has
-            raise _too_long()
+        self._bytes_left -= size
+        if size < 0 or self._bytes_left < 0:  # a negative size would read the whole file
+            raise _too_long_error()
         return self._file.read(size)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._file, name)
 
 
-def _too_long() -> tarfile.ReadError:
+def _too_long_error() -> tarfile.ReadError:
     return tarfile.ReadError(f"a header is longer than the limit of {MAX_TAR_HEADER_BYTES} bytes")

@@ -1,6 +1,6 @@
-"""Where each member of a tar lies: built by one pass over the headers, kept beside the tar, looked up in memory.
+"""An index of a tar's members: built by one pass over the headers, stored beside the tar, looked up in memory.
 
-`tarfile` reads the same headers, but keeps an object for each and then searches them one after the other.
+`tarfile` reads the same headers, but keeps an object for each and then searches them one by one.
 """
 
 import io
@@ -21,9 +21,8 @@ import numpy as np
 
 from labkit.core import PackedStrings, labkit_home, write_atomic
 from labkit.data.blobs import Blob, LocalBlob
-from labkit.data.tar.members import Member, TarError, TarWarning, plain_name, scan, size_fault
-
-__all__ = ["SUFFIX", "TarError", "TarIndex", "TarWarning", "build_index", "plain_name", "read_index"]
+from labkit.data.tar.errors import TarError
+from labkit.data.tar.members import Member, scan, size_fault
 
 SUFFIX = ".labkit-index.npz"
 _VERSION = 1
@@ -32,11 +31,11 @@ _NOWHERE = Member("", -1, 0)
 
 @dataclass(frozen=True)
 class TarIndex:
-    """Names, sorted, with offset and size of their data.
+    """Sorted names with the offsets and sizes of their data.
 
     Args:
         names: One for each member with data; of several with one name the last counts, as in `tarfile`.
-        offsets: int64, -1 where a link leads to nothing.
+        offsets: int64; -1 for a link that leads nowhere.
         sizes: int64 bytes, holes included.
         sparse: Row -> (offset, size) of the stored pieces.
     """
@@ -55,7 +54,7 @@ class TarIndex:
             encoded = name.encode("utf-8", "surrogateescape")
         except UnicodeEncodeError:  # half a surrogate pair: no file has such a name
             raise KeyError(name) from None
-        hashes, rows, block, ends = self._table
+        hashes, rows, block, ends = self._hash_table
         crc = zlib.crc32(encoded)
         position = bisect_left(hashes, crc)
         while position < len(hashes) and hashes[position] == crc:
@@ -66,10 +65,10 @@ class TarIndex:
         raise KeyError(name)
 
     @cached_property
-    def _table(self) -> tuple[memoryview, memoryview, memoryview, memoryview]:
-        """Sorted CRC-32 of the names, their rows (8 bytes a name, where a dict takes a hundred), and the names.
+    def _hash_table(self) -> tuple[memoryview, memoryview, memoryview, memoryview]:
+        """Sorted CRC-32 of the names, their rows, and the names: 8 bytes per name, where a dict takes a hundred.
 
-        Memory views, because an item of an array takes three times as long as one of theirs.
+        Memory views, because getting an item of an array takes three times as long.
         """
         crcs = np.fromiter((zlib.crc32(name) for name in self.names.encoded()), np.uint32, len(self))
         order = np.argsort(crcs, kind="stable").astype(np.uint32)
@@ -77,17 +76,16 @@ class TarIndex:
 
 
 def read_index(blob: Blob) -> TarIndex:
-    """The index of a tar: from its file where that fits, else built and stored.
+    """The index of a tar: the stored one if it is up to date, else a new one, which is stored.
 
     Raises:
         FileNotFoundError: no such tar.
-        TarError: compressed, cut, damaged, or no tar.
+        TarError: the tar is compressed, cut or damaged, or not a tar.
     """
     stamp = blob.fingerprint()
-    places = _places(blob) if stamp[1] else []  # without a version, a server's file may be another one next time
+    places = _index_paths(blob) if stamp[1] else []  # without a version, a server's file may be another one next time
     for path in places:
-        index = _load(path, stamp)
-        if index is not None:
+        if (index := _load(path, stamp)) is not None:
             return index
     index = build_index(blob)
     if blob.fingerprint() != stamp:
@@ -96,7 +94,7 @@ def read_index(blob: Blob) -> TarIndex:
         try:
             write_atomic(path, _dump(index, stamp))
             break
-        except OSError:  # a folder that cannot be written to; the cache folder is next
+        except OSError:  # the folder is read-only: try the next one
             continue
     return index
 
@@ -120,9 +118,9 @@ def build_index(blob: Blob) -> TarIndex:
 
 
 class _Columns:
-    """Members by column, since of a million an object each would take more than all the rest.
+    """Members by column: of a million members, an object each would take more memory than all the rest.
 
-    odd: Row -> member, of those that are more than a file with its bytes in one place.
+    odd: Row -> member, for those that are more than a file with its bytes in one place.
     """
 
     def __init__(self, members: Iterable[tuple[str, Member]]):
@@ -140,7 +138,7 @@ class _Columns:
         return [self.odd.get(row, member) for row, member in enumerate(files)]
 
     def last_by_name(self) -> list[int]:
-        """Rows in the order of their names, of several with one name the last; without what has no data."""
+        """Rows of members with data, sorted by name; of several with one name the last."""
         order = sorted(range(len(self.names)), key=self.names.__getitem__)  # rows of one name stay in their order
         following = (self.names[row] for row in islice(order, 1, None))
         last = [row for row, name in zip_longest(order, following) if self.names[row] != name]
@@ -148,7 +146,7 @@ class _Columns:
 
 
 def _with_links_resolved(scanned: list[Member]) -> dict[str, Member]:
-    """Links with their targets' data: a hard link's target comes before it, a symbolic one's may be anywhere."""
+    """Members by name, links with their targets' data. A hard link's target precedes it; a symbolic one's need not."""
     final = {posixpath.normpath(member.name): member for member in scanned}
     so_far: dict[str, Member] = {}
     members: dict[str, Member] = {}
@@ -156,11 +154,11 @@ def _with_links_resolved(scanned: list[Member]) -> dict[str, Member]:
         resolved = so_far.get(member.target, _NOWHERE) if member.kind == "hard" else member
         members[member.name] = resolved
         so_far[posixpath.normpath(member.name)] = _NOWHERE if member.kind == "other" else resolved
-    return {name: _followed(member, final, members) for name, member in members.items()}
+    return {name: _follow_links(member, final, members) for name, member in members.items()}
 
 
-def _followed(member: Member, final: dict[str, Member], members: dict[str, Member]) -> Member:
-    for _ in range(41):  # a file behind 40 links, as many as Linux follows
+def _follow_links(member: Member, final: dict[str, Member], members: dict[str, Member]) -> Member:
+    for _ in range(41):  # Linux follows 40 links
         if member.kind != "sym":
             return member
         target = final.get(member.target, _NOWHERE)
@@ -170,18 +168,13 @@ def _followed(member: Member, final: dict[str, Member], members: dict[str, Membe
     return _NOWHERE
 
 
-def _places(blob: Blob) -> list[Path]:
-    """Where an index may lie: beside a local tar; else, or where that folder is read-only, in labkit's own."""
+def _index_paths(blob: Blob) -> list[Path]:
+    """Where an index may be stored: beside a local tar; for others, or if that folder is read-only, in labkit's own."""
     place = os.path.abspath(blob.name) if isinstance(blob, LocalBlob) else blob.name
-    own = (
-        labkit_home() / "tar_index" / f"{zlib.crc32(os.fsencode(place)):08x}-{_cut(posixpath.basename(place))}{SUFFIX}"
-    )
+    encoded = os.fsencode(place)
+    short_name = os.fsdecode(posixpath.basename(encoded)[:80])
+    own = labkit_home() / "tar_index" / f"{zlib.crc32(encoded):08x}-{short_name}{SUFFIX}"
     return [Path(place + SUFFIX), own] if isinstance(blob, LocalBlob) else [own]
-
-
-def _cut(name: str) -> str:
-    """As much of a name as leaves room for more."""
-    return os.fsdecode(os.fsencode(name)[:80])
 
 
 def _dump(index: TarIndex, stamp: tuple[int, str]) -> bytes:
@@ -196,9 +189,11 @@ def _dump(index: TarIndex, stamp: tuple[int, str]) -> bytes:
 
 
 def _load(path: Path, stamp: tuple[int, str]) -> TarIndex | None:
-    """The stored index, or None where there is none, or it is of another tar, another version, or damaged."""
+    """The stored index; None if there is none, or it is of another tar or version, or damaged."""
     try:
-        _check_stored(path)
+        with zipfile.ZipFile(path) as file:  # NumPy would unpack what is compressed: little of it may be very much
+            if any(entry.compress_type != zipfile.ZIP_STORED for entry in file.infolist()):
+                return None
         with np.load(path, allow_pickle=False) as stored:
             about = json.loads(stored["about"].tobytes())
             if about["version"] != _VERSION or tuple(about["stamp"]) != stamp:
@@ -206,20 +201,13 @@ def _load(path: Path, stamp: tuple[int, str]) -> TarIndex | None:
             names = PackedStrings.from_arrays(stored["block"], stored["ends"])
             sparse = {int(row): pieces for row, pieces in about["sparse"]}
             index = TarIndex(names, stored["offsets"], stored["sizes"], sparse)
-        return index if _fits(index, stamp[0]) else None
+        return index if _lies_within(index, stamp[0]) else None
     except Exception:  # damaged files make zipfile, NumPy and json raise almost anything
         return None
 
 
-def _check_stored(path: Path) -> None:
-    """NumPy would unpack what is compressed, and little of it may be very much; `_dump` compresses nothing."""
-    with zipfile.ZipFile(path) as file:
-        if any(entry.compress_type != zipfile.ZIP_STORED for entry in file.infolist()):
-            raise ValueError("compressed")
-
-
-def _fits(index: TarIndex, n_bytes: int) -> bool:
-    """Whether all that is stored lies inside a tar of so many bytes: a read asks for no more than there is."""
+def _lies_within(index: TarIndex, n_bytes: int) -> bool:
+    """Whether all data lie inside a tar of `n_bytes`, so that no read asks for more than there is."""
     offsets, sizes = index.offsets, index.sizes
     if not offsets.shape == sizes.shape == (len(index),) or not offsets.dtype == sizes.dtype == np.int64:
         return False
@@ -228,6 +216,5 @@ def _fits(index: TarIndex, n_bytes: int) -> bool:
         if not 0 <= row < len(index) or size_fault(sizes[row].item(), pieces):
             return False
         stored[row] = sum(length for _, length in pieces)
-    somewhere = offsets >= 0
-    inside = (sizes >= 0) & (offsets <= n_bytes) & (stored <= n_bytes - offsets)
-    return bool(np.where(somewhere, inside, (offsets == -1) & (sizes == 0)).all())
+    is_inside = (sizes >= 0) & (offsets <= n_bytes) & (stored <= n_bytes - offsets)
+    return bool(np.where(offsets >= 0, is_inside, (offsets == -1) & (sizes == 0)).all())

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from labkit.core import Lazy, PackedStrings, is_image
+from labkit.core import Lazy, PackedStrings, is_image, require_choice
 from labkit.data.blobs import Extent, LocalBlob, evict, is_url, open_blob, refuse_storage_options
 from labkit.data.tar.index import read_index
 from labkit.data.tar.members import plain_name
@@ -23,34 +23,33 @@ class TarStore:
     Args:
         path: A path, or a URL (`http://`, `s3://`, anything that fsspec opens) in mode `"index"`.
         mode: `"index"` keeps each member's offset and size in a file beside the tar, built by one pass over the
-            headers, and reads by one `pread`. `"tarfile"` opens the tar once a process and asks `tarfile` for each
+            headers, and reads by one `pread`. `"tarfile"` opens the tar once per process and asks `tarfile` for each
             member, as Marigold does: the first look-up reads every header, and every look-up searches all names.
-            `"reopen"` opens the tar anew for each image, so that each one pays for all headers.
-        **storage_options: To fsspec, for object storage.
+            `"reopen"` opens the tar again for each image, and so reads all headers each time.
+        **storage_options: Passed to fsspec, for object storage.
 
     Raises:
         FileNotFoundError: no such tar, or it holds no image (on the first call of `keys()`).
-        TarError: compressed, cut, damaged or no tar; says what to do. Raised on first use. Also for a member that is
-            larger than 1024 MB (`LABKIT_MAX_FILE_MB`) by its holes, and for headers of more than a MiB.
+        TarError: the tar is compressed, cut or damaged, or not a tar; names the remedy. Raised on first use. Also for
+            a sparse member of more than 1024 MB (`LABKIT_MAX_FILE_MB`), and for headers of more than a MiB.
         ValueError: unknown mode.
         TypeError: options for a place that takes none.
 
-    Keys have no leading `./`, and `read` takes them with or without. Links give their target's bytes. The index is
-    built again when the tar's size or modification time has changed; deleting it is safe.
+    Keys have no leading `./`; `read` takes them with or without. A link gives its target's bytes. The index is built
+    again when the tar's size or modification time has changed; it may be deleted at any time.
 
     Taught in: notebooks/09_marigold_storage.ipynb
     """
 
     def __init__(self, path: str | os.PathLike, mode: str = "index", **storage_options: Any):
-        if mode not in MODES:
-            raise ValueError(f"unknown mode {mode!r}: choose one of {', '.join(MODES)}")
+        require_choice("mode", mode, MODES)
         if is_url(path) and mode != "index":
             raise ValueError(f"mode={mode!r} needs a local file: mode='index' reads URLs")
         refuse_storage_options(path, storage_options)
         self.mode = mode
         self._blob = open_blob(path, **storage_options)
         if isinstance(self._blob, LocalBlob):
-            self._blob.fingerprint()  # a missing file is an error here, not in a worker
+            self._blob.fingerprint()  # raise for a missing file here, not in a worker
         self._index = Lazy(partial(read_index, self._blob))
         self._reader = MODES[mode](self._blob, self._index)
         self._keys: PackedStrings | None = None
@@ -82,13 +81,13 @@ class TarStore:
         return self._reader.names()
 
     def read(self, key: str) -> bytes:
-        """A member's bytes. Raises KeyError for an unknown one, TarError where the tar was cut meanwhile."""
+        """A member's bytes. Raises KeyError for an unknown one, TarError if the tar was cut meanwhile."""
         return self._reader.read(key)
 
     def evict(self) -> int:
-        """Drop the tar from the page cache; returns its bytes. Raises OSError where that cannot be done."""
+        """Drop the tar from the page cache; returns its bytes. Raises OSError if that is impossible."""
         if not isinstance(self._blob, LocalBlob):
-            raise OSError(f"{self._blob.name} is no local file: no page cache of this machine holds it")
+            raise OSError(f"{self._blob.name} is not a local file: this machine's page cache does not hold it")
         return evict([self._blob.name])
 
     def sizes(self) -> np.ndarray:
@@ -96,11 +95,11 @@ class TarStore:
         return self._index().sizes[self._rows()]
 
     def offsets(self) -> np.ndarray:
-        """Where the data of each image begin, int64, in the order of `keys()`: sort by them to read sequentially."""
+        """Where the data of each image begin, int64, in the order of `keys()`; sort by them to read sequentially."""
         return self._index().offsets[self._rows()]
 
     def extents(self, key: str, first: bool) -> Iterator[Extent]:
-        """What a disk has to touch for `read(key)`, for `SimulatedStore`; `first`: the first read of the process."""
+        """What a disk has to touch for `read(key)`, for `SimulatedStore`. `first`: whether it is the process' first."""
         index = self._index()
         row = index.row(plain_name(key))
         opens = first or self.mode == "reopen"

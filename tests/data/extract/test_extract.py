@@ -22,7 +22,7 @@ from labkit.core.mapping.engines import ItemErrors
 from labkit.data.extract import files as tar_files
 from labkit.data.extract.extract import WORK, extract_tars
 from labkit.data.extract.plan import UnsafeTarError, plan_members
-from labkit.data.tar.index import TarWarning
+from labkit.data.tar.errors import TarWarning
 
 quietly = partial(extract_tars, progress=False)
 
@@ -371,7 +371,7 @@ def test_without_an_end_mark_there_is_a_warning(tmp_path):
 @pytest.mark.parametrize("data", [b"", b"no tar, but long enough to be one" * 100])
 def test_what_is_no_tar(tmp_path, data):
     (tmp_path / "set.tar").write_bytes(data)
-    with pytest.raises(ItemErrors, match="no whole tar"):
+    with pytest.raises(ItemErrors, match="is not a tar"):
         quietly(tmp_path / "set.tar", tmp_path / "root")
 
 
@@ -388,7 +388,7 @@ def test_too_little_space(tmp_path, monkeypatch):
 
 
 def test_a_disk_that_fills_up_midway(tmp_path, monkeypatch):
-    archive, real = make_tar(tmp_path / "set.tar", files(9)), tar_files._write
+    archive, real = make_tar(tmp_path / "set.tar", files(9)), tar_files._write_file
 
     def full(stream, info, half):
         if info.name == "photo5.jpg":
@@ -396,7 +396,7 @@ def test_a_disk_that_fills_up_midway(tmp_path, monkeypatch):
             raise OSError(28, "No space left on device")
         real(stream, info, half)
 
-    monkeypatch.setattr(tar_files, "_write", full)
+    monkeypatch.setattr(tar_files, "_write_file", full)
     with pytest.raises(ItemErrors, match="No space left"):
         quietly(archive, tmp_path / "root")
     assert os.listdir(tmp_path / "root") == [WORK]
@@ -423,9 +423,9 @@ DAMAGES = {
     "'photo1.jpg' has other contents": lambda root: (root / "photo1.jpg").write_bytes(b"\1" * 700 + b"\2"),
     "'photo1.jpg' has 3 bytes, not 701": lambda root: (root / "photo1.jpg").write_bytes(b"abc"),
     "'photo1.jpg' is missing": lambda root: (root / "photo1.jpg").unlink(),
-    "'photo1.jpg' is no file": lambda root: replace(root / "photo1.jpg", lambda path: path.symlink_to("photo2.jpg")),
+    "'photo1.jpg' is not a file": lambda root: replace(root / "photo1.jpg", lambda path: path.symlink_to("photo2.jpg")),
     "'link' is not the same link": lambda root: replace(root / "link", lambda path: path.symlink_to("photo1.jpg")),
-    "'folder' is no folder": lambda root: ((root / "folder").rmdir(), (root / "folder").touch()),
+    "'folder' is not a folder": lambda root: ((root / "folder").rmdir(), (root / "folder").touch()),
     "'hard' has other contents": lambda root: replace(root / "hard", lambda path: path.write_bytes(b"\1" * 700)),
 }
 
@@ -449,13 +449,13 @@ def test_verifying_finds_every_difference(tmp_path, said):
 
 
 def test_a_disk_that_writes_something_else(tmp_path, monkeypatch):
-    archive, real = make_tar(tmp_path / "set.tar", files(3)), tar_files._write
+    archive, real = make_tar(tmp_path / "set.tar", files(3)), tar_files._write_file
 
     def wrong(stream, info, half):
         real(stream, info, half)
         half.write_bytes(b"?" * info.size)
 
-    monkeypatch.setattr(tar_files, "_write", wrong)
+    monkeypatch.setattr(tar_files, "_write_file", wrong)
     with pytest.raises(ItemErrors, match=r"'photo0.jpg' has other contents.*disk sound"):
         quietly(archive, tmp_path / "root", verify=True)
     monkeypatch.undo()

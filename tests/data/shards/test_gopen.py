@@ -14,7 +14,7 @@ from webdataset.gopen import gopen_schemes
 from labkit import FolderStore, make_photos, read_shards, serve_folder, serve_s3, write_shards
 from labkit.data.shards import gopen
 from labkit.data.shards.gopen import ReadAhead, open_url
-from labkit.data.tar.index import TarError
+from labkit.data.tar.errors import TarError
 
 
 @pytest.fixture(scope="module")

@@ -30,7 +30,7 @@ from labkit import (
     write_shards,
 )  # fmt: skip
 from labkit.data.shards.read import Place
-from labkit.data.tar.index import TarError
+from labkit.data.tar.errors import TarError
 from tests.paths import REPO
 
 
@@ -103,7 +103,7 @@ def test_shards_may_be_named_in_many_ways(forty):
     ("urls", "said"),
     [
         ("no/such/folder", "no/such/folder/manifest.json does not exist"),
-        ("no/such-{0..2}.tar", "no/such-0.tar does not exist, and 2 other"),
+        ("no/such-{0..2}.tar", "no/such-0.tar does not exist, nor do 2 other"),
         (Path("no.tar"), "no.tar does not exist"),
     ],
 )
@@ -116,9 +116,9 @@ def test_what_is_not_there_is_named(urls, said):
     ("options", "said"),
     [
         ({"decoder": "magic"}, "turbojpeg"),
-        ({"on_error": "hide"}, "'raise' or 'skip'"),
-        ({"shuffle": -1}, "shuffle=-1"),
-        ({"samples_per_rank": 0}, "samples_per_rank=0"),
+        ({"on_error": "hide"}, "on_error must be one of raise, skip, got 'hide'"),
+        ({"shuffle": -1}, "shuffle must be an integer >= 0, got -1"),
+        ({"samples_per_rank": 0}, "samples_per_rank must be an integer >= 1, got 0"),
     ],
 )
 def test_bad_arguments(forty, options, said):
@@ -336,7 +336,7 @@ def test_verify_tells_a_changed_shard(shards):
     data[-1] ^= 1  # in the padding: nothing else would tell
     path.write_bytes(data)
     assert len(list(read_shards(shards))) == 10
-    with pytest.raises(ValueError, match=r"shard-000001\.tar has not the SHA-256 of its manifest"):
+    with pytest.raises(ValueError, match=r"shard-000001\.tar does not have the SHA-256 of its manifest"):
         list(read_shards(shards, verify=True))
 
 
@@ -355,9 +355,9 @@ PICTURE = Numbered(1).read("all/00000.png")
 @pytest.mark.parametrize(
     ("files", "said"),
     [
-        ({"a.png": PICTURE}, r"a\.png in .*x\.tar: an image and a \.cls .* it has png"),
+        ({"a.png": PICTURE}, r"a\.png in .*x\.tar: a sample must have an image and a \.cls .* it has png"),
         ({"a.cls": b"1", "a.txt": b"1"}, r"it has cls, txt"),
-        ({"a.cls": b"cat", "a.png": PICTURE}, r"a\.png in .*x\.tar: its label is b'cat'"),
+        ({"a.cls": b"cat", "a.png": PICTURE}, r"a\.png in .*x\.tar: its label must be a 64-bit integer, got b'cat'"),
         ({"a.cls": b"1", "a.png": PICTURE, "a.PNG": PICTURE}, r"x\.tar: a\.PNG: duplicate file name"),
     ],
 )

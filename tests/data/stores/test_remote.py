@@ -46,7 +46,8 @@ from labkit.data.blobs import fsspec_client
 from labkit.data.blobs.http import HttpBlob
 from labkit.data.blobs.objects import ObjectBlob
 from labkit.data.blobs.opening import open_blob
-from labkit.data.tar.index import SUFFIX, TarError
+from labkit.data.tar.errors import TarError
+from labkit.data.tar.index import SUFFIX
 from tests.children import in_children
 from tests.serving import Quiet, serving
 

@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from labkit.data.tar.convert import convert_tar
-from labkit.data.tar.index import TarError
+from labkit.data.tar.errors import TarError
 from labkit.data.tar.store import TarStore
 from labkit.lab.cli import app
 
@@ -104,7 +104,7 @@ def test_cut_before_it_was_compressed(tmp_path):
 
 @pytest.mark.parametrize("data", [b"a picture, say" * 100, b""])
 def test_no_tar_inside(tmp_path, data):
-    assert_refused(compressed(tmp_path / "set.gz", data), "no whole tar")
+    assert_refused(compressed(tmp_path / "set.gz", data), "is not a tar")
 
 
 @pytest.mark.parametrize(("magic", "command"), [(b"\x28\xb5\x2f\xfd", "zstd -d"), (b"\x04\x22\x4d\x18", "lz4 -d")])

@@ -27,8 +27,9 @@ import pytest
 from labkit import TarStore
 from labkit.data.blobs.local import LocalBlob
 from labkit.data.tar import index as tar_index
-from labkit.data.tar.index import SUFFIX, TarError, TarWarning, build_index, plain_name, read_index
-from labkit.data.tar.members import scan
+from labkit.data.tar.errors import TarError, TarWarning
+from labkit.data.tar.index import SUFFIX, build_index, read_index
+from labkit.data.tar.members import plain_name, scan
 
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
 BLOCK = 512
@@ -629,10 +630,10 @@ def unwritable(monkeypatch, tmp_path):
     def refused(path, data):
         if path.parent == tmp_path:
             raise PermissionError(f"read-only: {path}")
-        write_whole(path, data)
+        write_atomic(path, data)
 
-    write_whole = tar_index.write_whole
-    monkeypatch.setattr(tar_index, "write_whole", refused)
+    write_atomic = tar_index.write_atomic
+    monkeypatch.setattr(tar_index, "write_atomic", refused)
     monkeypatch.setenv("LABKIT_HOME", str(tmp_path / "home"))
 
 
@@ -646,7 +647,7 @@ def test_in_a_read_only_folder_the_index_goes_home(photos, builds, unwritable):
 
 def test_at_home_tars_of_one_name_do_not_mix(tmp_path, builds, unwritable, monkeypatch):
     """The same relative path, size and time, in two folders."""
-    monkeypatch.setattr(tar_index, "write_whole", lambda path, data, write=tar_index.write_whole: (
+    monkeypatch.setattr(tar_index, "write_atomic", lambda path, data, write=tar_index.write_atomic: (
         write(path, data) if "home" in path.parts else (_ for _ in ()).throw(PermissionError())))  # fmt: skip
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
@@ -663,7 +664,7 @@ def test_where_nothing_can_be_written_the_index_stays_in_memory(photos, builds, 
     def refused(path, data):
         raise PermissionError(path)
 
-    monkeypatch.setattr(tar_index, "write_whole", refused)
+    monkeypatch.setattr(tar_index, "write_atomic", refused)
     assert contents(photos) == contents_by_tarfile(photos)
     assert len(builds) == 1
 
@@ -722,7 +723,7 @@ blob = LocalBlob(sys.argv[1])
 whole = tar_index._dump(tar_index.build_index(blob), blob.fingerprint())
 print("ready", flush=True)
 while True:
-    tar_index.write_whole(tar_index._places(blob)[0], whole)
+    tar_index.write_atomic(tar_index._index_paths(blob)[0], whole)
 """
 
 
@@ -769,8 +770,8 @@ def cut(tmp_path: Path, whole: bytes, length: int) -> Path:
     ("where", "into_it", "last_whole"),
     [
         ("first", 100, "not a tar"),
-        ("first", 512, "; no member is whole. Copy"),
-        ("first", 512 + 699, "; no member is whole. Copy"),
+        ("first", 512, "): no member is whole. Copy"),
+        ("first", 512 + 699, "): no member is whole. Copy"),
         ("longl", 1, "first.jpg"),  # within the header of the name
         ("longl", 511, "first.jpg"),
         ("longl", 512, "first.jpg"),  # within the name
@@ -853,7 +854,7 @@ def test_a_damaged_header_is_an_error(tmp_path, plan, where, last_whole, mode):
     with pytest.raises(TarError, match=f"last whole member is '{last_whole}'") as failure:
         TarStore(path, mode=mode).keys()
     assert str(path) in str(failure.value)
-    assert f"damaged: the header at byte {members[where].offset} cannot be read (" in str(failure.value)
+    assert f"damaged (the header at byte {members[where].offset} cannot be read: " in str(failure.value)
     with tarfile.open(path) as tar:  # tarfile ends there, as if all were well
         assert len(tar.getnames()) < 5
 
@@ -871,7 +872,7 @@ def test_a_size_that_leads_back_is_no_endless_loop(tmp_path, size):
     header[148:156] = b"%06o\0 " % (sum(header[:148]) + 8 * 32 + sum(header[156:]))
     data[1024:1536] = header
     path.write_bytes(data)
-    said = r"header at byte 1024 cannot be read \('b\.jpg' has a size below zero\); the last whole member is 'a\.jpg'\."
+    said = r"header at byte 1024 cannot be read: 'b\.jpg' has a size below zero\): the last whole member is 'a\.jpg'\."
     with pytest.raises(TarError, match=said):
         build_index(LocalBlob(path))
 
@@ -886,7 +887,7 @@ def test_a_tar_that_ends_with_a_folder_s_header(tmp_path):
     with pytest.warns(TarWarning, match="no end mark: it may be cut after 'd'"):
         assert contents(path) == {"a.jpg": b"a"}
     path.write_bytes(whole + b"X" * 100)
-    with pytest.raises(TarError, match="it ends within a header; the last whole member is 'd'"):
+    with pytest.raises(TarError, match=r"it ends within a header\): the last whole member is 'd'"):
         contents(path)
 
 
@@ -896,14 +897,14 @@ def test_a_header_of_zeros_in_the_middle_warns(tmp_path, plan):
     at = members["third"].offset
     path = tmp_path / "cut.tar"
     path.write_bytes(whole[:at] + bytes(512) + whole[at + 512 :])
-    with pytest.warns(TarWarning, match=r"cut\.tar goes on behind its end mark, after 'longlong"):
+    with pytest.warns(TarWarning, match=r"cut\.tar goes on after its end mark \(the last member is 'longlong"):
         assert len(contents(path)) == 2
 
 
 def test_joined_tars_warn(tmp_path, plan):
     path = tmp_path / "joined.tar"
     path.write_bytes(plan[0] * 2)
-    with pytest.warns(TarWarning, match=r"goes on behind its end mark.*--ignore-zeros"):
+    with pytest.warns(TarWarning, match=r"goes on after its end mark.*--ignore-zeros"):
         assert len(contents(path)) == 5
 
 

@@ -15,7 +15,8 @@ import torch
 from PIL import Image
 
 from labkit import FolderStore, ImageDataset, LoaderConfig, Store, TarStore, make_loader, open_store
-from labkit.data.tar.index import SUFFIX, TarError
+from labkit.data.tar.errors import TarError
+from labkit.data.tar.index import SUFFIX
 from tests.children import in_children
 
 MODES = ["index", "tarfile", "reopen"]
@@ -120,7 +121,7 @@ def test_links_give_their_targets_bytes(tmp_path, mode):
 
 
 def test_modes_and_places_that_do_not_go_together(tar):
-    with pytest.raises(ValueError, match="unknown mode 'fast': choose one of index, tarfile, reopen"):
+    with pytest.raises(ValueError, match="mode must be one of index, tarfile, reopen, got 'fast'"):
         TarStore(tar, mode="fast")
     for mode in ("tarfile", "reopen"):
         with pytest.raises(ValueError, match=f"mode='{mode}' needs a local file"):

@@ -115,7 +115,7 @@ READINGS = {
 def documented() -> tuple[type[Exception], ...]:
     """The errors that stores, data sets and loaders state."""
     from labkit import DecodeError, PixelError
-    from labkit.data.tar.members import TarError
+    from labkit.data.tar.errors import TarError
 
     return DecodeError, PixelError, TarError, KeyError, OSError, ValueError
 

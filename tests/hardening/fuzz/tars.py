@@ -21,7 +21,8 @@ from labkit.data.blobs.local import LocalBlob
 from labkit.data.decoders import DecodeError
 from labkit.data.extract.extract import WORK, extract_tars
 from labkit.data.shards.read import read_shards
-from labkit.data.tar.index import SUFFIX, TarError, build_index
+from labkit.data.tar.errors import TarError
+from labkit.data.tar.index import SUFFIX, build_index
 from labkit.data.tar.members import plain_name
 from labkit.data.tar.readers import MODES
 from labkit.data.tar.store import TarStore
