@@ -227,7 +227,7 @@ def test_a_manifest_that_names_files_elsewhere(tmp_path, name):
     (tmp_path / "manifest.json").write_text(
         json.dumps({"settings": {}, "classes": [], "n_samples": 1, "shards": [row]})
     )
-    with pytest.raises(ValueError, match="no file in its folder"):
+    with pytest.raises(ValueError, match="not a file in its folder"):
         lk.read_shards(tmp_path)
 
 
@@ -287,7 +287,7 @@ def test_no_member_of_a_shard_is_unpickled(tmp_path, owned):
         bad_shard = make_tar(tmp_path / "y.tar", {"a.jpg": contents[f"a.{suffix}"], "a.cls": b"1"})
         with pytest.raises(lk.DecodeError):
             list(lk.read_shards(bad_shard))
-    with pytest.raises(ValueError, match="where a number is wanted"):
+    with pytest.raises(ValueError, match="label must be a 64-bit integer"):
         list(lk.read_shards(make_tar(tmp_path / "z.tar", {"a.jpg": jpeg(), "a.cls": bad})))
     assert not owned.exists()
 

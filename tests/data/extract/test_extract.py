@@ -533,7 +533,7 @@ def test_every_engine_extracts_the_same(tmp_path, engine):
         (["a/..tar"], {}, "gives no name"),
         (["a/.extract.tar"], {}, "gives no name"),
         (["a/x.tar"], {"engine": "dask"}, "local, threads, ray"),
-        (["a/x.tar"], {"num_workers": -1}, "num_workers=-1"),
+        (["a/x.tar"], {"num_workers": -1}, "num_workers must be an integer >= 0"),
     ],
 )
 def test_bad_arguments(tmp_path, names, options, said):
