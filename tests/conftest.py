@@ -66,12 +66,23 @@ def _no_open_figures():
 
 @pytest.fixture(autouse=True)
 def _no_guesses():
-    """A guess of one test would be marked, and scored, in the next ones."""
+    """A guess of one test would be marked, and scored, in the next ones; a recorder would keep what they measure."""
     yield
-    from labkit.measure import guess_log as guesses
+    from labkit.measure import guess_log, set_recorder
 
-    guesses.guesses.clear()
-    guesses._met.clear()
+    set_recorder(None)
+    guess_log.guesses.clear()
+    guess_log._session_outcomes.clear()
+
+
+@pytest.fixture
+def recorded_frames(tmp_path):
+    """The folder where frames are recorded during the test, as in the kernels of a tour."""
+    from labkit.lab.recording import FolderRecorder
+    from labkit.measure import set_recorder
+
+    set_recorder(FolderRecorder(tmp_path / "frames"))
+    return tmp_path / "frames"
 
 
 @pytest.fixture(autouse=True)

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import psutil
 
+from labkit.lab import jupyter as lab_server
+
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 
 
@@ -35,7 +37,7 @@ def jupyterlab(notebooks, home, **variables):
         "IPYTHONDIR": home / "ipython", "JUPYTER_DATA_DIR": home / "data",
     }  # fmt: skip
     command = [
-        sys.executable, "-m", "jupyterlab", "--no-browser", f"--port={_free_port()}", "--ip=127.0.0.1", "--allow-root",
+        sys.executable, lab_server.__file__, "--no-browser", f"--port={_free_port()}", "--ip=127.0.0.1", "--allow-root",
         "--ServerApp.token=lab", f"--ServerApp.root_dir={notebooks}", "--expose-app-in-browser",
     ]  # fmt: skip
     _settle(home / "settings" / "@jupyterlab", home / "runtime")

@@ -68,7 +68,10 @@ def reference(
     _set_scale(scale or os.environ.get("LABKIT_SCALE") or ("gpu" if device == "cuda" else ""))
     from pathlib import Path
 
+    from labkit.lab.recording import record_to_results_folder
     from labkit.teach.reference import FOLDER, record_reference
+
+    record_to_results_folder()
 
     with one_line_errors("labkit", RuntimeError, ValueError):
         path = record_reference(Path(folder) if folder else FOLDER, device=device, say=typer.echo)
@@ -85,11 +88,13 @@ def peers(
 ) -> None:
     """Compare labkit with other loaders; write results/<env_id>/peers-<profile>.csv and .png."""
     _set_scale(scale)
+    from labkit.lab.recording import record_to_results_folder
     from labkit.peers import list_peers, run_peers
 
     if list_only:
         list_peers()
         return
+    record_to_results_folder()
     names = [name.strip() for name in only.split(",") if name.strip()]
     with one_line_errors("labkit", OSError, ValueError):
         run_peers(profile, only=names, rounds=rounds or None)

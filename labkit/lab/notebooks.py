@@ -18,6 +18,7 @@ import nbformat
 from nbformat import NotebookNode
 
 from labkit.core import NOTEBOOK_FOLDER, ScratchFolder, atomic_path, redact
+from labkit.lab.recording import EXTENSION_ARGUMENTS
 
 _PATIENCE_S = 10.0  # for a cell that is interrupted
 
@@ -91,7 +92,7 @@ def execute(
     node = nbformat.read(notebook.path, as_version=4)
     client = NotebookClient(
         node, timeout=timeout_s, kernel_name="python3", record_timing=False,
-        extra_arguments=["--log-level=ERROR"], store_widget_state=False,
+        extra_arguments=["--log-level=ERROR", *EXTENSION_ARGUMENTS], store_widget_state=False,
         resources={"metadata": {"path": str(notebook.path.parent)}},
         on_cell_start=lambda cell, cell_index: on_cell(cell_index, len(node.cells)),
     )  # fmt: skip

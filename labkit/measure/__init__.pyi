@@ -1,8 +1,8 @@
 # fmt: off
 from .frames import (
-    RESULTS_VARIABLE as RESULTS_VARIABLE, load_frame as load_frame, make_frame as make_frame,
-    paired_ratios as paired_ratios, quiet_summary as quiet_summary, save_frame as save_frame,
-    speedup_interval as speedup_interval, summarize as summarize,
+    load_frame as load_frame, make_frame as make_frame, paired_ratios as paired_ratios,
+    quiet_summary as quiet_summary, save_frame as save_frame, speedup_interval as speedup_interval,
+    summarize as summarize,
 )
 from .guess_log import Prediction as Prediction, guesses as guesses, outcomes as outcomes
 from .plots import (
@@ -11,6 +11,9 @@ from .plots import (
 )
 from .processes import PeakMemory as PeakMemory, apart as apart, tree_usage as tree_usage
 from .readbacks import count_readbacks as count_readbacks
+from .recording import (
+    OUTCOME_COLUMNS as OUTCOME_COLUMNS, RESULTS_VARIABLE as RESULTS_VARIABLE, set_recorder as set_recorder,
+)
 from .replay import ReplayLoader as ReplayLoader, fresh as fresh, versions as versions
 from .runs import count_images as count_images, page_cache_state as page_cache_state, synchronize as synchronize
 from .timing import VariantError as VariantError, compare as compare

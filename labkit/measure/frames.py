@@ -1,9 +1,7 @@
 """The tidy frame of runs, and what may be concluded from it."""
 
 import os
-import re
 import warnings
-import zlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -26,12 +24,9 @@ _MEASURED = (
     "round", "order", "n_images", "startup_s", "first_batch_s", "steady_s", "images_per_s", "cpu_s", "peak_mem_mb",
 )  # fmt: skip
 
-RESULTS_VARIABLE = "LABKIT_RESULTS"  # the folder where a tour collects frames
-
 # Of the interval that a verdict rests on. With 95 %, as is shown, one in 20 equal variants would be called different on
 # a quiet machine, and more where neighbours come and go; and a notebook draws a dozen verdicts.
 _VERDICT_CONFIDENCE = 0.99
-_LONGEST_STEM = 100  # letters
 
 _UNSTABLE = 0.25  # spread (interquartile range / median) from which a variant counts as unstable
 
@@ -198,21 +193,6 @@ def _fault(frame: pd.DataFrame) -> str:
     if len(frame) and frame["is_warmup"].dtype != bool:
         return "is_warmup holds what is neither True nor False"
     return "" if (frame["images_per_s"] > 0).all() else "images_per_s holds what is no rate"
-
-
-def record(frame: pd.DataFrame) -> None:
-    """Keep a named experiment's frame in the folder that a tour collects; without a tour, nothing."""
-    folder, experiment = os.environ.get(RESULTS_VARIABLE), frame["experiment"].iloc[0]
-    if folder and experiment:
-        save_frame(frame, Path(folder) / f"{file_stem(experiment)}.csv")
-
-
-def file_stem(experiment: str) -> str:
-    """An experiment's name as that of a file, another one for each: what the letters do not tell, a checksum does."""
-    stem = re.sub(r"[^A-Za-z0-9_.-]+", "_", experiment)
-    if stem.replace("_", " ") == experiment and len(stem) <= _LONGEST_STEM and not stem.startswith("."):
-        return stem
-    return f"{stem.lstrip('.')[:_LONGEST_STEM]}-{zlib.crc32(experiment.encode('utf-8', 'surrogateescape')):08x}"
 
 
 def _from_seconds(seconds: Iterable[float], label: str, n_images: int, clock: str) -> pd.DataFrame:

@@ -1,17 +1,12 @@
-"""Guesses of speed-ups, and what was measured where they are marked: kept in memory, and on disk where frames are."""
+"""Guesses of speed-ups, and what was measured where `plot_speedup` marks them."""
 
-import json
-import os
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 
-from labkit.core import env_id, write_atomic
-from labkit.measure.frames import RESULTS_VARIABLE, file_stem
-
-COLUMNS = ("experiment", "label", "guess", "measured", "ci_low", "ci_high", "because")
+from labkit.core import env_id
+from labkit.measure.recording import OUTCOME_COLUMNS, current_recorder
 
 
 @dataclass(frozen=True)
@@ -29,13 +24,13 @@ class Prediction:
 # Label -> guess. `labkit.predict` fills it, `plot_speedup` marks them.
 guesses: dict[str, Prediction] = {}
 
-_met: dict[tuple[str, str], dict[str, Any]] = {}  # this session's, by experiment and label
+_session_outcomes: dict[tuple[str, str], dict[str, Any]] = {}  # by experiment and label
 
 
 def keep_outcome(runs: pd.DataFrame, guess: Prediction, estimate: pd.Series) -> None:
-    """Keep a guess beside what was measured, in place of an earlier one for the same experiment and label.
+    """Keep a guess with what was measured, in place of an earlier one for the same experiment and label.
 
-    Neither an unnamed experiment nor the runs of another machine, as reference runs are, count.
+    Unnamed experiments and runs of another machine, such as reference runs, do not count.
 
     Args:
         runs: The experiment's runs.
@@ -45,37 +40,26 @@ def keep_outcome(runs: pd.DataFrame, guess: Prediction, estimate: pd.Series) -> 
     experiment = runs["experiment"].iloc[0]
     if not experiment or runs["env_id"].iloc[0] != env_id():
         return
-    measured = {"measured": estimate["speedup"], "ci_low": estimate["ci_low"], "ci_high": estimate["ci_high"]}
-    own = asdict(guess)
-    own["guess"] = own.pop("speedup")
-    _met[experiment, guess.label] = {"experiment": experiment, **own, **{k: float(v) for k, v in measured.items()}}
-    folder = _folder()
-    if folder:
-        rows = [row for (name, _), row in _met.items() if name == experiment]
-        write_atomic(folder / f"{file_stem(experiment)}.json", json.dumps(rows, indent=1).encode())
+    _session_outcomes[experiment, guess.label] = {
+        "experiment": experiment, "label": guess.label, "because": guess.because, "guess": guess.speedup,
+        "measured": float(estimate["speedup"]), "ci_low": float(estimate["ci_low"]),
+        "ci_high": float(estimate["ci_high"]),
+    }  # fmt: skip
+    if recorder := current_recorder():
+        rows = [row for (name, _), row in _session_outcomes.items() if name == experiment]
+        recorder.record_outcomes(experiment, rows)
 
 
 def outcomes() -> pd.DataFrame:
-    """Every guess that has met its measurement, of this session and, where they are kept, of all others: `COLUMNS`.
+    """All guesses that were compared with a measurement, in this session or, if there is a recorder, in any other.
+
+    Returns:
+        One row per guess, with the columns `OUTCOME_COLUMNS`.
 
     Raises:
-        ValueError: a file of kept guesses is damaged; names it.
+        ValueError: a file of recorded guesses is damaged; names it.
     """
-    folder = _folder()
-    kept = [row for path in sorted(folder.glob("*.json")) for row in _read(path)] if folder else []
-    both = {(row["experiment"], row["label"]): row for row in [*_met.values(), *kept]}  # a file may be newer
-    return pd.DataFrame(list(both.values()), columns=list(COLUMNS)).sort_values("experiment", kind="stable")
-
-
-def _folder() -> Path | None:
-    """`predictions/`, beside the folder where a tour or the lab keeps its frames; None where none are kept."""
-    frames = os.environ.get(RESULTS_VARIABLE)
-    return Path(frames).absolute().parent / "predictions" if frames else None
-
-
-def _read(path: Path) -> list[dict[str, Any]]:
-    try:
-        rows = json.loads(path.read_text())
-        return [{name: row[name] for name in COLUMNS} for row in rows]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ValueError(f"{path} holds no predictions: delete it, and run its notebook again") from error
+    recorder = current_recorder()
+    rows = [*_session_outcomes.values(), *(recorder.recorded_outcomes() if recorder else ())]
+    latest = {(row["experiment"], row["label"]): row for row in rows}  # a recorded one may be newer
+    return pd.DataFrame(list(latest.values()), columns=list(OUTCOME_COLUMNS)).sort_values("experiment", kind="stable")

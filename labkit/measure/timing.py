@@ -16,8 +16,9 @@ from typing import Any
 import pandas as pd
 
 from labkit.core import contains_secret, progress_bar, redact
-from labkit.measure.frames import make_frame, record
+from labkit.measure.frames import make_frame
 from labkit.measure.processes import PeakMemory, tree_usage
+from labkit.measure.recording import current_recorder
 from labkit.measure.runs import count_images, page_cache_state, synchronize
 
 Factory = Callable[[], Iterable[Any]]
@@ -95,7 +96,8 @@ def compare(
     listed = list(variants)  # tables and plots keep the caller's order; `order` says when each run came
     rows.sort(key=lambda row: (row["round"], listed.index(row["variant"])))
     frame = make_frame(_with_own_factors(rows, factors), experiment=experiment, baseline=baseline, seed=seed, **factors)
-    record(frame)
+    if experiment and (recorder := current_recorder()):
+        recorder.record_frame(frame)
     return frame
 
 

@@ -373,7 +373,7 @@ def test_a_pixel_file_whose_images_are_larger_than_numbers(tmp_path):
 DEEP = "[" * 100_000
 
 
-def test_lists_nested_deep(tmp_path, monkeypatch):
+def test_lists_nested_deep(tmp_path, recorded_frames):
     with pytest.raises(ValueError, match="is not a manifest"):
         read_manifest(DEEP.encode(), "x")
     (tmp_path / "set").mkdir()
@@ -386,7 +386,6 @@ def test_lists_nested_deep(tmp_path, monkeypatch):
         assert len(lk.collect_sizes(tmp_path / "set", progress=False)) == 1
     with lk.serve_folder(tmp_path / "set") as url:
         assert list(lk.HttpStore(url).keys()) == ["a.png"]
-    monkeypatch.setenv("LABKIT_RESULTS", str(tmp_path / "frames"))
     (tmp_path / "predictions").mkdir()
     (tmp_path / "predictions" / "x.json").write_text(DEEP)
     with pytest.raises(ValueError, match="holds no predictions"):

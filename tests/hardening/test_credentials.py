@@ -239,15 +239,14 @@ def test_the_environment_is_not_told(told, monkeypatch):
 # Frames and reports.
 
 
-def test_frames(guarded, told, tmp_path, monkeypatch):
-    monkeypatch.setenv("LABKIT_RESULTS", str(tmp_path / "frames"))
+def test_frames(guarded, told, recorded_frames):
     url = guarded("set")
     frame = lk.compare(
         {url: lambda: [3], "b": lambda: [3]}, baseline="b", rounds=1, warmups=0, progress=False,
         experiment=f"from {url}", storage={url: url, "b": "a folder"}, note=url,
     )  # fmt: skip
     told(frame.to_csv())
-    [path] = (tmp_path / "frames").glob("*.csv")
+    [path] = recorded_frames.glob("*.csv")
     assert f"{strip_credentials(url)}?..." in load_frame(path)["storage"].tolist()
     told(frame["variant"].tolist())
 

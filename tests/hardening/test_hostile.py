@@ -19,7 +19,8 @@ from labkit.data.shards.write import UNFINISHED, write_shards
 from labkit.data.tar.errors import TarError
 from labkit.data.tar.index import SUFFIX
 from labkit.data.tar.store import TarStore
-from labkit.measure.frames import RESULTS_VARIABLE, load_frame, quiet_summary, record, save_frame
+from labkit.lab.recording import FolderRecorder
+from labkit.measure.frames import load_frame, quiet_summary, save_frame
 from tests.memory_store import MemoryStore
 
 PNG = bytes.fromhex(
@@ -260,11 +261,10 @@ def test_a_row_longer_than_the_header_is_no_shifted_frame(frame_of, tmp_path):
         load_frame(tmp_path / "frame.csv")
 
 
-def test_no_two_experiments_share_a_file(frame_of, tmp_path, monkeypatch):
-    monkeypatch.setenv(RESULTS_VARIABLE, str(tmp_path))
+def test_no_two_experiments_share_a_file(frame_of, tmp_path):
     names = ["a b", "a_b", "a, b", "a/b", "\xe9", "\xfc", "x" * 300, "x" * 299, "../up", ".hidden", "-dash", ";$(id)"]
     for name in names:
-        record(frame_of({"a": [1.0]}, baseline="a", experiment=name))
+        FolderRecorder(tmp_path).record_frame(frame_of({"a": [1.0]}, baseline="a", experiment=name))
     found = [load_frame(path)["experiment"][0] for path in tmp_path.glob("*.csv")]
     assert sorted(found) == sorted(names)
     assert (tmp_path / "a_b.csv").exists(), "plain names stay readable"

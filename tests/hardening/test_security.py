@@ -28,7 +28,8 @@ from labkit.data.shards.layout import store_key
 from labkit.data.tar.convert import convert_tar
 from labkit.data.tar.index import SUFFIX
 from labkit.lab import cli
-from labkit.measure.frames import make_frame, record
+from labkit.lab.recording import FolderRecorder
+from labkit.measure.frames import make_frame
 from labkit.tuning.entry_point import made_training
 from labkit.tuning.epochs import CannotDiagnose
 from tests.memory_store import MemoryStore
@@ -242,9 +243,10 @@ def test_a_server_that_lists_keys_outside(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["../../evil", "/etc/evil", "a/b", "..", "a\0b", "x; touch owned"])
-def test_frames_of_experiments_stay_in_their_folder(tmp_path, monkeypatch, name):
-    monkeypatch.setenv("LABKIT_RESULTS", str(tmp_path / "results" / "frames"))
-    record(make_frame([{"variant": "a", "n_images": 1}], experiment=name))
+def test_frames_of_experiments_stay_in_their_folder(tmp_path, name):
+    FolderRecorder(tmp_path / "results" / "frames").record_frame(
+        make_frame([{"variant": "a", "n_images": 1}], experiment=name)
+    )
     [path] = all_files(tmp_path)
     assert path.startswith("results/frames/")
     assert path.count("/") == 2

@@ -65,6 +65,10 @@ def test_on_this_machine_and_with_its_token(tmp_path, monkeypatch):
         listening = [place for place in psutil.Process(server.pid).net_connections() if place.status == "LISTEN"]
         assert {place.laddr.ip for place in listening} == {"127.0.0.1"}
         assert about["token"] not in " ".join(psutil.Process(server.pid).cmdline())
+        urllib.request.urlopen(f"http://127.0.0.1:{about['port']}/api/kernels?token={about['token']}", b"{}").close()
+        [kernel] = psutil.Process(server.pid).children()
+        assert kernel.cmdline()[-2:] == ["--ext", "labkit.lab.recording"]
+        kernel.kill()
     finally:
         server.kill()
         server.wait()
@@ -84,4 +88,4 @@ def test_without_a_token_it_does_not_start(monkeypatch):
     identity.auth_enabled = True
     lab_server.main(["--port=1"])
     assert started == [True]
-    assert asked == [["--port=1"]] * 2
+    assert [arguments[0] for arguments in asked] == ["--port=1"] * 2

@@ -15,12 +15,9 @@ import labkit as lk
 from labkit.measure import frames as results
 from labkit.measure.frames import (
     COLUMNS,
-    RESULTS_VARIABLE,
-    file_stem,
     make_frame,
     paired_ratios,
     quiet_summary,
-    record,
     speedup_interval,
     verdict_of,
 )  # fmt: skip
@@ -157,14 +154,6 @@ def test_a_foreign_file_is_refused_by_name(tmp_path, text):
     path.write_bytes(text.encode("latin-1"))
     with pytest.raises(ValueError, match=r"not\.csv is not a frame of runs"):
         lk.load_frame(path)
-
-
-def test_a_tour_collects_named_experiments_only(frame_of, tmp_path, monkeypatch):
-    monkeypatch.setenv(RESULTS_VARIABLE, str(tmp_path))
-    record(frame_of({"a": [1]}, "a", experiment="02 decoders, camera/x"))
-    record(frame_of({"a": [1]}, "a", experiment=""))
-    [path] = tmp_path.iterdir()
-    assert path.name.startswith("02_decoders_camera_x-"), "readable, and with a checksum of what is not told"
 
 
 def test_from_timeit():
@@ -322,14 +311,6 @@ def test_text_that_is_missing_comes_back_empty_and_a_missing_column_is_named(fra
         lk.load_frame(path)
 
 
-def test_without_a_tour_nothing_is_kept(frame_of, tmp_path, monkeypatch):
-    monkeypatch.delenv(RESULTS_VARIABLE, raising=False)
-    monkeypatch.chdir(tmp_path)
-    record(frame_of({"a": [1]}, "a", experiment="kept"))
-    assert list(tmp_path.iterdir()) == []
-    assert file_stem("a b c-1.D") == "a_b_c-1.D"
-
-
 def test_frames_from_timers_tell_rounds_and_clock():
     result = TimeitResult(loops=4, repeat=2, best=0, worst=0, all_runs=[2.0, 4.0], compile_time=0, precision=3)
     frame = lk.from_timeit(result, "loop", 8)
@@ -402,12 +383,3 @@ def test_what_cannot_have_been_measured_is_refused(frame_of, tmp_path, column, v
     (tmp_path / "a.csv").write_text(text)
     with pytest.raises(ValueError, match=f"a.csv is not a frame of runs: .*{what}" if "a.csv" not in what else what):
         lk.load_frame(tmp_path / "a.csv")
-
-
-def test_each_experiment_has_a_file_of_its_own():
-    longest = "a" * results._LONGEST_STEM
-    assert [results.file_stem(name) for name in ("02 loader", longest)] == ["02_loader", longest]
-    names = [longest + "a", longest + "b", ".a", "..a", "a/b", "a b", "a_b", "a\udcff", "a\udcfe"]
-    stems = [results.file_stem(name) for name in names]
-    assert len(set(stems)) == len(names)
-    assert not [stem for stem in stems if stem.startswith(".") or len(stem) > results._LONGEST_STEM + 9]

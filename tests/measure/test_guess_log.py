@@ -9,13 +9,11 @@ import pytest
 import labkit as lk
 from labkit.core.machine import env_id
 from labkit.measure import guess_log
-from labkit.measure.frames import RESULTS_VARIABLE
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
-    monkeypatch.setenv(RESULTS_VARIABLE, str(tmp_path / "frames"))
-    return tmp_path / "predictions"
+def folder(recorded_frames):
+    return recorded_frames.parent / "predictions"
 
 
 def test_a_marked_guess_is_kept_with_what_it_met(runs_of, folder):
@@ -36,10 +34,10 @@ def test_other_kernels_see_it_and_a_rerun_replaces_it(runs_of, folder):
     for guess in (1.5, 2.5):
         lk.predict("fast", guess)
         lk.plot_speedup(runs_of("07 copy", fast=2.0))
-        guess_log._met.clear()  # as in another kernel, started later
+        guess_log._session_outcomes.clear()  # as in another kernel, started later
         assert list(guess_log.outcomes()["guess"]) == [guess]
     lk.plot_speedup(runs_of("01 first", fast=4.0))
-    guess_log._met.clear()
+    guess_log._session_outcomes.clear()
     assert list(guess_log.outcomes()["experiment"]) == ["01 first", "07 copy"]
 
 
@@ -57,13 +55,13 @@ def test_two_plots_of_an_experiment_keep_both_guesses(runs_of, folder):
     lk.predict("two", 2)
     for label in ("one", "two"):
         lk.plot_speedup(runs[runs["variant"].isin(["base", label])])
-    guess_log._met.clear()
+    guess_log._session_outcomes.clear()
     assert list(guess_log.outcomes()["label"]) == ["one", "two"]
 
 
 def _write(folder, number):
     for value in range(20):
-        guess_log._met.clear()
+        guess_log._session_outcomes.clear()
         prediction = guess_log.Prediction("fast", value + 1.0, "x" * 5000)
         runs = pd.DataFrame({"experiment": ["07 copy", f"0{number}"], "env_id": env_id()})
         for row in (0, 1):
@@ -85,8 +83,8 @@ def test_two_kernels_may_write_at_once(folder):
     assert len(list(folder.iterdir())) == 3
 
 
-def test_nothing_is_written_where_frames_are_not_kept(runs_of, tmp_path, monkeypatch):
-    monkeypatch.delenv(RESULTS_VARIABLE, raising=False)
+def test_without_a_recorder_nothing_is_written(runs_of, tmp_path, monkeypatch):
+    monkeypatch.setenv("LABKIT_RESULTS", str(tmp_path / "frames"))
     monkeypatch.chdir(tmp_path)
     lk.predict("fast", 1.5)
     lk.plot_speedup(runs_of("07 copy", fast=2.0))
@@ -113,7 +111,7 @@ def test_a_damaged_file_is_named_with_the_remedy(folder):
 def test_one_round_gives_a_guess_without_an_interval(frame_of, folder):
     lk.predict("b", 3)
     lk.plot_speedup(frame_of({"a": [10], "b": [20]}, "a", experiment="00 once"))
-    guess_log._met.clear()
+    guess_log._session_outcomes.clear()
     found = lk.score()
     assert not found.inside
     assert "1.5 times too high" in repr(found)

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import labkit as lk
 from labkit.measure import processes, runs as batches, sampler
-from labkit.measure.frames import COLUMNS, RESULTS_VARIABLE
+from labkit.measure.frames import COLUMNS
 from labkit.measure.runs import page_cache_state, synchronize
 from labkit.measure.timing import count_images
 from tests.unsampled import leave_memory_out
@@ -378,13 +378,6 @@ def test_an_iterable_tells_its_own_costs():
 def test_a_clock_that_stands_still_gives_no_rate_of_zero():
     run = lk.compare({"a": lambda: [1]}, baseline="a", rounds=1, warmups=0, clock=lambda: 1.0).iloc[0]
     assert run.images_per_s == float("inf")
-
-
-@pytest.mark.usefixtures("unsampled")
-def test_a_named_experiment_is_kept_for_the_tour(tmp_path, monkeypatch):
-    monkeypatch.setenv(RESULTS_VARIABLE, str(tmp_path))
-    lk.compare({"a": lambda: [1]}, baseline="a", rounds=1, experiment="kept")
-    assert lk.load_frame(tmp_path / "kept.csv").variant.tolist() == ["a", "a"]
 
 
 @pytest.mark.usefixtures("unsampled")

@@ -170,9 +170,12 @@ def _seen(read: Callable, errors: tuple[str, ...], words: tuple[str, ...]) -> di
 def drill_compare(number: int, at: int, work: Path) -> None:
     """A worker dies within `compare`: no frame; then a whole one."""
     import labkit as lk
+    from labkit.lab.recording import FolderRecorder
+    from labkit.measure import set_recorder
     from tests.hardening.faults.judge import wrong_frame
 
-    os.environ.update(LABKIT_RESULTS=f"{work}/out", LABKIT_SCALE="ci")
+    os.environ["LABKIT_SCALE"] = "ci"
+    set_recorder(FolderRecorder(f"{work}/out"))
     dataset = Deadly(f"{work}/mark", number, at)
 
     def run() -> Any:

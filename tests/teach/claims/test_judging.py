@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import labkit as lk
 from labkit.data.stores.simulated import DISKS
 from labkit.lab import cli, report
-from labkit.measure.frames import RESULTS_VARIABLE
+from labkit.measure.recording import RESULTS_VARIABLE
 from labkit.teach.claims import frames as claim_frames, trials as claim_trials
 from labkit.teach.claims.judging import judged
 from labkit.teach.claims.ledger import LEDGER
