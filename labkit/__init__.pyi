@@ -29,8 +29,7 @@ from .data.stores.opening import open_store as open_store
 from .data.stores.simulated import DISKS as DISKS, SimulatedStore as SimulatedStore
 from .data.tar.store import TarStore as TarStore
 from .measure.frames import (
-    InstabilityWarning as InstabilityWarning, from_timeit as from_timeit, from_timer as from_timer,
-    load_frame as load_frame, save_frame as save_frame, summarize as summarize,
+    from_timeit as from_timeit, from_timer as from_timer, load_frame as load_frame, save_frame as save_frame,
 )
 from .measure.plots import (
     plot_ladder as plot_ladder, plot_pareto as plot_pareto, plot_speedup as plot_speedup,
@@ -40,6 +39,7 @@ from .measure.processes import tree_memory as tree_memory
 from .measure.readbacks import count_readbacks as count_readbacks
 from .measure.replay import ReplayLoader as ReplayLoader
 from .measure.stages import StageClock as StageClock
+from .measure.summary import InstabilityWarning as InstabilityWarning, summarize as summarize
 from .measure.timing import VariantError as VariantError, compare as compare
 from .peers.registry import (
     PEERS as PEERS, Peer as Peer, Work as Work, compare_peers as compare_peers, plot_peers as plot_peers,

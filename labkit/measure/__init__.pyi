@@ -1,8 +1,6 @@
 # fmt: off
 from .frames import (
-    load_frame as load_frame, make_frame as make_frame, paired_ratios as paired_ratios,
-    quiet_summary as quiet_summary, save_frame as save_frame, speedup_interval as speedup_interval,
-    summarize as summarize,
+    load_frame as load_frame, make_frame as make_frame, measured_runs as measured_runs, save_frame as save_frame,
 )
 from .guess_log import Prediction as Prediction, guesses as guesses, outcomes as outcomes
 from .plots import (
@@ -16,4 +14,8 @@ from .recording import (
 )
 from .replay import ReplayLoader as ReplayLoader, fresh as fresh, versions as versions
 from .runs import count_images as count_images, page_cache_state as page_cache_state, synchronize as synchronize
+from .summary import (
+    paired_ratios as paired_ratios, quiet_summary as quiet_summary, speedup_interval as speedup_interval,
+    summarize as summarize,
+)
 from .timing import VariantError as VariantError, compare as compare

@@ -8,8 +8,8 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 
-from labkit.measure.frames import paired_ratios, quiet_summary
 from labkit.measure.guess_log import guesses, keep_outcome
+from labkit.measure.summary import paired_ratios, quiet_summary
 
 _COLORS = sns.color_palette("colorblind")
 _RUNS, _ESTIMATE, _GUESS, _LIMIT = "0.6", _COLORS[0], _COLORS[1], _COLORS[3]
@@ -28,7 +28,7 @@ def plot_throughput(data: pd.DataFrame, *, ax: Axes | None = None, ceiling: floa
         ceiling: Images/s that nothing can exceed here (a `ReplayLoader`'s rate), drawn as a dashed line.
         **kwargs: To `seaborn.stripplot`.
     """
-    runs = _counted(data)
+    runs = measured_runs(data)
     ax = ax or _axes(runs["variant"].nunique())
     medians = runs.groupby("variant", sort=False)["images_per_s"].median()
     ax.barh(range(len(medians)), medians, height=0.62, color=_ESTIMATE, alpha=0.35, zorder=1)
@@ -68,7 +68,7 @@ def plot_speedup(
     base = summary.index[summary["verdict"] == "baseline"][0]
     others = summary.drop(index=base)
     ax = ax or _axes(len(others) + 0.6)
-    runs = _counted(data)
+    runs = measured_runs(data)
     for row, (label, estimate) in enumerate(others.iterrows()):
         _raw_ratios(ax, row, runs[runs["variant"] == label], runs[runs["variant"] == base])
         _estimate(ax, row, estimate, **kwargs)
@@ -101,7 +101,7 @@ def plot_ladder(data: pd.DataFrame, *, ax: Axes | None = None, **kwargs: Any) ->
     if rungs.empty:
         raise ValueError("no experiment has a variant besides its baseline: there is no rung to draw")
     ax = ax or _axes(len(rungs) + 0.6)
-    runs = _counted(data)
+    runs = measured_runs(data)
     for row, (_, rung) in enumerate(rungs.iterrows()):
         own = runs[runs["experiment"] == rung["experiment"]]
         _raw_ratios(ax, row, own[own["variant"] == rung["variant"]], own[own["variant"] == rung["baseline"]])
@@ -248,10 +248,6 @@ def _axes(n_rows: float) -> Axes:
     return plt.subplots(figsize=(7.5, 1.1 + 0.5 * n_rows), layout="constrained")[1]
 
 
-def _counted(data: pd.DataFrame) -> pd.DataFrame:
-    return data[~data["is_warmup"].astype(bool)]
-
-
 def _shown(label: str, runs: pd.DataFrame) -> str:
     """A variant's label; one whose `storage` is simulated says so, whatever it is called."""
     simulated = runs.loc[runs["variant"] == label, "storage"].astype(str).str.contains("simulated").any()
@@ -259,10 +255,10 @@ def _shown(label: str, runs: pd.DataFrame) -> str:
 
 
 def _raw_ratios(ax: Axes, row: int, own: pd.DataFrame, base: pd.DataFrame) -> None:
-    if own["order"].isna().any() or base["order"].isna().any():
-        ratios = own["images_per_s"] / base["images_per_s"].median()
-    else:
+    if are_interleaved(own, base):
         ratios = paired_ratios(own, base)["speedup"]
+    else:
+        ratios = own["images_per_s"] / base["images_per_s"].median()
     jitter = np.linspace(-0.12, 0.12, len(ratios)) if len(ratios) > 1 else [0.0]
     ax.scatter(ratios, row + np.asarray(jitter), s=16, color=_RUNS, zorder=2)
 

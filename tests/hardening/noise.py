@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import labkit as lk
 from labkit.core.atomic import write_atomic
-from labkit.measure.frames import quiet_summary
+from labkit.measure.summary import quiet_summary
 
 # Photos of a run and times that each is decoded: a run of about a twentieth of a second, or a tenth with workers.
 _N_PHOTOS = {"loop": 4, "workers": 16}

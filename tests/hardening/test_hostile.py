@@ -20,7 +20,8 @@ from labkit.data.tar.errors import TarError
 from labkit.data.tar.index import SUFFIX
 from labkit.data.tar.store import TarStore
 from labkit.lab.recording import FolderRecorder
-from labkit.measure.frames import load_frame, quiet_summary, save_frame
+from labkit.measure.frames import load_frame, save_frame
+from labkit.measure.summary import quiet_summary
 from tests.memory_store import MemoryStore
 
 PNG = bytes.fromhex(
@@ -236,13 +237,13 @@ def test_labels_of_a_frame_come_back_as_they_were(frame_of, tmp_path):
 @pytest.mark.parametrize(
     ("column", "value", "said"),
     [
-        ("images_per_s", "fast", "images_per_s holds what is no number"),
-        ("images_per_s", "0", "images_per_s holds what is no rate"),
-        ("images_per_s", "", "images_per_s holds what is no rate"),
-        ("images_per_s", "inf", "images_per_s holds what is no number"),
-        ("cpu_s", "1e999", "cpu_s holds what is no number"),
-        ("round", "first", "round holds what is no number"),
-        ("is_warmup", "maybe", "is_warmup holds what is neither"),
+        ("images_per_s", "fast", "images_per_s must hold finite numbers"),
+        ("images_per_s", "0", "images_per_s must hold numbers > 0"),
+        ("images_per_s", "", "images_per_s must hold numbers > 0"),
+        ("images_per_s", "inf", "images_per_s must hold finite numbers"),
+        ("cpu_s", "1e999", "cpu_s must hold finite numbers"),
+        ("round", "first", "round must hold finite numbers"),
+        ("is_warmup", "maybe", "is_warmup must hold True or False"),
     ],
 )
 def test_a_frame_of_what_was_never_measured_is_refused(frame_of, tmp_path, column, value, said):

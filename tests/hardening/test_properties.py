@@ -23,7 +23,8 @@ from labkit.data.shards.layout import member_names, store_key
 from labkit.data.sizes.headers import read_header
 from labkit.data.sizes.latent_caches import parse_cache_name
 from labkit.lab.recording import file_stem
-from labkit.measure.frames import load_frame, make_frame, quiet_summary, save_frame
+from labkit.measure.frames import load_frame, make_frame, save_frame
+from labkit.measure.summary import quiet_summary
 from labkit.teach.conformance import oracle_files
 from tests.hardening.fuzz.oracle import scratch
 from tests.memory_store import MemoryStore

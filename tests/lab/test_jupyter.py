@@ -66,8 +66,9 @@ def test_on_this_machine_and_with_its_token(tmp_path, monkeypatch):
         assert {place.laddr.ip for place in listening} == {"127.0.0.1"}
         assert about["token"] not in " ".join(psutil.Process(server.pid).cmdline())
         urllib.request.urlopen(f"http://127.0.0.1:{about['port']}/api/kernels?token={about['token']}", b"{}").close()
-        [kernel] = psutil.Process(server.pid).children()
-        assert kernel.cmdline()[-2:] == ["--ext", "labkit.lab.recording"]
+        commands = {child: child.cmdline() for child in psutil.Process(server.pid).children(recursive=True)}
+        [kernel] = [child for child, command in commands.items() if "ipykernel_launcher" in command]
+        assert commands[kernel][-2:] == ["--ext", "labkit.lab.recording"]
         kernel.kill()
     finally:
         server.kill()

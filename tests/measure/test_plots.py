@@ -7,7 +7,7 @@ import pytest
 from matplotlib.collections import PathCollection
 
 import labkit as lk
-from labkit.measure import frames as results, plots
+from labkit.measure import plots, summary as summaries
 
 
 @pytest.fixture
@@ -182,7 +182,7 @@ def test_throughput_keeps_the_order_and_each_run_in_its_row(frame_of):
 
 def test_speedup_draws_each_ratio_and_interval_in_its_row(frame_of):
     frame = frame_of({"z": [10.0, 20.0, 10.0], "a": [20.0, 44.0, 21.0], "m": [9.0, 21.0, 10.0]}, "z")
-    ax, summary = lk.plot_speedup(frame), results.quiet_summary(frame)
+    ax, summary = lk.plot_speedup(frame), summaries.quiet_summary(frame)
     ax.figure.canvas.draw()
     ratios = _rows_of(ax, [points for points in ax.collections if isinstance(points, PathCollection)])
     assert {row: pytest.approx(xs) for row, xs in ratios.items()} == {0: [2.0, 2.1, 2.2], 1: [0.9, 1.0, 1.05]}

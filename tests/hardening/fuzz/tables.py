@@ -20,7 +20,8 @@ from labkit.data.sizes.sd_metadata import write_metadata_cache
 from labkit.data.stores.http import HttpStore
 from labkit.data.stores.http_listing import list_images
 from labkit.measure import plots
-from labkit.measure.frames import COLUMNS, load_frame, make_frame, quiet_summary, save_frame
+from labkit.measure.frames import COLUMNS, load_frame, make_frame, save_frame
+from labkit.measure.summary import quiet_summary
 from tests.hardening.fuzz.oracle import may_refuse, scratch, written
 
 
