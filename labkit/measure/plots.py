@@ -8,16 +8,21 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 
+from labkit.measure.frames import measured_runs
 from labkit.measure.guess_log import guesses, keep_outcome
-from labkit.measure.summary import paired_ratios, quiet_summary
+from labkit.measure.summary import are_interleaved, paired_ratios, quiet_summary
 
 _COLORS = sns.color_palette("colorblind")
 _RUNS, _ESTIMATE, _GUESS, _LIMIT = "0.6", _COLORS[0], _COLORS[1], _COLORS[3]
 _MARKERS = {"faster": "o", "slower": "o", "inconclusive": "s", "baseline": "D"}
 
-_HATCHES = ("", "//", "..", "xx", "--", "\\\\", "++", "oo", "||", "**")  # what colors say, for those who see none
+_HATCHES = ("", "//", "..", "xx", "--", "\\\\", "++", "oo", "||", "**")  # so that a plot can be read without its colors
 
 _SPAN_KINDS = ("load", "wait", "copy", "step", "compute")
+_AXIS_LABELS = {
+    "images_per_s": "images per second", "cpu_s_per_1000": "CPU seconds per 1000 images",
+    "peak_mem_mb": "peak memory (MB)",
+}  # fmt: skip
 
 
 def plot_throughput(data: pd.DataFrame, *, ax: Axes | None = None, ceiling: float | None = None, **kwargs: Any) -> Axes:
@@ -25,22 +30,22 @@ def plot_throughput(data: pd.DataFrame, *, ax: Axes | None = None, ceiling: floa
 
     Args:
         data: Runs, as `compare` gives them.
-        ceiling: Images/s that nothing can exceed here (a `ReplayLoader`'s rate), drawn as a dashed line.
+        ceiling: Images/s that no loader can exceed here (a `ReplayLoader`'s rate), drawn as a dashed line.
         **kwargs: To `seaborn.stripplot`.
     """
     runs = measured_runs(data)
-    ax = ax or _axes(runs["variant"].nunique())
+    ax = ax or _make_axes(runs["variant"].nunique())
     medians = runs.groupby("variant", sort=False)["images_per_s"].median()
     ax.barh(range(len(medians)), medians, height=0.62, color=_ESTIMATE, alpha=0.35, zorder=1)
     ax.scatter(medians, range(len(medians)), marker="|", s=500, linewidth=3, color=_ESTIMATE, zorder=3)
     sns.stripplot(
         runs, x="images_per_s", y="variant", order=list(medians.index), ax=ax, **{"color": _RUNS, "size": 4, **kwargs}
     )
-    ax.set_yticks(range(len(medians)), [_shown(label, runs) for label in medians.index])
+    ax.set_yticks(range(len(medians)), [_label(label, runs) for label in medians.index])
     for row, value in enumerate(medians):
         ax.annotate(f"{value:,.0f}", (1.01, row), xycoords=("axes fraction", "data"), va="center")
     if ceiling is not None:
-        _line(ax, ceiling, f"ceiling {ceiling:,.0f}")
+        _draw_line(ax, ceiling, f"ceiling {ceiling:,.0f}")
     ax.set(xlabel="images per second", ylabel="", xlim=(0, None))
     return ax
 
@@ -55,40 +60,38 @@ def plot_speedup(
 ) -> Axes:
     """Speed-up of each variant over the baseline: the ratio of every round as a dot, its mean with a 95 % interval.
 
-    An open square says that the interval contains 1x. Guesses made with `labkit.predict` are drawn as triangles,
-    and kept with what they met: `labkit.score` tells how good they were.
+    An open square means that the verdict is inconclusive. Guesses made with `labkit.predict` are drawn as triangles
+    and compared with the measurement: `labkit.score` tells how good they were.
 
     Args:
         data: Runs, as `compare` gives them.
         baseline: Default: the frame's own.
-        ceiling: Speed-up that nothing can exceed here, drawn as a dashed line.
+        ceiling: Speed-up that no loader can exceed here, drawn as a dashed line.
         **kwargs: To the estimate's `Axes.errorbar`.
     """
     summary = quiet_summary(data, baseline)
     base = summary.index[summary["verdict"] == "baseline"][0]
     others = summary.drop(index=base)
-    ax = ax or _axes(len(others) + 0.6)
+    ax = ax or _make_axes(len(others) + 0.6)
     runs = measured_runs(data)
     for row, (label, estimate) in enumerate(others.iterrows()):
-        _raw_ratios(ax, row, runs[runs["variant"] == label], runs[runs["variant"] == base])
-        _estimate(ax, row, estimate, **kwargs)
+        _draw_ratios(ax, row, runs[runs["variant"] == label], runs[runs["variant"] == base])
+        _draw_estimate(ax, row, estimate, **kwargs)
         if label in guesses:
             ax.scatter(guesses[label].speedup, row - 0.28, marker="v", s=70, color=_GUESS, zorder=4)
             keep_outcome(runs, guesses[label], estimate)
-    ax.set_yticks(range(len(others)), [_shown(label, runs) for label in others.index])
-    ax.set(xlabel=f"speed-up over {_shown(base, runs)} (x)", ylim=(len(others) - 0.4, -0.6))
-    _line(ax, 1, "1x", color="0.3", linestyle="-")
+    _label_ratios(ax, [_label(label, runs) for label in others.index], f"speed-up over {_label(base, runs)} (x)")
     if ceiling is not None:
-        _line(ax, ceiling, f"ceiling {ceiling:.3g}x")
+        _draw_line(ax, ceiling, f"ceiling {ceiling:.3g}x")
     if any(label in guesses for label in others.index):
         ax.scatter([], [], marker="v", color=_GUESS, label="your prediction")
-        # Below the axis' label, however low the axes are: the pad is in letters, not in shares of the height.
+        # The pad, in font sizes, keeps the legend below the axis label whatever the height of the axes.
         ax.legend(loc="upper left", bbox_to_anchor=(0, 0), borderaxespad=4.5, frameon=False, fontsize="small")
     return ax
 
 
 def plot_ladder(data: pd.DataFrame, *, ax: Axes | None = None, **kwargs: Any) -> Axes:
-    """The speed-ups measured so far, one rung an experiment: its fastest variant over its own baseline.
+    """The speed-ups measured so far, one rung per experiment: its fastest variant over its own baseline.
 
     Args:
         data: Runs of one or more experiments of one machine, concatenated.
@@ -100,31 +103,28 @@ def plot_ladder(data: pd.DataFrame, *, ax: Axes | None = None, **kwargs: Any) ->
     rungs = ladder_rungs(data)
     if rungs.empty:
         raise ValueError("no experiment has a variant besides its baseline: there is no rung to draw")
-    ax = ax or _axes(len(rungs) + 0.6)
+    ax = ax or _make_axes(len(rungs) + 0.6)
     runs = measured_runs(data)
     for row, (_, rung) in enumerate(rungs.iterrows()):
         own = runs[runs["experiment"] == rung["experiment"]]
-        _raw_ratios(ax, row, own[own["variant"] == rung["variant"]], own[own["variant"] == rung["baseline"]])
-        _estimate(ax, row, rung, **kwargs)
-    labels, name = _rung_names(rungs)
-    ax.set_yticks(range(len(rungs)), labels)
-    ax.set(xlabel=name, ylim=(len(rungs) - 0.4, -0.6))
-    _line(ax, 1, "1x", color="0.3", linestyle="-")
+        _draw_ratios(ax, row, own[own["variant"] == rung["variant"]], own[own["variant"] == rung["baseline"]])
+        _draw_estimate(ax, row, rung, **kwargs)
+    _label_ratios(ax, *_rung_labels(rungs))
     return ax
 
 
-def _rung_names(rungs: pd.DataFrame) -> tuple[list[str], str]:
-    """Labels of the rungs and of the axis; one pair of variants, asked of many things, is named once."""
-    pairs = set(zip(rungs["shown"], rungs["shown_baseline"], strict=True))
+def _rung_labels(rungs: pd.DataFrame) -> tuple[list[str], str]:
+    """Labels of the rungs and of the axis; if all rungs compare the same two variants, the axis names them."""
+    pairs = set(zip(rungs["label"], rungs["baseline_label"], strict=True))
     if len(pairs) == 1 and len(rungs) > 1:
         variant, baseline = pairs.pop()
         return list(rungs["experiment"]), f"speed-up of {variant} over {baseline} (x)"
-    labels = [f"{rung.experiment}: {rung.shown}\nover {rung.shown_baseline}" for rung in rungs.itertuples()]
+    labels = [f"{rung.experiment}: {rung.label}\nover {rung.baseline_label}" for rung in rungs.itertuples()]
     return labels, "speed-up over the experiment's own baseline (x)"
 
 
 def ladder_rungs(data: pd.DataFrame) -> pd.DataFrame:
-    """What `plot_ladder` draws: one row an experiment with its fastest variant's `summarize` row."""
+    """What `plot_ladder` draws: one row per experiment, with its fastest variant's row of `summarize`."""
     rungs = []
     for experiment, runs in data.groupby("experiment", sort=True):
         summary = quiet_summary(runs, None)
@@ -132,21 +132,21 @@ def ladder_rungs(data: pd.DataFrame) -> pd.DataFrame:
         if len(others):
             best = others.loc[others["speedup"].idxmax()]
             base = summary.index[summary["verdict"] == "baseline"][0]
-            shown = {"shown": _shown(best.name, runs), "shown_baseline": _shown(base, runs)}
-            rungs.append({"experiment": experiment, "variant": best.name, "baseline": base, **shown, **best})
+            labels = {"label": _label(best.name, runs), "baseline_label": _label(base, runs)}
+            rungs.append({"experiment": experiment, "variant": best.name, "baseline": base, **labels, **best})
     return pd.DataFrame(rungs)
 
 
 def plot_timeline(data: pd.DataFrame, *, ax: Axes | None = None, **kwargs: Any) -> Axes:
-    """Spans on a time axis, one lane a row: who worked when.
+    """Spans on a time axis, one row per lane: who worked when.
 
     Args:
-        data: One row a span: `lane`, `start_s`, `end_s`; optional `kind` colours the spans.
+        data: One row per span: `lane`, `start_s`, `end_s`; optional `kind` colours the spans.
         **kwargs: To `Axes.broken_barh`.
     """
     lanes = list(dict.fromkeys(data["lane"]))
     colors = _kind_colors(data)
-    ax = ax or _axes(len(lanes))
+    ax = ax or _make_axes(len(lanes))
     for row, lane in enumerate(lanes):
         for kind, (color, hatch) in colors.items():
             spans = data[(data["lane"] == lane) & (kind is None or data["kind"] == kind)]
@@ -157,12 +157,12 @@ def plot_timeline(data: pd.DataFrame, *, ax: Axes | None = None, **kwargs: Any) 
     ax.set_yticks(range(len(lanes)), lanes)
     ax.set(xlabel="time (s)", ylim=(len(lanes) - 0.4, -0.6), xlim=(0, None))
     if None not in colors:
-        _legend_outside(ax)
+        _put_legend_outside(ax)
     return ax
 
 
 def _kind_colors(data: pd.DataFrame) -> dict[str | None, tuple[Any, str]]:
-    """Kinds of spans in the legend's order, each with its color and hatch, which are its own in every timeline."""
+    """Each kind of span with its color and hatch, the same in every timeline, in the order of the legend."""
     if "kind" not in data:
         return {None: (_ESTIMATE, "")}
     found = list(dict.fromkeys(data["kind"]))
@@ -173,10 +173,10 @@ def _kind_colors(data: pd.DataFrame) -> dict[str | None, tuple[Any, str]]:
 def plot_pareto(
     data: pd.DataFrame, *, cost: str, ax: Axes | None = None, rate: str = "images_per_s", **kwargs: Any
 ) -> Axes:
-    """Rate against cost; the line joins the variants that no other beats in both.
+    """Rate against cost; the line joins the variants that no other variant beats in both.
 
     Args:
-        data: One row a variant with the columns `variant`, `cost` and `rate` (or `variant` as the index).
+        data: One row per variant, with the columns `variant`, `cost` and `rate` (or `variant` as the index).
         cost: Column on the x axis; less is better. Its name, with its unit, labels the axis.
         rate: Column on the y axis; more is better.
         **kwargs: To `Axes.scatter`.
@@ -184,19 +184,19 @@ def plot_pareto(
     table = data if "variant" in data else data.reset_index(names="variant")
     ax = ax or plt.subplots(figsize=(7, 4.2), layout="constrained")[1]
     ax.scatter(table[cost], table[rate], **{"s": 50, "color": _ESTIMATE, "zorder": 3, **kwargs})
-    _name_points(ax, table, cost, rate)
+    _write_names(ax, table, cost, rate)
     front = pareto_front(table, cost, rate)
     ax.step(front[cost], front[rate], where="post", color=_RUNS, zorder=1)
-    ax.set(xlabel=_axis_name(cost), ylabel=_axis_name(rate))
+    ax.set(xlabel=_axis_label(cost), ylabel=_axis_label(rate))
     ax.set(xlim=(0, 1.1 * table[cost].max()), ylim=(0, 1.1 * table[rate].max()))
     return ax
 
 
-def _name_points(ax: Axes, table: pd.DataFrame, cost: str, rate: str) -> None:
-    """Names beside the points, inside the axes; those of points that lie together are listed downwards."""
+def _write_names(ax: Axes, table: pd.DataFrame, cost: str, rate: str) -> None:
+    """Write names beside the points inside the axes; names of nearby points are listed downwards."""
     named = []
     for row in table.sort_values(rate, ascending=False).to_dict("records"):
-        x, y = row[cost] / table[cost].max(), 220 * row[rate] / table[rate].max()  # 220: points, of the usual figure
+        x, y = row[cost] / table[cost].max(), 220 * row[rate] / table[rate].max()  # a usual figure is 220 points high
         level = min([y + 4, *(other - 12 for other_x, other in named if abs(x - other_x) < 0.3)])
         aside, align = (-8, "right") if x > 0.7 else (8, "left")
         options = {"textcoords": "offset points", "ha": align}
@@ -213,48 +213,42 @@ def pareto_front(table: pd.DataFrame, cost: str, rate: str) -> pd.DataFrame:
 def plot_stalls(
     data: pd.DataFrame, *, ax: Axes | None = None, wall_s: dict[str, float] | None = None, **kwargs: Any
 ) -> Axes:
-    """Where the time goes: one stacked bar a variant, its stages in order.
+    """Where the time goes: one stacked bar per variant, with its stages in order.
 
     Args:
-        data: One row a stage: `variant`, `stage`, `seconds`.
-        wall_s: Measured wall time of each variant, drawn as a tick: the bar has to end there.
+        data: One row per stage: `variant`, `stage`, `seconds`.
+        wall_s: Measured wall time of each variant, drawn as a tick: the bar should end there.
         **kwargs: To `Axes.barh`.
     """
     table = data.pivot_table(index="variant", columns="stage", values="seconds", aggfunc="sum", sort=False).fillna(0)
-    ax = ax or _axes(len(table) + 0.5)
+    ax = ax or _make_axes(len(table) + 0.5)
     left = np.zeros(len(table))
     for number, stage in enumerate(table.columns):
         width = table[stage].to_numpy()
         style = {"height": 0.6, "color": _COLORS[number % 10], "hatch": _HATCHES[number % 10], "edgecolor": "white"}
         ax.barh(range(len(table)), width, left=left, label=stage, **{**style, **kwargs})
-        _share_labels(ax, left, width, table.sum(axis=1).to_numpy(), _COLORS[number % 10])
+        _write_shares(ax, left, width, table.sum(axis=1).to_numpy(), _COLORS[number % 10])
         left += width
-    for number, (variant, seconds) in enumerate((wall_s or {}).items()):
-        row = list(table.index).index(variant)
-        ax.plot(
-            [seconds, seconds],
-            [row - 0.4, row + 0.4],
-            color="black",
-            linewidth=2,
-            label="wall time" if number == 0 else None,
-        )
+    if wall_s:
+        rows = table.index.get_indexer(wall_s)
+        ax.vlines(wall_s.values(), rows - 0.4, rows + 0.4, color="black", linewidth=2, label="wall time")
     ax.set_yticks(range(len(table)), table.index)
     ax.set(xlabel="seconds", ylim=(len(table) - 0.4, -0.6), xlim=(0, None))
-    _legend_outside(ax)
+    _put_legend_outside(ax)
     return ax
 
 
-def _axes(n_rows: float) -> Axes:
+def _make_axes(n_rows: float) -> Axes:
     return plt.subplots(figsize=(7.5, 1.1 + 0.5 * n_rows), layout="constrained")[1]
 
 
-def _shown(label: str, runs: pd.DataFrame) -> str:
-    """A variant's label; one whose `storage` is simulated says so, whatever it is called."""
+def _label(label: str, runs: pd.DataFrame) -> str:
+    """A variant's label, marked as simulated if its `storage` is."""
     simulated = runs.loc[runs["variant"] == label, "storage"].astype(str).str.contains("simulated").any()
     return f"{label} (simulated)" if simulated and "simulated" not in label else label
 
 
-def _raw_ratios(ax: Axes, row: int, own: pd.DataFrame, base: pd.DataFrame) -> None:
+def _draw_ratios(ax: Axes, row: int, own: pd.DataFrame, base: pd.DataFrame) -> None:
     if are_interleaved(own, base):
         ratios = paired_ratios(own, base)["speedup"]
     else:
@@ -263,47 +257,43 @@ def _raw_ratios(ax: Axes, row: int, own: pd.DataFrame, base: pd.DataFrame) -> No
     ax.scatter(ratios, row + np.asarray(jitter), s=16, color=_RUNS, zorder=2)
 
 
-def _estimate(ax: Axes, row: int, estimate: pd.Series, **kwargs: Any) -> None:
+def _draw_estimate(ax: Axes, row: int, estimate: pd.Series, **kwargs: Any) -> None:
     speedup, low, high = estimate["speedup"], estimate["ci_low"], estimate["ci_high"]
     reach = [[max(0, speedup - low)], [max(0, high - speedup)]] if np.isfinite([low, high]).all() else None
     face = "white" if estimate["verdict"] == "inconclusive" else _ESTIMATE
-    style = {
-        "fmt": _MARKERS[estimate["verdict"]],
-        "color": _ESTIMATE,
-        "markerfacecolor": face,
-        "markersize": 8,
-        "capsize": 4,
-    }
-    ax.errorbar(speedup, row, xerr=reach, zorder=3, **{**style, **kwargs})
+    style = {"color": _ESTIMATE, "markerfacecolor": face, "markersize": 8, "capsize": 4}
+    ax.errorbar(speedup, row, xerr=reach, fmt=_MARKERS[estimate["verdict"]], zorder=3, **{**style, **kwargs})
     text = f"{speedup:.2f}x" + (" ?" if estimate["verdict"] == "inconclusive" else "")
     ax.annotate(text, (1.01, row), xycoords=("axes fraction", "data"), va="center")
 
 
-def _line(ax: Axes, x: float, label: str, color=_LIMIT, linestyle: str = "--") -> None:
+def _label_ratios(ax: Axes, labels: list[str], xlabel: str) -> None:
+    """Label the rows and the axis of speed-ups, and draw the line at 1x."""
+    ax.set_yticks(range(len(labels)), labels)
+    ax.set(xlabel=xlabel, ylim=(len(labels) - 0.4, -0.6))
+    _draw_line(ax, 1, "1x", color="0.3", linestyle="-")
+
+
+def _draw_line(ax: Axes, x: float, label: str, color: Any = _LIMIT, linestyle: str = "--") -> None:
     ax.axvline(x, color=color, linestyle=linestyle, linewidth=1.2, zorder=1)
     ax.annotate(
         label, (x, 1.0), xycoords=("data", "axes fraction"), ha="center", va="bottom", color=color, fontsize="small"
     )
 
 
-def _share_labels(ax: Axes, left: np.ndarray, width: np.ndarray, total: np.ndarray, color: Any) -> None:
-    """Shares inside the bars, on a plain ground: a number on a hatch is hard to read."""
-    ground = {"facecolor": color, "edgecolor": "none", "pad": 1.5}
-    ink = "black" if np.dot(color, (0.299, 0.587, 0.114)) > 0.5 else "white"  # what stands out from the ground
-    style = {"ha": "center", "va": "center", "color": ink, "fontsize": "small", "bbox": ground}
+def _write_shares(ax: Axes, left: np.ndarray, width: np.ndarray, total: np.ndarray, color: Any) -> None:
+    """Write shares inside the bars, on a plain background: numbers on hatches are hard to read."""
+    background = {"facecolor": color, "edgecolor": "none", "pad": 1.5}
+    ink = "black" if np.dot(color, (0.299, 0.587, 0.114)) > 0.5 else "white"  # by the brightness of the background
+    style = {"ha": "center", "va": "center", "color": ink, "fontsize": "small", "bbox": background}
     for row, share in enumerate(width / np.where(total > 0, total, 1)):
-        if share >= 0.07 and width[row] >= 0.085 * total.max():  # else the number is wider than its bar
+        if share >= 0.07 and width[row] >= 0.085 * total.max():  # otherwise the number is wider than its bar
             ax.text(left[row] + width[row] / 2, row, f"{share:.0%}", **style)
 
 
-def _legend_outside(ax: Axes) -> None:
+def _put_legend_outside(ax: Axes) -> None:
     ax.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
 
 
-def _axis_name(column: str) -> str:
-    names = {
-        "images_per_s": "images per second",
-        "cpu_s_per_1000": "CPU seconds per 1000 images",
-        "peak_mem_mb": "peak memory (MB)",
-    }
-    return names.get(column, column.replace("_", " "))
+def _axis_label(column: str) -> str:
+    return _AXIS_LABELS.get(column, column.replace("_", " "))

@@ -172,9 +172,9 @@ def test_an_empty_variant_is_an_error():
     ("options", "message"),
     [
         ({"variants": {}, "baseline": "a"}, "no variants"),
-        ({"variants": {"a": list}, "baseline": "b"}, "baseline 'b' is not a variant: choose one of a"),
-        ({"variants": {"a": list}, "baseline": "a", "rounds": 0}, "at least one round"),
-        ({"variants": {"a": list}, "baseline": "a", "warmups": -1}, "no negative warm-ups"),
+        ({"variants": {"a": list}, "baseline": "b"}, "baseline must be one of a, got 'b'"),
+        ({"variants": {"a": list}, "baseline": "a", "rounds": 0}, "rounds must be an integer >= 1, got 0"),
+        ({"variants": {"a": list}, "baseline": "a", "warmups": -1}, "warmups must be an integer >= 0, got -1"),
         ({"variants": {"a": [1]}, "baseline": "a"}, "'a' is not a function: write `lambda: loader`"),
     ],
 )
