@@ -1,13 +1,91 @@
 """The ledger: every claim of the write-ups in our words, its figure as they give it, and what tests it here.
 
-Figures and claims are theirs; nothing measured here is written down in this file. A claim about seconds on another
-machine is tested as a ratio of two of its figures, or where it has one figure only, as a direction.
+Claims and figures are theirs; no measurement of ours is in this file. A claim about seconds on another machine is
+tested as a ratio of two of its figures, or as a direction if it has only one figure.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from labkit.data.stores import DISKS
 from labkit.teach.claims import trials
-from labkit.teach.claims.frames import apart, more_by, paired, reckoned
-from labkit.teach.claims.rows import HYPERSIM_FILES, Claim, Test, gpu_test, tar_over_folder, tried_test, with_seeks
-from labkit.teach.claims.verdicts import faster, reaches, unchanged
+from labkit.teach.claims.frames import Read, more_by, on_gpu, paired, reckoned, separate
+from labkit.teach.claims.verdicts import Rule, faster, reaches, tried, unchanged
+
+_SEEK_S = DISKS["hdd"].seek_ms / 1e3
+_HYPERSIM_FILES, _ITERATION_FILES = 2 * 53_885, 64  # in Marigold's training list, and in one of its iterations
+
+
+@dataclass(frozen=True)
+class Test:
+    """One setting in which a claim is tested.
+
+    Args:
+        setting: In words; a verdict "under a condition" names it.
+        notebook: Number of the notebook that measures it, or explains it if it is a trial.
+        read: Returns the reading, or None if nothing has been measured.
+        rule: From the reading (and the claimed ratio) to an outcome.
+        needs_gpu: Only runs on a CUDA device count.
+    """
+
+    setting: str
+    notebook: str
+    read: Read
+    rule: Rule
+    needs_gpu: bool = False
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A row of the ledger.
+
+    Args:
+        id: As in the table of claims.
+        text: The claim, in our words.
+        figure: Its figure, as the write-up gives it.
+        tests: The tests that the verdict is based on.
+        claimed: The ratio that the figure states or implies; None if it states a direction only.
+        asides: Shown but not judged: what a CPU can say about a claim about GPUs.
+        note: What a reader must know about the row.
+    """
+
+    id: str
+    text: str
+    figure: str
+    tests: tuple[Test, ...]
+    claimed: float | None = None
+    asides: tuple[Test, ...] = ()
+    note: str = ""
+
+
+def _gpu_test(setting: str, notebook: str, read: Read, rule: Rule) -> Test:
+    return Test(setting, notebook, on_gpu(read), rule, needs_gpu=True)
+
+
+def _trial_test(setting: str, notebook: str, trial: trials.Trial) -> Test:
+    return Test(setting, notebook, trials.read_trial(trial), tried)
+
+
+def _with_seeks(n_seeks: int) -> Callable[[np.ndarray], np.ndarray]:
+    """Time per image with `n_seeks` seeks of a disk, over the time without; from rates in images/s."""
+    return lambda rates: 1 + n_seeks * _SEEK_S * rates
+
+
+def _tar_over_folder(n_scanned: int) -> Callable[[np.ndarray], np.ndarray]:
+    """Time of an iteration from a tar on a rotating disk, over that from a folder there; from rates in pairs/s.
+
+    A file in a folder costs two seeks; a member of a tar, and each header that is scanned, one.
+    """
+
+    def ratio(rates: np.ndarray) -> np.ndarray:
+        computing_s = _ITERATION_FILES / 2 / rates
+        tar_s = (n_scanned + _ITERATION_FILES) * _SEEK_S
+        return (tar_s + computing_s) / (2 * _ITERATION_FILES * _SEEK_S + computing_s)
+
+    return ratio
+
 
 _SIZES, _HEADERS, _COLD_HEADERS = "10 sizes from * names", "10 sizes from headers", "10 headers from a cold disk"
 _DECODERS, _SMALL, _LARGE = "14 decoders at 224", "02 decoders, imagenet", "02 decoders, camera"
@@ -24,9 +102,9 @@ LEDGER = (
         "4000 images: up to 20 min, 10 s on other disks; 20,000 on a hard disk: 30 min",
         (
             Test("this machine's disk against its memory", "10",
-                 apart((_HEADERS, "lk.collect_sizes"), (_COLD_HEADERS, "one reader"), cold=True), reaches),
+                 separate((_HEADERS, "lk.collect_sizes"), (_COLD_HEADERS, "one reader"), cold=True), reaches),
             Test("a rotating disk (simulated) against memory", "10",
-                 reckoned(_HEADERS, "lk.collect_sizes", with_seeks(2), "simulated: two seeks a file"), reaches),
+                 reckoned(_HEADERS, "lk.collect_sizes", _with_seeks(2), "simulated: two seeks a file"), reaches),
         ),
         claimed=20 * 60 / 10,
         note="Seconds of other machines cannot be tested; the ratio of the two disks can.",
@@ -45,16 +123,16 @@ LEDGER = (
         "Clamping the workers to os.cpu_count() avoids a crash on one CPU and contention on many.",
         "min(requested, os.cpu_count())",
         (
-            tried_test("one CPU, persistent workers", "03", trials.clamped_on_one_cpu),
+            _trial_test("one CPU, persistent workers", "03", trials.clamped_on_one_cpu),
             Test("one worker a core against four", "03", paired("03 workers", "one a core", "four a core"), faster),
-            tried_test("a process that may not use all cores", "03", trials.clamped_where_bound),
+            _trial_test("a process that may not use all cores", "03", trials.clamped_where_bound),
         ),
         note="os.cpu_count() counts the host's cores; lk.usable_cores() asks affinity and the cgroup as well.",
     ),
     Claim(
         "persistent-zero", "Persistent workers without workers raise an error.",
         "persistent_workers=True, num_workers=0",
-        (tried_test("DataLoader of torch", "03", trials.persistent_without_workers),),
+        (_trial_test("DataLoader of torch", "03", trials.persistent_without_workers),),
     ),
     Claim(
         "marigold-tar",
@@ -63,10 +141,10 @@ LEDGER = (
         (
             Test("from memory", "09", paired(_MARIGOLD, "folder", "tarfile"), reaches),
             Test("the first iteration from a rotating disk (simulated)", "09",
-                 reckoned(_MARIGOLD, "folder", tar_over_folder(2 * HYPERSIM_FILES), "simulated: two workers scan"),
+                 reckoned(_MARIGOLD, "folder", _tar_over_folder(2 * _HYPERSIM_FILES), "simulated: two workers scan"),
                  reaches),
             Test("later iterations from a rotating disk (simulated)", "09",
-                 reckoned(_MARIGOLD, "folder", tar_over_folder(0), "simulated: nothing to scan"), reaches),
+                 reckoned(_MARIGOLD, "folder", _tar_over_folder(0), "simulated: nothing to scan"), reaches),
         ),
         claimed=60 / 10,
         note="\"Minutes\" is taken as ten at most. The utilisation needs a GPU.",
@@ -133,14 +211,14 @@ LEDGER = (
     ),
     Claim(
         "kornia-gpu", "With Kornia on the GPU the CPU only decodes, and is no longer the bottleneck.", "no figure",
-        (gpu_test("colors on the GPU", "06", paired(_WHO, "CPU crops, device colors", "CPU does all"), faster),),
+        (_gpu_test("colors on the GPU", "06", paired(_WHO, "CPU crops, device colors", "CPU does all"), faster),),
         asides=(Test("if colors were free", "06", paired(_WHO, "CPU crops only", "CPU does all"), faster),),
     ),
     Claim(
         "cuda-prefetch", "A prefetcher with a CUDA stream of its own hides the copy behind computing.", "no figure",
         (
-            gpu_test("against copies that wait", "07", paired(_FEEDING, "prefetched", "pinned"), faster),
-            gpu_test("against copies not waited for", "07",
+            _gpu_test("against copies that wait", "07", paired(_FEEDING, "prefetched", "pinned"), faster),
+            _gpu_test("against copies not waited for", "07",
                      paired(_FEEDING, "prefetched", "pinned, non_blocking"), faster),
         ),
         asides=(Test("loading behind computing, one worker", "07",
@@ -158,20 +236,20 @@ LEDGER = (
     ),
     Claim(
         "dali-2x", "DALI, with decoding helped by the GPU, easily doubles the throughput.", "\"easily doubles\"",
-        (gpu_test("decoding on the GPU", "13", paired("13 peers on a GPU", "DALI (GPU)", "DataLoader"), reaches),),
+        (_gpu_test("decoding on the GPU", "13", paired("13 peers on a GPU", "DALI (GPU)", "DataLoader"), reaches),),
         claimed=2.0,
         asides=(Test("DALI on the CPU over torchvision v1", "13",
                      paired("13 peers imagenet", "DALI", "torchvision v1"), reaches),),
     ),
     Claim(
         "mixup-free", "MixUp and CutMix on the GPU cost nothing.", "\"zero cost\"",
-        (gpu_test("a step with mixing over one without", "06",
-              more_by(apart((_FEEDING, _ALONE), (_MIXING, "lk.mixup"))), unchanged),),
+        (_gpu_test("a step with mixing over one without", "06",
+              more_by(separate((_FEEDING, _ALONE), (_MIXING, "lk.mixup"))), unchanged),),
         claimed=1.0,
         asides=(
             Test("a small step with mixing over one without, all on the CPU", "06",
-                 more_by(apart(("07 loading behind computing", _ALONE), (_MIXING, "lk.mixup"))), unchanged),
-            tried_test("the snippet that goes around", "06", trials.reading_back),
+                 more_by(separate(("07 loading behind computing", _ALONE), (_MIXING, "lk.mixup"))), unchanged),
+            _trial_test("the snippet that goes around", "06", trials.reading_back),
         ),
     ),
     Claim(
@@ -198,9 +276,9 @@ LEDGER = (
         "seeded-workers", "A generator and a worker_init_fn make persistent, parallel loading reproducible.",
         "no figure",
         (
-            tried_test("a rerun with as many workers", "03", trials.seeded_again),
-            tried_test("a rerun with another number of workers", "03", trials.seeded_with_other_workers),
-            tried_test("a data set with a generator of its own", "03", trials.seeded_with_own_generator),
+            _trial_test("a rerun with as many workers", "03", trials.seeded_again),
+            _trial_test("a rerun with another number of workers", "03", trials.seeded_with_other_workers),
+            _trial_test("a data set with a generator of its own", "03", trials.seeded_with_own_generator),
         ),
         note="Libraries that keep a generator, as Albumentations does, are the last case.",
     ),

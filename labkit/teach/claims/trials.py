@@ -1,4 +1,4 @@
-"""Claims that no stopwatch settles: what a call does is tried on the spot, what a resize does is read off pixels."""
+"""Claims that need no timing: a call is tried on the spot, and the effect of a resize is read from pixels."""
 
 import functools
 import os
@@ -11,37 +11,35 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from labkit.core import photo_root
+from labkit.data import decode
+from labkit.data.stores import FolderStore
 from labkit.measure import speedup_interval
-from labkit.teach.claims.frames import Frames, Read
+from labkit.teach.claims.frames import Frames, Read, geometric_mean
 from labkit.teach.claims.verdicts import Reading
 
-SHORT_SIDE = 256  # as the claim has it
-_MOST_PHOTOS, _BOXES = 16, 4
-_TRIED = "tried on the spot"
-_BOUND = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); print(min(8, os.cpu_count()))"
+SHORT_SIDE = 256  # as in the claim
+_MAX_PHOTOS, _N_BOXES = 16, 4
+_BOUND_SCRIPT = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); print(min(8, os.cpu_count()))"
 
 Trial = Callable[[], tuple[bool, str] | None]
 
 
-def trial(function: Trial) -> Read:
-    """Read a trial; it is made once a process."""
+def read_trial(trial: Trial) -> Read:
+    """Reading of a trial, which runs once per process."""
 
-    def read(frames: Frames) -> Reading:
-        made = _once(function)
-        if made is None:
-            return Reading(experiment=_TRIED, doubt="this system does not allow the trial")
-        return Reading(passed=made[0], note=made[1], experiment=_TRIED)
+    @functools.cache
+    def read_once() -> Reading:
+        result = trial()
+        doubt = "" if result else "this system does not allow the trial"
+        passed, note = result or (None, "")
+        return Reading(passed=passed, note=note, experiment="tried on the spot", doubt=doubt)
 
-    return read
-
-
-@functools.cache
-def _once(function: Callable) -> tuple[bool, str] | None:
-    return function()
+    return lambda frames: read_once()
 
 
 def persistent_without_workers() -> tuple[bool, str]:
-    """Does torch refuse persistent workers where there are none?"""
+    """Does torch refuse persistent workers with num_workers=0?"""
     try:
         DataLoader([0], num_workers=0, persistent_workers=True)
     except ValueError as error:
@@ -50,25 +48,24 @@ def persistent_without_workers() -> tuple[bool, str]:
 
 
 def clamped_on_one_cpu() -> tuple[bool, str]:
-    """Is a request for many persistent workers, clamped to one CPU, still accepted?"""
-    clamped = min(8, 1)
+    """Is a request for 8 persistent workers accepted when it is clamped to one CPU?"""
     try:
-        DataLoader([0], num_workers=clamped, persistent_workers=True)
+        DataLoader([0], num_workers=min(8, 1), persistent_workers=True)
     except ValueError as error:
-        return False, f"{clamped} worker: ValueError: {error}"
-    return True, f"8 clamped to 1 CPU asks for {clamped} worker, no error"
+        return False, f"1 worker: ValueError: {error}"
+    return True, "8 clamped to 1 CPU asks for 1 worker, no error"
 
 
 def clamped_where_bound() -> tuple[bool, str] | None:
     """Does the clamp notice that a process may use one core only, as in a batch job or under taskset?"""
     if not hasattr(os, "sched_setaffinity"):
         return None
-    asked = int(subprocess.run([sys.executable, "-c", _BOUND], capture_output=True, text=True, check=True).stdout)
-    return asked == 1, f"bound to 1 core, it asks for {asked} worker(s)"
+    n_workers = int(subprocess.check_output([sys.executable, "-c", _BOUND_SCRIPT], text=True))
+    return n_workers == 1, f"bound to 1 core, it asks for {n_workers} worker(s)"
 
 
 class Draws(Dataset):
-    """A sample is what the random generators say: those that are seeded for workers, or one of its own."""
+    """Samples are random numbers: from the generators that are seeded for workers, or from the data set's own."""
 
     def __init__(self, own_generator: bool):
         self.own = np.random.default_rng() if own_generator else None
@@ -83,13 +80,13 @@ class Draws(Dataset):
 
 
 def seed_worker(worker: int) -> None:
-    """The recipe that goes around."""
+    """The popular recipe."""
     seed = torch.initial_seed() % 2**32
     np.random.seed(seed)
     random.seed(seed)
 
 
-def _two_epochs(num_workers: int, own_generator: bool = False) -> torch.Tensor:
+def _draw_two_epochs(num_workers: int, own_generator: bool = False) -> torch.Tensor:
     loader = DataLoader(
         Draws(own_generator), batch_size=2, shuffle=True, num_workers=num_workers, persistent_workers=True,
         worker_init_fn=seed_worker, generator=torch.Generator().manual_seed(0),
@@ -97,28 +94,28 @@ def _two_epochs(num_workers: int, own_generator: bool = False) -> torch.Tensor:
     return torch.cat([batch for _ in range(2) for batch in loader])
 
 
-def _alike(one: torch.Tensor, other: torch.Tensor) -> tuple[bool, str]:
-    same = torch.equal(one, other)
+def _compare_epochs(first: torch.Tensor, second: torch.Tensor) -> tuple[bool, str]:
+    same = torch.equal(first, second)
     return same, f"two epochs {'come out the same' if same else 'differ'}"
 
 
 def seeded_again() -> tuple[bool, str]:
-    """Does a second run with as many workers give the same samples?"""
-    return _alike(_two_epochs(2), _two_epochs(2))
+    """Does a second run with the same number of workers give the same samples?"""
+    return _compare_epochs(_draw_two_epochs(2), _draw_two_epochs(2))
 
 
 def seeded_with_other_workers() -> tuple[bool, str]:
-    """And one with another number of workers?"""
-    return _alike(_two_epochs(2), _two_epochs(1))
+    """Does a run with another number of workers give the same samples?"""
+    return _compare_epochs(_draw_two_epochs(2), _draw_two_epochs(1))
 
 
 def seeded_with_own_generator() -> tuple[bool, str]:
-    """And where the data set, or a library in it, draws from a generator of its own?"""
-    return _alike(_two_epochs(2, own_generator=True), _two_epochs(2, own_generator=True))
+    """Does a second run give the same samples if the data set, or a library in it, has its own generator?"""
+    return _compare_epochs(_draw_two_epochs(2, own_generator=True), _draw_two_epochs(2, own_generator=True))
 
 
 def reading_back() -> tuple[bool, str]:
-    """Does the write-ups' CutMix leave values on the device, and its input alone?"""
+    """Does the write-ups' CutMix leave all values on the device?"""
     from labkit.measure import count_readbacks
     from labkit.teach.reference import writeup_cutmix
 
@@ -128,54 +125,48 @@ def reading_back() -> tuple[bool, str]:
 
 
 def detail_kept(profile: str) -> Read:
-    """Detail in random crops of photos resized to `SHORT_SIDE` first, over that in crops of the photos.
+    """Detail in random crops of photos that were first resized to `SHORT_SIDE`, over that in crops of the originals.
 
-    Detail is the spread of the Laplacian; one number a photo, since crops of one photo are alike. Needs the photos of
-    this scale, which a tour makes.
+    Detail is the standard deviation of the Laplacian. Each photo gives one ratio, since its crops are similar. Needs
+    the photos of this scale, which a tour makes.
     """
 
     def read(frames: Frames) -> Reading | None:
-        kept = _kept(profile)
-        if kept is None:
+        ratios = _measure_detail(profile)
+        if ratios is None:
             return None
-        ratio = float(np.exp(np.log(kept).mean()))
-        note = f"detail, {len(kept)} photos"
-        return Reading(ratio, *speedup_interval(kept), len(kept), "pixels compared on the spot", note=note)
+        interval, note = speedup_interval(ratios), f"detail, {len(ratios)} photos"
+        return Reading(geometric_mean(ratios), *interval, len(ratios), "pixels compared on the spot", note=note)
 
     return read
 
 
 @functools.cache
-def _kept(profile: str) -> np.ndarray | None:
-    from labkit.core import photo_root
-    from labkit.data.stores import FolderStore
-
+def _measure_detail(profile: str) -> np.ndarray | None:
     if not photo_root(profile).is_dir():
         return None
     store = FolderStore(photo_root(profile))
-    keys = store.keys()[:: max(1, len(store) // _MOST_PHOTOS)][:_MOST_PHOTOS]
+    keys = store.keys()[:: max(1, len(store) // _MAX_PHOTOS)][:_MAX_PHOTOS]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return np.array([_kept_of(store.read(key)) for key in keys])
+        return np.array([_detail_ratio(store.read(key)) for key in keys])
 
 
-def _kept_of(data: bytes) -> float:
+def _detail_ratio(data: bytes) -> float:
     from torchvision.transforms import RandomResizedCrop
     from torchvision.transforms.v2.functional import resize, to_pil_image
-
-    from labkit.data import decode
 
     pixels = decode(data)
     large = min(pixels.shape[1:]) > SHORT_SIDE  # nothing is enlarged
     smaller = resize(pixels, [SHORT_SIDE], antialias=True) if large else pixels
     photo, prepared = to_pil_image(pixels), to_pil_image(smaller)
-    boxes = [RandomResizedCrop.get_params(pixels, (0.08, 1.0), (3 / 4, 4 / 3)) for _ in range(_BOXES)]
+    boxes = [RandomResizedCrop.get_params(pixels, (0.08, 1.0), (3 / 4, 4 / 3)) for _ in range(_N_BOXES)]
     zoom = prepared.width / photo.width
-    ratios = [_detail(prepared, box, zoom) / _detail(photo, box, 1.0) for box in boxes]
+    ratios = [_measure_crop(prepared, box, zoom) / _measure_crop(photo, box, 1.0) for box in boxes]
     return float(np.exp(np.median(np.log(ratios))))
 
 
-def _detail(image, box: tuple[int, int, int, int], zoom: float) -> float:
+def _measure_crop(image, box: tuple[int, int, int, int], zoom: float) -> float:
     import cv2
     from PIL import Image
 

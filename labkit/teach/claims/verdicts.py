@@ -1,4 +1,4 @@
-"""From what a test found to a verdict on a claim: the same few rules for every row of the ledger."""
+"""The rules that turn readings into outcomes of tests, and outcomes into the verdict on a claim."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ MISSING = "not measured yet"
 OPEN = "inconclusive"
 VERDICTS = (HOLDS, CONDITION, FAILS, OPEN, NEEDS_GPU, MISSING)
 
-SAME_WITHIN = 1.05  # what is claimed to change nothing, or to cost nothing, may change a twentieth
+SAME_WITHIN = 1.05  # a claim of "no change" or "no cost" allows a change of a twentieth
 
 
 @dataclass(frozen=True)
@@ -21,14 +21,14 @@ class Reading:
 
     Args:
         ratio: How many times as fast, or as large; nan for a trial.
-        low, high: Its 95 % interval; nan where there is none.
-        n_runs: Runs of each variant that count (or photos).
-        experiment: Whose frame was read, or what was tried.
-        scale: Of the runs; "" where it does not matter.
+        low, high: Its 95 % interval; nan if there is none.
+        n_runs: Number of counted runs of each variant (or of photos).
+        experiment: Experiment of the frame, or the kind of trial.
+        scale: Scale of the runs; "" if it does not matter.
         device: "cpu" or "cuda".
-        passed: Of a trial, which has no ratio: did it turn out as claimed?
+        passed: Whether a trial, which has no ratio, ended as claimed.
         note: What was seen, in words.
-        doubt: Why nothing may be concluded from it, if so.
+        doubt: Why it allows no conclusion; "" if it does.
     """
 
     ratio: float = nan
@@ -43,15 +43,19 @@ class Reading:
     doubt: str = ""
 
     def __str__(self) -> str:
-        ratio = "" if isnan(self.ratio) else f"{shown(self.ratio)}x"
-        interval = "" if isnan(self.low) else f"[{shown(self.low)}, {shown(self.high)}]"
-        return " ".join(
-            part for part in (ratio, interval, self.note and f"({self.note})" if ratio else self.note) if part
-        )
+        if isnan(self.ratio):
+            return self.note
+        note = f" ({self.note})" if self.note else ""
+        return f"{format_ratio(self.ratio)}x{format_interval(self.low, self.high)}{note}"
 
 
-def shown(ratio: float) -> str:
-    """A ratio with as many digits as mean something: 1.19, 12.3, 328."""
+def format_interval(low: float, high: float) -> str:
+    """An interval with a space before it, or "" for nan."""
+    return "" if isnan(low) else f" [{format_ratio(low)}, {format_ratio(high)}]"
+
+
+def format_ratio(ratio: float) -> str:
+    """A ratio with its significant digits only: 1.19, 12.3, 328."""
     return f"{ratio:.2f}" if ratio < 10 else f"{ratio:.1f}" if ratio < 100 else f"{ratio:,.0f}"
 
 
@@ -59,46 +63,41 @@ Rule = Callable[[Reading, float | None], str]
 
 
 def faster(reading: Reading, claimed: float | None = None) -> str:
-    """A claim without a figure: the interval lies above 1, below it, or across."""
+    """Rule for a claim without a figure: the interval must lie above 1."""
     return HOLDS if reading.low > 1 else FAILS if reading.high < 1 else OPEN
 
 
 def reaches(reading: Reading, claimed: float) -> str:
-    """A claim of a ratio: held where the runs reach it, or cannot be told from it but can from 1."""
+    """Rule for a claimed ratio: the interval must reach it and lie above 1."""
     if reading.high < claimed:
         return FAILS
     return HOLDS if reading.low >= claimed or reading.low > 1 else OPEN
 
 
 def unchanged(reading: Reading, claimed: float | None = None) -> str:
-    """A claim of no change: the interval lies within `SAME_WITHIN` of 1, outside, or on the edge."""
+    """Rule for a claim of no change: the interval must lie within `SAME_WITHIN` of 1."""
     if reading.low > SAME_WITHIN or reading.high < 1 / SAME_WITHIN:
         return FAILS
     return HOLDS if reading.low >= 1 / SAME_WITHIN and reading.high <= SAME_WITHIN else OPEN
 
 
 def tried(reading: Reading, claimed: float | None = None) -> str:
-    """A claim of what happens: it did, or did not."""
+    """Rule for a trial."""
     return HOLDS if reading.passed else FAILS
 
 
 def outcome(reading: Reading | None, rule: Rule, claimed: float | None, *, needs_gpu: bool = False) -> str:
-    """The verdict of a single test."""
+    """The outcome of a single test."""
     if reading is None:
         return NEEDS_GPU if needs_gpu else MISSING
     return OPEN if reading.doubt else rule(reading, claimed)
 
 
 def together(outcomes: Sequence[str]) -> str:
-    """The verdict on a claim from its tests: it holds where all do, and under a condition where only some do.
+    """The verdict on a claim: it holds if all of its tests do, and under a condition if only some do.
 
-    A test that is open, not measured or out of reach never counts as held. One refuting test is enough against a claim
-    that nothing supports.
+    A test that is inconclusive, not measured or needs a GPU never counts as held. One test that fails is enough against
+    a claim that no test supports.
     """
-    found = set(outcomes)
-    if found == {HOLDS}:
-        return HOLDS
-    return next(verdict for verdict, kind in _FIRST_OF if kind in found)
-
-
-_FIRST_OF = ((CONDITION, HOLDS), (FAILS, FAILS), (OPEN, OPEN), (NEEDS_GPU, NEEDS_GPU), (MISSING, MISSING))
+    strongest = next(outcome for outcome in (HOLDS, FAILS, OPEN, NEEDS_GPU, MISSING) if outcome in outcomes)
+    return CONDITION if strongest == HOLDS and set(outcomes) != {HOLDS} else strongest

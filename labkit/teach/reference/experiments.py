@@ -1,4 +1,4 @@
-"""The experiments that a CUDA machine records, and that notebooks 03, 06 and 07 run: one definition for both."""
+"""The experiments of notebooks 03, 06 and 07, which a CUDA machine also records as reference runs."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -20,14 +20,14 @@ Factory = Callable[[], Iterable[Any]]
 
 @dataclass(frozen=True)
 class Experiment:
-    """What `compare` takes, and what has to be true before it is worth timing.
+    """Arguments of `compare`, and a check of what must be true before timing.
 
     Args:
         name: As in `compare(experiment=...)`.
         baseline: One of `variants`.
         variants: Label -> factory of an iterable of batches.
-        check: Raises AssertionError where the variants do not do the same work.
-        close: Frees workers.
+        check: Raises AssertionError if the variants do not do the same work.
+        close: Ends workers.
     """
 
     name: str
@@ -37,38 +37,32 @@ class Experiment:
     close: Callable[[], None] = lambda: None
 
     def run(self, rounds: int, *, progress: bool = True) -> pd.DataFrame:
-        """Check, then `compare`, then close. The frame is kept out of the ladder: each experiment holds a what-if.
+        """Check, `compare`, then close. The runs are no rung of the ladder.
 
         Raises:
             RuntimeError: the variants do not do the same work; nothing was timed.
         """
         try:
             self.check()
-            return compare(
-                self.variants,
-                baseline=self.baseline,
-                rounds=rounds,
-                experiment=self.name,
-                progress=progress,
-                rung=False,
-            )
+            options = {"rounds": rounds, "experiment": self.name, "progress": progress, "rung": False}
+            return compare(self.variants, baseline=self.baseline, **options)
         except AssertionError as error:
             raise RuntimeError(f"{self.name}: the variants do not do the same work: {error}") from error
         finally:
             self.close()
 
 
-def ensure(holds: bool | Tensor, otherwise: str) -> None:
-    """Raise AssertionError, `python -O` or not: figures of variants that do different work must not be stored."""
-    if not holds:
-        raise AssertionError(otherwise)
+def ensure(condition: bool | Tensor, message: str) -> None:
+    """`assert`, also under `python -O`: runs of variants that do different work must not be stored."""
+    if not condition:
+        raise AssertionError(message)
 
 
 def augment_on_device(
     device: torch.device, scale: Scale, recipe: str = "light", *, compiled: bool = True
 ) -> Experiment:
-    """v2 (one draw a batch) against Kornia (a draw an image), eager and compiled, on uint8 batches that lie there."""
-    batch = _pictures(scale.batch_size, device)
+    """v2 (one draw per batch) against Kornia (one per image), eager and compiled, on uint8 batches on the device."""
+    batch = _make_pictures(scale.batch_size, device)
     variants = {"v2, one draw a batch": make_augment(recipe, "v2"), "Kornia": make_augment(recipe, "kornia").to(device)}
     if compiled:
         variants["Kornia, compiled"] = torch.compile(make_augment(recipe, "kornia").to(device))
@@ -81,19 +75,18 @@ def augment_on_device(
             ensure(result.shape == (len(batch), 3, 224, 224), f"{label} gives {tuple(result.shape)}")
             ensure(result.isfinite().all(), f"{label} gives values that are not finite")
             distinct = len({row.numpy().tobytes() for row in augment(batch[:1].expand_as(batch)).cpu()})
-            wanted = 1 if label.startswith("v2") else len(batch)
-            ensure(distinct == wanted, f"{label}: {distinct} different results of one picture, {wanted} wanted")
+            expected = 1 if label.startswith("v2") else len(batch)
+            ensure(distinct == expected, f"{label}: {distinct} different results of one picture, not {expected}")
 
-    steps = _batches_in(scale)
-    factories = {label: partial(_calls, augment, batch, steps) for label, augment in variants.items()}
+    factories = {label: partial(_repeat, _count_batches(scale), augment, batch) for label, augment in variants.items()}
     return Experiment(f"06 {recipe} recipe on the device", "v2, one draw a batch", factories, check)
 
 
 def mixing(device: torch.device, scale: Scale) -> Experiment:
-    """A float batch, mixed by torchvision, by labkit, and as the write-ups do, with the host waiting for the GPU."""
+    """A float batch, mixed by torchvision, by labkit, and as in write-ups, where the host waits for the GPU."""
     from torchvision.transforms import v2
 
-    batch = _pictures(scale.batch_size, device, size=224).float().div_(255)
+    batch = _make_pictures(scale.batch_size, device, size=224).float().div_(255)
     labels = torch.arange(len(batch), device=device) % 10
     variants = {
         "v2.MixUp": v2.MixUp(num_classes=10),
@@ -115,13 +108,13 @@ def mixing(device: torch.device, scale: Scale) -> Experiment:
         theirs = variants["v2.MixUp"].transform(batch, {"labels": labels, "batch_size": len(batch), "lam": 0.3})
         ensure(torch.allclose(own, theirs, atol=1e-6), "lk.mixup and v2.MixUp differ for the same draw")
 
-    steps = 4 * _batches_in(scale)
-    factories = {label: partial(_mixes, mix, batch, labels, steps) for label, mix in variants.items()}
+    n_steps = 4 * _count_batches(scale)
+    factories = {label: partial(_repeat, n_steps, mix, batch, labels) for label, mix in variants.items()}
     return Experiment("06 mixing on the device", "v2.CutMix", factories, check)
 
 
 def writeup_cutmix(x: Tensor, y: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
-    """As found in write-ups: `int()` of a device tensor waits for the device, and the caller's batch is overwritten."""
+    """As in write-ups: `int()` of a device tensor waits for the device, and the caller's batch is overwritten."""
     share = torch.distributions.Beta(1.0, 1.0).sample().to(x.device)
     partner = torch.randperm(len(x), device=x.device)
     height, width = x.shape[-2:]
@@ -137,7 +130,7 @@ def writeup_cutmix(x: Tensor, y: Tensor, num_classes: int) -> tuple[Tensor, Tens
 
 
 def who_augments(store: Any, device: torch.device, scale: Scale, recipe: str = "heavy") -> Experiment:
-    """The CPU does all, or decodes and crops while the device changes colors: same images, other places."""
+    """The CPU does everything, or decodes and crops while the device changes colors."""
     config = LoaderConfig(batch_size=scale.batch_size)
     on_cpu = make_loader(ImageDataset(store, transform=make_augment(recipe, "v2")), config, drop_last=True)
     cropped = ImageDataset(store, transform=make_augment(recipe, "v2", part="geometry"))
@@ -149,68 +142,73 @@ def who_augments(store: Any, device: torch.device, scale: Scale, recipe: str = "
         theirs = photometry(crops.to(device))
         ensure(ours.shape == theirs.shape, f"{tuple(ours.shape)} and {tuple(theirs.shape)}")
         ensure(torch.equal(labels, same_labels), "the two loaders give different samples")
-        # Their colors are drawn differently, and means of a few images scatter: compared is what chance leaves alone.
-        still = replace(RECIPES[recipe], jitter=0, gray=0, blur=0, solarize=0)
+        # Colors are drawn at random, so compare only the steps without a random draw.
+        plain = replace(RECIPES[recipe], jitter=0, gray=0, blur=0, solarize=0)
         ours, theirs = (
-            make_augment(still, "v2", part="photometry")(crops.to(device)),
-            make_augment(still, "kornia", part="photometry").to(device)(crops.to(device)),
+            make_augment(plain, "v2", part="photometry")(crops.to(device)),
+            make_augment(plain, "kornia", part="photometry").to(device)(crops.to(device)),
         )
         ensure(torch.allclose(ours, theirs, atol=1e-3), "the two normalise differently")
 
-    move = _to(device, non_blocking=True)
+    move = move_to(device, non_blocking=True)
     return Experiment(
         "06 who augments", "CPU does all",
         {
-            "CPU does all": partial(_moved, on_cpu, move),
-            "CPU crops, device colors": partial(_moved, for_device, lambda batch: photometry(move(batch)[0])),
-            "CPU crops only": partial(_moved, for_device, move),
+            "CPU does all": partial(map, move, on_cpu),
+            "CPU crops, device colors": partial(map, lambda batch: photometry(move(batch)[0]), for_device),
+            "CPU crops only": partial(map, move, for_device),
         },
         check, partial(_close, on_cpu, for_device),
     )  # fmt: skip
 
 
 def pinning(store: Any, device: torch.device, scale: Scale) -> Experiment:
-    """Loading and copying, without a step: does page-locked memory pay for the copy into it?"""
-    pageable, pinned = _pageable_and_pinned(store, scale)
+    """Loading and copying, without a step: is page-locked memory worth the copy into it?"""
+    pageable, pinned = _make_loaders(store, scale)
+    move, move_async = (move_to(device, non_blocking=flag) for flag in (False, True))
 
     def check() -> None:
-        both = zip(*(_moved(loader, _to(device, non_blocking=True)) for loader in (pageable, pinned)), strict=True)
-        same = all(torch.equal(own, other) for one, two in both for own, other in zip(one, two, strict=True))
+        pairs = zip(map(move_async, pageable), map(move_async, pinned), strict=True)
+        same = all(torch.equal(own, other) for one, two in pairs for own, other in zip(one, two, strict=True))
         ensure(same, "pinned batches differ from pageable ones")
 
     variants = {
-        "pin_memory=False": partial(_moved, pageable, _to(device, non_blocking=False)),
-        "pin_memory=True": partial(_moved, pinned, _to(device, non_blocking=False)),
-        "pin_memory=True, non_blocking": partial(_moved, pinned, _to(device, non_blocking=True)),
+        "pin_memory=False": partial(map, move, pageable),
+        "pin_memory=True": partial(map, move, pinned),
+        "pin_memory=True, non_blocking": partial(map, move_async, pinned),
     }
     close = partial(_close, pageable, pinned)
     return Experiment("03 pinned memory", "pin_memory=False", variants, check, close)
 
 
 def overlap(store: Any, device: torch.device, scale: Scale) -> Experiment:
-    """Training steps fed in five ways; and loading alone and computing alone, which they should come close to."""
-    pageable, pinned = _pageable_and_pinned(store, scale)
+    """Training steps fed in four ways, and their limits: loading alone and computing alone."""
+    pageable, pinned = _make_loaders(store, scale)
+    move, move_async = (move_to(device, non_blocking=flag) for flag in (False, True))
     step = training_step(device)
     n_batches = len(pinned)
     resident = ReplayLoader(pageable, min(4, n_batches), length=n_batches, device=device)
 
     def check() -> None:
-        sums = [[int(images.long().sum()) for images, _ in loader] for loader in _same_epoch(pageable, pinned, device)]
-        ensure(all(found == sums[0] for found in sums), "the ways of feeding give different batches")
+        sums = []
+        for loader in (pageable, pinned, CUDAPrefetcher(pinned, device)):
+            loader.set_epoch(0)
+            sums.append([int(images.long().sum()) for images, _ in loader])
+        ensure(all(epoch == sums[0] for epoch in sums), "the ways of feeding give different batches")
 
     variants = {
-        "pageable": partial(_steps, step, pageable, _to(device, non_blocking=False)),
-        "pinned": partial(_steps, step, pinned, _to(device, non_blocking=False)),
-        "pinned, non_blocking": partial(_steps, step, pinned, _to(device, non_blocking=True)),
-        "prefetched": partial(_steps, step, CUDAPrefetcher(pinned, device)),
+        "pageable": partial(_train, step, pageable, move),
+        "pinned": partial(_train, step, pinned, move),
+        "pinned, non_blocking": partial(_train, step, pinned, move_async),
+        "prefetched": partial(_train, step, CUDAPrefetcher(pinned, device)),
         "load alone": lambda: pinned,
-        "compute alone": partial(_steps, step, resident),
+        "compute alone": partial(_train, step, resident),
     }
     return Experiment("07 feeding a training step", "pageable", variants, check, partial(_close, pageable, pinned))
 
 
 def training_step(device: torch.device) -> Callable[[Any], Any]:
-    """One step of ResNet-50 (on a CPU: ResNet-18 on pictures shrunk to 32) on a uint8 batch that lies on the device."""
+    """One step of ResNet-50 (on a CPU: of ResNet-18 on pictures shrunk to 32) with a uint8 batch on the device."""
     from torchvision import models
 
     on_gpu = device.type == "cuda"
@@ -233,13 +231,11 @@ def training_step(device: torch.device) -> Callable[[Any], Any]:
     return step
 
 
-def _pageable_and_pinned(store: Any, scale: Scale) -> tuple[Loader, Loader]:
-    """Two loaders of the same uint8 crops; without CUDA neither pins."""
+def _make_loaders(store: Any, scale: Scale) -> tuple[Loader, Loader]:
+    """A pageable and a pinned loader of the same uint8 crops; without CUDA neither pins."""
     cropped = ImageDataset(store, transform=make_augment("light", "v2", part="geometry"))
-    pageable = LoaderConfig(batch_size=scale.batch_size, pin_memory=False)
-    return tuple(
-        make_loader(cropped, config, drop_last=True) for config in (pageable, replace(pageable, pin_memory=None))
-    )
+    configs = [LoaderConfig(batch_size=scale.batch_size, pin_memory=pin) for pin in (False, None)]
+    return tuple(make_loader(cropped, config, drop_last=True) for config in configs)
 
 
 def _close(*loaders: Loader) -> None:
@@ -247,41 +243,28 @@ def _close(*loaders: Loader) -> None:
         loader.close()
 
 
-def _same_epoch(pageable: Any, pinned: Any, device: torch.device) -> Iterator[Iterable[Any]]:
-    for loader in (pageable, pinned, CUDAPrefetcher(pinned, device)):
-        loader.set_epoch(0)
-        yield loader
-
-
-def _pictures(n: int, device: torch.device, size: int = 256) -> Tensor:
+def _make_pictures(n: int, device: torch.device, size: int = 256) -> Tensor:
     generator = torch.Generator().manual_seed(0)
     coarse = torch.rand(n, 3, 16, 16, generator=generator)
     smooth = nn.functional.interpolate(coarse, (size, size), mode="bilinear").mul_(255)
     return smooth.to(torch.uint8).to(device)
 
 
-def _batches_in(scale: Scale) -> int:
+def _count_batches(scale: Scale) -> int:
     return max(2, scale.n_photos // scale.batch_size)
 
 
-def _calls(augment: Callable[[Tensor], Tensor], batch: Tensor, n: int) -> Iterator[Tensor]:
-    return (augment(batch) for _ in range(n))
+def _repeat(n: int, function: Callable[..., Any], *args: Any) -> Iterator[Any]:
+    return (function(*args) for _ in range(n))
 
 
-def _mixes(mix: Callable, batch: Tensor, labels: Tensor, n: int) -> Iterator[Any]:
-    return (mix(batch, labels) for _ in range(n))
-
-
-def _moved(loader: Iterable[Any], move: Callable[[Any], Any]) -> Iterator[Any]:
-    return (move(batch) for batch in loader)
-
-
-def _steps(step: Callable[[Any], Any], loader: Iterable[Any], move: Callable | None = None) -> Iterator[int]:
-    for batch in loader:
+def _train(step: Callable[[Any], Any], loader: Iterable[Any], move: Callable | None = None) -> Iterator[int]:
+    for batch in loader:  # not `map`, which would start the loader before the clock of the first batch
         moved = move(batch) if move else batch
         step(moved)
         yield len(moved[0])
 
 
-def _to(device: torch.device, *, non_blocking: bool) -> Callable[[Any], Any]:
+def move_to(device: torch.device, *, non_blocking: bool) -> Callable[[Any], Any]:
+    """A function that moves the tensors of a batch to the device."""
     return partial(map_tensors, function=lambda item: item.to(device, non_blocking=non_blocking))

@@ -1,4 +1,4 @@
-"""`python -m labkit reference`: check, measure and store the experiments that need a CUDA GPU. Without Jupyter."""
+"""`python -m labkit reference`: check, measure and store the experiments that need a CUDA GPU; needs no Jupyter."""
 
 import json
 import time
@@ -15,50 +15,49 @@ from labkit.teach.reference import experiments, fast_path
 from labkit.teach.reference.experiments import Experiment
 from labkit.teach.reference.runs import FOLDER
 
-_MOST_ROUNDS = 7  # so that all of it stays under eight minutes
+_MAX_ROUNDS = 7  # all experiments together take less than eight minutes
 
 
 def record_reference(
     folder: Path = FOLDER, *, device: str = "cuda", say: Callable[[str], None] = lambda line: None
 ) -> Path:
-    """Measure at the current scale; write `<env_id>.csv`, then `.json`, each whole or not at all.
+    """Measure at the current scale; write `<env_id>.json` and `<env_id>.csv`, each as a whole.
 
     Args:
-        folder: Where the pair of files goes; the package's own folder takes CUDA runs only.
-        device: `"cuda"`; `"cpu"` rehearses, into a folder of your own.
-        say: Called with a line on what is being done.
+        folder: Folder for the two files; the package's own folder takes CUDA runs only.
+        device: `"cuda"`, or `"cpu"` to rehearse, with a folder of your own.
+        say: Called with a line for each experiment.
 
     Returns:
-        The CSV's path.
+        Path of the CSV.
 
     Raises:
-        RuntimeError: no such device here, or an experiment's variants do not do the same work.
-        ValueError: a CPU's runs for the package's own folder.
+        RuntimeError: no CUDA device, or the variants of an experiment do not do the same work.
+        ValueError: `folder` is the package's own, and `device` is not `"cuda"`.
     """
     if device == "cuda" and not torch.cuda.is_available():
-        raise RuntimeError("there is no CUDA device here: run this on a machine that has one")
+        raise RuntimeError("no CUDA device found: run this on a machine that has one")
     if device != "cuda" and folder.resolve() == FOLDER:
-        raise ValueError(f"runs of device={device!r} are no reference: choose another folder")
+        raise ValueError(f"runs with device={device!r} are not reference runs: choose another folder than {folder}")
     frames, seconds = [], {}
-    for experiment in _experiments(torch.device(device), scale()):
-        rounds = min(_MOST_ROUNDS, scale().rounds)
+    for experiment in _make_experiments(torch.device(device), scale()):
+        rounds = min(_MAX_ROUNDS, scale().rounds)
         say(f"{experiment.name}: checking, then {rounds} rounds of {len(experiment.variants)} variants")
         start = time.perf_counter()
         frames.append(experiment.run(rounds, progress=False))
         seconds[experiment.name] = round(time.perf_counter() - start, 1)
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{env_id()}.csv"
     facts = {"environment": environment(), "scale": scale().name, "seconds": seconds}
-    # The machine first: runs without it could not be told whose they are.
+    # The machine first: without it, nobody could tell where the runs come from.
     write_atomic(path.with_suffix(".json"), json.dumps(facts, indent=1).encode())
     write_atomic(path, pd.concat(frames, ignore_index=True).to_csv(index=False).encode())
     return path
 
 
-def _experiments(device: torch.device, size: Scale) -> Iterator[Experiment]:
-    """One at a time: their models and batches need not lie in memory together."""
+def _make_experiments(device: torch.device, size: Scale) -> Iterator[Experiment]:
+    """Makes one at a time, so that memory holds the models and batches of one only."""
     store = FolderStore(make_photos(photo_root("imagenet"), size.n_photos))
-    compiled = device.type == "cuda"  # on a rehearsal, compiling would take longer than all the rest
+    compiled = device.type == "cuda"  # in a rehearsal, compiling would take longer than everything else
     yield experiments.pinning(store, device, size)
     yield experiments.augment_on_device(device, size, "light", compiled=compiled)
     yield experiments.augment_on_device(device, size, "heavy", compiled=compiled)

@@ -1,6 +1,6 @@
-"""Stored runs of machines with a CUDA GPU, for readers who have none: `<env_id>.csv` (runs) and `.json` (machine).
+"""Stored runs of machines with a CUDA GPU, for readers without one: `<env_id>.csv` (runs) and `.json` (machine).
 
-`python -m labkit reference` on such a machine adds its pair of files. Figures come from nowhere else.
+`python -m labkit reference` on such a machine adds its two files.
 """
 
 import json
@@ -13,9 +13,9 @@ COMMAND = "python -m labkit reference"
 
 
 def reference_runs(experiment: str, folder: Path = FOLDER) -> dict[str, pd.DataFrame]:
-    """Stored runs of one experiment: name of the machine's GPU -> frame, as `compare` gives it.
+    """Stored runs of one experiment: name of the machine's GPU -> frame, as `compare` returns it.
 
-    A rehearsal on a CPU is named after the CPU; a second machine with the same GPU also by its file.
+    A rehearsal on a CPU has the CPU's name; a second machine with the same GPU has its file's name added.
 
     Raises:
         ValueError: a stored file is damaged; names it.
@@ -27,13 +27,13 @@ def reference_runs(experiment: str, folder: Path = FOLDER) -> dict[str, pd.DataF
         frame = load_frame(path)
         runs = frame[frame["experiment"] == experiment].reset_index(drop=True)
         if len(runs):
-            machine = _machine(path.with_suffix(".json"))
+            machine = _read_machine(path.with_suffix(".json"))
             found[machine if machine not in found else f"{machine} ({path.stem})"] = runs
     return found
 
 
 def show_reference(experiment: str, folder: Path = FOLDER) -> None:
-    """Plot an experiment's stored runs, one picture a machine; where there are none, say so and how to get them."""
+    """Plot an experiment's stored runs, one picture per machine; if there are none, print how to record them."""
     from labkit.measure import plot_speedup
 
     found = reference_runs(experiment, folder)
@@ -46,9 +46,9 @@ def show_reference(experiment: str, folder: Path = FOLDER) -> None:
         )
 
 
-def _machine(path: Path) -> str:
+def _read_machine(path: Path) -> str:
     try:
         environment = json.loads(path.read_text())["environment"]
         return environment["gpu"] or environment["cpu"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} does not name the machine of its runs: record them anew ({COMMAND})") from error
+        raise ValueError(f"{path} does not name the machine of its runs: record them again with `{COMMAND}`") from error

@@ -18,7 +18,17 @@ from labkit.teach.claims import frames as claim_frames, trials as claim_trials
 from labkit.teach.claims.judging import judged
 from labkit.teach.claims.ledger import LEDGER
 from labkit.teach.claims.text import lines_of
-from labkit.teach.claims.verdicts import VERDICTS, Reading, faster, outcome, reaches, shown, together, tried, unchanged
+from labkit.teach.claims.verdicts import (
+    VERDICTS,
+    Reading,
+    faster,
+    format_ratio,
+    outcome,
+    reaches,
+    together,
+    tried,
+    unchanged,
+)
 
 IDS = [
     "sizes-4000-20min", "sizes-6x", "workers-clamp", "persistent-zero", "marigold-tar", "decode-pil", "decode-cv2",
@@ -33,9 +43,9 @@ def _nothing_recorded(tmp_path, monkeypatch):
     """No frames but the test's own, no photos, and each trial once for all tests."""
     monkeypatch.setenv(RESULTS_VARIABLE, str(tmp_path / "none"))
     monkeypatch.setenv("LABKIT_HOME", str(tmp_path / "home"))
-    claim_trials._kept.cache_clear()
+    claim_trials._measure_detail.cache_clear()
     yield
-    claim_trials._kept.cache_clear()
+    claim_trials._measure_detail.cache_clear()
 
 
 def _runs(frame_of, experiment, rates, **factors):
@@ -310,7 +320,7 @@ def test_detail_is_lost_by_resizing_first_and_kept_where_nothing_is_resized(tmp_
     assert unchanged(reading) == "does not hold"
     assert claim_trials.detail_kept("camera")(claim_frames.Frames([])) is None
     monkeypatch.setattr(claim_trials, "SHORT_SIDE", 10_000)
-    claim_trials._kept.cache_clear()
+    claim_trials._measure_detail.cache_clear()
     assert claim_trials.detail_kept("imagenet")(claim_frames.Frames([])).ratio == pytest.approx(1)
 
 
@@ -392,4 +402,4 @@ def test_the_plot_says_every_outcome_in_words(frame_of):
 
 
 def test_numbers_are_shown_as_precisely_as_they_mean_something():
-    assert [shown(number) for number in (1.186, 12.34, 328.4, 1253)] == ["1.19", "12.3", "328", "1,253"]
+    assert [format_ratio(number) for number in (1.186, 12.34, 328.4, 1253)] == ["1.19", "12.3", "328", "1,253"]

@@ -109,7 +109,7 @@ def test_a_rehearsal_can_be_shown(rehearsal):
 def test_without_cuda_nothing_is_written(home, tmp_path):
     result = labkit("--folder", tmp_path / "new", "--scale", "ci")
     assert result.exit_code == 2
-    assert "labkit: there is no CUDA device here" in result.output
+    assert "labkit: no CUDA device found" in result.output
     assert not (tmp_path / "new").exists()
 
 
@@ -118,7 +118,7 @@ def test_a_cpus_runs_are_no_reference(home, folder):
     before = sorted(FOLDER.iterdir())
     result = labkit("--device", "cpu", *folder)
     assert result.exit_code == 2
-    assert "runs of device='cpu' are no reference: choose another folder" in result.output
+    assert "runs with device='cpu' are not reference runs: choose another folder" in result.output
     assert sorted(FOLDER.iterdir()) == before
 
 
@@ -130,7 +130,7 @@ def refusing(message="apples are no pears"):
 
 
 def test_a_failing_check_stops_before_any_timing(home, tmp_path, monkeypatch, nothing_is_timed):
-    monkeypatch.setattr(record, "_experiments", lambda device, size: iter([refusing()]))
+    monkeypatch.setattr(record, "_make_experiments", lambda device, size: iter([refusing()]))
     result = labkit("--device", "cpu", "--folder", tmp_path / "new", "--scale", "ci")
     assert result.exit_code == 2
     assert "labkit: 06 fruit: the variants do not do the same work: apples are no pears" in result.output
@@ -139,7 +139,7 @@ def test_a_failing_check_stops_before_any_timing(home, tmp_path, monkeypatch, no
 
 def test_one_failure_among_several_leaves_nothing(home, tmp_path, monkeypatch):
     good = experiments.Experiment("06 good", "a", {"a": lambda: [1]}, lambda: None)
-    monkeypatch.setattr(record, "_experiments", lambda device, size: iter([good, refusing()]))
+    monkeypatch.setattr(record, "_make_experiments", lambda device, size: iter([good, refusing()]))
     with pytest.raises(RuntimeError, match="06 fruit: the variants do not do the same work"):
         record.record_reference(tmp_path / "new", device="cpu")
     assert not (tmp_path / "new").exists()
@@ -169,9 +169,9 @@ def test_pinned_batches_have_to_be_the_pageable_ones(store, monkeypatch):
     experiment = experiments.pinning(store, CPU, TINY)
     experiment.check()
     experiment.close()
-    both = experiments._pageable_and_pinned(store, TINY)
+    both = experiments._make_loaders(store, TINY)
     both[1].dataset._seed = 1  # other crops
-    monkeypatch.setattr(experiments, "_pageable_and_pinned", lambda store, scale: both)
+    monkeypatch.setattr(experiments, "_make_loaders", lambda store, scale: both)
     with pytest.raises(AssertionError, match="pinned batches differ"):
         experiments.pinning(store, CPU, TINY).check()
     experiments._close(*both)
@@ -209,7 +209,7 @@ def spoiled(monkeypatch, library, wrap):
 @pytest.mark.parametrize(
     ("library", "wrap", "message"),
     [
-        ("kornia", OneDraw, "Kornia: 1 different results of one picture, 2 wanted"),
+        ("kornia", OneDraw, "Kornia: 1 different results of one picture, not 2"),
         ("v2", lambda augment: Spoiled(augment, lambda x: x + torch.rand(len(x), 1, 1, 1)), "v2.*: 2 different"),
         ("kornia", lambda augment: Spoiled(augment, lambda x: x[:, :, :-1]), r"Kornia gives \(2, 3, 223, 224\)"),
         ("v2", lambda augment: Spoiled(augment, lambda x: x / 0), "v2.*not finite"),
@@ -320,8 +320,8 @@ def test_the_check_of_feeding_fails(store, monkeypatch):
 
 def test_what_is_copied_has_to_arrive(monkeypatch):
     fast_path.copying(CPU, TINY).check()
-    monkeypatch.setattr(fast_path, "_copies", lambda batches, *_, **__: iter(batches.flip(0)))
-    with pytest.raises(AssertionError, match="pageable: what arrives is not what was sent"):
+    monkeypatch.setattr(fast_path, "_copy_batches", lambda batches, *_, **__: iter(batches.flip(0)))
+    with pytest.raises(AssertionError, match="pageable: the copy differs from the original"):
         fast_path.copying(CPU, TINY).check()
 
 
@@ -470,7 +470,7 @@ WITHOUT_JUPYTER = """
     env._SCALES["ci"] = Scale("ci", n_photos=4, n_camera=1, batch_size=2, rounds=1)
     from labkit.teach.reference import experiments
     from labkit.teach.reference import record
-    record._experiments = lambda device, size: iter([experiments.mixing(device, size)])
+    record._make_experiments = lambda device, size: iter([experiments.mixing(device, size)])
     import labkit.lab.cli
     sys.argv = ["labkit", "reference", "--device", "cpu", "--scale", "ci", "--folder", sys.argv[1]]
     labkit.lab.cli.app()
