@@ -1,0 +1,152 @@
+"""Range requests, as a tar needs them, to servers that answer them well, badly or not at all."""
+
+import re
+
+import pytest
+
+from labkit import FolderStore, TarStore, open_store
+from labkit.data.blobs.http import HttpBlob
+from labkit.data.tar.errors import TarError
+from labkit.data.tar.index import SUFFIX
+from tests.image_files import KEYS, read_all
+from tests.scripted_server import Handler, drop, noise, status
+
+
+@pytest.fixture
+def remote(server, image_tar, own_home) -> TarStore:
+    server.files["/t/a.tar"] = image_tar.read_bytes()
+    server.tags["/t/a.tar"] = '"1"'
+    return TarStore(f"{server.url}/t/a.tar")
+
+
+def test_a_tar_behind_http(image_folder, remote, server):
+    oracle = FolderStore(image_folder)
+    assert list(remote.keys()) == oracle.keys()
+    assert len(server.asked) < 8  # one request fetches many headers
+    assert read_all(remote) == read_all(oracle)
+    assert remote.sizes().tolist() == oracle.sizes().tolist()
+    assert remote.read("./notes.txt") == (image_folder / "notes.txt").read_bytes()
+    assert repr(remote) == f"TarStore('a.tar', mode='index', {len(KEYS)} images)"
+    assert all(asked for _, asked in server.asked)
+    assert server.connections == 1
+
+
+def test_a_read_is_one_request_for_its_bytes(remote, server, image_tar):
+    remote.keys()
+    server.asked.clear()
+    data = remote.read("dog/d.WebP")
+    offset = image_tar.read_bytes().index(data)
+    assert server.asked == [("/t/a.tar", f"bytes={offset}-{offset + len(data) - 1}")]
+    server.asked.clear()
+    assert remote.read("top.jpg") == b""
+    assert server.asked == []
+
+
+def test_the_index_is_kept_at_home(remote, server, own_home):
+    remote.keys()
+    (stored,) = own_home.rglob("*" + SUFFIX)
+    server.asked.clear()
+    TarStore(f"{server.url}/t/a.tar").keys()
+    assert server.asked == [("/t/a.tar", "bytes=0-0")]
+    server.tags["/t/a.tar"] = '"2"'
+    TarStore(f"{server.url}/t/a.tar").keys()
+    assert len(server.asked) > 2
+    assert [stored] == list(own_home.rglob("*" + SUFFIX))
+
+
+def test_without_a_version_no_index_is_kept(remote, server, own_home):
+    """Another file of the same size may lie there next time."""
+    server.tags.clear()
+    remote.keys()
+    assert list(own_home.rglob("*" + SUFFIX)) == []
+    assert read_all(remote)
+
+
+def test_a_tar_that_changes_on_the_server(remote, server):
+    remote.read("dog/d.WebP")
+    server.tags["/t/a.tar"] = '"2"'
+    with pytest.raises(OSError, match=r"/t/a\.tar changed on the server: open it again"):
+        remote.read("dog/d.WebP")
+
+
+def test_a_remote_tar_that_is_cut(remote, server):
+    remote.keys()
+    server.files["/t/a.tar"] = server.files["/t/a.tar"][:3000]
+    for key in KEYS[1:]:
+        with pytest.raises((TarError, OSError), match=r"/t/a\.tar"):
+            remote.read(key)
+    server.tags["/t/a.tar"] = '"2"'
+    with pytest.raises(TarError, match=r"/t/a\.tar is cut or damaged.*last whole member"):
+        TarStore(f"{server.url}/t/a.tar").keys()
+
+
+@pytest.mark.parametrize("fault", [status(500), status(503), drop, noise])
+def test_faults_within_a_tar_pass(image_folder, remote, server, fault):
+    server.script["/t/a.tar"] = [fault, fault]
+    assert len(remote.keys()) == len(KEYS)
+    server.script["/t/a.tar"] = [fault, fault]
+    assert remote.read("dog/d.WebP") == (image_folder / "dog/d.WebP").read_bytes()
+
+
+def endless(handler: Handler) -> None:
+    """A server without range requests sends the whole file: here a very long one."""
+    handler.send_response(200)
+    handler.send_header("Content-Length", str(10**12))
+    handler.end_headers()
+    while not handler.server.over.is_set():
+        handler.wfile.write(bytes(1 << 20))
+        handler.server.sent += 1 << 20
+
+
+def test_a_server_without_range_requests(remote, server):
+    server.script["/t/a.tar"] = [endless] * 9
+    with pytest.raises(OSError, match=r"/t/a\.tar: the server does not support range requests; download"):
+        remote.keys()
+    assert server.sent < 100 << 20  # and it was not fetched in whole first
+
+
+@pytest.mark.parametrize(
+    "said",
+    [{}, {"Content_Range": "bytes 0-0/*"}, {"Content_Range": "bytes 7-7/10000"}, {"Content_Range": "items 0-0/9"}],
+)
+def test_ranges_that_cannot_be_right(remote, server, said):
+    server.script["/t/a.tar"] = [lambda handler: handler.say(206, b"x", **said)]
+    with pytest.raises(OSError, match=r"/t/a\.tar: the server does not support range requests"):
+        remote.keys()
+
+
+def test_other_bytes_than_were_asked_for(remote, server):
+    remote.keys()
+    server.script["/t/a.tar"] = [
+        lambda handler: handler.say(206, bytes(3000), Content_Range="bytes 0-2999/999999", ETag='"1"')
+    ]
+    with pytest.raises(OSError, match=r"/t/a\.tar"):
+        remote.read("dog/d.WebP")
+
+
+def short_range(handler: Handler) -> None:
+    """Half of what was asked for, and a header that says so: a server may."""
+    first, last = map(int, re.fullmatch(r"bytes=(\d+)-(\d+)", handler.headers["Range"]).groups())
+    middle = (first + last) // 2
+    handler.say(206, bytes(middle + 1 - first), **{"Content-Range": f"bytes {first}-{middle}/{10**9}"})
+
+
+def test_a_range_that_is_answered_in_part_is_an_error(server):
+    server.script["/a.bin"] = [short_range]
+    with pytest.raises(OSError, match=r"a\.bin: the server sent 50 bytes instead of the 100 requested: run again"):
+        HttpBlob(f"{server.url}/a.bin").read_at(1000, 100)
+
+
+def test_places_without_a_tar(server, image_tar):
+    server.files.update({"/empty.tar": b"", "/page.tar": b"<html>login</html>", "/x.tgz": b"\x1f\x8b" + bytes(600)})
+    server.tags.update(dict.fromkeys(server.files, '"1"'))
+    with pytest.raises(FileNotFoundError, match=r"/no\.tar does not exist"):
+        TarStore(f"{server.url}/no.tar").keys()
+    with pytest.raises(TarError, match=r"/empty\.tar is empty"):
+        TarStore(f"{server.url}/empty.tar").keys()
+    with pytest.raises(TarError, match=r"/page\.tar is not a tar"):
+        TarStore(f"{server.url}/page.tar").keys()
+    with pytest.raises(
+        TarError, match=r"/x\.tgz is compressed \(gzip\).*Download and convert it: python -m labkit convert x\.tgz "
+    ):
+        open_store(f"{server.url}/x.tgz").keys()

@@ -1,0 +1,158 @@
+"""GET from a server that fails in every way: what is retried, for how long, and what is reported."""
+
+import logging
+import random
+import socket
+import time
+import traceback
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from labkit.data.blobs.http_client import HttpClient
+from tests.scripted_server import ScriptedServer, cut, drop, noise, stall, status
+
+PATH = "/p/a.jpg"
+DATA = random.Random(0).randbytes(10_000)
+pytestmark = pytest.mark.usefixtures("photo")
+
+
+@pytest.fixture
+def photo(server):
+    server.files[PATH] = DATA
+
+
+def make_get(server: ScriptedServer, **options) -> Callable[[], bytes]:
+    """Get the photo with a client that gives up soon."""
+    client = HttpClient(**{"retries": 2, "timeout_s": 5.0, **options})
+    return lambda: client.get(server.url + PATH).data
+
+
+def test_connections_are_kept(server):
+    get = make_get(server)
+    assert [get() for _ in range(20)] == [DATA] * 20
+    server.script[PATH] = [status(404)]
+    assert get() == b"no"
+    get()
+    assert (len(server.asked), server.connections) == (22, 1)
+
+
+def test_threads_have_connections_of_their_own(server):
+    get = make_get(server, num_connections=3)
+    with ThreadPoolExecutor(8) as pool:
+        assert {future.result() for future in [pool.submit(get) for _ in range(100)]} == {DATA}
+    assert 1 <= server.connections <= 3
+
+
+def test_a_connection_that_the_server_closed_is_opened_again(server):
+    get = make_get(server, retries=0)
+
+    def close_after(handler):
+        handler.answer(handler.whole())
+        handler.close_connection = True
+
+    for _ in range(3):
+        server.script[PATH] = [close_after]
+        get()
+        time.sleep(0.05)  # until it has reached this end
+    assert get() == DATA
+
+
+TRANSIENT = {
+    "500": status(500), "502": status(502), "503": status(503), "504": status(504), "429": status(429, Retry_After="0"),
+    "408": status(408), "cut": cut, "dropped": drop, "noise": noise,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", TRANSIENT)
+def test_transient_faults_are_retried_a_number_of_times(server, fault):
+    server.script[PATH] = [TRANSIENT[fault]] * 2
+    assert make_get(server)() == DATA
+    assert len(server.asked) == 3
+    server.script[PATH] = [TRANSIENT[fault]] * 9
+    with pytest.raises(
+        OSError, match=rf"{server.url}{PATH} gave no complete answer in 3 tries \(\w+\): check the server"
+    ):
+        make_get(server)()
+    assert len(server.asked) == 6
+
+
+def test_a_stalled_body_is_given_up(server):
+    server.script[PATH] = [stall]
+    assert make_get(server, timeout_s=0.3)() == DATA
+    server.script[PATH] = [stall] * 9
+    with pytest.raises(OSError, match=r"gave no complete answer in 2 tries \(ReadTimeoutError\)"):
+        make_get(server, timeout_s=0.2, retries=1)()
+
+
+def test_nobody_listens():
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        url = f"http://127.0.0.1:{free.getsockname()[1]}/a.jpg"
+    with pytest.raises(OSError, match=f"{url} gave no complete answer in 2 tries"):
+        HttpClient(retries=1).get(url)
+
+
+@pytest.fixture
+def waits(monkeypatch) -> list[float]:
+    """The seconds of each wait, which is not waited."""
+    waits = []
+    monkeypatch.setattr("urllib3.util.retry.time.sleep", waits.append)
+    return waits
+
+
+@pytest.mark.parametrize(("retry_after", "longest"), [("1000000", 10), ("Fri, 31 Dec 2100 23:59:59 GMT", 10), ("2", 2)])
+def test_a_server_may_ask_for_a_bounded_wait(server, waits, retry_after, longest):
+    server.script[PATH] = [status(503, Retry_After=retry_after)] * 2
+    assert make_get(server)() == DATA
+    assert waits == [longest] * 2
+
+
+def test_waits_grow_and_are_bounded(server, waits):
+    server.script[PATH] = [status(500)] * 12
+    make_get(server, retries=12)()
+    assert len(waits) >= 10
+    assert max(waits) == 10
+    assert all(later > earlier for earlier, later in zip(waits, waits[2:], strict=False) if earlier < 10)
+
+
+@pytest.mark.parametrize("code", [400, 410, 501, 204, 401, 403])
+def test_other_statuses_are_errors_at_once(server, code):
+    server.script[PATH] = [lambda handler: handler.say(code)]
+    said = rf": access denied \({code}\); check the credentials" if code in (401, 403) else f" answered {code}"
+    with pytest.raises(OSError, match=PATH + said):
+        make_get(server)()
+    assert len(server.asked) == 1
+
+
+def test_redirects_are_followed(server):
+    server.files["/elsewhere/b.jpg"] = b"moved"
+    server.script[PATH] = [status(302, Location="/elsewhere/b.jpg")]
+    assert make_get(server)() == b"moved"
+    server.script[PATH] = [status(302, Location=PATH)] * 9
+    with pytest.raises(OSError, match=f"{PATH} gave no complete answer in 3 tries"):
+        make_get(server)()
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [*(status(code) for code in (400, 403, 500)), cut, drop, noise, status(302, Location=f"{PATH}?sig=s1gnature")],
+)
+def test_no_error_or_log_holds_a_secret(server, caplog, fault):
+    """But they are sent where they belong."""
+    caplog.set_level(logging.INFO)
+    url = f"{server.url}{PATH}?sig=s1gnature#fr4gment".replace("//", "//me:pa55word@")
+    server.script[PATH] = [fault] * 2
+    with pytest.raises(OSError) as failure:
+        HttpClient(retries=1).get(url)
+    texts = "".join(traceback.format_exception(failure.value)) + repr(failure.value) + caplog.text
+    assert [secret for secret in ("pa55word", "s1gnature", "fr4gment") if secret in texts] == []
+    assert server.asked[0] == (f"{PATH}?sig=s1gnature", None)
+    assert server.authorization[0] == "Basic bWU6cGE1NXdvcmQ="
+
+
+def test_credentials_do_not_go_to_other_hosts(server):
+    server.files["/elsewhere/b.jpg"] = b"moved"
+    server.script[PATH] = [status(302, Location=server.url.replace("127.0.0.1", "localhost") + "/elsewhere/b.jpg")]
+    assert HttpClient().get(server.url.replace("//", "//me:pa55word@") + PATH).data == b"moved"
+    assert [bool(sent) for sent in server.authorization] == [True, False]

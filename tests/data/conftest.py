@@ -1,0 +1,69 @@
+"""Images with odd names in a folder, a tar, behind a server and in object storage."""
+
+import tarfile
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from labkit import serve_folder, serve_s3
+from tests.image_files import write_images
+from tests.scripted_server import ScriptedServer
+
+
+@pytest.fixture
+def own_home(tmp_path, monkeypatch) -> Path:
+    """The folder in which indexes of remote tars are kept."""
+    monkeypatch.setenv("LABKIT_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.fixture(scope="session")
+def image_folder(tmp_path_factory) -> Path:
+    """To look at, not to change."""
+    return write_images(tmp_path_factory.mktemp("images"))
+
+
+@pytest.fixture(scope="session")
+def image_tar(image_folder) -> Path:
+    path = image_folder.parent / f"{image_folder.name}.tar"
+    with tarfile.open(path, "w") as tar:
+        tar.add(image_folder, ".")
+    return path
+
+
+@pytest.fixture(scope="module")
+def served(image_folder):
+    with serve_folder(image_folder) as url:
+        yield url
+
+
+@pytest.fixture
+def server():
+    own = ScriptedServer()
+    thread = threading.Thread(target=own.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield own
+    own.over.set()
+    own.shutdown()
+    own.server_close()
+    thread.join()
+
+
+@pytest.fixture(scope="module")
+def s3(image_folder, image_tar, tmp_path_factory):
+    """Options for a server with the folder under `photos/set`, and in its neighbour, a folder of tars."""
+    bucket, tars = tmp_path_factory.mktemp("bucket"), tmp_path_factory.mktemp("tars")
+    for name in ("set", "set2"):
+        for path in image_folder.rglob("*"):
+            if path.is_file() and path.name.isprintable() and "\\" not in path.name and path.stat().st_size:
+                (bucket / name / path.relative_to(image_folder)).parent.mkdir(parents=True, exist_ok=True)
+                (bucket / name / path.relative_to(image_folder)).write_bytes(path.read_bytes())
+    (tars / "a.tar").write_bytes(image_tar.read_bytes())
+    (tars / "packed.tar").write_bytes(b"\x1f\x8b" + bytes(600))
+    Image.fromarray(np.zeros((4, 5, 3), np.uint8)).save(tars / "black.png")
+    pytest.importorskip("moto.server", reason='moto is not installed: python -m pip install -e ".[test]"')
+    with serve_s3({"photos": bucket, "tars": tars}) as options:
+        yield options, bucket

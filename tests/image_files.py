@@ -1,0 +1,50 @@
+"""A folder of images with odd names, and what stores read of it."""
+
+import os
+import random
+import uuid
+from pathlib import Path
+
+import fsspec
+
+from labkit import Store
+
+KEYS = (
+    "top.jpg", "cat/a.jpeg", "cat/B.JPG", "cat/deeper/still/c.png", "dog/d.WebP", "dog/two words.jpg", "dog/[1] *?.jpg",
+    "dog/50%20off #1 & more+.jpg", "dog/a:b;c=d.jpg", "dog/line\nbreak.jpg", "dog/back\\slash.jpg",
+    'dog/"quoted" <b>.jpg', "Größe/日本.jpg", "v1.0/in a folder with a dot.jpg",
+    "cat.jpg/in a folder with a suffix.jpg", os.fsdecode(b"caf\xe9/\xff.jpg"),
+)  # fmt: skip
+"""Images of every kind of name that a store has to find."""
+
+HIDDEN = (
+    "notes.txt", "README", "cat/.hidden.jpg", ".cache/e.jpg", "dog/f.gif", "cat/jpg", "dog/d.jpg.partial",
+    "dog/..dots...jpg",
+)  # fmt: skip
+"""Files beside them that are no images, or hidden."""
+
+
+def write_images(root: Path) -> Path:
+    """All files, each with other bytes; the first is empty."""
+    for number, name in enumerate((*KEYS, *HIDDEN)):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(random.Random(repr(name)).randbytes(700 * number))
+    return root
+
+
+def put_in_memory(folder: Path) -> str:
+    place = f"memory://{uuid.uuid4()}/set"
+    for path in folder.rglob("*"):
+        if path.is_file():
+            name = path.relative_to(folder).as_posix()
+            fsspec.filesystem("memory").pipe_file(f"{place}/{name}", path.read_bytes())
+            fsspec.filesystem("memory").pipe_file(f"{place}2/{name}", b"another folder")
+    return place
+
+
+def read_all(store: Store) -> list[bytes]:
+    return list(map(store.read, store.keys()))
+
+
+def read_each(stores: list[Store]) -> list[list[bytes]]:
+    return list(map(read_all, stores))
