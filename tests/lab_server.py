@@ -1,4 +1,4 @@
-"""JupyterLab and Chromium for the tests of the lab: started apart from all settings of this machine, ended whole."""
+"""JupyterLab and Chromium for tests: started without any settings of this machine, and ended completely."""
 
 import json
 import os
@@ -19,7 +19,7 @@ FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 
 
 def find_chromium(playwright):
-    """The variable CHROMIUM, a system's Chromium, or playwright's own; None where there is none."""
+    """The variable CHROMIUM, a system's Chromium, or playwright's own; None if there is none."""
     system = [shutil.which(name) for name in ("chromium", "chromium-browser", "google-chrome")]
     own = playwright.chromium.executable_path
     for path in (os.environ.get("CHROMIUM"), *system, own):
@@ -31,64 +31,70 @@ def find_chromium(playwright):
 @contextmanager
 def jupyterlab(notebooks, home, **variables):
     """A JupyterLab on a free port, with no settings but its own; gives the address of a file's page."""
-    folders = {
-        "HOME": home, "JUPYTER_CONFIG_DIR": home / "config", "JUPYTERLAB_SETTINGS_DIR": home / "settings",
-        "JUPYTERLAB_WORKSPACES_DIR": home / "workspaces", "JUPYTER_RUNTIME_DIR": home / "runtime",
-        "IPYTHONDIR": home / "ipython", "JUPYTER_DATA_DIR": home / "data",
-    }  # fmt: skip
     command = [
-        sys.executable, lab_server.__file__, "--no-browser", f"--port={_free_port()}", "--ip=127.0.0.1", "--allow-root",
+        sys.executable, lab_server.__file__, "--no-browser", f"--port={free_port()}", "--ip=127.0.0.1", "--allow-root",
         "--ServerApp.token=lab", f"--ServerApp.root_dir={notebooks}", "--expose-app-in-browser",
     ]  # fmt: skip
-    _settle(home / "settings" / "@jupyterlab", home / "runtime")
-    environment = {**os.environ, **{name: str(value) for name, value in {**folders, **variables}.items()}}
+    _write_settings(home / "settings" / "@jupyterlab")
+    with running_server(command, home, **variables) as (_, info):
+        # One workspace per page: otherwise the second page restores what the first has open.
+        yield lambda name: f"{info['url']}lab/workspaces/{name[:2]}/tree/{name}?token=lab"
+
+
+@contextmanager
+def running_server(command, home, **variables):
+    """A Jupyter server with all its settings in `home`: the process, and what it says about itself."""
+    folders = {
+        "HOME": "", "JUPYTER_CONFIG_DIR": "config", "JUPYTERLAB_SETTINGS_DIR": "settings",
+        "JUPYTERLAB_WORKSPACES_DIR": "workspaces", "JUPYTER_RUNTIME_DIR": "runtime", "IPYTHONDIR": "ipython",
+        "JUPYTER_DATA_DIR": "data",
+    }  # fmt: skip
+    settings = {**{name: home / folder for name, folder in folders.items()}, **variables, "BROWSER": "true"}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("JUPYTER")}
+    environment = {**kept, **{name: str(value) for name, value in settings.items()}}
     with (home / "jupyterlab.log").open("w") as log:
-        server = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
+        server = subprocess.Popen(command, cwd=home, stdout=log, stderr=log, env=environment)
         try:
-            base = _address(server, home)
-            # A workspace each: else the second page restores what the first has open, beside its own.
-            yield lambda name: f"{base}lab/workspaces/{name[:2]}/tree/{name}?token=lab"
+            yield server, _wait_until_ready(server, home)
         finally:
             _end(server)
 
 
-def _free_port():
-    """Free a moment ago: the server takes the next one where somebody was quicker, and says which."""
+def free_port():
+    """A port that was free a moment ago: if it is taken meanwhile, the server uses the next one and says so."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return listener.getsockname()[1]
 
 
-def _settle(settings, runtime):
-    """Every cell is drawn, also those that are not in view; and nobody asks the network for news."""
-    chosen = {
+def _write_settings(folder):
+    """Draw every cell, even those out of view, and never ask the network for news."""
+    settings = {
         "notebook-extension/tracker": {"windowingMode": "none"},
         "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
     }
-    for name, values in chosen.items():
-        path = settings / f"{name}.jupyterlab-settings"
+    for name, values in settings.items():
+        path = folder / f"{name}.jupyterlab-settings"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(values))
-    runtime.mkdir()
 
 
-def _address(server, home):
-    """Of the running server, from the file that it writes itself."""
+def _wait_until_ready(server, home):
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and server.poll() is None:
         for path in (home / "runtime").glob("jpserver-*.json"):
             try:
-                url = json.loads(path.read_text())["url"]
-                urllib.request.urlopen(f"{url}api?token=lab", timeout=5).close()
-                return url
+                info = json.loads(path.read_text())
+                urllib.request.urlopen(f"{info['url']}api?token={info['token']}", timeout=5).close()
+                return info
             except (OSError, ValueError):
-                pass  # not yet whole, or not yet listening
+                pass  # not completely written, or not yet listening
         time.sleep(0.1)
     raise RuntimeError(f"JupyterLab did not start: {(home / 'jupyterlab.log').read_text()[-2000:]}")
 
 
 def _end(server):
-    """The server, its kernels and their workers."""
+    """End the server, its kernels and their workers."""
     family = [*psutil.Process(server.pid).children(recursive=True)] if server.poll() is None else []
     server.terminate()
     _, alive = psutil.wait_procs(family, timeout=5)

@@ -1,60 +1,56 @@
-"""What this machine offers to the lab, and what is missing."""
+"""What this machine offers, and what is missing."""
 
 import os
 import time
-from importlib.metadata import PackageNotFoundError, requires
+from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
+
+from packaging.requirements import Requirement
 
 from labkit.core import core_limits, environment, package_version, photo_root, scale, usable_cores
 
 
 def findings() -> list[tuple[str, str]]:
-    """(subject, finding) pairs, in the order to read them."""
+    """Pairs of (subject, finding), in reading order."""
     return [
-        ("usable cores", _cores()),
+        ("usable cores", _describe_cores()),
         ("memory", f"{environment()['memory_gib']} GiB"),
-        ("photo folder", _disk()),
-        ("GPU", _gpu()),
+        ("photo folder", _describe_photo_folder()),
+        ("GPU", _describe_gpu()),
         *[
             (name, str(value))
             for name, value in environment().items()
             if name not in ("cpu", "usable_cores", "memory_gib", "gpu")
         ],
-        ("decoders", _decoders()),
-        ("JPEGs in part", _regions()),
+        ("decoders", _describe_decoders()),
+        ("JPEGs in part", _describe_partial_decoding()),
         *[(f"extra {name!r}", finding) for name, finding in extras().items()],
     ]
 
 
 def extras(distribution: str = "labkit") -> dict[str, str]:
-    """Each optional extra: `complete`, or the missing packages and the command that installs them."""
-    from packaging.requirements import Requirement
-
+    """For each optional extra: `complete`, or the missing packages and the command that installs them."""
     try:
-        wanted = [Requirement(text) for text in requires(distribution) or []]
+        about = metadata(distribution)
     except PackageNotFoundError:
         return {"labkit": 'is not installed: python -m pip install -e ".[test]"'}
-    names = sorted(
-        {part.split('"')[1] for req in wanted if req.marker for part in str(req.marker).split("extra == ")[1:]}
-    )
-    return {
-        name: _extra(name, [req for req in wanted if req.marker and req.marker.evaluate({"extra": name})])
-        for name in names
-    }
+    requirements = [Requirement(text) for text in about.get_all("Requires-Dist", [])]
+    return {name: _describe_extra(name, requirements) for name in sorted(about.get_all("Provides-Extra", []))}
 
 
-def _extra(name: str, wanted: list) -> str:
-    missing = [req.name for req in wanted if package_version(req.name) is None]
+def _describe_extra(name: str, requirements: list[Requirement]) -> str:
+    needed = [each.name for each in requirements if each.marker and each.marker.evaluate({"extra": name})]
+    missing = [package for package in needed if package_version(package) is None]
     return f'lacks {", ".join(missing)}: python -m pip install -e ".[{name}]"' if missing else "complete"
 
 
-def _cores() -> str:
+def _describe_cores() -> str:
     limits = core_limits()
     binding = [name for name, cores in limits.items() if cores == usable_cores()]
     return f"{usable_cores()} ({', '.join(f'{name} {cores}' for name, cores in limits.items())}; bound by {binding[0]})"
 
 
-def _gpu() -> str:
+def _describe_gpu() -> str:
     import torch
 
     if torch.cuda.is_available():
@@ -63,36 +59,36 @@ def _gpu() -> str:
     return "none that torch can use: cells that need one say so"
 
 
-def _decoders() -> str:
+def _describe_decoders() -> str:
     from labkit.data import missing_decoders
 
     return "; ".join(f"{name} is missing: {reason}" for name, reason in missing_decoders().items()) or "all present"
 
 
-def _regions() -> str:
+def _describe_partial_decoding() -> str:
     from labkit.data import load_library
 
     try:
         return Path(load_library()._name).name
     except ImportError as error:
-        return f"decoded whole, more slowly: {error}"
+        return f"not available, so images are decoded completely, which is slower: {error}"
 
 
-def _disk() -> str:
-    """Kind of the disk below the photo folder, and its cold read speed where the kernel lets it be measured."""
+def _describe_photo_folder() -> str:
+    """The kind of disk that holds the photos, and its cold read speed where the kernel allows measuring it."""
     from labkit.data.stores import FolderStore
 
     root = photo_root("imagenet")
     if not root.is_dir():
         return f"{root} is missing: python -m labkit tour makes it ({scale().n_photos} photos at this scale)"
-    return f"{root}, {disk_kind(root)}, {_cold_read(FolderStore(root).paths())}"
+    return f"{root}, {disk_kind(root)}, {_describe_cold_read(FolderStore(root).paths())}"
 
 
 def disk_kind(path: Path) -> str:
-    """`solid-state`, `rotating`, `virtual` (the host's disk may be anything) or `unknown`, as the kernel says."""
+    """`solid-state`, `rotating`, `virtual` (the host's disk may be any kind) or `unknown`, according to the kernel."""
     device = path.stat().st_dev
     block = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}")
-    for folder in (block, block.resolve().parent):  # a partition's queue is its disk's
+    for folder in (block, block.resolve().parent):  # a partition uses the queue of its disk
         try:
             rotational = (folder / "queue/rotational").read_text().strip()
         except OSError:
@@ -104,7 +100,7 @@ def disk_kind(path: Path) -> str:
     return "unknown kind of disk"
 
 
-def _cold_read(paths: list[Path]) -> str:
+def _describe_cold_read(paths: list[Path]) -> str:
     from labkit.data.blobs import evict
     from labkit.measure import tree_usage
 

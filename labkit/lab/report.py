@@ -1,14 +1,12 @@
-"""The tour's index page: one file that opens from the disk, with no network."""
+"""The tour's index page: one file that opens from the disk, without a network."""
 
-import base64
-import io
 from pathlib import Path
 
 import jinja2
 import pandas as pd
 from matplotlib.figure import Figure
 
-from labkit.core import environment, scale, write_atomic
+from labkit.core import environment, png_base64, scale, write_atomic
 from labkit.lab.notebooks import Executed
 from labkit.measure import ladder_rungs, load_frame, plot_ladder
 from labkit.teach import draw_figure, is_ladder, is_limit
@@ -36,11 +34,11 @@ td.number { text-align: right; font-variant-numeric: tabular-nums; }
 <body>
 <h1>labkit tour</h1>
 <p>Measured on this machine at <code>{{ scale }}</code> scale.
-Speed-ups are means of paired rounds against each experiment's own baseline; brackets hold the 95&nbsp;% interval.</p>
+Speed-ups are means of paired rounds against each experiment's own baseline; brackets show the 95&nbsp;% interval.</p>
 {% if ladders %}
 <h2>The ladder</h2>
-<p>From the loader of the first tutorial to the fast path, all rungs timed in one run: these may be compared with one
-another. Each number is the median rate, and the speed-up over the first rung.</p>
+<p>From the loader of the first tutorial to the fast path, all rungs timed in one run, so they can be compared with
+each other. Each number is the median rate, and the speed-up over the first rung.</p>
 {% for picture in ladders %}
 <p class="wide"><img alt="Images per second of every rung, and the limits"
 src="data:image/png;base64,{{ picture }}"></p>
@@ -48,14 +46,14 @@ src="data:image/png;base64,{{ picture }}"></p>
 {% endif %}
 <h2>The steps</h2>
 {% if image %}
-<p>Each experiment's fastest variant over that experiment's own baseline. They come from different runs, so their
-speed-ups do not multiply.</p>
+<p>Each experiment's fastest variant relative to that experiment's baseline. The runs differ, so these speed-ups
+cannot be multiplied.</p>
 <p class="wide"><img alt="Measured speed-up of each experiment's fastest variant"
 src="data:image/png;base64,{{ image }}"></p>
 {% endif %}
 {% if rungs %}
-<p>The picture shows the steps of the walk; the table adds what-ifs and details. Brackets hold the 95 % interval;
-a verdict needs the 99 % interval on one side of 1.</p>
+<p>The picture shows the steps of the walk; the table adds what-ifs and details. Brackets show the 95 % interval;
+a verdict needs a 99 % interval that does not contain 1.</p>
 <div class="wide"><table>
 <tr><th>experiment</th><th>fastest variant</th><th>baseline</th><th>speed-up</th><th>verdict</th><th>runs</th></tr>
 {% for rung in rungs %}
@@ -71,8 +69,8 @@ a verdict needs the 99 % interval on one side of 1.</p>
 {% if claims is string %}
 <p>{{ claims }}</p>
 {% else %}
-<p>What five write-ups claim, held against runs on this machine. The ratio is the one that the verdict rests on;
-notebook 14 says how verdicts are made.</p>
+<p>Claims of five write-ups, checked against runs on this machine. The ratio is the one behind the verdict;
+notebook 14 explains how verdicts are reached.</p>
 <table>
 <tr><th>claim, with their figure</th><th>verdict</th></tr>
 {% for row in claims %}
@@ -103,27 +101,27 @@ notebook 14 says how verdicts are made.</p>
 
 
 def write_index(folder: Path, runs: list[Executed]) -> Path:
-    """Write `index.html` over the frames in `folder/frames` and the notebooks just run; returns its path."""
+    """Write `index.html` about the frames in `folder/frames` and the notebooks just run; return its path."""
     frames = {path.name: load_frame(path) for path in sorted((folder / "frames").glob("*.csv"))}
     rungs, image = pd.DataFrame(), ""
-    ladders = [_png(draw_figure(frame)) for frame in frames.values() if is_ladder(frame)]
+    ladders = [png_base64(draw_figure(frame), dpi=120) for frame in frames.values() if is_ladder(frame)]
     if frames:
         all_runs = pd.concat(frames.values(), ignore_index=True)
-        all_runs = all_runs[~is_limit(all_runs["variant"])]  # nobody can use a limit
-        rungs, image = ladder_rungs(all_runs), _steps_png(all_runs[all_runs["rung"].astype(bool)])
+        all_runs = all_runs[~is_limit(all_runs["variant"])]  # a limit is not a loader
+        rungs, image = ladder_rungs(all_runs), _draw_steps(all_runs[all_runs["rung"].astype(bool)])
         file_of = {frame["experiment"].iloc[0]: name for name, frame in frames.items()}
         rungs["file"] = rungs["experiment"].map(file_of)
     page = jinja2.Environment(autoescape=True).from_string(_PAGE)
     html = page.render(
         scale=scale().name, ladders=ladders, image=image, rungs=list(rungs.itertuples()), runs=runs,
-        machine=environment(), claims=_claims(frames),
+        machine=environment(), claims=_judge_claims(frames),
     )  # fmt: skip
     write_atomic(folder / "index.html", html.encode())
     return folder / "index.html"
 
 
-def _claims(frames: dict[str, pd.DataFrame]) -> list | str:
-    """Rows of the ledger; where the frames allow no verdicts, why not."""
+def _judge_claims(frames: dict[str, pd.DataFrame]) -> list | str:
+    """Rows of the ledger, or the reason why the frames allow no verdicts."""
     try:
         table = judged(list(frames.values()))
     except ValueError as error:
@@ -131,15 +129,9 @@ def _claims(frames: dict[str, pd.DataFrame]) -> list | str:
     return list(table.assign(ratios=[ratios(row) for row in table.itertuples()]).itertuples())
 
 
-def _steps_png(runs: pd.DataFrame) -> str:
+def _draw_steps(runs: pd.DataFrame) -> str:
     if runs.empty:
         return ""
     figure = Figure(figsize=(8, 1.2 + 0.6 * len(ladder_rungs(runs))), layout="constrained")
     plot_ladder(runs, ax=figure.add_subplot())
-    return _png(figure)
-
-
-def _png(figure: Figure) -> str:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=120)
-    return base64.b64encode(buffer.getvalue()).decode()
+    return png_base64(figure, dpi=120)

@@ -1,6 +1,8 @@
 """The tour: photos, every notebook in a fresh kernel, and a report to open."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
@@ -20,9 +22,9 @@ def run_tour(*, only: str = "", store_outputs: bool = False, results: Path = Pat
     """Run the notebooks at the current scale and write `results/<env_id>/`.
 
     Args:
-        only: Beginnings of notebook names, comma-separated; empty: all.
+        only: Starts of notebook names, comma-separated; empty: all.
         store_outputs: Write the executed notebooks back in place, and the ladder's frame and figure beside them.
-        results: Folder of reports; the frames, HTML pages and `index.html` go to its sub-folder of this environment.
+        results: Folder of reports; the frames, HTML pages and `index.html` go to a subfolder for this environment.
 
     Returns:
         Number of notebooks that failed.
@@ -31,45 +33,39 @@ def run_tour(*, only: str = "", store_outputs: bool = False, results: Path = Pat
     folder = results.resolve() / env_id()
     make_scale_photos()
     with _kernel_environment(folder / "frames"):
-        done = [
-            _run(notebook, number, len(notebooks), folder, store_outputs)
+        runs = [
+            _run(notebook, f"[{number}/{len(notebooks)}] {notebook.name}", folder, store_outputs)
             for number, notebook in enumerate(notebooks, 1)
         ]
     if store_outputs:
-        _store_ladder(done, folder / "frames")
-    index = write_index(folder, done)
-    failed = [run for run in done if run.error]
+        _store_ladder(runs, folder / "frames")
+    index = write_index(folder, runs)
+    failed = [run for run in runs if run.error]
     for run in failed:
         console.print(f"failed {run.notebook.name}: {run.error}", highlight=False, markup=False)
-    console.print(
-        f"{len(done) - len(failed)} of {len(done)} notebooks ran. Open {index}", highlight=False, soft_wrap=True
-    )
+    summary = f"{len(runs) - len(failed)} of {len(runs)} notebooks ran. Open {index}"
+    console.print(summary, highlight=False, soft_wrap=True)
     return len(failed)
 
 
 def make_scale_photos() -> None:
-    """Make the photo sets of the current scale, as far as they are missing.
+    """Make whatever is missing of the photo sets for the current scale.
 
     Raises:
-        OSError: there is no room for them, or no leave to write; names the folder and the remedy.
+        OSError: the disk is full or not writable; the message names the folder and the remedy.
     """
     try:
         make_photos(photo_root("imagenet"), scale().n_photos, profile="imagenet")
         make_photos(photo_root("camera"), scale().n_camera, profile="camera")
     except OSError as error:
-        raise OSError(f"{labkit_home()} cannot be written to ({error}): name another folder in LABKIT_HOME") from error
+        raise OSError(f"{labkit_home()} cannot be written to ({error}): set LABKIT_HOME to another folder") from error
 
 
-def _run(notebook: Notebook, number: int, total: int, folder: Path, store_outputs: bool) -> Executed:
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("cell"),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
+def _run(notebook: Notebook, title: str, folder: Path, store_outputs: bool) -> Executed:
+    description, cell = TextColumn("{task.description}"), TextColumn("cell")
+    columns = (description, BarColumn(), cell, MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(f"[{number}/{total}] {notebook.name}", total=None)
+        task = progress.add_task(title, total=None)
         run = execute(notebook, on_cell=lambda cell, cells: progress.update(task, completed=cell + 1, total=cells))
     _write_html(run, folder)
     if store_outputs and not run.error:
@@ -77,17 +73,14 @@ def _run(notebook: Notebook, number: int, total: int, folder: Path, store_output
             store(run)
         except ValueError as error:
             run.error = str(error)
-    console.print(
-        f"[{number}/{total}] {notebook.name}: {'failed' if run.error else 'ok'}, {run.seconds:.0f} s",
-        highlight=False,
-        markup=False,
-    )
+    outcome = "failed" if run.error else "ok"
+    console.print(f"{title}: {outcome}, {run.seconds:.0f} s", highlight=False, markup=False)
     return run
 
 
-def _store_ladder(done: list[Executed], frames: Path) -> None:
-    """Draw the README's figure anew, where this very tour has run and stored the notebook that measures it."""
-    for run in done:
+def _store_ladder(runs: list[Executed], frames: Path) -> None:
+    """Redraw the README's figure if this tour has run and stored the notebook that measures it."""
+    for run in runs:
         if run.notebook.name == ladder.NOTEBOOK and not run.error:
             ladder.store_figure(frames / ladder.FRAME, run.notebook.path.parent)
 
@@ -99,26 +92,22 @@ def _write_html(run: Executed, folder: Path) -> None:
     write_atomic(folder / f"{run.notebook.name}.html", body.encode())
 
 
-class _kernel_environment:
-    """Variables that the kernels inherit while the tour runs: where frames go, and no progress bars in outputs."""
-
-    def __init__(self, frames: Path):
-        # Where nvcc is installed but no GPU is, importing torch.utils.benchmark logs a warning about it: not our news.
-        torch_logs = os.environ.get("TORCH_LOGS", "-torch.utils.cpp_extension")
-        self.values = {
-            RESULTS_VARIABLE: str(frames),
-            "LABKIT_SCALE": scale().name,
-            "TQDM_DISABLE": "1",
-            "TORCH_LOGS": torch_logs,
-        }
-
-    def __enter__(self) -> None:
-        self.before = {name: os.environ.get(name) for name in self.values}
-        os.environ.update(self.values)
-
-    def __exit__(self, *exc_info) -> None:
-        for name, value in self.before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
+@contextmanager
+def _kernel_environment(frames: Path) -> Iterator[None]:
+    """Set what kernels inherit during the tour: the folder for frames, and no progress bars in outputs."""
+    values = {
+        RESULTS_VARIABLE: str(frames),
+        "LABKIT_SCALE": scale().name,
+        "TQDM_DISABLE": "1",
+        # If nvcc is installed without a GPU, importing torch.utils.benchmark logs a warning about it.
+        "TORCH_LOGS": os.environ.get("TORCH_LOGS", "-torch.utils.cpp_extension"),
+    }
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
                 os.environ[name] = value

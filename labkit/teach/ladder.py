@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot as plt
 import pandas as pd
 import torch
 from matplotlib.axes import Axes
@@ -19,7 +20,7 @@ from labkit.core import Scale, atomic_path, usable_cores, write_atomic
 from labkit.data import ImageDataset, PILDataset
 from labkit.data.pixels import PixelStore
 from labkit.data.stores import Store
-from labkit.measure import compare, load_frame, summarize
+from labkit.measure import compare, load_frame, quiet_summary
 from labkit.pipeline import Recipe, decode_limit, make_augment, memcpy_limit
 from labkit.pipeline.batch_loader import BatchLoader
 from labkit.pipeline.loader import LoaderConfig, make_loader
@@ -36,81 +37,79 @@ _FRAME_DIGEST = "labkit frame sha256"  # text in the figure's PNG: which frame i
 
 
 def ladder_variants(store: Store, pixels: PixelStore, scale: Scale) -> dict[str, Factory]:
-    """The rungs, each changing one thing on the one before, and the limits; for `compare`.
+    """The rungs, each of which changes one thing, and the limits; for `compare`.
 
     Args:
         store: Encoded photos.
         pixels: The same photos, as raw pixels.
-        scale: Its `batch_size`, or less where the photos would not make a few batches for each core.
+        scale: Its `batch_size` is used, or a smaller one that gives each core a few batches.
 
     Returns:
-        Label -> factory of one run's batches. The labels that end in "limit" are no loaders: see `is_limit`. Quick
-        rungs go through the photos more often than slow ones, so that every run is long enough to time.
+        Label -> factory of one run's batches. Labels that end in "limit" are not loaders: see `is_limit`. Fast
+        rungs load the photos more often than slow ones, so that every run is long enough to time.
 
     Raises:
-        ValueError: the two do not hold the same photos.
+        ValueError: `store` and `pixels` do not hold the same photos.
 
     Taught in: notebooks/11_resize_once.ipynb
     """
     if list(store.keys()) != list(pixels.keys):
-        raise ValueError(f"{len(pixels)} raw pixels and {len(store.keys())} photos are not the same: build them anew")
+        raise ValueError(f"{len(pixels)} raw pixels and {len(store.keys())} photos differ: build the pixels again")
     batch_size = max(1, min(scale.batch_size, len(pixels) // (2 * usable_cores())))
     naive = PILDataset(store, transform=make_augment(_CROP_ONLY, "pil"))
     tensors = ImageDataset(store, transform=make_augment(_CROP_ONLY, "v2"))
     bytes_only = ImageDataset(store, transform=make_augment(_CROP_ONLY, "v2", part="geometry"))
     opencv = ImageDataset(store, transform=make_augment(_CROP_ONLY, "albumentations", part="geometry"))
     return {
-        NAIVE: partial(_one_process, naive, batch_size),
-        "turbojpeg, crops of tensors": partial(_one_process, tensors, batch_size),
+        NAIVE: partial(_load_in_one_process, naive, batch_size),
+        "turbojpeg, crops of tensors": partial(_load_in_one_process, tensors, batch_size),
         "a worker a core": partial(RunningWorkers, tensors, batch_size),
         "uint8 instead of float": partial(RunningWorkers, bytes_only, batch_size),
         "OpenCV crops (Albumentations)": partial(RunningWorkers, opencv, batch_size),
-        "threads: BatchLoader": partial(_threads, store, len(pixels), batch_size),
-        "no antialiasing": partial(_threads, store, len(pixels), batch_size, antialias=False),
-        "raw pixels: PixelStore": partial(_threads, pixels, len(pixels), batch_size, times=32, antialias=False),
-        "decode limit": lambda: _passes(decode_limit(store), 2),
+        "threads: BatchLoader": partial(_load_in_threads, store, len(pixels), batch_size),
+        "no antialiasing": partial(_load_in_threads, store, len(pixels), batch_size, antialias=False),
+        "raw pixels: PixelStore": partial(_load_in_threads, pixels, len(pixels), batch_size, times=32, antialias=False),
+        "decode limit": lambda: _repeat(decode_limit(store), 2),
         "memcpy limit": lambda: memcpy_limit(32 * len(pixels)),
     }
 
 
 def measure_rungs(variants: dict[str, Factory], *, rounds: int, experiment: str, **factors: Any) -> pd.DataFrame:
-    """`compare` of loaders and limits whose runs need not load the same number of images; the first is the baseline.
+    """Compare loaders and limits whose runs may load different numbers of images; the first is the baseline.
 
-    The frame stays out of the tour's table of steps: limits are nothing that anybody can use.
+    The frame stays out of the tour's table of steps, since limits are not loaders.
     """
     with warnings.catch_warnings():
-        # Rates are an image's, and every image costs the same work however often it comes.
+        # Rates are per image, and an image costs the same work each time.
         warnings.filterwarnings("ignore", message="the variants did not deliver the same number")
         options = {"baseline": next(iter(variants)), "rounds": rounds, "experiment": experiment, "rung": False}
         return compare(variants, **options, **factors)
 
 
 def is_limit(variants: pd.Series) -> pd.Series:
-    """Which labels name a limit: something drawn as a line that loaders are held against."""
+    """Which labels name a limit, drawn as a line to compare loaders with."""
     return variants.astype(str).str.endswith("limit")
 
 
 def is_ladder(frame: pd.DataFrame) -> bool:
-    """Whether these are the runs of a complete ladder, of whichever photos."""
+    """Whether these are the runs of a complete ladder, of any photos."""
     return str(frame["experiment"].iloc[0]).startswith(EXPERIMENT)
 
 
 def plot_rungs(data: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
-    """Images per second of each rung on a logarithmic axis, every run as a dot; the limits as dashed lines.
+    """Draw images per second of each rung on a logarithmic axis: each run is a dot, each limit a dashed line.
 
     Args:
-        data: Runs, as `compare` gives them. Labels that end in "limit" are drawn as lines.
-        ax: Where to draw; default: a figure of its own.
+        data: Runs from `compare`. Labels that end in "limit" are drawn as lines.
+        ax: Axes to draw on; default: a new figure.
 
     Taught in: notebooks/11_resize_once.ipynb
     """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the dots show how runs scatter
-        summary = summarize(data)
+    summary = quiet_summary(data)  # the dots show how runs vary
     runs = data[~data["is_warmup"].astype(bool)]
     limits = is_limit(summary.index.to_series())
     rungs = summary[~limits]
-    ax = ax or _axes(len(rungs))
+    ax = ax or plt.subplots(figsize=_figure_size(len(rungs)), layout="constrained")[1]
     for row, (label, rung) in enumerate(rungs.iterrows()):
         _draw_rung(ax, row, rung, runs.loc[runs["variant"] == label, "images_per_s"])
     for number, (label, rate) in enumerate(summary.loc[limits, "images_per_s"].sort_values().items()):
@@ -122,15 +121,7 @@ def plot_rungs(data: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
 
 
 def store_figure(frame: Path, folder: Path) -> Path:
-    """Keep a ladder's frame in `folder` as CSV, and draw `FIGURE` beside it from that file.
-
-    Args:
-        frame: CSV that a tour has recorded.
-        folder: Where both go.
-
-    Returns:
-        The figure's path.
-    """
+    """Copy a recorded ladder (the CSV `frame`) into `folder`, and draw `FIGURE` from it; return the figure's path."""
     data = frame.read_bytes()
     path = folder / FIGURE
     write_atomic(folder / FRAME, data)
@@ -141,15 +132,15 @@ def store_figure(frame: Path, folder: Path) -> Path:
 
 
 def drawn_from(figure: Path) -> str:
-    """SHA-256 of the frame that a stored figure was drawn from; empty where the PNG does not say."""
+    """SHA-256 of the frame that a stored figure was drawn from; empty if the PNG has none."""
     with Image.open(figure) as image:
         return image.info.get(_FRAME_DIGEST, "")
 
 
 def draw_figure(runs: pd.DataFrame) -> Figure:
-    """A ladder as a figure of its own, which says whose runs these are."""
+    """Draw a ladder as a new figure, with its photos and machine in the title."""
     n_rungs = int((~is_limit(runs["variant"].drop_duplicates())).sum())
-    figure = Figure(figsize=_size(n_rungs), layout="constrained")
+    figure = Figure(figsize=_figure_size(n_rungs), layout="constrained")
     ax = plot_rungs(runs, ax=figure.add_subplot())
     photos = runs["photos"].iloc[0] if "photos" in runs else runs["experiment"].iloc[0]
     ax.set_title(f"{photos}: {runs['env_id'].iloc[0]}", loc="left", pad=32, fontsize="medium")
@@ -157,10 +148,10 @@ def draw_figure(runs: pd.DataFrame) -> Figure:
 
 
 class RunningWorkers:
-    """One run of a loader whose workers are awake, as in all epochs of a training but the first.
+    """One run of a loader whose workers are already running, as in all epochs of a training but the first.
 
-    Two batches for each, which `compare` books as start-up, wake them. They end with the run: workers that idle while
-    other rungs run would be counted in those rungs' memory.
+    They start with two batches each, which `compare` counts as start-up, and end with the run: idle workers would count
+    in the memory of other rungs.
     """
 
     def __init__(self, dataset: Dataset, batch_size: int, *, times: int = 2):
@@ -169,34 +160,36 @@ class RunningWorkers:
         self.batch_size, self.num_workers = batch_size, self._loader.num_workers
         indices[:] = [number % len(dataset) for number in range(2 * batch_size * max(1, self.num_workers))]
         deque(self._loader, maxlen=0)
-        indices[:] = _over_and_over(len(dataset), times)
+        indices[:] = _repeat_shuffled(len(dataset), times)
 
     def __iter__(self) -> Iterator[Any]:
-        return self._until_the_end(iter(self._loader))
+        return self._close_after(iter(self._loader))
 
-    def _until_the_end(self, batches: Iterator[Any]) -> Iterator[Any]:
+    def _close_after(self, batches: Iterator[Any]) -> Iterator[Any]:
         try:
             yield from batches
         finally:
             self._loader.close()
 
 
-def _one_process(dataset: Dataset, batch_size: int) -> DataLoader:
-    return DataLoader(dataset, batch_size, sampler=_over_and_over(len(dataset), 1))
+def _load_in_one_process(dataset: Dataset, batch_size: int) -> DataLoader:
+    return DataLoader(dataset, batch_size, sampler=_repeat_shuffled(len(dataset), 1))
 
 
-def _threads(source: Any, n_photos: int, batch_size: int, *, times: int = 2, antialias: bool = True) -> BatchLoader:
-    sampler = _over_and_over(n_photos, times)
+def _load_in_threads(
+    source: Any, n_photos: int, batch_size: int, *, times: int = 2, antialias: bool = True
+) -> BatchLoader:
+    sampler = _repeat_shuffled(n_photos, times)
     return BatchLoader(source, batch_size=batch_size, antialias=antialias, sampler=sampler)
 
 
-def _over_and_over(n_photos: int, times: int) -> RandomSampler:
+def _repeat_shuffled(n_photos: int, times: int) -> RandomSampler:
     """Every photo `times` times, in random order."""
     generator = torch.Generator().manual_seed(0)
     return RandomSampler(range(n_photos), num_samples=times * n_photos, generator=generator)
 
 
-def _passes(counts: Iterable[int], times: int) -> Iterator[int]:
+def _repeat(counts: Iterable[int], times: int) -> Iterator[int]:
     return (count for _ in range(times) for count in counts)
 
 
@@ -209,18 +202,12 @@ def _draw_rung(ax: Axes, row: int, rung: pd.Series, rates: pd.Series) -> None:
 
 
 def _draw_limit(ax: Axes, label: str, rate: float, higher: bool) -> None:
-    """A line; every second one is named in a second row, since limits may lie close together."""
+    """Draw a line with its label; every second label is higher, since limits may be close together."""
     ax.axvline(rate, color="C3", linestyle="--", linewidth=1.2, zorder=1)
     options = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points", "ha": "center", "va": "bottom"}
     place = (0, 13 if higher else 1)
     ax.annotate(f"{label} {rate:,.0f}", (rate, 1.0), place, color="C3", fontsize="small", **options)
 
 
-def _axes(n_rungs: int) -> Axes:
-    import matplotlib.pyplot as plt
-
-    return plt.subplots(figsize=_size(n_rungs), layout="constrained")[1]
-
-
-def _size(n_rungs: int) -> tuple[float, float]:
+def _figure_size(n_rungs: int) -> tuple[float, float]:
     return 8.5, 1.2 + 0.42 * n_rungs

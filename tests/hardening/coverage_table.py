@@ -22,7 +22,7 @@ from coverage import Coverage
 HERE = Path(__file__).parent
 _DATA = Path(".coverage.d")  # a folder for the data of each test file
 # They run notebooks, in kernels; its processes have a bound on files that coverage's own exceed.
-_LEFT_OUT = {"test_notebooks.py", "test_browser.py", "test_faults.py"}
+_LEFT_OUT = {"test_stored_notebooks.py", "test_jupyter.py", "test_faults.py"}
 _PYTEST = ["-m", "pytest", "-o", "addopts=", "--import-mode=importlib", "-q", "-p", "no:cacheprovider"]
 
 

@@ -1,19 +1,21 @@
-"""python -m labkit diagnose: scripts as people write them."""
+"""The command line: labkit diagnose on scripts as people write them, list, lab, and mistakes."""
 
+import os
 import re
+import subprocess
 import sys
 
 import pytest
 from typer.testing import CliRunner
 
 import labkit as lk
+from labkit.lab import cli, notebooks
 from labkit.lab.cli import app
 from tests.paths import REPO
 
-pytestmark = pytest.mark.alone
 
-
-class TestCommand:
+@pytest.mark.alone
+class TestDiagnose:
     @pytest.fixture(autouse=True)
     def script(self, tmp_path, monkeypatch):
         (tmp_path / "my_training.py").write_text(
@@ -90,3 +92,49 @@ class TestCommand:
 
     def test_what_a_module_lacks_is_its_own_error(self):
         assert isinstance(self.run("half_done:make").exception, ModuleNotFoundError)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["tour", "--only", "77"], "no notebook begins with '77': there are 10_works, 11_fails, 12_noisy"),
+        (["tour", "--scale", "huge"], "one of ci, laptop, gpu"),
+        (["doctor", "--scale", "huge"], "one of ci, laptop, gpu"),
+    ],
+)
+def test_mistakes_on_the_command_line(lab, arguments, message):
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2
+    assert message in result.output
+
+
+def test_list(lab):
+    lines = CliRunner().invoke(app, ["list"]).output.splitlines()
+    assert lines[0].split() == ["10_works", "3", "min", "Why", "10_works?"]
+    assert len(lines) == 3
+
+
+def test_list_starts_without_torch():
+    code = "import sys, labkit.lab.cli as cli; cli.list_notebooks(); print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.split()[-1] == "False"
+
+
+@pytest.fixture
+def started(monkeypatch, tmp_path):
+    """What `labkit lab` would start: its command, and where its runs go."""
+    monkeypatch.delenv("LABKIT_RESULTS", raising=False)
+    monkeypatch.chdir(tmp_path)
+    calls = []
+    monkeypatch.setattr(cli.os, "execv", lambda _, command: calls.append((command, os.environ["LABKIT_RESULTS"])))
+    assert CliRunner().invoke(app, ["lab", "--port", "9999"]).exit_code == 0
+    return calls[0]
+
+
+def test_lab_opens_the_notebooks(started):
+    command, _ = started
+    assert {"--port=9999", "--ip=127.0.0.1", f"--ServerApp.root_dir={notebooks.NOTEBOOK_FOLDER}"} <= set(command)
+    assert not [argument for argument in command if "token" in argument]  # all users of a machine may read arguments
+
+
+def test_the_lab_keeps_its_runs_where_a_tour_does(started, tmp_path):
+    assert started[1] == str(tmp_path / "results" / lk.env_id() / "frames")

@@ -1,78 +1,55 @@
-"""`labkit lab`, once for real: on the loopback interface alone, and only for who has the token."""
+"""`labkit lab`: reachable on the loopback interface with the token only; and notebooks in JupyterLab, in a browser."""
 
+import base64
+import io
 import json
-import os
-import subprocess
+import re
 import sys
-import time
 import urllib.error
 import urllib.request
 from types import SimpleNamespace
 
+import matplotlib
+import nbformat
+import numpy as np
 import psutil
 import pytest
+from PIL import Image
 
 from labkit.lab import jupyter as lab_server
-from tests.lab_server import _free_port
+from tests.lab_server import free_port, jupyterlab, running_server
+from tests.paths import REPO
 
-
-def environment(home):
-    """No settings of this machine's user, but those that the test writes into `home/config`."""
-    folders = {"HOME": "", "JUPYTER_CONFIG_DIR": "config", "JUPYTER_RUNTIME_DIR": "runtime", "JUPYTER_DATA_DIR": "data"}
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("JUPYTER")}
-    return {**kept, **{name: str(home / folder) for name, folder in folders.items()}, "BROWSER": "true"}
-
-
-def started(home):
-    command = [sys.executable, "-m", "labkit", "lab", "--port", str(_free_port())]
-    with open(home / "log", "w") as log:
-        return subprocess.Popen(command, cwd=home, env=environment(home), stdout=log, stderr=log)
-
-
-def address(server, home):
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and server.poll() is None:
-        for path in (home / "runtime").glob("jpserver-*.json"):
-            try:
-                about = json.loads(path.read_text())
-                status("http://127.0.0.1", about)
-                return about
-            except (OSError, ValueError):
-                pass  # not yet whole, or not yet listening
-        time.sleep(0.1)
-    raise RuntimeError((home / "log").read_text()[-2000:])
-
-
-def status(host, about, query=""):
-    try:
-        with urllib.request.urlopen(f"{host}:{about['port']}/api/contents{query}", timeout=5) as answer:
-            return answer.status
-    except urllib.error.HTTPError as error:
-        return error.code
+NAMES = ["00_measure.ipynb", "02_read_image.ipynb"]
+NOTEBOOKS = REPO / "notebooks"
+GUESS = (222, 143, 5)  # color of a prediction's mark
 
 
 def test_on_this_machine_and_with_its_token(tmp_path, monkeypatch):
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     (tmp_path / "config").mkdir()
     (tmp_path / "config" / "jupyter_server_config.py").write_text("c.ServerApp.ip = '0.0.0.0'\n")
-    server = started(tmp_path)
-    try:
-        about = address(server, tmp_path)
-        assert len(about["token"]) >= 32
-        assert status("http://127.0.0.1", about) == 403
-        assert status("http://127.0.0.1", about, "?token=wrong") == 403
-        assert status("http://127.0.0.1", about, f"?token={about['token']}") == 200
+    command = [sys.executable, "-m", "labkit", "lab", "--port", str(free_port())]
+    with running_server(command, tmp_path) as (server, info):
+        assert len(info["token"]) >= 32
+        assert _ask(info, "") == 403
+        assert _ask(info, "?token=wrong") == 403
+        assert _ask(info, f"?token={info['token']}") == 200
         listening = [place for place in psutil.Process(server.pid).net_connections() if place.status == "LISTEN"]
         assert {place.laddr.ip for place in listening} == {"127.0.0.1"}
-        assert about["token"] not in " ".join(psutil.Process(server.pid).cmdline())
-        urllib.request.urlopen(f"http://127.0.0.1:{about['port']}/api/kernels?token={about['token']}", b"{}").close()
-        commands = {child: child.cmdline() for child in psutil.Process(server.pid).children(recursive=True)}
-        [kernel] = [child for child, command in commands.items() if "ipykernel_launcher" in command]
-        assert commands[kernel][-2:] == ["--ext", "labkit.lab.recording"]
-        kernel.kill()
-    finally:
-        server.kill()
-        server.wait()
+        assert info["token"] not in " ".join(psutil.Process(server.pid).cmdline())
+        urllib.request.urlopen(f"{info['url']}api/kernels?token={info['token']}", b"{}").close()
+        commands = [child.cmdline() for child in psutil.Process(server.pid).children(recursive=True)]
+        [kernel] = [command for command in commands if "ipykernel_launcher" in command]
+        assert kernel[-2:] == ["--ext", "labkit.lab.recording"]
+
+
+def _ask(info, query):
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{info['port']}/api/contents{query}", timeout=5) as answer:
+            return answer.status
+    except urllib.error.HTTPError as error:
+        return error.code
 
 
 def test_without_a_token_it_does_not_start(monkeypatch):
@@ -90,3 +67,142 @@ def test_without_a_token_it_does_not_start(monkeypatch):
     lab_server.main(["--port=1"])
     assert started == [True]
     assert [arguments[0] for arguments in asked] == ["--port=1"] * 2
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    return tmp_path_factory.mktemp("results")
+
+
+@pytest.fixture(scope="module")
+def browser_lab(tmp_path_factory, open_page, results):
+    """Number -> a notebook that ran as a whole in JupyterLab at ci scale; both at once."""
+    root, home = tmp_path_factory.mktemp("notebooks"), tmp_path_factory.mktemp("home")
+    variables = {"LABKIT_SCALE": "ci", "LABKIT_HOME": home, "LABKIT_RESULTS": results / "frames"}
+    variables["MPLCONFIGDIR"] = matplotlib.get_cachedir()  # else every kernel of a new home looks for all fonts
+    variables["TORCH_LOGS"] = "-torch.utils.cpp_extension"  # as in a tour: no news of a GPU that is not there
+    for name in NAMES:
+        nbformat.write(_without_outputs(NOTEBOOKS / name), root / name)
+    with jupyterlab(root, home, **variables) as address:
+        opened = {name[:2]: Opened(open_page, address(name)) for name in NAMES}
+        for notebook in opened.values():
+            notebook.start_all()
+        for notebook in opened.values():
+            notebook.wait_until_done()
+        yield opened
+        for notebook in opened.values():
+            notebook.page.context.close()
+
+
+def _without_outputs(path):
+    """A stored plot is not one that was drawn here."""
+    node = nbformat.read(path, as_version=4)
+    for cell in node.cells:
+        if cell.cell_type == "code":
+            cell.outputs, cell.execution_count = [], None
+    return node
+
+
+class Opened:
+    """A notebook in JupyterLab, used as a reader does."""
+
+    def __init__(self, open_page, address):
+        self.page, self.errors = open_page(viewport={"width": 1300, "height": 1000})
+        self.page.goto(address)
+        self.page.wait_for_selector(".jp-Notebook .jp-CodeCell", timeout=60_000)
+        self.page.evaluate("() => jupyterapp.shell.currentWidget.sessionContext.ready")
+        assert self.page.evaluate("() => jupyterapp.shell.currentWidget.context.path") in address
+
+    def start_all(self):
+        self.page.evaluate(
+            "() => { jupyterapp.commands.execute('notebook:run-all-cells').then(() => { window.ranAll = true }) }"
+        )
+
+    def wait_until_done(self):
+        self.page.wait_for_function("() => window.ranAll", timeout=240_000)
+
+    def cells(self):
+        """Code cells as JupyterLab holds them: source, execution count, outputs."""
+        return self.page.evaluate(
+            "() => jupyterapp.shell.currentWidget.content.model.toJSON().cells.filter(c => c.cell_type == 'code')"
+        )
+
+    def cell(self, beginning):
+        """The one code cell on the page whose source begins so."""
+        cell = self.page.locator(".jp-CodeCell").filter(
+            has_text=re.compile(rf"\[\s*(\d+|\*| )?\s*\]:\s*{re.escape(beginning)}")
+        )
+        assert cell.count() == 1
+        return cell
+
+    def run(self, beginning, source=None):
+        """Click into a cell, type, and run it."""
+        editor = self.cell(beginning).locator(".cm-content")
+        editor.click()
+        if source:
+            self.page.keyboard.press("Control+A")
+            self.page.keyboard.insert_text(source)
+        self.page.keyboard.press("Shift+Enter")
+        self.page.wait_for_function(IDLE, timeout=60_000)
+
+    def picture(self, beginning):
+        """The plot under a cell, as it is shown."""
+        source = self.cell(beginning).locator(".jp-OutputArea-output img").get_attribute("src")
+        return np.asarray(Image.open(io.BytesIO(base64.b64decode(source.split(",")[1]))).convert("RGB")).astype(int)
+
+
+IDLE = "() => ![...document.querySelectorAll('.jp-InputPrompt')].some(prompt => prompt.textContent.includes('*'))"
+
+
+def _complains(output):
+    """On a busy machine two short rounds may scatter, and the notebook rightly says so."""
+    return output.get("name") == "stderr" and "InstabilityWarning" not in "".join(output["text"])
+
+
+@pytest.mark.parametrize("number", ["00", "02"])
+def test_a_notebook_runs_whole_and_shows_its_plots(browser_lab, number):
+    cells = [cell for cell in browser_lab[number].cells() if cell["source"]]
+    assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
+    outputs = [output for cell in cells for output in cell["outputs"]]
+    assert [output for output in outputs if output["output_type"] == "error" or _complains(output)] == []
+    drawn = [output for output in outputs if "image/png" in output.get("data", {})]
+    sizes = browser_lab[number].page.eval_on_selector_all(
+        ".jp-OutputArea-output img", "all => all.map(image => [image.naturalWidth, image.naturalHeight])"
+    )
+    assert len(sizes) == len(drawn) >= 4
+    assert all(width > 100 and height > 100 for width, height in sizes)
+    assert browser_lab[number].errors == []
+
+
+def test_the_magics_are_shown(browser_lab):
+    cells = browser_lab["00"].cells()
+    timed = [cell for cell in cells if cell["source"].startswith("%%variant")]
+    assert len(timed) == 2
+    assert all("images/s over 5 runs" in str(cell["outputs"]) for cell in timed)
+    assert [cell for cell in cells if "%timeit -o" in cell["source"] and cell["execution_count"]]
+
+
+def _mark_of_guess(picture):
+    """Column of the prediction's mark: the upper of the two triangles, since the other explains it."""
+    rows, columns = np.nonzero((np.abs(picture - GUESS) <= 2).all(axis=2))
+    return columns[rows < rows.min() + 14].mean()
+
+
+# Two rounds scatter so much that an axis may reach from a hundredth to a hundred: then no mark moves far.
+EVEN = 'runs["images_per_s"] = runs.variant.map({"no workers": 100.0, "2 workers": 90.0})'
+
+
+def test_a_changed_prediction_moves_its_mark(browser_lab, results):
+    plot, notebook = "lk.plot_speedup(runs)", browser_lab["00"]
+    notebook.run("lk.predict(", f'lk.predict("2 workers", 1.5)\n{EVEN}')
+    notebook.run(plot)
+    before = notebook.picture(plot)
+    notebook.run("lk.predict(", 'lk.predict("2 workers", 0.25)')
+    assert np.array_equal(notebook.picture(plot), before)  # nothing was drawn yet
+    notebook.run(plot)
+    assert _mark_of_guess(notebook.picture(plot)) < _mark_of_guess(before) - 100
+    notebook.run("lk.score(")
+    assert "2 workers (00 two workers): 0.25x guessed" in notebook.cell("lk.score(").inner_text()
+    (kept,) = (results / "predictions").glob("00*.json")
+    assert json.loads(kept.read_text())[0]["guess"] == 0.25
+    assert notebook.errors == []

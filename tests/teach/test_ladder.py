@@ -16,8 +16,7 @@ from labkit.measure.timing import count_images
 from labkit.teach import ladder
 from tests.paths import REPO
 
-ROOT = REPO
-STORED = ROOT / "notebooks"
+STORED = REPO / "notebooks"
 N_PHOTOS = 8
 
 
@@ -78,7 +77,7 @@ def test_workers_run_before_the_clock_starts(store):
 
 def test_the_same_photos_are_wanted(store, pixels, tmp_path):
     fewer = lk.FolderStore(lk.make_photos(tmp_path, N_PHOTOS - 1, progress=False))
-    with pytest.raises(ValueError, match="8 raw pixels and 7 photos are not the same"):
+    with pytest.raises(ValueError, match="8 raw pixels and 7 photos differ"):
         ladder.ladder_variants(fewer, pixels, lk.scale())
 
 
@@ -130,7 +129,7 @@ def test_the_index_page_shows_every_ladder_and_no_limit_as_a_step(runs, tmp_path
 def test_a_storing_tour_draws_the_figure_anew(error, stored, runs, tmp_path, monkeypatch):
     notebook = Notebook(tmp_path / f"{ladder.NOTEBOOK}.ipynb", "11", "Why?", "1")
 
-    def ran(notebook, number, total, folder, store_outputs):
+    def ran(notebook, title, folder, store_outputs):
         lk.save_frame(runs, folder / "frames" / ladder.FRAME)
         return Executed(notebook, None, 1.0, error)
 
@@ -148,9 +147,9 @@ def test_the_notebook_measures_the_ladder():
 
 
 def test_the_readme_shows_the_stored_figure():
-    images = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", (ROOT / "README.md").read_text())
+    images = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", (REPO / "README.md").read_text())
     assert images == [f"notebooks/{ladder.FIGURE}"]
-    assert (ROOT / images[0]).is_file()
+    assert (REPO / images[0]).is_file()
 
 
 def test_the_stored_figure_is_of_the_stored_frame():
