@@ -1,4 +1,4 @@
-"""`%%variant LABEL`: what `%%timeit` does, but its runs land in a frame that the plots and `summarize` take."""
+"""`%%variant LABEL`: like `%%timeit`, but it adds its runs to a frame for the plots and `summarize`."""
 
 import pandas as pd
 from IPython.core.error import UsageError
@@ -14,48 +14,47 @@ class VariantMagics(Magics):
     """Cell magics of `%load_ext labkit`."""
 
     @magic_arguments()
-    @argument("label", help="name of the variant; quote it if it has spaces")
-    @argument("-n", "--images", type=int, required=True, help="images that one run of the cell handles")
-    @argument("-r", "--rounds", type=int, help="runs that count (default: the scale's)")
-    @argument("-w", "--warmups", type=int, default=1, help="runs before them (default 1)")
+    @argument("label", help="name of the variant; quote it if it contains spaces")
+    @argument("-n", "--images", type=int, required=True, help="number of images that one run of the cell handles")
+    @argument("-r", "--rounds", type=int, help="measured runs (default: set by the scale)")
+    @argument("-w", "--warmups", type=int, default=1, help="warm-up runs before them (default 1)")
     @argument("-i", "--into", default="runs", help="name of the frame to add the runs to (default: runs)")
     @cell_magic
     def variant(self, line: str, cell: str):
         """Time this cell as one variant and add its runs to the notebook's frame.
 
         The first variant of a frame is its baseline; running a label again replaces its runs. Cells run one after
-        the other, so rounds are not interleaved, and `summarize` says so: `labkit.compare` is the stricter tool.
+        another, so rounds are not interleaved, and `summarize` says so: `labkit.compare` is stricter.
         """
         options = parse_argstring(self.variant, line)
         label = options.label.strip("\"'")
-        earlier = self._earlier(options.into)
+        earlier = self._find_frame(options.into)
         code = compile(self.shell.transform_cell(cell), f"<variant {label}>", "exec")
         runs = compare(
-            {label: lambda: self._run(code, options.images)},
+            {label: lambda: self._run_cell(code, options.images)},
             baseline=label, rounds=options.rounds or scale().rounds, warmups=options.warmups,
         )  # fmt: skip
         runs["order"] = float("nan")
-        self.shell.user_ns[options.into] = runs if earlier is None else _with(earlier, runs)
+        self.shell.user_ns[options.into] = runs if earlier is None else _replace_runs(earlier, runs)
         rates = runs.loc[~runs["is_warmup"], "images_per_s"]
         print(f"{label}: median {rates.median():,.0f} images/s over {len(rates)} runs (added to `{options.into}`)")
 
-    def _run(self, code, n_images: int):
+    def _run_cell(self, code, n_images: int):
         exec(code, self.shell.user_ns)  # noqa: S102 - the cell that the reader wrote and ran
         yield n_images
 
-    def _earlier(self, name: str) -> pd.DataFrame | None:
+    def _find_frame(self, name: str) -> pd.DataFrame | None:
         earlier = self.shell.user_ns.get(name)
         if earlier is None:
             return None
         if not isinstance(earlier, pd.DataFrame) or "variant" not in earlier:
-            raise UsageError(
-                f"`{name}` holds a {type(earlier).__name__}, not a frame of runs: choose another with --into"
-            )
+            kind = type(earlier).__name__
+            raise UsageError(f"`{name}` holds a {kind}, not a frame of runs: choose another name with --into")
         return None if earlier.empty else earlier
 
 
-def _with(earlier: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
-    """`earlier` with `runs` in the place of their variant's earlier ones, or at the end; the baseline stays."""
+def _replace_runs(earlier: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
+    """`earlier` with `runs` in place of the earlier ones of their variant, or at the end; the baseline stays."""
     runs["baseline"] = earlier["baseline"].iloc[0]
     labels = list(dict.fromkeys([*earlier["variant"], *runs["variant"]]))
     both = pd.concat([earlier[earlier["variant"] != runs["variant"].iloc[0]], runs], ignore_index=True)
