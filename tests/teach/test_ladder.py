@@ -21,8 +21,8 @@ N_PHOTOS = 8
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    return lk.FolderStore(lk.make_photos(tmp_path_factory.mktemp("photos"), N_PHOTOS, progress=False))
+def store(first_photos):
+    return lk.FolderStore(first_photos(N_PHOTOS))
 
 
 @pytest.fixture(scope="module")
@@ -42,18 +42,16 @@ def runs(frame_of):
 
 
 def test_every_rung_gives_crops_and_every_photo_equally_often(variants):
+    kinds = []
     for label, factory in variants.items():
         batches = list(factory())
         n_images = sum(map(count_images, batches))
         assert n_images % N_PHOTOS == 0, label
         if not label.endswith("limit"):
+            kinds.append(batches[0][0].dtype)
             assert batches[0][0].shape[1:] == (3, 224, 224), label
             found = torch.cat([own for _, own in batches]).bincount()
-            assert set(found.tolist()) == {n_images // N_PHOTOS}, label  # one photo a class
-
-
-def test_floats_first_then_bytes(variants):
-    kinds = [next(iter(factory()))[0].dtype for label, factory in variants.items() if not label.endswith("limit")]
+            assert set(found.tolist()) == {n_images // N_PHOTOS}, label  # one photo per class
     assert kinds == [torch.float32] * 3 + [torch.uint8] * 5
 
 
@@ -75,8 +73,8 @@ def test_workers_run_before_the_clock_starts(store):
     assert len(psutil.Process().children()) == before
 
 
-def test_the_same_photos_are_wanted(store, pixels, tmp_path):
-    fewer = lk.FolderStore(lk.make_photos(tmp_path, N_PHOTOS - 1, progress=False))
+def test_the_photos_must_be_the_same(pixels, first_photos):
+    fewer = lk.FolderStore(first_photos(N_PHOTOS - 1))
     with pytest.raises(ValueError, match="8 raw pixels and 7 photos differ"):
         ladder.ladder_variants(fewer, pixels, lk.scale())
 
@@ -109,11 +107,7 @@ def test_a_stored_figure_says_which_frame_it_shows(runs, tmp_path):
         assert image.width > 600
     Image.new("RGB", (8, 8)).save(figure)
     assert ladder.drawn_from(figure) == ""
-
-
-def test_the_figure_says_whose_runs_these_are(runs):
-    title = ladder.draw_figure(runs).axes[0].get_title("left")
-    assert title == f"small photos: {lk.env_id()}"
+    assert ladder.draw_figure(runs).axes[0].get_title("left") == f"small photos: {lk.env_id()}"
 
 
 def test_the_index_page_shows_every_ladder_and_no_limit_as_a_step(runs, tmp_path):
@@ -142,17 +136,10 @@ def test_a_storing_tour_draws_the_figure_anew(error, stored, runs, tmp_path, mon
     assert (tmp_path / ladder.FIGURE).exists() == (tmp_path / ladder.FRAME).exists() == stored
 
 
-def test_the_notebook_measures_the_ladder():
+def test_the_readme_shows_the_stored_figure_of_the_stored_frame():
     assert f'experiment="{ladder.EXPERIMENT}"' in (STORED / f"{ladder.NOTEBOOK}.ipynb").read_text().replace("\\", "")
-
-
-def test_the_readme_shows_the_stored_figure():
     images = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", (REPO / "README.md").read_text())
     assert images == [f"notebooks/{ladder.FIGURE}"]
-    assert (REPO / images[0]).is_file()
-
-
-def test_the_stored_figure_is_of_the_stored_frame():
     frame = STORED / ladder.FRAME
     assert ladder.drawn_from(STORED / ladder.FIGURE) == hashlib.sha256(frame.read_bytes()).hexdigest()
     runs = lk.load_frame(frame)
