@@ -24,7 +24,8 @@ def test_equals_the_list(strings):
     packed = PackedStrings(strings)
     assert list(packed) == strings
     assert len(packed) == len(strings)
-    assert [packed[index] for index in range(-len(strings), len(strings))] == strings * 2
+    assert [packed[index] for index in np.arange(-len(strings), len(strings))] == strings * 2
+    assert list(packed.encoded()) == [os.fsencode(string) for string in strings]
     assert list(reversed(packed)) == strings[::-1]
     assert packed == strings
     assert packed == PackedStrings(iter(strings))
@@ -36,15 +37,10 @@ def test_slices(part):
     assert PackedStrings(STRINGS)[part] == STRINGS[part]
 
 
-@pytest.mark.parametrize("index", [6, -7, 10**12])
-def test_out_of_range(index):
-    with pytest.raises(IndexError, match=f"index {index} .* 6 strings"):
-        PackedStrings(STRINGS)[index]
-
-
-def test_nothing_in_an_empty_one():
-    with pytest.raises(IndexError):
-        PackedStrings([])[0]
+@pytest.mark.parametrize(("index", "strings"), [(6, STRINGS), (-7, STRINGS), (10**12, STRINGS), (0, [])])
+def test_out_of_range(index, strings):
+    with pytest.raises(IndexError, match=f"index {index} .* {len(strings)} strings"):
+        PackedStrings(strings)[index]
 
 
 DIFFERENT = {
@@ -70,10 +66,6 @@ def test_searching():
         hash(packed)
 
 
-def test_numpy_integers_index():
-    assert PackedStrings(STRINGS)[np.int64(-2)] == STRINGS[-2]
-
-
 @pytest.mark.parametrize("copied", [lambda item: pickle.loads(pickle.dumps(item)), copy.deepcopy, copy.copy])
 def test_copies(copied):
     assert copied(PackedStrings(STRINGS)) == STRINGS
@@ -93,11 +85,6 @@ def test_arrays_and_back():
     assert offsets.tolist() == [0, *np.cumsum([len(string) for string in encoded])]
     assert PackedStrings.from_arrays(block, offsets) == STRINGS
     assert PackedStrings.from_arrays(*PackedStrings([]).arrays()) == []
-
-
-def test_encoded():
-    assert list(PackedStrings(STRINGS).encoded()) == [os.fsencode(string) for string in STRINGS]
-    assert list(PackedStrings([]).encoded()) == []
 
 
 BLOCK, OFFSETS = np.frombuffer(b"abcdef", np.uint8), np.array([0, 2, 6])

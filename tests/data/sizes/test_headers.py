@@ -9,6 +9,7 @@ import tracemalloc
 import types
 import warnings
 import zlib
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -71,7 +72,7 @@ def sequence(image_format: str) -> bytes:
     return saved(image_format, save_all=True, append_images=[PICTURE.rotate(180)], duration=40)
 
 
-def made_files() -> dict[str, bytes]:
+def jpegs() -> dict[str, bytes]:
     jpeg, noisy = saved("JPEG"), saved("JPEG", quality=100)
     return {
         "plain.jpg": jpeg,
@@ -99,6 +100,11 @@ def made_files() -> dict[str, bytes]:
         "no height.jpg": jpeg.replace(b"\x11\x08\0\x3f\0\x5f", b"\x11\x08\0\0\0\x5f"),
         "two pictures.jpg": sequence("MPO"),
         "another JPEG behind.jpg": jpeg + noisy,
+    }
+
+
+def pngs() -> dict[str, bytes]:
+    return {
         "plain.png": saved("PNG"),
         "palette.png": saved("PNG", PICTURE.quantize(16), transparency=1),
         "interlaced gray.png": saved("PNG", PICTURE.convert("L"), dpi=(72, 72)),
@@ -112,6 +118,11 @@ def made_files() -> dict[str, bytes]:
         "profile.png": saved("PNG", icc_profile=bytes(range(256)) * 40),
         "animated.png": sequence("PNG"),
         "wrong checksum.png": saved("PNG").replace(b"IHDR\0\0\0\x5f", b"IHDR\0\0\0\x60"),
+    }
+
+
+def webps() -> dict[str, bytes]:
+    return {
         "lossy.webp": saved("WEBP"),
         "lossless.webp": saved("WEBP", lossless=True),
         "alpha.webp": saved("WEBP", PICTURE.convert("RGBA").rotate(33, expand=True)),
@@ -125,20 +136,25 @@ def made_files() -> dict[str, bytes]:
         "another signature.webp": _changed(saved("WEBP", lossless=True), 20, 0b1),
         "another version.webp": _changed(saved("WEBP", lossless=True), 24, 0b0010_0000),
         "animated.webp": sequence("WEBP"),
+    }
+
+
+@cache
+def made_files() -> dict[str, bytes]:
+    has_avif = ".avif" in Image.registered_extensions()  # Pillow from 11.3 on
+    avifs = {"plain.avif": saved("AVIF"), "exif.avif": saved("AVIF", exif=exif_of(6))} if has_avif else {}
+    return {
+        **jpegs(),
+        **pngs(),
+        **webps(),
+        **avifs,
         "plain.bmp": saved("BMP"),
-        **_avifs(),
         "a GIF, renamed.jpg": saved("GIF"),
         "a PNG, renamed.webp": saved("PNG"),
         "not here.jxl": b"\xff\x0a" + b"\0" * 100,
         "RIFF of another kind.webp": b"RIFF\x24\0\0\0WAVEfmt " + b"\0" * 100,
         "a few bytes.webp": b"RIFF",
     }
-
-
-def _avifs() -> dict[str, bytes]:
-    if ".avif" not in Image.registered_extensions():  # Pillow before 11.3
-        return {}
-    return {"plain.avif": saved("AVIF"), "exif.avif": saved("AVIF", exif=exif_of(6))}
 
 
 def _exif_last(jpeg: bytes) -> bytes:
