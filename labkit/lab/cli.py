@@ -170,12 +170,12 @@ def lab(port: Annotated[int, typer.Option(help="Port of JupyterLab.")] = 8888) -
 
     os.environ.setdefault(RESULTS_VARIABLE, os.path.abspath(os.path.join("results", env_id(), "frames")))
 
-    # -P: no module beside the file hides another. The address is said, since a configuration may have another.
+    # -P: modules beside the file must not hide others. --ip: a configuration may have another address.
     command = [sys.executable, "-P", lab_server.__file__, "--ip=127.0.0.1", f"--port={port}"]
     command.append(f"--ServerApp.root_dir={NOTEBOOK_FOLDER}")
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         command.append("--allow-root")
-    os.execv(sys.executable, command)  # noqa: S606 - not a child: who ends this command ends JupyterLab
+    os.execv(sys.executable, command)  # noqa: S606 - not a child process: ending this command ends JupyterLab
 
 
 def _set_scale(name: str) -> None:

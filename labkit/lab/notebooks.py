@@ -1,4 +1,4 @@
-"""The numbered notebooks: find them, say what each asks, run one in a fresh kernel."""
+"""The numbered notebooks: find them, describe them, run them in fresh kernels, and store the results."""
 
 import asyncio
 import atexit
@@ -20,12 +20,12 @@ from nbformat import NotebookNode
 from labkit.core import NOTEBOOK_FOLDER, ScratchFolder, atomic_path, redact
 from labkit.lab.recording import EXTENSION_ARGUMENTS
 
-_PATIENCE_S = 10.0  # for a cell that is interrupted
+_INTERRUPT_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True)
 class Notebook:
-    """One notebook: its file, and from its first cell the title, the question and the minutes it takes."""
+    """One notebook: its file, and the title, question and duration from its first cell."""
 
     path: Path
     title: str
@@ -38,10 +38,10 @@ class Notebook:
 
 
 def find_notebooks(only: str = "", folder: Path = NOTEBOOK_FOLDER) -> list[Notebook]:
-    """Notebooks in order; `only` keeps those whose name begins with one of its comma-separated parts.
+    """Notebooks in order; `only` keeps those whose names start with one of its comma-separated parts.
 
     Raises:
-        FileNotFoundError: there are no notebooks, or `only` fits none; says which there are.
+        FileNotFoundError: there are no notebooks, or `only` matches none; the message lists them.
     """
     paths = sorted(folder.glob("[0-9][0-9]_*.ipynb"))
     if not paths:
@@ -67,7 +67,7 @@ def _describe(path: Path) -> Notebook:
 
 @dataclass
 class Executed:
-    """What came of running a notebook: the executed copy, its wall time, and the error, if any."""
+    """The result of running a notebook: the executed copy, its wall time, and the error, if any."""
 
     notebook: Notebook
     node: NotebookNode
@@ -78,13 +78,13 @@ class Executed:
 def execute(
     notebook: Notebook, *, on_cell: Callable[[int, int], None] = lambda done, total: None, timeout_s: int = 1200
 ) -> Executed:
-    """Run a notebook top to bottom in a fresh kernel, in its own folder; a failing cell ends it, and is reported.
+    """Run a notebook from top to bottom in a fresh kernel, in the notebook's folder; it stops at a cell that fails.
 
-    The kernel's TMPDIR is a folder of its own: Python's and Jupyter's processes, when killed, leave files there.
+    The kernel has a TMPDIR of its own, removed at the end: killed processes of Python and Jupyter leave files there.
 
     Args:
-        on_cell: Called before each cell with its number and the number of cells.
-        timeout_s: Longest time for one cell.
+        on_cell: Called before each cell with its index and the number of cells.
+        timeout_s: Time limit for one cell, in seconds.
     """
     from nbclient import NotebookClient
     from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
@@ -99,7 +99,7 @@ def execute(
     start, error = time.perf_counter(), ""
     try:
         with ScratchFolder(gettempdir()) as temporary:
-            _run(client, temporary)
+            _run_kernel(client, temporary)
     except CellExecutionError as failure:
         error = redact(f"{failure.ename}: {failure.evalue}")
     except (CellTimeoutError, DeadKernelError) as failure:
@@ -111,50 +111,50 @@ def execute(
 
 
 class _Loop(asyncio.SelectorEventLoop):
-    """Leaves signals as they are: nbclient would end the kernel alone, and a tour that is stopped would go on."""
+    """An event loop that refuses nbclient's signal handlers: they end only the kernel, and the tour would go on."""
 
     def add_signal_handler(self, *arguments: Any) -> None:
-        raise RuntimeError("signals are the caller's")  # as outside the main thread, which nbclient expects
+        raise RuntimeError("the caller handles signals")  # nbclient expects this error, as outside the main thread
 
 
-def _run(client: Any, temporary: Path) -> None:
-    """Run nbclient's notebook; Ctrl-C interrupts the cell, which may clean up, ends the kernel, and is raised."""
+def _run_kernel(client: Any, temporary: Path) -> None:
+    """Run nbclient's notebook. Ctrl-C interrupts the cell, which may clean up, ends the kernel, and is raised."""
     try:
         _run_in_loop(client, temporary)
     finally:
-        if client.km is None:  # ended already: where a Ctrl-C came then, nbclient would do it again at exit, and fail
+        if client.km is None:  # the kernel has ended: after a Ctrl-C, nbclient would end it again at exit, and fail
             atexit.unregister(client._cleanup_kernel)
 
 
 def _run_in_loop(client: Any, temporary: Path) -> None:
-    with asyncio.Runner(loop_factory=_Loop) as runner:  # at its end tasks that are left are cancelled
+    with asyncio.Runner(loop_factory=_Loop) as runner:  # it cancels unfinished tasks at the end
         loop = runner.get_loop()
         client.create_kernel_manager().connection_file = str(temporary / "kernel.json")
         task = loop.create_task(client.async_execute(env={**os.environ, "TMPDIR": str(temporary)}))
         try:
             loop.run_until_complete(task)
         except KeyboardInterrupt:
-            loop.set_exception_handler(lambda *about: None)  # to a cancelled task it looks as if the kernel had died
-            with suppress(Exception):  # the cell's, which is the interrupt; or there is no kernel yet
-                loop.run_until_complete(_interrupted(client, task))
-            client.shutdown_kernel = "immediate"  # of what could not be interrupted
+            loop.set_exception_handler(lambda *about: None)  # a cancelled task would report a dead kernel
+            with suppress(Exception):  # the cell's own error, the interrupt; or there is no kernel yet
+                loop.run_until_complete(_interrupt(client, task))
+            client.shutdown_kernel = "immediate"  # if the interrupt did not end the cell
             raise
 
 
-async def _interrupted(client: Any, task: asyncio.Task) -> None:
+async def _interrupt(client: Any, task: asyncio.Task) -> None:
     await client.km.interrupt_kernel()
-    await asyncio.wait_for(task, _PATIENCE_S)
+    await asyncio.wait_for(task, _INTERRUPT_TIMEOUT_S)
 
 
 def _drop_widgets(node: NotebookNode) -> None:
-    """Without its kernel a widget is an empty box, and hides the picture that the same output holds."""
+    """Remove widgets: without a kernel, they are empty boxes that hide the picture in the same output."""
     for cell in node.cells:
         for output in cell.get("outputs", []):
             output.get("data", {}).pop("application/vnd.jupyter.widget-view+json", None)
 
 
 def _drop_credentials(node: NotebookNode) -> None:
-    """A traceback shows what other libraries say of an address, and the pages of a tour are passed on."""
+    """Redact addresses in tracebacks and texts: other libraries print them, and reports are shared."""
     for output in (output for cell in node.cells for output in cell.get("outputs", [])):
         if output.output_type == "error":
             output.evalue, output.traceback = redact(output.evalue), [redact(line) for line in output.traceback]
@@ -163,16 +163,16 @@ def _drop_credentials(node: NotebookNode) -> None:
 
 
 def store(executed: Executed) -> None:
-    """Write the executed notebook back in place, without what changes from run to run or machine to machine.
+    """Write the executed notebook back in place, without metadata that changes between runs and machines.
 
     Raises:
-        ValueError: the run failed or wrote to stderr: such a run is not stored.
+        ValueError: the run failed or wrote to stderr; such a run is not stored.
     """
     if executed.error:
         raise ValueError(f"{executed.notebook.name} failed and is not stored")
-    noisy = [text for cell in executed.node.cells for text in _stderr(cell)]
-    if noisy:
-        raise ValueError(f"{executed.notebook.name} wrote to stderr and is not stored: {noisy[0].strip()[:200]}")
+    texts = [text for cell in executed.node.cells for text in _find_stderr(cell)]
+    if texts:
+        raise ValueError(f"{executed.notebook.name} wrote to stderr and is not stored: {texts[0].strip()[:200]}")
     node = executed.node
     node.metadata = nbformat.from_dict(
         {
@@ -184,13 +184,13 @@ def store(executed: Executed) -> None:
         cell.metadata.pop("execution", None)
         for output in cell.get("outputs", []):
             if "image/png" in output.get("data", {}):
-                output.data["image/png"] = _with_palette(output.data["image/png"])
+                output.data["image/png"] = _reduce_colors(output.data["image/png"])
     with atomic_path(executed.notebook.path) as partial:
         nbformat.write(node, partial)
 
 
-def _with_palette(png: str) -> str:
-    """A plot's base64 PNG in 256 colours: a quarter of the bytes in the repository, and no difference to the eye."""
+def _reduce_colors(png: str) -> str:
+    """A plot's base64 PNG in 256 colors: a quarter of the bytes in the repository, without a visible difference."""
     from PIL import Image
 
     buffer = io.BytesIO()
@@ -199,5 +199,5 @@ def _with_palette(png: str) -> str:
     return base64.b64encode(buffer.getvalue()).decode()
 
 
-def _stderr(cell: NotebookNode) -> list[str]:
+def _find_stderr(cell: NotebookNode) -> list[str]:
     return [output.text for output in cell.get("outputs", []) if output.get("name") == "stderr"]
