@@ -177,7 +177,7 @@ def test_a_download_that_would_write_outside(tmp_path, monkeypatch, evil):
     tgz = make_tar(tmp_path / "evil.tgz", contents, "w:gz")
     md5 = hashlib.md5(tgz.read_bytes()).hexdigest()
     monkeypatch.setitem(Imagenette._ARCHIVES, "160px", ("http://127.0.0.1:9/imagenette2-160.tgz", md5))
-    monkeypatch.setattr(download, "_save", lambda url, archive: archive.write_bytes(tgz.read_bytes()))
+    monkeypatch.setattr(download, "_download", lambda url, archive: archive.write_bytes(tgz.read_bytes()))
     root = tmp_path / "a" / "b" / "sets"
     with pytest.raises(UnsafeTarError, match="evil"):
         download.download_imagenette(root)

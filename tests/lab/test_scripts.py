@@ -29,7 +29,7 @@ WRONG = {
     "make_depth": [(["{out}", "0"], "count must be"), (["{out}", "1", "--engine", "dask"], "local, threads, ray")],
     "make_pixels": [
         (["{out}/missing", "{out}/pixels"], "missing"),
-        (["{set}", "{out}/pixels", "--short-side", "0"], "short_side=0"),
+        (["{set}", "{out}/pixels", "--short-side", "0"], "short_side must be"),
         (["{set}", "{out}/pixels", "--engine", "dask"], "local, threads, ray"),
         (["{set}", "{set}/manifest.json"], "is not a pixel store"),
         (["{broken}", "{out}/pixels"], "1 of 2 items failed, the others are done: b/1.png: DecodeError"),

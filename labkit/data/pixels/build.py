@@ -1,4 +1,4 @@
-"""Build a pixel file: its parts in a folder beside it, then all of them put together under its name."""
+"""Build a pixel file: make its parts in a folder beside it, then join them under its name."""
 
 import contextlib
 import os
@@ -15,7 +15,7 @@ from labkit.core import PackedStrings, atomic_path, check_same_job, file_lock, f
 from labkit.core.mapping import ItemErrors, check_engine, map_items
 from labkit.data.decoders import load_decoder
 from labkit.data.pixels.format import Origin, PixelError, pixels_start, read_head
-from labkit.data.pixels.parts import Part, fill_in_head, make_part, planned
+from labkit.data.pixels.parts import Part, fill_in_head, make_part, plan_parts
 from labkit.data.stores import Store, open_store
 
 _WHOLE = "whole.pixels"
@@ -24,33 +24,24 @@ _COPY_BYTES = 1 << 24
 
 
 def build_pixels(
-    source: Store | str | os.PathLike,
-    path: str | os.PathLike,
-    *,
-    short_side: int,
-    decoder: str,
-    engine: str,
-    num_workers: int | None,
-    address: str | None,
-    progress: bool,
+    source: Store | str | os.PathLike, path: str | os.PathLike, short_side: int, decoder: str, options: dict
 ) -> None:
-    """What `PixelStore.build` does."""
+    """What `PixelStore.build` does; `options` are those of `map_items`."""
     require_int("short_side", short_side)
-    check_engine(engine, num_workers, address)
-    load_decoder(decoder)  # an unknown or a missing one is one error here, and not one for each image
+    check_engine(options["engine"], options["num_workers"], options["address"])
+    load_decoder(decoder)  # an unknown or a missing one is one error here, not one for each image
     store = source if isinstance(source, Store) else open_store(source)
     path = Path(path).absolute()  # other processes may have another working folder
-    origin, parts = planned(store, short_side, decoder)
+    origin, parts = plan_parts(store, short_side, decoder)
     if not parts:
         raise PixelError(f"{path} is not built: the source holds no image")
     folder = sibling_path(path, ".parts")
     with file_lock(sibling_path(path, ".lock", hidden=True)):
         _check_parts_folder(folder)
         if not _is_built(path, origin):
-            options = {"engine": engine, "num_workers": num_workers, "address": address, "progress": progress}
-            _make_all(store, folder, parts, options)
-            _put_together(path, folder, origin, parts)
-        _remove(folder)
+            _make_parts(store, folder, parts, options)
+            _join_parts(path, folder, origin, parts)
+        _remove_parts(folder)
 
 
 def _check_parts_folder(folder: Path) -> None:
@@ -70,15 +61,15 @@ def _is_built(path: Path, origin: Origin) -> bool:
     return True
 
 
-def _make_all(store: Store, folder: Path, parts: list[Part], options: dict) -> None:
-    failed = map_items(partial(make_part, store, folder), parts, description="pixels", unit="part", **options)
-    failures = {key: text for each in failed for key, text in each.items()}
+def _make_parts(store: Store, folder: Path, parts: list[Part], options: dict) -> None:
+    failures_by_part = map_items(partial(make_part, store, folder), parts, description="pixels", unit="part", **options)
+    failures = {key: text for each in failures_by_part for key, text in each.items()}
     if failures:
         raise ItemErrors(failures, [None] * sum(len(part.keys) for part in parts))
 
 
-def _put_together(path: Path, folder: Path, origin: Origin, parts: list[Part]) -> None:
-    """All parts as one file, which is on the disk before it has its name."""
+def _join_parts(path: Path, folder: Path, origin: Origin, parts: list[Part]) -> None:
+    """Join all parts in one file, which is synced to disk before it gets its name."""
     indices = [read_head(folder / part.name).index for part in parts]
     keys = PackedStrings(key for part in parts for key in part.keys)
     shapes, crcs = (np.concatenate([getattr(index, name) for index in indices]) for name in ("shapes", "crcs"))
@@ -95,18 +86,18 @@ def _put_together(path: Path, folder: Path, origin: Origin, parts: list[Part]) -
 
 
 def _append(file: BinaryIO, part_file: BinaryIO) -> None:
-    """The rest of the part. One process does this for all: where the kernel can copy by itself, it takes least."""
+    """Append the rest of a part, by a copy inside the kernel if that is possible."""
     with contextlib.suppress(AttributeError, OSError):
         while os.copy_file_range(part_file.fileno(), file.fileno(), _COPY_BYTES):
             pass
-    shutil.copyfileobj(part_file, file, _COPY_BYTES)  # what the kernel left, or could not
+    shutil.copyfileobj(part_file, file, _COPY_BYTES)  # what the kernel did not copy
     file.flush()  # the kernel writes behind Python's buffer
 
 
-def _remove(folder: Path) -> None:
-    """The parts, and what killed runs left."""
+def _remove_parts(folder: Path) -> None:
+    """Remove the parts, and what killed runs left."""
     if folder.exists():
         for name in filter(_OWN_NAMES.fullmatch, os.listdir(folder)):
             (folder / name).unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # a worker of a killed run may be dying only now, and write until then
+        with contextlib.suppress(OSError):  # a dying worker of a killed run may still write there
             folder.rmdir()

@@ -1,4 +1,4 @@
-"""The pixel file, version 1: raw images one behind another, with an index and checksums. All numbers little-endian.
+"""The pixel file, version 1: raw images one after another, with an index and checksums. All numbers little-endian.
 
     offset       size         what
     0            8            the bytes `LKPIXELS`
@@ -8,19 +8,19 @@
     24           8            size of the index in bytes, uint64
     32           8            size of the file in bytes, uint64
     40           4            CRC-32 of the index, uint32
-    44           32           SHA-256 of what the file was made of: settings, keys, sizes of the encoded images
-    76           16           name of the decoder, ASCII, filled up with zeros
+    44           32           SHA-256 of what the file was made from: settings, keys, sizes of the encoded images
+    76           16           name of the decoder, ASCII, padded with zeros
     92           32           zeros
     124          4            CRC-32 of bytes 0 to 123, uint32
     128          8 N          the index: where each image begins in the file, uint64, a multiple of 64
     128 + 8 N    8 (N + 1)    where each key begins in the block of keys, and its end, uint64
     136 + 16 N   8 N          height and width of each image, int32 pairs
     136 + 24 N   4 N          CRC-32 of each image's H x W x 3 bytes, uint32
-    136 + 28 N   the rest     the block of keys, UTF-8; what of a file name is none, as the bytes that it has
-    ...          ...          each image: H rows of W pixels of red, green, blue, uint8; zeros fill it up to 64 bytes
+    136 + 28 N   the rest     the block of keys, UTF-8; bytes of a file name that are not UTF-8 stay as they are
+    ...          ...          each image: H rows of W pixels of red, green, blue, uint8; padded with zeros to 64 bytes
 
-Images stand in the order of the keys, the first at the next multiple of 64 behind the index, with nothing in between.
-The CRC is zlib's. Later versions keep bytes 0 to 11 and 124 to 127 in their places, so that this one can name them.
+Images are in the order of the keys, the first at the next multiple of 64 after the index, with nothing in between.
+The CRC is zlib's. Later versions keep bytes 0 to 11 and 124 to 127 where they are, so that this one can name them.
 """
 
 import os
@@ -43,12 +43,12 @@ REBUILD = "remove it and build it again with labkit.PixelStore.build(source, pat
 
 
 class PixelError(ValueError):
-    """A file that is no pixel store, or a damaged one, or one of other pixels; the message names it and the remedy."""
+    """A file that is not a pixel store, is damaged, or holds other pixels; the message names it and the remedy."""
 
 
 @dataclass(frozen=True)
 class Origin:
-    """What pixels were made of: two files with the same origin hold the same bytes."""
+    """What pixels were made from: two files with the same origin hold the same bytes."""
 
     digest: bytes
     short_side: int
@@ -70,7 +70,7 @@ class Index:
 
 @dataclass(frozen=True)
 class Head:
-    """What stands before the pixels: the 128 bytes of the header, what they and the index say, the file's size."""
+    """All that comes before the pixels: the 128 bytes of the header, its content, the index, and the file's size."""
 
     header: bytes
     origin: Origin
@@ -84,12 +84,12 @@ def aligned(size: int | np.ndarray) -> int | np.ndarray:
 
 
 def image_bytes(shapes: np.ndarray) -> np.ndarray:
-    """Bytes of each image, int64, without what fills it up."""
+    """Bytes of each image, int64, without padding."""
     return shapes.astype(np.int64).prod(axis=1) * 3
 
 
 def pixels_start(keys: PackedStrings) -> int:
-    """Where the first image begins: known before any image is."""
+    """Where the first image begins; depends on the keys alone."""
     return aligned(HEADER_BYTES + 8 + 28 * len(keys) + len(keys.arrays()[0]))
 
 
@@ -101,17 +101,17 @@ def laid_out(keys: PackedStrings, shapes: np.ndarray, crcs: np.ndarray) -> tuple
 
 
 def packed_head(origin: Origin, index: Index, file_bytes: int) -> bytes:
-    """Header and index, as they stand in the file."""
+    """Header and index as bytes of the file."""
     block, key_offsets = index.keys.arrays()
     columns = [(index.offsets, "<u8"), (key_offsets, "<u8"), (index.shapes, "<i4"), (index.crcs, "<u4"), (block, "u1")]
     rows = b"".join(array.astype(kind).tobytes() for array, kind in columns)
-    about = (origin.short_side, len(index), len(rows), file_bytes, zlib.crc32(rows), origin.digest)
-    header = _HEADER.pack(MAGIC, VERSION, *about, origin.decoder.encode())
+    fields = (origin.short_side, len(index), len(rows), file_bytes, zlib.crc32(rows), origin.digest)
+    header = _HEADER.pack(MAGIC, VERSION, *fields, origin.decoder.encode())
     return header + _CHECKSUM.pack(zlib.crc32(header)) + rows
 
 
 def read_head(path: Path) -> Head:
-    """Header and index of a file, found sound; of its pixels only that they are all there.
+    """Read and check header and index of a file; of its pixels, check only that they are all there.
 
     Raises:
         FileNotFoundError: no such file.
@@ -133,21 +133,21 @@ def read_head(path: Path) -> Head:
     except IsADirectoryError:
         raise PixelError(f"{path} is a folder, not a pixel store: name a file") from None
     if zlib.crc32(rows) != crc:
-        raise PixelError(f"{path} is damaged: its index does not fit its checksum; {REBUILD}")
-    index = _unpacked(path, rows, n_images)
+        raise PixelError(f"{path} is damaged: its index does not match its checksum; {REBUILD}")
+    index = _unpack_index(path, rows, n_images)
     _check_bounds(path, index, file_bytes)
     origin = Origin(digest, short_side, decoder.rstrip(b"\0").decode("ascii", "backslashreplace"))
     return Head(header, origin, index, file_bytes)
 
 
 def _check_bounds(path: Path, index: Index, file_bytes: int) -> None:
-    """Every image stands where its format puts it: no view leads out of the file, nor into another image."""
-    bytes_in_all = 3 * index.shapes.prod(axis=1, dtype=np.float64).sum()  # integers would wrap round
+    """Check that every image is where the format puts it: no view reaches beyond the file or into another image."""
+    bytes_in_all = 3 * index.shapes.prod(axis=1, dtype=np.float64).sum()  # integers would overflow
     if len(index) and index.shapes.min() > 0 and bytes_in_all <= file_bytes:
         expected, size = laid_out(index.keys, index.shapes, index.crcs)
         if size == file_bytes and np.array_equal(expected.offsets, index.offsets):
             return
-    raise PixelError(f"{path} is damaged: its index does not fit its images, or leads out of the file; {REBUILD}")
+    raise PixelError(f"{path} is damaged: its index does not match its images, or leads out of the file; {REBUILD}")
 
 
 def _check_header(path: Path, header: bytes) -> None:
@@ -160,13 +160,13 @@ def _check_header(path: Path, header: bytes) -> None:
     if len(header) < HEADER_BYTES:
         raise PixelError(f"{path} is cut short: it has {len(header)} bytes; {REBUILD}")
     if zlib.crc32(header[: _HEADER.size]) != _CHECKSUM.unpack_from(header, _HEADER.size)[0]:
-        raise PixelError(f"{path} is damaged: its header does not fit its checksum; {REBUILD}")
+        raise PixelError(f"{path} is damaged: its header does not match its checksum; {REBUILD}")
     version = _HEADER.unpack_from(header)[1]
     if version != VERSION:
         raise PixelError(f"{path} is of version {version}, this labkit reads {VERSION}: update labkit, or {REBUILD}")
 
 
-def _unpacked(path: Path, rows: bytes, n_images: int) -> Index:
+def _unpack_index(path: Path, rows: bytes, n_images: int) -> Index:
     try:
         offsets = np.frombuffer(rows, "<u8", n_images).astype(np.int64)
         key_offsets = np.frombuffer(rows, "<u8", n_images + 1, 8 * n_images).astype(np.int64)

@@ -14,61 +14,63 @@ from labkit.data.pixels.format import REBUILD, Head, PixelError, read_head
 
 
 class PixelMap:
-    """The images of one pixel file.
+    """The images of one pixel file; `PixelStore` documents its attributes.
 
     Raises:
         FileNotFoundError: no such file.
-        PixelError: foreign, cut, damaged, of a newer version, or, on first use, no more the file that was opened; cut
-            since.
+        PixelError: foreign, cut, damaged, of a newer version, or, on first use, replaced or cut since it was opened.
     """
 
     def __init__(self, path: str | os.PathLike):
         self.path = Path(path)
         self.head = read_head(self.path)
-        self.index = self.head.index
-        # Views, because an item of theirs costs a third of an array's, and no reference count as a list's does.
-        self._offsets, self._shapes = memoryview(self.index.offsets), memoryview(self.index.shapes.reshape(-1))
-        self.classes, self.labels = labels_of(self.index.keys)
-        self._map = Lazy(partial(_mapped, self.path, self.head))
+        self.keys, self.shapes = self.head.index.keys, self.head.index.shapes
+        # Views: reading an item takes a third of the time of an array's, and writes no reference count as a list does.
+        self._offsets, self._sides = memoryview(self.head.index.offsets), memoryview(self.shapes.reshape(-1))
+        self.classes, self.labels = labels_of(self.keys)
+        self._view = Lazy(partial(_map_file, self.path, self.head))
+        self._read_from_file = {*vars(self), "_read_from_file"}
 
     def __len__(self) -> int:
         return len(self._offsets)
 
     def __reduce__(self):
-        """The path: whoever gets it reads the index from there."""
-        return _reopened, (self.path, self.head.header)
+        """Pickled as a path; whoever unpickles it reads the index from there."""
+        added = {name: value for name, value in vars(self).items() if name not in self._read_from_file}
+        return _reopen, (type(self), self.path, self.head.header), added
 
     def pixels(self, index: int) -> np.ndarray:
-        """uint8 (H, W, 3), a read-only view of the file."""
+        """One image, uint8 (H, W, 3) RGB: a read-only view of the file, at a multiple of 64 bytes, nothing copied."""
         if index < 0:
             index += len(self._offsets)
         if not 0 <= index < len(self._offsets):
             raise IndexError(f"{self.path.name} has no image {index}: it has {len(self)}")
-        shape = (self._shapes[2 * index], self._shapes[2 * index + 1], 3)
-        view = self._map()
-        if view.size() < len(view):  # of the file now; reading pixels that are gone would end the process (SIGBUS)
+        shape = (self._sides[2 * index], self._sides[2 * index + 1], 3)
+        view = self._view()
+        if view.size() < len(view):  # the file's size now; reading pixels beyond it would end the process (SIGBUS)
             raise PixelError(f"{self.path} was cut to {view.size()} bytes since it was opened; {REBUILD}")
         return np.ndarray(shape, np.uint8, view, self._offsets[index])
 
     def is_sound(self, index: int) -> bool:
-        """Whether an image's pixels fit their checksum."""
-        return zlib.crc32(self.pixels(index)) == int(self.index.crcs[index])
+        """Whether an image's pixels match their checksum."""
+        return zlib.crc32(self.pixels(index)) == int(self.head.index.crcs[index])
 
 
-def _reopened(path: Path, header: bytes) -> PixelMap:
-    pixel_map = PixelMap(path)
-    _check_same(path, pixel_map.head.header == header)
+def _reopen(kind: type[PixelMap], path: Path, header: bytes) -> PixelMap:
+    pixel_map = kind.__new__(kind)
+    PixelMap.__init__(pixel_map, path)
+    _check_same_file(path, pixel_map.head.header == header)
     return pixel_map
 
 
-def _mapped(path: Path, head: Head) -> mmap.mmap:
+def _map_file(path: Path, head: Head) -> mmap.mmap:
     with open(path, "rb") as file:
         view = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    _check_same(path, len(view) == head.file_bytes and view[: len(head.header)] == head.header)
+    _check_same_file(path, len(view) == head.file_bytes and view[: len(head.header)] == head.header)
     return view
 
 
-def _check_same(path: Path, is_same: bool) -> None:
-    """The header has the checksum of the index, and that has those of all pixels: one header, one file."""
+def _check_same_file(path: Path, is_same: bool) -> None:
+    """The header holds the checksum of the index, which holds those of all pixels: it identifies the file."""
     if not is_same:
-        raise PixelError(f"{path} is not the file any more that was opened: open it again")
+        raise PixelError(f"{path} is not the file that was opened: open it again")

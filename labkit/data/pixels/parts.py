@@ -1,4 +1,4 @@
-"""The parts of a pixel file while it is built: each a pixel file of its own, whole or absent, made by one worker."""
+"""The parts of a pixel file that is being built: each is a small pixel file, whole or absent, made by one worker."""
 
 import hashlib
 import json
@@ -13,14 +13,14 @@ import numpy as np
 from torch import Tensor
 
 from labkit.core import PackedStrings, atomic_path
-from labkit.core.mapping import format_error
+from labkit.core.mapping import ItemErrors, format_error
 from labkit.data.decoders import DecodeError, decode
 from labkit.data.pixels.format import ALIGNMENT, VERSION, Origin, PixelError, laid_out, packed_head, pixels_start
 from labkit.data.pixels.mapped import PixelMap
-from labkit.data.stores import Store
+from labkit.data.stores import HasSizes, Store
 
-_LARGEST_PART = 256
-_FEWEST_PARTS = 32  # so that few images, too, are spread over the cores
+_MAX_PART_IMAGES = 256
+_MIN_PARTS = 32  # few images are spread over the cores, too
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,11 @@ class Part:
         return f"{self.name} ({self.keys[0]} to {self.keys[-1]})"
 
 
-def planned(store: Store, short_side: int, decoder: str) -> tuple[Origin, list[Part]]:
-    """The origin of all images, and the parts, each with its own: it outlives a change of an image in another one."""
+def plan_parts(store: Store, short_side: int, decoder: str) -> tuple[Origin, list[Part]]:
+    """The origin of all images, and the parts, each with an origin of its own: a changed image spoils only its part."""
     keys = list(store.keys())
-    sizes = store.sizes().tolist() if hasattr(store, "sizes") else [None] * len(keys)
-    count = min(_LARGEST_PART, -(-len(keys) // _FEWEST_PARTS))  # not by the workers: a rerun may have more of them
+    sizes = store.sizes().tolist() if isinstance(store, HasSizes) else [None] * len(keys)
+    count = min(_MAX_PART_IMAGES, -(-len(keys) // _MIN_PARTS))  # whatever the number of workers: a rerun may have more
 
     def origin(slot: slice) -> Origin:
         digest = hashlib.sha256(json.dumps([VERSION, short_side, decoder]).encode())
@@ -56,45 +56,37 @@ def make_part(store: Store, folder: Path, part: Part) -> dict[str, str]:
     """Write a part, unless it is there.
 
     Returns:
-        Key -> error text of images that could not be read; for them the part is not written.
+        Key -> error text of images that could not be read; if there is one, the part is not written.
     """
     path = folder / part.name
-    if _is_there(path, part.origin):
+    if _is_made(path, part.origin):
         return {}
     try:
-        _write(path, part, _images(store, part))
-    except _Unreadable as error:
+        _write_part(path, part, _load_images(store, part))
+    except ItemErrors as error:
         return error.failures
     return {}
 
 
 def fill_in_head(file: BinaryIO, origin: Origin, keys: PackedStrings, shapes: np.ndarray, crcs: np.ndarray) -> None:
-    """Finish a file whose images are written."""
+    """Write header and index of a file that has all its images."""
     index, file_bytes = laid_out(keys, shapes, crcs)
     file.truncate(file_bytes)
     file.seek(0)
     file.write(packed_head(origin, index, file_bytes))
 
 
-def shrunk(image: Tensor, short_side: int) -> np.ndarray:
-    """A uint8 (3, H, W) tensor as (H, W, 3) pixels whose shorter side is `short_side`, or less where it was."""
-    from torchvision.transforms.v2 import functional  # here, since no reader needs it, and it takes a second to load
+def shrink(image: Tensor, short_side: int) -> np.ndarray:
+    """Resize a uint8 (3, H, W) tensor to (H, W, 3) pixels whose shorter side is at most `short_side`."""
+    from torchvision.transforms.v2 import functional  # takes a second to load, and readers do not need it
 
     if min(image.shape[1:]) > short_side:
         image = functional.resize(image, [short_side], antialias=True)
     return image.permute(1, 2, 0).contiguous().numpy()
 
 
-class _Unreadable(Exception):
-    """Images that could not be read: key -> error text."""
-
-    def __init__(self, failures: dict[str, str]):
-        super().__init__(failures)
-        self.failures = failures
-
-
-def _is_there(path: Path, origin: Origin) -> bool:
-    """Whether the part is there, of this origin, with its checksums: where power was lost, a file may be half there."""
+def _is_made(path: Path, origin: Origin) -> bool:
+    """Whether the part is there, of this origin, and intact: after a loss of power a file may be incomplete."""
     try:
         part = PixelMap(path)
     except (FileNotFoundError, PixelError):
@@ -102,20 +94,20 @@ def _is_there(path: Path, origin: Origin) -> bool:
     return part.head.origin == origin and all(map(part.is_sound, range(len(part))))
 
 
-def _images(store: Store, part: Part) -> Iterator[np.ndarray]:
-    """The part's images. Those that cannot be read are left out, and named by an error behind the last."""
+def _load_images(store: Store, part: Part) -> Iterator[np.ndarray]:
+    """The part's images; those that cannot be read are left out, and named in an error after the last one."""
     failures = {}
     for key in part.keys:
         try:
-            yield shrunk(decode(store.read(key), part.origin.decoder, key=key), part.origin.short_side)
+            yield shrink(decode(store.read(key), part.origin.decoder, key=key), part.origin.short_side)
         except (DecodeError, KeyError, OSError) as error:
             failures[key] = format_error(error)
     if failures:
-        raise _Unreadable(failures)
+        raise ItemErrors(failures, [None] * len(part.keys))
 
 
-def _write(path: Path, part: Part, images: Iterable[np.ndarray]) -> None:
-    """A pixel file in one pass: header and index have their room before the images, and are filled in last."""
+def _write_part(path: Path, part: Part, images: Iterable[np.ndarray]) -> None:
+    """Write a pixel file in one pass: leave space for header and index, write the images, then fill that in."""
     keys, shapes, crcs = PackedStrings(part.keys), [], []
     with atomic_path(path) as partial, open(partial, "wb") as file:
         file.seek(pixels_start(keys))

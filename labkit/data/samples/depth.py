@@ -1,8 +1,8 @@
-"""Photos with real depth, without a download: windows of the stereo pair that scikit-image carries.
+"""Photos with real depth, without a download: windows of the stereo pair that comes with scikit-image.
 
 Its left picture has a measured disparity for nearly every pixel (Middlebury 2014, "Motorcycle"), and with the camera's
-focal length and baseline that is a depth. A window, a zoom or a mirror image moves points in the picture and leaves
-them as far away as they were, so every stored depth is a true one; where none was measured it is 0, as in Hypersim.
+focal length and baseline that gives a depth. A window, a zoom or a mirror image moves points in the picture and keeps
+their depth, so every stored depth is a true one; where none was measured it is 0, as in Hypersim.
 """
 
 import io
@@ -12,19 +12,20 @@ from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageEnhance
+from PIL import Image
 
 from labkit.core import atomic_path, check_count, claim_folder, require_int, write_atomic
 from labkit.core.mapping import map_items
+from labkit.data.samples.photos import choose_window, cut_window, recolour
 
 LIST_NAME = "filename_list_train.txt"
 FOLDER_NAME = "train"
 SETTINGS_NAME = "settings.json"
 SIZE = (1024, 768)  # width, height: Hypersim's
 
-# Of the pictures as scikit-image carries them (a quarter of the benchmark's size), from its documentation.
+# Of scikit-image's pictures (a quarter of the benchmark's size), from its documentation.
 _FOCAL_PX, _PRINCIPAL_POINTS_PX, _BASELINE_MM = 994.978, 31.086, 193.001
-_FRAMES = 100  # of a scene, as in Hypersim
+_FRAMES_PER_SCENE = 100  # as in Hypersim
 
 
 def make_depth(
@@ -42,20 +43,18 @@ def make_depth(
 
         root/train/ai_001_001/rgb_cam_00_fr0000.png           8-bit RGB, 1024 x 768
         root/train/ai_001_001/depth_plane_cam_00_fr0000.png   16-bit gray: millimetres, 0 where unknown
-        root/filename_list_train.txt                          a line a pair, its names below `train`
+        root/filename_list_train.txt                          one line per pair, its names below `train`
         root/train.tar                                        with `tar=True`: as `cd train && tar -cf ../train.tar .`
 
-    A rerun makes only what is missing; files appear whole or not at all. The same seed gives the same bytes for any
-    `count` and any number of workers, with the same Pillow, NumPy and scikit-image.
+    A rerun makes only what is missing; a file that has its name is whole. The same seed gives the same bytes for any
+    `count` and number of workers, with the same Pillow, NumPy and scikit-image.
 
     Args:
         root: Folder to fill; made if missing.
         count: Number of pairs.
-        seed: Another seed, other windows.
-        tar: Write the tar too. Names are sorted, owners and times left out, so that its bytes are always the same.
-        engine: Of `labkit.map_items`: `"local"`, `"threads"` or `"ray"`.
-        num_workers: Of `labkit.map_items`. Default: the usable cores.
-        address: Ray cluster to join.
+        seed: Each seed gives other windows.
+        tar: Write the tar too: names sorted, no owners or times, so that its bytes are always the same.
+        engine, num_workers, address: As in `map_items`.
         progress: Show a live bar.
 
     Returns:
@@ -68,25 +67,25 @@ def make_depth(
     Source: Scharstein et al., GCPR 2014, by `skimage.data.stereo_motorcycle`.
     Taught in: notebooks/09_marigold_storage.ipynb
     """
-    root = Path(root)
+    root, folder = Path(root), Path(root, FOLDER_NAME)
     require_int("count", count)
     claim_folder(root, SETTINGS_NAME, {"depth pairs": "stereo_motorcycle", "seed": seed}, what="depth pairs")
-    check_count(root, len(list((root / FOLDER_NAME).glob("*/rgb_*.png"))), count, what="depth pairs")
-    pairs = [pair_names(number) for number in range(count)]
+    check_count(root, len(list(folder.glob("*/rgb_*.png"))), count, what="depth pairs")
+    names = [pair_names(number) for number in range(count)]
     map_items(
-        partial(_make_pair, root / FOLDER_NAME, seed), range(count), engine=engine, num_workers=num_workers,
-        address=address, is_done=partial(_is_done, root / FOLDER_NAME), progress=progress, description="depth pairs",
-        unit="pair", key=lambda number: pair_names(number)[0],
+        partial(_make_pair, folder, seed), range(count), engine=engine, num_workers=num_workers, address=address,
+        is_done=lambda number: all((folder / name).is_file() for name in names[number]), progress=progress,
+        description="depth pairs", unit="pair", key=lambda number: names[number][0],
     )  # fmt: skip
-    write_atomic(root / LIST_NAME, "".join(f"{rgb} {depth}\n" for rgb, depth in pairs).encode())
+    write_atomic(root / LIST_NAME, "".join(f"{rgb} {depth}\n" for rgb, depth in names).encode())
     if tar:
-        write_dot_tar(root / FOLDER_NAME, root / f"{FOLDER_NAME}.tar")
+        write_dot_tar(folder, folder.with_suffix(".tar"))
     return root
 
 
 def pair_names(number: int) -> tuple[str, str]:
-    """Names of the photo and of its depth, as Hypersim's: up to 100 frames a scene, 999 scenes a volume."""
-    scene, frame = divmod(number, _FRAMES)
+    """Names of the photo and of its depth, as in Hypersim: up to 100 frames per scene, 999 scenes per volume."""
+    scene, frame = divmod(number, _FRAMES_PER_SCENE)
     volume, scene = divmod(scene, 999)
     folder, view = f"ai_{volume + 1:03d}_{scene + 1:03d}", f"cam_00_fr{frame:04d}.png"
     return f"{folder}/rgb_{view}", f"{folder}/depth_plane_{view}"
@@ -95,30 +94,28 @@ def pair_names(number: int) -> tuple[str, str]:
 def pair_bytes(number: int, *, seed: int = 0) -> tuple[bytes, bytes]:
     """Encoded PNGs of one pair, photo and depth; the same arguments give the same bytes."""
     rng = np.random.default_rng([seed, number])
-    photo, depth = _stereo_pair()
-    box, mirrored = _window(rng, photo.size), rng.random() < 0.5
-    rgb = photo.resize(SIZE, Image.Resampling.LANCZOS, box=box)
-    for enhance in (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color):
-        rgb = enhance(rgb).enhance(rng.uniform(0.8, 1.2))
-    # Nearest: between the foreground and what lies behind it, a mean of two depths would be true of neither.
-    millimetres = depth.resize(SIZE, Image.Resampling.NEAREST, box=box)
-    return _png(rgb, mirrored), _png(millimetres, mirrored)
+    photo, depth = _load_stereo_pair()
+    window = choose_window(rng, photo, SIZE)
+    rgb = recolour(cut_window(photo, SIZE, *window, Image.Resampling.LANCZOS), rng)
+    # Nearest: at the edge of the foreground, a mean of two depths would be true of neither.
+    millimetres = cut_window(depth, SIZE, *window, Image.Resampling.NEAREST)
+    return _encode_png(rgb), _encode_png(millimetres)
 
 
 def write_dot_tar(folder: Path, path: Path) -> None:
-    """Write the tar that `tar -cf path .` makes in `folder`, whole or not at all; nothing where it has all files.
+    """Write the tar that `tar -cf path .` makes in `folder`, whole or not at all, unless it has all files already.
 
     Its members are `./` and what lies below, sorted, without owners and times: byte for byte what GNU tar writes with
     `--sort=name --owner=0 --group=0 --numeric-owner --mtime=@0 --mode=u=rwX,go=rX`.
     """
-    if path.exists() and _members(path) == _files(folder):
+    if path.exists() and _list_members(path) == _list_files(folder):
         return
     with atomic_path(path) as partial_path, tarfile.open(partial_path, "w", format=tarfile.GNU_FORMAT) as tar:
-        tar.add(folder, arcname=".", filter=_anonymous)
+        tar.add(folder, arcname=".", filter=_anonymize)
 
 
-def _anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    """Without what differs from machine to machine; None for a file that is not whole."""
+def _anonymize(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    """Remove owners, times and odd modes from a member; None leaves out a file that is being written."""
     if member.name.endswith(".partial"):
         return None
     member.uid, member.gid, member.uname, member.gname, member.mtime = 0, 0, "", "", 0
@@ -126,18 +123,18 @@ def _anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
     return member
 
 
-def _members(path: Path) -> set[str]:
+def _list_members(path: Path) -> set[str]:
     with tarfile.open(path) as tar:
         return {os.path.normpath(member.name) for member in tar if member.isfile()}
 
 
-def _files(folder: Path) -> set[str]:
+def _list_files(folder: Path) -> set[str]:
     paths = (path for path in folder.rglob("*") if path.is_file() and not path.name.endswith(".partial"))
     return {path.relative_to(folder).as_posix() for path in paths}
 
 
 @cache
-def _stereo_pair() -> tuple[Image.Image, Image.Image]:
+def _load_stereo_pair() -> tuple[Image.Image, Image.Image]:
     """The left photo, RGB, and its depth in millimetres, 16-bit gray: 0 where the disparity is unknown (infinite)."""
     from skimage import data
 
@@ -146,17 +143,7 @@ def _stereo_pair() -> tuple[Image.Image, Image.Image]:
     return Image.fromarray(left), Image.fromarray(np.rint(millimetres).astype(np.uint16))
 
 
-def _window(rng: np.random.Generator, size: tuple[int, int]) -> tuple[float, float, float, float]:
-    """left, top, right, bottom of a random window with the shape of `SIZE`."""
-    scale = min(size[0] / SIZE[0], size[1] / SIZE[1]) * rng.uniform(0.7, 1.0)
-    width, height = SIZE[0] * scale, SIZE[1] * scale
-    left, top = rng.uniform(0, size[0] - width), rng.uniform(0, size[1] - height)
-    return left, top, left + width, top + height
-
-
-def _png(picture: Image.Image, mirrored: bool) -> bytes:
-    if mirrored:
-        picture = picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+def _encode_png(picture: Image.Image) -> bytes:
     buffer = io.BytesIO()
     picture.save(buffer, "PNG", compress_level=3)  # a third of the default's time, for files a few percent larger
     return buffer.getvalue()
@@ -165,7 +152,3 @@ def _png(picture: Image.Image, mirrored: bool) -> bytes:
 def _make_pair(folder: Path, seed: int, number: int) -> None:
     for name, data in zip(pair_names(number), pair_bytes(number, seed=seed), strict=True):
         write_atomic(folder / name, data)
-
-
-def _is_done(folder: Path, number: int) -> bool:
-    return all((folder / name).is_file() for name in pair_names(number))

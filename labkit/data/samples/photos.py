@@ -1,7 +1,7 @@
 """A photo set without a download: any number of JPEGs, made from the photographs that scikit-image carries.
 
-Each file is a pure function of (profile, seed, number): a window of a photograph, turned, recoloured and grained, so
-that its JPEG has the entropy of a camera's. Entropy is what decoding time follows.
+Each file is a pure function of (profile, seed, number): a window of a photograph, mirrored or not, with other colours
+and film grain, so that its JPEG has the entropy of a camera's. Decoding time depends on entropy.
 """
 
 import hashlib
@@ -46,7 +46,7 @@ class Profile:
     """How the files of a set look.
 
     sizes: (width, height) -> share. quality: JPEG quality -> share. subsampling: chroma subsampling -> share.
-    grain: range of the standard deviation of the added film grain, of 255.
+    grain: range of the standard deviation of the added film grain, in levels of 255.
     """
 
     sizes: dict[tuple[int, int], float]
@@ -56,8 +56,8 @@ class Profile:
 
 
 PROFILES = {
-    # Most of ImageNet is about 500 x 375, quality 96, chroma not subsampled; a tail is small, another large. The
-    # grain is set so that files weigh what ImageNet's do: 138 GB in 1.28 million files, 110 KB on average.
+    # Most of ImageNet is about 500 x 375, quality 96, chroma not subsampled; some are small, some large. The
+    # grain is set so that files have the sizes of ImageNet's: 138 GB in 1.28 million files, 110 KB on average.
     "imagenet": Profile(
         sizes={
             (500, 375): 0.46, (375, 500): 0.18, (500, 333): 0.16, (500, 500): 0.06, (300, 225): 0.10, (800, 600): 0.04,
@@ -86,27 +86,25 @@ def make_photos(
     address: str | None = None,
     progress: bool = True,
 ) -> Path:
-    """Make `count` JPEG photos under `root`, one folder a class, and a manifest with their checksums.
+    """Make `count` JPEG photos under `root`, one folder per class, and a manifest with their checksums.
 
-    A rerun makes only what is missing; files appear under their final name whole or not at all. The same
-    (profile, seed) gives the same bytes for any `count`, engine and number of threads, with the same Pillow and NumPy.
+    A rerun makes only what is missing; a file that has its name is whole. The same (profile, seed) gives the same bytes
+    for any `count`, engine and number of threads, with the same Pillow and NumPy.
 
     Args:
         root: Folder to fill; made if missing.
         count: Number of photos.
         profile: `"imagenet"` (about 500 x 375, the file sizes of ImageNet) or `"camera"` (2000 x 1500).
-        seed: Another seed, another set.
-        num_threads: Default: the usable cores. With another engine than threads, its workers.
-        engine: As in `map_items`. Threads do: Pillow's resize and encoder and NumPy's generator all release the GIL.
-        address: Of the cluster, with `engine="ray"`.
+        seed: Each seed gives another set.
+        num_threads: Default: the usable cores. With an engine other than threads, its workers.
+        engine, address: As in `map_items`. Threads suffice: Pillow and NumPy's generator release the GIL.
         progress: Show a live bar.
 
     Returns:
         `root` as a Path.
 
     Raises:
-        ValueError: unknown profile or engine, `count` below 1, or `root` holds another set; names the folder and the
-            remedy.
+        ValueError: unknown profile or engine, `count` below 1, or `root` holds something else; names the remedy.
         ItemErrors: some photos could not be written; names them. The others are there, and a rerun goes on.
 
     Taught in: notebooks/01_naive_pil.ipynb
@@ -119,7 +117,7 @@ def make_photos(
     missing = [number for number in range(count) if not _is_done(root, manifest, photo_key(number))]
     if not missing:
         return root
-    # Files of an interrupted run are whole, having been renamed into place: they are taken as they are.
+    # Files of an interrupted run are not in the manifest yet, but whole.
     adopt = {number for number in missing if photo_key(number) not in manifest}
     make = partial(_make_one, root.absolute(), adopt, profile, seed)
     options = {"engine": engine, "num_workers": num_threads, "address": address, "progress": progress}
@@ -140,44 +138,52 @@ def photo_bytes(number: int, *, profile: str = "imagenet", seed: int = 0) -> byt
     """Encoded JPEG of one photo; the same arguments give the same bytes."""
     rng = np.random.default_rng([seed, number, sorted(PROFILES).index(profile)])
     look = PROFILES[profile]
-    size = _draw(rng, look.sizes)
-    photo = _grain(_recolour(_window(rng, photo_key(number).split("/")[0], size), rng), rng.uniform(*look.grain), rng)
+    size = _choose(rng, look.sizes)
+    photo = _load_photograph(photo_key(number).split("/")[0])
+    photo = recolour(cut_window(photo, size, *choose_window(rng, photo, size), Image.Resampling.LANCZOS), rng)
+    photo = _add_grain(photo, rng.uniform(*look.grain), rng)
     buffer = io.BytesIO()
-    photo.save(buffer, "JPEG", quality=_draw(rng, look.quality), subsampling=_draw(rng, look.subsampling))
+    photo.save(buffer, "JPEG", quality=_choose(rng, look.quality), subsampling=_choose(rng, look.subsampling))
     return buffer.getvalue()
 
 
 @cache
-def _photograph(name: str) -> Image.Image:
+def _load_photograph(name: str) -> Image.Image:
     from skimage import data
 
     return Image.fromarray(getattr(data, name)()).convert("RGB")
 
 
-def _draw(rng: np.random.Generator, shares: dict):
+def _choose(rng: np.random.Generator, shares: dict):
     choices = list(shares)
     return choices[rng.choice(len(choices), p=list(shares.values()))]
 
 
-def _window(rng: np.random.Generator, name: str, size: tuple[int, int]) -> Image.Image:
-    """A random window of the photograph, as large as fits at a random zoom, resized to `size` and maybe mirrored."""
-    photo = _photograph(name)
-    largest = min(photo.width / size[0], photo.height / size[1])
-    scale = largest * rng.uniform(0.7, 1.0)
+def choose_window(rng: np.random.Generator, photo: Image.Image, size: tuple[int, int]) -> tuple[tuple, bool]:
+    """A random window with the shape of `size` (left, top, right, bottom), and whether to mirror it."""
+    scale = min(photo.width / size[0], photo.height / size[1]) * rng.uniform(0.7, 1.0)
     width, height = size[0] * scale, size[1] * scale
     left, top = rng.uniform(0, photo.width - width), rng.uniform(0, photo.height - height)
-    window = photo.resize(size, Image.Resampling.LANCZOS, box=(left, top, left + width, top + height))
-    return window.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if rng.random() < 0.5 else window
+    return (left, top, left + width, top + height), rng.random() < 0.5
 
 
-def _recolour(photo: Image.Image, rng: np.random.Generator) -> Image.Image:
+def cut_window(
+    photo: Image.Image, size: tuple[int, int], box: tuple, mirrored: bool, resample: Image.Resampling
+) -> Image.Image:
+    """A window of a picture, resized to `size`."""
+    window = photo.resize(size, resample, box=box)
+    return window.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if mirrored else window
+
+
+def recolour(photo: Image.Image, rng: np.random.Generator) -> Image.Image:
+    """A photo with another brightness, contrast and saturation."""
     for enhance in (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color):
         photo = enhance(photo).enhance(rng.uniform(0.8, 1.2))
     return photo
 
 
-def _grain(photo: Image.Image, sigma: float, rng: np.random.Generator) -> Image.Image:
-    """Film grain: what upscaling took away from the high frequencies, and JPEG spends its bytes on."""
+def _add_grain(photo: Image.Image, sigma: float, rng: np.random.Generator) -> Image.Image:
+    """Add film grain: the high frequencies that upscaling removed, and on which JPEG spends its bytes."""
     noise = rng.standard_normal((photo.height, photo.width, 1), dtype=np.float32) * np.float32(sigma)
     pixels = np.asarray(photo, np.float32) + noise
     return Image.fromarray(np.clip(pixels + 0.5, 0, 255).astype(np.uint8))

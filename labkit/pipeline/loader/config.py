@@ -1,4 +1,4 @@
-"""LoaderConfig: how to load, with everything left open filled in from the machine."""
+"""LoaderConfig: how to load, with defaults that fit the machine."""
 
 import multiprocessing
 import os
@@ -7,20 +7,22 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from labkit.core import core_limits, usable_cores
+from labkit.core import core_limits, require_choice, require_int, usable_cores
+
+_MINIMA = {"batch_size": 1, "num_workers": 0, "prefetch_factor": 1, "seed": -(1 << 63)}
 
 
 class LoaderWarning(UserWarning):
-    """A setting was changed, because here it would do harm or nothing."""
+    """A setting was changed, because it would do harm or nothing on this machine."""
 
 
 @dataclass(frozen=True)
 class LoaderConfig:
-    """How to load; what to load is `make_loader`'s other argument. None stands for what fits the machine.
+    """How to load; what to load is `make_loader`'s other argument. None: what fits the machine.
 
     Args:
         batch_size: Images in a batch.
-        num_workers: Worker processes. None: one a usable core (shared among the ranks that torchrun starts here).
+        num_workers: Worker processes. None: one per usable core, shared among the ranks that torchrun starts here.
         prefetch_factor: Batches that each worker keeps ready. None: torch's default, 2.
         persistent_workers: Keep the workers between epochs. None: yes.
         pin_memory: Page-locked batches, for copies that overlap. None: where CUDA is available.
@@ -29,7 +31,7 @@ class LoaderConfig:
         oversubscribe: Allow more workers than usable cores.
 
     Raises:
-        ValueError: a value that no loader can have.
+        ValueError: a value that no loader can have; names the setting.
     """
 
     batch_size: int = 64
@@ -42,20 +44,15 @@ class LoaderConfig:
     oversubscribe: bool = False
 
     def __post_init__(self):
-        least = {"batch_size": 1, "num_workers": 0, "prefetch_factor": 1}
-        for name, minimum in least.items():
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < minimum):
-                raise ValueError(f"{name}={value!r}: a whole number of at least {minimum} is wanted")
-        methods = multiprocessing.get_all_start_methods()
-        if self.start_method is not None and self.start_method not in methods:
-            raise ValueError(f"start_method={self.start_method!r}: choose one of {', '.join(methods)}")
-        if not isinstance(self.seed, int):
-            raise ValueError(f"seed={self.seed!r}: a whole number is wanted")
+        for name, minimum in _MINIMA.items():
+            if getattr(self, name) is not None or name in ("batch_size", "seed"):
+                object.__setattr__(self, name, require_int(name, getattr(self, name), minimum))
+        if self.start_method is not None:
+            require_choice("start_method", self.start_method, multiprocessing.get_all_start_methods())
 
     def resolved(self) -> "LoaderConfig":
-        """This configuration as it will be used here: nothing left open, nothing that cannot be. Warns of changes."""
-        num_workers = self._allowed_workers()
+        """This configuration as it will be used on this machine, every None filled in. Warns of changes."""
+        num_workers = self._limit_workers()
         if not num_workers:
             self._warn_of_idle_settings()
         return replace(
@@ -63,11 +60,11 @@ class LoaderConfig:
             num_workers=num_workers,
             prefetch_factor=(self.prefetch_factor or 2) if num_workers else None,
             persistent_workers=num_workers > 0 and self.persistent_workers is not False,
-            pin_memory=self._may_pin(),
+            pin_memory=self._can_pin(),
             start_method=self.start_method if num_workers else None,
         )
 
-    def _allowed_workers(self) -> int:
+    def _limit_workers(self) -> int:
         usable = usable_cores()
         if self.num_workers is None:
             return max(1, usable // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
@@ -76,14 +73,14 @@ class LoaderConfig:
         limits = ", ".join(f"{name} {value}" for name, value in core_limits().items())
         _warn(
             f"num_workers={self.num_workers} reduced to {usable}: this process may use {usable} cores ({limits}), and "
-            "more workers only take turns. LoaderConfig(oversubscribe=True) keeps them"
+            "more workers would only take turns. LoaderConfig(oversubscribe=True) keeps them"
         )
         return usable
 
-    def _may_pin(self) -> bool:
+    def _can_pin(self) -> bool:
         has_cuda = torch.cuda.is_available()
         if self.pin_memory and not has_cuda:
-            _warn("pin_memory=True is left out: there is no CUDA device to copy to")
+            _warn("pin_memory=True is left out: this machine has no CUDA device to copy to")
         return has_cuda and self.pin_memory is not False
 
     def _warn_of_idle_settings(self) -> None:
@@ -95,7 +92,7 @@ class LoaderConfig:
         idle = {name: value for name, value in asked.items() if value}
         if idle:
             listed = ", ".join(f"{name}={value!r}" for name, value in idle.items())
-            _warn(f"{listed} left out: with num_workers=0 there is no worker that it could apply to")
+            _warn(f"{listed} left out: with num_workers=0 there is no worker to apply it to")
 
 
 def _warn(message: str) -> None:

@@ -1,25 +1,22 @@
-"""make_loader(): torch's DataLoader with the settings that are easy to get wrong already right.
-
-`BatchLoader`, which uses threads instead of worker processes, stands in `labkit.pipeline.batch_loader.loader`.
-"""
+"""make_loader(): torch's DataLoader with the settings that are easy to get wrong already right."""
 
 import multiprocessing
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, Sampler, SequentialSampler, Subset
+from torch.utils.data import BatchSampler, Dataset, IterableDataset, Sampler, SequentialSampler, Subset
 
 from labkit.core import preserve_rng_state
 from labkit.data import collate
 from labkit.pipeline.loader.config import LoaderConfig
+from labkit.pipeline.loader.torch_internals import WorkerLoader
 from labkit.pipeline.loader.workers import (
     Epoch,
     WorkerDied,
-    WorkersBatches,
-    how_a_worker_died,
-    interrupts_wait,
-    own_count_of_workers,
+    delay_interrupts,
+    describe_death,
     start_worker,
     worker_context,
 )
@@ -37,15 +34,15 @@ def make_loader(
     collate_fn: Callable[[list[Any]], Any] = collate,
     batch_transform: Callable[[Any], Any] | None = None,
 ) -> "Loader":
-    """A DataLoader over a map-style data set: same seed, same batches, for any number of workers.
+    """A DataLoader over a map-style data set: the same seed gives the same batches, for any number of workers.
 
     Args:
         dataset: Map-style: `__len__` and `__getitem__`, or `__getitems__` (then a batch is fetched by one call).
         config: How to load. Default: `LoaderConfig()`.
-        shuffle: A new order each epoch, which follows from the seed.
-        sampler: Gives the indices instead, such as torch's `DistributedSampler`; its `set_epoch` is called.
-        drop_last: Leave out a last batch that is not full.
-        collate_fn: List of samples to batch.
+        shuffle: A new order each epoch, which depends on the seed alone.
+        sampler: Where the indices come from instead, such as torch's `DistributedSampler`; its `set_epoch` is called.
+        drop_last: Drop a last batch that is not full.
+        collate_fn: Makes a batch of a list of samples.
         batch_transform: Called with each batch, in the worker.
 
     Returns:
@@ -58,11 +55,11 @@ def make_loader(
     Taught in: notebooks/03_persistent_workers.ipynb
     """
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
-        raise TypeError(f"{type(dataset).__name__} is not a map-style data set: hand it to torch's DataLoader itself")
+        raise TypeError(f"{type(dataset).__name__} is not a map-style data set: use torch's DataLoader for it")
     if len(dataset) == 0:
-        raise ValueError(f"{type(dataset).__name__} holds no sample")
+        raise ValueError(f"{type(dataset).__name__} holds no sample: a loader needs at least one")
     if shuffle and sampler is not None:
-        raise ValueError("shuffle=True and a sampler exclude each other: the sampler decides the order")
+        raise ValueError("got shuffle=True and a sampler: leave out one of them, the sampler decides the order")
     settings = (config or LoaderConfig()).resolved()
     if sampler is None:
         sampler = Shuffled(len(dataset), settings.seed) if shuffle else SequentialSampler(dataset)
@@ -70,8 +67,8 @@ def make_loader(
     return Loader(_SeededBatches(dataset, settings.seed, collate_fn, batch_transform), requests, settings)
 
 
-class Loader(DataLoader):
-    """What `make_loader` returns: a DataLoader whose epochs are numbered, and which leaves nothing behind.
+class Loader(WorkerLoader):
+    """What `make_loader` returns: a DataLoader that numbers its epochs and leaves no worker behind.
 
     Attributes:
         epoch: Number of the next epoch. Each `iter()` takes it and adds one; set it with `set_epoch` to resume.
@@ -82,20 +79,21 @@ class Loader(DataLoader):
     """
 
     def __init__(self, batches: "_SeededBatches", requests: "_Requests", config: LoaderConfig):
-        workers = {}
+        options = {}
         if config.num_workers:
-            workers = {
+            options = {
                 "prefetch_factor": config.prefetch_factor,
                 "persistent_workers": config.persistent_workers,
                 "multiprocessing_context": worker_context(config.start_method),
                 "worker_init_fn": start_worker,
             }
-        with own_count_of_workers():
+        with warnings.catch_warnings():  # LoaderConfig has already warned of too many workers
+            warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
             super().__init__(
                 batches, batch_sampler=requests, num_workers=config.num_workers, pin_memory=config.pin_memory,
-                collate_fn=_as_it_is,
+                collate_fn=_return_batch,
                 generator=torch.Generator().manual_seed(config.seed),  # else an epoch's start draws from the global one
-                **workers,
+                **options,
             )  # fmt: skip
         object.__setattr__(self, "batch_size", config.batch_size)  # DataLoader leaves None beside a batch sampler
         self.epoch = 0
@@ -105,34 +103,28 @@ class Loader(DataLoader):
         """Continue with this epoch."""
         self.epoch = epoch
 
-    def close(self) -> None:
-        """End persistent workers now, instead of when the loader is forgotten."""
-        if self._iterator is not None:
-            self._iterator._shutdown_workers()
-            self._iterator = None
-
     def __iter__(self) -> "Epoch":
         self.batch_sampler.epoch = self.epoch
         self.epoch += 1
         try:
             return Epoch(self, super().__iter__())
         except BaseException as error:
-            died = how_a_worker_died(error, self._iterator)
+            death = describe_death(error, self._iterator)
             self.close()
-            if died:
-                raise WorkerDied(died) from None
+            if death:
+                raise WorkerDied(death) from None
             if self.num_workers and isinstance(error, _START_ERRORS):
-                error.add_note(f"while starting {self.num_workers} workers: {_PICKLING}")
+                error.add_note(f"while starting {self.num_workers} workers: {_PICKLING_REMEDY}")
             raise
 
     def _get_iterator(self) -> Iterator[Any]:
         if not self.num_workers:
             return super()._get_iterator()
-        with interrupts_wait(self.multiprocessing_context):
-            return WorkersBatches(self)
+        with delay_interrupts(self.multiprocessing_context):
+            return super()._get_iterator()
 
 
-_PICKLING = (
+_PICKLING_REMEDY = (
     "spawn and forkserver pickle the data set, so it may hold no open file, lock or connection; open those "
     "where they are first used"
 )
@@ -140,26 +132,21 @@ _START_ERRORS = (TypeError, AttributeError, multiprocessing.ProcessError, OSErro
 
 
 class _Requests(BatchSampler):
-    """Batches of (epoch, index): persistent workers learn the epoch with the index, having no other way."""
+    """Batches of (epoch, index): persistent workers have no other way to learn the epoch."""
 
     epoch = 0
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        # Not a generator itself: torch calls this early and asks for the first batch later, in another epoch perhaps.
         if hasattr(self.sampler, "set_epoch"):
             self.sampler.set_epoch(self.epoch)
-        return self._batches(self.epoch, super().__iter__())
-
-    @staticmethod
-    def _batches(epoch: int, batches: Iterator[list[int]]) -> Iterator[list[tuple[int, int]]]:
-        for batch in batches:
-            yield [(epoch, index) for index in batch]
+        epoch = self.epoch  # now: torch may ask for the first batch only when the next epoch has begun
+        return ([(epoch, index) for index in batch] for batch in super().__iter__())
 
 
 class _SeededBatches(Dataset):
-    """Fetches, collates and transforms one batch, every sample after seeding by (seed, epoch, index).
+    """Fetches, collates and transforms batches; seeds by (seed, epoch, index) before each sample.
 
-    Everything else is the data set's own: `loader.dataset.classes` works.
+    All other attributes are the data set's: `loader.dataset.classes` works.
     """
 
     def __init__(self, dataset: Dataset, seed: int, collate_fn: Callable, batch_transform: Callable | None):
@@ -174,49 +161,51 @@ class _SeededBatches(Dataset):
         return self._parts[0][index]
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # while unpickling there are no parts yet
+        if name.startswith("_"):  # there are no parts yet while unpickling
             raise AttributeError(name)
         return getattr(self._parts[0], name)
 
     def __getstate__(self) -> dict[str, Any]:
-        import cloudpickle  # it pickles what plain pickle cannot: classes and lambdas of a notebook's cells
+        import cloudpickle  # unlike pickle, it handles classes and lambdas from a notebook's cells
 
         return {"_parts": cloudpickle.dumps(self._parts), "_seed": self._seed}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         import pickle
 
-        # Whoever unpickles this object, a worker that was started with it, trusts these bytes already.
+        # These bytes came inside a pickle that is already trusted.
         self.__dict__.update(state, _parts=pickle.loads(state["_parts"]), _sources=None)  # noqa: S301
 
     def __getitems__(self, requests: list[tuple[int, int]]) -> Any:
         if self._sources is None:
             self._sources = RandomSources(*self._parts)
         if torch.utils.data.get_worker_info() is not None:
-            return self._batch(requests)
+            return self._make_batch(requests)
         with preserve_rng_state():
-            return self._batch(requests)
+            return self._make_batch(requests)
 
-    def _batch(self, requests: list[tuple[int, int]]) -> Any:
+    def _make_batch(self, requests: list[tuple[int, int]]) -> Any:
         dataset, collate_fn, batch_transform = self._parts
-        samples = self._samples(dataset, requests)
-        # What a batch draws as a whole. Private generators are numbered from 0: no stream of theirs is this one.
+        samples = self._load_samples(dataset, requests)
+        # For what the batch as a whole draws. Private generators are numbered from 0, so none has this stream.
         self._sources.seed(self._seed, *requests[0], -1)
         try:
             batch = collate_fn(samples)
             return batch_transform(batch) if batch_transform else batch
         except Exception as error:
             keys = [key_of(dataset, index) for _, index in requests]
-            error.add_note(f"while making a batch of {len(keys)} samples, the first: {keys[0]}{_sizes(samples)}")
+            error.add_note(
+                f"while making a batch of {len(keys)} samples, the first: {keys[0]}{_describe_sizes(samples)}"
+            )
             raise
 
-    def _samples(self, dataset: Dataset, requests: list[tuple[int, int]]) -> list[Any]:
+    def _load_samples(self, dataset: Dataset, requests: list[tuple[int, int]]) -> list[Any]:
         if callable(getattr(dataset, "__getitems__", None)):
             self._sources.seed(self._seed, *requests[0])
             return dataset.__getitems__([index for _, index in requests])
-        return [self._sample(dataset, epoch, index) for epoch, index in requests]
+        return [self._load_sample(dataset, epoch, index) for epoch, index in requests]
 
-    def _sample(self, dataset: Dataset, epoch: int, index: int) -> Any:
+    def _load_sample(self, dataset: Dataset, epoch: int, index: int) -> Any:
         self._sources.seed(self._seed, epoch, index)
         try:
             return dataset[index]
@@ -226,15 +215,15 @@ class _SeededBatches(Dataset):
 
 
 def key_of(dataset: Dataset, index: int) -> str:
-    """How a data set calls a sample: its key, where it has `keys`, else its number."""
+    """A sample's key, if the data set has `keys`, else its number."""
     while isinstance(dataset, Subset):
         dataset, index = dataset.dataset, dataset.indices[index]
     keys = getattr(dataset, "keys", None)
     return str(keys[index]) if isinstance(keys, Sequence) else f"sample {index}"
 
 
-def _sizes(samples: list[Any]) -> str:
-    """The images' sizes where they differ: the usual reason why a batch cannot be made."""
+def _describe_sizes(samples: list[Any]) -> str:
+    """The images' sizes if they differ: the usual reason why a batch cannot be made."""
     images = [sample[0] if isinstance(sample, tuple) else sample for sample in samples]
     shapes = {tuple(image.shape) for image in images if isinstance(image, torch.Tensor)}
     if len(shapes) < 2:
@@ -242,13 +231,5 @@ def _sizes(samples: list[Any]) -> str:
     return f"; its images have {len(shapes)} sizes, such as {sorted(shapes)[:2]}: let the transform crop or resize them"
 
 
-def _as_it_is(batch: Any) -> Any:
+def _return_batch(batch: Any) -> Any:
     return batch
-
-
-def __getattr__(name: str) -> Any:
-    if name != "BatchLoader":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from labkit.pipeline.batch_loader import BatchLoader
-
-    return BatchLoader

@@ -80,7 +80,7 @@ def stop_before_joining(monkeypatch) -> None:
     def stop(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(pixel_build, "_put_together", stop)
+    monkeypatch.setattr(pixel_build, "_join_parts", stop)
 
 
 @pytest.fixture
@@ -123,7 +123,7 @@ def test_many_images_give_parts_of_256(images, tmp_path):
     store = FolderStore(images)
     store._keys = [f"a/{number:05d}.png" for number in range(9000)]
     store.sizes = lambda: np.arange(9000)
-    _, parts = pixel_parts.planned(store, 12, "pil")
+    _, parts = pixel_parts.plan_parts(store, 12, "pil")
     assert [len(part.keys) for part in parts] == [256] * 35 + [40]
     assert [key for part in parts for key in part.keys] == store.keys()
 

@@ -274,7 +274,7 @@ def test_a_pickle_of_another_file_is_refused(images, store, tmp_path):
     packed, opened = pickle.dumps(PixelStore(path)), PixelStore(path)
     PixelStore.build(images, tmp_path / "q", short_side=9, engine="threads", progress=False).path.replace(path)
     for use in (lambda: pickle.loads(packed), lambda: opened.pixels(0)):
-        with pytest.raises(PixelError, match=r"is not the file any more .* open it again"):
+        with pytest.raises(PixelError, match=r"is not the file that was opened: open it again"):
             use()
 
 

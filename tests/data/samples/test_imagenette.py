@@ -157,7 +157,7 @@ def test_nobody_answers(tmp_path, monkeypatch):
 
 def test_not_an_address(server, tmp_path, monkeypatch):
     monkeypatch.setitem(Imagenette._ARCHIVES, "160px", (f"no-scheme/{NAME}.tgz", "0"))
-    assert_fails(tmp_path, "no-scheme", "unknown url type")
+    assert_fails(tmp_path, "no-scheme", "not an HTTP URL")
 
 
 def test_after_a_failure_a_rerun_succeeds(server, tmp_path):
@@ -230,7 +230,7 @@ def test_the_script_counts_the_images(server, tmp_path):
     assert_whole(tmp_path)
 
 
-@pytest.mark.parametrize(("options", "said"), [([], "404"), (["--size", "64px"], "unknown size")])
+@pytest.mark.parametrize(("options", "said"), [([], "404"), (["--size", "64px"], "size must be")])
 def test_the_script_fails_in_one_line(server, tmp_path, options, said):
     server.status = 404
     result = run_script(tmp_path, *options)

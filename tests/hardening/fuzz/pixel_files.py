@@ -63,7 +63,7 @@ def pixel_file(data: bytes) -> None:
         for index, (height, width) in enumerate(store.shapes.tolist()):
             pixels = store.pixels(index)
             assert pixels.shape == (height, width, 3)
-            offset = int(store._map.index.offsets[index])
+            offset = int(store.head.index.offsets[index])
             assert offset >= end, "images overlap"
             end = offset + pixels.nbytes
             assert end <= len(file)

@@ -24,7 +24,7 @@ import torch
 from torch.utils.data import Dataset, DistributedSampler, IterableDataset, Subset, TensorDataset
 
 import labkit as lk
-from labkit.pipeline.loader import config as settings, loader as loaders, workers
+from labkit.pipeline.loader import config as settings, loader as loaders, torch_internals
 from tests.paths import REPO
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # spawned workers cannot import a test file
@@ -143,7 +143,7 @@ def test_defaults(two_cores, monkeypatch):
 )  # fmt: skip
 def test_bad_values(bad):
     (name, value), *_ = bad.items()
-    with pytest.raises(ValueError, match=f"{name}={value!r}"):
+    with pytest.raises(ValueError, match=f"{name} must be .*, got {value!r}"):
         lk.LoaderConfig(**bad)
 
 
@@ -394,18 +394,19 @@ def test_a_worker_that_dies_before_its_batch_is_fetched(monkeypatch, symptom):
         kill_one()
         raise symptom
 
-    monkeypatch.setattr(workers._MultiProcessingDataLoaderIter, "_try_get_data", cannot_fetch)
+    monkeypatch.setattr(torch_internals.WorkersBatches.__base__, "_try_get_data", cannot_fetch)
     assert_dies(lambda: list(running), "SIGKILL")  # the next batch may have come already, out of turn
 
 
 def test_what_is_no_death_is_passed_on(monkeypatch):
-    monkeypatch.setattr(workers, "time", SimpleNamespace(monotonic=iter(range(99)).__next__, sleep=lambda s: None))
+    clock = SimpleNamespace(monotonic=iter(range(99)).__next__, sleep=lambda s: None)
+    monkeypatch.setattr(torch_internals, "time", clock)
     running = iter(lk.make_loader(Numbers(80, slow), config()))
 
     def cannot_fetch(self, timeout):
         raise ConnectionResetError("a cable was pulled")
 
-    monkeypatch.setattr(workers._MultiProcessingDataLoaderIter, "_try_get_data", cannot_fetch)
+    monkeypatch.setattr(torch_internals.WorkersBatches.__base__, "_try_get_data", cannot_fetch)
     with pytest.raises(ConnectionResetError, match="cable"):
         next(running)
 
