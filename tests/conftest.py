@@ -98,7 +98,7 @@ N_PHOTOS = 24
 
 
 @pytest.fixture(scope="session")
-def photos(tmp_path_factory) -> Path:
+def photo_set(tmp_path_factory) -> Path:
     """24 photos and their manifest, made once for all tests: to read, never to change."""
     from labkit import make_photos
 
@@ -106,8 +106,8 @@ def photos(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def first_photos(photos, tmp_path_factory):
-    """`first_photos(n)`: a folder of the first n of `photos`, n up to 24, without a manifest: to read."""
+def first_photos(photo_set, tmp_path_factory):
+    """`first_photos(n)`: a folder of the first n of `photo_set`, n up to 24, without a manifest: to read."""
     from labkit.data.samples.photos import photo_key
 
     @cache
@@ -116,7 +116,7 @@ def first_photos(photos, tmp_path_factory):
         folder = tmp_path_factory.mktemp("first_photos")
         for key in map(photo_key, range(count)):
             (folder / key).parent.mkdir(exist_ok=True)
-            os.link(photos / key, folder / key)
+            os.link(photo_set / key, folder / key)
         return folder
 
     return link

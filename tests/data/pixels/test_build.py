@@ -94,16 +94,15 @@ def stopped(own_images, tmp_path, monkeypatch) -> Path:
     return tmp_path / "out" / "p"
 
 
-@pytest.mark.parametrize(("engine", "num_workers"), [("threads", 3), ("local", 2)])
+RAY = pytest.param("ray", None, marks=pytest.mark.alone)  # Ray waits half a minute for its own start, and no longer
+
+
+@pytest.mark.parametrize(("engine", "num_workers"), [("threads", 3), ("local", 2), RAY])
 def test_the_bytes_are_the_same_for_any_engine(images, expected, tmp_path, engine, num_workers):
+    if engine == "ray":
+        pytest.importorskip("ray", reason='Ray is not installed: python -m pip install -e ".[cluster]"')
     assert build(images, tmp_path / "p", engine=engine, num_workers=num_workers).path.read_bytes() == expected
     assert os.listdir(tmp_path) == ["p"]
-
-
-@pytest.mark.alone  # Ray waits half a minute for its own start, and no longer
-def test_the_bytes_are_the_same_on_ray(images, expected, tmp_path):
-    pytest.importorskip("ray", reason='Ray is not installed: python -m pip install -e ".[cluster]"')
-    assert build(images, tmp_path / "p", engine="ray").path.read_bytes() == expected
 
 
 @pytest.mark.parametrize("left", [None, 0, 1000])
@@ -152,18 +151,16 @@ def test_damaged_parts_are_made_again(own_images, stopped, expected):
     assert len(store.was_read) == 5 * 3
 
 
-def test_parts_of_other_settings_are_not_mixed_in(own_images, stopped, tmp_path):
-    other = build(own_images, tmp_path / "q", short_side=9).path.read_bytes()
+@pytest.mark.parametrize(
+    ("settings", "changed", "remade"), [({"short_side": 9}, False, slice(None)), ({}, True, slice(3, 6))]
+)
+def test_parts_of_other_settings_or_images_are_not_mixed_in(own_images, stopped, tmp_path, settings, changed, remade):
+    if changed:
+        save(own_images / "a" / "06.png", 0, (30, 30))
+    other = build(own_images, tmp_path / "q", **settings).path.read_bytes()
     store = CountingStore(own_images)
-    assert build(store, stopped, short_side=9).path.read_bytes() == other
-    assert len(store.was_read) == N_IMAGES
-
-
-def test_a_changed_image_is_made_again_and_its_neighbours(own_images, stopped, tmp_path):
-    save(own_images / "a" / "06.png", 0, (30, 30))
-    store = CountingStore(own_images)
-    assert build(store, stopped).path.read_bytes() == build(own_images, tmp_path / "q").path.read_bytes()
-    assert store.was_read == store.keys()[3:6]
+    assert build(store, stopped, **settings).path.read_bytes() == other
+    assert sorted(store.was_read) == sorted(store.keys()[remade])
 
 
 def test_a_folder_with_other_files_is_left_alone(own_images, stopped, expected):
@@ -196,18 +193,15 @@ def test_a_store_that_is_there_is_returned(images, tmp_path):
     ],
 )
 def test_other_settings_are_refused(images, tmp_path, settings, said):
-    build(images, tmp_path / "p")
-    assert_refused(
-        images, tmp_path / "p", f"p holds other pixels {said}: choose another path, or remove it", **settings
-    )
+    path = build(images, tmp_path / "p").path
+    assert_refused(images, path, f"p holds other pixels {said}: choose another path, or remove it", **settings)
 
 
 def test_another_source_is_refused(own_images, tmp_path):
-    build(own_images, tmp_path / "p")
-    save(own_images / "a" / "00.png", 0, (30, 30))
-    assert_refused(own_images, tmp_path / "p", r"p holds other pixels \(source 'another', not 'this one'\)")
-    (own_images / "a" / "00.png").unlink()
-    assert_refused(own_images, tmp_path / "p", r"p holds other pixels \(source 'another', not 'this one'\)")
+    path = build(own_images, tmp_path / "p").path
+    for change in (lambda image: save(image, 0, (30, 30)), Path.unlink):
+        change(own_images / "a" / "00.png")
+        assert_refused(own_images, path, r"p holds other pixels \(source 'another', not 'this one'\)")
 
 
 def test_a_foreign_file_is_not_overwritten(images, tmp_path):

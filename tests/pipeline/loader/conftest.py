@@ -1,0 +1,16 @@
+"""Shared by the tests of the loader."""
+
+import gc
+import multiprocessing
+
+import pytest
+
+from tests.loading import eventually
+
+
+@pytest.fixture(autouse=True)
+def _no_worker_is_left():
+    """Whatever a test did: when its loader is gone, so are the workers."""
+    yield
+    gc.collect()
+    assert eventually(lambda: multiprocessing.active_children() == [])
