@@ -2,6 +2,8 @@
 
 import http.server
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 class ScriptedServer(http.server.ThreadingHTTPServer):
@@ -13,8 +15,8 @@ class ScriptedServer(http.server.ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
 
-    def __init__(self):
-        super().__init__(("127.0.0.1", 0), Handler)
+    def __init__(self, handler: type):
+        super().__init__(("127.0.0.1", 0), handler)
         self.files: dict[str, bytes] = {}
         self.script: dict[str, list] = {}
         self.asked: list[tuple[str, str | None]] = []
@@ -76,6 +78,18 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def whole(self) -> bytes:
         return self.server.files[self.path.partition("?")[0]]
+
+
+@contextmanager
+def serve_script(handler: type = Handler) -> Iterator[ScriptedServer]:
+    server = ScriptedServer(handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield server
+    server.over.set()
+    server.shutdown()
+    server.server_close()
+    thread.join()
 
 
 def status(code: int, **headers: str):

@@ -1,7 +1,6 @@
 """Images with odd names in a folder, a tar, behind a server and in object storage."""
 
 import tarfile
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,7 @@ from PIL import Image
 
 from labkit import serve_folder, serve_s3
 from tests.image_files import write_images
-from tests.scripted_server import ScriptedServer
+from tests.scripted_server import serve_script
 
 
 @pytest.fixture
@@ -42,14 +41,8 @@ def served(image_folder):
 
 @pytest.fixture
 def server():
-    own = ScriptedServer()
-    thread = threading.Thread(target=own.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield own
-    own.over.set()
-    own.shutdown()
-    own.server_close()
-    thread.join()
+    with serve_script() as server:
+        yield server
 
 
 @pytest.fixture(scope="module")

@@ -1,12 +1,10 @@
 """Passwords, tokens and signatures: in no message, log, frame, file or file name, whether things go well or not."""
 
 import base64
-import functools
 import hashlib
 import http.server
 import io
 import logging
-import re
 import tarfile
 import traceback
 from pathlib import Path
@@ -26,6 +24,7 @@ from labkit.data.samples import imagenette as download
 from labkit.lab import notebooks
 from labkit.measure.frames import load_frame, make_frame
 from labkit.measure.timing import VariantError
+from tests.scripted_server import Handler, cut, serve_script
 from tests.serving import Quiet, serving
 
 USER, PASSWORD, SIGNATURE = "someone", "hush%2Fhush", "hu5h5ignature"
@@ -39,31 +38,19 @@ def jpeg() -> bytes:
     return buffer.getvalue()
 
 
-class Guarded(Quiet, http.server.SimpleHTTPRequestHandler):
-    """Answers those who know user, password and signature, and ranges; `/broken/` is cut, `/failing/` fails."""
-
-    protocol_version = "HTTP/1.1"
+class Guarded(Handler):
+    """Answers those who know user, password and signature; `/broken/` is cut, `/failing/` fails."""
 
     def do_GET(self):
         path, _, query = self.path.partition("?")
-        known = self.headers.get("Authorization") == f"Basic {SECRETS[3]}" and query == QUERY
-        file = Path(self.directory, path.lstrip("/").removeprefix("broken/"))
-        if not known or path.startswith("/failing/") or not file.is_file():
-            self.answer(500 if path.startswith("/failing/") else 404 if known else 403, b"")
-            return
-        data, said = file.read_bytes(), re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
-        start, end = (int(said[1]), min(int(said[2]) + 1, len(data))) if said else (0, len(data))
-        about = {"Content-Range": f"bytes {start}-{end - 1}/{len(data)}", "ETag": '"1"'} if said else {}
-        self.answer(206 if said else 200, data[start:end], about, cut=path.startswith("/broken/"))
-
-    def answer(self, status, body, about=(), cut=False):
-        self.send_response(status)
-        for name, value in dict(about).items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(body) + cut))
-        self.end_headers()
-        self.wfile.write(body)
-        self.close_connection = cut
+        if self.headers["Authorization"] != f"Basic {SECRETS[3]}" or query != QUERY:
+            self.say(403)
+        elif path.startswith("/failing/"):
+            self.say(500)
+        elif path.startswith("/broken/") and path in self.server.files:
+            cut(self)
+        else:
+            self.answer(self.server.files.get(path))
 
 
 @pytest.fixture
@@ -80,9 +67,12 @@ def guarded(tmp_path, monkeypatch):
     monkeypatch.setenv("LABKIT_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     monkeypatch.setattr(http_client, "_MAX_WAIT_S", 0.01)
-    handler = functools.partial(Guarded, directory=root)
-    with serving(handler) as port:
-        yield lambda path, host=f"127.0.0.1:{port}": f"http://{USER}:{PASSWORD}@{host}/{path}?{QUERY}"
+    with serve_script(Guarded) as server:
+        for path in filter(Path.is_file, root.rglob("*")):
+            for folder in ("", "/broken"):
+                server.files[f"{folder}/{path.relative_to(root)}"] = path.read_bytes()
+        server.tags = dict.fromkeys(server.files, '"1"')
+        yield lambda path, host=server.url[7:]: f"http://{USER}:{PASSWORD}@{host}/{path}?{QUERY}"
 
 
 class Told:

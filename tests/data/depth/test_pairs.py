@@ -1,4 +1,4 @@
-"""Marigold's pairs: against its steps written out plainly, over every store, and made with true depth."""
+"""Marigold's pairs: compared with its steps written out plainly, over every kind of store."""
 
 import io
 import pickle
@@ -19,6 +19,7 @@ from labkit.data.depth.fast import fast_sample
 from labkit.data.depth.pairs import make_sample
 from labkit.data.depth.presets import PRESETS
 from labkit.data.depth.reference import plain_sample
+from tests.memory_store import MemoryStore
 
 # What the sets are, stated here once more: stored integers a metre, limits, size (height, width), files of a pair.
 SETS = {
@@ -196,22 +197,12 @@ def test_quantiles_are_torchs(monkeypatch, quantile):
     depth_fast._rank_dtype.cache_clear()
 
 
-class ReadOnly:
-    """The least that a store can be."""
-
-    def __init__(self, files):
-        self._files = files
-
-    def read(self, key):
-        return self._files[key]
-
-
 @pytest.fixture(scope="module")
 def stores(sets):
     folder = sets["hypersim"].parent
     files = {path.relative_to(folder / "data").as_posix(): path.read_bytes() for path in folder.rglob("*.png")}
     tars = [TarStore(folder / "data.tar", mode) for mode in ("index", "tarfile", "reopen")]
-    return [FolderStore(folder / "data"), *tars, ReadOnly(files)]
+    return [FolderStore(folder / "data"), *tars, MemoryStore(files)]
 
 
 def test_all_storages_give_the_same(sets, stores):
@@ -221,13 +212,6 @@ def test_all_storages_give_the_same(sets, stores):
     for other in others:
         for index in range(len(folder)):
             assert_equal(other[index], folder[index])
-
-
-def test_over_http(sets):
-    folder = sets["hypersim"].parent
-    with lk.serve_folder(folder / "data") as url:
-        remote = DepthPairs(lk.HttpStore(url), sets["hypersim"], mode="evaluate")[1]
-    assert_equal(remote, DepthPairs(FolderStore(folder / "data"), sets["hypersim"], mode="evaluate")[1])
 
 
 def test_pickled(sets, stores):
@@ -324,12 +308,7 @@ def test_lines_are_counted_in_the_file(tmp_path):
     """Lines without depth are left out of the pairs, not of the count."""
     path = listed(tmp_path, "a.png None 7\nb.png None 7\nc.png d.png 7")
     with pytest.raises(KeyError, match=r"line 3 of .*some_list.txt"):
-        DepthPairs(FolderStore(_some_folder(tmp_path)), path, preset="kitti")[0]
-
-
-def _some_folder(root: Path) -> Path:
-    (root / "data").mkdir()
-    return root / "data"
+        DepthPairs(MemoryStore({}), path, preset="kitti")[0]
 
 
 def encoded(picture) -> bytes:
@@ -358,7 +337,7 @@ GOOD = {"rgb.png": encoded(RGB), "depth.png": encoded(DEPTH)}
 def test_a_bad_file_is_named_with_its_line(tmp_path, bad, error, said, fast):
     path = listed(tmp_path, "ok.png ok.png\nrgb.png depth.png")
     with pytest.raises(error, match=said) as failure:
-        DepthPairs(ReadOnly({**GOOD, **bad}), path, fast=fast)[1]
+        DepthPairs(MemoryStore({**GOOD, **bad}), path, fast=fast)[1]
     assert str(failure.value).startswith(f"rgb.png (line 2 of {path})")
     assert type(failure.value) is error
 
@@ -366,4 +345,4 @@ def test_a_bad_file_is_named_with_its_line(tmp_path, bad, error, said, fast):
 @pytest.mark.parametrize("fast", [False, True])
 def test_a_picture_too_small_for_the_crop_is_named(tmp_path, fast):
     with pytest.raises(ValueError, match=r"rgb.png .line 1.*20 x 30 pixels .*cannot be cropped to \(352, 1216\)"):
-        DepthPairs(ReadOnly(GOOD), listed(tmp_path, "rgb.png depth.png"), preset="kitti", fast=fast)[0]
+        DepthPairs(MemoryStore(GOOD), listed(tmp_path, "rgb.png depth.png"), preset="kitti", fast=fast)[0]

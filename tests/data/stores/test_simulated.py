@@ -16,9 +16,11 @@ import pytest
 
 from labkit import DISKS, FolderStore, HttpStore, ImageDataset, LoaderConfig, SimulatedStore, TarStore, make_loader
 from labkit.data.stores import simulated
+from labkit.data.stores.base import HasExtents
 from labkit.data.stores.simulated import Disk
 from labkit.teach.conformance import oracle_files
 from tests.children import in_children
+from tests.memory_store import MemoryStore
 
 SIZES = {"a.jpg": 1000, "b.jpg": 2000, "c.jpg": 3000}
 # By ustar's layout: a header of 512 bytes, then the data up to the next multiple of 512.
@@ -141,15 +143,9 @@ def test_a_network_asks_once_where_a_disk_seeks(folder, tar):
 
 
 def test_a_store_that_cannot_say_pays_for_a_file_a_read(folder):
-    class Plain:
-        def keys(self):
-            return list(SIZES)
-
-        def read(self, key):
-            return (folder / key).read_bytes()
-
-    assert busy_after(dry(Plain()), "a.jpg", "b.jpg", "b.jpg") == seconds(6, 5000)
-    assert not hasattr(HttpStore("http://127.0.0.1:1", keys=["a.jpg"]), "extents")
+    store = MemoryStore({name: (folder / name).read_bytes() for name in SIZES})
+    assert busy_after(dry(store), "a.jpg", "b.jpg", "b.jpg") == seconds(6, 5000)
+    assert not isinstance(HttpStore("http://127.0.0.1:1", keys=["a.jpg"]), HasExtents)
 
 
 def test_unknown_keys_cost_nothing(tar):
