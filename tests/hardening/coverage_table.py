@@ -1,55 +1,52 @@
-"""Coverage of the unit tests, line and branch, a module, with why the rest is uncovered.
+"""Line and branch coverage of the unit tests, by room of the package.
 
-    python -m tests.hardening.coverage_table run [TEST_FILE ...]   # default: all; goes on where it stopped
-    python -m tests.hardening.coverage_table record                # records/coverage.csv
+    python -m tests.hardening.coverage_table run [TEST_FILE ...]   # default: all; a second run goes on
+    python -m tests.hardening.coverage_table record                # write records/coverage.csv
 
-Run from the repository's root; set up in pyproject.toml. Each test file runs in a process of its own, so that one which
-ends its process badly loses its own measurement alone. The reasons are kept in coverage_reasons.csv, by hand.
+Run it from the repository's root; pyproject.toml has the settings. Each test file runs in its own process, so that one
+which ends its process badly loses only its own measurement. `record` also prints every module with uncovered lines or
+branches, with the reason that coverage_reasons.csv gives.
 """
 
-import csv
 import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
-from itertools import pairwise
 from pathlib import Path
 
+import pandas as pd
 from coverage import Coverage
 
-HERE = Path(__file__).parent
+from labkit.core import write_atomic
+from tests.hardening.tables import RECORDS
+
+REASONS = Path(__file__).with_name("coverage_reasons.csv")
 _DATA = Path(".coverage.d")  # a folder for the data of each test file
-# They run notebooks, in kernels; its processes have a bound on files that coverage's own exceed.
+# They run notebooks in kernels; or limit the size of files, which coverage's own exceed.
 _LEFT_OUT = {"test_stored_notebooks.py", "test_jupyter.py", "test_faults.py"}
 _PYTEST = ["-m", "pytest", "-o", "addopts=", "--import-mode=importlib", "-q", "-p", "no:cacheprovider"]
 
 
 def run(files: list[str]) -> None:
-    """Measure each test file that has not been measured, or that is named."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job, and its children, ignore it
-    for file in [Path(name) for name in files] or sorted(Path("tests").glob("test_*.py")):
-        folder = (_DATA / file.stem).absolute()
+    """Measure each test file that has not been measured, or those named."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
+    _DATA.mkdir(exist_ok=True)
+    for file in [Path(name) for name in files] or sorted(Path("tests").rglob("test_*.py")):
+        folder = (_DATA / "-".join(file.with_suffix("").parts[1:])).absolute()
         if file.name in _LEFT_OUT or (folder.exists() and not files):
             continue
-        with tempfile.TemporaryDirectory(dir=_made(_DATA)) as partial:
-            environment = {
-                **os.environ,
-                "COVERAGE_FILE": str(Path(partial).absolute() / "data"),
-                "PYTHONPATH": os.getcwd(),
-            }
+        with tempfile.TemporaryDirectory(dir=_DATA) as partial:
+            data = str(Path(partial).absolute() / "data")
+            environment = {**os.environ, "COVERAGE_FILE": data, "PYTHONPATH": os.getcwd()}
             ended = subprocess.run([sys.executable, "-m", "coverage", "run", *_PYTEST, str(file)], env=environment)
             if ended.returncode not in (0, 5):
-                sys.exit(f"{file} failed: nothing of it is recorded")
-            combined = Coverage(data_file=str(_made(folder) / "data"), data_suffix=False)
+                sys.exit(f"{file} failed: its coverage is not recorded")
+            folder.mkdir(exist_ok=True)
+            combined = Coverage(data_file=str(folder / "data"), data_suffix=False)
             combined.combine([partial])
             combined.save()
-
-
-def _made(folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
 
 
 def record() -> None:
@@ -59,47 +56,25 @@ def record() -> None:
         coverage.combine([str(path) for path in _DATA.glob("*/data")], keep=True)
         coverage.json_report(outfile=f"{folder}/report.json")
         files = json.loads(Path(folder, "report.json").read_text())["files"]
-    with (HERE / "coverage_reasons.csv").open(newline="") as file:
-        reasons = {row["module"]: row["why"] for row in csv.DictReader(file)}
-    rows = [_row(path, found, reasons) for path, found in sorted(files.items())]
-    with (HERE / "records" / "coverage.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows([*rows, _total(rows)])
+    reasons = pd.read_csv(REASONS, index_col="module")["why"]
+    for path, found in sorted(files.items()):
+        if found["missing_lines"] or found["missing_branches"]:
+            print(f"{path}: {found['missing_lines']} {found['missing_branches']} {reasons.get(path, '')}")
+    table = summarize_files({path: found["summary"] for path, found in files.items()})
+    write_atomic(RECORDS / "coverage.csv", table.to_csv(index=False).encode())
 
 
-def _row(path: str, found: dict, reasons: dict[str, str]) -> dict:
-    summary = found["summary"]
-    branches = [f"{start}->{'exit' if end < 0 else end}" for start, end in found["missing_branches"]]
-    return {
-        "module": path,
-        "lines": summary["num_statements"], "lines_pct": _percent(summary["covered_lines"], summary["num_statements"]),
-        "branches": summary["num_branches"],
-        "branches_pct": _percent(summary["covered_branches"], summary["num_branches"]),
-        "uncovered_lines": ranges(found["missing_lines"]),
-        "uncovered_branches": " ".join(branches),
-        "why": reasons.get(path, "") if found["missing_lines"] or branches else "",
-    }  # fmt: skip
-
-
-def _total(rows: list[dict]) -> dict:
-    def mean(of: str) -> float:
-        total = sum(row[of] for row in rows)
-        return round(sum(row[of] * row[f"{of}_pct"] for row in rows) / total, 1)
-
-    sums = {of: sum(row[of] for row in rows) for of in ("lines", "branches")}
-    return {"module": "all", **sums, "lines_pct": mean("lines"), "branches_pct": mean("branches")}
-
-
-def _percent(part: int, whole: int) -> float:
-    return round(100 * part / whole, 1) if whole else 100.0
-
-
-def ranges(lines: list[int]) -> str:
-    """Line numbers, ascending, as `3-5 9`."""
-    starts = [line for before, line in pairwise([-1, *lines]) if line != before + 1]
-    ends = [line for line, after in pairwise([*lines, 1 << 60]) if after != line + 1]
-    return " ".join(str(start) if start == end else f"{start}-{end}" for start, end in zip(starts, ends, strict=True))
+def summarize_files(summaries: dict[str, dict[str, int]]) -> pd.DataFrame:
+    """Sum coverage's counts by room (`labkit/core`); the last row is the total."""
+    frame = pd.DataFrame(summaries).T.assign(modules=1)
+    rooms = ["/".join(path.split("/")[:-1][:2]) for path in frame.index]
+    sums = frame.groupby(rooms).sum()
+    sums.loc["all"] = frame.sum()
+    table = pd.DataFrame({"modules": sums["modules"]})
+    for kind, whole in (("lines", "num_statements"), ("branches", "num_branches")):
+        table[kind] = sums[whole]
+        table[f"{kind}_pct"] = (100 * sums[f"covered_{kind}"] / sums[whole].clip(1)).round(1)
+    return table.rename_axis("room").reset_index()
 
 
 if __name__ == "__main__":

@@ -1,11 +1,10 @@
 """How often is the verdict of `compare` wrong, on a quiet machine and beside CPU hogs?
 
     python -m tests.hardening.noise --repetitions 100 --record tests/hardening/records/noise.csv
-    python -m tests.hardening.noise --record tests/hardening/records/noise.csv --table-only
 
-Two variants that do the same work, and two of which one does 6/5 of the other's, are compared again and again: in this
-process and by the workers of a DataLoader; alone, beside a hog on every core that never rests, and beside hogs that
-come and go. The conditions take turns, so that what the machine does meanwhile falls on all of them. A rerun resumes.
+Two equal variants, and two of which one does 6/5 of the other's work, are compared again and again: in this process and
+in the workers of a DataLoader; alone, beside a hog on every core that never rests, and beside hogs that come and go.
+The conditions take turns, so that other work of the machine affects all of them.
 """
 
 import argparse
@@ -15,7 +14,6 @@ import random
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -25,10 +23,10 @@ from scipy import stats
 from torch.utils.data import DataLoader, Dataset
 
 import labkit as lk
-from labkit.core.atomic import write_atomic
-from labkit.measure.summary import quiet_summary
+from labkit.core import write_atomic
+from labkit.measure import quiet_summary
 
-# Photos of a run and times that each is decoded: a run of about a twentieth of a second, or a tenth with workers.
+# Photos of a run, for about 0.05 s, or 0.1 s with workers.
 _N_PHOTOS = {"loop": 4, "workers": 16}
 _TIMES = {1.0: (5, 5), 1.2: (6, 5)}  # how much faster the second variant is -> decodings of each photo
 _HOGS = ("none", "steady", "bursty")
@@ -44,7 +42,7 @@ _SPIN = {
 }
 
 
-class Again(Dataset):
+class RepeatedDecoding(Dataset):
     """Decodes a photo several times for one item."""
 
     def __init__(self, photos: list[bytes], times: int):
@@ -58,13 +56,13 @@ class Again(Dataset):
             image = lk.decode(self._photos[index])
         return image.shape[0] // 3
 
-    def in_turn(self) -> Iterator[int]:
+    def in_order(self) -> Iterator[int]:
         return (self[index] for index in range(len(self)))
 
 
 @contextlib.contextmanager
-def hogs(kind: str) -> Iterator[None]:
-    """A process on every usable core that does nothing but compute."""
+def run_hogs(kind: str) -> Iterator[None]:
+    """Keep every usable core busy."""
     command = [sys.executable, "-I", "-S", "-c", _SPIN.get(kind, "")]
     running = [subprocess.Popen(command) for _ in range(lk.usable_cores() if kind != "none" else 0)]
     try:
@@ -75,26 +73,23 @@ def hogs(kind: str) -> Iterator[None]:
             process.wait()
 
 
-def compared(photos: list[bytes], kind: str, hog: str, truth: float, seed: int) -> dict:
-    """One comparison at its defaults, as a row: what it says and whether that is wrong."""
-    with hogs(hog), _variants(kind, photos, truth) as variants:
-        started = time.perf_counter()
+def compare_once(photos: list[bytes], kind: str, hog: str, truth: float, seed: int) -> dict:
+    """Run one comparison with defaults; returns its verdict and whether that is wrong."""
+    with run_hogs(hog), _variants(kind, photos, truth) as variants:
         frame = lk.compare(variants, baseline="base", seed=seed, progress=False)
-        seconds = time.perf_counter() - started
-    said = quiet_summary(frame).loc["other"]
-    wrong = said.verdict != "inconclusive" if truth == 1 else said.verdict == "slower"
+    result = quiet_summary(frame).loc["other"]
+    wrong = result.verdict != "inconclusive" if truth == 1 else result.verdict == "slower"
     return {
-        "kind": kind, "hog": hog, "truth": truth, "seed": seed, "speedup": said.speedup, "ci_low": said.ci_low,
-        "ci_high": said.ci_high, "verdict": said.verdict, "wrong": wrong, "unstable": "unstable" in said.note,
-        "seconds": seconds,
+        "kind": kind, "hog": hog, "truth": truth, "speedup": result.speedup, "ci_low": result.ci_low,
+        "ci_high": result.ci_high, "verdict": result.verdict, "wrong": wrong, "unstable": "unstable" in result.note,
     }  # fmt: skip
 
 
 @contextlib.contextmanager
 def _variants(kind: str, photos: list[bytes], truth: float) -> Iterator[dict[str, Callable]]:
-    works = [Again(photos[: _N_PHOTOS[kind]], times) for times in _TIMES[truth]]
+    works = [RepeatedDecoding(photos[: _N_PHOTOS[kind]], times) for times in _TIMES[truth]]
     if kind == "loop":
-        yield dict(zip(("base", "other"), [work.in_turn for work in works], strict=True))
+        yield dict(zip(("base", "other"), [work.in_order for work in works], strict=True))
         return
     loaders = [DataLoader(work, batch_size=4, num_workers=2, persistent_workers=True) for work in works]
     yield dict(zip(("base", "other"), [partial(_same, loader) for loader in loaders], strict=True))
@@ -106,8 +101,8 @@ def _same(loader: DataLoader) -> DataLoader:
     return loader
 
 
-def table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Rates by condition, in percent; `wrong_at_most` is the 95 % Clopper-Pearson bound of the wrong verdicts."""
+def summarize_rows(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rates by condition, in percent; `wrong_at_most` is the 95 % Clopper-Pearson bound of `wrong`."""
     by_condition = rows.assign(
         covered=(rows["ci_low"] <= rows["truth"]) & (rows["truth"] <= rows["ci_high"]),
         width=rows["ci_high"] / rows["ci_low"],
@@ -121,35 +116,31 @@ def table(rows: pd.DataFrame) -> pd.DataFrame:
     bound = stats.beta.ppf(0.95, rates["wrong"] + 1, rates["n"] - rates["wrong"])
     rates.insert(2, "wrong_at_most", 100 * bound)
     rates["wrong"] = 100 * rates["wrong"] / rates["n"]
-    return rates.round(2)
+    return rates.round(2).reset_index()
 
 
 def run(record: Path, repetitions: int) -> pd.DataFrame:
-    """All comparisons that `record` lacks; it is written after each round of them."""
-    rows = pd.read_csv(record, keep_default_na=False).to_dict("records") if record.exists() else []
-    done = {(row["kind"], row["hog"], row["truth"], row["seed"]) for row in rows}
+    """Compare all conditions again and again; the table is written after each round."""
+    rows = []
     with tempfile.TemporaryDirectory() as folder:
         store = lk.FolderStore(lk.make_photos(folder, max(_N_PHOTOS.values())))
         photos = list(map(store.read, store.keys()))
         for seed in range(repetitions):
             conditions = list(itertools.product(_N_PHOTOS, _HOGS, _TIMES))
             random.Random(seed).shuffle(conditions)
-            left = [condition for condition in conditions if (*condition, seed) not in done]
-            rows += [compared(photos, *condition, seed) for condition in left]
-            if left:
-                write_atomic(record, pd.DataFrame(rows).to_csv(index=False, float_format="%.5g").encode())
-                print(f"{seed + 1} of {repetitions}", flush=True)
-    return pd.DataFrame(rows)
+            rows += [compare_once(photos, *condition, seed) for condition in conditions]
+            table = summarize_rows(pd.DataFrame(rows))
+            write_atomic(record, table.to_csv(index=False).encode())
+            print(f"{seed + 1} of {repetitions}", flush=True)
+    return table
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--record", type=Path, required=True, help="CSV file to keep the comparisons in.")
-    parser.add_argument("--repetitions", type=int, default=100, help="Comparisons of each condition.")
-    parser.add_argument("--table-only", action="store_true", help="Show what is recorded, run nothing.")
+    parser.add_argument("--record", type=Path, required=True, help="CSV file for the table")
+    parser.add_argument("--repetitions", type=int, default=100, help="comparisons of each condition")
     options = parser.parse_args()
-    rows = pd.read_csv(options.record) if options.table_only else run(options.record, options.repetitions)
-    print(table(rows).to_string())
+    print(run(options.record, options.repetitions).to_string(index=False))
 
 
 if __name__ == "__main__":

@@ -1,30 +1,109 @@
-"""The page of recorded runs says what their records say."""
+"""The tables of recorded runs: how they are written, and that the page states their totals."""
+
+import re
+import tomllib
+from collections import Counter
 
 import pandas as pd
+import pytest
 
-from tests.hardening.report import PAGE, RECORDS, markdown, page
+from tests.hardening import noise
+from tests.hardening.faults.__main__ import summarize_rows
+from tests.hardening.soak.subjects import PLANTED, SUBJECTS
+from tests.hardening.tables import RECORDS, update_table
+from tests.paths import REPO
 
-
-def test_the_page_is_what_the_records_say():
-    assert PAGE.read_text() == page(), "run `python -m tests.hardening.report`"
-
-
-def test_every_record_is_on_the_page():
-    sections = PAGE.read_text().count("\n## ")
-    assert sections == len({path.name.partition(".")[0] for path in RECORDS.glob("*.csv*")} - {"mutation_survivors"})
+PAGE = (RECORDS / "README.md").read_text()
 
 
-def test_no_fault_had_a_result_that_it_must_not_have():
-    rows = pd.read_csv(RECORDS / "faults.csv")
-    assert len(rows) >= 500
-    assert rows["violations"].isna().all()
+def load(name: str) -> pd.DataFrame:
+    frame = pd.read_csv(RECORDS / f"{name}.csv")
+    return frame.set_index(frame.columns[0])
 
 
-def test_cells():
-    frame = pd.DataFrame({"a|b": ["x|y\nz", "n"], "big": [1234567, 1], "part": [0.12345, None], "is": [True, False]})
-    assert markdown(frame).splitlines() == [
-        r"| a\|b | big | part | is |",
-        "| --- | --- | --- | --- |",
-        r"| x\|y z | 1,234,567 | 0.123 | True |",
-        "| n | 1 |  | False |",
-    ]
+def test_every_table_is_on_the_page():
+    assert set(re.findall(r"\((\w+\.csv)\)", PAGE)) == {path.name for path in RECORDS.glob("*.csv")}
+
+
+def test_the_page_states_the_totals_of_the_tables():
+    faults, fuzz, mutation = load("faults").loc["all"], load("fuzz"), load("mutation")
+    coverage = load("coverage").loc["all"]
+    for words in (
+        f"{faults['injected']} faults", f"{faults['violations']} violations", f"{faults['clear error']} clear errors",
+        f"{fuzz['executions'].sum():,} inputs", f"{fuzz['findings'].sum()} findings",
+        f"{mutation['mutants'].sum():,} mutants",
+        f"{mutation['killed'].sum():,} killed", f"{coverage['lines_pct']} % of {coverage['lines']:,.0f} lines",
+        f"{coverage['branches_pct']} % of {coverage['branches']:,.0f} branches",
+    ):  # fmt: skip
+        assert words in PAGE.replace("\n", " "), words
+
+
+def test_no_fault_had_a_forbidden_result():
+    faults = load("faults")
+    assert faults.loc["all", "injected"] >= 500
+    assert not faults["violations"].any()
+
+
+def test_every_loader_was_soaked_and_only_the_planted_leak_grows():
+    soak = load("soak")
+    assert set(soak.index) == set(SUBJECTS)
+    assert set(soak.index[soak["written"].str.endswith("grows")]) == {PLANTED}
+    assert soak["right"].all()
+    assert load("load")["is_right"].all()
+
+
+def test_new_rows_replace_those_of_the_same_name(tmp_path):
+    path = tmp_path / "new" / "table.csv"
+    update_table(path, [{"what": "a", "n": 1}, {"what": "b", "n": 2}])
+    update_table(path, [{"what": "c", "n": 3}, {"what": "a", "n": 4}])
+    assert path.read_text() == "what,n\na,4\nb,2\nc,3\n"
+
+
+def test_faults_are_counted_by_kind():
+    rows = [("server cut, once", "clear error", False), ("server 500, always", "right all the same", False),
+            ("SIGINT fresh", "stopped", True)]  # fmt: skip
+    table = summarize_rows([dict(zip(("fault", "outcome", "violated"), row, strict=True)) for row in rows])
+    table = table.set_index("fault")
+    assert list(table.index) == ["SIGINT", "server", "all"]
+    assert table["injected"].tolist() == [1, 2, 3]
+    assert table["violations"].tolist() == [1, 0, 1]
+    assert table.loc["server", ["clear error", "right all the same"]].tolist() == [1, 1]
+
+
+def test_verdicts_are_counted_by_condition():
+    row = {"kind": "loop", "truth": 1.0, "hog": "none", "speedup": 1.0, "ci_low": 0.5, "ci_high": 2.0,
+           "verdict": "inconclusive", "wrong": False, "unstable": False}  # fmt: skip
+    wrong = {**row, "ci_low": 1.5, "verdict": "faster", "wrong": True}
+    [counts] = noise.summarize_rows(pd.DataFrame([row, wrong])).to_dict("records")
+    assert (counts["n"], counts["wrong"], counts["inconclusive"], counts["covered"]) == (2, 50, 50, 50)
+    assert counts["wrong_at_most"] == pytest.approx(97.47)
+
+
+def test_coverage_is_summed_by_room():
+    pytest.importorskip("coverage")
+    from tests.hardening import coverage_table
+
+    full = {"num_statements": 10, "covered_lines": 10, "num_branches": 0, "covered_branches": 0}
+    half = {"num_statements": 10, "covered_lines": 5, "num_branches": 4, "covered_branches": 3}
+    files = {"labkit/core/a.py": full, "labkit/core/b/c.py": half, "labkit/__init__.py": full}
+    table = coverage_table.summarize_files(files).set_index("room")
+    assert table.loc["labkit/core"].tolist() == [2, 20, 75.0, 4, 75.0]
+    assert table.loc["labkit", "lines_pct"] == 100
+    assert table.loc["all", "modules"] == 3
+
+
+def test_mutants_are_counted_by_status():
+    pytest.importorskip("mutmut")
+    from tests.hardening import mutation
+
+    count = Counter({"killed": 3, "timeout": 1, "survived": 2, "no tests": 5, "not checked": 6})
+    row = mutation.count_statuses("labkit/a.py", count)
+    assert row == {"module": "labkit/a.py", "mutants": 6, "killed": 4, "survived": 2, "no_tests": 5, "not_tried": 6}
+
+
+def test_settings_name_files_that_exist():
+    mutmut = tomllib.loads((REPO / "pyproject.toml").read_text())["tool"]["mutmut"]
+    names = [*mutmut["only_mutate"], *mutmut["do_not_mutate"], *mutmut["pytest_add_cli_args_test_selection"]]
+    names = [name for name in names if name.endswith(".py")]
+    names += pd.read_csv(REPO / "tests" / "hardening" / "coverage_reasons.csv")["module"].tolist()
+    assert [name for name in names if not list(REPO.glob(name))] == []

@@ -1,4 +1,4 @@
-"""The soak in small: loaders hold after many epochs what they held after few; and its judges can say no."""
+"""A small soak: loaders keep no files open. And the judges of the soak, with what they must find."""
 
 import os
 
@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from labkit import FolderStore
-from tests.hardening.soak import names, record, samples
-from tests.hardening.soak.epochs import _checked, soak
+from tests.hardening.soak import names, samples
+from tests.hardening.soak.epochs import _judge_order, check_epoch, soak, summarize_epochs
 from tests.hardening.soak.pictures import COUNT, Oracle
 from tests.hardening.soak.places import made_places
 from tests.hardening.soak.slope import LIMIT_KB, slope_of
@@ -28,7 +28,7 @@ def places(tmp_path_factory):
 
 
 def changed(rows):
-    """What is not after every epoch as it was after the warm-up."""
+    """Return the counts that change after the warm-up."""
     return {name for row in rows[WARM_UP:] for name in EXACT if row[name] != rows[WARM_UP][name]}
 
 
@@ -43,7 +43,7 @@ def test_nothing_is_left_open(places, name):
 
 
 class Careless(FolderStore):
-    """Opens a file for good, now and then."""
+    """Opens a file now and then, and never closes it."""
 
     def read(self, key):
         if key.endswith("007.jpg"):
@@ -67,7 +67,7 @@ def test_order_and_content_are_checked(places):
     images, labels = batch_of(oracle, np.random.default_rng(0).permutation(COUNT))
 
     def is_right(images, labels):
-        return _checked(WHOLE, iter([(images, labels)]), oracle, places)[1]
+        return check_epoch(WHOLE, iter([(images, labels)]), oracle, places)[1]
 
     assert is_right(images, labels)
     assert is_right(images.flip(3), labels)
@@ -78,17 +78,8 @@ def test_order_and_content_are_checked(places):
     assert not is_right(torch.cat([images[:-1], images[-1:] + 3]), labels)
 
 
-@pytest.mark.parametrize("name", ["soak.csv", "soak.csv.gz"])
-def test_a_loader_that_is_soaked_again_replaces_its_rows(tmp_path, name):
-    path, (first, second) = tmp_path / name, list(SUBJECTS)[:2]
-    for loader, epochs in ((second, 3), (first, 2), (second, 1)):
-        record._add(path, pd.DataFrame({"loader": loader, "epoch": range(epochs)}))
-    assert pd.read_csv(path)["loader"].tolist() == [first, first, second]
-    assert path.read_bytes().startswith(b"\x1f\x8b" if name.endswith(".gz") else b"loader,epoch")
-
-
 def noise_kb(seed, step_kb, n_epochs=200):
-    """Memory as an allocator has it: what it takes it keeps for some epochs, and once it takes a step."""
+    """Memory as an allocator has it: it keeps what it took for some epochs, and once it takes a step."""
     draws = np.random.default_rng(seed)
     kb = np.zeros(n_epochs)
     for epoch in range(1, n_epochs):
@@ -99,9 +90,41 @@ def noise_kb(seed, step_kb, n_epochs=200):
 EPOCH_NUMBERS = np.arange(200)
 
 
+def epochs_of(**columns):
+    counts = dict.fromkeys(["fds_main", "threads", "shm_files"], 3)
+    kb = {"own_kb": noise_kb(0, step_kb=0), "written_kb": noise_kb(1, step_kb=0)}
+    return pd.DataFrame({
+        "epoch": EPOCH_NUMBERS, **counts, "fds_children": 4, "n_processes": 1, **kb, "is_right": True, **columns,
+    })  # fmt: skip
+
+
+def test_summary_of_a_soak():
+    row = summarize_epochs(epochs_of(threads=np.where(EPOCH_NUMBERS == 9, 5, 3)))
+    assert (row["epochs"], row["fds"], row["threads"], row["shm_files"]) == (200, "7", "3 to 5", "3")
+    assert row["right"]
+    row = summarize_epochs(epochs_of(written_kb=20.0 * EPOCH_NUMBERS, is_right=EPOCH_NUMBERS != 7))
+    assert row["written"].startswith("+20.00 [")
+    assert row["written"].endswith("grows")
+    assert not row["right"]
+
+
+@pytest.mark.parametrize(
+    ("sums", "repeats", "verdict"),
+    [
+        ([1, 2, 3], False, "right"),
+        ([1, 2, 2], False, "epochs repeat"),
+        ([1, 3, 2], False, "differs from the first loader of this order"),
+        ([1, 1, 2], True, "epochs differ"),
+    ],
+)
+def test_order_of_epochs(sums, repeats, verdict):
+    subject = Subject(lambda places: [], repeats=repeats)
+    assert _judge_order(pd.Series(sums), subject, pd.Series([1, 2, 3])) == verdict
+
+
 def test_noise_is_no_leak():
     verdicts = [slope_of(EPOCH_NUMBERS, noise_kb(seed, step_kb=100)).verdict for seed in range(60)]
-    assert verdicts.count("zero") >= 45  # neighbours that resemble each other look like a slope now and then
+    assert verdicts.count("zero") >= 45  # neighbours are alike, which looks like a slope now and then
     assert set(verdicts) <= {"zero", "flat", "inconclusive"}
     assert verdicts.count("inconclusive") <= 3
 
@@ -112,12 +135,12 @@ def test_a_leak_of_20_kb_an_epoch_is_one():
 
 
 def test_the_interval_holds_the_slope():
-    """Nearly always, though neighbours resemble each other."""
+    """Nearly always, though neighbours are alike."""
     slopes = [slope_of(EPOCH_NUMBERS, noise_kb(seed, step_kb=0) + 20 * EPOCH_NUMBERS) for seed in range(200)]
     assert np.mean([slope.low <= 20 <= slope.high for slope in slopes]) > 0.9
 
 
-def test_what_cannot_be_told_is_not_flat():
+def test_an_uncertain_slope_is_not_flat():
     much = np.random.default_rng(0).normal(0, 20_000, 200)
     assert slope_of(EPOCH_NUMBERS, much).verdict == "inconclusive"
     assert slope_of(EPOCH_NUMBERS, -20.0 * EPOCH_NUMBERS).verdict == "shrinks"

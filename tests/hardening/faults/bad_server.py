@@ -1,12 +1,13 @@
-"""A server of a folder over HTTP, and of the same folder as an S3 bucket, that misbehaves when told to.
+"""A server that misbehaves on request. It serves a folder over HTTP, and the same folder as an S3 bucket.
 
     python -m tests.hardening.faults.bad_server FOLDER
 
-prints its port, and ends with its input. `GET /:set?kind=cut&skip=2&times=1` lets two answers pass and spoils the
-next one; `times=-1` all that follow. Standard library alone: it starts at once.
+It prints its port and ends with its input. `GET /:set?kind=cut&skip=2&times=1` spoils the third answer from then on;
+`times=-1` spoils all later ones. It needs only the standard library, so that it starts at once.
 """
 
 import os
+import re
 import socket
 import struct
 import subprocess
@@ -34,8 +35,8 @@ class Server(ThreadingHTTPServer):
         self.root, self.lock = root, threading.Lock()
         self.kind, self.skip, self.times, self.hits = "", 0, 0, 0
 
-    def fault(self) -> str:
-        """What is to happen to the next answer."""
+    def next_fault(self) -> str:
+        """Return the fault of the next answer; "" for none."""
         with self.lock:
             if self.skip > 0:
                 self.skip -= 1
@@ -61,32 +62,31 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
         parts = urlsplit(self.path)
         if parts.path == "/:set":
-            told = dict(parse_qsl(parts.query))
+            settings = dict(parse_qsl(parts.query))
             with self.server.lock:
                 hits, self.server.hits = self.server.hits, 0
-                self.server.kind, self.server.skip = told.get("kind", ""), int(told.get("skip", 0))
-                self.server.times = int(told.get("times", -1))
-            self._send(200, str(hits).encode())
+                self.server.kind, self.server.skip = settings.get("kind", ""), int(settings.get("skip", 0))
+                self.server.times = int(settings.get("times", -1))
+            self._write(200, str(hits).encode(), {})
         else:
             self._answer()
 
     def _answer(self) -> None:
-        parts, query = urlsplit(self.path), dict(parse_qsl(urlsplit(self.path).query))
-        path = unquote(parts.path).lstrip("/")
-        if path.rstrip("/") == BUCKET:
-            self._send(200, self._bucket(query.get("prefix", "")), **{"Content-Type": "application/xml"})
-            return
+        parts = urlsplit(self.path)
+        path, query = unquote(parts.path).lstrip("/"), dict(parse_qsl(parts.query))
         place = self.server.root / path.removeprefix(BUCKET + "/")
-        if not place.exists() or (place.is_dir() and path.startswith(BUCKET)):
-            self._send(404, b"")
+        if path.rstrip("/") == BUCKET:
+            self._send(200, self._list_bucket(query.get("prefix", "")), {"Content-Type": "application/xml"})
+        elif not place.exists() or (place.is_dir() and path.startswith(BUCKET)):
+            self._send(404, b"", {})
         elif place.is_dir():
             names = sorted(entry.name + "/" * entry.is_dir() for entry in place.iterdir())
             links = "".join(f'<a href="{quote(name)}">x</a>' for name in names)
-            self._send(200, links.encode(), **{"Content-Type": "text/html"})
+            self._send(200, links.encode(), {"Content-Type": "text/html"})
         else:
-            self._file(place)
+            self._send_file(place)
 
-    def _bucket(self, prefix: str) -> bytes:
+    def _list_bucket(self, prefix: str) -> bytes:
         files = (path for path in sorted(self.server.root.rglob("*")) if path.is_file())
         names = {path.relative_to(self.server.root).as_posix(): path.stat().st_size for path in files}
         rows = "".join(
@@ -99,73 +99,76 @@ class Handler(BaseHTTPRequestHandler):
         namespace = 'xmlns="http://s3.amazonaws.com/doc/2006-03-01/"'
         return f'<?xml version="1.0"?><ListBucketResult {namespace}>{head}{rows}</ListBucketResult>'.encode()
 
-    def _file(self, place: Path) -> None:
-        data, status, headers = place.read_bytes(), 200, {}
+    def _send_file(self, place: Path) -> None:
+        data, headers = place.read_bytes(), {"ETag": '"1"'}
+        headers["Last-Modified"] = formatdate(place.stat().st_mtime, usegmt=True)
         asked = self.headers.get("Range", "")
-        if asked.startswith("bytes="):
-            first, _, last = asked.removeprefix("bytes=").partition("-")
-            start, end = int(first), min(int(last or len(data) - 1), len(data) - 1)
-            if start >= len(data):
-                self._send(416, b"")
-                return
-            headers = {"Content-Range": f"bytes {start}-{end}/{len(data)}"}
-            data, status = data[start : end + 1], 206
-        about = {"ETag": '"1"', "Last-Modified": formatdate(place.stat().st_mtime, usegmt=True)}
-        self._send(status, data, whole=place, **about, **headers)
-
-    def _send(self, status: int, data: bytes, whole: Path | None = None, **headers: str) -> None:
-        fault = self.server.fault() if self.path.partition("?")[0] != "/:set" else ""
-        length, sent = len(data), len(data)
-        if fault in ("500", "503"):
-            status, data, length, sent = int(fault), b"", 0, 0
-            headers = {"Retry-After": "0"} if fault == "503" else {}
-        elif fault == "stall":
-            time.sleep(_STALL_S)
-            self.close_connection = True
+        if not asked.startswith("bytes="):
+            self._send(200, data, headers)
             return
-        elif fault == "reset":
-            number = self.connection.fileno()
-            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            self.connection.detach()  # so that nothing shuts it down in order
-            os.close(number)
-            raise ConnectionResetError
-        elif fault in ("cut", "stall body"):
-            sent = length // 2
-        elif fault == "long":
-            length += 1000
+        first, _, last = asked.removeprefix("bytes=").partition("-")
+        start, end = int(first), min(int(last or len(data) - 1), len(data) - 1)
+        if start >= len(data):
+            self._send(416, b"", {})
+            return
+        headers["Content-Range"] = f"bytes {start}-{end}/{len(data)}"
+        self._send(206, data[start : end + 1], headers, whole=data)
+
+    def _send(self, status: int, data: bytes, headers: dict[str, str], whole: bytes | None = None) -> None:
+        """Send an answer with the fault that is due. `whole`: The file, of which `data` is a range."""
+        fault = self.server.next_fault()
+        if fault in ("stall", "reset"):
+            self._send_nothing(fault)
+            return
+        if fault in ("500", "503"):
+            status, data, headers = int(fault), b"", {"Retry-After": "0"} if fault == "503" else {}
+        elif fault == "no range" and whole is not None:
+            status, data = 200, whole
+            del headers["Content-Range"]
         elif fault == "short":
-            length = sent = length // 2
-        elif fault == "no range" and whole is not None and status == 206:
-            status, data = 200, whole.read_bytes()
-            headers.pop("Content-Range", None)
-            length = sent = len(data)
-        elif fault == "other range" and "Content-Range" in headers and length > 1:  # fewer bytes than were asked for
-            length = sent = length // 2
-            first, _, total = headers["Content-Range"].removeprefix("bytes ").replace("/", "-").split("-")
-            headers["Content-Range"] = f"bytes {first}-{int(first) + length - 1}/{total}"
+            data = data[: len(data) // 2]
+        elif fault == "other range" and whole is not None and len(data) > 1:  # fewer bytes than were asked for
+            data = data[: len(data) // 2]
+            start, size = int(re.search(r"\d+", headers["Content-Range"])[0]), len(whole)
+            headers["Content-Range"] = f"bytes {start}-{start + len(data) - 1}/{size}"
+        self._write(status, data, headers, fault)
+
+    def _write(self, status: int, data: bytes, headers: dict[str, str], fault: str = "") -> None:
+        length = len(data) + (1000 if fault == "long" else 0)
+        is_cut = fault in ("cut", "stall body")
         self.send_response(status)
         for name, value in {**headers, "Content-Length": str(length), "Accept-Ranges": "bytes"}.items():
             self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
-            self.wfile.write(data[:sent])
+            self.wfile.write(data[: len(data) // 2] if is_cut else data)
             self.wfile.flush()
         if fault == "stall body":
             time.sleep(_STALL_S)
-        if fault in ("cut", "stall body", "long"):
+        self.close_connection |= is_cut or fault == "long"
+
+    def _send_nothing(self, fault: str) -> None:
+        if fault == "stall":
+            time.sleep(_STALL_S)
             self.close_connection = True
+            return
+        number = self.connection.fileno()
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.connection.detach()  # else the connection would be shut down in order
+        os.close(number)
+        raise ConnectionResetError
 
 
-def tell(port: int, kind: str = "", skip: int = 0, times: int = -1) -> int:
-    """Set what is to happen; how often it has happened since the last time."""
+def configure(port: int, kind: str = "", skip: int = 0, times: int = -1) -> int:
+    """Set the faults to come; return how many there were since the last call."""
     query = f"kind={quote(kind)}&skip={skip}&times={times}"
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/:set?{query}", timeout=10) as answer:
         return int(answer.read())
 
 
 @contextmanager
-def serving(root: Path) -> Iterator[int]:
-    """The server in a process of its own: its port."""
+def run_server(root: Path) -> Iterator[int]:
+    """Run the server in its own process; yields its port."""
     command = [sys.executable, "-m", __name__, str(root)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
     try:

@@ -1,4 +1,4 @@
-"""Commands, disturbed: by signals, by a disk, by permissions, by whoever harms their source, by a server."""
+"""Disturb a command: by a signal, a full disk, permissions, a harmed source or a bad server."""
 
 import os
 import random
@@ -6,14 +6,14 @@ import shutil
 import signal
 import time
 from collections import Counter
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.hardening.faults import bad_server, judge, sandbox
 from tests.hardening.faults.commands import COMMANDS, Command
 from tests.hardening.faults.launch import Child, Setting, start
-from tests.hardening.faults.record import LATE
 from tests.hardening.faults.sources import FRAME_ROWS
-from tests.hardening.faults.trial import Known, Place, Verdict, moment_of, wait_for
+from tests.hardening.faults.trial import Known, Place, Verdict, wait_or_kill
 
 SIGNALS = {
     "SIGKILL": (signal.SIGKILL, "main"), "SIGTERM": (signal.SIGTERM, "main"),
@@ -22,197 +22,219 @@ SIGNALS = {
 HARMS = ("remove", "truncate", "replace")
 
 
-def launch(place: Place, command: Command, setting: Setting, warm: bool, alone: bool = False) -> Child:
-    """Start a command in a place; alone: without workers, which changes nothing but its time."""
+@dataclass
+class Disturbance:
+    """How a fault is brought about.
+
+    moment: When, for the report. trap: For startup/sitecustomize.py; empty for none. limits: Of `Setting`.
+    signal, to: Signal to the process or group. delay_s: Seconds after which to send it; None: the trap sends it.
+    harms_source: A source is not what it was.
+    """
+
+    moment: str = ""
+    trap: dict = field(default_factory=dict)
+    limits: dict = field(default_factory=dict)
+    signal: int = 0
+    to: str = ""
+    delay_s: float | None = None
+    harms_source: bool = False
+
+
+def launch(place: Place, command: Command, setting: Setting, warm: bool, one_worker: bool = False) -> Child:
+    """Start a command. one_worker: without worker processes, which changes nothing but its time."""
     fill = {"src": "src", "out": "out", "server": f"http://127.0.0.1:{place.port}/"}
     arguments = [argument.format(**fill) for argument in command.arguments]
-    if alone and command.local:
+    if one_worker and command.local:
         arguments[max(number for number, argument in enumerate(arguments) if argument == "2")] = "1"
-    if command.prepare is None or not warm:
-        main = command.main
-        if command.prepare is not None:
-            main, arguments = str(Path(__file__).with_name("prepared.py")), [command.main, *arguments]
-        return start(main, arguments, setting, warm=warm)
-
-    def run() -> int:
-        import runpy
-        import sys
-
-        command.prepare(place.work / "src", fill["server"])
-        sys.argv = [command.main, *arguments]
-        runpy.run_path(command.main, run_name="__main__")
-        return 0
-
-    return start(run, [], setting, warm=True)
+    if command.prepare is None:
+        return start(command.main, arguments, setting, warm=warm)
+    prepared = str(Path(__file__).with_name("prepared.py"))
+    return start(prepared, [command.main, *arguments], setting, warm=warm)
 
 
-def undisturbed(place: Place, name: str, warm: bool = True) -> Known:
-    """What a command does when nothing happens; run once."""
+def run_undisturbed(place: Place, name: str, warm: bool = True) -> Known:
+    """Run a command without a fault, once; later calls return the same."""
     if (name, warm) not in place.known:
         command, log = COMMANDS[name], place.root / "changes.log"
         log.unlink(missing_ok=True)
         place.make(command.sources)
+        segments = sandbox.list_shared_memory()
         child = launch(place, command, place.setting({"on": "change", "at": 0, "log": str(log)}), warm)
         code, seconds = child.wait(command.seconds), time.monotonic() - child.started
-        left = place.end(child, sandbox.shared_memory())
-        out, err = child.said()
-        if code != 0 or left:
-            raise RuntimeError(f"{name} undisturbed: exit {code}, {left}, {out}{err}")
+        leftovers = place.find_leftovers(child, segments)
+        out, err = child.read_output()
+        if code != 0 or leftovers:
+            raise RuntimeError(f"{name} undisturbed: exit {code}, {leftovers}, {out}{err}")
         changes = log.read_text().splitlines() if log.exists() else []
         tree = place.tree()
         sizes = [len(data) for path, data in tree.items() if data is not None and path.startswith("out/")]
-        n_changes = max(Counter(line.split()[0] for line in changes).values(), default=0)  # a process counts its own
+        n_changes = max(Counter(line.split()[0] for line in changes).values(), default=0)  # each process counts its own
         place.known[name, warm] = Known(tree, n_changes, seconds, sum(sizes), max(sizes, default=1))
     return place.known[name, warm]
 
 
 def disturb(place: Place, name: str, fault: str, draw: random.Random) -> Verdict:
-    """One fault in a command, and what became of it."""
-    warm = not fault.endswith(" fresh")
-    fault = fault.removesuffix(" fresh")
-    command = COMMANDS[name]
-    known = undisturbed(place, name)
-    pace = known if warm else undisturbed(place, name, warm=False)
+    """Inject one fault into a command, judge the result, run the command again and judge that result too."""
+    warm, fault = not fault.endswith(" fresh"), fault.removesuffix(" fresh")
+    command, known = COMMANDS[name], run_undisturbed(place, name)
+    pace = known if warm else run_undisturbed(place, name, warm=False)
     place.make(command.sources)
-    before = sandbox.shared_memory()
-    trap, seconds, number, to, limits, moment = {}, None, 0, "", {}, ""
-    out, src = place.work / "out", place.work / "src"
-    victim = None
+    segments = sandbox.list_shared_memory()
+    disturbance = _prepare(place, name, fault, pace, draw)
+    child = launch(place, command, place.setting(disturbance.trap or None, **disturbance.limits), warm)
+    code = _wait_and_signal(child, disturbance, command.seconds)
+    leftovers = place.find_leftovers(child, segments, (judge.SCRATCH,) if fault in SIGNALS else ())
+    output = child.read_output()
+    if fault.startswith("server "):
+        bad_server.configure(place.port)
+    happened = place.mark.exists() or not disturbance.trap or (disturbance.delay_s is not None and code != 0)
+    verdict = _judge_end(code, disturbance, output[1], happened, command, fault)
+    verdict.violations += leftovers + _judge_files(place, command, known, disturbance, code)
+    _restore(place, command, fault)
+    verdict.violations += _judge_rerun(place, command, known, segments, draw.random() < 0.7)
+    if fault == "full disk":
+        sandbox.unmount(place.work / "out")
+    return verdict
+
+
+def _prepare(place: Place, name: str, fault: str, pace: Known, draw: random.Random) -> Disturbance:
+    """Draw the moment of a fault, and set up what does not wait for it."""
+    out = place.work / "out"
     if fault in SIGNALS:
-        number, to = SIGNALS[fault]
-        trap, seconds, moment = moment_of(pace, draw, delay=to != "self")
-        trap |= {"signal": int(number), "to": to}
-        if to == "self":  # whoever of the workers is first: the command itself makes few changes
-            event = "read" if name.startswith("collect_sizes") else "change"  # what they do
-            trap |= {"on": event, "at": draw.randint(1, 3), "workers": True}
-            moment = f"{event} {trap['at']} of a worker"
-    elif fault == "file-size limit":
-        limits = {"file_bytes": draw.randint(0, known.largest - 1)}
-        moment = f"{limits['file_bytes']} bytes"
-    elif fault == "full disk":
-        room = draw.randint(1, max(2, known.n_bytes // 4096)) * 4096
-        sandbox.mount_small(out, room)
-        moment = f"{room} bytes"
-    elif fault == "unwritable":
-        limits = {"bound": True}
+        return _prepare_signal(name, fault, pace, draw)
+    if fault == "file-size limit":
+        n_bytes = draw.randint(0, pace.largest - 1)
+        return Disturbance(f"{n_bytes} bytes", limits={"file_bytes": n_bytes})
+    if fault == "full disk":
+        n_bytes = draw.randint(1, max(2, pace.n_bytes // 4096)) * 4096
+        sandbox.mount_small(out, n_bytes)
+        return Disturbance(f"{n_bytes} bytes")
+    if fault == "unwritable":
         os.chmod(out, 0o555)
-    elif fault == "unreadable":
-        limits = {"bound": True}
-        victim = _victim(src, draw)
-        moment = victim.name
-        os.chmod(victim, 0)
-    elif fault.startswith("source "):
-        victim = _victim(src, draw)
-        harm = fault.removeprefix("source ")
-        if victim.parent != src:
-            trap = {"on": "read", "at": draw.randint(1, 12), "harm": harm, "below": [str(src)], "path": None}
-        else:
-            at = draw.randint(1, max(1, pace.changes - 1))
-            trap = {"on": "change", "at": at, "harm": harm, "path": str(victim)}
-        moment = f"{trap['on']} {trap['at']}"
-    elif fault.startswith("server "):
+        return Disturbance(limits={"obey_permissions": True})
+    if fault.startswith("server "):
         kind, _, often = fault.removeprefix("server ").partition(", ")
         skip = draw.randint(0, 2)
-        bad_server.tell(place.port, kind, skip, 1 if often == "once" else -1)
-        moment = f"after {skip} answers"
+        bad_server.configure(place.port, kind, skip, 1 if often == "once" else -1)
+        return Disturbance(f"after {skip} answers")
+    return _prepare_harm(place.work / "src", fault, pace, draw)
 
-    child = launch(place, command, place.setting(trap or None, **limits), warm)
-    code = wait_for(child, seconds, number, to, command.seconds)
-    wrong = place.end(child, before, (judge.SCRATCH,) if fault in SIGNALS else ())
-    said = child.said()
-    if fault.startswith("server "):
-        bad_server.tell(place.port)
-    fired = place.mark.exists() or not trap or (seconds is not None and code != 0)
-    found = place.tree()
-    for path in [path for path in found if path.endswith(".new")]:
-        del found[path]
-    verdict = _ended(code, number if fault in SIGNALS and to != "self" else 0, said, fired, command, fault)
-    verdict.moment = moment
-    verdict.violations += wrong
-    harmed = fault.startswith("source ") or fault == "unreadable"
-    judged = {path: data for path, data in found.items() if not (harmed and path.startswith("src/"))}
-    if harmed and code == 0:  # who lists sizes goes on, with a row that says what could not be read
-        for path in [path for path in judged if path.endswith(".csv")]:
-            verdict.violations += judge.wrong_rows(judged.pop(path), known.tree[path])
-    verdict.violations += judge.after_fault(place.work, judged, known.tree, command.evolves, command.timed)
-    if command.timed:
-        verdict.violations += frames_of(place)
-    # Put right, and run again.
+
+def _prepare_harm(src: Path, fault: str, pace: Known, draw: random.Random) -> Disturbance:
+    victim = draw.choice(sorted(path for path in src.rglob("*") if path.is_file()))
+    if fault == "unreadable":
+        os.chmod(victim, 0)
+        return Disturbance(victim.name, limits={"obey_permissions": True}, harms_source=True)
+    trap = {"harm": fault.removeprefix("source ")}
+    if victim.parent != src:
+        trap |= {"on": "read", "at": draw.randint(1, 12), "below": [str(src)], "path": None}
+    else:
+        trap |= {"on": "change", "at": draw.randint(1, max(1, pace.changes - 1)), "path": str(victim)}
+    return Disturbance(f"{trap['on']} {trap['at']}", trap, harms_source=True)
+
+
+def _prepare_signal(name: str, fault: str, pace: Known, draw: random.Random) -> Disturbance:
+    """Draw when a signal comes: at a change of files, some milliseconds after one, or at a time."""
+    number, to = SIGNALS[fault]
+    trap = {"signal": int(number), "to": to}
+    if to == "self":  # the first worker to get there: the command itself makes few changes
+        event = "read" if name.startswith("collect_sizes") else "change"
+        trap |= {"on": event, "at": draw.randint(1, 3), "workers": True}
+        return Disturbance(f"{event} {trap['at']} of a worker", trap, to=to)
+    kind = draw.choice(("change", "change", "after", "time")) if pace.changes else "time"
+    if kind == "time":
+        seconds = draw.uniform(0, 1.05 * pace.seconds)
+        trap |= {"on": "change", "at": 0}
+        return Disturbance(f"{seconds:.3f} s", trap, signal=number, to=to, delay_s=seconds)
+    trap |= {"on": "change", "at": draw.randint(1, pace.changes), "delay": draw.uniform(0, 0.02 * (kind == "after"))}
+    return Disturbance(f"change {trap['at']} + {1e3 * trap['delay']:.1f} ms", trap, signal=number, to=to)
+
+
+def _wait_and_signal(child: Child, disturbance: Disturbance, within_s: float) -> int | None:
+    if disturbance.delay_s is not None and child.wait(disturbance.delay_s) is None:
+        (os.killpg if disturbance.to == "group" else os.kill)(child.pid, disturbance.signal)
+    return wait_or_kill(child, within_s)
+
+
+def _restore(place: Place, command: Command, fault: str) -> None:
+    """Undo the fault."""
+    out, src = place.work / "out", place.work / "src"
     if fault == "full disk":
         sandbox.enlarge(out)
-    os.chmod(out, 0o755)
-    _restore(place, command, victim, fault)
-    # Judged already; the next run sweeps scratch folders.
-    there = tuple(name for name in os.listdir(place.work / "tmp") if not name.startswith(judge.SCRATCH))
-    again = launch(place, command, place.setting(), warm=True, alone=draw.random() < 0.7)
-    code = again.wait(command.seconds)
-    wrong = place.end(again, before, there)
-    said = again.said()
-    if code != 0 and not (command.ready and command.ready in said[1]):
-        wrong.append(f"rerun: exit {code}: {said[1].strip()[-300:]}")
-    wrong += [f"rerun: {text}" for text in judge.after_rerun(place.work, place.tree(), known.tree, command.timed)]
-    if command.timed:
-        wrong += frames_of(place)
-    verdict.violations += wrong
-    if fault == "full disk":
-        sandbox.unmount(out)
-    return verdict
+    out.chmod(0o755)
+    for path in src.rglob("*"):
+        if path.suffix == ".new":
+            path.unlink()
+        elif path.is_file():
+            path.chmod(0o644)
+    if fault.startswith("source "):
+        for name in command.sources:
+            origin = place.sources / name
+            if origin.is_dir():
+                shutil.copytree(origin, src / name, dirs_exist_ok=True)
+            else:
+                shutil.copy2(origin, src / name)
 
 
-def _victim(src: Path, draw: random.Random) -> Path:
-    files = sorted(path for path in src.rglob("*") if path.is_file())
-    return draw.choice(files)
+def _judge_files(place: Place, command: Command, known: Known, disturbance: Disturbance, code: int | None) -> list[str]:
+    """Return violations by the files of a disturbed run."""
+    violations = []
+    found = {path: data for path, data in place.tree().items() if not path.endswith(".new")}
+    if disturbance.harms_source:
+        found = {path: data for path, data in found.items() if not path.startswith("src/")}
+        if code == 0:  # collect_sizes goes on, with a row that says what it could not read
+            for path in [path for path in found if path.endswith(".csv")]:
+                violations += judge.judge_size_rows(found.pop(path), known.tree[path])
+    violations += judge.judge_files(place.work, found, known.tree, command.evolves, command.timed)
+    return violations + _judge_frames(place, command)
 
 
-def _restore(place: Place, command: Command, victim: Path | None, fault: str) -> None:
-    if victim is None:
-        return
-    src = place.work / "src"
-    for name in command.sources:
-        origin = place.sources / name
-        files = [path for path in origin.rglob("*") if path.is_file()] if origin.is_dir() else [origin]
-        for file in files:
-            target = src / file.relative_to(place.sources)
-            os.chmod(target, 0o644) if target.exists() else None
-            if fault != "unreadable":
-                shutil.copy2(file, target)
-    for path in src.rglob("*.new"):
-        path.unlink()
+def _judge_rerun(place: Place, command: Command, known: Known, segments: set[str], one_worker: bool) -> list[str]:
+    """Run a command again, without a fault, and return violations."""
+    # What has been judged already; scratch folders are not among it, since the next run removes them.
+    judged = tuple(name for name in os.listdir(place.work / "tmp") if not name.startswith(judge.SCRATCH))
+    child = launch(place, command, place.setting(), warm=True, one_worker=one_worker)
+    code = child.wait(command.seconds)
+    violations = place.find_leftovers(child, segments, judged)
+    err = child.read_output()[1]
+    if code != 0 and not (command.ready and command.ready in err):
+        violations.append(f"rerun: exit {code}: {err.strip()[-300:]}")
+    wrong = judge.judge_final_files(place.work, place.tree(), known.tree, command.timed)
+    return violations + [f"rerun: {text}" for text in wrong] + _judge_frames(place, command)
 
 
-def _ended(code: int | None, number: int, said: tuple[str, str], fired: bool, command: Command, fault: str) -> Verdict:
-    """What the end of the disturbed run says."""
+def _judge_end(
+    code: int | None, disturbance: Disturbance, err: str, happened: bool, command: Command, fault: str
+) -> Verdict:
+    """Judge exit status and error message of a disturbed run."""
     name = "labkit" if command.main.endswith("__main__.py") else Path(command.main).stem
-    err = said[1]
+    moment, number = disturbance.moment, disturbance.signal
     if code is None:
-        return Verdict("", "no end", err[-300:], [f"hangs: {err[-300:]}"])
+        return Verdict(moment, judge.NO_END, err[-300:], [f"hangs: {err[-300:]}"])
     if code == 0:
-        same = fault == "worker SIGKILL" or number == 0
-        return Verdict("", "right all the same" if fired and same else LATE, "")
+        return Verdict(moment, judge.RIGHT if happened and not number else judge.LATE)
     if number:
-        return _interrupted(code, number, err, name)
+        return Verdict(moment, judge.STOPPED, err.strip(), _judge_interruption(code, number, err))
     names = ("out/", "src/", "http://", ".jpg", ".tar", ".png")
-    return Verdict("", "clear error", err.strip(), judge.unclear(err, names, name))
+    return Verdict(moment, judge.CLEAR, err.strip(), judge.judge_message(err, names, name))
 
 
-def _interrupted(code: int, number: int, err: str, name: str) -> Verdict:
-    verdict = Verdict("", "stopped", err.strip())
-    if number == signal.SIGINT:
-        if code not in (1, 130, -2):
-            verdict.violations.append(f"exit {code} for Ctrl-C: {err.strip()[-300:]}")
-        if "Traceback" in err and "app()" in err:  # else Python itself, which was only starting
-            verdict.violations.append(f"a traceback for Ctrl-C: {err.strip()[-300:]}")
-    elif code != -number:
-        verdict.violations.append(f"exit {code} for {signal.Signals(number).name}: {err.strip()[-300:]}")
-    return verdict
+def _judge_interruption(code: int, number: int, err: str) -> list[str]:
+    end = err.strip()[-300:]
+    if number != signal.SIGINT:
+        return [] if code == -number else [f"exit {code} for {signal.Signals(number).name}: {end}"]
+    violations = [] if code in (1, 130, -2) else [f"exit {code} for Ctrl-C: {end}"]
+    if "Traceback" in err and "app()" in err:  # any other traceback is that of Python, while it starts
+        violations.append(f"a traceback for Ctrl-C: {end}")
+    return violations
 
 
-def frames_of(place: Place) -> list[str]:
-    """What is wrong with the frames that tours have recorded."""
-    wrong = []
-    for path in (place.work / "results").rglob("*.csv"):
+def _judge_frames(place: Place, command: Command) -> list[str]:
+    """Return what is wrong with the frames that tours have recorded."""
+    violations = []
+    for path in (place.work / "results").rglob("*.csv") if command.timed else ():
         if path.stem in ("10_first", "11_second"):
-            wrong += judge.wrong_frame(path, FRAME_ROWS, path.stem)
-        elif problem := judge.unreadable(path):
-            wrong.append(f"wrong frame: {path.name}: {problem}")
-    return wrong
+            violations += judge.judge_frame(path, FRAME_ROWS, path.stem)
+        elif problem := judge.find_damage(path):
+            violations.append(f"wrong frame: {path.name}: {problem}")
+    return violations

@@ -1,18 +1,24 @@
-"""Reading while something goes wrong: of the disk, or of a server. Each drill runs in a process of its own.
+"""Drills that read while a file is harmed. Each runs in its own process.
 
-It reads, once or while the fault happens, and again after it; between the two the source is put right. A read ends with
-the right data, or with one of the errors that labkit documents, whose message names the file.
+A drill reads everything while the fault happens, and again after the source was put right. Reading must end with the
+right data, or with an error that labkit documents and whose message names the file.
 """
 
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-RIGHT, CLEAR = "right all the same", "clear error"
+import labkit as lk
+from labkit.data.tar import TarError
+from tests.hardening.faults.judge import CLEAR, RIGHT
+from tests.hardening.faults.startup.sitecustomize import harm
+
+Items = Iterator[tuple[str, str]]  # key, digest
 
 
 @dataclass(frozen=True)
@@ -20,159 +26,119 @@ class Reading:
     """What is read, and how.
 
     Args:
-        read: Called with the place of the sources; gives `(key, digest)`, item by item.
-        harmed: The source that a fault harms; a folder: one of its files.
-        sources: Names of `make_sources`.
+        read: Called with the folder of the sources; yields the items.
+        source: The name, of `make_sources`, that is read.
+        harmed: The file that a fault harms, or a folder for one of its files; default: the source.
     """
 
-    read: Callable[[str], Iterator[tuple[str, str]]]
-    sources: tuple[str, ...]
-    harmed: str
+    read: Callable[[str], Items]
+    source: str
+    harmed: str = ""
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return (self.source,)
 
 
-def _digest(data: Any) -> str:
+def digest(data: Any) -> str:
     return hashlib.sha256(data if isinstance(data, bytes) else data.numpy().tobytes()).hexdigest()[:16]
 
 
-def _store(store: Any) -> Iterator[tuple[str, str]]:
-    """Decoded: what is shorter than it was, and says so, is found there and nowhere else."""
-    from labkit import decode
-
+def read_store(store: Any) -> Items:
+    """Read and decode: only a decoder finds a file that is shorter than it was."""
     for key in store.keys():  # noqa: SIM118
-        yield key, _digest(decode(store.read(key), key=key))
+        yield key, digest(lk.decode(store.read(key), key=key))
 
 
-def read_folder(src: str) -> Iterator[tuple[str, str]]:
-    from labkit import FolderStore
+def read_batches(source: Any) -> Items:
+    """Read by the threads of a BatchLoader."""
+    for number, (images, _) in enumerate(lk.BatchLoader(source, size=16, batch_size=2, num_threads=2)):
+        yield str(number), digest(images.contiguous())
 
-    return _store(FolderStore(f"{src}/photos"))
 
-
-def read_images(src: str) -> Iterator[tuple[str, str]]:
-    from labkit import FolderStore, ImageDataset
-
-    dataset = ImageDataset(FolderStore(f"{src}/photos"))
+def _read_dataset(dataset: Any) -> Items:
     for number, key in enumerate(dataset.keys):
-        yield key, _digest(dataset[number][0])
+        yield key, digest(dataset[number][0])
 
 
-def read_batches(src: str) -> Iterator[tuple[str, str]]:
-    """A BatchLoader's threads over the folder."""
-    from labkit import BatchLoader, FolderStore
-
-    yield from _batches(BatchLoader(FolderStore(f"{src}/photos"), size=16, batch_size=2, num_threads=2))
+def _read_samples(src: str) -> Items:
+    for sample in lk.read_shards(f"{src}/shards", verify=True).samples():
+        yield sample["__key__"], digest(sample["jpg"])
 
 
-def _batches(loader: Any) -> Iterator[tuple[str, str]]:
-    for number, (images, _) in enumerate(loader):
-        yield str(number), _digest(images.contiguous())
+def _photos(src: str) -> lk.FolderStore:
+    return lk.FolderStore(f"{src}/photos")
 
 
-def read_pixels(src: str) -> Iterator[tuple[str, str]]:
-    from labkit import PixelStore
-
-    pixels = PixelStore(f"{src}/photos.pixels")
-    for number, key in enumerate(pixels.keys):
-        yield key, _digest(pixels[number][0])
-
-
-def read_pixel_batches(src: str) -> Iterator[tuple[str, str]]:
-    from labkit import BatchLoader, PixelStore
-
-    yield from _batches(BatchLoader(PixelStore(f"{src}/photos.pixels"), size=16, batch_size=2, num_threads=2))
-
-
-def _read_tar(mode: str) -> Callable[[str], Iterator[tuple[str, str]]]:
-    def read(src: str) -> Iterator[tuple[str, str]]:
-        from labkit import TarStore
-
-        return _store(TarStore(f"{src}/photos.tar", mode=mode))
-
-    return read
-
-
-def read_shard_folder(src: str) -> Iterator[tuple[str, str]]:
-    from labkit import read_shards
-
-    dataset = read_shards(f"{src}/shards", verify=True)
-    for sample in dataset.samples():
-        yield sample["__key__"], _digest(sample["jpg"])
+def _pixels(src: str) -> lk.PixelStore:
+    return lk.PixelStore(f"{src}/photos.pixels")
 
 
 READINGS = {
-    "FolderStore": Reading(read_folder, ("photos",), "photos"),
-    "ImageDataset": Reading(read_images, ("photos",), "photos"),
-    "BatchLoader of a folder": Reading(read_batches, ("photos",), "photos"),
-    "BatchLoader of pixels": Reading(read_pixel_batches, ("photos.pixels",), "photos.pixels"),
-    "PixelStore": Reading(read_pixels, ("photos.pixels",), "photos.pixels"),
-    "TarStore index": Reading(_read_tar("index"), ("photos.tar",), "photos.tar"),
-    "TarStore tarfile": Reading(_read_tar("tarfile"), ("photos.tar",), "photos.tar"),
-    "TarStore reopen": Reading(_read_tar("reopen"), ("photos.tar",), "photos.tar"),
-    "read_shards": Reading(read_shard_folder, ("shards",), "shards/shard-000001.tar"),
+    "FolderStore": Reading(lambda src: read_store(_photos(src)), "photos"),
+    "ImageDataset": Reading(lambda src: _read_dataset(lk.ImageDataset(_photos(src))), "photos"),
+    "BatchLoader of a folder": Reading(lambda src: read_batches(_photos(src)), "photos"),
+    "BatchLoader of pixels": Reading(lambda src: read_batches(_pixels(src)), "photos.pixels"),
+    "PixelStore": Reading(lambda src: _read_dataset(_pixels(src)), "photos.pixels"),
+    "TarStore index": Reading(lambda src: read_store(lk.TarStore(f"{src}/photos.tar")), "photos.tar"),
+    "TarStore tarfile": Reading(lambda src: read_store(lk.TarStore(f"{src}/photos.tar", "tarfile")), "photos.tar"),
+    "TarStore reopen": Reading(lambda src: read_store(lk.TarStore(f"{src}/photos.tar", "reopen")), "photos.tar"),
+    "read_shards": Reading(_read_samples, "shards", "shards/shard-000001.tar"),
 }
+_DOCUMENTED = (lk.DecodeError, lk.PixelError, TarError, KeyError, OSError, ValueError)
 
 
-def documented() -> tuple[type[Exception], ...]:
-    """The errors that stores, data sets and loaders state."""
-    from labkit import DecodeError, PixelError
-    from labkit.data.tar.errors import TarError
-
-    return DecodeError, PixelError, TarError, KeyError, OSError, ValueError
+def describe(error: Exception) -> str:
+    """Return type, message and notes of an error."""
+    return f"{type(error).__name__}: {error}" + "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
 
 
-def judged(read: Callable[[], list], wanted: list, names: tuple[str, ...], allowed: list[list]) -> dict[str, Any]:
-    """Read and say how it went: outcome, message, and what is wrong with either."""
-    wrong: list[str] = []
+def judge_reading(read: Callable[[], list], expected: list, names: tuple[str, ...]) -> dict[str, Any]:
+    """Read, and return outcome, message and violations."""
     try:
         found = read()
-    except documented() as error:
-        message = f"{type(error).__name__}: {error}" + "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
-        if not any(name in message for name in names):
-            wrong.append(f"names no file: {message[:200]}")
-        return {"outcome": CLEAR, "message": message, "violations": wrong}
     except Exception as error:
-        wrong.append(f"no documented error: {type(error).__name__}: {error}"[:300])
-        return {"outcome": CLEAR, "message": wrong[0], "violations": wrong}
-    if found != wanted and found not in allowed:
-        wrong.append("wrong data, and no error")
-    return {"outcome": RIGHT, "message": "", "violations": wrong}
+        message, violations = describe(error), []
+        if not isinstance(error, _DOCUMENTED):
+            violations.append(f"no documented error: {message[:300]}")
+        elif not any(name in message for name in names):
+            violations.append(f"names no file: {message[:200]}")
+        return {"outcome": CLEAR, "message": message, "violations": violations}
+    violations = [] if found == expected else ["wrong data, and no error"]
+    return {"outcome": RIGHT, "message": "", "violations": violations}
 
 
-def tell(result: dict[str, Any]) -> None:
-    """To the harness, by the last line of stdout."""
+def print_result(result: dict[str, Any]) -> None:
+    """Hand the result to the harness: the last line of stdout."""
     print("\n" + json.dumps(result), flush=True)
 
 
-def drill_reading(reading: Reading, harm: str, at: int, work: Path) -> None:
-    """Read until item `at`, harm the source, read on; put it right, read again."""
-    import shutil
-
-    from tests.hardening.faults.startup.sitecustomize import harm as spoil
-
+def drill_reading(reading: Reading, how: str, at: int, work: Path) -> None:
+    """Read until item `at`, harm the source, read on; put it right and read again."""
     src = str(work / "src")
-    wanted = list(reading.read(src))
-    at %= len(wanted)
-    victim = Path(src, reading.harmed)
+    expected = list(reading.read(src))
+    at %= len(expected)
+    victim = Path(src, reading.harmed or reading.source)
     if victim.is_dir():
         files = sorted(victim.rglob("*.jpg"))
         victim = files[min(at + 1, len(files) - 1)]  # the next to be read
     saved = work.parent / "saved"
 
-    def disturbed() -> list:
+    def read_disturbed() -> list:
         found = []
         for number, item in enumerate(reading.read(src)):
             if number == at:
                 shutil.copy2(victim, saved)
-                if harm == "unreadable":
+                if how == "unreadable":
                     os.chmod(victim, 0)
                 else:
-                    spoil(harm, str(victim))
+                    harm(how, str(victim))
             found.append(item)
         return found
 
-    result = judged(disturbed, wanted, (victim.name, "photos.pixels"), [])
+    result = judge_reading(read_disturbed, expected, (victim.name, "photos.pixels"))
     victim.unlink(missing_ok=True)
     shutil.copy2(saved, victim)
-    if list(reading.read(src)) != wanted:
+    if list(reading.read(src)) != expected:
         result["violations"].append("not right after the source was")
-    tell(result)
+    print_result(result)

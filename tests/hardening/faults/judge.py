@@ -1,6 +1,7 @@
-"""Verdicts: is what lies there whole, is what was said clear, is anybody or anything left behind?
+"""Judge a run: are its files whole, is its error message clear, did it leave anything behind?
 
-Files are read by others' readers: Pillow, tarfile, NumPy, csv, json; and compared with those of an undisturbed run.
+Files are read by other readers than labkit's (Pillow, tarfile, NumPy, csv, json) and compared with those of an
+undisturbed run.
 """
 
 import csv
@@ -9,145 +10,167 @@ import json
 import os
 import re
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
+CLEAR, STOPPED, RIGHT = "clear error", "stopped", "right all the same"
+LATE, NO_END = "completed before the fault", "no end"
+OUTCOMES = (CLEAR, STOPPED, RIGHT, LATE, NO_END)
+
 Tree = dict[str, bytes | None]  # path below the root -> contents, None for a folder
 
-SCRATCH = "labkit-scratch-"  # what a killed run leaves until the next
+SCRATCH = "labkit-scratch-"  # a folder that a killed run leaves until the next run
 _TEMPORARY = re.compile(
     r"(^|/)\.[^/]*\.(partial|lock)$|(^|/)[^/]*\.parts(/|$)|(^|/)\.[^/]*\.partial/|/unfinished(/|$)|/\.extract(/|$)"
     rf"|/photos/{SCRATCH}[^/]+/"
 )
-_EXTRACTING = re.compile(r"/\.extract/([^/]+)/tree/(.*)")
+_EXTRACTED = re.compile(r"/\.extract/([^/]+)/tree/(.*)")
 
 
-def tree_of(root: Path, parts: tuple[str, ...]) -> Tree:
-    """All files and folders below some folders, hidden ones too."""
+def read_tree(root: Path, parts: tuple[str, ...]) -> Tree:
+    """Read all files and folders below some folders, hidden ones too."""
     found: Tree = {}
     for part in parts:
         for folder, names, files in os.walk(root / part):
             here = Path(folder)
             found |= {str((here / name).relative_to(root)): None for name in names}
-            found |= {str((here / name).relative_to(root)): _contents(here / name) for name in files}
+            found |= {str((here / name).relative_to(root)): _read_contents(here / name) for name in files}
     return found
 
 
-def _contents(path: Path) -> bytes:
+def _read_contents(path: Path) -> bytes:
     return b"-> " + os.readlink(path).encode() if path.is_symlink() else path.read_bytes()
 
 
-def after_fault(root: Path, found: Tree, wanted: Tree, evolves: tuple[str, ...] = (), timed: bool = False) -> list[str]:
-    """What is wrong with what a disturbed run has left."""
-    wrong = []
+def judge_files(
+    root: Path, found: Tree, expected: Tree, evolves: tuple[str, ...] = (), timed: bool = False
+) -> list[str]:
+    """Return what is wrong with the files that a disturbed run has left."""
+    violations = []
     for name, data in found.items():
         if data is None:
             continue
-        member = _EXTRACTING.search(name)
-        if member:  # a file in the making lies beside `tree`: what is in it counts as whole
-            final = _EXTRACTING.sub(r"/\1/\2", name)
-            if final not in wanted or data != wanted[final]:
-                wrong.append(f"half file among the whole ones: {name}")
+        if member := _EXTRACTED.search(name):  # unfinished files lie beside `tree`: those in it must be whole
+            if data != expected.get(_EXTRACTED.sub(r"/\1/\2", member.string)):
+                violations.append(f"half file among the whole ones: {name}")
         elif not _TEMPORARY.search(name):
             may_differ = timed or any(fnmatch.fnmatch(name, pattern) for pattern in evolves)
-            if name not in wanted:
-                wrong.append(f"a file that no whole run has: {name}")
-            elif not may_differ and data != wanted[name]:
-                wrong.append(f"half file under a final name: {name}")
-            elif problem := unreadable(root / name):
-                wrong.append(f"half file under a final name: {name} ({problem})")
-    return wrong
+            violations += _judge_file(root / name, name, data, expected, may_differ)
+    return violations
 
 
-def after_rerun(root: Path, found: Tree, wanted: Tree, timed: bool = False) -> list[str]:
-    """What is wrong with what a run left that came to its end, after another one had been disturbed."""
-    wrong = [f"left over: {name}" for name in found if name not in wanted]
-    wrong += [f"missing: {name}" for name in wanted if name not in found]
-    if not timed:
-        both = found.keys() & wanted.keys()
-        wrong += [f"not as in an undisturbed run: {name}" for name in sorted(both) if found[name] != wanted[name]]
-    for name in found:
-        if found[name] is not None and (problem := unreadable(root / name)):
-            wrong.append(f"unreadable: {name} ({problem})")
-    return wrong
+def _judge_file(path: Path, name: str, data: bytes, expected: Tree, may_differ: bool) -> list[str]:
+    if name not in expected:
+        return [f"a file that no whole run has: {name}"]
+    if not may_differ and data != expected[name]:
+        return [f"half file under a final name: {name}"]
+    problem = find_damage(path)
+    return [f"half file under a final name: {name} ({problem})"] if problem else []
 
 
-def unreadable(path: Path) -> str:
-    """Why an independent reader refuses a file; "" where none does."""
+def judge_final_files(root: Path, found: Tree, expected: Tree, timed: bool = False) -> list[str]:
+    """Return what is wrong with the files of a completed run that followed a disturbed one."""
+    violations = [f"left over: {name}" for name in found.keys() - expected.keys()]
+    violations += [f"missing: {name}" for name in expected.keys() - found.keys()]
+    for name, data in found.items():
+        if not timed and name in expected and data != expected[name]:
+            violations.append(f"not as in an undisturbed run: {name}")
+        if data is not None and (problem := find_damage(root / name)):
+            violations.append(f"unreadable: {name} ({problem})")
+    return violations
+
+
+def _load_image(path: Path) -> None:
+    with Image.open(path) as image:
+        image.load()
+
+
+def _load_tar(path: Path) -> None:
+    with tarfile.open(path) as tar:
+        assert all(len(tar.extractfile(member).read()) == member.size for member in tar if member.isfile())
+    # tarfile accepts a tar without its end.
+    assert path.stat().st_size % 512 == 0 and path.read_bytes().endswith(bytes(1024)), "no end"  # noqa: PT018
+
+
+def _load_npz(path: Path) -> None:
+    with np.load(path, allow_pickle=False) as arrays:
+        assert all(arrays[name] is not None for name in arrays)
+
+
+def _load_csv(path: Path) -> None:
+    widths = {len(row) for row in csv.reader(path.read_text().splitlines())}
+    assert len(widths) == 1, f"rows of {sorted(widths)} fields"
+
+
+def _load_html(path: Path) -> None:
+    assert path.read_text().rstrip().endswith("</html>"), "no end"
+
+
+_LOADERS: dict[str, Callable[[Path], object]] = {
+    ".jpg": _load_image, ".png": _load_image, ".JPEG": _load_image, ".tar": _load_tar, ".npz": _load_npz,
+    ".json": lambda path: json.loads(path.read_bytes()), ".csv": _load_csv, ".html": _load_html,
+}  # fmt: skip
+
+
+def find_damage(path: Path) -> str:
+    """Return why an independent reader refuses a file; "" if it does not."""
     try:
-        if path.suffix in (".jpg", ".png", ".JPEG"):
-            with Image.open(path) as image:
-                image.load()
-        elif path.suffix == ".tar":
-            with tarfile.open(path) as tar:
-                assert all(len(tar.extractfile(member).read()) == member.size for member in tar if member.isfile())
-            whole = path.stat().st_size % 512 == 0 and path.read_bytes().endswith(bytes(1024))
-            assert whole, "no end"  # tarfile does not miss it
-        elif path.suffix == ".npz":
-            with np.load(path, allow_pickle=False) as arrays:
-                assert all(arrays[name] is not None for name in arrays)
-        elif path.suffix == ".json":
-            json.loads(path.read_bytes())
-        elif path.suffix == ".csv":
-            widths = {len(row) for row in csv.reader(path.read_text().splitlines())}
-            assert len(widths) == 1, f"rows of {sorted(widths)} fields"
-        elif path.suffix == ".html":
-            assert path.read_text().rstrip().endswith("</html>"), "no end"
+        _LOADERS.get(path.suffix, bool)(path)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return ""
 
 
-def wrong_frame(path: Path, n_rows: int, experiment: str) -> list[str]:
-    """What is wrong with a frame that `compare` recorded: rows lost or doubled, or figures that cannot be."""
+def judge_frame(path: Path, n_rows: int, experiment: str) -> list[str]:
+    """Return what is wrong with a frame that `compare` recorded: missing or repeated rows, impossible figures."""
     with open(path, newline="") as file:
         rows = list(csv.DictReader(file))
-    wrong = []
+    violations = []
     if len(rows) != n_rows or len({(row["variant"], row["round"]) for row in rows}) != n_rows:
-        wrong.append(f"wrong frame: {path.name} has {len(rows)} rows, not {n_rows}, one for each run")
+        violations.append(f"wrong frame: {path.name} has {len(rows)} rows, not {n_rows}, one for each run")
     if any(row["experiment"] != experiment for row in rows):
-        wrong.append(f"wrong frame: {path.name} holds another experiment")
-    for row in rows:
-        n_images, steady, first, rate = (
-            float(row[name] or "nan") for name in ("n_images", "steady_s", "first_batch_s", "images_per_s")
-        )
-        if not (steady > 0 and first > 0 and abs(rate * (steady + first) / n_images - 1) < 1e-6):
-            wrong.append(f"wrong frame: {path.name} says {rate} images/s for {n_images} in {first} + {steady} s")
-    return wrong
+        violations.append(f"wrong frame: {path.name} holds another experiment")
+    return violations + [f"wrong frame: {path.name} {problem}" for row in rows if (problem := _check_rate(row))]
 
 
-def wrong_rows(found: bytes, wanted: bytes) -> list[str]:
-    """What is wrong with a table of sizes whose source was harmed: each row is right, or says that it is not."""
+def _check_rate(row: dict[str, str]) -> str:
+    names = ("n_images", "steady_s", "first_batch_s", "images_per_s")
+    n_images, steady, first, rate = (float(row[name] or "nan") for name in names)
+    if steady > 0 and first > 0 and abs(rate * (steady + first) / n_images - 1) < 1e-6:
+        return ""
+    return f"says {rate} images/s for {n_images} in {first} + {steady} s"
+
+
+def judge_size_rows(found: bytes, expected: bytes) -> list[str]:
+    """Return what is wrong with a table of sizes of a harmed source: each row is right, or has an error."""
     rows = list(csv.DictReader(found.decode().splitlines()))
-    right = {row["path"]: row for row in csv.DictReader(wanted.decode().splitlines())}
-    wrong = [f"wrong row: {row}" for row in rows if row != right.get(row["path"]) and not row["error"]]
+    right = {row["path"]: row for row in csv.DictReader(expected.decode().splitlines())}
+    violations = [f"wrong row: {row}" for row in rows if row != right.get(row["path"]) and not row["error"]]
     if len(rows) < len(right) - 1:
-        wrong.append(f"wrong table: {len(rows)} rows, not {len(right)}")
-    return wrong
+        violations.append(f"wrong table: {len(rows)} rows, not {len(right)}")
+    return violations
 
 
-def unclear(said: str, names: tuple[str, ...], prefix: str) -> list[str]:
-    """What is wrong with an error message of a command, its stderr: one line that names what it is about."""
-    wrong = []
-    if "Traceback" in said:
-        wrong.append(f"a traceback: {said.strip().splitlines()[-1][:200]}")
-    elif not said.startswith(f"{prefix}: ") or said.count("\n") != 1:
-        wrong.append(f"not one line after {prefix!r}: {said.strip()[:200]!r}")
-    elif not any(name in said for name in names):
-        wrong.append(f"names no file: {said.strip()[:200]!r}")
-    return wrong
+def judge_message(err: str, names: tuple[str, ...], prefix: str) -> list[str]:
+    """Return what is wrong with the stderr of a failed command: it must be one line that names a file."""
+    if "Traceback" in err:
+        return [f"a traceback: {err.strip().splitlines()[-1][:200]}"]
+    if not err.startswith(f"{prefix}: ") or err.count("\n") != 1:
+        return [f"not one line after {prefix!r}: {err.strip()[:200]!r}"]
+    return [] if any(name in err for name in names) else [f"names no file: {err.strip()[:200]!r}"]
 
 
-def left_over(processes: dict[int, str], segments: set[str], temporary: Path, others: tuple = ()) -> list[str]:
-    """Violations by what outlived a trial: processes, shared memory, files in its temporary folder.
+def judge_leftovers(processes: dict[int, str], segments: set[str], temporary: Path, others: tuple = ()) -> list[str]:
+    """Return violations by what outlived a trial: processes, shared memory, files in its temporary folder.
 
-    others: Beginnings of names that are not labkit's to remove, beside torch's own caches.
+    others: Prefixes of names that are not labkit's to remove, besides torch's own caches.
     """
-    theirs = ("torchinductor_", *others)
+    allowed = ("torchinductor_", *others)
     return [
         *(f"orphan: {command}" for command in processes.values()),
         *(f"leaked in /dev/shm: {name}" for name in sorted(segments)),
-        *(f"leaked in TMPDIR: {name}" for name in sorted(os.listdir(temporary)) if not name.startswith(theirs)),
+        *(f"leaked in TMPDIR: {name}" for name in sorted(os.listdir(temporary)) if not name.startswith(allowed)),
     ]

@@ -1,4 +1,4 @@
-"""Start a command under test: by a fork of this process, which has imported everything, or as a process of its own."""
+"""Start a command under test: in a fork of this process, which has imported everything, or in a fresh process."""
 
 import atexit
 import fcntl
@@ -26,24 +26,27 @@ _F_SETPIPE_SZ = 1031
 
 @dataclass
 class Setting:
-    """Where and under which limits a command runs. file_bytes: Largest file that it may write."""
+    """Folder, environment and limits of a command.
+
+    file_bytes: Largest file that it may write. obey_permissions: Even as root.
+    """
 
     cwd: Path
     env: dict[str, str]
     file_bytes: int | None = None
-    bound: bool = False  # by file permissions, though it is root's
+    obey_permissions: bool = False
 
     def apply(self) -> None:
         if self.file_bytes is not None:
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
             resource.setrlimit(resource.RLIMIT_FSIZE, (self.file_bytes, self.file_bytes))
-        if self.bound:
+        if self.obey_permissions:
             obey_permissions()
 
 
 @dataclass
 class Child:
-    """A started command: its process leads a session of its own."""
+    """A started command, whose process leads its own session."""
 
     pid: int
     readers: tuple[int, int]
@@ -51,7 +54,7 @@ class Child:
     code: int | None = None
 
     def wait(self, within_s: float) -> int | None:
-        """Exit status, negative for a signal; None where it does not come in time."""
+        """Return the exit status, negative for a signal; None if the process still runs."""
         deadline = self.started + within_s
         while self.code is None and time.monotonic() < deadline:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
@@ -61,18 +64,18 @@ class Child:
                 time.sleep(0.002)
         return self.code
 
-    def said(self) -> tuple[str, str]:
-        """What it has written to stdout and stderr; once, when it has ended."""
-        return tuple(_drained(reader) for reader in self.readers)
+    def read_output(self) -> tuple[str, str]:
+        """Return stdout and stderr. Call it once, after the end."""
+        return tuple(_read_pipe(reader) for reader in self.readers)
 
 
 def start(main: str | Callable[[], int | None], arguments: list[str], setting: Setting, *, warm: bool) -> Child:
-    """Start a script's file (or, warm, a function) with arguments."""
-    pipes = [_pipe(), _pipe()]
+    """Start a script with arguments. warm: in a fork; `main` may then also be a function."""
+    pipes = [_make_pipe(), _make_pipe()]
     if warm:
         pid = os.fork()
         if not pid:
-            _become(main, arguments, setting, [writer for _, writer in pipes])
+            _run_in_fork(main, arguments, setting, [writer for _, writer in pipes])
     else:
         pid = subprocess.Popen(
             [sys.executable, main, *arguments], cwd=setting.cwd, env=setting.env, start_new_session=True,
@@ -83,26 +86,26 @@ def start(main: str | Callable[[], int | None], arguments: list[str], setting: S
     return Child(pid, tuple(reader for reader, _ in pipes))
 
 
-def _pipe() -> tuple[int, int]:
+def _make_pipe() -> tuple[int, int]:
     reader, writer = os.pipe()
-    fcntl.fcntl(writer, _F_SETPIPE_SZ, 1 << 20)  # what is said fits, though nobody reads it before the end
+    fcntl.fcntl(writer, _F_SETPIPE_SZ, 1 << 20)  # the output fits, though nobody reads it before the end
     os.set_blocking(reader, False)
     return reader, writer
 
 
-def _drained(reader: int) -> str:
+def _read_pipe(reader: int) -> str:
     parts = []
     try:
         while part := os.read(reader, 1 << 16):
             parts.append(part)
-    except BlockingIOError:  # one that is left behind holds the other end
+    except BlockingIOError:  # a process that is left behind holds the other end
         pass
     os.close(reader)
     return b"".join(parts).decode(errors="replace")
 
 
-def _become(main: str | Callable, arguments: list[str], setting: Setting, writers: list[int]) -> None:
-    """In the fork: be as a fresh process that runs the script, up to its end."""
+def _run_in_fork(main: str | Callable, arguments: list[str], setting: Setting, writers: list[int]) -> None:
+    """Run the script as a fresh process would, and end the fork."""
     code = 1
     try:
         os.setsid()
@@ -140,7 +143,7 @@ def _run(main: str | Callable, arguments: list[str]) -> int:
         if callable(main):
             return main() or 0
         sys.argv, module.__file__ = [main, *arguments], main
-        exec(compile(Path(main).read_text(), main, "exec"), module.__dict__)  # noqa: S102 - a script of ours
+        exec(compile(Path(main).read_text(), main, "exec"), module.__dict__)  # noqa: S102 - our own script
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     return 0

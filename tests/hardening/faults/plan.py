@@ -1,19 +1,24 @@
-"""Which faults are injected into what, in which order."""
+"""Which faults are injected into what, and in which order."""
 
 import random
+import re
 import signal
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import count as count_up, islice, product
+from pathlib import Path
 from typing import NamedTuple
 
 from tests.hardening.faults import bad_server, drills, loader_drills, net_drills
-from tests.hardening.faults.commands import COMMANDS
+from tests.hardening.faults.commands import COMMANDS, Command
 from tests.hardening.faults.disturb import HARMS, SIGNALS, disturb
-from tests.hardening.faults.trial import Place, Verdict, drill
+from tests.hardening.faults.trial import Place, Verdict, run_drill
+
+_DEATHS = {"SIGKILL": signal.SIGKILL, "SIGTERM": signal.SIGTERM, "SIGBUS": signal.SIGBUS, "OSError": 0}
 
 
 class Injection(NamedTuple):
-    """A case, a fault, and what does both. every: In which rounds through the plan: dear ones come seldom."""
+    """A case, a fault, and the function that runs them. every: run in every n-th round only; slow ones come seldom."""
 
     case: str
     fault: str
@@ -21,108 +26,89 @@ class Injection(NamedTuple):
     every: int = 1
 
 
-def plan(place: Place) -> list[Injection]:
-    """All pairs of case and fault that this machine allows."""
-    found = [*_commands(place), *_readings(), *_servers(), *_loaders()]
-    random.Random(0).shuffle(found)  # so that any stretch of the record has all kinds
-    return found
+def iter_injections(place: Place, count: int, pattern: str = "") -> Iterator[Injection]:
+    """Yield `count` injections whose 'case / fault' matches the pattern: the whole plan, round after round."""
+    plan = [*_plan_commands(place), *_plan_readings(), *_plan_servers(), *_plan_loaders()]
+    random.Random(0).shuffle(plan)  # so that any part of a run has all kinds
+    plan = [injection for injection in plan if re.search(pattern, f"{injection.case} / {injection.fault}")]
+    repeated = (injection for turn in count_up() for injection in plan if turn % injection.every == 0)
+    yield from islice(repeated, count if plan else 0)
 
 
-def drawn(place: Place, count: int, wanted: Callable[[Injection], bool]) -> Iterator[Injection]:
-    """`count` injections: the plan, round after round."""
-    pairs, number, turn = [pair for pair in plan(place) if wanted(pair)], 0, 0
-    while pairs and number < count:
-        for pair in pairs:
-            if turn % pair.every == 0 and number < count:
-                yield pair
-                number += 1
-        turn += 1
-
-
-def _commands(place: Place) -> Iterator[Injection]:
+def _plan_commands(place: Place) -> Iterator[Injection]:
     for name, command in COMMANDS.items():
-        dear = 4 if command.timed else 1
-        faults = [fault for fault in SIGNALS if fault != "worker SIGKILL" or command.local]
-        if not command.timed:
-            faults += ["file-size limit", "unwritable", *(["full disk"] if place.own_mounts else [])]
-            if command.sources and name != "download":
-                faults += ["unreadable", *(f"source {harm}" for harm in (HARMS[1:2] if command.local else HARMS))]
-        if name == "download":
-            kinds = set(bad_server.KINDS) - {"no range", "other range"}
-            faults += [f"server {kind}, {often}" for kind in sorted(kinds) for often in ("once", "always")]
-        for fault in faults:
-            yield Injection(name, fault, partial(disturb, name=name, fault=fault), dear)
-        if not command.local and name != "labkit tour --only 00":
-            for fault in ("SIGKILL", "SIGTERM", "Ctrl-C"):
-                fresh = f"{fault} fresh"
-                yield Injection(name, fresh, partial(disturb, name=name, fault=fresh), dear)
+        every = 4 if command.timed else 1
+        for fault in _command_faults(name, command, place):
+            yield Injection(name, fault, partial(disturb, name=name, fault=fault), every)
 
 
-def _readings() -> Iterator[Injection]:
-    for name, reading in drills.READINGS.items():
-        for harm in (*HARMS, "unreadable"):
-
-            def run(place: Place, draw: random.Random, reading=reading, harm=harm) -> Verdict:
-                at = draw.randrange(0, 12)
-                act = partial(drills.drill_reading, reading, harm, at)
-                return _at(drill(place, reading.sources, act, bound=True), f"item {at}")
-
-            yield Injection(name, f"source {harm}", run)
-
-
-def _servers() -> Iterator[Injection]:
-    for client in net_drills.CLIENTS:
-        for kind in bad_server.KINDS:
-            for times in (1, -1):
-
-                def run(place: Place, draw: random.Random, client=client, kind=kind, times=times) -> Verdict:
-                    # A listing page that is shorter than it was, and says so, is another page: no client can tell.
-                    skip = draw.randrange(5 if kind == "short" and "HTTP" in client.upper() else 0, 12)
-                    act = partial(_ask, client, kind, skip, times, place.port)
-                    return _at(drill(place, (), act), f"after {skip} answers")
-
-                often = "once" if times == 1 else "always"
-                yield Injection(client, f"server {kind}, {often}", run)
+def _command_faults(name: str, command: Command, place: Place) -> list[str]:
+    faults = [fault for fault in SIGNALS if fault != "worker SIGKILL" or command.local]
+    if not command.local and name != "labkit tour --only 00":
+        faults += [f"{fault} fresh" for fault in ("SIGKILL", "SIGTERM", "Ctrl-C")]
+    if command.timed:
+        return faults
+    faults += ["file-size limit", "unwritable"] + ["full disk"] * place.own_mounts
+    if name == "download":
+        kinds = sorted(set(bad_server.KINDS) - {"no range", "other range"})
+        return faults + [f"server {kind}, {often}" for kind, often in product(kinds, ("once", "always"))]
+    harms = HARMS[1:2] if command.local else HARMS
+    return faults + ["unreadable", *(f"source {harm}" for harm in harms)] * bool(command.sources)
 
 
-def _ask(client: str, kind: str, skip: int, times: int, port: int, work) -> None:
-    net_drills.drill_server(client, kind, skip, times, port)
+def _plan_readings() -> Iterator[Injection]:
+    for (name, reading), harm in product(drills.READINGS.items(), (*HARMS, "unreadable")):
+
+        def run(place: Place, draw: random.Random, reading=reading, harm=harm) -> Verdict:
+            at = draw.randrange(0, 12)
+            drill = partial(drills.drill_reading, reading, harm, at)
+            return run_drill(place, reading.sources, drill, f"item {at}", obey_permissions=True)
+
+        yield Injection(name, f"source {harm}", run)
 
 
-def _loaders() -> Iterator[Injection]:
-    deaths = {"SIGKILL": signal.SIGKILL, "SIGTERM": signal.SIGTERM, "SIGBUS": signal.SIGBUS, "OSError": 0}
-    for death, number in deaths.items():
-        for loader in loader_drills.LOADERS:
-            if loader == "make_loader between epochs" and not number:
-                continue
-            for method in ("fork", "spawn", "forkserver") if death in ("SIGKILL", "OSError") else ("fork",):
-                persistents = (False, True) if loader == "make_loader" else (True,)
-                for persistent in persistents:
-                    act = partial(loader_drills.drill_loader, loader, method, persistent, int(number))
-                    case = f"{loader} {method}" + (" persistent" if persistent else "")
-                    # What a killed worker of torch's own loader had in TMPDIR is Python's, not labkit's: its sockets.
-                    others = ("pymp-", "tmp") if loader == "DataLoader of shards" else ()
-                    yield Injection(case, f"worker {death}", _dying(act, others), 1 if method == "fork" else 3)
-        for name in ("compare", "diagnose", "tune"):
-            act = partial(getattr(loader_drills, f"drill_{name}"), int(number))
-            yield Injection(name, f"worker {death}", _dying(act))
+def _plan_servers() -> Iterator[Injection]:
+    for client, kind, times in product(net_drills.CLIENTS, bad_server.KINDS, (1, -1)):
 
-    def threads(place: Place, draw: random.Random) -> Verdict:
+        def run(place: Place, draw: random.Random, client=client, kind=kind, times=times) -> Verdict:
+            # No client can tell that a shorter listing page, with a matching length, is not the whole page.
+            skip = draw.randrange(5 if kind == "short" and "HTTP" in client.upper() else 0, 12)
+
+            def drill(work: Path) -> None:
+                net_drills.drill_server(client, kind, skip, times, place.port)
+
+            return run_drill(place, (), drill, f"after {skip} answers")
+
+        yield Injection(client, f"server {kind}, {'once' if times == 1 else 'always'}", run)
+
+
+def _plan_loaders() -> Iterator[Injection]:
+    for (death, number), loader in product(_DEATHS.items(), loader_drills.LOADERS):
+        if loader != "make_loader between epochs" or number:
+            yield from _plan_worker_deaths(loader, death, int(number))
+    for (death, number), name in product(_DEATHS.items(), loader_drills.TOOLS):
+        yield Injection(name, f"worker {death}", _run_death(partial(loader_drills.TOOLS[name], int(number))))
+
+    def run_threads(place: Place, draw: random.Random) -> Verdict:
         at = draw.randrange(1, 13)
-        return _at(drill(place, ("photos",), partial(loader_drills.drill_threads, at)), f"read {at}")
+        return run_drill(place, ("photos",), partial(loader_drills.drill_threads, at), f"read {at}")
 
-    yield Injection("BatchLoader of a folder", "thread OSError", threads)
+    yield Injection("BatchLoader of a folder", "thread OSError", run_threads)
 
 
-def _dying(act: Callable, others: tuple[str, ...] = ()) -> Callable[[Place, random.Random], Verdict]:
+def _plan_worker_deaths(loader: str, death: str, number: int) -> Iterator[Injection]:
+    methods = ("fork", "spawn", "forkserver") if death in ("SIGKILL", "OSError") else ("fork",)
+    # A killed worker of torch's own loader leaves Python's sockets in TMPDIR: not labkit's to remove.
+    others = ("pymp-", "tmp") if loader == "DataLoader of shards" else ()
+    for method, persistent in product(methods, (False, True) if loader == "make_loader" else (True,)):
+        drill = partial(loader_drills.drill_loader, loader, method, persistent, number)
+        case = f"{loader} {method}" + (" persistent" if persistent else "")
+        yield Injection(case, f"worker {death}", _run_death(drill, others), 1 if method == "fork" else 3)
+
+
+def _run_death(drill: Callable, others: tuple[str, ...] = ()) -> Callable[[Place, random.Random], Verdict]:
     def run(place: Place, draw: random.Random) -> Verdict:
         at = draw.randrange(0, loader_drills.N)
-        verdict = drill(place, ("shards",), lambda work: act(at=at, work=work), others=others)
-        return _at(verdict, f"sample {at}")
+        return run_drill(place, ("shards",), lambda work: drill(at=at, work=work), f"sample {at}", others=others)
 
     return run
-
-
-def _at(verdict: Verdict, moment: str) -> Verdict:
-    verdict.moment = moment
-    return verdict

@@ -1,4 +1,4 @@
-"""Run a script as a process of its own, after what its `Command` prepares: prepared.py SCRIPT ARGUMENTS..."""
+"""Run a script after what its `Command` prepares: prepared.py SCRIPT ARGUMENTS..."""
 
 import os
 import runpy

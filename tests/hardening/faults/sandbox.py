@@ -1,4 +1,4 @@
-"""What surrounds a process under test: mounts and shared memory of its own, fewer rights, and who is left behind."""
+"""The surroundings of a process under test: its mounts, shared memory and rights, and the processes it leaves."""
 
 import contextlib
 import ctypes
@@ -7,15 +7,17 @@ import subprocess
 import time
 from pathlib import Path
 
+import psutil
+
 MARKER = "LABKIT_FAULT_RUN"  # a variable that every process of a trial inherits
 
 _CLONE_NEWNS, _PR_CAPBSET_DROP, _PR_SET_SECUREBITS, _NO_SETUID_FIXUP = 0x20000, 24, 28, 0x5
-_OVERRIDE, _READ_SEARCH = 1, 2  # capabilities by which root passes permissions over
+_OVERRIDE, _READ_SEARCH = 1, 2  # capabilities that let root ignore permissions
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def own_mounts() -> bool:
-    """A mount namespace with an empty /dev/shm for this process and its children; False where that is not allowed."""
+def make_own_mounts() -> bool:
+    """Give this process and its children a mount namespace with an empty /dev/shm; False if that is not allowed."""
     if os.geteuid() != 0 or _libc.unshare(_CLONE_NEWNS) != 0:
         return False
     commands = (["mount", "--make-rprivate", "/"], ["mount", "-t", "tmpfs", "tmpfs", "/dev/shm"])
@@ -23,17 +25,17 @@ def own_mounts() -> bool:
 
 
 def mount_small(folder: Path, n_bytes: int) -> None:
-    """A disk of so many bytes."""
+    """Mount a disk of so many bytes."""
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={n_bytes}", "tmpfs", str(folder)], check=True)
 
 
 def enlarge(folder: Path) -> None:
-    """Make room on a disk of `mount_small`."""
+    """Make a disk of `mount_small` larger."""
     subprocess.run(["mount", "-o", "remount,size=256m", str(folder)], check=True)
 
 
 def unmount(folder: Path) -> None:
-    """Take a disk of `mount_small` away."""
+    """Remove a disk of `mount_small`."""
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
@@ -46,7 +48,7 @@ class _Rights(ctypes.Structure):
 
 
 def obey_permissions() -> None:
-    """Let file permissions bind this process and its children, even if it is root's."""
+    """Make this process and its children obey file permissions, even as root."""
     if os.geteuid() != 0:
         return
     for capability in (_OVERRIDE, _READ_SEARCH):
@@ -60,29 +62,22 @@ def obey_permissions() -> None:
         raise OSError(ctypes.get_errno(), "capset")
 
 
-def processes_of(run: str, session: int) -> dict[int, str]:
-    """Process id -> command of all that live in the session, or carry the marker of the trial; no zombies."""
+def _find_processes(run: str, session: int) -> dict[int, str]:
+    """Return id -> command of all processes in the session or with the marker of the trial, without zombies."""
     found = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit() and int(name) != os.getpid():
-            try:
-                after_name = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()
-                state, its_session = after_name[0], int(after_name[3])
-                if state in "ZX":
-                    continue
-                marked = f"{MARKER}={run}\0".encode() in Path(f"/proc/{name}/environ").read_bytes()
-                if its_session == session or marked:
-                    command = Path(f"/proc/{name}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                    found[int(name)] = command[:120]
-            except (FileNotFoundError, ProcessLookupError, PermissionError):
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, ProcessLookupError, PermissionError):
+            if process.pid == os.getpid() or process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
                 continue
+            if os.getsid(process.pid) == session or process.environ().get(MARKER) == run:
+                found[process.pid] = " ".join(process.cmdline())[:120]
     return found
 
 
-def left_behind(run: str, session: int, within_s: float) -> dict[int, str]:
-    """Who of a trial still lives after so many seconds; they are killed then."""
+def kill_leftovers(run: str, session: int, within_s: float) -> dict[int, str]:
+    """Wait for the processes of a trial to end; kill those that live after so many seconds, and return them."""
     deadline = time.monotonic() + within_s
-    while (found := processes_of(run, session)) and time.monotonic() < deadline:
+    while (found := _find_processes(run, session)) and time.monotonic() < deadline:
         time.sleep(0.05)
     for pid in found:
         with contextlib.suppress(ProcessLookupError):
@@ -90,6 +85,6 @@ def left_behind(run: str, session: int, within_s: float) -> dict[int, str]:
     return found
 
 
-def shared_memory() -> set[str]:
-    """Names of the segments and semaphores that live."""
+def list_shared_memory() -> set[str]:
+    """Return the names of all segments and semaphores."""
     return set(os.listdir("/dev/shm"))

@@ -1,8 +1,7 @@
-"""One fault: a place made ready, a run disturbed, what is left judged, and the rerun judged too."""
+"""The place where trials run, and the run of a drill in it."""
 
 import json
 import os
-import random
 import shutil
 import signal
 import time
@@ -14,13 +13,13 @@ from tests.hardening.faults import judge, sandbox
 from tests.hardening.faults.launch import REPO, STARTUP, Child, Setting, start
 from tests.hardening.faults.sources import copy_sources
 
-GRACE_S = 12.0  # torch's workers look for their parent every five seconds
+GRACE_S = 12.0  # torch's workers check every five seconds whether their parent lives
 TREE = ("src", "out", "home/labkit", "results")
 
 
 @dataclass
 class Verdict:
-    """What came of one fault."""
+    """The result of one fault."""
 
     moment: str = ""
     outcome: str = ""
@@ -30,14 +29,14 @@ class Verdict:
 
 @dataclass
 class Place:
-    """Where trials run, one after the other, always under the same path. `work` is made anew for each."""
+    """The folder of all trials, which run one after the other. `work` is made anew for each."""
 
     root: Path
     sources: Path
     port: int = 0
     own_mounts: bool = False
     number: int = 0
-    known: dict = field(default_factory=dict)  # what undisturbed runs gave
+    known: dict = field(default_factory=dict)  # results of undisturbed runs
 
     @property
     def work(self) -> Path:
@@ -48,7 +47,7 @@ class Place:
         return self.root / "fault-has-happened"
 
     def make(self, sources: tuple[str, ...]) -> None:
-        """An empty place with some of the sources."""
+        """Make an empty working folder with some of the sources."""
         shutil.rmtree(self.work, ignore_errors=True)
         self.mark.unlink(missing_ok=True)
         copy_sources(sources, self.sources, self.work / "src")
@@ -57,7 +56,7 @@ class Place:
         self.number += 1
 
     def setting(self, fault: dict | None = None, **limits) -> Setting:
-        """Environment of a run in this place."""
+        """Return environment and limits of a run in this place."""
         env = {
             "PATH": os.environ["PATH"], "HOME": str(self.work / "home"), "TMPDIR": str(self.work / "tmp"),
             "LABKIT_HOME": str(self.work / "home" / "labkit"), "PYTHONPATH": f"{STARTUP}:{REPO}",
@@ -76,43 +75,42 @@ class Place:
         return f"{os.getpid()}-{self.number}"
 
     def tree(self) -> judge.Tree:
-        return judge.tree_of(self.work, TREE)
+        return judge.read_tree(self.work, TREE)
 
-    def end(self, child: Child, before: set[str], others: tuple[str, ...] = ()) -> list[str]:
-        """Violations by what a run has left behind, after a few seconds to go."""
-        left = sandbox.left_behind(self.run, child.pid, GRACE_S)
-        segments = {name for name in sandbox.shared_memory() - before if name.startswith(("torch_", "psm_", "sem."))}
-        return judge.left_over(left, segments, self.work / "tmp", others)
+    def find_leftovers(self, child: Child, segments: set[str], others: tuple[str, ...] = ()) -> list[str]:
+        """Return violations by what a run has left behind, after a few seconds to end. `segments` were there before."""
+        processes = sandbox.kill_leftovers(self.run, child.pid, GRACE_S)
+        new = sandbox.list_shared_memory() - segments
+        ours = {name for name in new if name.startswith(("torch_", "psm_", "sem."))}
+        return judge.judge_leftovers(processes, ours, self.work / "tmp", others)
 
 
-def drill(
+def run_drill(
     place: Place,
     sources: tuple[str, ...],
-    function: Callable[[Path], None],
+    drill: Callable[[Path], None],
+    moment: str,
     *,
-    bound: bool = False,
+    obey_permissions: bool = False,
     others: tuple[str, ...] = (),
 ) -> Verdict:
-    """Run a drill in a fork; it judges what it reads itself, here is judged how it ended."""
+    """Run a drill in a fork. The drill judges what it reads; this function judges how its process ended."""
     place.make(sources)
-    before = sandbox.shared_memory()
-    child = start(lambda: function(place.work), [], place.setting(bound=bound), warm=True)
-    code = child.wait(200)
-    if code is None:
-        os.kill(child.pid, signal.SIGKILL)
-        child.wait(210)
-    left = place.end(child, before, others)
-    out, err = child.said()
+    segments = sandbox.list_shared_memory()
+    child = start(lambda: drill(place.work), [], place.setting(obey_permissions=obey_permissions), warm=True)
+    code = wait_or_kill(child, 200)
+    leftovers = place.find_leftovers(child, segments, others)
+    out, err = child.read_output()
     if code != 0:
-        ended = "hangs" if code is None else f"ended by {signal.Signals(-code).name}" if code < 0 else f"exit {code}"
-        return Verdict("", "no end", err[-300:], [f"the process {ended}: {err.strip()[-300:]}", *left])
+        end = "hangs" if code is None else f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exit {code}"
+        return Verdict(moment, judge.NO_END, err[-300:], [f"the process {end}: {err.strip()[-300:]}", *leftovers])
     result = json.loads(out.strip().splitlines()[-1])
-    return Verdict("", result["outcome"], result["message"], result["violations"] + left)
+    return Verdict(moment, result["outcome"], result["message"], result["violations"] + leftovers)
 
 
 @dataclass
 class Known:
-    """An undisturbed run of a command: what it left, the changes of files that it made, its seconds and bytes."""
+    """An undisturbed run of a command: the files it left, how many changes of files it made, its seconds and bytes."""
 
     tree: judge.Tree
     changes: int
@@ -121,24 +119,9 @@ class Known:
     largest: int
 
 
-def moment_of(known: Known, draw: random.Random, delay: bool) -> tuple[dict, float | None, str]:
-    """When a fault happens: at a change of files, some milliseconds after one, or at a time."""
-    kind = draw.choice(("change", "change", "after", "time")) if delay else "change"
-    kind = kind if known.changes else "time"  # a command that writes nothing
-    if kind == "time":
-        seconds = draw.uniform(0, 1.05 * known.seconds)
-        return {"on": "change", "at": 0}, seconds, f"{seconds:.3f} s"
-    at = draw.randint(1, max(1, known.changes))
-    after = draw.uniform(0, 0.02) if kind == "after" else 0
-    said = f"change {at}" + (f" + {1e3 * after:.1f} ms" if after else "")
-    return {"on": "change", "at": at, "delay": after}, None, said
-
-
-def wait_for(child: Child, seconds: float | None, number: int, to: str, limit: float) -> int | None:
-    """Let a run come to its end, after a signal at a time if one is wanted. None: it does not come to it."""
-    if seconds is not None and child.wait(seconds) is None:
-        (os.killpg if to == "group" else os.kill)(child.pid, number)
-    code = child.wait(limit)
+def wait_or_kill(child: Child, within_s: float) -> int | None:
+    """Return the exit status; kill the process and return None if it runs for longer than that."""
+    code = child.wait(within_s)
     if code is None:
         os.kill(child.pid, signal.SIGKILL)
         child.wait(time.monotonic() - child.started + 10)

@@ -1,67 +1,88 @@
-"""One loader over many epochs, in a process of its own: a row an epoch, its order and content checked."""
+"""Soak loaders, each in its own process: run many epochs, check their order and content, measure memory and files."""
 
 import json
+import subprocess
 import sys
-import time
 import zlib
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from PIL import Image
 
-from tests.hardening.soak.pictures import Oracle
+from tests.hardening.soak.pictures import COUNT, Oracle
+from tests.hardening.soak.places import served_places
+from tests.hardening.soak.slope import slopes_of
 from tests.hardening.soak.subjects import SUBJECTS, Places, Subject
 from tests.hardening.soak.tree import settled
 
-COLUMNS = [
-    "loader", "epoch", "seconds", "pss_kb", "own_kb", "written_kb", "shm_kb", "n_processes", "fds_main",
-    "fds_children", "threads", "shm_files", "log_bytes", "crc32", "is_right",
-]  # fmt: skip
+_FILLED = 3  # epochs, after which what is counted must not change any more
 _HALF = 0.5 + 1e-3  # of a level: rounding
 
 
+def soak_loaders(folder: Path, n_epochs: int, names: list[str]) -> Iterator[dict[str, Any]]:
+    """Soak each of these subjects in its own process; yields rows of the table."""
+    sums: dict[str, pd.Series] = {}  # of the first subject of each order
+    with served_places(folder) as places:
+        for name in names:
+            about = {"name": name, "root": str(places.root), "url": places.url, "s3": places.s3, "epochs": n_epochs}
+            command = [sys.executable, "-m", "tests.hardening.soak.epochs", json.dumps(about)]
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+            epochs = pd.DataFrame([json.loads(line) for line in done.stdout.splitlines()])
+            subject = SUBJECTS[name]
+            expected = sums.setdefault(subject.order_of or name, epochs["crc32"])
+            yield {
+                "loader": name,
+                **summarize_epochs(epochs),
+                "order": _judge_order(epochs["crc32"], subject, expected),
+            }
+
+
+def summarize_epochs(epochs: pd.DataFrame) -> dict[str, Any]:
+    """Summarize a soak: the slopes of memory in kB per epoch, and what must be equal in each epoch."""
+    pss, written = slopes_of(epochs)
+    counts = {name: epochs[name] for name in ("threads", "shm_files")}
+    counts = {"fds": epochs["fds_main"] + epochs["fds_children"], **counts}
+    ranges = {name: sorted({values[_FILLED:].min(), values[_FILLED:].max()}) for name, values in counts.items()}
+    return {
+        "epochs": len(epochs), "pss": str(pss), "written": str(written),
+        **{name: " to ".join(map(str, ends)) for name, ends in ranges.items()}, "right": epochs["is_right"].all(),
+    }  # fmt: skip
+
+
+def _judge_order(sums: pd.Series, subject: Subject, expected: pd.Series) -> str:
+    """Whether epochs differ from one another, but not from those of the first loader with the same order."""
+    if sums.nunique() != (1 if subject.repeats else len(sums)):
+        return "epochs differ" if subject.repeats else "epochs repeat"
+    return "right" if sums.equals(expected) else "differs from the first loader of this order"
+
+
 def soak(name: str, places: Places, n_epochs: int) -> Iterator[dict[str, Any]]:
-    """Run a subject; a row as soon as its epoch is over."""
+    """Run a subject; yields a row after each epoch."""
     subject = SUBJECTS[name]
     loader, oracle, state = subject.make(places), Oracle(places.photos), None
     for epoch in range(n_epochs):
-        start = time.perf_counter()
-        crc, right = _checked(subject, _batches(loader, subject, epoch), oracle, places)
-        seconds = time.perf_counter() - start
+        if subject.left_after:
+            deque(islice(loader, subject.left_after), maxlen=0)
+        if hasattr(loader, "set_epoch"):
+            loader.set_epoch(epoch)
+        crc, right = check_epoch(subject, iter(loader), oracle, places)
         state = settled(state)
-        yield {
-            "loader": name, "epoch": epoch, "seconds": round(seconds, 4), **state, "log_bytes": _log_bytes(loader),
-            "crc32": crc, "is_right": right,
-        }  # fmt: skip
+        yield {"epoch": epoch, **state, "crc32": crc, "is_right": right}
 
 
-def _batches(loader: Iterable[Any], subject: Subject, epoch: int) -> Iterator[Any]:
-    if subject.left_after:
-        deque(islice(loader, subject.left_after), maxlen=0)
-    if hasattr(loader, "set_epoch"):
-        loader.set_epoch(epoch)
-    return iter(loader)
-
-
-def _log_bytes(loader: Any) -> int:
-    """The file in which workers note what they left out."""
-    dataset = getattr(getattr(loader, "dataset", None), "_parts", (loader,))[0]
-    log = getattr(dataset, "_skips", None)
-    return log.path.stat().st_size if log else 0
-
-
-def _checked(subject: Subject, batches: Iterator[Any], oracle: Oracle, places: Places) -> tuple[int, bool]:
-    """CRC-32 of an epoch's bytes in their order, and whether it holds what it must."""
+def check_epoch(subject: Subject, batches: Iterator[Any], oracle: Oracle, places: Places) -> tuple[int, bool]:
+    """Return the CRC-32 of an epoch's bytes in their order, and whether its content is right."""
     if subject.shows == "depth":
-        return _checked_depth(batches, places.depth)
+        return _check_depth(batches, places.depth)
     crc, parts, labels, mixed = 0, [], [], True
     for batch in batches:
         if subject.shows == "mixed":
-            mixed = mixed and _is_mixed(*batch)
+            mixed = mixed and _is_mixed_right(*batch)
         images, classes = (part.numpy() for part in batch[:2])
         crc = zlib.crc32(classes.tobytes(), zlib.crc32(np.ascontiguousarray(images), crc))
         parts.append(images.astype(np.int16))
@@ -73,8 +94,8 @@ def _checked(subject: Subject, batches: Iterator[Any], oracle: Oracle, places: P
     return crc, bool(once and same and mixed)
 
 
-def _is_mixed(images: Any, labels: Any, draws: dict, blended: tuple, pasted: tuple) -> bool:
-    """By NumPy from the draws; where none were given, by what is true of any draw."""
+def _is_mixed_right(images: Any, labels: Any, draws: dict, blended: tuple, pasted: tuple) -> bool:
+    """Compare with NumPy's result; without given draws, check what is true of any draw."""
     x, classes = images.numpy().astype(np.float32), np.eye(4, dtype=np.float32)[labels.numpy()]
     sums = [np.abs(targets.sum(1).numpy() - 1).max() for _, targets in (blended, pasted)]
     if max(sums) > 1e-5:
@@ -98,7 +119,7 @@ def _is_mixed(images: Any, labels: Any, draws: dict, blended: tuple, pasted: tup
     )
 
 
-def _checked_depth(batches: Iterator[dict[str, Any]], root: Path) -> tuple[int, bool]:
+def _check_depth(batches: Iterator[dict[str, Any]], root: Path) -> tuple[int, bool]:
     crc, right, seen = 0, True, []
     for batch in batches:
         rgb, metres = batch["rgb_int"].numpy(), batch["depth_raw_linear"].numpy()
@@ -110,11 +131,7 @@ def _checked_depth(batches: Iterator[dict[str, Any]], root: Path) -> tuple[int, 
             mirrored = not (picture == photo).all()
             photo, truth = (photo[..., ::-1], truth[..., ::-1]) if mirrored else (photo, truth)
             right = right and (picture == photo).all() and np.abs(depth[0] - truth).max() < 1e-5
-    return crc, bool(right and sorted(seen) == list(range(len(seen))) and len(seen) == _n_lines(root / "list.txt"))
-
-
-def _n_lines(path: Path) -> int:
-    return len(path.read_text().splitlines())
+    return crc, bool(right and sorted(seen) == list(range(len(seen))) and len(seen) == COUNT)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""One piece of heavy work, measured in a process of its own: a row of `load.csv`."""
+"""Measure heavy work, each piece in its own process."""
 
 import json
 import subprocess
@@ -9,16 +9,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import pandas as pd
-
-from labkit.core.atomic import write_atomic
 from labkit.measure.processes import PeakMemory, tree_memory
-
-COLUMNS = ["what", "count", "seconds", "peak_mem_mb", "kept_mem_mb", "file_mb", "is_right"]
 
 
 def measured(work: Callable[[], Any]) -> tuple[Any, dict[str, float]]:
-    """What `work` gives, and what it cost.
+    """Run `work`.
 
     Returns:
         Its result, kept alive while memory is read; and `seconds`, `peak_mem_mb` and `kept_mem_mb`: PSS of the process
@@ -34,10 +29,10 @@ def measured(work: Callable[[], Any]) -> tuple[Any, dict[str, float]]:
         return result, {**costs, "kept_mem_mb": tree_memory()["pss_mb"].sum() - before}
 
 
-def rows(work: ModuleType, folder: Path, count: int) -> Iterator[dict[str, Any]]:
-    """A row for each of a module's cases, over `count` items, which are made in `folder`.
+def run_cases(work: ModuleType, folder: Path, count: int) -> Iterator[dict[str, Any]]:
+    """Run a module's cases over `count` items made in `folder`; yields rows of the table.
 
-    Each runs in a process of its own: memory that an earlier one left must not count, nor be used again.
+    Each runs in its own process: memory that an earlier one left must neither count nor be used again.
     """
     work.make(folder, count)
     for case in work.CASES:
@@ -47,15 +42,14 @@ def rows(work: ModuleType, folder: Path, count: int) -> Iterator[dict[str, Any]]
 
 
 def run_case(cases: dict[str, Callable[[Path, int], dict[str, Any]]], arguments: list[str]) -> None:
-    """In that process: run a case and print its row."""
+    """Run a case in this process and print its row."""
     case, folder, count = arguments
-    print(json.dumps({"what": case, "count": int(count), **cases[case](Path(folder), int(count))}))
-
-
-def record(path: Path, row: dict[str, Any]) -> None:
-    """Add a row to a record; that of the same work is replaced."""
-    new = pd.DataFrame([row], columns=COLUMNS)
-    old = pd.read_csv(path) if path.exists() else new.iloc[:0]
-    kept = old[~old["what"].isin(new["what"])]
-    frame = pd.concat([kept, new]) if len(kept) else new
-    write_atomic(path, frame.round(3).to_csv(index=False).encode())
+    row = {
+        "what": case,
+        "count": int(count),
+        "seconds": None,
+        "peak_mem_mb": None,
+        "kept_mem_mb": None,
+        "file_mb": None,
+    }
+    print(json.dumps(row | cases[case](Path(folder), int(count))))
