@@ -1,7 +1,7 @@
 """Decoding a part of a JPEG gives the pixels that decoding all of it gives, and anything else is left to others."""
 
 import io
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from ctypes.util import find_library
 
 import numpy as np
@@ -24,6 +24,7 @@ def _why_not() -> str:
 
 needs_library = pytest.mark.skipif(bool(_why_not()), reason=_why_not())
 SUBSAMPLINGS = ("444", "422", "420", "440", "411", "Gray")
+each_decoder = pytest.mark.parametrize("decoder", [pytest.param(RegionDecoder, marks=needs_library), WholeDecoder])
 
 
 def photo(height: int, width: int, seed: int = 0) -> np.ndarray:
@@ -36,6 +37,10 @@ def photo(height: int, width: int, seed: int = 0) -> np.ndarray:
 
 def jpeg(height: int, width: int, subsampling: str = "420") -> bytes:
     pixels = photo(height, width)
+    if subsampling == "progressive":
+        buffer = io.BytesIO()
+        Image.fromarray(pixels).save(buffer, "JPEG", progressive=True, quality=90)
+        return buffer.getvalue()
     if subsampling == "Gray":
         return simplejpeg.encode_jpeg(pixels[:, :, :1].copy(), colorspace="Gray", quality=90)
     return simplejpeg.encode_jpeg(pixels, quality=90, colorsubsampling=subsampling)
@@ -52,16 +57,12 @@ def random_crops(height: int, width: int, n: int):
     draw = np.random.default_rng(height)
     for _ in range(n):
         crop_height, crop_width = draw.integers(1, height + 1), draw.integers(1, width + 1)
-        yield (
-            int(draw.integers(0, height - crop_height + 1)),
-            int(draw.integers(0, width - crop_width + 1)),
-            int(crop_height),
-            int(crop_width),
-        )
+        top, left = draw.integers(0, height - crop_height + 1), draw.integers(0, width - crop_width + 1)
+        yield tuple(map(int, (top, left, crop_height, crop_width)))
 
 
 @needs_library
-@pytest.mark.parametrize("subsampling", SUBSAMPLINGS)
+@pytest.mark.parametrize("subsampling", [*SUBSAMPLINGS, "progressive"])
 @pytest.mark.parametrize("size", [(97, 131), (64, 64), (1, 1), (7, 200)])
 def test_a_crop_has_the_pixels_of_the_whole_image(subsampling, size):
     data, decoder = jpeg(*size, subsampling), RegionDecoder()
@@ -88,10 +89,7 @@ def test_a_scaled_crop_has_the_pixels_of_the_scaled_image(subsampling, scale):
         assert first == [crop[axis] / scale - box[axis] for axis in (0, 1)]
         height, width = pixels.shape[:2]
         # Its edge, which the crop does not reach, was made without the pixels beside it.
-        inner = (
-            slice(max(0, int(box[0])), int(np.ceil(box[0] + box[2]))),
-            slice(int(box[1]), int(np.ceil(box[1] + box[3]))),
-        )
+        inner = tuple(slice(int(box[axis]), int(np.ceil(box[axis] + box[axis + 2]))) for axis in (0, 1))
         there = expected[first[0] : first[0] + height, first[1] : first[1] + width]
         np.testing.assert_array_equal(pixels[inner], there[inner])
 
@@ -104,17 +102,7 @@ def test_less_is_decoded_than_there_is():
     assert pixels.shape[1] <= 60 + 2 * 2 + 16
 
 
-@needs_library
-def test_progressive():
-    buffer = io.BytesIO()
-    Image.fromarray(photo(90, 120)).save(buffer, "JPEG", progressive=True, quality=90)
-    data = buffer.getvalue()
-    pixels, box = RegionDecoder().decode(data, (10, 20, 30, 40))
-    top, left = int(box[0]), int(box[1])
-    np.testing.assert_array_equal(pixels[top : top + 30, left : left + 40], whole(data, 1)[10:40, 20:60])
-
-
-@pytest.mark.parametrize("decoder", [pytest.param(RegionDecoder, marks=needs_library), WholeDecoder])
+@each_decoder
 def test_what_is_no_plain_jpeg_is_not_taken(decoder):
     others = {name: data for name, data in oracle_files().items() if not data.startswith(b"\xff\xd8")}
     assert len(others) > 3
@@ -125,7 +113,7 @@ def test_what_is_no_plain_jpeg_is_not_taken(decoder):
         assert decoder().decode(data, (0, 0, 1, 1)) is None
 
 
-@pytest.mark.parametrize("decoder", [pytest.param(RegionDecoder, marks=needs_library), WholeDecoder])
+@each_decoder
 def test_damage_is_seen(decoder):
     data = jpeg(200, 200)
     middle = len(data) // 2
@@ -148,33 +136,23 @@ def test_whole_decoder_agrees():
     for scale in (1, 2, 4, 8):
         crop = (16, 32, 64, 96)
         parts = [decoder().decode(data, crop, scale) for decoder in (RegionDecoder, WholeDecoder)]
-        cut = [
-            part.pixels[int(part.box[0]) :, int(part.box[1]) :][: int(part.box[2]), : int(part.box[3])]
-            for part in parts
-        ]
-        np.testing.assert_array_equal(*cut)
+        corners = [[int(number) for number in part.box] for part in parts]
+        crops = zip(parts, corners, strict=True)
+        np.testing.assert_array_equal(*(part.pixels[y : y + h, x : x + w] for part, (y, x, h, w) in crops))
 
 
 @needs_library
 def test_one_decoder_a_thread():
     data = [jpeg(80 + 8 * number, 100, SUBSAMPLINGS[number % 6]) for number in range(12)]
-    wrong = []
+    expected = [whole(encoded, 1) for encoded in data]
 
-    def work():
+    def decode_all(_):
         decoder = RegionDecoder()
-        for _ in range(10):
-            for encoded in data:
-                if not np.array_equal(
-                    decoder.decode(encoded, (0, 0, *decoder.header(encoded))).pixels, whole(encoded, 1)
-                ):
-                    wrong.append(len(encoded))
+        for encoded, pixels in [*zip(data, expected, strict=True)] * 10:
+            np.testing.assert_array_equal(decoder.decode(encoded, (0, 0, *decoder.header(encoded))).pixels, pixels)
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(decode_all, range(4)))
 
 
 @pytest.fixture

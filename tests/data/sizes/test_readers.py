@@ -1,0 +1,96 @@
+"""The choice of readers for many headers; any choice gives the same headers."""
+
+import os
+import sys
+import types
+
+import pytest
+from PIL import Image
+
+from labkit.core.mapping.engines import ItemErrors
+from labkit.data.sizes import readers as size_readers
+from labkit.data.sizes.headers import Header, read_header
+from labkit.data.sizes.readers import Readers, choose_readers, is_rotating, read_headers
+
+US, MS = 1e-6, 1e-3
+MANY = 10**6
+
+
+@pytest.mark.parametrize(
+    ("wall_s", "cpu_s", "n_files", "options", "expected"),
+    [
+        (7 * US, 7 * US, 1000, {}, ("local", 1)),
+        (7 * US, 7 * US, MANY, {}, ("local", 4)),
+        (7 * US, 7 * US, MANY, {"cores": 1}, ("local", 1)),
+        (7 * US, 7 * US, MANY, {"rotating": True}, ("local", 4)),  # from memory: the disk does not matter
+        (7 * US, 7 * US, 1000, {"num_workers": 3}, ("local", 3)),
+        (30 * US, 10 * US, MANY, {}, ("local", 4)),  # a busy machine, no storage
+        (90 * US, 40 * US, 1000, {}, ("threads", 6)),
+        (90 * US, 40 * US, 1000, {"rotating": True}, ("threads", 6)),  # too fast for a head that travels
+        (5 * MS, 40 * US, 1000, {}, ("threads", 32)),
+        (9 * MS, 40 * US, 1000, {"rotating": True}, ("threads", 1)),
+        (9 * MS, 40 * US, MANY, {"rotating": True, "num_workers": 2}, ("threads", 2)),
+    ],
+)
+def test_readers_are_chosen_by_what_a_file_took(wall_s, cpu_s, n_files, options, expected):
+    assert choose_readers(wall_s, cpu_s, n_files, **{"rotating": False, "cores": 4, **options}) == expected
+
+
+def test_processes_start_unasked_only_where_no_script_would_run_again(monkeypatch):
+    main = types.ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    main.__file__ = "train.py"
+    assert not size_readers._may_start_processes()
+    del main.__file__  # as in a notebook's kernel
+    assert size_readers._may_start_processes()
+
+
+@pytest.fixture
+def paths(tmp_path) -> list[str]:
+    """300 files, one in ten broken."""
+    for number in range(300):
+        if number % 10:
+            Image.new("RGB", (number + 1, 2)).save(tmp_path / f"{number:03}.png")
+        else:
+            (tmp_path / f"{number:03}.png").write_bytes(b"broken")
+    return [str(tmp_path / f"{number:03}.png") for number in range(300)]
+
+
+@pytest.mark.parametrize("engine", ["threads", "local"])
+def test_any_readers_give_the_same_headers_in_order(paths, monkeypatch, engine):
+    expected = [read_header(path) for path in paths]
+    assert [header.width for header in expected[:12]] == [None, *range(2, 11), None, 12]
+    monkeypatch.setattr(size_readers, "choose_readers", lambda *_, **__: Readers(engine, 2))
+    assert read_headers(paths, progress=False) == expected
+    assert read_headers(paths[:3]) == expected[:3]
+    assert read_headers([]) == []
+
+
+def test_a_file_that_kills_its_reader_is_named_and_the_others_are_read(paths, monkeypatch):
+    deadly = paths[200]
+
+    def map_items(function, batches, *, key, **_):
+        results = [None if deadly in batch else function(batch) for batch in batches]
+        if failures := {key(batch): "its worker died twice" for batch in batches if deadly in batch}:
+            raise ItemErrors(failures, results)
+        return results
+
+    expected = read_headers(paths, progress=False)
+    monkeypatch.setattr(size_readers, "map_items", map_items)
+    found = read_headers(paths, progress=False)
+    assert found[200] == Header(error="its worker died twice")
+    assert found[:200] + found[201:] == expected[:200] + expected[201:]
+
+
+@pytest.mark.parametrize(("flag", "expected"), [("1\n", True), ("0\n", False), (None, False)])
+@pytest.mark.parametrize("layout", ["disk", "partition"])
+def test_the_kernels_word_on_rotation(tmp_path, flag, expected, layout):
+    disk = tmp_path / "block" / "sda"
+    block = disk if layout == "disk" else disk / "sda1"
+    block.mkdir(parents=True)
+    if flag:
+        (disk / "queue").mkdir()
+        (disk / "queue" / "rotational").write_text(flag)
+    device = os.stat(tmp_path).st_dev
+    (tmp_path / f"{os.major(device)}:{os.minor(device)}").symlink_to(block)
+    assert is_rotating(str(tmp_path), devices=tmp_path) == expected
