@@ -11,6 +11,7 @@ from functools import partial
 import matplotlib.pyplot as plt
 import pytest
 import torch
+from torchvision.transforms import v2
 from typer.testing import CliRunner
 
 import labkit as lk
@@ -72,11 +73,6 @@ def store(home):
     return lk.FolderStore(lk.make_photos(lk.photo_root("imagenet"), TINY.n_photos, progress=False))
 
 
-@pytest.fixture
-def nothing_is_timed(monkeypatch):
-    monkeypatch.setattr(experiments, "compare", lambda *args, **kwargs: pytest.fail("timed before it was checked"))
-
-
 def test_a_rehearsal_stores_every_experiment(rehearsal):
     folder, output = rehearsal
     assert sorted(path.name for path in folder.iterdir()) == [f"{lk.env_id()}.csv", f"{lk.env_id()}.json"]
@@ -129,40 +125,29 @@ def refusing(message="apples are no pears"):
     return experiments.Experiment("06 fruit", "a", {"a": lambda: [1]}, check)
 
 
-def test_a_failing_check_stops_before_any_timing(home, tmp_path, monkeypatch, nothing_is_timed):
-    monkeypatch.setattr(record, "_make_experiments", lambda device, size: iter([refusing()]))
+@pytest.mark.parametrize("n_good", [0, 1])
+def test_a_failing_check_leaves_nothing(home, tmp_path, monkeypatch, n_good):
+    good = [replace(refusing(), check=lambda: None)] * n_good
+    monkeypatch.setattr(record, "_make_experiments", lambda device, size: iter([*good, refusing()]))
+    if not n_good:
+        monkeypatch.setattr(experiments, "compare", lambda *args, **kwargs: pytest.fail("timed before it was checked"))
     result = labkit("--device", "cpu", "--folder", tmp_path / "new", "--scale", "ci")
     assert result.exit_code == 2
     assert "labkit: 06 fruit: the variants do not do the same work: apples are no pears" in result.output
     assert not (tmp_path / "new").exists()
 
 
-def test_one_failure_among_several_leaves_nothing(home, tmp_path, monkeypatch):
-    good = experiments.Experiment("06 good", "a", {"a": lambda: [1]}, lambda: None)
-    monkeypatch.setattr(record, "_make_experiments", lambda device, size: iter([good, refusing()]))
-    with pytest.raises(RuntimeError, match="06 fruit: the variants do not do the same work"):
-        record.record_reference(tmp_path / "new", device="cpu")
-    assert not (tmp_path / "new").exists()
-
-
-def test_an_experiment_is_closed_whatever_happens(home):
+def test_an_experiment_is_closed_and_is_no_rung(home):
     closed = []
-    for check in (lambda: None, refusing().check):
-        experiment = experiments.Experiment(
-            "06 fruit", "a", {"a": lambda: [1]}, check, close=lambda: closed.append(len(closed))
-        )
-        try:
-            experiment.run(1, progress=False)
-        except RuntimeError:
-            assert closed == [0, 1]
-    assert closed == [0, 1]
-
-
-def test_an_experiment_that_runs_is_no_rung(home):
-    frame = experiments.Experiment("06 fruit", "a", {"a": lambda: [1]}, lambda: None).run(2, progress=False)
+    failing = replace(refusing(), close=lambda: closed.append("failing"))
+    good = replace(failing, check=lambda: None, close=lambda: closed.append("good"))
+    frame = good.run(2, progress=False)
     assert set(frame.experiment) == {"06 fruit"}
     assert len(frame) == 3  # with its warm-up
     assert not frame.rung.any()
+    with pytest.raises(RuntimeError):
+        failing.run(1, progress=False)
+    assert closed == ["good", "failing"]
 
 
 def test_pinned_batches_have_to_be_the_pageable_ones(store, monkeypatch):
@@ -177,23 +162,13 @@ def test_pinned_batches_have_to_be_the_pageable_ones(store, monkeypatch):
     experiments._close(*both)
 
 
-class OneDraw(torch.nn.Module):
-    def __init__(self, augment, seed=0):
-        super().__init__()
-        self.augment, self.seed = augment, seed
-
+class OneDraw(torch.nn.Sequential):
     def forward(self, batch):
-        torch.manual_seed(self.seed)
-        return self.augment(batch[:1]).expand(len(batch), -1, -1, -1)
+        return super().forward(batch[:1]).expand(len(batch), -1, -1, -1)
 
 
-class Spoiled(torch.nn.Module):
-    def __init__(self, augment, spoil):
-        super().__init__()
-        self.augment, self.spoil = augment, spoil
-
-    def forward(self, batch):
-        return self.spoil(self.augment(batch))
+def followed_by(change):
+    return lambda augment: torch.nn.Sequential(augment, v2.Lambda(change))
 
 
 def spoiled(monkeypatch, library, wrap):
@@ -210,9 +185,9 @@ def spoiled(monkeypatch, library, wrap):
     ("library", "wrap", "message"),
     [
         ("kornia", OneDraw, "Kornia: 1 different results of one picture, not 2"),
-        ("v2", lambda augment: Spoiled(augment, lambda x: x + torch.rand(len(x), 1, 1, 1)), "v2.*: 2 different"),
-        ("kornia", lambda augment: Spoiled(augment, lambda x: x[:, :, :-1]), r"Kornia gives \(2, 3, 223, 224\)"),
-        ("v2", lambda augment: Spoiled(augment, lambda x: x / 0), "v2.*not finite"),
+        ("v2", followed_by(lambda x: x + torch.rand(len(x), 1, 1, 1)), "v2.*: 2 different"),
+        ("kornia", followed_by(lambda x: x[:, :, :-1]), r"Kornia gives \(2, 3, 223, 224\)"),
+        ("v2", followed_by(lambda x: x / 0), "v2.*not finite"),
     ],
 )
 def test_the_check_of_augmenting_fails(monkeypatch, library, wrap, message):
@@ -272,7 +247,7 @@ def checked(experiment):
     ],
 )
 def test_the_check_of_who_augments_fails(store, monkeypatch, spoil, message):
-    spoiled(monkeypatch, "kornia", lambda augment: Spoiled(augment, spoil))
+    spoiled(monkeypatch, "kornia", followed_by(spoil))
     with pytest.raises(AssertionError, match=message):
         checked(experiments.who_augments(store, CPU, TINY))
 
@@ -464,12 +439,9 @@ WITHOUT_JUPYTER = """
                 raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
     sys.meta_path.insert(0, Missing())
-    import torch
-    from labkit.core.machine import Scale
     from labkit.core import machine as env
-    env._SCALES["ci"] = Scale("ci", n_photos=4, n_camera=1, batch_size=2, rounds=1)
-    from labkit.teach.reference import experiments
-    from labkit.teach.reference import record
+    env._SCALES["ci"] = env.Scale("ci", n_photos=4, n_camera=1, batch_size=2, rounds=1)
+    from labkit.teach.reference import experiments, record
     record._make_experiments = lambda device, size: iter([experiments.mixing(device, size)])
     import labkit.lab.cli
     sys.argv = ["labkit", "reference", "--device", "cpu", "--scale", "ci", "--folder", sys.argv[1]]
