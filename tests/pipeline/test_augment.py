@@ -36,10 +36,9 @@ WITHIN = {
 
 
 @pytest.fixture(scope="module")
-def photos(tmp_path_factory):
+def photos(first_photos):
     """uint8 (3, 224, 224)."""
-    root = lk.make_photos(tmp_path_factory.mktemp("photos"), 3, progress=False)
-    dataset = lk.ImageDataset(lk.FolderStore(root))
+    dataset = lk.ImageDataset(lk.FolderStore(first_photos(3)))
     return [functional.center_crop(dataset[number][0], [224, 224]) for number in range(3)]
 
 

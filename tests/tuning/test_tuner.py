@@ -36,8 +36,8 @@ SERIAL = lk.LoaderConfig(batch_size=2, num_workers=0)
 
 
 @pytest.fixture(scope="module")
-def photos(tmp_path_factory):
-    store = lk.FolderStore(lk.make_photos(tmp_path_factory.mktemp("photos"), 12))
+def photos(first_photos):
+    store = lk.FolderStore(first_photos(12))
     return lk.ImageDataset(store, transform=lk.make_augment("light", "v2", part="geometry"))
 
 

@@ -54,8 +54,7 @@ def make_depth(
         count: Number of pairs.
         seed: Each seed gives other windows.
         tar: Write the tar too: names sorted, no owners or times, so that its bytes are always the same.
-        engine, num_workers, address: As in `map_items`.
-        progress: Show a live bar.
+        engine, num_workers, address, progress: As in `map_items`.
 
     Returns:
         `root` as a Path.
@@ -64,13 +63,11 @@ def make_depth(
         ValueError: `count` below 1, or `root` holds something else, another seed, or more pairs; names the remedy.
         ItemErrors: some pairs could not be made.
 
-    Source: Scharstein et al., GCPR 2014, by `skimage.data.stereo_motorcycle`.
-    Taught in: notebooks/09_marigold_storage.ipynb
+    Source: Scharstein et al., GCPR 2014 (see `skimage.data`). Taught in: notebooks/09_marigold_storage.ipynb
     """
     root, folder = Path(root), Path(root, FOLDER_NAME)
     require_int("count", count)
-    claim_folder(root, SETTINGS_NAME, {"depth pairs": "stereo_motorcycle", "seed": seed}, what="depth pairs")
-    check_count(root, len(list(folder.glob("*/rgb_*.png"))), count, what="depth pairs")
+    _claim_folder(root, seed, count)
     names = [pair_names(number) for number in range(count)]
     map_items(
         partial(_make_pair, folder, seed), range(count), engine=engine, num_workers=num_workers, address=address,
@@ -152,3 +149,9 @@ def _encode_png(picture: Image.Image) -> bytes:
 def _make_pair(folder: Path, seed: int, number: int) -> None:
     for name, data in zip(pair_names(number), pair_bytes(number, seed=seed), strict=True):
         write_atomic(folder / name, data)
+
+
+def _claim_folder(root: Path, seed: int, count: int) -> None:
+    """Refuse a folder that holds something else, another seed, or more pairs; mark it as this set's."""
+    claim_folder(root, SETTINGS_NAME, {"depth pairs": "stereo_motorcycle", "seed": seed}, what="depth pairs")
+    check_count(root, len(list((root / FOLDER_NAME).glob("*/rgb_*.png"))), count, what="depth pairs")

@@ -97,8 +97,7 @@ def make_photos(
         profile: `"imagenet"` (about 500 x 375, the file sizes of ImageNet) or `"camera"` (2000 x 1500).
         seed: Each seed gives another set.
         num_threads: Default: the usable cores. With an engine other than threads, its workers.
-        engine, address: As in `map_items`. Threads suffice: Pillow and NumPy's generator release the GIL.
-        progress: Show a live bar.
+        engine, address, progress: As in `map_items`. Threads suffice: Pillow and NumPy's generator release the GIL.
 
     Returns:
         `root` as a Path.
@@ -123,7 +122,7 @@ def make_photos(
     options = {"engine": engine, "num_workers": num_threads, "address": address, "progress": progress}
     rows = map_items(make, missing, key=photo_key, description=f"{profile} photos", unit="photo", **options)
     manifest |= {row["key"]: row for row in rows}
-    photos = sorted(manifest.values(), key=lambda row: row["key"])
+    photos = [manifest[key] for key in sorted(manifest)]
     write_record(root / MANIFEST, {"settings": settings, "photos": photos}, indent=1)
     return root
 

@@ -11,18 +11,17 @@ from torch.utils.data import ChainDataset, DataLoader
 from webdataset import gopen as wds_gopen
 from webdataset.gopen import gopen_schemes
 
-from labkit import FolderStore, make_photos, read_shards, serve_folder, serve_s3, write_shards
+from labkit import FolderStore, read_shards, serve_folder, serve_s3, write_shards
 from labkit.data.shards import gopen
 from labkit.data.shards.gopen import ReadAhead, open_url
 from labkit.data.tar.errors import TarError
 
 
 @pytest.fixture(scope="module")
-def shards(tmp_path_factory) -> Path:
+def shards(first_photos, tmp_path_factory) -> Path:
     """Three shards, and a cut one beside them."""
     folder = tmp_path_factory.mktemp("shards")
-    photos = make_photos(folder / "photos", 14, progress=False)
-    root = write_shards(FolderStore(photos), folder / "set", max_count=5, engine="threads", progress=False)
+    root = write_shards(FolderStore(first_photos(14)), folder / "set", max_count=5, engine="threads", progress=False)
     (root / "cut.tar").write_bytes((root / "shard-000000.tar").read_bytes()[:200_000])
     return root
 

@@ -24,7 +24,6 @@ from labkit import (
     FolderStore,
     ImageDataset,
     ShardWarning,
-    make_photos,
     read_shards,
     shuffle_quality,
     write_shards,
@@ -67,8 +66,8 @@ def forty(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def photos(tmp_path_factory) -> Path:
-    return make_photos(tmp_path_factory.mktemp("photos") / "set", 10, progress=False)
+def photos(first_photos) -> Path:
+    return first_photos(10)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import pytest
 import webdataset as wds
 from typer.testing import CliRunner
 
-from labkit import FolderStore, ImageDataset, ItemErrors, TarStore, make_photos, read_shards, write_shards
+from labkit import FolderStore, ImageDataset, ItemErrors, TarStore, read_shards, write_shards
 from labkit.core.atomic import atomic_path
 from labkit.data.shards import write as shard_writer
 from labkit.data.shards.layout import member_names, store_key
@@ -57,8 +57,8 @@ def files_of(root: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture(scope="module")
-def photos(tmp_path_factory) -> Path:
-    return make_photos(tmp_path_factory.mktemp("photos") / "set", 20, progress=False)
+def photos(first_photos) -> Path:
+    return first_photos(20)
 
 
 @pytest.fixture(scope="module")
@@ -319,10 +319,8 @@ def test_other_settings_are_not_mixed_in(photos, written, other, said):
     assert_refused(written, said, FolderStore(photos), **other)
 
 
-def test_another_set_is_not_mixed_in(photos, written, tmp_path):
-    assert_refused(
-        written, "holds other shards", FolderStore(make_photos(tmp_path / "p", 19, progress=False)), max_count=3
-    )
+def test_another_set_is_not_mixed_in(first_photos, written):
+    assert_refused(written, "holds other shards", FolderStore(first_photos(19)), max_count=3)
 
 
 def test_another_set_is_not_mixed_in_with_an_unfinished_one(photos, tmp_path, monkeypatch):

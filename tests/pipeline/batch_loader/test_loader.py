@@ -25,8 +25,8 @@ SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
 
 
 @pytest.fixture(scope="module")
-def photos(tmp_path_factory):
-    return lk.FolderStore(lk.make_photos(tmp_path_factory.mktemp("photos") / "set", 22, progress=False))
+def photos(first_photos):
+    return lk.FolderStore(first_photos(22))
 
 
 @pytest.fixture(scope="module")
