@@ -135,7 +135,7 @@ def _read_jpeg_frame(data: bytes, orientation: int) -> Header | None:
 
 
 def _app1_orientation(segment: bytes, length: int) -> int | None:
-    """Orientation in an APP1 segment: 1 to 8, 0 where it states none, None where Pillow has to look."""
+    """Orientation in an APP1 segment: 1 to 8, 0 if it states none, None if Pillow must decide."""
     if segment.startswith(EXIF_PREFIX):
         return _tiff_orientation(segment[6:])
     return None if len(segment) < length or b"tiff:Orientation" in segment else 0
@@ -154,13 +154,13 @@ def _tiff_orientation(tiff: bytes) -> int | None:
         ):
             if tag == Base.Orientation:
                 return value if (kind, n_values) == (3, 1) and 1 <= value <= 8 else None
-    except struct.error:  # the directory lies outside the bytes at hand
+    except struct.error:  # the directory is outside the bytes read so far
         return None
     return 0
 
 
 def _read_png(data: bytes) -> Header | None:
-    """Check every chunk before the pixels, as Pillow does."""
+    """The size, after checking every chunk before the pixels, as Pillow does."""
     if data[8:16] != b"\0\0\0\rIHDR" or len(data) < 33 or data[24] not in _PNG_DEPTHS.get(data[25], ()) or data[27]:
         return None
     at = 8
@@ -180,7 +180,7 @@ def _is_plain_chunk(kind: bytes, body: bytes) -> bool:
 
 
 def _read_webp(data: bytes, file: int) -> Header | None:
-    """A whole file of one chunk, lossy or lossless. Alpha, profiles, metadata and animation need more than one."""
+    """The size of a complete file with one chunk; alpha, profiles, metadata and animation need more than one."""
     whole, form, kind, chunk = struct.unpack("<I4s4sI", data[4:20].ljust(16))
     is_whole = whole == 12 + chunk + chunk % 2 and os.fstat(file).st_size >= whole + 8
     if form != b"WEBP" or not is_whole:
@@ -190,11 +190,11 @@ def _read_webp(data: bytes, file: int) -> Header | None:
 
 def _read_webp_lossy(data: bytes, chunk: int) -> Header | None:
     tag = int.from_bytes(data[20:23], "little")
-    # A key frame of a known profile, to be shown, its first partition inside the chunk.
+    # It must be a visible key frame of a known profile, with its first partition inside the chunk.
     if data[23:26] != b"\x9d\x01\x2a" or tag & 0b11001 != 0b10000 or tag >> 5 >= chunk:
         return None
     width, height = struct.unpack_from("<HH", data, 26)
-    return Header(width & 0x3FFF, height & 0x3FFF, 1)  # the two high bits ask for scaling
+    return Header(width & 0x3FFF, height & 0x3FFF, 1)  # the two high bits request scaling
 
 
 def _read_webp_lossless(data: bytes) -> Header | None:
