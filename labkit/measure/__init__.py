@@ -1,4 +1,4 @@
-"""What it costs: timing, results, plots. Knows nothing of images."""
+"""Timing, results and plots, for any kind of batches."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""What a run costs the whole process tree: CPU seconds, memory, bytes read from storage. Workers included."""
+"""What a run costs the process tree, with all workers: CPU seconds, memory, bytes read from storage."""
 
 import contextlib
 import os
@@ -16,22 +16,22 @@ from labkit.measure import sampler
 if TYPE_CHECKING:
     import pandas as pd
 
-# Process ids whose trees are no part of what is measured: our own samplers, and who measures itself.
+# Ids of processes that are not measured, with their descendants: our samplers, and processes that measure themselves.
 apart: set[int] = set()
 
 
 @dataclass(frozen=True)
 class Usage:
-    """Totals of a process tree since its start: `cpu_s` in seconds, `read_bytes` from storage (None: not told)."""
+    """Totals of a process tree since its start: `cpu_s` in seconds, `read_bytes` from storage (None: unknown)."""
 
     cpu_s: float
     read_bytes: int | None
 
 
 def tree_usage() -> Usage:
-    """Usage of this process and all its descendants, those that have ended included.
+    """Usage of this process and all its descendants, including those that have ended.
 
-    A process that ends hands its totals to the parent that waits for it, so nothing is lost between two calls.
+    The totals of a process that ends go to the parent that waits for it, so nothing is lost between two calls.
     """
     own, reaped = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu_s = own.ru_utime + own.ru_stime + reaped.ru_utime + reaped.ru_stime
@@ -46,8 +46,8 @@ def tree_usage() -> Usage:
 class PeakMemory:
     """Largest memory of the process tree between `begin()` and `end()`, in MB (1e6 bytes).
 
-    PSS where the kernel gives it: forked workers are not counted as copies of their parent. Elsewhere one sample at
-    the end, of USS, which leaves shared pages out. A context manager; it may be used for many runs.
+    PSS if the kernel reports it, so that forked workers do not count as copies of their parent; otherwise one sample of
+    USS, without shared pages, at the end. A context manager, which can be used for many runs.
     """
 
     def __enter__(self) -> "PeakMemory":
@@ -63,59 +63,59 @@ class PeakMemory:
 
     def __exit__(self, *exc_info) -> None:
         if self._process is not None:
-            self._process.kill()  # it keeps nothing
+            self._process.kill()  # it has nothing to save
             self._process.wait()
             self._process.stdin.close()
             self._process.stdout.close()
             apart.discard(self._process.pid)
 
     def begin(self) -> None:
-        self._tell(f"begin:{','.join(map(str, apart))}")
+        self._send(f"begin:{','.join(map(str, apart))}")
 
     def now(self) -> None:
-        """Ask for a sample at this moment, without waiting for it: a short run has none else while workers live."""
-        self._tell("now")
+        """Ask for a sample, without waiting for it: a short run may have no other while its workers live."""
+        self._send("now")
 
     def end(self) -> float:
         if self._process is None:
             return sum(_uss_bytes(pid) for pid in (os.getpid(), *_descendants())) / 1e6
-        self._tell("end")
+        self._send("end")
         answer = self._process.stdout.readline()
-        return int(answer) / 1e6 if answer else float("nan")  # empty: somebody killed the sampler
+        return int(answer) / 1e6 if answer else float("nan")  # empty: the sampler was killed
 
-    def _tell(self, command: str) -> None:
+    def _send(self, command: str) -> None:
         if self._process is not None:
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.write(f"{command}\n".encode())
 
 
 def tree_memory() -> "pd.DataFrame":
-    """Memory of this process and of each of its descendants, now.
+    """Current memory of this process and of each of its descendants.
 
     Returns:
-        One row a process: `process` ("main", "child 1", ...), `pid`, `pss_mb` (shared pages divided among their users)
-        and `private_mb` (pages that nobody shares), in MB (1e6 bytes). Linux only: elsewhere no rows.
+        One row per process: `process` ("main", "child 1", ...), `pid`, `pss_mb` (shared pages are divided among their users)
+        and `private_mb` (unshared pages), in MB (1e6 bytes). Linux only: elsewhere no rows.
     """
-    import pandas as pd  # here, since hosts of loaders measure themselves, and draw no tables
+    import pandas as pd  # here, since processes that only measure themselves do not need it
 
     rows = []
     for number, pid in enumerate((os.getpid(), *_descendants())):
         with contextlib.suppress(OSError):
-            sizes = _rollup(pid)
+            sizes = _read_smaps_rollup(pid)
             private_mb = (sizes["Private_Clean"] + sizes["Private_Dirty"]) / 1e6
             name = f"child {number}" if number else "main"
             rows.append({"process": name, "pid": pid, "pss_mb": sizes["Pss"] / 1e6, "private_mb": private_mb})
     return pd.DataFrame(rows, columns=["process", "pid", "pss_mb", "private_mb"])
 
 
-def _rollup(pid: int) -> dict[str, int]:
-    """Sizes in bytes, from the kernel's sum over all of a process's mappings."""
+def _read_smaps_rollup(pid: int) -> dict[str, int]:
+    """Sizes in bytes, summed by the kernel over all mappings of a process."""
     lines = (Path("/proc") / str(pid) / "smaps_rollup").read_text().splitlines()[1:]
     return {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines}
 
 
 def _descendants() -> list[int]:
-    """Live descendants of this process, by the kernel's lists: far cheaper than every process's parent, as psutil."""
+    """Live descendants of this process, from the kernel's lists: far cheaper than psutil, which reads all processes."""
     try:
         return sampler.descendants(os.getpid(), apart)
     except OSError:
@@ -126,7 +126,7 @@ def _cpu_s(pid: int) -> float:
     try:
         times = psutil.Process(pid).cpu_times()
     except psutil.Error:
-        return 0.0  # it ended meanwhile: its parent has its time
+        return 0.0  # it has ended: its time counts for its parent
     return times.user + times.system + getattr(times, "children_user", 0.0) + getattr(times, "children_system", 0.0)
 
 

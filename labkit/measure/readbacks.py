@@ -1,4 +1,4 @@
-"""How often code asks a tensor for its value: each time, a GPU's host waits until all queued work is done."""
+"""How often code reads a tensor's value: each time, the host waits until the GPU has done all queued work."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,15 +21,15 @@ class _Counter(TorchDispatchMode):
 
 
 def _is_mask(index: Any) -> bool:
-    """A mask's true values are counted before the result's size is known."""
+    """Whether an index is a mask, whose true values have to be counted to know the size of the result."""
     return index is not None and index.dtype in (torch.bool, torch.uint8)
 
 
 def count_readbacks(function: Callable[..., Any], *args: Any) -> tuple[Any, int]:
-    """Call `function(*args)`; returns its result and how many of its operations need a value on the host.
+    """Call `function(*args)`; return its result and how many of its operations need a value on the host.
 
     Counts `int(tensor)`, `tensor.item()`, `if tensor`, indexing by a boolean mask. Works without a GPU, where reads
-    cost nothing; on one, `torch.cuda.set_sync_debug_mode("error")` finds the copies that wait as well.
+    cost nothing; with one, `torch.cuda.set_sync_debug_mode("error")` also finds copies that wait.
 
     Taught in: notebooks/06_kornia_gpu.ipynb
     """

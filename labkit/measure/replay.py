@@ -5,35 +5,34 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
-from labkit.core import iter_tensors, map_tensors
+from labkit.core import iter_tensors, map_tensors, require_int
 
 
 class ReplayLoader:
-    """The first batches of a loader, kept in memory and given again and again: the ceiling of every loader.
+    """The first batches of a loader, kept in memory and repeated: no loader can be faster.
 
     Args:
-        loader: Any iterable of batches; the first `n_batches` are taken at once, then it is left.
+        loader: Any iterable of batches; the first `n_batches` are taken at once.
         n_batches: Batches to keep.
-        length: Batches in an epoch, over which the kept ones are repeated. Default: `n_batches`.
-        device: Keep the batches there: then copying to the device is free too.
+        length: Batches in an epoch; the kept ones are repeated. Default: `n_batches`.
+        device: Keep the batches there, so that copying to the device is free too.
 
     Raises:
         ValueError: the loader ended before `n_batches`.
 
     The batches are the kept tensors themselves, not copies: a step that changes its input in place changes the replay.
-    Only what came in shared memory from a worker is copied, once: each such tensor would hold a file open.
+    Only tensors in shared memory, which come from workers, are copied, once: each would keep a file open.
 
     Taught in: notebooks/07_cuda_prefetch.ipynb
     """
 
     def __init__(self, loader: Iterable[Any], n_batches: int, *, length: int | None = None, device: Any = None):
-        if n_batches < 1 or (length is not None and length < 1):
-            raise ValueError(f"n_batches={n_batches}, length={length}: at least one batch is wanted")
-        kept = [map_tensors(batch, _unshared) for batch in islice(loader, n_batches)]
+        require_int("n_batches", n_batches)
+        self._length = n_batches if length is None else require_int("length", length)
+        kept = [map_tensors(batch, _copy_if_shared) for batch in islice(loader, n_batches)]
         if len(kept) < n_batches:
-            raise ValueError(f"the loader gave {len(kept)} batches, {n_batches} are wanted: ask for fewer")
+            raise ValueError(f"n_batches is {n_batches}, but the loader gave only {len(kept)} batches: ask for fewer")
         self._batches = kept if device is None else [map_tensors(batch, lambda item: item.to(device)) for batch in kept]
-        self._length = length or n_batches
         self.batch_size = getattr(loader, "batch_size", None)
         self.num_workers = 0
 
@@ -44,16 +43,16 @@ class ReplayLoader:
         return (self._batches[position % len(self._batches)] for position in range(self._length))
 
 
-def _unshared(item: Any) -> Any:
+def _copy_if_shared(item: Any) -> Any:
     in_shared_memory = hasattr(item, "is_shared") and item.device.type == "cpu" and item.is_shared()
     return item.clone() if in_shared_memory else item
 
 
 def fresh(batch: Any, *, whole: bool = False) -> Any:
-    """The batch in containers of its own, so that nobody misses what a step takes out of a dict.
+    """The batch in new containers, so that a step that takes items out of a dict changes no other's.
 
     Args:
-        whole: Its tensors are copies too, for a step that writes into them.
+        whole: Copy its tensors too, for a step that writes into them.
     """
 
     def taken(item: Any) -> Any:
@@ -71,7 +70,7 @@ def fresh(batch: Any, *, whole: bool = False) -> Any:
 
 
 def versions(batches: Any) -> list[int]:
-    """How often each tensor was written to: torch counts it."""
+    """How often each tensor was written to, as counted by torch."""
     return [item._version for item in _leaves(batches) if hasattr(item, "_version") and not item.is_inference()]
 
 

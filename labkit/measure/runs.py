@@ -1,4 +1,4 @@
-"""What is noted of a run: its images, the end of its work on the GPU, where its bytes came from."""
+"""Details of a run: its images, the end of its work on the GPU, where its bytes came from."""
 
 import sys
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ _COLD_SHARE = 0.9  # of the evicted bytes that must come from storage for a run 
 
 
 def count_images(batch: Any) -> int:
-    """Images in a batch, by the rule that `compare` states."""
+    """Images in a batch, by the rule in `compare`."""
     if isinstance(batch, int):
         return batch
     shape = getattr(batch, "shape", None)
@@ -22,14 +22,14 @@ def count_images(batch: Any) -> int:
 
 
 def synchronize() -> None:
-    """Wait for the GPU, so that work handed to it before the clock stops is in the time. No GPU in use: nothing."""
+    """Wait for the GPU, if one is in use, so that queued work is part of the measured time."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         torch.cuda.synchronize()
 
 
 def page_cache_state(before: int | None, after: int | None, *, asked: bool = False, evicted: int = 0) -> str:
-    """What `read_bytes` before and after a run say of the page cache."""
+    """The state of the page cache, from `read_bytes` before and after a run."""
     if before is None or after is None:
         return "unknown"
     read = after - before

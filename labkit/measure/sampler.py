@@ -1,9 +1,9 @@
-"""The memory of a process tree, sampled from a process of its own.
+"""The memory of a process tree, sampled from a separate process.
 
-A thread of the measured process would fight it for Python's global lock, and show up in what it measures. Run as a
-script with a process id; it needs the standard library alone, so that it starts in milliseconds. Commands come as
-lines on its standard input: `begin` starts to sample, `now` samples at once, `end` prints the peak in bytes;
-`begin:12,34` leaves out the trees of the processes 12 and 34.
+A thread of the measured process would compete for Python's global lock and count as part of the measurement. Run as a
+script with a process id; it needs only the standard library, so that it starts in milliseconds. Commands are lines of
+standard input: `begin` starts sampling, `now` samples at once, `end` prints the peak in bytes; `begin:12,34` leaves out
+the processes 12 and 34 and their descendants.
 """
 
 import os
@@ -17,9 +17,9 @@ _MAX_SHARE = 0.02  # of one core's time that sampling may take: reading PSS cost
 
 
 def descendants(pid: int, apart: Collection[int] = ()) -> list[int]:
-    """Process ids of all live descendants of `pid`, without those in `apart` and theirs.
+    """Process ids of all live descendants of `pid`, without those in `apart` and their descendants.
 
-    Raises OSError where the kernel does not list children.
+    Raises OSError if the kernel does not list children.
     """
     found = []
     for task in os.listdir(f"/proc/{pid}/task"):
@@ -29,7 +29,7 @@ def descendants(pid: int, apart: Collection[int] = ()) -> list[int]:
         except (FileNotFoundError, ProcessLookupError):
             if not os.path.exists("/proc/thread-self/children"):
                 raise OSError("this kernel does not list children") from None
-            continue  # the thread ended meanwhile
+            continue  # the thread has ended
         for child in children:
             if child in apart:
                 continue
@@ -37,12 +37,12 @@ def descendants(pid: int, apart: Collection[int] = ()) -> list[int]:
             try:
                 found += descendants(child, apart)
             except (FileNotFoundError, ProcessLookupError):
-                continue  # the process ended meanwhile
+                continue  # the process has ended
     return found
 
 
 def pss_bytes(pid: int) -> int:
-    """PSS of one process: a page shared by n processes counts 1/n. Raises OSError where the kernel does not say."""
+    """PSS of one process: a page shared by n processes counts 1/n. Raises OSError if the kernel does not report it."""
     with open(f"/proc/{pid}/smaps_rollup") as file:
         for line in file:
             if line.startswith("Pss:"):
@@ -51,18 +51,18 @@ def pss_bytes(pid: int) -> int:
 
 
 def tree_pss_bytes(pid: int, apart: Collection[int]) -> int:
-    """PSS of `pid` and its descendants, without the trees of the processes in `apart`."""
+    """PSS of `pid` and its descendants, without the processes in `apart` and their descendants."""
     total = 0
     for member in (pid, *descendants(pid, apart)):
         try:
             total += pss_bytes(member)
         except (FileNotFoundError, ProcessLookupError):
-            continue  # it ended meanwhile
+            continue  # it has ended
     return total
 
 
 def serve(pid: int) -> None:
-    """Sample `pid`'s tree between `begin` and `end`, until standard input is closed."""
+    """Sample the tree of `pid` between `begin` and `end`, until standard input is closed."""
     peak, pause, waiting, apart = 0, None, [], {os.getpid()}
     while True:
         if waiting or select.select([0], [], [], pause)[0]:
@@ -74,7 +74,7 @@ def serve(pid: int) -> None:
             if command == "begin":
                 apart = {os.getpid(), *map(int, filter(None, pids.split(",")))}
                 peak, pause = 0, _INTERVAL_S
-            elif command == "end" or not waiting:  # else the next command is late already, and reads the same
+            elif command == "end" or not waiting:  # otherwise the next command is already waiting and will sample
                 peak = max(peak, tree_pss_bytes(pid, apart))
             if command == "end":
                 print(peak, flush=True)

@@ -33,6 +33,6 @@ class StageClock:
             self.seconds[stage] = self.seconds.get(stage, 0.0) + self._clock() - start
 
     def frame(self, variant: str) -> pd.DataFrame:
-        """One row a stage: variant, stage, seconds. What `plot_stalls` draws."""
+        """One row per stage: variant, stage, seconds; for `plot_stalls`."""
         rows = [{"variant": variant, "stage": stage, "seconds": seconds} for stage, seconds in self.seconds.items()]
         return pd.DataFrame(rows, columns=["variant", "stage", "seconds"])

@@ -1,4 +1,4 @@
-"""The reader's own training: what it waits for, and which settings cure it."""
+"""The reader's own training: what it waits for, and which settings help."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""From measured costs to the one thing to change next: which, why, what it should bring, where it is taught."""
+"""From measured costs to what to change next: why, how much it should gain, and where it is taught."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -6,23 +6,23 @@ from typing import Any
 from labkit.core import usable_cores
 from labkit.tuning.training_loop import starts_workers, torch_loader
 
-LITTLE = 0.05  # share of the time: what costs less is not worth a change
+LITTLE = 0.05  # share of the time: smaller costs are not worth a change
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds a batch.
+    """Seconds per batch.
 
     step: The step alone, on batches that are where it needs them.
-    copy: What it takes longer when batches still have to be moved there.
+    copy: What the step takes longer if batches have to be moved there.
     hand_over: Receiving a batch that a worker has ready.
-    fetch: Waiting for a batch because storage had not given its bytes yet.
-    prepare: Waiting for a batch because it was still decoded, augmented or put together.
-    start: Waiting for the first batch of an epoch, shared among all its batches.
+    fetch: Waiting for a batch while storage delivers its bytes.
+    prepare: Waiting for a batch while it is decoded, augmented or collated.
+    start: Waiting for the first batch of an epoch, divided by the batches of an epoch.
     together: All of training.
-    making: One process making one batch, on its own; None where nobody can tell.
+    making: One process making one batch, on its own; None if unknown.
     waiting: Share of the making in which nothing is computed.
-    step_cpu: Processor seconds of the step, which workers cannot have.
+    step_cpu: Processor seconds of the step, which workers cannot use.
     """
 
     step: float
@@ -39,9 +39,15 @@ class Costs:
     @property
     def lost(self) -> dict[str, float]:
         """Share of the time that training waits for data, by cause."""
+        return {name: float(seconds / self.together) for name, seconds in self.lost_s.items()}
+
+    @property
+    def lost_s(self) -> dict[str, float]:
+        """Seconds per batch that training waits for data, by cause."""
         return {
-            name: getattr(self, name) / self.together for name in ("fetch", "prepare", "copy", "hand_over", "start")
-        }
+            "fetch": self.fetch, "prepare": self.prepare, "copy": self.copy, "hand-over": self.hand_over,
+            "start": self.start,
+        }  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -50,7 +56,7 @@ class Recommendation:
 
     rung: One of `"none"`, `"workers"`, `"storage"`, `"decoding"`, `"copy"`, `"hand-over"`, `"start"`.
     action: What to do, in a sentence.
-    why: What was measured that speaks for it.
+    why: The measurement that supports it.
     speedup: How much faster training should be after it, at most.
     notebook: Where it is taught.
     """
@@ -67,17 +73,17 @@ class Recommendation:
 
 
 def advise(costs: Costs, loader: Any) -> list[Recommendation]:
-    """What to change, the most rewarding first; a single "none" where training does not wait for data."""
-    rules = {"fetch": _fetch, "prepare": _prepare, "copy": _copy, "hand_over": _hand_over, "start": _start}
+    """What to change, the largest gain first; a single "none" if training does not wait for data."""
+    rules = {"fetch": _fetch, "prepare": _prepare, "copy": _copy, "hand-over": _hand_over, "start": _start}
     found: dict[str, Recommendation] = {}
     for cause, share in sorted(costs.lost.items(), key=lambda item: -item[1]):
         if share >= LITTLE:
             advice = rules[cause](costs, loader, share)
             found.setdefault(advice.rung, advice)
-    return list(found.values()) or [_nothing(costs)]
+    return list(found.values()) or [_advise_nothing(costs)]
 
 
-def _nothing(costs: Costs) -> Recommendation:
+def _advise_nothing(costs: Costs) -> Recommendation:
     share = max(0.0, 1 - costs.step / costs.together)
     why = f"without waiting for data it would take {1 - share:.0%} of the time"
     return Recommendation("none", "Leave the loader as it is: it is not the bottleneck", why, 1.0, "07_cuda_prefetch")
@@ -85,7 +91,7 @@ def _nothing(costs: Costs) -> Recommendation:
 
 def _fetch(costs: Costs, loader: Any, share: float) -> Recommendation:
     why = f"{share:.0%} of the time goes into waiting for storage"
-    if _wants_workers(loader):
+    if _needs_workers(loader):
         return _workers(costs, loader, why)
     if getattr(of_data_set(loader, "store"), "mode", "index") != "index":
         action, notebook = "Read the tar through an index: TarStore(path, mode='index')", "09_marigold_storage"
@@ -97,7 +103,7 @@ def _fetch(costs: Costs, loader: Any, share: float) -> Recommendation:
 
 def _prepare(costs: Costs, loader: Any, share: float) -> Recommendation:
     why = f"{share:.0%} of the time goes into waiting for batches that are still decoded and augmented"
-    if _wants_workers(loader):
+    if _needs_workers(loader):
         return _workers(costs, loader, why)
     decoder = of_data_set(loader, "decoder")
     if isinstance(decoder, str) and decoder != "turbojpeg":
@@ -149,13 +155,13 @@ def _gain(costs: Costs, saved_s: float) -> float:
     return costs.together / max(costs.step, costs.together - saved_s)
 
 
-def _wants_workers(loader: Any) -> bool:
+def _needs_workers(loader: Any) -> bool:
     workers = torch_loader(loader)
     return workers is not None and workers.num_workers < usable_cores()
 
 
 def of_data_set(loader: Any, name: str) -> Any:
-    """An attribute of the loader's data set, or of the one that it wraps."""
+    """An attribute of the loader's data set, or of one that it wraps; None if none has it."""
     data = getattr(loader, "dataset", None)
     while data is not None:
         if getattr(data, name, None) is not None:

@@ -1,4 +1,4 @@
-"""Which loaders `tune` should measure: a model of what each would bring leaves most of a grid out."""
+"""Which loaders `tune` measures: a model of their speed excludes most of the grid."""
 
 import copy
 import os
@@ -16,15 +16,15 @@ from labkit.tuning.io_wait import Making
 
 DEFAULT = "default"
 
-WORTH_MEASURING = 1.25  # times the least predicted seconds: the model is no better than that
-_MOST_COUNTS = 4
-_MOST_WORKERS = 32
-_WAITS = 0.2  # share of waiting from which more workers than cores may pay
+WORTH_MEASURING = 1.25  # times the smallest prediction: the model is not more accurate
+_MAX_COUNTS = 4
+_MAX_WORKERS = 32
+_WAITING_SHARE = 0.2  # with more waiting, more workers than cores may help
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A way to load: processes as `config` says, or `BatchLoader`'s threads; by this decoder or, None, as it is."""
+    """A way to load: processes as in `config`, or `BatchLoader`'s threads; decoder None is the data set's own."""
 
     config: LoaderConfig
     decoder: str | None = None
@@ -76,7 +76,7 @@ def candidates(
         config: The default.
         making: What making a batch costs one process, with the decoder that was chosen.
         step_s, step_cpu_s: Wall and processor seconds of a step.
-        decoder: The one to use; None leaves the data set's own.
+        decoder: The decoder to use; None keeps the data set's own.
         threads: Whether `BatchLoader` does the same work.
     """
     counts = worth_measuring(making, step_s, step_cpu_s)
@@ -91,25 +91,25 @@ def candidates(
 
 
 def with_workers(config: LoaderConfig, count: int) -> LoaderConfig:
-    """`config` with another number of workers; what only workers use is left open where there are none."""
+    """`config` with another number of workers; without workers, settings that only workers use are reset."""
     idle = {} if count else {"prefetch_factor": None, "persistent_workers": None, "start_method": None}
     return replace(config, num_workers=count, oversubscribe=count > usable_cores(), **idle)
 
 
 def worth_measuring(making: Making, step_s: float, step_cpu_s: float) -> list[int]:
-    """Numbers of workers, the most promising first; of two that promise the same the smaller."""
+    """Numbers of workers, the most promising first, and the smaller first among equals."""
     cores = cores_of_a_process()
     counts = {0, 1, cores // 2, cores - 1, cores}
-    if making.waiting > _WAITS:
-        counts |= {min(_MOST_WORKERS, factor * cores) for factor in (2, 4, 8)}
+    if making.waiting > _WAITING_SHARE:
+        counts |= {min(_MAX_WORKERS, factor * cores) for factor in (2, 4, 8)}
     expected = {count: expected_s(count, making, step_s, step_cpu_s, cores) for count in counts}
     limit = WORTH_MEASURING * min(expected.values())
     worth = [count for count in counts if expected[count] <= limit]
-    return sorted(worth, key=lambda count: (round(expected[count] / limit, 2), count))[:_MOST_COUNTS]
+    return sorted(worth, key=lambda count: (round(expected[count] / limit, 2), count))[:_MAX_COUNTS]
 
 
 def expected_s(num_workers: int, making: Making, step_s: float, step_cpu_s: float, cores: int) -> float:
-    """Seconds a batch of training: workers share the making, and all that computes shares the cores."""
+    """Seconds per batch of training: workers share the making, and all computation shares the cores."""
     if not num_workers:
         return making.seconds + step_s
     computing_s = making.seconds * (1 - making.waiting) + step_cpu_s
@@ -117,12 +117,12 @@ def expected_s(num_workers: int, making: Making, step_s: float, step_cpu_s: floa
 
 
 def cores_of_a_process() -> int:
-    """Of this process, where several on the machine train together."""
+    """Cores for this process, if several on this machine train together."""
     return usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")) or 1
 
 
 def with_decoder(dataset: ImageDataset, decoder: str) -> ImageDataset:
-    """The same data set, decoding otherwise."""
+    """The same data set with another decoder."""
     other = copy.copy(dataset)
     other.decoder = decoder
     return other
@@ -141,7 +141,7 @@ def _batch_loader(
 
 
 def _crop_and_flip(dataset: Any) -> tuple[Any, Any] | None:
-    """The transforms of a data set that does what `BatchLoader` does and nothing else."""
+    """Crop and flip of a data set that does what `BatchLoader` does and nothing else; else None."""
     from torchvision.transforms import v2
 
     if type(dataset) is not ImageDataset or not isinstance(dataset.transform, v2.Compose):

@@ -1,4 +1,4 @@
-"""What `diagnose` found: as numbers, in words, as a picture."""
+"""What `diagnose` found, as numbers, in words and as a picture."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -17,16 +17,16 @@ class Diagnosis:
     Attributes:
         shares: Share of the wall time by cause, in sum 1: `compute`, and what training waits for: `fetch` (storage),
             `prepare` (decoding, augmenting, collating), `copy` (to the device), `hand-over` (from workers), `start` (of
-            an epoch: workers that begin anew).
-        ceiling: How many times as fast training would be if data were free.
+            an epoch: workers that start again).
+        ceiling: How much faster training would be if data were free (2.0: twice as fast).
         ceiling_low, ceiling_high: Its 95 % interval over the rounds.
-        recommendation: The change that should bring most.
-        recommendations: All that are worth it, the best first.
-        costs: Seconds a batch.
-        gpu_utilization: Share of the time, 0 to 1, in which the GPU ran a kernel; None where NVML does not answer.
-        cold: How many times as long the loader alone takes when its files are not in the page cache; None where
-            they cannot be evicted.
-        frame: The runs that all of it is reckoned from, as `compare` gives them.
+        recommendation: The change with the largest expected gain.
+        recommendations: All changes that are worth it, the best first.
+        costs: Seconds per batch.
+        gpu_utilization: Share of the time, 0 to 1, in which the GPU ran a kernel; None if NVML does not answer.
+        cold: How many times as long the loader alone takes if its files are not in the page cache; None if they
+            cannot be evicted.
+        frame: The runs behind these numbers, as `compare` returns them.
     """
 
     shares: dict[str, float]
@@ -46,13 +46,13 @@ class Diagnosis:
     @property
     def sentences(self) -> list[str]:
         """The result in words."""
-        return [_waiting(self), _free(self), str(self.recommendation)]
+        return [_describe_waiting(self), _describe_ceiling(self), str(self.recommendation)]
 
     def plot(self, ax: Any = None) -> Any:
         """Where the time of a batch goes, beside the step alone. Returns the Axes."""
         from labkit.measure import plot_stalls
 
-        parts = {"compute": self.costs.step, **lost_s(self.costs)}
+        parts = {"compute": self.costs.step, **self.costs.lost_s}
         rows = [{"variant": "training", "stage": stage, "seconds": seconds} for stage, seconds in parts.items()]
         rows.append({"variant": "if data were free", "stage": "compute", "seconds": self.costs.step})
         ax = plot_stalls(pd.DataFrame(rows), ax=ax)
@@ -66,18 +66,10 @@ class Diagnosis:
         from html import escape
 
         words = "".join(f"<p>{escape(sentence)}</p>" for sentence in self.sentences)
-        return f'<img alt="{escape(self.sentences[0])}" src="data:image/png;base64,{_picture(self)}">{words}'
+        return f'<img alt="{escape(self.sentences[0])}" src="data:image/png;base64,{_draw_png(self)}">{words}'
 
 
-def lost_s(costs: Costs) -> dict[str, float]:
-    """Seconds a batch that training waits, by cause."""
-    return {
-        "fetch": costs.fetch, "prepare": costs.prepare, "copy": costs.copy, "hand-over": costs.hand_over,
-        "start": costs.start,
-    }  # fmt: skip
-
-
-def _waiting(found: Diagnosis) -> str:
+def _describe_waiting(found: Diagnosis) -> str:
     lost = {name: found.shares[name] for name in SHARES[1:]}
     total = sum(lost.values())
     if total < LITTLE:
@@ -87,7 +79,7 @@ def _waiting(found: Diagnosis) -> str:
     return f"Training waits for its data {total:.0%} of the time: {parts}."
 
 
-def _free(found: Diagnosis) -> str:
+def _describe_ceiling(found: Diagnosis) -> str:
     within = f" [{found.ceiling_low:.2f}, {found.ceiling_high:.2f}]" if found.ceiling_low == found.ceiling_low else ""
     words = f"Were data free, it would be {found.ceiling:.2f}x{within} as fast"
     if found.gpu_utilization is not None:
@@ -97,8 +89,8 @@ def _free(found: Diagnosis) -> str:
     return words + "."
 
 
-def _picture(found: Diagnosis) -> str:
-    """PNG, base64."""
+def _draw_png(found: Diagnosis) -> str:
+    """The plot as a PNG, base64."""
     import matplotlib.pyplot as plt
 
     from labkit.core import png_base64

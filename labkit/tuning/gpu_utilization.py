@@ -1,4 +1,4 @@
-"""How busy the GPU is, as its driver says it."""
+"""How busy the GPU is, according to its driver."""
 
 import sys
 import threading
@@ -11,8 +11,8 @@ class GpuUtilization:
     """Samples the current CUDA device in a thread while the `with` block runs.
 
     Attributes:
-        share: Mean share of the time in which a kernel ran, 0 to 1, or None where NVML does not answer. A kernel that
-            uses one of a hundred multiprocessors counts in full: low says idle, high does not say well used.
+        share: Mean share of the time in which a kernel ran, 0 to 1, or None if NVML does not answer. A kernel that
+            uses one of a hundred multiprocessors counts in full: low means idle, high does not mean well used.
 
     Source: nvmlDeviceGetUtilizationRates, via torch.cuda.utilization.
     """

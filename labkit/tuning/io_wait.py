@@ -1,4 +1,4 @@
-"""Does a loader compute, or wait for storage? A process that waits uses no processor time."""
+"""Whether a loader computes or waits for storage: a process that waits uses no processor time."""
 
 import sys
 import time
@@ -16,8 +16,8 @@ from labkit.tuning.steal_time import core_time
 class Making:
     """What making a batch costs one process.
 
-    seconds: Wall time a batch; None where the loader cannot be run in this process.
-    waiting: Share of it in which nothing was computed: the process waited for a disk, a network, a lock.
+    seconds: Wall time per batch; None if the loader cannot run in this process.
+    waiting: Share of it in which nothing was computed: the process waited for a disk, a network or a lock.
     """
 
     seconds: float | None
@@ -28,41 +28,41 @@ def making_in_one_process(loader: Any, *, limit_s: float, n_batches: int) -> Mak
     """Make batches of a `torch.utils.data.DataLoader` in this process, with one thread, as a worker makes them.
 
     Args:
-        loader: The loader; its own workers are not touched, and global random generators are given back as they were.
-        limit_s: No further batch is begun after so many seconds.
-        n_batches: At most; one more goes before them, uncounted.
+        loader: The loader; its own workers are not used, and global random generators are restored.
+        limit_s: No batch is started after so many seconds.
+        n_batches: At most; another one before them does not count.
     """
     with preserve_rng_state(), _one_thread():
         batches = iter(_without_workers(loader))
-        next(batches, None)  # files are opened, tables made
-        made, started, cores, cpu_s, before_s = 0, time.perf_counter(), core_time(), time.process_time(), in_line_s()
+        next(batches, None)  # opens files, fills caches
+        made, started, cores, cpu_s, before_s = 0, time.perf_counter(), core_time(), time.process_time(), run_queue_s()
         for made, _ in enumerate(batches, 1):
             if made >= n_batches or time.perf_counter() - started > limit_s:
                 break
         wall_s, cpu_s = time.perf_counter() - started, time.process_time() - cpu_s
-        busy_s = cores.with_stolen(cpu_s) + in_line_s() - before_s
+        busy_s = cores.with_stolen(cpu_s) + run_queue_s() - before_s
     if not made:
         return Making(None, 0.0)
     return Making(wall_s / made, min(1.0, max(0.0, 1 - busy_s / wall_s)))
 
 
-def in_line_s() -> float:
-    """Seconds that this thread has stood in line for a core: that is no waiting for data."""
+def run_queue_s() -> float:
+    """Seconds that this thread has waited in the run queue, which is not waiting for data."""
     try:
         return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
-    except (OSError, ValueError, IndexError):  # not Linux, or a kernel that does not keep them
+    except (OSError, ValueError, IndexError):  # not Linux, or not recorded by this kernel
         return 0.0
 
 
 def waiting_of(loader: Any, seconds: float, cpu_s: float) -> Making:
-    """For any other loader: from the processor time that all its threads and processes used for a batch.
+    """The same for any other loader, from the processor time of all its threads and processes.
 
     Args:
-        seconds: Wall time a batch.
-        cpu_s: Processor seconds a batch, of this process and all below it; stolen ones included.
+        seconds: Wall time per batch.
+        cpu_s: Processor seconds per batch of the process tree, with stolen time.
     """
-    at_work = getattr(loader, "num_threads", None) or getattr(loader, "num_workers", None) or 1
-    return Making(None, min(1.0, max(0.0, 1 - cpu_s / (seconds * at_work))) if seconds > 0 else 0.0)
+    n_workers = getattr(loader, "num_threads", None) or getattr(loader, "num_workers", None) or 1
+    return Making(None, min(1.0, max(0.0, 1 - cpu_s / (seconds * n_workers))) if seconds > 0 else 0.0)
 
 
 def _without_workers(loader: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Time that the host of a virtual machine gives to others: who would run then neither computes nor waits for data."""
+"""Time that the host of a virtual machine gives to others: a process then neither computes nor waits for data."""
 
 from dataclasses import dataclass
 
@@ -9,23 +9,23 @@ import psutil
 class CoreTime:
     """Seconds of all cores together, since the machine started.
 
-    busy_s: In which they ran something.
-    stolen_s: In which they had something to run, and the host ran something else in their place.
+    busy_s: Running something.
+    stolen_s: Ready to run something while the host ran something else.
     """
 
     busy_s: float
     stolen_s: float
 
     def with_stolen(self, cpu_s: float) -> float:
-        """Processor seconds used since then, with their part of what was stolen: as large as their part of the work."""
+        """`cpu_s` used since then, plus a share of the stolen time: the same as their share of the work."""
         now = core_time()
-        busy_s = max(now.busy_s - self.busy_s, cpu_s)  # the kernel counts both by different clocks
+        busy_s = max(now.busy_s - self.busy_s, cpu_s)  # two clocks of the kernel
         stolen_s = max(0.0, now.stolen_s - self.stolen_s)
         return cpu_s + (stolen_s * cpu_s / busy_s if busy_s > 0 else 0.0)
 
 
 def core_time() -> CoreTime:
-    """Of this machine, by its kernel; nothing where it does not tell: not Linux, or a host that hides what it takes.
+    """Core time of this machine; zeros if the kernel does not report it.
 
     Source: psutil.cpu_times, /proc/stat on Linux.
     """

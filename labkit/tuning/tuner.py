@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 
+from labkit.core import require_positive
 from labkit.data import collate
 from labkit.measure import ReplayLoader, quiet_summary, synchronize
 from labkit.pipeline.loader import LoaderConfig
@@ -35,10 +36,10 @@ class Tuned:
     Attributes:
         config: The best settings of worker processes, for `make_loader`.
         decoder: The decoder to use; None: leave the data set's own.
-        threads: Whether `BatchLoader`, which does the same work, is faster than any of them.
+        threads: Whether `BatchLoader`, which does the same work, is faster than any of these.
         why: The reason, in a sentence.
         frame: The runs that decided.
-        decoders: The runs of the decoders on their own; None where there was nothing to choose.
+        decoders: The runs of the decoders on their own; None if there was nothing to choose.
     """
 
     config: LoaderConfig
@@ -76,35 +77,32 @@ def tune(
 ) -> Tuned:
     """Choose decoder, `num_workers`, `prefetch_factor`, and threads or processes, for one data set and one step.
 
-    A batch is made in this process once, to see what it costs and how much of that is waiting; a model then leaves
-    out what cannot win. The rest race in interleaved rounds, each a part of an epoch with the step; who is slower in
-    every round drops out. It ends when the default keeps up with the step, or a winner is beyond doubt.
+    First, batches are made in this process, to see what one costs and how much of that is waiting; a model then drops
+    what cannot win. The rest race in interleaved rounds until the default keeps up with the step, or a winner is sure.
 
     Args:
-        dataset: Map-style, as for `make_loader`. Of an `ImageDataset` the decoder is chosen too; whether threads are
-            tried depends on its transform: `BatchLoader` crops, resizes and flips, and nothing else.
+        dataset: Map-style, as for `make_loader`. For an `ImageDataset` the decoder is chosen too, and threads are tried
+            if its transform does nothing that `BatchLoader` cannot do.
         step: Called with each batch; it really trains. None: find the fastest loader.
-        config: The default to start from: what it says of batch size, seed, pinning and start method stays.
-        budget_s: Seconds, about; a single comparison of all candidates is always finished.
+        config: The default to start from; its batch size, seed, pinning and start method stay.
+        budget_s: Seconds, about; one comparison of all candidates is always finished.
         shuffle, drop_last, collate_fn, batch_transform: As for `make_loader`.
-        progress: Show a live bar.
+        progress: Show a progress bar.
 
     Returns:
-        A `Tuned`. Its choice differs from the default only where the interval says that it is faster.
+        A `Tuned`. Its choice differs from the default only if the measured interval shows that it is faster.
 
     Raises:
-        TypeError: an iterable data set, or a step that cannot be called.
-        ValueError: an empty data set, or a budget that is not positive.
+        TypeError, ValueError: an iterable or empty data set, a step that cannot be called, or a budget of 0 seconds.
 
     Taught in: notebooks/12_find_the_stall.ipynb
     """
     if step is not None and not callable(step):
-        raise TypeError(f"step is a {type(step).__name__}: a function of one batch, or None, is wanted")
-    if not budget_s > 0:
-        raise ValueError(f"budget_s={budget_s!r}: a positive number of seconds is wanted")
+        raise TypeError(f"step must be a function of one batch or None, got a {type(step).__name__}")
+    require_positive("budget_s", budget_s)
     deadline, config = time.perf_counter() + budget_s, config or LoaderConfig()
     source = Source(dataset, shuffle, drop_last, collate_fn, batch_transform)
-    source.loader(Candidate(with_workers(config, 0)))  # what is wrong with the data set is said before any measuring
+    source.loader(Candidate(with_workers(config, 0)))  # report errors of the data set before measuring
     decoder, decoders = fastest_decoder(dataset, limit_s=budget_s / 15, seed=config.seed)
     alone = _Alone.of(source, Candidate(with_workers(config, 0), decoder), step, budget_s)
     field = candidates(
@@ -112,15 +110,14 @@ def tune(
     )
     n_batches = alone.n_batches(budget_s, field)
     with _variants(source, field, alone.batches, step, n_batches) as variants:
-        runs = race(
-            variants, default=DEFAULT, deadline=deadline, progress=progress, try_default_first=alone.may_keep_up(config)
-        )
-    return _chosen(source, field, runs, decoders)
+        default_first = alone.may_keep_up(config)
+        runs = race(variants, default=DEFAULT, deadline=deadline, progress=progress, try_default_first=default_first)
+    return _choose(source, field, runs, decoders)
 
 
 @dataclass(frozen=True)
 class _Alone:
-    """Making a batch and the step, each on its own; seconds a batch."""
+    """Making a batch and the step, each on its own; seconds per batch."""
 
     making: Making
     step_s: float
@@ -138,20 +135,20 @@ class _Alone:
         return cls(making, step_s, step_cpu_s, batches)
 
     def may_keep_up(self, config: LoaderConfig) -> bool:
-        """Whether the default can be as fast as the step, as far as a rough model knows."""
+        """Whether the default can be as fast as the step, according to a rough model."""
         num_workers, cores = config.resolved().num_workers, cores_of_a_process()
         expected = expected_s(num_workers, self.making, self.step_s, self.step_cpu_s, cores)
         return expected <= WORTH_MEASURING * self.step_s
 
     def n_batches(self, budget_s: float, field: dict[str, Candidate]) -> int:
-        """Batches of a run: a sixtieth of the budget, but enough that every worker makes some."""
+        """Batches per run: a sixtieth of the budget, but enough that every worker makes some."""
         most = max(each.config.resolved().num_workers for each in field.values())
         a_batch_s = max(self.step_s, self.making.seconds / max(1, most))
         return max(4, 3 * most, min(200, int(budget_s / 60 / a_batch_s)))
 
 
 def _timed(function: Callable[[], Any], n: int) -> tuple[float, float]:
-    """Wall and processor seconds of a call, after one that is not counted."""
+    """Wall and processor seconds per call, after a warm-up call."""
     function()
     synchronize()
     start, cpu = time.perf_counter(), time.process_time()
@@ -162,7 +159,7 @@ def _timed(function: Callable[[], Any], n: int) -> tuple[float, float]:
 
 
 def _some_indices(dataset: Any, count: int) -> list[int]:
-    """`count` samples from all over the data set, each as often as any other."""
+    """`count` samples from all over the data set, all equally often."""
     order = random.Random(0).sample(range(len(dataset)), min(count, len(dataset)))
     return [order[number % len(order)] for number in range(count)]
 
@@ -185,7 +182,7 @@ def _variants(
 
 
 class _Trained:
-    """A loader whose batches have been trained on; calling it gives an epoch."""
+    """A loader that trains on each batch before it gives it; a factory for `compare` that returns itself."""
 
     def __init__(self, loader: Any, step: Any):
         self._loader, self._step = loader, step
@@ -204,7 +201,7 @@ class _Trained:
             yield batch
 
 
-def _chosen(source: Source, field: dict[str, Candidate], runs: pd.DataFrame, decoders: pd.DataFrame | None) -> Tuned:
+def _choose(source: Source, field: dict[str, Candidate], runs: pd.DataFrame, decoders: pd.DataFrame | None) -> Tuned:
     summary = quiet_summary(runs, DEFAULT)
     best = _fastest(summary, list(field))
     of_processes = _fastest(summary, [label for label, each in field.items() if not each.threads])
@@ -214,7 +211,7 @@ def _chosen(source: Source, field: dict[str, Candidate], runs: pd.DataFrame, dec
 
 
 def _fastest(summary: pd.DataFrame, labels: list[str]) -> str:
-    run = summary[summary.index.isin(labels)]  # where the default keeps up, only the default
+    run = summary[summary.index.isin(labels)]  # only the default, if it keeps up
     faster = run.loc[run["verdict"] == "faster", "speedup"]
     return DEFAULT if faster.empty else str(faster.idxmax())
 

@@ -58,7 +58,7 @@ class TestLoaders:
         assert found.frame["n_images"].eq(2).all()
 
     def test_a_generator_is_gone_through_once(self):
-        with pytest.raises(ValueError, match="a generator, can be gone through only once"):
+        with pytest.raises(ValueError, match="a generator, can be iterated only once"):
             diagnose((torch.zeros(1) for _ in range(5)), _nap)
 
     def test_an_empty_one(self):
@@ -81,9 +81,9 @@ class TestLoaders:
 
     @pytest.mark.parametrize("wrong", [{"batches": 0}, {"rounds": 0}])
     def test_arguments(self, wrong):
-        with pytest.raises(ValueError, match="at least one of each"):
+        with pytest.raises(ValueError, match="must be an integer >= 1, got 0"):
             diagnose(_loader(), _nap, **wrong)
-        with pytest.raises(ValueError, match="step is a int"):
+        with pytest.raises(ValueError, match="step must be a function of one batch, got a int"):
             diagnose(_loader(), 3)
 
     def test_the_limit_is_kept(self):
@@ -135,19 +135,19 @@ class TestLoaders:
         assert len(taken) == 1  # the worker makes the next one only now
         batches.close()
 
-    @pytest.mark.parametrize(("in_line_s", "expected_s"), [(0.04, 0.01), (0.08, 0.0)])
-    def test_standing_in_line_is_no_receiving(self, in_line_s, expected_s, monkeypatch):
-        assert self._received(_loader(num_workers=2), in_line_s, monkeypatch) == pytest.approx(expected_s)
+    @pytest.mark.parametrize(("run_queue_s", "expected_s"), [(0.04, 0.01), (0.08, 0.0)])
+    def test_standing_in_line_is_no_receiving(self, run_queue_s, expected_s, monkeypatch):
+        assert self._received(_loader(num_workers=2), run_queue_s, monkeypatch) == pytest.approx(expected_s)
 
     @pytest.mark.parametrize("loader", [[1, 2], _loader()])
     def test_but_may_be_making_where_nobody_works_ahead(self, loader, monkeypatch):
         assert self._received(loader, 0.02, monkeypatch) == 0.03
 
-    def _received(self, loader, in_line_s, monkeypatch):
+    def _received(self, loader, run_queue_s, monkeypatch):
         """Two batches of 0.03 s, or one."""
-        parts, clock = LoopParts(loader, _nap, device=None, count=len), iter((7.0, 7.0 + in_line_s))
-        monkeypatch.setattr("labkit.tuning.training_loop.in_line_s", lambda: next(clock))
-        monkeypatch.setattr(parts, "_taking", lambda *args, **options: 0.03)
+        parts, clock = LoopParts(loader, _nap, device=None, count=len), iter((7.0, 7.0 + run_queue_s))
+        monkeypatch.setattr("labkit.tuning.training_loop.run_queue_s", lambda: next(clock))
+        monkeypatch.setattr(parts, "_seconds_per_batch", lambda *args, **options: 0.03)
         return parts.receive()
 
     def test_any_loader_waits_while_nothing_is_computed(self):
@@ -335,5 +335,5 @@ class TestEpochs:
         assert Epochs(iter(())).starting_s(0) == 0
 
     def test_no_iterable(self):
-        with pytest.raises(CannotDiagnose, match="the loader is a int"):
+        with pytest.raises(CannotDiagnose, match="the loader must be an iterable of batches, got a int"):
             Epochs(3)

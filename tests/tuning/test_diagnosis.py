@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from labkit.tuning.advice import LITTLE, Costs, Recommendation
-from labkit.tuning.diagnosis import Diagnosis, lost_s
+from labkit.tuning.diagnosis import Diagnosis
 
 SHARES = {"compute": 0.3, "fetch": 0.104, "prepare": 0.4, "copy": 0.004, "hand-over": 0.092, "start": 0.1}
 WAITS = "Training waits for its data 70% of the time: prepare 40%, fetch 10%, start 10%, hand-over 9%."
@@ -56,7 +56,7 @@ def test_what_it_draws(found):
     rows = {}
     for bar in ax.patches:
         rows.setdefault(round(bar.get_y() + bar.get_height() / 2), []).append(bar.get_width())
-    assert rows[0] == pytest.approx([3.0, *lost_s(found.costs).values()])
+    assert rows[0] == pytest.approx([3.0, *found.costs.lost_s.values()])
     assert rows[1] == pytest.approx([3.0, 0, 0, 0, 0, 0])
     assert [label.get_text() for label in ax.get_yticklabels()] == ["training", "if data were free"]
     assert (ax.get_xlabel(), ax.get_title()) == ("seconds a batch", "ceiling: 3.33x")

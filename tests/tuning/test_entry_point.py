@@ -63,7 +63,7 @@ def test_another_form(name):
 
 
 def test_a_relative_module():
-    with pytest.raises(CannotDiagnose, match=r"'\.train:make': a module is named from the folder .* without a dot"):
+    with pytest.raises(CannotDiagnose, match=r"'\.train:make': name the module .* without a leading dot"):
         named_function(".train:make")
 
 
@@ -92,7 +92,7 @@ def test_no_such_function_and_which_there_are(script):
 @pytest.mark.parametrize(
     ("function", "says"),
     [
-        ("wants", "missing a required argument: 'size'; a function without arguments is wanted"),
+        ("wants", "missing a required argument: 'size'; it must work without arguments"),
         ("three", " gave list, builtin_function_or_method, int: return loader, step, where step(batch) trains"),
         ("no_step", " gave list, int: return loader, step"),
         ("no_loader", " gave int, builtin_function_or_method: return loader, step"),

@@ -49,7 +49,7 @@ def two_cores(monkeypatch):
 class TestTune:
     @pytest.fixture(autouse=True)
     def few_workers(self, monkeypatch):
-        monkeypatch.setattr(field, "_MOST_WORKERS", 4)
+        monkeypatch.setattr(field, "_MAX_WORKERS", 4)
 
     def test_waiting_is_shared_by_workers(self):
         tuned = lk.tune(Naps(0.02, count=7), config=SERIAL, budget_s=2)
@@ -81,7 +81,7 @@ class TestTune:
     @pytest.mark.parametrize(
         ("arguments", "error", "says"),
         [
-            ((Naps(0), 3), TypeError, "step is a int"),
+            ((Naps(0), 3), TypeError, "step must be a function of one batch or None, got a int"),
             ((Naps(0, count=0),), ValueError, "holds no sample"),
         ],
     )
@@ -99,7 +99,7 @@ class TestTune:
 
     @pytest.mark.parametrize("budget_s", [0, -1.0, float("nan")])
     def test_a_budget_is_positive(self, budget_s):
-        with pytest.raises(ValueError, match="positive number of seconds"):
+        with pytest.raises(ValueError, match="budget_s must be a number > 0"):
             lk.tune(Naps(0), budget_s=budget_s)
 
     def test_an_error_of_the_step_is_told(self):
