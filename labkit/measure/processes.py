@@ -93,7 +93,7 @@ def tree_memory() -> "pd.DataFrame":
     """Current memory of this process and of each of its descendants.
 
     Returns:
-        One row per process: `process` ("main", "child 1", ...), `pid`, `pss_mb` (shared pages are divided among their users)
+        One row per process: `process` ("main", "child 1", ...), `pid`, `pss_mb` (shared pages divided among users)
         and `private_mb` (unshared pages), in MB (1e6 bytes). Linux only: elsewhere no rows.
     """
     import pandas as pd  # here, since processes that only measure themselves do not need it
