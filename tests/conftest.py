@@ -44,13 +44,11 @@ def _words(process: psutil.Process) -> list[str]:
 
 def pytest_collection_modifyitems(items):
     """Skip what cannot run here: tests marked `cuda` without a GPU, a notebook without the extras that it shows."""
-    without_cuda = [item for item in items if item.get_closest_marker("cuda")]
-    if without_cuda and not torch.cuda.is_available():
-        for item in without_cuda:
-            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
     lacks = [name for name in ("moto", "s3fs") if find_spec(name) is None]
-    for item in items if lacks else ():
-        if item.path.name == "08_shard_formats.ipynb":
+    for item in items:
+        if item.get_closest_marker("cuda") and not torch.cuda.is_available():
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+        if lacks and item.path.name == "08_shard_formats.ipynb":
             remedy = f'{lacks[0]} is not installed: python -m pip install -e ".[test]"'
             item.add_marker(pytest.mark.skip(reason=remedy))
 
