@@ -1,4 +1,4 @@
-"""Tests that measure run alone, though pytest-xdist runs two of the others at once."""
+"""Tests that measure run alone, even when pytest-xdist runs other tests two at a time."""
 
 import contextlib
 from pathlib import Path
@@ -12,22 +12,22 @@ except ImportError:  # Windows
 
 
 class Turns:
-    """A plugin: what is marked `alone` or `cuda` has the machine to itself; notebooks' cells wait for it, too.
+    """A plugin that runs tests marked `alone` or `cuda` with nothing beside them, not even cells of notebooks.
 
-    Without pytest-xdist every test is alone; where the system has no file locks, none is.
+    Without pytest-xdist every test runs alone; on a system without file locks none does.
     """
 
     def __init__(self, folder: Path):
         self._door, self._room = folder / "door.lock", folder / "room.lock"
         self._turn, self._is_alone = contextlib.ExitStack(), False
 
-    @pytest.hookimpl(wrapper=True, tryfirst=True)  # around pytest-timeout's: waiting is not part of a test
+    @pytest.hookimpl(wrapper=True, tryfirst=True)  # around pytest-timeout's: a test's timeout excludes the wait
     def pytest_runtest_protocol(self, item, nextitem):
         if not self._is_alone:
-            # Who waits to be alone waits in the door: nobody slips past who would only share.
+            # A test that waits to be alone holds the door, so that none that shares can pass it.
             with _held(self._door, fcntl.LOCK_EX):
                 self._turn.enter_context(_held(self._room, fcntl.LOCK_EX if _measures(item) else fcntl.LOCK_SH))
-        # One after the other without a break: else each of them would wait for a test of the other process.
+        # Keep the room between two such tests: else each would wait for a test of the other process.
         self._is_alone = _measures(item) and nextitem is not None and _measures(nextitem)
         try:
             return (yield)
@@ -42,12 +42,12 @@ def _measures(item: pytest.Item) -> bool:
 
 @contextlib.contextmanager
 def _held(path: Path, how: int):
-    with open(path, "a+") as file:  # closed: let go
-        fcntl.lockf(file, how)  # not flock: workers forked by a test would hold it for as long as they live
+    with open(path, "a+") as file:
+        fcntl.lockf(file, how)  # not flock: workers that a test forks would hold it
         yield
 
 
 def register(config: pytest.Config) -> None:
-    """In a process of pytest-xdist; the folder is of this run, and goes with its temporary folders."""
+    """Register the plugin in a worker of pytest-xdist; its locks lie in the temporary folder of the run."""
     if fcntl is not None and hasattr(config, "workerinput"):
         config.pluginmanager.register(Turns(Path(config.option.basetemp).parent), "turns")

@@ -1,8 +1,8 @@
 """Known vulnerabilities of what is installed: `python -m tests.hardening.audit [ARGUMENTS OF PIP-AUDIT]`.
 
-Ends with 1 where a package has one, and where pip-audit itself is used wrongly. Where its service cannot be asked, on a
-machine without a network or behind a mirror that has packages alone, it says so, loudly, and ends with 0: the change
-that is tested is no worse for that. Whether there is a service is found out by a package with known vulnerabilities.
+The exit status is 1 if a package is vulnerable or pip-audit fails. If its service cannot be reached (no network, or a
+mirror that has only packages), a notice says so and the status is 0: that does not make the tested change worse. A
+package with known vulnerabilities serves to find out whether the service answers.
 """
 
 import json
@@ -13,20 +13,20 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 _LIMIT_S = 60
-_HERE = ["--local"]  # what of this environment pip-audit looks at
+_HERE = ["--local"]  # the packages to look at: those of this environment
 _VULNERABLE = "urllib3", "1.24.1"
 _UNREACHABLE = re.compile(r"connect|timed? ?out|unreachable|resolve|HTTP", re.IGNORECASE)
 
 
 class NotAudited(Exception):
-    """The service gave no answers; says why."""
+    """The service gave no answer; the message says why."""
 
 
 def audit(arguments: list[str]) -> int:
-    """Exit status; says on stdout what was found."""
+    """Print what was found; returns the exit status."""
     try:
         _check_service(arguments)
-        return _judged(_asked(*_HERE, *arguments))
+        return _report(_run_pip_audit(*_HERE, *arguments))
     except NotAudited as why:
         print(f"{'!' * 78}\naudit: NOTHING WAS AUDITED: {why}\n{'!' * 78}")
         return 0
@@ -38,13 +38,13 @@ def _check_service(arguments: list[str]) -> None:
         metadata = Path(folder, f"{name}-{version}.dist-info", "METADATA")
         metadata.parent.mkdir()
         metadata.write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-        [package] = _asked("--path", folder, *arguments)
+        [package] = _run_pip_audit("--path", folder, *arguments)
     if not package.get("vulns"):
         why = package.get("skip_reason", "it has nothing against it")
         raise NotAudited(f"the service does not know that {name} {version} is vulnerable ({why})")
 
 
-def _asked(*arguments: str) -> list[dict]:
+def _run_pip_audit(*arguments: str) -> list[dict]:
     command = [sys.executable, "-m", "pip_audit", "--format=json", "--progress-spinner=off", *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_S)
@@ -59,7 +59,7 @@ def _asked(*arguments: str) -> list[dict]:
         sys.exit(f"audit: pip-audit failed ({done.returncode}): {last}")
 
 
-def _judged(packages: list[dict]) -> int:
+def _report(packages: list[dict]) -> int:
     asked = [package for package in packages if "skip_reason" not in package]
     found = [(package, vulnerability) for package in asked for vulnerability in package["vulns"]]
     for package, vulnerability in found:

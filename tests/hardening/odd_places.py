@@ -1,9 +1,9 @@
-"""Every data script, store and decoder where names, locale and home are against them.
+"""Run every data script, store and decoder with odd names, a C locale and a home that is read-only.
 
-    python -m tests.hardening.odd_places            # each place of `PLACES`, a table of what happened
-    python -m tests.hardening.odd_places walk FOLDER    # in this very process, as it was started
+    python -m tests.hardening.odd_places            # in each place of `PLACES`; prints a table
+    python -m tests.hardening.odd_places walk FOLDER    # in this process
 
-The photos' folders have names that ASCII does not have; their pixels and bytes must come back all the same.
+Folders and photos have names that ASCII cannot spell; their pixels and bytes must come back all the same.
 """
 
 import json
@@ -18,16 +18,17 @@ from pathlib import Path
 
 from labkit.core.names import path_from_key
 from labkit.core.stdio import print_utf8
+from labkit.data import missing_decoders
 
 SCRIPTS = Path(__file__).parents[2] / "data_scripts"
 C_LOCALE = {"LC_ALL": "C", "LANG": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": ""}
 HOMES = ("HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "LABKIT_HOME", "MPLCONFIGDIR")
-# Root writes where it likes, but for what a process gives up: CAP_DAC_OVERRIDE, for itself and what it starts.
+# Root writes anywhere unless its process gives up CAP_DAC_OVERRIDE, for itself and its children.
 _AS_OTHERS = "import ctypes, os, sys; ctypes.CDLL(None).prctl(24, 1, 0, 0, 0); os.execv(sys.argv[1], sys.argv[1:])"
 
 
 def read_only(folder: Path) -> dict[str, str]:
-    """Variables that put every home into a folder where nothing can be written."""
+    """Return variables that put every home into a read-only folder."""
     folder.mkdir()
     folder.chmod(0o555)
     return dict.fromkeys(HOMES, str(folder))
@@ -49,7 +50,7 @@ def run_in(place: str, folder: Path, *command: str) -> subprocess.CompletedProce
 
 
 def walk(folder: Path) -> Iterator[tuple[str, str]]:
-    """(what, how it went: "ok" or an error) of each step, in this process."""
+    """Run all steps in this process; yields the name and "ok" or an error."""
     photos, out, made = (folder / path_from_key(name) for name in ("Größe 日本", "Öut", "gemächt"))
     steps: dict[str, Callable[[], None]] = {
         "make_photos": lambda: script("make_photos", made, 3),
@@ -77,7 +78,7 @@ def walk(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def script(name: str, *arguments: object) -> None:
-    """What the script's `main` does, without the seconds that each Python takes to load torch."""
+    """Run a script in this process: a new one takes seconds to load torch."""
     code = runpy.run_path(str(SCRIPTS / f"{name}.py"))["app"](list(map(str, arguments)), standalone_mode=False)
     if code:
         raise RuntimeError(f"{name} ended with {code}")
@@ -97,7 +98,7 @@ def helped() -> None:
 
 
 def stores(made: Path, photos: Path, out: Path) -> None:
-    """The same bytes from a folder, over HTTP and from tars, under names that are no ASCII, and not even UTF-8."""
+    """Read the same bytes from a folder, over HTTP and from tars, under names beyond ASCII and even UTF-8."""
     import labkit as lk
 
     for name, path in zip(("é.jpg", "日 本.jpg", "\udcff.jpg"), sorted(made.glob("*/*.jpg")), strict=True):
@@ -132,7 +133,7 @@ def readers(photos: Path, out: Path) -> None:
     assert shards == {tuple(image.shape): int(image.sum()) for image, _ in dataset}
     assert sum(len(labels) for _, labels in lk.BatchLoader(folder, size=16, batch_size=2, num_threads=1)) == 3
     for decoder in lk.DECODERS:
-        if decoder not in lk.data.decode.missing_decoders():
+        if decoder not in missing_decoders():
             assert all(len(lk.decode(folder.read(key), decoder, key=key)) == 3 for key in folder.keys())  # noqa: SIM118
 
 
@@ -143,7 +144,7 @@ def same_files(one: Path, other: Path) -> None:
 
 
 def main() -> int:
-    """A table of all places; the exit status says whether all is well."""
+    """Print a table of all places; returns the number of failures."""
     failed = 0
     for place in PLACES:
         with tempfile.TemporaryDirectory() as folder:

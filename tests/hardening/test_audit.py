@@ -54,7 +54,7 @@ def test_a_vulnerable_package_fails_the_audit(service, tmp_path, capsys, monkeyp
 
 @pytest.mark.parametrize("answer", [{"vulns": []}, {"skip_reason": "not found"}])
 def test_a_service_that_knows_nothing_is_none(capsys, monkeypatch, answer):
-    monkeypatch.setattr(audit, "_asked", lambda *arguments: [{"name": "urllib3", **answer}])
+    monkeypatch.setattr(audit, "_run_pip_audit", lambda *arguments: [{"name": "urllib3", **answer}])
     assert audit.audit([]) == 0
     assert "NOTHING WAS AUDITED" in capsys.readouterr().out
 
@@ -76,5 +76,5 @@ def test_a_failure_of_its_own_is_no_outage(monkeypatch, code, said):
 
 def test_packages_that_the_service_does_not_know(capsys):
     packages = [{"name": "a", "version": "1", "vulns": []}, {"name": "b", "skip_reason": "unknown"}]
-    assert audit._judged(packages) == 0
+    assert audit._report(packages) == 0
     assert "1 packages; 1 are not known" in capsys.readouterr().out

@@ -16,6 +16,12 @@ from tests.hardening.faults.trial import Place, Verdict, run_drill
 
 _DEATHS = {"SIGKILL": signal.SIGKILL, "SIGTERM": signal.SIGTERM, "SIGBUS": signal.SIGBUS, "OSError": 0}
 
+_DOWNLOAD_FAULTS = [
+    f"server {kind}, {often}"
+    for kind, often in product(bad_server.KINDS, ("once", "always"))
+    if kind not in ("no range", "other range")
+]
+
 
 class Injection(NamedTuple):
     """A case, a fault, and the function that runs them. every: run in every n-th round only; slow ones come seldom."""
@@ -45,13 +51,12 @@ def _plan_commands(place: Place) -> Iterator[Injection]:
 def _command_faults(name: str, command: Command, place: Place) -> list[str]:
     faults = [fault for fault in SIGNALS if fault != "worker SIGKILL" or command.local]
     if not command.local and name != "labkit tour --only 00":
-        faults += [f"{fault} fresh" for fault in ("SIGKILL", "SIGTERM", "Ctrl-C")]
+        faults += ["SIGKILL fresh", "SIGTERM fresh", "Ctrl-C fresh"]
     if command.timed:
         return faults
     faults += ["file-size limit", "unwritable"] + ["full disk"] * place.own_mounts
     if name == "download":
-        kinds = sorted(set(bad_server.KINDS) - {"no range", "other range"})
-        return faults + [f"server {kind}, {often}" for kind, often in product(kinds, ("once", "always"))]
+        return faults + _DOWNLOAD_FAULTS
     harms = HARMS[1:2] if command.local else HARMS
     return faults + ["unreadable", *(f"source {harm}" for harm in harms)] * bool(command.sources)
 

@@ -123,17 +123,21 @@ def _compare(path, index) -> None:
             if index.sizes[row] > _SMALL:
                 with may_refuse(TarError, names=path):
                     ours.read(name)
-                continue
-            try:
-                file = theirs.extractfile(infos[name])
-                expected = file and file.read()
-            except (KeyError, RecursionError):  # a link that leads nowhere
-                expected = None
-            try:
-                read = ours.read(name)
-            except KeyError as error:
-                read = None if "is a link to a file that is not in" in str(error) else error
-            assert read == expected, (name, read, expected)
+            else:
+                _compare_member(ours, theirs, infos[name], name)
+
+
+def _compare_member(ours, theirs: tarfile.TarFile, info: tarfile.TarInfo, name: str) -> None:
+    try:
+        file = theirs.extractfile(info)
+        expected = file and file.read()
+    except (KeyError, RecursionError):  # a link that leads nowhere
+        expected = None
+    try:
+        read = ours.read(name)
+    except KeyError as error:
+        read = None if "is a link to a file that is not in" in str(error) else error
+    assert read == expected, (name, read, expected)
 
 
 @cache
