@@ -3,9 +3,7 @@
 import tarfile
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
 
 from labkit import serve_folder, serve_s3
 from tests.image_files import write_images
@@ -56,7 +54,6 @@ def s3(image_folder, image_tar, tmp_path_factory):
                 (bucket / name / path.relative_to(image_folder)).write_bytes(path.read_bytes())
     (tars / "a.tar").write_bytes(image_tar.read_bytes())
     (tars / "packed.tar").write_bytes(b"\x1f\x8b" + bytes(600))
-    Image.fromarray(np.zeros((4, 5, 3), np.uint8)).save(tars / "black.png")
     pytest.importorskip("moto.server", reason='moto is not installed: python -m pip install -e ".[test]"')
     with serve_s3({"photos": bucket, "tars": tars}) as options:
         yield options, bucket

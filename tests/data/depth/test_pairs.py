@@ -28,6 +28,10 @@ SETS = {
     "nyu": (1000, 1e-3, 10, (480, 640), ("rgb.png", "depth.png", "filled.png")),
     "kitti": (256, 1e-5, 80, (370, 1226), ("rgb.png", "depth.png")),
 }
+MASKS = {
+    "nyu": {"train": "nyu", "evaluate": "nyu"}, "kitti": {"train": "eigen", "evaluate": "eigen"},
+    "vkitti": {"evaluate": "eigen"},
+}  # fmt: skip
 CASES = [(preset, mode) for preset in SETS for mode in ("train", "evaluate")]
 
 
@@ -92,32 +96,41 @@ def in_region(region: str | None, height: int, width: int) -> np.ndarray:
     return inside
 
 
+def bottom_center(picture: np.ndarray) -> np.ndarray:
+    left = (picture.shape[1] - 1216) // 2
+    return picture[-352:, left : left + 1216]
+
+
+def normalised(depth: np.ndarray, valid: np.ndarray, kind: str) -> np.ndarray:
+    """Depth scaled from its quantiles, which torch computes, as there; invalid pixels of the filled one are far."""
+    near, far = torch.quantile(torch.from_numpy(depth[valid]), torch.tensor([0.02, 0.98])).numpy()
+    norm = np.clip((depth - near) / (far - near) * np.float32(2) - np.float32(1), -1, 1)
+    return np.where(valid, norm, 1) if kind == "filled" else norm
+
+
 def oracle(folder: Path, names: list[str], preset: str, mode: str, flipped: bool) -> dict[str, np.ndarray]:
-    """Marigold's steps from the description, in NumPy; the quantile is torch's, as there."""
+    """Marigold's steps from the description, in NumPy."""
     per_metre, least, most, _, _ = SETS[preset]
     pictures = [np.array(Image.open(folder / name)) for name in names]
-    height, width = pictures[0].shape[:2]
-    top, left = (height - 352, (width - 1216) // 2) if "kitti" in preset else (0, 0)
-    pictures = [picture[top:, left : left + 1216] if "kitti" in preset else picture for picture in pictures]
+    if "kitti" in preset:
+        pictures = [bottom_center(picture) for picture in pictures]
     rgb = pictures[0].transpose(2, 0, 1)
     metres = {"raw": (pictures[1] / per_metre).astype(np.float32)}
     metres["filled"] = (pictures[-1] / per_metre).astype(np.float32)
-    region = {"nyu": "nyu", "kitti": "eigen", "vkitti": None if mode == "train" else "eigen"}.get(preset)
+    region = MASKS.get(preset, {}).get(mode)
     result = {"rgb_int": rgb.astype(np.int32), "rgb_norm": (rgb / 255 * 2 - 1).astype(np.float32)}
     for kind, depth in metres.items():
         result[f"depth_{kind}_linear"] = depth[None]
         valid = (depth > np.float32(least)) & (depth < np.float32(most)) & in_region(region, *depth.shape)
         result[f"valid_mask_{kind}"] = valid[None]
         if mode == "train":
-            near, far = torch.quantile(torch.from_numpy(depth[valid]), torch.tensor([0.02, 0.98])).numpy()
-            norm = np.clip((depth - near) / (far - near) * np.float32(2) - np.float32(1), -1, 1)
-            result[f"depth_{kind}_norm"] = (np.where(valid, norm, 1) if kind == "filled" else norm)[None]
-    if flipped:
-        result = {name: raster[..., ::-1] for name, raster in result.items()}
-    if mode == "train" and preset == "hypersim":
-        rows, columns = nearest(height, 480), nearest(width, 640)
-        result = {name: raster[:, rows][:, :, columns] for name, raster in result.items()}
-    return result
+            result[f"depth_{kind}_norm"] = normalised(depth, valid, kind)[None]
+    step = -1 if flipped else 1
+    result = {name: raster[..., ::step] for name, raster in result.items()}
+    if mode == "evaluate" or preset != "hypersim":
+        return result
+    rows, columns = nearest(rgb.shape[1], 480), nearest(rgb.shape[2], 640)
+    return {name: raster[:, rows][:, :, columns] for name, raster in result.items()}
 
 
 def assert_equal(found: dict, expected: dict) -> None:

@@ -5,9 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import fsspec
 import pytest
-import torch
 
-from labkit import FolderStore, ImageDataset, LoaderConfig, ObjectStore, Store, TarStore, make_loader
+from labkit import FolderStore, ObjectStore, Store, TarStore
 from labkit.data.tar.errors import TarError
 from tests.children import in_children
 from tests.image_files import KEYS, put_in_memory, read_all, read_each
@@ -105,17 +104,6 @@ def test_s3_in_other_processes(s3, image_folder, start_method):
     expected = [objects, objects, members, members]
     assert in_children(start_method, read_each, (stores,), (stores,)) == [expected] * 2
     assert read_each(stores) == expected
-
-
-def test_s3_in_a_loader(s3):
-    options, _ = s3
-    dataset = ImageDataset(ObjectStore("s3://tars", **options))
-    config = LoaderConfig(batch_size=1, num_workers=2, pin_memory=False, persistent_workers=True)
-    loader = make_loader(dataset, config)
-    for _ in range(2):
-        ((images, labels),) = loader
-        assert images.shape == (1, 3, 4, 5)
-        assert torch.equal(labels, torch.zeros(1, dtype=torch.int64))
 
 
 def test_s3_in_threads(s3):

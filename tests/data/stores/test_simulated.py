@@ -14,11 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from labkit import DISKS, FolderStore, HttpStore, ImageDataset, LoaderConfig, SimulatedStore, TarStore, make_loader
+from labkit import DISKS, FolderStore, HttpStore, SimulatedStore, TarStore
 from labkit.data.stores import simulated
 from labkit.data.stores.base import HasExtents
 from labkit.data.stores.simulated import Disk
-from labkit.teach.conformance import oracle_files
 from tests.children import in_children
 from tests.memory_store import MemoryStore
 
@@ -256,16 +255,6 @@ def test_each_process_opens_its_own_files(tar, start_method):
     assert first_reads(store) == (first, later)
     assert in_children(start_method, first_reads, (store,)) == [(first, later)]
     assert first_reads(store) == (later, later)
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_in_a_loader(tmp_path, num_workers):
-    for number in range(6):
-        (tmp_path / f"{number}.png").write_bytes(oracle_files()["rgb.png"])
-    store = dry(FolderStore(tmp_path), SEEKS)
-    config = LoaderConfig(batch_size=2, num_workers=num_workers, pin_memory=False)
-    assert sum(len(images) for images, _ in make_loader(ImageDataset(store), config)) == 6
-    assert store.busy_s == pytest.approx(seconds(12, 0, SEEKS))
 
 
 @pytest.mark.parametrize("copied", [lambda store: pickle.loads(pickle.dumps(store)), copy.deepcopy])
