@@ -142,6 +142,7 @@ def test_what_fails(guarded, told, path):
         told.failing(lambda url=url: list(lk.read_shards(url)))
     told.failing(lk.map_items, folder.read, ["a.jpg"], engine="threads", progress=False)
     told.failing(lk.open_store, guarded("x").replace("http:", "htp:"))
+    told.failing(lk.HttpStore, guarded("x").replace("http:", "gopher:"))
     told.failing(lk.open_store, guarded("x").replace("http:", "simplecache::http:"))
 
 

@@ -96,9 +96,9 @@ def in_region(region: str | None, height: int, width: int) -> np.ndarray:
     return inside
 
 
-def bottom_center(picture: np.ndarray) -> np.ndarray:
+def cropped(picture: np.ndarray, preset: str) -> np.ndarray:
     left = (picture.shape[1] - 1216) // 2
-    return picture[-352:, left : left + 1216]
+    return picture[-352:, left : left + 1216] if "kitti" in preset else picture
 
 
 def normalised(depth: np.ndarray, valid: np.ndarray, kind: str) -> np.ndarray:
@@ -111,9 +111,7 @@ def normalised(depth: np.ndarray, valid: np.ndarray, kind: str) -> np.ndarray:
 def oracle(folder: Path, names: list[str], preset: str, mode: str, flipped: bool) -> dict[str, np.ndarray]:
     """Marigold's steps from the description, in NumPy."""
     per_metre, least, most, _, _ = SETS[preset]
-    pictures = [np.array(Image.open(folder / name)) for name in names]
-    if "kitti" in preset:
-        pictures = [bottom_center(picture) for picture in pictures]
+    pictures = [cropped(np.array(Image.open(folder / name)), preset) for name in names]
     rgb = pictures[0].transpose(2, 0, 1)
     metres = {"raw": (pictures[1] / per_metre).astype(np.float32)}
     metres["filled"] = (pictures[-1] / per_metre).astype(np.float32)
