@@ -1,23 +1,15 @@
-"""Kill -9 a process that writes shards, at random moments, and go on from what it leaves.
-
-    python tests/killed_shards.py 20
-
-Prints for each kill how far the writing was, and whether the rerun gave the bytes of an undisturbed run.
-"""
+"""Start a process that writes shards, kill it with its workers, and go on from what it leaves."""
 
 import os
-import random
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
 import psutil
 
-from labkit import FolderStore, make_photos, write_shards
+from labkit import FolderStore, write_shards
 
 WRITE = """
 import sys, labkit
@@ -62,43 +54,3 @@ def runs(process: psutil.Process) -> bool:
 def finish(photos: Path, root: Path) -> Path:
     """The rerun."""
     return write_shards(FolderStore(photos), root, max_count=2, engine="threads", progress=False)
-
-
-def wait_for(root: Path) -> float:
-    """When the folder was there: the writing begins."""
-    while not root.exists():
-        time.sleep(0.0005)
-    return time.perf_counter()
-
-
-def main(n_kills: int) -> None:
-    draw = random.Random(0)
-    with tempfile.TemporaryDirectory() as folder:
-        photos, whole_s = make_photos(Path(folder) / "photos", 600, progress=False), {}
-        for engine in ("threads", "local"):
-            process = start(photos, Path(folder) / engine, engine)
-            began = wait_for(Path(folder) / engine)
-            process.communicate()
-            whole_s[engine] = time.perf_counter() - began
-        expected = contents(Path(folder) / "threads")
-        number = 0
-        while number < n_kills:
-            engine, root = ("threads", "local")[number % 2], Path(folder) / "killed"
-            process = start(photos, root, engine)
-            wait_for(root)
-            time.sleep(draw.uniform(0, 0.6 * whole_s[engine]))
-            at_work, left = kill(process), contents(root)
-            whole = {name: data for name, data in left.items() if name.endswith(".tar")}
-            half = sum(name.endswith(".partial") for name in left)
-            true = whole.items() <= expected.items()
-            same = contents(finish(photos, root)) == expected
-            if at_work:  # else it had come to its end
-                print(f"{number:2d} {engine:7} whole={len(whole):3d} {true=} {half=} rerun: {same=}", flush=True)
-                number += 1
-            assert true
-            assert same
-            shutil.rmtree(root)
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]))

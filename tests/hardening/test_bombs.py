@@ -227,7 +227,7 @@ def test_a_long_header_of_a_plain_tar(tmp_path, mode):
 
 
 @pytest.mark.parametrize("kind", [tarfile.REGTYPE, tarfile.GNUTYPE_SPARSE, tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME])
-@pytest.mark.parametrize("size", [-512, -1024])
+@pytest.mark.parametrize("size", [-512, -1024, -1 << 60])
 def test_a_size_below_zero(tmp_path, kind, size):
     """With -512 the next header is the same one again, for ever."""
     data = bytearray(header("b.jpg", 0, kind))

@@ -20,12 +20,10 @@ from labkit.core.atomic import atomic_path
 from labkit.data.shards import write as shard_writer
 from labkit.data.shards.layout import member_names, store_key
 from labkit.data.shards.write import MANIFEST, UNFINISHED
+from tests import killed_shards
+from tests.killed_shards import contents
 from tests.memory_store import MemoryStore
 from tests.paths import REPO
-
-HERE = REPO / "tests"
-killed = runpy.run_path(str(HERE / "killed_shards.py"))
-contents = killed["contents"]
 
 
 def write(store, root: Path, **options) -> Path:
@@ -281,13 +279,13 @@ def wait_for(found) -> None:
 @pytest.mark.parametrize(("engine", "moment"), [("threads", 0), ("threads", 4), ("local", 1)])
 def test_killed_while_writing(photos, tmp_path, engine, moment):
     root = tmp_path / "set"
-    process = killed["start"](photos, root, engine)
+    process = killed_shards.start(photos, root, engine)
     wait_for(lambda: len(shards_of(root)) >= moment and root.exists())
-    killed["kill"](process)
+    killed_shards.kill(process)
     expected = write(FolderStore(photos), tmp_path / "expected", max_count=2)
     left = contents(root)
     assert all(contents(expected)[name] == data for name, data in left.items() if name.endswith(".tar"))
-    assert contents(killed["finish"](photos, root)) == contents(expected)
+    assert contents(killed_shards.finish(photos, root)) == contents(expected)
 
 
 def test_half_shards_of_the_dead_are_removed_those_of_the_living_are_not(photos, tmp_path):
@@ -299,7 +297,7 @@ def test_half_shards_of_the_dead_are_removed_those_of_the_living_are_not(photos,
 
 
 def test_two_processes_writing_the_same_set(photos, tmp_path):
-    both = [killed["start"](photos, tmp_path / "set", "threads") for _ in range(2)]
+    both = [killed_shards.start(photos, tmp_path / "set", "threads") for _ in range(2)]
     assert [process.communicate(timeout=60)[0] for process in both] == ["ends\n"] * 2
     assert contents(tmp_path / "set") == contents(write(FolderStore(photos), tmp_path / "expected", max_count=2))
 
@@ -346,10 +344,10 @@ def test_a_store_that_changes_while_it_is_written(tmp_path):
         write(store, tmp_path / "set")
 
 
-def test_a_foreign_folder_is_left_alone(photos, tmp_path):
+def test_a_foreign_folder_is_left_alone(photo_set, tmp_path):
     (tmp_path / "thesis.txt").write_text("important")
-    assert_refused(tmp_path, "not empty", FolderStore(photos))
-    assert_refused(photos, "not a manifest of shards", FolderStore(photos))
+    assert_refused(tmp_path, "not empty", FolderStore(photo_set))
+    assert_refused(photo_set, "not a manifest of shards", FolderStore(photo_set))
 
 
 @pytest.mark.parametrize("name", ["max_count", "max_bytes"])
@@ -360,7 +358,7 @@ def test_bad_limits(photos, tmp_path, name):
 
 
 def run_script(*arguments):
-    script = HERE.parent / "data_scripts" / "make_shards.py"
+    script = REPO / "data_scripts" / "make_shards.py"
     return CliRunner().invoke(runpy.run_path(str(script))["app"], [str(argument) for argument in arguments])
 
 

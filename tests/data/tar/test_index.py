@@ -30,6 +30,8 @@ from labkit.data.tar import index as tar_index
 from labkit.data.tar.errors import TarError, TarWarning
 from labkit.data.tar.index import SUFFIX, build_index, read_index
 from labkit.data.tar.members import plain_name, scan
+from tests.children import in_children
+from tests.tars import add
 
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
 BLOCK = 512
@@ -70,14 +72,6 @@ def read_or_none(store: TarStore, name: str) -> bytes | None:
         raise
 
 
-def add(tar: tarfile.TarFile, name: str, data: bytes = b"", kind: bytes = tarfile.REGTYPE, link: str = "", **fields):
-    info = tarfile.TarInfo(name)
-    info.type, info.linkname, info.size = kind, link, len(data)
-    for field, value in fields.items():
-        setattr(info, field, value)
-    tar.addfile(info, io.BytesIO(data))
-
-
 def some_bytes(seed: object, size: int | None = None) -> bytes:
     own = random.Random(repr(seed))
     return own.randbytes(own.choice([0, 1, 511, 512, 513, 3000]) if size is None else size)
@@ -110,19 +104,6 @@ def test_names_of_all_lengths(tmp_path, kind):
     assert contents(path) == written == contents_by_tarfile(path)
 
 
-@pytest.mark.parametrize("kind", ["gnu", "pax"])
-def test_links_with_long_names(tmp_path, kind):
-    path = tmp_path / "a.tar"
-    long = [f"{'d' * length}/{number}.jpg" for number, length in enumerate((90, 100, 101, 256, 600))]
-    with tarfile.open(path, "w", format=FORMATS[kind]) as tar:
-        for name in long:
-            add(tar, name, some_bytes(name, 700))
-            add(tar, f"hard/{name}", kind=tarfile.LNKTYPE, link=name)
-            add(tar, f"soft/{name}", kind=tarfile.SYMTYPE, link=f"../../{name}")
-    expected = {kind + name: some_bytes(name, 700) for name in long for kind in ("", "hard/", "soft/")}
-    assert contents(path) == expected == contents_by_tarfile(path)
-
-
 def test_pax_headers_of_a_member_and_of_all_that_follow(tmp_path):
     path = tmp_path / "a.tar"
     with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as tar:
@@ -134,15 +115,6 @@ def test_pax_headers_of_a_member_and_of_all_that_follow(tmp_path):
         add(tar, "broken utf-8.jpg", b"444", pax_headers={"path": BROKEN})
     expected = {"before.jpg": b"1", "ä/named by pax.jpg": b"22", "after.jpg": b"33", BROKEN: b"44"}
     assert contents(path) == expected == contents_by_tarfile(path)
-
-
-def test_a_global_header_in_front(tmp_path):
-    """As `git archive` writes it."""
-    path = tmp_path / "a.tar"
-    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT, pax_headers={"comment": "0123456789abcdef"}) as tar:
-        add(tar, "a.jpg", b"a")
-        add(tar, "b" * 200, b"b")
-    assert contents(path) == {"a.jpg": b"a", "b" * 200: b"b"} == contents_by_tarfile(path)
 
 
 @pytest.mark.parametrize("kind", ["gnu", "pax"])
@@ -249,15 +221,6 @@ def test_links(tmp_path):
     assert contents(path, "tarfile") == expected
 
 
-def test_a_hard_link_to_its_own_name(tmp_path):
-    """GNU tar writes the second mention of a file with two links so: `tar -cf x.tar a a`."""
-    path = tmp_path / "a.tar"
-    with tarfile.open(path, "w") as tar:
-        add(tar, "a.jpg", b"data")
-        add(tar, "a.jpg", kind=tarfile.LNKTYPE, link="a.jpg")
-    assert contents(path) == {"a.jpg": b"data"} == contents_by_tarfile(path)
-
-
 def test_of_members_with_one_name_the_last_counts(tmp_path):
     path = tmp_path / "a.tar"
     with tarfile.open(path, "w") as tar:
@@ -267,7 +230,16 @@ def test_of_members_with_one_name_the_last_counts(tmp_path):
         add(tar, "a file first", kind=tarfile.DIRTYPE)
         add(tar, "a folder first", kind=tarfile.DIRTYPE)
         add(tar, "a folder first", b"file")
-    expected = {"a.jpg": b"\4", "b.jpg": b"\5", "c.jpg": b"\6", "d": b"\7", "a folder first": b"file"}
+        add(tar, "twice.jpg", b"data")
+        add(tar, "twice.jpg", kind=tarfile.LNKTYPE, link="twice.jpg")  # as `tar -cf x.tar a a` with two links to a
+    expected = {
+        "twice.jpg": b"data",
+        "a.jpg": b"\4",
+        "b.jpg": b"\5",
+        "c.jpg": b"\6",
+        "d": b"\7",
+        "a folder first": b"file",
+    }
     assert contents(path) == expected == contents_by_tarfile(path)
 
 
@@ -450,19 +422,6 @@ def test_names_with_one_hash_are_told_apart(tmp_path):
         assert caught.value.args == (unknown,)
 
 
-@pytest.mark.parametrize("key", ["no.jpg", "", ".", "./", "a.jpg/", "A.JPG", "/a.jpg", "../a.jpg", "\ud800.jpg", "d"])
-def test_names_that_are_not_there(tmp_path, key):
-    path = tmp_path / "a.tar"
-    with tarfile.open(path, "w") as tar:
-        add(tar, "a.jpg", b"a")
-        add(tar, "d", kind=tarfile.DIRTYPE)
-    for mode in ("index", "tarfile", "reopen"):
-        with pytest.raises(KeyError) as failure:
-            TarStore(path, mode=mode).read(key)
-        assert repr(key) in failure.value.args[0]
-        assert str(path) in failure.value.args[0]
-
-
 def test_memory_of_an_index(tmp_path):
     """A few dozen bytes a name beside the name itself, where `tarfile` keeps kilobytes."""
     path, count = tmp_path / "a.tar", 10_000
@@ -517,17 +476,6 @@ def test_the_index_is_stored_beside_the_tar_and_used(photos, builds):
     assert builds == [str(photos)]
 
 
-def test_the_stored_offsets_are_those_that_are_read(photos):
-    """The oracle of the test above: a stored index that lies is believed."""
-    contents(photos)
-    stored = Path(str(photos) + SUFFIX)
-    arrays = dict(np.load(stored))
-    arrays["offsets"] = arrays["offsets"] + 1
-    with open(stored, "wb") as file:
-        np.savez(file, **arrays)
-    assert TarStore(photos).read("d/3.jpg") == contents_by_tarfile(photos)["d/3.jpg"][1:] + b"\0"
-
-
 def test_another_size_or_time_makes_a_new_index(photos, builds):
     contents(photos)
     os.utime(photos, ns=(0, photos.stat().st_mtime_ns + 1))
@@ -562,6 +510,8 @@ def damaged_indexes(whole: bytes) -> dict[str, bytes]:
 
     bare = io.BytesIO()
     np.save(bare, arrays["offsets"])
+    compressed = io.BytesIO()
+    np.savez_compressed(compressed, **arrays)
     return {
         "empty": b"",
         "half": whole[: len(whole) // 2],
@@ -589,6 +539,8 @@ def damaged_indexes(whole: bytes) -> dict[str, bytes]:
         "sizes of what is nowhere": saved(offsets=np.full_like(arrays["offsets"], -1), sizes=arrays["sizes"] + 1),
         "sizes beyond the tar": saved(sizes=arrays["sizes"] + 1_000_000),
         "sizes below zero": saved(sizes=arrays["sizes"] - 1_000_000),
+        "two dimensions": saved(sizes=arrays["sizes"][:, None]),
+        "compressed": compressed.getvalue(),
         "pieces of a row too far": says(sparse=[[len(arrays["sizes"]), [[0, 1]]]]),
         "pieces of a row below zero": says(sparse=[[-1, [[0, 1]]]]),
         "a piece beyond its member": says(sparse=[[0, [[0, 1 << 40]]]]),
@@ -689,30 +641,18 @@ def test_a_tar_that_grows_meanwhile_is_refused(photos, monkeypatch):
     assert not Path(str(photos) + SUFFIX).exists()
 
 
-def digest_of_all(path: Path, start) -> str:
-    start.wait()
+def build(path: Path, start) -> str:
+    start.wait(30)
     return hashlib.sha256(repr(contents(path)).encode()).hexdigest()
 
 
-def build_and_report(path: Path, start, results) -> None:
-    results.put(digest_of_all(path, start))
-
-
 def test_processes_that_build_at_once(photos):
-    context = multiprocessing.get_context("fork")
-    start, results = context.Barrier(6), context.Queue()
+    expected = build(photos, multiprocessing.get_context("fork").Barrier(1))
     for _ in range(5):
-        processes = [context.Process(target=build_and_report, args=(photos, start, results)) for _ in range(5)]
-        for process in processes:
-            process.start()
-        start.wait(30)
-        digests = {results.get(timeout=30) for _ in processes}
-        for process in processes:
-            process.join(30)
-        assert len(digests) == 1
-        assert sorted(path.name for path in photos.parent.iterdir()) == ["photos.tar", "photos.tar" + SUFFIX]
-        assert contents(photos) == contents_by_tarfile(photos)
         Path(str(photos) + SUFFIX).unlink()
+        start = multiprocessing.get_context("fork").Barrier(5)
+        assert in_children("fork", build, *[(photos, start)] * 5) == [expected] * 5
+        assert sorted(path.name for path in photos.parent.iterdir()) == ["photos.tar", "photos.tar" + SUFFIX]
 
 
 KILLED = """
@@ -773,20 +713,12 @@ def cut(tmp_path: Path, whole: bytes, length: int) -> Path:
         ("first", 512, "): no member is whole. Copy"),
         ("first", 512 + 699, "): no member is whole. Copy"),
         ("longl", 1, "first.jpg"),  # within the header of the name
-        ("longl", 511, "first.jpg"),
         ("longl", 512, "first.jpg"),  # within the name
-        ("longl", 1000, "first.jpg"),
         ("longl", 1024, "first.jpg"),  # within the member's own header
-        ("longl", 1030, "first.jpg"),
         ("longl", 1536, "first.jpg"),  # within its data
-        ("longl", 1536 + 699, "first.jpg"),
-        ("third", 1, "long" * 100),
         ("third", 512 + 1, "long" * 100),
         ("pax", 100, "third.jpg"),
-        ("pax", 512, "third.jpg"),
-        ("pax", 520, "third.jpg"),
         ("pax", 1024, "third.jpg"),
-        ("pax", 1100, "third.jpg"),
         ("pax", 1536 + 10, "third.jpg"),
         ("last", 511, "pax.jpg"),
         ("last", 512 + 699, "pax.jpg"),
@@ -857,24 +789,6 @@ def test_a_damaged_header_is_an_error(tmp_path, plan, where, last_whole, mode):
     assert f"damaged (the header at byte {members[where].offset} cannot be read: " in str(failure.value)
     with tarfile.open(path) as tar:  # tarfile ends there, as if all were well
         assert len(tar.getnames()) < 5
-
-
-@pytest.mark.parametrize("size", [-512, -1024, -1 << 60])
-def test_a_size_that_leads_back_is_no_endless_loop(tmp_path, size):
-    """GNU's base-256 numbers may be negative: the next header would be this one, or one before it."""
-    path = tmp_path / "a.tar"
-    with tarfile.open(path, "w") as tar:
-        add(tar, "a.jpg", b"a")
-        add(tar, "b.jpg", b"b")
-    data = bytearray(path.read_bytes())
-    header = data[1024:1536]
-    header[124:136] = b"\xff" + (256**11 + size).to_bytes(11, "big")
-    header[148:156] = b"%06o\0 " % (sum(header[:148]) + 8 * 32 + sum(header[156:]))
-    data[1024:1536] = header
-    path.write_bytes(data)
-    said = r"header at byte 1024 cannot be read: 'b\.jpg' has a size below zero\): the last whole member is 'a\.jpg'\."
-    with pytest.raises(TarError, match=said):
-        build_index(LocalBlob(path))
 
 
 def test_a_tar_that_ends_with_a_folder_s_header(tmp_path):
