@@ -1,14 +1,26 @@
-"""diagnose: training loops with known stalls, and every kind of loader and step that it may be handed."""
+"""diagnose: known stalls, and every kind of loader and step that it may be given."""
 
+import multiprocessing
+import random
 import re
+import time
+import types
+import warnings
+from collections import UserDict
 
+import cv2
+import numpy as np
 import pytest
-from torch.utils.data import DataLoader
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, get_worker_info
 
 import labkit as lk
 from labkit.tuning.diagnosis import SHARES
+from labkit.tuning.epochs import CannotDiagnose
+from labkit.tuning.io_wait import Making, making_in_one_process, waiting_of
 from labkit.tuning.stalls import diagnose
-from tests.stalling import Stalls
+from labkit.tuning.training_loop import LoopParts, torch_loader
+from tests.stalling import Notes, Stalls
 
 pytestmark = pytest.mark.alone
 
@@ -91,24 +103,304 @@ class TestCold:
         return lk.ImageDataset(store, transform=lambda image: image[:, :64, :64])
 
     def test_the_store_is_evicted(self, photos):
-        found = diagnose(DataLoader(photos, 4), _nap, batches=4, rounds=1)
+        found = diagnose(DataLoader(photos, 4), _short_nap, batches=4, rounds=1)
         assert found.cold > 0
         assert "from a cold page cache the loader takes" in repr(found)
 
     def test_nothing_is_said_where_nothing_was_cold(self, photos):
-        found = diagnose(DataLoader(photos, 4), _nap, batches=4, rounds=1, evict=lambda: 10**9)
+        found = diagnose(DataLoader(photos, 4), _short_nap, batches=4, rounds=1, evict=lambda: 10**9)
         assert found.cold is None
 
     def test_nor_where_nothing_can_be_evicted(self, photos, monkeypatch):
         monkeypatch.setattr(lk.FolderStore, "evict", _refuse)
-        assert diagnose(DataLoader(photos, 4), _nap, batches=4, rounds=1).cold is None
+        assert diagnose(DataLoader(photos, 4), _short_nap, batches=4, rounds=1).cold is None
 
 
 def _refuse(store):
     raise OSError("not here")
 
 
-def _nap(batch):
-    import time
-
+def _short_nap(batch):
     time.sleep(0.005)
+
+
+def _loader(batch_size=4, **options):
+    return DataLoader(TensorDataset(torch.zeros(40, 3, 8, 8)), batch_size, **options)
+
+
+def _nap(batch):
+    time.sleep(0.05)
+
+
+class TestLoaders:
+    def test_a_loader_of_iterables(self):
+        class Stream(IterableDataset):
+            def __iter__(self):
+                return iter(torch.zeros(40, 3, 8, 8))
+
+            def __len__(self):
+                return 40
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # torch's, about a length that is not kept to
+            assert diagnose(DataLoader(Stream(), 4), _nap, batches=2, rounds=1).shares["compute"] > 0.5
+
+    def test_a_data_set_of_whole_batches(self):
+        assert diagnose(_loader(None), _nap, batches=2, rounds=1).shares["compute"] > 0.5
+
+    def test_a_list(self):
+        found = diagnose([torch.zeros(4, 3, 8, 8)], lambda batch: time.sleep(0.3), batches=2, rounds=1)
+        assert found.recommendation.rung == "none"
+
+    def test_batches_that_nobody_can_count(self):
+        found = diagnose(["a", "b"], _nap, batches=2, rounds=1)
+        assert found.frame["n_images"].eq(2).all()
+
+    def test_a_generator_is_gone_through_once(self):
+        with pytest.raises(ValueError, match="a generator, can be iterated only once"):
+            diagnose((torch.zeros(1) for _ in range(5)), _nap)
+
+    def test_an_empty_one(self):
+        with pytest.raises(ValueError, match="a list, gives no batch"):
+            diagnose([], _nap)
+
+    def test_what_a_step_raises_is_raised(self):
+        def step(batch):
+            raise ArithmeticError("loss is nan")
+
+        with pytest.raises(ArithmeticError, match="nan"):
+            diagnose(_loader(), step)
+
+    def test_a_step_that_only_gives_a_generator(self):
+        def step(batch):
+            yield batch
+
+        with pytest.raises(CannotDiagnose, match="has not run"):
+            diagnose(_loader(), step)
+
+    @pytest.mark.parametrize("wrong", [{"batches": 0}, {"rounds": 0}])
+    def test_arguments(self, wrong):
+        with pytest.raises(ValueError, match="must be an integer >= 1, got 0"):
+            diagnose(_loader(), _nap, **wrong)
+        with pytest.raises(ValueError, match="step must be a function of one batch, got a int"):
+            diagnose(_loader(), 3)
+
+    def test_the_limit_is_kept(self):
+        start = time.perf_counter()
+        diagnose([torch.zeros(1, 3, 8, 8)], lambda batch: time.sleep(0.05), batches=1000, rounds=2, limit_s=3)
+        assert time.perf_counter() - start < 30
+
+    def test_global_generators_are_given_back(self):
+        torch.manual_seed(3)
+        expected = torch.rand(3)
+        torch.manual_seed(3)
+        making_in_one_process(_loader(shuffle=True), limit_s=1, n_batches=3)
+        assert torch.equal(torch.rand(3), expected)
+
+    def test_threads_are_given_back(self):
+        before = (torch.get_num_threads(), cv2.getNumThreads())
+        seen = _Seen(lambda: (torch.get_num_threads(), cv2.getNumThreads()))
+        making_in_one_process(DataLoader(seen, 4), limit_s=1, n_batches=1)
+        assert set(seen.noted) == {(1, 1)}
+        assert (torch.get_num_threads(), cv2.getNumThreads()) == before
+
+    def test_the_same_batches_are_made(self):
+        whole = _Seen()
+        making_in_one_process(DataLoader(whole, None, sampler=[5, 7, 6]), limit_s=1, n_batches=2)
+        assert whole.indices == [5, 7, 6]
+
+        class Stream(IterableDataset):
+            def __iter__(self):
+                return iter(range(9))
+
+        sizes = []
+        stream = DataLoader(Stream(), 4, drop_last=True, collate_fn=lambda batch: sizes.append(len(batch)))
+        assert making_in_one_process(stream, limit_s=1, n_batches=5).seconds > 0
+        assert sizes == [4, 4]
+
+    def test_waiting_is_no_computing(self):
+        napping, burning = (Stalls(**{cause: 0.02}).loader(Notes()) for cause in ("fetch", "prepare"))
+        assert making_in_one_process(napping, limit_s=2, n_batches=5).waiting > 0.9
+        assert making_in_one_process(burning, limit_s=2, n_batches=5).waiting < 0.2
+
+    def test_only_batches_that_are_ready_are_received(self):
+        loader = _loader(num_workers=1, prefetch_factor=1, persistent_workers=True)
+        parts = LoopParts(loader, _nap, device=None, count=len)
+        taken, batches = [], parts._batches
+        parts._batches = (taken.append(len(batch)) or batch for batch in batches)
+        parts.receive()
+        assert len(taken) == 1  # the worker makes the next one only now
+        batches.close()
+
+    @pytest.mark.parametrize(("run_queue_s", "expected_s"), [(0.04, 0.01), (0.08, 0.0)])
+    def test_standing_in_line_is_no_receiving(self, run_queue_s, expected_s, monkeypatch):
+        assert self._received(_loader(num_workers=2), run_queue_s, monkeypatch) == pytest.approx(expected_s)
+
+    @pytest.mark.parametrize("loader", [[1, 2], _loader()])
+    def test_but_may_be_making_where_nobody_works_ahead(self, loader, monkeypatch):
+        assert self._received(loader, 0.02, monkeypatch) == 0.03
+
+    def _received(self, loader, run_queue_s, monkeypatch):
+        """Two batches of 0.03 s, or one."""
+        parts, clock = LoopParts(loader, _nap, device=None, count=len), iter((7.0, 7.0 + run_queue_s))
+        monkeypatch.setattr("labkit.tuning.training_loop.run_queue_s", lambda: next(clock))
+        monkeypatch.setattr(parts, "_seconds_per_batch", lambda *args, **options: 0.03)
+        return parts.receive()
+
+    def test_any_loader_waits_while_nothing_is_computed(self):
+        loader = types.SimpleNamespace(num_threads=2)
+        assert waiting_of(loader, 2.0, 1.0) == Making(None, 0.75)
+        assert waiting_of(types.SimpleNamespace(num_workers=4), 2.0, 2.0) == Making(None, 0.75)
+        assert waiting_of([], 0.5, 0.125) == Making(None, 0.75)
+        assert waiting_of([], 1.0, 3.0) == Making(None, 0.0)  # more threads than it says
+        assert waiting_of([], 0.0, 0.0) == Making(None, 0.0)
+
+
+class _Seen(Dataset):
+    """Notes which samples were asked for, and what a function said then."""
+
+    def __init__(self, note=lambda: None):
+        self.indices, self.noted, self.note = [], [], note
+
+    def __len__(self):
+        return 16
+
+    def __getitem__(self, index):
+        self.indices.append(index)
+        self.noted.append(self.note())
+        return torch.zeros(3, 8, 8)
+
+
+class _Dicts(Dataset):
+    """As Transformers gives them: a dict with labels in it."""
+
+    def __len__(self):
+        return 16
+
+    def __getitem__(self, index):
+        return {"pixel_values": torch.zeros(3, 8, 8), "labels": index}
+
+
+class _Movable(UserDict):
+    """A mapping with a method `to`, as `transformers.BatchEncoding`."""
+
+    def to(self, device):
+        return self
+
+
+def _movable(samples):
+    return _Movable(torch.utils.data.default_collate(samples))
+
+
+class TestSteps:
+    @pytest.mark.parametrize("collate", [None, _movable])
+    def test_batches_are_as_the_loader_gave_them(self, collate):
+        def step(batch):
+            batch.pop("labels")
+            assert not batch["pixel_values"].any()
+            batch["pixel_values"].add_(1)
+
+        diagnose(DataLoader(_Dicts(), 4, collate_fn=collate), step, batches=6, rounds=1)
+
+    def test_a_nest_of_batches(self):
+        def step(batch):
+            (image, _), more = batch
+            assert not image.any()
+            image.add_(1)
+            more["seen"] += 1
+
+        def collate(samples):
+            return (torch.zeros(4, 3, 8, 8), [1, 2]), {"seen": torch.zeros(1)}
+
+        assert diagnose(_loader(collate_fn=collate), step, batches=6, rounds=1).frame["n_images"].eq(24).all()
+
+    def test_a_step_may_keep_its_batches(self):
+        kept = []
+        diagnose(_loader(num_workers=1), lambda batch: kept.append(batch), batches=3, rounds=1)
+        assert len({batch[0].data_ptr() for batch in kept}) > 4
+
+    def test_what_is_global_stays(self):
+        model, generator = torch.nn.Dropout().eval(), torch.Generator().manual_seed(1)
+        loader = _loader(shuffle=True, generator=generator)
+        before = _global_state(generator), torch.backends.cudnn.benchmark, torch.get_num_threads()
+
+        def step(batch):
+            torch.rand(3), np.random.rand(3), random.random()
+
+        diagnose(loader, step, batches=3, rounds=1)
+        assert (_global_state(generator), torch.backends.cudnn.benchmark, torch.get_num_threads()) == before
+        assert not model.training
+
+    @pytest.mark.parametrize("error", [ArithmeticError, KeyboardInterrupt])
+    @pytest.mark.parametrize("at", [1, 9])
+    def test_no_worker_outlives_an_error(self, error, at):
+        seen = []
+
+        def step(batch):
+            seen.append(batch)
+            if len(seen) == at:
+                raise error("stop")
+
+        with pytest.raises(error, match="stop") as caught:
+            diagnose(_loader(num_workers=2), step, batches=4, rounds=1)
+        assert caught.tb  # whoever keeps the traceback keeps no workers with it
+        assert not multiprocessing.active_children()
+
+
+def _global_state(generator):
+    states = random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist()
+    return *states, generator.get_state().tolist()
+
+
+class _OnlyInWorkers(Dataset):
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        assert get_worker_info() is not None, "opened by worker_init_fn"
+        return torch.zeros(3, 8, 8)
+
+
+class _Wrapper:
+    """A loader around a loader, as timm's `PrefetchLoader`."""
+
+    def __init__(self, loader):
+        self.loader = loader
+
+    def __iter__(self):
+        return (batch[0].float() for batch in self.loader)
+
+
+def _slow_start(worker):
+    time.sleep(0.2)
+
+
+class TestWorkers:
+    def test_what_a_wrapper_holds_is_found(self, monkeypatch):
+        monkeypatch.setattr("labkit.tuning.advice.usable_cores", lambda: 2)
+        inner = Stalls(prepare=0.03).loader(Notes())
+        assert torch_loader(_Wrapper(_Wrapper(inner))) is inner
+        assert torch_loader([1]) is None
+        found = diagnose(_Outer(inner), _nap, batches=3, rounds=1)
+        assert found.recommendation.rung == "workers"
+
+    def test_a_data_set_that_works_only_there(self):
+        found = diagnose(DataLoader(_OnlyInWorkers(), 4, num_workers=1), _nap, batches=3, rounds=1)
+        assert sum(found.shares.values()) == pytest.approx(1)
+
+    def test_workers_that_start_anew(self):
+        options = {"num_workers": 1, "worker_init_fn": _slow_start}
+        found = diagnose(_loader(**options), _nap, batches=4, rounds=2)
+        assert found.recommendation.rung == "start"
+        assert "persistent_workers=True" in found.recommendation.action
+        kept = diagnose(_loader(**options, persistent_workers=True), _nap, batches=4, rounds=2)
+        assert kept.shares["start"] < found.shares["start"] / 2
+
+    def test_iterables_in_workers_and_timm_like_batches(self):
+        found = diagnose(_Wrapper(_loader(num_workers=2, persistent_workers=True)), _nap, batches=3, rounds=1)
+        assert found.frame["num_workers"].eq(2).all()
+
+
+class _Outer(_Wrapper):
+    def __iter__(self):
+        return iter(self.loader)
