@@ -5,7 +5,7 @@ import os
 import re
 import time
 
-from labkit.measure.processes import _descendants, _rollup
+from labkit.measure.processes import _descendants, _read_smaps_rollup
 
 EXACT = ("n_processes", "fds_main", "fds_children", "threads", "shm_files")  # flat means equal
 _PATIENCE_S = 2.0
@@ -24,7 +24,7 @@ def held() -> dict[str, int]:
         that are open or, named after one of these processes, left there.
     """
     pids = [os.getpid(), *_descendants()]
-    sizes = [_rollup(pid) for pid in pids]
+    sizes = [_read_smaps_rollup(pid) for pid in pids]
     fds = [_open_files(pid) for pid in pids]
     return {
         "pss_kb": sum(size["Pss"] for size in sizes) // 1000,
