@@ -58,13 +58,7 @@ def test_every_image_is_decoded_once_at_full_size(photos, decoded, num_threads):
             assert shape == (height, width, 3)
 
 
-def test_files_are_read_before_the_pass(photos, monkeypatch):
-    limit = lk.decode_limit(photos)
-    monkeypatch.setattr(photos, "read", lambda key: pytest.fail("read while decoding"))
-    assert sum(limit) == 70
-
-
-def test_all_threads_take_part(photos, monkeypatch):
+def test_all_threads_take_part_and_files_were_read_before(photos, monkeypatch):
     both = threading.Barrier(2, timeout=20)  # broken, if one thread does it all
 
     def decode_jpeg(data, colorspace):
@@ -72,9 +66,10 @@ def test_all_threads_take_part(photos, monkeypatch):
             seen.add(threading.get_ident())
             both.wait()
 
-    seen = set()
+    seen, limit = set(), lk.decode_limit(photos, num_threads=2)
+    monkeypatch.setattr(photos, "read", lambda key: pytest.fail("read while decoding"))
     monkeypatch.setattr(simplejpeg, "decode_jpeg", decode_jpeg)
-    assert sum(lk.decode_limit(photos, num_threads=2)) == 70
+    assert sum(limit) == 70
     assert len(seen) == 2
 
 
@@ -85,11 +80,6 @@ def test_a_count_comes_when_so_many_are_done(photos, decoded):
     assert next(passes) == 6
     assert len(decoded) == 70
     assert next(passes, "end") == "end"
-
-
-def test_an_exact_number_of_batches(tmp_path):
-    lk.make_photos(tmp_path, 64, progress=False)
-    assert list(lk.decode_limit(lk.FolderStore(tmp_path), num_threads=2)) == [64]
 
 
 def mixed(folder):

@@ -121,12 +121,9 @@ def test_all_ways_to_copy_work_on_a_cpu(copy):
     assert not {"copy", "GPU"} & {*frame.lane, *frame.kind}  # nothing is copied, and no lane says so
 
 
-def test_a_short_loader_says_how_many_batches_it_gave():
+def test_what_cannot_be_traced():
     with pytest.raises(ValueError, match="the loader must give 7 batches after 2 to warm up, got 6"):
         traced(0, n_batches=7)
-
-
-def test_an_unknown_copy():
     with pytest.raises(ValueError, match="copy must be one of blocking, non_blocking, prefetch, got 'telepathy'"):
         lk.trace([], step, n_batches=1, copy="telepathy")
 
