@@ -1,0 +1,2 @@
+# fmt: off
+from .pairs import decode_picture as decode_picture, make_sample as make_sample
