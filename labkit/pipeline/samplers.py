@@ -1,11 +1,19 @@
 """The order of samples."""
 
 from collections.abc import Iterator
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch.utils.data import Sampler
 
 from labkit.pipeline.seeding import TORCH_SEEDS, derived_seed
+
+
+@runtime_checkable
+class HasEpochs(Protocol):
+    """A sampler with another order each epoch, such as torch's `DistributedSampler`."""
+
+    def set_epoch(self, epoch: int) -> None: ...
 
 
 class Shuffled(Sampler[int]):

@@ -87,6 +87,13 @@ class _EncodedImage:
         return part or Part(self._decode_whole(), tuple(crop))
 
 
+class _ThreadDecoder(threading.local):
+    """A decoder for each thread."""
+
+    def __init__(self):
+        self.decoder = open_decoder()
+
+
 class EncodedFiller:
     """Fills batches from a store of encoded images; each thread has a decoder of its own."""
 
@@ -95,7 +102,7 @@ class EncodedFiller:
     def __init__(self, store: Store, keys: Sequence[str], draw: Draw, scaled_decoding: bool, skips: SkipLog | None):
         self._store, self._keys, self._draw, self._skips = store, keys, draw, skips
         self._scales = SCALES if scaled_decoding else SCALES[:1]
-        self._local = threading.local()
+        self._local = _ThreadDecoder()
 
     def plan(self, indices: np.ndarray, epoch: int) -> np.ndarray:
         """Numbers from which crops follow once the sizes of the images are known, (N, DRAWS)."""
@@ -127,8 +134,6 @@ class EncodedFiller:
             raise
 
     def _open_image(self, key: str) -> _EncodedImage:
-        if not hasattr(self._local, "decoder"):
-            self._local.decoder = open_decoder()
         return _EncodedImage(key, self._store.read(key), self._local.decoder)
 
     def _write_crop(self, key: str, row: np.ndarray, image: _EncodedImage, crop: list[int], mirror: int) -> bool:

@@ -22,10 +22,11 @@ from labkit.core import (
     use_one_torch_thread,
 )  # fmt: skip
 from labkit.data import DecodeError, SkipLog, Skipped, labels_of
+from labkit.data.pixels import PixelStore
 from labkit.data.stores import Store
 from labkit.pipeline.batch_loader.buffers import BatchBuffers
 from labkit.pipeline.batch_loader.fillers import Draw, EncodedFiller, PixelFiller
-from labkit.pipeline.samplers import Shuffled
+from labkit.pipeline.samplers import HasEpochs, Shuffled
 
 
 class BatchLoader:
@@ -74,7 +75,7 @@ class BatchLoader:
 
     def __init__(
         self,
-        source: Store | Any,
+        source: Store | PixelStore,
         *,
         size: int = 224,
         batch_size: int = 64,
@@ -116,7 +117,7 @@ class BatchLoader:
         return sampler
 
     def _open(self, source: Any, draw: Draw, scaled_decoding: bool) -> None:
-        if hasattr(source, "pixels"):
+        if isinstance(source, PixelStore):
             self.keys, self.classes, self._labels = source.keys, source.classes, source.labels
             self._filler = PixelFiller(source, draw)
         else:
@@ -143,7 +144,7 @@ class BatchLoader:
         return self._epoch_of_batches(epoch)
 
     def _epoch_of_batches(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        if hasattr(self._requests.sampler, "set_epoch"):
+        if isinstance(self._requests.sampler, HasEpochs):
             self._requests.sampler.set_epoch(epoch)
         started: deque[_Batch] = deque()
         pool = self._pool()

@@ -20,7 +20,7 @@ from labkit.pipeline.loader.workers import (
     start_worker,
     worker_context,
 )
-from labkit.pipeline.samplers import Shuffled
+from labkit.pipeline.samplers import HasEpochs, Shuffled
 from labkit.pipeline.seeding import RandomSources
 
 
@@ -137,7 +137,7 @@ class _Requests(BatchSampler):
     epoch = 0
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        if hasattr(self.sampler, "set_epoch"):
+        if isinstance(self.sampler, HasEpochs):
             self.sampler.set_epoch(self.epoch)
         epoch = self.epoch  # now: torch may ask for the first batch only when the next epoch has begun
         return ([(epoch, index) for index in batch] for batch in super().__iter__())
