@@ -1,9 +1,11 @@
-"""The rooms of the package: who may import what, and where its tests lie."""
+"""The rooms of the package: who may import what, how long a function may be, and where its tests are."""
 
 import ast
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 import labkit as lk
 from tests.paths import REPO
@@ -24,23 +26,90 @@ def _imports(path: Path) -> list[tuple[str, int]]:
     ]
 
 
-def test_a_folder_is_entered_by_its_door():
-    """What a folder's `__init__` does not hand on is the folder's own."""
+def test_folders_are_imported_from_their_init():
+    """Modules outside a folder use only what its `__init__` hands on."""
     modules = _modules()
-    trespasses = [
+    violations = [
         f"{path.relative_to(REPO)}:{line} imports {target}: import it from {target.rpartition('.')[0]}"
         for name, path in modules.items()
         for target, line in _imports(path)
         if target in modules and not name.startswith(target.rpartition(".")[0] + ".")
     ]
-    assert trespasses == []
+    assert violations == []
 
 
-def test_imports_run_only_to_the_left():
-    done = subprocess.run([Path(sys.executable).with_name("lint-imports")], cwd=REPO, capture_output=True, text=True)
+@pytest.mark.parametrize("command", ["lint-imports", "lizard -C 10 -L 50 -w labkit data_scripts"])
+def test_linters_find_nothing(command):
+    """Imports run one way, and functions have at most 50 lines and a cyclomatic complexity of at most 10."""
+    program, *arguments = command.split()
+    path = Path(sys.executable).with_name(program)
+    done = subprocess.run([path, *arguments], cwd=REPO, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
 
 
 def test_every_name_is_there_and_lists_itself():
     assert set(lk.__all__) <= set(dir(lk))
     assert [name for name in lk.__all__ if getattr(lk, name) is None] == []
+
+
+# Tests of the repository or of several modules at once, not of one module.
+WITHOUT_MODULE = {
+    "test_house": "the package as a whole",
+    "test_stored_notebooks": "the folder notebooks/",
+    "peers/adapters/test_native": "all adapters, which obey the same rules",
+}
+
+# Test file -> further modules that it covers: parts of its module, or helpers that work only through it.
+COVERS = {
+    "core/mapping/test_engines": "core/mapping/pools core/mapping/ray core/progress",
+    "data/blobs/test_base": "data/blobs/objects",
+    "data/depth/test_pairs": "data/depth/fast data/depth/presets data/depth/reference",
+    "data/extract/test_extract": "data/extract/files data/extract/plan data/extract/tree",
+    "data/pixels/test_store": "data/pixels/format data/pixels/mapped data/pixels/parts",
+    "data/shards/test_read": "data/shards/layout data/shards/listing data/shards/plan data/shards/shuffling",
+    "data/sizes/test_collect": "data/sizes/folders data/sizes/sd_metadata",
+    "data/stores/test_folder": "core/names data/stores/base",
+    "data/tar/test_index": "data/tar/compressions data/tar/errors data/tar/headers data/tar/members data/tar/readers",
+    "data/test_decoders": "teach/conformance teach/conformance_plots",
+    "hardening/test_bombs": "core/limits",
+    "hardening/test_credentials": "core/credentials",
+    "hardening/test_locale_home": "core/stdio",
+    "measure/test_timing": "measure/processes measure/runs measure/sampler",
+    "peers/adapters/test_native": (
+        "peers/adapters/albumentations peers/adapters/dali peers/adapters/datasets peers/adapters/ffcv "
+        "peers/adapters/litdata peers/adapters/own peers/adapters/spdl peers/adapters/streaming "
+        "peers/adapters/timm peers/adapters/torchvision peers/adapters/webdataset"
+    ),
+    "peers/test_registry": (
+        "peers/check peers/host peers/peer peers/plots peers/probe_images peers/report peers/serve peers/table"
+    ),
+    "pipeline/batch_loader/test_loader": "pipeline/batch_loader/buffers pipeline/batch_loader/fillers",
+    "pipeline/loader/test_loader": "pipeline/samplers",
+    "pipeline/test_augment": "pipeline/agreement",
+    "teach/claims/test_judging": (
+        "teach/claims/frames teach/claims/ledger teach/claims/plots teach/claims/text teach/claims/trials"
+    ),
+    "teach/reference/test_record": "teach/reference/experiments teach/reference/fast_path",
+    "teach/test_exercises": (
+        "teach/checks/claims teach/checks/depth teach/checks/loading teach/checks/measuring teach/checks/peers "
+        "teach/checks/pixels teach/checks/shards teach/checks/sizes teach/checks/stalls"
+    ),
+    "tuning/test_stalls": "tuning/io_wait tuning/training_loop",
+}
+
+
+def test_tests_mirror_the_package():
+    """`labkit/a/b.py` is tested in `tests/a/test_b.py`, unless the lists above say otherwise."""
+    tests = {path.relative_to(REPO / "tests") for path in (REPO / "tests").rglob("test_*.py")}
+    tests = {path.with_suffix("").as_posix() for path in tests if path.parts[0] != "hardening"}
+    modules = {path.relative_to(PACKAGE) for path in _modules().values() if _defines_something(path)}
+    own_tests = {module.with_name(f"test_{module.stem}").as_posix(): module for module in modules}
+    covered = {Path(f"{name}.py") for names in COVERS.values() for name in names.split()}
+    assert tests - set(own_tests) == set(WITHOUT_MODULE)
+    assert [name for name in COVERS if not (REPO / "tests" / f"{name}.py").is_file()] == []
+    assert {module for test, module in own_tests.items() if test not in tests} == covered
+
+
+def _defines_something(path: Path) -> bool:
+    definitions = (ast.FunctionDef, ast.ClassDef)
+    return path.stem != "__init__" and any(isinstance(node, definitions) for node in ast.parse(path.read_text()).body)

@@ -1,15 +1,9 @@
 """Batches as pictures."""
 
-import base64
-import io
-
 import pytest
 import torch
-from matplotlib import pyplot
-from PIL import Image
 
 import labkit as lk
-from labkit.core.png import png_base64
 
 
 def test_every_image_is_drawn_with_its_title():
@@ -19,10 +13,3 @@ def test_every_image_is_drawn_with_its_title():
     assert [axis.get_title() for axis in drawn] == ["a", "b", "c"]
     assert len(figure.axes) == 4
     assert drawn[1].images[0].get_array().max() == pytest.approx(1.0)  # values beyond white are clamped
-
-
-def test_a_figure_is_a_png_of_the_asked_size_whatever_the_users_settings():
-    with pyplot.rc_context({"savefig.format": "svg", "savefig.dpi": 300}):
-        figure = pyplot.figure(figsize=(2, 1))
-        with Image.open(io.BytesIO(base64.b64decode(png_base64(figure, dpi=50)))) as picture:
-            assert (picture.format, picture.size) == ("PNG", (100, 50))

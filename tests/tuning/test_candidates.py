@@ -1,0 +1,56 @@
+"""Which loaders are worth measuring, by a model of what each would bring."""
+
+import pytest
+
+import labkit as lk
+from labkit.tuning import candidates as field
+from labkit.tuning.candidates import DEFAULT, expected_s, worth_measuring
+from labkit.tuning.io_wait import Making
+from labkit.tuning.tuner import _Alone
+
+pytestmark = pytest.mark.alone
+
+
+@pytest.fixture
+def two_cores(monkeypatch):
+    monkeypatch.setattr(field, "usable_cores", lambda: 2)
+
+
+class TestModel:
+    def test_one_process_makes_then_trains(self):
+        assert expected_s(0, Making(0.3, 0.0), 0.1, 0.1, cores=2) == pytest.approx(0.4)
+
+    def test_workers_share_the_making_but_not_more_than_the_cores(self):
+        assert expected_s(2, Making(0.3, 0.0), 0.0, 0.0, cores=2) == pytest.approx(0.15)
+        assert expected_s(8, Making(0.3, 0.0), 0.0, 0.0, cores=2) == pytest.approx(0.15)
+
+    def test_waiting_needs_no_core(self):
+        assert expected_s(8, Making(0.4, 1.0), 0.0, 0.0, cores=2) == pytest.approx(0.05)
+
+    def test_a_step_on_the_cpu_takes_cores_from_the_workers(self):
+        assert expected_s(2, Making(0.1, 0.0), 0.1, 0.2, cores=2) == pytest.approx(0.15)
+
+    def test_nothing_is_faster_than_the_step(self):
+        assert expected_s(64, Making(0.1, 1.0), 0.5, 0.0, cores=2) == 0.5
+
+    @pytest.mark.parametrize(("step_s", "may"), [(0.1, True), (0.07, False)])
+    def test_whether_the_default_may_keep_up(self, step_s, may):
+        assert _Alone(Making(0.1, 1.0), step_s, 0.0, []).may_keep_up(lk.LoaderConfig(num_workers=1)) == may
+
+    @pytest.mark.usefixtures("two_cores")
+    def test_what_is_worth_measuring(self):
+        assert worth_measuring(Making(0.3, 0.0), 0.0, 0.0) == [2]
+        assert worth_measuring(Making(0.01, 0.0), 1.0, 0.0) == [1, 2, 0]  # all alike: the fewest that keep up first
+        assert worth_measuring(Making(0.8, 1.0), 0.0, 0.0) == [16]
+
+    @pytest.mark.usefixtures("two_cores")
+    def test_the_default_is_always_among_them_and_nobody_twice(self):
+        found = field.candidates(lk.LoaderConfig(num_workers=2), Making(0.3, 0.0), 0, 0, decoder=None, threads=False)
+        assert list(found) == [DEFAULT, "2 workers, 4 ahead"]
+        assert found[DEFAULT].config == lk.LoaderConfig(num_workers=2)
+
+    @pytest.mark.usefixtures("two_cores")
+    def test_no_setting_of_workers_goes_where_there_are_none(self, recwarn):
+        config = lk.LoaderConfig(prefetch_factor=4, persistent_workers=True, start_method="spawn")
+        field.with_workers(config, 0).resolved()
+        assert not recwarn.list
