@@ -255,4 +255,4 @@ def test_an_error_of_many_names_the_file_and_the_cause(tmp_path):
     [text] = caught.value.failures.values()
     assert "\n" not in text
     assert r"a\nb.tar" in text
-    assert text.endswith("copy or download it again")
+    assert text.endswith("Copy or download it again")

@@ -42,7 +42,7 @@ WRONG = {
     ],
     "make_shards": [
         (["{out}/missing", "{out}/shards"], "missing"),
-        (["{set}", "{out}", "--max-count", "0"], "max_count=0"),
+        (["{set}", "{out}", "--max-count", "0"], "max_count must be an integer >= 1, got 0"),
     ],
 }  # fmt: skip
 

@@ -55,9 +55,10 @@ def _is_built(path: Path, origin: Origin) -> bool:
     if not path.exists():
         return False
     found, asked = asdict(read_head(path).origin), asdict(origin)
-    if len({found.pop("digest"), asked.pop("digest")}) == 2:
-        records = (found, asked) if found != asked else ({"source": "another"}, {"source": "this one"})
-        check_same_job(path, *records, what="pixels", remedy="choose another path, or remove it", error=PixelError)
+    is_same_source = found.pop("digest") == asked.pop("digest")
+    if found == asked and not is_same_source:
+        found, asked = {"source": "another"}, {"source": "this one"}
+    check_same_job(path, found, asked, what="pixels", remedy="choose another path, or remove it", error=PixelError)
     return True
 
 

@@ -62,7 +62,7 @@ def test_photo_and_depth_show_the_same_window(monkeypatch):
     rows, columns = np.mgrid[:500, :741]
     level = (columns / 741 * 150 + rows / 500 * 50 + 20).astype(np.uint8)
     pair = Image.fromarray(np.repeat(level[..., None], 3, 2)), Image.fromarray(level.astype(np.uint16) * 100)
-    monkeypatch.setattr(depth_photos, "_stereo_pair", lambda: pair)
+    monkeypatch.setattr(depth_photos, "_load_stereo_pair", lambda: pair)
     slopes = set()
     for number in range(4):
         rgb, depth = (np.asarray(Image.open(io.BytesIO(data))).astype(float) for data in pair_bytes(number))
