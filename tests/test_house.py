@@ -62,7 +62,6 @@ WITHOUT_MODULE = {
 # Test file -> further modules that it covers: parts of its module, or helpers that work only through it.
 COVERS = {
     "core/mapping/test_engines": "core/mapping/pools core/mapping/ray core/progress",
-    "data/blobs/test_base": "data/blobs/objects",
     "data/depth/test_pairs": "data/depth/fast data/depth/presets data/depth/reference",
     "data/extract/test_extract": "data/extract/files data/extract/plan data/extract/tree",
     "data/pixels/test_store": "data/pixels/format data/pixels/mapped data/pixels/parts",

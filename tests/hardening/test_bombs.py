@@ -22,8 +22,8 @@ from labkit.core.limits import MAX_FILE_VARIABLE, MAX_TAR_HEADER_BYTES, max_file
 from labkit.core.mapping.engines import ItemErrors
 from labkit.core.strings import PackedStrings
 from labkit.data import decoders as decode
+from labkit.data.blobs import LocalBlob
 from labkit.data.blobs.http_client import HttpClient
-from labkit.data.blobs.local import LocalBlob
 from labkit.data.depth.pairs import decode_picture
 from labkit.data.extract.extract import extract_tars
 from labkit.data.pixels.format import Origin, laid_out, packed_head

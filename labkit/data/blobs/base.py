@@ -1,7 +1,14 @@
-"""What a blob is: one file whose bytes are read at any offset."""
+"""What a blob is: one file whose bytes are read at any offset. Local files, and the right kind for a path or URL."""
 
 import io
-from typing import NamedTuple, Protocol
+import os
+import stat
+import weakref
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from labkit.core import Lazy
 
 _BUFFER_BYTES = 1 << 20  # one request fetches the headers of many small members
 
@@ -27,6 +34,35 @@ class Blob(Protocol):
         """`size` bytes from `offset`; fewer only at the end of the file."""
 
 
+class LocalBlob:
+    """A file on a disk, opened on first use. It is read with `pread`, so threads and forks can share it."""
+
+    def __init__(self, path: str | os.PathLike):
+        self.name = os.fspath(path)
+        self._file = Lazy(partial(_OpenFile, self.name))
+
+    def fingerprint(self) -> tuple[int, str]:
+        status = os.stat(self.name)
+        if stat.S_ISDIR(status.st_mode):
+            raise IsADirectoryError(f"{self.name} is a folder, not a file: FolderStore reads folders")
+        return status.st_size, str(status.st_mtime_ns)
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        descriptor, data = self._file().descriptor, b""
+        # One call reads at most 2 GB, and a network disk may return less than asked.
+        while len(data) < size and (more := os.pread(descriptor, size - len(data), offset + len(data))):
+            data += more
+        return data
+
+
+class _OpenFile:
+    """A file descriptor that is closed when nothing refers to it any more."""
+
+    def __init__(self, path: str):
+        self.descriptor = os.open(path, os.O_RDONLY)
+        weakref.finalize(self, os.close, self.descriptor)
+
+
 class BlobFile(io.RawIOBase):
     """A blob as a seekable file."""
 
@@ -40,7 +76,7 @@ class BlobFile(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        self._position = offset + (0, self._position, self._size)[whence]
         return self._position
 
     def readinto(self, buffer: memoryview) -> int:
@@ -56,8 +92,26 @@ def open_buffered(blob: Blob) -> io.BufferedReader:
     return io.BufferedReader(BlobFile(blob), _BUFFER_BYTES)
 
 
-def require_size(name: str, data: bytes, size: int) -> bytes:
-    """`data` if it is `size` bytes long, else OSError: a server may send part of a range, or more than it."""
-    if len(data) != size:
-        raise OSError(f"{name}: the server sent {len(data)} bytes instead of the {size} requested: run again")
-    return data
+def is_url(place: str | os.PathLike) -> bool:
+    """Whether a place is a URL rather than a path; `file://` counts as a URL."""
+    return "://" in os.fspath(place)
+
+
+def is_http_url(place: str | os.PathLike) -> bool:
+    """Whether a place is an HTTP or HTTPS URL."""
+    return os.fspath(place).startswith(("http://", "https://"))
+
+
+def refuse_storage_options(place: str | os.PathLike, storage_options: dict[str, Any]) -> None:
+    """Raise TypeError for options, such as misspelt ones, of a place that takes none."""
+    if storage_options and (is_http_url(place) or not is_url(place)):
+        raise TypeError(f"unexpected {', '.join(storage_options)}: only object storage takes options")
+
+
+def open_blob(place: str | os.PathLike, **storage_options: Any) -> Blob:
+    """The blob at a path or URL: urllib3 reads HTTP, fsspec every other scheme."""
+    if not is_url(place):
+        return LocalBlob(Path(place))
+    from labkit.data.blobs import remote  # loads urllib3, which local files do not need
+
+    return remote.HttpBlob(place) if is_http_url(place) else remote.ObjectBlob(place, **storage_options)

@@ -37,14 +37,6 @@ for _name in ("urllib3.connectionpool", "urllib3.poolmanager", "urllib3.util.ret
     logging.getLogger(_name).addFilter(_StripQueries())
 
 
-class _BoundedRetry(urllib3.Retry):
-    """Retries with growing waits. A server may name the time of the next attempt, but not one next week."""
-
-    def get_retry_after(self, response: urllib3.BaseHTTPResponse) -> float | None:
-        seconds = super().get_retry_after(response)
-        return None if seconds is None else min(seconds, _MAX_WAIT_S)
-
-
 class HttpClient:
     """A pool of connections in each process.
 
@@ -81,9 +73,9 @@ class HttpClient:
     def _request(self, url: str, headers: dict[str, str], limit: int | None) -> Answer:
         """urllib3 retries until an answer begins; an answer that breaks off is retried here."""
         plain_url, own_headers = split_credentials(url)
-        retry = _BoundedRetry(
+        retry = urllib3.Retry(
             self.retries, status_forcelist=_TRANSIENT_STATUSES, allowed_methods={"GET"}, backoff_factor=0.1,
-            backoff_jitter=0.1, backoff_max=_MAX_WAIT_S,
+            backoff_jitter=0.1, backoff_max=_MAX_WAIT_S, retry_after_max=_MAX_WAIT_S,
         )  # fmt: skip
         while True:
             answer = None

@@ -36,7 +36,7 @@ def open_url(place: str | os.PathLike, **storage_options: Any) -> BinaryIO:
     """
     blob = open_blob(place, **storage_options)
     if isinstance(blob, LocalBlob):
-        return io.BufferedReader(blob.open(), _LOCAL_BUFFER_BYTES)
+        return open(blob.name, "rb", _LOCAL_BUFFER_BYTES)
     return io.BufferedReader(ReadAhead(blob))
 
 

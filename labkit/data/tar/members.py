@@ -56,7 +56,7 @@ def scan(blob: Blob) -> Iterator[Member]:
     files and the rest.
     """
     size, last = blob.fingerprint()[0], ""
-    with blob.open() if isinstance(blob, LocalBlob) else open_buffered(blob) as file:
+    with open(blob.name, "rb", 0) if isinstance(blob, LocalBlob) else open_buffered(blob) as file:
         tar = _open_tar(file, blob.name)
         offset = 0
         while True:

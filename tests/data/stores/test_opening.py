@@ -3,7 +3,7 @@
 import pytest
 
 from labkit import FolderStore, HttpStore, ObjectStore, TarStore, open_store, serve_folder
-from labkit.data.blobs.opening import open_blob
+from labkit.data.blobs import open_blob
 from tests.image_files import KEYS, put_in_memory
 
 

@@ -25,7 +25,7 @@ import numpy as np
 import pytest
 
 from labkit import TarStore
-from labkit.data.blobs.local import LocalBlob
+from labkit.data.blobs import LocalBlob
 from labkit.data.tar import index as tar_index
 from labkit.data.tar.errors import TarError, TarWarning
 from labkit.data.tar.index import SUFFIX, build_index, read_index
@@ -658,7 +658,7 @@ def test_processes_that_build_at_once(photos):
 KILLED = """
 import sys
 from labkit.data.tar import index as tar_index
-from labkit.data.blobs.local import LocalBlob
+from labkit.data.blobs import LocalBlob
 blob = LocalBlob(sys.argv[1])
 whole = tar_index._dump(tar_index.build_index(blob), blob.fingerprint())
 print("ready", flush=True)

@@ -17,7 +17,7 @@ import numpy as np
 from labkit.core.limits import MAX_FILE_VARIABLE
 from labkit.core.mapping.engines import ItemErrors
 from labkit.core.names import is_image
-from labkit.data.blobs.local import LocalBlob
+from labkit.data.blobs import LocalBlob
 from labkit.data.decoders import DecodeError
 from labkit.data.extract.extract import WORK, extract_tars
 from labkit.data.shards.read import read_shards

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from labkit import FolderStore, TarStore, open_store
-from labkit.data.blobs.http import HttpBlob
+from labkit.data.blobs.remote import HttpBlob
 from labkit.data.tar.errors import TarError
 from labkit.data.tar.index import SUFFIX
 from tests.image_files import KEYS, read_all
