@@ -82,8 +82,7 @@ COVERS = {
     "peers/test_registry": (
         "peers/check peers/host peers/peer peers/plots peers/probe_images peers/report peers/serve peers/table"
     ),
-    "pipeline/batch_loader/test_loader": "pipeline/batch_loader/buffers pipeline/batch_loader/fillers",
-    "pipeline/loader/test_loader": "pipeline/samplers",
+    "pipeline/batch_loader/test_loader": "pipeline/batch_loader/fillers",
     "pipeline/test_augment": "pipeline/agreement",
     "teach/claims/test_judging": (
         "teach/claims/frames teach/claims/ledger teach/claims/plots teach/claims/text teach/claims/trials"

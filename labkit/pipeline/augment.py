@@ -93,35 +93,30 @@ def make_augment(recipe: str | Recipe = "light", library: str = "v2", *, part: s
 def _pil(recipe: Recipe, geometry: bool, photometry: bool) -> Callable[[Any], Tensor]:
     from torchvision import transforms
 
-    steps = [_to_pil]
-    if geometry:
-        steps += [
-            transforms.RandomResizedCrop(recipe.size, scale=recipe.scale, ratio=recipe.ratio),
-            transforms.RandomHorizontalFlip(recipe.flip),
-        ]
-    if photometry:
-        steps += [*_torchvision_colors(transforms, recipe), transforms.ToTensor()]
-        steps += [transforms.Normalize(recipe.mean, recipe.std)]
-    return transforms.Compose(steps if photometry else [*steps, transforms.PILToTensor()])
+    steps = _torchvision_steps(transforms, recipe, geometry, photometry, transforms.ToTensor())
+    return transforms.Compose([_to_pil, *steps, *[transforms.PILToTensor()] * (not photometry)])
 
 
 def _v2(recipe: Recipe, geometry: bool, photometry: bool) -> Callable[[Tensor], Tensor]:
     from torchvision.transforms import v2
 
+    return v2.Compose(_torchvision_steps(v2, recipe, geometry, photometry, v2.ToDtype(torch.float32, scale=True)))
+
+
+def _torchvision_steps(transforms: Any, recipe: Recipe, geometry: bool, photometry: bool, to_float: Any) -> list[Any]:
+    """Transforms that have the same names in both generations of torchvision."""
     steps = []
     if geometry:
         steps += [
-            v2.RandomResizedCrop(recipe.size, scale=recipe.scale, ratio=recipe.ratio, antialias=True),
-            v2.RandomHorizontalFlip(recipe.flip),
+            transforms.RandomResizedCrop(recipe.size, scale=recipe.scale, ratio=recipe.ratio, antialias=True),
+            transforms.RandomHorizontalFlip(recipe.flip),
         ]
     if photometry:  # uint8 for as long as possible: a quarter of the bytes
-        steps += [*_torchvision_colors(v2, recipe), v2.ToDtype(torch.float32, scale=True)]
-        steps += [v2.Normalize(recipe.mean, recipe.std)]
-    return v2.Compose(steps)
+        steps += [*_torchvision_colors(transforms, recipe), to_float, transforms.Normalize(recipe.mean, recipe.std)]
+    return steps
 
 
 def _torchvision_colors(transforms: Any, recipe: Recipe) -> list[Any]:
-    """Color transforms, which have the same names in both generations of torchvision."""
     blur = transforms.GaussianBlur(recipe.blur_kernel, recipe.blur_sigma)
     steps = {
         transforms.RandomApply([transforms.ColorJitter(**recipe.color_ranges())], recipe.jitter): recipe.jitter,

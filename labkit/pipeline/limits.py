@@ -18,7 +18,7 @@ BATCH = 64
 _BLOCK_BYTES = 128 * 2**20  # of sources, and the same of targets: together several times the usual caches
 
 
-def decode_limit(store: Store, *, num_threads: int | None = None, decoder: str = "turbojpeg") -> "DecodeLimit":
+def decode_limit(store: Store, *, num_threads: int | None = None, decoder: str = "turbojpeg") -> "Limit":
     """Decode every image of a store at full size on all cores, and do nothing else: the limit of the JPEG path.
 
     The files are read into memory once, when this is called. Each pass decodes them to RGB in threads and drops the
@@ -41,10 +41,13 @@ def decode_limit(store: Store, *, num_threads: int | None = None, decoder: str =
     Taught in: notebooks/11_resize_once.ipynb
     """
     require_choice("decoder", decoder, DECODERS)
-    return DecodeLimit(store, _thread_count(num_threads), decoder)
+    num_threads = _thread_count(num_threads)
+    images = [(key, store.read(key)) for key in store.keys()]  # noqa: SIM118
+    decode_one = _decode_unchecked if decoder == "turbojpeg" else partial(_decode_checked, decoder=decoder)
+    return Limit(len(images), num_threads, lambda sizes: images, decode_one, report_every=BATCH)
 
 
-def memcpy_limit(n_images: int, *, size: int = 224, num_threads: int | None = None) -> "MemcpyLimit":
+def memcpy_limit(n_images: int, *, size: int = 224, num_threads: int | None = None) -> "Limit":
     """Copy batches of pixels from memory to memory on all cores, and do nothing else: the limit of raw pixels.
 
     Each thread copies whole uint8 batches (64, size, size, 3), one at a time, between blocks that are allocated and
@@ -65,57 +68,45 @@ def memcpy_limit(n_images: int, *, size: int = 224, num_threads: int | None = No
 
     Taught in: notebooks/11_resize_once.ipynb
     """
-    return MemcpyLimit(require_int("n_images", n_images), require_int("size", size), _thread_count(num_threads))
+    num_threads, shape = _thread_count(num_threads), (BATCH, require_int("size", size), size, 3)
+    # At least two for each thread, so that no two threads write one target at a time.
+    n_blocks = max(2 * num_threads, math.ceil(_BLOCK_BYTES / math.prod(shape)))
+    # Filled, because untouched memory would be mapped page by page during the copy. Targets are filled last, which
+    # evicts the sources from the caches.
+    sources, targets = (np.full((n_blocks, *shape), value, np.uint8) for value in (1, 2))
+    blocks = cycle(range(n_blocks))  # the next pass goes on with the next block
+
+    def copy(size: int, block: int) -> None:
+        np.copyto(targets[block, :size], sources[block, :size])  # releases the GIL
+
+    n_images = require_int("n_images", n_images)
+    return Limit(n_images, num_threads, lambda sizes: list(zip(sizes, blocks, strict=False)), copy, report_every=1)
 
 
 class Limit:
-    """Work in threads, as an iterable for `compare`: a pass yields the sizes of its batches as they are done."""
+    """What `decode_limit` and `memcpy_limit` return: work in threads, as an iterable for `compare`.
+
+    A pass yields the sizes of its batches as they are done.
+    """
 
     batch_size, num_workers = BATCH, 0
 
-    def __init__(self, n_images: int, num_threads: int):
+    def __init__(
+        self, n_images: int, num_threads: int, items_of_pass: Callable[[list[int]], list[tuple]],
+        work: Callable[..., Any], report_every: int,
+    ):  # fmt: skip
         self.num_threads = num_threads
         self._sizes = [min(BATCH, n_images - start) for start in range(0, n_images, BATCH)]
+        self._items_of_pass, self._work, self._report_every = items_of_pass, work, report_every
 
     def __len__(self) -> int:
         return len(self._sizes)
 
     def __iter__(self) -> Iterator[int]:
-        for size, _ in zip(self._sizes, self._run(), strict=True):
+        items = self._items_of_pass(self._sizes)
+        reports = _run_in_threads(items, self._work, self.num_threads, self._report_every)
+        for size, _ in zip(self._sizes, reports, strict=True):
             yield size
-
-
-class DecodeLimit(Limit):
-    """What `decode_limit` returns."""
-
-    def __init__(self, store: Store, num_threads: int, decoder: str):
-        self._images = [(key, store.read(key)) for key in store.keys()]  # noqa: SIM118
-        self._decode = _decode_unchecked if decoder == "turbojpeg" else partial(_decode_checked, decoder=decoder)
-        super().__init__(len(self._images), num_threads)
-
-    def _run(self) -> Iterator[None]:
-        return _run_in_threads(self._images, self._decode, self.num_threads, report_every=BATCH)
-
-
-class MemcpyLimit(Limit):
-    """What `memcpy_limit` returns."""
-
-    def __init__(self, n_images: int, size: int, num_threads: int):
-        super().__init__(n_images, num_threads)
-        shape = (BATCH, size, size, 3)
-        # At least two for each thread, so that no two threads write one target at a time.
-        n_blocks = max(2 * num_threads, math.ceil(_BLOCK_BYTES / math.prod(shape)))
-        # Filled, because untouched memory would be mapped page by page during the copy. Targets are filled last, which
-        # evicts the sources from the caches.
-        self._sources, self._targets = (np.full((n_blocks, *shape), value, np.uint8) for value in (1, 2))
-        self._blocks = cycle(range(n_blocks))
-
-    def _run(self) -> Iterator[None]:
-        copies = list(zip(self._sizes, self._blocks, strict=False))  # the next pass goes on with the next block
-        return _run_in_threads(copies, self._copy, self.num_threads, report_every=1)
-
-    def _copy(self, size: int, block: int) -> None:
-        np.copyto(self._targets[block, :size], self._sources[block, :size])  # releases the GIL
 
 
 def _decode_unchecked(key: str, data: bytes) -> None:

@@ -4,6 +4,8 @@ Reading a random draw back (`int(tensor)`, `if tensor`) makes the host wait unti
 work, and the queue of kernels that hides the host's own time runs empty. Here every draw stays a tensor.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -40,12 +42,9 @@ def mixup(
 
     Source: Zhang et al., mixup: Beyond Empirical Risk Minimization (2018). Taught in: notebooks/06_kornia_gpu.ipynb
     """
-    _check_arguments(x, y, alpha)
     if not x.is_floating_point():
         raise TypeError(f"{x.dtype} images cannot be blended: convert them first, as with x.float() / 255")
-    targets = _class_probabilities(y, num_classes, x)
-    partner = _partner_indices(x, partner)
-    share = _kept_shares(x, alpha, per_sample, lam)
+    targets, partner, share = _prepare(x, y, alpha, num_classes, per_sample, lam, partner)
     image_share = share.to(x.dtype).view(-1, 1, 1, 1)
     target_share = share.to(targets.dtype).view(-1, 1)
     return torch.lerp(x[partner], x, image_share), torch.lerp(targets[partner], targets, target_share)
@@ -83,19 +82,21 @@ def cutmix(
 
     Source: Yun et al., CutMix (2019). Taught in: notebooks/06_kornia_gpu.ipynb
     """
-    _check_arguments(x, y, alpha)
-    targets = _class_probabilities(y, num_classes, x)
-    partner = _partner_indices(x, partner)
-    share = _kept_shares(x, alpha, per_sample, lam)
+    targets, partner, share = _prepare(x, y, alpha, num_classes, per_sample, lam, partner)
     inside, pasted = _rectangle_masks(x, share, center)
     share = (1 - pasted).to(targets.dtype).view(-1, 1)
     return torch.where(inside, x[partner], x), torch.lerp(targets[partner], targets, share)
 
 
-def _check_arguments(x: Tensor, y: Tensor, alpha: float) -> None:
+def _prepare(
+    x: Tensor, y: Tensor, alpha: float, num_classes: int | None, per_sample: bool, lam: Any, partner: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Targets, partners and kept shares of a batch, on its device."""
     if x.ndim != 4 or len(y) != len(x):
         raise ValueError(f"x must be (N, C, H, W) and y hold N labels, got {tuple(x.shape)} and {tuple(y.shape)}")
     require_positive("alpha", alpha)
+    targets, shares = _class_probabilities(y, num_classes, x), _kept_shares(x, alpha, per_sample, lam)
+    return targets, _partner_indices(x, partner), shares
 
 
 def _class_probabilities(y: Tensor, num_classes: int | None, x: Tensor) -> Tensor:

@@ -3,7 +3,6 @@
 import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -52,35 +51,20 @@ class CUDAPrefetcher:
         return getattr(self.loader, name)  # batch_size, num_workers, set_epoch, dataset, ...
 
     def __iter__(self) -> Iterator[Any]:
-        source, ahead = iter(self.loader), deque()
-        while True:
-            while len(ahead) <= self.depth and not (ahead and ahead[-1].is_last):
-                ahead.append(self._fetch(source))
-            if ahead[0].is_last:
-                if ahead[0].error is not None:
-                    raise ahead[0].error
-                return
-            # Not bound to a name here, so that the consumer holds the last reference.
-            yield self.lane.hand_over(ahead.popleft())
-
-    def _fetch(self, source: Iterator[Any]) -> "_Entry":
-        try:
-            batch = next(source)
-        except StopIteration:
-            return _Entry(is_last=True)
-        except Exception as error:
-            return _Entry(is_last=True, error=error)
-        return self.lane.send(batch)
-
-
-@dataclass
-class _Entry:
-    """A batch being copied, or the end of the epoch: after the last batch, or by an error."""
-
-    batch: Any = None
-    copied: Any = None  # the event after the copy
-    is_last: bool = False
-    error: Exception | None = None
+        source, ahead, error = iter(self.loader), deque(), None
+        while source is not None or ahead:
+            while source is not None and len(ahead) <= self.depth:
+                try:
+                    ahead.append(self.lane.send(next(source)))
+                except StopIteration:
+                    source = None
+                except Exception as raised:
+                    source, error = None, raised
+            # No batch is bound to a name here, so that the consumer holds the last reference.
+            if ahead:
+                yield self.lane.hand_over(*ahead.popleft())
+        if error is not None:
+            raise error
 
 
 class PassThrough:
@@ -89,11 +73,11 @@ class PassThrough:
     def __init__(self, device: torch.device):
         self.device = device
 
-    def send(self, batch: Any) -> _Entry:
-        return _Entry(map_tensors(batch, lambda item: item.to(self.device)))
+    def send(self, batch: Any) -> tuple[Any, None]:
+        return map_tensors(batch, lambda item: item.to(self.device)), None
 
-    def hand_over(self, entry: _Entry) -> Any:
-        return entry.batch
+    def hand_over(self, sent: Any, copied: None) -> Any:
+        return sent
 
 
 class CopyStream:
@@ -104,22 +88,22 @@ class CopyStream:
         self.stream = torch.cuda.Stream(device)
         self._warned = False
 
-    def send(self, batch: Any) -> _Entry:
-        """Start copying a batch without making the host wait."""
+    def send(self, batch: Any) -> tuple[Any, torch.cuda.Event]:
+        """Start copying a batch without making the host wait; the event comes after the copy."""
         self._warn_if_unpinned(batch)
         with torch.cuda.stream(self.stream):
             sent = map_tensors(batch, lambda item: item.to(self.device, non_blocking=True))
             copied = torch.cuda.Event()
             copied.record(self.stream)
-        return _Entry(sent, copied)
+        return sent, copied
 
-    def hand_over(self, entry: _Entry) -> Any:
+    def hand_over(self, sent: Any, copied: torch.cuda.Event) -> Any:
         consumer = torch.cuda.current_stream(self.device)
-        consumer.wait_event(entry.copied)
-        for tensor in iter_tensors(entry.batch):
+        consumer.wait_event(copied)
+        for tensor in iter_tensors(sent):
             if isinstance(tensor, torch.Tensor) and tensor.is_cuda:
                 tensor.record_stream(consumer)
-        return entry.batch
+        return sent
 
     def _warn_if_unpinned(self, batch: Any) -> None:
         if not self._warned and any(_is_pageable(item) for item in iter_tensors(batch)):
@@ -127,7 +111,7 @@ class CopyStream:
             warnings.warn(
                 "batches are not in pinned memory, so the host waits for every copy: build the loader with "
                 "pin_memory=True",
-                stacklevel=5,  # the loop that iterates
+                stacklevel=4,  # the loop that iterates
             )
 
 

@@ -11,17 +11,18 @@ import random
 import sys
 import types
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
+from torch.utils.data import Sampler, SequentialSampler
 
 from labkit.core import Lazy
 
 _MAX_OBJECTS = 10_000  # to look at: enough for any transforms, but not for a list of a million file names
 _MAX_SEQUENCE_LENGTH = 1000
 _128_BITS = (1 << 128) - 1
-TORCH_SEEDS = (1 << 63) - 1  # as a mask
+_TORCH_SEEDS = (1 << 63) - 1  # as a mask
 _MULTIPLIER = 0xDA942042E4DD58B5DA3E39CB94B95BDB  # of a 128-bit congruential generator, with good spectral properties
 _LIBRARIES = {*sys.stdlib_module_names, "torch", "torchvision", "numpy", "albumentations", "kornia", "labkit"}
 _OPAQUE_TYPES = (
@@ -50,6 +51,39 @@ def derived_seed(*numbers: int) -> int:
     return state ^ state >> 61
 
 
+@runtime_checkable
+class HasEpochs(Protocol):
+    """A sampler with another order each epoch, such as torch's `DistributedSampler`."""
+
+    def set_epoch(self, epoch: int) -> None: ...
+
+
+class _Shuffled(Sampler[int]):
+    """All indices, in an order that depends only on (seed, epoch)."""
+
+    def __init__(self, n_samples: int, seed: int):
+        self._n_samples, self._seed, self._epoch = n_samples, seed, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self._epoch = epoch
+
+    def __len__(self) -> int:
+        return self._n_samples
+
+    def __iter__(self) -> Iterator[int]:
+        seed = derived_seed(self._seed, self._epoch) & _TORCH_SEEDS
+        yield from torch.randperm(self._n_samples, generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def choose_sampler(samples: Any, sampler: Sampler[int] | None, shuffle: bool | None, seed: int) -> Sampler[int]:
+    """The order of samples: the sampler's, or that of `samples`, which a seed may shuffle."""
+    if sampler is None:
+        return _Shuffled(len(samples), seed) if shuffle else SequentialSampler(samples)
+    if shuffle:
+        raise ValueError("got shuffle=True and a sampler: leave out one of them, the sampler decides the order")
+    return sampler
+
+
 class RandomSources:
     """All generators that code reachable from some objects may draw from, seeded together.
 
@@ -66,7 +100,7 @@ class RandomSources:
         number = derived_seed(*numbers)
         random.seed(number)
         np.random.mtrand._rand.seed(number & 0xFFFFFFFF)  # what np.random.seed calls, without its overhead
-        torch.default_generator.manual_seed(number & TORCH_SEEDS)  # torch.manual_seed would take 100 us
+        torch.default_generator.manual_seed(number & _TORCH_SEEDS)  # torch.manual_seed would take 100 us
         for position, generator in enumerate(self._private):
             _seed_one(generator, derived_seed(*numbers, position))
 
@@ -136,7 +170,7 @@ def _seed_one(generator: Any, number: int) -> None:
     if isinstance(generator, random.Random):
         generator.seed(number)
     elif isinstance(generator, torch.Generator):
-        generator.manual_seed(number & TORCH_SEEDS)
+        generator.manual_seed(number & _TORCH_SEEDS)
     elif isinstance(generator, np.random.RandomState):
         generator.seed(number & 0xFFFFFFFF)
     elif type(generator.bit_generator) is np.random.PCG64:  # set by its state, ten times as fast as by SeedSequence

@@ -170,9 +170,9 @@ class _TimedCopyStream(CopyStream):
 
     def send(self, batch: Any) -> Any:
         first = _record_event(self.stream)
-        entry = super().send(batch)
+        sent = super().send(batch)
         self.pairs.append((first, _record_event(self.stream)))
-        return entry
+        return sent
 
 
 def _lane_order(lane: str) -> tuple[int, str]:

@@ -1,7 +1,6 @@
 """Which loaders `tune` measures: a model of their speed excludes most of the grid."""
 
 import copy
-import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,7 +10,7 @@ from torch.utils.data import Subset
 from labkit.core import usable_cores
 from labkit.data import ImageDataset, collate
 from labkit.pipeline.batch_loader import BatchLoader
-from labkit.pipeline.loader import LoaderConfig, make_loader
+from labkit.pipeline.loader import LoaderConfig, cores_per_rank, make_loader
 from labkit.tuning.io_wait import Making
 
 DEFAULT = "default"
@@ -98,7 +97,7 @@ def with_workers(config: LoaderConfig, count: int) -> LoaderConfig:
 
 def worth_measuring(making: Making, step_s: float, step_cpu_s: float) -> list[int]:
     """Numbers of workers, the most promising first, and the smaller first among equals."""
-    cores = cores_of_a_process()
+    cores = cores_per_rank()
     counts = {0, 1, cores // 2, cores - 1, cores}
     if making.waiting > _WAITING_SHARE:
         counts |= {min(_MAX_WORKERS, factor * cores) for factor in (2, 4, 8)}
@@ -114,11 +113,6 @@ def expected_s(num_workers: int, making: Making, step_s: float, step_cpu_s: floa
         return making.seconds + step_s
     computing_s = making.seconds * (1 - making.waiting) + step_cpu_s
     return max(step_s, making.seconds / num_workers, computing_s / cores)
-
-
-def cores_of_a_process() -> int:
-    """Cores for this process, if several on this machine train together."""
-    return usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")) or 1
 
 
 def with_decoder(dataset: ImageDataset, decoder: str) -> ImageDataset:

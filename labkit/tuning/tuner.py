@@ -13,14 +13,13 @@ import pandas as pd
 from labkit.core import require_positive
 from labkit.data import collate
 from labkit.measure import ReplayLoader, quiet_summary, synchronize
-from labkit.pipeline.loader import LoaderConfig
+from labkit.pipeline.loader import LoaderConfig, cores_per_rank
 from labkit.tuning.candidates import (
     DEFAULT,
     WORTH_MEASURING,
     Candidate,
     Source,
     candidates,
-    cores_of_a_process,
     expected_s,
     with_workers,
 )
@@ -136,7 +135,7 @@ class _Alone:
 
     def may_keep_up(self, config: LoaderConfig) -> bool:
         """Whether the default can be as fast as the step, according to a rough model."""
-        num_workers, cores = config.resolved().num_workers, cores_of_a_process()
+        num_workers, cores = config.resolved().num_workers, cores_per_rank()
         expected = expected_s(num_workers, self.making, self.step_s, self.step_cpu_s, cores)
         return expected <= WORTH_MEASURING * self.step_s
 

@@ -149,9 +149,11 @@ def test_batches_are_copied(copied, n_images, counts):
 
 def test_blocks_exceed_the_caches_and_take_turns(copied):
     limit = lk.memcpy_limit(130, size=224, num_threads=2)
-    assert limit._sources.nbytes >= 128 * 2**20
-    assert limit._targets.nbytes >= 128 * 2**20
-    n_blocks = len(limit._sources)
+    list(limit)
+    target, source, _ = copied.pop()
+    assert min(target.base.nbytes, source.base.nbytes) >= 128 * 2**20
+    n_blocks = len(source.base)
+    copied.clear()
     for _ in range(n_blocks):  # three batches each
         list(limit)
     for memory in ([target for target, _, _ in copied], [source for _, source, _ in copied]):
@@ -160,9 +162,10 @@ def test_blocks_exceed_the_caches_and_take_turns(copied):
         assert set(used.values()) == {3}
 
 
-def test_no_two_threads_share_a_block(monkeypatch):
+def test_no_two_threads_share_a_block(monkeypatch, copied):
     monkeypatch.setattr(limits, "_BLOCK_BYTES", 1)
-    assert len(lk.memcpy_limit(64, size=8, num_threads=3)._targets) == 6
+    list(lk.memcpy_limit(64, size=8, num_threads=3))
+    assert len(copied[0][0].base) == 6
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import torch
 
 import labkit as lk
 from labkit.pipeline import prefetch
-from labkit.pipeline.prefetch import CopyStream, _Entry
+from labkit.pipeline.prefetch import CopyStream
 
 Pair = namedtuple("Pair", "image label")
 
@@ -37,11 +37,11 @@ class LoggingLane:
 
     def send(self, batch):
         self.log.append(("send", batch))
-        return _Entry(batch)
+        return batch, None
 
-    def hand_over(self, entry):
-        self.log.append(("hand over", entry.batch))
-        return entry.batch
+    def hand_over(self, sent, copied):
+        self.log.append(("hand over", sent))
+        return sent
 
 
 def logged(source, depth=1):

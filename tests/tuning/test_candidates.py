@@ -13,7 +13,8 @@ pytestmark = pytest.mark.alone
 
 @pytest.fixture
 def two_cores(monkeypatch):
-    monkeypatch.setattr(field, "usable_cores", lambda: 2)
+    for name in ("usable_cores", "cores_per_rank"):
+        monkeypatch.setattr(field, name, lambda: 2)
 
 
 class TestModel:

@@ -38,11 +38,6 @@ def photos(first_photos):
     return lk.ImageDataset(store, transform=lk.make_augment("light", "v2", part="geometry"))
 
 
-@pytest.fixture
-def two_cores(monkeypatch):
-    monkeypatch.setattr(field, "usable_cores", lambda: 2)
-
-
 class TestTune:
     @pytest.fixture(autouse=True)
     def few_workers(self, monkeypatch):

@@ -1,6 +1,6 @@
 """BatchLoader: threads write crops straight into batches, without worker processes or copies between them."""
 
-import os
+import weakref
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import BatchSampler, Sampler, SequentialSampler
+from torch.utils.data import BatchSampler, Sampler
 
 from labkit.core import (
     PackedStrings,
@@ -18,15 +18,14 @@ from labkit.core import (
     require_choice,
     require_fraction,
     require_int,
-    usable_cores,
     use_one_torch_thread,
-)  # fmt: skip
+)
 from labkit.data import DecodeError, SkipLog, Skipped, labels_of
 from labkit.data.pixels import PixelStore
 from labkit.data.stores import Store
-from labkit.pipeline.batch_loader.buffers import BatchBuffers
 from labkit.pipeline.batch_loader.fillers import Draw, EncodedFiller, PixelFiller
-from labkit.pipeline.samplers import HasEpochs, Shuffled
+from labkit.pipeline.loader import cores_per_rank
+from labkit.pipeline.seeding import HasEpochs, choose_sampler
 
 
 class BatchLoader:
@@ -95,26 +94,20 @@ class BatchLoader:
         on_error: str = "raise",
     ):
         self.batch_size, self.size, self.epoch = require_int("batch_size", batch_size), require_int("size", size), 0
-        self.num_threads = _default_threads() if num_threads is None else require_int("num_threads", num_threads)
+        self.num_threads = cores_per_rank() if num_threads is None else require_int("num_threads", num_threads)
         self._prefetch_factor = require_int("prefetch_factor", prefetch_factor)
         _check_range("scale", scale, 1.0)
         _check_range("ratio", ratio, float("inf"))
         self._skips = SkipLog() if require_choice("on_error", on_error, ("raise", "skip")) == "skip" else None
         draw = Draw(size, antialias, train, seed, scale, ratio, require_fraction("flip", flip))
         self._open(source, draw, scaled_decoding)
-        sampler = self._make_sampler(sampler, train if shuffle is None and sampler is None else shuffle, seed)
+        shuffle = train if shuffle is None and sampler is None else shuffle
+        sampler = choose_sampler(self.keys, sampler, shuffle, seed)
         self._requests = BatchSampler(sampler, batch_size, drop_last)
         pinned = torch.cuda.is_available() and pin_memory is not False
         # Kept for all epochs, since OpenCV keeps about 1 KB for each thread that ended.
         self._pool = PerProcess(partial(ThreadPoolExecutor, self.num_threads, "labkit-batches", use_one_torch_thread))
-        self._buffers = BatchBuffers((batch_size, size, size, 3), prefetch_factor + 2, pinned)
-
-    def _make_sampler(self, sampler: Sampler[int] | None, shuffle: bool | None, seed: int) -> Sampler[int]:
-        if sampler is None:
-            return Shuffled(len(self.keys), seed) if shuffle else SequentialSampler(self.keys)
-        if shuffle:
-            raise ValueError("shuffle=True with a sampler: the sampler decides the order, leave shuffle out")
-        return sampler
+        self._buffers = _BatchBuffers((batch_size, size, size, 3), prefetch_factor + 2, pinned)
 
     def _open(self, source: Any, draw: Draw, scaled_decoding: bool) -> None:
         if isinstance(source, PixelStore):
@@ -188,16 +181,40 @@ class BatchLoader:
         return batch.images[kept], labels[kept]
 
 
+class _BatchBuffers:
+    """Hand out memory for batches of uint8 images.
+
+    New memory costs a page fault every 4 KB, for raw pixels as much as reading them. So the memory of a batch is
+    reused once its tensor, and everything that shares it, is gone; a batch that is kept is never overwritten. Pinned
+    memory comes from torch, which waits for unfinished copies before it hands memory out again.
+
+    Args:
+        shape: (batch_size, height, width, 3).
+        n_kept: Number of free buffers to keep.
+        pin_memory: Use page-locked memory, so that copies to the GPU overlap with compute.
+    """
+
+    def __init__(self, shape: tuple[int, ...], n_kept: int, pin_memory: bool):
+        self._shape, self._pin_memory = shape, pin_memory
+        self._free: deque[np.ndarray] = deque(maxlen=n_kept)
+
+    def take(self) -> tuple[np.ndarray, Tensor]:
+        """An array to fill, and a tensor over the same memory."""
+        if self._pin_memory:
+            pinned = torch.empty(self._shape, dtype=torch.uint8, pin_memory=True)
+            return pinned.numpy(), pinned
+        memory = self._free.pop() if self._free else np.empty(self._shape, np.uint8)
+        lent = memory.view()  # torch keeps this object alive as long as any tensor over it
+        weakref.finalize(lent, self._free.append, memory).atexit = False
+        return lent, torch.from_numpy(lent)
+
+
 class _Batch(NamedTuple):
     """A batch being filled by threads; `tasks` maps the first row of each task to its future."""
 
     indices: np.ndarray
     images: Tensor
     tasks: dict[int, Future]
-
-
-def _default_threads() -> int:
-    return max(1, usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 def _check_range(name: str, values: tuple[float, float], maximum: float) -> None:

@@ -1,3 +1,3 @@
 # fmt: off
-from .config import LoaderConfig as LoaderConfig
+from .config import LoaderConfig as LoaderConfig, cores_per_rank as cores_per_rank
 from .loader import Loader as Loader, make_loader as make_loader

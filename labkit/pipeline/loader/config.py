@@ -65,9 +65,9 @@ class LoaderConfig:
         )
 
     def _limit_workers(self) -> int:
-        usable = usable_cores()
         if self.num_workers is None:
-            return max(1, usable // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+            return cores_per_rank()
+        usable = usable_cores()
         if self.num_workers <= usable or self.oversubscribe:
             return self.num_workers
         limits = ", ".join(f"{name} {value}" for name, value in core_limits().items())
@@ -84,15 +84,15 @@ class LoaderConfig:
         return has_cuda and self.pin_memory is not False
 
     def _warn_of_idle_settings(self) -> None:
-        asked = {
-            "persistent_workers": self.persistent_workers,
-            "prefetch_factor": self.prefetch_factor,
-            "start_method": self.start_method,
-        }
-        idle = {name: value for name, value in asked.items() if value}
+        of_workers = ("persistent_workers", "prefetch_factor", "start_method")
+        idle = [f"{name}={value!r}" for name in of_workers if (value := getattr(self, name))]
         if idle:
-            listed = ", ".join(f"{name}={value!r}" for name, value in idle.items())
-            _warn(f"{listed} left out: with num_workers=0 there is no worker to apply it to")
+            _warn(f"{', '.join(idle)} left out: with num_workers=0 there is no worker to apply it to")
+
+
+def cores_per_rank() -> int:
+    """Usable cores for this process, at least one: the ranks that torchrun starts on this machine share them."""
+    return max(1, usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 def _warn(message: str) -> None:

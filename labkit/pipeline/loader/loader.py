@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, Dataset, IterableDataset, Sampler, SequentialSampler, Subset
+from torch.utils.data import BatchSampler, Dataset, IterableDataset, Sampler, Subset
 
 from labkit.core import preserve_rng_state
 from labkit.data import collate
@@ -20,8 +20,7 @@ from labkit.pipeline.loader.workers import (
     start_worker,
     worker_context,
 )
-from labkit.pipeline.samplers import HasEpochs, Shuffled
-from labkit.pipeline.seeding import RandomSources
+from labkit.pipeline.seeding import HasEpochs, RandomSources, choose_sampler
 
 
 def make_loader(
@@ -58,11 +57,8 @@ def make_loader(
         raise TypeError(f"{type(dataset).__name__} is not a map-style data set: use torch's DataLoader for it")
     if len(dataset) == 0:
         raise ValueError(f"{type(dataset).__name__} holds no sample: a loader needs at least one")
-    if shuffle and sampler is not None:
-        raise ValueError("got shuffle=True and a sampler: leave out one of them, the sampler decides the order")
     settings = (config or LoaderConfig()).resolved()
-    if sampler is None:
-        sampler = Shuffled(len(dataset), settings.seed) if shuffle else SequentialSampler(dataset)
+    sampler = choose_sampler(dataset, sampler, shuffle, settings.seed)
     requests = _Requests(sampler, settings.batch_size, drop_last)
     return Loader(_SeededBatches(dataset, settings.seed, collate_fn, batch_transform), requests, settings)
 

@@ -400,7 +400,7 @@ class TestThreads:
         assert seen == [before] == [torch.get_num_threads()]
 
     def test_ranks_on_one_machine_share_the_cores(self, photos, monkeypatch):
-        monkeypatch.setattr("labkit.pipeline.batch_loader.loader.usable_cores", lambda: 8)
+        monkeypatch.setattr("labkit.pipeline.loader.config.usable_cores", lambda: 8)
         assert BatchLoader(photos).num_threads == 8
         monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
         assert BatchLoader(photos).num_threads == 2
