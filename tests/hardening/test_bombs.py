@@ -33,10 +33,15 @@ from labkit.data.tar.convert import convert_tar
 from labkit.data.tar.errors import TarError
 from labkit.data.tar.index import SUFFIX, read_index
 from labkit.data.tar.stream import TarStream
+from labkit.teach.conformance import encode_png, png_chunk
+from tests.hardening.inputs import image_bytes, sparse_member, tar_bytes
 from tests.serving import Quiet, serving
+from tests.tars import make_tar, member
 
 BOMB_BYTES = 120_000_000  # that the smallest bombs here stand for; most stand for more
 _SPARE_MB = 60  # that a refusal may take
+INSTALLED = sorted(set(lk.DECODERS) - decode.missing_decoders().keys())
+MODES = ("index", "tarfile", "reopen")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -44,7 +49,7 @@ def _all_is_loaded(tmp_path_factory):
     """Libraries, thread pools and buffers take their memory once; a test that runs alone must not count it."""
     root = tmp_path_factory.mktemp("sound")
     (root / "set" / "a").mkdir(parents=True)
-    (root / "set" / "a" / "a.jpg").write_bytes(picture((40, 40), "JPEG"))
+    (root / "set" / "a" / "a.jpg").write_bytes(image_bytes((40, 40), "JPEG"))
     store = lk.FolderStore(root / "set")
     lk.PixelStore.build(store, root / "p", progress=False)
     list(lk.BatchLoader(store, size=8, batch_size=1, num_threads=1))
@@ -68,31 +73,20 @@ def _kib(name: str) -> int:
     return int(re.search(rf"{name}:\s+(\d+)", Path("/proc/self/status").read_text())[1])
 
 
-def picture(size=(16, 12), kind="PNG", **options) -> bytes:
-    buffer = io.BytesIO()
-    Image.new("RGB", size, (200, 10, 10)).save(buffer, kind, **options)
-    return buffer.getvalue()
-
-
-def chunk(kind: bytes, data: bytes) -> bytes:
-    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-
 def png_of(width: int, height: int) -> bytes:
     """Whole, but for its pixels: a row of them."""
-    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
-    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(bytes(100))) + chunk(b"IEND", b"")
+    return encode_png(width, height, 8, 2, bytes(100))
 
 
 def jpeg_of(width: int, height: int) -> bytes:
-    data = bytearray(picture(kind="JPEG"))
+    data = bytearray(image_bytes(kind="JPEG"))
     frame = data.index(struct.pack(">BHH", 8, 12, 16))
     data[frame : frame + 5] = struct.pack(">BHH", 8, height, width)
     return bytes(data)
 
 
 def webp_of(width: int, height: int) -> bytes:
-    data = bytearray(picture(kind="WEBP", lossless=True))
+    data = bytearray(image_bytes(kind="WEBP", lossless=True))
     start = data.index(b"VP8L") + 9
     data[start : start + 4] = struct.pack("<I", (width - 1) | (height - 1) << 14)
     return bytes(data)
@@ -102,12 +96,10 @@ IMAGES = {"huge.png": png_of(100_000, 100_000), "wide.png": png_of(2**31 - 1, 1)
 IMAGES["huge.jpg"] = jpeg_of(65_500, 65_500)
 
 
-@pytest.mark.parametrize("decoder", lk.DECODERS)
+@pytest.mark.parametrize("decoder", INSTALLED)
 @pytest.mark.parametrize("name", IMAGES)
 def test_no_decoder_makes_a_huge_picture(name, decoder):
-    if decoder in decode.missing_decoders():
-        pytest.skip(decode.missing_decoders()[decoder])
-    lk.decode(picture(kind="JPEG"), decoder)
+    lk.decode(image_bytes(kind="JPEG"), decoder)
     with little_memory(), pytest.raises(lk.DecodeError, match=rf"{name}.*(exceed|bomb)"):
         lk.decode(IMAGES[name], decoder, key=name)
 
@@ -116,7 +108,7 @@ def test_huge_pictures_are_refused_by_whatever_opens_them(tmp_path):
     for name, data in IMAGES.items():
         (tmp_path / "set" / "a").mkdir(parents=True, exist_ok=True)
         (tmp_path / "set" / "a" / name).write_bytes(data)
-    (tmp_path / "set" / "a" / "sound.jpg").write_bytes(picture((40, 40), "JPEG"))
+    (tmp_path / "set" / "a" / "sound.jpg").write_bytes(image_bytes((40, 40), "JPEG"))
     store = lk.FolderStore(tmp_path / "set")
     lk.decode(store.read("a/sound.jpg"))
     with little_memory():
@@ -140,15 +132,13 @@ def packed_zeros() -> bytes:
     return zlib.compress(bytes(BOMB_BYTES), 9)
 
 
-@pytest.mark.parametrize("decoder", lk.DECODERS)
+@pytest.mark.parametrize("decoder", INSTALLED)
 @pytest.mark.parametrize("kind", ["zTXt", "iTXt", "iCCP"])
 def test_what_a_png_says_beside_its_pixels(packed_zeros, kind, decoder):
-    if decoder in decode.missing_decoders():
-        pytest.skip(decode.missing_decoders()[decoder])
     said = {"zTXt": b"a\0\0", "iTXt": b"a\0\1\0\0\0", "iCCP": b"a\0\0"}[kind]
-    plain = picture()
+    plain = image_bytes()
     assert lk.decode(plain, decoder).shape == (3, 12, 16)
-    data = plain[:33] + chunk(kind.encode(), said + packed_zeros) + plain[33:]
+    data = plain[:33] + png_chunk(kind.encode(), said + packed_zeros) + plain[33:]
     with little_memory(), suppress(lk.DecodeError):
         assert (lk.decode(data, decoder) == lk.decode(plain, decoder)).all()
 
@@ -170,16 +160,14 @@ def test_pictures_are_jpeg_png_or_webp(tmp_path):
 def test_text_within_the_limit_does_no_harm():
     about = PngImagePlugin.PngInfo()
     about.add_text("a", "b" * 500_000, zip=True)
-    assert lk.decode(picture(pnginfo=about), "pil").shape == (3, 12, 16)
+    assert lk.decode(image_bytes(pnginfo=about), "pil").shape == (3, 12, 16)
 
 
 # Tars.
 
 
 def header(name: str, size: int, kind: bytes = tarfile.REGTYPE) -> bytes:
-    info = tarfile.TarInfo(name)
-    info.type, info.size = kind, size
-    return info.tobuf(tarfile.GNU_FORMAT)
+    return member(name, kind=kind, size=size)[0].tobuf(tarfile.GNU_FORMAT)
 
 
 @cache
@@ -215,7 +203,7 @@ def test_a_header_without_end(long_headers, tmp_path, kind):
             list(stream)
 
 
-@pytest.mark.parametrize("mode", ["index", "tarfile", "reopen"])
+@pytest.mark.parametrize("mode", MODES)
 def test_a_long_header_of_a_plain_tar(tmp_path, mode):
     path = tmp_path / "x.tar"
     with open(path, "wb") as file:  # sparse: as little on the disk
@@ -230,38 +218,26 @@ def test_a_long_header_of_a_plain_tar(tmp_path, mode):
 @pytest.mark.parametrize("size", [-512, -1024, -1 << 60])
 def test_a_size_below_zero(tmp_path, kind, size):
     """With -512 the next header is the same one again, for ever."""
-    data = bytearray(header("b.jpg", 0, kind))
-    data[124:136] = tarfile.itn(size, 12, tarfile.GNU_FORMAT)
-    data[148:156] = b"%06o\0 " % (sum(data) - sum(data[148:156]) + 8 * 32)
     path = tmp_path / "x.tar"
-    path.write_bytes(header("a.jpg", 0) + data + bytes(5000))
+    path.write_bytes(header("a.jpg", 0) + header("b.jpg", size, kind) + bytes(5000))
     with pytest.raises(ItemErrors, match="cut or damaged"):
         extract_tars(path, tmp_path / "out", progress=False)
-    stores = [lk.TarStore(path, mode=mode) for mode in ("index", "tarfile", "reopen")]
+    stores = [lk.TarStore(path, mode=mode) for mode in MODES]
     for read in (lk.read_shards(path).samples, *(store.keys for store in stores)):
         with pytest.raises(TarError, match="cut or damaged"):
             list(read())
 
 
 def test_headers_of_the_whole_archive_count_together(tmp_path):
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        for number in range(20):
-            record = tar.tarinfo.create_pax_global_header({f"key{number}": "x" * 100_000})
-            buffer.write(record)
-            tar.offset += len(record)
-            tar.addfile(tarfile.TarInfo(f"{number}.jpg"))
     path = tmp_path / "x.tar"
-    path.write_bytes(buffer.getvalue())
+    globals_ = (tarfile.TarInfo.create_pax_global_header({f"key{number}": "x" * 100_000}) for number in range(20))
+    path.write_bytes(b"".join(about + header("a.jpg", 0) for about in globals_) + bytes(1024))
     with pytest.raises(TarError, match="header is longer than the limit"), TarStream(path) as stream:
         list(stream)
 
 
 def test_xz_with_a_dictionary_of_4_gib(tmp_path):
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as tar:
-        tar.addfile(tarfile.TarInfo("a.jpg"))
-    data = bytearray(lzma.compress(buffer.getvalue()))
+    data = bytearray(lzma.compress(tar_bytes(member("a.jpg"))))
     block = data[12 : 12 + 4 * (data[12] + 1)]
     assert block[2:4] == b"\x21\x01"  # LZMA2, one byte of properties: the size of its dictionary
     block[4] = 40
@@ -282,12 +258,7 @@ def test_xz_with_a_dictionary_of_4_gib(tmp_path):
 @pytest.mark.parametrize("data", [b"", b"x" * 3_000_000])
 def test_xz_streams_one_after_the_other(tmp_path, data):
     """As the format has it, zeros between; Python's own `lzma` takes such zeros for the end."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as tar:
-        info = tarfile.TarInfo("a.txt")
-        info.size = len(data)
-        tar.addfile(info, io.BytesIO(data))
-    plain = buffer.getvalue()
+    plain = tar_bytes(member("a.txt", data))
     packed = lzma.compress(plain[:700]) + bytes(8) + lzma.compress(b"") + lzma.compress(plain[700:]) + bytes(2**21)
     (tmp_path / "x.tar.xz").write_bytes(packed)
     assert convert_tar(tmp_path / "x.tar.xz", tmp_path / "x.tar", progress=False).read_bytes() == plain
@@ -296,7 +267,7 @@ def test_xz_streams_one_after_the_other(tmp_path, data):
 def test_a_member_as_large_as_eight_exabytes(tmp_path):
     path = tmp_path / "x.tar"
     path.write_bytes(header("a.jpg", 8 * 10**18) + bytes(10_000))
-    for mode in ("index", "tarfile", "reopen"):
+    for mode in MODES:
         with little_memory(), pytest.raises(TarError, match="cut or damaged"):
             lk.TarStore(path, mode=mode).keys()
     with little_memory(), pytest.raises((OSError, ItemErrors)):
@@ -315,17 +286,10 @@ def test_a_large_member_of_a_compressed_shard(tmp_path, monkeypatch):
         convert_tar(path, tmp_path / "x.tar", progress=False)
 
 
-@pytest.mark.parametrize("mode", ["index", "tarfile", "reopen"])
+@pytest.mark.parametrize("mode", MODES)
 def test_a_sparse_file_that_is_all_holes(tmp_path, mode):
-    size, buffer = 10**13, io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        info = tarfile.TarInfo("x")
-        about = {"major": "1", "minor": "0", "name": "a.jpg", "realsize": str(size)}
-        info.pax_headers = {f"GNU.sparse.{name}": value for name, value in about.items()}
-        info.size = 512
-        tar.addfile(info, io.BytesIO(f"1\n{size}\n0\n".encode().ljust(512, b"\0")))
-    path = tmp_path / "x.tar"
-    path.write_bytes(buffer.getvalue())
+    size = 10**13
+    path = make_tar(tmp_path / "x.tar", [sparse_member("a.jpg", size, size, 0)])
     store = lk.TarStore(path, mode=mode)
     with little_memory(), pytest.raises(TarError, match=rf"x\.tar: 'a\.jpg' has {size} bytes with its holes; "):
         store.read("a.jpg")
@@ -381,7 +345,7 @@ def test_lists_nested_deep(tmp_path, recorded_frames):
     with pytest.raises(ValueError, match=r"manifest\.json is damaged"):
         lk.make_photos(tmp_path / "set", 1, progress=False)
     (tmp_path / "set" / "metadata_cache.json").write_text(DEEP)
-    (tmp_path / "set" / "a.png").write_bytes(picture())
+    (tmp_path / "set" / "a.png").write_bytes(image_bytes())
     with pytest.warns(UserWarning, match="is not JSON"):
         assert len(lk.collect_sizes(tmp_path / "set", progress=False)) == 1
     with lk.serve_folder(tmp_path / "set") as url:

@@ -1,9 +1,7 @@
 """Input that fuzzing or reading found to end in another error than the documented one; each failed before its mend."""
 
-import io
 import os
 import tarfile
-import zlib
 
 import pytest
 
@@ -16,12 +14,12 @@ from labkit.data.tar.store import TarStore
 from labkit.lab.recording import FolderRecorder
 from labkit.measure.frames import load_frame, save_frame
 from labkit.measure.summary import quiet_summary
+from tests.hardening.inputs import fix_pixel_file, fix_tar, image_bytes, sparse_member
 from tests.memory_store import MemoryStore
+from tests.tars import make_tar
 
-PNG = bytes.fromhex(
-    "89504e470d0a1a0a0000000d494844520000000100000001080200000090"
-    "7753de0000000c49444154789c63606060000000040001f6177f380000000049454e44ae426082"
-)  # 1 x 1, RGB
+PNG = image_bytes((1, 1))
+IMAGES = MemoryStore(dict.fromkeys(["a/x.png", "b/y.png"], PNG))
 
 
 @pytest.mark.parametrize("text", [b"{", b"[" * 5000, b"[]", b"\xff"])
@@ -33,23 +31,10 @@ def test_damaged_notes_of_an_unfinished_run_are_named(tmp_path, text):
         write_shards(MemoryStore({"a.png": PNG}), root, engine="threads", progress=False)
 
 
-def sparse_tar(path, real_size: int, pieces: str = "0\n1\n"):
-    """A tar whose only image has one byte and says that it has `real_size`."""
-    info = tarfile.TarInfo("GNUSparseFile.0/s.jpg")
-    info.pax_headers = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": str(real_size)}
-    data = f"1\n{pieces}".encode().ljust(512, b"\0") + b"x"
-    info.size = len(data)
-    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as tar:
-        tar.addfile(info, io.BytesIO(data))
-    return path
-
-
 @pytest.mark.parametrize("mode", ["index", "tarfile", "reopen"])
-@pytest.mark.parametrize(
-    ("size", "pieces"), [(9, "10\n1\n"), (9, "-1\n1\n"), (9, "0\n-1\n"), (-1, "0\n1\n"), (1 << 63, "0\n1\n")]
-)
-def test_impossible_pieces_are_damage(tmp_path, mode, size, pieces):
-    path = sparse_tar(tmp_path / "bad.tar", size, pieces)
+@pytest.mark.parametrize(("size", "start", "length"), [(9, 10, 1), (9, -1, 1), (9, 0, -1), (-1, 0, 1), (1 << 63, 0, 1)])
+def test_impossible_pieces_are_damage(tmp_path, mode, size, start, length):
+    path = make_tar(tmp_path / "bad.tar", [sparse_member("s.jpg", size, start, length, b"x")])
     said = r"bad\.tar is (cut or damaged|not a tar).*s\.jpg' (has a piece|says that it has|has a size below zero)"
     with pytest.raises(TarError, match=said):
         TarStore(path, mode).names()
@@ -58,26 +43,18 @@ def test_impossible_pieces_are_damage(tmp_path, mode, size, pieces):
 def test_a_header_that_tarfile_does_not_read_is_damage(tmp_path):
     """Its checksum is right and its mode is none: `tarfile` takes that for the end."""
     info = tarfile.TarInfo("a.jpg")
-    header = bytearray(info.tobuf(tarfile.USTAR_FORMAT))
-    header[100:108] = b"000x644\0"
-    header[148:156] = b" " * 8
-    header[148:156] = b"%06o\0 " % sum(header)
-    (tmp_path / "x.tar").write_bytes(bytes(info.tobuf()) + bytes(header) + bytes(1024))
+    bad = info.tobuf(tarfile.USTAR_FORMAT).replace(b"0000644", b"000x644")
+    (tmp_path / "x.tar").write_bytes(info.tobuf() + fix_tar(bad) + bytes(1024))
     with pytest.raises(TarError, match=r"the header at byte 512 cannot be read: .*last whole member is 'a\.jpg'"):
         TarStore(tmp_path / "x.tar").names()
 
 
-def pixel_file(path, *, header=None, index=None):
-    """A sound pixel file with bytes of its header and index changed, and all checksums made right."""
-    PixelStore.build(MemoryStore(dict.fromkeys(["a/x.png", "b/y.png"], PNG)), path, num_workers=0, progress=False)
-    head, rest = bytearray(path.read_bytes()[:128]), bytearray(path.read_bytes()[128:])
-    for at, data in (index or {}).items():
-        rest[at : at + len(data)] = data
-    head[40:44] = zlib.crc32(rest[: int.from_bytes(head[24:32], "little")]).to_bytes(4, "little")
-    for at, data in (header or {}).items():
-        head[at : at + len(data)] = data
-    head[124:128] = zlib.crc32(head[:124]).to_bytes(4, "little")
-    path.write_bytes(bytes(head + rest))
+def pixel_file(path, changes):
+    """A pixel file with the bytes at some offsets changed (the index starts at 128), and all checksums made right."""
+    data = bytearray(PixelStore.build(IMAGES, path, num_workers=0, progress=False).path.read_bytes())
+    for at, new in changes.items():
+        data[at : at + len(new)] = new
+    path.write_bytes(fix_pixel_file(bytes(data)))
     return path
 
 
@@ -85,27 +62,27 @@ LARGEST = (2**31 - 1).to_bytes(4, "little")
 
 
 @pytest.mark.parametrize(
-    "changed",
+    "changes",
     [
-        {"header": {16: b"\xff" * 8}},  # images
-        {"header": {24: b"\xff" * 8}},  # bytes of the index
-        {"header": {24: b"\0" * 7 + b"\x40"}},
-        {"index": {40: 4 * LARGEST}},  # heights and widths, whose product is no int64
-        {"index": {40: (0xAAAAAAAB).to_bytes(8, "little")}},
-        {"index": {0: bytes(8)}},  # an image in the header
-        {"index": {8: (192).to_bytes(8, "little")}},  # in another one's place
-        {"index": {24: b"\xff" * 8}},  # keys
+        {16: b"\xff" * 8},  # images
+        {24: b"\xff" * 8},  # bytes of the index
+        {24: b"\0" * 7 + b"\x40"},
+        {128 + 40: 4 * LARGEST},  # heights and widths, whose product is no int64
+        {128 + 40: (0xAAAAAAAB).to_bytes(8, "little")},
+        {128: bytes(8)},  # an image in the header
+        {128 + 8: (192).to_bytes(8, "little")},  # in another one's place
+        {128 + 24: b"\xff" * 8},  # keys
     ],
 )
-def test_a_forged_pixel_file_is_damaged(tmp_path, changed):
+def test_a_forged_pixel_file_is_damaged(tmp_path, changes):
     with pytest.raises(PixelError, match=r"x\.pixels is damaged: "):
-        PixelStore(pixel_file(tmp_path / "x.pixels", **changed))
+        PixelStore(pixel_file(tmp_path / "x.pixels", changes))
 
 
 def test_a_decoder_of_another_alphabet_is_another_decoder(tmp_path):
-    path = pixel_file(tmp_path / "x.pixels", header={76: b"\xff\xfe"})
+    path = pixel_file(tmp_path / "x.pixels", {76: b"\xff\xfe"})
     with pytest.raises(PixelError, match="holds other pixels"):
-        PixelStore.build(MemoryStore(dict.fromkeys(["a/x.png", "b/y.png"], PNG)), path, num_workers=0, progress=False)
+        PixelStore.build(IMAGES, path, num_workers=0, progress=False)
 
 
 @pytest.mark.parametrize("blank", ["\u2028", "\x85", "\x0b", "\x0c", "\x1e"])
@@ -117,22 +94,8 @@ def test_lines_of_a_list_end_where_python_ends_them(tmp_path, blank):
 
 
 ODD_LABELS = [
-    "1",
-    "None",
-    "NA",
-    "nan",
-    "True",
-    " a ",
-    'q"',
-    ",",
-    "a\nb",
-    "a\rb",
-    "a\r\nb",
-    "e\u0301",
-    "\xe9",
-    "#",
-    "\u2028",
-]
+    "1", "None", "NA", "nan", "True", " a ", 'q"', ",", "a\nb", "a\rb", "a\r\nb", "e\u0301", "\xe9", "#", "\u2028",
+]  # fmt: skip
 
 
 def test_labels_of_a_frame_come_back_as_they_were(frame_of, tmp_path):

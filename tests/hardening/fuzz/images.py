@@ -17,7 +17,8 @@ from labkit.data.depth.pairs import decode_picture
 from labkit.data.partial_jpeg import SCALES, WholeDecoder, open_decoder
 from labkit.data.sizes.headers import read_header
 from labkit.teach.conformance import broken_files, oracle_files, png_chunk
-from tests.hardening.fuzz.oracle import may_refuse, sealed_png, written
+from tests.hardening.fuzz.oracle import may_refuse, split_options, write_input
+from tests.hardening.inputs import fix_png, image_bytes
 
 # As the limit works, so that an input is bounded in time; the real one is tested in tests/hardening/test_fuzz.py.
 _MAX_PIXELS = 1 << 20
@@ -26,19 +27,11 @@ _MAX_PIXELS = 1 << 20
 @cache
 def image_seeds() -> dict[str, bytes]:
     """Every oracle image and every hostile one; PNGs also with checksums that are made right after each mutation."""
-    files = {**oracle_files(), **broken_files(), **_small_pngs(), **_small()}
+    formats = {"JPEG": {}, "WEBP": {}, "WEBP lossless": {"lossless": True}}
+    small = {f"small {name}": image_bytes((9, 7), name.split()[0], **options) for name, options in formats.items()}
+    files = {**oracle_files(), **broken_files(), **_small_pngs(), **small}
     plain = {name: b"\0" + data for name, data in files.items()}
-    return {**plain, **{f"sealed {name}": b"\1" + data for name, data in files.items() if name.endswith(".png")}}
-
-
-def _small() -> dict[str, bytes]:
-    """Of each format one with few bytes, each of which counts."""
-    files = {}
-    for name, options in {"JPEG": {}, "WEBP": {}, "WEBP lossless": {"lossless": True}}.items():
-        buffer = io.BytesIO()
-        Image.new("RGB", (9, 7), (1, 2, 3)).save(buffer, name.split()[0], **options)
-        files[f"small {name}"] = buffer.getvalue()
-    return files
+    return {**plain, **{f"fixed {name}": b"\1" + data for name, data in files.items() if name.endswith(".png")}}
 
 
 def _small_pngs() -> dict[str, bytes]:
@@ -61,8 +54,8 @@ def _small_pngs() -> dict[str, bytes]:
 
 
 def _image(data: bytes) -> tuple[int, bytes]:
-    options, image = data[:1] or b"\0", data[1:]
-    return options[0], sealed_png(image) if options[0] & 1 and image.startswith(b"\x89PNG") else image
+    options, image = split_options(data)
+    return options, fix_png(image) if options & 1 and image.startswith(b"\x89PNG") else image
 
 
 def decoders(data: bytes) -> None:
@@ -71,14 +64,10 @@ def decoders(data: bytes) -> None:
     short_side = (options >> 1) or None
     shapes = {}
     with patch.object(decoding, "MAX_PIXELS", _MAX_PIXELS):
-        for decoder in DECODERS:
-            if decoder in missing_decoders():
-                continue
+        for decoder in set(DECODERS) - missing_decoders().keys():
             with may_refuse(DecodeError, names="a b.jpg"):
                 pixels = decode(image, decoder, key="a b.jpg", short_side=short_side)
-                assert pixels.dtype == decoding.torch.uint8
-                assert pixels.ndim == 3
-                assert pixels.shape[0] == 3
+                assert (pixels.dtype, pixels.ndim, pixels.shape[0]) == (decoding.torch.uint8, 3, 3)
                 if short_side is None or decoder not in ("pil_draft", "turbojpeg"):
                     shapes[decoder] = tuple(pixels.shape[1:])
     with may_refuse(DecodeError, names="a b.jpg"), patch.object(Image, "MAX_IMAGE_PIXELS", _MAX_PIXELS // 2):
@@ -95,7 +84,7 @@ def decoders(data: bytes) -> None:
 def headers(data: bytes) -> None:
     """The header's size is the one that Pillow states, and what Pillow refuses has an error."""
     _, image = _image(data)
-    path = written("header", image)
+    path = write_input("header", image)
     with may_refuse(names=path):
         header = read_header(str(path))
         try:
@@ -130,9 +119,8 @@ def regions(data: bytes) -> None:
             whole = decoder.decode(image, (0, 0, *frame), scale)
             expected = None if whole is None else whole.pixels.copy()
             part = decoder.decode(image, crop, scale)
-            if part is None or expected is None:
-                continue
-            _check_part(part, crop, scale, expected)
+            if part is not None and expected is not None:
+                _check_part(part, crop, scale, expected)
 
 
 def _check_part(part, crop, scale, whole) -> None:

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import os
-import shutil
 import warnings
 from functools import cache
 from types import SimpleNamespace
@@ -22,7 +21,7 @@ from labkit.data.stores.http_listing import list_images
 from labkit.measure import plots
 from labkit.measure.frames import COLUMNS, load_frame, make_frame, save_frame
 from labkit.measure.summary import quiet_summary
-from tests.hardening.fuzz.oracle import may_refuse, scratch, written
+from tests.hardening.fuzz.oracle import empty_folder, may_refuse, scratch, split_options, write_input
 
 
 @cache
@@ -41,14 +40,11 @@ def size_name_seeds() -> dict[str, bytes]:
 
 def size_names(data: bytes) -> None:
     """Each image of a folder has one row, whatever lies beside it; a size comes from a name that states one."""
-    folder = scratch() / "names"
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
+    folder = empty_folder("names")
     for name in set(data.split(b"\n")[:8]):
         if 0 < len(name) <= 255 and b"/" not in name and b"\0" not in name and name not in (b".", b".."):
             (folder / os.fsdecode(name)).touch()
-        parsed = parse_cache_name(os.fsdecode(name))
-        if parsed:
+        if parsed := parse_cache_name(os.fsdecode(name)):
             stem, width, height = parsed
             assert os.fsdecode(name).startswith(f"{stem}_{width:04d}x{height:04d}_")
     with may_refuse(FileNotFoundError, names=folder):
@@ -71,26 +67,20 @@ def json_seeds() -> dict[str, bytes]:
     photos = {"settings": {"profile": "imagenet", "seed": 0}, "photos": [{"key": "a/0.jpg", "bytes": 1, "sha256": "0"}]}
     sizes = {_IMAGE: {"caption": "x", "resolution": [4, 3]}, "b": {"resolution": [10**30, 3]}}
     tables = {"sizes": (0, sizes), "shards": (1, shards), "photos": (2, photos), "server": (3, photos)}
-    seeds = {name: bytes([kind]) + json.dumps(table).encode() for name, (kind, table) in tables.items()}
-    deep = {f"deep {kind}": bytes([kind]) + b"[" * 2000 for kind in range(4)}
-    huge = {"huge": b"\0" + json.dumps({_IMAGE: {"resolution": [10**30, 3]}}).encode()}
-    nested = b'{"a": {"b": ' + b"[" * 400 + b"]" * 400 + b"}}"
+    tables["huge"] = (0, {_IMAGE: {"resolution": [10**30, 3]}})
     return {
-        **seeds,
-        **deep,
-        **huge,
-        "nested": b"\0" + nested,
+        **{name: bytes([kind]) + json.dumps(table).encode() for name, (kind, table) in tables.items()},
+        **{f"deep {kind}": bytes([kind]) + b"[" * 2000 for kind in range(4)},
+        "nested": b'\0{"a": {"b": ' + b"[" * 400 + b"]" * 400 + b"}}",
         "bomb": b'\1{"shards": [], "settings": ' + b"9" * 5000 + b"}",
     }
 
 
 def json_tables(data: bytes) -> None:
     """A table of JSON is read, or refused in an error (or, in collect_sizes, a warning) that names it."""
-    kind, text = (data[:1] or b"\0")[0] % 4, data[1:]
-    folder = scratch() / "json"
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-    [_sizes, _shards, _photos, _server][kind](folder, text)
+    kind, text = split_options(data)
+    folder = empty_folder("json")
+    [_sizes, _shards, _photos, _server][kind % 4](folder, text)
 
 
 def _sizes(folder, text: bytes) -> None:
@@ -110,9 +100,7 @@ def _sizes(folder, text: bytes) -> None:
         keys = {os.path.abspath(key): key for key in before}
         mine = keys.get(str(folder / _IMAGE), str(folder / _IMAGE))
         assert after[mine]["resolution"] == [4, 3]
-        assert {key: after[key] for key in before if key != mine} == {k: before[k] for k in before if k != mine} or (
-            b"NaN" in text
-        )
+        assert after == {**before, mine: after[mine]} or b"NaN" in text
         return
     assert path.read_bytes() == text, "what was refused was changed"
 
@@ -190,8 +178,9 @@ def list_seeds() -> dict[str, bytes]:
 
 def lists(data: bytes) -> None:
     """A list file gives the pairs that Python's own reading of its lines gives, or an error with file and line."""
-    preset = list(PRESETS.values())[(data[:1] or b"\0")[0] % len(PRESETS)]
-    path = written("list.txt", data[1:])
+    number, text = split_options(data)
+    preset = list(PRESETS.values())[number % len(PRESETS)]
+    path = write_input("list.txt", text)
     with may_refuse(ValueError, names=path):
         found = read_list(path, dataclasses.replace(preset))
         with open(path, encoding="utf-8", errors="surrogateescape") as file:
@@ -232,7 +221,7 @@ def frames(data: bytes) -> None:
     """A CSV is refused with its name, or is a frame that can be summarised and drawn, or refused, in words."""
     from matplotlib import pyplot
 
-    path = written("frame.csv", data)
+    path = write_input("frame.csv", data)
     with may_refuse(ValueError, names=path):
         frame = load_frame(path)
         again = load_frame(save_frame(frame, scratch() / "again.csv"))

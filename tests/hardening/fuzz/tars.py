@@ -6,10 +6,10 @@ import io
 import json
 import lzma
 import os
-import shutil
 import struct
 import tarfile
 from functools import cache
+from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
@@ -26,81 +26,76 @@ from labkit.data.tar.index import SUFFIX, build_index
 from labkit.data.tar.members import plain_name
 from labkit.data.tar.readers import MODES
 from labkit.data.tar.store import TarStore
-from tests.hardening.fuzz.oracle import may_refuse, scratch, sealed_tar, written
+from tests.hardening.fuzz.oracle import empty_folder, may_refuse, split_options, write_input
+from tests.hardening.inputs import fix_tar, image_bytes, sparse_member, tar_bytes
+from tests.tars import Member, member
 
-_SEALED, _GZIP, _BZIP2, _XZ, _SKIP = 1, 2, 4, 6, 8
+_FIX, _GZIP, _BZIP2, _XZ, _SKIP = 1, 2, 4, 6, 8  # options; with _FIX, checksums are made right after each mutation
 _PACK = {0: bytes, _GZIP: gzip.compress, _BZIP2: bz2.compress, _XZ: lzma.compress}
 _SMALL = 1 << 22  # bytes: members that are compared
 
 
-def _member(name: str, data: bytes = b"", **fields) -> tuple[tarfile.TarInfo, bytes]:
-    info = tarfile.TarInfo(name)
-    info.size = len(data)
-    for field, value in fields.items():
-        setattr(info, field, value)
-    return info, data
-
-
-def _tar(*members: tuple[tarfile.TarInfo, bytes], **options) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", **options) as tar:
-        for info, data in members:
-            tar.addfile(info, io.BytesIO(data))
-    return _short(buffer.getvalue())
-
-
-def _short(tar: bytes) -> bytes:
-    """Without the zeros that fill the last record: a fuzzer's input is better small."""
+def _tar(*members: Member, **options) -> bytes:
+    """A tar without the zeros that fill its last record: small inputs fuzz faster."""
+    tar = tar_bytes(*members, **options)
     end = len(tar.rstrip(b"\0"))
     return tar[: -(-end // 512) * 512] + bytes(1024)
+
+
+def _limited_files():
+    """A limit on the size of a file, so that an input is bounded in time."""
+    return patch.dict(os.environ, {MAX_FILE_VARIABLE: str(_SMALL / 1e6)})
 
 
 @cache
 def tar_seeds() -> dict[str, bytes]:
     """One of each kind of member and of header, with right checksums after each mutation and without."""
-    link = {"type": tarfile.SYMTYPE, "linkname": "a.jpg"}
-    hard = {"type": tarfile.LNKTYPE, "linkname": "a.jpg"}
-    sparse = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.name": "s.jpg", "GNU.sparse.realsize": "9"}
+    links = [
+        member(name, kind=kind, link="a.jpg") for name, kind in (("b.jpg", tarfile.SYMTYPE), ("c.jpg", tarfile.LNKTYPE))
+    ]
     old = {"GNU.sparse.size": "2000", "GNU.sparse.numblocks": "1", "GNU.sparse.offset": "7", "GNU.sparse.numbytes": "3"}
     tars = {
-        "files": _tar(_member("a.jpg", b"123"), _member("./b/c.png", b"4" * 600), _member("README", b"5")),
-        "links": _tar(_member("a.jpg", b"123"), _member("b.jpg", **link), _member("c.jpg", **hard)),
-        "folder": _tar(_member("b", type=tarfile.DIRTYPE), _member("b/a.jpg", b"1"), _member("a.jpg", b"2")),
-        "gnu long": _tar(_member("d" * 120 + "/e.jpg", b"1"), format=tarfile.GNU_FORMAT),
-        "pax": _tar(_member("ü" * 80 + ".jpg", b"1"), format=tarfile.PAX_FORMAT),
-        "global pax": _tar(_member("a.jpg", b"1"), format=tarfile.PAX_FORMAT, pax_headers={"comment": "x"}),
-        "pax size": _tar(_member("a.jpg", b"1", pax_headers={"size": "1"}), format=tarfile.PAX_FORMAT),
-        "pax sparse 1.0": _tar(_member("s", b"1\n0\n9\n".ljust(512, b"\0") + b"x" * 9, pax_headers=sparse)),
-        "pax sparse 0.0": _tar(_member("s.jpg", b"123", pax_headers=old), format=tarfile.PAX_FORMAT),
+        "files": _tar(member("a.jpg", b"123"), member("./b/c.png", b"4" * 600), member("README", b"5")),
+        "links": _tar(member("a.jpg", b"123"), *links),
+        "folder": _tar(member("b", kind=tarfile.DIRTYPE), member("b/a.jpg", b"1"), member("a.jpg", b"2")),
+        "gnu long": _tar(member("d" * 120 + "/e.jpg", b"1"), format=tarfile.GNU_FORMAT),
+        "pax": _tar(member("ü" * 80 + ".jpg", b"1"), format=tarfile.PAX_FORMAT),
+        "global pax": _tar(member("a.jpg", b"1"), format=tarfile.PAX_FORMAT, pax_headers={"comment": "x"}),
+        "pax size": _tar(member("a.jpg", b"1", pax_headers={"size": "1"}), format=tarfile.PAX_FORMAT),
+        "pax sparse 1.0": _tar(sparse_member("s.jpg", 9, 0, 9, b"x" * 9)),
+        "pax sparse 0.0": _tar(member("s.jpg", b"123", pax_headers=old), format=tarfile.PAX_FORMAT),
         "gnu sparse": _gnu_sparse(),
-        "device": _tar(_member("a", type=tarfile.CHRTYPE), _member("p", type=tarfile.FIFOTYPE)),
-        "up": _tar(_member("../a.jpg", b"1"), _member("/b.jpg", b"2")),
-        "through a link": _tar(_member("l", type=tarfile.SYMTYPE, linkname=".."), _member("l/a.jpg", b"1")),
+        "device": _tar(member("a", kind=tarfile.CHRTYPE), member("p", kind=tarfile.FIFOTYPE)),
+        "up": _tar(member("../a.jpg", b"1"), member("/b.jpg", b"2")),
+        "through a link": _tar(member("l", kind=tarfile.SYMTYPE, link=".."), member("l/a.jpg", b"1")),
         "empty": bytes(1024),
     }
     tars["cut"] = tars["files"][:700]
     tars["zeros, and more"] = tars["empty"] + tars["files"]
-    sealed = {f"sealed {name}": bytes([_SEALED]) + tar for name, tar in tars.items()}
-    return {**{name: b"\0" + tar for name, tar in tars.items()}, **sealed}
+    return {
+        f"{kind}{name}": bytes([bit]) + tar
+        for kind, bit in {"": 0, "fixed ": _FIX}.items()
+        for name, tar in tars.items()
+    }
 
 
 def _gnu_sparse() -> bytes:
     """An old GNU sparse member: 2000 bytes, of which 3 at 512 are stored."""
-    header = bytearray(_tar(_member("s.jpg", b"123")))
+    header = bytearray(_tar(member("s.jpg", b"123")))
     header[156:157] = b"S"
     header[386:410], header[483:495] = b"00000001000\x0000000000003\0", b"00000003720\0"
-    return sealed_tar(bytes(header))
+    return fix_tar(bytes(header))
 
 
 def _payload(data: bytes) -> tuple[int, bytes]:
-    options, tar = (data[:1] or b"\0")[0], data[1:]
-    return options, sealed_tar(tar) if options & _SEALED else tar
+    options, tar = split_options(data)
+    return options, fix_tar(tar) if options & _FIX else tar
 
 
 def tar_index(data: bytes) -> None:
     """The index is refused with TarError, or it is what `tarfile` reads, and every way to read gives the same bytes."""
     _, tar = _payload(data)
-    path = written("x.tar", tar)
+    path = write_input("x.tar", tar)
     with may_refuse(TarError, names=path):
         index = build_index(LocalBlob(path))
         assert (index.offsets >= -1).all()
@@ -143,11 +138,10 @@ def _compare_member(ours, theirs: tarfile.TarFile, info: tarfile.TarInfo, name: 
 @cache
 def stored_index_seeds() -> dict[str, bytes]:
     """Parts of an index file (see `stored_index`), and whole ones."""
-    path = written("seed.tar", tar_seeds()["files"][1:])
+    path = write_input("seed.tar", tar_seeds()["files"][1:])
     TarStore(path).keys()
     whole = path.with_name(path.name + SUFFIX).read_bytes()
-    with np.load(io.BytesIO(whole)) as stored:
-        arrays = {name: stored[name] for name in stored}
+    arrays = dict(np.load(io.BytesIO(whole)))
     about = json.loads(arrays.pop("about").tobytes())
     parts = [array.tobytes() for array in arrays.values()]
     seeds = {}
@@ -160,15 +154,12 @@ def stored_index_seeds() -> dict[str, bytes]:
 
 def stored_index(data: bytes) -> None:
     """A damaged or forged index file is left alone, or what it says is checked against the tar."""
-    options, rest = (data[:1] or b"\0")[0], data[1:]
-    path = written("i.tar", tar_seeds()["files"][1:])
+    options, rest = split_options(data)
+    path = write_input("i.tar", tar_seeds()["files"][1:])
     os.utime(path, ns=(1, 1))
     stored = rest if not options & 1 else _forged(rest, [path.stat().st_size, "1"])
     path.with_name(path.name + SUFFIX).write_bytes(stored)
-    bounded = patch.dict(
-        os.environ, {MAX_FILE_VARIABLE: str(_SMALL / 1e6)}
-    )  # a sparse member may be larger than its tar
-    with bounded, may_refuse(TarError, FileNotFoundError, names=path):
+    with _limited_files(), may_refuse(TarError, FileNotFoundError, names=path):
         store = TarStore(path)
         for name in store.names():
             with may_refuse(KeyError, names=path):
@@ -177,19 +168,14 @@ def stored_index(data: bytes) -> None:
 
 
 def _forged(rest: bytes, stamp: list) -> bytes:
-    """An index file of five arrays, whose lengths stand first; what begins with `b` is written compressed."""
+    """An index file of five arrays; the lengths of the five come first."""
     lengths = struct.unpack("<5H", rest[:10].ljust(10, b"\0"))
-    parts, at = [], 10
-    for length in lengths:
-        parts.append(rest[at : at + length])
-        at += length
-    about = parts[0].replace(b'"STAMP"', json.dumps(stamp).encode())
-    kinds = (np.uint8, np.uint8, np.int64, np.int64, np.int64)
+    parts = np.split(np.frombuffer(rest[10:], np.uint8), np.cumsum(lengths))[:5]
+    parts[0] = np.frombuffer(parts[0].tobytes().replace(b'"STAMP"', json.dumps(stamp).encode()), np.uint8)
     names = ("about", "block", "ends", "offsets", "sizes")
-    arrays = {
-        name: np.frombuffer(part[: len(part) // kind().itemsize * kind().itemsize], kind)
-        for name, kind, part in zip(names, kinds, [about, *parts[1:]], strict=True)
-    }
+    arrays = dict(
+        zip(names, parts[:2] + [part[: len(part) // 8 * 8].view(np.int64) for part in parts[2:]], strict=True)
+    )
     buffer = io.BytesIO()
     np.savez(buffer, **arrays)
     return buffer.getvalue()
@@ -198,9 +184,7 @@ def _forged(rest: bytes, stamp: list) -> bytes:
 def tar_extract(data: bytes) -> None:
     """A tar, compressed or not, comes out below its folder, whole, as `tarfile` reads it; or not at all, said why."""
     options, tar = _payload(data)
-    top = scratch() / "extract"
-    shutil.rmtree(top, ignore_errors=True)
-    top.mkdir()
+    top = empty_folder("extract")
     archive = top / "x.tar"
     archive.write_bytes(_PACK[options & 6](tar))
     root = top / "root"
@@ -220,22 +204,18 @@ def tar_extract(data: bytes) -> None:
         _check_inside(root / "x")
 
 
-def _check_inside(folder) -> None:
-    for at, folders, files in os.walk(folder):
-        for name in folders + files:
-            real = os.path.realpath(os.path.join(at, name))
-            assert real.startswith(f"{os.path.realpath(folder)}/") or os.path.islink(os.path.join(at, name)), real
-            assert os.path.commonpath([real, os.path.realpath(folder)]) == os.path.realpath(folder), real
+def _check_inside(folder: Path) -> None:
+    root = os.path.realpath(folder)
+    for path in folder.rglob("*"):
+        real = os.path.realpath(path)
+        assert os.path.commonpath([real, root]) == root, real
+        assert real != root or path.is_symlink(), real
 
 
 @cache
 def shard_seeds() -> dict[str, bytes]:
     """Shards with whole samples, and with each thing wrong that can be wrong in one; compressed ones too."""
-    from PIL import Image
-
-    buffer = io.BytesIO()
-    Image.new("RGB", (3, 2)).save(buffer, "PNG")
-    image = buffer.getvalue()
+    image = image_bytes((3, 2))
     pairs = {
         "two samples": [("a/x.cls", b"0"), ("a/x.png", image), ("b/y.cls", b"12"), ("b/y.png", image)],
         "no label": [("a/x.png", image)],
@@ -247,8 +227,8 @@ def shard_seeds() -> dict[str, bytes]:
         "odd suffixes": [("x.__bad__", b"1"), ("x.__key__", b"1"), ("x.cls", b"0"), ("x.png", image)],
         "odd names": [("v1.0\n/x.png", image), (".png", image), ("x", b"0"), ("x.cls\n", b"0")],
     }
-    tars = {name: _tar(*(_member(*pair) for pair in found)) for name, found in pairs.items()}
-    kinds = {"": 0, "sealed ": _SEALED, "skipped ": _SEALED | _SKIP, "gzip ": _GZIP, "xz ": _XZ, "bzip2 ": _BZIP2}
+    tars = {name: _tar(*(member(*pair) for pair in found)) for name, found in pairs.items()}
+    kinds = {"": 0, "fixed ": _FIX, "skipped ": _FIX | _SKIP, "gzip ": _GZIP, "xz ": _XZ, "bzip2 ": _BZIP2}
     return {f"{kind}{name}": bytes([bits]) + tar for kind, bits in kinds.items() for name, tar in tars.items()}
 
 
@@ -256,10 +236,9 @@ def shards(data: bytes) -> None:
     """Every image of a shard is given with its label, or an error names the shard; none is left out silently."""
     options, tar = _payload(data)
     packed = _PACK[options & 6](tar)
-    path = written("x.tar", packed if not options & 16 else packed[: len(packed) // 2])
+    path = write_input("x.tar", packed if not options & 16 else packed[: len(packed) // 2])
     on_error = "skip" if options & _SKIP else "raise"
-    bounded = patch.dict(os.environ, {MAX_FILE_VARIABLE: str(_SMALL / 1e6)})  # so that an input is bounded in time
-    with may_refuse(TarError, DecodeError, ValueError, names=path), bounded:
+    with may_refuse(TarError, DecodeError, ValueError, names=path), _limited_files():
         dataset = read_shards(str(path), decoder="pil", on_error=on_error)
         given = 0
         for image, label in dataset:
