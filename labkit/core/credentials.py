@@ -30,14 +30,11 @@ def redact(text: str, secrets: tuple[str, ...] = ()) -> str:
     return _NAMED_SECRET.sub(r"\1=...", _QUERY.sub(r"\1?...", _remove_user(text)) if "://" in text else text)
 
 
-def contains_secret(error: BaseException, secrets: tuple[str, ...] = ()) -> bool:
+def contains_secret(error: BaseException | None, secrets: tuple[str, ...] = ()) -> bool:
     """Whether `redact` would change the text of an exception, or of one that it was raised from."""
-    chained: BaseException | None = error
-    while chained is not None:
-        if redact(str(chained), secrets) != str(chained):
-            return True
-        chained = chained.__cause__ or chained.__context__
-    return False
+    if error is None:
+        return False
+    return redact(str(error), secrets) != str(error) or contains_secret(error.__cause__ or error.__context__, secrets)
 
 
 def _remove_user(text: str) -> str:

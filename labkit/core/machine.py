@@ -56,12 +56,8 @@ def cgroup_quota(root: Path = _CGROUP, membership: Path = Path("/proc/self/cgrou
 
 def _cgroup_folders(root: Path, membership: Path) -> list[Path]:
     """Folders of this process's groups and all their parents (cgroup v2, and the cpu controller of v1)."""
-    try:
-        lines = membership.read_text().splitlines()
-    except OSError:
-        return []
     groups = []
-    for line in lines:
+    for line in membership.read_text().splitlines() if membership.exists() else ():
         _, controllers, group = line.split(":", 2)
         if controllers == "":
             base = root
@@ -75,15 +71,11 @@ def _cgroup_folders(root: Path, membership: Path) -> list[Path]:
 
 
 def _read_quota(group: Path) -> float | None:
-    try:
-        if (group / "cpu.max").exists():
-            quota, period = (group / "cpu.max").read_text().split()
-        else:
-            quota = (group / "cpu.cfs_quota_us").read_text().strip()
-            period = (group / "cpu.cfs_period_us").read_text().strip()
-    except (OSError, ValueError):
-        return None
-    return float(quota) / float(period) if quota not in ("max", "-1") else None
+    for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
+        with suppress(OSError, ValueError):
+            quota, period = " ".join((group / name).read_text() for name in names).split()
+            return float(quota) / float(period) if quota not in ("max", "-1") else None
+    return None
 
 
 @dataclass(frozen=True)

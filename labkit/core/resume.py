@@ -7,7 +7,7 @@ is there; any other job is refused. Files are written with `write_atomic`, so a 
 import json
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from labkit.core.atomic import write_atomic
@@ -69,12 +69,9 @@ def foreign_names(folder: Path, is_own: Callable[[str], bool]) -> list[str]:
 
 def read_record(path: Path) -> dict | None:
     """The JSON object in a file, or None where there is no file. ValueError, with the remedy, where it is damaged."""
-    try:
-        text = path.read_bytes()
-    except FileNotFoundError:
-        return None
-    with damage_named(path):
-        return dict(json.loads(text).items())
+    with suppress(FileNotFoundError), damage_named(path):
+        return dict(json.loads(path.read_bytes()).items())
+    return None
 
 
 def write_record(path: Path, record: dict, *, indent: int | None = None) -> None:

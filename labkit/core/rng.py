@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import numpy as np
 import torch
@@ -15,16 +15,10 @@ def preserve_rng_state(*generators: torch.Generator) -> Iterator[None]:
     Args:
         generators: Further generators to restore.
     """
-    before = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    cuda_states = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
-    states = [generator.get_state() for generator in generators]
-    try:
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    with ExitStack() as restorers, torch.random.fork_rng(devices):
+        restorers.callback(random.setstate, random.getstate())
+        restorers.callback(np.random.set_state, np.random.get_state())
+        for generator in generators:
+            restorers.callback(generator.set_state, generator.get_state())
         yield
-    finally:
-        random.setstate(before[0])
-        np.random.set_state(before[1])
-        torch.set_rng_state(before[2])
-        if cuda_states is not None:
-            torch.cuda.set_rng_state_all(cuda_states)
-        for generator, state in zip(generators, states, strict=True):
-            generator.set_state(state)

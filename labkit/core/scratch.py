@@ -1,7 +1,6 @@
 """Temporary folders that are removed even if their process is killed."""
 
 import os
-import re
 import shutil
 import tempfile
 import weakref
@@ -12,7 +11,7 @@ from labkit.core.locks import acquire_lock, has_file_locks
 from labkit.core.machine import labkit_home
 
 _PREFIX = "labkit-scratch-"
-_NAME = re.compile(_PREFIX + r"[a-z0-9_]{8}")  # the names that mkdtemp makes
+_PATTERN = _PREFIX + 8 * "[a-z0-9_]"  # the names that mkdtemp makes
 
 
 class ScratchFolder:
@@ -70,22 +69,14 @@ def _make_locked(parent: Path) -> tuple[Path, int | None]:
 
 
 def _remove_abandoned(parent: Path) -> None:
-    if not has_file_locks():
-        return
-    with suppress(OSError), os.scandir(parent) as entries:
-        for entry in entries:
-            if _NAME.fullmatch(entry.name):
-                _remove_unlocked(Path(entry.path))
-
-
-def _remove_unlocked(path: Path) -> None:
-    with suppress(OSError):  # in use, not a folder, or owned by another user
-        lock = _open_folder(path)
-        try:
-            acquire_lock(lock, wait=False)
-            shutil.rmtree(path, ignore_errors=True)
-        finally:
-            os.close(lock)
+    for path in parent.glob(_PATTERN) if has_file_locks() else ():
+        with suppress(OSError):  # in use, not a folder, or owned by another user
+            lock = _open_folder(path)
+            try:
+                acquire_lock(lock, wait=False)
+                shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(lock)
 
 
 def _open_folder(path: Path) -> int:

@@ -1,12 +1,11 @@
 """What a run costs the process tree, with all workers: CPU seconds, memory, bytes read from storage."""
 
-import contextlib
 import os
 import resource
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
@@ -18,6 +17,8 @@ if TYPE_CHECKING:
 
 # Ids of processes that are not measured, with their descendants: our samplers, and processes that measure themselves.
 apart: set[int] = set()
+
+_CHILDREN_FILE = "/proc/thread-self/children"  # exists if the kernel lists the children of processes
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class PeakMemory:
 
     def __enter__(self) -> "PeakMemory":
         self._process = None
-        if os.path.exists("/proc/self/smaps_rollup") and os.path.exists("/proc/thread-self/children"):
+        if os.path.exists("/proc/self/smaps_rollup") and os.path.exists(_CHILDREN_FILE):
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", sampler.__file__, str(os.getpid())],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0,
@@ -63,10 +64,8 @@ class PeakMemory:
 
     def __exit__(self, *exc_info) -> None:
         if self._process is not None:
-            self._process.kill()  # it has nothing to save
-            self._process.wait()
-            self._process.stdin.close()
-            self._process.stdout.close()
+            with self._process:  # waits for its end and closes the pipes
+                self._process.kill()  # it has nothing to save
             apart.discard(self._process.pid)
 
     def begin(self) -> None:
@@ -85,7 +84,7 @@ class PeakMemory:
 
     def _send(self, command: str) -> None:
         if self._process is not None:
-            with contextlib.suppress(BrokenPipeError):
+            with suppress(BrokenPipeError):
                 self._process.stdin.write(f"{command}\n".encode())
 
 
@@ -100,26 +99,18 @@ def tree_memory() -> "pd.DataFrame":
 
     rows = []
     for number, pid in enumerate((os.getpid(), *_descendants())):
-        with contextlib.suppress(OSError):
-            sizes = _read_smaps_rollup(pid)
-            private_mb = (sizes["Private_Clean"] + sizes["Private_Dirty"]) / 1e6
+        with suppress(psutil.Error, AttributeError):  # it has ended, or the system does not report PSS
+            memory = psutil.Process(pid).memory_full_info()
             name = f"child {number}" if number else "main"
-            rows.append({"process": name, "pid": pid, "pss_mb": sizes["Pss"] / 1e6, "private_mb": private_mb})
+            rows.append({"process": name, "pid": pid, "pss_mb": memory.pss / 1e6, "private_mb": memory.uss / 1e6})
     return pd.DataFrame(rows, columns=["process", "pid", "pss_mb", "private_mb"])
-
-
-def _read_smaps_rollup(pid: int) -> dict[str, int]:
-    """Sizes in bytes, summed by the kernel over all mappings of a process."""
-    lines = (Path("/proc") / str(pid) / "smaps_rollup").read_text().splitlines()[1:]
-    return {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines}
 
 
 def _descendants() -> list[int]:
     """Live descendants of this process, from the kernel's lists: far cheaper than psutil, which reads all processes."""
-    try:
+    if os.path.exists(_CHILDREN_FILE):
         return sampler.descendants(os.getpid(), apart)
-    except OSError:
-        return [child.pid for child in psutil.Process().children(recursive=True) if child.pid not in apart]
+    return [child.pid for child in psutil.Process().children(recursive=True) if child.pid not in apart]
 
 
 def _cpu_s(pid: int) -> float:
@@ -131,14 +122,12 @@ def _cpu_s(pid: int) -> float:
 
 
 def _read_bytes(pid: int) -> int | None:
-    try:
-        text = (Path("/proc") / str(pid) / "io").read_text()
-    except OSError:
-        return None
-    return int(text.split("\nread_bytes:")[1].split()[0])
+    with suppress(psutil.Error, OSError, AttributeError):
+        return psutil.Process(pid).io_counters().read_bytes
+    return None
 
 
 def _uss_bytes(pid: int) -> int:
-    with contextlib.suppress(psutil.Error):
+    with suppress(psutil.Error):
         return psutil.Process(pid).memory_full_info().uss
     return 0

@@ -57,14 +57,11 @@ def fresh(batch: Any, *, whole: bool = False) -> Any:
 
     def taken(item: Any) -> Any:
         if isinstance(item, Mapping):  # with a method `to`, as Transformers' batches: `map_tensors` leaves it whole
-            return fresh_mapping(item)
+            own = copy.copy(item)
+            for key in item:
+                own[key] = map_tensors(item[key], taken)
+            return own
         return item.clone() if whole and hasattr(item, "clone") else item
-
-    def fresh_mapping(item: Any) -> Any:
-        own = copy.copy(item)
-        for key in item:
-            own[key] = map_tensors(item[key], taken)
-        return own
 
     return map_tensors(batch, taken)
 

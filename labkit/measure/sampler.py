@@ -11,53 +11,37 @@ import select
 import sys
 import time
 from collections.abc import Collection
+from contextlib import suppress
 
 _INTERVAL_S = 0.05
+_ENDED = FileNotFoundError, ProcessLookupError  # what reading about a process or thread that has ended raises
 _MAX_SHARE = 0.02  # of one core's time that sampling may take: reading PSS costs milliseconds in a large process
 
 
 def descendants(pid: int, apart: Collection[int] = ()) -> list[int]:
-    """Process ids of all live descendants of `pid`, without those in `apart` and their descendants.
-
-    Raises OSError if the kernel does not list children.
-    """
+    """Process ids of all live descendants of `pid`, without those in `apart` and their descendants."""
     found = []
-    for task in os.listdir(f"/proc/{pid}/task"):
-        try:
-            with open(f"/proc/{pid}/task/{task}/children") as file:
-                children = [int(child) for child in file.read().split()]
-        except (FileNotFoundError, ProcessLookupError):
-            if not os.path.exists("/proc/thread-self/children"):
-                raise OSError("this kernel does not list children") from None
-            continue  # the thread has ended
-        for child in children:
-            if child in apart:
-                continue
-            found.append(child)
-            try:
-                found += descendants(child, apart)
-            except (FileNotFoundError, ProcessLookupError):
-                continue  # the process has ended
+    with suppress(*_ENDED):
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with suppress(*_ENDED), open(f"/proc/{pid}/task/{task}/children") as file:
+                for child in map(int, file.read().split()):
+                    if child not in apart:
+                        found += [child, *descendants(child, apart)]
     return found
 
 
 def pss_bytes(pid: int) -> int:
     """PSS of one process: a page shared by n processes counts 1/n. Raises OSError if the kernel does not report it."""
     with open(f"/proc/{pid}/smaps_rollup") as file:
-        for line in file:
-            if line.startswith("Pss:"):
-                return int(line.split()[1]) * 1024
-    return 0
+        return next((int(line.split()[1]) * 1024 for line in file if line.startswith("Pss:")), 0)
 
 
 def tree_pss_bytes(pid: int, apart: Collection[int]) -> int:
     """PSS of `pid` and its descendants, without the processes in `apart` and their descendants."""
     total = 0
     for member in (pid, *descendants(pid, apart)):
-        try:
+        with suppress(*_ENDED):
             total += pss_bytes(member)
-        except (FileNotFoundError, ProcessLookupError):
-            continue  # it has ended
     return total
 
 

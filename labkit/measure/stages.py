@@ -34,5 +34,5 @@ class StageClock:
 
     def frame(self, variant: str) -> pd.DataFrame:
         """One row per stage: variant, stage, seconds; for `plot_stalls`."""
-        rows = [{"variant": variant, "stage": stage, "seconds": seconds} for stage, seconds in self.seconds.items()]
-        return pd.DataFrame(rows, columns=["variant", "stage", "seconds"])
+        seconds = list(self.seconds.values())
+        return pd.DataFrame({"variant": variant, "stage": list(self.seconds), "seconds": seconds})

@@ -6,10 +6,11 @@ import os
 import signal
 import time
 import types
+from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import psutil
 import pytest
 import torch
@@ -25,9 +26,34 @@ from tests.unsampled import leave_memory_out
 pytestmark = pytest.mark.alone
 
 
+FORK = multiprocessing.get_context("fork")
+
+
 @pytest.fixture
-def unsampled(monkeypatch):
-    leave_memory_out(monkeypatch)
+def sampled():
+    """For tests of the memory that `compare` measures."""
+
+
+@pytest.fixture(autouse=True)
+def _unsampled(request, monkeypatch):
+    if "sampled" not in request.fixturenames:
+        leave_memory_out(monkeypatch)
+
+
+@contextmanager
+def forked(function, *arguments):
+    process = FORK.Process(target=function, args=arguments)
+    process.start()
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.join()
+
+
+def measure(factory, **options) -> pd.Series:
+    """The only run of a variant."""
+    return lk.compare({"a": factory}, baseline="a", **{"rounds": 1, "warmups": 0, **options}).iloc[0]
 
 
 class Clock:
@@ -56,13 +82,13 @@ class Clock:
 
 def test_the_three_parts_of_a_run():
     clock = Clock()
-    run = lk.compare({"a": clock.loader(3.0, 2.0, 0.5)}, baseline="a", rounds=1, warmups=0, clock=clock).iloc[0]
+    run = measure(clock.loader(3.0, 2.0, 0.5), clock=clock)
     assert (run.startup_s, run.first_batch_s, run.steady_s) == pytest.approx((3.0, 2.0, 2.0))
-    assert run.n_images == 10
-    assert run.images_per_s == pytest.approx(10 / 4.0)
+    assert (run.n_images, run.images_per_s) == (10, pytest.approx(10 / 4.0))
+    stopped = measure(lambda: [1], clock=lambda: 1.0)
+    assert stopped.images_per_s == float("inf")
 
 
-@pytest.mark.usefixtures("unsampled")
 def test_known_ratio_and_equal_variants():
     clock, rng = Clock(), np.random.default_rng(0)
 
@@ -79,7 +105,6 @@ def test_known_ratio_and_equal_variants():
     assert dict(summary.verdict) == {"slow": "baseline", "fast": "faster", "twin": "inconclusive"}
 
 
-@pytest.mark.usefixtures("unsampled")
 def test_a_slow_round_cancels_in_the_ratio():
     clock, mood = Clock(), iter([1.0, 1.0, 5.0, 5.0, 0.2, 0.2, 3.0, 3.0])
 
@@ -92,45 +117,34 @@ def test_a_slow_round_cancels_in_the_ratio():
     assert (b.speedup, b.ci_low, b.ci_high) == pytest.approx((2.0, 2.0, 2.0))
 
 
-@pytest.mark.usefixtures("unsampled")
-def test_every_round_runs_every_variant_once_in_random_order():
+def test_every_round_runs_every_variant_once_in_random_order_and_every_second_one_mirrors_the_one_before():
     calls = []
     variants = {name: (lambda name=name: calls.append(name) or [1]) for name in "abcd"}
-    runs = lk.compare(variants, baseline="a", rounds=6, warmups=2, seed=3)
+    compare = partial(lk.compare, variants, baseline="a", rounds=6, warmups=2)
+    runs = compare(seed=3)
     assert list(runs.variant) == list("abcd") * 8
     assert list(runs.sort_values(["round", "order"]).variant) == calls
     orders = [tuple(calls[start : start + 4]) for start in range(0, len(calls), 4)]
     assert all(sorted(order) == list("abcd") for order in orders)
+    assert orders[1::2] == [order[::-1] for order in orders[::2]]
     assert len(set(orders)) > 3
     assert list(runs.is_warmup) == [True] * 8 + [False] * 24
-    assert lk.compare(variants, baseline="a", rounds=6, warmups=2, seed=3).order.tolist() == list(runs.order)
+    assert (set(runs.baseline), set(runs.seed)) == ({"a"}, {3})
+    assert list(compare(seed=3).order) == list(runs.order) != list(compare(seed=2).order)
 
 
-@pytest.mark.usefixtures("unsampled")
-def test_no_variant_comes_first_more_often():
-    runs = lk.compare({"a": lambda: [1], "b": lambda: [1]}, baseline="a", rounds=8, warmups=0)
-    assert (runs.groupby("variant").order.mean() == 0.5).all()
-
-
-@pytest.mark.usefixtures("unsampled")
-def test_different_numbers_of_images_are_said():
-    with pytest.warns(UserWarning, match=r"same number of images: \{'a': 1, 'b': 2\}"):
+def test_different_numbers_of_images_are_said_to_the_caller():
+    with pytest.warns(UserWarning, match=r"same number of images: \{'a': 1, 'b': 2\}") as caught:
         lk.compare({"a": lambda: [1], "b": lambda: [1, 1]}, baseline="a", rounds=1)
+    assert caught[0].filename == __file__
 
 
 def test_the_frame_has_the_columns_of_the_contract():
     loader = DataLoader(TensorDataset(torch.zeros(8, 3, 4, 4)), batch_size=4)
-    runs = lk.compare({"a": lambda: loader}, baseline="a", rounds=1, experiment="e", storage="folder", flavour="x")
-    assert list(runs.columns[: len(COLUMNS)]) == list(COLUMNS)
-    last = runs.iloc[-1]
-    assert (last.experiment, last.storage, last.flavour, last.batch_size, last.num_workers) == (
-        "e",
-        "folder",
-        "x",
-        4,
-        0,
-    )
-    assert last.env_id == lk.env_id()
+    run = measure(lambda: loader, experiment="e", storage="folder", flavour="x")
+    assert list(run.index[: len(COLUMNS)]) == list(COLUMNS)
+    own = ["experiment", "storage", "flavour", "batch_size", "num_workers", "env_id"]
+    assert run[own].tolist() == ["e", "folder", "x", 4, 0, lk.env_id()]
 
 
 @pytest.mark.parametrize(
@@ -144,94 +158,69 @@ def test_count_images(batch, n_images):
     assert count_images(batch) == n_images
 
 
-@pytest.mark.usefixtures("unsampled")
-def test_what_cannot_be_counted_says_so():
-    with pytest.raises(lk.VariantError, match=r"'a' raised TypeError.*pass count="):
-        lk.compare({"a": lambda: ["text"]}, baseline="a")
-    assert lk.compare({"a": lambda: ["text"]}, baseline="a", rounds=1, count=len).n_images.iloc[0] == 4
-
-
-@pytest.mark.usefixtures("unsampled")
-def test_an_exception_names_the_variant():
-    def broken():
-        yield 1
-        raise OSError("disk on fire")
-
-    with pytest.raises(lk.VariantError, match="variant 'bad' raised OSError: disk on fire") as caught:
-        lk.compare({"good": lambda: [1], "bad": broken}, baseline="good")
-    assert isinstance(caught.value.__cause__, OSError)
-
-
-@pytest.mark.usefixtures("unsampled")
-def test_an_empty_variant_is_an_error():
-    with pytest.raises(lk.VariantError, match="'none' yielded no batch"):
-        lk.compare({"none": lambda: []}, baseline="none")
+def broken():
+    yield 1
+    raise OSError("disk on fire")
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("factory", "said", "cause"),
     [
-        ({"variants": {}, "baseline": "a"}, "no variants"),
-        ({"variants": {"a": list}, "baseline": "b"}, "baseline must be one of a, got 'b'"),
-        ({"variants": {"a": list}, "baseline": "a", "rounds": 0}, "rounds must be an integer >= 1, got 0"),
-        ({"variants": {"a": list}, "baseline": "a", "warmups": -1}, "warmups must be an integer >= 0, got -1"),
-        ({"variants": {"a": [1]}, "baseline": "a"}, "'a' is not a function: write `lambda: loader`"),
+        (lambda: ["text"], "raised TypeError: .* pass count= to compare", TypeError),
+        (broken, "raised OSError: disk on fire", OSError),
+        (list, "yielded no batch", type(None)),
     ],
 )
-def test_bad_arguments(options, message):
-    with pytest.raises(ValueError, match=message):
-        lk.compare(options.pop("variants"), **options)
-
-
-@pytest.mark.usefixtures("unsampled")
-def test_the_heap_is_thawed_again_even_after_an_error():
-    with pytest.raises(lk.VariantError):
-        lk.compare({"none": lambda: []}, baseline="none")
+def test_an_error_names_the_variant_and_thaws_the_heap(factory, said, cause):
+    with pytest.raises(lk.VariantError, match=f"^variant 'bad' {said}$") as caught:
+        lk.compare({"good": lambda: [1], "bad": factory}, baseline="good")
+    assert type(caught.value.__cause__) is cause
+    assert caught.value.__suppress_context__
     assert gc.get_freeze_count() == 0
+
+
+@pytest.mark.parametrize(
+    ("variants", "options", "message"),
+    [
+        ({}, {}, "no variants"),
+        ({"a": list}, {"baseline": "b"}, "baseline must be one of a, got 'b'"),
+        ({"a": list}, {"rounds": 0}, "rounds must be an integer >= 1, got 0"),
+        ({"a": list}, {"warmups": -1}, "warmups must be an integer >= 0, got -1"),
+        ({"a": [1]}, {}, "'a' is not a function: write `lambda: loader`"),
+    ],
+)
+def test_bad_arguments(variants, options, message):
+    with pytest.raises(ValueError, match=message):
+        lk.compare(variants, **{"baseline": "a", **options})
 
 
 def _burn():
     return sum(i * i for i in range(6_000_000))
 
 
-def _in_a_process():
-    process = multiprocessing.get_context("fork").Process(target=_burn)
-    process.start()
-    process.join()
-    yield 1
+def test_cpu_seconds_of_children_that_ended_or_live_on_are_counted():
+    def in_one_that_ends():
+        with forked(_burn) as child:
+            child.join()
+        yield 1
+
+    def in_one_that_lives():
+        pipe.send("burn")
+        yield pipe.recv()
+
+    pipe, far = FORK.Pipe()
+    variants = {"idle": lambda: [1], "ended": in_one_that_ends, "living": in_one_that_lives}
+    with forked(_burn_on_demand, far):
+        cpu_s = lk.compare(variants, baseline="idle", rounds=2).groupby("variant").cpu_s.min()
+    assert min(cpu_s["ended"], cpu_s["living"]) > 0.05 > cpu_s["idle"]  # no timing: work elsewhere, seen or not seen
 
 
-@pytest.mark.usefixtures("unsampled")
-def test_cpu_seconds_of_a_child_that_ended_are_counted():
-    runs = lk.compare({"idle": lambda: [1], "child": _in_a_process}, baseline="idle", rounds=2)
-    cpu_s = runs.groupby("variant").cpu_s.min()
-    assert cpu_s["child"] > 0.05 > cpu_s["idle"]  # not a timing: work done elsewhere, seen or not seen
-
-
-@pytest.mark.usefixtures("unsampled")
 def test_cpu_seconds_are_all_four_that_the_system_knows(monkeypatch):
     times = types.SimpleNamespace(user=1.0, system=2.0, children_user=4.0, children_system=8.0)
     monkeypatch.setattr(processes.psutil, "Process", lambda pid: types.SimpleNamespace(cpu_times=lambda: times))
     assert processes._cpu_s(1) == 15.0
     del times.children_user, times.children_system  # macOS, Windows
     assert processes._cpu_s(1) == 3.0
-
-
-def test_cpu_seconds_of_a_child_that_lives_on_are_counted():
-    context = multiprocessing.get_context("fork")
-    pipe, far = context.Pipe()
-    worker = context.Process(target=_burn_on_demand, args=(far,), daemon=True)
-    worker.start()
-
-    def ask():
-        pipe.send("burn")
-        yield pipe.recv()
-
-    runs = lk.compare({"idle": lambda: [1], "worker": ask}, baseline="idle", rounds=2)
-    worker.kill()
-    worker.join()
-    cpu_s = runs.groupby("variant").cpu_s.min()
-    assert cpu_s["worker"] > 0.05 > cpu_s["idle"]
 
 
 def _burn_on_demand(pipe):
@@ -251,6 +240,7 @@ class _Hungry(torch.utils.data.Dataset):
         return torch.zeros(3, 2, 2)
 
 
+@pytest.mark.usefixtures("sampled")
 def test_peak_memory_includes_the_workers():
     with_workers = lambda: DataLoader(_Hungry(), batch_size=2, num_workers=1, multiprocessing_context="fork")  # noqa: E731
     runs = lk.compare({"idle": lambda: [4], "worker": with_workers}, baseline="idle", rounds=2)
@@ -258,6 +248,7 @@ def test_peak_memory_includes_the_workers():
     assert peak["worker"] > peak["idle"] + 60
 
 
+@pytest.mark.usefixtures("sampled")
 def test_the_sampler_ends_with_compare_and_its_loss_is_no_error():
     of_others = set(processes.apart)
 
@@ -276,13 +267,10 @@ def test_the_sampler_ends_with_compare_and_its_loss_is_no_error():
 
 def test_the_memory_of_each_process_is_told_apart():
     block = np.ones(40_000_000, dtype=np.uint8)
-    receiver, sender = multiprocessing.get_context("fork").Pipe(duplex=False)
-    child = multiprocessing.get_context("fork").Process(target=_touch_and_wait, args=(block, sender))
-    child.start()
-    receiver.recv()
-    table = lk.tree_memory()
-    child.kill()
-    child.join()
+    receiver, sender = FORK.Pipe(duplex=False)
+    with forked(_touch_and_wait, block, sender) as child:
+        receiver.recv()
+        table = lk.tree_memory()
     assert table["process"].tolist()[:2] == ["main", "child 1"]
     assert table["pid"][0] == os.getpid()
     own_mb = table.set_index("pid")["private_mb"][child.pid]
@@ -296,7 +284,6 @@ def _touch_and_wait(block, sender):
     time.sleep(60)
 
 
-@pytest.mark.usefixtures("unsampled")
 def test_cold_is_said_only_where_the_kernel_read_the_bytes(tmp_path):
     files = [tmp_path / str(number) for number in range(4)]
     for file in files:
@@ -336,7 +323,6 @@ def test_cuda_work_is_inside_the_clock():
     assert waited_s > 0.8 * start.elapsed_time(end) / 1e3
 
 
-@pytest.mark.usefixtures("unsampled")
 def test_a_factor_may_differ_between_variants():
     variants = {"a": lambda: [1], "b": lambda: [1]}
     frame = lk.compare(variants, baseline="a", rounds=1, storage={"b": "simulated hard disk"}, host="here")
@@ -345,59 +331,35 @@ def test_a_factor_may_differ_between_variants():
     assert set(frame.host) == {"here"}
 
 
-@pytest.mark.usefixtures("unsampled")
-def test_every_second_round_mirrors_the_one_before():
-    variants = dict.fromkeys("abcd", lambda: [1])
-    runs = lk.compare(variants, baseline="a", rounds=7, warmups=0, seed=1)
-    orders = [tuple(group.sort_values("order").variant) for _, group in runs.groupby("round")]
-    assert orders[1::2] == [order[::-1] for order in orders[:6:2]]
-    assert len({frozenset((order, order[::-1])) for order in orders}) > 1
-    assert runs.baseline.unique().tolist() == ["a"]
-    assert runs.seed.unique().tolist() == [1]
-    others = lk.compare(variants, baseline="a", rounds=7, warmups=0, seed=2)
-    assert others.order.tolist() != runs.order.tolist()
-
-
-@pytest.mark.usefixtures("unsampled")
 def test_defaults_are_five_rounds_after_one_to_warm_up():
     runs = lk.compare({"a": lambda: [1]}, baseline="a")
     assert runs.is_warmup.tolist() == [True] + [False] * 5
     assert (runs.seed[0], runs.experiment[0], runs["round"].tolist()) == (0, "", [0, 1, 2, 3, 4, 5])
 
 
-@pytest.mark.usefixtures("unsampled")
 def test_an_iterable_tells_its_own_costs():
     class Told(list):
         batch_size, num_workers, cpu_s, peak_mem_mb, page_cache = 8, 3, 1.5, 77.0, "cold"
 
-    run = lk.compare({"a": lambda: Told([1])}, baseline="a", rounds=1, warmups=0).iloc[0]
+    run = measure(lambda: Told([1]))
     assert (run.batch_size, run.num_workers, run.cpu_s, run.peak_mem_mb, run.page_cache) == (8, 3, 1.5, 77.0, "cold")
 
 
-@pytest.mark.usefixtures("unsampled")
-def test_a_clock_that_stands_still_gives_no_rate_of_zero():
-    run = lk.compare({"a": lambda: [1]}, baseline="a", rounds=1, warmups=0, clock=lambda: 1.0).iloc[0]
-    assert run.images_per_s == float("inf")
-
-
-@pytest.mark.usefixtures("unsampled")
 def test_what_lives_already_is_not_collected_during_runs_and_a_foreign_freeze_is_left():
     frozen = []
-    variants = {"a": lambda: frozen.append(gc.get_freeze_count()) or [1]}
-    compare_once = partial(lk.compare, variants, baseline="a", rounds=1)
-    compare_once()
+    variant = lambda: frozen.append(gc.get_freeze_count()) or [1]  # noqa: E731
+    measure(variant)
     assert min(frozen) > 0
     assert gc.get_freeze_count() == 0
     gc.freeze()
     foreign = gc.get_freeze_count()
     try:
-        compare_once()
+        measure(variant)
         assert gc.get_freeze_count() == pytest.approx(foreign, abs=1000)
     finally:
         gc.unfreeze()
 
 
-@pytest.mark.usefixtures("unsampled")
 def test_files_are_evicted_before_each_run_of_the_variant_that_asks():
     events = []
     lk.compare(
@@ -407,25 +369,11 @@ def test_files_are_evicted_before_each_run_of_the_variant_that_asks():
     assert "".join(event[0] for event in events).replace("eb", "B") in ("aBBa", "BaaB")
 
 
-@pytest.mark.usefixtures("unsampled")
-def test_a_warning_points_at_the_caller():
-    with pytest.warns(UserWarning, match="same number of images") as caught:
-        lk.compare({"a": lambda: [1], "b": lambda: [2]}, baseline="a", rounds=1)
-    assert caught[0].filename == __file__
-
-
-@pytest.mark.usefixtures("unsampled")
-def test_an_empty_variant_is_told_without_the_end_of_an_iterator():
-    with pytest.raises(lk.VariantError) as caught:
-        lk.compare({"none": lambda: []}, baseline="none")
-    assert caught.value.__suppress_context__
-    assert caught.value.__cause__ is None
-
-
 @pytest.mark.parametrize("batch", ["text", [], (), {"a": "b"}.values()])
-def test_a_batch_of_nothing_countable_is_refused_by_its_type(batch):
+def test_a_batch_of_nothing_countable_is_refused_by_its_type_unless_a_count_is_given(batch):
     with pytest.raises(TypeError, match=f"images of a {type(batch).__name__}: pass count="):
         count_images(batch)
+    assert measure(lambda: [batch], count=len).n_images == len(batch)
 
 
 @pytest.mark.parametrize(
@@ -454,62 +402,37 @@ def test_a_gpu_in_use_is_waited_for(monkeypatch, in_use, waits):
     assert len(calls) == waits
 
 
-def _without_lists_of_children(path):
-    raise FileNotFoundError(path)
-
-
-def test_a_kernel_that_lists_no_children_is_told_from_a_thread_that_ended(monkeypatch):
-    monkeypatch.setattr(sampler, "open", _without_lists_of_children, raising=False)
-    assert sampler.descendants(os.getpid()) == []
-    monkeypatch.setattr(os.path, "exists", lambda path: path != "/proc/thread-self/children")
-    with pytest.raises(OSError, match="does not list children") as caught:
-        sampler.descendants(os.getpid())
-    assert not isinstance(caught.value, FileNotFoundError)
-
-
-def test_where_the_kernel_tells_less_psutil_is_asked(monkeypatch, request):
+def test_where_the_kernel_tells_less_psutil_is_asked(monkeypatch):
     others = {child.pid for child in psutil.Process().children(recursive=True)}  # servers of multiprocessing's
     monkeypatch.setattr(processes, "apart", set(others))
-    pipe, far = multiprocessing.Pipe()
-    worker = multiprocessing.get_context("fork").Process(target=_burn_on_demand, args=(far,), daemon=True)
-    worker.start()
-    request.addfinalizer(worker.kill)
-    with monkeypatch.context() as patch:
-        patch.setattr(os.path, "exists", lambda path: "smaps_rollup" not in path)
-        memory = processes.PeakMemory().__enter__()
-    assert processes.apart == others
-    monkeypatch.setattr(sampler, "open", _without_lists_of_children, raising=False)
-    monkeypatch.setattr(sampler, "descendants", lambda *args: _without_lists_of_children(""))
-    pipe.send("burn")
-    pipe.recv()
-    assert processes._descendants() == [worker.pid]
-    times, own = psutil.Process(worker.pid).cpu_times(), os.times()
-    everything = own.user + own.system + own.children_user + own.children_system + times.user + times.system
-    assert processes.tree_usage().cpu_s == pytest.approx(everything, rel=0.05)
-    memory.begin()
-    memory.now()
-    uss = sum(psutil.Process(pid).memory_full_info().uss for pid in (os.getpid(), worker.pid))
-    assert memory.end() == pytest.approx(uss / 1e6, rel=0.2)
-    memory.__exit__()
-    processes.apart.add(worker.pid)
-    assert processes._descendants() == []
-    processes.apart.discard(worker.pid)
-    worker.kill()
-    worker.join()
-    monkeypatch.setattr(processes, "Path", lambda *parts: Path("/nowhere"))
+    monkeypatch.setattr(processes, "_CHILDREN_FILE", "/nowhere")
+    pipe, far = FORK.Pipe()
+    with forked(_burn_on_demand, far) as worker, processes.PeakMemory() as memory:
+        assert processes.apart == others
+        pipe.send("burn")
+        pipe.recv()
+        assert processes._descendants() == [worker.pid]
+        times, own = psutil.Process(worker.pid).cpu_times(), os.times()
+        everything = own.user + own.system + own.children_user + own.children_system + times.user + times.system
+        assert processes.tree_usage().cpu_s == pytest.approx(everything, rel=0.05)
+        monkeypatch.delattr(psutil.Process, "io_counters")  # macOS, which does not tell PSS either
+        told = lambda process: types.SimpleNamespace(uss=process.pid)  # noqa: E731
+        monkeypatch.setattr(psutil.Process, "memory_full_info", told)
+        memory.begin()
+        memory.now()
+        assert memory.end() == (os.getpid() + worker.pid) / 1e6
+        processes.apart.add(worker.pid)
+        assert processes._descendants() == []
     assert processes.tree_usage().read_bytes is None
     assert lk.tree_memory().empty
 
 
 def test_a_process_that_has_ended_costs_nothing():
-    worker = multiprocessing.get_context("fork").Process(target=int)
-    worker.start()
-    worker.join()
+    with forked(int) as worker:
+        pass
     assert (processes._cpu_s(worker.pid), processes._uss_bytes(worker.pid)) == (0, 0)
     assert processes._read_bytes(worker.pid) is None
-    assert sampler.tree_pss_bytes(os.getpid(), ()) > 0
-    with pytest.raises(FileNotFoundError):
-        sampler.pss_bytes(worker.pid)
+    assert (sampler.descendants(worker.pid), sampler.tree_pss_bytes(worker.pid, ())) == ([], 0)
 
 
 def test_sizes_are_those_that_the_kernel_and_psutil_tell():
@@ -523,24 +446,19 @@ def test_sizes_are_those_that_the_kernel_and_psutil_tell():
 
 
 def test_a_tree_is_told_without_those_apart():
-    context = multiprocessing.get_context("fork")
-    pipe, far = context.Pipe(duplex=False)
-    child = context.Process(target=_with_a_child, args=(far,))
-    child.start()
-    grandchild = pipe.recv()
-    assert {child.pid, grandchild} <= set(sampler.descendants(os.getpid()))
-    assert sampler.descendants(child.pid) == [grandchild]
-    assert not {child.pid, grandchild} & set(sampler.descendants(os.getpid(), {child.pid}))
-    family = sampler.tree_pss_bytes(child.pid, ())
-    assert family > sampler.tree_pss_bytes(child.pid, {grandchild}) > 0
-    assert family == pytest.approx(sampler.pss_bytes(child.pid) + sampler.pss_bytes(grandchild), rel=0.1)
-    for pid in (grandchild, child.pid):
-        os.kill(pid, signal.SIGKILL)
-    child.join()
+    pipe, far = FORK.Pipe(duplex=False)
+    with forked(_with_a_child, far) as child:
+        grandchild = pipe.recv()
+        assert {child.pid, grandchild} <= set(sampler.descendants(os.getpid()))
+        assert sampler.descendants(child.pid) == [grandchild]
+        assert not {child.pid, grandchild} & set(sampler.descendants(os.getpid(), {child.pid}))
+        family = sampler.tree_pss_bytes(child.pid, ())
+        assert family > sampler.tree_pss_bytes(child.pid, {grandchild}) > 0
+        assert family == pytest.approx(sampler.pss_bytes(child.pid) + sampler.pss_bytes(grandchild), rel=0.1)
+        os.kill(grandchild, signal.SIGKILL)
 
 
 def _with_a_child(pipe):
-    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
-    child.start()
-    pipe.send(child.pid)
-    time.sleep(60)
+    with forked(time.sleep, 60) as child:
+        pipe.send(child.pid)
+        time.sleep(60)

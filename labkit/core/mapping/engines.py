@@ -6,7 +6,7 @@ not wait for one another. An outcome is `(value, None)` or `(None, error text)`:
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import FIRST_COMPLETED, wait
 from contextlib import AbstractContextManager, closing, contextmanager
 from typing import Any
 
@@ -152,9 +152,12 @@ def _run_chunks(
 ) -> Iterator[tuple[int, Outcome]]:
     """Outcomes of `waiting`, until it is empty or a worker dies; what was in flight then goes to `lost`."""
     size, in_flight = 1, {}
-    while in_flight or (waiting and not lost):
-        if not lost:
-            _submit_chunks(pool, items, waiting, in_flight, size, window)
+    while True:
+        while waiting and not lost and len(in_flight) < window:
+            chunk = [waiting.popleft() for _ in range(min(size, len(waiting)))]
+            in_flight[pool.submit([items[position] for position in chunk])] = chunk
+        if not in_flight:
+            return
         for future in wait(in_flight, return_when=FIRST_COMPLETED).done:
             chunk = in_flight.pop(future)
             try:
@@ -164,14 +167,6 @@ def _run_chunks(
                 continue
             size = _next_size(len(chunk), seconds, len(waiting) // window)
             yield from zip(chunk, outcomes, strict=True)
-
-
-def _submit_chunks(
-    pool: Pool, items: list, waiting: deque[int], in_flight: dict[Future, list[int]], size: int, window: int
-) -> None:
-    while waiting and len(in_flight) < window:
-        chunk = [waiting.popleft() for _ in range(min(size, len(waiting)))]
-        in_flight[pool.submit([items[position] for position in chunk])] = chunk
 
 
 def _next_size(size: int, seconds: float, fair_share: int) -> int:

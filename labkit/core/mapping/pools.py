@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
@@ -22,7 +22,7 @@ Outcome = tuple[Any, str | None]  # (value, None) or (None, error text)
 
 _MAX_ERROR_LINES = 3
 
-_packed_function = b""  # in a worker process: what its pool runs
+_load_function: Callable[[], Callable]  # in a worker process: what its pool runs
 
 
 class Pool(NamedTuple):
@@ -117,8 +117,8 @@ def process_pool(function: Callable, num_processes: int) -> Iterator[Pool]:
 
 
 def _start_worker(lifeline: Connection, packed_function: bytes) -> None:
-    global _packed_function
-    _packed_function = packed_function
+    global _load_function
+    _load_function = cache(partial(pickle.loads, packed_function))  # later: its errors are for the pool to tell
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal: the parent decides
     threading.Thread(target=_exit_with_parent, args=(lifeline,), daemon=True).start()
 
@@ -132,8 +132,3 @@ def _exit_with_parent(lifeline: Connection) -> None:
 
 def _run_in_worker(packed: list[Outcome]) -> tuple[float, list[Outcome]]:
     return run_packed(_load_function(), packed)
-
-
-@cache
-def _load_function() -> Callable:
-    return pickle.loads(_packed_function)  # noqa: S301 - packed by the process that started this one

@@ -52,25 +52,20 @@ def _join(ray: ModuleType, address: str | None) -> None:
         _check_reachable(address)
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **options)
     except Exception as error:  # a plain Exception if a node does not start in time
-        _kill({child for child in psutil.Process().children() if _runs(child, Path(ray.__file__).parent)} - before)
+        _kill(set(psutil.Process().children()) - before, Path(ray.__file__).parent)
         raise ConnectionError(
             f"no Ray cluster could be joined at {address or 'this machine'} ({error}): "
             "start one with `ray start --head`, and give its address as host:port"
         ) from error
 
 
-def _kill(processes: set[psutil.Process]) -> None:
-    """End what Ray started before it failed, and would keep until this process ends."""
+def _kill(processes: set[psutil.Process], program: Path) -> None:
+    """End those that run a program of Ray's: what it started before it failed, and would keep until this one ends."""
     for process in processes:
-        with suppress(psutil.NoSuchProcess):
-            process.kill()
-    psutil.wait_procs(processes, timeout=_TIMEOUT_S)
-
-
-def _runs(process: psutil.Process, program: Path) -> bool:
-    with suppress(psutil.Error):
-        return str(program) in " ".join(process.cmdline())
-    return False
+        with suppress(psutil.Error):
+            if str(program) in " ".join(process.cmdline()):
+                process.kill()
+                process.wait(_TIMEOUT_S)
 
 
 def _check_reachable(address: str | None) -> None:

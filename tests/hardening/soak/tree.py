@@ -4,8 +4,9 @@ import contextlib
 import os
 import re
 import time
+from pathlib import Path
 
-from labkit.measure.processes import _descendants, _read_smaps_rollup
+from labkit.measure.processes import _descendants
 
 EXACT = ("n_processes", "fds_main", "fds_children", "threads", "shm_files")  # flat means equal
 _PATIENCE_S = 2.0
@@ -47,6 +48,12 @@ def settled(last: dict[str, int] | None) -> dict[str, int]:
         if last is None or all(now[name] == last[name] for name in EXACT) or time.monotonic() > deadline:
             return now
         time.sleep(0.02)
+
+
+def _read_smaps_rollup(pid: int) -> dict[str, int]:
+    """Sizes in bytes, summed by the kernel over all mappings of a process."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
+    return {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines}
 
 
 def _open_files(pid: int) -> list[str]:
