@@ -7,7 +7,7 @@ import io
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,13 +76,18 @@ class Executed:
 
 
 def execute(
-    notebook: Notebook, *, on_cell: Callable[[int, int], None] = lambda done, total: None, timeout_s: int = 1200
+    notebook: Notebook,
+    *,
+    environment: Mapping[str, str] = os.environ,
+    on_cell: Callable[[int, int], None] = lambda done, total: None,
+    timeout_s: int = 1200,
 ) -> Executed:
     """Run a notebook from top to bottom in a fresh kernel, in the notebook's folder; it stops at a cell that fails.
 
     The kernel has a TMPDIR of its own, removed at the end: killed processes of Python and Jupyter leave files there.
 
     Args:
+        environment: Variables of the kernel.
         on_cell: Called before each cell with its index and the number of cells.
         timeout_s: Time limit for one cell, in seconds.
     """
@@ -99,7 +104,7 @@ def execute(
     start, error = time.perf_counter(), ""
     try:
         with ScratchFolder(gettempdir()) as temporary:
-            _run_kernel(client, temporary)
+            _run_kernel(client, temporary, environment)
     except CellExecutionError as failure:
         error = redact(f"{failure.ename}: {failure.evalue}")
     except (CellTimeoutError, DeadKernelError) as failure:
@@ -117,28 +122,24 @@ class _Loop(asyncio.SelectorEventLoop):
         raise RuntimeError("the caller handles signals")  # nbclient expects this error, as outside the main thread
 
 
-def _run_kernel(client: Any, temporary: Path) -> None:
+def _run_kernel(client: Any, temporary: Path, environment: Mapping[str, str]) -> None:
     """Run nbclient's notebook. Ctrl-C interrupts the cell, which may clean up, ends the kernel, and is raised."""
     try:
-        _run_in_loop(client, temporary)
+        with asyncio.Runner(loop_factory=_Loop) as runner:  # it cancels unfinished tasks at the end
+            loop = runner.get_loop()
+            client.create_kernel_manager().connection_file = str(temporary / "kernel.json")
+            task = loop.create_task(client.async_execute(env={**environment, "TMPDIR": str(temporary)}))
+            try:
+                loop.run_until_complete(task)
+            except KeyboardInterrupt:
+                loop.set_exception_handler(lambda *about: None)  # a cancelled task would report a dead kernel
+                with suppress(Exception):  # the cell's own error, the interrupt; or there is no kernel yet
+                    loop.run_until_complete(_interrupt(client, task))
+                client.shutdown_kernel = "immediate"  # if the interrupt did not end the cell
+                raise
     finally:
         if client.km is None:  # the kernel has ended: after a Ctrl-C, nbclient would end it again at exit, and fail
             atexit.unregister(client._cleanup_kernel)
-
-
-def _run_in_loop(client: Any, temporary: Path) -> None:
-    with asyncio.Runner(loop_factory=_Loop) as runner:  # it cancels unfinished tasks at the end
-        loop = runner.get_loop()
-        client.create_kernel_manager().connection_file = str(temporary / "kernel.json")
-        task = loop.create_task(client.async_execute(env={**os.environ, "TMPDIR": str(temporary)}))
-        try:
-            loop.run_until_complete(task)
-        except KeyboardInterrupt:
-            loop.set_exception_handler(lambda *about: None)  # a cancelled task would report a dead kernel
-            with suppress(Exception):  # the cell's own error, the interrupt; or there is no kernel yet
-                loop.run_until_complete(_interrupt(client, task))
-            client.shutdown_kernel = "immediate"  # if the interrupt did not end the cell
-            raise
 
 
 async def _interrupt(client: Any, task: asyncio.Task) -> None:

@@ -1,8 +1,6 @@
 """The tour: photos, every notebook in a fresh kernel, and a report to open."""
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
@@ -32,13 +30,13 @@ def run_tour(*, only: str = "", store_outputs: bool = False, results: Path = Pat
     notebooks = find_notebooks(only)
     folder = results.resolve() / env_id()
     make_scale_photos()
-    with _kernel_environment(folder / "frames"):
-        runs = [
-            _run(notebook, f"[{number}/{len(notebooks)}] {notebook.name}", folder, store_outputs)
-            for number, notebook in enumerate(notebooks, 1)
-        ]
-    if store_outputs:
-        _store_ladder(runs, folder / "frames")
+    runs = [
+        _run(notebook, f"[{number}/{len(notebooks)}] {notebook.name}", folder, store_outputs)
+        for number, notebook in enumerate(notebooks, 1)
+    ]
+    for run in runs if store_outputs else ():
+        if run.notebook.name == ladder.NOTEBOOK and not run.error:  # the README's figure shows what it measured
+            ladder.store_figure(folder / "frames" / ladder.FRAME, run.notebook.path.parent)
     index = write_index(folder, runs)
     failed = [run for run in runs if run.error]
     for run in failed:
@@ -66,7 +64,11 @@ def _run(notebook: Notebook, title: str, folder: Path, store_outputs: bool) -> E
     columns = (description, BarColumn(), cell, MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(title, total=None)
-        run = execute(notebook, on_cell=lambda cell, cells: progress.update(task, completed=cell + 1, total=cells))
+        run = execute(
+            notebook,
+            environment=_kernel_environment(folder / "frames"),
+            on_cell=lambda cell, cells: progress.update(task, completed=cell + 1, total=cells),
+        )
     _write_html(run, folder)
     if store_outputs and not run.error:
         try:
@@ -78,13 +80,6 @@ def _run(notebook: Notebook, title: str, folder: Path, store_outputs: bool) -> E
     return run
 
 
-def _store_ladder(runs: list[Executed], frames: Path) -> None:
-    """Redraw the README's figure if this tour has run and stored the notebook that measures it."""
-    for run in runs:
-        if run.notebook.name == ladder.NOTEBOOK and not run.error:
-            ladder.store_figure(frames / ladder.FRAME, run.notebook.path.parent)
-
-
 def _write_html(run: Executed, folder: Path) -> None:
     from nbconvert import HTMLExporter
 
@@ -92,22 +87,12 @@ def _write_html(run: Executed, folder: Path) -> None:
     write_atomic(folder / f"{run.notebook.name}.html", body.encode())
 
 
-@contextmanager
-def _kernel_environment(frames: Path) -> Iterator[None]:
-    """Set what kernels inherit during the tour: the folder for frames, and no progress bars in outputs."""
-    values = {
+def _kernel_environment(frames: Path) -> dict[str, str]:
+    """The environment of kernels during the tour: a folder for frames, and no progress bars in outputs."""
+    return {
+        "TORCH_LOGS": "-torch.utils.cpp_extension",  # with nvcc but no GPU, torch.utils.benchmark logs a warning
+        **os.environ,
         RESULTS_VARIABLE: str(frames),
         "LABKIT_SCALE": scale().name,
         "TQDM_DISABLE": "1",
-        # If nvcc is installed without a GPU, importing torch.utils.benchmark logs a warning about it.
-        "TORCH_LOGS": os.environ.get("TORCH_LOGS", "-torch.utils.cpp_extension"),
     }
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name)
-            if value is not None:
-                os.environ[name] = value

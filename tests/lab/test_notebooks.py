@@ -26,7 +26,7 @@ def test_a_kernel_that_was_ended_is_not_ended_again_at_exit(tmp_path, monkeypatc
     client, dropped = Client(), []
     monkeypatch.setattr(atexit, "unregister", dropped.append)
     with pytest.raises(KeyboardInterrupt):
-        notebooks._run_kernel(client, tmp_path)
+        notebooks._run_kernel(client, tmp_path, {})
     assert dropped == [client._cleanup_kernel]
 
 
