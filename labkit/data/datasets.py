@@ -6,7 +6,9 @@ import os
 import sys
 import tempfile
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -158,13 +160,7 @@ def _report_and_remove(path: Path, owner: int) -> None:
 
 def labels_of(keys: Sequence[str]) -> tuple[list[str], np.ndarray]:
     """The sorted folder names, and the index of each key's folder among them: int64 (len(keys),)."""
-    numbers: dict[str, int] = {}  # of the folders, in the order in which they come
-    numbered = np.fromiter((numbers.setdefault(_folder_name(key), len(numbers)) for key in keys), np.int64, len(keys))
+    numbers = defaultdict(count().__next__)  # of the folders, in the order in which they come
+    numbered = np.fromiter((numbers[key.split("/")[-2] if "/" in key else ""] for key in keys), np.int64, len(keys))
     classes = sorted(numbers)
-    labels = np.empty(len(classes), np.int64)
-    labels[[numbers[name] for name in classes]] = np.arange(len(classes))
-    return classes, labels[numbered]
-
-
-def _folder_name(key: str) -> str:
-    return key.rpartition("/")[0].rpartition("/")[2]
+    return classes, np.argsort([numbers[name] for name in classes])[numbered]

@@ -1,6 +1,5 @@
 """What this machine offers, and what is missing."""
 
-import os
 import time
 from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
@@ -8,6 +7,8 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 from labkit.core import core_limits, environment, package_version, photo_root, scale, usable_cores
+
+_OWN_LINES = ("cpu", "usable_cores", "memory_gib", "gpu")  # of the environment
 
 
 def findings() -> list[tuple[str, str]]:
@@ -17,11 +18,7 @@ def findings() -> list[tuple[str, str]]:
         ("memory", f"{environment()['memory_gib']} GiB"),
         ("photo folder", _describe_photo_folder()),
         ("GPU", _describe_gpu()),
-        *[
-            (name, str(value))
-            for name, value in environment().items()
-            if name not in ("cpu", "usable_cores", "memory_gib", "gpu")
-        ],
+        *[(name, str(environment()[name])) for name in environment() if name not in _OWN_LINES],
         ("decoders", _describe_decoders()),
         ("JPEGs in part", _describe_partial_decoding()),
         *[(f"extra {name!r}", finding) for name, finding in extras().items()],
@@ -86,18 +83,12 @@ def _describe_photo_folder() -> str:
 
 def disk_kind(path: Path) -> str:
     """`solid-state`, `rotating`, `virtual` (the host's disk may be any kind) or `unknown`, according to the kernel."""
-    device = path.stat().st_dev
-    block = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}")
-    for folder in (block, block.resolve().parent):  # a partition uses the queue of its disk
-        try:
-            rotational = (folder / "queue/rotational").read_text().strip()
-        except OSError:
-            continue
-        name = folder.resolve().name
-        if name.startswith(("vd", "xvd")):
-            return f"virtual disk {name}"
-        return f"{'rotating' if rotational == '1' else 'solid-state'} disk {name}"
-    return "unknown kind of disk"
+    from labkit.data.sizes import disk_under
+
+    name, rotating = disk_under(path)
+    if name.startswith(("vd", "xvd")):
+        return f"virtual disk {name}"
+    return f"{'rotating' if rotating else 'solid-state'} disk {name}" if name else "unknown kind of disk"
 
 
 def _describe_cold_read(paths: list[Path]) -> str:

@@ -55,14 +55,9 @@ def find_notebooks(only: str = "", folder: Path = NOTEBOOK_FOLDER) -> list[Noteb
 
 def _describe(path: Path) -> Notebook:
     text = nbformat.read(path, as_version=4).cells[0].source
-    question = re.search(r"\*\*Question\.\*\* (.+)", text)
-    minutes = re.search(r"\*\*Minutes\.\*\* (\S+)", text)
-    return Notebook(
-        path,
-        title=text.splitlines()[0].lstrip("# "),
-        question=question[1] if question else "",
-        minutes=minutes[1].rstrip(".") if minutes else "?",
-    )
+    parts = dict(re.findall(r"\*\*(Question|Minutes)\.\*\* (\S.*)", text))
+    minutes = parts.get("Minutes", "?").split()[0].rstrip(".")
+    return Notebook(path, text.splitlines()[0].lstrip("# "), parts.get("Question", ""), minutes)
 
 
 @dataclass
@@ -149,14 +144,13 @@ async def _interrupt(client: Any, task: asyncio.Task) -> None:
 
 def _drop_widgets(node: NotebookNode) -> None:
     """Remove widgets: without a kernel, they are empty boxes that hide the picture in the same output."""
-    for cell in node.cells:
-        for output in cell.get("outputs", []):
-            output.get("data", {}).pop("application/vnd.jupyter.widget-view+json", None)
+    for output in _outputs(node):
+        output.get("data", {}).pop("application/vnd.jupyter.widget-view+json", None)
 
 
 def _drop_credentials(node: NotebookNode) -> None:
     """Redact addresses in tracebacks and texts: other libraries print them, and reports are shared."""
-    for output in (output for cell in node.cells for output in cell.get("outputs", [])):
+    for output in _outputs(node):
         if output.output_type == "error":
             output.evalue, output.traceback = redact(output.evalue), [redact(line) for line in output.traceback]
         elif output.output_type == "stream":
@@ -171,21 +165,17 @@ def store(executed: Executed) -> None:
     """
     if executed.error:
         raise ValueError(f"{executed.notebook.name} failed and is not stored")
-    texts = [text for cell in executed.node.cells for text in _find_stderr(cell)]
+    node = executed.node
+    texts = [output.text for output in _outputs(node) if output.get("name") == "stderr"]
     if texts:
         raise ValueError(f"{executed.notebook.name} wrote to stderr and is not stored: {texts[0].strip()[:200]}")
-    node = executed.node
-    node.metadata = nbformat.from_dict(
-        {
-            "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
-            "language_info": {"name": "python"},
-        }
-    )
+    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    node.metadata = nbformat.from_dict({"kernelspec": kernel, "language_info": {"name": "python"}})
     for cell in node.cells:
         cell.metadata.pop("execution", None)
-        for output in cell.get("outputs", []):
-            if "image/png" in output.get("data", {}):
-                output.data["image/png"] = _reduce_colors(output.data["image/png"])
+    for output in _outputs(node):
+        if "image/png" in output.get("data", {}):
+            output.data["image/png"] = _reduce_colors(output.data["image/png"])
     with atomic_path(executed.notebook.path) as partial:
         nbformat.write(node, partial)
 
@@ -200,5 +190,5 @@ def _reduce_colors(png: str) -> str:
     return base64.b64encode(buffer.getvalue()).decode()
 
 
-def _find_stderr(cell: NotebookNode) -> list[str]:
-    return [output.text for output in cell.get("outputs", []) if output.get("name") == "stderr"]
+def _outputs(node: NotebookNode) -> list[NotebookNode]:
+    return [output for cell in node.cells for output in cell.get("outputs", [])]

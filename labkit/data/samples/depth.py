@@ -67,7 +67,8 @@ def make_depth(
     """
     root, folder = Path(root), Path(root, FOLDER_NAME)
     require_int("count", count)
-    _claim_folder(root, seed, count)
+    claim_folder(root, SETTINGS_NAME, {"depth pairs": "stereo_motorcycle", "seed": seed}, what="depth pairs")
+    check_count(root, len(list(folder.glob("*/rgb_*.png"))), count, what="depth pairs")
     names = [pair_names(number) for number in range(count)]
     map_items(
         partial(_make_pair, folder, seed), range(count), engine=engine, num_workers=num_workers, address=address,
@@ -149,9 +150,3 @@ def _encode_png(picture: Image.Image) -> bytes:
 def _make_pair(folder: Path, seed: int, number: int) -> None:
     for name, data in zip(pair_names(number), pair_bytes(number, seed=seed), strict=True):
         write_atomic(folder / name, data)
-
-
-def _claim_folder(root: Path, seed: int, count: int) -> None:
-    """Refuse a folder that holds something else, another seed, or more pairs; mark it as this set's."""
-    claim_folder(root, SETTINGS_NAME, {"depth pairs": "stereo_motorcycle", "seed": seed}, what="depth pairs")
-    check_count(root, len(list((root / FOLDER_NAME).glob("*/rgb_*.png"))), count, what="depth pairs")

@@ -14,15 +14,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageEnhance
 
-from labkit.core import (
-    check_count,
-    claim_folder,
-    damage_named,
-    require_choice,
-    require_int,
-    write_atomic,
-    write_record,
-)  # fmt: skip
+from labkit.core import check_count, claim_folder, damage_named, require_choice, require_int, write_atomic, write_record
 from labkit.core.mapping import check_engine, map_items
 
 MANIFEST = "manifest.json"

@@ -19,7 +19,6 @@ from labkit.data.jpeg_segments import APP1, APPLICATION_MARKERS, EXIF_PREFIX, se
 
 _PREFIX_BYTES = 4096  # one page, which holds the headers of most files
 _TABLE_BYTES = 1024  # that a JPEG's tables and frame header need, once the application segments are skipped
-_JPEG_START, _PNG_START, _RIFF_START = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"RIFF"
 _JPEG_FRAME = struct.Struct(">BHH")  # of a frame header: bits per sample, height, width
 # Where a PNG keeps its orientation, by Pillow's names: a chunk of its own, or text.
 _TEXT_METADATA = (b"Raw profile type exif", b"XML:com.adobe.xmp")
@@ -69,14 +68,7 @@ def _fast_header(path: str) -> Header | None:
     file = os.open(path, os.O_RDONLY)  # half the time of `open`
     try:
         data = os.read(file, _PREFIX_BYTES)
-        if data.startswith(_JPEG_START):
-            header = _read_jpeg(data, file)
-        elif data.startswith(_PNG_START):
-            header = _read_png(data)
-        elif data.startswith(_RIFF_START):
-            header = _read_webp(data, file)
-        else:
-            return None
+        header = next((read(data, file) for start, read in _READERS.items() if data.startswith(start)), None)
     finally:
         os.close(file)
     limit = Image.MAX_IMAGE_PIXELS or math.inf  # above it, Pillow warns of a decompression bomb or refuses the file
@@ -125,7 +117,7 @@ def _read_jpeg(data: bytes, file: int) -> Header | None:
 def _read_jpeg_frame(data: bytes, orientation: int) -> Header | None:
     """The size, from a JPEG without its application segments."""
     try:
-        height, width, _, _ = simplejpeg.decode_jpeg_header(_JPEG_START[:2] + data)
+        height, width, _, _ = simplejpeg.decode_jpeg_header(b"\xff\xd8" + data)
     except (ValueError, KeyError):  # KeyError: a subsampling that simplejpeg has no name for, such as 4:4:1
         return None
     frame = data.find(_JPEG_FRAME.pack(8, height, width))  # a frame header with 8 bits per sample
@@ -149,9 +141,8 @@ def _tiff_orientation(tiff: bytes) -> int | None:
     try:
         (start,) = struct.unpack_from(f"{order}I", tiff, 4)
         (count,) = struct.unpack_from(f"{order}H", tiff, start)
-        for tag, kind, n_values, value in struct.iter_unpack(
-            f"{order}HHIH2x", tiff[start + 2 : start + 2 + 12 * count]
-        ):
+        entries = tiff[start + 2 : start + 2 + 12 * count]
+        for tag, kind, n_values, value in struct.iter_unpack(f"{order}HHIH2x", entries):
             if tag == Base.Orientation:
                 return value if (kind, n_values) == (3, 1) and 1 <= value <= 8 else None
     except struct.error:  # the directory is outside the bytes read so far
@@ -159,7 +150,7 @@ def _tiff_orientation(tiff: bytes) -> int | None:
     return 0
 
 
-def _read_png(data: bytes) -> Header | None:
+def _read_png(data: bytes, _: int) -> Header | None:
     """The size, after checking every chunk before the pixels, as Pillow does."""
     if data[8:16] != b"\0\0\0\rIHDR" or len(data) < 33 or data[24] not in _PNG_DEPTHS.get(data[25], ()) or data[27]:
         return None
@@ -185,7 +176,12 @@ def _read_webp(data: bytes, file: int) -> Header | None:
     is_whole = whole == 12 + chunk + chunk % 2 and os.fstat(file).st_size >= whole + 8
     if form != b"WEBP" or not is_whole:
         return None
-    return _read_webp_lossy(data, chunk) if kind == b"VP8 " else _read_webp_lossless(data) if kind == b"VP8L" else None
+    if kind == b"VP8 ":
+        return _read_webp_lossy(data, chunk)
+    bits = int.from_bytes(data[21:25], "little")
+    if kind != b"VP8L" or data[20:21] != b"\x2f" or bits >> 29:  # signature and version
+        return None
+    return Header((bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1, 1)
 
 
 def _read_webp_lossy(data: bytes, chunk: int) -> Header | None:
@@ -197,8 +193,5 @@ def _read_webp_lossy(data: bytes, chunk: int) -> Header | None:
     return Header(width & 0x3FFF, height & 0x3FFF, 1)  # the two high bits request scaling
 
 
-def _read_webp_lossless(data: bytes) -> Header | None:
-    bits = int.from_bytes(data[21:25], "little")
-    if data[20:21] != b"\x2f" or bits >> 29:  # signature and version
-        return None
-    return Header((bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1, 1)
+# By the first bytes of a file.
+_READERS = {b"\xff\xd8\xff": _read_jpeg, b"\x89PNG\r\n\x1a\n": _read_png, b"RIFF": _read_webp}

@@ -6,6 +6,7 @@ import os
 import statistics
 import sys
 import time
+from contextlib import suppress
 from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
@@ -36,7 +37,7 @@ def read_headers(paths: list[str], *, num_workers: int | None = None, progress: 
         return _read_batch(paths)
     headers, wall_s, cpu_s = _probe(paths[:_PROBE])
     cores = usable_cores() if _may_start_processes() else 1
-    rotating = is_rotating(paths[0])
+    _, rotating = disk_under(paths[0])
     readers = choose_readers(wall_s, cpu_s, len(remaining), rotating=rotating, cores=cores, num_workers=num_workers)
     return headers + _read_batches(remaining, readers, _BATCH_SIZE, progress and wall_s * len(remaining) > _START_S)
 
@@ -68,15 +69,17 @@ def choose_readers(
     return Readers("local", num_workers or (cores if pays_off else 1))
 
 
-def is_rotating(path: str, devices: Path = Path("/sys/dev/block")) -> bool:
-    """Whether the kernel reports a rotating disk under `path`. Virtual machines often report this for any disk."""
-    try:
+def disk_under(path: str | os.PathLike, devices: Path = Path("/sys/dev/block")) -> tuple[str, bool]:
+    """Name of the disk that holds `path`, and whether the kernel reports that it rotates; `""` and False if unknown.
+
+    Virtual machines often report this for any disk.
+    """
+    with suppress(OSError):  # not a block device (tmpfs, network), or not Linux
         device = os.stat(path).st_dev
         block = (devices / f"{os.major(device)}:{os.minor(device)}").resolve()
-        queue = next(folder / "queue" for folder in (block, block.parent) if (folder / "queue").is_dir())
-        return (queue / "rotational").read_text().strip() == "1"
-    except (OSError, StopIteration):  # not a block device (tmpfs, network), or not Linux
-        return False
+        disk = block if (block / "queue").is_dir() else block.parent  # a partition has the queue of its disk
+        return disk.name, (disk / "queue/rotational").read_text().strip() == "1"
+    return "", False
 
 
 def _may_start_processes() -> bool:

@@ -10,7 +10,7 @@ from PIL import Image
 from labkit.core.mapping.engines import ItemErrors
 from labkit.data.sizes import readers as size_readers
 from labkit.data.sizes.headers import Header, read_header
-from labkit.data.sizes.readers import Readers, choose_readers, is_rotating, read_headers
+from labkit.data.sizes.readers import Readers, choose_readers, disk_under, read_headers
 
 US, MS = 1e-6, 1e-3
 MANY = 10**6
@@ -82,7 +82,7 @@ def test_a_file_that_kills_its_reader_is_named_and_the_others_are_read(paths, mo
     assert found[:200] + found[201:] == expected[:200] + expected[201:]
 
 
-@pytest.mark.parametrize(("flag", "expected"), [("1\n", True), ("0\n", False), (None, False)])
+@pytest.mark.parametrize(("flag", "expected"), [("1\n", ("sda", True)), ("0\n", ("sda", False)), (None, ("", False))])
 @pytest.mark.parametrize("layout", ["disk", "partition"])
 def test_the_kernels_word_on_rotation(tmp_path, flag, expected, layout):
     disk = tmp_path / "block" / "sda"
@@ -93,4 +93,4 @@ def test_the_kernels_word_on_rotation(tmp_path, flag, expected, layout):
         (disk / "queue" / "rotational").write_text(flag)
     device = os.stat(tmp_path).st_dev
     (tmp_path / f"{os.major(device)}:{os.minor(device)}").symlink_to(block)
-    assert is_rotating(str(tmp_path), devices=tmp_path) == expected
+    assert disk_under(tmp_path, devices=tmp_path) == expected
