@@ -51,8 +51,7 @@ def make_depth(
 
     Args:
         root: Folder to fill; made if missing.
-        count: Number of pairs.
-        seed: Each seed gives other windows.
+        count, seed: Number of pairs; each seed gives other windows.
         tar: Write the tar too: names sorted, no owners or times, so that its bytes are always the same.
         engine, num_workers, address, progress: As in `map_items`.
 
@@ -65,17 +64,17 @@ def make_depth(
 
     Source: Scharstein et al., GCPR 2014 (see `skimage.data`). Taught in: notebooks/09_marigold_storage.ipynb
     """
-    root, folder = Path(root), Path(root, FOLDER_NAME)
     require_int("count", count)
+    root, folder = Path(root), Path(root, FOLDER_NAME)
     claim_folder(root, SETTINGS_NAME, {"depth pairs": "stereo_motorcycle", "seed": seed}, what="depth pairs")
     check_count(root, len(list(folder.glob("*/rgb_*.png"))), count, what="depth pairs")
-    names = [pair_names(number) for number in range(count)]
     map_items(
         partial(_make_pair, folder, seed), range(count), engine=engine, num_workers=num_workers, address=address,
-        is_done=lambda number: all((folder / name).is_file() for name in names[number]), progress=progress,
-        description="depth pairs", unit="pair", key=lambda number: names[number][0],
+        is_done=lambda number: all((folder / name).is_file() for name in pair_names(number)), progress=progress,
+        description="depth pairs", unit="pair", key=lambda number: pair_names(number)[0],
     )  # fmt: skip
-    write_atomic(root / LIST_NAME, "".join(f"{rgb} {depth}\n" for rgb, depth in names).encode())
+    lines = (" ".join(pair_names(number)) + "\n" for number in range(count))
+    write_atomic(root / LIST_NAME, "".join(lines).encode())
     if tar:
         write_dot_tar(folder, folder.with_suffix(".tar"))
     return root

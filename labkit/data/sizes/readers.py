@@ -110,12 +110,10 @@ def _read_batches(paths: list[str], readers: Readers, batch_size: int, progress:
         found, failures = failed.results, failed.failures
     headers = []
     for batch, read in zip(batches, found, strict=True):
-        headers += read or _read_again(batch, readers, failures[batch[0]])
+        if read is None and len(batch) == 1:
+            read = [Header(error=failures[batch[0]])]
+        headers += read or _read_batches(batch, readers, batch_size=1, progress=False)
     return headers
-
-
-def _read_again(paths: list[str], readers: Readers, error: str) -> list[Header]:
-    return [Header(error=error)] if len(paths) == 1 else _read_batches(paths, readers, batch_size=1, progress=False)
 
 
 def _read_batch(paths: list[str]) -> list[Header]:
