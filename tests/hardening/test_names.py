@@ -1,7 +1,5 @@
-"""Names that people and programs give files, in every path that labkit takes; `os` and `tarfile` are the oracles."""
+"""Unusual file names in everything that reads or writes files; `os` and `tarfile` say what is right."""
 
-import gzip
-import io
 import json
 import os
 import pickle
@@ -13,56 +11,43 @@ import pytest
 from typer.testing import CliRunner
 
 import labkit as lk
+from labkit.data.depth.presets import PRESETS, read_list
 from labkit.data.shards.layout import store_key
 from labkit.data.sizes.sd_metadata import write_metadata_cache
-from labkit.data.stores.local_servers import serve_folder
-from labkit.data.tar.convert import convert_tar
+from labkit.lab import cli
 from tests.hardening.test_hostile import PNG
-from tests.paths import REPO
+from tests.paths import SCRIPTS
+from tests.tars import make_tar
 
-ODD = (
-    "plain", "a b", " lead", "-dash", "--help", "a\nb", "a\tb", "a\r", "[a]{b}", "{a,b}", "{0..3}", "*?[!x]", "100%",
-    "%2E", "%41%2f", "#frag", "q?x=1&y", "q\"'`", ";$(id)|&", "\\back\\n", "\xe9 nfc", "e\u0301 nfd", "\U0001f600",
-    "\u202eright", "\u05e9\u05dc\u05d5\u05dd", "\udcff\udc80", "~", "a=b", "A", "a", "__x__", "a.b.c", "v1.0", "None",
-    "a:b", "\x01\x7f", "\u2028", "\xa0",
+# What a shell would run, an option parser take for an option, a path or URL parser split, or an encoding lose.
+UNUSUAL = (
+    "plain", "a b", " lead", "-dash", "-rf", "--help", "a\nb", "a\tb", "a\r", "[a]{b}", "{a,b}", "{0..3}", "*?[!x]",
+    "100%", "%2E", "%2e%2e", "%41%2f", "#frag", "q?x=1&y", "q\"'`", "a' 'b", '"', ";$(id)|&", "a; touch owned",
+    "$(touch owned)", "`touch owned`", "&& touch owned", "|touch owned", "\\back\\n", "C:\\evil", "\\\\host\\share",
+    "NUL", "ends in a dot.", "\xe9 nfc", "e\u0301 nfd", "\U0001f600", "\u202eright", "\u05e9\u05dc\u05d5\u05dd",
+    "\udcff\udc80", "~", "a=b", "A", "a", "__x__", "a.b.c", "v1.0", "None", "a:b", "\x01\x7f", "\u2028", "\xa0",
 )  # fmt: skip
-LONGEST = ("x" * 251, "\xe9" * 125 + "x", "\U0001f600" * 62 + "xyz")  # 255 bytes with the suffix
-ROOTS = [*ODD, "x" * 255, "\xe9" * 127]
+LONGEST_STEMS = ("x" * 251, "\xe9" * 125 + "x", "\U0001f600" * 62 + "xyz")  # 255 bytes with the suffix
+FOLDERS = [*UNUSUAL, "x" * 255, "\xe9" * 127]
+KEYS = [f"{name}.png" for name in (*UNUSUAL, *LONGEST_STEMS)] + [f"{name}/x.png" for name in FOLDERS]
+TREE = {key: PNG + os.fsencode(key) for key in KEYS}  # a different image under each key
+QUIET = {"num_workers": 0, "progress": False}
 
 
-def content(key: str) -> bytes:
-    """An image of its own for each name."""
-    return PNG + os.fsencode(key)
-
-
-@pytest.fixture(scope="module")
-def tree(tmp_path_factory) -> dict[str, bytes]:
-    """Key -> bytes: every odd name as that of an image, and as that of a folder."""
-    keys = [f"{name}.png" for name in (*ODD, *LONGEST)] + [f"{name}/x.png" for name in ROOTS]
-    return {key: content(key) for key in keys}
-
-
-@pytest.fixture(scope="module")
-def folder(tree, tmp_path_factory) -> Path:
-    root = tmp_path_factory.mktemp("names")
+def write_tree(root: Path, tree: dict[str, bytes]) -> Path:
     for key, data in tree.items():
-        (root / key).parent.mkdir(exist_ok=True)
+        (root / key).parent.mkdir(parents=True, exist_ok=True)
         (root / key).write_bytes(data)
     return root
 
 
-def packed(tree: dict[str, bytes], **options) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", encoding="utf-8", errors="surrogateescape", **options) as tar:
-        for key, data in tree.items():
-            info = tarfile.TarInfo(key)
-            info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
-    return buffer.getvalue()
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    return write_tree(tmp_path / "names", TREE)
 
 
-def walked(root: Path) -> dict[str, bytes]:
-    """What the operating system says lies there."""
+def files_below(root: Path) -> dict[str, bytes]:
+    """Contents by path, as the operating system lists them."""
     files = [os.path.join(at, name) for at, _, names in os.walk(root) for name in names]
     return {os.path.relpath(path, root): Path(path).read_bytes() for path in files}
 
@@ -71,187 +56,134 @@ def read_all(store) -> dict[str, bytes]:
     return {key: store.read(key) for key in list(store.keys())}
 
 
-def test_a_folder(folder, tree):
-    assert walked(folder) == tree
-    assert read_all(lk.FolderStore(folder)) == tree
-    assert read_all(pickle.loads(pickle.dumps(lk.open_store(str(folder))))) == tree
-    dataset = lk.ImageDataset(lk.FolderStore(folder), decoder="pil")
-    assert {dataset.keys[index]: dataset[index][0].shape for index in range(len(dataset))} == dict.fromkeys(
-        tree, (3, 1, 1)
-    )
-    assert dataset.classes == sorted({"", *ROOTS})
+def test_folders_and_servers(folder):
+    assert files_below(folder) == TREE
+    with lk.serve_folder(folder) as url:
+        stores = [lk.FolderStore(folder), lk.HttpStore(url), lk.ObjectStore(f"file://{folder}")]
+        for store in (*stores, pickle.loads(pickle.dumps(lk.open_store(str(folder))))):
+            assert read_all(store) == TREE
+    dataset = lk.ImageDataset(stores[0], decoder="pil")
+    shapes = {key: dataset[index][0].shape for index, key in enumerate(dataset.keys)}
+    assert shapes == dict.fromkeys(TREE, (3, 1, 1))
+    assert dataset.classes == sorted({"", *FOLDERS})
 
 
-@pytest.mark.parametrize("mode", ["index", "tarfile", "reopen"])
-@pytest.mark.parametrize("form", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
-def test_a_tar(tree, tmp_path, mode, form):
-    if mode == "reopen":  # which reads all headers for each
-        tree = dict(list(tree.items())[:10])
-    (tmp_path / "x.tar").write_bytes(packed(tree, format=form))
-    with tarfile.open(tmp_path / "x.tar", encoding="utf-8", errors="surrogateescape") as tar:
-        assert {info.name for info in tar} == set(tree)
-    assert read_all(lk.TarStore(tmp_path / "x.tar", mode)) == tree
-
-
-def test_a_server(folder, tree):
-    with serve_folder(folder) as url:
-        assert read_all(lk.HttpStore(url)) == tree
-
-
-def test_an_object_store(folder, tree):
-    from labkit.data.stores.objects import ObjectStore
-
-    assert read_all(ObjectStore(f"file://{folder}")) == tree
-
-
-def test_s3(tree, tmp_path):
+def test_s3(tmp_path):
     pytest.importorskip("moto.server", reason='moto is not installed: python -m pip install -e ".[test]"')
-    tree = {key: data for key, data in tree.items() if key.isprintable()}  # UTF-8, and no newline, which moto refuses
-    for key, data in tree.items():
-        (tmp_path / key).parent.mkdir(exist_ok=True)
-        (tmp_path / key).write_bytes(data)
-    with lk.serve_s3({"photos": tmp_path}) as options:
+    tree = {key: data for key, data in TREE.items() if key.isprintable()}  # UTF-8, and no newline, which moto refuses
+    with lk.serve_s3({"photos": write_tree(tmp_path, tree)}) as options:
         assert read_all(lk.ObjectStore("s3://photos", **options)) == tree
 
 
-def test_shards(folder, tree, tmp_path):
+@pytest.mark.parametrize("form", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_tars(tmp_path, monkeypatch, form):
+    monkeypatch.chdir(tmp_path)
+    path = make_tar(tmp_path / "x.tar", TREE | {"..\\evil/..\\evil.png": PNG}, format=form)
+    [extracted] = lk.extract_tars(path, tmp_path / "out", engine="threads", verify=True, progress=False)
+    assert files_below(extracted) == TREE | {"..\\evil/..\\evil.png": PNG}
+    assert set(os.listdir()) == {"out", "x.tar"}
+    for mode in ("index", "tarfile", "reopen"):
+        tree = TREE if mode != "reopen" else dict(list(TREE.items())[:10])  # it reads all headers for each key
+        assert read_all(lk.TarStore(make_tar(tmp_path / f"{mode}.tar", tree, format=form), mode)) == tree
+
+
+def test_shards(folder, tmp_path):
     root = lk.write_shards(lk.FolderStore(folder), tmp_path / "shards", engine="threads", progress=False)
-    samples = {}
-    for shard in root.glob("*.tar"):
-        with tarfile.open(shard) as tar:
-            members = [info.name for info in tar if not info.name.endswith(".cls")]
-        assert len(members) == len(tree)
-        assert {store_key(member) for member in members} == set(tree)
-    for sample in lk.read_shards(root).samples():
-        samples[store_key(f"{sample['__key__']}.png")] = sample["png"]
-    assert samples == tree
-    assert len(list(lk.read_shards(root, decoder="pil"))) == len(tree)
+    [shard] = root.glob("*.tar")
+    with tarfile.open(shard) as tar:
+        assert sorted(store_key(name) for name in tar.getnames() if not name.endswith(".cls")) == sorted(TREE)
+    samples = lk.read_shards(root).samples()
+    assert {store_key(f"{sample['__key__']}.png"): sample["png"] for sample in samples} == TREE
+    assert len(list(lk.read_shards(root, decoder="pil"))) == len(TREE)
 
 
-def test_pixels(folder, tree, tmp_path):
-    store = lk.PixelStore.build(folder, tmp_path / "x.pixels", num_workers=0, progress=False)
-    assert set(store.keys) == set(tree)
-    assert set(lk.PixelStore(tmp_path / "x.pixels").keys) == set(tree)
-
-
-def test_sizes(folder, tree, tmp_path):
+def test_pixels_and_sizes(folder, tmp_path):
+    store = lk.PixelStore.build(folder, tmp_path / "x.pixels", **QUIET)
     frame = lk.collect_sizes(folder, progress=False)
-    assert set(frame["path"]) == set(tree)
     assert frame["width"].eq(1).all()
     with pytest.warns(UserWarning, match="no caption"):
         path = write_metadata_cache(frame, folder)
-    try:
-        again = lk.collect_sizes(folder, progress=False)
-        assert set(json.loads(path.read_bytes())) == {os.path.join(folder, key) for key in tree}
-        assert set(again["path"]) == set(tree)
-    finally:
-        path.unlink()
+    assert set(json.loads(path.read_bytes())) == {os.path.join(folder, key) for key in TREE}
+    again = lk.collect_sizes(folder, progress=False)
+    for keys in (store.keys, lk.PixelStore(store.path).keys, frame["path"], again["path"]):
+        assert set(keys) == set(TREE)
 
 
-@pytest.mark.parametrize("form", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
-def test_extraction(tree, tmp_path, form):
-    (tmp_path / "x.tar").write_bytes(packed(tree, format=form))
-    [folder] = lk.extract_tars(tmp_path / "x.tar", tmp_path, engine="threads", verify=True, progress=False)
-    assert walked(folder) == tree
-
-
-@pytest.mark.parametrize("name", [name for name in ODD if name.split() == [name]])
-def test_a_list_of_pairs(tmp_path, name):
-    from labkit.data.depth.presets import PRESETS, read_list
-
-    path = tmp_path / f"{name}.txt"
-    path.write_bytes(os.fsencode(f"{name}.png {name}-depth.png\n"))
-    found = read_list(path, PRESETS["hypersim"])
+@pytest.mark.parametrize("name", [name for name in UNUSUAL if name.split() == [name]])
+def test_lists_of_pairs(tmp_path, name):
+    (tmp_path / f"{name}.txt").write_bytes(os.fsencode(f"{name}.png {name}-depth.png\n"))
+    found = read_list(tmp_path / f"{name}.txt", PRESETS["hypersim"])
     assert [list(names) for names in found.names.values()] == [[f"{name}.png"], [f"{name}-depth.png"]]
 
 
-@pytest.mark.parametrize("name", [name for name in ODD if name.split() != [name]])
-def test_a_list_names_no_file_with_a_blank(tmp_path, name):
-    from labkit.data.depth.presets import PRESETS, read_list
-
-    path = tmp_path / "list.txt"
-    path.write_bytes(os.fsencode(f"rgb.png depth.png\n{name}.png x{name}x.png {name}.png z\n"))
-    with pytest.raises(ValueError, match=r"line 2 of .*list\.txt has \d columns.*names without blanks"):
-        read_list(path, PRESETS["hypersim"])
+@pytest.mark.parametrize("name", [name for name in UNUSUAL if name.split() != [name]])
+def test_names_with_blanks_in_a_list_are_refused(tmp_path, name):
+    (tmp_path / "list.txt").write_bytes(os.fsencode(f"rgb.png depth.png\n{name}.png x{name}x.png {name}.png z\n"))
+    with pytest.raises(ValueError, match=r"line 2 of .*list\.txt has \d+ columns.*names without blanks"):
+        read_list(tmp_path / "list.txt", PRESETS["hypersim"])
 
 
-@pytest.mark.parametrize("name", ROOTS)
-def test_what_labkit_writes_itself(tmp_path, frame_of, name):
-    """Each under a folder, and as a file, of this name."""
-    tree = {"a/x.png": content("x")}
-    root = tmp_path / name
-    data = packed(tree)
-    (root / "photos" / "a").mkdir(parents=True)
-    (root / "photos" / "a" / "x.png").write_bytes(tree["a/x.png"])
-    store = lk.open_store(str(root / "photos"))
-    shards = lk.write_shards(store, root / "shards", engine="threads", num_workers=0, progress=False)
+@pytest.mark.parametrize(
+    ("folder", "stem"), [*((name, "x") for name in FOLDERS), *((".", stem) for stem in (*UNUSUAL, *LONGEST_STEMS))]
+)
+def test_everything_that_labkit_writes(tmp_path, monkeypatch, frame_of, folder, stem):
+    """In a folder of an unusual name, and in files of such names."""
+    monkeypatch.chdir(tmp_path)
+    tree, root = {"a/x.png": PNG}, tmp_path / folder
+    photos = write_tree(root / "photos", tree)
+    store = lk.open_store(str(photos))
+    shards = lk.write_shards(store, root / "shards", engine="threads", **QUIET)
     for place in (str(shards), shards, f"{shards}/shard-000000.tar", [shards / "shard-000000.tar"]):
         assert len(list(lk.read_shards(place, decoder="pil"))) == 1
-    lk.PixelStore.build(store, root / "x.pixels", num_workers=0, progress=False)
-    assert list(lk.PixelStore(root / "x.pixels").keys) == list(tree)
+    lk.PixelStore.build(store, root / f"{stem}.pix", **QUIET)
+    assert list(lk.PixelStore(root / f"{stem}.pix").keys) == list(tree)
     frame = frame_of({"a": [1.0]}, baseline="a")
-    assert len(lk.load_frame(lk.save_frame(frame, root / "frame.csv"))) == 1
-    (root / "x.tar").write_bytes(data)
-    assert read_all(lk.open_store(str(root / "x.tar"))) == tree
-    [extracted] = lk.extract_tars(root / "x.tar", root / "out", engine="threads", num_workers=0, progress=False)
-    assert walked(extracted) == tree
-    assert list(lk.collect_sizes(root / "photos", progress=False)["path"]) == list(tree)
+    assert len(lk.load_frame(lk.save_frame(frame, root / f"{stem}.csv"))) == 1
+    packed, plain = make_tar(root / f"{stem}.tgz", tree, "w:gz"), root / f"{stem}.tar"
+    relative = [os.path.join(folder, path.name) for path in (packed, plain)]
+    result = CliRunner().invoke(cli.app, ["convert", "--", *relative], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    assert read_all(lk.open_store(str(plain))) == tree
+    [extracted] = lk.extract_tars(plain, root / "out", engine="threads", **QUIET)
+    assert files_below(extracted) == tree
+    assert extracted.name == stem
+    assert list(lk.collect_sizes(photos, progress=False)["path"]) == list(tree)
     assert len(lk.FolderStore(lk.make_photos(root / "made", 1, progress=False))) == 1
+    files = {f"{stem}.{suffix}" for suffix in ("pix", "csv", "tgz", "tar")}
+    assert set(os.listdir(root)) - {f"{stem}.tar.labkit-index.npz"} == {*files, "photos", "shards", "out", "made"}
+    assert not Path("owned").exists()
 
 
-@pytest.mark.parametrize("name", [*ODD, *LONGEST])
-def test_files_of_this_name(tmp_path, frame_of, name):
-    tree = {"a/x.png": content("x")}
-    (tmp_path / "photos" / "a").mkdir(parents=True)
-    (tmp_path / "photos" / "a" / "x.png").write_bytes(tree["a/x.png"])
-    store = lk.FolderStore(tmp_path / "photos")
-    pixels = tmp_path / f"{name}.pix"
-    lk.PixelStore.build(store, pixels, num_workers=0, progress=False)
-    assert list(lk.PixelStore(pixels).keys) == list(tree)
-    frame = frame_of({"a": [1.0]}, baseline="a")
-    assert len(lk.load_frame(lk.save_frame(frame, tmp_path / f"{name}.csv"))) == 1
-    archive = tmp_path / "tars" / f"{name}.tar"
-    archive.parent.mkdir()
-    archive.write_bytes(packed(tree))
-    assert read_all(lk.open_store(str(archive))) == tree
-    [extracted] = lk.extract_tars(archive, tmp_path / "out", engine="threads", num_workers=0, progress=False)
-    assert walked(extracted) == tree
-    assert extracted.name == name
-    (tmp_path / f"{name}.tgz").write_bytes(gzip.compress(packed(tree)))
-    plain = convert_tar(tmp_path / f"{name}.tgz", tmp_path / f"{name}.tar", progress=False)
-    assert read_all(lk.TarStore(plain)) == tree
-    files = {os.path.relpath(path, tmp_path) for path in tmp_path.glob("*") if path.is_file()}
-    stored = f"{name}.tar.labkit-index.npz"
-    expected = {f"{name}.{suffix}" for suffix in ("pix", "csv", "tgz", "tar")}
-    assert files <= {*expected, stored}, "something is left"
-    assert files >= expected
-
-
-@pytest.mark.parametrize("name", ["-dash ;$(id) '{a,b}*?\n\U0001f600%41", "\udcff"])
-def test_scripts(tmp_path, name):
+@pytest.mark.parametrize("name", ["-dash ;$(touch owned) '{a,b}*?\n\U0001f600%41", "\udcff"])
+def test_scripts_and_servers(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
     root = tmp_path / name
-    scripts = REPO / "data_scripts"
+    photos, archive = root / "photos", root / "x.tar"
 
     def run(script: str, *arguments) -> None:
-        app = runpy.run_path(str(scripts / f"{script}.py"))["app"]
+        app = runpy.run_path(str(SCRIPTS / f"{script}.py"))["app"]
         result = CliRunner().invoke(app, ["--", *map(str, arguments)], catch_exceptions=False)
         assert result.exit_code == 0, result.output
 
-    run("make_photos", root / "photos", 1)
+    run("make_photos", photos, 1)
+    with lk.serve_folder(photos) as url:
+        assert url.startswith("http://127.0.0.1:")
+        assert read_all(lk.HttpStore(url)) == read_all(lk.FolderStore(photos))
     run("make_depth", root / "depth", 1)
-    run("make_pixels", root / "photos", root / "x.pixels")
-    run("collect_sizes", root / "photos", root / "sizes.csv")
-    (root / "x.tar").write_bytes(packed({f"{name}.png": PNG}))
-    run("make_shards", root / "x.tar", root / "shards")
-    run("extract_tars", root / "out", root / "x.tar")
-    assert set(walked(root / "out" / "x")) == {f"{name}.png"}
+    run("make_pixels", photos, root / "x.pixels")
+    run("collect_sizes", photos, root / "sizes.csv")
+    make_tar(archive, {f"{name}.png": PNG})
+    run("make_shards", archive, root / "shards")
+    run("extract_tars", root / "out", archive)
+    assert set(files_below(root / "out" / "x")) == {f"{name}.png"}
     assert len(list((root / "shards").glob("*.tar"))) == 1
+    assert os.listdir() == [name]
 
 
-def test_an_error_of_many_names_the_file_and_the_cause(tmp_path):
+def test_an_error_names_the_file_and_the_cause_in_one_line(tmp_path):
     (tmp_path / "a\nb.tar").write_bytes(b"no tar at all")
     with pytest.raises(lk.ItemErrors) as caught:
-        lk.extract_tars(tmp_path / "a\nb.tar", tmp_path / "out", engine="threads", num_workers=0, progress=False)
+        lk.extract_tars(tmp_path / "a\nb.tar", tmp_path / "out", engine="threads", **QUIET)
     [text] = caught.value.failures.values()
     assert "\n" not in text
     assert r"a\nb.tar" in text
