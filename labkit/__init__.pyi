@@ -20,12 +20,10 @@ from .data.shards.read import ShardWarning as ShardWarning, read_shards as read_
 from .data.shards.shuffling import shuffle_quality as shuffle_quality
 from .data.shards.write import write_shards as write_shards
 from .data.sizes.collect import collect_sizes as collect_sizes
-from .data.stores.base import Store as Store
-from .data.stores.folder import FolderStore as FolderStore
-from .data.stores.http import HttpStore as HttpStore
+from .data.stores.base import FolderStore as FolderStore, Store as Store
 from .data.stores.local_servers import serve_folder as serve_folder, serve_s3 as serve_s3
-from .data.stores.objects import ObjectStore as ObjectStore
 from .data.stores.opening import open_store as open_store
+from .data.stores.remote import HttpStore as HttpStore, ObjectStore as ObjectStore
 from .data.stores.simulated import DISKS as DISKS, SimulatedStore as SimulatedStore
 from .data.tar.store import TarStore as TarStore
 from .measure.frames import (

@@ -67,7 +67,7 @@ COVERS = {
     "data/pixels/test_store": "data/pixels/format data/pixels/mapped data/pixels/parts",
     "data/shards/test_read": "data/shards/layout data/shards/listing data/shards/plan data/shards/shuffling",
     "data/sizes/test_collect": "data/sizes/folders data/sizes/sd_metadata",
-    "data/stores/test_folder": "core/names data/stores/base",
+    "data/stores/test_base": "core/names",
     "data/tar/test_index": "data/tar/compressions data/tar/errors data/tar/headers data/tar/members data/tar/readers",
     "data/test_decoders": "teach/conformance teach/conformance_plots",
     "hardening/test_bombs": "core/limits",

@@ -32,9 +32,10 @@ def image_tar(image_folder) -> Path:
 
 
 @pytest.fixture(scope="module")
-def served(image_folder):
-    with serve_folder(image_folder) as url:
-        yield url
+def served(image_tar):
+    """The URL of the folder; with `.tar`, that of the tar."""
+    with serve_folder(image_tar.parent) as url:
+        yield url + image_tar.stem
 
 
 @pytest.fixture

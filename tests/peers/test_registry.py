@@ -21,7 +21,7 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 from typer.testing import CliRunner
 
-from labkit.data.stores.folder import FolderStore
+from labkit.data.stores.base import FolderStore
 from labkit.lab.cli import app
 from labkit.measure.frames import load_frame, make_frame, save_frame
 from labkit.measure.processes import apart

@@ -1,13 +1,14 @@
-"""What a store is: named bytes. Decoding is in `labkit.data.decoders`."""
+"""What a store is: named bytes, such as the image files in a folder. Decoding is in `labkit.data.decoders`."""
 
-from abc import ABC, abstractmethod
+import os
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from labkit.core import PackedStrings
-from labkit.data.blobs import Extent
+from labkit.core import IMAGE_SUFFIXES, PackedStrings, is_image, key_from_name, path_from_key
+from labkit.data.blobs import Extent, evict
 
 
 @runtime_checkable
@@ -37,7 +38,7 @@ class HasExtents(Protocol):
         """What `read(key)` touches; `first`: the first read of the process."""
 
 
-class ListedStore(ABC):
+class ListedStore:
     """A store that lists its keys once, on the first call of `keys()`.
 
     Args:
@@ -65,6 +66,74 @@ class ListedStore(ABC):
             self._keys = keys
         return self._keys
 
-    @abstractmethod
     def _list_keys(self) -> Iterable[str]:
         """Keys of all images, in any order."""
+        raise NotImplementedError
+
+
+class FolderStore(ListedStore):
+    """Image files under one folder, at any depth. Hidden files and folders are left out.
+
+    Args:
+        root: The folder. It is listed once, on the first call of `keys()`.
+
+    Raises:
+        FileNotFoundError: `root` is not a folder, or holds no image.
+
+    Taught in: notebooks/01_naive_pil.ipynb
+    """
+
+    _if_empty = f"holds no image ({', '.join(IMAGE_SUFFIXES)})"
+
+    def __init__(self, root: str | os.PathLike):
+        self.root = Path(root)
+        super().__init__(str(self.root))
+        if not self.root.is_dir():
+            raise FileNotFoundError(f"{self.root} is not a folder: make photos with labkit.make_photos(root, count)")
+
+    def __repr__(self) -> str:
+        return f"FolderStore({self.root.name!r}, {len(self)} images)"
+
+    def read(self, key: str) -> bytes:
+        """Contents of the file `key`, read with one `read` call. Raises KeyError if there is none."""
+        try:
+            with open(self._path(key), "rb", buffering=0) as file:
+                return file.read()
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError) as error:  # ValueError: NUL
+            raise KeyError(f"{key!r} is not a file under {self.root}") from error
+
+    def paths(self) -> list[Path]:
+        """The files in the order of `keys()`, for functions that take paths (page-cache eviction, `read_image`)."""
+        return [self.root / path_from_key(key) for key in self.keys()]
+
+    def evict(self) -> int:
+        """Drop all files from the page cache; returns their bytes. Raises OSError where the system cannot."""
+        return evict(self.paths())
+
+    def sizes(self) -> np.ndarray:
+        """Bytes of each file, int64, in the order of `keys()`."""
+        return np.fromiter((os.stat(self._path(key)).st_size for key in self.keys()), np.int64, len(self))
+
+    def extents(self, key: str, first: bool) -> Iterator[Extent]:
+        """What a disk does for `read(key)`, for `SimulatedStore`: it opens one file and reads its bytes."""
+        path = self._path(key)
+        yield Extent(path, 0, os.stat(path).st_size, opens=True)
+
+    def _path(self, key: str) -> str:
+        if key.startswith("/") or ".." in key.split("/"):
+            raise KeyError(f"{key!r} is outside {self.root}")
+        return os.path.join(self.root, path_from_key(key))
+
+    def _list_keys(self) -> Iterator[str]:
+        return _walk_images(self.root, "")
+
+
+def _walk_images(folder: os.PathLike | str, prefix: str) -> Iterator[str]:
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith("."):
+                continue
+            if entry.is_dir():
+                yield from _walk_images(entry.path, f"{prefix}{key_from_name(entry.name)}/")
+            elif is_image(entry.name):
+                yield prefix + key_from_name(entry.name)

@@ -7,10 +7,8 @@ from urllib.parse import urlsplit
 
 from labkit.core import strip_credentials
 from labkit.data.blobs import is_http_url, is_url, known_schemes, refuse_storage_options
-from labkit.data.stores.base import Store
-from labkit.data.stores.folder import FolderStore
-from labkit.data.stores.http import HttpStore
-from labkit.data.stores.objects import ObjectStore
+from labkit.data.stores.base import FolderStore, Store
+from labkit.data.stores.remote import HttpStore, ObjectStore
 from labkit.data.tar import TarStore
 
 # Compressed tars too: TarStore's error says how to convert one.
@@ -29,15 +27,12 @@ def open_store(path_or_url: str | os.PathLike, **storage_options: Any) -> Store:
     """
     place = os.fspath(path_or_url)
     refuse_storage_options(place, storage_options)
-    if is_url(place):
-        if place.partition("://")[0] not in known_schemes():
-            shown = strip_credentials(place)
-            raise ValueError(f"{shown!r} is not a folder of images, a .tar or a URL of a known scheme")
-        if _TAR_NAME.search(urlsplit(place).path):
-            return TarStore(place, **storage_options)
-        return HttpStore(place) if is_http_url(place) else ObjectStore(place, **storage_options)
     if os.path.isdir(place):
         return FolderStore(place)
-    if os.path.isfile(place) and _TAR_NAME.search(place):
-        return TarStore(place)
-    raise ValueError(f"{place!r} is not a folder of images, a .tar or a URL")
+    is_readable = place.partition("://")[0] in known_schemes() if is_url(place) else os.path.isfile(place)
+    if is_readable and _TAR_NAME.search(urlsplit(place).path if is_url(place) else place):
+        return TarStore(place, **storage_options)
+    if is_readable and is_url(place):
+        return HttpStore(place) if is_http_url(place) else ObjectStore(place, **storage_options)
+    shown = strip_credentials(place) if is_url(place) else place
+    raise ValueError(f"{shown!r} is not a folder of images, a .tar or a URL of a known scheme")

@@ -1,7 +1,7 @@
 """Simulated disks and networks: real bytes, delivered as late as a slower storage would deliver them."""
 
+import ctypes
 import os
-import struct
 import tempfile
 import time
 import weakref
@@ -14,8 +14,6 @@ from itertools import count
 from labkit.core import PerProcess, acquire_lock, has_file_locks
 from labkit.data.blobs import Extent
 from labkit.data.stores.base import HasExtents, Store
-
-_STATE = struct.Struct("=qqd")  # the fields of `_Position`
 
 
 @dataclass(frozen=True)
@@ -73,8 +71,12 @@ class SimulatedStore:
 
     def __init__(self, store: Store, disk: Disk = DISKS["hdd"], *, wait: bool = True):
         self.store, self.disk, self.wait = store, disk, wait
-        self._head = _Head()
         self._reads = PerProcess(count)  # in each process, since each opens files of its own
+        if not has_file_locks():
+            raise OSError("SimulatedStore needs file locks, which this system lacks: use Linux, macOS or WSL")
+        descriptor, self._position_path = tempfile.mkstemp(prefix="labkit-disk-")
+        os.close(descriptor)  # empty, which reads as zeros: no file's checksum, so the first read seeks
+        weakref.finalize(self, _remove, self._position_path, os.getpid())
 
     def __repr__(self) -> str:
         return f"SimulatedStore({self.store!r}, {self.storage})"
@@ -92,7 +94,7 @@ class SimulatedStore:
         extents = [Extent(key, 0, len(data), opens=True)]
         if isinstance(self.store, HasExtents):
             extents = list(self.store.extents(key, first=next(self._reads()) == 0))
-        with self._head.locked() as position:
+        with self._locked_position() as position:
             seconds = sum(_move(position, extent, self.disk) for extent in extents)
             position.busy_s += seconds
             if self.wait and self.disk.one_head:
@@ -109,17 +111,27 @@ class SimulatedStore:
     @property
     def busy_s(self) -> float:
         """Seconds that the storage has been busy so far, for all processes."""
-        with self._head.locked() as position:
+        with self._locked_position() as position:
             return position.busy_s
 
+    @contextmanager
+    def _locked_position(self) -> Iterator["_Position"]:
+        with open(self._position_path, "r+b", buffering=0) as file:
+            acquire_lock(file)
+            position = _Position()
+            file.readinto(position)
+            yield position
+            file.seek(0)
+            file.write(position)
 
-@dataclass
-class _Position:
-    """Where the last read ended, and how long the disk was busy. file: Checksum of its name."""
 
-    file: int = -1
-    offset: int = 0
-    busy_s: float = 0.0
+class _Position(ctypes.Structure):
+    """Where the last read ended (file: checksum of its name), and how long the disk was busy.
+
+    One for all processes and threads, in a small locked file.
+    """
+
+    _fields_ = (("file", ctypes.c_int64), ("offset", ctypes.c_int64), ("busy_s", ctypes.c_double))
 
 
 def _move(position: _Position, extent: Extent, disk: Disk) -> float:
@@ -131,27 +143,6 @@ def _move(position: _Position, extent: Extent, disk: Disk) -> float:
     n_seeks = extent.opens + (not is_near)
     n_bytes = extent.size + (gap if is_near else 0)
     return n_seeks * (disk.seek_ms + disk.latency_ms) / 1e3 + n_bytes / (disk.bandwidth_mb_per_s * 1e6)
-
-
-class _Head:
-    """One position for all processes and threads, in a small locked file."""
-
-    def __init__(self):
-        if not has_file_locks():
-            raise OSError("SimulatedStore needs file locks, which this system lacks: use Linux, macOS or WSL")
-        descriptor, self._path = tempfile.mkstemp(prefix="labkit-disk-")
-        os.write(descriptor, _STATE.pack(-1, 0, 0.0))
-        os.close(descriptor)
-        weakref.finalize(self, _remove, self._path, os.getpid())
-
-    @contextmanager
-    def locked(self) -> Iterator[_Position]:
-        with open(self._path, "r+b", buffering=0) as file:
-            acquire_lock(file)
-            position = _Position(*_STATE.unpack(file.read(_STATE.size)))
-            yield position
-            file.seek(0)
-            file.write(_STATE.pack(position.file, position.offset, position.busy_s))
 
 
 def _remove(path: str, owner: int) -> None:

@@ -3,12 +3,7 @@
 import pytest
 
 from labkit import HttpStore
-from tests.scripted_server import Handler, ScriptedServer, status
-
-
-def make_store(server: ScriptedServer, **options) -> HttpStore:
-    return HttpStore(f"{server.url}/p", **{"retries": 2, "timeout_s": 5.0, **options})
-
+from tests.scripted_server import Handler, status
 
 LISTING = """
 <html><head><link href="style.jpg"></head><body>
@@ -33,7 +28,7 @@ def test_links_of_a_listing(server):
     )
     server.files["/p/sub/deep/"] = b'<a href="two.png">2</a><a href="/p/">top</a>'
     server.files["/p/bare/"] = b'<a href="three.webp">3</a>'
-    assert list(make_store(server).keys()) == sorted([
+    assert list(HttpStore(f"{server.url}/p").keys()) == sorted([
         "plain.jpg", "single.jpg", "bare.jpg", "absolute.jpg", "full.jpg", "a b.jpg", "a&b.jpg", "inside.jpg",
         "encoded.jpg",
         "sub/one.jpg", "sub/deep/two.png", "bare/three.webp",
@@ -48,7 +43,7 @@ def test_a_link_back_ends(server):
     server.files["/p/loop/"] = (
         b'<a href="/p/">1</a><a href="/p/loop">2</a><a href="../loop/">3</a><a href="b.jpg">b</a>'
     )
-    assert list(make_store(server).keys()) == ["a.jpg", "loop/b.jpg"]
+    assert list(HttpStore(f"{server.url}/p").keys()) == ["a.jpg", "loop/b.jpg"]
     assert len(server.asked) < 6
 
 
@@ -58,7 +53,7 @@ def test_folders_without_end_are_an_error(server, monkeypatch):
         Handler, "answer", lambda self, data: self.say(200, b'<a href="x/">x</a>', Content_Type="text/html")
     )
     with pytest.raises(OSError, match=r"http://127\.0\.0\.1:\d+/p/.* without end.* pass keys="):
-        make_store(server).keys()
+        HttpStore(f"{server.url}/p").keys()
     assert len(server.asked) < 200
 
 
@@ -67,4 +62,4 @@ def test_a_folder_that_cannot_be_listed_is_an_error(server):
     server.files["/p/"] = b'<a href="a.jpg">a</a><a href="sub/">sub</a>'
     server.script["/p/sub/"] = [status(403)]
     with pytest.raises(OSError, match=r"/p/sub/: access denied \(403\)"):
-        make_store(server).keys()
+        HttpStore(f"{server.url}/p").keys()

@@ -282,7 +282,7 @@ def test_a_killed_reader_leaves_the_head_free(folder):
 
 def test_its_file_goes_with_it(folder):
     store = dry(FolderStore(folder))
-    path = Path(store._head._path)
+    path = Path(store._position_path)
     child = os.fork()
     if not child:
         del store

@@ -16,8 +16,8 @@ from labkit.data.shards.listing import ShardList
 from labkit.data.sizes.collect import collect_sizes
 from labkit.data.sizes.latent_caches import parse_cache_name
 from labkit.data.sizes.sd_metadata import write_metadata_cache
-from labkit.data.stores.http import HttpStore
 from labkit.data.stores.http_listing import list_images
+from labkit.data.stores.remote import HttpStore
 from labkit.measure import plots
 from labkit.measure.frames import COLUMNS, load_frame, make_frame, save_frame
 from labkit.measure.summary import quiet_summary

@@ -13,7 +13,7 @@ from PIL import Image
 
 from labkit.data.datasets import ImageDataset
 from labkit.data.sizes.collect import collect_sizes
-from labkit.data.stores.folder import FolderStore
+from labkit.data.stores.base import FolderStore
 from labkit.data.tar.index import SUFFIX
 from labkit.data.tar.store import TarStore
 from tests.hardening.soak.load import measured, run_case
