@@ -11,8 +11,8 @@ def test_open_store_finds_the_kind(image_folder, served, s3, image_tar):
     options, bucket = s3
     for place, kind in (
         (str(image_folder), FolderStore), (image_folder, FolderStore), (str(image_tar), TarStore),
-        (image_tar, TarStore), (served, HttpStore), (f"{served}.tar", TarStore), (f"file://{image_folder}", ObjectStore),
-        (f"file://{image_tar}", TarStore), (put_in_memory(image_folder), ObjectStore),
+        (image_tar, TarStore), (served, HttpStore), (f"{served}.tar", TarStore), (f"file://{image_tar}", TarStore),
+        (f"file://{image_folder}", ObjectStore), (put_in_memory(image_folder), ObjectStore),
     ):  # fmt: skip
         store = open_store(place)
         assert type(store) is kind
