@@ -89,8 +89,7 @@ COVERS = {
     ),
     "teach/reference/test_record": "teach/reference/experiments teach/reference/fast_path",
     "teach/test_exercises": (
-        "teach/checks/claims teach/checks/depth teach/checks/loading teach/checks/measuring teach/checks/peers "
-        "teach/checks/pixels teach/checks/shards teach/checks/sizes teach/checks/stalls"
+        "teach/checks/conclusions teach/checks/loading teach/checks/measuring teach/checks/storage"
     ),
     "tuning/test_stalls": "tuning/io_wait tuning/training_loop",
 }

@@ -2,7 +2,7 @@
 
 import pkgutil
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from typing import Any
 
@@ -10,9 +10,22 @@ import pandas as pd
 
 from labkit.measure import summarize
 
-# A function of the answer that returns None if it is right, else what is wrong with it.
-Check = Callable[[Any], str | None]
+Check = Callable[[Any], None]  # raises if an answer is not right
 _exercises: dict[str, tuple[str, Check]] = {}  # number, such as "00.1" -> hint for an empty answer, check
+
+
+class WrongAnswer(Exception):
+    """An answer is not right; the message says what is wrong with it."""
+
+
+def expect(condition: Any, message: str) -> None:
+    """Refuse an answer unless the condition holds.
+
+    Raises:
+        WrongAnswer: it does not; with this message.
+    """
+    if not condition:
+        raise WrongAnswer(message)
 
 
 def exercise(name: str) -> Callable[[Check], Check]:
@@ -27,17 +40,17 @@ def exercise(name: str) -> Callable[[Check], Check]:
 
 def number_exercise(name: str, hint: str, expected: float, tolerance: float = 0.02) -> None:
     """Register an exercise whose answer is a number, right within a relative `tolerance`."""
-    _exercises[name] = hint, lambda answer: number_error(answer, expected, tolerance)
+
+    def check_number(answer: Any) -> None:
+        ratio = float(answer) / expected
+        expect(abs(ratio - 1) <= tolerance, f"{float(answer):g} is {ratio:.2f} times the right value")
+
+    _exercises[name] = hint, check_number
 
 
-def frame_exercise(name: str, hint: str, *, rounds: int, widest: float, speedup: float = 0) -> None:
-    """Register an exercise whose answer is a frame of runs, as `frame_error` and `speedup_error` accept it."""
-    _exercises[name] = (
-        hint,
-        lambda answer: (
-            frame_error(answer, rounds=rounds, widest=widest) or (speedup_error(answer, speedup) if speedup else None)
-        ),
-    )
+def frame_exercise(name: str, hint: str, **needed: float) -> None:
+    """Register an exercise whose answer is a frame of runs; what is needed, as in `expect_frame`."""
+    _exercises[name] = hint, partial(expect_frame, **needed)
 
 
 def check(name: str, answer: Any = ...) -> None:
@@ -50,8 +63,8 @@ def check(name: str, answer: Any = ...) -> None:
     if name not in exercises():
         print(f"{name}: there is no such exercise; there are {', '.join(exercises())}")
         return
-    hint, find_error = _exercises[name]
-    print(f"{name}: no answer yet. {hint}" if answer is ... else f"{name}: {_verdict(find_error, answer)}")
+    hint, judge = _exercises[name]
+    print(f"{name}: no answer yet. {hint}" if answer is ... else f"{name}: {_verdict(judge, answer)}")
 
 
 @cache
@@ -63,45 +76,38 @@ def exercises() -> list[str]:
     return sorted(_exercises)
 
 
-def number_error(answer: Any, expected: float, tolerance: float = 0.02) -> str | None:
-    """None if `answer` is within `tolerance` (relative) of `expected`, else how far off it is."""
-    ratio = float(answer) / expected
-    return None if abs(ratio - 1) <= tolerance else f"{float(answer):g} is {ratio:.2f} times the right value"
+def expect_frame(frame: Any, *, rounds: int = 3, widest: float = 0.5, speedup: float = 0) -> None:
+    """Refuse what is no frame of the reader's own runs, or a frame that supports no conclusion.
 
-
-def frame_error(frame: Any, *, rounds: int, widest: float) -> str | None:
-    """None if a frame supports a conclusion: enough rounds, a verdict, and an interval no wider than `widest`."""
-    if not isinstance(frame, pd.DataFrame) or "images_per_s" not in frame:
-        return f"a {type(frame).__name__} is not a frame from lk.compare"
-    if frame["experiment"].astype(str).str.match(r"\d\d ").any():
-        return "this is an experiment of the notebook; run one of your own"
+    Args:
+        frame: The answer.
+        rounds: Measured rounds that each variant needs.
+        widest: Width of the narrowest conclusive interval, as a share of its speed-up.
+        speedup: How many times as fast as the baseline the fastest conclusive variant has to be.
+    """
+    is_frame = isinstance(frame, pd.DataFrame) and "images_per_s" in frame
+    expect(is_frame, f"a {type(frame).__name__} is not a frame from lk.compare")
+    is_ours = frame["experiment"].astype(str).str.match(r"\d\d ").any()
+    expect(not is_ours, "this is an experiment of the notebook; run one of your own")
     summary = summarize(frame)
     others = summary[summary["verdict"] != "baseline"]
-    if others.empty:
-        return "it has only the baseline; add a variant to compare it with"
-    if others["n_runs"].min() < rounds:
-        return f"it has {others['n_runs'].min()} measured rounds; at least {rounds} are needed"
+    expect(len(others), "it has only the baseline; add a variant to compare it with")
+    n_runs = others["n_runs"].min()
+    expect(n_runs >= rounds, f"it has {n_runs} measured rounds; at least {rounds} are needed")
     conclusive = others[others["verdict"] != "inconclusive"]
-    if conclusive.empty:
-        return "every variant is inconclusive: measure longer, or choose variants that differ more"
+    expect(len(conclusive), "every variant is inconclusive: measure longer, or choose variants that differ more")
     width = float(((conclusive["ci_high"] - conclusive["ci_low"]) / conclusive["speedup"]).min())
-    if width > widest:
-        return f"the narrowest interval is {width:.0%} wide; at most {widest:.0%} is needed: measure longer"
-    return None
+    too_wide = f"the narrowest interval is {width:.0%} wide; at most {widest:.0%} is needed: measure longer"
+    expect(width <= widest, too_wide)
+    best = conclusive["speedup"].max()
+    expect(best >= speedup, f"the fastest conclusive variant reaches {best:.2f}x; at least {speedup}x is needed")
 
 
-def speedup_error(frame: pd.DataFrame, speedup: float) -> str | None:
-    """None if the fastest conclusive variant of a frame is at least `speedup` times as fast as its baseline."""
-    summary = summarize(frame)
-    best = summary.loc[summary["verdict"] == "faster", "speedup"].max()
-    if pd.isna(best):
-        return f"no variant is faster than the baseline; at least {speedup}x is needed"
-    return None if best >= speedup else f"the fastest variant reaches {best:.2f}x; at least {speedup}x is needed"
-
-
-def _verdict(find_error: Check, answer: Any) -> str:
+def _verdict(judge: Check, answer: Any) -> str:
     try:
-        error = find_error(answer)
+        judge(answer)
+    except WrongAnswer as error:
+        return f"not yet: {error}"
     except Exception as failure:
         return f"the answer could not be checked ({type(failure).__name__}: {failure})"
-    return f"not yet: {error}" if error else "right"
+    return "right"

@@ -5,45 +5,39 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import torch
 
 from labkit.measure import summarize
-from labkit.teach.exercises import exercise, frame_error, frame_exercise, number_error, number_exercise
+from labkit.teach.exercises import exercise, expect, expect_frame, frame_exercise, number_exercise
 
 number_exercise("03.1", "A whole number of workers.", 10, tolerance=0)
 number_exercise("03.2", "A number, in GB.", 8 * 0.5)
-frame_exercise(
-    "03.4", "A frame from lk.compare whose baseline is a loader without workers.", rounds=3, widest=0.5, speedup=1.2
-)
+frame_exercise("03.4", "A frame from lk.compare whose baseline is a loader without workers.", speedup=1.2)
 number_exercise("04.1", "A number, in MB (1e6 bytes).", 64 * 3 * 224 * 224 * 3 / 1e6)
 frame_exercise("04.4", "A frame from lk.compare of two orders of the same transforms.", rounds=5, widest=0.2)
 number_exercise("05.1", "A whole number of images.", 250, tolerance=0)
 number_exercise("06.2", "A number from 0 to 1.", 0.75)
-frame_exercise(
-    "06.4", "A frame from lk.compare with at least two variants of an augmentation of a batch.", rounds=5, widest=0.3
-)
+frame_exercise("06.4", "A frame from lk.compare with two variants of augmenting a batch.", rounds=5, widest=0.3)
 number_exercise("07.1", "A number, in ms.", 75)
 number_exercise("07.2", "A number, in ms.", 40)
 number_exercise("07.3", "A number: the old step time over the new.", 40 / 30)
-frame_exercise("07.5", "A frame from lk.compare whose variants load and compute.", rounds=3, widest=0.5, speedup=1.05)
+frame_exercise("07.5", "A frame from lk.compare whose variants load and compute.", speedup=1.05)
 
 
 @exercise("03.3")
-def check_draw(answer: Any) -> str | None:
+def check_draw(answer: Any) -> None:
     """A function of (seed, epoch, index) that returns a number from 0 to 1."""
     triples = list(product(range(3), range(3), range(30)))
     states = _global_states()
     draws = [float(answer(*triple)) for triple in triples]
-    if [float(answer(*triple)) for triple in reversed(triples)] != draws[::-1]:
-        return "called again in another order, it returned other numbers"
-    if _global_states() != states:
-        return "it changes the state of a global generator, and so what the model draws"
-    if len(set(draws)) < len(draws):
-        return f"{len(triples)} different (seed, epoch, index) gave only {len(set(draws))} different numbers"
-    if not 0 <= min(draws) <= max(draws) <= 1 or abs(np.mean(draws) - 0.5) >= 0.1:
-        return f"the numbers must spread over 0 to 1; these lie between {min(draws):.2f} and {max(draws):.2f}"
-    return None
+    again = [float(answer(*triple)) for triple in reversed(triples)]
+    expect(again == draws[::-1], "called again in another order, it returned other numbers")
+    expect(_global_states() == states, "it changes the state of a global generator, and so what the model draws")
+    n_distinct = len(set(draws))
+    repeats = f"{len(triples)} different (seed, epoch, index) gave only {n_distinct} different numbers"
+    expect(n_distinct == len(draws), repeats)
+    is_spread = 0 <= min(draws) <= max(draws) <= 1 and abs(np.mean(draws) - 0.5) < 0.1
+    expect(is_spread, f"the numbers must spread over 0 to 1; these lie between {min(draws):.2f} and {max(draws):.2f}")
 
 
 def _global_states() -> tuple:
@@ -51,95 +45,87 @@ def _global_states() -> tuple:
 
 
 @exercise("04.2")
-def check_flips(answer: Any) -> str | None:
+def check_flips(answer: Any) -> None:
     """A function of a uint8 batch (N, 3, H, W) that returns the batch with each image flipped or not."""
     batch = torch.arange(64 * 3 * 2 * 4, dtype=torch.int32).remainder(251).to(torch.uint8).view(64, 3, 2, 4)
     given = batch.clone()
     found = answer(given)
-    if not torch.equal(given, batch):
-        return "it changes its input batch"
-    if found.shape != batch.shape or found.dtype != torch.uint8:
-        return f"{tuple(batch.shape)} of uint8 gave {tuple(found.shape)} of {found.dtype}"
-    same = (found == batch).flatten(1).all(1)
-    flipped = (found == batch.flip(3)).flatten(1).all(1)
-    if not bool((same | flipped).all()):
-        return f"{int((~(same | flipped)).sum())} of 64 images are neither the original nor its mirror image"
-    share = float(flipped.float().mean())
-    return None if 0.2 < share < 0.8 else f"{share:.0%} of the images of a batch are flipped; it should be about half"
+    expect(torch.equal(given, batch), "it changes its input batch")
+    _expect_like(found, batch)
+    same, flipped = ((found == image).flatten(1).all(1) for image in (batch, batch.flip(3)))
+    n_other, share = int((~(same | flipped)).sum()), float(flipped.float().mean())
+    expect(not n_other, f"{n_other} of 64 images are neither the original nor its mirror image")
+    expect(0.2 < share < 0.8, f"{share:.0%} of the images of a batch are flipped; it should be about half")
+
+
+def _expect_like(found: torch.Tensor, expected: torch.Tensor) -> None:
+    """Refuse a tensor of another shape or type."""
+    shape, expected_shape = tuple(found.shape), tuple(expected.shape)
+    is_like = shape == expected_shape and found.dtype == expected.dtype
+    expect(is_like, f"it returned {shape} of {found.dtype} instead of {expected_shape} of {expected.dtype}")
 
 
 @exercise("04.3")
-def check_normalised(answer: Any) -> str | None:
+def check_normalised(answer: Any) -> None:
     """A function of a uint8 batch (N, 3, H, W) that returns it as float32, scaled and normalised."""
     batch = torch.arange(2 * 3 * 4 * 5, dtype=torch.int32).mul(2).to(torch.uint8).view(2, 3, 4, 5)
     mean, std = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
     expected = (batch.numpy() / 255 - mean[:, None, None]) / std[:, None, None]
     found = answer(batch)
-    if found.dtype != torch.float32 or found.shape != batch.shape:
-        return f"it returned {tuple(found.shape)} of {found.dtype} instead of {tuple(batch.shape)} of torch.float32"
+    _expect_like(found, batch.float())
     off = float(np.abs(found.numpy() - expected).max())
-    return None if off < 1e-5 else f"a value is off by {off:.3g}"
+    expect(off < 1e-5, f"a value is off by {off:.3g}")
 
 
 @exercise("05.2")
-def check_tensor_view(answer: Any) -> str | None:
+def check_tensor_view(answer: Any) -> None:
     """A function of a uint8 array (H, W, 3) that returns a tensor (3, H, W)."""
     pixels = np.arange(2 * 5 * 3, dtype=np.uint8).reshape(2, 5, 3)
     found = answer(pixels)
-    if tuple(found.shape) != (3, 2, 5):
-        return f"(2, 5, 3) gave {tuple(found.shape)}"
-    if not np.array_equal(found.numpy().transpose(1, 2, 0), pixels):
-        return "the pixels are not the same"
-    return None if found.data_ptr() == pixels.ctypes.data else "it copies: the tensor has memory of its own"
+    expect(tuple(found.shape) == (3, 2, 5), f"(2, 5, 3) gave {tuple(found.shape)}")
+    expect(np.array_equal(found.numpy().transpose(1, 2, 0), pixels), "the pixels are not the same")
+    expect(found.data_ptr() == pixels.ctypes.data, "it copies: the tensor has memory of its own")
 
 
 @exercise("05.3")
-def check_leading_library(answer: Any) -> str | None:
+def check_leading_library(answer: Any) -> None:
     """A frame with the variants "v2" and "albumentations"."""
-    if not isinstance(answer, pd.DataFrame) or not {"v2", "albumentations"} <= set(answer.get("variant", ())):
-        return 'the answer must be a frame with the variants "v2" and "albumentations"'
-    error = frame_error(answer, rounds=5, widest=0.3)
-    if error:
-        return error
+    expect_frame(answer, rounds=5, widest=0.3)
+    has_both = {"v2", "albumentations"} <= set(answer["variant"])
+    expect(has_both, 'the answer must be a frame with the variants "v2" and "albumentations"')
     lead = float(summarize(answer, baseline="v2").loc["albumentations", "speedup"])
     apart = max(lead, 1 / lead)
-    return None if apart >= 1.5 else f"the two are {apart:.2f}x apart; at least 1.5x is needed, whichever wins"
+    expect(apart >= 1.5, f"the two are {apart:.2f}x apart; at least 1.5x is needed, whichever wins")
 
 
 @exercise("06.1")
-def check_own_share(answer: Any) -> str | None:
+def check_own_share(answer: Any) -> None:
     """A function of (top, bottom, left, right, height, width) that returns the image's own share."""
     for box in ((0, 10, 0, 20, 20, 40), (5, 20, 30, 40, 20, 40), (7, 7, 0, 40, 20, 40)):
         top, bottom, left, right, height, width = box
-        error = number_error(answer(*box), 1 - (bottom - top) * (right - left) / (height * width))
-        if error:
-            return f"for {box}: {error}"
-    return None
+        share, found = 1 - (bottom - top) * (right - left) / (height * width), float(answer(*box))
+        expect(abs(found / share - 1) <= 0.02, f"for {box} it returned {found:g} instead of {share:g}")
 
 
 @exercise("06.3")
-def check_brightness(answer: Any) -> str | None:
+def check_brightness(answer: Any) -> None:
     """A function of a float batch (N, 3, H, W), values 0 to 1, that returns it brightened, image by image."""
     from labkit.measure import count_readbacks
 
     batch = torch.full((64, 3, 4, 5), 0.5)
     found, readbacks = count_readbacks(answer, batch)
-    if readbacks:
-        return f"it reads {readbacks} values back to the host: on a GPU, each read waits"
-    if found.shape != batch.shape:
-        return f"{tuple(batch.shape)} gave {tuple(found.shape)}"
+    expect(not readbacks, f"it reads {readbacks} values back to the host: on a GPU, each read waits")
+    _expect_like(found, batch)
     factors = found.flatten(1) / 0.5
-    if float((factors - factors[:, :1]).abs().max()) > 1e-5:
-        return "the factor varies within an image"
+    expect(float((factors - factors[:, :1]).abs().max()) <= 1e-5, "the factor varies within an image")
     low, high, different = float(factors.min()), float(factors.max()), len(factors[:, 0].unique())
-    if different < 32:
-        return f"64 images got {different} different factors"
-    return None if low > 0.59 and high < 1.41 else f"the factors go from {low:.2f} to {high:.2f} instead of 0.6 to 1.4"
+    expect(different >= 32, f"64 images got {different} different factors")
+    in_range = low > 0.59 and high < 1.41
+    expect(in_range, f"the factors go from {low:.2f} to {high:.2f} instead of 0.6 to 1.4")
 
 
 @exercise("07.4")
-def check_missing_method(answer: Any) -> str | None:
+def check_missing_method(answer: Any) -> None:
     """The name of a tensor's method, as a string."""
-    if "record_stream" in str(answer):
-        return None
-    return f"{answer!r} does not tell the allocator which stream still reads the memory"
+    names_it = "record_stream" in str(answer)
+    expect(names_it, f"{answer!r} does not tell the allocator which stream still reads the memory")

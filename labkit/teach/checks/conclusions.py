@@ -1,0 +1,79 @@
+"""The checks of the exercises in notebooks 12 to 14: finding the stall, other loaders, claims."""
+
+from itertools import combinations_with_replacement, product
+from typing import Any
+
+from labkit.measure import summarize
+from labkit.peers import JPEG_FILES, JPEG_PACKED, RAW_PIXELS
+from labkit.teach.claims import FAILS, HOLDS, MISSING, NEEDS_GPU, OPEN, Reading, reaches, together
+from labkit.teach.exercises import exercise, expect, expect_frame, frame_exercise, number_exercise
+
+number_exercise("12.1", "A number: the rate with free data over the rate now.", 200 / 80)
+number_exercise("12.2", "A whole number of workers.", 240 / 40, tolerance=0)
+number_exercise("12.3", "A number, in seconds.", 16 * 2 / 40)
+number_exercise("13.1", "A number of cores.", 0.8 / 1000 * 8000)
+number_exercise("13.2", "A number: rate after, over rate now.", 3100 / 2600)
+number_exercise("14.1", "A number: how many times as fast.", 4.6 / 3.9)
+frame_exercise("14.4", "A frame from lk.compare that settles a claim which you have read somewhere.", rounds=5)
+
+
+@exercise("12.4")
+def check_lost_share(answer: Any) -> None:
+    """A function of (step_s, loader_s, together_s) that returns a number from 0 to 1."""
+    for step_s, loader_s, together_s in ((0.08, 0.2, 0.2), (0.08, 0.01, 0.08), (0.05, 0.05, 0.1), (0.1, 0.02, 0.098)):
+        lost, found = max(0.0, 1 - step_s / together_s), float(answer(step_s, loader_s, together_s))
+        case = f"step {step_s} s, loader {loader_s} s, both {together_s} s"
+        expect(abs(found - lost) <= 1e-6, f"{case}: {lost:.3f} is lost; it returned {found:.3f}")
+
+
+@exercise("12.5")
+def check_cured_stall(answer: Any) -> None:
+    """A frame from lk.compare with two loaders before one step, and the variant "step alone"."""
+    expect_frame(answer)
+    variants = set(answer["variant"])
+    expect("step alone" in variants, 'it has no variant "step alone": without it, nobody can see what is possible')
+    expect(len(variants) > 2, "it has only one loader; two are needed")
+    loaders, ceiling = answer[answer["variant"] != "step alone"], summarize(answer).loc["step alone", "ci_high"]
+    best = summarize(loaders)["speedup"].max()
+    too_fast = f"a loader reaches {best:.2f}x, more than the {ceiling:.2f}x of the step alone: not the same step"
+    expect(best <= ceiling, too_fast)
+    expect_frame(loaders, speedup=1.2)
+
+
+@exercise("13.3")
+def check_comparable(answer: Any) -> None:
+    """A function of two pairs (source, antialias) that returns True or False."""
+    loaders = list(product((JPEG_FILES, JPEG_PACKED, RAW_PIXELS), (True, False, None)))
+    for one, other in product(loaders, repeat=2):
+        same_source = (one[0] == RAW_PIXELS) == (other[0] == RAW_PIXELS)
+        expected = same_source and (one[1] == other[1] or None in (one[1], other[1]))
+        found, may = answer(one, other), "may" if expected else "may not"
+        expect(bool(found) == expected, f"{one} and {other} {may} be compared; it returned {found!r}")
+
+
+@exercise("13.4")
+def check_own_peer(answer: Any) -> None:
+    """A frame from lk.compare_peers(peers=[...]) with a loader that is not in lk.PEERS, or is changed."""
+    expect_frame(answer)
+    is_theirs = {"kind", "source", "antialias"} <= set(answer.columns)
+    expect(is_theirs, "it does not say what its variants read and how they resample: make it with lk.compare_peers")
+    left_out = [f"{row['name']} {row['state']}: {row['why']}" for row in answer.attrs.get("left_out", [])]
+    expect((answer["kind"] == "peer").any(), f"no peer has run: {'; '.join(left_out) or 'none was given'}")
+
+
+@exercise("14.2")
+def check_ratio_verdict(answer: Any) -> None:
+    """A function of (low, high, claimed) that returns "holds", "does not hold" or "inconclusive"."""
+    intervals = ((2.2, 2.4), (1.8, 2.3), (1.3, 1.6), (0.8, 1.2), (0.9, 2.5), (0.5, 0.8), (1.01, 5.0))
+    for claimed, (low, high) in product((2.0, 1.1), intervals):
+        expected, found = reaches(Reading(low=low, high=high), claimed), answer(low, high, claimed)
+        expect(found == expected, f"[{low}, {high}] against {claimed}x should give {expected!r}; it gave {found!r}")
+
+
+@exercise("14.3")
+def check_claim_verdict(answer: Any) -> None:
+    """A function of a list of outcomes that returns the verdict on the claim."""
+    for size in (1, 2, 3):
+        for outcomes in combinations_with_replacement((HOLDS, FAILS, OPEN, NEEDS_GPU, MISSING), size):
+            expected, found = together(outcomes), answer(list(outcomes))
+            expect(found == expected, f"the outcomes {list(outcomes)} should give {expected!r}; it gave {found!r}")
