@@ -73,7 +73,7 @@ COVERS = {
     "hardening/test_bombs": "core/limits",
     "hardening/test_credentials": "core/credentials",
     "hardening/test_locale_home": "core/stdio",
-    "measure/test_timing": "measure/processes measure/runs measure/sampler",
+    "measure/test_timing": "measure/processes measure/recording measure/runs measure/sampler",
     "peers/adapters/test_native": (
         "peers/adapters/albumentations peers/adapters/dali peers/adapters/datasets peers/adapters/ffcv "
         "peers/adapters/litdata peers/adapters/own peers/adapters/spdl peers/adapters/streaming "

@@ -4,6 +4,7 @@ import os
 import platform
 import subprocess
 import sys
+from dataclasses import astuple
 from pathlib import Path
 
 import psutil
@@ -12,7 +13,9 @@ import torch
 
 from labkit.core import machine as env
 
-V1 = "job/cpu.cfs_quota_us", "job/cpu.cfs_period_us"
+
+def v1(controllers: str, quota: str, period: str) -> dict[str, str]:
+    return {f"{controllers}/job/cpu.cfs_quota_us": quota, f"{controllers}/job/cpu.cfs_period_us": period}
 
 
 @pytest.mark.parametrize(
@@ -22,14 +25,10 @@ V1 = "job/cpu.cfs_quota_us", "job/cpu.cfs_period_us"
         (["0::/job"], {"job/cpu.max": "max 100000\n"}, None),
         # The lowest quota of the parents counts.
         (["0::/a/b"], {"cpu.max": "max 1000", "a/cpu.max": "2000 1000", "a/b/cpu.max": "8000 1000"}, 2.0),
-        (
-            ["4:memory:/other", "3:cpu,cpuacct:/job"],
-            {f"cpu,cpuacct/{V1[0]}": "3000", f"cpu,cpuacct/{V1[1]}": "1000"},
-            3,
-        ),
-        (["3:cpu:/job"], {f"cpu/{V1[0]}": "-1", f"cpu/{V1[1]}": "1000"}, None),
+        (["4:memory:/other", "3:cpu,cpuacct:/job"], v1("cpu,cpuacct", "3000", "1000"), 3),
+        (["3:cpu:/job"], v1("cpu", "-1", "1000"), None),
         # cgroup v1 may be mounted under either name.
-        (["3:cpu,cpuacct:/job", "2:cpuset:/", "1:name=a:b:/x"], {f"cpu/{V1[0]}": "5", f"cpu/{V1[1]}": "10"}, 0.5),
+        (["3:cpu,cpuacct:/job", "2:cpuset:/", "1:name=a:b:/x"], v1("cpu", "5", "10"), 0.5),
         # What cannot be read is no quota.
         (["0::/job"], {"job/cpu.max": "nonsense"}, None),
         (["0::/job"], {"job/cpu.max": "1 2 3"}, None),
@@ -48,19 +47,28 @@ def test_cgroup_quota(tmp_path, lines, files, expected):
     assert env.cgroup_quota(tmp_path / "cgroup", membership) == expected
 
 
-@pytest.mark.parametrize(("quota", "cores"), [(0.5, 1), (1.9, 1), (None, 4)])
-def test_usable_cores_is_the_least_limit(monkeypatch, quota, cores):
-    monkeypatch.setattr(os, "cpu_count", lambda: 64)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(4)))
+@pytest.mark.parametrize(
+    ("n_cpus", "quota", "affinity", "limits"),
+    [
+        (64, 0.5, 4, {"cpu_count": 64, "affinity": 4, "cgroup_quota": 1}),
+        (64, 2.9, 4, {"cpu_count": 64, "affinity": 4, "cgroup_quota": 2}),
+        (64, None, 4, {"cpu_count": 64, "affinity": 4}),
+        (None, None, None, {"cpu_count": 1}),  # as Python may answer; macOS and Windows
+    ],
+)
+def test_usable_cores_is_the_least_limit(monkeypatch, n_cpus, quota, affinity, limits):
+    monkeypatch.setattr(os, "cpu_count", lambda: n_cpus)
     monkeypatch.setattr(env, "cgroup_quota", lambda: quota)
-    assert env.usable_cores() == cores
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(affinity)))
+    if affinity is None:
+        monkeypatch.delattr(os, "sched_getaffinity")
+    assert env.core_limits() == limits
+    assert env.usable_cores() == min(limits.values())
 
 
 def test_affinity_of_a_child_counts():
-    code = (
-        "import os; os.sched_setaffinity(0, {0}); from labkit.core.machine import usable_cores; print(usable_cores())"
-    )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "1"
+    code = "import os; os.sched_setaffinity(0, {0}); from labkit.core import usable_cores; print(usable_cores())"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "1\n"
 
 
 def test_scale_is_ci_under_pytest(monkeypatch):
@@ -85,9 +93,8 @@ def test_env_id_ignores_patch_releases(monkeypatch):
 def test_photo_roots_tell_profile_and_number(monkeypatch, tmp_path):
     monkeypatch.setenv("LABKIT_HOME", str(tmp_path))
     monkeypatch.setenv("LABKIT_SCALE", "gpu")
-    assert env.photo_root("imagenet") == tmp_path / "photos" / "imagenet-2048"
-    assert env.photo_root("camera") == tmp_path / "photos" / "camera-128"
-    assert env.photo_root("other") == tmp_path / "photos" / "other-2048"
+    for profile, number in {"imagenet": 2048, "camera": 128, "other": 2048}.items():
+        assert env.photo_root(profile) == tmp_path / "photos" / f"{profile}-{number}"
 
 
 def test_the_home_is_in_the_user_s_cache(monkeypatch, tmp_path):
@@ -103,30 +110,16 @@ def test_the_home_is_in_the_user_s_cache(monkeypatch, tmp_path):
 )
 def test_scales(monkeypatch, name, sizes):
     monkeypatch.setenv("LABKIT_SCALE", name)
-    found = env.scale()
-    assert (found.n_photos, found.n_camera, found.batch_size, found.rounds, found.warmups) == sizes
-    assert found.name == name
-
-
-def test_limits_are_named(monkeypatch):
-    monkeypatch.setattr(os, "cpu_count", lambda: None)  # as it says where it cannot tell
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2})
-    monkeypatch.setattr(env, "cgroup_quota", lambda: 2.5)
-    assert env.core_limits() == {"cpu_count": 1, "affinity": 3, "cgroup_quota": 2}
-    monkeypatch.delattr(os, "sched_getaffinity")  # macOS, Windows
-    monkeypatch.setattr(env, "cgroup_quota", lambda: None)
-    assert env.core_limits() == {"cpu_count": 1}
+    assert astuple(env.scale()) == (name, *sizes)
 
 
 def test_the_environment_is_this_machine():
     facts = env.environment.__wrapped__()
     assert facts["memory_gib"] == round(psutil.virtual_memory().total / 2**30)
     assert facts["usable_cores"] == env.usable_cores()
-    assert (facts["python"], facts["system"]) == (
-        platform.python_version(),
-        f"{platform.system()} {platform.release()}",
-    )
-    assert (facts["torch"], facts["cpu"]) == (env.package_version("torch"), env._cpu_name())
+    assert facts["system"] == f"{platform.system()} {platform.release()}"
+    own = platform.python_version(), env.package_version("torch"), env._cpu_name()
+    assert (facts["python"], facts["torch"], facts["cpu"]) == own
     assert facts["gpu"] == (torch.cuda.get_device_name(0) if torch.cuda.is_available() else "")
     assert "labkit-is-not-this" not in facts
     assert env.package_version("labkit-is-not-this") is None
@@ -147,31 +140,18 @@ def test_env_ids_begin_with_the_machine(monkeypatch, cpu, gpu, start):
     found = env.env_id()
     assert found.startswith(start)
     assert len(found) == len(start) + 6
-    for change in (
-        {"cpu": "Other"},
-        {"torch": "1.0.0"},
-        {"gpu": "Other"},
-        {"memory_gib": -1},
-        {"python": "3.99.1"},
-        {"kornia": "99.1"},
-        {"usable_cores": 99},
-    ):
-        monkeypatch.setattr(env, "environment", lambda change=change: {**facts, **change})
+    for fact in ("cpu", "torch", "gpu", "memory_gib", "python", "kornia", "usable_cores"):
+        monkeypatch.setattr(env, "environment", lambda fact=fact: {**facts, fact: "99.1"})
         assert env.env_id()[-6:] != found[-6:]
 
 
 def test_a_processor_without_a_name_in_proc(monkeypatch):
-    monkeypatch.setattr(Path, "read_text", lambda self: "model name\t: First CPU\nmodel name\t: Second\n")
-    assert env._cpu_name() == "First CPU"
-    monkeypatch.setattr(Path, "read_text", lambda self: "processor: 0")
-    monkeypatch.setattr(platform, "processor", lambda: "arm")
-    assert env._cpu_name() == "arm"
-    monkeypatch.setattr(platform, "processor", lambda: "")
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
-    assert env._cpu_name() == "aarch64"
-
-    def missing(self):
-        raise FileNotFoundError
-
-    monkeypatch.setattr(Path, "read_text", missing)
-    assert env._cpu_name() == "aarch64"
+    for answer, processor, name in [
+        (lambda path: "model name\t: First CPU\nmodel name\t: Second\n", "arm", "First CPU"),
+        (lambda path: "processor: 0", "arm", "arm"),
+        (lambda path: os.stat("/missing"), "", "aarch64"),
+    ]:
+        monkeypatch.setattr(Path, "read_text", answer)
+        monkeypatch.setattr(platform, "processor", lambda processor=processor: processor)
+        assert env._cpu_name() == name

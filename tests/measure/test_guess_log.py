@@ -16,11 +16,21 @@ def folder(recorded_frames):
     return recorded_frames.parent / "predictions"
 
 
+def mark(runs: pd.DataFrame, guess: float = 1.5, label: str = "fast", **options) -> None:
+    lk.predict(label, guess, **options)
+    lk.plot_speedup(runs)
+
+
+def outcomes_elsewhere() -> pd.DataFrame:
+    """As another kernel, started later, sees them."""
+    guess_log._session_outcomes.clear()
+    return guess_log.outcomes()
+
+
 def test_a_marked_guess_is_kept_with_what_it_met(runs_of, folder):
     runs = runs_of("07 copy, one", fast=2.0, other=3.0)
-    lk.predict("fast", 1.5, because="why not")
     lk.predict("nowhere", 9)
-    lk.plot_speedup(runs)
+    mark(runs, because="why not")
     (file,) = folder.iterdir()
     (row,) = json.loads(file.read_text())
     summary = lk.summarize(runs).loc["fast"]
@@ -32,18 +42,14 @@ def test_a_marked_guess_is_kept_with_what_it_met(runs_of, folder):
 
 def test_other_kernels_see_it_and_a_rerun_replaces_it(runs_of, folder):
     for guess in (1.5, 2.5):
-        lk.predict("fast", guess)
-        lk.plot_speedup(runs_of("07 copy", fast=2.0))
-        guess_log._session_outcomes.clear()  # as in another kernel, started later
-        assert list(guess_log.outcomes()["guess"]) == [guess]
-    lk.plot_speedup(runs_of("01 first", fast=4.0))
-    guess_log._session_outcomes.clear()
-    assert list(guess_log.outcomes()["experiment"]) == ["01 first", "07 copy"]
+        mark(runs_of("07 copy", fast=2.0), guess)
+        assert list(outcomes_elsewhere()["guess"]) == [guess]
+    mark(runs_of("01 first", fast=4.0))
+    assert list(outcomes_elsewhere()["experiment"]) == ["01 first", "07 copy"]
 
 
 def test_a_later_run_in_another_kernel_counts(runs_of, folder):
-    lk.predict("fast", 1.5)
-    lk.plot_speedup(runs_of("07 copy", fast=2.0))
+    mark(runs_of("07 copy", fast=2.0))
     (file,) = folder.iterdir()
     file.write_text(file.read_text().replace("1.5", "2.5"))
     assert list(guess_log.outcomes()["guess"]) == [2.5]
@@ -51,27 +57,22 @@ def test_a_later_run_in_another_kernel_counts(runs_of, folder):
 
 def test_two_plots_of_an_experiment_keep_both_guesses(runs_of, folder):
     runs = runs_of("13 peers", one=2.0, two=3.0)
-    lk.predict("one", 1)
-    lk.predict("two", 2)
     for label in ("one", "two"):
-        lk.plot_speedup(runs[runs["variant"].isin(["base", label])])
-    guess_log._session_outcomes.clear()
-    assert list(guess_log.outcomes()["label"]) == ["one", "two"]
+        mark(runs[runs["variant"].isin(["base", label])], label=label)
+    assert list(outcomes_elsewhere()["label"]) == ["one", "two"]
 
 
-def _write(folder, number):
+def _write(number):
     for value in range(20):
         guess_log._session_outcomes.clear()
         prediction = guess_log.Prediction("fast", value + 1.0, "x" * 5000)
-        runs = pd.DataFrame({"experiment": ["07 copy", f"0{number}"], "env_id": env_id()})
-        for row in (0, 1):
-            guess_log.keep_outcome(
-                runs.iloc[[row]], prediction, {"measured": 1, "speedup": 1, "ci_low": 1, "ci_high": 1}
-            )
+        for experiment in ("07 copy", f"0{number}"):
+            runs = pd.DataFrame({"experiment": [experiment], "env_id": env_id()})
+            guess_log.keep_outcome(runs, prediction, {"speedup": 1, "ci_low": 1, "ci_high": 1})
 
 
 def test_two_kernels_may_write_at_once(folder):
-    writers = [multiprocessing.get_context("fork").Process(target=_write, args=(folder, number)) for number in (1, 2)]
+    writers = [multiprocessing.get_context("fork").Process(target=_write, args=(number,)) for number in (1, 2)]
     for writer in writers:
         writer.start()
     while any(writer.is_alive() for writer in writers):
@@ -86,16 +87,15 @@ def test_two_kernels_may_write_at_once(folder):
 def test_without_a_recorder_nothing_is_written(runs_of, tmp_path, monkeypatch):
     monkeypatch.setenv("LABKIT_RESULTS", str(tmp_path / "frames"))
     monkeypatch.chdir(tmp_path)
-    lk.predict("fast", 1.5)
-    lk.plot_speedup(runs_of("07 copy", fast=2.0))
+    lk.compare({"a": lambda: [1]}, baseline="a", rounds=1, experiment="kept")
+    mark(runs_of("07 copy", fast=2.0))
     assert list(tmp_path.iterdir()) == []
     assert list(lk.score().frame["label"]) == ["fast"]
 
 
 def test_unnamed_experiments_and_other_machines_do_not_count(runs_of, folder):
-    lk.predict("fast", 1.5)
-    lk.plot_speedup(runs_of("", fast=2.0))
-    lk.plot_speedup(runs_of("06 reference", fast=2.0).assign(env_id="some-gpu"))
+    mark(runs_of("", fast=2.0))
+    mark(runs_of("06 reference", fast=2.0).assign(env_id="some-gpu"))
     assert guess_log.outcomes().empty
     assert not folder.exists()
 
@@ -109,8 +109,7 @@ def test_a_damaged_file_is_named_with_the_remedy(folder):
 
 
 def test_one_round_gives_a_guess_without_an_interval(frame_of, folder):
-    lk.predict("b", 3)
-    lk.plot_speedup(frame_of({"a": [10], "b": [20]}, "a", experiment="00 once"))
+    mark(frame_of({"a": [10], "b": [20]}, "a", experiment="00 once"), 3, "b")
     guess_log._session_outcomes.clear()
     found = lk.score()
     assert not found.inside

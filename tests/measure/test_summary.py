@@ -14,20 +14,6 @@ from labkit.measure.summary import paired_ratios, quiet_summary, speedup_interva
 SKEWED = np.append(np.zeros(99), 1.0)  # logarithms: one ratio of 100 is e
 
 
-def test_speedup_is_the_geometric_mean_of_paired_ratios(frame_of):
-    base, fast = [100.0, 90.0, 110.0, 95.0], [210.0, 175.0, 225.0, 190.0]
-    row = lk.summarize(frame_of({"base": base, "fast": fast}, "base")).loc["fast"]
-    assert row.speedup == pytest.approx(stats.gmean(np.divide(fast, base)))
-    assert row.images_per_s == np.median(fast)
-    assert row.cpu_s_per_1000 == pytest.approx(5.0)
-
-
-def test_runs_of_two_calls_are_not_mixed_up(frame_of):
-    frame = frame_of({"a": [10, 11], "b": [20, 21]}, "a")
-    with pytest.raises(ValueError, match="experiment= of its own"):
-        lk.summarize(pd.concat([frame, frame]))
-
-
 def test_verdicts(frame_of):
     rates = {
         "base": [100, 101, 99, 100, 102], "fast": [150, 152, 149, 151, 150], "slow": [80, 81, 79, 80, 82],
@@ -41,12 +27,9 @@ def test_verdicts(frame_of):
 @pytest.mark.parametrize("noise", ["normal", "heavy"])
 def test_the_interval_covers_the_truth_in_19_of_20_cases(n_rounds, noise):
     rng = np.random.default_rng(1)
-    covered = []
-    for _ in range(300):
-        draw = rng.normal(size=n_rounds) if noise == "normal" else rng.standard_t(3, size=n_rounds)
-        low, high = speedup_interval(2.0 * np.exp(0.05 * draw))
-        covered.append(low <= 2.0 <= high)
-    assert np.mean(covered) >= 0.93  # 0.95 less two standard errors of 300 cases
+    draws = rng.normal(size=(300, n_rounds)) if noise == "normal" else rng.standard_t(3, size=(300, n_rounds))
+    lows, highs = np.transpose([speedup_interval(2.0 * np.exp(0.05 * draw)) for draw in draws])
+    assert np.mean((lows <= 2.0) & (highs >= 2.0)) >= 0.93  # 0.95 less two standard errors of 300 cases
 
 
 def test_neighbours_that_come_and_go_make_no_verdict():
@@ -74,9 +57,7 @@ def test_what_leaves_out_1_at_95_percent_only_is_said_to_lean(frame_of):
     summary = lk.summarize(frame)
     assert summary.loc["b", "ci_low"] > 1 > summary.loc["c", "ci_high"]
     assert summary.verdict[["b", "c"]].tolist() == ["inconclusive"] * 2
-    assert summary.note[["b", "c"]].tolist() == [
-        f"leans to {way}: more rounds would tell" for way in ("faster", "slower")
-    ]
+    assert summary.note.str.partition(":")[0].tolist() == ["", "leans to faster", "leans to slower"]
 
 
 def test_the_bootstrap_alone_would_be_too_narrow():
@@ -94,7 +75,7 @@ def test_one_round_gives_no_interval(frame_of):
 
 def test_warmups_do_not_count(frame_of):
     frame = frame_of({"a": [1, 10, 10], "b": [1, 20, 20]}, "a")
-    frame.loc[frame["round"] == 0, "is_warmup"] = True
+    frame["is_warmup"] = frame["round"] == 0
     assert lk.summarize(frame).loc["b", "n_runs"] == 2
     frame["is_warmup"] = True
     with pytest.raises(ValueError, match=r"^the frame holds no run besides warm-ups$"):
@@ -143,9 +124,8 @@ def test_the_interval_of_two_samples(rates, others, confidence):
     welch = stats.ttest_ind(np.log(rates), np.log(others), equal_var=False).confidence_interval(confidence)
     found = speedup_interval(np.array(rates), np.array(others), confidence=confidence)
     assert found == pytest.approx(np.exp(welch))
-    none = np.full(2, np.nan)
-    assert speedup_interval(np.array(rates), np.ones(1)) == pytest.approx(none, nan_ok=True)
-    assert speedup_interval(np.ones(1), np.array(rates)) == pytest.approx(none, nan_ok=True)
+    for samples in (np.array(rates), np.ones(1)), (np.ones(1), np.array(rates)):
+        assert np.isnan(speedup_interval(*samples)).all()
 
 
 def test_two_samples_are_resampled_independently_and_a_rerun_says_the_same():
@@ -193,17 +173,17 @@ def test_a_quiet_summary_keeps_other_warnings(monkeypatch):
 
 
 def test_every_column_of_a_summary(frame_of):
-    frame = frame_of({"a": [10, 20, 40], "b": [30, 60, 120]}, "a")
+    frame = frame_of({"a": [10, 20, 40], "b": [30, 50, 130]}, "a")
     frame["cpu_s"], frame["n_images"] = [1, 2, 6, 1, 1, 1], [500, 1000, 1000, 1000, 1000, 1000]
     frame["peak_mem_mb"] = [5, 9, 7, 1, 1, 1]
-    summary = quiet_summary(frame)
+    summary, ratios = quiet_summary(frame), np.array([3, 2.5, 3.25])
     assert summary.index.name == "variant"
     assert list(summary) == [
         "n_runs", "images_per_s", "spread", "cpu_s_per_1000", "peak_mem_mb", "speedup", "ci_low", "ci_high", "verdict",
         "note",
     ]  # fmt: skip
     assert summary.loc["a"].tolist()[:-1] == [3, 20, 0.75, 2, 9, 1, 1, 1, "baseline"]
-    assert summary.loc["b"].tolist()[5:9] == pytest.approx([3, 3, 3, "faster"])
+    assert summary.loc["b"].tolist()[5:9] == [pytest.approx(stats.gmean(ratios)), *speedup_interval(ratios), "faster"]
 
 
 @pytest.mark.parametrize("unordered", ["a", "b"])

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import labkit as lk
 from labkit.measure import processes, runs as batches, sampler
 from labkit.measure.frames import COLUMNS
+from labkit.measure.recording import set_recorder
 from labkit.measure.runs import page_cache_state, synchronize
 from labkit.measure.timing import count_images
 from tests.unsampled import leave_memory_out
@@ -145,6 +146,14 @@ def test_the_frame_has_the_columns_of_the_contract():
     assert list(run.index[: len(COLUMNS)]) == list(COLUMNS)
     own = ["experiment", "storage", "flavour", "batch_size", "num_workers", "env_id"]
     assert run[own].tolist() == ["e", "folder", "x", 4, 0, lk.env_id()]
+
+
+def test_named_experiments_are_recorded():
+    frames = []
+    set_recorder(types.SimpleNamespace(record_frame=frames.append))
+    named, _ = [lk.compare({"a": lambda: [1]}, baseline="a", rounds=1, experiment=name) for name in ("kept", "")]
+    [recorded] = frames
+    assert recorded is named
 
 
 @pytest.mark.parametrize(
