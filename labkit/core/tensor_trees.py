@@ -4,7 +4,14 @@ import copy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
+
+
+@runtime_checkable
+class Movable(Protocol):
+    """What counts as a tensor: an object with a `to` method."""
+
+    def to(self, *args: Any, **kwargs: Any) -> Any: ...
 
 
 def map_tensors(batch: Any, function: Callable[[Any], Any]) -> Any:
@@ -15,7 +22,7 @@ def map_tensors(batch: Any, function: Callable[[Any], Any]) -> Any:
     map_nested = partial(map_tensors, function=function)
     if isinstance(batch, type):
         return batch
-    if hasattr(batch, "to"):
+    if isinstance(batch, Movable):
         return function(batch)
     if isinstance(batch, Mapping):
         return _rebuild(batch, dict(zip(batch.keys(), map(map_nested, batch.values()), strict=True)))

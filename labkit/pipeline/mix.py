@@ -95,8 +95,9 @@ def _prepare(
     if x.ndim != 4 or len(y) != len(x):
         raise ValueError(f"x must be (N, C, H, W) and y hold N labels, got {tuple(x.shape)} and {tuple(y.shape)}")
     require_positive("alpha", alpha)
-    targets, shares = _class_probabilities(y, num_classes, x), _kept_shares(x, alpha, per_sample, lam)
-    return targets, _partner_indices(x, partner), shares
+    targets = _class_probabilities(y, num_classes, x)
+    partner = _partner_indices(x, partner)  # drawn before the shares: seeds keep their meaning
+    return targets, partner, _kept_shares(x, alpha, per_sample, lam)
 
 
 def _class_probabilities(y: Tensor, num_classes: int | None, x: Tensor) -> Tensor:
