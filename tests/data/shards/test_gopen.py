@@ -62,11 +62,6 @@ def test_http(http, expected):
     assert sums(read_shards(f"{http}shard-{{000000..000002}}.tar")) == expected
 
 
-def test_http_from_far_away(shards, expected):
-    with serve_folder(shards, latency_ms=20) as url:
-        assert sums(read_shards(url)) == expected
-
-
 def test_s3(s3, expected):
     dataset = read_shards("s3://photos", storage_options=s3, verify=True)
     assert sums(dataset) == expected

@@ -30,29 +30,24 @@ from labkit import (
 )  # fmt: skip
 from labkit.data.shards.read import Place
 from labkit.data.tar.errors import TarError
+from tests.memory_store import MemoryStore
 from tests.paths import REPO
 from tests.tars import make_tar
 
 
-class Numbered:
-    """A store of pictures whose color is their number."""
+def picture(number: int) -> bytes:
+    """Its color is its number."""
+    buffer = io.BytesIO()
+    Image.new("RGB", (2, 2), (number % 256, number // 256, 0)).save(buffer, "PNG")
+    return buffer.getvalue()
 
-    def __init__(self, n_samples: int):
-        self.n_samples = n_samples
 
-    def keys(self) -> list[str]:
-        return [f"all/{number:05d}.png" for number in range(self.n_samples)]
-
-    def read(self, key: str) -> bytes:
-        number, buffer = int(key[4:9]), io.BytesIO()
-        Image.new("RGB", (2, 2), (number % 256, number // 256, 0)).save(buffer, "PNG")
-        return buffer.getvalue()
+PICTURE = picture(0)
 
 
 def numbered(root: Path, n_samples: int, n_shards: int) -> Path:
-    return write_shards(
-        Numbered(n_samples), root, max_count=-(-n_samples // n_shards), engine="threads", progress=False
-    )
+    store = MemoryStore({f"all/{number:05d}.png": picture(number) for number in range(n_samples)})
+    return write_shards(store, root, max_count=-(-n_samples // n_shards), engine="threads", progress=False)
 
 
 def numbers(loader) -> list[int]:
@@ -100,40 +95,22 @@ def test_shards_may_be_named_in_many_ways(forty):
 
 
 @pytest.mark.parametrize(
-    ("urls", "said"),
+    ("urls", "options", "error", "said"),
     [
-        ("no/such/folder", "no/such/folder/manifest.json does not exist"),
-        ("no/such-{0..2}.tar", "no/such-0.tar does not exist, nor do 2 other"),
-        (Path("no.tar"), "no.tar does not exist"),
+        ("no/such/folder", {}, FileNotFoundError, "no/such/folder/manifest.json does not exist"),
+        ("no/such-{0..2}.tar", {}, FileNotFoundError, "no/such-0.tar does not exist, nor do 2 other"),
+        (Path("no.tar"), {}, FileNotFoundError, "no.tar does not exist"),
+        ([], {}, ValueError, "no shard"),
+        (["a.tar"], {"verify": True}, ValueError, "name the folder"),
+        (None, {"decoder": "magic"}, ValueError, "turbojpeg"),
+        (None, {"on_error": "hide"}, ValueError, "on_error must be one of raise, skip, got 'hide'"),
+        (None, {"shuffle": -1}, ValueError, "shuffle must be an integer >= 0, got -1"),
+        (None, {"samples_per_rank": 0}, ValueError, "samples_per_rank must be an integer >= 1, got 0"),
     ],
 )
-def test_what_is_not_there_is_named(urls, said):
-    with pytest.raises(FileNotFoundError, match=said):
-        read_shards(urls)
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"decoder": "magic"}, "turbojpeg"),
-        ({"on_error": "hide"}, "on_error must be one of raise, skip, got 'hide'"),
-        ({"shuffle": -1}, "shuffle must be an integer >= 0, got -1"),
-        ({"samples_per_rank": 0}, "samples_per_rank must be an integer >= 1, got 0"),
-    ],
-)
-def test_bad_arguments(forty, options, said):
-    with pytest.raises(ValueError, match=said):
-        read_shards(forty, **options)
-
-
-def test_bad_lists(forty, tmp_path):
-    with pytest.raises(ValueError, match="no shard"):
-        read_shards([])
-    with pytest.raises(ValueError, match="name the folder"):
-        read_shards(sorted(forty.glob("*.tar")), verify=True)
-    (tmp_path / "manifest.json").write_text('{"shards": [{}]}')
-    with pytest.raises(ValueError, match=r"manifest.json is not a manifest of shards"):
-        read_shards(tmp_path)
+def test_bad_arguments(forty, urls, options, error, said):
+    with pytest.raises(error, match=said):
+        read_shards(forty if urls is None else urls, **options)
 
 
 @pytest.mark.parametrize("n_shards", [1, 2, 3, 7, 16, 17])
@@ -192,17 +169,10 @@ def at(monkeypatch, rank: int, world_size: int) -> None:
     monkeypatch.setenv("WORLD_SIZE", str(world_size))
 
 
-def test_ranks_share_by_the_environment(forty, monkeypatch):
-    parts = []
-    for rank in range(3):
-        at(monkeypatch, rank, 3)
-        parts += numbers(read_shards(forty, shuffle=3))
-    assert sorted(parts) == list(range(40))
-
-
 def test_a_spawned_worker_knows_the_rank_of_its_parent(forty, monkeypatch):
     """torch.distributed alone knows it: there is no such group in a fresh process."""
-    dataset = read_shards(forty)
+    dataset = read_shards(forty, shuffle=5)
+    dataset.set_epoch(2)
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_rank", lambda group=None: 1)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda group=None: 2)
@@ -210,7 +180,8 @@ def test_a_spawned_worker_knows_the_rank_of_its_parent(forty, monkeypatch):
     expected = numbers(dataset)
     pickled = pickle.dumps(dataset)
     monkeypatch.undo()
-    assert numbers(pickle.loads(pickled)) == expected == [*range(6, 12), *range(18, 24), *range(30, 36)]
+    assert numbers(pickle.loads(pickled)) == expected
+    assert len({number // 6 for number in expected}) == 3  # of seven shards
 
 
 def test_readers_without_a_shard_are_warned_of(forty, monkeypatch):
@@ -252,25 +223,19 @@ def test_a_rank_that_cannot_be_made_equal_says_so(tmp_path):
         list(read_shards(path, samples_per_rank=3, on_error="skip"))
 
 
-def headers(path: Path) -> list[tuple[str, int, int]]:
-    """Name, offset of the header and offset of the data of each member."""
-    with tarfile.open(path, "r:") as tar:
-        return [(info.name, info.offset, info.offset_data) for info in tar]
-
-
-CUTS = {"in a header": 100, "before a header": 0, "in the data": 5000, "after a header": 512}
-
-
-@pytest.mark.parametrize("place", CUTS)
-def test_a_cut_shard_is_an_error_that_names_the_last_whole_member(shards, place):
+@pytest.mark.parametrize(
+    "cut", [100, 0, 5000, 512], ids=["in a header", "before a header", "in the data", "after a header"]
+)
+def test_a_cut_shard_is_an_error_that_names_the_last_whole_member(shards, cut):
     path = shards / "shard-000001.tar"
-    members = headers(path)
-    os.truncate(path, members[5][1] + CUTS[place])
+    with tarfile.open(path) as tar:
+        members = tar.getmembers()
+    os.truncate(path, members[5].offset + cut)
     came = []
     with pytest.raises(TarError, match="cut or damaged") as failure:
         came.extend(read_shards(shards))
     assert str(path) in str(failure.value)
-    assert repr(members[4][0]) in str(failure.value)
+    assert repr(members[4].name) in str(failure.value)
     assert len(came) in (5 + 2, 5 + 3)
 
 
@@ -303,9 +268,6 @@ def test_verify_tells_a_changed_shard(shards):
         list(read_shards(shards, verify=True))
 
 
-PICTURE = Numbered(1).read("all/00000.png")
-
-
 @pytest.mark.parametrize(
     ("files", "said"),
     [
@@ -331,29 +293,6 @@ def test_an_image_that_is_none_names_itself_and_its_shard(tmp_path):
     loader = DataLoader(dataset, batch_size=None, num_workers=1, multiprocessing_context="fork")
     assert [label for _, label in loader] == [2]
     assert [skip.key for skip in dataset.skipped] == [f"all/a.png in {path}"]
-
-
-class Trap:
-    def __reduce__(self):
-        return (os.mkdir, ("sprung",))
-
-
-def test_nothing_is_unpickled(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    trap = pickle.dumps(Trap())
-    path = make_tar(
-        tmp_path / "x.tar", {"a.cls": b"1", "a.png": PICTURE, "a.pyd": trap, "a.pickle": trap, "a.pth": trap}
-    )
-    assert [label for _, label in read_shards(path)] == [1]
-    assert not (tmp_path / "sprung").exists()
-    pickle.loads(trap)
-    assert (tmp_path / "sprung").exists()  # it would have gone off
-
-
-def test_a_pickled_data_set_reads_the_same(forty):
-    dataset = read_shards(forty, shuffle=5)
-    dataset.set_epoch(2)
-    assert numbers(pickle.loads(pickle.dumps(dataset))) == numbers(dataset)
 
 
 def test_shuffle_quality_is_that_of_the_reader(tmp_path):
