@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import re
 import shutil
 import signal
 import sys
@@ -9,6 +10,7 @@ import time
 import zlib
 from functools import partial
 from pathlib import Path
+from unittest.mock import Mock, patch
 
 import cloudpickle
 import numpy as np
@@ -27,11 +29,10 @@ N_IMAGES = 70  # 24 parts: three images a part, and one in the last
 SETTINGS = {"short_side": 12, "engine": "threads", "num_workers": 2, "progress": False}
 
 
-def save(path: Path, number: int, size: tuple[int, int] = (0, 0)) -> None:
+def save(path: Path, number: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    width, height = size if all(size) else (16 + number % 5, 20 - number % 7)
-    pixels = np.random.default_rng(number).integers(0, 256, (height, width, 3), np.uint8)
-    Image.fromarray(pixels).save(path)
+    size = (20 - number % 7, 16 + number % 5, 3)
+    Image.fromarray(np.random.default_rng(number).integers(0, 256, size, np.uint8)).save(path)
 
 
 @pytest.fixture(scope="module")
@@ -59,13 +60,14 @@ def expected(images, tmp_path_factory) -> bytes:
 
 
 class CountingStore(FolderStore):
-    """Remembers what was read."""
+    """Remembers what was read, and takes its time."""
 
-    def __init__(self, root: Path):
+    def __init__(self, root: Path, delay_s: float = 0):
         super().__init__(root)
-        self.was_read: list[str] = []
+        self.delay_s, self.was_read = delay_s, []
 
     def read(self, key: str) -> bytes:
+        time.sleep(self.delay_s)
         self.was_read.append(key)
         return super().read(key)
 
@@ -74,22 +76,12 @@ def parts_of(path: Path) -> Path:
     return path.with_name(f"{path.name}.parts")
 
 
-def stop_before_joining(monkeypatch) -> None:
-    """As a run that is interrupted when all parts are there."""
-
-    def stop(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(pixel_build, "_join_parts", stop)
-
-
 @pytest.fixture
-def stopped(own_images, tmp_path, monkeypatch) -> Path:
-    """A build whose parts are all there."""
-    with monkeypatch.context() as patch:
-        stop_before_joining(patch)
-        with pytest.raises(KeyboardInterrupt):
-            build(own_images, tmp_path / "out" / "p")
+def stopped(own_images, tmp_path) -> Path:
+    """A build that was interrupted when all parts were there."""
+    interrupted = patch.object(pixel_build, "_join_parts", side_effect=KeyboardInterrupt)
+    with interrupted, pytest.raises(KeyboardInterrupt):
+        build(own_images, tmp_path / "out" / "p")
     assert len(os.listdir(parts_of(tmp_path / "out" / "p"))) == 24
     return tmp_path / "out" / "p"
 
@@ -139,13 +131,12 @@ def test_a_rerun_takes_what_is_there(own_images, stopped, expected):
 def test_damaged_parts_are_made_again(own_images, stopped, expected):
     parts = parts_of(stopped)
     whole = (parts / "part-000001.pixels").read_bytes()
-    (parts / "part-000001.pixels").write_bytes(whole[:-1])
-    (parts / "part-000002.pixels").write_bytes(b"")
-    (parts / "part-000004.pixels").write_bytes(whole[:-100] + b"?" + whole[-99:])
-    pixels = bytearray((parts / "part-000005.pixels").read_bytes())
-    pixels[-500] ^= 1
-    (parts / "part-000005.pixels").write_bytes(pixels)
-    (parts / "part-000006.pixels").write_bytes((parts / "part-000007.pixels").read_bytes())
+    flipped = bytearray((parts / "part-000005.pixels").read_bytes())
+    flipped[-500] ^= 1
+    another = (parts / "part-000007.pixels").read_bytes()
+    damaged = {1: whole[:-1], 2: b"", 4: whole[:-100] + b"?" + whole[-99:], 5: flipped, 6: another}
+    for number, data in damaged.items():
+        (parts / f"part-{number:06d}.pixels").write_bytes(data)
     store = CountingStore(own_images)
     assert build(store, stopped).path.read_bytes() == expected
     assert len(store.was_read) == 5 * 3
@@ -156,7 +147,7 @@ def test_damaged_parts_are_made_again(own_images, stopped, expected):
 )
 def test_parts_of_other_settings_or_images_are_not_mixed_in(own_images, stopped, tmp_path, settings, changed, remade):
     if changed:
-        save(own_images / "a" / "06.png", 0, (30, 30))
+        save(own_images / "a" / "06.png", 10)
     other = build(own_images, tmp_path / "q", **settings).path.read_bytes()
     store = CountingStore(own_images)
     assert build(store, stopped, **settings).path.read_bytes() == other
@@ -186,22 +177,20 @@ def test_a_store_that_is_there_is_returned(images, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "change", "said"),
     [
-        ({"short_side": 9}, r"\(short_side 12, not 9\)"),
-        ({"short_side": 9, "decoder": "pil"}, r"\(short_side 12, not 9, decoder 'turbojpeg', not 'pil'\)"),
+        ({"short_side": 9}, None, r"(short_side 12, not 9)"),
+        ({"short_side": 9, "decoder": "pil"}, None, "(short_side 12, not 9, decoder 'turbojpeg', not 'pil')"),
+        ({}, partial(save, number=10), "(source 'another', not 'this one')"),
+        ({}, Path.unlink, "(source 'another', not 'this one')"),
     ],
 )
-def test_other_settings_are_refused(images, tmp_path, settings, said):
-    path = build(images, tmp_path / "p").path
-    assert_refused(images, path, f"p holds other pixels {said}: choose another path, or remove it", **settings)
-
-
-def test_another_source_is_refused(own_images, tmp_path):
+def test_other_settings_and_another_source_are_refused(own_images, tmp_path, settings, change, said):
     path = build(own_images, tmp_path / "p").path
-    for change in (lambda image: save(image, 0, (30, 30)), Path.unlink):
+    if change:
         change(own_images / "a" / "00.png")
-        assert_refused(own_images, path, r"p holds other pixels \(source 'another', not 'this one'\)")
+    said = f"p holds other pixels {said}: choose another path, or remove it"
+    assert_refused(own_images, path, re.escape(said), **settings)
 
 
 def test_a_foreign_file_is_not_overwritten(images, tmp_path):
@@ -261,9 +250,7 @@ def test_an_image_that_is_gone_is_named(own_images, tmp_path):
 
 
 def test_a_full_disk_leaves_no_file(images, tmp_path, monkeypatch):
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
+    full = Mock(side_effect=OSError(28, "No space left on device"))
     monkeypatch.setattr(pixel_build.shutil, "copyfileobj", full)
     with pytest.raises(OSError, match="No space left"):
         build(images, tmp_path / "p")
@@ -325,16 +312,10 @@ def test_killed_at_any_moment(tmp_path):
     assert {False, True} == set(was_there)
 
 
-class SlowStore(FolderStore):
-    def read(self, key: str) -> bytes:
-        time.sleep(0.02)
-        return super().read(key)
-
-
 @forks
 def test_killed_while_processes_work(images, expected, tmp_path):
     path = tmp_path / "p"
-    child = started(partial(build, SlowStore(images), path, engine="local"))
+    child = started(partial(build, CountingStore(images, 0.02), path, engine="local"))
     while len(list(parts_of(path).glob("part-*"))) < 3:
         assert child.is_alive()
         time.sleep(0.005)
@@ -351,7 +332,7 @@ def test_killed_while_processes_work(images, expected, tmp_path):
 
 @forks
 def test_two_processes_that_build_the_same_file(images, expected, tmp_path):
-    both = [started(partial(build, SlowStore(images), tmp_path / "p")) for _ in range(2)]
+    both = [started(partial(build, CountingStore(images, 0.02), tmp_path / "p")) for _ in range(2)]
     for process in both:
         process.join(60)
     assert [process.exitcode for process in both] == [0, 0]
