@@ -91,7 +91,7 @@ COVERS = {
     "teach/test_exercises": (
         "teach/checks/conclusions teach/checks/loading teach/checks/measuring teach/checks/storage"
     ),
-    "tuning/test_stalls": "tuning/io_wait tuning/training_loop",
+    "tuning/test_stalls": "tuning/training_loop",
 }
 
 

@@ -1,5 +1,6 @@
 """From measured costs to what to change next: why, how much it should gain, and where it is taught."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,11 +75,10 @@ class Recommendation:
 
 def advise(costs: Costs, loader: Any) -> list[Recommendation]:
     """What to change, the largest gain first; a single "none" if training does not wait for data."""
-    rules = {"fetch": _fetch, "prepare": _prepare, "copy": _copy, "hand-over": _hand_over, "start": _start}
     found: dict[str, Recommendation] = {}
     for cause, share in sorted(costs.lost.items(), key=lambda item: -item[1]):
         if share >= LITTLE:
-            advice = rules[cause](costs, loader, share)
+            advice = _advise_on(cause, share, costs, loader)
             found.setdefault(advice.rung, advice)
     return list(found.values()) or [_advise_nothing(costs)]
 
@@ -89,75 +89,58 @@ def _advise_nothing(costs: Costs) -> Recommendation:
     return Recommendation("none", "Leave the loader as it is: it is not the bottleneck", why, 1.0, "07_cuda_prefetch")
 
 
-def _fetch(costs: Costs, loader: Any, share: float) -> Recommendation:
-    why = f"{share:.0%} of the time goes into waiting for storage"
-    if _needs_workers(loader):
-        return _workers(costs, loader, why)
-    if getattr(of_data_set(loader, "store"), "mode", "index") != "index":
+# What the time goes into, then the rung, its usual action and the notebook, by cause.
+_CAUSES = {
+    "fetch": (
+        "waiting for storage", "storage",
+        "Bring the data nearer: shards read in sequence, a local disk, more requests at once", "08_shard_formats",
+    ),
+    "prepare": (
+        "waiting for batches that are still decoded and augmented", "decoding",
+        "Do less for each sample: lk.BatchLoader decodes only what a crop needs, lk.PixelStore decodes once, "
+        "lk.DepthPairs(fast=True) makes Marigold's pairs without detours", "11_resize_once",
+    ),
+    "copy": (
+        "copying batches to the device", "copy",
+        "Hide the copy behind the step: pin_memory=True and lk.CUDAPrefetcher(loader, device)", "07_cuda_prefetch",
+    ),
+    "hand-over": (
+        "receiving batches that are ready", "hand-over",
+        "Hand over less: uint8 tensors that the device normalises, one tensor a batch, or lk.BatchLoader, whose "
+        "threads need no hand-over", "06_kornia_gpu",
+    ),
+    "start": (
+        "waiting for an epoch's first batch", "start",
+        "Begin fewer epochs: let one go through the data several times, as a sampler or a data set can",
+        "03_persistent_workers",
+    ),
+}  # fmt: skip
+
+
+def _advise_on(cause: str, share: float, costs: Costs, loader: Any) -> Recommendation:
+    spent_on, rung, action, notebook = _CAUSES[cause]
+    why = f"{share:.0%} of the time goes into {spent_on}"
+    workers, decoder = torch_loader(loader), of_data_set(loader, "decoder")
+    if rung in ("storage", "decoding") and getattr(workers, "num_workers", math.inf) < usable_cores():
+        return _advise_workers(costs, workers.num_workers, why)
+    if rung == "storage" and getattr(of_data_set(loader, "store"), "mode", "index") != "index":
         action, notebook = "Read the tar through an index: TarStore(path, mode='index')", "09_marigold_storage"
-    else:
-        action = "Bring the data nearer: shards read in sequence, a local disk, more requests at once"
-        notebook = "08_shard_formats"
-    return Recommendation("storage", action, why, _gain(costs, costs.fetch), notebook)
-
-
-def _prepare(costs: Costs, loader: Any, share: float) -> Recommendation:
-    why = f"{share:.0%} of the time goes into waiting for batches that are still decoded and augmented"
-    if _needs_workers(loader):
-        return _workers(costs, loader, why)
-    decoder = of_data_set(loader, "decoder")
-    if isinstance(decoder, str) and decoder != "turbojpeg":
+    elif rung == "decoding" and isinstance(decoder, str) and decoder != "turbojpeg":
         action, notebook = f"Decode with turbojpeg instead of {decoder}", "02_read_image"
-    else:
-        action = (
-            "Do less for each sample: lk.BatchLoader decodes only what a crop needs, lk.PixelStore decodes once, "
-            "lk.DepthPairs(fast=True) makes Marigold's pairs without detours"
-        )
-        notebook = "11_resize_once"
-    return Recommendation("decoding", action, why, _gain(costs, costs.prepare), notebook)
+    elif rung == "start" and starts_workers(workers):
+        action = "Keep the workers from epoch to epoch: persistent_workers=True"
+    speedup = costs.together / max(costs.step, costs.together - costs.lost_s[cause])
+    return Recommendation(rung, action, why, speedup, notebook)
 
 
-def _workers(costs: Costs, loader: Any, why: str) -> Recommendation:
-    cores, current = usable_cores(), torch_loader(loader).num_workers
+def _advise_workers(costs: Costs, current: int, why: str) -> Recommendation:
+    cores = usable_cores()
     action = f"Use {cores} persistent workers instead of {current}: num_workers={cores}, persistent_workers=True"
     busy = costs.step + costs.copy + costs.hand_over
     making = costs.making or (costs.fetch + costs.prepare) * max(1, current)
     computing = making * (1 - costs.waiting) + costs.step_cpu  # on the same cores
     expected = max(busy, making / cores, computing / cores)
     return Recommendation("workers", action, why, max(1.0, costs.together / expected), "03_persistent_workers")
-
-
-def _start(costs: Costs, loader: Any, share: float) -> Recommendation:
-    why = f"{share:.0%} of the time goes into waiting for an epoch's first batch"
-    if starts_workers(torch_loader(loader)):
-        action = "Keep the workers from epoch to epoch: persistent_workers=True"
-    else:
-        action = "Begin fewer epochs: let one go through the data several times, as a sampler or a data set can"
-    return Recommendation("start", action, why, _gain(costs, costs.start), "03_persistent_workers")
-
-
-def _copy(costs: Costs, loader: Any, share: float) -> Recommendation:
-    action = "Hide the copy behind the step: pin_memory=True and lk.CUDAPrefetcher(loader, device)"
-    why = f"{share:.0%} of the time goes into copying batches to the device"
-    return Recommendation("copy", action, why, _gain(costs, costs.copy), "07_cuda_prefetch")
-
-
-def _hand_over(costs: Costs, loader: Any, share: float) -> Recommendation:
-    action = (
-        "Hand over less: uint8 tensors that the device normalises, one tensor a batch, or lk.BatchLoader, whose "
-        "threads need no hand-over"
-    )
-    why = f"{share:.0%} of the time goes into receiving batches that are ready"
-    return Recommendation("hand-over", action, why, _gain(costs, costs.hand_over), "06_kornia_gpu")
-
-
-def _gain(costs: Costs, saved_s: float) -> float:
-    return costs.together / max(costs.step, costs.together - saved_s)
-
-
-def _needs_workers(loader: Any) -> bool:
-    workers = torch_loader(loader)
-    return workers is not None and workers.num_workers < usable_cores()
 
 
 def of_data_set(loader: Any, name: str) -> Any:

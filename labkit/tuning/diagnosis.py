@@ -65,8 +65,15 @@ class Diagnosis:
     def _repr_html_(self) -> str:
         from html import escape
 
+        import matplotlib.pyplot as plt
+
+        from labkit.core import png_base64
+
+        figure, ax = plt.subplots(figsize=(7.5, 2.2), layout="constrained")
+        self.plot(ax=ax)
+        plt.close(figure)
         words = "".join(f"<p>{escape(sentence)}</p>" for sentence in self.sentences)
-        return f'<img alt="{escape(self.sentences[0])}" src="data:image/png;base64,{_draw_png(self)}">{words}'
+        return f'<img alt="{escape(self.sentences[0])}" src="data:image/png;base64,{png_base64(figure)}">{words}'
 
 
 def _describe_waiting(found: Diagnosis) -> str:
@@ -87,15 +94,3 @@ def _describe_ceiling(found: Diagnosis) -> str:
     if found.cold is not None:
         words += f"; from a cold page cache the loader takes {found.cold:.1f}x as long"
     return words + "."
-
-
-def _draw_png(found: Diagnosis) -> str:
-    """The plot as a PNG, base64."""
-    import matplotlib.pyplot as plt
-
-    from labkit.core import png_base64
-
-    figure, ax = plt.subplots(figsize=(7.5, 2.2), layout="constrained")
-    found.plot(ax=ax)
-    plt.close(figure)
-    return png_base64(figure)

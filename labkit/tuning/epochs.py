@@ -39,8 +39,10 @@ class Epochs:
         while True:
             n_batches = 0
             for batch in self._loader:
-                if not n_batches:
-                    self._record_start(n_epochs, time.perf_counter() - asked)
+                if not n_batches and n_epochs:
+                    self.gaps_s.append(time.perf_counter() - asked)
+                elif not n_batches:
+                    self.first_s = time.perf_counter() - asked
                 n_batches += 1
                 yield batch
                 asked = time.perf_counter()
@@ -57,12 +59,6 @@ class Epochs:
         """
         gaps_s = self.gaps_s or ([self.first_s] if self._anew else [])
         return max(0.0, statistics.median(gaps_s) - waiting_s) / self.length if gaps_s and self.length else 0.0
-
-    def _record_start(self, n_epochs: int, seconds: float) -> None:
-        if n_epochs:
-            self.gaps_s.append(seconds)
-        else:
-            self.first_s = seconds
 
 
 def _length(loader: Any) -> int | None:

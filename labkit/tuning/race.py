@@ -73,7 +73,8 @@ def _run_heat(
 def next_heat(runs: pd.DataFrame, alive: list[str], default: str) -> tuple[list[str], bool]:
     """Who goes on, and whether the race is decided."""
     racing = [label for label in alive if label != STEP_ALONE]
-    leader = _find_leader(runs, racing, default)
+    # The fastest, by the mean ratio to the default, which runs in every round.
+    leader = max(racing, key=lambda label: _speedups(runs, label, default).mean())
     if STEP_ALONE in alive and _keeps_up(runs, leader):
         racing = [leader]  # nobody can be faster
     survivors = {label for label in racing if _keeps_close(runs, label, leader)}
@@ -84,11 +85,6 @@ def next_heat(runs: pd.DataFrame, alive: list[str], default: str) -> tuple[list[
 
 def _is_certain(runs: pd.DataFrame, leader: str, default: str) -> bool:
     return leader == default or quiet_summary(runs, default).loc[leader, "verdict"] == "faster"
-
-
-def _find_leader(runs: pd.DataFrame, labels: list[str], default: str) -> str:
-    """The fastest, by the mean ratio to the default, which runs in every round."""
-    return max(labels, key=lambda label: _speedups(runs, label, default).mean())
 
 
 def _keeps_close(runs: pd.DataFrame, label: str, leader: str) -> bool:

@@ -13,7 +13,7 @@ from labkit.tuning import training_loop as loop_parts
 from labkit.tuning.advice import Costs, advise, of_data_set
 from labkit.tuning.diagnosis import Diagnosis
 from labkit.tuning.epochs import CannotDiagnose
-from labkit.tuning.gpu_utilization import GpuUtilization
+from labkit.tuning.gpu_utilization import gpu_utilization
 from labkit.tuning.io_wait import Making, making_in_one_process, waiting_of
 from labkit.tuning.training_loop import LOADER, RECEIVE, STEP, STEP_AND_COPY, TOGETHER, LoopParts
 
@@ -68,7 +68,7 @@ def _measure(parts: LoopParts, batches: int, rounds: int, limit_s: float, evict:
         try:
             parts.begin()
             n = _affordable_batches(parts, batches, rounds, limit_s)
-            with GpuUtilization() as gpu:
+            with gpu_utilization() as busy:
                 table = pd.DataFrame([_run_round(parts, n, number) for number in range(rounds)])
             cold = _cold_ratio(parts, evict, n, table[LOADER].median())
         finally:
@@ -79,7 +79,7 @@ def _measure(parts: LoopParts, batches: int, rounds: int, limit_s: float, evict:
     return Diagnosis(
         shares={"compute": float(costs.step / costs.together), **costs.lost}, ceiling=costs.together / costs.step,
         ceiling_low=low, ceiling_high=high, recommendations=advise(costs, parts.innermost), costs=costs,
-        gpu_utilization=gpu.share, cold=cold, frame=_make_frame(table, n, parts),
+        gpu_utilization=statistics.fmean(busy) if busy else None, cold=cold, frame=_make_frame(table, n, parts),
     )  # fmt: skip
 
 

@@ -13,8 +13,7 @@ from typing import Any
 from labkit.core import map_tensors
 from labkit.measure import count_images, fresh, synchronize, tree_usage, versions
 from labkit.tuning.epochs import CannotDiagnose, Epochs
-from labkit.tuning.io_wait import run_queue_s
-from labkit.tuning.steal_time import core_time
+from labkit.tuning.io_wait import core_time, run_queue_s
 
 STEP, STEP_AND_COPY, RECEIVE, LOADER, TOGETHER = "step", "step and copy", "receive", "loader", "loader and step"
 
@@ -95,7 +94,8 @@ class LoopParts:
         next. The mean, since batches that arrive out of order are received while an earlier one is awaited. Without the
         time in the run queue: whoever has the core is making batches.
         """
-        n, before_s = max(1, min(self.at_once, self.queue_of_workers - 1)), run_queue_s()
+        of_workers = 1 if self.torch_loader is None else queue_length(self.torch_loader)
+        n, before_s = max(1, min(self.at_once, of_workers - 1)), run_queue_s()
         seconds = self._seconds_per_batch(n, _ignore, least=1)
         if not getattr(self.torch_loader, "num_workers", 0):  # this thread may make the batch right now
             return seconds
@@ -116,11 +116,6 @@ class LoopParts:
         """
         self._seconds_per_batch(self.at_once, self._step)
         return self._seconds_per_batch(n, self._step)
-
-    @property
-    def queue_of_workers(self) -> int:
-        """Batches that workers have ready after `rest`."""
-        return 1 if self.torch_loader is None else queue_length(self.torch_loader)
 
     def _seconds_per_batch(self, n: int, use: Callable[[Any], Any], *, least: int | None = None) -> float:
         """Seconds per batch within an epoch: without the first batches of a new one, as many as arrive together.

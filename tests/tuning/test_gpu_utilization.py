@@ -6,49 +6,49 @@ import pytest
 import torch
 
 from labkit.tuning import gpu_utilization as utilization
-from labkit.tuning.gpu_utilization import GpuUtilization
 
 
-class Driver:
-    """Answers as given, then fails, as NVML does where its package is missing."""
-
-    def __init__(self, *answers: int):
-        self.answers, self.asked = list(answers), threading.Event()
-
-    def __call__(self) -> int:
-        if not self.answers:
-            self.asked.set()
-            raise ModuleNotFoundError("pynvml")
-        return self.answers.pop(0)
-
-
-@pytest.mark.parametrize(("answers", "share"), [((100, 50, 0), 0.5), ((), None)])
-def test_the_mean_of_what_the_driver_says(monkeypatch, answers, share):
-    driver = Driver(*answers)
+@pytest.fixture(autouse=True)
+def in_use(monkeypatch):
+    """A GPU that is asked every millisecond."""
     monkeypatch.setattr(utilization, "_INTERVAL_S", 0.001)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "utilization", driver)
-    with GpuUtilization() as gpu:
-        assert driver.asked.wait(20)
-    assert gpu.share == share
-    assert not gpu._thread.is_alive()
+
+
+def sampling():
+    return [thread for thread in threading.enumerate() if thread.name == "labkit-gpu-utilization"]
+
+
+@pytest.mark.parametrize("answers", [[100, 50, 0], []])
+def test_what_the_driver_says_until_it_fails(monkeypatch, answers):
+    """As NVML does where its package is missing."""
+    left, failed = list(answers), threading.Event()
+
+    def answer():
+        if not left:
+            failed.set()
+            raise ModuleNotFoundError("pynvml")
+        return left.pop(0)
+
+    monkeypatch.setattr(torch.cuda, "utilization", answer)
+    with utilization.gpu_utilization() as samples:
+        assert failed.wait(20)
+    assert samples == [answer / 100 for answer in answers]
+    assert not sampling()
 
 
 def test_sampling_ends_with_the_block(monkeypatch):
-    monkeypatch.setattr(utilization, "_INTERVAL_S", 0.001)
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     asked = threading.Event()
     monkeypatch.setattr(torch.cuda, "utilization", lambda: asked.set() or 10)
-    with GpuUtilization() as gpu:
+    with utilization.gpu_utilization() as samples:
         assert asked.wait(20)
-        assert gpu._thread.daemon
-    assert gpu.share == pytest.approx(0.1)
-    assert not gpu._thread.is_alive()
+        assert [thread.daemon for thread in sampling()] == [True]
+    assert set(samples) == {0.1}
+    assert not sampling()
 
 
 def test_without_a_gpu_in_use_nobody_is_asked(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
-    monkeypatch.setattr(torch.cuda, "utilization", lambda: pytest.fail("asked"))
-    with GpuUtilization() as gpu:
-        assert not gpu._thread.is_alive()
-    assert gpu.share is None
+    with utilization.gpu_utilization() as samples:
+        assert not sampling()
+    assert samples == []

@@ -9,10 +9,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from labkit.tuning import steal_time as stolen
-from labkit.tuning.io_wait import making_in_one_process
+from labkit.tuning import io_wait
+from labkit.tuning.io_wait import CoreTime, core_time, making_in_one_process
 from labkit.tuning.stalls import diagnose
-from labkit.tuning.steal_time import CoreTime, core_time
 
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
@@ -33,7 +32,7 @@ class Host:
 @pytest.fixture
 def host(monkeypatch):
     host = Host()
-    monkeypatch.setattr(stolen.psutil, "cpu_times", host.cpu_times)
+    monkeypatch.setattr(io_wait.psutil, "cpu_times", host.cpu_times)
     return host
 
 
@@ -45,6 +44,9 @@ class Batches(Dataset):
 
     def __len__(self):
         return 40
+
+    def __iter__(self):
+        return (self[index] for index in range(40))
 
     def __getitem__(self, index):
         time.sleep(0.02)
@@ -63,52 +65,45 @@ class TestCoreTime:
         def refuse():
             raise error
 
-        monkeypatch.setattr(stolen.psutil, "cpu_times", refuse)
+        monkeypatch.setattr(io_wait.psutil, "cpu_times", refuse)
         assert core_time() == CoreTime(0.0, 0.0)
         assert core_time().with_stolen(0.25) == 0.25
 
     def test_a_system_that_knows_no_theft(self, monkeypatch):
-        monkeypatch.setattr(stolen.psutil, "cpu_times", lambda: SimpleNamespace(user=2.0, system=1.0, idle=5.0))
+        monkeypatch.setattr(io_wait.psutil, "cpu_times", lambda: SimpleNamespace(user=2.0, system=1.0, idle=5.0))
         assert core_time() == CoreTime(3.0, 0.0)
 
-    def test_all_is_stolen_from_who_ran_alone(self, host):
-        before = core_time()
-        host.passes(busy_s=2, stolen_s=3)
-        assert before.with_stolen(2.0) == pytest.approx(5.0)
-
-    def test_and_a_part_of_it_from_who_did_a_part_of_the_work(self, host):
-        before = core_time()
-        host.passes(busy_s=2, stolen_s=3)
-        assert before.with_stolen(0.5) == pytest.approx(0.5 + 0.75)
-        assert before.with_stolen(0.0) == 0
-
-    def test_never_more_than_was_stolen(self, host):
-        before = core_time()
-        host.passes(busy_s=0.01, stolen_s=1)  # ticks are coarse
-        assert before.with_stolen(0.5) == pytest.approx(1.5)
-
-    def test_nor_less_than_nothing(self, host):
+    @pytest.mark.parametrize(
+        ("busy_s", "stolen_s", "cpu_s", "expected_s"),
+        [
+            (2, 3, 2.0, 5.0),  # all is stolen from who ran alone
+            (2, 3, 0.5, 0.5 + 0.75),  # and a part of it from who did a part of the work
+            (2, 3, 0.0, 0.0),
+            (0.01, 1, 0.5, 1.5),  # never more than was stolen: ticks are coarse
+            (0, -1, 0.5, 0.5),  # nor less than nothing: a machine that moved to another host
+        ],
+    )
+    def test_what_was_stolen_is_shared_by_the_work_done(self, host, busy_s, stolen_s, cpu_s, expected_s):
         host.passes(busy_s=5, stolen_s=5)
         before = core_time()
-        host.passes(stolen_s=-1)  # a machine that moved to another host
-        assert before.with_stolen(0.5) == 0.5
+        host.passes(busy_s=busy_s, stolen_s=stolen_s)
+        assert before.with_stolen(cpu_s) == pytest.approx(expected_s)
 
 
 @pytest.mark.alone
 class TestWaiting:
-    def test_a_stolen_batch_was_not_waited_for(self, host):
-        assert making_in_one_process(_loader(host), limit_s=2, n_batches=5).waiting < 0.2
-
-    def test_one_that_was_not_stolen_was(self, host):
-        assert making_in_one_process(_loader(host, takes=False), limit_s=2, n_batches=5).waiting > 0.8
-
-    def test_nor_one_that_was_stolen_from_others(self, host):
-        assert making_in_one_process(_loader(host, others_s=1.0), limit_s=2, n_batches=5).waiting > 0.8
+    @pytest.mark.parametrize(
+        ("options", "above", "below"), [({}, -1, 0.2), ({"takes": False}, 0.8, 2), ({"others_s": 1.0}, 0.8, 2)],
+        ids=["stolen", "not stolen", "stolen from others"],
+    )  # fmt: skip
+    def test_a_stolen_batch_was_not_waited_for(self, host, options, above, below):
+        found = making_in_one_process(DataLoader(Batches(host, **options)), limit_s=2, n_batches=5)
+        assert above < found.waiting < below
 
     @pytest.mark.parametrize(("takes", "cause"), [(True, "prepare"), (False, "fetch")])
     def test_of_any_loader(self, host, takes, cause):
         batches = Batches(host, takes=takes)
-        found = diagnose(_Any(batches), lambda batch: time.sleep(0.001), batches=4, rounds=1)
+        found = diagnose(batches, lambda batch: time.sleep(0.001), batches=4, rounds=1)
         assert found.shares[cause] > 0.6
 
 
@@ -116,15 +111,3 @@ def _counted():
     """/proc/stat, by proc(5)."""
     user, nice, system, _, _, irq, softirq, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
     return CoreTime((user + nice + system + irq + softirq) * _TICK_S, steal * _TICK_S)
-
-
-def _loader(host, **options):
-    return DataLoader(Batches(host, **options))
-
-
-class _Any:
-    def __init__(self, batches):
-        self.batches = batches
-
-    def __iter__(self):
-        return (self.batches[index] for index in range(40))
