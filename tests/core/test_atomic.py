@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -27,15 +28,14 @@ def test_nothing_is_left_of_a_file_that_failed(tmp_path):
     target = tmp_path / "a.bin"
     target.write_bytes(b"before")
 
-    def failing() -> None:
-        with atomic_path(target) as partial_path:
-            partial_path.write_bytes(b"half")
-            assert (target.read_bytes(), partial_path.parent) == (b"before", tmp_path)
-            assert re.fullmatch(rf"\.{os.getpid()}-[0-9a-f]{{8}}\.partial", partial_path.name)
-            raise ZeroDivisionError
+    def fail_midway(partial: Path) -> None:
+        partial.write_bytes(b"half")
+        assert (target.read_bytes(), partial.parent) == (b"before", tmp_path)
+        assert re.fullmatch(rf"\.{os.getpid()}-[0-9a-f]{{8}}\.partial", partial.name)
+        raise ZeroDivisionError
 
-    with pytest.raises(ZeroDivisionError):
-        failing()
+    with pytest.raises(ZeroDivisionError), atomic_path(target) as partial:
+        fail_midway(partial)
     assert target.read_bytes() == b"before"
     assert list(tmp_path.iterdir()) == [target]
 
@@ -97,22 +97,19 @@ except OSError as error:
 @pytest.mark.parametrize(
     ("number", "about", "named"),
     [
-        (errno.ENOSPC, None, "ours"),
-        (errno.EIO, "partial", "ours"),
+        (errno.ENOSPC, None, "a.bin"),
+        (errno.EIO, "partial", "a.bin"),
         (errno.EIO, "other", "other"),
         (errno.EIO, None, None),
     ],
 )
-def test_an_error_of_the_file_that_is_written_names_the_one_that_was_wanted(tmp_path, number, about, named):
-    target = tmp_path / "ours"
-
-    def failing() -> None:
-        with atomic_path(target) as partial:
-            raise OSError(number, "why", {"partial": str(partial), "other": "other"}.get(about))
-
-    with pytest.raises(OSError, match="why") as caught:
-        failing()
-    assert (caught.value.errno, caught.value.filename) == (number, str(target) if named == "ours" else named)
+def test_an_error_of_the_file_that_is_written_names_the_one_that_was_wanted(
+    tmp_path, monkeypatch, number, about, named
+):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(OSError, match="why") as caught, atomic_path(Path("a.bin")) as partial:
+        raise OSError(number, "why", str(partial) if about == "partial" else about)
+    assert (caught.value.errno, caught.value.filename) == (number, named)
 
 
 def test_leftovers_are_removed_and_nothing_else(tmp_path):

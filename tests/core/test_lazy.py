@@ -1,12 +1,13 @@
 """Values made once in each process, whatever forks and threads do."""
 
 import copy
+import multiprocessing
 import os
 import pickle
 import random
 import threading
-import time
-from functools import partial
+from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import Mock
 
 import pytest
 
@@ -18,13 +19,7 @@ def pid_and_noise() -> tuple[int, float]:
     return os.getpid(), random.SystemRandom().random()
 
 
-def slowly(pause: threading.Event, made: list) -> float:
-    pause.wait(10)
-    made.append(random.SystemRandom().random())
-    return made[-1]
-
-
-def in_child(function, start_method: str = "fork"):
+def in_child(function, start_method: str):
     (result,) = in_children(start_method, function, ())
     return result
 
@@ -52,16 +47,12 @@ def test_a_value_that_forks_keep():
 @pytest.mark.parametrize("kind", [Lazy, PerProcess])
 def test_threads_share_one_value(kind):
     pause, made = threading.Event(), []
-    value = kind(partial(slowly, pause, made))
-    got: list[float] = []
-    threads = [threading.Thread(target=lambda: got.append(value())) for _ in range(20)]
-    for thread in threads:
-        thread.start()
-    pause.set()
-    for thread in threads:
-        thread.join()
-    assert got == made * 20
+    value = kind(lambda: pause.wait(10) and (made.append(object()) or made[-1]))
+    with ThreadPoolExecutor(20) as threads:
+        got = [threads.submit(value) for _ in range(20)]
+        pause.set()
     assert len(made) == 1
+    assert {future.result() for future in got} == set(made)
 
 
 @pytest.mark.parametrize(("kind", "owner"), [(Lazy, None), (PerProcess, None), (PerProcess, -1)])
@@ -80,38 +71,19 @@ def test_a_fork_while_another_thread_makes_the_value(kind, owner):
     thread = threading.Thread(target=value)
     thread.start()
     entered.wait(10)
-    child = os.fork()
-    if not child:
-        os._exit(0 if value() == os.getpid() else 1)
-    assert status_within(child, 20) == 0
+    child = multiprocessing.get_context("fork").Process(target=lambda: os._exit(value() != os.getpid()))
+    child.start()
+    child.join(20)
+    child.kill()
+    child.join()
+    assert child.exitcode == 0
     release.set()
     thread.join()
     assert value() == parent
 
 
-def status_within(child: int, seconds: float) -> int | None:
-    """The exit status, or None for a child that had to be killed."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.01)
-    os.kill(child, 9)
-    os.waitpid(child, 0)
-    return None
-
-
 def test_a_failure_is_not_kept():
-    answers = iter([OSError("not yet"), 5])
-
-    def make() -> int:
-        answer = next(answers)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    value = PerProcess(make)
+    value = PerProcess(Mock(side_effect=[OSError("not yet"), 5]))
     with pytest.raises(OSError, match="not yet"):
         value()
     assert value() == value() == 5

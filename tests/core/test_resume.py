@@ -5,17 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from labkit.core.resume import (
-    REMEDY,
-    check_count,
-    check_same_job,
-    claim_folder,
-    damage_named,
-    foreign_names,
-    holds_record,
-    read_record,
-    write_record,
-)  # fmt: skip
+from labkit.core import resume
+from labkit.core.resume import claim_folder, holds_record, read_record, write_record
 
 RECORD = {"seed": 0, "kind": "day"}
 
@@ -60,7 +51,7 @@ def assert_refused(folder: Path, said: str, **options) -> None:
     with pytest.raises(ValueError, match=said) as failure:
         claim(folder, **options)
     assert str(folder) in str(failure.value)
-    assert str(failure.value).endswith(REMEDY)
+    assert str(failure.value).endswith(resume.REMEDY)
     assert {path: path.read_bytes() for path in folder.rglob("*")} == before
 
 
@@ -97,31 +88,30 @@ def test_records_are_compared_whole(tmp_path):
     assert read_record(path) is None
     assert not holds_record(path, RECORD)
     write_record(path, RECORD)
-    assert holds_record(path, RECORD)
-    assert not holds_record(path, {"seed": 0})
+    assert [holds_record(path, record) for record in (RECORD, {"seed": 0})] == [True, False]
 
 
 def test_callers_choose_error_and_remedy(tmp_path):
     with pytest.raises(FileExistsError, match=r"p holds other pixels \(side 1, not 2\): run away$"):
-        check_same_job(Path("p"), {"side": 1}, {"side": 2}, what="pixels", remedy="run away", error=FileExistsError)
+        resume.check_same_job(
+            Path("p"), {"side": 1}, {"side": 2}, what="pixels", remedy="run away", error=FileExistsError
+        )
 
 
 def test_more_items_than_asked_for(tmp_path):
-    check_count(tmp_path, 3, 3, what="photos")
+    resume.check_count(tmp_path, 3, 3, what="photos")
     with pytest.raises(ValueError, match="holds 4 photos, more than 3: choose another folder"):
-        check_count(tmp_path, 4, 3, what="photos")
+        resume.check_count(tmp_path, 4, 3, what="photos")
 
 
 def test_foreign_names(tmp_path):
-    assert foreign_names(tmp_path / "none", lambda name: False) == []
+    assert resume.foreign_names(tmp_path / "none", lambda name: False) == []
     for name in ("c", "b", "own", ".x.partial"):
         (tmp_path / name).touch()
-    assert foreign_names(tmp_path, lambda name: name == "own") == ["b", "c"]
+    assert resume.foreign_names(tmp_path, lambda name: name == "own") == ["b", "c"]
 
 
 def test_damage_names_the_file():
-    with (
-        pytest.raises(ValueError, match=r"^x is damaged, or not labkit's \(KeyError: 'rows'\): "),
-        damage_named(Path("x")),
-    ):
+    said = r"^x is damaged, or not labkit's \(KeyError: 'rows'\): "
+    with pytest.raises(ValueError, match=said), resume.damage_named(Path("x")):
         {}["rows"]
