@@ -11,9 +11,14 @@ from tests.tars import Member, make_tar, member
 
 
 def image_bytes(size: tuple[int, int] = (16, 12), kind: str = "PNG", **options) -> bytes:
-    """An image of one colour; the options are Pillow's for this kind of file."""
+    """An image of one colour."""
+    return encode(Image.new("RGB", size, (200, 10, 10)), kind, **options)
+
+
+def encode(image: Image.Image, kind: str, **options) -> bytes:
+    """What Pillow writes into a file of this kind."""
     buffer = io.BytesIO()
-    Image.new("RGB", size, (200, 10, 10)).save(buffer, kind, **options)
+    image.save(buffer, kind, **options)
     return buffer.getvalue()
 
 

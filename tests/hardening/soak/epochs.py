@@ -1,7 +1,6 @@
 """Soak loaders, each in its own process: run many epochs, check their order and content, measure memory and files."""
 
 import json
-import subprocess
 import sys
 import zlib
 from collections import deque
@@ -14,6 +13,7 @@ import numpy as np
 import pandas as pd
 from PIL import Image
 
+from tests.hardening.soak.load import run_apart
 from tests.hardening.soak.pictures import COUNT, Oracle
 from tests.hardening.soak.places import served_places
 from tests.hardening.soak.slope import slopes_of
@@ -29,25 +29,19 @@ def soak_loaders(folder: Path, n_epochs: int, names: list[str]) -> Iterator[dict
     sums: dict[str, pd.Series] = {}  # of the first subject of each order
     with served_places(folder) as places:
         for name in names:
-            about = {"name": name, "root": str(places.root), "url": places.url, "s3": places.s3, "epochs": n_epochs}
-            command = [sys.executable, "-m", "tests.hardening.soak.epochs", json.dumps(about)]
-            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-            epochs = pd.DataFrame([json.loads(line) for line in done.stdout.splitlines()])
+            given = [name, str(places.root), places.url, places.s3, n_epochs]
+            epochs = pd.DataFrame(run_apart("tests.hardening.soak.epochs", json.dumps(given)))
             subject = SUBJECTS[name]
             expected = sums.setdefault(subject.order_of or name, epochs["crc32"])
-            yield {
-                "loader": name,
-                **summarize_epochs(epochs),
-                "order": _judge_order(epochs["crc32"], subject, expected),
-            }
+            order = _judge_order(epochs["crc32"], subject, expected)
+            yield {"loader": name, **summarize_epochs(epochs), "order": order}
 
 
 def summarize_epochs(epochs: pd.DataFrame) -> dict[str, Any]:
     """Summarize a soak: the slopes of memory in kB per epoch, and what must be equal in each epoch."""
     pss, written = slopes_of(epochs)
-    counts = {name: epochs[name] for name in ("threads", "shm_files")}
-    counts = {"fds": epochs["fds_main"] + epochs["fds_children"], **counts}
-    ranges = {name: sorted({values[_FILLED:].min(), values[_FILLED:].max()}) for name, values in counts.items()}
+    counts = epochs.assign(fds=epochs["fds_main"] + epochs["fds_children"])[["fds", "threads", "shm_files"]][_FILLED:]
+    ranges = {name: sorted({values.min(), values.max()}) for name, values in counts.items()}
     return {
         "epochs": len(epochs), "pss": str(pss), "written": str(written),
         **{name: " to ".join(map(str, ends)) for name, ends in ranges.items()}, "right": epochs["is_right"].all(),
@@ -135,7 +129,6 @@ def _check_depth(batches: Iterator[dict[str, Any]], root: Path) -> tuple[int, bo
 
 
 if __name__ == "__main__":
-    given = json.loads(sys.argv[1])
-    found = Places(Path(given["root"]), given["url"], given["s3"])
-    for row in soak(given["name"], found, given["epochs"]):
+    name, root, url, s3, n_epochs = json.loads(sys.argv[1])
+    for row in soak(name, Places(Path(root), url, s3), n_epochs):
         print(json.dumps(row), flush=True)

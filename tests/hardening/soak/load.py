@@ -29,27 +29,25 @@ def measured(work: Callable[[], Any]) -> tuple[Any, dict[str, float]]:
         return result, {**costs, "kept_mem_mb": tree_memory()["pss_mb"].sum() - before}
 
 
-def run_cases(work: ModuleType, folder: Path, count: int) -> Iterator[dict[str, Any]]:
-    """Run a module's cases over `count` items made in `folder`; yields rows of the table.
+def run_apart(module: str, *arguments: Any) -> list[dict[str, Any]]:
+    """Run a module in its own process; returns the JSON lines that it prints.
 
-    Each runs in its own process: memory that an earlier one left must neither count nor be used again.
+    Memory that an earlier case or loader left must neither count nor be used again.
     """
+    command = [sys.executable, "-m", module, *map(str, arguments)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def run_cases(work: ModuleType, folder: Path, count: int) -> Iterator[dict[str, Any]]:
+    """Run a module's cases over `count` items made in `folder`; yields rows of the table."""
     work.make(folder, count)
     for case in work.CASES:
-        command = [sys.executable, "-m", work.__name__, case, str(folder), str(count)]
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-        yield json.loads(done.stdout)
+        yield from run_apart(work.__name__, case, folder, count)
 
 
 def run_case(cases: dict[str, Callable[[Path, int], dict[str, Any]]], arguments: list[str]) -> None:
     """Run a case in this process and print its row."""
     case, folder, count = arguments
-    row = {
-        "what": case,
-        "count": int(count),
-        "seconds": None,
-        "peak_mem_mb": None,
-        "kept_mem_mb": None,
-        "file_mb": None,
-    }
-    print(json.dumps(row | cases[case](Path(folder), int(count))))
+    unknown = dict.fromkeys(("seconds", "peak_mem_mb", "kept_mem_mb", "file_mb"))
+    print(json.dumps({"what": case, "count": int(count), **unknown, **cases[case](Path(folder), int(count))}))

@@ -4,7 +4,8 @@ import os
 import pickle
 import sys
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from labkit.data.stores.base import FolderStore
 from labkit.data.tar.index import SUFFIX
 from labkit.data.tar.store import TarStore
 from tests.hardening.soak.load import measured, run_case
+from tests.tars import member
 
 _FOLDERS = 10
 _LINKS = 50_000  # to one file: ext4 allows 65,000
@@ -27,9 +29,14 @@ def name_of(number: int) -> str:
     return f"{number % _FOLDERS:02d}/{number:07d}.jpg"
 
 
-def stated_size(number: int) -> tuple[int, int]:
-    """What the cache of an image states: not its own size, so that it is known where a size comes from."""
+def stated_size(number: Any) -> tuple[Any, Any]:
+    """Width and height that the cache of an image states: others than its own, to tell where a size comes from."""
     return 1024 + number % 997, 1024 + number % 991
+
+
+def own_size(number: Any) -> tuple[Any, Any]:
+    """Width and height of an image."""
+    return 8 + number // _LINKS, 16 + number // _LINKS
 
 
 def make_folder(root: Path, count: int) -> Path:
@@ -39,7 +46,7 @@ def make_folder(root: Path, count: int) -> Path:
     for number in range(count):
         origin = root.parent / f"origin-{number // _LINKS}.jpg"
         if number % _LINKS == 0:
-            Image.new("RGB", _own_size(number)).save(origin)
+            Image.new("RGB", own_size(number)).save(origin)
             origin.with_suffix(".npz").touch()
         path = f"{root}/{name_of(number)}"
         width, height = stated_size(number)
@@ -52,19 +59,10 @@ def make_tar(path: Path, count: int) -> Path:
     """`count` members in an order that is not theirs by name; each holds its own number."""
     with open(path, "wb") as file:
         for number in np.random.default_rng(0).permutation(count).tolist():
-            info, data = tarfile.TarInfo(name_of(number)), str(number).encode()
-            info.size = len(data)
+            info, data = member(name_of(number), str(number).encode())
             file.write(info.tobuf(tarfile.USTAR_FORMAT) + data.ljust(tarfile.BLOCKSIZE, b"\0"))
         file.write(bytes(tarfile.RECORDSIZE))
     return path
-
-
-def _own_size(number: int) -> tuple[int, int]:
-    return 8 + number // _LINKS, 16 + number // _LINKS
-
-
-def _numbers(paths: Any) -> np.ndarray:
-    return np.array([int(path[-11:-4]) for path in paths])
 
 
 def _sorted_names(root: Path) -> list[str]:
@@ -74,22 +72,12 @@ def _sorted_names(root: Path) -> list[str]:
     return sorted(f"{folder}/{name}" for folder, name in entries if name.endswith(".jpg"))
 
 
-def _has_sizes(frame: Any, root: Path, sizes: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]) -> bool:
-    width, height = sizes(_numbers(frame["path"]))
-    same = (frame["width"] == width).all() and (frame["height"] == height).all()
-    return bool(same and frame["path"].tolist() == _sorted_names(root))
-
-
-def cache_names(root: Path, count: int) -> dict[str, Any]:
-    frame, costs = measured(lambda: collect_sizes(root / "folder", progress=False))
-    right = _has_sizes(frame, root / "folder", lambda n: (1024 + n % 997, 1024 + n % 991))
-    return {**costs, "is_right": right and len(frame) == count and (frame["source"] == "cache").all().item()}
-
-
-def headers(root: Path, count: int) -> dict[str, Any]:
-    frame, costs = measured(lambda: collect_sizes(root / "folder", caches=False, progress=False))
-    right = _has_sizes(frame, root / "folder", lambda n: (8 + n // _LINKS, 16 + n // _LINKS))
-    return {**costs, "is_right": right and len(frame) == count and (frame["source"] == "header").all().item()}
+def _collect(root: Path, count: int, source: str, size_of: Callable, **options: Any) -> dict[str, Any]:
+    frame, costs = measured(lambda: collect_sizes(root / "folder", progress=False, **options))
+    width, height = size_of(frame["path"].str[-11:-4].astype(int))
+    right = (frame["width"] == width) & (frame["height"] == height) & (frame["source"] == source)
+    named = len(frame) == count and frame["path"].tolist() == _sorted_names(root / "folder")
+    return {**costs, "is_right": bool(right.all() and named)}
 
 
 def folder_keys(root: Path, count: int) -> dict[str, Any]:
@@ -111,22 +99,17 @@ def tar_index_built(root: Path, count: int) -> dict[str, Any]:
     Path(f"{path}{SUFFIX}").unlink(missing_ok=True)
     store = TarStore(path)
     keys, costs = measured(store.keys)
-    names, offsets, sizes = _by_tarfile(path)
-    order = np.argsort(names)
-    right = list(keys) == [names[row] for row in order] and len(keys) == count
-    right = right and (store.offsets() == offsets[order]).all() and (store.sizes() == sizes[order]).all()
+    names, offsets, sizes = zip(*sorted(_iter_by_tarfile(path)), strict=True)
+    right = list(keys) == list(names) and len(keys) == count
+    right = right and (store.offsets() == offsets).all() and (store.sizes() == sizes).all()
     return {**costs, "file_mb": os.path.getsize(f"{path}{SUFFIX}") / 1e6, "is_right": bool(right)}
 
 
-def _by_tarfile(path: Path) -> tuple[list[str], np.ndarray, np.ndarray]:
-    names, offsets, sizes = [], [], []
+def _iter_by_tarfile(path: Path) -> Iterator[tuple[str, int, int]]:
     with tarfile.open(path) as tar:
         while info := tar.next():
-            names.append(info.name)
-            offsets.append(info.offset_data)
-            sizes.append(info.size)
+            yield info.name, info.offset_data, info.size
             tar.members.clear()
-    return names, np.array(offsets), np.array(sizes)
 
 
 def tar_index_loaded(root: Path, count: int) -> dict[str, Any]:
@@ -150,8 +133,8 @@ def tar_dataset(root: Path, count: int) -> dict[str, Any]:
 
 
 CASES = {
-    "collect_sizes, names of caches": cache_names,
-    "collect_sizes, headers": headers,
+    "collect_sizes, names of caches": partial(_collect, source="cache", size_of=stated_size),
+    "collect_sizes, headers": partial(_collect, source="header", size_of=own_size, caches=False),
     "FolderStore.keys": folder_keys,
     "ImageDataset of a folder, pickled": folder_pickled,
     "tar index, built": tar_index_built,

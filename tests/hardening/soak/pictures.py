@@ -3,13 +3,14 @@
 Each has a colour of its own, which no crop or mirror image changes, and a faint pattern, which they do.
 """
 
-import io
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
+
+from tests.hardening.inputs import encode
 
 COUNT, CLASSES, WIDTH, HEIGHT = 128, 4, 32, 24
 _LEVELS, _STEP, _DARKEST = 6, 36, 36  # of each colour channel
@@ -31,9 +32,8 @@ def pixels_of(number: int) -> np.ndarray:
     """uint8 (HEIGHT, WIDTH, 3)."""
     turns = np.random.default_rng(number).uniform(0, 2 * np.pi, 4)
     rows, columns = np.arange(HEIGHT)[:, None] / 1.3, np.arange(WIDTH) / 1.7
-    pattern = np.sin(rows + turns[0]) * np.cos(columns + turns[1]) + np.sin(rows + turns[2]) * np.sin(
-        columns + turns[3]
-    )
+    pattern = np.sin(rows + turns[0]) * np.cos(columns + turns[1])
+    pattern += np.sin(rows + turns[2]) * np.sin(columns + turns[3])
     return np.rint(color_of(number) + _PATTERN / 2 * pattern[..., None]).astype(np.uint8)
 
 
@@ -46,10 +46,8 @@ def write_photos(root: Path, count: int = COUNT) -> Path:
 
 
 def encoded(pixels: np.ndarray, image_format: str = "JPEG") -> bytes:
-    buffer = io.BytesIO()
     options = {"quality": 95, "subsampling": 0} if image_format == "JPEG" else {}
-    Image.fromarray(pixels).save(buffer, image_format, **options)
-    return buffer.getvalue()
+    return encode(Image.fromarray(pixels), image_format, **options)
 
 
 @dataclass(frozen=True)
@@ -65,9 +63,8 @@ class Oracle:
     @cached_property
     def images(self) -> np.ndarray:
         """int16 (N, 3, H, W)."""
-        return np.stack([np.asarray(Image.open(self.root / key)).transpose(2, 0, 1) for key in self.keys]).astype(
-            np.int16
-        )
+        images = np.stack([np.asarray(Image.open(self.root / key)) for key in self.keys])
+        return images.transpose(0, 3, 1, 2).astype(np.int16)
 
     @cached_property
     def labels(self) -> np.ndarray:

@@ -41,10 +41,9 @@ def made_places(root: Path) -> Places:
 def _write_broken(places: Places) -> None:
     """The photos, and among them some that no decoder reads."""
     folder = shutil.copytree(places.photos, places.root / "with-broken")
+    broken = (folder / key_of(0)).read_bytes()[:200]
     for number in range(_N_BROKEN):
-        (folder / f"class{number % CLASSES}" / f"broken-{number}.jpg").write_bytes(
-            (folder / key_of(0)).read_bytes()[:200]
-        )
+        (folder / f"class{number % CLASSES}" / f"broken-{number}.jpg").write_bytes(broken)
 
 
 def _write_depth(root: Path) -> None:

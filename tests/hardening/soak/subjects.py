@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,23 +64,24 @@ class Leak:
         return _FLIP(image)
 
 
+def _loader(dataset: Any, start_method: str | None, num_workers: int = WORKERS, **options: Any) -> lk.Loader:
+    config = lk.LoaderConfig(BATCH, num_workers, start_method=start_method, oversubscribe=True, **options)
+    return lk.make_loader(dataset, config, shuffle=True)
+
+
 def _over(
     store: Callable[[Places], Any],
     start_method: str | None = None,
     *,
-    num_workers: int = WORKERS,
-    persistent_workers: bool = True,
+    transform: Any = _FLIP,
+    on_error: str = "raise",
     **options: Any,
 ) -> Callable[[Places], lk.Loader]:
-    """`make_loader` over a store."""
-    config = lk.LoaderConfig(
-        BATCH, num_workers, persistent_workers=persistent_workers and bool(num_workers), start_method=start_method,
-        oversubscribe=True,
-    )  # fmt: skip
+    """`make_loader` over an ImageDataset; the options are those of a LoaderConfig."""
 
     def make(places: Places) -> lk.Loader:
-        dataset = lk.ImageDataset(store(places), **{"transform": _FLIP, **options})
-        return lk.make_loader(dataset, config, shuffle=True)
+        dataset = lk.ImageDataset(store(places), transform=transform, on_error=on_error)
+        return _loader(dataset, start_method, **options)
 
     return make
 
@@ -92,44 +94,36 @@ def _with_broken(places: Places) -> Any:
     return lk.FolderStore(places.root / "with-broken")
 
 
-def _pixel_dataset(places: Places) -> Any:
-    config = lk.LoaderConfig(BATCH, WORKERS, start_method="fork", oversubscribe=True)
-    return lk.make_loader(lk.PixelStore(places.pixels, transform=_FLIP), config, shuffle=True)
+def _pixel_dataset(places: Places) -> lk.Loader:
+    return _loader(lk.PixelStore(places.pixels, transform=_FLIP), "fork")
 
 
 def _crops(source: Callable[[Places], Any], num_threads: int = WORKERS) -> Callable[[Places], lk.BatchLoader]:
     return lambda places: lk.BatchLoader(source(places), size=CROP, batch_size=BATCH, num_threads=num_threads)
 
 
-def _shards(start_method: str) -> Callable[[Places], DataLoader]:
-    def make(places: Places) -> DataLoader:
-        loader = DataLoader(
-            lk.read_shards(places.shards, transform=_FLIP, shuffle=32), BATCH, num_workers=WORKERS,
-            persistent_workers=True, multiprocessing_context=start_method, generator=torch.Generator().manual_seed(0),
-        )  # fmt: skip
-        loader.set_epoch = loader.dataset.set_epoch
-        return loader
-
-    return make
+def _shards(places: Places, start_method: str) -> DataLoader:
+    loader = DataLoader(
+        lk.read_shards(places.shards, transform=_FLIP, shuffle=32), BATCH, num_workers=WORKERS,
+        persistent_workers=True, multiprocessing_context=start_method, generator=torch.Generator().manual_seed(0),
+    )  # fmt: skip
+    loader.set_epoch = loader.dataset.set_epoch
+    return loader
 
 
-def _depth(start_method: str) -> Callable[[Places], lk.Loader]:
-    def make(places: Places) -> lk.Loader:
-        preset = replace(PRESETS["hypersim"], train_size=(HEIGHT, WIDTH))
-        pairs = lk.DepthPairs(lk.FolderStore(places.depth), places.depth / "list.txt", preset=preset, fast=True)
-        config = lk.LoaderConfig(BATCH, WORKERS, start_method=start_method, oversubscribe=True)
-        return lk.make_loader(pairs, config, shuffle=True)
-
-    return make
+def _depth(places: Places, start_method: str) -> lk.Loader:
+    preset = replace(PRESETS["hypersim"], train_size=(HEIGHT, WIDTH))
+    pairs = lk.DepthPairs(lk.FolderStore(places.depth), places.depth / "list.txt", preset=preset, fast=True)
+    return _loader(pairs, start_method)
 
 
 class Mixed:
     """MixUp, and on its result's neighbour CutMix, over the batches of another loader: `(kind, given, result)`."""
 
     def __init__(self, loader: lk.Loader):
-        self._loader, self.set_epoch, self._epoch = loader, self._set_epoch, 0
+        self._loader, self._epoch = loader, 0
 
-    def _set_epoch(self, epoch: int) -> None:
+    def set_epoch(self, epoch: int) -> None:
         self._loader.set_epoch(epoch)
         self._epoch = epoch
 
@@ -168,10 +162,10 @@ SUBJECTS = {
     "BatchLoader, folder, 1 thread": Subject(_crops(_folder, 1), shows="crops", order_of="BatchLoader"),
     "BatchLoader, HTTP": Subject(_crops(lambda p: lk.HttpStore(p.url)), shows="crops", order_of="BatchLoader"),
     "BatchLoader, pixels": Subject(_crops(lambda p: lk.PixelStore(p.pixels)), shows="crops", order_of="BatchLoader"),
-    "read_shards, fork": Subject(_shards("fork"), order_of="read_shards"),
-    "read_shards, forkserver": Subject(_shards("forkserver"), order_of="read_shards"),
-    "DepthPairs, fork": Subject(_depth("fork"), shows="depth", order_of="DepthPairs"),
-    "DepthPairs, spawn": Subject(_depth("spawn"), shows="depth", order_of="DepthPairs"),
+    "read_shards, fork": Subject(partial(_shards, start_method="fork"), order_of="read_shards"),
+    "read_shards, forkserver": Subject(partial(_shards, start_method="forkserver"), order_of="read_shards"),
+    "DepthPairs, fork": Subject(partial(_depth, start_method="fork"), shows="depth", order_of="DepthPairs"),
+    "DepthPairs, spawn": Subject(partial(_depth, start_method="spawn"), shows="depth", order_of="DepthPairs"),
     "planted leak": Subject(_over(_folder, "fork", transform=Leak(160))),
 }
 PLANTED = "planted leak"  # 128 images x (160 bytes, 33 of the object around them, 8 in the list): 26 kB an epoch
