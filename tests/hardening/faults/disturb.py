@@ -43,9 +43,9 @@ class Disturbance:
 def launch(place: Place, command: Command, setting: Setting, warm: bool, one_worker: bool = False) -> Child:
     """Start a command. one_worker: without worker processes, which changes nothing but its time."""
     fill = {"src": "src", "out": "out", "server": f"http://127.0.0.1:{place.port}/"}
-    arguments = [argument.format(**fill) for argument in command.arguments]
+    arguments = command.arguments.format(**fill).split()
     if one_worker and command.local:
-        arguments[max(number for number, argument in enumerate(arguments) if argument == "2")] = "1"
+        arguments[-1 - arguments[::-1].index("2")] = "1"
     if command.prepare is None:
         return start(command.main, arguments, setting, warm=warm)
     prepared = str(Path(__file__).with_name("prepared.py"))
@@ -207,7 +207,6 @@ def _judge_end(
     code: int | None, disturbance: Disturbance, err: str, happened: bool, command: Command, fault: str
 ) -> Verdict:
     """Judge exit status and error message of a disturbed run."""
-    name = "labkit" if command.main.endswith("__main__.py") else Path(command.main).stem
     moment, number = disturbance.moment, disturbance.signal
     if code is None:
         return Verdict(moment, judge.NO_END, err[-300:], [f"hangs: {err[-300:]}"])
@@ -216,7 +215,7 @@ def _judge_end(
     if number:
         return Verdict(moment, judge.STOPPED, err.strip(), _judge_interruption(code, number, err))
     names = ("out/", "src/", "http://", ".jpg", ".tar", ".png")
-    return Verdict(moment, judge.CLEAR, err.strip(), judge.judge_message(err, names, name))
+    return Verdict(moment, judge.CLEAR, err.strip(), judge.judge_message(err, names, command.program))
 
 
 def _judge_interruption(code: int, number: int, err: str) -> list[str]:

@@ -5,7 +5,6 @@ right data, or with an error that labkit documents and whose message names the f
 """
 
 import hashlib
-import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -17,8 +16,10 @@ import labkit as lk
 from labkit.data.tar import TarError
 from tests.hardening.faults.judge import CLEAR, RIGHT
 from tests.hardening.faults.startup.sitecustomize import harm
+from tests.hardening.faults.trial import Place
 
 Items = Iterator[tuple[str, str]]  # key, digest
+Result = dict[str, Any]  # outcome, message, violations
 
 
 @dataclass(frozen=True)
@@ -34,10 +35,6 @@ class Reading:
     read: Callable[[str], Items]
     source: str
     harmed: str = ""
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        return (self.source,)
 
 
 def digest(data: Any) -> str:
@@ -93,36 +90,30 @@ def describe(error: Exception) -> str:
     return f"{type(error).__name__}: {error}" + "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
 
 
-def judge_reading(read: Callable[[], list], expected: list, names: tuple[str, ...]) -> dict[str, Any]:
+def judge_reading(read: Callable[[], list], expected: list, names: tuple[str, ...]) -> Result:
     """Read, and return outcome, message and violations."""
     try:
         found = read()
     except Exception as error:
         message, violations = describe(error), []
         if not isinstance(error, _DOCUMENTED):
-            violations.append(f"no documented error: {message[:300]}")
+            violations = [f"no documented error: {message[:300]}"]
         elif not any(name in message for name in names):
-            violations.append(f"names no file: {message[:200]}")
+            violations = [f"names no file: {message[:200]}"]
         return {"outcome": CLEAR, "message": message, "violations": violations}
     violations = [] if found == expected else ["wrong data, and no error"]
     return {"outcome": RIGHT, "message": "", "violations": violations}
 
 
-def print_result(result: dict[str, Any]) -> None:
-    """Hand the result to the harness: the last line of stdout."""
-    print("\n" + json.dumps(result), flush=True)
-
-
-def drill_reading(reading: Reading, how: str, at: int, work: Path) -> None:
+def drill_reading(reading: Reading, how: str, at: int, place: Place) -> Result:
     """Read until item `at`, harm the source, read on; put it right and read again."""
-    src = str(work / "src")
+    src, saved = str(place.work / "src"), place.root / "saved"
     expected = list(reading.read(src))
     at %= len(expected)
     victim = Path(src, reading.harmed or reading.source)
     if victim.is_dir():
         files = sorted(victim.rglob("*.jpg"))
         victim = files[min(at + 1, len(files) - 1)]  # the next to be read
-    saved = work.parent / "saved"
 
     def read_disturbed() -> list:
         found = []
@@ -141,4 +132,4 @@ def drill_reading(reading: Reading, how: str, at: int, work: Path) -> None:
     shutil.copy2(saved, victim)
     if list(reading.read(src)) != expected:
         result["violations"].append("not right after the source was")
-    print_result(result)
+    return result

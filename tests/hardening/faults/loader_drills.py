@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 import labkit as lk
 from labkit.lab.recording import FolderRecorder
 from labkit.measure import set_recorder
-from tests.hardening.faults.drills import describe, print_result
+from tests.hardening.faults.drills import Result, describe
 from tests.hardening.faults.judge import CLEAR, RIGHT, judge_frame
+from tests.hardening.faults.trial import Place
 
 N = 24
 _LIMIT_S = 60  # for a loader to report the failure, including the start of workers on a busy machine
-_NOT_RIGHT = "not right after the fault"
 
 
 def _fail_once(mark: str, number: int) -> None:
@@ -47,8 +47,7 @@ class FailingDataset(Dataset):
         return N
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        in_worker = torch.utils.data.get_worker_info() is not None
-        if index == self.at and (in_worker or not self.number):
+        if index == self.at and (get_worker_info() or not self.number):
             _fail_once(self.mark, self.number)
         return torch.full((64,), index)
 
@@ -95,20 +94,20 @@ def _numbers(batches: Any) -> list[int]:
     return [int(row[0]) for batch in batches for row in batch]
 
 
-def _open_loader(work: Path, number: int, at: int, method: str, persistent: bool) -> tuple[Callable, Callable]:
-    loader = lk.make_loader(FailingDataset(f"{work}/mark", number, at), _config(method, persistent))
+def _open_loader(work: Path, number: int, at: int, config: lk.LoaderConfig) -> tuple[Callable, Callable]:
+    loader = lk.make_loader(FailingDataset(f"{work}/mark", number, at), config)
     return (lambda: _numbers(loader)), loader.close
 
 
-def _open_prefetcher(work: Path, number: int, at: int, method: str, persistent: bool) -> tuple[Callable, Callable]:
-    loader = lk.make_loader(FailingDataset(f"{work}/mark", number, at), _config(method, persistent))
+def _open_prefetcher(work: Path, number: int, at: int, config: lk.LoaderConfig) -> tuple[Callable, Callable]:
+    loader = lk.make_loader(FailingDataset(f"{work}/mark", number, at), config)
     return (lambda: _numbers(lk.CUDAPrefetcher(loader, "cpu"))), loader.close
 
 
-def _open_idle(work: Path, number: int, at: int, method: str, persistent: bool) -> tuple[Callable, Callable]:
+def _open_idle(work: Path, number: int, at: int, config: lk.LoaderConfig) -> tuple[Callable, Callable]:
     """The first pass kills a worker from outside when nobody waits for a batch."""
-    loader = lk.make_loader(FailingDataset("", number, -1), _config(method, True))
-    signals = [number or signal.SIGKILL]
+    loader = lk.make_loader(FailingDataset("", number, -1), config)
+    signals = [number]
 
     def read() -> list[int]:
         found = _numbers(loader)
@@ -121,10 +120,10 @@ def _open_idle(work: Path, number: int, at: int, method: str, persistent: bool) 
     return read, loader.close
 
 
-def _open_shards(work: Path, number: int, at: int, method: str, persistent: bool) -> tuple[Callable, Callable]:
+def _open_shards(work: Path, number: int, at: int, config: lk.LoaderConfig) -> tuple[Callable, Callable]:
     """torch's own DataLoader around `read_shards`."""
     dataset = lk.read_shards(f"{work}/src/shards", transform=FailingTransform(f"{work}/mark", number))
-    options = {"persistent_workers": persistent, "multiprocessing_context": method}
+    options = {"persistent_workers": config.persistent_workers, "multiprocessing_context": config.start_method}
 
     def read() -> list[int]:  # with a new loader each time: torch's is unusable after a worker's death
         loader = DataLoader(dataset, batch_size=1, num_workers=2, **options)
@@ -141,29 +140,34 @@ LOADERS = {
 }
 
 
-def drill_loader(loader: str, method: str, persistent: bool, number: int, at: int, work: Path) -> None:
+def drill_loader(loader: str, method: str, persistent: bool, number: int, at: int, place: Place) -> Result:
     """Read twice: a worker fails in the first pass, which must say so; the second must give all samples in order."""
-    read, close = LOADERS[loader](work, number, at, method, persistent)
+    read, close = LOADERS[loader](place.work, number, at, _config(method, persistent))
     word = "killed" if number == signal.SIGKILL else signal.Signals(number).name if number else "sample 7"
     errors, words = ("WorkerDied",), (word, "worker")
-    if loader == "DataLoader of shards":  # torch reports a death by what fails first: waiting, or fetching the batch
+    is_torchs = loader == "DataLoader of shards"
+    if is_torchs:  # torch reports a death by what fails first: waiting, or fetching the batch
         errors = ("RuntimeError", "ConnectionResetError", "EOFError", "FileNotFoundError")
         words += errors[1:]
-    result = _judge_failure(read, errors if number else ("OSError",), words)
-    again = read()
-    if len(again) != 12 if loader == "DataLoader of shards" else again != list(range(N)):
-        result["violations"].append(_NOT_RIGHT)
+    result = _judge_failure(
+        read, errors if number else ("OSError",), words,
+        lambda found: len(found) == 12 if is_torchs else found == list(range(N)),
+    )  # fmt: skip
     close()
-    print_result(result)
+    return result
 
 
-def _judge_failure(read: Callable, errors: tuple[str, ...], words: tuple[str, ...]) -> dict[str, Any]:
-    start = time.monotonic()
+def _judge_failure(
+    read: Callable, errors: tuple[str, ...], words: tuple[str, ...], is_right: Callable[[Any], bool]
+) -> Result:
+    """Run `read` twice: it must fail with one of these errors, whose message has one of these words; then be right."""
+    start, violations, outcome, message = time.monotonic(), [], CLEAR, ""
     try:
         read()
     except Exception as error:
         message = describe(error)
-        violations = [] if type(error).__name__ in errors else [f"not one of {errors}: {message[:300]}"]
+        if type(error).__name__ not in errors:
+            violations.append(f"not one of {errors}: {message[:300]}")
         if not any(word in message for word in words):
             violations.append(f"says none of {words}: {message[:300]}")
         if time.monotonic() - start > _LIMIT_S:
@@ -171,67 +175,68 @@ def _judge_failure(read: Callable, errors: tuple[str, ...], words: tuple[str, ..
         # torch's own loader ends its persistent workers only when it is collected.
         if "WorkerDied" in errors and (children := multiprocessing.active_children()):
             violations.append(f"{len(children)} workers left after the error")
-        return {"outcome": CLEAR, "message": message, "violations": violations}
-    return {"outcome": RIGHT, "message": "", "violations": ["a worker died without an error"]}
+    else:
+        outcome, violations = RIGHT, ["a worker died without an error"]
+    if not is_right(read()):
+        violations.append("not right after the fault")
+    return {"outcome": outcome, "message": message, "violations": violations}
 
 
-def drill_compare(number: int, at: int, work: Path) -> None:
+def drill_compare(number: int, at: int, place: Place) -> Result:
     """A worker dies in `compare`, which records no frame; the next one records a whole frame."""
     os.environ["LABKIT_SCALE"] = "ci"
-    set_recorder(FolderRecorder(f"{work}/out"))
-    dataset = FailingDataset(f"{work}/mark", number, at)
+    dataset, out = FailingDataset(f"{place.work}/mark", number, at), place.work / "out"
+    set_recorder(FolderRecorder(out))
 
     def run() -> Any:
+        assert not os.listdir(out), "a frame of a run that failed"
         variants = {name: lambda: lk.make_loader(dataset, _config("fork", False)) for name in ("one", "other")}
         return lk.compare(variants, baseline="one", rounds=2, experiment="deadly", progress=False)
 
-    result = _judge_failure(run, ("VariantError",), ("variant",))
-    if os.listdir(work / "out"):
-        result["violations"].append("a frame of a run that failed")
-    run()
-    result["violations"] += judge_frame(work / "out" / "deadly.csv", 2 * 3, "deadly")
-    print_result(result)
+    result = _judge_failure(run, ("VariantError",), ("variant",), len)
+    result["violations"] += judge_frame(out / "deadly.csv", 2 * 3, "deadly")
+    return result
 
 
-def drill_diagnose(number: int, at: int, work: Path) -> None:
+def drill_diagnose(number: int, at: int, place: Place) -> Result:
     """A worker dies in `diagnose`."""
-    loader = lk.make_loader(FailingDataset(f"{work}/mark", number, at), _config("fork", True))
+    loader = lk.make_loader(FailingDataset(f"{place.work}/mark", number, at), _config("fork", True))
     run = partial(lk.diagnose, loader, lambda batch: None, batches=2, rounds=1)
-    result = _judge_failure(run, ("WorkerDied", "OSError"), ("worker", "sample 7"))
-    if not run().shares:
-        result["violations"].append(_NOT_RIGHT)
+    result = _judge_failure(run, ("WorkerDied", "OSError"), ("worker", "sample 7"), lambda found: bool(found.shares))
     loader.close()
-    print_result(result)
+    return result
 
 
-def drill_tune(number: int, at: int, work: Path) -> None:
+def drill_tune(number: int, at: int, place: Place) -> Result:
     """A worker dies in `tune`."""
-    dataset, config = FailingDataset(f"{work}/mark", number, at), _config("fork", True)
+    dataset, config = FailingDataset(f"{place.work}/mark", number, at), _config("fork", True)
     run = partial(lk.tune, dataset, lambda batch: None, config=config, budget_s=2, progress=False)
-    result = _judge_failure(run, ("WorkerDied", "VariantError", "OSError"), ("worker", "sample 7"))
-    if run().frame.empty:
-        result["violations"].append(_NOT_RIGHT)
-    print_result(result)
+    errors = ("WorkerDied", "VariantError", "OSError")
+    return _judge_failure(run, errors, ("worker", "sample 7"), lambda found: not found.frame.empty)
 
 
 TOOLS = {"compare": drill_compare, "diagnose": drill_diagnose, "tune": drill_tune}
 
 
-def drill_threads(at: int, work: Path) -> None:
-    """A thread of a BatchLoader fails."""
-    store = lk.FolderStore(work / "src" / "photos")
-    expected = [images.clone() for images, _ in lk.BatchLoader(store, size=16, batch_size=2, num_threads=2)]
-    loader = lk.BatchLoader(FailingStore(store, at), size=16, batch_size=2, num_threads=2)
-    result = _judge_failure(partial(list, loader), ("OSError",), (".jpg",))
+def _images(loader: lk.BatchLoader) -> list[torch.Tensor]:
     loader.set_epoch(0)
-    found = [images.clone() for images, _ in loader]
-    if len(found) != len(expected) or not all(map(torch.equal, found, expected)):
-        result["violations"].append(_NOT_RIGHT)
-    del loader  # its threads end with it
+    return [images.clone() for images, _ in loader]
+
+
+def drill_threads(at: int, place: Place) -> Result:
+    """A thread of a BatchLoader fails."""
+    store, options = lk.FolderStore(place.work / "src" / "photos"), {"size": 16, "batch_size": 2, "num_threads": 2}
+    expected = _images(lk.BatchLoader(store, **options))
+    read = partial(_images, lk.BatchLoader(FailingStore(store, at), **options))
+    result = _judge_failure(
+        read, ("OSError",), (".jpg",),
+        lambda found: len(found) == len(expected) and all(map(torch.equal, found, expected)),
+    )  # fmt: skip
+    del read  # the threads of its loader end with it
     gc.collect()
     deadline = time.monotonic() + 5
     while threading.active_count() > 1 and time.monotonic() < deadline:
         time.sleep(0.01)
     if threading.active_count() > 1:
         result["violations"].append(f"{threading.active_count() - 1} threads left")
-    print_result(result)
+    return result

@@ -1,14 +1,16 @@
 """Drills that read from a misbehaving server, over HTTP and S3, with every client that labkit has."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import labkit as lk
 from labkit.data.blobs import HttpClient
 from labkit.data.shards import gopen
 from tests.hardening.faults.bad_server import BUCKET, configure
-from tests.hardening.faults.drills import Items, digest, judge_reading, print_result, read_batches, read_store
+from tests.hardening.faults.drills import Items, Result, digest, judge_reading, read_batches, read_store
 from tests.hardening.faults.judge import LATE
+from tests.hardening.faults.trial import Place
 
 
 def _options(port: int) -> dict[str, Any]:
@@ -40,23 +42,22 @@ def _give_up_soon() -> None:
     """Shorten what clients without options of their own wait, and what s3fs waits between tries."""
     HttpClient.__init__.__defaults__ = (8, 2, 0.5)
     gopen.ReadAhead.__init__.__defaults__ = (16 << 10,)  # small shards, too, take several requests
-    try:
+    with suppress(ImportError):
         import s3fs
-    except ImportError:
-        return
-    s3fs.S3FileSystem.retries = 2
+
+        s3fs.S3FileSystem.retries = 2
 
 
-def drill_server(client: str, kind: str, skip: int, times: int, port: int) -> None:
-    """Read all while the server spoils `times` answers (-1: all) after the first `skip`; then read again."""
+def drill_server(client: str, kind: str, times: int, at: int, place: Place) -> Result:
+    """Read all while the server spoils `times` answers (-1: all) after the first `at`; then read again."""
     _give_up_soon()
-    read = CLIENTS[client]
+    read, port = CLIENTS[client], place.port
     configure(port)
     expected = list(read(port))
-    configure(port, kind, skip, times)
+    configure(port, kind, at, times)
     result = judge_reading(lambda: list(read(port)), expected, (f"127.0.0.1:{port}", BUCKET, ".jpg", ".tar"))
     if not configure(port):
         result["outcome"] = LATE
     if list(read(port)) != expected:
         result["violations"].append("not right after the server was")
-    print_result(result)
+    return result

@@ -6,8 +6,7 @@ import signal
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import count as count_up, islice, product
-from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tests.hardening.faults import bad_server, drills, loader_drills, net_drills
 from tests.hardening.faults.commands import COMMANDS, Command
@@ -61,29 +60,34 @@ def _command_faults(name: str, command: Command, place: Place) -> list[str]:
     return faults + ["unreadable", *(f"source {harm}" for harm in harms)] * bool(command.sources)
 
 
+def _plan_drill(
+    drill: Callable[..., drills.Result],
+    sources: tuple[str, ...],
+    moment: str,
+    moments: range = range(12),
+    **options: Any,
+) -> Callable[[Place, random.Random], Verdict]:
+    """Return a function that draws the moment and runs the drill then."""
+
+    def run(place: Place, draw: random.Random) -> Verdict:
+        at = draw.choice(moments)
+        return run_drill(place, sources, partial(drill, at=at), moment.format(at), **options)
+
+    return run
+
+
 def _plan_readings() -> Iterator[Injection]:
-    for (name, reading), harm in product(drills.READINGS.items(), (*HARMS, "unreadable")):
-
-        def run(place: Place, draw: random.Random, reading=reading, harm=harm) -> Verdict:
-            at = draw.randrange(0, 12)
-            drill = partial(drills.drill_reading, reading, harm, at)
-            return run_drill(place, reading.sources, drill, f"item {at}", obey_permissions=True)
-
-        yield Injection(name, f"source {harm}", run)
+    for (name, reading), how in product(drills.READINGS.items(), (*HARMS, "unreadable")):
+        drill = partial(drills.drill_reading, reading, how)
+        run = _plan_drill(drill, (reading.source,), "item {}", obey_permissions=True)
+        yield Injection(name, f"source {how}", run)
 
 
 def _plan_servers() -> Iterator[Injection]:
     for client, kind, times in product(net_drills.CLIENTS, bad_server.KINDS, (1, -1)):
-
-        def run(place: Place, draw: random.Random, client=client, kind=kind, times=times) -> Verdict:
-            # No client can tell that a shorter listing page, with a matching length, is not the whole page.
-            skip = draw.randrange(5 if kind == "short" and "HTTP" in client.upper() else 0, 12)
-
-            def drill(work: Path) -> None:
-                net_drills.drill_server(client, kind, skip, times, place.port)
-
-            return run_drill(place, (), drill, f"after {skip} answers")
-
+        # No client can tell that a shorter listing page, with a matching length, is not the whole page.
+        moments = range(5 if kind == "short" and "HTTP" in client.upper() else 0, 12)
+        run = _plan_drill(partial(net_drills.drill_server, client, kind, times), (), "after {} answers", moments)
         yield Injection(client, f"server {kind}, {'once' if times == 1 else 'always'}", run)
 
 
@@ -91,14 +95,12 @@ def _plan_loaders() -> Iterator[Injection]:
     for (death, number), loader in product(_DEATHS.items(), loader_drills.LOADERS):
         if loader != "make_loader between epochs" or number:
             yield from _plan_worker_deaths(loader, death, int(number))
+    samples = range(loader_drills.N)
     for (death, number), name in product(_DEATHS.items(), loader_drills.TOOLS):
-        yield Injection(name, f"worker {death}", _run_death(partial(loader_drills.TOOLS[name], int(number))))
-
-    def run_threads(place: Place, draw: random.Random) -> Verdict:
-        at = draw.randrange(1, 13)
-        return run_drill(place, ("photos",), partial(loader_drills.drill_threads, at), f"read {at}")
-
-    yield Injection("BatchLoader of a folder", "thread OSError", run_threads)
+        drill = partial(loader_drills.TOOLS[name], int(number))
+        yield Injection(name, f"worker {death}", _plan_drill(drill, ("shards",), "sample {}", samples))
+    run = _plan_drill(loader_drills.drill_threads, ("photos",), "read {}", range(1, 13))
+    yield Injection("BatchLoader of a folder", "thread OSError", run)
 
 
 def _plan_worker_deaths(loader: str, death: str, number: int) -> Iterator[Injection]:
@@ -107,13 +109,6 @@ def _plan_worker_deaths(loader: str, death: str, number: int) -> Iterator[Inject
     others = ("pymp-", "tmp") if loader == "DataLoader of shards" else ()
     for method, persistent in product(methods, (False, True) if loader == "make_loader" else (True,)):
         drill = partial(loader_drills.drill_loader, loader, method, persistent, number)
+        run = _plan_drill(drill, ("shards",), "sample {}", range(loader_drills.N), others=others)
         case = f"{loader} {method}" + (" persistent" if persistent else "")
-        yield Injection(case, f"worker {death}", _run_death(drill, others), 1 if method == "fork" else 3)
-
-
-def _run_death(drill: Callable, others: tuple[str, ...] = ()) -> Callable[[Place, random.Random], Verdict]:
-    def run(place: Place, draw: random.Random) -> Verdict:
-        at = draw.randrange(0, loader_drills.N)
-        return run_drill(place, ("shards",), lambda work: drill(at=at, work=work), f"sample {at}", others=others)
-
-    return run
+        yield Injection(case, f"worker {death}", run, 1 if method == "fork" else 3)

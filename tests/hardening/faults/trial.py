@@ -88,7 +88,7 @@ class Place:
 def run_drill(
     place: Place,
     sources: tuple[str, ...],
-    drill: Callable[[Path], None],
+    drill: Callable[..., dict],
     moment: str,
     *,
     obey_permissions: bool = False,
@@ -97,7 +97,8 @@ def run_drill(
     """Run a drill in a fork. The drill judges what it reads; this function judges how its process ended."""
     place.make(sources)
     segments = sandbox.list_shared_memory()
-    child = start(lambda: drill(place.work), [], place.setting(obey_permissions=obey_permissions), warm=True)
+    setting = place.setting(obey_permissions=obey_permissions)
+    child = start(lambda: print("\n" + json.dumps(drill(place=place)), flush=True), [], setting, warm=True)
     code = wait_or_kill(child, 200)
     leftovers = place.find_leftovers(child, segments, others)
     out, err = child.read_output()
