@@ -35,6 +35,13 @@ class Server(ThreadingHTTPServer):
         self.root, self.lock = root, threading.Lock()
         self.kind, self.skip, self.times, self.hits = "", 0, 0, 0
 
+    def set_fault(self, kind: str = "", skip: str = "0", times: str = "-1") -> int:
+        """Set the faults to come; return how many there were since the last call."""
+        with self.lock:
+            self.kind, self.skip, self.times = kind, int(skip), int(times)
+            hits, self.hits = self.hits, 0
+            return hits
+
     def next_fault(self) -> str:
         """Return the fault of the next answer; "" for none."""
         with self.lock:
@@ -56,43 +63,32 @@ class Handler(BaseHTTPRequestHandler):
     def log_message(self, *arguments):
         pass
 
-    def do_HEAD(self):
-        self._answer()
-
     def do_GET(self):
-        parts = urlsplit(self.path)
-        if parts.path == "/:set":
-            settings = dict(parse_qsl(parts.query))
-            with self.server.lock:
-                hits, self.server.hits = self.server.hits, 0
-                self.server.kind, self.server.skip = settings.get("kind", ""), int(settings.get("skip", 0))
-                self.server.times = int(settings.get("times", -1))
-            self._write(200, str(hits).encode(), {})
-        else:
-            self._answer()
-
-    def _answer(self) -> None:
         parts = urlsplit(self.path)
         path, query = unquote(parts.path).lstrip("/"), dict(parse_qsl(parts.query))
         place = self.server.root / path.removeprefix(BUCKET + "/")
-        if path.rstrip("/") == BUCKET:
+        if parts.path == "/:set":
+            self._write(200, str(self.server.set_fault(**query)).encode(), {})
+        elif path.rstrip("/") == BUCKET:
             self._send(200, self._list_bucket(query.get("prefix", "")), {"Content-Type": "application/xml"})
-        elif not place.exists() or (place.is_dir() and path.startswith(BUCKET)):
-            self._send(404, b"", {})
-        elif place.is_dir():
+        elif place.is_file():
+            self._send_file(place)
+        elif place.is_dir() and not path.startswith(BUCKET):
             names = sorted(entry.name + "/" * entry.is_dir() for entry in place.iterdir())
             links = "".join(f'<a href="{quote(name)}">x</a>' for name in names)
             self._send(200, links.encode(), {"Content-Type": "text/html"})
         else:
-            self._send_file(place)
+            self._send(404, b"", {})
+
+    do_HEAD = do_GET
 
     def _list_bucket(self, prefix: str) -> bytes:
-        files = (path for path in sorted(self.server.root.rglob("*")) if path.is_file())
-        names = {path.relative_to(self.server.root).as_posix(): path.stat().st_size for path in files}
+        root = self.server.root
+        files = {path.relative_to(root).as_posix(): path for path in sorted(root.rglob("*")) if path.is_file()}
         rows = "".join(
             f"<Contents><Key>{name}</Key><LastModified>2025-01-01T00:00:00.000Z</LastModified>"
-            f"<ETag>&quot;1&quot;</ETag><Size>{size}</Size><StorageClass>STANDARD</StorageClass></Contents>"
-            for name, size in names.items()
+            f"<ETag>&quot;1&quot;</ETag><Size>{path.stat().st_size}</Size><StorageClass>STANDARD</StorageClass></Contents>"
+            for name, path in files.items()
             if name.startswith(prefix)
         )
         head = f"<Name>{BUCKET}</Name><Prefix>{prefix}</Prefix><MaxKeys>1000</MaxKeys><IsTruncated>false</IsTruncated>"
@@ -170,14 +166,11 @@ def configure(port: int, kind: str = "", skip: int = 0, times: int = -1) -> int:
 def run_server(root: Path) -> Iterator[int]:
     """Run the server in its own process; yields its port."""
     command = [sys.executable, "-m", __name__, str(root)]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
-    try:
-        yield int(process.stdout.readline())
-    finally:
-        process.kill()
-        process.wait()
-        process.stdin.close()
-        process.stdout.close()
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True) as process:
+        try:
+            yield int(process.stdout.readline())
+        finally:
+            process.kill()
 
 
 if __name__ == "__main__":

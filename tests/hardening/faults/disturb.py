@@ -2,7 +2,6 @@
 
 import os
 import random
-import shutil
 import signal
 import time
 from collections import Counter
@@ -12,7 +11,7 @@ from pathlib import Path
 from tests.hardening.faults import bad_server, judge, sandbox
 from tests.hardening.faults.commands import COMMANDS, Command
 from tests.hardening.faults.launch import Child, Setting, start
-from tests.hardening.faults.sources import FRAME_ROWS
+from tests.hardening.faults.sources import FRAME_ROWS, copy_sources
 from tests.hardening.faults.trial import Known, Place, Verdict, wait_or_kill
 
 SIGNALS = {
@@ -168,12 +167,7 @@ def _restore(place: Place, command: Command, fault: str) -> None:
         elif path.is_file():
             path.chmod(0o644)
     if fault.startswith("source "):
-        for name in command.sources:
-            origin = place.sources / name
-            if origin.is_dir():
-                shutil.copytree(origin, src / name, dirs_exist_ok=True)
-            else:
-                shutil.copy2(origin, src / name)
+        copy_sources(command.sources, place.sources, src)
 
 
 def _judge_files(place: Place, command: Command, known: Known, disturbance: Disturbance, code: int | None) -> list[str]:

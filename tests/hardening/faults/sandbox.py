@@ -11,7 +11,7 @@ import psutil
 
 MARKER = "LABKIT_FAULT_RUN"  # a variable that every process of a trial inherits
 
-_CLONE_NEWNS, _PR_CAPBSET_DROP, _PR_SET_SECUREBITS, _NO_SETUID_FIXUP = 0x20000, 24, 28, 0x5
+_CLONE_NEWNS, _PR_CAPBSET_DROP = 0x20000, 24
 _OVERRIDE, _READ_SEARCH = 1, 2  # capabilities that let root ignore permissions
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -39,26 +39,17 @@ def unmount(folder: Path) -> None:
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-class _Header(ctypes.Structure):
-    _fields_ = [("version", ctypes.c_uint32), ("pid", ctypes.c_int)]
-
-
-class _Rights(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_uint32) for name in ("effective", "permitted", "inheritable")]
-
-
 def obey_permissions() -> None:
     """Make this process and its children obey file permissions, even as root."""
     if os.geteuid() != 0:
         return
     for capability in (_OVERRIDE, _READ_SEARCH):
         _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)
-    header, rights = _Header(0x20080522, 0), (_Rights * 2)()
-    _libc.capget(ctypes.byref(header), rights)
-    keep = ~(1 << _OVERRIDE | 1 << _READ_SEARCH) & 0xFFFFFFFF
-    for name in ("effective", "permitted", "inheritable"):
-        setattr(rights[0], name, getattr(rights[0], name) & keep)
-    if _libc.capset(ctypes.byref(header), rights) != 0:
+    header, rights = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+    _libc.capget(header, rights)
+    for set_ in range(3):  # effective, permitted, inheritable
+        rights[set_] &= ~(1 << _OVERRIDE | 1 << _READ_SEARCH)
+    if _libc.capset(header, rights) != 0:
         raise OSError(ctypes.get_errno(), "capset")
 
 

@@ -1,15 +1,16 @@
 """What the commands under test read: small, made once, copied for each trial."""
 
 import hashlib
-import io
 import shutil
-import tarfile
 from pathlib import Path
 
 import nbformat
 import numpy as np
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from PIL import Image
+
+from tests.hardening.inputs import encode
+from tests.tars import make_tar
 
 IMAGENETTE = "imagenette2-160"
 _WNIDS = ("n01440764", "n03888257")
@@ -56,11 +57,11 @@ def make_sources(root: Path) -> Path:
 
 
 def copy_sources(names: tuple[str, ...], root: Path, target: Path) -> None:
-    """Copy some of the sources, with their times."""
-    target.mkdir(parents=True)
+    """Copy some of the sources, with their times, over what is there."""
+    target.mkdir(parents=True, exist_ok=True)
     for name in names:
         if (root / name).is_dir():
-            shutil.copytree(root / name, target / name)
+            shutil.copytree(root / name, target / name, dirs_exist_ok=True)
         else:
             shutil.copy2(root / name, target / name)
 
@@ -73,22 +74,17 @@ def md5_of(path: Path) -> str:
 def _photo(path: Path, number: int, size: tuple[int, int] = (96, 64)) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     pixels = np.random.default_rng(number).integers(0, 256, (*size[::-1], 3), dtype=np.uint8)
-    Image.fromarray(pixels).save(path, "JPEG", quality=90)
+    path.write_bytes(encode(Image.fromarray(pixels), "JPEG", quality=90))
 
 
 def _tar(path: Path, folder: Path, mode: str) -> None:
-    with tarfile.open(path, mode) as tar:
-        for file in sorted(folder.rglob("*.jpg")):
-            tar.add(file, f"{folder.name}/{file.relative_to(folder)}")
+    files = sorted(folder.rglob("*.jpg"))
+    make_tar(path, {f"{folder.name}/{file.relative_to(folder)}": file.read_bytes() for file in files}, mode)
 
 
 def _imagenette(path: Path, photos: Path) -> None:
-    files = sorted(photos.rglob("*.jpg"))
-    with tarfile.open(path, "w:gz") as tar:
-        for number, file in enumerate(files):
-            info = tarfile.TarInfo(
-                f"{IMAGENETTE}/{'train' if number % 3 else 'val'}/{_WNIDS[number % 2]}/{number}.JPEG"
-            )
-            data = file.read_bytes()
-            info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
+    files = {}
+    for number, file in enumerate(sorted(photos.rglob("*.jpg"))):
+        part = "train" if number % 3 else "val"
+        files[f"{IMAGENETTE}/{part}/{_WNIDS[number % 2]}/{number}.JPEG"] = file.read_bytes()
+    make_tar(path, files, "w:gz")
