@@ -18,4 +18,6 @@ from .summary import (
     paired_ratios as paired_ratios, quiet_summary as quiet_summary, speedup_interval as speedup_interval,
     summarize as summarize,
 )
-from .timing import VariantError as VariantError, compare as compare
+from .timing import (
+    DifferentWorkWarning as DifferentWorkWarning, VariantError as VariantError, compare as compare,
+)

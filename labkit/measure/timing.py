@@ -27,8 +27,16 @@ Factory = Callable[[], Iterable[Any]]
 _REPORTED_BY_LOADERS = ("batch_size", "num_workers", "cpu_s", "peak_mem_mb", "page_cache")
 
 
+class DifferentWorkWarning(UserWarning):
+    """The variants of a comparison did not deliver the same number of images."""
+
+
 class VariantError(RuntimeError):
-    """A variant raised or yielded nothing; the message names it, the cause is chained."""
+    """A variant raised or yielded nothing; the message names it as `label` does, the cause is chained."""
+
+    def __init__(self, message: str, label: str = ""):
+        super().__init__(message)
+        self.label = label
 
 
 def compare(
@@ -116,7 +124,8 @@ def _shuffled_orders(labels: list[str], shuffler: random.Random) -> Iterator[lis
 def _warn_of_different_work(rows: list[dict[str, Any]]) -> None:
     n_images = {row["variant"]: row["n_images"] for row in rows}
     if len(set(n_images.values())) > 1:
-        warnings.warn(f"the variants did not deliver the same number of images: {n_images}", stacklevel=3)
+        message = f"the variants did not deliver the same number of images: {n_images}"
+        warnings.warn(message, DifferentWorkWarning, stacklevel=3)
 
 
 @dataclass(frozen=True)
@@ -151,11 +160,11 @@ class _Runner:
         before = tree_usage()
         try:
             measured = self._time_batches(self.variants[label], memory)
-        except VariantError as error:
-            raise VariantError(redact(f"variant {label!r} {error}")) from None
         except Exception as error:
-            cause = None if contains_secret(error) else error
-            raise VariantError(redact(f"variant {label!r} raised {type(error).__name__}: {error}")) from cause
+            is_named = isinstance(error, VariantError)
+            what = error if is_named else f"raised {type(error).__name__}: {error}"
+            cause = None if is_named or contains_secret(error) else error
+            raise VariantError(redact(f"variant {label!r} {what}"), label) from cause
         after = tree_usage()
         read = {"asked": evict is not None, "evicted": evicted}
         page_cache = page_cache_state(before.read_bytes, after.read_bytes, **read)

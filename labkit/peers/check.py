@@ -22,6 +22,11 @@ class PeerError(Exception):
     """A loader does not do the work; the message says what is wrong."""
 
 
+def _expect(condition: Any, message: str) -> None:
+    if not condition:
+        raise PeerError(message)
+
+
 def check_peer(peer: Peer, work: Work) -> dict[str, float]:
     """Let a loader do the work on pictures that show what was done to them.
 
@@ -45,10 +50,8 @@ def check_peer(peer: Peer, work: Work) -> dict[str, float]:
     work = replace(work, root=make_pictures(work), scratch=work.scratch / "check" / peer.name)
     if peer.prepare:
         peer.prepare(work)
-    (first, first_labels), (second, second_labels) = (_read_epoch(peer, work) for _ in range(2))
-    _check_complete(first.number, first_labels, work, peer)
-    _check_complete(second.number, second_labels, work, peer)
-    _check_order(first.number, second.number)
+    first, second = (_read_epoch(peer, work) for _ in range(2))
+    _expect(not np.array_equal(first.number, second.number), "two epochs have the same order")
     return _check_crops(peer, first, second)
 
 
@@ -57,13 +60,15 @@ def make_pictures(work: Work) -> Path:
     return probe_images.make_pictures(work.scratch / "check" / "pictures")
 
 
-def _read_epoch(peer: Peer, work: Work) -> tuple[CropReading, np.ndarray]:
-    """What the images of one epoch show, and their labels."""
+def _read_epoch(peer: Peer, work: Work) -> CropReading:
+    """What the images of one epoch show; refuses wrong batches, labels and orders."""
     batches = [_check_batch(batch, work) for batch in peer.loader(work)]
-    if not batches:
-        raise PeerError("gives no batch")
+    _expect(batches, "gives no batch")
     readings, labels = zip(*batches, strict=True)
-    return _concatenate(*readings), np.concatenate(labels)
+    epoch = _concatenate(*readings)
+    _check_complete(epoch.number, np.concatenate(labels), work, peer)
+    _check_order(epoch.number)
+    return epoch
 
 
 def _concatenate(*readings: CropReading) -> CropReading:
@@ -72,24 +77,21 @@ def _concatenate(*readings: CropReading) -> CropReading:
 
 
 def _check_batch(batch: Any, work: Work) -> tuple[CropReading, np.ndarray]:
-    if not isinstance(batch, list | tuple) or len(batch) != 2 or not isinstance(batch[0], Tensor):
-        raise PeerError(f"gives {type(batch).__name__}, not a pair (images, labels) with a tensor of images")
+    is_pair = isinstance(batch, list | tuple) and len(batch) == 2 and isinstance(batch[0], Tensor)
+    _expect(is_pair, f"gives {type(batch).__name__}, not a pair (images, labels) with a tensor of images")
     images = batch[0]
     labels = torch.as_tensor(batch[1]).cpu().reshape(-1).numpy().copy()  # FFCV reuses a batch's memory
-    if images.dtype != torch.uint8:
-        raise PeerError(f"gives {images.dtype}, not uint8")
-    shape = (3, work.size, work.size)
-    if images.ndim != 4 or tuple(images.shape[1:]) != shape or not 1 <= len(images) <= work.batch_size:
-        raise PeerError(f"gives batches of shape {tuple(images.shape)}, not (at most {work.batch_size}, {shape})")
-    if len(labels) != len(images):
-        raise PeerError(f"gives {len(labels)} labels with {len(images)} images")
+    _expect(images.dtype == torch.uint8, f"gives {images.dtype}, not uint8")
+    found, shape = tuple(images.shape), (3, work.size, work.size)
+    is_batch = len(found) == 4 and found[1:] == shape and 1 <= found[0] <= work.batch_size
+    _expect(is_batch, f"gives batches of shape {found}, not (at most {work.batch_size}, {shape})")
+    _expect(len(labels) == len(images), f"gives {len(labels)} labels with {len(images)} images")
     return probe_images.read_crops(images), labels
 
 
 def _check_complete(numbers: np.ndarray, labels: np.ndarray, work: Work, peer: Peer) -> None:
     n_unknown = int((numbers < 0).sum())
-    if n_unknown:
-        raise PeerError(f"{n_unknown} of {len(numbers)} images have colors that no photo has")
+    _expect(not n_unknown, f"{n_unknown} of {len(numbers)} images have colors that no photo has")
     counts = np.bincount(numbers, minlength=N_PICTURES)
     if counts.max() > 1:
         raise PeerError(f"{_describe(counts > 1)} came more than once in an epoch")
@@ -97,8 +99,7 @@ def _check_complete(numbers: np.ndarray, labels: np.ndarray, work: Work, peer: P
     if (counts == 0).sum() > n_droppable:
         raise PeerError(f"{_describe(counts == 0)} never came in an epoch")
     n_wrong = int((probe_images.picture_label(numbers) != labels).sum())
-    if n_wrong:
-        raise PeerError(f"{n_wrong} of {len(labels)} labels are not those of the image's folder")
+    _expect(not n_wrong, f"{n_wrong} of {len(labels)} labels are not those of the image's folder")
 
 
 def _describe(chosen: np.ndarray) -> str:
@@ -106,41 +107,34 @@ def _describe(chosen: np.ndarray) -> str:
     return f"{len(numbers)} of {len(chosen)} images, the first {probe_images.picture_key(numbers[0])},"
 
 
-def _check_order(first: np.ndarray, second: np.ndarray) -> None:
-    by_name = np.argsort([probe_images.picture_key(number) for number in range(N_PICTURES)])
-    rank = np.argsort(by_name)
-    for numbers in (first, second):
-        if np.corrcoef(rank[numbers], np.arange(len(numbers)))[0, 1] > 0.95:
-            raise PeerError("images come in the order of their names: nothing is shuffled")
-    if np.array_equal(first, second):
-        raise PeerError("two epochs have the same order")
+def _check_order(numbers: np.ndarray) -> None:
+    names = [probe_images.picture_key(number) for number in numbers]
+    sortedness = np.corrcoef(np.argsort(np.argsort(names)), np.arange(len(names)))[0, 1]
+    _expect(sortedness <= 0.95, "images come in the order of their names: nothing is shuffled")
 
 
 def _check_crops(peer: Peer, first: CropReading, second: CropReading) -> dict[str, float]:
     crops = _concatenate(first, second)
-    area, flipped, grain = crops.width * crops.height, crops.flipped.mean(), _grain_left(crops)
-    if crops.upside_down.any():
-        raise PeerError("images are turned upside down")
-    _check_range("area", area, _AREA)
+    areas, grain = crops.width * crops.height, _grain_left(crops)
+    area, flipped = float(areas.mean()), float(crops.flipped.mean())
+    _expect(not crops.upside_down.any(), "images are turned upside down")
+    _check_range("area", areas, _AREA)
     _check_range("aspect ratio", crops.width * WIDTH / (crops.height * HEIGHT), _RATIO)
-    if abs(area.mean() - _MEAN_AREA) > 0.1:
-        raise PeerError(f"crops cover {area.mean():.0%} of the image on average, not about {_MEAN_AREA:.0%}")
-    if not 0.3 < flipped < 0.7:
-        raise PeerError(f"{flipped:.0%} of the images are flipped, not about half of them")
-    if _repeated_share(first, second) > 0.2:
-        raise PeerError("two epochs cut the same crops")
-    if peer.antialias and peer.source != RAW_PIXELS and grain > _MAX_ANTIALIASED_GRAIN:
-        raise PeerError(f"does not antialias: grain of {grain:.1f} is left where crops were shrunk")
-    return {"images": float(len(area)), "area": float(area.mean()), "flipped": float(flipped), "grain": grain}
+    is_usual = abs(area - _MEAN_AREA) <= 0.1
+    _expect(is_usual, f"crops cover {area:.0%} of the image on average, not about {_MEAN_AREA:.0%}")
+    _expect(0.3 < flipped < 0.7, f"{flipped:.0%} of the images are flipped, not about half of them")
+    _expect(_repeated_share(first, second) <= 0.2, "two epochs cut the same crops")
+    is_coarse = peer.antialias and peer.source != RAW_PIXELS and grain > _MAX_ANTIALIASED_GRAIN
+    _expect(not is_coarse, f"does not antialias: grain of {grain:.1f} is left where crops were shrunk")
+    return {"images": float(len(areas)), "area": area, "flipped": flipped, "grain": grain}
 
 
 def _check_range(name: str, values: np.ndarray, allowed: tuple[float, float]) -> None:
-    low, high = allowed
-    span = f"{values.min():.2f} to {values.max():.2f}"
-    if values.min() < low / _TOLERANCE or values.max() > high * _TOLERANCE:
-        raise PeerError(f"crops have {name} {span}, not {low:.2f} to {high:.2f}")
-    if values.max() - values.min() < 0.3 * (high - low):
-        raise PeerError(f"the {name} of crops hardly varies: {span}")
+    (low, high), (least, most) = allowed, (values.min(), values.max())
+    is_allowed = low / _TOLERANCE <= least and most <= high * _TOLERANCE
+    _expect(is_allowed, f"crops have {name} {least:.2f} to {most:.2f}, not {low:.2f} to {high:.2f}")
+    varies = most - least >= 0.3 * (high - low)
+    _expect(varies, f"the {name} of crops hardly varies: {least:.2f} to {most:.2f}")
 
 
 def _repeated_share(first: CropReading, second: CropReading) -> float:

@@ -14,7 +14,7 @@ import pandas as pd
 
 from labkit.core import labkit_home, progress_bar, require_choice, require_int, scale, usable_cores
 from labkit.data.samples import make_photos
-from labkit.measure import VariantError, compare
+from labkit.measure import DifferentWorkWarning, VariantError, compare
 from labkit.peers.adapters import BASELINE, LIMITS, NAIVE, OWN
 from labkit.peers.check import PeerError, check_peer, make_pictures
 from labkit.peers.host import Host, HostedLoader, HostError
@@ -192,9 +192,7 @@ def _time_all(rows: dict[str, _Row], omitted: dict, work: Work, **options: Any) 
             "antialias": {name: row.peer.antialias for name, row in rows.items()},
         }
         try:
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "the variants did not deliver the same number")
+            with warnings.catch_warnings(action="ignore", category=DifferentWorkWarning):
                 return compare(loaders, baseline=BASELINE, rung=False, storage="folder", **factors, **options)
         except VariantError as error:
-            name = next(name for name in rows if str(error).startswith(f"variant {name!r} "))
-            _drop(name, error.__cause__ or error, rows, omitted)
+            _drop(error.label, error.__cause__ or error, rows, omitted)

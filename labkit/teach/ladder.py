@@ -20,7 +20,7 @@ from labkit.core import Scale, atomic_path, usable_cores, write_atomic
 from labkit.data import ImageDataset, PILDataset
 from labkit.data.pixels import PixelStore
 from labkit.data.stores import Store
-from labkit.measure import compare, load_frame, quiet_summary
+from labkit.measure import DifferentWorkWarning, compare, load_frame, quiet_summary
 from labkit.pipeline import Recipe, decode_limit, make_augment, memcpy_limit
 from labkit.pipeline.batch_loader import BatchLoader
 from labkit.pipeline.loader import LoaderConfig, make_loader
@@ -79,9 +79,8 @@ def measure_rungs(variants: dict[str, Factory], *, rounds: int, experiment: str,
 
     The frame stays out of the tour's table of steps, since limits are not loaders.
     """
-    with warnings.catch_warnings():
-        # Rates are per image, and an image costs the same work each time.
-        warnings.filterwarnings("ignore", message="the variants did not deliver the same number")
+    # Rates are per image, and an image costs the same work each time.
+    with warnings.catch_warnings(action="ignore", category=DifferentWorkWarning):
         options = {"baseline": next(iter(variants)), "rounds": rounds, "experiment": experiment, "rung": False}
         return compare(variants, **options, **factors)
 
