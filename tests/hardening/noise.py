@@ -14,7 +14,7 @@ import random
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -29,7 +29,6 @@ from labkit.measure import quiet_summary
 # Photos of a run, for about 0.05 s, or 0.1 s with workers.
 _N_PHOTOS = {"loop": 4, "workers": 16}
 _TIMES = {1.0: (5, 5), 1.2: (6, 5)}  # how much faster the second variant is -> decodings of each photo
-_HOGS = ("none", "steady", "bursty")
 _SPIN = {
     "steady": "while True: pass",
     "bursty": (
@@ -40,6 +39,7 @@ _SPIN = {
         "    time.sleep(random.expovariate(10))\n"
     ),
 }
+_HOGS = ("none", *_SPIN)
 
 
 class RepeatedDecoding(Dataset):
@@ -56,62 +56,47 @@ class RepeatedDecoding(Dataset):
             image = lk.decode(self._photos[index])
         return image.shape[0] // 3
 
-    def in_order(self) -> Iterator[int]:
-        return (self[index] for index in range(len(self)))
-
 
 @contextlib.contextmanager
 def run_hogs(kind: str) -> Iterator[None]:
-    """Keep every usable core busy."""
-    command = [sys.executable, "-I", "-S", "-c", _SPIN.get(kind, "")]
-    running = [subprocess.Popen(command) for _ in range(lk.usable_cores() if kind != "none" else 0)]
+    """Keep every usable core busy, or none."""
+    count = lk.usable_cores() if kind in _SPIN else 0
+    hogs = [subprocess.Popen([sys.executable, "-I", "-S", "-c", _SPIN[kind]]) for _ in range(count)]
     try:
         yield
     finally:
-        for process in running:
-            process.kill()
-            process.wait()
+        for hog in hogs:
+            hog.kill()
+            hog.wait()
 
 
 def compare_once(photos: list[bytes], kind: str, hog: str, truth: float, seed: int) -> dict:
     """Run one comparison with defaults; returns its verdict and whether that is wrong."""
-    with run_hogs(hog), _variants(kind, photos, truth) as variants:
+    sources = [RepeatedDecoding(photos[: _N_PHOTOS[kind]], times) for times in _TIMES[truth]]
+    if kind == "workers":
+        sources = [DataLoader(source, batch_size=4, num_workers=2, persistent_workers=True) for source in sources]
+    variants = dict(zip(("base", "other"), [partial(iter, source) for source in sources], strict=True))
+    with run_hogs(hog):
         frame = lk.compare(variants, baseline="base", seed=seed, progress=False)
     result = quiet_summary(frame).loc["other"]
-    wrong = result.verdict != "inconclusive" if truth == 1 else result.verdict == "slower"
     return {
-        "kind": kind, "hog": hog, "truth": truth, "speedup": result.speedup, "ci_low": result.ci_low,
-        "ci_high": result.ci_high, "verdict": result.verdict, "wrong": wrong, "unstable": "unstable" in result.note,
+        "kind": kind, "hog": hog, "truth": truth, **result[["speedup", "ci_low", "ci_high", "verdict"]],
+        "wrong": result.verdict != "inconclusive" if truth == 1 else result.verdict == "slower",
+        "unstable": "unstable" in result.note,
     }  # fmt: skip
-
-
-@contextlib.contextmanager
-def _variants(kind: str, photos: list[bytes], truth: float) -> Iterator[dict[str, Callable]]:
-    works = [RepeatedDecoding(photos[: _N_PHOTOS[kind]], times) for times in _TIMES[truth]]
-    if kind == "loop":
-        yield dict(zip(("base", "other"), [work.in_order for work in works], strict=True))
-        return
-    loaders = [DataLoader(work, batch_size=4, num_workers=2, persistent_workers=True) for work in works]
-    yield dict(zip(("base", "other"), [partial(_same, loader) for loader in loaders], strict=True))
-    for loader in loaders:
-        loader._iterator._shutdown_workers()
-
-
-def _same(loader: DataLoader) -> DataLoader:
-    return loader
 
 
 def summarize_rows(rows: pd.DataFrame) -> pd.DataFrame:
     """Rates by condition, in percent; `wrong_at_most` is the 95 % Clopper-Pearson bound of `wrong`."""
-    by_condition = rows.assign(
-        covered=(rows["ci_low"] <= rows["truth"]) & (rows["truth"] <= rows["ci_high"]),
-        width=rows["ci_high"] / rows["ci_low"],
-    ).groupby(["kind", "truth", "hog"])
-    rates = by_condition.agg(
-        n=("wrong", "size"), wrong=("wrong", "sum"),
-        inconclusive=("verdict", lambda verdicts: 100 * (verdicts == "inconclusive").mean()),
-        covered=("covered", lambda covered: 100 * covered.mean()), speedup=("speedup", "median"),
-        interval=("width", "median"), unstable=("unstable", lambda unstable: 100 * unstable.mean()),
+    rows = rows.assign(
+        covered=100.0 * rows["truth"].between(rows["ci_low"], rows["ci_high"]),
+        inconclusive=100.0 * (rows["verdict"] == "inconclusive"),
+        unstable=100.0 * rows["unstable"],
+        interval=rows["ci_high"] / rows["ci_low"],
+    )
+    rates = rows.groupby(["kind", "truth", "hog"]).agg(
+        n=("wrong", "size"), wrong=("wrong", "sum"), inconclusive=("inconclusive", "mean"), covered=("covered", "mean"),
+        speedup=("speedup", "median"), interval=("interval", "median"), unstable=("unstable", "mean"),
     )  # fmt: skip
     bound = stats.beta.ppf(0.95, rates["wrong"] + 1, rates["n"] - rates["wrong"])
     rates.insert(2, "wrong_at_most", 100 * bound)

@@ -28,6 +28,7 @@ _INSTALLED = {
     "bare": ["-e", ".", *_RUNNERS],
 }
 _NAMED = ("torch", "torchvision", "torchcodec", "numpy", "pandas", "scipy", "pillow")
+_UNSET = ("PYTHONPATH", "VIRTUAL_ENV", "LABKIT_SCALE")  # in the environment of the tests
 _COUNTS = ("passed", "failed", "errors", "skipped")
 
 
@@ -38,31 +39,26 @@ def main() -> int:
     which, given = sys.argv[1], sys.argv[2:]
     signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
     with tempfile.TemporaryDirectory() as folder:
-        environment = Path(folder) / "venv"
-        _uv("venv", "--python", sys.executable, str(environment))
-        _uv("pip", "install", "--python", str(environment / "bin" / "python"), *_INSTALLED[which])
-        settings = {**os.environ, "LABKIT_HOME": str(Path(folder) / "home")}
-        settings["PATH"] = f"{environment / 'bin'}{os.pathsep}{os.environ['PATH']}"
-        for name in ("PYTHONPATH", "VIRTUAL_ENV", "LABKIT_SCALE"):
-            settings.pop(name, None)
+        python = Path(folder, "venv", "bin", "python")
+        _uv("venv", "--python", sys.executable, f"{folder}/venv")
+        _uv("pip", "install", "--python", python, *_INSTALLED[which])
+        settings = {name: value for name, value in os.environ.items() if name not in _UNSET}
+        settings |= {"LABKIT_HOME": f"{folder}/home", "PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}"}
         if which == "bare":
             settings["LABKIT_LIBTURBOJPEG"] = os.devnull  # else the system's own would be found
-        python = environment / "bin" / "python"
         process = subprocess.Popen([python, *_PYTEST, *given], env=settings, stdout=subprocess.PIPE, text=True)
-        lines = []
         for line in process.stdout:
             print(line, end="", flush=True)
-            lines.append(line)
         if not given:
-            _keep(which, lines[-1], python)
+            _record(which, line, python)
         return process.wait()
 
 
-def _uv(*arguments: str) -> None:
+def _uv(*arguments: str | Path) -> None:
     subprocess.run(["uv", "--quiet", *arguments], check=True)
 
 
-def _keep(which: str, summary: str, python: Path) -> None:
+def _record(which: str, summary: str, python: Path) -> None:
     """Record pytest's last line, such as `1 failed, 20 passed in 3.00s`."""
     counts = {name: re.search(rf"(\d+) {name.rstrip('s')}", summary) for name in _COUNTS}
     code = f"from importlib.metadata import version; print(*(f'{{n}} {{version(n)}}' for n in {_NAMED!r}))"
