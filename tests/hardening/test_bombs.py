@@ -30,10 +30,9 @@ from labkit.data.extract.extract import extract_tars
 from labkit.data.pixels.format import Origin, laid_out, packed_head
 from labkit.data.shards.layout import read_members
 from labkit.data.shards.write import read_manifest
-from labkit.data.tar.convert import convert_tar
 from labkit.data.tar.errors import TarError
 from labkit.data.tar.index import SUFFIX, read_index
-from labkit.data.tar.stream import TarStream
+from labkit.data.tar.stream import TarStream, convert_tar
 from labkit.teach.conformance import encode_png, png_chunk
 from tests.hardening.inputs import image_bytes, sparse_member, tar_bytes
 from tests.serving import Quiet, serving

@@ -22,7 +22,7 @@ from labkit.data.extract import files as tar_files, plan
 from labkit.data.extract.extract import WORK
 from labkit.data.samples import imagenette
 from labkit.data.shards.layout import store_key
-from labkit.data.tar.convert import convert_tar
+from labkit.data.tar.stream import convert_tar
 from labkit.tuning.entry_point import made_training
 from labkit.tuning.epochs import CannotDiagnose
 from tests.hardening.test_hostile import PNG

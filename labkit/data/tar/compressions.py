@@ -5,6 +5,7 @@ import gzip
 import io
 import lzma
 from collections.abc import Callable
+from importlib import import_module
 from typing import BinaryIO, NamedTuple
 
 from labkit.core import MAX_XZ_DICTIONARY_BYTES
@@ -34,7 +35,7 @@ class _XzFile(io.RawIOBase):
 
     def __init__(self, file: BinaryIO):
         self._file, self._packed = file, b""
-        self._decompressor: lzma.LZMADecompressor | None = None
+        self._start_stream()
 
     def readable(self) -> bool:
         return True
@@ -42,45 +43,35 @@ class _XzFile(io.RawIOBase):
     def readinto(self, buffer: memoryview) -> int:
         data = b""
         while not data:
-            if self._decompressor is None or self._decompressor.eof:
-                if not self._begin_stream():
-                    return 0
-            elif self._decompressor.needs_input:
+            if not self._packed and self._unpacker.needs_input:
                 self._packed = self._file.read(BLOCK_BYTES)
-                if not self._packed:
+                if not self._packed and self._is_within:
                     raise EOFError("the compressed stream ends before its end mark")
-            data = self._decompressor.decompress(self._packed, len(buffer))
-            self._packed = b""
+                if not self._packed:
+                    return 0
+            if not self._is_within:
+                self._packed = self._packed.lstrip(b"\0")  # zeros may lie between two streams
+                self._is_within = bool(self._packed)
+            data, self._packed = self._unpacker.decompress(self._packed, len(buffer)), b""
+            if self._unpacker.eof:
+                self._packed = self._unpacker.unused_data
+                self._start_stream()
         buffer[: len(data)] = data
         return len(data)
 
-    def _begin_stream(self) -> bool:
-        """Go on to the next stream, after the zeros between two; False at the end of the file."""
-        packed = self._decompressor.unused_data if self._decompressor else b""
-        while not (packed := packed.lstrip(b"\0")):
-            if not (packed := self._file.read(BLOCK_BYTES)):
-                return False
-        self._packed = packed
-        self._decompressor = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=MAX_XZ_DICTIONARY_BYTES)
-        return True
-
-
-def _open_zstd(file: BinaryIO) -> BinaryIO:
-    from compression import zstd  # Python 3.14
-
-    return zstd.ZstdFile(file)
-
-
-def _open_lz4(file: BinaryIO) -> BinaryIO:
-    raise ImportError("Python has no lz4")
+    def _start_stream(self) -> None:
+        self._unpacker = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=MAX_XZ_DICTIONARY_BYTES)
+        self._is_within = False
 
 
 COMPRESSIONS = (
     Compression("gzip", b"\x1f\x8b", (".tar.gz", ".tgz"), lambda file: gzip.GzipFile(fileobj=file)),
     Compression("bzip2", b"BZh", (".tar.bz2", ".tbz2"), bz2.BZ2File),
     Compression("xz", b"\xfd7zXZ\0", (".tar.xz", ".txz"), lambda file: io.BufferedReader(_XzFile(file), BLOCK_BYTES)),
-    Compression("zstd", b"\x28\xb5\x2f\xfd", (".tar.zst",), _open_zstd),
-    Compression("lz4", b"\x04\x22\x4d\x18", (), _open_lz4),
+    Compression(
+        "zstd", b"\x28\xb5\x2f\xfd", (".tar.zst",), lambda file: import_module("compression.zstd").ZstdFile(file)
+    ),
+    Compression("lz4", b"\x04\x22\x4d\x18", (), lambda file: import_module("compression.lz4")),  # in no Python yet
 )
 
 TAR_SUFFIXES = (".tar", *(suffix for compression in COMPRESSIONS for suffix in compression.suffixes))

@@ -11,10 +11,9 @@ import zipfile
 import zlib
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice, zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -37,13 +36,13 @@ class TarIndex:
         names: One for each member with data; of several with one name the last counts, as in `tarfile`.
         offsets: int64; -1 for a link that leads nowhere.
         sizes: int64 bytes, holes included.
-        sparse: Row -> (offset, size) of the stored pieces.
+        sparse: Row -> (offset, size) of each stored piece.
     """
 
     names: PackedStrings
     offsets: np.ndarray
     sizes: np.ndarray
-    sparse: dict[int, list[list[int]]]
+    sparse: dict[int, Sequence[Sequence[int]]]
 
     def __len__(self) -> int:
         return len(self.names)
@@ -101,19 +100,17 @@ def read_index(blob: Blob) -> TarIndex:
 
 def build_index(blob: Blob) -> TarIndex:
     """One pass over the headers."""
-    scanned = _Columns((member.name, member) for member in scan(blob))
+    scanned = _Columns(scan(blob))
     if any(member.kind in ("hard", "sym") for member in scanned.odd.values()):
-        scanned = _Columns(_with_links_resolved(scanned.members()).items())
-    rows = scanned.last_by_name()
+        scanned = _Columns(_with_links_resolved(scanned.members()))
+    last = {name: row for row, name in enumerate(scanned.names)}  # of several with one name the last counts
+    others = {row for row, member in scanned.odd.items() if member.kind == "other"}
+    rows = [last[name] for name in sorted(last) if last[name] not in others]
     return TarIndex(
         PackedStrings(map(scanned.names.__getitem__, rows)),
         np.frombuffer(scanned.offsets, np.int64)[rows],
         np.frombuffer(scanned.sizes, np.int64)[rows],
-        {
-            place: [list(piece) for piece in scanned.odd[row].sparse]
-            for place, row in enumerate(rows)
-            if row in scanned.odd and scanned.odd[row].sparse
-        },
+        {place: scanned.odd[row].sparse for place, row in enumerate(rows) if row in scanned.odd},
     )
 
 
@@ -123,13 +120,13 @@ class _Columns:
     odd: Row -> member, for those that are more than a file with its bytes in one place.
     """
 
-    def __init__(self, members: Iterable[tuple[str, Member]]):
+    def __init__(self, members: Iterable[Member]):
         self.names: list[str] = []
         self.offsets, self.sizes, self.odd = array("q"), array("q"), {}
-        for name, member in members:
+        for row, member in enumerate(members):
             if member.kind != "file" or member.sparse:
-                self.odd[len(self.names)] = member
-            self.names.append(name)
+                self.odd[row] = member
+            self.names.append(member.name)
             self.offsets.append(member.offset)
             self.sizes.append(member.size)
 
@@ -137,16 +134,12 @@ class _Columns:
         files = map(Member, self.names, self.offsets, self.sizes)
         return [self.odd.get(row, member) for row, member in enumerate(files)]
 
-    def last_by_name(self) -> list[int]:
-        """Rows of members with data, sorted by name; of several with one name the last."""
-        order = sorted(range(len(self.names)), key=self.names.__getitem__)  # rows of one name stay in their order
-        following = (self.names[row] for row in islice(order, 1, None))
-        last = [row for row, name in zip_longest(order, following) if self.names[row] != name]
-        return [row for row in last if row not in self.odd or self.odd[row].kind != "other"]
 
+def _with_links_resolved(scanned: list[Member]) -> Iterator[Member]:
+    """One member of each name, links with their targets' data.
 
-def _with_links_resolved(scanned: list[Member]) -> dict[str, Member]:
-    """Members by name, links with their targets' data. A hard link's target precedes it; a symbolic one's need not."""
+    A hard link's target precedes it; a symbolic one's need not.
+    """
     final = {posixpath.normpath(member.name): member for member in scanned}
     so_far: dict[str, Member] = {}
     members: dict[str, Member] = {}
@@ -154,7 +147,7 @@ def _with_links_resolved(scanned: list[Member]) -> dict[str, Member]:
         resolved = so_far.get(member.target, _NOWHERE) if member.kind == "hard" else member
         members[member.name] = resolved
         so_far[posixpath.normpath(member.name)] = _NOWHERE if member.kind == "other" else resolved
-    return {name: _follow_links(member, final, members) for name, member in members.items()}
+    return (_follow_links(member, final, members)._replace(name=name) for name, member in members.items())
 
 
 def _follow_links(member: Member, final: dict[str, Member], members: dict[str, Member]) -> Member:

@@ -1,18 +1,22 @@
-"""Images in a tar, read without unpacking it."""
+"""Images in a tar, read without unpacking it: by an index, or by `tarfile`."""
 
 import os
 import tarfile
+import threading
+import weakref
+from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from labkit.core import Lazy, PackedStrings, is_image, require_choice
-from labkit.data.blobs import Extent, LocalBlob, evict, is_url, open_blob, refuse_storage_options
+from labkit.core import MAX_FILE_VARIABLE, Lazy, PackedStrings, PerProcess, is_image, max_file_bytes, require_choice
+from labkit.data.blobs import Blob, Extent, LocalBlob, evict, is_url, open_blob, refuse_storage_options
+from labkit.data.tar.errors import TarError
 from labkit.data.tar.index import read_index
-from labkit.data.tar.members import plain_name
-from labkit.data.tar.readers import MODES
+from labkit.data.tar.members import UNREADABLE, BoundedInfo, plain_name, scan, size_fault
 
 _HEADER_BYTES = tarfile.BLOCKSIZE
 
@@ -78,11 +82,11 @@ class TarStore:
 
     def names(self) -> Sequence[str]:
         """Names of all members with data, images or not, sorted."""
-        return self._reader.names()
+        return self._reader().names()
 
     def read(self, key: str) -> bytes:
         """A member's bytes. Raises KeyError for an unknown one, TarError if the tar was cut meanwhile."""
-        return self._reader.read(key)
+        return self._reader().read(key)
 
     def evict(self) -> int:
         """Drop the tar from the page cache; returns its bytes. Raises OSError if that is impossible."""
@@ -101,17 +105,128 @@ class TarStore:
     def extents(self, key: str, first: bool) -> Iterator[Extent]:
         """What a disk has to touch for `read(key)`, for `SimulatedStore`. `first`: whether it is the process' first."""
         index = self._index()
-        row = index.row(plain_name(key))
-        opens = first or self.mode == "reopen"
+        row, opens = index.row(plain_name(key)), first or self.mode == "reopen"
+        places = [(index.offsets[row], index.sizes[row])]
         if opens and self.mode != "index":
             headers = np.unique(index.offsets[index.offsets >= 0]) - _HEADER_BYTES  # -1: a link that leads nowhere
-            yield from (
-                Extent(self._blob.name, int(offset), _HEADER_BYTES, number == 0)
-                for number, offset in enumerate(headers)
-            )
-            opens = False
-        yield Extent(self._blob.name, int(index.offsets[row]), int(index.sizes[row]), opens)
+            places = [*((offset, _HEADER_BYTES) for offset in headers), *places]
+        for number, (offset, size) in enumerate(places):
+            yield Extent(self._blob.name, int(offset), int(size), opens and number == 0)
 
     def _rows(self) -> np.ndarray:
         index = self._index()
         return np.fromiter((index.row(key) for key in self.keys()), np.int64, len(self))
+
+
+class _IndexReader:
+    """Look up, then one `pread` (or one range request)."""
+
+    def __init__(self, blob: Blob, index: Lazy):
+        self._blob, self._index = blob, index
+
+    def names(self) -> PackedStrings:
+        return self._index().names
+
+    def read(self, key: str) -> bytes:
+        index = self._index()
+        try:
+            row = index.row(plain_name(key))
+        except KeyError:
+            raise _not_found(key, self._blob) from None
+        offset, size = index.offsets[row].item(), index.sizes[row].item()
+        if offset < 0:
+            raise _not_found(key, self._blob, is_link=True)
+        if row not in index.sparse:
+            return self._read_at(key, offset, size)
+        _check_sparse_size(key, size, self._blob)
+        data = bytearray(size)
+        for start, length in index.sparse[row]:
+            data[start : start + length] = self._read_at(key, offset, length)
+            offset += length
+        return bytes(data)
+
+    def _read_at(self, key: str, offset: int, size: int) -> bytes:
+        data = self._blob.read_at(offset, size)
+        if len(data) != size:
+            raise _truncated_error(key, self._blob)
+        return data
+
+
+class _PlainNameTar:
+    """A `tarfile.TarFile` whose members are found by their plain names; closed when nothing refers to it any more."""
+
+    def __init__(self, tar: tarfile.TarFile, blob: Blob):
+        self._tar, self._blob, self._lock = tar, blob, threading.Lock()
+        spellings = {member.name.removesuffix(plain_name(member.name)) for member in tar if not member.isdir()}
+        self._prefix = spellings.pop() if len(spellings) == 1 else None
+        weakref.finalize(self, tar.close)
+
+    def names(self) -> list[str]:
+        members = {plain_name(member.name): member for member in self._tar.getmembers()}
+        return sorted(name for name, member in members.items() if not (member.isdir() or member.isdev()))
+
+    def read(self, key: str) -> bytes:
+        member = self._find(key)
+        # Two threads would move each other's file position.
+        with self._lock, suppress(KeyError, RecursionError):
+            if file := self._tar.extractfile(member):
+                size = file.seek(0, os.SEEK_END)
+                if member.issparse() or size > self._blob.fingerprint()[0]:
+                    _check_sparse_size(key, size, self._blob)
+                file.seek(0)
+                try:
+                    return file.read()
+                except tarfile.TarError as error:
+                    raise _truncated_error(key, self._blob) from error
+        raise _not_found(key, self._blob, is_link=member.islnk() or member.issym())
+
+    def _find(self, key: str) -> tarfile.TarInfo:
+        """One search by name, as in Marigold; by plain names if the tar spells them in more than one way."""
+        name = plain_name(key)
+        try:
+            if self._prefix is not None and not name.endswith("/"):  # `getmember` ignores a final slash
+                return self._tar.getmember(self._prefix + name)
+            return next(info for info in reversed(self._tar.getmembers()) if plain_name(info.name) == name)
+        except (KeyError, StopIteration):
+            raise _not_found(key, self._blob) from None
+
+
+def _open_tar(blob: Blob) -> _PlainNameTar:
+    """A tar whose headers are all read. A damaged one, where `tarfile` ends silently, is an error here."""
+    with suppress(*UNREADABLE, OSError):  # OSError: a seek beyond what files can hold
+        tar = tarfile.TarFile(blob.name, tarinfo=BoundedInfo, encoding="utf-8")
+        with suppress(*UNREADABLE, OSError):
+            tar.getmembers()
+            tar.fileobj.seek(tar.offset)
+            sparse = (member for member in tar.getmembers() if member.issparse())
+            is_sound = not any(size_fault(member.size, member.sparse) for member in sparse)
+            if is_sound and not tar.fileobj.read(tarfile.BLOCKSIZE).strip(b"\0"):
+                return _PlainNameTar(tar, blob)
+        tar.close()
+    deque(scan(blob), maxlen=0)  # raises an error that names the last whole member
+    raise TarError(f"{blob.name} is cut within the padding of its last member: copy or download it again")
+
+
+def _check_sparse_size(key: str, size: int, blob: Blob) -> None:
+    """A few bytes in a tar may state that a file has many zeros, which would take as much memory."""
+    if size > max_file_bytes():
+        raise TarError(
+            f"{blob.name}: {key!r} has {size} bytes with its holes; the limit is {max_file_bytes()} "
+            f"({MAX_FILE_VARIABLE}): unpack it by `tar -xf`"
+        )
+
+
+def _not_found(key: str, blob: Blob, *, is_link: bool = False) -> KeyError:
+    return KeyError(f"{key!r} is {'a link to a file that is not' if is_link else 'not a file'} in {blob.name}")
+
+
+def _truncated_error(key: str, blob: Blob) -> TarError:
+    return TarError(f"{blob.name} was cut after its headers were read: {key!r} lacks its end")
+
+
+# Mode -> a function that makes a reader: once for all, once in each process as Marigold does, or anew for each read.
+MODES = {
+    "index": lambda blob, index: Lazy(partial(_IndexReader, blob, index)),
+    "tarfile": lambda blob, index: PerProcess(partial(_open_tar, blob)),
+    "reopen": lambda blob, index: partial(_open_tar, blob),
+}

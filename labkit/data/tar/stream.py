@@ -1,15 +1,22 @@
-"""Tars read from front to back, compressed or not, strict where `tarfile` takes damage for the end of the archive."""
+"""Tars read from front to back, compressed or not, strict where `tarfile` takes damage for the end of the archive.
+
+`convert_tar` unpacks a compressed one, so that its members can be read in any order.
+"""
 
 import io
 import os
 import tarfile
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, BinaryIO
 
+from labkit.core import atomic_path, file_lock, progress_bar, sibling_path
 from labkit.data.tar.compressions import BLOCK_BYTES, is_source_fault, open_unpacked
-from labkit.data.tar.errors import damage_error, missing_end_mark, not_a_tar_error
-from labkit.data.tar.headers import BoundedInfo
+from labkit.data.tar.errors import TarError, damage_error, missing_end_mark, not_a_tar_error
+from labkit.data.tar.members import BoundedInfo
 
 _MAX_EMPTY_READS = 16  # in a row at the end; of a sound tar, tarfile tries twice
 
@@ -33,13 +40,11 @@ class TarStream:
     def __init__(self, source: str | os.PathLike | io.BufferedReader, name: str = "", *, needs_end_mark: bool = False):
         self._needs_end_mark = needs_end_mark
         self._last_whole, self._current = "", ""
+        self.name = name or str(source)
+        is_path = not isinstance(source, io.BufferedReader)
         with ExitStack() as stack:
-            if isinstance(source, io.BufferedReader):
-                self.name = name
-                self._tar = self._open(source, is_seekable=False)
-            else:
-                self.name = name or os.fspath(source)
-                self._tar = self._open(stack.enter_context(open(source, "rb")), is_seekable=True)
+            file = stack.enter_context(open(source, "rb")) if is_path else source
+            self._tar = self._open(file, is_seekable=is_path)
             stack.callback(self._tar.close)
             self._resources = stack.pop_all()
 
@@ -50,7 +55,7 @@ class TarStream:
         self._resources.close()
 
     def __iter__(self) -> Iterator[tarfile.TarInfo]:
-        while (info := self._read_header()) is not None:
+        while (info := self._strictly(self._tar.next)) is not None:
             self._tar.members.clear()  # tarfile would keep them all
             self._last_whole, self._current = self._current, info.name
             yield info
@@ -63,7 +68,7 @@ class TarStream:
     def blocks(self, info: tarfile.TarInfo) -> Iterator[bytes]:
         """Data of the file that was given last."""
         file = self._tar.extractfile(info)
-        while block := self._read_block(file):
+        while block := self._strictly(file.read, BLOCK_BYTES):
             yield block
         self._last_whole = info.name
 
@@ -82,19 +87,10 @@ class TarStream:
                 raise
             raise not_a_tar_error(self.name, error) from error
 
-    def _read_header(self) -> tarfile.TarInfo | None:
-        with self._explained():
-            return self._tar.next()
-
-    def _read_block(self, file: io.BufferedIOBase) -> bytes:
-        with self._explained():
-            return file.read(BLOCK_BYTES)
-
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        """Turn what `tarfile` and the decompressors raise into a TarError."""
+    def _strictly(self, read: Callable[..., Any], *arguments: int) -> Any:
+        """What `read` returns; a TarError for what `tarfile` and the decompressors raise."""
         try:
-            yield
+            return read(*arguments)
         except MemoryError:
             raise
         except _HeaderFault as fault:  # the member before this header is whole
@@ -140,3 +136,50 @@ class _StrictInfo(BoundedInfo):
             if is_source_fault(error):
                 raise
             raise _HeaderFault(f"the header at byte {tar.offset}: {error}") from error
+
+
+def convert_tar(source: str | os.PathLike, target: str | os.PathLike, *, progress: bool = True) -> Path:
+    """Unpack a compressed tar (gzip, bzip2, xz; zstd from Python 3.14 on) to a plain one, with the same members.
+
+    The plain tar is the very stream that was compressed. It is written whole or not at all; a rerun after a kill
+    begins anew. Memory does not grow with what is unpacked; the disk must have room for it.
+
+    Args:
+        source: The compressed tar.
+        target: The plain tar to write; its folder is made if missing.
+        progress: Show a live bar.
+
+    Returns:
+        `target` as a Path.
+
+    Raises:
+        FileNotFoundError: no such `source`.
+        FileExistsError: `target` exists.
+        TarError: `source` is not compressed, cut, damaged or not a tar; names the remedy.
+
+    Taught in: notebooks/09_marigold_storage.ipynb
+    """
+    source, target = Path(source), Path(target)
+    with open(source, "rb") as file:
+        stream = open_unpacked(file, str(source))
+        if stream is None:
+            raise TarError(f"{source} is not compressed: use it as it is")
+        with file_lock(sibling_path(target, ".lock", hidden=True)):
+            if target.exists():
+                raise FileExistsError(f"{target} exists: remove it, or choose another name")
+            bar = progress_bar(show=progress, total=source.stat().st_size, unit="B", unit_scale=True, desc="convert")
+            with atomic_path(target) as partial, bar:
+                with open(partial, "wb") as plain:
+                    while block := _read_block(stream, source):
+                        plain.write(block)
+                        bar.update(file.tell() - bar.n)
+                with TarStream(partial, str(source)) as tar:
+                    deque(tar, maxlen=0)  # raises an error if it is cut or damaged
+    return target
+
+
+def _read_block(stream: BinaryIO, source: Path) -> bytes:
+    try:
+        return stream.read(BLOCK_BYTES)
+    except Exception as error:  # each compression has its own class of error
+        raise damage_error(str(source), error) from error

@@ -1,15 +1,26 @@
-"""TarStream: members and data in order; what is cut or damaged is an error that names the last whole member."""
+"""TarStream: members and data in order; what is cut or damaged is an error that names the last whole member.
 
+convert: the very tar that was compressed, whole or not at all.
+"""
+
+import bz2
 import gzip
 import io
+import lzma
 import os
+import subprocess
+import sys
 import tarfile
+import time
 import zlib
+from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from labkit.data.tar.errors import TarError, TarWarning
-from labkit.data.tar.stream import TarStream
+from labkit.data.tar.stream import TarStream, convert_tar
+from labkit.lab.cli import app
 from tests.tars import make_tar, member, numbered_files
 
 FILE_BYTES = 3 * 512  # of a numbered file: its header and two blocks
@@ -102,3 +113,130 @@ def test_a_failing_network_is_not_damage(whole):
     with pytest.raises(ConnectionError, match="the network is gone") as failure:
         read_all(io.BufferedReader(FailingFile(whole), 4096), name="far.tar")
     assert "far.tar" in failure.value.__notes__[0]
+
+
+# convert.
+
+COMPRESSORS = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress}
+
+
+def plain_tar(count: int = 5, size: int = 700) -> bytes:
+    buffer = io.BytesIO()
+    make_tar(None, [member(f"./a/{n}.jpg", os.urandom(size + n)) for n in range(count)], fileobj=buffer)
+    return buffer.getvalue()
+
+
+def several_streams(data: bytes) -> bytes:
+    """As pigz and bgzip write them."""
+    return gzip.compress(data[:2000]) + gzip.compress(data[2000:])
+
+
+def zstd(data: bytes) -> bytes:
+    return pytest.importorskip("compression.zstd", reason="zstd comes with Python 3.14").compress(data)
+
+
+@pytest.mark.parametrize("compress", [*COMPRESSORS.values(), several_streams, zstd])
+def test_the_plain_tar_is_what_was_compressed(tmp_path, compress):
+    data = plain_tar()
+    source, target = tmp_path / "set.tar.any", tmp_path / "new" / "set.tar"
+    source.write_bytes(compress(data))
+    assert convert_tar(source, target, progress=False) == target
+    assert target.read_bytes() == data
+    assert os.listdir(target.parent) == ["set.tar"]
+
+
+def assert_refused(source: Path, said: str, error: type[OSError] = TarError) -> None:
+    target = source.parent / "out" / "set.tar"
+    with pytest.raises(error, match=said) as failure:
+        convert_tar(source, target, progress=False)
+    assert str(source) in str(failure.value)
+    assert "partial" not in str(failure.value)
+    assert not target.exists()
+    assert not target.parent.exists() or os.listdir(target.parent) == []
+
+
+@pytest.mark.parametrize("kind", COMPRESSORS)
+def test_what_is_cut_or_damaged_is_not_converted(tmp_path, kind):
+    source, plain = tmp_path / f"set.tar.{kind}", plain_tar()
+    data = COMPRESSORS[kind](plain)
+    for cut in (30, len(data) // 2, len(data) - 1):
+        source.write_bytes(data[:cut])
+        assert_refused(source, "cut or damaged .*copy or download it again")
+    source.write_bytes(data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 255]) + data[len(data) // 2 + 1 :])
+    assert_refused(source, "cut or damaged")
+    source.write_bytes(COMPRESSORS[kind](plain[:4000]))  # cut before it was compressed
+    assert_refused(source, r"last whole member is './a/1.jpg'")
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (plain_tar(1), "is not compressed: use it as it is"),
+        (gzip.compress(b"a picture, say" * 100), "is not a tar"),
+        (gzip.compress(b""), "is not a tar"),
+        (b"\x28\xb5\x2f\xfd more", "unpack it by `zstd -d "),
+        (b"\x04\x22\x4d\x18 more", "unpack it by `lz4 -d "),
+        (None, "No such file"),
+    ],
+)
+def test_what_cannot_be_converted(tmp_path, monkeypatch, data, said):
+    monkeypatch.setitem(sys.modules, "compression", None)
+    if data is not None:
+        (tmp_path / "set.tar.x").write_bytes(data)
+    assert_refused(tmp_path / "set.tar.x", said, FileNotFoundError if data is None else TarError)
+
+
+def test_nothing_is_overwritten_and_the_name_comes_last(tmp_path, monkeypatch):
+    source, target = tmp_path / "set.tar.gz", tmp_path / "set.tar"
+    source.write_bytes(gzip.compress(plain_tar()))
+    target.write_text("important")
+    with pytest.raises(FileExistsError, match="remove it, or choose another name"):
+        convert_tar(source, target, progress=False)
+    assert target.read_text() == "important"
+    assert sorted(os.listdir(tmp_path)) == ["set.tar", "set.tar.gz"]
+    target.unlink()
+
+    def full(*paths):
+        raise OSError("no room for a name")
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(OSError, match="no room"):
+        convert_tar(source, target, progress=False)
+    assert os.listdir(tmp_path) == ["set.tar.gz"]
+
+
+def start(source: Path, target: Path) -> subprocess.Popen:
+    command = [sys.executable, "-m", "labkit", "convert", str(source), str(target)]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+
+
+def test_killed_again_and_again_then_two_at_once(tmp_path):
+    data = plain_tar(20, 400_000)
+    source, target = tmp_path / "set.tar.bz2", tmp_path / "out" / "set.tar"
+    source.write_bytes(bz2.compress(data))
+
+    def written() -> int:
+        sizes = [path.stat().st_size for path in target.parent.glob(f".{process.pid}-*.partial")]
+        return max(sizes, default=-1)
+
+    for megabytes in (0, 2, 6):
+        process = start(source, target)
+        while process.poll() is None and written() < megabytes * 1e6:
+            time.sleep(0.002)
+        process.kill()
+        assert process.wait() == -9
+        assert not target.exists()
+        assert written() >= 0
+    both = [start(source, target) for _ in range(2)]
+    said = sorted(process.communicate(timeout=60)[1] for process in both)
+    assert sorted(process.returncode for process in both) == [0, 2]
+    assert said == ["", f"labkit: {target} exists: remove it, or choose another name\n"]
+    assert target.read_bytes() == data
+    assert os.listdir(target.parent) == ["set.tar"]
+
+
+def test_the_command_fails_in_one_line(tmp_path):
+    result = CliRunner().invoke(app, ["convert", str(tmp_path / "missing.tar.gz"), str(tmp_path / "set.tar")])
+    assert result.exit_code == 2
+    assert "missing.tar.gz" in result.stderr
+    assert result.stderr.count("\n") == 1

@@ -24,8 +24,7 @@ from labkit.data.shards.read import read_shards
 from labkit.data.tar.errors import TarError
 from labkit.data.tar.index import SUFFIX, build_index
 from labkit.data.tar.members import plain_name
-from labkit.data.tar.readers import MODES
-from labkit.data.tar.store import TarStore
+from labkit.data.tar.store import MODES, TarStore
 from tests.hardening.fuzz.oracle import empty_folder, may_refuse, split_options, write_input
 from tests.hardening.inputs import fix_tar, image_bytes, sparse_member, tar_bytes
 from tests.tars import Member, member
@@ -105,7 +104,7 @@ def tar_index(data: bytes) -> None:
 
 def _compare(path, index) -> None:
     blob = LocalBlob(path)
-    ours = MODES["index"](blob, lambda: index)
+    ours = MODES["index"](blob, lambda: index)()
     with tarfile.open(path, mode="r:", encoding="utf-8", errors="surrogateescape") as theirs:
         try:
             theirs.getmembers()
