@@ -7,7 +7,7 @@ import errno
 import multiprocessing
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -65,14 +65,11 @@ def file_lock(path: Path) -> Iterator[None]:
             'processes are started while the script is imported: call this under `if __name__ == "__main__":`'
         )
     path.parent.mkdir(parents=True, exist_ok=True)
-    if not has_file_locks():
+    with ExitStack() as held:
+        if has_file_locks():
+            held.enter_context(open_locked(path, "a"))
+            held.callback(path.unlink, missing_ok=True)
         yield
-        return
-    with open_locked(path, "a"):
-        try:
-            yield
-        finally:
-            path.unlink(missing_ok=True)
 
 
 def _open_without_links(path: str, flags: int) -> int:

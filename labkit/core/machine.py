@@ -155,10 +155,9 @@ def env_id() -> str:
 
 def package_version(name: str) -> str | None:
     """Installed version of a distribution, or None."""
-    try:
+    with suppress(PackageNotFoundError):
         return version(name)
-    except PackageNotFoundError:
-        return None
+    return None
 
 
 def _slug(name: str, n_words: int) -> str:

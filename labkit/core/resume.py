@@ -81,10 +81,9 @@ def write_record(path: Path, record: dict, *, indent: int | None = None) -> None
 
 def holds_record(path: Path, record: dict) -> bool:
     """Whether a file holds this very record; a missing or damaged one does not."""
-    try:
+    with suppress(ValueError):
         return read_record(path) == record
-    except ValueError:
-        return False
+    return False
 
 
 @contextmanager

@@ -92,9 +92,8 @@ def load_frame(path: str | os.PathLike) -> pd.DataFrame:
 def _read_csv(path: str | os.PathLike) -> pd.DataFrame:
     """Read text columns as text: pandas would convert the label "1" to a number and "None" to a missing value."""
     options = {"index_col": False, "encoding_errors": "surrogateescape"}
-    others = [name for name in pd.read_csv(path, nrows=0, **options) if name not in _TEXT_COLUMNS]
-    missing = {name: ["", "nan", "NaN"] for name in others}
     text = dict.fromkeys(_TEXT_COLUMNS, object)
+    missing = {name: ["", "nan", "NaN"] for name in pd.read_csv(path, nrows=0, **options) if name not in text}
     return pd.read_csv(path, dtype=text, keep_default_na=False, na_values=missing, **options)
 
 

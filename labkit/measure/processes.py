@@ -36,12 +36,10 @@ def tree_usage() -> Usage:
     """
     own, reaped = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu_s = own.ru_utime + own.ru_stime + reaped.ru_utime + reaped.ru_stime
-    read_bytes = _read_bytes(os.getpid())
-    for pid in _descendants():
-        cpu_s += _cpu_s(pid)
-        if read_bytes is not None:
-            read_bytes += _read_bytes(pid) or 0
-    return Usage(cpu_s, read_bytes)
+    pids, read_bytes = _descendants(), _read_bytes(os.getpid())
+    if read_bytes is not None:
+        read_bytes += sum(_read_bytes(pid) or 0 for pid in pids)
+    return Usage(cpu_s + sum(map(_cpu_s, pids)), read_bytes)
 
 
 class PeakMemory:
@@ -114,11 +112,10 @@ def _descendants() -> list[int]:
 
 
 def _cpu_s(pid: int) -> float:
-    try:
+    with suppress(psutil.Error):
         times = psutil.Process(pid).cpu_times()
-    except psutil.Error:
-        return 0.0  # it has ended: its time counts for its parent
-    return times.user + times.system + getattr(times, "children_user", 0.0) + getattr(times, "children_system", 0.0)
+        return times.user + times.system + getattr(times, "children_user", 0.0) + getattr(times, "children_system", 0.0)
+    return 0.0  # it has ended: its time counts for its parent
 
 
 def _read_bytes(pid: int) -> int | None:

@@ -10,9 +10,7 @@ _ASKING = ("aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", 
 
 
 class _Counter(TorchDispatchMode):
-    def __init__(self):
-        super().__init__()
-        self.count = 0
+    count = 0
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         name = function._schema.name

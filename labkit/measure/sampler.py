@@ -47,26 +47,23 @@ def tree_pss_bytes(pid: int, apart: Collection[int]) -> int:
 
 def serve(pid: int) -> None:
     """Sample the tree of `pid` between `begin` and `end`, until standard input is closed."""
-    peak, pause, waiting, apart = 0, None, [], {os.getpid()}
+    peak, pause, apart = 0, None, {os.getpid()}
     while True:
-        if waiting or select.select([0], [], [], pause)[0]:
-            # os.read, since a buffered reader would hide a second command from select.
-            waiting = waiting or os.read(0, 4096).decode().split()
-            if not waiting:
-                return
-            command, _, pids = waiting.pop(0).partition(":")
+        # os.read, since a buffered reader would hide a second command from select.
+        commands = os.read(0, 4096).decode().split() if select.select([0], [], [], pause)[0] else ["now"]
+        if not commands:
+            return
+        for command, _, pids in (text.partition(":") for text in commands):
             if command == "begin":
                 apart = {os.getpid(), *map(int, filter(None, pids.split(",")))}
                 peak, pause = 0, _INTERVAL_S
-            elif command == "end" or not waiting:  # otherwise the next command is already waiting and will sample
+            elif command == "end" or "end" not in commands:  # otherwise one sample, at the end, is enough
+                start = time.process_time()
                 peak = max(peak, tree_pss_bytes(pid, apart))
+                pause = max(_INTERVAL_S, (time.process_time() - start) / _MAX_SHARE)
             if command == "end":
                 print(peak, flush=True)
                 pause = None
-        else:
-            start = time.process_time()
-            peak = max(peak, tree_pss_bytes(pid, apart))
-            pause = max(_INTERVAL_S, (time.process_time() - start) / _MAX_SHARE)
 
 
 if __name__ == "__main__":

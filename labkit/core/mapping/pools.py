@@ -105,15 +105,14 @@ def process_pool(function: Callable, num_processes: int) -> Iterator[Pool]:
             broken.set_exception(error)
             return broken
 
-    try:
-        yield Pool(submit, unpack_result)
-    except BaseException:
-        lifeline.close()
-        raise
-    finally:
-        executor.shutdown(cancel_futures=True)
-        lifeline.close()
-        worker_end.close()
+    with worker_end, lifeline:
+        try:
+            yield Pool(submit, unpack_result)
+        except BaseException:
+            lifeline.close()
+            raise
+        finally:
+            executor.shutdown(cancel_futures=True)
 
 
 def _start_worker(lifeline: Connection, packed_function: bytes) -> None:

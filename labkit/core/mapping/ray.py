@@ -4,7 +4,7 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 
@@ -20,14 +20,11 @@ _TIMEOUT_S = 5.0
 def joined_cluster(address: str | None, num_tasks: int | None) -> Iterator[int]:
     """How many tasks to keep submitted, while the cluster is joined; a cluster joined earlier stays joined."""
     ray = _import_ray()
-    joins = not ray.is_initialized()
-    if joins:
-        _join(ray, address or os.environ.get("RAY_ADDRESS"))
-    try:
+    with ExitStack() as joined:
+        if not ray.is_initialized():
+            _join(ray, address or os.environ.get("RAY_ADDRESS"))
+            joined.callback(ray.shutdown)
         yield 2 * max(1, int(ray.cluster_resources().get("CPU", 1))) if num_tasks is None else max(1, num_tasks)
-    finally:
-        if joins:
-            ray.shutdown()
 
 
 @contextmanager
