@@ -8,6 +8,7 @@ import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter
 
+from labkit.measure import measured_runs
 from labkit.peers.peer import RAW_PIXELS
 from labkit.peers.table import class_of, peer_table
 
@@ -55,7 +56,7 @@ def group_by_class(loaders: pd.DataFrame) -> dict[str, pd.DataFrame]:
 
 
 def _draw_loader(ax: Axes, row: int, loader: pd.Series, runs: pd.DataFrame, **kwargs: Any) -> None:
-    rates = runs.loc[~runs["is_warmup"].astype(bool), "images_per_s"]
+    rates = measured_runs(runs)["images_per_s"]
     ax.scatter(rates, [row] * len(rates), s=14, color="0.65", zorder=2)
     ax.scatter(loader["images_per_s"], row, **{"s": 42, "zorder": 3, **_STYLES[loader["kind"]], **kwargs})
     text = f"{loader['images_per_s']:,.0f}"

@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from labkit.measure import quiet_summary, speedup_interval
+from labkit.measure import measured_runs, quiet_summary, speedup_interval
 from labkit.peers.adapters import DECODE_LIMIT, MEMCPY_LIMIT
 from labkit.peers.peer import RAW_PIXELS
 
@@ -23,7 +23,7 @@ def peer_table(frame: pd.DataFrame) -> pd.DataFrame:
 
     Taught in: notebooks/13_peers.ipynb
     """
-    runs = _drop_warmups(frame)
+    runs = measured_runs(frame)
     grouped = runs.groupby("variant", sort=False)
     table = grouped[["kind", "source"]].first().join(quiet_summary(frame))  # `note` says what the warning would
     table["antialias"] = _read_antialias(runs)
@@ -48,7 +48,7 @@ def against_best(frame: pd.DataFrame) -> pd.DataFrame:
 
     Taught in: notebooks/13_peers.ipynb
     """
-    table, runs = peer_table(frame), _drop_warmups(frame)
+    table, runs = peer_table(frame), measured_runs(frame)
     own = table[table["kind"] == "labkit"]
     return pd.DataFrame([_compare_with_best(runs, table, name) for name in own.index]).set_index("variant")
 
@@ -61,10 +61,6 @@ def class_of(source: str, antialias: bool | None) -> str:
 def left_out(frame: pd.DataFrame) -> pd.DataFrame:
     """Peers that did not run: `state` is `missing`, with the install command, or `broke`, with the error."""
     return pd.DataFrame(frame.attrs.get("left_out", []), columns=["name", "state", "why"]).set_index("name")
-
-
-def _drop_warmups(frame: pd.DataFrame) -> pd.DataFrame:
-    return frame[~frame["is_warmup"].astype(bool)]
 
 
 def _read_antialias(runs: pd.DataFrame) -> pd.Series:

@@ -7,6 +7,7 @@ import contextlib
 import io
 import multiprocessing
 import os
+import re
 import zlib
 from collections.abc import Callable, Iterable
 from functools import cache
@@ -48,8 +49,9 @@ def broken_files() -> dict[str, bytes]:
         "without its last two bytes.jpeg": whole["jpeg"][:-2],
         "empty.jpeg": b"",
         "text renamed.jpeg": b"this is not an image\n" * 40,
-        "bomb.png": _make_bomb(),
-        "bad chunk.png": _damage_chunk(whole["png"]),
+        "bomb.png": encode_png(20_000, 20_000, 8, 2, b"\0" * 1000),  # claims to hold 400 million pixels
+        # A wrong checksum, and data that does not inflate: such a file has aborted a process.
+        "bad chunk.png": re.sub(rb"(?s)(IDAT).{64}", rb"\1" + b"\xff" * 64, whole["png"], count=1),
     }
 
 
@@ -290,14 +292,3 @@ def _encode_png16(pixels: np.ndarray) -> bytes:
     """A 16-bit RGB PNG, built by hand because Pillow has no such mode."""
     rows = (pixels.astype(">u2") * 257).astype(">u2").reshape(len(pixels), -1)
     return encode_png(pixels.shape[1], pixels.shape[0], 16, 2, b"".join(b"\0" + row.tobytes() for row in rows))
-
-
-def _make_bomb() -> bytes:
-    """A few hundred bytes that claim to hold 400 million pixels."""
-    return encode_png(20_000, 20_000, 8, 2, b"\0" * 1000)
-
-
-def _damage_chunk(png: bytes) -> bytes:
-    """A PNG whose image data has a wrong checksum and does not inflate: such a file has aborted a process."""
-    start = png.index(b"IDAT") + 4
-    return png[:start] + b"\xff" * 64 + png[start + 64 :]

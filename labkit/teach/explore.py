@@ -1,6 +1,8 @@
 """explore(): look at a frame of runs by its factors, with menus in a notebook and a picture everywhere else."""
 
 import textwrap
+from contextlib import suppress
+from importlib import import_module
 from itertools import cycle, islice
 from typing import Any
 
@@ -12,6 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from labkit.core import png_base64, png_bytes, require_choice
+from labkit.measure import measured_runs
 
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 
@@ -43,15 +46,11 @@ class Explorer:
 
     def __init__(self, runs: pd.DataFrame, x: str, hue: str | None, metric: str):
         self.runs, self.x, self.hue, self.metric = runs, x, hue, metric
-        self.where: dict[str, Any] = {}
-        self.controls: dict[str, Any] = {}
-        self.draw()
+        self.where, self.controls = {}, {}
         self._box = self._picture = None
-        try:
-            import ipywidgets
-        except ImportError:
-            return
-        self._make_controls(ipywidgets)
+        self.draw()
+        with suppress(ImportError):
+            self._make_controls(import_module("ipywidgets"))
 
     def draw(self) -> Axes:
         """Draw the current choice again."""
@@ -68,8 +67,7 @@ class Explorer:
 
     def _make_title(self, runs: pd.DataFrame) -> str:
         parts = [f"{factor}: {level}" for factor, level in self.where.items()]
-        pooled = pooled_over(runs, [self.x, self.hue])
-        if pooled:
+        if pooled := pooled_over(runs, [self.x, self.hue]):
             parts.append(f"pooled over {', '.join(pooled)}")
         return "; ".join(parts)
 
@@ -139,25 +137,19 @@ def explore(
 
     Taught in: notebooks/08_shard_formats.ipynb
     """
-    runs = frame[~frame["is_warmup"].astype(bool)]
-    factors = _require_factors(runs)
-    x = require_choice("x", x or ("variant" if "variant" in factors else factors[0]), factors)
-    require_choice("hue", hue or x, factors)
-    require_choice("metric", metric, _available_metrics(runs))
-    hue = hue or next((name for name in factors if _varies_within(runs, name, x)), None)
-    # Menus cannot show a missing level without a name.
-    filled = {name: runs[name].astype(object).where(runs[name].notna(), "not stated") for name in factors}
-    return Explorer(runs.assign(**filled).reset_index(drop=True), x, hue, metric)
-
-
-def _require_factors(runs: pd.DataFrame) -> list[str]:
+    runs = measured_runs(frame).reset_index(drop=True)
     machines = runs["env_id"].unique()
     if len(machines) != 1:
         raise ValueError(f"runs must come from one machine, got {', '.join(map(str, machines)) or 'no runs'}")
     factors = factors_of(runs)
     if not factors:
         raise ValueError("nothing varies between these runs: explore() needs two variants, or two levels of a factor")
-    return factors
+    x = require_choice("x", x or ("variant" if "variant" in factors else factors[0]), factors)
+    require_choice("hue", hue or x, factors)
+    require_choice("metric", metric, _available_metrics(runs))
+    for name in factors:  # menus cannot show a missing level without a name
+        runs[name] = runs[name].astype(object).where(runs[name].notna(), "not stated")
+    return Explorer(runs, x, hue or next(iter(pooled_over(runs, [x])), None), metric)
 
 
 def factors_of(runs: pd.DataFrame) -> list[str]:
@@ -179,12 +171,7 @@ def pooled_over(runs: pd.DataFrame, drawn: list[str | None]) -> list[str]:
     """Factors that vary within the groups that are drawn."""
     groups = runs.groupby(list(dict.fromkeys(name for name in drawn if name)))
     others = [name for name in factors_of(runs) if name not in drawn]
-    return [name for name in others if runs.empty or groups[name].nunique().max() > 1]
-
-
-def _varies_within(runs: pd.DataFrame, factor: str, other: str) -> bool:
-    """Whether `factor` has more than one level where `other` has one."""
-    return factor != other and bool(runs.groupby(other, dropna=False)[factor].nunique(dropna=False).max() > 1)
+    return [name for name in others if groups[name].nunique().max() > 1]
 
 
 def _available_metrics(runs: pd.DataFrame) -> list[str]:

@@ -20,7 +20,7 @@ from labkit.core import Scale, atomic_path, usable_cores, write_atomic
 from labkit.data import ImageDataset, PILDataset
 from labkit.data.pixels import PixelStore
 from labkit.data.stores import Store
-from labkit.measure import DifferentWorkWarning, compare, load_frame, quiet_summary
+from labkit.measure import DifferentWorkWarning, compare, load_frame, measured_runs, quiet_summary
 from labkit.pipeline import Recipe, decode_limit, make_augment, memcpy_limit
 from labkit.pipeline.batch_loader import BatchLoader
 from labkit.pipeline.loader import LoaderConfig, make_loader
@@ -105,7 +105,7 @@ def plot_rungs(data: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     Taught in: notebooks/11_resize_once.ipynb
     """
     summary = quiet_summary(data)  # the dots show how runs vary
-    runs = data[~data["is_warmup"].astype(bool)]
+    runs = measured_runs(data)
     limits = is_limit(summary.index.to_series())
     rungs = summary[~limits]
     ax = ax or plt.subplots(figsize=_figure_size(len(rungs)), layout="constrained")[1]

@@ -10,11 +10,11 @@ import numpy as np
 import pandas as pd
 
 from labkit.core import NOTEBOOK_FOLDER, env_id
-from labkit.measure import RESULTS_VARIABLE, load_frame, quiet_summary, speedup_interval
+from labkit.measure import RESULTS_VARIABLE, load_frame, measured_runs, quiet_summary, speedup_interval
 from labkit.teach.claims.verdicts import Reading
 from labkit.teach.reference import reference_runs
 
-_SCALES = ("ci", "laptop", "gpu")
+_SCALE_RANKS = {"ci": 1, "laptop": 2, "gpu": 3}
 REHEARSAL = "ci scale is a rehearsal"
 NOT_COLD = "the kernel did not confirm that the bytes came from the disk"
 
@@ -29,6 +29,7 @@ class Frames:
     def __init__(self, frames: Iterable[pd.DataFrame]):
         self._runs: dict[str, pd.DataFrame] = {}
         for frame in frames:
+            frame = frame.assign(scale=frame.get("scale", ""))
             self._runs |= {str(name): runs for name, runs in frame.groupby("experiment", sort=False)}
         machines = sorted({str(name) for runs in self._runs.values() for name in runs["env_id"].unique()})
         if machines and machines != [env_id()]:
@@ -40,7 +41,7 @@ class Frames:
     def find(self, pattern: str) -> pd.DataFrame | None:
         """Runs of the experiment that matches (`*` stands for anything), of the largest scale; else None."""
         matches = [runs for experiment, runs in self._runs.items() if fnmatchcase(experiment, pattern)]
-        return max(matches, key=_scale_rank, default=None)
+        return max(matches, key=lambda runs: _SCALE_RANKS.get(runs["scale"].iloc[0], 0), default=None)
 
 
 class _GPUFrames(Frames):
@@ -71,24 +72,17 @@ def read_folder(results: str | os.PathLike | None) -> list[pd.DataFrame]:
         FileNotFoundError: `results` does not exist or holds no frames of this machine; says what to run.
         ValueError: a file in it is not a frame of runs; names it.
     """
-    folder = _default_folder() if results is None else _find_folder(Path(results))
-    return [load_frame(path) for path in sorted(folder.glob("*.csv"))]
-
-
-def _find_folder(results: Path) -> Path:
-    for folder in (results / env_id() / "frames", results / "frames"):
-        if folder.is_dir():
-            return folder
-    raise FileNotFoundError(
-        f"no frames of this machine ({env_id()}) in {results}: `python -m labkit tour` records them"
-    )
-
-
-def _default_folder() -> Path:
-    if collected := os.environ.get(RESULTS_VARIABLE):
-        return Path(collected)
-    here, clone = (root / "results" / env_id() / "frames" for root in (Path(), NOTEBOOK_FOLDER.parent))
-    return here if here.is_dir() else clone
+    if results is not None:
+        folders = [Path(results, env_id(), "frames"), Path(results, "frames")]
+    elif collected := os.environ.get(RESULTS_VARIABLE):
+        folders = [Path(collected)]
+    else:
+        folders = [root / "results" / env_id() / "frames" for root in (Path(), NOTEBOOK_FOLDER.parent)]
+    folder = next(filter(Path.is_dir, folders), None)
+    if results is not None and folder is None:
+        machine = f"this machine ({env_id()})"
+        raise FileNotFoundError(f"no frames of {machine} in {results}: `python -m labkit tour` records them")
+    return [load_frame(path) for path in sorted(folder.glob("*.csv"))] if folder else []
 
 
 def paired(experiment: str, variant: str, baseline: str, *, cold: bool = False) -> Read:
@@ -118,10 +112,8 @@ def separate(quick: tuple[str, str], slow: tuple[str, str], *, cold: bool = Fals
         if one is None or other is None or one["env_id"].iloc[0] != other["env_id"].iloc[0]:
             return None
         rates = [runs["images_per_s"].to_numpy() for runs in (one, other)]
-        origins = [_describe_origin(one), _describe_origin(other, cold=cold)]
-        origin = {name: _join_distinct(origin[name] for origin in origins) for name in origins[0]}
-        ratio = geometric_mean(rates[0]) / geometric_mean(rates[1])
-        n_runs = min(len(one), len(other))
+        ratio, n_runs = geometric_mean(rates[0]) / geometric_mean(rates[1]), min(map(len, rates))
+        origin = _describe_origin(one, other, cold=cold)
         return Reading(ratio, *speedup_interval(*rates), n_runs, note="not interleaved", **origin)
 
     return read
@@ -164,7 +156,7 @@ def _find_runs(frames: Frames, experiment: str, variant: str) -> pd.DataFrame | 
     """Runs of a variant, without warm-ups."""
     runs = frames.find(experiment)
     label = _find_label(runs, variant)
-    return None if label is None else runs[(runs["variant"] == label) & ~runs["is_warmup"].astype(bool)]
+    return None if label is None else measured_runs(runs[runs["variant"] == label])
 
 
 def _find_label(runs: pd.DataFrame | None, pattern: str) -> str | None:
@@ -173,23 +165,10 @@ def _find_label(runs: pd.DataFrame | None, pattern: str) -> str | None:
     return labels[-1] if labels else None
 
 
-def _describe_origin(runs: pd.DataFrame, *, cold: bool = False) -> dict[str, str]:
-    """Fields of a `Reading` that say where it comes from."""
-    counted = runs[~runs["is_warmup"].astype(bool)]
-    scales = list(map(str, counted["scale"].unique())) if "scale" in counted else []
-    is_warm = cold and set(counted["page_cache"]) != {"cold"}
-    return {
-        "experiment": str(counted["experiment"].iloc[0]),
-        "scale": "/".join(scales),
-        "device": "/".join(map(str, counted["device"].unique())),
-        "doubt": "; ".join([REHEARSAL] * ("ci" in scales) + [NOT_COLD] * is_warm),
-    }
-
-
-def _join_distinct(names: Iterable[str]) -> str:
-    return "; ".join(dict.fromkeys(name for name in names if name))
-
-
-def _scale_rank(runs: pd.DataFrame) -> int:
-    scale = str(runs["scale"].iloc[0]) if "scale" in runs else ""
-    return _SCALES.index(scale) if scale in _SCALES else -1
+def _describe_origin(*frames: pd.DataFrame, cold: bool = False) -> dict[str, str]:
+    """Fields of a `Reading` that say where it comes from; with `cold`, the last frame has to be of cold runs."""
+    counted = [measured_runs(frame) for frame in frames]
+    names = {name: pd.concat(counted)[name].astype(str).unique() for name in ("experiment", "scale", "device")}
+    is_warm = cold and set(counted[-1]["page_cache"]) != {"cold"}
+    doubts = [REHEARSAL] * ("ci" in names["scale"]) + [NOT_COLD] * is_warm
+    return {**{name: "; ".join(values) for name, values in names.items()}, "doubt": "; ".join(doubts)}

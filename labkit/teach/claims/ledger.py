@@ -6,6 +6,7 @@ tested as a ratio of two of its figures, or as a direction if it has only one fi
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -277,8 +278,8 @@ LEDGER = (
         "no figure",
         (
             _trial_test("a rerun with as many workers", "03", trials.seeded_again),
-            _trial_test("a rerun with another number of workers", "03", trials.seeded_with_other_workers),
-            _trial_test("a data set with a generator of its own", "03", trials.seeded_with_own_generator),
+            _trial_test("a rerun with another number of workers", "03", partial(trials.seeded_again, num_workers=1)),
+            _trial_test("a data set with its own generator", "03", partial(trials.seeded_again, own_generator=True)),
         ),
         note="Libraries that keep a generator, as Albumentations does, are the last case.",
     ),

@@ -27,15 +27,14 @@ Trial = Callable[[], tuple[bool, str] | None]
 
 def read_trial(trial: Trial) -> Read:
     """Reading of a trial, which runs once per process."""
+    once = functools.cache(trial)
 
-    @functools.cache
-    def read_once() -> Reading:
-        result = trial()
-        doubt = "" if result else "this system does not allow the trial"
-        passed, note = result or (None, "")
+    def read(frames: Frames) -> Reading:
+        passed, note = once() or (None, "")
+        doubt = "this system does not allow the trial" if passed is None else ""
         return Reading(passed=passed, note=note, experiment="tried on the spot", doubt=doubt)
 
-    return lambda frames: read_once()
+    return read
 
 
 def persistent_without_workers() -> tuple[bool, str]:
@@ -86,7 +85,7 @@ def seed_worker(worker: int) -> None:
     random.seed(seed)
 
 
-def _draw_two_epochs(num_workers: int, own_generator: bool = False) -> torch.Tensor:
+def _draw_two_epochs(num_workers: int, own_generator: bool) -> torch.Tensor:
     loader = DataLoader(
         Draws(own_generator), batch_size=2, shuffle=True, num_workers=num_workers, persistent_workers=True,
         worker_init_fn=seed_worker, generator=torch.Generator().manual_seed(0),
@@ -94,24 +93,15 @@ def _draw_two_epochs(num_workers: int, own_generator: bool = False) -> torch.Ten
     return torch.cat([batch for _ in range(2) for batch in loader])
 
 
-def _compare_epochs(first: torch.Tensor, second: torch.Tensor) -> tuple[bool, str]:
-    same = torch.equal(first, second)
+def seeded_again(num_workers: int = 2, own_generator: bool = False) -> tuple[bool, str]:
+    """Does a second run give the samples of the first, which had two workers?
+
+    Args:
+        num_workers: Workers of the second run.
+        own_generator: The data set, or a library in it, has its own generator.
+    """
+    same = torch.equal(_draw_two_epochs(2, own_generator), _draw_two_epochs(num_workers, own_generator))
     return same, f"two epochs {'come out the same' if same else 'differ'}"
-
-
-def seeded_again() -> tuple[bool, str]:
-    """Does a second run with the same number of workers give the same samples?"""
-    return _compare_epochs(_draw_two_epochs(2), _draw_two_epochs(2))
-
-
-def seeded_with_other_workers() -> tuple[bool, str]:
-    """Does a run with another number of workers give the same samples?"""
-    return _compare_epochs(_draw_two_epochs(2), _draw_two_epochs(1))
-
-
-def seeded_with_own_generator() -> tuple[bool, str]:
-    """Does a second run give the same samples if the data set, or a library in it, has its own generator?"""
-    return _compare_epochs(_draw_two_epochs(2, own_generator=True), _draw_two_epochs(2, own_generator=True))
 
 
 def reading_back() -> tuple[bool, str]:

@@ -233,8 +233,8 @@ def test_trials_say_what_happens():
     assert claim_trials.persistent_without_workers()[0] is True
     assert claim_trials.clamped_on_one_cpu()[0] is True
     assert claim_trials.seeded_again()[0] is True
-    assert claim_trials.seeded_with_other_workers()[0] is False
-    assert claim_trials.seeded_with_own_generator()[0] is False
+    assert claim_trials.seeded_again(num_workers=1)[0] is False
+    assert claim_trials.seeded_again(own_generator=True)[0] is False
     assert claim_trials.reading_back()[0] is False
 
 
