@@ -1,67 +1,47 @@
-"""Training loops whose stalls are known: naps and busy loops of a known length, that also note how long they were.
+"""Training loops whose stalls are known: on a clock that stands still between them, or with real workers and naps."""
 
-On a busy machine a nap of 20 ms takes longer, and in the next second less long again. So what `diagnose` should say is
-reckoned from notes, of the time in which it ran loader and step together.
-"""
-
-import multiprocessing
-import statistics
 import time
+from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from unittest import mock
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from labkit.tuning.stalls import Diagnosis, diagnose
-from labkit.tuning.training_loop import LoopParts
-
 BATCH = 4
-_CAUSES = ("step", "fetch", "prepare", "copy", "hand_over")
-_NOT_TRAINING = -1
 
 
-class Notes:
-    """Seconds by cause and round while training, of all processes: forked workers write into the same memory."""
+class Clock:
+    """Stands in for `time`. It moves by what a stall says, and a microsecond a reading, however busy the machine is."""
 
-    def __init__(self, rounds: int = 1):
-        self._rounds = rounds
-        self._seconds, self._times = (multiprocessing.Array(kind, rounds * len(_CAUSES)) for kind in "dq")
-        self._round = multiprocessing.Value("q", _NOT_TRAINING)
+    def __init__(self):
+        self.wall_s = self.cpu_s = 0.0
 
-    @contextmanager
-    def while_training(self) -> Iterator[None]:
-        train, rounds = LoopParts.train, iter(range(self._rounds))
+    def perf_counter(self) -> float:
+        self.wall_s += 1e-6
+        return self.wall_s
 
-        def noted(parts: LoopParts, n: int) -> float:
-            self._round.value = next(rounds)
-            try:
-                return train(parts, n)
-            finally:
-                self._round.value = _NOT_TRAINING
+    def process_time(self) -> float:
+        return self.cpu_s
 
-        with mock.patch.object(LoopParts, "train", noted):
-            yield
+    def sleep(self, seconds: float) -> None:
+        self.wall_s += seconds
 
-    @contextmanager
-    def __call__(self, cause: str) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        if (number := self._round.value) == _NOT_TRAINING:
-            return
-        position = number * len(_CAUSES) + _CAUSES.index(cause)
-        with self._seconds.get_lock():
-            self._seconds[position] += time.perf_counter() - start
-            self._times[position] += 1
+    def burn(self, seconds: float) -> None:
+        self.wall_s, self.cpu_s = self.wall_s + seconds, self.cpu_s + seconds
 
-    def medians(self) -> dict[str, float]:
-        """Seconds a time: the median of the rounds, as `diagnose` takes it."""
-        noted: dict[str, list[float]] = {}
-        for cause, seconds, times in zip(_CAUSES * self._rounds, self._seconds, self._times, strict=True):
-            noted.setdefault(cause, []).extend([seconds / times] if times else [])
-        return {cause: statistics.median(seconds) for cause, seconds in noted.items() if seconds}
+
+class RealClock:
+    sleep = staticmethod(time.sleep)
+
+    @staticmethod
+    def burn(seconds: float) -> None:
+        """Use the processor for so long."""
+        until = time.thread_time() + seconds
+        while time.thread_time() < until:
+            pass
 
 
 @dataclass(frozen=True)
@@ -86,61 +66,41 @@ class Stalls:
         }  # fmt: skip
         return {name: value / together for name, value in seconds.items()}
 
-    def diagnosed(self, *, rounds: int, **options) -> tuple[Diagnosis, dict[str, float]]:
-        """What `diagnose` says, and what it should say."""
-        notes, options = Notes(rounds), {"rounds": rounds, "device": "fake", **options}
-        with notes.while_training():
-            found = diagnose(self.loader(notes), lambda batch: self.train(batch, notes), **options)
-        return found, replace(self, **notes.medians()).shares()
-
-    def loader(self, notes: Notes) -> DataLoader:
+    def loader_and_step(self, clock: Any) -> tuple[DataLoader, Any]:
+        """For `diagnose`, with device="fake"; workers are processes where the clock is real."""
         options = {"persistent_workers": True, "multiprocessing_context": "fork"} if self.num_workers else {}
-        collate = _Collate(self.hand_over, notes)
-        _makers[id(collate)] = collate
-        return DataLoader(_Slow(self, notes), BATCH, num_workers=self.num_workers, collate_fn=collate, **options)
-
-    def train(self, batch: "Batch", notes: Notes) -> None:
-        with notes("step"):
-            time.sleep(self.step)
-        if self.copy and batch.on_host:
-            with notes("copy"):
-                time.sleep(self.copy)
+        kind = SimulatedWorkers if self.num_workers and isinstance(clock, Clock) else DataLoader
+        collate = partial(_collate, hand_over=self.hand_over)
+        loader = kind(_Slow(self, clock), BATCH, num_workers=self.num_workers, collate_fn=collate, **options)
+        return loader, lambda batch: clock.sleep(self.step + self.copy * batch.on_host)
 
 
 @dataclass(frozen=True)
 class _Slow(Dataset):
-    """A batch at a time, so that a note is one of a batch."""
-
     stalls: Stalls
-    notes: Notes
+    clock: Any
 
     def __len__(self) -> int:
-        return 400
+        return 4000
 
     def __getitems__(self, indices: list[int]) -> list[torch.Tensor]:
-        if self.stalls.fetch:
-            with self.notes("fetch"):
-                time.sleep(self.stalls.fetch)
-        if self.stalls.prepare:
-            with self.notes("prepare"):
-                _burn(self.stalls.prepare)
+        self.clock.sleep(self.stalls.fetch)
+        self.clock.burn(self.stalls.prepare)
         return [torch.full((3, 8, 8), index % 255, dtype=torch.uint8) for index in indices]
 
 
-def _burn(seconds: float) -> None:
-    """Use the processor for so long."""
-    until = time.thread_time() + seconds
-    while time.thread_time() < until:
-        pass
+class SimulatedWorkers(DataLoader):
+    """Batches when torch's workers would have them ready: each begins one when it is free and the queue has room."""
 
-
-@dataclass(frozen=True)
-class _Collate:
-    hand_over: float
-    notes: Notes
-
-    def __call__(self, samples: list[torch.Tensor]) -> "Batch":
-        return Batch(torch.stack(samples), self)
+    def __iter__(self) -> Iterator["Batch"]:
+        stalls, clock = self.dataset.stalls, self.dataset.clock
+        taken_s = deque([clock.wall_s] * self.num_workers * self.prefetch_factor)
+        ready_s = deque([clock.wall_s] * self.num_workers)
+        for indices in self.batch_sampler:
+            ready_s.append(max(taken_s.popleft(), ready_s.popleft()) + stalls.fetch + stalls.prepare)
+            clock.sleep(max(0.0, ready_s[-1] - clock.wall_s) + stalls.hand_over)
+            taken_s.append(clock.wall_s)
+            yield Batch(torch.zeros(len(indices), 3, 8, 8), stalls.hand_over)
 
 
 @dataclass
@@ -148,26 +108,24 @@ class Batch:
     """Arrives after a nap, where it comes from a worker; `to` takes it off the host."""
 
     images: torch.Tensor
-    made_by: _Collate
+    hand_over: float
     on_host: bool = True
-    shape: tuple = field(init=False)
 
-    def __post_init__(self):
-        self.shape = tuple(self.images.shape)
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.images.shape
 
     def to(self, device) -> "Batch":
-        return Batch(self.images, self.made_by, on_host=False)
+        return Batch(self.images, self.hand_over, on_host=False)
 
     def __reduce__(self):
-        return _arrive, (self.images, id(self.made_by))
+        return _arrive, (self.images, self.hand_over)
 
 
-_makers: dict[int, _Collate] = {}  # notes cannot be pickled; forked workers know the same objects
+def _arrive(images: torch.Tensor, hand_over: float) -> Batch:
+    time.sleep(hand_over)
+    return Batch(images, hand_over)
 
 
-def _arrive(images: torch.Tensor, maker: int) -> Batch:
-    made_by = _makers[maker]
-    if made_by.hand_over:
-        with made_by.notes("hand_over"):
-            time.sleep(made_by.hand_over)
-    return Batch(images, made_by)
+def _collate(samples: list[torch.Tensor], hand_over: float) -> Batch:
+    return Batch(torch.stack(samples), hand_over)

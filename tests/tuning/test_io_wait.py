@@ -5,13 +5,15 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import cv2
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from labkit.tuning import io_wait
-from labkit.tuning.io_wait import CoreTime, core_time, making_in_one_process
+from labkit.tuning.io_wait import CoreTime, Making, core_time, making_in_one_process, waiting_of
 from labkit.tuning.stalls import diagnose
+from tests.stalling import RealClock, Stalls
 
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
@@ -111,3 +113,65 @@ def _counted():
     """/proc/stat, by proc(5)."""
     user, nice, system, _, _, irq, softirq, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
     return CoreTime((user + nice + system + irq + softirq) * _TICK_S, steal * _TICK_S)
+
+
+def test_global_generators_are_given_back():
+    torch.manual_seed(3)
+    expected = torch.rand(3)
+    torch.manual_seed(3)
+    making_in_one_process(DataLoader(TensorDataset(torch.zeros(40, 3)), 4, shuffle=True), limit_s=1, n_batches=3)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_threads_are_given_back():
+    before = (torch.get_num_threads(), cv2.getNumThreads())
+    seen = _Seen(lambda: (torch.get_num_threads(), cv2.getNumThreads()))
+    making_in_one_process(DataLoader(seen, 4), limit_s=1, n_batches=1)
+    assert set(seen.noted) == {(1, 1)}
+    assert (torch.get_num_threads(), cv2.getNumThreads()) == before
+
+
+def test_the_same_batches_are_made():
+    whole = _Seen()
+    making_in_one_process(DataLoader(whole, None, sampler=[5, 7, 6]), limit_s=1, n_batches=2)
+    assert whole.indices == [5, 7, 6]
+
+    class Stream(IterableDataset):
+        def __iter__(self):
+            return iter(range(9))
+
+    sizes = []
+    stream = DataLoader(Stream(), 4, drop_last=True, collate_fn=lambda batch: sizes.append(len(batch)))
+    assert making_in_one_process(stream, limit_s=1, n_batches=5).seconds > 0
+    assert sizes == [4, 4]
+
+
+@pytest.mark.alone
+def test_waiting_is_no_computing():
+    napping, burning = (Stalls(**{cause: 0.02}).loader_and_step(RealClock)[0] for cause in ("fetch", "prepare"))
+    assert making_in_one_process(napping, limit_s=2, n_batches=5).waiting > 0.9
+    assert making_in_one_process(burning, limit_s=2, n_batches=5).waiting < 0.2
+
+
+def test_any_loader_waits_while_nothing_is_computed():
+    loader = SimpleNamespace(num_threads=2)
+    assert waiting_of(loader, 2.0, 1.0) == Making(None, 0.75)
+    assert waiting_of(SimpleNamespace(num_workers=4), 2.0, 2.0) == Making(None, 0.75)
+    assert waiting_of([], 0.5, 0.125) == Making(None, 0.75)
+    assert waiting_of([], 1.0, 3.0) == Making(None, 0.0)  # more threads than it says
+    assert waiting_of([], 0.0, 0.0) == Making(None, 0.0)
+
+
+class _Seen(Dataset):
+    """Notes which samples were asked for, and what a function said then."""
+
+    def __init__(self, note=lambda: None):
+        self.indices, self.noted, self.note = [], [], note
+
+    def __len__(self):
+        return 16
+
+    def __getitem__(self, index):
+        self.indices.append(index)
+        self.noted.append(self.note())
+        return torch.zeros(3, 8, 8)
