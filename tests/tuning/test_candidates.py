@@ -18,21 +18,19 @@ def two_cores(monkeypatch):
 
 
 class TestModel:
-    def test_one_process_makes_then_trains(self):
-        assert expected_s(0, Making(0.3, 0.0), 0.1, 0.1, cores=2) == pytest.approx(0.4)
-
-    def test_workers_share_the_making_but_not_more_than_the_cores(self):
-        assert expected_s(2, Making(0.3, 0.0), 0.0, 0.0, cores=2) == pytest.approx(0.15)
-        assert expected_s(8, Making(0.3, 0.0), 0.0, 0.0, cores=2) == pytest.approx(0.15)
-
-    def test_waiting_needs_no_core(self):
-        assert expected_s(8, Making(0.4, 1.0), 0.0, 0.0, cores=2) == pytest.approx(0.05)
-
-    def test_a_step_on_the_cpu_takes_cores_from_the_workers(self):
-        assert expected_s(2, Making(0.1, 0.0), 0.1, 0.2, cores=2) == pytest.approx(0.15)
-
-    def test_nothing_is_faster_than_the_step(self):
-        assert expected_s(64, Making(0.1, 1.0), 0.5, 0.0, cores=2) == 0.5
+    @pytest.mark.parametrize(
+        ("num_workers", "making", "step_s", "step_cpu_s", "seconds"),
+        [
+            (0, Making(0.3, 0.0), 0.1, 0.1, 0.4),  # one process makes, then trains
+            (2, Making(0.3, 0.0), 0.0, 0.0, 0.15),  # workers share the making
+            (8, Making(0.3, 0.0), 0.0, 0.0, 0.15),  # but not more than the cores
+            (8, Making(0.4, 1.0), 0.0, 0.0, 0.05),  # waiting needs no core
+            (2, Making(0.1, 0.0), 0.1, 0.2, 0.15),  # a step on the CPU takes cores from the workers
+            (64, Making(0.1, 1.0), 0.5, 0.0, 0.5),  # nothing is faster than the step
+        ],
+    )
+    def test_what_is_expected_on_two_cores(self, num_workers, making, step_s, step_cpu_s, seconds):
+        assert expected_s(num_workers, making, step_s, step_cpu_s, cores=2) == pytest.approx(seconds)
 
     @pytest.mark.parametrize(("step_s", "may"), [(0.1, True), (0.07, False)])
     def test_whether_the_default_may_keep_up(self, step_s, may):

@@ -6,7 +6,9 @@ import pytest
 import torch
 
 import labkit as lk
-from labkit.tuning import candidates as field, decoder_choice
+from labkit.tuning import decoder_choice
+from labkit.tuning.candidates import with_decoder
+from labkit.tuning.decoder_choice import fastest_decoder
 
 pytestmark = pytest.mark.alone
 
@@ -17,36 +19,40 @@ def photos(first_photos):
     return lk.ImageDataset(store, transform=lk.make_augment("light", "v2", part="geometry"))
 
 
-class TestDecoder:
-    def test_a_slow_one_is_left(self, photos, monkeypatch):
-        def slow_pil(data, decoder):
-            time.sleep(0.02 * (decoder == "pil"))
-            return torch.zeros(3, 4, 4, dtype=torch.uint8)
+@pytest.fixture
+def decoding(monkeypatch):
+    """`decoding(how)` calls `how(decoder)` instead of decoding."""
 
-        monkeypatch.setattr(decoder_choice, "decode", slow_pil)
-        name, frame = decoder_choice.fastest_decoder(lk.ImageDataset(photos.store, decoder="pil"), limit_s=2)
-        assert name not in (None, "pil", "pil_draft")
-        assert set(frame["variant"]) == set(lk.DECODERS) - {"pil_draft"} - set(lk.missing_decoders())
+    def replace(how):
+        image = torch.zeros(3, 4, 4, dtype=torch.uint8)
+        monkeypatch.setattr(decoder_choice, "decode", lambda data, decoder: (how(decoder), image)[1])
 
-    def test_one_that_cannot_read_the_files_is_left_out(self, photos, monkeypatch):
-        def only_pil(data, decoder):
-            if decoder != "pil":
-                raise lk.DecodeError("no")
-            return torch.zeros(3, 4, 4, dtype=torch.uint8)
-
-        monkeypatch.setattr(decoder_choice, "decode", only_pil)
-        assert decoder_choice.fastest_decoder(lk.ImageDataset(photos.store, decoder="pil"), limit_s=1)[0] is None
-
-    def test_other_data_sets_have_none_to_choose(self, photos):
-        for dataset in ([0, 1], lk.PILDataset(photos.store)):
-            assert decoder_choice.fastest_decoder(dataset, limit_s=1) == (None, None)
-
-    def test_the_data_set_keeps_its_own(self, photos):
-        other = field.with_decoder(photos, "pil")
-        assert (photos.decoder, other.decoder) == ("turbojpeg", "pil")
-        assert torch.equal(lk.decode(photos.store.read(photos.keys[0]), "pil"), _undone(other)[0][0])
+    return replace
 
 
-def _undone(dataset):
-    dataset.transform = None
-    return dataset
+def test_a_slow_one_is_left(photos, decoding):
+    decoding(lambda decoder: time.sleep(0.02 * (decoder == "pil")))
+    name, frame = fastest_decoder(lk.ImageDataset(photos.store, decoder="pil"), limit_s=2)
+    assert name not in (None, "pil", "pil_draft")
+    assert set(frame["variant"]) == set(lk.DECODERS) - {"pil_draft"} - set(lk.missing_decoders())
+
+
+def test_one_that_cannot_read_the_files_is_left_out(photos, decoding):
+    def only_pil(decoder):
+        if decoder != "pil":
+            raise lk.DecodeError("no")
+
+    decoding(only_pil)
+    assert fastest_decoder(lk.ImageDataset(photos.store, decoder="pil"), limit_s=1)[0] is None
+
+
+def test_other_data_sets_have_none_to_choose(photos):
+    for dataset in ([0, 1], lk.PILDataset(photos.store)):
+        assert fastest_decoder(dataset, limit_s=1) == (None, None)
+
+
+def test_the_data_set_keeps_its_own(photos):
+    other = with_decoder(photos, "pil")
+    other.transform = None
+    assert (photos.decoder, other.decoder) == ("turbojpeg", "pil")
+    assert torch.equal(lk.decode(photos.store.read(photos.keys[0]), "pil"), other[0][0])

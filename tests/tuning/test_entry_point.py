@@ -54,25 +54,22 @@ def test_a_function_of_a_package():
     assert named_function("os.path:join") is sys.modules["os.path"].join
 
 
-@pytest.mark.parametrize("name", ["make", ":make", "train:", "train.py:make", ""])
-def test_another_form(name):
-    with pytest.raises(
-        CannotDiagnose, match=re.escape(f"{name!r}: write module:function, such as train:make_training")
-    ):
-        named_function(name)
+FORM = ": write module:function, such as train:make_training for train.py in this folder"
+NO_MODULE = "there is no module {} here ({}) and none is installed"
 
 
-def test_a_relative_module():
-    with pytest.raises(CannotDiagnose, match=r"'\.train:make': name the module .* without a leading dot"):
-        named_function(".train:make")
-
-
-@pytest.mark.parametrize("name", ["not_there", "labkit.not_there", "not_there.at_all"])
-def test_no_such_module(name, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        *((name, f"{name!r}{FORM}") for name in ("make", ":make", "train:", "train.py:make", "")),
+        (".train:make", "'.train:make': name the module from the current folder, without a leading dot"),
+        *((f"{name}:make", NO_MODULE.format(name, "{}")) for name in ("not_there", "labkit.no", "not_there.at_all")),
+    ],
+)
+def test_names_that_name_nothing(name, says, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    expected = rf"^there is no module {re.escape(name)} here \({re.escape(str(tmp_path))}\) and none is installed$"
-    with pytest.raises(CannotDiagnose, match=expected):
-        named_function(f"{name}:make")
+    with pytest.raises(CannotDiagnose, match=f"^{re.escape(says.format(tmp_path))}$"):
+        named_function(name)
 
 
 def test_what_the_script_lacks_is_its_own_error(script):
