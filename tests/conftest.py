@@ -2,9 +2,11 @@
 
 import os
 import re
+from contextlib import suppress
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from unittest import mock
 
 import matplotlib
 import psutil
@@ -31,15 +33,13 @@ def _no_process_is_left():
 
 def _own_children() -> list[psutil.Process]:
     """Without the two servers that `multiprocessing` starts once and keeps."""
-    children = psutil.Process().children()
-    return [child for child in children if not {"resource_tracker", "forkserver"} & set(_words(child))]
 
+    def is_kept(process: psutil.Process) -> bool:
+        with suppress(psutil.NoSuchProcess):
+            return re.search(r"\b(resource_tracker|forkserver)\b", " ".join(process.cmdline())) is not None
+        return False
 
-def _words(process: psutil.Process) -> list[str]:
-    try:
-        return re.findall(r"\w+", " ".join(process.cmdline()))
-    except psutil.NoSuchProcess:
-        return []
+    return [child for child in psutil.Process().children() if not is_kept(child)]
 
 
 def pytest_collection_modifyitems(items):
@@ -54,23 +54,18 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(autouse=True)
-def _no_open_figures():
-    """A figure left open would be drawn into by the next test."""
-    yield
+def _nothing_is_left_for_the_next_test():
+    """Variables that the command line sets for its kernels, a recorder, guesses that would be scored, open figures."""
+    with mock.patch.dict(os.environ):
+        yield
     from matplotlib import pyplot
 
-    pyplot.close("all")
-
-
-@pytest.fixture(autouse=True)
-def _no_guesses():
-    """A guess of one test would be marked, and scored, in the next ones; a recorder would keep what they measure."""
-    yield
     from labkit.measure import guess_log, set_recorder
 
     set_recorder(None)
     guess_log.guesses.clear()
     guess_log._session_outcomes.clear()
+    pyplot.close("all")
 
 
 @pytest.fixture
@@ -81,15 +76,6 @@ def recorded_frames(tmp_path):
 
     set_recorder(FolderRecorder(tmp_path / "frames"))
     return tmp_path / "frames"
-
-
-@pytest.fixture(autouse=True)
-def _same_environment():
-    """The command line sets variables for the kernels that it starts: they end with the test."""
-    before = dict(os.environ)
-    yield
-    os.environ.clear()
-    os.environ.update(before)
 
 
 N_PHOTOS = 24

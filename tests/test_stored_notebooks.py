@@ -25,25 +25,21 @@ def _code(node):
 
 def problems(node) -> list[str]:
     """What is wrong with a notebook's stored run."""
-    found, cells = [], _code(node)
-    if [cell.execution_count for cell in cells] != list(range(1, len(cells) + 1)):
-        found.append("not one whole run in order")
-    outputs = [(cell, output) for cell in cells for output in cell.outputs]
-    if any(output.output_type == "error" for _, output in outputs):
-        found.append("a stored error")
-    if any(output.get("name") == "stderr" for _, output in outputs):
-        found.append("stderr noise")
-    if re.search(r"(?<![\w.])/(home|root|tmp|usr|work|Users|mnt|opt|var)/", json.dumps([dict(o) for _, o in outputs])):
-        found.append("an absolute path")
-    if any("it/s]" in str(output) or "run/s]" in str(output) for _, output in outputs):
-        found.append("a progress bar")
-    for cell in cells:
-        drawn = any("image/png" in output.get("data", {}) for output in cell.outputs)
-        if re.search(r"^(ax = )?lk\.plot_\w+\(", cell.source, re.MULTILINE) and not drawn:
-            found.append(f"no plot under {cell.source.splitlines()[0]!r}")
-        if "NBVAL_CHECK_OUTPUT" in cell.source and not cell.outputs:
-            found.append("a checked cell without output")
-    return found
+    cells = _code(node)
+    outputs = [output for cell in cells for output in cell.outputs]
+    text = json.dumps(outputs)
+    plots = [cell for cell in cells if re.search(r"^(ax = )?lk\.plot_\w+\(", cell.source, re.MULTILINE)]
+    checked = [cell for cell in cells if "NBVAL_CHECK_OUTPUT" in cell.source]
+    found = {
+        "not one whole run in order": [cell.execution_count for cell in cells] != list(range(1, len(cells) + 1)),
+        "a stored error": any(output.output_type == "error" for output in outputs),
+        "stderr noise": any(output.get("name") == "stderr" for output in outputs),
+        "an absolute path": re.search(r"(?<![\w.])/(home|root|tmp|usr|work|Users|mnt|opt|var)/", text),
+        "a progress bar": "it/s]" in text or "run/s]" in text,
+        "no plot under a plotting call": not all("image/png" in json.dumps(cell.outputs) for cell in plots),
+        "a checked cell without output": not all(cell.outputs for cell in checked),
+    }
+    return [problem for problem, is_there in found.items() if is_there]
 
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
@@ -106,14 +102,6 @@ def test_the_checks_can_fail(change, problem):
     assert problem in " ".join(problems(node))
 
 
-def _nbval(folder, source, stored):
-    outputs = [new_output("stream", name="stdout", text=stored)] if stored else []
-    nbformat.write(_stored((source, outputs)), folder / "some.ipynb")
-    options = ["-q", "-c", str(REPO / "pyproject.toml"), "-p", "no:cacheprovider"]
-    command = [sys.executable, "-m", "pytest", *options, "some.ipynb"]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
-
-
 @pytest.mark.parametrize(
     ("source", "stored", "code"),
     [
@@ -125,5 +113,9 @@ def _nbval(folder, source, stored):
     ids=["unchanged", "a changed checked output", "a changed free output", "a broken cell"],
 )
 def test_nbval_turns_red(tmp_path, source, stored, code):
-    ran = _nbval(tmp_path, source, stored)
+    outputs = [new_output("stream", name="stdout", text=stored)] if stored else []
+    nbformat.write(_stored((source, outputs)), tmp_path / "some.ipynb")
+    options = ["-q", "-c", str(REPO / "pyproject.toml"), "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", *options, "some.ipynb"]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert ran.returncode == code, ran.stdout
