@@ -127,12 +127,13 @@ def labkit_home() -> Path:
 def environment() -> dict[str, str | int | float]:
     """What measurements depend on: CPU, cores, memory, GPU, operating system and library versions."""
     import psutil
+    import torch
 
     return {
         "cpu": _cpu_name(),
         "usable_cores": usable_cores(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30),
-        "gpu": _gpu_name(),
+        "gpu": torch.cuda.get_device_name(0) if torch.cuda.is_available() else "",
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
         **{name: found for name in _VERSIONS if (found := package_version(name))},
@@ -146,9 +147,8 @@ def env_id() -> str:
     """
     facts = environment()
     minor = [".".join(str(facts.get(name, "")).split(".")[:2]) for name in ("python", *_VERSIONS)]
-    digest = hashlib.sha256(
-        repr([facts["cpu"], facts["usable_cores"], facts["memory_gib"], facts["gpu"], minor]).encode()
-    )
+    measured_on = [facts[name] for name in ("cpu", "usable_cores", "memory_gib", "gpu")]
+    digest = hashlib.sha256(repr([*measured_on, minor]).encode())
     parts = [_slug(str(facts["cpu"]), 3), f"{facts['usable_cores']}c", _slug(str(facts["gpu"]), 3) or "cpu"]
     return "-".join([*parts, digest.hexdigest()[:6]])
 
@@ -170,9 +170,3 @@ def _cpu_name() -> str:
         if name := re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE):
             return name[1]
     return platform.processor() or platform.machine()
-
-
-def _gpu_name() -> str:
-    import torch
-
-    return torch.cuda.get_device_name(0) if torch.cuda.is_available() else ""

@@ -29,8 +29,11 @@ def make_frame(rows: Iterable[dict[str, Any]], **factors: Any) -> pd.DataFrame:
 
     User names, passwords and queries are removed from URLs in labels and factors, since frames are saved and shown.
     """
+    import torch
+
     frame = pd.DataFrame(list(rows))
-    defaults = {"env_id": env_id(), "device": _default_device(), "scale": scale().name, "rung": True}
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    defaults = {"env_id": env_id(), "device": device, "scale": scale().name, "rung": True}
     for name, value in {**defaults, **factors}.items():
         if name not in frame:
             frame[name] = value
@@ -120,9 +123,3 @@ def _frame_from_seconds(seconds: Iterable[float], label: str, n_images: int, tim
         for number, run in enumerate(seconds)
     ]  # fmt: skip
     return make_frame(rows, experiment=timer)
-
-
-def _default_device() -> str:
-    import torch
-
-    return "cuda" if torch.cuda.is_available() else "cpu"

@@ -75,8 +75,7 @@ def plot_speedup(
     ax = ax or _make_axes(len(others) + 0.6)
     runs = measured_runs(data)
     for row, (label, estimate) in enumerate(others.iterrows()):
-        _draw_ratios(ax, row, runs[runs["variant"] == label], runs[runs["variant"] == base])
-        _draw_estimate(ax, row, estimate, **kwargs)
+        _draw_comparison(ax, row, runs, (label, base), estimate, **kwargs)
         if label in guesses:
             ax.scatter(guesses[label].speedup, row - 0.28, marker="v", s=70, color=_GUESS, zorder=4)
             keep_outcome(runs, guesses[label], estimate)
@@ -107,8 +106,7 @@ def plot_ladder(data: pd.DataFrame, *, ax: Axes | None = None, **kwargs: Any) ->
     runs = measured_runs(data)
     for row, (_, rung) in enumerate(rungs.iterrows()):
         own = runs[runs["experiment"] == rung["experiment"]]
-        _draw_ratios(ax, row, own[own["variant"] == rung["variant"]], own[own["variant"] == rung["baseline"]])
-        _draw_estimate(ax, row, rung, **kwargs)
+        _draw_comparison(ax, row, own, (rung["variant"], rung["baseline"]), rung, **kwargs)
     _label_ratios(ax, *_rung_labels(rungs))
     return ax
 
@@ -248,16 +246,15 @@ def _label(label: str, runs: pd.DataFrame) -> str:
     return f"{label} (simulated)" if simulated and "simulated" not in label else label
 
 
-def _draw_ratios(ax: Axes, row: int, own: pd.DataFrame, base: pd.DataFrame) -> None:
+def _draw_comparison(ax: Axes, row: int, runs: pd.DataFrame, pair: tuple, estimate: pd.Series, **kwargs: Any) -> None:
+    """Draw the ratio of each round of a variant and its baseline, and the estimate with its interval, as one row."""
+    own, base = (runs[runs["variant"] == label] for label in pair)
     if are_interleaved(own, base):
         ratios = paired_ratios(own, base)["speedup"]
     else:
         ratios = own["images_per_s"] / base["images_per_s"].median()
     jitter = np.linspace(-0.12, 0.12, len(ratios)) if len(ratios) > 1 else [0.0]
     ax.scatter(ratios, row + np.asarray(jitter), s=16, color=_RUNS, zorder=2)
-
-
-def _draw_estimate(ax: Axes, row: int, estimate: pd.Series, **kwargs: Any) -> None:
     speedup, low, high = estimate["speedup"], estimate["ci_low"], estimate["ci_high"]
     reach = [[max(0, speedup - low)], [max(0, high - speedup)]] if np.isfinite([low, high]).all() else None
     face = "white" if estimate["verdict"] == "inconclusive" else _ESTIMATE

@@ -4,8 +4,8 @@ import multiprocessing
 import os
 import subprocess
 import sys
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -17,19 +17,15 @@ fcntl = pytest.importorskip("fcntl", reason="this system has no file locks")
 def test_never_two_at_once(tmp_path):
     holders, most = [], []
 
-    def hold_often():
-        for _ in range(50):
-            with file_lock(tmp_path / "new" / "lock"):
-                holders.append(1)
-                most.append(len(holders))
-                time.sleep(0.0005)
-                holders.pop()
+    def hold(_):
+        with file_lock(tmp_path / "new" / "lock"):
+            holders.append(1)
+            most.append(len(holders))
+            time.sleep(0.0005)
+            holders.pop()
 
-    threads = [threading.Thread(target=hold_often) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(hold, range(200)))
     assert most == [1] * 200
     assert os.listdir(tmp_path / "new") == []
 

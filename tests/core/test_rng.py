@@ -2,21 +2,25 @@
 
 import random
 
+import numpy as np
 import pytest
 import torch
 
 from labkit.core.rng import preserve_rng_state
 
 
-def test_global_state_stays_after_an_error():
-    before = random.getstate(), torch.get_rng_state()
+def test_all_generators_are_restored_after_an_error():
+    own = torch.Generator()
+    drawn = []
 
-    @preserve_rng_state()
+    def draw() -> tuple[float, ...]:
+        return random.random(), np.random.random(), torch.rand(1).item(), torch.rand(1, generator=own).item()
+
+    @preserve_rng_state(own)
     def fail():
-        random.seed(1), torch.manual_seed(1)
+        drawn.append(draw())
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         fail()
-    assert random.getstate() == before[0]
-    assert torch.equal(torch.get_rng_state(), before[1])
+    assert draw() == drawn[0]
