@@ -17,11 +17,12 @@ from labkit.data.depth.reference import FAR_PLANE, QUANTILES, require_valid_dept
 
 
 class _View(NamedTuple):
-    """The pixels of the cropped picture that make the result: int64 rows and columns, and which the mask keeps."""
+    """The pixels of the cropped picture that make the result: int64 rows and columns, and which lie in the region."""
 
     rows: np.ndarray
     columns: np.ndarray
     inside: np.ndarray
+    region: tuple[slice, slice]
 
     def select(self, pixels: np.ndarray) -> np.ndarray:
         return pixels.take(self.rows, axis=0).take(self.columns, axis=1)
@@ -31,30 +32,28 @@ def fast_sample(pictures: dict[str, np.ndarray], preset: Preset, *, train: bool,
     """The tensors of `plain_sample`, bit for bit."""
     crop = preset.crop_slices(*pictures["rgb"].shape[:2])
     pictures = {column: pixels[crop] for column, pixels in pictures.items()}
-    height, width = pictures["rgb"].shape[:2]
-    region = region_slices(preset.region(train=train), height, width)
-    view = _make_view(height, width, preset.train_size if train else None, region, flipped)
-    kinds = {"raw": _depth_tensors(pictures["depth"], preset, view, region if train else None)}
+    sides = pictures["rgb"].shape[:2]
+    region = region_slices(preset.region(train=train), *sides)
+    view = _make_view(sides, (train and preset.train_size) or sides, region, flipped)
+    raw = _depth_tensors(pictures["depth"], preset, view, train)
     if "filled" in pictures:
-        kinds["filled"] = _depth_tensors(pictures["filled"], preset, view, region if train else None)
+        filled = _depth_tensors(pictures["filled"], preset, view, train)
     else:
-        kinds["filled"] = {name: tensor.clone() for name, tensor in kinds["raw"].items()}
+        filled = {name: tensor.clone() for name, tensor in raw.items()}
     if train:
-        kinds["filled"]["depth_{}_norm"][~kinds["filled"]["valid_mask_{}"]] = FAR_PLANE
-    depth = {name.format(kind): tensors[name] for name in kinds["raw"] for kind, tensors in kinds.items()}
+        filled["depth_{}_norm"][~filled["valid_mask_{}"]] = FAR_PLANE
+    depth = {name.format(kind): tensors[name] for name in raw for kind, tensors in (("raw", raw), ("filled", filled))}
     return {**_rgb_tensors(view.select(pictures["rgb"])), **depth}
 
 
-def _make_view(
-    height: int, width: int, size: tuple[int, int] | None, region: tuple[slice, slice], flipped: bool
-) -> _View:
-    rows, columns = (_nearest_pixels(*sides) for sides in zip((height, width), size or (height, width), strict=True))
+def _make_view(sides: tuple[int, int], new_sides: tuple[int, int], region: tuple[slice, slice], flipped: bool) -> _View:
+    rows, columns = map(_nearest_pixels, sides, new_sides)
     if flipped:
-        columns = width - 1 - columns  # mirror first: mirroring a resized picture would pick other neighbours
+        columns = sides[1] - 1 - columns  # mirror first: mirroring a resized picture would pick other neighbours
     in_rows, in_columns = (
         (pixels >= part.start) & (pixels < part.stop) for pixels, part in zip((rows, columns), region, strict=True)
     )
-    return _View(rows, columns, in_rows[:, None] & in_columns)
+    return _View(rows, columns, in_rows[:, None] & in_columns, region)
 
 
 @cache
@@ -69,17 +68,15 @@ def _rgb_tensors(pixels: np.ndarray) -> dict[str, Tensor]:
     return {"rgb_int": torch.from_numpy(planes).int(), "rgb_norm": torch.from_numpy(_rgb_table().take(planes))}
 
 
-def _depth_tensors(
-    pixels: np.ndarray, preset: Preset, view: _View, region: tuple[slice, slice] | None
-) -> dict[str, Tensor]:
-    """Depth in metres, its mask and, if a training region is given, normalised depth."""
+def _depth_tensors(pixels: np.ndarray, preset: Preset, view: _View, train: bool) -> dict[str, Tensor]:
+    """Depth in metres, its mask and, in training, normalised depth."""
     metres, valid = _depth_tables(preset)
     selected = view.select(pixels)
     linear = torch.from_numpy(metres.take(selected))[None]
     mask = torch.from_numpy(valid.take(selected) & view.inside)[None]
     tensors = {"depth_{}_linear": linear, "valid_mask_{}": mask}
-    if region is not None:
-        tensors["depth_{}_norm"] = scale_depth(linear, _near_far(pixels[region], preset))
+    if train:
+        tensors["depth_{}_norm"] = scale_depth(linear, _near_far(pixels[view.region], preset))
     return tensors
 
 
@@ -105,10 +102,8 @@ def _near_far(pixels: np.ndarray, preset: Preset) -> Tensor:
     last_ranks = counts.cumsum()
     require_valid_depths(last_ranks[-1])
     ranks = torch.tensor(QUANTILES).to(_rank_dtype()) * (last_ranks[-1].item() - 1)
-    below, above = (
-        torch.from_numpy(metres[values[np.searchsorted(last_ranks, rank.long().numpy(), side="right")]])
-        for rank in (ranks, ranks.ceil())
-    )
+    neighbours = torch.stack([ranks, ranks.ceil()]).long().numpy()
+    below, above = torch.from_numpy(metres[values[np.searchsorted(last_ranks, neighbours, side="right")]])
     return torch.lerp(below, above, (ranks - ranks.long()).float())
 
 

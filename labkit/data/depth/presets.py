@@ -63,6 +63,7 @@ def region_slices(name: str | None, height: int, width: int) -> tuple[slice, sli
     return slice(top, bottom), slice(left, right)
 
 
+_REMEDY = "labkit.make_depth(root, count) makes pairs and a list"
 _KITTI_CROP = (352, 1216)
 
 PRESETS = {
@@ -106,21 +107,17 @@ def read_list(path: str | os.PathLike, preset: Preset) -> FileList:
         FileNotFoundError: there is no such file.
         ValueError: a line has a wrong number of columns, or there is no pair; names the file, the line and a remedy.
     """
-    path, rows, lines, n_without_depth = Path(path), [], [], 0
+    path, names_by_line, number = Path(path), {}, 0
     for number, line in enumerate(_read_lines(path), 1):
         names = line.split()
         _check_columns(names, f"line {number} of {path}", preset)
-        if names[1] == "None":  # KITTI has pictures without a depth map
-            n_without_depth += 1
-        else:
-            rows.append(names[: len(preset.columns)])
-            lines.append(number)
-    if not lines:
-        raise ValueError(
-            f"{path} names no pair that has a depth: labkit.make_depth(root, count) makes pairs and a list"
-        )
-    columns = map(PackedStrings, zip(*rows, strict=True))
-    return FileList(path, dict(zip(preset.columns, columns, strict=True)), np.array(lines, np.int64), n_without_depth)
+        if names[1] != "None":  # KITTI has pictures without a depth map
+            names_by_line[number] = names[: len(preset.columns)]
+    if not names_by_line:
+        raise ValueError(f"{path} names no pair that has a depth: {_REMEDY}")
+    columns = map(PackedStrings, zip(*names_by_line.values(), strict=True))
+    lines = np.fromiter(names_by_line, np.int64)
+    return FileList(path, dict(zip(preset.columns, columns, strict=True)), lines, number - len(lines))
 
 
 def _read_lines(path: Path) -> list[str]:
@@ -129,8 +126,7 @@ def _read_lines(path: Path) -> list[str]:
         with open(path, encoding="utf-8", errors="surrogateescape") as file:
             return file.readlines()
     except (FileNotFoundError, IsADirectoryError) as error:
-        remedy = "labkit.make_depth(root, count) makes pairs and a list"
-        raise FileNotFoundError(f"{path} is not a list file: {remedy}") from error
+        raise FileNotFoundError(f"{path} is not a list file: {_REMEDY}") from error
 
 
 def _check_columns(names: list[str], place: str, preset: Preset) -> None:

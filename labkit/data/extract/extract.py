@@ -1,6 +1,7 @@
 """Extract tars, each into a folder of its own that appears whole, whatever is killed on the way."""
 
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -58,7 +59,7 @@ def extract_tars(
     check_engine(engine, num_workers, address)
     root = Path(root).absolute()
     jobs = _make_jobs(archives, root)
-    run = partial(_map_collecting_errors, engine=engine, num_workers=num_workers, address=address, unit="archive")
+    run = partial(_map_jobs, engine=engine, num_workers=num_workers, address=address, unit="archive")
     pending = jobs if verify else list(filterfalse(_is_extracted, jobs))
     missing_bytes, failures = run(_missing_bytes, pending, progress=progress, description="check")
     _check_space(root, sum(missing_bytes.values()))
@@ -109,9 +110,7 @@ class _Job(NamedTuple):
             return plan_members(str(self.archive), members)
 
 
-def _map_collecting_errors(
-    function: Callable[[_Job], Any], jobs: list[_Job], **options: Any
-) -> tuple[dict[_Job, Any], dict[str, str]]:
+def _map_jobs(function: Callable, jobs: list[_Job], **options: Any) -> tuple[dict[_Job, Any], dict[str, str]]:
     """Results of the jobs that did not fail, and the failures by archive."""
     try:
         return dict(zip(jobs, map_items(function, jobs, **options), strict=True)), {}
@@ -136,12 +135,10 @@ def _make_jobs(archives: str | os.PathLike | Iterable[str | os.PathLike], root: 
 
 
 def _folder_name(archive: Path) -> str:
-    for suffix in sorted(TAR_SUFFIXES, key=len, reverse=True):
-        name = archive.name.removesuffix(suffix)
-        if name != archive.name and not name.startswith(".") and name:
-            return name
-    endings = " ".join(TAR_SUFFIXES)
-    raise ValueError(f"{archive.name} gives no name for a folder: it must be a name and one of {endings}")
+    endings = "|".join(map(re.escape, TAR_SUFFIXES))
+    if found := re.fullmatch(rf"([^.].*?)({endings})", archive.name, re.DOTALL):
+        return found[1]
+    raise ValueError(f"{archive.name} gives no name for a folder: add one of {' '.join(TAR_SUFFIXES)} to a name")
 
 
 def _is_extracted(job: _Job) -> bool:
@@ -193,15 +190,10 @@ def _check_extracted(job: _Job, verify: bool) -> None:
     """The folder that is there must be this archive's, by its record or, with `verify`, by its bytes."""
     if verify:
         if found := find_differences(job.archive, job.plan(), job.final):
-            raise OSError(
-                f"{job.final} differs from {job.archive} ({_listed(found)}): remove the folder and extract again"
-            )
+            raise OSError(f"{job.final} differs from {job.archive} ({_listed(found)}): remove the folder, run again")
         write_record(job.record_path, job.make_record())
     elif not job.is_recorded():
-        raise FileExistsError(
-            f"{job.final} exists, and was not extracted from {job.archive} as it is now: remove it, or compare them "
-            "(verify)"
-        )
+        raise FileExistsError(f"{job.final} was not extracted from {job.archive} as it is now: remove it, or verify it")
 
 
 def _listed(found: list[str]) -> str:

@@ -26,7 +26,7 @@ def unpack(archive: Path, plan: Plan, tree: Path, progress: bool) -> None:
         for info, paths in _planned_members(stream, plan):
             if info.isdir():
                 folders[paths[0]] = info
-                inside.make_folder(paths[0])
+                inside.enter(paths[0])
             else:
                 _write_member(stream, info, paths, half, inside)
             bar.update(info.size)
@@ -36,13 +36,13 @@ def unpack(archive: Path, plan: Plan, tree: Path, progress: bool) -> None:
 
 def find_differences(archive: Path, plan: Plan, tree: Path) -> list[str]:
     """How the members under `tree` differ from those of the archive; more files may lie there."""
-    found = []
     with TarStream(archive) as stream:
-        for info, paths in _planned_members(stream, plan):
-            for path in paths:
-                if difference := _find_difference(stream, info, tree / path, tree / paths[0]):
-                    found.append(f"{path or '.'!r} {difference}")
-    return found
+        return [
+            f"{path or '.'!r} {difference}"
+            for info, paths in _planned_members(stream, plan)
+            for path in paths
+            if (difference := _find_difference(stream, info, tree / path, tree / paths[0]))
+        ]
 
 
 def _planned_members(stream: TarStream, plan: Plan) -> Iterator[tuple[tarfile.TarInfo, list[str]]]:
@@ -100,16 +100,13 @@ def _find_difference(stream: TarStream, info: tarfile.TarInfo, path: Path, first
     if info.isdir():
         return "" if path.is_dir() else "is not a folder"
     if info.issym():
-        return "" if _is_link_to(path, path_from_key(info.linkname)) else "is not the same link"
+        is_same = path.is_symlink() and os.readlink(path) == path_from_key(info.linkname)
+        return "" if is_same else "is not the same link"
     if path.is_symlink() or not path.is_file():
         return "is not a file"
     if (size := path.stat().st_size) != info.size:
         return f"has {size} bytes, not {info.size}"
     return "" if _has_data_of(stream, info, path, first) else "has other contents"
-
-
-def _is_link_to(path: Path, target: str) -> bool:
-    return path.is_symlink() and os.readlink(path) == target
 
 
 def _has_data_of(stream: TarStream, info: tarfile.TarInfo, path: Path, first: Path) -> bool:

@@ -68,6 +68,7 @@ def find_case_collision(plan: Plan) -> tuple[str, str] | None:
     return None
 
 
+@dataclass
 class _NamedTree:
     """What members make of each path, as far as read.
 
@@ -75,11 +76,10 @@ class _NamedTree:
     folders, links, sizes: By number; a link has its target, a file its size.
     """
 
-    def __init__(self):
-        self.numbers: dict[str, int] = {}
-        self.folders: set[int] = set()
-        self.links: dict[int, str] = {}
-        self.sizes: dict[int, int] = {}
+    numbers: dict[str, int] = field(default_factory=dict)
+    folders: set[int] = field(default_factory=set)
+    links: dict[int, str] = field(default_factory=dict)
+    sizes: dict[int, int] = field(default_factory=dict)
 
     def add(self, number: int, info: tarfile.TarInfo) -> None:
         if number == MAX_MEMBERS:

@@ -3,12 +3,13 @@
 import errno
 import os
 import shutil
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-class Tree:
+class Tree(AbstractContextManager):
     """The folder at `root`, made if missing. A context manager.
 
     Names are `/`-separated, and checked before. Each step down starts from an open folder and follows no link: where a
@@ -21,9 +22,6 @@ class Tree:
         self._top = os.open(root, _OPEN_FOLDER)
         self._folder, self._descriptor = "", os.dup(self._top)
 
-    def __enter__(self) -> "Tree":
-        return self
-
     def __exit__(self, *exception: object) -> None:
         os.close(self._descriptor)
         os.close(self._top)
@@ -31,11 +29,7 @@ class Tree:
     def has(self, path: str) -> bool:
         """Whether something lies there, a link to nothing included."""
         folder, name = self._enter_parent(path)
-        try:
-            os.stat(name, dir_fd=folder, follow_symlinks=False)
-        except FileNotFoundError:
-            return False
-        return True
+        return os.access(name, os.F_OK, dir_fd=folder, follow_symlinks=False)
 
     def put(self, file: Path, path: str) -> None:
         """Rename `file`, from beside the root, to its place."""
@@ -50,9 +44,6 @@ class Tree:
         except OSError:
             shutil.copy2(self.root / path, file, follow_symlinks=False)
 
-    def make_folder(self, path: str) -> None:
-        self._enter(path)
-
     def set_time(self, path: str, time_ns: int) -> None:
         folder, name = self._enter_parent(path)
         os.utime(name, ns=(time_ns, time_ns), dir_fd=folder, follow_symlinks=False)
@@ -60,9 +51,10 @@ class Tree:
     def _enter_parent(self, path: str) -> tuple[int, str]:
         """The folder that `path` lies in, open until the next call, and the last part of `path`."""
         folder, _, name = path.rpartition("/")
-        return self._enter(folder), name or "."
+        return self.enter(folder), name or "."
 
-    def _enter(self, folder: str) -> int:
+    def enter(self, folder: str) -> int:
+        """Make the folder if it is missing, and open it until the next call."""
         if folder != self._folder:
             descriptor = os.dup(self._top)
             for part in filter(None, folder.split("/")):
@@ -75,11 +67,9 @@ class Tree:
 def _open_subfolder(parent: int, name: str, path: Path) -> int:
     """Open the folder `name`, made if missing, and close its parent."""
     try:
-        try:
-            return os.open(name, _OPEN_FOLDER, dir_fd=parent)
-        except FileNotFoundError:
+        with suppress(FileExistsError):
             os.mkdir(name, dir_fd=parent)
-            return os.open(name, _OPEN_FOLDER, dir_fd=parent)
+        return os.open(name, _OPEN_FOLDER, dir_fd=parent)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENOTDIR):
             text = f"{path}: {name!r} is a link or a file where a folder was: another process writes here"

@@ -37,17 +37,12 @@ def build_pixels(
         raise PixelError(f"{path} is not built: the source holds no image")
     folder = sibling_path(path, ".parts")
     with file_lock(sibling_path(path, ".lock", hidden=True)):
-        _check_parts_folder(folder)
+        if foreign := foreign_names(folder, _OWN_NAMES.fullmatch):  # the folder will be removed
+            raise PixelError(f"{folder} holds {foreign[0]!r}, which no build wrote: move it, or choose another path")
         if not _is_built(path, origin):
             _make_parts(store, folder, parts, options)
             _join_parts(path, folder, origin, parts)
         _remove_parts(folder)
-
-
-def _check_parts_folder(folder: Path) -> None:
-    """The folder will be removed: nothing may be there but what a build writes."""
-    if foreign := foreign_names(folder, _OWN_NAMES.fullmatch):
-        raise PixelError(f"{folder} holds {foreign[0]!r}, not written by a build: move it away, or choose another path")
 
 
 def _is_built(path: Path, origin: Origin) -> bool:

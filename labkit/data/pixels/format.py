@@ -39,7 +39,8 @@ _HEADER = struct.Struct("<8sII3QI32s16s32x")
 _CHECKSUM = struct.Struct("<I")
 HEADER_BYTES = _HEADER.size + _CHECKSUM.size
 
-REBUILD = "remove it and build it again with labkit.PixelStore.build(source, path)"
+_BUILD = "labkit.PixelStore.build(source, path)"
+REBUILD = f"remove it and build it again with {_BUILD}"
 
 
 class PixelError(ValueError):
@@ -129,34 +130,20 @@ def read_head(path: Path) -> Head:
                 raise PixelError(f"{path} is damaged: its index is not one of {n_images} images; {REBUILD}")
             rows = file.read(index_bytes)
     except FileNotFoundError:
-        raise FileNotFoundError(f"{path} does not exist: make it with labkit.PixelStore.build(source, path)") from None
+        raise FileNotFoundError(f"{path} does not exist: make it with {_BUILD}") from None
     except IsADirectoryError:
         raise PixelError(f"{path} is a folder, not a pixel store: name a file") from None
     if zlib.crc32(rows) != crc:
         raise PixelError(f"{path} is damaged: its index does not match its checksum; {REBUILD}")
-    index = _unpack_index(path, rows, n_images)
-    _check_bounds(path, index, file_bytes)
+    index = _unpack_index(path, rows, n_images, file_bytes)
     origin = Origin(digest, short_side, decoder.rstrip(b"\0").decode("ascii", "backslashreplace"))
     return Head(header, origin, index, file_bytes)
-
-
-def _check_bounds(path: Path, index: Index, file_bytes: int) -> None:
-    """Check that every image is where the format puts it: no view reaches beyond the file or into another image."""
-    bytes_in_all = 3 * index.shapes.prod(axis=1, dtype=np.float64).sum()  # integers would overflow
-    if len(index) and index.shapes.min() > 0 and bytes_in_all <= file_bytes:
-        expected, size = laid_out(index.keys, index.shapes, index.crcs)
-        if size == file_bytes and np.array_equal(expected.offsets, index.offsets):
-            return
-    raise PixelError(f"{path} is damaged: its index does not match its images, or leads out of the file; {REBUILD}")
 
 
 def _check_header(path: Path, header: bytes) -> None:
     if not header.startswith(MAGIC):
         begins = f"it begins with {header[:8]!r}" if header else "it is empty"
-        raise PixelError(
-            f"{path} is not a pixel store ({begins}): make one, under another name, with "
-            "labkit.PixelStore.build(source, path)"
-        )
+        raise PixelError(f"{path} is not a pixel store ({begins}): make one, under another name, with {_BUILD}")
     if len(header) < HEADER_BYTES:
         raise PixelError(f"{path} is cut short: it has {len(header)} bytes; {REBUILD}")
     if zlib.crc32(header[: _HEADER.size]) != _CHECKSUM.unpack_from(header, _HEADER.size)[0]:
@@ -166,13 +153,20 @@ def _check_header(path: Path, header: bytes) -> None:
         raise PixelError(f"{path} is of version {version}, this labkit reads {VERSION}: update labkit, or {REBUILD}")
 
 
-def _unpack_index(path: Path, rows: bytes, n_images: int) -> Index:
+def _unpack_index(path: Path, rows: bytes, n_images: int, file_bytes: int) -> Index:
+    """The index, if every image is where the format puts it: no view reaches beyond the file or into another image."""
     try:
         offsets = np.frombuffer(rows, "<u8", n_images).astype(np.int64)
         key_offsets = np.frombuffer(rows, "<u8", n_images + 1, 8 * n_images).astype(np.int64)
         shapes = np.frombuffer(rows, "<i4", 2 * n_images, 8 + 16 * n_images).astype(np.int32).reshape(n_images, 2)
         crcs = np.frombuffer(rows, "<u4", n_images, 8 + 24 * n_images).astype(np.uint32)
         block = np.frombuffer(rows, np.uint8, -1, 8 + 28 * n_images).copy()  # else all of `rows` stays in memory
-        return Index(PackedStrings.from_arrays(block, key_offsets), offsets, shapes, crcs)
+        keys = PackedStrings.from_arrays(block, key_offsets)
     except ValueError as error:
         raise PixelError(f"{path} is damaged: its index is not one of {n_images} images; {REBUILD}") from error
+    bytes_in_all = 3 * shapes.prod(axis=1, dtype=np.float64).sum()  # integers would overflow
+    if n_images and shapes.min() > 0 and bytes_in_all <= file_bytes:
+        index, size = laid_out(keys, shapes, crcs)
+        if size == file_bytes and np.array_equal(index.offsets, offsets):
+            return index
+    raise PixelError(f"{path} is damaged: its index does not match its images, or leads out of the file; {REBUILD}")

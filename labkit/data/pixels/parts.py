@@ -5,6 +5,7 @@ import json
 import os
 import zlib
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -87,11 +88,10 @@ def shrink(image: Tensor, short_side: int) -> np.ndarray:
 
 def _is_made(path: Path, origin: Origin) -> bool:
     """Whether the part is there, of this origin, and intact: after a loss of power a file may be incomplete."""
-    try:
+    with suppress(FileNotFoundError, PixelError):
         part = PixelMap(path)
-    except (FileNotFoundError, PixelError):
-        return False
-    return part.head.origin == origin and all(map(part.is_sound, range(len(part))))
+        return part.head.origin == origin and all(map(part.is_sound, range(len(part))))
+    return False
 
 
 def _load_images(store: Store, part: Part) -> Iterator[np.ndarray]:

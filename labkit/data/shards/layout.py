@@ -26,12 +26,9 @@ class Sample(NamedTuple):
     label: int
 
     @property
-    def label_member(self) -> str:
-        return self.member.rpartition(".")[0] + ".cls"
-
-    @property
-    def label_data(self) -> bytes:
-        return str(self.label).encode()
+    def label_file(self) -> tuple[str, bytes]:
+        """Name and data of the member beside the image."""
+        return self.member.rpartition(".")[0] + ".cls", str(self.label).encode()
 
 
 def member_names(keys: Iterable[str]) -> list[str]:
@@ -70,7 +67,8 @@ def _escape(key: str) -> str:
 
 def sample_bytes(sample: Sample) -> int:
     """Bytes that a sample takes in a tar: image and label, each with its header and padding."""
-    members = ((sample.label_member, len(sample.label_data)), (sample.member, sample.n_bytes))
+    label_name, label = sample.label_file
+    members = ((label_name, len(label)), (sample.member, sample.n_bytes))
     return sum(_header_bytes(name, size) + -(-size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE for name, size in members)
 
 
@@ -101,8 +99,8 @@ def write_tar(path: Path, samples: Iterable[Sample], store) -> None:
                         f"{sample.store_key} has {len(data)} bytes where {sample.n_bytes} were counted: something "
                         "writes to the store; wait for it, then run again"
                     )
-                tar.addfile(_header(sample.label_member, len(sample.label_data)), io.BytesIO(sample.label_data))
-                tar.addfile(_header(sample.member, len(data)), io.BytesIO(data))
+                for name, content in (sample.label_file, (sample.member, data)):
+                    tar.addfile(_header(name, len(content)), io.BytesIO(content))
         file.flush()
         os.fsync(file.fileno())
 

@@ -60,9 +60,7 @@ def read_shard(shards: ShardList, url: str) -> Iterator[dict[str, Any]]:
             _check_member_name(member, name)
             yield {"fname": member, "data": data, "__url__": name}
         if expected_sha256 and hashing.finish() != expected_sha256:
-            raise ValueError(
-                f"{name} does not have the SHA-256 of its manifest: copy it again, or write the shards again"
-            )
+            raise ValueError(f"{name} does not have the SHA-256 of its manifest: copy it again, or write it again")
     yield {}
 
 
@@ -109,10 +107,7 @@ def _is_shard(place: str | os.PathLike) -> bool:
 def _refuse_commands(places: list[str]) -> None:
     """WebDataset's own `gopen` runs what follows `pipe:` in a shell; here no list of shards runs anything."""
     if any(place.startswith("pipe:") for place in places):
-        raise ValueError(
-            "`pipe:` in a list of shards is a command, which labkit does not run: name paths or URLs (http(s)://, "
-            "s3://, or another scheme of fsspec)"
-        )
+        raise ValueError("`pipe:` in a list of shards is a command, which labkit does not run: name paths or URLs")
 
 
 def _expand(places: Any) -> list[str]:

@@ -11,17 +11,10 @@ from labkit.data.shards.layout import Sample, member_names, sample_bytes
 from labkit.data.stores import HasSizes, Store
 
 
-class PlannedShard(NamedTuple):
-    """A shard to write: its file name, and its samples in order."""
-
-    name: str
-    samples: list[Sample]
-
-
 class Plan(NamedTuple):
-    """All shards of a set. Labels index into `classes`; `digest` is the SHA-256 of names, sizes and labels."""
+    """The samples of each shard by its file name. `digest` is the SHA-256 of names, sizes and labels."""
 
-    shards: list[PlannedShard]
+    shards: dict[str, list[Sample]]
     classes: list[str]
     digest: str
 
@@ -32,7 +25,7 @@ def make_plan(store: Store, max_count: int, max_bytes: int, seed: int | None, pr
     if seed is not None:
         samples = [samples[position] for position in np.random.default_rng(seed).permutation(len(samples))]
     parts = _split(samples, max_count, max_bytes)
-    shards = [PlannedShard(f"shard-{number:06d}.tar", part) for number, part in enumerate(parts)]
+    shards = {f"shard-{number:06d}.tar": part for number, part in enumerate(parts)}
     digest = hashlib.sha256()
     for sample in samples:
         digest.update(f"{sample.member}\0{sample.n_bytes}\0{sample.label}\0".encode(errors="surrogateescape"))

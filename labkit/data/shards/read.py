@@ -129,18 +129,11 @@ class ShardDataset(IterableDataset):
         require_int("shuffle_initial", self.shuffle_initial)
         if self.samples_per_rank is not None:
             require_int("samples_per_rank", self.samples_per_rank)
+        self.urls, self.classes = self.shards.urls, self.shards.classes
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # the only state that workers share
         self._parent_place: Place | None = None
         self._skips = SkipLog() if self.on_error == "skip" else None
         self._has_warned = False
-
-    @property
-    def urls(self) -> list[str]:
-        return self.shards.urls
-
-    @property
-    def classes(self) -> list[str] | None:
-        return self.shards.classes
 
     @property
     def skipped(self) -> list[Skipped]:

@@ -1,6 +1,7 @@
 """Measure how well a shuffle buffer shuffles."""
 
 from tempfile import gettempdir
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -28,22 +29,11 @@ def shuffle_quality(n_samples: int, shuffle: int, *, initial: int = 100, n_shard
     """
     from scipy.stats import spearmanr
 
+    numbers = {f"all/{number:09d}.png": str(number).encode() for number in range(n_samples)}
+    store = SimpleNamespace(keys=lambda: list(numbers), read=numbers.__getitem__)
     with ScratchFolder(gettempdir()) as folder:
         max_count = -(-n_samples // n_shards)
-        root = write_shards(_Numbered(n_samples), folder, max_count=max_count, engine="threads", progress=False)
+        root = write_shards(store, folder, max_count=max_count, engine="threads", progress=False)
         dataset = read_shards(root, shuffle=shuffle, shuffle_initial=initial, seed=seed)
         order = [int(sample["png"]) for sample in dataset.samples()]
     return float(spearmanr(np.arange(n_samples), order).statistic)
-
-
-class _Numbered:
-    """A store whose samples hold their number."""
-
-    def __init__(self, n_samples: int):
-        self._n_samples = n_samples
-
-    def keys(self) -> list[str]:
-        return [f"all/{number:09d}.png" for number in range(self._n_samples)]
-
-    def read(self, key: str) -> bytes:
-        return str(int(key.removeprefix("all/").removesuffix(".png"))).encode()

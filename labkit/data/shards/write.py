@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 from functools import partial
 from pathlib import Path
@@ -10,15 +11,14 @@ from labkit.core import (
     atomic_path,
     check_same_job,
     claim_folder,
-    is_file_key,
     read_record,
     remove_leftovers,
     require_int,
     write_record,
 )
 from labkit.core.mapping import map_items
-from labkit.data.shards.layout import sha256_of, write_tar
-from labkit.data.shards.plan import Plan, PlannedShard, make_plan
+from labkit.data.shards.layout import Sample, sha256_of, write_tar
+from labkit.data.shards.plan import Plan, make_plan
 from labkit.data.stores import Store
 
 MANIFEST = "manifest.json"
@@ -70,9 +70,9 @@ def write_shards(
     settings = {"max_count": max_count, "max_bytes": max_bytes, "seed": seed, "names_and_sizes_sha256": plan.digest}
     known_rows = _read_known_rows(root, settings)
     _remove_leftovers(root)
-    items = [(shard, known_rows.get(shard.name)) for shard in plan.shards]
+    items = [(name, samples, known_rows.get(name)) for name, samples in plan.shards.items()]
     options = {"engine": engine, "num_workers": num_workers, "address": address, "progress": progress}
-    options |= {"key": lambda item: item[0].name, "description": "shards", "unit": "shard"}
+    options |= {"key": lambda item: item[0], "description": "shards", "unit": "shard"}
     rows = map_items(partial(_make_shard, store, root), items, **options)
     _remove_leftovers(root)  # again: a worker that was killed may have died only now
     _finish(root, settings, plan, rows)
@@ -97,8 +97,7 @@ def read_manifest(text: bytes, name: str) -> dict:
 
 def _is_row(row: dict) -> bool:
     """Whether it has the entries of a shard, and names a file in its folder."""
-    name = row.get("name")
-    return row.keys() >= _ROW_KEYS and isinstance(name, str) and name == os.path.basename(name) and is_file_key(name)
+    return row.keys() >= _ROW_KEYS and re.fullmatch(r"shard-\d{6,}\.tar", str(row["name"])) is not None
 
 
 def _read_known_rows(root: Path, settings: dict) -> dict[str, dict]:
@@ -120,21 +119,19 @@ def _remove_leftovers(root: Path) -> None:
     remove_leftovers(root / UNFINISHED)
 
 
-def _make_shard(store: Store, root: Path, item: tuple[PlannedShard, dict | None]) -> dict:
+def _make_shard(store: Store, root: Path, item: tuple[str, list[Sample], dict | None]) -> dict:
     """Write one shard, unless it is there as its known row says; returns its row of the manifest."""
-    shard, known = item
-    path = root / shard.name
+    name, samples, known = item
+    path = root / name
     if known and path.is_file() and path.stat().st_size == known["n_bytes"] and sha256_of(path) == known["sha256"]:
         return known
     with atomic_path(path) as partial_path:
-        write_tar(partial_path, shard.samples, store)
+        write_tar(partial_path, samples, store)
         size = partial_path.stat().st_size
         digest = sha256_of(partial_path)
-        row = {"name": shard.name, "n_samples": len(shard.samples), "n_bytes": size, "sha256": digest}
+        row = {"name": name, "n_samples": len(samples), "n_bytes": size, "sha256": digest}
         if known and row != known:
-            raise ValueError(
-                f"the store's images are not those that {path} was made of: choose another folder, or remove this one"
-            )
+            raise ValueError(f"{path} was made of other images: choose another folder, or remove this one")
     write_record(root / UNFINISHED / f"{path.stem}.json", row)
     return row
 

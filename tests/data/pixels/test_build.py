@@ -157,7 +157,7 @@ def test_parts_of_other_settings_or_images_are_not_mixed_in(own_images, stopped,
 def test_a_folder_with_other_files_is_left_alone(own_images, stopped, expected):
     parts = parts_of(stopped)
     (parts / "thesis.txt").write_text("mine")
-    with pytest.raises(PixelError, match=r"p.parts holds 'thesis.txt', not written by a build: move it away"):
+    with pytest.raises(PixelError, match=r"p.parts holds 'thesis.txt', which no build wrote: move it"):
         build(own_images, stopped)
     assert (parts / "thesis.txt").read_text() == "mine"
     assert len(os.listdir(parts)) == 25
