@@ -100,13 +100,16 @@ def _find_difference(stream: TarStream, info: tarfile.TarInfo, path: Path, first
     if info.isdir():
         return "" if path.is_dir() else "is not a folder"
     if info.issym():
-        is_same = path.is_symlink() and os.readlink(path) == path_from_key(info.linkname)
-        return "" if is_same else "is not the same link"
+        return "" if _is_link_to(path, path_from_key(info.linkname)) else "is not the same link"
     if path.is_symlink() or not path.is_file():
         return "is not a file"
     if (size := path.stat().st_size) != info.size:
         return f"has {size} bytes, not {info.size}"
     return "" if _has_data_of(stream, info, path, first) else "has other contents"
+
+
+def _is_link_to(path: Path, target: str) -> bool:
+    return path.is_symlink() and os.readlink(path) == target
 
 
 def _has_data_of(stream: TarStream, info: tarfile.TarInfo, path: Path, first: Path) -> bool:
