@@ -1,6 +1,7 @@
 # fmt: off
 from .peer import (
     JPEG_FILES as JPEG_FILES, JPEG_PACKED as JPEG_PACKED, RAW_PIXELS as RAW_PIXELS, Peer as Peer, Work as Work,
+    missing_modules as missing_modules,
 )
 from .report import list_peers as list_peers, run_peers as run_peers
 from .check import make_pictures as make_pictures

@@ -3,7 +3,9 @@
 import hashlib
 import shutil
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +75,17 @@ class Peer:
     prepare: Callable[[Work], None] | None = None
     note: str = ""
     drops_last: bool = False
+
+
+def missing_modules(peer: Peer) -> list[str]:
+    """Modules that a peer needs and this environment lacks."""
+    return [name for name in peer.modules if not _is_importable(name)]
+
+
+def _is_importable(name: str) -> bool:
+    with suppress(ModuleNotFoundError):  # a parent package is missing
+        return find_spec(name) is not None
+    return False
 
 
 def pip_peer(

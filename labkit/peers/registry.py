@@ -1,7 +1,6 @@
 """compare_peers(): time other loaders and labkit's own on the same work, in one run."""
 
 import importlib
-import importlib.util
 import os
 import warnings
 from collections.abc import Iterable, Sequence
@@ -18,7 +17,7 @@ from labkit.measure import DifferentWorkWarning, VariantError, compare
 from labkit.peers.adapters import BASELINE, LIMITS, NAIVE, OWN
 from labkit.peers.check import PeerError, check_peer, make_pictures
 from labkit.peers.host import Host, HostedLoader, HostError
-from labkit.peers.peer import JPEG_FILES, JPEG_PACKED, RAW_PIXELS, Peer, Work
+from labkit.peers.peer import JPEG_FILES, JPEG_PACKED, RAW_PIXELS, Peer, Work, missing_modules
 from labkit.peers.plots import plot_peers
 from labkit.peers.table import against_best, left_out, peer_table
 
@@ -47,18 +46,6 @@ class _Row(NamedTuple):
     kind: str  # "peer", "labkit", "baseline" or "limit"
     peer: Peer
     host: Host
-
-
-def missing_modules(peer: Peer) -> list[str]:
-    """Modules that a peer needs and this environment lacks."""
-    return [name for name in peer.modules if not _is_importable(name)]
-
-
-def _is_importable(name: str) -> bool:
-    try:
-        return importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError:  # a parent package is missing
-        return False
 
 
 def make_work(

@@ -66,19 +66,12 @@ def _make_rich_table(frame: pd.DataFrame, profile: str) -> Table:
     for group_title, members in {**group_by_class(rows[~limits]), "limits": rows[limits]}.items():
         table.add_row(group_title, style="italic")
         for name, row in members.iterrows():
-            table.add_row(*_format_cells(name, row), style="bold" if row["kind"] == "labkit" else None)
+            rate = f"{row['images_per_s']:,.0f}{_format_interval(row['rate_low'], row['rate_high'], ',.0f')}"
+            speedup = f"{row['speedup']:.2f}{_format_interval(row['ci_low'], row['ci_high'])}"
+            costs = f"{row['cpu_s_per_1000']:.2f}", f"{row['peak_mem_mb']:,.0f}", f"{row['of_limit']:.0%}"
+            style = "bold" if row["kind"] == "labkit" else None
+            table.add_row(f"  {name}", rate, speedup, *costs, style=style)
     return table
-
-
-def _format_cells(name: str, row: pd.Series) -> list[str]:
-    return [
-        f"  {name}",
-        f"{row['images_per_s']:,.0f}{_format_interval(row['rate_low'], row['rate_high'], ',.0f')}",
-        f"{row['speedup']:.2f}{_format_interval(row['ci_low'], row['ci_high'])}",
-        f"{row['cpu_s_per_1000']:.2f}",
-        f"{row['peak_mem_mb']:,.0f}",
-        f"{row['of_limit']:.0%}",
-    ]
 
 
 def _format_interval(low: float, high: float, number_format: str = ".2f") -> str:

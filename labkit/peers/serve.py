@@ -25,13 +25,11 @@ def serve(pipe: Connection) -> None:
     sys.path[:] = pipe.recv()
     pickled = pipe.recv_bytes()
     peer_and_work = Lazy(lambda: pickle.loads(pickled))  # noqa: S301 - from `Host`, which started this process
-    with PeakMemory() as memory:
-        for command in _receive_commands(pipe):
+    with PeakMemory() as memory, suppress(OSError, EOFError):  # of the pipe
+        while command := pipe.recv():
             try:
                 for value in _COMMANDS[command](*peer_and_work(), memory):
                     pipe.send(("value", value))
-            except BrokenPipeError:
-                return
             except Exception as error:
                 pipe.send(("error", one_line(error)))
 
@@ -43,12 +41,6 @@ def one_line(error: BaseException) -> str:
         return lines[-1][:_MAX_ERROR_LENGTH]
     kind = "" if type(error).__name__ == "PeerError" else f"{type(error).__name__}: "
     return f"{kind}{lines[0]}"[:_MAX_ERROR_LENGTH]
-
-
-def _receive_commands(pipe: Connection) -> Iterator[str]:
-    with suppress(OSError, EOFError):
-        while True:
-            yield pipe.recv()
 
 
 def _prepare(peer: Peer, work: Work, memory: Any) -> Iterator[None]:

@@ -2,7 +2,6 @@
 
 import textwrap
 from contextlib import suppress
-from importlib import import_module
 from itertools import cycle, islice
 from typing import Any
 
@@ -50,7 +49,9 @@ class Explorer:
         self._box = self._picture = None
         self.draw()
         with suppress(ImportError):
-            self._make_controls(import_module("ipywidgets"))
+            import ipywidgets
+
+            self._make_controls(ipywidgets)
 
     def draw(self) -> Axes:
         """Draw the current choice again."""

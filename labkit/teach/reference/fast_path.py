@@ -9,7 +9,7 @@ from torch import Tensor
 from labkit.core import Scale, labkit_home
 from labkit.data import ImageDataset, decode, labels_of
 from labkit.data.stores import FolderStore
-from labkit.peers import Peer, Work
+from labkit.peers import Work, missing_modules
 from labkit.peers.adapters import PEERS_HERE as DALI
 from labkit.pipeline import decode_limit, make_augment
 from labkit.pipeline.batch_loader import BatchLoader
@@ -102,7 +102,7 @@ def peers_on_gpu(store: FolderStore, device: torch.device, scale: Scale) -> Expe
     factories: dict[str, Factory] = {
         "DataLoader": lambda: dataloader,
         "BatchLoader": lambda: threaded,
-        **{peer.name: partial(peer.loader, work) for peer in installed_dali()},
+        **{peer.name: partial(peer.loader, work) for peer in DALI if not missing_modules(peer)},
     }
     move = move_to(device, non_blocking=True)
     variants = {label: lambda make=make: map(move, make()) for label, make in factories.items()}
@@ -120,12 +120,3 @@ def peers_on_gpu(store: FolderStore, device: torch.device, scale: Scale) -> Expe
             ensure(sorted(found) == sorted(expected.tolist()), f"{label}: not every image came once, with its label")
 
     return Experiment("13 peers on a GPU", "DataLoader", variants, check, dataloader.close)
-
-
-def installed_dali() -> tuple[Peer, ...]:
-    """DALI's peers, if DALI is installed."""
-    try:
-        import nvidia.dali  # noqa: F401
-    except ImportError:
-        return ()
-    return DALI
