@@ -7,7 +7,6 @@ in the workers of a DataLoader; alone, beside a hog on every core that never res
 The conditions take turns, so that other work of the machine affects all of them.
 """
 
-import argparse
 import contextlib
 import itertools
 import random
@@ -19,12 +18,14 @@ from functools import partial
 from pathlib import Path
 
 import pandas as pd
+import typer
 from scipy import stats
 from torch.utils.data import DataLoader, Dataset
 
 import labkit as lk
 from labkit.core import write_atomic
 from labkit.measure import quiet_summary
+from tests.hardening.tables import RECORDS
 
 # Photos of a run, for about 0.05 s, or 0.1 s with workers.
 _N_PHOTOS = {"loop": 4, "workers": 16}
@@ -104,7 +105,7 @@ def summarize_rows(rows: pd.DataFrame) -> pd.DataFrame:
     return rates.round(2).reset_index()
 
 
-def run(record: Path, repetitions: int) -> pd.DataFrame:
+def run(record: Path = RECORDS / "noise.csv", repetitions: int = 100) -> None:
     """Compare all conditions again and again; the table is written after each round."""
     rows = []
     with tempfile.TemporaryDirectory() as folder:
@@ -117,16 +118,8 @@ def run(record: Path, repetitions: int) -> pd.DataFrame:
             table = summarize_rows(pd.DataFrame(rows))
             write_atomic(record, table.to_csv(index=False).encode())
             print(f"{seed + 1} of {repetitions}", flush=True)
-    return table
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--record", type=Path, required=True, help="CSV file for the table")
-    parser.add_argument("--repetitions", type=int, default=100, help="comparisons of each condition")
-    options = parser.parse_args()
-    print(run(options.record, options.repetitions).to_string(index=False))
+    print(table.to_string(index=False))
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(run)

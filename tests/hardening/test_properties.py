@@ -3,7 +3,6 @@
 LABKIT_EXAMPLES=2000 searches longer, with new examples in each run.
 """
 
-import io
 import math
 import os
 import shutil
@@ -25,6 +24,8 @@ from labkit.measure.summary import quiet_summary
 from labkit.teach.conformance import oracle_files
 from tests.hardening.fuzz.images import decoders, headers
 from tests.hardening.fuzz.oracle import scratch
+from tests.hardening.inputs import encode
+from tests.hardening.test_hostile import PNG
 from tests.memory_store import MemoryStore
 from tests.tars import make_tar, member
 
@@ -40,12 +41,6 @@ _characters = st.characters(exclude_categories=["Cs"], exclude_characters="/\0")
 _not_utf8 = st.binary(min_size=1, max_size=12).map(lambda data: os.fsdecode(data.translate(None, b"/\0") + b"\xff"))
 stems = (st.text(_characters, min_size=1, max_size=12) | _not_utf8).filter(lambda name: not name.startswith("."))
 keys = st.builds("{}/{}{}".format, stems, stems, st.sampled_from([".jpg", ".png", ".PNG", ".webp"]))
-
-
-def png(width: int, height: int) -> bytes:
-    buffer = io.BytesIO()
-    Image.new("RGB", (width, height), (width % 256, height % 256, 7)).save(buffer, "PNG")
-    return buffer.getvalue()
 
 
 @st.composite
@@ -127,14 +122,15 @@ def test_a_safe_path_stays_below_its_folder(name):
 
 @settings(bounded, max_examples=EXAMPLES or 10)
 @given(st.dictionaries(keys, st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=5))
-def test_pixels_come_back(shapes):
+def test_pixels_come_back(sizes):
     path = scratch() / "x.pixels"
     path.unlink(missing_ok=True)
-    store = MemoryStore({key: png(*shape) for key, shape in shapes.items()})
+    images = {key: Image.new("RGB", size, (*size, 7)) for key, size in sizes.items()}
+    store = MemoryStore({key: encode(image, "PNG") for key, image in images.items()})
     built = lk.PixelStore.build(store, path, short_side=64, decoder="pil", num_workers=0, progress=False)
-    assert list(built.keys) == sorted(shapes)
+    assert list(built.keys) == sorted(sizes)
     for index, key in enumerate(built.keys):
-        np.testing.assert_array_equal(built.pixels(index), np.asarray(Image.open(io.BytesIO(store.read(key)))))
+        np.testing.assert_array_equal(built.pixels(index), np.asarray(images[key]))
         assert built.classes[built.labels[index]] == key.rpartition("/")[0]
     built.verify(progress=False)
 
@@ -144,7 +140,7 @@ def test_pixels_come_back(shapes):
 def test_shards_come_back(found, max_count, seed):
     root = scratch() / "shards"
     shutil.rmtree(root, ignore_errors=True)
-    store = MemoryStore({key: png(1, 1) + os.fsencode(key) for key in found})
+    store = MemoryStore({key: PNG + os.fsencode(key) for key in found})
     options = {"max_count": max_count, "seed": seed, "engine": "threads", "num_workers": 0, "progress": False}
     dataset = lk.read_shards(lk.write_shards(store, root, **options))
     samples = list(dataset.samples())
