@@ -87,6 +87,14 @@ class TestDiagnosis:
         assert slow.ceiling_low <= slow.ceiling_high
 
 
+def _refuse():
+    raise OSError("not here")
+
+
+def _short_nap(batch):
+    time.sleep(0.005)
+
+
 class TestCold:
     @pytest.fixture
     def photos(self, tmp_path):
@@ -101,21 +109,9 @@ class TestCold:
         assert found.cold > 0
         assert "from a cold page cache the loader takes" in repr(found)
 
-    def test_nothing_is_said_where_nothing_was_cold(self, photos):
-        found = diagnose(DataLoader(photos, 4), _short_nap, batches=4, rounds=1, evict=lambda: 10**9)
-        assert found.cold is None
-
-    def test_nor_where_nothing_can_be_evicted(self, photos, monkeypatch):
-        monkeypatch.setattr(lk.FolderStore, "evict", _refuse)
-        assert diagnose(DataLoader(photos, 4), _short_nap, batches=4, rounds=1).cold is None
-
-
-def _refuse(store):
-    raise OSError("not here")
-
-
-def _short_nap(batch):
-    time.sleep(0.005)
+    @pytest.mark.parametrize("evicted", [lambda: 10**9, _refuse])  # nothing was cold, or can be evicted
+    def test_nothing_is_said_otherwise(self, photos, evicted):
+        assert diagnose(DataLoader(photos, 4), _short_nap, batches=4, rounds=1, evict=evicted).cold is None
 
 
 def _loader(batch_size=4, **options):
@@ -124,6 +120,10 @@ def _loader(batch_size=4, **options):
 
 def _nap(batch):
     time.sleep(0.05)
+
+
+def _raise(batch):
+    raise ArithmeticError("loss is nan")
 
 
 class TestLoaders:
@@ -150,34 +150,21 @@ class TestLoaders:
         found = diagnose(["a", "b"], _nap, batches=2, rounds=1)
         assert found.frame["n_images"].eq(2).all()
 
-    def test_a_generator_is_gone_through_once(self):
-        with pytest.raises(ValueError, match="a generator, can be iterated only once"):
-            diagnose((torch.zeros(1) for _ in range(5)), _nap)
-
-    def test_an_empty_one(self):
-        with pytest.raises(ValueError, match="a list, gives no batch"):
-            diagnose([], _nap)
-
-    def test_what_a_step_raises_is_raised(self):
-        def step(batch):
-            raise ArithmeticError("loss is nan")
-
-        with pytest.raises(ArithmeticError, match="nan"):
-            diagnose(_loader(), step)
-
-    def test_a_step_that_only_gives_a_generator(self):
-        def step(batch):
-            yield batch
-
-        with pytest.raises(CannotDiagnose, match="has not run"):
-            diagnose(_loader(), step)
-
-    @pytest.mark.parametrize("wrong", [{"batches": 0}, {"rounds": 0}])
-    def test_arguments(self, wrong):
-        with pytest.raises(ValueError, match="must be an integer >= 1, got 0"):
-            diagnose(_loader(), _nap, **wrong)
-        with pytest.raises(ValueError, match="step must be a function of one batch, got a int"):
-            diagnose(_loader(), 3)
+    @pytest.mark.parametrize(
+        ("loader", "step", "options", "error", "says"),
+        [
+            ((torch.zeros(1) for _ in range(5)), _nap, {}, ValueError, "a generator, can be iterated only once"),
+            ([], _nap, {}, ValueError, "a list, gives no batch"),
+            (_loader(), _raise, {}, ArithmeticError, "loss is nan"),
+            (_loader(), lambda batch: (yield), {}, CannotDiagnose, "has not run"),
+            (_loader(), 3, {}, ValueError, "step must be a function of one batch, got a int"),
+            (_loader(), _nap, {"batches": 0}, ValueError, "batches must be an integer >= 1, got 0"),
+            (_loader(), _nap, {"rounds": 0}, ValueError, "rounds must be an integer >= 1, got 0"),
+        ],
+    )
+    def test_what_cannot_be_diagnosed(self, loader, step, options, error, says):
+        with pytest.raises(error, match=says):
+            diagnose(loader, step, **options)
 
     def test_the_limit_is_kept(self, clock):
         diagnose([torch.zeros(1, 3, 8, 8)], lambda batch: clock.sleep(0.05), batches=1000, rounds=2, limit_s=3)
@@ -208,14 +195,21 @@ class TestLoaders:
         return parts.receive()
 
 
-class _Dicts(Dataset):
-    """As Transformers gives them: a dict with labels in it."""
+class _Samples(Dataset):
+    """`make(index)` makes them."""
+
+    def __init__(self, make):
+        self.make = make
 
     def __len__(self):
-        return 16
+        return 40
 
     def __getitem__(self, index):
-        return {"pixel_values": torch.zeros(3, 8, 8), "labels": index}
+        return self.make(index)
+
+
+def _as_transformers_gives_it(index):
+    return {"pixel_values": torch.zeros(3, 8, 8), "labels": index}
 
 
 class _Movable(UserDict):
@@ -237,7 +231,7 @@ class TestSteps:
             assert not batch["pixel_values"].any()
             batch["pixel_values"].add_(1)
 
-        diagnose(DataLoader(_Dicts(), 4, collate_fn=collate), step, batches=6, rounds=1)
+        diagnose(DataLoader(_Samples(_as_transformers_gives_it), 4, collate_fn=collate), step, batches=6, rounds=1)
 
     def test_a_nest_of_batches(self):
         def step(batch):
@@ -289,13 +283,9 @@ def _global_state(generator):
     return *states, generator.get_state().tolist()
 
 
-class _OnlyInWorkers(Dataset):
-    def __len__(self):
-        return 40
-
-    def __getitem__(self, index):
-        assert get_worker_info() is not None, "opened by worker_init_fn"
-        return torch.zeros(3, 8, 8)
+def _only_in_a_worker(index):
+    assert get_worker_info() is not None, "opened by worker_init_fn"
+    return torch.zeros(3, 8, 8)
 
 
 class _Wrapper:
@@ -322,7 +312,7 @@ class TestWorkers:
         assert found.recommendation.rung == "workers"
 
     def test_a_data_set_that_works_only_there(self):
-        found = diagnose(DataLoader(_OnlyInWorkers(), 4, num_workers=1), _nap, batches=3, rounds=1)
+        found = diagnose(DataLoader(_Samples(_only_in_a_worker), 4, num_workers=1), _nap, batches=3, rounds=1)
         assert sum(found.shares.values()) == pytest.approx(1)
 
     def test_workers_that_start_anew(self):
