@@ -121,18 +121,18 @@ def test_operations_by_hand(photos, library, operation):
     assert np.abs(found - expected).mean() <= 1
 
 
-@every_library
-def test_enlarging_by_pil_alone(photos, library):
-    pixels = Image.fromarray(photos[1].permute(1, 2, 0).numpy()).resize((320, 320), Image.Resampling.BILINEAR)
-    found = denormalised(applied(lk.make_augment(FIXED["enlarge"], library), photos[1])).permute(1, 2, 0).numpy()
-    assert np.abs(found - np.asarray(pixels)).mean() <= WITHIN["enlarge", library][0]
-
-
-@pytest.mark.parametrize(("library", "mean"), [("pil", 0.01), ("v2", 1), ("albumentations", 3)])
-def test_shrinking_by_pil_alone(photos, library, mean):
-    """To a third: at exactly a half, OpenCV's sampling is an average too, and a missing filter would not be seen."""
-    pixels = Image.fromarray(photos[1].permute(1, 2, 0).numpy()).resize((75, 75), Image.Resampling.BILINEAR)
-    found = denormalised(applied(lk.make_augment(replace(STILL, size=75), library), photos[1])).permute(1, 2, 0).numpy()
+@pytest.mark.parametrize(
+    ("size", "library", "mean"),
+    [
+        *((320, library, WITHIN["enlarge", library][0]) for library in LIBRARIES),
+        # To a third: at exactly a half, OpenCV's sampling is an average too, and a missing filter would not be seen.
+        (75, "pil", 0.01), (75, "v2", 1), (75, "albumentations", 3),
+    ],
+)  # fmt: skip
+def test_resizing_by_pil_alone(photos, size, library, mean):
+    pixels = Image.fromarray(photos[1].permute(1, 2, 0).numpy()).resize((size, size), Image.Resampling.BILINEAR)
+    augment = lk.make_augment(replace(STILL, size=size), library)
+    found = denormalised(applied(augment, photos[1])).permute(1, 2, 0).numpy()
     assert np.abs(found - np.asarray(pixels)).mean() <= mean
 
 

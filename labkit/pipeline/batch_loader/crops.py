@@ -75,10 +75,5 @@ def _scale_to(draws: np.ndarray, least: float, largest: float) -> np.ndarray:
 
 
 def _largest_central_crop(height: int, width: int, ratio: tuple[float, float]) -> tuple[int, int, int, int]:
-    if width / height < min(ratio):
-        crop_height, crop_width = round(width / min(ratio)), width
-    elif width / height > max(ratio):
-        crop_height, crop_width = height, round(height * max(ratio))
-    else:
-        crop_height, crop_width = height, width
+    crop_height, crop_width = min(height, round(width / min(ratio))), min(width, round(height * max(ratio)))
     return (height - crop_height) // 2, (width - crop_width) // 2, crop_height, crop_width

@@ -36,6 +36,28 @@ def camera(tmp_path_factory):
     )
 
 
+@pytest.fixture(scope="module")
+def pixels(photos, tmp_path_factory):
+    path = tmp_path_factory.mktemp("pixels") / "set.pixels"
+    return lk.PixelStore.build(photos, path, short_side=128, engine="threads", progress=False)
+
+
+def watched(store, look):
+    """A store of the same images; `look(key)` comes before each is read."""
+    return SimpleNamespace(keys=store.keys, read=lambda key: look(key) or store.read(key))
+
+
+def solid(red):
+    """A small image file of one color, which names it."""
+    buffer = io.BytesIO()
+    Image.new("RGB", (40, 30), (red, 0, 0)).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def decoded(store):
+    return [lk.decode(store.read(key)) for key in store.keys()]  # noqa: SIM118
+
+
 def stored(tmp_path, files):
     """A store of these files, all of one class."""
     (tmp_path / "class").mkdir()
@@ -55,11 +77,9 @@ def in_order(store, **arguments):
     return epoch_of(BatchLoader(store, **arguments))[0]
 
 
-def plain(store, *, seed=0, epoch=0, antialias=True, size=224):
+def plain(whole, *, antialias=True, size=224):
     """The same crops, cut out of images decoded whole."""
-    keys = store.keys()
-    whole = [lk.decode(store.read(key)) for key in keys]
-    draws = uniforms(seed, epoch, np.arange(len(keys)))
+    draws = uniforms(0, 0, np.arange(len(whole)))
     crops = random_crops(draws, np.array([image.shape[1:] for image in whole]), SCALE, RATIO)
     rows = []
     for image, crop, flip in zip(whole, crops.tolist(), flips(draws, 0.5), strict=True):
@@ -107,11 +127,10 @@ class TestBatches:
         assert images.is_contiguous(memory_format=torch.channels_last)
 
     def test_every_image_once_with_its_label(self, tmp_path):
-        """Each file is of one color, which names it."""
         for number in range(30):
             folder = tmp_path / f"class-{number % 4}"
             folder.mkdir(exist_ok=True)
-            Image.new("RGB", (40, 30), (8 * number, 0, 0)).save(folder / f"{number}.png")
+            (folder / f"{number}.png").write_bytes(solid(8 * number))
         loader = BatchLoader(lk.FolderStore(tmp_path), size=8, batch_size=7)
         images, labels = epoch_of(loader)
         numbers = images[:, 0, 0, 0].div(8).long()
@@ -121,8 +140,7 @@ class TestBatches:
 
     def test_evaluation_takes_the_middle(self, photos):
         images, _ = epoch_of(BatchLoader(photos, train=False, batch_size=5, scaled_decoding=False))
-        keys = photos.keys()
-        whole = [lk.decode(photos.read(key)) for key in keys]
+        whole = decoded(photos)
         crops = middle_crops(np.array([image.shape[1:] for image in whole]), 224).tolist()
         expected = [F.resized_crop(image, *crop, [224, 224]) for image, crop in zip(whole, crops, strict=True)]
         assert (images.int() - torch.stack(expected).int()).abs().max() <= 1
@@ -180,7 +198,8 @@ class TestPixels:
     def test_pixels_of_the_plain_path(self, photos, antialias, largest, library, request):
         if library == "without":
             request.getfixturevalue("without_library")
-        got, expected = in_order(photos, antialias=antialias, scaled_decoding=False), plain(photos, antialias=antialias)
+        got = in_order(photos, antialias=antialias, scaled_decoding=False)
+        expected = plain(decoded(photos), antialias=antialias)
         assert (got.int() - expected.int()).abs().max() <= largest
         assert psnr_db(got, expected).min() >= 35
 
@@ -191,7 +210,7 @@ class TestPixels:
             assert scaled.shape == (3, 3, size, size)
             assert not torch.equal(scaled, full), "something was scaled"
             assert psnr_db(scaled, full).min() > 38
-            assert psnr_db(scaled, plain(camera, size=size)).min() > 38
+            assert psnr_db(scaled, plain(decoded(camera), size=size)).min() > 38
 
     def test_a_shift_of_a_pixel_would_be_seen(self, camera):
         full = in_order(camera, scaled_decoding=False)
@@ -201,35 +220,20 @@ class TestPixels:
         assert psnr_db(in_order(camera), in_order(camera, scaled_decoding=False)).min() > 38
 
     def test_every_kind_of_file(self, tmp_path):
-        """Turned by EXIF, CMYK, 16 bits, palettes, progressive, PNG and WebP: pixels as `decode` gives them."""
-        store = stored(tmp_path, oracle_files())
-        assert (in_order(store, size=48).int() - plain(store, size=48).int()).abs().max() <= 1
-
-    def test_exif_that_turns_nothing(self, tmp_path):
-        exif = Image.Exif()
+        """Turned by EXIF or not, CMYK, 16 bits, palettes, progressive, PNG and WebP: pixels as `decode` gives them."""
+        exif, upright = Image.Exif(), io.BytesIO()
         exif[0x0112] = 1
-        buffer = io.BytesIO()
-        Image.effect_noise((90, 60), 60).convert("RGB").save(buffer, "JPEG", exif=exif)
-        store = stored(tmp_path, {"upright.jpg": buffer.getvalue()})
-        assert (in_order(store, size=48).int() - plain(store, size=48).int()).abs().max() <= 1
+        Image.effect_noise((90, 60), 60).convert("RGB").save(upright, "JPEG", exif=exif)
+        store = stored(tmp_path, {**oracle_files(), "upright.jpg": upright.getvalue()})
+        assert (in_order(store, size=48).int() - plain(decoded(store), size=48).int()).abs().max() <= 1
 
-    def test_from_a_pixel_store(self, photos, tmp_path):
-        pixels = lk.PixelStore.build(photos, tmp_path / "set.pixels", short_side=128, engine="threads", progress=False)
-        for antialias in (True, False):
-            got = in_order(pixels, antialias=antialias, size=96)
-            for index, image in enumerate(got):
-                draws = uniforms(0, 0, np.array([index]))
-                crop = random_crops(draws, pixels.shapes[[index]], SCALE, RATIO)[0].tolist()
-                if antialias:
-                    expected = F.resized_crop(pixels[index][0], *crop, [96, 96], antialias=True)
-                else:
-                    cut = F.crop(pixels[index][0], *crop).permute(1, 2, 0).numpy()
-                    expected = torch.from_numpy(cv2.resize(cut, (96, 96))).permute(2, 0, 1)
-                expected = expected.flip(2) if flips(draws, 0.5)[0] else expected
-                assert (image.int() - expected.int()).abs().max() <= 1
+    @pytest.mark.parametrize("antialias", [True, False])
+    def test_from_a_pixel_store(self, pixels, antialias):
+        got = in_order(pixels, antialias=antialias, size=96)
+        expected = plain([pixels[index][0] for index in range(len(pixels))], antialias=antialias, size=96)
+        assert (got.int() - expected.int()).abs().max() <= 1
 
-    def test_pixel_store_batches(self, photos, tmp_path, recwarn):
-        pixels = lk.PixelStore.build(photos, tmp_path / "set.pixels", short_side=128, engine="threads", progress=False)
+    def test_pixel_store_batches(self, photos, pixels, recwarn):
         one, two = (epoch_of(BatchLoader(pixels, batch_size=5, num_threads=number)) for number in (1, 3))
         assert torch.equal(one[0], two[0])
         folder = BatchLoader(photos, batch_size=5)
@@ -284,14 +288,11 @@ class TestErrors:
         assert not left_threads()
 
     def test_skipped_images_are_counted(self, photos, tmp_path):
-        """The others stay in their places: each of a color, which names it."""
+        """The others stay in their places."""
         good = photos.read(photos.keys()[0])
         bad = {"1-cut": good[:-100], "3-text": b"text", "8-torn": good[:600] + good[len(good) // 2 :]}
         files = {f"{name}.jpg": data for name, data in bad.items()}
-        for number in (0, 2, 4, 5, 6, 7, 9):
-            buffer = io.BytesIO()
-            Image.new("RGB", (20, 20), (20 * number, 0, 0)).save(buffer, "PNG")
-            files[f"{number}.png"] = buffer.getvalue()
+        files |= {f"{number}.png": solid(20 * number) for number in (0, 2, 4, 5, 6, 7, 9)}
         options = {"batch_size": 10, "num_threads": 1, "shuffle": False, "on_error": "skip", "scale": (1, 1)}
         loader = BatchLoader(stored(tmp_path, files), **options)
         images, labels = epoch_of(loader)
@@ -348,8 +349,7 @@ class TestThreads:
     def test_they_stay_for_all_epochs(self, photos):
         """OpenCV keeps memory for each thread that has ended."""
         seen = set()
-        store = SimpleNamespace(keys=photos.keys, read=lambda key: seen.add(threading.get_ident()) or photos.read(key))
-        loader = BatchLoader(store, batch_size=4, num_threads=2)
+        loader = BatchLoader(watched(photos, lambda key: seen.add(threading.get_ident())), batch_size=4, num_threads=2)
         for _ in range(4):
             list(loader)
         next(iter(loader))
@@ -368,18 +368,14 @@ class TestThreads:
 
     def test_a_loop_that_is_left_leaves_its_work(self, photos):
         read = []
-        store = SimpleNamespace(keys=photos.keys, read=lambda key: read.append(key) or photos.read(key))
-        for _ in BatchLoader(store, batch_size=1, num_threads=1, prefetch_factor=15):
+        for _ in BatchLoader(watched(photos, read.append), batch_size=1, num_threads=1, prefetch_factor=15):
             break
         gc.collect()
         assert len(read) < 16
 
     def test_torch_starts_no_threads_under_them(self, photos):
         numbers = set()
-        store = SimpleNamespace(
-            keys=photos.keys, read=lambda key: numbers.add(torch.get_num_threads()) or photos.read(key)
-        )
-        list(BatchLoader(store, num_threads=2))
+        list(BatchLoader(watched(photos, lambda key: numbers.add(torch.get_num_threads())), num_threads=2))
         assert numbers == {1}
 
     def test_two_epochs_at_once(self, photos):
