@@ -85,11 +85,13 @@ def serve_script(handler: type = Handler) -> Iterator[ScriptedServer]:
     server = ScriptedServer(handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
-    yield server
-    server.over.set()
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    try:
+        yield server
+    finally:
+        server.over.set()
+        server.shutdown()
+        server.server_close()
+        thread.join()
 
 
 def status(code: int, **headers: str):

@@ -2,18 +2,15 @@
 
 import base64
 import hashlib
-import http.server
-import io
 import logging
-import tarfile
 import traceback
 from pathlib import Path
+from unittest.mock import Mock
 
 import fsspec
 import nbformat
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
-from PIL import Image
 from torchvision.datasets import Imagenette
 
 import labkit as lk
@@ -22,20 +19,19 @@ from labkit.core.mapping.engines import ItemErrors
 from labkit.data.blobs import http_client
 from labkit.data.samples import imagenette as download
 from labkit.lab import notebooks
+from labkit.lab.doctor import findings
 from labkit.measure.frames import load_frame, make_frame
 from labkit.measure.timing import VariantError
-from tests.scripted_server import Handler, cut, serve_script
-from tests.serving import Quiet, serving
+from tests.hardening.inputs import image_bytes
+from tests.scripted_server import Handler, cut, serve_script, status
+from tests.tars import make_tar
 
 USER, PASSWORD, SIGNATURE = "someone", "hush%2Fhush", "hu5h5ignature"
 SECRETS = ("someone", "hush", "hu5h", base64.b64encode(b"someone:hush/hush").decode())
 QUERY = f"X-Amz-Signature={SIGNATURE}&token={SIGNATURE}"
 
 
-def jpeg() -> bytes:
-    buffer = io.BytesIO()
-    Image.new("RGB", (16, 12), (90, 10, 10)).save(buffer, "JPEG")
-    return buffer.getvalue()
+JPEG = image_bytes(kind="JPEG")
 
 
 class Guarded(Handler):
@@ -58,11 +54,9 @@ def guarded(tmp_path, monkeypatch):
     """The address of a folder of images, a tar, shards and an archive, with credentials in it."""
     root = tmp_path / "served"
     (root / "set").mkdir(parents=True)
-    (root / "set" / "a.jpg").write_bytes(jpeg())
-    with tarfile.open(root / "x.tar", "w") as tar:
-        tar.add(root / "set" / "a.jpg", "d/a.jpg")
-    with tarfile.open(root / "imagenette2-160.tgz", "w:gz") as tar:
-        tar.add(root / "set" / "a.jpg", "imagenette2-160/train/a/a.JPEG")
+    (root / "set" / "a.jpg").write_bytes(JPEG)
+    make_tar(root / "x.tar", {"d/a.jpg": JPEG})
+    make_tar(root / "imagenette2-160.tgz", {"imagenette2-160/train/a/a.JPEG": JPEG}, "w:gz")
     lk.write_shards(lk.FolderStore(root / "set"), root / "shards", engine="threads", progress=False)
     monkeypatch.setenv("LABKIT_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("no_proxy", "127.0.0.1")
@@ -119,7 +113,7 @@ def test_what_works(guarded, told, tmp_path):
     folder = lk.HttpStore(guarded("set"), keys=["a.jpg"])
     tar, shards = lk.open_store(guarded("x.tar")), lk.read_shards(guarded("shards/shard-000000.tar"))
     for store in (folder, tar, lk.SimulatedStore(tar, wait=False)):
-        assert store.read(store.keys()[0]) == jpeg()
+        assert store.read(store.keys()[0]) == JPEG
         told(store)
     assert len(list(tmp_path.glob("home/tar_index/*"))) == 1
     assert len(list(shards)) == 1
@@ -159,26 +153,18 @@ def test_the_download(guarded, told, tmp_path, monkeypatch):
         error = told.failing(download.download_imagenette, tmp_path / "data", url=guarded(path))
         assert "could not be downloaded" in str(error)
     folder = download.download_imagenette(tmp_path / "data", url=guarded("imagenette2-160.tgz"))
-    assert (folder / "train" / "a" / "a.JPEG").read_bytes() == jpeg()
+    assert (folder / "train" / "a" / "a.JPEG").read_bytes() == JPEG
     told(folder)
 
 
 def test_a_password_goes_to_no_other_host(tmp_path, monkeypatch):
-    """Where the mirror redirects: another port is another host."""
-    seen = []
-
-    class There(Quiet, http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
-            seen.append(self.headers.get("Authorization"))
-            self.send_response(302 if self.path == "/here" else 404)
-            self.send_header("Location", f"http://localhost:{self.server.server_port}/there")
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-
+    """Where the mirror redirects."""
     monkeypatch.setenv("no_proxy", "127.0.0.1,localhost")
-    with serving(There) as port, pytest.raises(OSError, match="404"):
-        download.download_imagenette(tmp_path, url=f"http://me:hush@127.0.0.1:{port}/here")
-    assert [bool(authorization) for authorization in seen] == [True, False]
+    with serve_script() as server:
+        server.script["/here"] = [status(302, Location=server.url.replace("127.0.0.1", "localhost"))]
+        with pytest.raises(OSError, match="404"):
+            download.download_imagenette(tmp_path, url=f"http://me:hush@{server.url[7:]}/here")
+    assert [bool(authorization) for authorization in server.authorization] == [True, False]
 
 
 # Object storage: other libraries' words.
@@ -202,7 +188,7 @@ class Leaky(MemoryFileSystem):
     cat_file = info = find = _fail
 
 
-def test_errors_of_object_storage(told, monkeypatch):
+def test_errors_of_object_storage(told):
     fsspec.register_implementation("leaky", Leaky, clobber=True)
     options = {"secret": "hu5h-secret", "client_kwargs": {"aws_session_token": "hush-token"}, "endpoint_url": "x"}
     store = lk.ObjectStore("leaky://bucket", **options)
@@ -214,16 +200,9 @@ def test_errors_of_object_storage(told, monkeypatch):
 
 def test_the_environment_is_not_told(told, monkeypatch):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hu5h-of-the-environment")
-    monkeypatch.setattr(Leaky, "_fail", None)
-
-    class Says(Leaky):
-        def find(self, *arguments, **options):
-            raise RuntimeError("signed with hu5h-of-the-environment")
-
-    fsspec.register_implementation("leaky", Says, clobber=True)
+    monkeypatch.setattr(Leaky, "find", Mock(side_effect=FileNotFoundError("signed with hu5h-of-the-environment")))
+    fsspec.register_implementation("leaky", Leaky, clobber=True)
     told.failing(lk.ObjectStore("leaky://bucket").keys)
-    from labkit.lab.doctor import findings
-
     told(findings())
 
 
