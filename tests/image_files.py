@@ -1,11 +1,13 @@
 """A folder of images with odd names, and what stores read of it."""
 
+import io
 import os
 import random
 import uuid
 from pathlib import Path
 
 import fsspec
+from PIL import Image
 
 from labkit import Store
 
@@ -22,6 +24,12 @@ HIDDEN = (
     "dog/..dots...jpg",
 )  # fmt: skip
 """Files beside them that are no images, or hidden."""
+
+
+def encoded(image: Image.Image, image_format: str = "JPEG", **options) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, image_format, **options)
+    return buffer.getvalue()
 
 
 def write_images(root: Path) -> Path:

@@ -21,11 +21,6 @@ if __name__ == "__main__":
 """
 
 
-def contents(root: Path) -> dict[str, bytes]:
-    """Every file under `root`, hidden ones included."""
-    return {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
-
-
 def start(photos: Path, root: Path, engine: str) -> subprocess.Popen:
     """A process that writes shards of two images each, just about to begin."""
     command = [sys.executable, "-c", WRITE, str(photos), str(root), engine]

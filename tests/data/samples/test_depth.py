@@ -1,36 +1,41 @@
 """Made pairs of photo and depth: true depths, the same bytes always, whole sets only."""
 
 import io
-import runpy
 import shutil
 import subprocess
 import tarfile
+from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 from PIL import Image
 from skimage import data as skimage_data
-from typer.testing import CliRunner
 
 from labkit import DepthPairs, FolderStore, TarStore, make_depth
 from labkit.data.samples import depth as depth_photos
 from labkit.data.samples.depth import pair_bytes, pair_names
-from tests.paths import REPO
+from tests import paths
+from tests.paths import run_script
 
-SCRIPT = REPO / "data_scripts" / "make_depth.py"
+make = partial(make_depth, num_workers=1, progress=False)
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory) -> Path:
     """Three pairs and their tar, to look at, not to change."""
-    return make_depth(tmp_path_factory.mktemp("made") / "set", 3, tar=True, num_workers=1, progress=False)
+    return make(tmp_path_factory.mktemp("made") / "set", 3, tar=True)
+
+
+@pytest.fixture
+def copied(made, tmp_path) -> Path:
+    return shutil.copytree(made, tmp_path / "set")
 
 
 def contents(root: Path) -> dict[str, bytes]:
     """Every file under `root`, but for the index that `TarStore` keeps beside a tar."""
-    paths = [path for path in root.rglob("*") if path.is_file() and not path.name.endswith("index.npz")]
-    return {path.relative_to(root).as_posix(): path.read_bytes() for path in paths}
+    return {name: data for name, data in paths.contents(root).items() if not name.endswith("index.npz")}
 
 
 def test_layout_and_list(made):
@@ -77,11 +82,9 @@ def test_number_and_seed_change_both_files():
 
 
 def test_same_bytes_for_any_count_and_any_workers(made, tmp_path):
-    other = make_depth(tmp_path / "set", 1, engine="threads", progress=False)
-    assert {name: data for name, data in contents(other).items() if name.startswith("train/")}.items() <= contents(
-        made
-    ).items()
-    make_depth(other, 3, tar=True, num_workers=2, progress=False)
+    other = make(tmp_path / "set", 1, engine="threads", num_workers=None)
+    assert contents(other / "train").items() <= contents(made / "train").items()
+    make(other, 3, tar=True, num_workers=2)
     assert contents(other) == contents(made)
 
 
@@ -105,34 +108,27 @@ def test_the_set_is_what_depth_pairs_reads(made):
         assert np.array_equal(one[name], other[name]), name
 
 
-def test_a_rerun_makes_only_what_is_missing(made, tmp_path):
-    root = tmp_path / "set"
-    shutil.copytree(made, root)
-    make_depth(root, 3, tar=True, num_workers=1, progress=False)
-    before = {path: path.stat().st_mtime_ns for path in root.glob("train/*/*.png")}
-    assert (root / "train.tar").stat().st_mtime_ns == (made / "train.tar").stat().st_mtime_ns  # copytree keeps it
-    lost = [root / "train" / pair_names(1)[1], root / "train.tar"]
-    for path in lost:
-        path.unlink()
-    (root / "train/ai_001_001/.1-abcd.partial").write_bytes(b"half")  # of a killed run
-    make_depth(root, 3, tar=True, num_workers=1, progress=False)
-    (root / "train/ai_001_001/.1-abcd.partial").unlink()
-    assert contents(root) == contents(made)
+def test_a_rerun_makes_only_what_is_missing(made, copied):
+    make(copied, 3, tar=True)
+    before = {path: path.stat().st_mtime_ns for path in copied.glob("train/*/*.png")}
+    assert (copied / "train.tar").stat().st_mtime_ns == (made / "train.tar").stat().st_mtime_ns  # copytree keeps it
+    for name in (f"train/{pair_names(1)[1]}", "train.tar"):
+        (copied / name).unlink()
+    half = copied / "train/ai_001_001/.1-abcd.partial"  # of a killed run
+    half.touch()
+    make(copied, 3, tar=True)
+    half.unlink()
+    assert contents(copied) == contents(made)
     remade = {path for path, stamp in before.items() if path.stat().st_mtime_ns != stamp}
-    assert remade == {root / "train" / name for name in pair_names(1)}
+    assert remade == {copied / "train" / name for name in pair_names(1)}
 
 
-def test_nothing_is_left_of_an_interrupted_tar(made, tmp_path, monkeypatch):
-    def interrupted(*arguments, **options):
-        raise KeyboardInterrupt
-
-    root = tmp_path / "set"
-    shutil.copytree(made, root)
-    (root / "train.tar").unlink()
-    monkeypatch.setattr(tarfile.TarFile, "addfile", interrupted)
+def test_nothing_is_left_of_an_interrupted_tar(made, copied, monkeypatch):
+    (copied / "train.tar").unlink()
+    monkeypatch.setattr(tarfile.TarFile, "addfile", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
-        make_depth(root, 3, tar=True, num_workers=1, progress=False)
-    assert set(contents(root)) == set(contents(made)) - {"train.tar"}
+        make(copied, 3, tar=True)
+    assert set(contents(copied)) == set(contents(made)) - {"train.tar"}
 
 
 @pytest.mark.parametrize(
@@ -146,32 +142,20 @@ def test_nothing_is_left_of_an_interrupted_tar(made, tmp_path, monkeypatch):
 def test_another_set_is_not_mixed_in(made, options, said):
     before = contents(made)
     with pytest.raises(ValueError, match=said):
-        make_depth(made, **{"count": 3, "progress": False, **options})
+        make(made, **{"count": 3, **options})
     assert contents(made) == before
+
+
+def test_the_script_makes_a_set(made, tmp_path):
+    assert run_script("make_depth", tmp_path / "set", 3, "--tar", "--num-workers", 1).exit_code == 0
+    assert contents(tmp_path / "set") == contents(made)
 
 
 def test_a_foreign_folder_is_left_alone(tmp_path):
     (tmp_path / "thesis.txt").write_text("important")
-    with pytest.raises(ValueError, match=r"not empty.*choose another folder"):
-        make_depth(tmp_path, 1, progress=False)
-    assert contents(tmp_path) == {"thesis.txt": b"important"}
-
-
-def run_script(*arguments):
-    return CliRunner().invoke(runpy.run_path(str(SCRIPT))["app"], [str(argument) for argument in arguments])
-
-
-def test_the_script_makes_a_set(made, tmp_path):
-    result = run_script(tmp_path / "set", 3, "--tar", "--num-workers", 1)
-    assert result.exit_code == 0
-    assert contents(tmp_path / "set") == contents(made)
-
-
-@pytest.mark.parametrize(("options", "said"), [(["--engine", "boat"], "engine must be one of"), ([], "not empty")])
-def test_the_script_fails_in_one_line(tmp_path, options, said):
-    if not options:
-        (tmp_path / "thesis.txt").write_text("important")
-    result = run_script(tmp_path, 1, *options)
+    result = run_script("make_depth", tmp_path, 1)
     assert result.exit_code == 2
-    assert said in result.stderr
+    assert "not empty" in result.stderr
+    assert "choose another folder" in result.stderr
     assert result.stderr.count("\n") == 1
+    assert contents(tmp_path) == {"thesis.txt": b"important"}

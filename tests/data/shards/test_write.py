@@ -21,9 +21,8 @@ from labkit.data.shards import write as shard_writer
 from labkit.data.shards.layout import member_names, store_key
 from labkit.data.shards.write import MANIFEST, UNFINISHED
 from tests import killed_shards
-from tests.killed_shards import contents
 from tests.memory_store import MemoryStore
-from tests.paths import REPO
+from tests.paths import REPO, contents
 from tests.tars import add
 
 

@@ -2,23 +2,20 @@
 
 import json
 import os
-import runpy
 import time
-import warnings
 from pathlib import Path
+from unittest.mock import Mock
 
 import pandas as pd
 import pytest
 from PIL import Image
-from typer.testing import CliRunner
 
 from labkit import FolderStore, collect_sizes
 from labkit.data.sizes import collect as sizes
 from labkit.data.sizes.folders import SUFFIXES
 from labkit.data.sizes.sd_metadata import read_metadata, write_metadata_cache
-from tests.paths import REPO
-
-SCRIPT = REPO / "data_scripts" / "collect_sizes.py"
+from labkit.teach.conformance import exif_of
+from tests.paths import contents, run_script
 
 # Name -> size. A name that ends in .jpg, .png or so is written in that format.
 IMAGES = {
@@ -43,22 +40,27 @@ IMAGES = {
 }
 
 
-def write_image(path: Path, size: tuple[int, int] = (9, 9), **options) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    image_format = {"jpg": "JPEG", "jpeg": "JPEG"}.get(path.suffix[1:].lower(), path.suffix[1:] or "JPEG")
-    Image.new("RGB", size).save(path, image_format if path.suffix else "JPEG", **options)
-    return path
+def write_images(folder: Path, *names: str, size: tuple[int, int] = (9, 8), **options) -> None:
+    """Pictures of one size, in the formats of their suffixes."""
+    touch(folder, *names)
+    for path in (folder / name for name in names):
+        image_format = Image.registered_extensions().get(path.suffix.lower(), "JPEG")
+        Image.new("RGB", size).save(path, image_format, **options)
 
 
 def touch(folder: Path, *names: str) -> None:
+    """Empty files."""
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).touch()
 
 
-def size_of(frame: pd.DataFrame, path: str) -> tuple:
-    """(width, height, source) of one row."""
-    return tuple(frame.set_index("path").loc[path, ["width", "height", "source"]])
+def sizes_of(frame: pd.DataFrame) -> dict[str, tuple]:
+    """Path -> (width, height, source)."""
+    return {row.path: (row.width, row.height, row.source) for row in frame.itertuples()}
+
+
+FROM_HEADER = (9, 8, "header")
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +68,7 @@ def tree(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("tree")
     for name, size in IMAGES.items():
         if size or not name.endswith(".avif"):  # Pillow before 11.3 writes none
-            write_image(root / name, size or (99, 99))
+            write_images(root, name, size=size or (99, 99))
     touch(root, "notes.txt", "cat/a.txt")
     (root / "empty").mkdir()
     return root
@@ -74,16 +76,11 @@ def tree(tmp_path_factory) -> Path:
 
 def test_every_image_is_there_with_pillows_size(tree):
     frame = collect_sizes(tree)
-    found = dict(zip(frame["path"], zip(frame["width"], frame["height"], strict=True), strict=True))
-    assert found == {name: Image.open(tree / name).size for name, size in IMAGES.items() if size}
+    found = sizes_of(frame)
+    assert found == {name: (*Image.open(tree / name).size, "header") for name, size in IMAGES.items() if size}
     assert list(frame["path"]) == sorted(frame["path"])
     assert set(FolderStore(tree).keys()) == {path for path in found if not path.endswith((".bmp", ".avif"))}
-    assert set(frame["source"]) == {"header"}
     assert set(frame["exif_orientation"]) == {1}
-
-
-def test_the_frame_has_its_columns_and_types(tree):
-    frame = collect_sizes(tree)
     assert {name: str(dtype) for name, dtype in frame.dtypes.items()} == {
         "path": "object", "width": "Int64", "height": "Int64", "source": "object", "exif_orientation": "Int64",
         "error": "object",
@@ -105,9 +102,7 @@ def test_each_folder_is_listed_once_and_cached_images_are_not_opened(tmp_path, m
         touch(tmp_path, f"{name}.jpg", f"{name}_{number:04}x0768_sdxl.npz", f"{name}_sdxl_te.npz")
     frame = collect_sizes(tmp_path)
     assert sorted(listed) == [str(tmp_path / folder) for folder in ("", "a", "a/b")]
-    expected = {f"{name}.jpg": number for number, name in enumerate(names, 1)}
-    assert dict(zip(frame["path"], frame["width"], strict=True)) == expected
-    assert set(frame["source"]) == {"cache"}
+    assert sizes_of(frame) == {f"{name}.jpg": (number, 768, "cache") for number, name in enumerate(names, 1)}
     assert frame["exif_orientation"].isna().all()
 
 
@@ -115,85 +110,74 @@ SD = "_0512x0512_sd.npz"
 
 
 def test_what_no_cache_settles_is_read_from_the_image(tmp_path):
-    for name in ("agree.png", "disagree.png", "twin.png", "twin.jpg", "none.png", "sub/agree.png"):
-        write_image(tmp_path / name, (9, 8))
+    write_images(tmp_path, "agree.png", "disagree.png", "twin.png", "twin.jpg", "none.png", "sub/agree.png")
     touch(tmp_path, "agree" + SD, "disagree" + SD, "disagree_0009x0008_flux.npz", "twin" + SD)
-    frame = collect_sizes(tmp_path)
-    assert size_of(frame, "agree.png") == (512, 512, "cache")  # a name is believed, and a cache above is no cache here
-    for name in ("disagree.png", "twin.png", "twin.jpg", "none.png", "sub/agree.png"):
-        assert size_of(frame, name) == (9, 8, "header")
+    # A name is believed, and a cache above is no cache here.
+    assert sizes_of(collect_sizes(tmp_path)) == {
+        "agree.png": (512, 512, "cache"), "disagree.png": FROM_HEADER, "twin.png": FROM_HEADER,
+        "twin.jpg": FROM_HEADER, "none.png": FROM_HEADER, "sub/agree.png": FROM_HEADER,
+    }  # fmt: skip
     assert set(collect_sizes(tmp_path, caches=False)["source"]) == {"header"}
 
 
 def test_exif_is_a_column_and_sizes_are_as_stored(tmp_path):
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    write_image(tmp_path / "a.jpg", (40, 30), exif=exif)
-    write_image(tmp_path / "b.png", (40, 30), exif=exif)
-    write_image(tmp_path / "c.jpg", (40, 30))
+    write_images(tmp_path, "a.jpg", "b.png", size=(40, 30), exif=exif_of(6))
+    write_images(tmp_path, "c.jpg", size=(40, 30))
     frame = collect_sizes(tmp_path)
     assert frame["exif_orientation"].tolist() == [6, 6, 1]
     assert {(row.width, row.height) for row in frame.itertuples()} == {(40, 30)}
 
 
 def test_the_unreadable_are_listed_with_the_reason(tmp_path):
-    write_image(tmp_path / "good.jpg")
-    (tmp_path / "empty.jpg").touch()
+    write_images(tmp_path, "good.jpg")
+    touch(tmp_path, "empty.jpg")
     (tmp_path / "text.png").write_text("no image")
     (tmp_path / "dangling.jpg").symlink_to(tmp_path / "nowhere")
     os.mkfifo(tmp_path / "pipe.jpg")
     frame = collect_sizes(tmp_path).set_index("path")
-    assert frame["source"].to_dict() == {
-        "dangling.jpg": "unreadable", "empty.jpg": "unreadable", "good.jpg": "header", "pipe.jpg": "unreadable",
-        "text.png": "unreadable",
-    }  # fmt: skip
-    unreadable = frame[frame["source"] == "unreadable"]
-    assert unreadable[["width", "height", "exif_orientation"]].isna().all(axis=None)
-    assert unreadable["error"].to_dict() == {
-        "dangling.jpg": "not a file, or a broken link", "empty.jpg": "the file is empty",
+    assert frame["error"].to_dict() == {
+        "dangling.jpg": "not a file, or a broken link", "empty.jpg": "the file is empty", "good.jpg": "",
         "pipe.jpg": "not a file, or a broken link", "text.png": "no image format that this Pillow reads",
     }  # fmt: skip
-    assert frame.loc["good.jpg", "error"] == ""
+    assert frame.pop("source").tolist() == ["unreadable"] * 2 + ["header"] + ["unreadable"] * 2
+    assert frame.drop("good.jpg")[["width", "height", "exif_orientation"]].isna().all(axis=None)
 
 
 def test_a_folder_that_cannot_be_listed_has_a_row(tmp_path, monkeypatch):
-    write_image(tmp_path / "a.jpg")
+    write_images(tmp_path, "a.jpg")
     (tmp_path / "locked").mkdir()
     plain = os.scandir
 
     def scandir(path):
-        if os.fspath(path).endswith(("locked", "root")):
+        if os.fspath(path).endswith("locked"):
             raise PermissionError(13, "Permission denied", path)
         return plain(path)
 
     monkeypatch.setattr(os, "scandir", scandir)
     frame = collect_sizes(tmp_path)
-    assert frame["path"].tolist() == ["a.jpg", "locked/"]
-    assert size_of(frame, "locked/")[2] == "unreadable"
-    assert frame["error"].iloc[1] == "the folder cannot be listed: Permission denied"
-    (tmp_path / "root").mkdir()
+    assert frame[["path", "source", "error"]].to_numpy().tolist() == [
+        ["a.jpg", "header", ""], ["locked/", "unreadable", "the folder cannot be listed: Permission denied"],
+    ]  # fmt: skip
     with pytest.raises(PermissionError):
-        collect_sizes(tmp_path / "root")
+        collect_sizes(tmp_path / "locked")
 
 
 def test_links_are_followed_but_not_in_a_circle(tmp_path):
-    write_image(tmp_path / "set" / "a.jpg")
-    write_image(tmp_path / "elsewhere" / "b.jpg")
-    (tmp_path / "set" / "more").symlink_to(tmp_path / "elsewhere")
-    (tmp_path / "set" / "itself").symlink_to(tmp_path / "set")
-    (tmp_path / "elsewhere" / "back").symlink_to(tmp_path / "set")
-    (tmp_path / "set" / "c.jpg").symlink_to(tmp_path / "elsewhere" / "b.jpg")
+    write_images(tmp_path, "set/a.jpg", "elsewhere/b.jpg")
+    links = {"set/more": "elsewhere", "set/itself": "set", "elsewhere/back": "set", "set/c.jpg": "elsewhere/b.jpg"}
+    for link, target in links.items():
+        (tmp_path / link).symlink_to(tmp_path / target)
     assert collect_sizes(tmp_path / "set")["path"].tolist() == ["a.jpg", "c.jpg", "more/b.jpg"]
 
 
 def test_names_that_are_not_utf8_survive(tmp_path):
     name = os.fsdecode(b"caf\xe9.jpg")
-    write_image(tmp_path / name, (7, 5))
-    assert size_of(collect_sizes(tmp_path), name) == (7, 5, "header")
+    write_images(tmp_path, name, size=(7, 5))
+    assert sizes_of(collect_sizes(tmp_path)) == {name: (7, 5, "header")}
     with pytest.warns(UserWarning, match="no caption"):
         write_metadata_cache(collect_sizes(tmp_path), tmp_path)
     assert list(read_metadata(tmp_path)) == [str(tmp_path / name)]
-    assert run_script(tmp_path, tmp_path / "sizes.csv").exit_code == 0
+    assert run_script("collect_sizes", tmp_path, tmp_path / "sizes.csv").exit_code == 0
     assert b"\ncaf\xe9.jpg,7,5," in (tmp_path / "sizes.csv").read_bytes()
 
 
@@ -216,16 +200,18 @@ def test_bad_arguments_are_named(tmp_path):
 # metadata_cache.json
 
 
-def write_json(folder: Path, table) -> Path:
-    """As sd-scripts writes it, and late enough that every image is older."""
+def write_json(folder: Path, table: dict | str) -> Path:
+    """As sd-scripts writes it: the keys are absolute paths (unless they begin with a dot), and every image is older."""
     path = folder / "metadata_cache.json"
-    path.write_text(table if isinstance(table, str) else json.dumps(table, ensure_ascii=False, indent=2))
+    if isinstance(table, dict):
+        absolute = {name if name[0] == "." else str(folder / name): about for name, about in table.items()}
+        table = json.dumps(absolute, ensure_ascii=False, indent=2)
+    path.write_text(table)
     return make_later(path)
 
 
 def make_later(path: Path) -> Path:
-    later = time.time_ns() + 10**9
-    os.utime(path, ns=(later, later))
+    os.utime(path, (time.time() + 1,) * 2)
     return path
 
 
@@ -236,34 +222,29 @@ def entry(*resolution, caption="a cat") -> dict:
 def test_metadata_is_believed_and_spares_the_header(tmp_path, monkeypatch):
     touch(tmp_path, "a.jpg", "sub/b.jpg", "relative.jpg")
     monkeypatch.chdir(tmp_path)
-    table = {str(tmp_path / "a.jpg"): entry(10, 20), str(tmp_path / "sub/b.jpg"): entry(30, 40)}
-    write_json(tmp_path, {**table, "./relative.jpg": entry(50, 60)})
-    frame = collect_sizes(tmp_path)
-    assert frame[["path", "width", "height"]].to_numpy().tolist() == [
-        ["a.jpg", 10, 20], ["relative.jpg", 50, 60], ["sub/b.jpg", 30, 40],
-    ]  # fmt: skip
-    assert set(frame["source"]) == {"metadata"}
+    write_json(tmp_path, {"a.jpg": entry(10, 20), "sub/b.jpg": entry(30, 40), "./relative.jpg": entry(50, 60)})
+    assert sizes_of(collect_sizes(tmp_path)) == {
+        "a.jpg": (10, 20, "metadata"), "relative.jpg": (50, 60, "metadata"), "sub/b.jpg": (30, 40, "metadata"),
+    }  # fmt: skip
     assert set(collect_sizes(tmp_path, caches=False)["source"]) == {"unreadable"}
 
 
 def test_a_changed_image_is_asked_itself(tmp_path):
-    write_image(tmp_path / "a.png", (9, 8))
-    path = write_json(tmp_path, {str(tmp_path / "a.png"): entry(10, 20)})
-    assert size_of(collect_sizes(tmp_path), "a.png") == (10, 20, "metadata")
+    write_images(tmp_path, "a.png")
+    path = write_json(tmp_path, {"a.png": entry(10, 20)})
+    assert sizes_of(collect_sizes(tmp_path)) == {"a.png": (10, 20, "metadata")}
     os.utime(path, ns=(1, 1))
     os.utime(tmp_path / "a.png", ns=(0, 0))  # a copy that kept an old time is a change all the same
-    assert size_of(collect_sizes(tmp_path), "a.png") == (9, 8, "header")
+    assert sizes_of(collect_sizes(tmp_path)) == {"a.png": FROM_HEADER}
 
 
 def test_witnesses_that_disagree_are_not_believed(tmp_path):
-    for name in ("same.png", "other.png", "caches.png"):
-        write_image(tmp_path / name, (9, 8))
+    write_images(tmp_path, "same.png", "other.png", "caches.png")
     touch(tmp_path, "same" + SD, "other" + SD, "caches" + SD, "caches_0001x0001_flux.npz")
-    stated = {"same.png": (512, 512), "other.png": (512, 513), "caches.png": (512, 512)}
-    write_json(tmp_path, {str(tmp_path / name): entry(*size) for name, size in stated.items()})
-    frame = collect_sizes(tmp_path)
-    assert size_of(frame, "same.png") == (512, 512, "cache")
-    assert size_of(frame, "other.png") == size_of(frame, "caches.png") == (9, 8, "header")
+    write_json(tmp_path, {"same.png": entry(512, 512), "other.png": entry(512, 513), "caches.png": entry(512, 512)})
+    assert sizes_of(collect_sizes(tmp_path)) == {
+        "same.png": (512, 512, "cache"), "other.png": FROM_HEADER, "caches.png": FROM_HEADER,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -275,21 +256,18 @@ def test_witnesses_that_disagree_are_not_believed(tmp_path):
     ],
 )  # fmt: skip
 def test_a_malformed_entry_does_not_count(tmp_path, broken):
-    for name in ("a.png", "b.png"):
-        write_image(tmp_path / name, (9, 8))
-    write_json(tmp_path, {str(tmp_path / "a.png"): broken, str(tmp_path / "b.png"): entry(10, 20)})
-    frame = collect_sizes(tmp_path)
-    assert size_of(frame, "a.png") == (9, 8, "header")
-    assert size_of(frame, "b.png") == (10, 20, "metadata")
+    write_images(tmp_path, "a.png", "b.png")
+    write_json(tmp_path, {"a.png": broken, "b.png": entry(10, 20)})
+    assert sizes_of(collect_sizes(tmp_path)) == {"a.png": FROM_HEADER, "b.png": (10, 20, "metadata")}
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", '{"a.png": 3}', "\x00\xff", "[" * 10_000])
 def test_a_malformed_file_is_named_and_does_not_count(tmp_path, text):
-    write_image(tmp_path / "a.png", (9, 8))
+    write_images(tmp_path, "a.png")
     before = write_json(tmp_path, text).read_bytes()
     with pytest.warns(UserWarning, match=r"metadata_cache\.json is not .*its sizes do not count"):
         frame = collect_sizes(tmp_path)
-    assert size_of(frame, "a.png") == (9, 8, "header")
+    assert sizes_of(frame) == {"a.png": FROM_HEADER}
     with pytest.raises(ValueError, match=r"metadata_cache\.json is not .*: repair or remove it"):
         write_metadata_cache(frame, tmp_path)
     assert (tmp_path / "metadata_cache.json").read_bytes() == before
@@ -302,75 +280,62 @@ def as_sd_scripts_reads(folder: Path) -> dict:
 
 
 def test_metadata_round_trip(tmp_path):
-    for number, name in enumerate(("a.png", "sub/日本.png"), 1):
-        write_image(tmp_path / name, (number, 8))
+    write_images(tmp_path, "a.png", "sub/日本.png")
     touch(tmp_path, "broken.png")
     frame = collect_sizes(tmp_path)
     frame["caption"] = ["a cat", "nothing", "猫"]
     path = write_metadata_cache(frame, tmp_path)
-    written = {str(tmp_path / "a.png"): ("a cat", (1, 8)), str(tmp_path / "sub/日本.png"): ("猫", (2, 8))}
+    written = {str(tmp_path / "a.png"): ("a cat", (9, 8)), str(tmp_path / "sub/日本.png"): ("猫", (9, 8))}
     assert as_sd_scripts_reads(tmp_path) == written
     assert "猫" in path.read_text(encoding="utf-8")
-    make_later(path)
+    before = make_later(path).read_bytes()
     again = collect_sizes(tmp_path)
     assert again["source"].tolist() == ["metadata", "unreadable", "metadata"]
     assert again[["path", "width", "height"]].equals(frame[["path", "width", "height"]])
-    before = path.read_bytes()
     write_metadata_cache(again, tmp_path)
     assert path.read_bytes() == before
 
 
 def test_captions_and_entries_that_are_there_are_kept(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for name in ("a.png", "b.png", "c.png"):
-        write_image(tmp_path / name, (9, 8))
+    write_images(tmp_path, "a.png", "b.png", "c.png")
     touch(tmp_path, "broken.png")
-    gone, broken = str(tmp_path / "gone.png"), str(tmp_path / "broken.png")
-    kept = {gone: entry(1, 1), broken: entry(2, 2, caption="hand-made")}
-    write_json(tmp_path, {"a.png": {**entry(0, 0), "tags": "x"}, "b.png": entry(3, 3), **kept})
+    kept = {str(tmp_path / "gone.png"): entry(1, 1), str(tmp_path / "broken.png"): entry(2, 2, caption="hand-made")}
+    write_json(tmp_path, {"./a.png": {**entry(0, 0), "tags": "x"}, "./b.png": entry(3, 3), **kept})
     frame = collect_sizes(tmp_path, caches=False)
     frame["caption"] = [None, "a new one", None, None]
     with pytest.warns(UserWarning, match="1 images .* have no caption"):
         path = write_metadata_cache(frame, tmp_path)
     assert json.loads(path.read_text()) == {
-        "a.png": {**entry(9, 8), "tags": "x"}, "b.png": entry(9, 8, caption="a new one"),
+        "./a.png": {**entry(9, 8), "tags": "x"}, "./b.png": entry(9, 8, caption="a new one"),
         str(tmp_path / "c.png"): entry(9, 8, caption=""), **kept,
     }  # fmt: skip
 
 
 def test_metadata_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
-    write_image(tmp_path / "a.png", (9, 8))
-    before = write_json(tmp_path, {str(tmp_path / "a.png"): entry(3, 3)}).read_bytes()
-    frame = collect_sizes(tmp_path, caches=False)
-    monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+    write_images(tmp_path, "a.png")
+    write_json(tmp_path, {"a.png": entry(3, 3)})
+    frame, before = collect_sizes(tmp_path, caches=False), contents(tmp_path)
+    monkeypatch.setattr(Path, "replace", Mock(side_effect=OSError("disk full")))
     with pytest.raises(OSError, match="disk full"):
         write_metadata_cache(frame, tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.png", "metadata_cache.json"]
-    assert (tmp_path / "metadata_cache.json").read_bytes() == before
-
-
-# The script
-
-
-def run_script(*arguments: object):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return CliRunner().invoke(runpy.run_path(str(SCRIPT))["app"], [str(argument) for argument in arguments])
+    assert contents(tmp_path) == before
 
 
 def test_the_script_writes_the_frame(tree, tmp_path):
-    result = run_script(tree, tmp_path / "new" / "sizes.csv", "--num-workers", 1)
+    result = run_script("collect_sizes", tree, tmp_path / "new" / "sizes.csv", "--num-workers", 1)
     assert result.exit_code == 0, result.output
-    assert result.stdout.endswith(f"{len(collect_sizes(tree))} header\n")
-    dtype = collect_sizes(tree).dtypes.to_dict()
-    read = pd.read_csv(tmp_path / "new" / "sizes.csv", dtype=dtype, keep_default_na=False, na_values={"width": [""]})
-    pd.testing.assert_frame_equal(read, collect_sizes(tree))
+    frame = collect_sizes(tree)
+    assert result.stdout.endswith(f"{len(frame)} header\n")
+    options = {"dtype": frame.dtypes.to_dict(), "keep_default_na": False, "na_values": {"width": [""]}}
+    pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "new" / "sizes.csv", **options), frame)
 
 
+@pytest.mark.filterwarnings("ignore:.*no caption")
 def test_the_script_writes_metadata_where_it_is_asked_to(tmp_path):
-    write_image(tmp_path / "a.png", (9, 8))
-    write_image(tmp_path / "sub" / "b.png", (9, 8))
-    assert run_script(tmp_path, tmp_path / "sizes.csv", "--no-recursive").exit_code == 0
+    write_images(tmp_path, "a.png", "sub/b.png")
+    assert run_script("collect_sizes", tmp_path, tmp_path / "sizes.csv", "--no-recursive").exit_code == 0
     assert not (tmp_path / "metadata_cache.json").exists()
-    assert run_script(tmp_path, tmp_path / "sizes.csv", "--no-recursive", "--write-metadata-cache").exit_code == 0
+    options = ("--no-recursive", "--write-metadata-cache")
+    assert run_script("collect_sizes", tmp_path, tmp_path / "sizes.csv", *options).exit_code == 0
     assert as_sd_scripts_reads(tmp_path) == {str(tmp_path / "a.png"): ("", (9, 8))}
