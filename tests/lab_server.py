@@ -4,14 +4,13 @@ import json
 import os
 import shutil
 import socket
-import subprocess
 import sys
 import time
-import urllib.request
 from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
+import urllib3
 
 from labkit.lab import jupyter as lab_server
 
@@ -53,7 +52,7 @@ def running_server(command, home, **variables):
     kept = {name: value for name, value in os.environ.items() if not name.startswith("JUPYTER")}
     environment = {**kept, **{name: str(value) for name, value in settings.items()}}
     with (home / "jupyterlab.log").open("w") as log:
-        server = subprocess.Popen(command, cwd=home, stdout=log, stderr=log, env=environment)
+        server = psutil.Popen(command, cwd=home, stdout=log, stderr=log, env=environment)
         try:
             yield server, _wait_until_ready(server, home)
         finally:
@@ -85,9 +84,9 @@ def _wait_until_ready(server, home):
         for path in (home / "runtime").glob("jpserver-*.json"):
             try:
                 info = json.loads(path.read_text())
-                urllib.request.urlopen(f"{info['url']}api?token={info['token']}", timeout=5).close()
-                return info
-            except (OSError, ValueError):
+                if urllib3.request("GET", f"{info['url']}api?token={info['token']}", timeout=5).status == 200:
+                    return info
+            except (ValueError, urllib3.exceptions.HTTPError):
                 pass  # not completely written, or not yet listening
         time.sleep(0.1)
     raise RuntimeError(f"JupyterLab did not start: {(home / 'jupyterlab.log').read_text()[-2000:]}")
@@ -95,14 +94,11 @@ def _wait_until_ready(server, home):
 
 def _end(server):
     """End the server, its kernels and their workers."""
-    family = [*psutil.Process(server.pid).children(recursive=True)] if server.poll() is None else []
+    if server.poll() is not None:
+        return
+    family = [server, *server.children(recursive=True)]
     server.terminate()
     _, alive = psutil.wait_procs(family, timeout=5)
     for process in alive:
         process.kill()
     psutil.wait_procs(alive, timeout=5)
-    try:
-        server.wait(5)
-    except subprocess.TimeoutExpired:
-        server.kill()
-        server.wait(5)

@@ -15,6 +15,7 @@ from PIL import Image
 from labkit import DECODERS, DecodeError, conformance, decode, missing_decoders, oracle_files
 from labkit.data import decoders as decode_module
 from labkit.teach.conformance import HEIGHT, WIDTH, broken_files, encode_png, exif_of, picture, reference
+from tests.image_files import encoded
 
 SCALING = ("pil_draft", "turbojpeg")
 LACKING = {"torchcodec"} if Version(version("torchcodec")) < Version("0.16") else set()  # no decode_image before
@@ -43,22 +44,17 @@ def difference(one: np.ndarray, other: np.ndarray) -> float:
     return np.abs(one.astype(int) - other).mean()
 
 
-def saved(image: Image.Image, image_format: str = "JPEG", **options) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, image_format, **options)
-    return buffer.getvalue()
-
-
 def shown(name: str) -> np.ndarray:
     """What oracle file `name` shows, straight from the picture, with no file in between."""
     image = picture()
-    if name.startswith("gray"):
-        image = image.convert("L")
-    elif name.startswith("palette"):
-        image = image.quantize(64)
-    elif name.startswith("1-bit"):
-        image = image.convert("1")
-    return np.asarray(image.convert("RGB"))
+    kinds = {"gray": image.convert("L"), "palette": image.quantize(64), "1-bit": image.convert("1")}
+    kind = next((kind for kind in kinds if name.startswith(kind)), None)
+    return np.asarray(kinds.get(kind, image).convert("RGB"))
+
+
+@pytest.fixture(params=TRIED)
+def decoder(request) -> str:
+    return request.param
 
 
 def test_nothing_is_missing():
@@ -72,7 +68,6 @@ def test_the_reference_is_right(name):
 
 
 @pytest.mark.parametrize("name", oracle_files())
-@pytest.mark.parametrize("decoder", TRIED)
 def test_decoders_agree_with_pillow(decoder, name):
     data = oracle_files()[name]
     image = decode(data, decoder)
@@ -82,37 +77,24 @@ def test_decoders_agree_with_pillow(decoder, name):
 
 
 @pytest.mark.parametrize("orientation", UPRIGHT)
-@pytest.mark.parametrize("decoder", TRIED)
 def test_jpeg_is_turned_upright(decoder, orientation):
-    as_stored = decoded(saved(picture(), exif=exif_of(1)), decoder)
-    turned = decoded(saved(picture(), exif=exif_of(orientation)), decoder)
+    as_stored = decoded(encoded(picture(), exif=exif_of(1)), decoder)
+    turned = decoded(encoded(picture(), exif=exif_of(orientation)), decoder)
     assert np.array_equal(turned, UPRIGHT[orientation](as_stored))
 
 
 @pytest.mark.parametrize("orientation", UPRIGHT)
-@pytest.mark.parametrize("decoder", TRIED)
 def test_a_turned_camera_gives_the_picture_itself(decoder, orientation):
     stored = Image.fromarray(np.ascontiguousarray(UPRIGHT[TURNED_BACK[orientation]](np.asarray(picture()))))
-    data = saved(stored, "PNG", exif=exif_of(orientation))
+    data = encoded(stored, "PNG", exif=exif_of(orientation))
     assert np.array_equal(decoded(data, decoder), np.asarray(picture()))
 
 
-@pytest.mark.parametrize("decoder", TRIED)
 def test_a_phones_mpo_gives_its_first_picture(decoder):
-    data = saved(picture(), "MPO", quality=92, save_all=True, append_images=[Image.new("RGB", (WIDTH, HEIGHT))])
+    data = encoded(picture(), "MPO", quality=92, save_all=True, append_images=[Image.new("RGB", (WIDTH, HEIGHT))])
     assert difference(decoded(data, decoder), np.asarray(picture())) <= 12
 
 
-@pytest.mark.parametrize("name", broken_files())
-@pytest.mark.parametrize("decoder", TRIED)
-def test_broken_files_are_refused_by_name(decoder, name):
-    with pytest.raises(DecodeError) as failure:
-        decode(broken_files()[name], decoder, key=f"folder/{name}")
-    assert f"folder/{name}" in str(failure.value)
-    assert decoder in str(failure.value)
-
-
-@pytest.mark.parametrize("decoder", TRIED)
 def test_a_warning_is_no_error(decoder):
     data = oracle_files()["exif 1.jpeg"]
     revision = data.index(b"JFIF") + 5
@@ -120,7 +102,6 @@ def test_a_warning_is_no_error(decoder):
     assert np.array_equal(decoded(odd, decoder), decoded(data, decoder))
 
 
-@pytest.mark.parametrize("decoder", TRIED)
 def test_an_error_behind_a_warning_is_an_error(decoder):
     """libjpeg-turbo reports such an error as a warning; who ignores it gets memory that nothing was decoded into."""
     data = oracle_files()["progressive.jpeg"]
@@ -145,11 +126,12 @@ def without_end() -> dict[str, bytes]:
     }
 
 
-@pytest.mark.parametrize("name", without_end())
-@pytest.mark.parametrize("decoder", TRIED)
-def test_files_without_their_end_are_refused(decoder, name):
-    with pytest.raises(DecodeError):
-        decode(without_end()[name], decoder)
+@pytest.mark.parametrize("name", [*broken_files(), *without_end()])
+def test_broken_files_are_refused_by_name(decoder, name):
+    with pytest.raises(DecodeError) as failure:
+        decode({**broken_files(), **without_end()}[name], decoder, key=f"folder/{name}")
+    assert f"folder/{name}" in str(failure.value)
+    assert decoder in str(failure.value)
 
 
 def sixteen_bits() -> dict[str, bytes]:
@@ -158,19 +140,17 @@ def sixteen_bits() -> dict[str, bytes]:
     color = np.asarray(picture()).astype(np.uint16)
     rows = (color * 256 + 255 - color).astype(">u2").reshape(HEIGHT, -1)
     return {
-        "gray": saved(Image.fromarray(gray * 256 + 255 - gray), "PNG"),
+        "gray": encoded(Image.fromarray(gray * 256 + 255 - gray), "PNG"),
         "rgb": encode_png(WIDTH, HEIGHT, 16, 2, b"".join(b"\0" + row.tobytes() for row in rows)),
     }
 
 
 @pytest.mark.parametrize("kind", sixteen_bits())
-@pytest.mark.parametrize("decoder", TRIED)
 def test_the_high_byte_is_kept(decoder, kind):
     expected = picture().convert("L").convert("RGB") if kind == "gray" else picture()
     assert difference(decoded(sixteen_bits()[kind], decoder), np.asarray(expected)) <= 1
 
 
-@pytest.mark.parametrize("decoder", TRIED)
 def test_too_many_pixels(decoder, monkeypatch):
     monkeypatch.setattr(decode_module, "MAX_PIXELS", WIDTH * HEIGHT)
     decode(oracle_files()["rgb.png"], decoder)
@@ -186,9 +166,8 @@ def test_unknown_decoder():
 
 
 @pytest.mark.parametrize("orientation", [1, 6])
-@pytest.mark.parametrize("decoder", TRIED)
 def test_short_side_shrinks_and_never_enlarges(decoder, orientation):
-    data = saved(picture().resize((1200, 900)), quality=92, exif=exif_of(orientation))
+    data = encoded(picture().resize((1200, 900)), quality=92, exif=exif_of(orientation))
     full = reference(data)
     small = decoded(data, decoder, short_side=200)
     if decoder in SCALING:
@@ -254,13 +233,6 @@ def damaged_files(copies: int = 40):
             yield f"{name}, copy {copy}", bytes(damaged)
 
 
-def again_in_dirty_memory(data: bytes, decoder: str, n_pixels: int) -> torch.Tensor:
-    """Decode where the allocator has just taken back memory full of 0xAB, as a decoder's output will be."""
-    if n_pixels < 1_000_000:  # larger blocks come fresh from the kernel
-        [np.full(n_pixels, 0xAB, np.uint8) for _ in range(8)]
-    return decode(data, decoder)
-
-
 def decode_everything() -> None:
     """Runs in a process of its own. Whatever is no `DecodeError` and no valid image ends it with a traceback."""
     n_decoded = n_refused = 0
@@ -275,7 +247,9 @@ def decode_everything() -> None:
             width, height = Image.open(io.BytesIO(data)).size
             assert image.dtype == torch.uint8
             assert image.shape in ((3, height, width), (3, width, height))
-            assert torch.equal(image, again_in_dirty_memory(data, decoder, image.numel())), "pixels nobody decoded"
+            if image.numel() < 1_000_000:  # larger blocks come fresh from the kernel
+                [np.full(image.numel(), 0xAB, np.uint8) for _ in range(8)]  # memory for the next output
+            assert torch.equal(image, decode(data, decoder)), "pixels nobody decoded"
             n_decoded += 1
     print(n_decoded + n_refused, "calls:", n_decoded, "decoded,", n_refused, "refused", flush=True)
 

@@ -23,6 +23,7 @@ def write_notebook(tmp_path):
     def write(name, *sources):
         cells = [new_markdown_cell(TITLE.format(name=name)), *map(new_code_cell, sources)]
         nbformat.write(new_notebook(cells=cells), folder / f"{name}.ipynb")
+        return folder / f"{name}.ipynb"
 
     return write
 

@@ -1,19 +1,18 @@
 """Every script of data_scripts/: its help, what it refuses, and real runs from a shell."""
 
+import importlib
 import os
-import runpy
 import subprocess
 import sys
-import tarfile
 import typing
 from pathlib import Path
 
 import pytest
 from PIL import Image
-from typer.testing import CliRunner
 
 import labkit as lk
-from tests.paths import SCRIPTS as FOLDER
+from tests.paths import SCRIPTS, contents, run_script
+from tests.tars import make_tar, member
 
 NO_RAY_THERE = ["--engine", "ray", "--address", "127.0.0.1:1"]
 
@@ -47,13 +46,9 @@ WRONG = {
 }  # fmt: skip
 
 
-def run_here(script: str, *arguments: str):
-    return CliRunner().invoke(runpy.run_path(str(FOLDER / f"{script}.py"))["app"], arguments)
-
-
 def succeed(script: str, *arguments) -> str:
     """Output of a script that was started from a shell."""
-    command = [sys.executable, str(FOLDER / f"{script}.py"), *map(str, arguments)]
+    command = [sys.executable, str(SCRIPTS / f"{script}.py"), *map(str, arguments)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert (result.returncode, result.stderr) == (0, "")
     return result.stdout
@@ -68,31 +63,23 @@ def photos(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def unsafe_tar(tmp_path_factory) -> Path:
-    path = tmp_path_factory.mktemp("unsafe") / "bad.tar"
-    with tarfile.open(path, "w") as tar:
-        tar.addfile(tarfile.TarInfo("../up.jpg"))
-    return path
-
-
-@pytest.fixture(scope="module")
-def broken_images(tmp_path_factory) -> Path:
-    """A folder of two images, one of them broken."""
-    folder = tmp_path_factory.mktemp("images")
+def places(photos, tmp_path_factory) -> dict[str, Path]:
+    """What `WRONG` names: a set of photos, an unsafe tar, and a folder of two images, one of them broken."""
+    images = tmp_path_factory.mktemp("images")
     for name in ("a", "b"):
-        (folder / name).mkdir()
-    Image.new("RGB", (30, 20)).save(folder / "a" / "0.png")
-    (folder / "b" / "1.png").write_bytes(b"broken")
-    return folder
+        (images / name).mkdir()
+    Image.new("RGB", (30, 20)).save(images / "a" / "0.png")
+    (images / "b" / "1.png").write_bytes(b"broken")
+    return {"set": photos, "bad": make_tar(images / "bad.tar", [member("../up.jpg")]), "broken": images}
 
 
 def test_none_is_left_out():
-    assert set(WRONG) == {path.stem for path in FOLDER.glob("*.py")}
+    assert set(WRONG) == {path.stem for path in SCRIPTS.glob("*.py")}
 
 
 @pytest.mark.parametrize("script", WRONG)
 def test_help_tells_the_arguments(script):
-    result = run_here(script, "--help")
+    result = run_script(script, "--help")
     assert result.exit_code == 0
     assert {"root", "source"} & set(result.stdout.lower().split())
 
@@ -100,11 +87,10 @@ def test_help_tells_the_arguments(script):
 @pytest.mark.parametrize(
     ("script", "arguments", "said"), [(script, *case) for script, cases in WRONG.items() for case in cases]
 )
-def test_wrong_input_is_refused_in_one_line(photos, unsafe_tar, broken_images, tmp_path, script, arguments, said):
+def test_wrong_input_is_refused_in_one_line(places, tmp_path, script, arguments, said):
     if "ray" in arguments:
         pytest.importorskip("ray", reason='Ray is not installed: python -m pip install -e ".[cluster]"')
-    places = {"out": tmp_path / "out", "set": photos, "bad": unsafe_tar, "broken": broken_images}
-    result = run_here(script, *(argument.format(**places) for argument in arguments))
+    result = run_script(script, *(argument.format(out=tmp_path / "out", **places) for argument in arguments))
     assert result.exit_code == 2
     assert said in result.stderr
     assert result.stderr.startswith(f"{script}: ")
@@ -116,8 +102,8 @@ def test_wrong_input_is_refused_in_one_line(photos, unsafe_tar, broken_images, t
 @pytest.mark.parametrize("script", WRONG)
 def test_what_may_not_be_read_is_refused_by_the_script_itself(script):
     """In one line, not by the argument parser in a box with the usage. (As root every file is readable.)"""
-    main = runpy.run_path(str(FOLDER / f"{script}.py"))["main"]
-    hints = map(typing.get_args, typing.get_type_hints(main, include_extras=True).values())
+    module = importlib.import_module(f"data_scripts.{script}")
+    hints = map(typing.get_args, typing.get_type_hints(module.main, include_extras=True).values())
     assert {about[1].readable for about in hints if about and about[0] in (Path, list[Path])} == {False}
 
 
@@ -135,9 +121,9 @@ def test_depth_pairs_come_out_of_their_tar(tmp_path):
     succeed("make_depth", tmp_path / "depth", 1, "--tar", "--num-workers", 1)
     [archive] = (tmp_path / "depth").rglob("*.tar")
     succeed("extract_tars", tmp_path / "out", archive, "--verify")
-    pairs = {path.name: path.read_bytes() for path in (tmp_path / "out" / archive.stem).rglob("*.png")}
+    pairs = contents(tmp_path / "depth" / "train")
     assert len(pairs) == 2
-    assert pairs == {path.name: path.read_bytes() for path in (tmp_path / "depth").rglob("*.png")}
+    assert pairs.items() <= contents(tmp_path / "out" / archive.stem).items()
 
 
 def test_pixels_of_a_set(photos, tmp_path):

@@ -14,22 +14,19 @@ from typer.testing import CliRunner
 
 import labkit as lk
 from labkit.lab import cli, notebooks, tour
+from tests.paths import contents
 
 
 def test_a_tour_keeps_going_and_says_what_failed(lab):
     result = CliRunner().invoke(cli.app, ["tour", "--scale", "ci"])
     assert result.exit_code == 1
     folder = lab / "results" / lk.env_id()
-    page = (folder / "index.html").read_text()
-    assert sorted(path.name for path in folder.glob("*.html")) == [
-        "10_works.html", "11_fails.html", "12_noisy.html", "index.html",
-    ]  # fmt: skip
-    assert "KeyError" in page
-    assert "10 small" in page
-    assert "data:image/png;base64," in page
+    pages = {path.stem: path.read_text() for path in folder.glob("*.html")}
+    assert set(pages) == {"10_works", "11_fails", "12_noisy", "index"}
+    assert all(text in pages["index"] for text in ("KeyError", "10 small", "data:image/png;base64,"))
     assert lk.load_frame(folder / "frames" / "10_small.csv").scale.unique() == ["ci"]
-    assert "before" in (folder / "11_fails.html").read_text()
-    assert "scale ci" in (folder / "10_works.html").read_text()
+    assert "before" in pages["11_fails"]
+    assert "scale ci" in pages["10_works"]
 
 
 @pytest.mark.parametrize(("number", "codes"), [(signal.SIGINT, {1, 130, -2}), (signal.SIGTERM, {-15})])
@@ -67,35 +64,28 @@ cli.app()
         assert not [path for path in pid.parent.iterdir() if path.is_dir()], "the kernel could not clean up"
 
 
-def test_the_page_needs_no_network(lab):
-    CliRunner().invoke(cli.app, ["tour", "--only", "10"])
-    page = (lab / "results" / lk.env_id() / "index.html").read_text()
+def test_one_notebook_with_photos_and_links_in_an_environment_left_alone(lab, capsys, monkeypatch):
+    monkeypatch.delenv("LABKIT_RESULTS", raising=False)
+    monkeypatch.setenv("TQDM_DISABLE", "0")
+    before = dict(os.environ)
+    assert tour.run_tour(only="10") == 0
+    assert dict(os.environ) == before
+    assert "1 of 1 notebooks ran" in capsys.readouterr().out
+    assert len(lk.FolderStore(lk.photo_root("imagenet"))) == lk.scale().n_photos
+    folder = lab / "results" / lk.env_id()
+    page = (folder / "index.html").read_text()
     assert re.findall(r'(?:src|href)="(https?:)?//', page) == []
     links = re.findall(r'href="([^"#]+\.(?:html|csv))"', page)
     assert len(links) == 2
-    assert all((lab / "results" / lk.env_id() / link).is_file() for link in links)
-
-
-def test_only_and_photos(lab, capsys):
-    assert tour.run_tour(only="10") == 0
-    assert "1 of 1 notebooks ran" in capsys.readouterr().out
-    assert len(lk.FolderStore(lk.photo_root("imagenet"))) == lk.scale().n_photos
+    assert all((folder / link).is_file() for link in links)
 
 
 def test_store_writes_back_whole_and_quiet_runs_only(lab):
-    before = {path.name: path.read_bytes() for path in notebooks.NOTEBOOK_FOLDER.iterdir()}
+    before = contents(notebooks.NOTEBOOK_FOLDER)
     assert tour.run_tour(store_outputs=True) == 2
-    after = {path.name: path.read_bytes() for path in notebooks.NOTEBOOK_FOLDER.iterdir()}
+    after = contents(notebooks.NOTEBOOK_FOLDER)
     assert set(after) == set(before)
     assert [name for name in before if before[name] != after[name]] == ["10_works.ipynb"]
     stored = json.loads(after["10_works.ipynb"])
     assert [cell["execution_count"] for cell in stored["cells"][1:]] == [1, 2]
     assert "version" not in stored["metadata"]["language_info"]
-
-
-def test_the_environment_is_left_as_it_was(lab, monkeypatch):
-    monkeypatch.delenv("LABKIT_RESULTS", raising=False)
-    monkeypatch.setenv("TQDM_DISABLE", "0")
-    tour.run_tour(only="10")
-    assert "LABKIT_RESULTS" not in os.environ
-    assert os.environ["TQDM_DISABLE"] == "0"
