@@ -26,8 +26,8 @@ from labkit.data.tar.stream import convert_tar
 from labkit.tuning.entry_point import made_training
 from labkit.tuning.epochs import CannotDiagnose
 from tests.hardening.test_hostile import PNG
-from tests.killed_shards import contents
 from tests.memory_store import MemoryStore
+from tests.paths import contents
 from tests.tars import make_tar
 
 PACKAGE = Path(lk.__file__).parent
