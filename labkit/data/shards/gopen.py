@@ -11,7 +11,7 @@ variable `WDS_SECURE` is 1. `labkit.read_shards` never does either.
 
 import io
 import os
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, BinaryIO
 
 from webdataset.gopen import gopen_schemes
@@ -58,10 +58,12 @@ class ReadAhead(io.RawIOBase):
 
     def __init__(self, blob: Blob, chunk_bytes: int = _CHUNK_BYTES):
         self._thread = ThreadPoolExecutor(1)
-        self._blob, self._chunk_bytes = blob, chunk_bytes
-        self._size, self._requested = blob.fingerprint()[0], 0
-        self._chunk = memoryview(b"")
-        self._next = self._request_chunk()
+        size = blob.fingerprint()[0]
+        self._requests = (
+            self._thread.submit(blob.read_at, offset, min(chunk_bytes, size - offset))
+            for offset in range(0, size, chunk_bytes)
+        )
+        self._chunk, self._next = memoryview(b""), next(self._requests, None)
 
     def readable(self) -> bool:
         return True
@@ -69,7 +71,7 @@ class ReadAhead(io.RawIOBase):
     def readinto(self, buffer: memoryview) -> int:
         if not self._chunk and self._next is not None:
             self._chunk = memoryview(self._next.result())
-            self._next = self._request_chunk()
+            self._next = next(self._requests, None)
         n_bytes = min(len(buffer), len(self._chunk))
         buffer[:n_bytes] = self._chunk[:n_bytes]
         self._chunk = self._chunk[n_bytes:]
@@ -78,12 +80,6 @@ class ReadAhead(io.RawIOBase):
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
         super().close()
-
-    def _request_chunk(self) -> Future | None:
-        offset = self._requested
-        n_bytes = min(self._chunk_bytes, self._size - offset)
-        self._requested += n_bytes
-        return self._thread.submit(self._blob.read_at, offset, n_bytes) if n_bytes else None
 
 
 register()

@@ -9,6 +9,7 @@ import tarfile
 import time
 from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -138,10 +139,7 @@ def test_of_two_members_with_one_name_the_last_counts(tmp_path):
 
 
 def test_without_hard_links_there_are_copies(tmp_path, monkeypatch):
-    def refuse(*paths, **options):
-        raise OSError("not here")
-
-    monkeypatch.setattr(os, "link", refuse)
+    monkeypatch.setattr(os, "link", Mock(side_effect=OSError("not here")))
     [ours] = quietly(make_tar(tmp_path / "set.tar", listed("a:data b=a")), tmp_path, verify=True)
     assert look(ours / "a") == look(ours / "b")
 
@@ -278,19 +276,14 @@ def test_a_rerun_leaves_all_alone(tmp_path):
 
 
 DAMAGES = {
-    "'photo1.jpg' has other contents": lambda root: (root / "photo1.jpg").write_bytes(b"\1" * 700 + b"\2"),
-    "'photo1.jpg' has 3 bytes, not 701": lambda root: (root / "photo1.jpg").write_bytes(b"abc"),
-    "'photo1.jpg' is missing": lambda root: (root / "photo1.jpg").unlink(),
-    "'photo1.jpg' is not a file": lambda root: replace(root / "photo1.jpg", lambda path: path.symlink_to("photo2.jpg")),
-    "'link' is not the same link": lambda root: replace(root / "link", lambda path: path.symlink_to("photo1.jpg")),
-    "'folder' is not a folder": lambda root: ((root / "folder").rmdir(), (root / "folder").touch()),
-    "'hard' has other contents": lambda root: replace(root / "hard", lambda path: path.write_bytes(b"\1" * 700)),
-}
-
-
-def replace(path: Path, make) -> None:
-    path.unlink()
-    make(path)
+    "'photo1.jpg' has other contents": lambda path: path.write_bytes(b"\1" * 700 + b"\2"),
+    "'photo1.jpg' has 3 bytes, not 701": lambda path: path.write_bytes(b"abc"),
+    "'photo1.jpg' is missing": lambda path: None,
+    "'photo1.jpg' is not a file": lambda path: path.symlink_to("photo2.jpg"),
+    "'link' is not the same link": lambda path: path.symlink_to("photo1.jpg"),
+    "'folder' is not a folder": lambda path: path.touch(),
+    "'hard' has other contents": lambda path: path.write_bytes(b"\1" * 700),
+}  # what is put in the place of a file or folder
 
 
 @pytest.mark.parametrize("said", DAMAGES)
@@ -300,7 +293,9 @@ def test_verifying_finds_every_difference(tmp_path, said):
     [ours] = quietly(archive, tmp_path)
     (ours / "own notes.txt").touch()
     quietly(archive, tmp_path, verify=True)
-    DAMAGES[said](ours)
+    path = ours / said.split("'")[1]
+    path.rmdir() if path.is_dir() else path.unlink()
+    DAMAGES[said](path)
     with pytest.raises(ItemErrors) as failure:
         quietly(archive, tmp_path, verify=True)
     assert f"{ours} differs from {archive} ({said}): remove the folder" in str(failure.value)
@@ -413,10 +408,6 @@ def start(archives: list[Path], root: Path) -> subprocess.Popen:
     return subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
 
 
-def n_files_under(root: Path) -> int:
-    return sum(len(names) for _, _, names in os.walk(root))  # which does not mind folders that are moved meanwhile
-
-
 @pytest.mark.parametrize("suffix", [".tar", ".tar.gz"])
 def test_killed_again_and_again(tmp_path, suffix):
     mode = "w:gz" if suffix == ".tar.gz" else "w"
@@ -425,7 +416,7 @@ def test_killed_again_and_again(tmp_path, suffix):
     root = tmp_path / "root"
     for n_files in (1, 400, 1100):
         process = start(archives, root)
-        while process.poll() is None and n_files_under(root) < n_files:
+        while process.poll() is None and sum(len(names) for _, _, names in os.walk(root)) < n_files:
             time.sleep(0.005)
         process.kill()
         killed += process.wait() == -9
@@ -452,15 +443,11 @@ def test_two_processes_extract_the_same_archive(tmp_path):
 
 
 def test_one_archive_shows_its_bytes(tmp_path, monkeypatch):
-    bars, real = [], tar_files.progress_bar
-
-    def recorded(**options):
-        bars.append((options, real(**{**options, "show": False})))
-        return bars[-1][1]
-
-    monkeypatch.setattr(tar_files, "progress_bar", recorded)
+    bars, real = Mock(), tar_files.progress_bar
+    bars.side_effect = lambda **options: real(**options | {"show": False})
+    monkeypatch.setattr(tar_files, "progress_bar", bars)
     archives = [make_tar(tmp_path / f"{n}.tar", numbered_files(3)) for n in "abc"]
     extract_tars(archives[0], tmp_path / "one", num_workers=1)
     extract_tars(archives[1:], tmp_path / "two", num_workers=1)
-    assert [options["show"] for options, _ in bars] == [True, False, False]
-    assert bars[0][0]["total"] == 700 + 701 + 702
+    assert [call.kwargs["show"] for call in bars.call_args_list] == [True, False, False]
+    assert bars.call_args_list[0].kwargs["total"] == 700 + 701 + 702
