@@ -76,10 +76,6 @@ def test_workers_open_connections_of_their_own(http, s3, expected, method):
     assert sums(loader) == 2 * expected
 
 
-def test_s3_by_the_environment(s3_by_environment, expected):
-    assert sums(read_shards("s3://photos")) == expected
-
-
 def test_webdataset_itself_reads_s3(s3_by_environment, shards):
     samples = list(wds.WebDataset("s3://photos/shard-{000000..000002}.tar", shardshuffle=False))
     local = list(wds.WebDataset(str(shards / "shard-{000000..000002}.tar"), shardshuffle=False))
