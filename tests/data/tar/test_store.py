@@ -15,9 +15,11 @@ import torch
 from PIL import Image
 
 from labkit import FolderStore, ImageDataset, LoaderConfig, Store, TarStore, make_loader, open_store
+from labkit.data.tar import index as tar_index
 from labkit.data.tar.errors import TarError
-from labkit.data.tar.index import SUFFIX
+from labkit.data.tar.index import SUFFIX, build_index
 from tests.children import in_children
+from tests.tars import make_tar, member
 
 MODES = ["index", "tarfile", "reopen"]
 KEYS = ["cat/B.JPG", "cat/a.jpeg", "dog/c.png", "dog/two words.webp", "top.jpg", "Größe/日本.jpg"]
@@ -61,13 +63,11 @@ def test_a_tar_gives_what_its_folder_gives(folder, tar, mode):
     assert store.sizes().dtype == store.offsets().dtype == np.int64
     assert len(store) == len(KEYS)
     assert isinstance(store, Store)
-
-
-def test_other_files_can_be_read(folder, tar, mode):
-    store = TarStore(tar, mode=mode)
     assert store.names() == sorted(KEYS + OTHERS)
     for name in OTHERS:
         assert store.read(name) == store.read(f"./{name}") == (folder / name).read_bytes()
+    assert repr(store) == f"TarStore('photos.tar', mode='{mode}', 6 images)"
+    assert store.name == "photos.tar"
 
 
 def test_offsets_are_those_of_the_data(folder, tar):
@@ -94,11 +94,6 @@ def test_modes_and_places_that_do_not_go_together(tar):
             TarStore("http://127.0.0.1:1/a.tar", mode=mode)
 
 
-def test_how_it_shows(tar, mode):
-    assert repr(TarStore(tar, mode=mode)) == f"TarStore('photos.tar', mode='{mode}', 6 images)"
-    assert TarStore(tar).name == "photos.tar"
-
-
 def test_opening_reads_nothing(tar, mode, monkeypatch):
     """A loader's workers open their own."""
     with monkeypatch.context() as patch:
@@ -113,30 +108,27 @@ def test_opening_reads_nothing(tar, mode, monkeypatch):
 
 @pytest.mark.parametrize("mode", ["index", "tarfile"])
 @pytest.mark.parametrize("left", [0.02, 0.5, 0.9])
-def test_a_tar_cut_after_its_headers_were_read(folder, tmp_path, mode, left):
-    path = tmp_path / "a.tar"
-    (folder / "large.jpg").write_bytes(random.Random(0).randbytes(300_000))
-    with tarfile.open(path, "w") as tar:
-        tar.add(folder / "large.jpg", "large.jpg")
-    store = TarStore(path, mode=mode)
-    before = store.read("large.jpg")
-    assert before == (folder / "large.jpg").read_bytes()
-    os.truncate(path, int(path.stat().st_size * left))
+def test_a_tar_cut_after_its_headers_were_read(tmp_path, mode, left):
+    data = random.Random(0).randbytes(300_000)
+    store = TarStore(make_tar(tmp_path / "a.tar", {"large.jpg": data}), mode=mode)
+    assert store.read("large.jpg") == data
+    os.truncate(tmp_path / "a.tar", int(300_000 * left))
     with pytest.raises(TarError, match=r"a\.tar was cut after its headers were read: 'large\.jpg' lacks its end"):
         store.read("large.jpg")
 
 
-def test_a_new_tar_of_the_same_name_does_not_disturb(folder, tar, mode):
-    """Replaced by renaming, as a careful writer does: an open store keeps the old one, but for `reopen`."""
+def replace_tar(tar: Path) -> None:
+    """By renaming, as a careful writer does."""
+    make_tar(tar.parent / "new", {"other.jpg": b"other", "top.jpg": b"fresh"}).replace(tar)
+
+
+def test_a_new_tar_of_the_same_name_does_not_disturb(tar, mode):
+    """An open store keeps the old one, but for `reopen`."""
     store = TarStore(tar, mode=mode)
     before = store.read("top.jpg")
-    with tarfile.open(tar.parent / "new", "w") as new:
-        new.add(folder / "list.txt", "other.jpg")
-        new.add(folder / "dog/depth.npy", "top.jpg")
-    (tar.parent / "new").replace(tar)
-    fresh = (folder / "dog/depth.npy").read_bytes()
-    assert store.read("top.jpg") == (fresh if mode == "reopen" else before)
-    assert TarStore(tar, mode=mode).read("top.jpg") == fresh
+    replace_tar(tar)
+    assert store.read("top.jpg") == (b"fresh" if mode == "reopen" else before)
+    assert TarStore(tar, mode=mode).read("top.jpg") == b"fresh"
     assert list(TarStore(tar, mode=mode).keys()) == ["other.jpg", "top.jpg"]
 
 
@@ -161,9 +153,7 @@ def test_a_forked_worker_keeps_the_tar_that_its_keys_are_of(folder, tar):
     """Nothing is read through again for it, nor is a new tar read at the old one's offsets."""
     store, expected = TarStore(tar), read_all(FolderStore(folder))
     read_all(store)
-    with tarfile.open(tar.parent / "new", "w") as new:
-        new.add(folder / "list.txt", "other.jpg")
-    (tar.parent / "new").replace(tar)
+    replace_tar(tar)
     Path(str(tar) + SUFFIX).unlink()
     assert in_children("fork", read_all, (store,)) == [expected]
 
@@ -183,16 +173,12 @@ def test_forks_do_not_disturb_each_other(folder, tar, mode):
 
 def test_a_fork_does_not_move_the_files_position(tmp_path):
     """One of the next members begins in what the parent has in its buffer, and ends behind it."""
-    path, data = tmp_path / "a.tar", [bytes([number]) * 3000 for number in range(9)]
-    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
-        for number, content in enumerate(data):
-            (tmp_path / "photo").write_bytes(content)
-            tar.add(tmp_path / "photo", f"{number}.jpg")
-    store = TarStore(path, mode="tarfile")
+    data = {f"{number}.jpg": bytes([number]) * 3000 for number in range(9)}
+    store = TarStore(make_tar(tmp_path / "a.tar", data, format=tarfile.USTAR_FORMAT), mode="tarfile")
     for number in range(1, 5):
-        assert store.read("0.jpg") == data[0]
-        assert in_children("fork", store.read, ("8.jpg",)) == [data[8]]
-        assert store.read(f"{number}.jpg") == data[number]
+        assert store.read("0.jpg") == data["0.jpg"]
+        assert in_children("fork", store.read, ("8.jpg",)) == [data["8.jpg"]]
+        assert store.read(f"{number}.jpg") == data[f"{number}.jpg"]
 
 
 def test_threads(folder, tar, mode):
@@ -212,17 +198,18 @@ def test_pickles(folder, tar, mode, listed):
     assert again.keys() == store.keys()
 
 
-def test_open_files_do_not_add_up(tar, mode):
-    def opened() -> int:
-        return len(os.listdir("/proc/self/fd"))
+def n_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
 
-    before = opened()
+
+def test_open_files_do_not_add_up(tar, mode):
+    before = n_descriptors()
     stores = [TarStore(tar, mode=mode) for _ in range(5)]
     for store in stores * 3:
         read_all(store)
-    assert opened() == before + (0 if mode == "reopen" else 5)
+    assert n_descriptors() == before + (0 if mode == "reopen" else 5)
     del stores, store
-    assert opened() == before
+    assert n_descriptors() == before
 
 
 def test_failed_openings_leave_no_files_open(tmp_path, tar, mode):
@@ -231,11 +218,11 @@ def test_failed_openings_leave_no_files_open(tmp_path, tar, mode):
     with tarfile.open(tar) as whole:
         damaged[whole.getmembers()[2].offset + 110] ^= 1
     (tmp_path / "bad.tar").write_bytes(damaged)
-    before = len(os.listdir("/proc/self/fd"))
+    before = n_descriptors()
     for _ in range(5):
         with pytest.raises(TarError):
             TarStore(tmp_path / "bad.tar", mode=mode).keys()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert n_descriptors() == before
 
 
 @pytest.fixture
@@ -264,29 +251,22 @@ def test_in_a_loader(pixels, mode, num_workers, start_method):
     assert sorted((image.numpy().tobytes(), label.item()) for image, label in got) == wanted
 
 
-def test_a_store_made_in_a_thread_while_workers_start(folder, tar):
+def test_a_store_made_in_a_thread_while_workers_start(folder, tar, monkeypatch):
     """Workers fork while another thread holds the index half read."""
-    for _ in range(5):
-        Path(str(tar) + SUFFIX).unlink(missing_ok=True)
-        store = TarStore(tar)
-        thread = threading.Thread(target=store.keys)
-        thread.start()
-        child = os.fork()
-        if not child:
-            os._exit(0 if len(read_all(store)) == 6 else 1)
-        assert exit_status(child) == 0
-        thread.join()
+    is_reading = threading.Event()
 
+    def build_slowly(blob):
+        is_reading.set()
+        time.sleep(0.5)
+        return build_index(blob)
 
-def exit_status(child: int) -> int | None:
-    for _ in range(3000):
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.01)
-    os.kill(child, 9)
-    os.waitpid(child, 0)
-    return None
+    monkeypatch.setattr(tar_index, "build_index", build_slowly)
+    store = TarStore(tar)
+    thread = threading.Thread(target=store.keys)
+    thread.start()
+    is_reading.wait(30)
+    assert in_children("fork", read_all, (store,)) == [read_all(FolderStore(folder))]
+    thread.join()
 
 
 # What a disk has to touch.
@@ -317,13 +297,8 @@ def test_extents_by_tarfile(tar, mode):
 
 def test_extents_with_links(tmp_path):
     """A link's header has no data behind it, and one that leads nowhere no place at all."""
-    (tmp_path / "a.jpg").write_bytes(b"data")
-    os.link(tmp_path / "a.jpg", tmp_path / "b.jpg")
-    os.symlink("no.jpg", tmp_path / "c.jpg")
-    path = tmp_path / "a.tar"
-    with tarfile.open(path, "w") as tar:
-        for name in "abc":
-            tar.add(tmp_path / f"{name}.jpg", f"{name}.jpg")
+    links = [member("b.jpg", kind=tarfile.LNKTYPE, link="a.jpg"), member("c.jpg", kind=tarfile.SYMTYPE, link="no.jpg")]
+    path = make_tar(tmp_path / "a.tar", [member("a.jpg", b"data"), *links])
     store = TarStore(path, mode="tarfile")
     (header,) = headers_by_tarfile(path)
     expected = [(str(path), header, 512, True), (str(path), header + 512, 4, False)]
