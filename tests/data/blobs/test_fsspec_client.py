@@ -35,19 +35,17 @@ def _failing_scheme():
     fsspec.register_implementation("failing", FailingFilesystem, clobber=True)
 
 
-CLIENT_ERRORS = [
-    (ClientError("http://user:secret@host/a?signature"), r"no complete answer \(ClientError\): check the server"),
-    (OSError(121, "Internal Server Error"), "no complete answer \\(Internal Server Error\\): check the server"),
-    (PermissionError("Access Denied"), "access denied; check the credentials"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("error", "said"), CLIENT_ERRORS)
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ClientError("http://user:secret@host/a?signature"), r"no complete answer \(ClientError\): check the server"),
+        (OSError(121, "Internal Server Error"), r"no complete answer \(Internal Server Error\): check the server"),
+        (PermissionError("Access Denied"), "access denied; check the credentials"),
+    ],
+)
 def test_an_object_stores_own_errors_name_the_object(error, said):
-    store, blob = (
-        ObjectStore("failing://bucket/set", error=error),
-        ObjectBlob("failing://bucket/set/a.tar", error=error),
-    )
+    store = ObjectStore("failing://bucket/set", error=error)
+    blob = ObjectBlob("failing://bucket/set/a.tar", error=error)
     calls = {"set/a.jpg": lambda: store.read("a.jpg"), "set": store.keys, "set/a.tar": blob.fingerprint}
     for name, call in calls.items():
         with pytest.raises(OSError, match=f"failing://bucket/{name}:? .*{said}") as failure:
@@ -67,10 +65,7 @@ def test_an_object_of_which_too_much_or_too_little_comes_is_an_error(n_bytes):
 def test_without_s3fs_its_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "s3fs", None)
     monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, "s3", raising=False)
-    for use in (
-        ObjectStore("s3://bucket/a").keys,
-        lambda: ObjectStore("s3://bucket/a").read("b"),
-        TarStore("s3://b/a.tar").keys,
-    ):
+    store = ObjectStore("s3://bucket/a")
+    for use in (store.keys, lambda: store.read("b"), TarStore("s3://b/a.tar").keys):
         with pytest.raises(ImportError, match=r's3fs.*pip install -e "\.\[s3\]"'):
             use()

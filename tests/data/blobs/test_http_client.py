@@ -15,11 +15,10 @@ from tests.scripted_server import ScriptedServer, cut, drop, noise, stall, statu
 
 PATH = "/p/a.jpg"
 DATA = random.Random(0).randbytes(10_000)
-pytestmark = pytest.mark.usefixtures("photo")
 
 
-@pytest.fixture
-def photo(server):
+@pytest.fixture(autouse=True)
+def _photo(server):
     server.files[PATH] = DATA
 
 
@@ -59,21 +58,17 @@ def test_a_connection_that_the_server_closed_is_opened_again(server):
     assert get() == DATA
 
 
-TRANSIENT = {
-    "500": status(500), "502": status(502), "503": status(503), "504": status(504), "429": status(429, Retry_After="0"),
-    "408": status(408), "cut": cut, "dropped": drop, "noise": noise,
-}  # fmt: skip
+TRANSIENT = [*map(status, (500, 502, 503, 504, 408)), status(429, Retry_After="0"), cut, drop, noise]
 
 
 @pytest.mark.parametrize("fault", TRANSIENT)
 def test_transient_faults_are_retried_a_number_of_times(server, fault):
-    server.script[PATH] = [TRANSIENT[fault]] * 2
+    server.script[PATH] = [fault] * 2
     assert make_get(server)() == DATA
     assert len(server.asked) == 3
-    server.script[PATH] = [TRANSIENT[fault]] * 9
-    with pytest.raises(
-        OSError, match=rf"{server.url}{PATH} gave no complete answer in 3 tries \(\w+\): check the server"
-    ):
+    server.script[PATH] = [fault] * 9
+    said = rf"{server.url}{PATH} gave no complete answer in 3 tries \(\w+\): check the server"
+    with pytest.raises(OSError, match=said):
         make_get(server)()
     assert len(server.asked) == 6
 

@@ -137,16 +137,19 @@ def test_a_range_that_is_answered_in_part_is_an_error(server):
         HttpBlob(f"{server.url}/a.bin").read_at(1000, 100)
 
 
-def test_places_without_a_tar(server, image_tar):
-    server.files.update({"/empty.tar": b"", "/page.tar": b"<html>login</html>", "/x.tgz": b"\x1f\x8b" + bytes(600)})
-    server.tags.update(dict.fromkeys(server.files, '"1"'))
-    with pytest.raises(FileNotFoundError, match=r"/no\.tar does not exist"):
-        TarStore(f"{server.url}/no.tar").keys()
-    with pytest.raises(TarError, match=r"/empty\.tar is empty"):
-        TarStore(f"{server.url}/empty.tar").keys()
-    with pytest.raises(TarError, match=r"/page\.tar is not a tar"):
-        TarStore(f"{server.url}/page.tar").keys()
-    with pytest.raises(
-        TarError, match=r"/x\.tgz is compressed \(gzip\).*Download and convert it: python -m labkit convert x\.tgz "
-    ):
-        open_store(f"{server.url}/x.tgz").keys()
+@pytest.mark.parametrize(
+    ("name", "data", "error", "said"),
+    [
+        ("no.tar", None, FileNotFoundError, "does not exist"),
+        ("empty.tar", b"", TarError, "is empty"),
+        ("page.tar", b"<html>login</html>", TarError, "is not a tar"),
+        (
+            "x.tgz", b"\x1f\x8b" + bytes(600), TarError,
+            r"is compressed \(gzip\).*Download and convert it: python -m labkit convert x\.tgz ",
+        ),
+    ],
+)  # fmt: skip
+def test_places_without_a_tar(server, name, data, error, said):
+    server.files[f"/{name}"], server.tags[f"/{name}"] = data, '"1"'
+    with pytest.raises(error, match=rf"/{name} {said}"):
+        open_store(f"{server.url}/{name}").keys()

@@ -18,15 +18,17 @@ def by_pathlib(root: Path) -> list[str]:
     return sorted(path.as_posix() for path in shown if path.suffix.lower() in IMAGE_SUFFIXES)
 
 
-def test_keys_are_those_of_pathlib(image_folder):
-    assert FolderStore(image_folder).keys() == by_pathlib(image_folder) == sorted(KEYS)
-    assert len(FolderStore(image_folder)) == len(KEYS)
-
-
-def test_read_gives_the_files_bytes(image_folder):
+def test_a_folder_gives_what_pathlib_finds(image_folder):
     store = FolderStore(image_folder)
-    for key, path in zip(store.keys(), store.paths(), strict=True):
-        assert store.read(key) == path.read_bytes() == (image_folder / key).read_bytes()
+    assert store.keys() == by_pathlib(image_folder) == sorted(KEYS)
+    assert store.paths() == [image_folder / key for key in store.keys()]  # noqa: SIM118
+    contents = [path.read_bytes() for path in store.paths()]
+    assert list(map(store.read, store.keys())) == contents
+    assert store.sizes().tolist() == list(map(len, contents))
+    assert store.sizes().dtype == np.int64
+    assert len(store) == len(KEYS)
+    assert isinstance(store, Store)
+    assert not isinstance({}, Store)
 
 
 def test_the_folder_is_listed_once(tmp_path):
@@ -54,16 +56,11 @@ def test_keys_do_not_leave_the_folder(image_folder, key):
         list(FolderStore(image_folder / "cat").extents(key, first=True))
 
 
-def test_missing_folder(tmp_path):
-    with pytest.raises(FileNotFoundError, match="make_photos") as failure:
-        FolderStore(tmp_path / "no")
-    assert str(tmp_path / "no") in str(failure.value)
-
-
-def test_folder_without_images(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"no image .*\.jpg") as failure:
-        FolderStore(tmp_path).keys()
-    assert str(tmp_path) in str(failure.value)
+def test_missing_folders_and_images(tmp_path):
+    for root, said in ((tmp_path / "no", "no is not a folder: .*make_photos"), (tmp_path, r"holds no image .*\.jpg")):
+        with pytest.raises(FileNotFoundError, match=said) as failure:
+            FolderStore(root).keys()
+        assert str(root) in str(failure.value)
 
 
 @pytest.mark.parametrize("listed", [False, True])
@@ -76,19 +73,8 @@ def test_pickling(image_folder, listed):
     assert again.read("top.jpg") == store.read("top.jpg")
 
 
-def test_sizes(image_folder):
-    sizes = FolderStore(image_folder).sizes()
-    assert sizes.dtype == np.int64
-    assert sizes.tolist() == [len(path.read_bytes()) for path in FolderStore(image_folder).paths()]
-
-
 def test_what_a_read_touches(image_folder):
     """One file to open, and its bytes; the first read is as all others."""
     for first in (True, False):
         (extent,) = FolderStore(image_folder).extents("cat/a.jpeg", first)
         assert extent == (str(image_folder / "cat/a.jpeg"), 0, len((image_folder / "cat/a.jpeg").read_bytes()), True)
-
-
-def test_a_folder_store_is_a_store(image_folder):
-    assert isinstance(FolderStore(image_folder), Store)
-    assert not isinstance({}, Store)
