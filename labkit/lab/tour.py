@@ -60,6 +60,8 @@ def make_scale_photos() -> None:
 
 
 def _run(notebook: Notebook, title: str, folder: Path, store_outputs: bool) -> Executed:
+    from nbconvert import HTMLExporter
+
     description, cell = TextColumn("{task.description}"), TextColumn("cell")
     columns = (description, BarColumn(), cell, MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
@@ -69,7 +71,8 @@ def _run(notebook: Notebook, title: str, folder: Path, store_outputs: bool) -> E
             environment=_kernel_environment(folder / "frames"),
             on_cell=lambda cell, cells: progress.update(task, completed=cell + 1, total=cells),
         )
-    _write_html(run, folder)
+    page, _ = HTMLExporter().from_notebook_node(run.node)
+    write_atomic(folder / f"{run.notebook.name}.html", page.encode())
     if store_outputs and not run.error:
         try:
             store(run)
@@ -78,13 +81,6 @@ def _run(notebook: Notebook, title: str, folder: Path, store_outputs: bool) -> E
     outcome = "failed" if run.error else "ok"
     console.print(f"{title}: {outcome}, {run.seconds:.0f} s", highlight=False, markup=False)
     return run
-
-
-def _write_html(run: Executed, folder: Path) -> None:
-    from nbconvert import HTMLExporter
-
-    body, _ = HTMLExporter().from_notebook_node(run.node)
-    write_atomic(folder / f"{run.notebook.name}.html", body.encode())
 
 
 def _kernel_environment(frames: Path) -> dict[str, str]:

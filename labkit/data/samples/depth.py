@@ -105,8 +105,11 @@ def write_dot_tar(folder: Path, path: Path) -> None:
     Its members are `./` and what lies below, sorted, without owners and times: byte for byte what GNU tar writes with
     `--sort=name --owner=0 --group=0 --numeric-owner --mtime=@0 --mode=u=rwX,go=rX`.
     """
-    if path.exists() and _list_members(path) == _list_files(folder):
-        return
+    files = {file for file in folder.rglob("*") if file.is_file() and not file.name.endswith(".partial")}
+    if path.exists():
+        with tarfile.open(path) as tar:
+            if {folder / member.name for member in tar if member.isfile()} == files:
+                return
     with atomic_path(path) as partial_path, tarfile.open(partial_path, "w", format=tarfile.GNU_FORMAT) as tar:
         tar.add(folder, arcname=".", filter=_anonymize)
 
@@ -118,16 +121,6 @@ def _anonymize(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
     member.uid, member.gid, member.uname, member.gname, member.mtime = 0, 0, "", "", 0
     member.mode = 0o755 if member.isdir() else 0o644
     return member
-
-
-def _list_members(path: Path) -> set[str]:
-    with tarfile.open(path) as tar:
-        return {os.path.normpath(member.name) for member in tar if member.isfile()}
-
-
-def _list_files(folder: Path) -> set[str]:
-    paths = (path for path in folder.rglob("*") if path.is_file() and not path.name.endswith(".partial"))
-    return {path.relative_to(folder).as_posix() for path in paths}
 
 
 @cache

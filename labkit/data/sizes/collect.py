@@ -56,21 +56,27 @@ def collect_sizes(
     """
     if num_workers is not None:
         require_int("num_workers", num_workers)
-    table = _list_images(os.fspath(root), recursive, caches)
-    table.read_unknown(num_workers, progress)
+    root = os.fspath(root)
+    if not os.path.isdir(root):
+        raise FileNotFoundError(f"{root} is not a folder: give the folder that holds the images")
+    table = _list_images(root, recursive, caches)
+    if not table.paths:
+        raise FileNotFoundError(f"{root} holds no image ({', '.join(SUFFIXES)})")
+    table.read_unknown(root, num_workers, progress)
     return table.to_frame()
 
 
 def _list_images(root: str, recursive: bool, caches: bool) -> "_Table":
-    if not os.path.isdir(root):
-        raise FileNotFoundError(f"{root} is not a folder: give the folder that holds the images")
-    table, entries = _Table(root), {}
+    table, entries = _Table(), {}
     for folder in scan(root, recursive=recursive):
         if caches and folder.has_metadata:
             entries |= read_metadata(folder.path)
-        table.add(folder, _stated_sizes(folder, entries) if caches else {})
-    if not table.paths:
-        raise FileNotFoundError(f"{root} holds no image ({', '.join(SUFFIXES)})")
+        stated = _stated_sizes(folder, entries) if caches else {}
+        for image in folder.images:
+            table.add(folder.prefix + image, *stated.get(image, ((0, 0), _HEADER)))
+        for path, error in folder.refused.items():
+            table.errors[len(table.paths)] = error
+            table.add(path, (0, 0), _UNREADABLE)
     return table
 
 
@@ -96,31 +102,24 @@ def _stated_sizes(folder: Folder, entries: dict[str, Entry]) -> dict[str, tuple[
 class _Table:
     """Rows of the frame, in memory that allows millions. 0 stands for an unknown size or orientation."""
 
-    def __init__(self, root: str):
-        self.root = root
+    def __init__(self):
         self.paths: list[str] = []
         self.numbers = array("q")  # of each row: width, height, source, orientation
         self.errors: dict[int, str] = {}
 
-    def add(self, folder: Folder, stated: dict[str, tuple[Size, int]]) -> None:
-        for image in folder.images:
-            size, source = stated.get(image, ((0, 0), _HEADER))
-            self.paths.append(key_from_name(folder.prefix + image))
-            self.numbers.extend((*size, source, 0))
-        for path, error in folder.refused.items():
-            self.errors[len(self.paths)] = error
-            self.paths.append(key_from_name(path))
-            self.numbers.extend((0, 0, _UNREADABLE, 0))
+    def add(self, path: str, size: Size, source: int) -> None:
+        self.paths.append(key_from_name(path))
+        self.numbers.extend((*size, source, 0))
 
-    def read_unknown(self, num_workers: int | None, progress: bool) -> None:
-        rows = [row for row, source in enumerate(self.numbers[2::4]) if source == _HEADER]
-        files = [f"{self.root}/{path_from_key(self.paths[row])}" for row in rows]
+    def read_unknown(self, root: str, num_workers: int | None, progress: bool) -> None:
+        numbers = np.frombuffer(self.numbers, np.int64).reshape(-1, 4)
+        rows = np.flatnonzero(numbers[:, 2] == _HEADER).tolist()
+        files = [f"{root}/{path_from_key(self.paths[row])}" for row in rows]
         for row, header in zip(rows, read_headers(files, num_workers=num_workers, progress=progress), strict=True):
             if header.error:
-                self.numbers[4 * row + 2], self.errors[row] = _UNREADABLE, header.error
+                numbers[row, 2], self.errors[row] = _UNREADABLE, header.error
             else:
-                values = header.width, header.height, _HEADER, header.orientation or 0
-                self.numbers[4 * row : 4 * row + 4] = array("q", values)
+                numbers[row] = header.width, header.height, _HEADER, header.orientation or 0
 
     def to_frame(self) -> pd.DataFrame:
         order = sorted(range(len(self.paths)), key=self.paths.__getitem__)

@@ -43,8 +43,12 @@ def sizes_from_caches(images: list[str], caches: list[str]) -> dict[str, Size | 
     Returns:
         Image -> (width, height) or None. Images without a cache are absent.
     """
-    by_stem = _images_by_stem(images) if caches else {}
-    sizes: dict[str, Size | None] = {}
+    if not caches:
+        return {}
+    by_stem, sizes = {}, {}
+    for image in images:
+        stem = image.rpartition(".")[0]
+        by_stem[stem] = None if stem in by_stem else image  # None: several images share the stem
     for cache in caches:
         parsed = parse_cache_name(cache)
         image = by_stem.get(parsed[0]) if parsed else None
@@ -53,12 +57,3 @@ def sizes_from_caches(images: list[str], caches: list[str]) -> dict[str, Size | 
         if sizes.setdefault(image, parsed[1:]) != parsed[1:]:
             sizes[image] = None
     return sizes
-
-
-def _images_by_stem(images: list[str]) -> dict[str, str | None]:
-    """Stem -> image, or None if several images share the stem."""
-    by_stem: dict[str, str | None] = {}
-    for image in images:
-        stem = image.rpartition(".")[0]
-        by_stem[stem] = None if stem in by_stem else image
-    return by_stem

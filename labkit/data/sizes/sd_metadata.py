@@ -77,7 +77,8 @@ def write_metadata_cache(frame: pd.DataFrame, root: str | os.PathLike) -> Path:
         warnings.warn(
             f"{n_missing} images in {path} have no caption: add a column `caption` to the frame", stacklevel=2
         )
-    write_atomic(path, _encode_table(table))
+    text = json.dumps(table, ensure_ascii=False, indent=2, sort_keys=True)
+    write_atomic(path, text.encode(errors="backslashreplace"))  # a file name that is not UTF-8 must be escaped
     return path
 
 
@@ -90,14 +91,6 @@ def _read_table(path: str | os.PathLike) -> dict[str, dict[str, Any]]:
     if not isinstance(table, dict) or not all(isinstance(entry, dict) for entry in table.values()):
         raise ValueError(f"{path} is not a table of images: repair or remove it")
     return table
-
-
-def _encode_table(table: dict) -> bytes:
-    options = {"indent": 2, "sort_keys": True}
-    try:
-        return json.dumps(table, ensure_ascii=False, **options).encode()
-    except UnicodeEncodeError:  # a file name that is not UTF-8 must be escaped
-        return json.dumps(table, **options).encode()
 
 
 def _valid_size(entry: dict[str, Any]) -> Size | None:
