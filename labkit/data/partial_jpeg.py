@@ -115,7 +115,10 @@ class RegionDecoder:
         left, width = _widen(crop[1], crop[3], frame.width, scale)
         width += left % block
         left -= left % block
-        pixels = self._buffer(height, width)
+        size = height * width * 3
+        if len(self._memory) < size:
+            self._memory = np.empty(size, np.uint8)
+        pixels = self._memory[:size].reshape(height, width, 3)
         failed = (
             library.tj3SetScalingFactor(handle, _Fraction(1, scale))
             or library.tj3SetCroppingRegion(handle, _Region(left, top, width, height))
@@ -124,12 +127,6 @@ class RegionDecoder:
         if failed:
             return self._reset()
         return Part(pixels, (crop[0] / scale - top, crop[1] / scale - left, crop[2] / scale, crop[3] / scale))
-
-    def _buffer(self, height: int, width: int) -> np.ndarray:
-        size = height * width * 3
-        if len(self._memory) < size:
-            self._memory = np.empty(size, np.uint8)
-        return self._memory[:size].reshape(height, width, 3)
 
 
 class WholeDecoder:

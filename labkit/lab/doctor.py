@@ -4,22 +4,29 @@ import time
 from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
 
+import torch
 from packaging.requirements import Requirement
 
 from labkit.core import core_limits, environment, package_version, photo_root, scale, usable_cores
+from labkit.data import load_library, missing_decoders
+from labkit.data.blobs import evict
+from labkit.data.sizes import disk_under
+from labkit.data.stores import FolderStore
+from labkit.measure import tree_usage
 
 _OWN_LINES = ("cpu", "usable_cores", "memory_gib", "gpu")  # of the environment
 
 
 def findings() -> list[tuple[str, str]]:
     """Pairs of (subject, finding), in reading order."""
+    lacks = [f"{name} is missing: {reason}" for name, reason in missing_decoders().items()]
     return [
         ("usable cores", _describe_cores()),
         ("memory", f"{environment()['memory_gib']} GiB"),
         ("photo folder", _describe_photo_folder()),
         ("GPU", _describe_gpu()),
         *[(name, str(environment()[name])) for name in environment() if name not in _OWN_LINES],
-        ("decoders", _describe_decoders()),
+        ("decoders", "; ".join(lacks) or "all present"),
         ("JPEGs in part", _describe_partial_decoding()),
         *[(f"extra {name!r}", finding) for name, finding in extras().items()],
     ]
@@ -48,23 +55,13 @@ def _describe_cores() -> str:
 
 
 def _describe_gpu() -> str:
-    import torch
-
     if torch.cuda.is_available():
         memory_gib = torch.cuda.get_device_properties(0).total_memory / 2**30
         return f"{torch.cuda.get_device_name(0)}, {memory_gib:.0f} GiB, CUDA {torch.version.cuda}"
     return "none that torch can use: cells that need one say so"
 
 
-def _describe_decoders() -> str:
-    from labkit.data import missing_decoders
-
-    return "; ".join(f"{name} is missing: {reason}" for name, reason in missing_decoders().items()) or "all present"
-
-
 def _describe_partial_decoding() -> str:
-    from labkit.data import load_library
-
     try:
         return Path(load_library()._name).name
     except ImportError as error:
@@ -73,8 +70,6 @@ def _describe_partial_decoding() -> str:
 
 def _describe_photo_folder() -> str:
     """The kind of disk that holds the photos, and its cold read speed where the kernel allows measuring it."""
-    from labkit.data.stores import FolderStore
-
     root = photo_root("imagenet")
     if not root.is_dir():
         return f"{root} is missing: python -m labkit tour makes it ({scale().n_photos} photos at this scale)"
@@ -83,8 +78,6 @@ def _describe_photo_folder() -> str:
 
 def disk_kind(path: Path) -> str:
     """`solid-state`, `rotating`, `virtual` (the host's disk may be any kind) or `unknown`, according to the kernel."""
-    from labkit.data.sizes import disk_under
-
     name, rotating = disk_under(path)
     if name.startswith(("vd", "xvd")):
         return f"virtual disk {name}"
@@ -92,9 +85,6 @@ def disk_kind(path: Path) -> str:
 
 
 def _describe_cold_read(paths: list[Path]) -> str:
-    from labkit.data.blobs import evict
-    from labkit.measure import tree_usage
-
     try:
         n_bytes = evict(paths)
     except OSError as error:

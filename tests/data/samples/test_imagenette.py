@@ -96,22 +96,20 @@ def test_a_server_that_fails_and_recovers(server, tarball, tmp_path, fault, caus
     assert_whole(tmp_path)
 
 
-@pytest.mark.parametrize(("listens", "cause"), [(True, "timed out"), (False, "refused")])
-def test_nobody_answers(tmp_path, monkeypatch, listens, cause):
+@pytest.mark.parametrize(
+    ("listens", "place", "cause"),
+    [(True, "http://{}", "timed out"), (False, "http://{}", "refused"), (False, "no-scheme", "not an HTTP URL")],
+)
+def test_nobody_answers(tmp_path, monkeypatch, listens, place, cause):
     monkeypatch.setattr(download, "_TIMEOUT_S", 0.2)
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     with socket.socket() as mute:
         mute.bind(("127.0.0.1", 0))
         if listens:  # accepts, and never answers
             mute.listen()
-        url = f"http://127.0.0.1:{mute.getsockname()[1]}/{NAME}.tgz"
+        url = place.format(f"127.0.0.1:{mute.getsockname()[1]}") + f"/{NAME}.tgz"
         monkeypatch.setitem(Imagenette._ARCHIVES, "160px", (url, "0"))
         assert_fails(tmp_path, url, cause)
-
-
-def test_not_an_address(tmp_path, monkeypatch):
-    monkeypatch.setitem(Imagenette._ARCHIVES, "160px", (f"no-scheme/{NAME}.tgz", "0"))
-    assert_fails(tmp_path, "no-scheme", "not an HTTP URL")
 
 
 @pytest.mark.parametrize("sent", [100, None])
