@@ -35,13 +35,17 @@ def audit(arguments: list[str]) -> int:
 def _check_service(arguments: list[str]) -> None:
     name, version = _VULNERABLE
     with TemporaryDirectory() as folder:
-        metadata = Path(folder, f"{name}-{version}.dist-info", "METADATA")
-        metadata.parent.mkdir()
-        metadata.write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        pretend_to_install(folder, name, version)
         [package] = _run_pip_audit("--path", folder, *arguments)
     if not package.get("vulns"):
         why = package.get("skip_reason", "it has nothing against it")
         raise NotAudited(f"the service does not know that {name} {version} is vulnerable ({why})")
+
+
+def pretend_to_install(folder: str | Path, name: str, version: str) -> None:
+    metadata = Path(folder, f"{name}-{version}.dist-info", "METADATA")
+    metadata.parent.mkdir()
+    metadata.write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
 
 
 def _run_pip_audit(*arguments: str) -> list[dict]:

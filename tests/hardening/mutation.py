@@ -19,7 +19,7 @@ import os
 import random
 import signal
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import NamedTuple
 
@@ -54,11 +54,8 @@ def find_mutants(pattern: str, *statuses: str) -> list[Mutant]:
     """Return the mutants whose name matches, of these statuses (default: all)."""
     found, _ = mutmut.collect_source_file_mutation_data(mutant_names=())
     mutants = [Mutant(str(data.path), name, status_by_exit_code[code]) for data, name, code in found]
-    return [
-        mutant
-        for mutant in mutants
-        if fnmatch.fnmatch(mutant.name, pattern) and mutant.status in (statuses or (mutant.status,))
-    ]
+    matching = [mutant for mutant in mutants if fnmatch.fnmatch(mutant.name, pattern)]
+    return [mutant for mutant in matching if not statuses or mutant.status in statuses]
 
 
 def show(pattern: str) -> None:
@@ -71,9 +68,9 @@ def show(pattern: str) -> None:
 
 def record(pattern: str) -> None:
     """Write a row for each module of which a mutant was tried."""
-    counts: dict[str, Counter] = {}
+    counts: defaultdict[str, Counter] = defaultdict(Counter)
     for module, _, status in find_mutants(pattern):
-        counts.setdefault(module, Counter())[status] += 1
+        counts[module][status] += 1
     rows = [count_statuses(module, count) for module, count in sorted(counts.items())]
     if tried := [row for row in rows if row["mutants"]]:
         update_table(RECORDS / "mutation.csv", tried)

@@ -1,18 +1,17 @@
 """The audit of installed packages: fails on a vulnerable one, and says so where nobody answers."""
 
-import http.server
 import json
 import subprocess
 
 import pytest
 
 from tests.hardening import audit
-from tests.serving import Quiet, serving
+from tests.scripted_server import Handler, serve_script
 
 pytest.importorskip("pip_audit", reason='pip-audit is not installed: python -m pip install -e ".[test]"')
 
 
-class Service(Quiet, http.server.BaseHTTPRequestHandler):
+class Service(Handler):
     """As OSV's: knows urllib3 and badpkg."""
 
     known = {"urllib3": "GHSA-www2-v7xj-xrc6", "badpkg": "GHSA-aaaa-bbbb-cccc"}  # noqa: RUF012
@@ -23,31 +22,20 @@ class Service(Quiet, http.server.BaseHTTPRequestHandler):
         events = [{"introduced": "0"}, {"fixed": "9.9"}]
         affected = [{"package": asked["package"], "ranges": [{"type": "ECOSYSTEM", "events": events}]}]
         vulnerability = {"id": found, "affected": affected, "details": "bad", "modified": "2020-01-01T00:00:00Z"}
-        body = json.dumps({"vulns": [vulnerability]} if found else {}).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+        self.say(200, json.dumps({"vulns": [vulnerability]} if found else {}).encode())
 
 
 @pytest.fixture
 def service(monkeypatch):
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    with serving(Service) as port:
-        yield ["-s", "osv", "--osv-url", f"http://127.0.0.1:{port}/"]
-
-
-def installed(folder, **versions):
-    """Arguments that make pip-audit look at a folder in place of this environment."""
-    for name, version in versions.items():
-        (folder / f"{name}-{version}.dist-info").mkdir()
-        metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
-        (folder / f"{name}-{version}.dist-info" / "METADATA").write_text(metadata)
-    return ["--path", str(folder)]
+    with serve_script(Service) as server:
+        yield ["-s", "osv", "--osv-url", f"{server.url}/"]
 
 
 def test_a_vulnerable_package_fails_the_audit(service, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(audit, "_HERE", installed(tmp_path, goodpkg="1.0", badpkg="1.0"))
+    for name in ("goodpkg", "badpkg"):
+        audit.pretend_to_install(tmp_path, name, "1.0")
+    monkeypatch.setattr(audit, "_HERE", ["--path", str(tmp_path)])
     assert audit.audit(service) == 1
     assert capsys.readouterr().out == "audit: badpkg 1.0 has GHSA-aaaa-bbbb-cccc; fixed in: 9.9\n"
 

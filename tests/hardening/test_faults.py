@@ -4,15 +4,15 @@ import os
 import re
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 
 import pandas as pd
 import pytest
-from PIL import Image
 
 from tests.hardening.faults import judge, sandbox
+from tests.hardening.inputs import image_bytes
 from tests.paths import REPO
+from tests.tars import make_tar
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the harness reads /proc")
 # A kill amid changes, full disks, a truncated source, a bad server, a worker that dies: all in forks.
@@ -47,9 +47,8 @@ def whole(tmp_path) -> judge.Tree:
     """The files of an undisturbed run: a photo, a tar, a frame, a manifest."""
     out = tmp_path / "out"
     (out / "set").mkdir(parents=True)
-    Image.new("RGB", (64, 64)).save(out / "set" / "a.jpg")
-    with tarfile.open(out / "set.tar", "w") as tar:
-        tar.add(out / "set" / "a.jpg", "a.jpg")
+    (out / "set" / "a.jpg").write_bytes(image_bytes((64, 64), "JPEG"))
+    make_tar(out / "set.tar", {"a.jpg": image_bytes((64, 64), "JPEG")})
     (out / "runs.csv").write_text("variant,round\none,0\ntwo,0\n")
     (out / "set.json").write_text('{"a": 1}')
     return judge.read_tree(tmp_path, ("out",))

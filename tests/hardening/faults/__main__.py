@@ -45,9 +45,7 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="number of the first fault; skip those before it")
     parser.add_argument("--scratch", type=Path, help="working folder (default: a temporary one)")
     options = parser.parse_args()
-    signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # background jobs of a shell ignore it, and so their children
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     rows = []
     with prepare_place(options.scratch) as place:
         for number, injection in enumerate(iter_injections(place, options.count, options.only)):
@@ -67,9 +65,8 @@ def _inject(injection: Injection, number: int, seed: int, place: Place) -> dict:
         verdict = injection.run(place, draw=draw)
         if verdict.violations or verdict.outcome != LATE:
             break
-    _print_verdict(
-        f"{number:4d} {time.monotonic() - start:6.2f} s  {injection.case} / {injection.fault}", verdict, place
-    )
+    title = f"{number:4d} {time.monotonic() - start:6.2f} s  {injection.case} / {injection.fault}"
+    _print_verdict(title, verdict, place)
     return {"fault": injection.fault, "outcome": verdict.outcome, "violated": bool(verdict.violations)}
 
 

@@ -94,14 +94,11 @@ def _numbers(batches: Any) -> list[int]:
     return [int(row[0]) for batch in batches for row in batch]
 
 
-def _open_loader(work: Path, number: int, at: int, config: lk.LoaderConfig) -> tuple[Callable, Callable]:
+def _open_loader(
+    work: Path, number: int, at: int, config: lk.LoaderConfig, wrap: Callable = iter
+) -> tuple[Callable, Callable]:
     loader = lk.make_loader(FailingDataset(f"{work}/mark", number, at), config)
-    return (lambda: _numbers(loader)), loader.close
-
-
-def _open_prefetcher(work: Path, number: int, at: int, config: lk.LoaderConfig) -> tuple[Callable, Callable]:
-    loader = lk.make_loader(FailingDataset(f"{work}/mark", number, at), config)
-    return (lambda: _numbers(lk.CUDAPrefetcher(loader, "cpu"))), loader.close
+    return (lambda: _numbers(wrap(loader))), loader.close
 
 
 def _open_idle(work: Path, number: int, at: int, config: lk.LoaderConfig) -> tuple[Callable, Callable]:
@@ -135,7 +132,7 @@ def _open_shards(work: Path, number: int, at: int, config: lk.LoaderConfig) -> t
 LOADERS = {
     "make_loader": _open_loader,
     "make_loader between epochs": _open_idle,
-    "CUDAPrefetcher": _open_prefetcher,
+    "CUDAPrefetcher": partial(_open_loader, wrap=partial(lk.CUDAPrefetcher, device="cpu")),
     "DataLoader of shards": _open_shards,
 }
 
