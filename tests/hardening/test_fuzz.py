@@ -5,21 +5,17 @@ from collections.abc import Callable
 import pytest
 
 from tests.hardening.fuzz import __main__ as driver
-from tests.hardening.fuzz.__main__ import FOUND
 from tests.hardening.fuzz.child import bounded_memory
 from tests.hardening.fuzz.registry import TARGETS
-
-
-def found_cases(name: str) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted((FOUND / name).glob("*"))}
 
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_seeds_and_found_cases(name):
     function, seeds = TARGETS[name].load()
     failed = failures(function, seeds)
+    found = {path.name: path.read_bytes() for path in (driver.FOUND / name).glob("*")}
     with bounded_memory():  # after the seeds, on which libraries are loaded
-        failed |= failures(function, found_cases(name))
+        failed |= failures(function, found)
     assert not failed
 
 
@@ -34,16 +30,12 @@ def failures(function: Callable[[bytes], None], inputs: dict[str, bytes]) -> dic
 
 
 def test_every_found_case_has_a_target():
-    assert {path.name for path in FOUND.iterdir()} <= set(TARGETS)
+    assert {path.name for path in driver.FOUND.iterdir()} <= set(TARGETS)
 
 
 def test_counts_of_all_runs_of_a_child_add_up():
     row = {"executions": 0, "edges": 0, "features": 0, "peak_rss_mb": 0}
-    first = [
-        "INFO: seed corpus",
-        "#7\tINITED cov: 20 ft: 30 corp: 2/9b",
-        "#900\tNEW    cov: 25 ft: 31 corp: 3/9b lim: 4",
-    ]
+    first = ["INFO: seed corpus", "#7\tINITED cov: 20 ft: 30 corp: 2/9b", "#900\tNEW cov: 25 ft: 31 corp: 3/9b lim: 4"]
     second = ["#100\tDONE   cov: 22 ft: 40 corp: 2/9b", "stat::peak_rss_mb:              512"]
     for lines in (first, second, []):
         driver._add_counts(row, lines)

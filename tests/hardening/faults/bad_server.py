@@ -103,19 +103,24 @@ class Handler(BaseHTTPRequestHandler):
             self._send(200, data, headers)
             return
         first, _, last = asked.removeprefix("bytes=").partition("-")
-        start, end = int(first), min(int(last or len(data) - 1), len(data) - 1)
-        if start >= len(data):
+        part = data[int(first) : int(last) + 1 if last else None]
+        if part:
+            headers["Content-Range"] = f"bytes {first}-{int(first) + len(part) - 1}/{len(data)}"
+            self._send(206, part, headers, whole=data)
+        else:
             self._send(416, b"", {})
-            return
-        headers["Content-Range"] = f"bytes {start}-{end}/{len(data)}"
-        self._send(206, data[start : end + 1], headers, whole=data)
 
     def _send(self, status: int, data: bytes, headers: dict[str, str], whole: bytes | None = None) -> None:
         """Send an answer with the fault that is due. `whole`: The file, of which `data` is a range."""
         fault = self.server.next_fault()
-        if fault in ("stall", "reset"):
-            self._send_nothing(fault)
+        if fault == "stall":
+            time.sleep(_STALL_S)
+            self.close_connection = True
             return
+        if fault == "reset":
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            os.close(self.connection.detach())  # without detach, the connection would be shut down in order
+            raise ConnectionResetError
         if fault in ("500", "503"):
             status, data, headers = int(fault), b"", {"Retry-After": "0"} if fault == "503" else {}
         elif fault == "no range" and whole is not None:
@@ -142,17 +147,6 @@ class Handler(BaseHTTPRequestHandler):
         if fault == "stall body":
             time.sleep(_STALL_S)
         self.close_connection |= is_cut or fault == "long"
-
-    def _send_nothing(self, fault: str) -> None:
-        if fault == "stall":
-            time.sleep(_STALL_S)
-            self.close_connection = True
-            return
-        number = self.connection.fileno()
-        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        self.connection.detach()  # else the connection would be shut down in order
-        os.close(number)
-        raise ConnectionResetError
 
 
 def configure(port: int, kind: str = "", skip: int = 0, times: int = -1) -> int:

@@ -47,8 +47,7 @@ def launch(place: Place, command: Command, setting: Setting, warm: bool, one_wor
         arguments[-1 - arguments[::-1].index("2")] = "1"
     if command.prepare is None:
         return start(command.main, arguments, setting, warm=warm)
-    prepared = str(Path(__file__).with_name("prepared.py"))
-    return start(prepared, [command.main, *arguments], setting, warm=warm)
+    return start(str(Path(__file__).with_name("prepared.py")), [command.main, *arguments], setting, warm=warm)
 
 
 def run_undisturbed(place: Place, name: str, warm: bool = True) -> Known:
@@ -57,10 +56,9 @@ def run_undisturbed(place: Place, name: str, warm: bool = True) -> Known:
         command, log = COMMANDS[name], place.root / "changes.log"
         log.unlink(missing_ok=True)
         place.make(command.sources)
-        segments = sandbox.list_shared_memory()
         child = launch(place, command, place.setting({"on": "change", "at": 0, "log": str(log)}), warm)
         code, seconds = child.wait(command.seconds), time.monotonic() - child.started
-        leftovers = place.find_leftovers(child, segments)
+        leftovers = place.find_leftovers(child)
         out, err = child.read_output()
         if code != 0 or leftovers:
             raise RuntimeError(f"{name} undisturbed: exit {code}, {leftovers}, {out}{err}")
@@ -78,19 +76,18 @@ def disturb(place: Place, name: str, fault: str, draw: random.Random) -> Verdict
     command, known = COMMANDS[name], run_undisturbed(place, name)
     pace = known if warm else run_undisturbed(place, name, warm=False)
     place.make(command.sources)
-    segments = sandbox.list_shared_memory()
     disturbance = _prepare(place, name, fault, pace, draw)
-    child = launch(place, command, place.setting(disturbance.trap or None, **disturbance.limits), warm)
+    child = launch(place, command, place.setting(disturbance.trap, **disturbance.limits), warm)
     code = _wait_and_signal(child, disturbance, command.seconds)
-    leftovers = place.find_leftovers(child, segments, (judge.SCRATCH,) if fault in SIGNALS else ())
-    output = child.read_output()
+    leftovers = place.find_leftovers(child, (judge.SCRATCH,) if fault in SIGNALS else ())
+    _, err = child.read_output()
     if fault.startswith("server "):
         bad_server.configure(place.port)
     happened = place.mark.exists() or not disturbance.trap or (disturbance.delay_s is not None and code != 0)
-    verdict = _judge_end(code, disturbance, output[1], happened, command, fault)
+    verdict = _judge_end(code, disturbance, err, happened, command.program)
     verdict.violations += leftovers + _judge_files(place, command, known, disturbance, code)
     _restore(place, command, fault)
-    verdict.violations += _judge_rerun(place, command, known, segments, draw.random() < 0.7)
+    verdict.violations += _judge_rerun(place, command, known, draw.random() < 0.7)
     if fault == "full disk":
         sandbox.unmount(place.work / "out")
     return verdict
@@ -183,13 +180,13 @@ def _judge_files(place: Place, command: Command, known: Known, disturbance: Dist
     return violations + _judge_frames(place, command)
 
 
-def _judge_rerun(place: Place, command: Command, known: Known, segments: set[str], one_worker: bool) -> list[str]:
+def _judge_rerun(place: Place, command: Command, known: Known, one_worker: bool) -> list[str]:
     """Run a command again, without a fault, and return violations."""
     # What has been judged already; scratch folders are not among it, since the next run removes them.
     judged = tuple(name for name in os.listdir(place.work / "tmp") if not name.startswith(judge.SCRATCH))
     child = launch(place, command, place.setting(), warm=True, one_worker=one_worker)
     code = child.wait(command.seconds)
-    violations = place.find_leftovers(child, segments, judged)
+    violations = place.find_leftovers(child, judged)
     err = child.read_output()[1]
     if code != 0 and not (command.ready and command.ready in err):
         violations.append(f"rerun: exit {code}: {err.strip()[-300:]}")
@@ -197,9 +194,7 @@ def _judge_rerun(place: Place, command: Command, known: Known, segments: set[str
     return violations + [f"rerun: {text}" for text in wrong] + _judge_frames(place, command)
 
 
-def _judge_end(
-    code: int | None, disturbance: Disturbance, err: str, happened: bool, command: Command, fault: str
-) -> Verdict:
+def _judge_end(code: int | None, disturbance: Disturbance, err: str, happened: bool, program: str) -> Verdict:
     """Judge exit status and error message of a disturbed run."""
     moment, number = disturbance.moment, disturbance.signal
     if code is None:
@@ -209,7 +204,7 @@ def _judge_end(
     if number:
         return Verdict(moment, judge.STOPPED, err.strip(), _judge_interruption(code, number, err))
     names = ("out/", "src/", "http://", ".jpg", ".tar", ".png")
-    return Verdict(moment, judge.CLEAR, err.strip(), judge.judge_message(err, names, command.program))
+    return Verdict(moment, judge.CLEAR, err.strip(), judge.judge_message(err, names, program))
 
 
 def _judge_interruption(code: int, number: int, err: str) -> list[str]:

@@ -37,14 +37,11 @@ class Place:
     own_mounts: bool = False
     number: int = 0
     known: dict = field(default_factory=dict)  # results of undisturbed runs
+    segments: set[str] = field(default_factory=set)  # shared memory that was there before the trial
 
-    @property
-    def work(self) -> Path:
-        return self.root / "work"
-
-    @property
-    def mark(self) -> Path:
-        return self.root / "fault-has-happened"
+    work = property(lambda self: self.root / "work")
+    mark = property(lambda self: self.root / "fault-has-happened")
+    run = property(lambda self: f"{os.getpid()}-{self.number}")
 
     def make(self, sources: tuple[str, ...]) -> None:
         """Make an empty working folder with some of the sources."""
@@ -54,6 +51,7 @@ class Place:
         for name in ("out", "tmp", "home"):
             (self.work / name).mkdir()
         self.number += 1
+        self.segments = sandbox.list_shared_memory()
 
     def setting(self, fault: dict | None = None, **limits) -> Setting:
         """Return environment and limits of a run in this place."""
@@ -70,17 +68,13 @@ class Place:
             env["LABKIT_FAULT"] = json.dumps({"below": below, "mark": str(self.mark), **fault})
         return Setting(self.work, env, **limits)
 
-    @property
-    def run(self) -> str:
-        return f"{os.getpid()}-{self.number}"
-
     def tree(self) -> judge.Tree:
         return judge.read_tree(self.work, TREE)
 
-    def find_leftovers(self, child: Child, segments: set[str], others: tuple[str, ...] = ()) -> list[str]:
-        """Return violations by what a run has left behind, after a few seconds to end. `segments` were there before."""
+    def find_leftovers(self, child: Child, others: tuple[str, ...] = ()) -> list[str]:
+        """Return violations by what a run has left behind, after a few seconds to end."""
         processes = sandbox.kill_leftovers(self.run, child.pid, GRACE_S)
-        new = sandbox.list_shared_memory() - segments
+        new = sandbox.list_shared_memory() - self.segments
         ours = {name for name in new if name.startswith(("torch_", "psm_", "sem."))}
         return judge.judge_leftovers(processes, ours, self.work / "tmp", others)
 
@@ -96,11 +90,10 @@ def run_drill(
 ) -> Verdict:
     """Run a drill in a fork. The drill judges what it reads; this function judges how its process ended."""
     place.make(sources)
-    segments = sandbox.list_shared_memory()
     setting = place.setting(obey_permissions=obey_permissions)
     child = start(lambda: print("\n" + json.dumps(drill(place=place)), flush=True), [], setting, warm=True)
     code = wait_or_kill(child, 200)
-    leftovers = place.find_leftovers(child, segments, others)
+    leftovers = place.find_leftovers(child, others)
     out, err = child.read_output()
     if code != 0:
         end = "hangs" if code is None else f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exit {code}"
