@@ -11,22 +11,17 @@ from torch import Tensor
 from labkit.pipeline.augment import LIBRARIES, Recipe, make_augment
 
 _NO_CHANGE = Recipe(scale=(1, 1), ratio=(1, 1), flip=0, jitter=0)
-_NO_JITTER = {"brightness": (1, 1), "contrast": (1, 1), "saturation": (1, 1), "hue": (0, 0), "jitter": 1.0}
-
-
-def _jitter_recipe(**ranges: tuple[float, float]) -> Recipe:
-    return replace(_NO_CHANGE, **{**_NO_JITTER, **ranges})
-
+_JITTER = replace(_NO_CHANGE, brightness=(1, 1), contrast=(1, 1), saturation=(1, 1), hue=(0, 0), jitter=1)
 
 # Recipes without randomness: one operation each, on a whole square image.
 FIXED = {
     "shrink": replace(_NO_CHANGE, size=112),
     "enlarge": replace(_NO_CHANGE, size=320),
     "flip": replace(_NO_CHANGE, flip=1),
-    "brightness": _jitter_recipe(brightness=(1.3, 1.3)),
-    "contrast": _jitter_recipe(contrast=(0.7, 0.7)),
-    "saturation": _jitter_recipe(saturation=(0.6, 0.6)),
-    "hue": _jitter_recipe(hue=(0.08, 0.08)),
+    "brightness": replace(_JITTER, brightness=(1.3, 1.3)),
+    "contrast": replace(_JITTER, contrast=(0.7, 0.7)),
+    "saturation": replace(_JITTER, saturation=(0.6, 0.6)),
+    "hue": replace(_JITTER, hue=(0.08, 0.08)),
     "gray": replace(_NO_CHANGE, gray=1),
     "blur": replace(_NO_CHANGE, blur=1, blur_sigma=(1.5, 1.5)),
     "solarize": replace(_NO_CHANGE, solarize=1),

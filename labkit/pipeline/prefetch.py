@@ -93,9 +93,7 @@ class CopyStream:
         self._warn_if_unpinned(batch)
         with torch.cuda.stream(self.stream):
             sent = map_tensors(batch, lambda item: item.to(self.device, non_blocking=True))
-            copied = torch.cuda.Event()
-            copied.record(self.stream)
-        return sent, copied
+        return sent, self.stream.record_event()
 
     def hand_over(self, sent: Any, copied: torch.cuda.Event) -> Any:
         consumer = torch.cuda.current_stream(self.device)

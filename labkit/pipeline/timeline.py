@@ -141,8 +141,7 @@ class _CudaSpans(_HostSpans):
     def start(self) -> None:
         self.sent_before = len(self.lane.pairs) if self.lane else 0
         torch.cuda.synchronize(self.device)
-        self.zero = torch.cuda.Event(enable_timing=True)
-        self.zero.record(torch.cuda.current_stream(self.device))
+        self.zero = _record_event(torch.cuda.current_stream(self.device))
         torch.cuda.synchronize(self.device)
         self.began = time.perf_counter()
 
@@ -181,6 +180,4 @@ def _lane_order(lane: str) -> tuple[int, str]:
 
 
 def _record_event(stream: Any) -> Any:
-    event = torch.cuda.Event(enable_timing=True)
-    event.record(stream)
-    return event
+    return stream.record_event(torch.cuda.Event(enable_timing=True))

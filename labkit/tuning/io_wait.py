@@ -6,7 +6,7 @@ In the run queue, or while the host of a virtual machine runs others, a process 
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -117,14 +117,10 @@ def _without_workers(loader: Any) -> Any:
 def _one_thread() -> Iterator[None]:
     import torch
 
-    cv2, n_threads = sys.modules.get("cv2"), torch.get_num_threads()
-    of_opencv = cv2.getNumThreads() if cv2 else 0
-    torch.set_num_threads(1)
-    if cv2:
-        cv2.setNumThreads(0)
-    try:
+    with ExitStack() as undo:
+        undo.callback(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(1)
+        if cv2 := sys.modules.get("cv2"):
+            undo.callback(cv2.setNumThreads, cv2.getNumThreads())
+            cv2.setNumThreads(0)
         yield
-    finally:
-        torch.set_num_threads(n_threads)
-        if cv2:
-            cv2.setNumThreads(of_opencv)

@@ -19,30 +19,27 @@ def photos(tmp_path_factory):
     return lk.FolderStore(lk.make_photos(tmp_path_factory.mktemp("photos"), 70, progress=False))
 
 
+def noted(monkeypatch, module, name):
+    """What a function is handed, and what it gives."""
+    calls, original = [], getattr(module, name)
+
+    def function(*arguments):
+        given = original(*arguments)
+        calls.append((*arguments, given))
+        return given
+
+    monkeypatch.setattr(module, name, function)
+    return calls
+
+
 @pytest.fixture
 def decoded(monkeypatch):
-    """Notes what simplejpeg is handed, and what it gives."""
-    calls, original = [], simplejpeg.decode_jpeg
-
-    def decode_jpeg(data, *arguments, **options):
-        pixels = original(data, *arguments, **options)
-        calls.append((data, pixels.shape, threading.get_ident()))
-        return pixels
-
-    monkeypatch.setattr(simplejpeg, "decode_jpeg", decode_jpeg)
-    return calls
+    return noted(monkeypatch, simplejpeg, "decode_jpeg")
 
 
 @pytest.fixture
 def copied(monkeypatch):
-    calls, original = [], np.copyto
-
-    def copyto(target, source):
-        original(target, source)
-        calls.append((target, source, threading.get_ident()))
-
-    monkeypatch.setattr(limits.np, "copyto", copyto)
-    return calls
+    return noted(monkeypatch, limits.np, "copyto")
 
 
 @pytest.mark.parametrize("num_threads", [1, 2, 5])
@@ -53,9 +50,8 @@ def test_every_image_is_decoded_once_at_full_size(photos, decoded, num_threads):
         decoded.clear()
         assert list(limit) == [64, 6]
         assert Counter(data for data, _, _ in decoded) == Counter(map(photos.read, photos.keys()))
-        for data, shape, _ in decoded:
-            width, height = simplejpeg.decode_jpeg_header(data)[1::-1]
-            assert shape == (height, width, 3)
+        for data, _, pixels in decoded:
+            assert pixels.shape == (*simplejpeg.decode_jpeg_header(data)[:2], 3)
 
 
 def test_all_threads_take_part_and_files_were_read_before(photos, monkeypatch):

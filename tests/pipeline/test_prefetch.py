@@ -179,7 +179,7 @@ def test_depth_is_at_least_one():
 
 
 class Machine:
-    """Stands in for torch.cuda: streams are names, events note where they were recorded, and all calls are logged."""
+    """Stands in for torch.cuda: streams are names, events are counts of copies, and all calls are logged."""
 
     def __init__(self):
         self.log, self.n_streams, self.consumer, self.now = [], 0, FakeStream(self, "default"), None
@@ -187,9 +187,6 @@ class Machine:
     def Stream(self, device):
         self.n_streams += 1
         return FakeStream(self, f"side {self.n_streams}")
-
-    def Event(self):
-        return FakeEvent(self)
 
     def current_stream(self, device):
         return self.consumer
@@ -209,18 +206,14 @@ class FakeStream:
     def __init__(self, machine, name):
         self.machine, self.name = machine, name
 
-    def wait_event(self, event):
-        self.machine.log.append(("wait", self.name, event.after))
-
-
-class FakeEvent:
-    def __init__(self, machine):
-        self.machine, self.after = machine, None
-
-    def record(self, stream):
-        assert stream.name == self.machine.now
+    def record_event(self):
+        """An event is the number of copies before it, all of them on this stream."""
         copies = [entry for entry in self.machine.log if entry[0] == "copy"]
-        self.after = len(copies)
+        assert {name for _, name, *_ in copies} == {self.name}
+        return len(copies)
+
+    def wait_event(self, event):
+        self.machine.log.append(("wait", self.name, event))
 
 
 class FakeTensor(torch.Tensor):
@@ -247,7 +240,7 @@ class FakeTensor(torch.Tensor):
 def machine(monkeypatch):
     """A machine with a CUDA device that does nothing."""
     machine = Machine()
-    for name in ("Stream", "Event", "current_stream", "stream", "is_available"):
+    for name in ("Stream", "current_stream", "stream", "is_available"):
         monkeypatch.setattr(prefetch.torch.cuda, name, getattr(machine, name))
     return machine
 
@@ -280,15 +273,6 @@ def test_one_stream_for_life(machine):
         list(prefetcher)
     assert machine.n_streams == 1
     assert {entry[1] for entry in machine.log if entry[0] == "copy"} == {"side 1"}
-
-
-def test_the_copy_of_the_next_batch_is_sent_before_this_one_is_handed_over(machine):
-    next(iter(lk.CUDAPrefetcher([fake(machine)((1,), n) for n in range(9)], "cuda", depth=3)))
-    assert [entry[:3] for entry in machine.log] == [
-        *[("copy", "side 1", n) for n in range(4)],
-        ("wait", "default", 1),
-        ("record", "default", 0),
-    ]
 
 
 def test_pageable_batches_are_said_once_and_to_whom_it_concerns(machine):

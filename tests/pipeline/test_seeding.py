@@ -178,21 +178,26 @@ def test_a_generator_that_is_a_global_variable(num_workers):
     assert torch.equal(numbers[:8], again)
 
 
-class Same(Dataset):
-    """The same picture many times, through a transform."""
+class Made(Dataset):
+    """Items are what `make()` returns."""
 
-    def __init__(self, transform: A.Compose, n_samples: int = 32):
-        self._transform, self._n_samples = transform, n_samples
+    def __init__(self, make, n_samples: int = 32):
+        self._make, self._n_samples = make, n_samples
 
     def __len__(self) -> int:
         return self._n_samples
 
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.from_numpy(self._transform(image=PICTURE)["image"].copy())
+    def __getitem__(self, index: int):
+        return self._make()
+
+
+def pictures(transform: A.Compose, n_samples: int = 32) -> Made:
+    """The same picture many times, through a transform."""
+    return Made(lambda: torch.from_numpy(transform(image=PICTURE)["image"].copy()), n_samples)
 
 
 def torch_loader(transform: A.Compose, **settings) -> DataLoader:
-    return DataLoader(Same(transform), batch_size=4, multiprocessing_context="fork", **settings)
+    return DataLoader(pictures(transform), batch_size=4, multiprocessing_context="fork", **settings)
 
 
 def test_repeats_are_found_in_workers_and_across_epochs_of_a_plain_loader():
@@ -206,7 +211,7 @@ def test_repeats_are_found_in_workers_and_across_epochs_of_a_plain_loader():
 @pytest.mark.parametrize("persistent", [True, False])
 def test_no_repeats_in_ours(persistent):
     config = lk.LoaderConfig(batch_size=4, num_workers=2, start_method="fork", persistent_workers=persistent)
-    loader = lk.make_loader(Same(compose(seed=137)), config)
+    loader = lk.make_loader(pictures(compose(seed=137)), config)
     assert lk.count_repeats(itertools.chain(loader, loader)) == 0
     loader.close()
 
@@ -238,21 +243,22 @@ def test_albumentations_own_seed_flips_both_or_none():
 
 
 def test_all_four_combinations_of_flips():
-    loader = lk.make_loader(Same(flipping(), 64), lk.LoaderConfig(batch_size=16, num_workers=0))
+    loader = lk.make_loader(pictures(flipping(), 64), lk.LoaderConfig(batch_size=16, num_workers=0))
     assert flips_seen(picture.numpy() for batch in loader for picture in batch) == {0, 1, 2, 3}
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("persistent", [True, False])
+def global_state():
+    return random.getstate(), [str(part) for part in np.random.get_state()], torch.get_rng_state().tolist()
+
+
+@pytest.mark.parametrize(("num_workers", "persistent"), [(0, None), (2, True), (2, False)])
 def test_global_state_stays_as_it_was(num_workers, persistent):
-    settings = {"persistent_workers": persistent} if num_workers else {}
-    config = lk.LoaderConfig(batch_size=4, num_workers=num_workers, **settings)
+    config = lk.LoaderConfig(batch_size=4, num_workers=num_workers, persistent_workers=persistent)
     loader = lk.make_loader(Draws(), config, shuffle=True, batch_transform=noise)
-    before = random.getstate(), [str(part) for part in np.random.get_state()], torch.get_rng_state().tolist()
+    before = global_state()
     for _ in range(2):
         for _ in loader:
-            after = random.getstate(), [str(part) for part in np.random.get_state()], torch.get_rng_state().tolist()
-            assert after == before
+            assert global_state() == before
     loader.close()
 
 
@@ -271,19 +277,19 @@ def test_derived_seeds_are_even():
     assert all(abs(count - 2000) < 6 * 4000**0.5 / 2 for count in bits)
 
 
-class Slotted:
-    __slots__ = ("empty", "generator")
-
-    def __init__(self, generator):
-        self.generator = generator
-
-
 class Held:
     def __init__(self, generator):
         self.generator = generator
 
     def method(self):
         return self.generator
+
+
+class Slotted(Held):
+    __slots__ = ("empty", "in_a_slot")
+
+    def __init__(self, generator):
+        self.in_a_slot = generator
 
 
 def closure(generator):
@@ -347,13 +353,19 @@ def test_a_generator_is_found_in(place, kind):
     assert find_generators([place(generator)]) == [generator]
 
 
-def test_found_in_what_functions_use():
-    helper = lambda: RNG.random()  # noqa: E731
-    assert find_generators([lambda: RNG.random()]) == [RNG]
-    assert find_generators([lambda: helper()]) == [RNG]
-    assert find_generators([DrawsFromAGlobal()]) == [RNG]
-    assert find_generators([torch.utils.data.Subset(DrawsFromAGlobal(), [0])]) == [RNG]
-    assert find_generators([lambda: [(lambda: RNG)() for _ in range(3)]]) == [RNG]
+def helper():
+    return RNG.random()
+
+
+@pytest.mark.parametrize(
+    "root",
+    [
+        lambda: RNG.random(), lambda: helper(), lambda: [(lambda: RNG)() for _ in range(3)],
+        DrawsFromAGlobal(), torch.utils.data.Subset(DrawsFromAGlobal(), [0]),
+    ],
+)  # fmt: skip
+def test_found_in_what_functions_use(root):
+    assert find_generators([root]) == [RNG]
 
 
 def test_found_in_a_class():
@@ -409,21 +421,12 @@ def test_long_lists_are_not_walked():
     assert Counted.walked == 0
 
 
-class TwoPrivateGenerators(Dataset):
-    def __init__(self):
-        self.first, self.second = random.Random(), random.Random()
-
-    def __len__(self):
-        return 1
-
-    def __getitem__(self, index):
-        return torch.tensor([self.first.random(), self.second.random(), random.random()], dtype=torch.float64)
-
-
 def test_what_a_batch_draws_is_nobody_elses_stream():
     def with_own_draw(batch):
         return [*batch[0].tolist(), random.random()]
 
-    loader = lk.make_loader(TwoPrivateGenerators(), lk.LoaderConfig(1, 0), batch_transform=with_own_draw)
+    first, second = random.Random(), random.Random()
+    dataset = Made(lambda: torch.tensor([each.random() for each in (first, second, random)], dtype=torch.float64), 1)
+    loader = lk.make_loader(dataset, lk.LoaderConfig(1, 0), batch_transform=with_own_draw)
     draws = [draw for _ in range(20) for batch in loader for draw in batch]
     assert len(set(draws)) == len(draws) == 80

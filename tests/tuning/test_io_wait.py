@@ -148,7 +148,7 @@ def test_the_same_batches_are_made():
 
 @pytest.mark.alone
 def test_waiting_is_no_computing():
-    napping, burning = (Stalls(**{cause: 0.02}).loader_and_step(RealClock)[0] for cause in ("fetch", "prepare"))
+    napping, burning = (Stalls(**{cause: 0.1}).loader_and_step(RealClock)[0] for cause in ("fetch", "prepare"))
     assert making_in_one_process(napping, limit_s=2, n_batches=5).waiting > 0.9
     assert making_in_one_process(burning, limit_s=2, n_batches=5).waiting < 0.2
 

@@ -4,7 +4,7 @@ import time
 
 import pytest
 import torch
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import ChainDataset, Dataset
 from torchvision.transforms import v2
 
 import labkit as lk
@@ -73,33 +73,16 @@ class TestTune:
     @pytest.mark.parametrize(
         ("arguments", "error", "says"),
         [
-            ((Naps(0), 3), TypeError, "step must be a function of one batch or None, got a int"),
-            ((Naps(0, count=0),), ValueError, "holds no sample"),
+            ({"step": 3}, TypeError, "step must be a function of one batch or None, got a int"),
+            ({"dataset": Naps(0, count=0)}, ValueError, "holds no sample"),
+            ({"dataset": ChainDataset([])}, TypeError, "not a map-style"),
+            *(({"budget_s": wrong}, ValueError, "budget_s must be a number > 0") for wrong in (0, -1.0, float("nan"))),
+            ({"step": lambda batch: 1 / 0}, ZeroDivisionError, "division by zero"),
         ],
     )
     def test_wrong_arguments(self, arguments, error, says):
         with pytest.raises(error, match=says):
-            lk.tune(*arguments)
-
-    def test_a_stream_has_no_index(self):
-        class Stream(IterableDataset):
-            def __iter__(self):
-                return iter([1])
-
-        with pytest.raises(TypeError, match="not a map-style"):
-            lk.tune(Stream())
-
-    @pytest.mark.parametrize("budget_s", [0, -1.0, float("nan")])
-    def test_a_budget_is_positive(self, budget_s):
-        with pytest.raises(ValueError, match="budget_s must be a number > 0"):
-            lk.tune(Naps(0), budget_s=budget_s)
-
-    def test_an_error_of_the_step_is_told(self):
-        def step(batch):
-            raise ArithmeticError("loss is nan")
-
-        with pytest.raises(ArithmeticError, match="nan"):
-            lk.tune(Naps(0), step, config=SERIAL)
+            lk.tune(**{"dataset": Naps(0), "config": SERIAL, **arguments})
 
 
 class TestThreads:
