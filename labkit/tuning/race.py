@@ -78,10 +78,13 @@ def next_heat(runs: pd.DataFrame, alive: list[str], default: str) -> tuple[list[
     if STEP_ALONE in alive and _keeps_up(runs, leader):
         racing = [leader]  # nobody can be faster
     survivors = {label for label in racing if _keeps_close(runs, label, leader)}
-    certain = leader == default or quiet_summary(runs, default).loc[leader, "verdict"] == "faster"
-    decided = survivors <= {default, leader} and certain
+    decided = survivors <= {default, leader} and _is_certain(runs, leader, default)
     survivors |= {default, STEP_ALONE}
     return [label for label in alive if label in survivors], decided
+
+
+def _is_certain(runs: pd.DataFrame, leader: str, default: str) -> bool:
+    return leader == default or quiet_summary(runs, default).loc[leader, "verdict"] == "faster"
 
 
 def _keeps_close(runs: pd.DataFrame, label: str, leader: str) -> bool:

@@ -14,6 +14,7 @@ from labkit.teach.reference.experiments import writeup_cutmix
 N, CLASSES, HEIGHT, WIDTH = 6, 10, 20, 31
 MIXES = {"mixup": lk.mixup, "cutmix": lk.cutmix}
 either = pytest.mark.parametrize("mix", MIXES.values(), ids=MIXES)
+both_labels = pytest.mark.parametrize("labels", ["numbers", "probabilities"], indirect=True)
 per_batch_and_sample = pytest.mark.parametrize("per_sample", [False, True], ids=["per batch", "per sample"])
 
 
@@ -23,7 +24,9 @@ def images():
 
 
 @pytest.fixture
-def labels():
+def labels(request):
+    if getattr(request, "param", None) == "probabilities":
+        return torch.rand(N, CLASSES).softmax(1)
     return torch.tensor([0, 3, 3, 9, 1, 7])
 
 
@@ -38,11 +41,9 @@ def numbered(n=N, height=HEIGHT, width=WIDTH):
     return torch.arange(n, dtype=torch.uint8).view(-1, 1, 1, 1).expand(n, 3, height, width).contiguous()
 
 
-@pytest.mark.parametrize("soft", [False, True])
+@both_labels
 @pytest.mark.parametrize("lam", [0.0, 0.3, 0.85, 1.0])
-def test_mixup_is_torchvisions(images, labels, neighbours, lam, soft):
-    if soft:
-        labels = torch.rand(N, CLASSES).softmax(1)
+def test_mixup_is_torchvisions(images, labels, neighbours, lam):
     theirs = v2.MixUp(num_classes=CLASSES)
     params = {"labels": labels, "batch_size": N, "lam": lam}
     own, targets = lk.mixup(images, labels, num_classes=CLASSES, lam=lam, partner=neighbours)
@@ -128,17 +129,14 @@ def test_cutmix_centers_are_spread_evenly():
 
 @either
 @per_batch_and_sample
-@pytest.mark.parametrize("soft", [False, True])
-def test_targets_sum_to_one_and_nothing_is_changed(mix, per_sample, soft, images, labels):
-    labels = torch.rand(N, CLASSES).softmax(1) if soft else labels
+@both_labels
+def test_targets_sum_to_one_and_nothing_is_changed(mix, per_sample, images, labels):
     before = images.clone(), labels.clone()
     mixed, targets = mix(images, labels, num_classes=CLASSES, per_sample=per_sample)
     torch.testing.assert_close(targets.sum(1), torch.ones(N), atol=1e-6, rtol=0)
     assert (mixed.shape, mixed.dtype) == (images.shape, images.dtype)
     assert (targets.shape, targets.dtype) == ((N, CLASSES), torch.float32)
-    assert torch.equal(images, before[0])
-    assert torch.equal(labels, before[1])
-    mixed.zero_()
+    mixed.zero_()  # what is returned shares no memory with what was given
     targets.zero_()
     assert torch.equal(images, before[0])
     assert torch.equal(labels, before[1])
@@ -147,14 +145,11 @@ def test_targets_sum_to_one_and_nothing_is_changed(mix, per_sample, soft, images
 @either
 def test_one_draw_a_batch_or_one_an_image(mix):
     torch.manual_seed(3)
-    own = {}
-    for per_sample in (False, True):
-        _, targets = mix(
-            torch.rand(64, 1, 32, 32), torch.eye(64), per_sample=per_sample, partner=torch.arange(64).roll(1)
-        )
-        own[per_sample] = len(targets.diagonal().unique())
-    assert own[False] == 1
-    assert own[True] > 20
+    x, y, partner = torch.rand(64, 1, 32, 32), torch.eye(64), torch.arange(64).roll(1)
+    targets = [mix(x, y, per_sample=per_sample, partner=partner)[1] for per_sample in (False, True)]
+    one, many = (len(each.diagonal().unique()) for each in targets)
+    assert one == 1
+    assert many > 20
 
 
 @either
@@ -261,22 +256,17 @@ class NothingReadBack(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def writeup(x, y, *, num_classes, per_sample=False):
-    return writeup_cutmix(x.clone(), y, num_classes)
-
-
 @either
 @per_batch_and_sample
-@pytest.mark.parametrize("soft", [False, True])
-def test_the_host_reads_nothing_back(mix, per_sample, soft, images, labels):
-    labels = torch.eye(N, CLASSES) if soft else labels
+@both_labels
+def test_the_host_reads_nothing_back(mix, per_sample, images, labels):
     with NothingReadBack():
         mix(images, labels, num_classes=CLASSES, per_sample=per_sample)
 
 
 def test_the_write_ups_cutmix_reads_back(images, labels):
     with NothingReadBack(), pytest.raises(AssertionError, match="_local_scalar_dense"):
-        writeup(images, labels, num_classes=CLASSES)
+        writeup_cutmix(images, labels, CLASSES)
 
 
 @pytest.mark.parametrize("number", [int, float, bool])
@@ -290,11 +280,11 @@ def test_the_watch_sees_every_kind_of_reading(number):
 def test_all_stays_on_the_device(mix, n_draws):
     """By tensors that have a device and no values. Drawing a share is not known to them: the test above covers it."""
     with FakeTensorMode():
-        x, y = torch.rand(N, 3, 8, 8, device="cuda"), torch.arange(N, device="cuda")
-        mixed, targets = mix(x, y, num_classes=CLASSES, lam=torch.rand(n_draws, device="cuda"))
-        assert (mixed.device.type, targets.device.type) == ("cuda", "cuda")
-        mixed, targets = mix(x, y.cpu(), num_classes=CLASSES, lam=torch.rand(n_draws), partner=torch.arange(N))
-        assert (mixed.device.type, targets.device.type) == ("cuda", "cuda")
+        x, y, lam = torch.rand(N, 3, 8, 8, device="cuda"), torch.arange(N, device="cuda"), torch.rand(n_draws)
+        on_device, on_host = {"y": y, "lam": lam.cuda()}, {"y": y.cpu(), "lam": lam, "partner": torch.arange(N)}
+        for given in (on_device, on_host):
+            mixed, targets = mix(x, num_classes=CLASSES, **given)
+            assert (mixed.device.type, targets.device.type) == ("cuda", "cuda")
         with pytest.raises(DataDependentOutputException):
             int(y[0])
 
@@ -328,7 +318,7 @@ def test_the_host_does_not_wait_for_cuda(mix, per_sample, on_cuda, no_waiting):
 @pytest.mark.cuda
 def test_the_write_ups_cutmix_waits_for_cuda(on_cuda, no_waiting):
     with pytest.raises(RuntimeError, match="synchronizing"):
-        writeup(*on_cuda[:2], num_classes=CLASSES)
+        writeup_cutmix(*on_cuda[:2], CLASSES)
 
 
 @pytest.mark.cuda

@@ -8,8 +8,6 @@ import pytest
 import labkit as lk
 from labkit.tuning import race
 
-pytestmark = pytest.mark.alone
-
 
 def _runs(**rates):
     """A frame of made-up rates, one a round."""
@@ -24,28 +22,34 @@ def _runs(**rates):
 
 
 class TestRace:
-    @staticmethod
-    def run(try_default_first=True, **seconds):
-        def naps(each):
-            return lambda: (time.sleep(each) or 1 for _ in range(4))
+    @pytest.fixture
+    def run(self, monkeypatch):
+        """Races of given rates, which `compare` would have measured."""
 
-        variants = {label.replace("_", " "): naps(each) for label, each in seconds.items()}
-        deadline = time.perf_counter() + 4
-        return race.race(
-            variants, default="default", deadline=deadline, progress=False, try_default_first=try_default_first
-        )
+        def compare(rates, **options):
+            return _runs(**{label: [0.99 * rate, rate, 1.01 * rate] for label, rate in rates.items()})
 
-    def test_the_winner_is_found(self):
-        runs = self.run(default=0.03, fast=0.01)
+        monkeypatch.setattr(race, "compare", compare)
+        deadline = time.perf_counter() + 60
+        return lambda rates, **options: race.race(rates, default="default", deadline=deadline, **options)
+
+    def test_the_winner_is_found(self, run):
+        runs = run({"default": 30, "fast": 100})
         assert lk.summarize(runs, "default").loc["fast", "verdict"] == "faster"
         assert not runs.duplicated(["variant", "round"]).any()
 
-    def test_nobody_runs_where_the_default_keeps_up(self):
-        assert set(self.run(default=0.02, fast=0.01, step_alone=0.02)["variant"]) == {"default", "step alone"}
+    @pytest.mark.parametrize(
+        ("first", "ran"), [(True, {"default", "step alone"}), (False, {"default", "fast", "step alone"})]
+    )
+    def test_nobody_runs_where_the_default_keeps_up_and_is_tried_first(self, run, first, ran):
+        runs = run({"default": 50, "fast": 100, "step alone": 50}, try_default_first=first)
+        assert set(runs.loc[runs["round"] == 0, "variant"]) == set(runs["variant"]) == ran
 
-    def test_all_run_at_once_where_it_cannot(self):
-        runs = self.run(default=0.02, fast=0.01, step_alone=0.02, try_default_first=False)
-        assert set(runs.loc[runs["round"] == 0, "variant"]) == {"default", "fast", "step alone"}
+    def test_a_default_that_does_not_keep_up_meets_the_others(self, run):
+        runs = run({"default": 50, "fast": 100, "step alone": 100})
+        assert runs.groupby("variant")["round"].apply(list).to_dict() == {
+            "default": [0, 1, 2, 3, 4, 5], "step alone": [0, 1, 2, 3, 4, 5], "fast": [3, 4, 5],
+        }  # fmt: skip
 
     @pytest.mark.parametrize(
         ("rates", "kept", "decided"),
