@@ -43,12 +43,11 @@ class Preset:
 
     def crop_slices(self, height: int, width: int) -> tuple[slice, slice]:
         """Rows and columns of a picture that the crop keeps. Raises ValueError if the picture is too small."""
-        if self.crop is None:
-            return slice(0, height), slice(0, width)
-        if height < self.crop[0] or width < self.crop[1]:
+        new_height, new_width = self.crop or (height, width)
+        top, left = height - new_height, (width - new_width) // 2
+        if min(top, left) < 0:
             raise ValueError(f"{height} x {width} pixels (height x width) cannot be cropped to {self.crop}")
-        top, left = height - self.crop[0], (width - self.crop[1]) // 2
-        return slice(top, height), slice(left, left + self.crop[1])
+        return slice(top, height), slice(left, left + new_width)
 
     def region(self, *, train: bool) -> str | None:
         """Name of the region that the masks keep, or None."""
@@ -58,7 +57,7 @@ class Preset:
 def region_slices(name: str | None, height: int, width: int) -> tuple[slice, slice]:
     """Rows and columns of a region; all of them without a name."""
     top, bottom, left, right = REGIONS[name] if name else (0, height, 0, width)
-    if name and isinstance(top, float):
+    if isinstance(top, float):
         top, bottom, left, right = int(top * height), int(bottom * height), int(left * width), int(right * width)
     return slice(top, bottom), slice(left, right)
 

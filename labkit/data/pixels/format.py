@@ -65,9 +65,6 @@ class Index:
     shapes: np.ndarray
     crcs: np.ndarray
 
-    def __len__(self) -> int:
-        return len(self.offsets)
-
 
 @dataclass(frozen=True)
 class Head:
@@ -106,7 +103,7 @@ def packed_head(origin: Origin, index: Index, file_bytes: int) -> bytes:
     block, key_offsets = index.keys.arrays()
     columns = [(index.offsets, "<u8"), (key_offsets, "<u8"), (index.shapes, "<i4"), (index.crcs, "<u4"), (block, "u1")]
     rows = b"".join(array.astype(kind).tobytes() for array, kind in columns)
-    fields = (origin.short_side, len(index), len(rows), file_bytes, zlib.crc32(rows), origin.digest)
+    fields = (origin.short_side, len(index.keys), len(rows), file_bytes, zlib.crc32(rows), origin.digest)
     header = _HEADER.pack(MAGIC, VERSION, *fields, origin.decoder.encode())
     return header + _CHECKSUM.pack(zlib.crc32(header)) + rows
 
