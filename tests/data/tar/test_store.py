@@ -79,7 +79,8 @@ def test_offsets_are_those_of_the_data(folder, tar):
 def test_unknown_keys(tar, mode):
     store = TarStore(tar, mode=mode)
     for key in (
-        "no.jpg", "cat", "cat/", "top.jpg/", "", ".", "./", "TOP.jpg", "../photos/top.jpg", "/top.jpg", "nul\0", "\udc00",
+        "no.jpg", "cat", "cat/", "top.jpg/", "", ".", "./", "TOP.jpg", "../photos/top.jpg", "/top.jpg",
+        "nul\0", "\udc00",
     ):  # fmt: skip
         with pytest.raises(KeyError) as failure:
             store.read(key)
