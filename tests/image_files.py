@@ -10,6 +10,7 @@ import fsspec
 from PIL import Image
 
 from labkit import Store
+from tests.paths import contents
 
 KEYS = (
     "top.jpg", "cat/a.jpeg", "cat/B.JPG", "cat/deeper/still/c.png", "dog/d.WebP", "dog/two words.jpg", "dog/[1] *?.jpg",
@@ -42,11 +43,9 @@ def write_images(root: Path) -> Path:
 
 def put_in_memory(folder: Path) -> str:
     place = f"memory://{uuid.uuid4()}/set"
-    for path in folder.rglob("*"):
-        if path.is_file():
-            name = path.relative_to(folder).as_posix()
-            fsspec.filesystem("memory").pipe_file(f"{place}/{name}", path.read_bytes())
-            fsspec.filesystem("memory").pipe_file(f"{place}2/{name}", b"another folder")
+    for name, data in contents(folder).items():
+        fsspec.filesystem("memory").pipe_file(f"{place}/{name}", data)
+        fsspec.filesystem("memory").pipe_file(f"{place}2/{name}", b"another folder")
     return place
 
 

@@ -5,6 +5,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from tests.serving import Quiet
+
 
 class ScriptedServer(http.server.ThreadingHTTPServer):
     """Answers from `files`, after what `script` has for a path: functions that are called with the handler, once each.
@@ -38,12 +40,9 @@ class ScriptedServer(http.server.ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_address[1]}"
 
 
-class Handler(http.server.BaseHTTPRequestHandler):
+class Handler(Quiet, http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
-
-    def log_message(self, *args):
-        pass
 
     def do_GET(self):
         own = self.server
@@ -111,9 +110,8 @@ def drop(handler: Handler) -> None:
 
 def stall(handler: Handler) -> None:
     """Half a body, then nothing, the connection open."""
-    handler.say(200, handler.whole()[:-5], **{"Content-Length": str(len(handler.whole()))})
+    cut(handler)
     handler.server.over.wait(60)
-    handler.close_connection = True
 
 
 def noise(handler: Handler) -> None:

@@ -5,7 +5,7 @@ import io
 import json
 import re
 import sys
-from types import SimpleNamespace
+from unittest.mock import Mock
 
 import matplotlib
 import nbformat
@@ -47,16 +47,15 @@ def test_without_a_token_it_does_not_start(monkeypatch):
     """As where a configuration has `token = ''`: what counts is what Jupyter made of all its settings."""
     from jupyterlab.labapp import LabApp
 
-    started, asked = [], []
-    identity = SimpleNamespace(auth_enabled=False)
-    server = SimpleNamespace(identity_provider=identity, start=lambda: started.append(True))
+    server, asked = Mock(), []
+    server.identity_provider.auth_enabled = False
     monkeypatch.setattr(LabApp, "initialize_server", lambda argv: asked.append(argv) or server)
     with pytest.raises(SystemExit, match="a Jupyter configuration turns the token off"):
         lab_server.main(["--port=1"])
-    assert started == []
-    identity.auth_enabled = True
+    server.start.assert_not_called()
+    server.identity_provider.auth_enabled = True
     lab_server.main(["--port=1"])
-    assert started == [True]
+    server.start.assert_called_once_with()
     assert [arguments[0] for arguments in asked] == ["--port=1"] * 2
 
 

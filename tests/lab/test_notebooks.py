@@ -1,7 +1,7 @@
 """Running notebooks in kernels."""
 
 import atexit
-import types
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
@@ -11,19 +11,7 @@ from labkit.lab import notebooks
 def test_a_kernel_that_was_ended_is_not_ended_again_at_exit(tmp_path, monkeypatch):
     """As nbclient leaves it where a Ctrl-C comes while it ends the kernel."""
 
-    class Client:
-        km = None
-
-        def create_kernel_manager(self):
-            return types.SimpleNamespace()
-
-        def _cleanup_kernel(self):
-            raise AssertionError("the kernel is gone")
-
-        async def async_execute(self, env):
-            raise KeyboardInterrupt
-
-    client, dropped = Client(), []
+    client, dropped = Mock(km=None, async_execute=AsyncMock(side_effect=KeyboardInterrupt)), []
     monkeypatch.setattr(atexit, "unregister", dropped.append)
     with pytest.raises(KeyboardInterrupt):
         notebooks._run_kernel(client, tmp_path, {})

@@ -11,6 +11,7 @@ from labkit.core.mapping.engines import ItemErrors
 from labkit.data.sizes import readers as size_readers
 from labkit.data.sizes.headers import Header, read_header
 from labkit.data.sizes.readers import Readers, choose_readers, disk_under, read_headers
+from tests.image_files import encoded
 
 US, MS = 1e-6, 1e-3
 MANY = 10**6
@@ -48,12 +49,10 @@ def test_processes_start_unasked_only_where_no_script_would_run_again(monkeypatc
 @pytest.fixture
 def paths(tmp_path) -> list[str]:
     """300 files, one in ten broken."""
-    for number in range(300):
-        if number % 10:
-            Image.new("RGB", (number + 1, 2)).save(tmp_path / f"{number:03}.png")
-        else:
-            (tmp_path / f"{number:03}.png").write_bytes(b"broken")
-    return [str(tmp_path / f"{number:03}.png") for number in range(300)]
+    paths = [tmp_path / f"{number:03}.png" for number in range(300)]
+    for number, path in enumerate(paths):
+        path.write_bytes(encoded(Image.new("RGB", (number + 1, 2)), "PNG") if number % 10 else b"broken")
+    return list(map(str, paths))
 
 
 @pytest.mark.parametrize("engine", ["threads", "local"])
