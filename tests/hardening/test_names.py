@@ -3,7 +3,6 @@
 import json
 import os
 import pickle
-import runpy
 import tarfile
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from labkit.data.shards.layout import store_key
 from labkit.data.sizes.sd_metadata import write_metadata_cache
 from labkit.lab import cli
 from tests.hardening.test_hostile import PNG
-from tests.paths import SCRIPTS
+from tests.paths import contents, run_script
 from tests.tars import make_tar
 
 # What a shell would run, an option parser take for an option, a path or URL parser split, or an encoding lose.
@@ -46,18 +45,12 @@ def folder(tmp_path) -> Path:
     return write_tree(tmp_path / "names", TREE)
 
 
-def files_below(root: Path) -> dict[str, bytes]:
-    """Contents by path, as the operating system lists them."""
-    files = [os.path.join(at, name) for at, _, names in os.walk(root) for name in names]
-    return {os.path.relpath(path, root): Path(path).read_bytes() for path in files}
-
-
 def read_all(store) -> dict[str, bytes]:
     return {key: store.read(key) for key in list(store.keys())}
 
 
 def test_folders_and_servers(folder):
-    assert files_below(folder) == TREE
+    assert contents(folder) == TREE
     with lk.serve_folder(folder) as url:
         stores = [lk.FolderStore(folder), lk.HttpStore(url), lk.ObjectStore(f"file://{folder}")]
         for store in (*stores, pickle.loads(pickle.dumps(lk.open_store(str(folder))))):
@@ -80,7 +73,7 @@ def test_tars(tmp_path, monkeypatch, form):
     monkeypatch.chdir(tmp_path)
     path = make_tar(tmp_path / "x.tar", TREE | {"..\\evil/..\\evil.png": PNG}, format=form)
     [extracted] = lk.extract_tars(path, tmp_path / "out", engine="threads", verify=True, progress=False)
-    assert files_below(extracted) == TREE | {"..\\evil/..\\evil.png": PNG}
+    assert contents(extracted) == TREE | {"..\\evil/..\\evil.png": PNG}
     assert set(os.listdir()) == {"out", "x.tar"}
     for mode in ("index", "tarfile", "reopen"):
         tree = TREE if mode != "reopen" else dict(list(TREE.items())[:10])  # it reads all headers for each key
@@ -145,7 +138,7 @@ def test_everything_that_labkit_writes(tmp_path, monkeypatch, frame_of, folder, 
     assert result.exit_code == 0, result.output
     assert read_all(lk.open_store(str(plain))) == tree
     [extracted] = lk.extract_tars(plain, root / "out", engine="threads", **QUIET)
-    assert files_below(extracted) == tree
+    assert contents(extracted) == tree
     assert extracted.name == stem
     assert list(lk.collect_sizes(photos, progress=False)["path"]) == list(tree)
     assert len(lk.FolderStore(lk.make_photos(root / "made", 1, progress=False))) == 1
@@ -161,8 +154,7 @@ def test_scripts_and_servers(tmp_path, monkeypatch, name):
     photos, archive = root / "photos", root / "x.tar"
 
     def run(script: str, *arguments) -> None:
-        app = runpy.run_path(str(SCRIPTS / f"{script}.py"))["app"]
-        result = CliRunner().invoke(app, ["--", *map(str, arguments)], catch_exceptions=False)
+        result = run_script(script, "--", *arguments)
         assert result.exit_code == 0, result.output
 
     run("make_photos", photos, 1)
@@ -175,7 +167,7 @@ def test_scripts_and_servers(tmp_path, monkeypatch, name):
     make_tar(archive, {f"{name}.png": PNG})
     run("make_shards", archive, root / "shards")
     run("extract_tars", root / "out", archive)
-    assert set(files_below(root / "out" / "x")) == {f"{name}.png"}
+    assert set(contents(root / "out" / "x")) == {f"{name}.png"}
     assert len(list((root / "shards").glob("*.tar"))) == 1
     assert os.listdir() == [name]
 
