@@ -7,19 +7,13 @@ from collections.abc import Collection
 
 from PIL import Image
 
+from tests.image_files import encoded
 from tests.tars import Member, make_tar, member
 
 
 def image_bytes(size: tuple[int, int] = (16, 12), kind: str = "PNG", **options) -> bytes:
     """An image of one colour."""
-    return encode(Image.new("RGB", size, (200, 10, 10)), kind, **options)
-
-
-def encode(image: Image.Image, kind: str, **options) -> bytes:
-    """What Pillow writes into a file of this kind."""
-    buffer = io.BytesIO()
-    image.save(buffer, kind, **options)
-    return buffer.getvalue()
+    return encoded(Image.new("RGB", size, (200, 10, 10)), kind, **options)
 
 
 def tar_bytes(*members: Member, **options) -> bytes:

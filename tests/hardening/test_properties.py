@@ -24,8 +24,8 @@ from labkit.measure.summary import quiet_summary
 from labkit.teach.conformance import oracle_files
 from tests.hardening.fuzz.images import decoders, headers
 from tests.hardening.fuzz.oracle import scratch
-from tests.hardening.inputs import encode
 from tests.hardening.test_hostile import PNG
+from tests.image_files import encoded
 from tests.memory_store import MemoryStore
 from tests.tars import make_tar, member
 
@@ -126,7 +126,7 @@ def test_pixels_come_back(sizes):
     path = scratch() / "x.pixels"
     path.unlink(missing_ok=True)
     images = {key: Image.new("RGB", size, (*size, 7)) for key, size in sizes.items()}
-    store = MemoryStore({key: encode(image, "PNG") for key, image in images.items()})
+    store = MemoryStore({key: encoded(image, "PNG") for key, image in images.items()})
     built = lk.PixelStore.build(store, path, short_side=64, decoder="pil", num_workers=0, progress=False)
     assert list(built.keys) == sorted(sizes)
     for index, key in enumerate(built.keys):

@@ -9,7 +9,7 @@ import numpy as np
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from PIL import Image
 
-from tests.hardening.inputs import encode
+from tests.image_files import encoded
 from tests.tars import make_tar
 
 IMAGENETTE = "imagenette2-160"
@@ -74,7 +74,7 @@ def md5_of(path: Path) -> str:
 def _photo(path: Path, number: int, size: tuple[int, int] = (96, 64)) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     pixels = np.random.default_rng(number).integers(0, 256, (*size[::-1], 3), dtype=np.uint8)
-    path.write_bytes(encode(Image.fromarray(pixels), "JPEG", quality=90))
+    path.write_bytes(encoded(Image.fromarray(pixels), "JPEG", quality=90))
 
 
 def _tar(path: Path, folder: Path, mode: str) -> None:

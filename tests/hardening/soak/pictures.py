@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from tests.hardening.inputs import encode
+from tests import image_files
 
 COUNT, CLASSES, WIDTH, HEIGHT = 128, 4, 32, 24
 _LEVELS, _STEP, _DARKEST = 6, 36, 36  # of each colour channel
@@ -47,7 +47,7 @@ def write_photos(root: Path, count: int = COUNT) -> Path:
 
 def encoded(pixels: np.ndarray, image_format: str = "JPEG") -> bytes:
     options = {"quality": 95, "subsampling": 0} if image_format == "JPEG" else {}
-    return encode(Image.fromarray(pixels), image_format, **options)
+    return image_files.encoded(Image.fromarray(pixels), image_format, **options)
 
 
 @dataclass(frozen=True)
