@@ -20,16 +20,16 @@ def test_a_prediction_must_be_a_ratio(speedup):
         lk.predict("a", speedup)
 
 
-def _score_walk(runs_of):
-    """Guesses that are twice, half, once and four times what is measured."""
+@pytest.fixture
+def found(runs_of):
+    """The score of guesses that are twice, half, once and four times what is measured."""
     for number, (guess, measured) in enumerate([(4, 2), (1.5, 3), (2, 2), (8, 2)]):
         lk.predict("fast", guess)
         lk.plot_speedup(runs_of(f"0{number} step", fast=measured))
     return lk.score()
 
 
-def test_the_score_is_as_worked_out_by_hand(runs_of):
-    found = _score_walk(runs_of)
+def test_the_score_is_as_worked_out_by_hand(found):
     errors = [math.log(2), -math.log(2), 0, math.log(4)]
     mean = sum(errors) / 4
     assert found.bias == pytest.approx(math.exp(mean), rel=1e-3)
@@ -38,8 +38,8 @@ def test_the_score_is_as_worked_out_by_hand(runs_of):
     assert found.bias_interval[0] < 1 < found.bias_interval[1]
 
 
-def test_the_score_in_words(runs_of):
-    words = repr(_score_walk(runs_of))
+def test_the_score_in_words(found):
+    words = repr(found)
     assert "fast (00 step): 4x guessed, 2x measured: 2 times too high." in words
     assert "fast (01 step): 1.5x guessed, 3x measured: 2 times too low." in words
     assert "fast (02 step): 2x guessed, 2x measured: inside the interval." in words
@@ -56,8 +56,8 @@ def test_a_leaning_is_named_where_it_is_certain(runs_of, factor, kind):
     assert kind in repr(lk.score())
 
 
-def test_a_notebook_scores_itself_and_names_the_score_walk(runs_of):
-    _score_walk(runs_of)
+@pytest.mark.usefixtures("found")
+def test_a_notebook_scores_itself_and_names_the_score_walk():
     found = lk.score("01")
     assert list(found.frame["experiment"]) == ["01 step"]
     assert len(found.walk) == 4
@@ -80,9 +80,8 @@ def test_no_guess_and_a_single_one(runs_of):
     assert html.startswith("<img alt=")
 
 
-def test_the_plot_puts_right_guesses_on_the_diagonal(runs_of):
+def test_the_plot_puts_right_guesses_on_the_diagonal(found):
     ax = plt.subplots()[1]
-    found = _score_walk(runs_of)
     assert found.plot(ax) is ax
     points = ax.collections[1].get_offsets()
     assert points.tolist() == found.frame[["measured", "guess"]].to_numpy().tolist()
