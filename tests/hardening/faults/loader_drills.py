@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from tests.hardening.faults.judge import CLEAR, RIGHT, judge_frame
 from tests.hardening.faults.trial import Place
 
 N = 24
+Opened = tuple[Callable, Callable]  # what reads all once, and what closes the loader
 _LIMIT_S = 60  # for a loader to report the failure, including the start of workers on a busy machine
 
 
@@ -69,39 +71,29 @@ class FailingStore:
     """A store whose `at`-th read fails, in whichever thread."""
 
     def __init__(self, store: Any, at: int):
-        self.store, self.left, self.lock = store, at, threading.Lock()
-
-    def keys(self) -> Any:
-        return self.store.keys()
+        self.store, self.keys, self.reads, self.at = store, store.keys, count(1), at
 
     def read(self, key: str) -> bytes:
-        with self.lock:
-            self.left -= 1
-            fails = self.left == 0
-        if fails:
+        if next(self.reads) == self.at:
             raise OSError(5, "Input/output error", key)
         return self.store.read(key)
 
 
 def _config(method: str, persistent: bool) -> lk.LoaderConfig:
-    return lk.LoaderConfig(
-        batch_size=4, num_workers=2, start_method=method, persistent_workers=persistent, oversubscribe=True,
-        pin_memory=False,
-    )  # fmt: skip
+    options = {"start_method": method, "persistent_workers": persistent}
+    return lk.LoaderConfig(batch_size=4, num_workers=2, oversubscribe=True, pin_memory=False, **options)
 
 
 def _numbers(batches: Any) -> list[int]:
     return [int(row[0]) for batch in batches for row in batch]
 
 
-def _open_loader(
-    work: Path, number: int, at: int, config: lk.LoaderConfig, wrap: Callable = iter
-) -> tuple[Callable, Callable]:
+def _open_loader(work: Path, number: int, at: int, config: lk.LoaderConfig, wrap: Callable = iter) -> Opened:
     loader = lk.make_loader(FailingDataset(f"{work}/mark", number, at), config)
     return (lambda: _numbers(wrap(loader))), loader.close
 
 
-def _open_idle(work: Path, number: int, at: int, config: lk.LoaderConfig) -> tuple[Callable, Callable]:
+def _open_idle(work: Path, number: int, at: int, config: lk.LoaderConfig) -> Opened:
     """The first pass kills a worker from outside when nobody waits for a batch."""
     loader = lk.make_loader(FailingDataset("", number, -1), config)
     signals = [number]
@@ -117,7 +109,7 @@ def _open_idle(work: Path, number: int, at: int, config: lk.LoaderConfig) -> tup
     return read, loader.close
 
 
-def _open_shards(work: Path, number: int, at: int, config: lk.LoaderConfig) -> tuple[Callable, Callable]:
+def _open_shards(work: Path, number: int, at: int, config: lk.LoaderConfig) -> Opened:
     """torch's own DataLoader around `read_shards`."""
     dataset = lk.read_shards(f"{work}/src/shards", transform=FailingTransform(f"{work}/mark", number))
     options = {"persistent_workers": config.persistent_workers, "multiprocessing_context": config.start_method}
@@ -140,8 +132,8 @@ LOADERS = {
 def drill_loader(loader: str, method: str, persistent: bool, number: int, at: int, place: Place) -> Result:
     """Read twice: a worker fails in the first pass, which must say so; the second must give all samples in order."""
     read, close = LOADERS[loader](place.work, number, at, _config(method, persistent))
-    word = "killed" if number == signal.SIGKILL else signal.Signals(number).name if number else "sample 7"
-    errors, words = ("WorkerDied",), (word, "worker")
+    death = "killed" if number == signal.SIGKILL else signal.Signals(number).name if number else "sample 7"
+    errors, words = ("WorkerDied",), (death, "worker")
     is_torchs = loader == "DataLoader of shards"
     if is_torchs:  # torch reports a death by what fails first: waiting, or fetching the batch
         errors = ("RuntimeError", "ConnectionResetError", "EOFError", "FileNotFoundError")

@@ -14,12 +14,12 @@ import psutil
 
 from tests.hardening.fuzz.registry import TARGETS
 
-_ROOM = 1 << 30  # bytes that an input may make labkit ask for, beside what the process has when it begins
+_ROOM = 1 << 30  # bytes that labkit may allocate for an input, in addition to what the process has at its start
 
 
 @contextlib.contextmanager
 def bounded_memory() -> Iterator[None]:
-    """So that an allocation out of all proportion is a MemoryError, even where nothing is ever written to it."""
+    """Turn an excessive allocation into a MemoryError, even if its pages are never touched."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (psutil.Process().memory_info().vms + _ROOM, hard))
     try:

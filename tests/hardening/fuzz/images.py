@@ -20,7 +20,7 @@ from labkit.teach.conformance import broken_files, oracle_files, png_chunk
 from tests.hardening.fuzz.oracle import may_refuse, split_options, write_input
 from tests.hardening.inputs import fix_png, image_bytes
 
-# As the limit works, so that an input is bounded in time; the real one is tested in tests/hardening/test_fuzz.py.
+# A low limit, so that an input takes little time; tests/hardening/test_bombs.py tests the real one.
 _MAX_PIXELS = 1 << 20
 
 

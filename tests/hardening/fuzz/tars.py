@@ -92,7 +92,7 @@ def _payload(data: bytes) -> tuple[int, bytes]:
 
 
 def tar_index(data: bytes) -> None:
-    """The index is refused with TarError, or it is what `tarfile` reads, and every way to read gives the same bytes."""
+    """A tar is refused with TarError, or its index lists what `tarfile` lists, and every mode reads the same bytes."""
     _, tar = _payload(data)
     path = write_input("x.tar", tar)
     with may_refuse(TarError, names=path):
@@ -152,7 +152,7 @@ def stored_index_seeds() -> dict[str, bytes]:
 
 
 def stored_index(data: bytes) -> None:
-    """A damaged or forged index file is left alone, or what it says is checked against the tar."""
+    """A damaged or forged index file is ignored, or its contents are checked against the tar."""
     options, rest = split_options(data)
     path = write_input("i.tar", tar_seeds()["files"][1:])
     os.utime(path, ns=(1, 1))
@@ -181,7 +181,7 @@ def _forged(rest: bytes, stamp: list) -> bytes:
 
 
 def tar_extract(data: bytes) -> None:
-    """A tar, compressed or not, comes out below its folder, whole, as `tarfile` reads it; or not at all, said why."""
+    """A tar, compressed or not, is extracted completely and only below its folder, or refused with the reason."""
     options, tar = _payload(data)
     top = empty_folder("extract")
     archive = top / "x.tar"
@@ -232,7 +232,7 @@ def shard_seeds() -> dict[str, bytes]:
 
 
 def shards(data: bytes) -> None:
-    """Every image of a shard is given with its label, or an error names the shard; none is left out silently."""
+    """Every image of a shard is yielded with its label, or an error names the shard; none is skipped silently."""
     options, tar = _payload(data)
     packed = _PACK[options & 6](tar)
     path = write_input("x.tar", packed if not options & 16 else packed[: len(packed) // 2])

@@ -1,6 +1,6 @@
-"""Tiny photos that say who they are, so that order and content can be checked without labkit.
+"""Tiny photos that can be told apart, so that order and content can be checked without labkit.
 
-Each has a colour of its own, which no crop or mirror image changes, and a faint pattern, which they do.
+Each has its own colour, which cropping and mirroring keep, and a faint pattern, which they change.
 """
 
 from dataclasses import dataclass
@@ -52,7 +52,7 @@ def encoded(pixels: np.ndarray, image_format: str = "JPEG") -> bytes:
 
 @dataclass(frozen=True)
 class Oracle:
-    """What the photos under `root` are, by Pillow and by their names, in the order of sorted keys."""
+    """The right keys, pixels and labels of the photos under `root`, from Pillow and the names, in the order of keys."""
 
     root: Path
 

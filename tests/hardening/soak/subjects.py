@@ -39,11 +39,11 @@ class Places:
 class Subject:
     """A loader under test.
 
-    make: Gives it; `set_epoch`, where it has one, is called before each epoch.
+    make: Builds the loader; its `set_epoch`, if any, is called before each epoch.
     shows: What its images are: `"whole"`, maybe mirrored; `"crops"`; `"mixed"`; or `"depth"` pairs.
-    left_after: Before each epoch another one is begun, and left after so many batches.
-    order_of: Subjects with the same name here give the same bytes in the same order, every epoch.
-    repeats: Every epoch is the first again.
+    left_after: Before each epoch, another one is started and abandoned after so many batches.
+    order_of: Subjects with the same name here yield the same bytes in the same order in every epoch.
+    repeats: Every epoch is the same as the first.
     """
 
     make: Callable[[Places], Iterable[Any]]
@@ -54,7 +54,7 @@ class Subject:
 
 
 class Leak:
-    """Keeps a little of every image, as a forgotten list does: what the judge must find."""
+    """A transform that leaks memory for every image, which the soak must detect."""
 
     def __init__(self, bytes_per_image: int):
         self._size, self._kept = bytes_per_image, []
@@ -118,7 +118,7 @@ def _depth(places: Places, start_method: str) -> lk.Loader:
 
 
 class Mixed:
-    """MixUp, and on its result's neighbour CutMix, over the batches of another loader: `(kind, given, result)`."""
+    """MixUp and CutMix of each batch of another loader: `(images, labels, draws, blended, pasted)`."""
 
     def __init__(self, loader: lk.Loader):
         self._loader, self._epoch = loader, 0
@@ -131,7 +131,7 @@ class Mixed:
         torch.manual_seed(self._epoch)
         for number, (images, labels) in enumerate(self._loader):
             x = images.float()
-            # Every other batch with draws that are given, so that NumPy can say what must come out.
+            # Every other batch uses given draws, so that NumPy can compute the right result.
             draws = {} if number % 2 else {"lam": torch.rand(1), "partner": torch.randperm(len(x))}
             center = {} if number % 2 else {"center": torch.tensor([[HEIGHT // 2, WIDTH // 2]])}
             blended = lk.mixup(x, labels, num_classes=4, **draws)
