@@ -45,12 +45,10 @@ class VariantMagics(Magics):
 
     def _find_frame(self, name: str) -> pd.DataFrame | None:
         earlier = self.shell.user_ns.get(name)
-        if earlier is None:
-            return None
-        if not isinstance(earlier, pd.DataFrame) or "variant" not in earlier:
+        if earlier is not None and not (isinstance(earlier, pd.DataFrame) and "variant" in earlier):
             kind = type(earlier).__name__
             raise UsageError(f"`{name}` holds a {kind}, not a frame of runs: choose another name with --into")
-        return None if earlier.empty else earlier
+        return None if earlier is None or earlier.empty else earlier
 
 
 def _replace_runs(earlier: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
