@@ -9,6 +9,7 @@ from labkit.measure import timing
 
 
 def leave_memory_out(patch) -> None:
-    sampler = MagicMock()
-    sampler.return_value.__enter__.return_value.end.return_value = float("nan")
-    patch.setattr(timing, "PeakMemory", sampler)
+    memory = MagicMock(spec=timing.PeakMemory)
+    memory.__enter__.return_value = memory
+    memory.end.return_value = float("nan")
+    patch.setattr(timing, "PeakMemory", lambda: memory)
