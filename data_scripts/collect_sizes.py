@@ -19,6 +19,7 @@ from labkit.data.sizes.sd_metadata import write_metadata_cache
 from labkit.lab import command
 
 
+@command
 def main(
     root: Annotated[Path, typer.Argument(readable=False, help="Folder of images.")],
     table: Annotated[Path, typer.Argument(readable=False, help="CSV file to write.")],
@@ -36,7 +37,5 @@ def main(
     return f"{table}: {len(frame)} images, {counts}"
 
 
-app = command(main)
-
 if __name__ == "__main__":
-    app()
+    main()

@@ -14,6 +14,7 @@ from labkit.data.samples.imagenette import count_images, download_imagenette
 from labkit.lab import Root, command
 
 
+@command
 def main(
     root: Root,
     size: Annotated[str, typer.Option(help="Short side of the photos: full, 320px or 160px.")] = "160px",
@@ -25,7 +26,5 @@ def main(
     return f"{folder}: " + ", ".join(f"{count} images in {split}" for split, count in counts.items())
 
 
-app = command(main)
-
 if __name__ == "__main__":
-    app()
+    main()

@@ -16,6 +16,7 @@ from labkit import extract_tars
 from labkit.lab import Address, Engine, NumWorkers, Root, command
 
 
+@command
 def main(
     root: Root,
     archives: Annotated[
@@ -31,7 +32,5 @@ def main(
     return f"{root}: {len(folders)} folders, each {'the same as its archive' if verify else 'complete'}"
 
 
-app = command(main)
-
 if __name__ == "__main__":
-    app()
+    main()

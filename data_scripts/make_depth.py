@@ -14,6 +14,7 @@ from labkit import make_depth
 from labkit.lab import Address, Engine, NumWorkers, Root, Seed, command
 
 
+@command
 def main(
     root: Root,
     count: Annotated[int, typer.Argument(help="Number of pairs.")],
@@ -28,7 +29,5 @@ def main(
     return f"{folder}: {count} pairs"
 
 
-app = command(main)
-
 if __name__ == "__main__":
-    app()
+    main()

@@ -15,6 +15,7 @@ from labkit import make_photos
 from labkit.lab import Address, Engine, Root, Seed, command
 
 
+@command
 def main(
     root: Root,
     count: Annotated[int, typer.Argument(help="Number of photos.")],
@@ -29,7 +30,5 @@ def main(
     return f"{make_photos(root, count, profile=profile, seed=seed, **options)}: {count} photos"
 
 
-app = command(main)
-
 if __name__ == "__main__":
-    app()
+    main()

@@ -16,6 +16,7 @@ from labkit import PixelStore
 from labkit.lab import Address, Engine, NumWorkers, Source, command
 
 
+@command
 def main(
     source: Source,
     path: Annotated[Path, typer.Argument(readable=False, help="File to write.")],
@@ -31,7 +32,5 @@ def main(
     return f"{path}: {len(store)} images, {path.stat().st_size} bytes"
 
 
-app = command(main)
-
 if __name__ == "__main__":
-    app()
+    main()

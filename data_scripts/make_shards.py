@@ -16,6 +16,7 @@ from labkit import open_store, write_shards
 from labkit.lab import Address, Engine, NumWorkers, Root, Source, command
 
 
+@command
 def main(
     source: Source,
     root: Root,
@@ -32,7 +33,5 @@ def main(
     return f"{folder}: {len(list(folder.glob('*.tar')))} shards"
 
 
-app = command(main)
-
 if __name__ == "__main__":
-    app()
+    main()

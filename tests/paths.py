@@ -11,7 +11,7 @@ SCRIPTS = REPO / "data_scripts"
 
 def run_script(name: str, *arguments: object):
     """Run a script of data_scripts/ in this process."""
-    return CliRunner().invoke(runpy.run_path(str(SCRIPTS / f"{name}.py"))["app"], list(map(str, arguments)))
+    return CliRunner().invoke(runpy.run_path(str(SCRIPTS / f"{name}.py"))["main"], list(map(str, arguments)))
 
 
 def contents(root: Path) -> dict[str, bytes]:

@@ -17,9 +17,19 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-_Scale = Annotated[
-    str, typer.Option(help="Size of the experiments: ci, laptop or gpu (default: LABKIT_SCALE, else laptop).")
-]
+
+def _set_scale(name: str) -> str:
+    from labkit.core import scale
+
+    if name:
+        os.environ["LABKIT_SCALE"] = name
+    with one_line_errors("labkit", ValueError):
+        scale()
+    return name
+
+
+_SCALE_HELP = "Size of the experiments: ci, laptop or gpu (default: LABKIT_SCALE, else laptop)."
+_Scale = Annotated[str, typer.Option(help=_SCALE_HELP, callback=_set_scale)]
 
 
 @app.command()
@@ -29,7 +39,6 @@ def tour(
     store: Annotated[bool, typer.Option("--store", help="Write the executed notebooks back in place.")] = False,
 ) -> None:
     """Make the photos, run every notebook in a fresh kernel, and write results/<env_id>/index.html."""
-    _set_scale(scale)
     from labkit.lab.tour import run_tour
 
     with one_line_errors("labkit", OSError, ValueError):
@@ -51,7 +60,6 @@ def list_notebooks() -> None:
 @app.command()
 def doctor(scale: _Scale = "") -> None:
     """Show what this machine offers, and what is missing."""
-    _set_scale(scale)
     from labkit.lab.doctor import findings
 
     for subject, finding in findings():
@@ -87,7 +95,6 @@ def peers(
     list_only: Annotated[bool, typer.Option("--list", help="Only list which peers are installed.")] = False,
 ) -> None:
     """Compare labkit with other loaders; write results/<env_id>/peers-<profile>.csv and .png."""
-    _set_scale(scale)
     from labkit.lab.recording import record_to_results_folder
     from labkit.peers import list_peers, run_peers
 
@@ -137,7 +144,6 @@ def claims(
     scale: _Scale = "",
 ) -> None:
     """Check the write-ups' claims against the runs that tours have recorded on this machine."""
-    _set_scale(scale)
     from shutil import get_terminal_size
 
     from labkit.teach.claims import claims as judged, lines_of
@@ -176,12 +182,3 @@ def lab(port: Annotated[int, typer.Option(help="Port of JupyterLab.")] = 8888) -
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         command.append("--allow-root")
     os.execv(sys.executable, command)  # noqa: S606 - not a child process: ending this command ends JupyterLab
-
-
-def _set_scale(name: str) -> None:
-    from labkit.core import scale
-
-    if name:
-        os.environ["LABKIT_SCALE"] = name
-    with one_line_errors("labkit", ValueError):
-        scale()

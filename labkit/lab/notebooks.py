@@ -25,10 +25,9 @@ _INTERRUPT_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True)
 class Notebook:
-    """One notebook: its file, and the title, question and duration from its first cell."""
+    """One notebook: its file, and the question and duration from its first cell."""
 
     path: Path
-    title: str
     question: str
     minutes: str
 
@@ -57,7 +56,7 @@ def _describe(path: Path) -> Notebook:
     text = nbformat.read(path, as_version=4).cells[0].source
     parts = dict(re.findall(r"\*\*(Question|Minutes)\.\*\* (\S.*)", text))
     minutes = parts.get("Minutes", "?").split()[0].rstrip(".")
-    return Notebook(path, text.splitlines()[0].lstrip("# "), parts.get("Question", ""), minutes)
+    return Notebook(path, parts.get("Question", ""), minutes)
 
 
 @dataclass

@@ -63,7 +63,7 @@ def run_steps(folder: Path) -> Iterator[tuple[str, str]]:
 
 def run_script(name: str, *arguments: object) -> None:
     """Run a script in this process: a new one takes seconds to load torch."""
-    code = runpy.run_path(str(SCRIPTS / f"{name}.py"))["app"](list(map(str, arguments)), standalone_mode=False)
+    code = runpy.run_path(str(SCRIPTS / f"{name}.py"))["main"](list(map(str, arguments)), standalone_mode=False)
     if code:
         raise RuntimeError(f"{name} ended with {code}")
 

@@ -20,7 +20,7 @@ lk.plot_speedup(runs);
 
 @pytest.fixture
 def notebook(write_notebook):
-    return Notebook(write_notebook("00_measure", MEASURING), "", "", "")
+    return Notebook(write_notebook("00_measure", MEASURING), "", "")
 
 
 def test_a_toured_notebook_records_its_frames_and_guesses(notebook, tmp_path, monkeypatch):

@@ -31,7 +31,7 @@ def index(frame_of, tmp_path):
     for number, (experiment, rates) in enumerate(runs.items()):
         frame = frame_of(rates, next(iter(rates)), experiment=experiment)
         lk.save_frame(frame, tmp_path / "frames" / f"{number}.csv")
-    notebooks = [Notebook(tmp_path / f"{name}.ipynb", name, "Which?", "3") for name in ("02_read_image", "08_shards")]
+    notebooks = [Notebook(tmp_path / f"{name}.ipynb", "Which?", "3") for name in ("02_read_image", "08_shards")]
     too_long = "ValueError: " + "a_word_that_is_far_too_long_for_a_phone/" * 4
     done = [Executed(notebooks[0], None, 12.0), Executed(notebooks[1], None, 3.0, too_long)]
     return report.write_index(tmp_path, done)

@@ -102,8 +102,8 @@ def test_wrong_input_is_refused_in_one_line(places, tmp_path, script, arguments,
 @pytest.mark.parametrize("script", WRONG)
 def test_what_may_not_be_read_is_refused_by_the_script_itself(script):
     """In one line, not by the argument parser in a box with the usage. (As root every file is readable.)"""
-    module = importlib.import_module(f"data_scripts.{script}")
-    hints = map(typing.get_args, typing.get_type_hints(module.main, include_extras=True).values())
+    [main] = importlib.import_module(f"data_scripts.{script}").main.registered_commands
+    hints = map(typing.get_args, typing.get_type_hints(main.callback, include_extras=True).values())
     assert {about[1].readable for about in hints if about and about[0] in (Path, list[Path])} == {False}
 
 

@@ -121,7 +121,7 @@ def test_the_index_page_shows_every_ladder_and_no_limit_as_a_step(runs, tmp_path
 
 @pytest.mark.parametrize(("error", "stored"), [("", True), ("ValueError: no", False)], ids=["whole", "failed"])
 def test_a_storing_tour_draws_the_figure_anew(error, stored, runs, tmp_path, monkeypatch):
-    notebook = Notebook(tmp_path / f"{ladder.NOTEBOOK}.ipynb", "11", "Why?", "1")
+    notebook = Notebook(tmp_path / f"{ladder.NOTEBOOK}.ipynb", "Why?", "1")
 
     def ran(notebook, title, folder, store_outputs):
         lk.save_frame(runs, folder / "frames" / ladder.FRAME)

@@ -232,7 +232,7 @@ def test_classes_and_lambdas_of_a_notebook(tmp_path):
 
     path = tmp_path / "01_cells.ipynb"
     nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in CELLS]), path)
-    executed = execute(Notebook(path, "", "", ""), timeout_s=60)
+    executed = execute(Notebook(path, "", ""), timeout_s=60)
     assert executed.error == ""
     outputs = [cell.outputs for cell in executed.node.cells]
     assert outputs[:2] == [[], []]
