@@ -5,6 +5,7 @@ from .arguments import (
 )
 from .atomic import atomic_path as atomic_path, remove_leftovers as remove_leftovers, write_atomic as write_atomic
 from .credentials import contains_secret as contains_secret, redact as redact, strip_credentials as strip_credentials
+from .images import encode_image as encode_image, png_base64 as png_base64, png_bytes as png_bytes
 from .lazy import Lazy as Lazy, PerProcess as PerProcess
 from .limits import (
     MAX_FILE_VARIABLE as MAX_FILE_VARIABLE, MAX_MEMBERS as MAX_MEMBERS,
@@ -21,7 +22,6 @@ from .names import (
     IMAGE_SUFFIXES as IMAGE_SUFFIXES, is_file_key as is_file_key, is_image as is_image,
     key_from_name as key_from_name, path_from_key as path_from_key, sibling_path as sibling_path,
 )
-from .png import png_base64 as png_base64, png_bytes as png_bytes
 from .progress import progress_bar as progress_bar
 from .resume import (
     check_count as check_count, check_same_job as check_same_job, claim_folder as claim_folder,

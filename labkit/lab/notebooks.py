@@ -17,7 +17,7 @@ from typing import Any
 import nbformat
 from nbformat import NotebookNode
 
-from labkit.core import NOTEBOOK_FOLDER, ScratchFolder, atomic_path, redact
+from labkit.core import NOTEBOOK_FOLDER, ScratchFolder, atomic_path, encode_image, redact
 from labkit.lab.recording import EXTENSION_ARGUMENTS
 
 _INTERRUPT_TIMEOUT_S = 10.0
@@ -183,10 +183,9 @@ def _reduce_colors(png: str) -> str:
     """A plot's base64 PNG in 256 colors: a quarter of the bytes in the repository, without a visible difference."""
     from PIL import Image
 
-    buffer = io.BytesIO()
     plot = Image.open(io.BytesIO(base64.b64decode(png))).convert("RGB")
-    plot.quantize(256, dither=Image.Dither.NONE).save(buffer, "PNG", optimize=True)
-    return base64.b64encode(buffer.getvalue()).decode()
+    reduced = encode_image(plot.quantize(256, dither=Image.Dither.NONE), "PNG", optimize=True)
+    return base64.b64encode(reduced).decode()
 
 
 def _outputs(node: NotebookNode) -> list[NotebookNode]:

@@ -17,6 +17,7 @@ import pandas as pd
 import torch
 from PIL import Image, ImageOps
 
+from labkit.core import encode_image
 from labkit.data import DECODERS, DecodeError, decode, missing_decoders
 
 WIDTH, HEIGHT = 95, 63  # odd, so that subsampled chroma has an edge to get wrong
@@ -33,12 +34,12 @@ def picture() -> Image.Image:
 @cache
 def oracle_files() -> dict[str, bytes]:
     """Files that every decoder must read, by name: JPEG, PNG and WebP in all forms that occur in practice."""
-    return {**_jpeg_files(), **_exif_files(), **_png_files(), "webp.webp": _encode(picture(), "WEBP", quality=95)}
+    return {**_jpeg_files(), **_exif_files(), **_png_files(), "webp.webp": encode_image(picture(), "WEBP", quality=95)}
 
 
 def broken_files() -> dict[str, bytes]:
     """Files that every decoder must refuse with `DecodeError`, by name."""
-    whole = {"jpeg": _encode(picture(), "JPEG"), "png": _encode(picture(), "PNG"), "webp": _encode(picture(), "WEBP")}
+    whole = {kind: encode_image(picture(), kind) for kind in ("jpeg", "png", "webp")}
     truncated = {
         f"truncated at {share:.0%}.{kind}": data[: int(len(data) * share)]
         for kind, data in whole.items()
@@ -195,12 +196,6 @@ def _decode_turbojpeg(data: bytes) -> np.ndarray:
     return simplejpeg.decode_jpeg(data)
 
 
-def _encode(image: Image.Image, image_format: str, **options) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, image_format, **options)
-    return buffer.getvalue()
-
-
 def _jpeg_files() -> dict[str, bytes]:
     import simplejpeg
 
@@ -212,11 +207,11 @@ def _jpeg_files() -> dict[str, bytes]:
     cmyk = picture().convert("CMYK")
     return {
         **subsampled,
-        "progressive.jpeg": _encode(picture(), "JPEG", quality=92, progressive=True),
-        "grayscale.jpeg": _encode(picture().convert("L"), "JPEG", quality=92),
-        "cmyk.jpeg": _encode(cmyk, "JPEG", quality=95),
+        "progressive.jpeg": encode_image(picture(), "JPEG", quality=92, progressive=True),
+        "grayscale.jpeg": encode_image(picture().convert("L"), "JPEG", quality=92),
+        "cmyk.jpeg": encode_image(cmyk, "JPEG", quality=95),
         "ycck.jpeg": _encode_ycck(cmyk),
-        "trailing bytes.jpeg": _encode(picture(), "JPEG", quality=92) + b"\xff\xda" + b"movie" * 100,
+        "trailing bytes.jpeg": encode_image(picture(), "JPEG", quality=92) + b"\xff\xda" + b"movie" * 100,
     }
 
 
@@ -226,7 +221,7 @@ def _encode_ycck(cmyk: Image.Image) -> bytes:
     luma = Image.merge("RGB", [cyan, magenta, yellow]).convert("YCbCr")  # of the inverted red, green and blue
     # Pillow inverts every plane when it saves, as Adobe does: invert first, so that YCbCr is stored unchanged.
     planes = [ImageOps.invert(plane) for plane in luma.split()]
-    data = _encode(Image.merge("CMYK", [*planes, black]), "JPEG", quality=95, subsampling=0)
+    data = encode_image(Image.merge("CMYK", [*planes, black]), "JPEG", quality=95, subsampling=0)
     transform = data.index(b"Adobe") + 11
     return data[:transform] + b"\x02" + data[transform + 1 :]
 
@@ -245,9 +240,9 @@ _STORED_AS = {
 
 def _exif_files() -> dict[str, bytes]:
     stored = {1: picture(), **{tag: picture().transpose(turn) for tag, turn in _STORED_AS.items()}}
-    files = {f"exif {tag}.jpeg": _encode(stored[tag], "JPEG", quality=92, exif=exif_of(tag)) for tag in stored}
-    files["exif 6.png"] = _encode(stored[6], "PNG", exif=exif_of(6))
-    files["exif 6.webp"] = _encode(stored[6], "WEBP", quality=95, exif=exif_of(6))
+    files = {f"exif {tag}.jpeg": encode_image(stored[tag], "JPEG", quality=92, exif=exif_of(tag)) for tag in stored}
+    files["exif 6.png"] = encode_image(stored[6], "PNG", exif=exif_of(6))
+    files["exif 6.webp"] = encode_image(stored[6], "WEBP", quality=95, exif=exif_of(6))
     return files
 
 
@@ -264,14 +259,14 @@ def _png_files() -> dict[str, bytes]:
     palette = picture().quantize(64)
     gray16 = Image.fromarray(np.asarray(picture().convert("L")).astype(np.uint16) * 257)
     return {
-        "rgb.png": _encode(picture(), "PNG"),
-        "gray.png": _encode(picture().convert("L"), "PNG"),
-        "gray alpha.png": _encode(rgba.convert("LA"), "PNG"),
-        "rgba.png": _encode(rgba, "PNG"),
-        "palette.png": _encode(palette, "PNG"),
-        "palette transparent.png": _encode(palette, "PNG", transparency=3),
-        "1-bit.png": _encode(picture().convert("1"), "PNG"),
-        "gray 16-bit.png": _encode(gray16, "PNG"),
+        "rgb.png": encode_image(picture(), "PNG"),
+        "gray.png": encode_image(picture().convert("L"), "PNG"),
+        "gray alpha.png": encode_image(rgba.convert("LA"), "PNG"),
+        "rgba.png": encode_image(rgba, "PNG"),
+        "palette.png": encode_image(palette, "PNG"),
+        "palette transparent.png": encode_image(palette, "PNG", transparency=3),
+        "1-bit.png": encode_image(picture().convert("1"), "PNG"),
+        "gray 16-bit.png": encode_image(gray16, "PNG"),
         "rgb 16-bit.png": _encode_png16(np.asarray(picture())),
     }
 

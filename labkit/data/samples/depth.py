@@ -5,7 +5,6 @@ focal length and baseline that gives a depth. A window, a zoom or a mirror image
 their depth, so every stored depth is a true one; where none was measured it is 0, as in Hypersim.
 """
 
-import io
 import os
 import tarfile
 from functools import cache, partial
@@ -14,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from labkit.core import atomic_path, check_count, claim_folder, require_int, write_atomic
+from labkit.core import atomic_path, check_count, claim_folder, encode_image, require_int, write_atomic
 from labkit.core.mapping import map_items
 from labkit.data.samples.photos import choose_window, cut_window, recolour
 
@@ -96,7 +95,8 @@ def pair_bytes(number: int, *, seed: int = 0) -> tuple[bytes, bytes]:
     rgb = recolour(cut_window(photo, SIZE, *window, Image.Resampling.LANCZOS), rng)
     # Nearest: at the edge of the foreground, a mean of two depths would be true of neither.
     millimetres = cut_window(depth, SIZE, *window, Image.Resampling.NEAREST)
-    return _encode_png(rgb), _encode_png(millimetres)
+    # Level 3 takes a third of the default's time, for files a few percent larger.
+    return tuple(encode_image(picture, "PNG", compress_level=3) for picture in (rgb, millimetres))
 
 
 def write_dot_tar(folder: Path, path: Path) -> None:
@@ -131,12 +131,6 @@ def _load_stereo_pair() -> tuple[Image.Image, Image.Image]:
     left, _, disparity = data.stereo_motorcycle()
     millimetres = _FOCAL_PX * _BASELINE_MM / (disparity + _PRINCIPAL_POINTS_PX)
     return Image.fromarray(left), Image.fromarray(np.rint(millimetres).astype(np.uint16))
-
-
-def _encode_png(picture: Image.Image) -> bytes:
-    buffer = io.BytesIO()
-    picture.save(buffer, "PNG", compress_level=3)  # a third of the default's time, for files a few percent larger
-    return buffer.getvalue()
 
 
 def _make_pair(folder: Path, seed: int, number: int) -> None:

@@ -1,12 +1,12 @@
 """The checks of the exercises in notebooks 00 to 02: measuring, taking apart, decoding."""
 
-import io
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
 
+from labkit.core import encode_image
 from labkit.measure import quiet_summary
 from labkit.teach.exercises import WrongAnswer, exercise, expect, frame_exercise, number_exercise
 
@@ -31,9 +31,7 @@ def check_size_reader(answer: Any) -> None:
     from PIL import Image
 
     for size in ((80, 60), (50, 90)):
-        buffer = io.BytesIO()
-        Image.effect_noise(size, 50).save(buffer, "JPEG")
-        whole = buffer.getvalue()
+        whole = encode_image(Image.effect_noise(size, 50), "JPEG")
         for data, kind in ((whole, "complete"), (whole[: len(whole) // 2], "truncated")):
             found = tuple(answer(data))
             expect(found == size, f"for a {kind} file of {size} pixels (width, height) it returned {found}")

@@ -1,9 +1,17 @@
-"""Figures as PNG, for web pages and notebooks."""
+"""Images and figures as bytes of a file."""
 
 import base64
 import io
+from typing import Any
 
 from matplotlib.figure import Figure
+
+
+def encode_image(image: Any, image_format: str, **options: Any) -> bytes:
+    """A Pillow image as a file of a format, such as `"JPEG"`, with the options of its `save`."""
+    data = io.BytesIO()
+    image.save(data, image_format, **options)
+    return data.getvalue()
 
 
 def png_bytes(figure: Figure, *, dpi: int = 110) -> bytes:
