@@ -114,10 +114,10 @@ def _is_complete(data: bytes, image_format: str | None) -> bool:
 
 
 def _to_upright_chw(pixels: np.ndarray, header: Image.Image) -> Tensor:
-    return _orient(torch.from_numpy(pixels).permute(2, 0, 1), header)
+    return _undo_exif(torch.from_numpy(pixels).permute(2, 0, 1), header)
 
 
-def _orient(image: Tensor, header: Image.Image) -> Tensor:
+def _undo_exif(image: Tensor, header: Image.Image) -> Tensor:
     """Undo the rotation that EXIF states (orientation 1 to 8)."""
     orientation = header.getexif().get(Base.Orientation, 1)
     if orientation not in _FLIPPED_AXES:
@@ -160,7 +160,7 @@ def _decode_torchvision(decode_image: Any, data: bytes, header: Image.Image, sho
     if header.format == "PNG":  # torchvision 0.29 crashes (SIGSEGV) on a PNG whose image data is damaged
         return _decode_pil(None, data, header, short_side)
     # bytearray: torch warns about tensors over read-only memory.
-    return _orient(decode_image(torch.frombuffer(bytearray(data), dtype=torch.uint8), mode="RGB"), header)
+    return _undo_exif(decode_image(torch.frombuffer(bytearray(data), dtype=torch.uint8), mode="RGB"), header)
 
 
 def _decode_torchcodec(decode_image: Any, data: bytes, header: Image.Image, short_side: int | None) -> Tensor:

@@ -111,8 +111,8 @@ class RegionDecoder:
         if frame is None:
             return None
         block = -(-_BLOCK_WIDTHS[library.tj3Get(handle, _SUBSAMPLING)] // scale)
-        top, height = _widen(crop[0], crop[2], frame.height, scale)
-        left, width = _widen(crop[1], crop[3], frame.width, scale)
+        top, height = _expand_to_chroma(crop[0], crop[2], frame.height, scale)
+        left, width = _expand_to_chroma(crop[1], crop[3], frame.width, scale)
         width += left % block
         left -= left % block
         size = height * width * 3
@@ -201,7 +201,7 @@ def _declare_functions(library: ctypes.CDLL) -> ctypes.CDLL:
     return library
 
 
-def _widen(start: int, length: int, limit: int, scale: int) -> tuple[int, int]:
+def _expand_to_chroma(start: int, length: int, limit: int, scale: int) -> tuple[int, int]:
     """First pixel and number of pixels, both scaled, that hold a crop and the pixels that its edge depends on."""
     first = max(0, start // scale - _CHROMA_REACH)
     end = min(-(-limit // scale), -(-(start + length) // scale) + _CHROMA_REACH)

@@ -41,7 +41,7 @@ def plot_throughput(data: pd.DataFrame, *, ax: Axes | None = None, ceiling: floa
     sns.stripplot(
         runs, x="images_per_s", y="variant", order=list(medians.index), ax=ax, **{"color": _RUNS, "size": 4, **kwargs}
     )
-    ax.set_yticks(range(len(medians)), [_label(label, runs) for label in medians.index])
+    ax.set_yticks(range(len(medians)), [_title(label, runs) for label in medians.index])
     for row, value in enumerate(medians):
         ax.annotate(f"{value:,.0f}", (1.01, row), xycoords=("axes fraction", "data"), va="center")
     if ceiling is not None:
@@ -79,7 +79,7 @@ def plot_speedup(
         if label in guesses:
             ax.scatter(guesses[label].speedup, row - 0.28, marker="v", s=70, color=_GUESS, zorder=4)
             keep_outcome(runs, guesses[label], estimate)
-    _label_ratios(ax, [_label(label, runs) for label in others.index], f"speed-up over {_label(base, runs)} (x)")
+    _label_ratios(ax, [_title(label, runs) for label in others.index], f"speed-up over {_title(base, runs)} (x)")
     if ceiling is not None:
         _draw_line(ax, ceiling, f"ceiling {ceiling:.3g}x")
     if any(label in guesses for label in others.index):
@@ -130,7 +130,7 @@ def ladder_rungs(data: pd.DataFrame) -> pd.DataFrame:
         if len(others):
             best = others.loc[others["speedup"].idxmax()]
             base = summary.index[summary["verdict"] == "baseline"][0]
-            labels = {"label": _label(best.name, runs), "baseline_label": _label(base, runs)}
+            labels = {"label": _title(best.name, runs), "baseline_label": _title(base, runs)}
             rungs.append({"experiment": experiment, "variant": best.name, "baseline": base, **labels, **best})
     return pd.DataFrame(rungs)
 
@@ -240,7 +240,7 @@ def _make_axes(n_rows: float) -> Axes:
     return plt.subplots(figsize=(7.5, 1.1 + 0.5 * n_rows), layout="constrained")[1]
 
 
-def _label(label: str, runs: pd.DataFrame) -> str:
+def _title(label: str, runs: pd.DataFrame) -> str:
     """A variant's label, marked as simulated if its `storage` is."""
     simulated = runs.loc[runs["variant"] == label, "storage"].astype(str).str.contains("simulated").any()
     return f"{label} (simulated)" if simulated and "simulated" not in label else label

@@ -68,9 +68,9 @@ def fresh(batch: Any, *, whole: bool = False) -> Any:
 
 def versions(batches: Any) -> list[int]:
     """How often each tensor was written to, as counted by torch."""
-    return [item._version for item in _leaves(batches) if hasattr(item, "_version") and not item.is_inference()]
+    return [item._version for item in _iter_leaves(batches) if hasattr(item, "_version") and not item.is_inference()]
 
 
-def _leaves(batches: Any) -> Iterator[Any]:
+def _iter_leaves(batches: Any) -> Iterator[Any]:
     for item in iter_tensors(batches):
-        yield from _leaves(dict(item)) if isinstance(item, Mapping) else (item,)
+        yield from _iter_leaves(dict(item)) if isinstance(item, Mapping) else (item,)

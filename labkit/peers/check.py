@@ -94,15 +94,15 @@ def _check_complete(numbers: np.ndarray, labels: np.ndarray, work: Work, peer: P
     _expect(not n_unknown, f"{n_unknown} of {len(numbers)} images have colors that no photo has")
     counts = np.bincount(numbers, minlength=N_PICTURES)
     if counts.max() > 1:
-        raise PeerError(f"{_describe(counts > 1)} came more than once in an epoch")
+        raise PeerError(f"{_describe_images(counts > 1)} came more than once in an epoch")
     n_droppable = N_PICTURES % work.batch_size if peer.drops_last else 0
     if (counts == 0).sum() > n_droppable:
-        raise PeerError(f"{_describe(counts == 0)} never came in an epoch")
+        raise PeerError(f"{_describe_images(counts == 0)} never came in an epoch")
     n_wrong = int((probe_images.picture_label(numbers) != labels).sum())
     _expect(not n_wrong, f"{n_wrong} of {len(labels)} labels are not those of the image's folder")
 
 
-def _describe(chosen: np.ndarray) -> str:
+def _describe_images(chosen: np.ndarray) -> str:
     numbers = np.flatnonzero(chosen)
     return f"{len(numbers)} of {len(chosen)} images, the first {probe_images.picture_key(numbers[0])},"
 

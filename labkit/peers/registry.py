@@ -42,7 +42,7 @@ _MODULES = [importlib.import_module(f"labkit.peers.adapters.{name}") for name in
 PEERS: dict[str, Peer] = {peer.name: peer for module in _MODULES for peer in module.PEERS_HERE}
 
 
-class _Row(NamedTuple):
+class _PeerRun(NamedTuple):
     kind: str  # "peer", "labkit", "baseline" or "limit"
     peer: Peer
     host: Host
@@ -130,24 +130,24 @@ def _choose_peers(peers: Iterable[Peer], only: Sequence[str]) -> list[Peer]:
     return [by_name[name.lower()] for name in dict.fromkeys(only)] or list(by_name.values())
 
 
-def _start_hosts(peers: list[Peer], work: Work, stack: ExitStack) -> dict[str, _Row]:
+def _start_hosts(peers: list[Peer], work: Work, stack: ExitStack) -> dict[str, _PeerRun]:
     make_pictures(work)  # before several hosts need them at once
     by_kind = {"baseline": [NAIVE], "peer": peers, "labkit": OWN, "limit": LIMITS}
     kinds = [(kind, peer) for kind, peers_of_kind in by_kind.items() for peer in peers_of_kind]
-    rows = {peer.name: _Row(kind, peer, stack.enter_context(Host(peer, work))) for kind, peer in kinds}
+    rows = {peer.name: _PeerRun(kind, peer, stack.enter_context(Host(peer, work))) for kind, peer in kinds}
     for row in rows.values():
         stack.callback(row.host.hang_up)  # all at once, before waiting for each
     return rows
 
 
-def _prepare_and_check(rows: dict[str, _Row], omitted: dict, progress: bool) -> None:
+def _prepare_and_check(rows: dict[str, _PeerRun], omitted: dict, progress: bool) -> None:
     with progress_bar(show=progress, total=2 * len(rows), desc="peers: prepare, check", unit="step") as bar:
         _ask_all("prepare", list(rows), 1, rows, omitted, bar)  # one by one, since some share a format
         to_check = [name for name, row in rows.items() if row.kind != "limit"]
         _ask_all("check", to_check, usable_cores(), rows, omitted, bar)
 
 
-def _ask_all(command: str, names: list[str], at_once: int, rows: dict[str, _Row], omitted: dict, bar: Any) -> None:
+def _ask_all(command: str, names: list[str], at_once: int, rows: dict[str, _PeerRun], omitted: dict, bar: Any) -> None:
     """Send a command to some hosts, `at_once` at a time, and drop those that fail."""
     for start in range(0, len(names), at_once):
         group = names[start : start + at_once]
@@ -157,11 +157,11 @@ def _ask_all(command: str, names: list[str], at_once: int, rows: dict[str, _Row]
             try:
                 rows[name].host.answer()
             except HostError as error:
-                _drop(name, error, rows, omitted)
+                _leave_out(name, error, rows, omitted)
             bar.update()
 
 
-def _drop(name: str, error: BaseException, rows: dict[str, _Row], omitted: dict) -> None:
+def _leave_out(name: str, error: BaseException, rows: dict[str, _PeerRun], omitted: dict) -> None:
     row = rows.pop(name)
     row.host.close()
     if row.kind == "baseline":
@@ -169,7 +169,7 @@ def _drop(name: str, error: BaseException, rows: dict[str, _Row], omitted: dict)
     omitted[name] = ("broke", str(error))
 
 
-def _time_all(rows: dict[str, _Row], omitted: dict, work: Work, **options: Any) -> pd.DataFrame:
+def _time_all(rows: dict[str, _PeerRun], omitted: dict, work: Work, **options: Any) -> pd.DataFrame:
     """Time all hosts in interleaved rounds. If one breaks, start over without it, so that all share every round."""
     while True:
         loaders = {name: partial(HostedLoader, row.host, work) for name, row in rows.items()}
@@ -182,4 +182,4 @@ def _time_all(rows: dict[str, _Row], omitted: dict, work: Work, **options: Any) 
             with warnings.catch_warnings(action="ignore", category=DifferentWorkWarning):
                 return compare(loaders, baseline=BASELINE, rung=False, storage="folder", **factors, **options)
         except VariantError as error:
-            _drop(error.label, error.__cause__ or error, rows, omitted)
+            _leave_out(error.label, error.__cause__ or error, rows, omitted)

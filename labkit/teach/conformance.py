@@ -80,7 +80,7 @@ def conformance(files: dict[str, bytes] | None = None, *, by_default: bool = Fal
     calls = {name: call for name, call in _decode_calls(by_default).items() if name not in missing_decoders()}
     with _quiet_stderr():
         rows = [
-            {"file": name, "decoder": decoder, **_compare(data, call)}
+            {"file": name, "decoder": decoder, **_compare_with_reference(data, call)}
             for name, data in files.items()
             for decoder, call in calls.items()
         ]
@@ -128,7 +128,7 @@ def default_call(data: bytes, decoder: str) -> np.ndarray:
     return _decode_calls(by_default=True)[decoder](data)
 
 
-def _compare(data: bytes, call: Callable[[bytes], np.ndarray]) -> dict:
+def _compare_with_reference(data: bytes, call: Callable[[bytes], np.ndarray]) -> dict:
     try:
         pixels = call(data)
     except Exception as error:

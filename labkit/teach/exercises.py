@@ -64,7 +64,7 @@ def check(name: str, answer: Any = ...) -> None:
         print(f"{name}: there is no such exercise; there are {', '.join(exercises())}")
         return
     hint, judge = _exercises[name]
-    print(f"{name}: no answer yet. {hint}" if answer is ... else f"{name}: {_verdict(judge, answer)}")
+    print(f"{name}: no answer yet. {hint}" if answer is ... else f"{name}: {_judge_answer(judge, answer)}")
 
 
 @cache
@@ -103,7 +103,7 @@ def expect_frame(frame: Any, *, rounds: int = 3, widest: float = 0.5, speedup: f
     expect(best >= speedup, f"the fastest conclusive variant reaches {best:.2f}x; at least {speedup}x is needed")
 
 
-def _verdict(judge: Check, answer: Any) -> str:
+def _judge_answer(judge: Check, answer: Any) -> str:
     try:
         judge(answer)
     except WrongAnswer as error:

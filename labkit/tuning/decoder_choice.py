@@ -34,10 +34,10 @@ def fastest_decoder(dataset: Any, *, limit_s: float, seed: int = 0) -> tuple[str
     n_files = int(max(_N_TRIAL_FILES, limit_s / (_ROUNDS + 1) / sum(able.values())))
     variants = {name: _decode_files(files[:n_files], name) for name in able}
     frame = compare(variants, baseline=own, rounds=_ROUNDS, progress=False, rung=False)
-    return _fastest(frame, own), frame
+    return _fastest_label(frame, own), frame
 
 
-def _fastest(frame: pd.DataFrame, own: str) -> str | None:
+def _fastest_label(frame: pd.DataFrame, own: str) -> str | None:
     summary = quiet_summary(frame, own)
     faster = summary[summary["verdict"] == "faster"]
     if faster.empty:

@@ -103,7 +103,7 @@ def tune(
     source = Source(dataset, shuffle, drop_last, collate_fn, batch_transform)
     source.loader(Candidate(with_workers(config, 0)))  # report errors of the data set before measuring
     decoder, decoders = fastest_decoder(dataset, limit_s=budget_s / 15, seed=config.seed)
-    alone = _Alone.of(source, Candidate(with_workers(config, 0), decoder), step, budget_s)
+    alone = _CostsAlone.of(source, Candidate(with_workers(config, 0), decoder), step, budget_s)
     field = candidates(
         config, alone.making, alone.step_s, alone.step_cpu_s, decoder=decoder, threads=source.has_threads()
     )
@@ -111,11 +111,11 @@ def tune(
     with _variants(source, field, alone.batches, step, n_batches) as variants:
         default_first = alone.may_keep_up(config)
         runs = race(variants, default=DEFAULT, deadline=deadline, progress=progress, try_default_first=default_first)
-    return _choose(source, field, runs, decoders)
+    return _decide(source, field, runs, decoders)
 
 
 @dataclass(frozen=True)
-class _Alone:
+class _CostsAlone:
     """Making a batch and the step, each on its own; seconds per batch."""
 
     making: Making
@@ -124,13 +124,13 @@ class _Alone:
     batches: list[Any]
 
     @classmethod
-    def of(cls, source: Source, candidate: Candidate, step: Any, budget_s: float) -> "_Alone":
+    def of(cls, source: Source, candidate: Candidate, step: Any, budget_s: float) -> "_CostsAlone":
         loader = source.loader(candidate, _some_indices(source.dataset, 16 * candidate.config.batch_size))
         batches = list(islice(loader, 2))
         making = making_in_one_process(loader, limit_s=budget_s / 15, n_batches=12)
         if making.seconds is None:  # one batch is all there is
-            making = Making(_timed(lambda: next(iter(loader)), 1)[0], 0.0)
-        step_s, step_cpu_s = _timed(lambda: step(batches[0]), 3) if step else (0.0, 0.0)
+            making = Making(_seconds_per_call(lambda: next(iter(loader)), 1)[0], 0.0)
+        step_s, step_cpu_s = _seconds_per_call(lambda: step(batches[0]), 3) if step else (0.0, 0.0)
         return cls(making, step_s, step_cpu_s, batches)
 
     def may_keep_up(self, config: LoaderConfig) -> bool:
@@ -146,7 +146,7 @@ class _Alone:
         return max(4, 3 * most, min(200, int(budget_s / 60 / a_batch_s)))
 
 
-def _timed(function: Callable[[], Any], n: int) -> tuple[float, float]:
+def _seconds_per_call(function: Callable[[], Any], n: int) -> tuple[float, float]:
     """Wall and processor seconds per call, after a warm-up call."""
     function()
     synchronize()
@@ -173,21 +173,21 @@ def _variants(
     if step:
         loaders[STEP_ALONE] = ReplayLoader(batches, len(batches), length=n_batches)
     try:
-        yield {label: _Trained(loader, step) for label, loader in loaders.items()}
+        yield {label: _TrainingLoader(loader, step) for label, loader in loaders.items()}
     finally:
         for loader in loaders.values():
             if hasattr(loader, "close"):
                 loader.close()
 
 
-class _Trained:
+class _TrainingLoader:
     """A loader that trains on each batch before it gives it; a factory for `compare` that returns itself."""
 
     def __init__(self, loader: Any, step: Any):
         self._loader, self._step = loader, step
         self.batch_size, self.num_workers = loader.batch_size, loader.num_workers
 
-    def __call__(self) -> "_Trained":
+    def __call__(self) -> "_TrainingLoader":
         return self
 
     def __iter__(self) -> Iterator[Any]:
@@ -200,13 +200,13 @@ class _Trained:
             yield batch
 
 
-def _choose(source: Source, field: dict[str, Candidate], runs: pd.DataFrame, decoders: pd.DataFrame | None) -> Tuned:
+def _decide(source: Source, field: dict[str, Candidate], runs: pd.DataFrame, decoders: pd.DataFrame | None) -> Tuned:
     summary = quiet_summary(runs, DEFAULT)
     best = _fastest(summary, list(field))
     of_processes = _fastest(summary, [label for label, each in field.items() if not each.threads])
     chosen = field[of_processes]
     config = replace(chosen.config.resolved(), oversubscribe=chosen.config.oversubscribe)
-    return Tuned(config, chosen.decoder, field[best].threads, _why(summary, best), runs, decoders, source)
+    return Tuned(config, chosen.decoder, field[best].threads, _explain_choice(summary, best), runs, decoders, source)
 
 
 def _fastest(summary: pd.DataFrame, labels: list[str]) -> str:
@@ -215,7 +215,7 @@ def _fastest(summary: pd.DataFrame, labels: list[str]) -> str:
     return DEFAULT if faster.empty else str(faster.idxmax())
 
 
-def _why(summary: pd.DataFrame, best: str) -> str:
+def _explain_choice(summary: pd.DataFrame, best: str) -> str:
     own = summary.loc[best]
     if best != DEFAULT:
         words = f"{best}: {own['speedup']:.2f}x [{own['ci_low']:.2f}, {own['ci_high']:.2f}] as fast as the default"

@@ -6,7 +6,7 @@ import labkit as lk
 from labkit.tuning import candidates as field
 from labkit.tuning.candidates import DEFAULT, expected_s, worth_measuring
 from labkit.tuning.io_wait import Making
-from labkit.tuning.tuner import _Alone
+from labkit.tuning.tuner import _CostsAlone
 
 pytestmark = pytest.mark.alone
 
@@ -34,7 +34,7 @@ class TestModel:
 
     @pytest.mark.parametrize(("step_s", "may"), [(0.1, True), (0.07, False)])
     def test_whether_the_default_may_keep_up(self, step_s, may):
-        assert _Alone(Making(0.1, 1.0), step_s, 0.0, []).may_keep_up(lk.LoaderConfig(num_workers=1)) == may
+        assert _CostsAlone(Making(0.1, 1.0), step_s, 0.0, []).may_keep_up(lk.LoaderConfig(num_workers=1)) == may
 
     @pytest.mark.usefixtures("two_cores")
     def test_what_is_worth_measuring(self):

@@ -111,17 +111,17 @@ def _iter_outcomes(
         from labkit.core.mapping.ray import joined_cluster, ray_pool
 
         with joined_cluster(address, num_workers) as num_tasks:
-            yield from _spread(lambda: ray_pool(function), items, remaining, num_tasks)
+            yield from _pooled(lambda: ray_pool(function), items, remaining, num_tasks)
         return
     count = min(usable_cores() if num_workers is None else num_workers, len(remaining))
     if count <= 1:
         yield from ((position, then(function, (items[position], None))) for position in remaining)
     else:
         open_pool = {"local": process_pool, "threads": thread_pool}[engine]
-        yield from _spread(lambda: open_pool(function, count), items, remaining, 2 * count)
+        yield from _pooled(lambda: open_pool(function, count), items, remaining, 2 * count)
 
 
-def _spread(open_pool: OpenPool, items: list, remaining: list[int], window: int) -> Iterator[tuple[int, Outcome]]:
+def _pooled(open_pool: OpenPool, items: list, remaining: list[int], window: int) -> Iterator[tuple[int, Outcome]]:
     """Outcomes from pools with at most `window` chunks in flight; items that a dying worker held run again."""
     waiting = deque(remaining)
     while waiting:

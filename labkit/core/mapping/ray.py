@@ -22,7 +22,7 @@ def joined_cluster(address: str | None, num_tasks: int | None) -> Iterator[int]:
     ray = _import_ray()
     with ExitStack() as joined:
         if not ray.is_initialized():
-            _join(ray, address or os.environ.get("RAY_ADDRESS"))
+            _start_or_join_cluster(ray, address or os.environ.get("RAY_ADDRESS"))
             joined.callback(ray.shutdown)
         yield 2 * max(1, int(ray.cluster_resources().get("CPU", 1))) if num_tasks is None else max(1, num_tasks)
 
@@ -41,7 +41,7 @@ def ray_pool(function: Callable) -> Iterator[Pool]:
     yield Pool(lambda items: task.remote(pack_items(items)).future(), unpack_result)
 
 
-def _join(ray: ModuleType, address: str | None) -> None:
+def _start_or_join_cluster(ray: ModuleType, address: str | None) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     options = {} if address else {"num_cpus": usable_cores(), "include_dashboard": False}
     before = set(psutil.Process().children())

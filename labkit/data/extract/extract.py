@@ -183,18 +183,18 @@ def _unpack(job: _Job, verify: bool, progress: bool) -> None:
     unpack(job.archive, plan, job.tree, progress)
     if verify and (found := find_differences(job.archive, plan, job.tree)):
         shutil.rmtree(job.tree)
-        raise OSError(f"{job.archive}: what was written is not what was read ({_listed(found)}): is the disk sound?")
+        raise OSError(f"{job.archive}: what was written is not what was read ({_first_few(found)}): is the disk sound?")
 
 
 def _check_extracted(job: _Job, verify: bool) -> None:
     """The folder that is there must be this archive's, by its record or, with `verify`, by its bytes."""
     if verify:
         if found := find_differences(job.archive, job.plan(), job.final):
-            raise OSError(f"{job.final} differs from {job.archive} ({_listed(found)}): remove the folder, run again")
+            raise OSError(f"{job.final} differs from {job.archive} ({_first_few(found)}): remove the folder, run again")
         write_record(job.record_path, job.make_record())
     elif not job.is_recorded():
         raise FileExistsError(f"{job.final} was not extracted from {job.archive} as it is now: remove it, or verify it")
 
 
-def _listed(found: list[str]) -> str:
+def _first_few(found: list[str]) -> str:
     return "; ".join(found[:5]) + (f"; and {len(found) - 5} more" if len(found) > 5 else "")

@@ -38,7 +38,7 @@ def plan_members(archive: str, members: Iterable[tarfile.TarInfo]) -> Plan:
     """
     tree = _NamedTree()
     for number, info in enumerate(members):
-        with _refused(archive, info.name):
+        with _refusal_error(archive, info.name):
             tree.add(number, info)
     _check_paths(archive, tree)
     plan = Plan(sizes=tree.sizes)
@@ -109,7 +109,7 @@ class _NamedTree:
 
 
 @contextmanager
-def _refused(archive: str, name: str) -> Iterator[None]:
+def _refusal_error(archive: str, name: str) -> Iterator[None]:
     """Turn a ValueError, which says what is wrong with a member, into an UnsafeTarError that names both."""
     try:
         yield
@@ -123,7 +123,7 @@ def _check_paths(archive: str, tree: _NamedTree) -> None:
     parents = _find_parents(tree.numbers)
     targets = {path: tree.links[number] for path, number in tree.numbers.items() if number in tree.links}
     for path, number in tree.numbers.items():
-        with _refused(archive, path or "."):
+        with _refusal_error(archive, path or "."):
             if number not in tree.folders and (not path or path in parents):
                 raise ValueError("is a folder to other members, and a link or a file itself")
             if path in targets:

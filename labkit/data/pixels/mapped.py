@@ -37,7 +37,7 @@ class PixelMap:
     def __reduce__(self):
         """Pickled as a path; whoever unpickles it reads the index from there."""
         added = {name: value for name, value in vars(self).items() if name not in self._read_from_file}
-        return _reopen, (type(self), self.path, self.head.header), added
+        return _open_by_path, (type(self), self.path, self.head.header), added
 
     def pixels(self, index: int) -> np.ndarray:
         """One image, uint8 (H, W, 3) RGB: a read-only view of the file, at a multiple of 64 bytes, nothing copied."""
@@ -56,7 +56,7 @@ class PixelMap:
         return zlib.crc32(self.pixels(index)) == int(self.head.index.crcs[index])
 
 
-def _reopen(kind: type[PixelMap], path: Path, header: bytes) -> PixelMap:
+def _open_by_path(kind: type[PixelMap], path: Path, header: bytes) -> PixelMap:
     pixel_map = kind.__new__(kind)
     PixelMap.__init__(pixel_map, path)
     _check_same_file(path, pixel_map.head.header == header)

@@ -129,12 +129,12 @@ def photo_bytes(number: int, *, profile: str = "imagenet", seed: int = 0) -> byt
     """Encoded JPEG of one photo; the same arguments give the same bytes."""
     rng = np.random.default_rng([seed, number, sorted(PROFILES).index(profile)])
     look = PROFILES[profile]
-    size = _choose(rng, look.sizes)
+    size = _draw(rng, look.sizes)
     photo = _load_photograph(photo_key(number).split("/")[0])
     photo = recolour(cut_window(photo, size, *choose_window(rng, photo, size), Image.Resampling.LANCZOS), rng)
     photo = _add_grain(photo, rng.uniform(*look.grain), rng)
     buffer = io.BytesIO()
-    photo.save(buffer, "JPEG", quality=_choose(rng, look.quality), subsampling=_choose(rng, look.subsampling))
+    photo.save(buffer, "JPEG", quality=_draw(rng, look.quality), subsampling=_draw(rng, look.subsampling))
     return buffer.getvalue()
 
 
@@ -145,7 +145,7 @@ def _load_photograph(name: str) -> Image.Image:
     return Image.fromarray(getattr(data, name)()).convert("RGB")
 
 
-def _choose(rng: np.random.Generator, shares: dict):
+def _draw(rng: np.random.Generator, shares: dict):
     choices = list(shares)
     return choices[rng.choice(len(choices), p=list(shares.values()))]
 

@@ -24,7 +24,7 @@ def make_plan(store: Store, max_count: int, max_bytes: int, seed: int | None, pr
     samples, classes = _list_samples(store, progress)
     if seed is not None:
         samples = [samples[position] for position in np.random.default_rng(seed).permutation(len(samples))]
-    parts = _split(samples, max_count, max_bytes)
+    parts = _split_into_shards(samples, max_count, max_bytes)
     shards = {f"shard-{number:06d}.tar": part for number, part in enumerate(parts)}
     digest = hashlib.sha256()
     for sample in samples:
@@ -45,7 +45,7 @@ def _list_samples(store: Store, progress: bool) -> tuple[list[Sample], list[str]
     return [Sample(*column) for column in columns], classes
 
 
-def _split(samples: list[Sample], max_count: int, max_bytes: int) -> list[list[Sample]]:
+def _split_into_shards(samples: list[Sample], max_count: int, max_bytes: int) -> list[list[Sample]]:
     """Consecutive parts, as full as the limits allow; an image larger than the limit has a shard of its own."""
     parts, bytes_left = [], 0
     capacity = max_bytes // tarfile.RECORDSIZE * tarfile.RECORDSIZE - 2 * tarfile.BLOCKSIZE  # without the end mark

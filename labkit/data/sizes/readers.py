@@ -35,7 +35,7 @@ def read_headers(paths: list[str], *, num_workers: int | None = None, progress: 
     remaining = paths[_PROBE:]
     if not remaining:
         return _read_batch(paths)
-    headers, wall_s, cpu_s = _probe(paths[:_PROBE])
+    headers, wall_s, cpu_s = _time_headers(paths[:_PROBE])
     cores = usable_cores() if _may_start_processes() else 1
     _, rotating = disk_under(paths[0])
     readers = choose_readers(wall_s, cpu_s, len(remaining), rotating=rotating, cores=cores, num_workers=num_workers)
@@ -87,7 +87,7 @@ def _may_start_processes() -> bool:
     return not hasattr(sys.modules["__main__"], "__file__") and not multiprocessing.current_process().daemon
 
 
-def _probe(paths: list[str]) -> tuple[list[Header], float, float]:
+def _time_headers(paths: list[str]) -> tuple[list[Header], float, float]:
     """Headers, and the median wall and CPU time of one file: neither a pause nor an import counts."""
     headers, walls, cpus = [], [], []
     for path in paths:

@@ -55,7 +55,7 @@ class TarStream:
         self._resources.close()
 
     def __iter__(self) -> Iterator[tarfile.TarInfo]:
-        while (info := self._strictly(self._tar.next)) is not None:
+        while (info := self._raise_on_damage(self._tar.next)) is not None:
             self._tar.members.clear()  # tarfile would keep them all
             self._last_whole, self._current = self._current, info.name
             yield info
@@ -68,7 +68,7 @@ class TarStream:
     def blocks(self, info: tarfile.TarInfo) -> Iterator[bytes]:
         """Data of the file that was given last."""
         file = self._tar.extractfile(info)
-        while block := self._strictly(file.read, BLOCK_BYTES):
+        while block := self._raise_on_damage(file.read, BLOCK_BYTES):
             yield block
         self._last_whole = info.name
 
@@ -87,7 +87,7 @@ class TarStream:
                 raise
             raise not_a_tar_error(self.name, error) from error
 
-    def _strictly(self, read: Callable[..., Any], *arguments: int) -> Any:
+    def _raise_on_damage(self, read: Callable[..., Any], *arguments: int) -> Any:
         """What `read` returns; a TarError for what `tarfile` and the decompressors raise."""
         try:
             return read(*arguments)

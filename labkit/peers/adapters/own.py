@@ -45,7 +45,7 @@ def _batch_loader(open_source: Callable[[Work], Any], antialias: bool, work: Wor
 
 
 @lru_cache(maxsize=1)
-def _naive(work: Work) -> Iterable:
+def _load_naively(work: Work) -> Iterable:
     photos = PILDataset(_open_photos(work), transform=pil_transform(work))
     return DataLoader(photos, batch_size=work.batch_size, shuffle=True)
 
@@ -78,7 +78,7 @@ def _from_pixels(name: str, antialias: bool) -> Peer:
     return _OwnRow(name, RAW_PIXELS, antialias, loader=loader, prepare=_prepare_pixels)
 
 
-NAIVE = _OwnRow(BASELINE, JPEG_FILES, True, loader=_naive, note="the loader of the first tutorial, in one process")
+NAIVE = _OwnRow(BASELINE, JPEG_FILES, True, loader=_load_naively, note="the first tutorial's loader, in one process")
 
 OWN = (
     _OwnRow(
