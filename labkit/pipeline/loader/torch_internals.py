@@ -1,6 +1,6 @@
 """Every private name of torch's DataLoader that labkit uses.
 
-Written for torch 2.11 to 2.14. Another torch is fine as long as these names keep their shape: `find_differences` lists
+Written for torch 2.11 to 2.15. Another torch is fine as long as these names keep their shape: `find_differences` lists
 those that do not, and then a loader with workers is refused with that list.
 """
 

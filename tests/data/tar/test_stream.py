@@ -170,6 +170,7 @@ def test_what_is_cut_or_damaged_is_not_converted(tmp_path, kind):
         (b"\x04\x22\x4d\x18 more", "unpack it by `lz4 -d "),
         (None, "No such file"),
     ],
+    ids=range(6),  # the bytes of a gzip hold the time
 )
 def test_what_cannot_be_converted(tmp_path, monkeypatch, data, said):
     monkeypatch.setitem(sys.modules, "compression", None)
