@@ -69,7 +69,7 @@ class WorkerLoader(DataLoader):
     def __init__(self, *arguments: Any, num_workers: int, **options: Any):
         if num_workers and (differences := find_differences()):
             raise RuntimeError(
-                f"workers cannot run on torch {torch.__version__}, whose DataLoader differs from that of 2.11 to 2.14 "
+                f"workers cannot run on torch {torch.__version__}, whose DataLoader differs from that of 2.11 to 2.15 "
                 f"({'; '.join(differences)}): use num_workers=0 or labkit.BatchLoader, or install an earlier torch"
             )
         super().__init__(*arguments, num_workers=num_workers, **options)
