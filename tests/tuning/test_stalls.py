@@ -16,6 +16,7 @@ from labkit.tuning.diagnosis import SHARES
 from labkit.tuning.epochs import CannotDiagnose
 from labkit.tuning.stalls import diagnose
 from labkit.tuning.training_loop import LoopParts, torch_loader
+from tests.noted_stalls import NotedStalls
 from tests.stalling import Clock, RealClock, Stalls
 
 pytestmark = pytest.mark.alone
@@ -58,15 +59,19 @@ def test_known_stalls(stalls, rung, clock):
     assert found.recommendation.rung == rung
 
 
-@pytest.mark.parametrize(
-    ("name", "cause"), [("fetch, in workers", "fetch"), ("prepare, in workers", "prepare"), ("hand-over", "hand-over")]
-)
-def test_stalls_of_real_workers(name, cause, monkeypatch):
+@pytest.mark.parametrize("name", KNOWN)
+def test_known_stalls_in_real_time(name, monkeypatch):
     monkeypatch.setattr("labkit.tuning.advice.usable_cores", lambda: 2)
     stalls, rung = KNOWN[name]
-    found = diagnose(*stalls.loader_and_step(RealClock), batches=4, rounds=1, device="fake")
+    # A moment's load of the machine is no cause of a stall: three attempts. A wrong share is wrong in each of them.
+    for _ in range(3):
+        found, expected = NotedStalls(**vars(stalls)).diagnosed(batches=8, rounds=3)
+        assert sum(found.shares.values()) == pytest.approx(1)
+        off = max(abs(found.shares[cause] - expected[cause]) for cause in SHARES)
+        if off < 0.05 and found.recommendation.rung == rung:
+            return
+    assert off < 0.05, f"found {found.shares}, true {expected}"
     assert found.recommendation.rung == rung
-    assert max(SHARES[1:], key=found.shares.get) == cause
 
 
 class TestDiagnosis:

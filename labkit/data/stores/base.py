@@ -1,6 +1,7 @@
 """What a store is: named bytes, such as the image files in a folder. Decoding is in `labkit.data.decoders`."""
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -38,7 +39,7 @@ class HasExtents(Protocol):
         """What `read(key)` touches; `first`: the first read of the process."""
 
 
-class ListedStore:
+class ListedStore(ABC):
     """A store that lists its keys once, on the first call of `keys()`.
 
     Args:
@@ -66,9 +67,9 @@ class ListedStore:
             self._keys = keys
         return self._keys
 
+    @abstractmethod
     def _list_keys(self) -> Iterable[str]:
         """Keys of all images, in any order."""
-        raise NotImplementedError
 
 
 class FolderStore(ListedStore):

@@ -57,8 +57,9 @@ def check_rgb_conversion(answer: Any) -> None:
 def check_rotating_decoders(answer: Any) -> None:
     """A set of names from lk.DECODERS."""
     found, expected = {answer} if isinstance(answer, str) else set(answer), {"cv2", "torchcodec"}
-    wrong = "".join(f"{name} does not; " for name in found - expected)
-    expect(found == expected, f"{wrong}{len(expected - found)} missing")
+    wrong = [f"{name} does not" for name in found - expected]
+    missing = [f"{len(expected - found)} missing"] if expected - found else []
+    expect(found == expected, "; ".join(wrong + missing))
 
 
 @exercise("02.3")
