@@ -76,9 +76,9 @@ def speedup_interval(
     if min(map(len, samples)) < 2:
         return float("nan"), float("nan")
     if all(np.ptp(sample) == 0 for sample in samples):
-        low = high = _relative_difference([sample[0] for sample in samples])
+        low = high = _first_less_second([sample[0] for sample in samples])
     else:
-        means = _relative_difference([_resampled_means(sample, seed) for seed, sample in enumerate(samples)])
+        means = _first_less_second([_resampled_means(sample, seed) for seed, sample in enumerate(samples)])
         tail = (1 - confidence) / 2
         bootstrap, student = np.quantile(means, [tail, 1 - tail]), _student_interval(samples, confidence)
         low, high = min(bootstrap[0], student[0]), max(bootstrap[1], student[1])
@@ -132,7 +132,7 @@ def _summarize_variant(own: pd.DataFrame, base: pd.DataFrame) -> dict[str, Any]:
     else:
         samples = [paired_ratios(own, base)["speedup"]] if paired else [rates, base["images_per_s"]]
         samples = [sample.to_numpy() for sample in samples]
-        speedup = float(np.exp(_relative_difference([np.log(sample).mean() for sample in samples])))
+        speedup = float(np.exp(_first_less_second([np.log(sample).mean() for sample in samples])))
         (low, high), verdict = speedup_interval(*samples), verdict_of(*samples)
         leaning = _side_of_one((low, high)) if verdict == "inconclusive" else ""
     spread = float(rates.quantile(0.75) - rates.quantile(0.25)) / rates.median()
@@ -172,7 +172,7 @@ def _drifts_over_rounds(rates: np.ndarray) -> bool:
     return bool(correlation.pvalue < 0.01 and abs(np.log(rates[-1] / rates[0])) > 0.2)
 
 
-def _relative_difference(values: list[Any]) -> Any:
+def _first_less_second(values: list[Any]) -> Any:
     """The first of one or two values, less the second."""
     return values[0] - sum(values[1:])
 
