@@ -111,7 +111,7 @@ def tune(
     with _variants(source, field, alone.batches, step, n_batches) as variants:
         default_first = alone.may_keep_up(config)
         runs = race(variants, default=DEFAULT, deadline=deadline, progress=progress, try_default_first=default_first)
-    return _make_tuned(source, field, runs, decoders)
+    return _to_tuned(source, field, runs, decoders)
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,7 @@ class _TrainingLoader:
             yield batch
 
 
-def _make_tuned(source: Source, field: dict[str, Candidate], runs: pd.DataFrame, decoders: pd.DataFrame | None) -> Tuned:
+def _to_tuned(source: Source, field: dict[str, Candidate], runs: pd.DataFrame, decoders: pd.DataFrame | None) -> Tuned:
     summary = quiet_summary(runs, DEFAULT)
     best = _fastest(summary, list(field))
     of_processes = _fastest(summary, [label for label, each in field.items() if not each.threads])
