@@ -4,6 +4,7 @@ import asyncio
 import atexit
 import base64
 import io
+import json
 import os
 import re
 import time
@@ -12,13 +13,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import gettempdir
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import nbformat
-from nbformat import NotebookNode
-
-from labkit.core import NOTEBOOK_FOLDER, ScratchFolder, atomic_path, encode_image, redact
+from labkit.core import NOTEBOOK_FOLDER, ScratchFolder, atomic_path, redact
 from labkit.lab.recording import EXTENSION_ARGUMENTS
+
+if TYPE_CHECKING:
+    from nbformat import NotebookNode
 
 _INTERRUPT_TIMEOUT_S = 10.0
 
@@ -41,10 +42,11 @@ def find_notebooks(only: str = "", folder: Path = NOTEBOOK_FOLDER) -> list[Noteb
 
     Raises:
         FileNotFoundError: there are no notebooks, or `only` matches none; the message lists them.
+        ValueError: a file is not a notebook; names it.
     """
     paths = sorted(folder.glob("[0-9][0-9]_*.ipynb"))
     if not paths:
-        raise FileNotFoundError(f"no notebooks in {folder}: labkit runs from a clone, installed with pip install -e")
+        raise FileNotFoundError(f"no notebooks in {folder}: install labkit again, from a clone or from a wheel")
     parts = tuple(part.strip() for part in only.split(",") if part.strip())
     chosen = [path for path in paths if not parts or path.stem.startswith(parts)]
     if not chosen:
@@ -53,7 +55,10 @@ def find_notebooks(only: str = "", folder: Path = NOTEBOOK_FOLDER) -> list[Noteb
 
 
 def _describe(path: Path) -> Notebook:
-    text = nbformat.read(path, as_version=4).cells[0].source
+    try:  # with json: nbformat takes seconds to load, and `labkit list` should answer at once
+        text = "".join(json.loads(path.read_bytes())["cells"][0]["source"])
+    except (ValueError, KeyError, IndexError, TypeError) as error:
+        raise ValueError(f"{path} is not a notebook ({type(error).__name__}: {error}): repair or remove it") from error
     parts = dict(re.findall(r"\*\*(Question|Minutes)\.\*\* (\S.*)", text))
     minutes = parts.get("Minutes", "?").split()[0].rstrip(".")
     return Notebook(path, parts.get("Question", ""), minutes)
@@ -64,7 +69,7 @@ class Executed:
     """The result of running a notebook: the executed copy, its wall time, and the error, if any."""
 
     notebook: Notebook
-    node: NotebookNode
+    node: "NotebookNode"
     seconds: float
     error: str = ""
 
@@ -85,6 +90,7 @@ def execute(
         on_cell: Called before each cell with its index and the number of cells.
         timeout_s: Time limit for one cell, in seconds.
     """
+    import nbformat
     from nbclient import NotebookClient
     from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
@@ -141,13 +147,13 @@ async def _interrupt(client: Any, task: asyncio.Task) -> None:
     await asyncio.wait_for(task, _INTERRUPT_TIMEOUT_S)
 
 
-def _drop_widgets(node: NotebookNode) -> None:
+def _drop_widgets(node: "NotebookNode") -> None:
     """Remove widgets: without a kernel, they are empty boxes that hide the picture in the same output."""
     for output in _outputs(node):
         output.get("data", {}).pop("application/vnd.jupyter.widget-view+json", None)
 
 
-def _drop_credentials(node: NotebookNode) -> None:
+def _drop_credentials(node: "NotebookNode") -> None:
     """Redact addresses in tracebacks and texts: other libraries print them, and reports are shared."""
     for output in _outputs(node):
         if output.output_type == "error":
@@ -162,6 +168,8 @@ def store(executed: Executed) -> None:
     Raises:
         ValueError: the run failed or wrote to stderr; such a run is not stored.
     """
+    import nbformat
+
     if executed.error:
         raise ValueError(f"{executed.notebook.name} failed and is not stored")
     node = executed.node
@@ -183,10 +191,12 @@ def _reduce_colors(png: str) -> str:
     """A plot's base64 PNG in 256 colors: a quarter of the bytes in the repository, without a visible difference."""
     from PIL import Image
 
+    from labkit.core import encode_image
+
     plot = Image.open(io.BytesIO(base64.b64decode(png))).convert("RGB")
     reduced = encode_image(plot.quantize(256, dither=Image.Dither.NONE), "PNG", optimize=True)
     return base64.b64encode(reduced).decode()
 
 
-def _outputs(node: NotebookNode) -> list[NotebookNode]:
+def _outputs(node: "NotebookNode") -> "list[NotebookNode]":
     return [output for cell in node.cells for output in cell.get("outputs", [])]

@@ -101,9 +101,17 @@ def test_list(lab):
     assert len(lines) == 3
 
 
-def test_list_starts_without_torch():
-    code = "import sys, labkit.lab.cli as cli; cli.list_notebooks(); print('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.split()[-1] == "False"
+@pytest.mark.parametrize("argument", ["list", "--help"])
+def test_what_needs_no_library_starts_without_them(argument):
+    heavy = {"torch", "numpy", "pandas", "nbformat", "PIL", "IPython", "matplotlib", "jsonschema"}
+    code = (
+        "import sys, labkit.lab.cli as cli\n"
+        f"try: cli.app([{argument!r}])\n"
+        f"except SystemExit as end: print(end.code, sorted({heavy} & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "0 []", done.stdout + done.stderr
+    assert "00_measure" in done.stdout or "tour" in done.stdout
 
 
 def test_lab_opens_the_notebooks_and_keeps_its_runs_where_a_tour_does(monkeypatch, tmp_path):
