@@ -48,6 +48,7 @@ def test_every_name_is_there_and_lists_itself():
 WITHOUT_MODULE = {
     "test_house": "the package as a whole",
     "test_stored_notebooks": "the folder notebooks/",
+    "test_wheel": "the distribution: its name, and what a wheel holds",
     "peers/adapters/test_native": "all adapters, which obey the same rules",
 }
 

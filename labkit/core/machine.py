@@ -13,7 +13,12 @@ from pathlib import Path
 
 from labkit.core.arguments import require_choice
 
-NOTEBOOK_FOLDER = Path(__file__).resolve().parents[2] / "notebooks"
+DISTRIBUTION = "labkit-images"  # what pip calls labkit
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+_COURSE = _PACKAGE / "course"  # only wheels have it: see pyproject.toml
+IS_CLONE = not _COURSE.is_dir()
+NOTEBOOK_FOLDER = (_PACKAGE.parent if IS_CLONE else _COURSE) / "notebooks"
 
 _CGROUP = Path("/sys/fs/cgroup")
 _VERSIONS = (
@@ -158,6 +163,11 @@ def package_version(name: str) -> str | None:
     with suppress(PackageNotFoundError):
         return version(name)
     return None
+
+
+def install_command(extra: str) -> str:
+    """The command that installs one of labkit's extras, in a clone or where a wheel was installed."""
+    return f'python -m pip install -e ".[{extra}]"' if IS_CLONE else f'python -m pip install "{DISTRIBUTION}[{extra}]"'
 
 
 def _slug(name: str, n_words: int) -> str:

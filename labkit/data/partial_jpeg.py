@@ -19,8 +19,10 @@ from typing import NamedTuple
 import numpy as np
 import simplejpeg
 
+from labkit.core import install_command
+
 LIBRARY_VARIABLE = "LABKIT_LIBTURBOJPEG"
-REMEDY = 'python -m pip install "labkit[fast]", or name a libturbojpeg of version 3 in ' + LIBRARY_VARIABLE
+REMEDY = f"{install_command('fast')}, or name a libturbojpeg of version 3 in {LIBRARY_VARIABLE}"
 
 # libjpeg-turbo has no SIMD code for other scales (7/8, 3/4, ...): they take longer than full size.
 SCALES = (1, 2, 4, 8)

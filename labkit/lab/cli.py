@@ -51,7 +51,7 @@ def list_notebooks() -> None:
     """List the notebooks in order, each with the question it answers."""
     from labkit.lab.notebooks import find_notebooks
 
-    with one_line_errors("labkit", FileNotFoundError):
+    with one_line_errors("labkit", FileNotFoundError, ValueError):
         notebooks = find_notebooks()
     for notebook in notebooks:
         typer.echo(f"{notebook.name:<22} {notebook.minutes:>3} min  {notebook.question}")
@@ -139,7 +139,7 @@ def diagnose(
 @app.command()
 def claims(
     results: Annotated[
-        str, typer.Option(help="Folder of a tour's results (default: results, here or in the clone).")
+        str, typer.Option(help="Folder of a tour's results (default: results, here or beside the notebooks' folder).")
     ] = "",
     scale: _Scale = "",
 ) -> None:
@@ -169,16 +169,19 @@ def convert(
 
 @app.command()
 def lab(port: Annotated[int, typer.Option(help="Port of JupyterLab.")] = 8888) -> None:
-    """Open JupyterLab in notebooks/ (on this machine only, behind its token); its runs are kept in results/."""
-    from labkit.core import NOTEBOOK_FOLDER, env_id
+    """Open JupyterLab with the notebooks (on this machine only, behind its token); its runs are kept in results/."""
+    from labkit.core import IS_CLONE, NOTEBOOK_FOLDER, env_id
     from labkit.lab import jupyter as lab_server
+    from labkit.lab.copies import update_copies
     from labkit.measure import RESULTS_VARIABLE
 
     os.environ.setdefault(RESULTS_VARIABLE, os.path.abspath(os.path.join("results", env_id(), "frames")))
 
     # -P: modules beside the file must not hide others. --ip: a configuration may have another address.
     command = [sys.executable, "-P", lab_server.__file__, "--ip=127.0.0.1", f"--port={port}"]
-    command.append(f"--ServerApp.root_dir={NOTEBOOK_FOLDER}")
+    with one_line_errors("labkit", OSError):
+        folder = NOTEBOOK_FOLDER if IS_CLONE else update_copies(typer.echo)
+    command.append(f"--ServerApp.root_dir={folder}")
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         command.append("--allow-root")
     os.execv(sys.executable, command)  # noqa: S606 - not a child process: ending this command ends JupyterLab

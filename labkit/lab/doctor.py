@@ -7,7 +7,16 @@ from pathlib import Path
 import torch
 from packaging.requirements import Requirement
 
-from labkit.core import core_limits, environment, package_version, photo_root, scale, usable_cores
+from labkit.core import (
+    DISTRIBUTION,
+    core_limits,
+    environment,
+    install_command,
+    package_version,
+    photo_root,
+    scale,
+    usable_cores,
+)
 from labkit.data import load_library, missing_decoders
 from labkit.data.blobs import evict
 from labkit.data.sizes import disk_under
@@ -32,12 +41,12 @@ def findings() -> list[tuple[str, str]]:
     ]
 
 
-def extras(distribution: str = "labkit") -> dict[str, str]:
+def extras(distribution: str = DISTRIBUTION) -> dict[str, str]:
     """For each optional extra: `complete`, or the missing packages and the command that installs them."""
     try:
         about = metadata(distribution)
     except PackageNotFoundError:
-        return {"labkit": 'is not installed: python -m pip install -e ".[test]"'}
+        return {distribution: f"is not installed: {install_command('test')}"}
     requirements = [Requirement(text) for text in about.get_all("Requires-Dist", [])]
     return {name: _describe_extra(name, requirements) for name in sorted(about.get_all("Provides-Extra", []))}
 
@@ -45,7 +54,7 @@ def extras(distribution: str = "labkit") -> dict[str, str]:
 def _describe_extra(name: str, requirements: list[Requirement]) -> str:
     needed = [each.name for each in requirements if each.marker and each.marker.evaluate({"extra": name})]
     missing = [package for package in needed if package_version(package) is None]
-    return f'lacks {", ".join(missing)}: python -m pip install -e ".[{name}]"' if missing else "complete"
+    return f"lacks {', '.join(missing)}: {install_command(name)}" if missing else "complete"
 
 
 def _describe_cores() -> str:

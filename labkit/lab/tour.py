@@ -6,8 +6,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from labkit.core import env_id, labkit_home, photo_root, scale, write_atomic
+from labkit.core import IS_CLONE, env_id, labkit_home, photo_root, scale, write_atomic
 from labkit.data.samples import make_photos
+from labkit.lab.copies import update_copies
 from labkit.lab.notebooks import Executed, Notebook, execute, find_notebooks, store
 from labkit.lab.report import write_index
 from labkit.measure import RESULTS_VARIABLE
@@ -27,7 +28,7 @@ def run_tour(*, only: str = "", store_outputs: bool = False, results: Path = Pat
     Returns:
         Number of notebooks that failed.
     """
-    notebooks = find_notebooks(only)
+    notebooks = find_notebooks(only) if IS_CLONE else find_notebooks(only, update_copies(_say))
     folder = results.resolve() / env_id()
     make_scale_photos()
     runs = [
@@ -41,9 +42,12 @@ def run_tour(*, only: str = "", store_outputs: bool = False, results: Path = Pat
     failed = [run for run in runs if run.error]
     for run in failed:
         console.print(f"failed {run.notebook.name}: {run.error}", highlight=False, markup=False)
-    summary = f"{len(runs) - len(failed)} of {len(runs)} notebooks ran. Open {index}"
-    console.print(summary, highlight=False, soft_wrap=True)
+    _say(f"{len(runs) - len(failed)} of {len(runs)} notebooks ran. Open {index}")
     return len(failed)
+
+
+def _say(line: str) -> None:
+    console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def make_scale_photos() -> None:

@@ -9,9 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 import labkit as lk
-from labkit.lab import cli, notebooks
+from labkit.lab import cli, copies, notebooks, tour
 from labkit.lab.cli import app
-from tests.paths import REPO
+from tests.paths import REPO, contents
 
 
 @pytest.mark.alone
@@ -124,3 +124,32 @@ def test_lab_opens_the_notebooks_and_keeps_its_runs_where_a_tour_does(monkeypatc
     assert {"--port=9999", "--ip=127.0.0.1", f"--ServerApp.root_dir={notebooks.NOTEBOOK_FOLDER}"} <= set(command)
     assert not [argument for argument in command if "token" in argument]  # all users of a machine may read arguments
     assert results == str(tmp_path / "results" / lk.env_id() / "frames")
+
+
+def test_lab_of_a_wheel_opens_copies(lab, monkeypatch):
+    calls = []
+    monkeypatch.setattr(cli.os, "execv", lambda _, command: calls.append(command))
+    monkeypatch.setattr("labkit.core.IS_CLONE", False)
+    monkeypatch.setattr(copies.update_copies, "__defaults__", (lab / "notebooks",))
+    result = CliRunner().invoke(app, ["lab"])
+    assert result.exit_code == 0, result.output
+    assert f"--ServerApp.root_dir={lab / 'labkit-notebooks'}" in calls[0]
+    (lab / "labkit-notebooks" / "10_works.ipynb").write_text("{}")
+    before = contents(lab / "labkit-notebooks")
+    (lab / "notebooks" / "10_works.ipynb").write_text("newer")
+    result = CliRunner().invoke(app, ["lab"])
+    assert "10_works.ipynb has your edits" in result.output.replace("\n", "")
+    assert contents(lab / "labkit-notebooks").items() >= {"10_works.ipynb": before["10_works.ipynb"]}.items()
+
+
+def test_where_no_copies_can_be_made_lab_and_tour_say_so_in_one_line(lab, monkeypatch):
+    (lab / "labkit-notebooks").write_text("a file")
+    monkeypatch.setattr("labkit.core.IS_CLONE", False)
+    monkeypatch.setattr(tour, "IS_CLONE", False)
+    for command in ("lab", "tour"):
+        result = CliRunner().invoke(app, [command])
+        assert result.exit_code == 2
+        [line] = result.output.splitlines()
+        assert "labkit-notebooks" in line
+        assert line.endswith("run labkit in a folder where you may write")
+    assert (lab / "labkit-notebooks").read_text() == "a file"

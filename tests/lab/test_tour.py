@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 import labkit as lk
-from labkit.lab import cli, notebooks, tour
+from labkit.lab import cli, copies, notebooks, tour
 from tests.paths import contents
 
 
@@ -78,6 +78,17 @@ def test_one_notebook_with_photos_and_links_in_an_environment_left_alone(lab, ca
     links = re.findall(r'href="([^"#]+\.(?:html|csv))"', page)
     assert len(links) == 2
     assert all((folder / link).is_file() for link in links)
+
+
+def test_a_wheels_notebooks_run_as_copies_which_a_tour_does_not_edit(lab, monkeypatch, capsys):
+    monkeypatch.setattr(tour, "IS_CLONE", False)
+    monkeypatch.setattr(copies.update_copies, "__defaults__", (lab / "notebooks",))
+    before = contents(lab / "notebooks")
+    assert tour.run_tour(only="10") == 0
+    kept = contents(lab / "labkit-notebooks")
+    assert kept.pop(".labkit-copies.json")
+    assert kept == before == contents(lab / "notebooks")
+    assert "3 notebooks, scripts and figures copied" in capsys.readouterr().out.replace("\n", "")
 
 
 def test_store_writes_back_whole_and_quiet_runs_only(lab):

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import psutil
 
-from labkit.core.machine import usable_cores
+from labkit.core.machine import install_command, usable_cores
 from labkit.core.mapping.pools import Outcome, Pool, pack_items, run_packed, unpack_result
 
 _TIMEOUT_S = 5.0
@@ -76,5 +76,5 @@ def _import_ray() -> ModuleType:
     try:
         import ray
     except ImportError as error:
-        raise ImportError('engine="ray" needs Ray: python -m pip install -e ".[cluster]"') from error
+        raise ImportError(f'engine="ray" needs Ray: {install_command("cluster")}') from error
     return ray

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from labkit.core import PerProcess, contains_secret, redact, strip_credentials
+from labkit.core import PerProcess, contains_secret, install_command, redact, strip_credentials
 
 _PASSED_ON = (FileNotFoundError, IsADirectoryError, ValueError, ImportError)  # callers tell these apart
 
@@ -59,7 +59,7 @@ def _open_filesystem(url: str, storage_options: dict[str, Any]) -> tuple[Any, st
         return fsspec.core.url_to_fs(url, **storage_options)
     except ImportError as error:
         scheme = url.partition("://")[0]
-        raise ImportError(f'{scheme}:// needs a package ({error}); for S3: python -m pip install -e ".[s3]"') from error
+        raise ImportError(f"{scheme}:// needs a package ({error}); for S3: {install_command('s3')}") from error
 
 
 def _find_secrets(storage_options: dict[str, Any]) -> tuple[str, ...]:

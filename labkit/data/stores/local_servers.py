@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import quote, unquote
 
-from labkit.core import key_from_name, path_from_key
+from labkit.core import install_command, key_from_name, path_from_key
 
 
 @contextmanager
@@ -60,7 +60,7 @@ def serve_s3(buckets: Mapping[str, str | os.PathLike]) -> Iterator[dict[str, Any
         import moto.server  # noqa: F401 - for the server process
         import s3fs
     except ImportError as error:
-        raise ImportError(f'{error.name} is missing: python -m pip install -e ".[test]"') from error
+        raise ImportError(f"{error.name} is missing: {install_command('test')}") from error
     with _server_process("s3") as port:
         options = {"key": "labkit", "secret": "labkit", "endpoint_url": f"http://127.0.0.1:{port}"}
         filesystem = s3fs.S3FileSystem(**options)

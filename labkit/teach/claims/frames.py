@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from labkit.core import NOTEBOOK_FOLDER, env_id
+from labkit.core import IS_CLONE, NOTEBOOK_FOLDER, env_id
 from labkit.measure import RESULTS_VARIABLE, load_frame, measured_runs, quiet_summary, speedup_interval
 from labkit.teach.claims.verdicts import Reading
 from labkit.teach.reference import reference_runs
@@ -66,7 +66,7 @@ def read_folder(results: str | os.PathLike | None) -> list[pd.DataFrame]:
 
     Args:
         results: The folder that tours write to, or this machine's folder in it; must exist. Default: where a running
-            tour collects frames, else `results` here or in the clone, if it exists.
+            tour collects frames, else `results` here or beside the notebooks' folder, if it exists.
 
     Raises:
         FileNotFoundError: `results` does not exist or holds no frames of this machine; says what to run.
@@ -77,7 +77,8 @@ def read_folder(results: str | os.PathLike | None) -> list[pd.DataFrame]:
     elif collected := os.environ.get(RESULTS_VARIABLE):
         folders = [Path(collected)]
     else:
-        folders = [root / "results" / env_id() / "frames" for root in (Path(), NOTEBOOK_FOLDER.parent)]
+        beside = NOTEBOOK_FOLDER.parent if IS_CLONE else Path("..")  # a wheel's run as copies, in a folder
+        folders = [root / "results" / env_id() / "frames" for root in (Path(), beside)]
     folder = next(filter(Path.is_dir, folders), None)
     if results is not None and folder is None:
         machine = f"this machine ({env_id()})"

@@ -21,8 +21,8 @@ def claims(results: str | os.PathLike | None = None, *, runs: Iterable[pd.DataFr
     Times nothing. Runs come from frames that the notebooks have recorded; what needs no clock is tried once, now.
 
     Args:
-        results: Folder of a tour's results. Default: where a running tour collects frames, else `results` here or in
-            the clone, if it exists.
+        results: Folder of a tour's results. Default: where a running tour collects frames, else `results` here or
+            beside the notebooks' folder, if it exists.
         runs: Frames measured just now; they replace stored runs of the same experiment.
 
     Returns:

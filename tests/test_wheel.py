@@ -1,0 +1,121 @@
+"""The distribution: its name, which is not the module's, and a wheel that is complete without the clone."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from email.parser import Parser
+from itertools import chain
+from pathlib import Path
+
+import pytest
+import urllib3
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+import labkit as lk
+from labkit.core import DISTRIBUTION, IS_CLONE
+from tests.lab_server import free_port, running_server
+from tests.paths import REPO, contents
+
+TAKEN = "labkit"  # on the package index, another project's
+NAMES_IT = re.compile(rf"""(?<![\w/.-]){TAKEN}\[|pip install (?:-\S+ )*["']?{TAKEN}(?![\w-])""")
+
+
+def test_our_own_name_is_the_only_one_that_requirements_use():
+    project = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
+    assert project["name"] == DISTRIBUTION
+    requirements = [*project["dependencies"], *chain.from_iterable(project["optional-dependencies"].values())]
+    assert TAKEN not in {canonicalize_name(Requirement(each).name) for each in requirements}
+
+
+def test_no_text_tells_anyone_to_install_the_other_project():
+    folders = [REPO / name for name in ("labkit", "data_scripts", "notebooks", "tests", ".ci")]
+    files = [path for folder in folders for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc"]
+    texts = {path: path.read_text(errors="replace") for path in [REPO / "README.md", REPO / "pyproject.toml", *files]}
+    assert [str(path) for path, text in texts.items() if NAMES_IT.search(text)] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "is_refused"),
+    [
+        (f'python -m pip install "{TAKEN}[fast]"', True), (f"needs {TAKEN}[s3]", True), (f"pip install {TAKEN}", True),
+        (f"pip install -U {TAKEN}, or", True), (f'pip install "{DISTRIBUTION}[s3]"', False),
+        ('pip install -e ".[s3]"', False), (f"a file of {TAKEN}", False),
+    ],
+)  # fmt: skip
+def test_what_counts_as_a_requirement(text, is_refused):
+    assert bool(NAMES_IT.search(text)) is is_refused
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    pytest.importorskip("hatchling", reason='hatchling is not installed: python -m pip install -e ".[test]"')
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    [path] = folder.glob("*.whl")
+    with zipfile.ZipFile(path) as archive:
+        archive.extractall(folder / "site")
+    return folder / "site"
+
+
+def test_it_holds_what_the_clone_does(wheel):
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=REPO, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("not a clone: git does not know these files")
+    places = {"labkit": "labkit", "notebooks": "labkit/course/notebooks", "data_scripts": "labkit/course/data_scripts"}
+    tracked = [name.partition("/") for name in listed.stdout.split("\0") if (REPO / name).is_file()]
+    expected = {f"{places[top]}/{rest}": (REPO / top / rest).read_bytes() for top, _, rest in tracked if top in places}
+    held = contents(wheel)
+    assert {name: held.get(name) == data for name, data in expected.items()} == dict.fromkeys(expected, True)
+    assert not [name for name in held if "__pycache__" in name or "checkpoint" in name]
+    [about] = (Parser().parsestr(data.decode()) for name, data in held.items() if name.endswith("/METADATA"))
+    assert about["Name"] == DISTRIBUTION
+    assert TAKEN not in {canonicalize_name(Requirement(each).name) for each in about.get_all("Requires-Dist")}
+
+
+def _environment(wheel: Path, **variables) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(wheel), "LABKIT_SCALE": "ci", **variables}
+
+
+def _run(wheel: Path, here: Path, *arguments: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, cwd=here, env=_environment(wheel), capture_output=True, text=True)
+
+
+def test_it_lists_its_notebooks_and_names_its_extras_without_the_clone(wheel, tmp_path):
+    assert IS_CLONE
+    done = _run(wheel, tmp_path, "-m", "labkit", "list")
+    names = [line.split()[0] for line in done.stdout.splitlines()]
+    assert names == [path.stem for path in sorted((REPO / "notebooks").glob("*.ipynb"))], done.stderr
+    code = "import labkit.core as c; print(c.IS_CLONE, c.NOTEBOOK_FOLDER, c.install_command('s3'))"
+    says = f'False {wheel}/labkit/course/notebooks python -m pip install "{DISTRIBUTION}[s3]"'
+    assert _run(wheel, tmp_path, "-c", code).stdout.strip() == says
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_tour_in_an_empty_folder(wheel, tmp_path):
+    done = _run(wheel, tmp_path, "-m", "labkit", "tour", "--only", "00")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "results" / lk.env_id() / "00_measure.html").is_file()
+    assert {path.name for path in tmp_path.iterdir()} == {"labkit-notebooks", "results"}
+    record = json.loads((tmp_path / "labkit-notebooks" / ".labkit-copies.json").read_text())
+    assert set(record) == {name for name in contents(tmp_path / "labkit-notebooks") if not name.startswith(".")}
+    script = tmp_path / "labkit-notebooks" / "data_scripts" / "make_photos.py"
+    assert _run(wheel, tmp_path, str(script), "photos", "2").returncode == 0
+    assert len(lk.FolderStore(tmp_path / "photos")) == 2
+
+
+@pytest.mark.slow
+def test_jupyterlab_in_an_empty_folder(wheel, tmp_path):
+    command = [sys.executable, "-m", "labkit", "lab", "--port", str(free_port())]
+    with running_server(command, tmp_path, PYTHONPATH=wheel) as (_, info):
+        answer = urllib3.request("GET", f"{info['url']}api/contents?token={info['token']}").json()
+    names = {entry["name"] for entry in answer["content"]}
+    assert names == {"data_scripts", *(path.name for path in (REPO / "notebooks").iterdir() if path.is_file())}
