@@ -175,12 +175,12 @@ def lab(port: Annotated[int, typer.Option(help="Port of JupyterLab.")] = 8888) -
     from labkit.lab.copies import update_copies
     from labkit.measure import RESULTS_VARIABLE
 
+    with one_line_errors("labkit", OSError):
+        folder = NOTEBOOK_FOLDER if IS_CLONE else update_copies(typer.echo)
     os.environ.setdefault(RESULTS_VARIABLE, os.path.abspath(os.path.join("results", env_id(), "frames")))
 
     # -P: modules beside the file must not hide others. --ip: a configuration may have another address.
     command = [sys.executable, "-P", lab_server.__file__, "--ip=127.0.0.1", f"--port={port}"]
-    with one_line_errors("labkit", OSError):
-        folder = NOTEBOOK_FOLDER if IS_CLONE else update_copies(typer.echo)
     command.append(f"--ServerApp.root_dir={folder}")
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         command.append("--allow-root")

@@ -35,10 +35,9 @@ def update_copies(say: Callable[[str], None], notebooks: Path = NOTEBOOK_FOLDER)
             copies = _Copies(folder)
             copies.update(_sources(notebooks), say)
     except OSError as error:
-        reason = f"{folder}, for copies of the notebooks, cannot be written to ({error})"
-        raise OSError(f"{reason}: run labkit in a folder where you may write") from error
+        raise OSError(f"{folder} cannot hold the notebooks' copies ({error}): run labkit in another folder") from error
     if copies.n_written:
-        say(f"{folder}: {copies.n_written} notebooks, scripts and figures copied")
+        say(f"{folder}: {copies.n_written} files copied")
     return folder
 
 

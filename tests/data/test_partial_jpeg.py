@@ -141,7 +141,7 @@ def looked_up_anew():
 
 def test_without_the_library(monkeypatch, looked_up_anew):
     monkeypatch.setattr(regions, "_candidate_paths", lambda: [])
-    with pytest.raises(ImportError, match=r"labkit\[fast\]"):
+    with pytest.raises(ImportError, match=r'pip install -e "\.\[fast\]"'):
         RegionDecoder()
     assert isinstance(open_decoder(), WholeDecoder)
 

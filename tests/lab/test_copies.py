@@ -5,6 +5,7 @@ import multiprocessing
 
 import pytest
 
+from labkit.core import file_lock
 from labkit.lab import copies
 from tests.paths import contents
 
@@ -45,7 +46,7 @@ def test_copies_are_made_once_and_made_again_where_they_are_missing(wheel, tmp_p
     (copies.COPIES / SCRIPT).unlink()
     lines = []
     assert copies.update_copies(lines.append, wheel / "notebooks") == tmp_path / "here" / "labkit-notebooks"
-    assert [line for line in lines if "1 notebooks, scripts and figures copied" in line] == lines != []
+    assert [line for line in lines if ": 1 files copied" in line] == lines != []
     assert (copies.COPIES / NOTEBOOK).stat() == before
     assert update(wheel) == ([], FIRST)
 
@@ -88,6 +89,15 @@ def test_taking_the_newer_version_ends_the_matter(wheel):
     assert update(wheel) == ([], {**FIRST, NOTEBOOK: "v2"})
     _write(wheel, {f"notebooks/{NOTEBOOK}": "v3"})
     assert update(wheel) == ([], {**FIRST, NOTEBOOK: "v3"})
+
+
+def test_a_newer_version_leaves_its_place_beside_a_copy_that_holds_it(wheel):
+    update(wheel)
+    (copies.COPIES / NOTEBOOK).write_text("my edits")
+    _write(wheel, {f"notebooks/{NOTEBOOK}": "v2"})
+    update(wheel)
+    (copies.COPIES / NOTEBOOK).unlink()
+    assert update(wheel) == ([], {**FIRST, NOTEBOOK: "v2"})
 
 
 def test_edits_of_the_newer_version_stay_too(wheel):
@@ -133,7 +143,7 @@ def test_in_the_folder_of_the_copies_they_stay_where_they_are(wheel, monkeypatch
 
 def test_a_folder_that_cannot_be_written_to_is_named_with_the_remedy(wheel):
     copies.COPIES.write_text("a file")
-    with pytest.raises(OSError, match=r"labkit-notebooks, for copies .*: run labkit in a folder where you may write"):
+    with pytest.raises(OSError, match=r"cannot hold the notebooks' copies .*: run labkit in another folder"):
         update(wheel)
     copies.COPIES.unlink()
     (copies.COPIES / NOTEBOOK).mkdir(parents=True)
@@ -141,12 +151,15 @@ def test_a_folder_that_cannot_be_written_to_is_named_with_the_remedy(wheel):
         update(wheel)
 
 
-def test_several_processes_at_once(wheel):
+def test_several_processes_take_turns(wheel):
     context = multiprocessing.get_context("fork")
-    processes = [context.Process(target=update, args=(wheel,)) for _ in range(4)]
-    for process in processes:
-        process.start()
+    processes = [context.Process(target=update, args=(wheel,)) for _ in range(3)]
+    with file_lock(copies.COPIES / f"{copies._RECORD}.lock"):
+        for process in processes:
+            process.start()
+        processes[0].join(0.5)
+        assert not (copies.COPIES / NOTEBOOK).exists()
     for process in processes:
         process.join()
-    assert [process.exitcode for process in processes] == [0] * 4
+    assert [process.exitcode for process in processes] == [0] * 3
     assert update(wheel) == ([], FIRST)

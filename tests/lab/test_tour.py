@@ -88,7 +88,7 @@ def test_a_wheels_notebooks_run_as_copies_which_a_tour_does_not_edit(lab, monkey
     kept = contents(lab / "labkit-notebooks")
     assert kept.pop(".labkit-copies.json")
     assert kept == before == contents(lab / "notebooks")
-    assert "3 notebooks, scripts and figures copied" in capsys.readouterr().out.replace("\n", "")
+    assert ": 3 files copied" in capsys.readouterr().out.replace("\n", "")
 
 
 def test_store_writes_back_whole_and_quiet_runs_only(lab):

@@ -262,6 +262,15 @@ def test_stored_frames_are_read_and_fresh_ones_replace_them(frame_of, tmp_path):
     assert lk.claims(results, runs=[fresh]).set_index("id").loc["v2-tensors", "verdict"] == "holds under a condition"
 
 
+def test_copies_of_a_wheels_notebooks_find_the_results_beside_their_folder(tmp_path, frame_of, monkeypatch):
+    _folder(tmp_path, _transforms(frame_of, 80))
+    monkeypatch.delenv(RESULTS_VARIABLE)
+    monkeypatch.setattr(claim_frames, "IS_CLONE", False)
+    (tmp_path / "labkit-notebooks").mkdir()
+    monkeypatch.chdir(tmp_path / "labkit-notebooks")
+    assert [frame["experiment"].iloc[0] for frame in claim_frames.read_folder(None)] == ["04 transforms"]
+
+
 def test_runs_of_other_machines_are_refused(frame_of):
     runs = _transforms(frame_of, 80)
     with pytest.raises(ValueError, match=f"runs of elsewhere cannot be judged here: this machine is {lk.env_id()}"):
