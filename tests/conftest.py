@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 from contextlib import suppress
 from functools import cache
 from importlib.util import find_spec
@@ -13,14 +14,27 @@ import psutil
 import pytest
 import torch
 
+from labkit.core import usable_cores
 from tests import turns
 
 matplotlib.use("Agg")
 os.environ.setdefault("TQDM_DISABLE", "1")  # what tests start says nothing on stderr but errors
 
 
+# A shell ignores SIGINT in its background jobs, and so would all processes that tests start and interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+_MAX_PROCESSES = 4  # each loads torch
+
+
 def pytest_configure(config):
     turns.register(config)
+
+
+def pytest_xdist_auto_num_workers(config):
+    """A process for each usable core; none for a single file, whose tests share one anyway."""
+    is_single_file = len(config.args) == 1 and Path(config.args[0].partition("::")[0]).is_file()
+    return 0 if is_single_file else min(usable_cores(), _MAX_PROCESSES)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -42,10 +56,28 @@ def _own_children() -> list[psutil.Process]:
     return [child for child in psutil.Process().children() if not is_kept(child)]
 
 
+_IN_NEW_PROCESSES = {"spawn", "forkserver", "ray"}
+
+
+def _is_exhaustive(item: pytest.Item) -> bool:
+    """Marked so, in a browser, or with processes that are not forked, of which each imports torch again."""
+    called = getattr(item, "callspec", None)  # of a test with parameters
+    parameters = called.params.values() if called else ()
+    return (
+        item.get_closest_marker("exhaustive") is not None
+        or "chromium" in getattr(item, "fixturenames", ())
+        or any(value in _IN_NEW_PROCESSES for value in parameters if isinstance(value, str))
+    )
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(items):
     """Skip what cannot run here: tests marked `cuda` without a GPU, a notebook without the extras that it shows."""
     lacks = [name for name in ("moto", "s3fs") if find_spec(name) is None]
     for item in items:
+        if _is_exhaustive(item):
+            item.add_marker("exhaustive")
+            item.add_marker("slow")
         if item.get_closest_marker("cuda") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
         if lacks and item.path.name == "08_shard_formats.ipynb":

@@ -102,6 +102,7 @@ def test_the_checks_can_fail(change, problem):
     assert problem in " ".join(problems(node))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("source", "stored", "code"),
     [

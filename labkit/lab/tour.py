@@ -28,7 +28,9 @@ def run_tour(*, only: str = "", store_outputs: bool = False, results: Path = Pat
     Returns:
         Number of notebooks that failed.
     """
-    notebooks = find_notebooks(only) if IS_CLONE else find_notebooks(only, update_copies(_say))
+    notebooks = find_notebooks(only)
+    if not IS_CLONE:
+        notebooks = find_notebooks(only, update_copies(_say))
     folder = results.resolve() / env_id()
     make_scale_photos()
     runs = [

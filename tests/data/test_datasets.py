@@ -162,6 +162,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_skips_are_reported_once_at_exit(damaged):
     child = subprocess.run(
         [sys.executable, "-c", REPORTING, str(damaged)], capture_output=True, text=True, check=True, timeout=120

@@ -25,6 +25,7 @@ QUICK = (
 N_QUICK = 8
 
 
+@pytest.mark.exhaustive
 def test_a_few_faults_through_the_harness(tmp_path):
     pytest.importorskip("moto.server", reason='moto is not installed: python -m pip install -e ".[test]"')
     record, count = tmp_path / "faults.csv", ["--count", str(N_QUICK)]

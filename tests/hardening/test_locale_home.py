@@ -22,6 +22,7 @@ def walked(tmp_path_factory):
     return folder, dict(json.loads(line) for line in lines if line.startswith("[")), done
 
 
+@pytest.mark.exhaustive
 def test_everything_works_there(walked):
     _, steps, _ = walked
     assert {step: result for step, result in steps.items() if result != "ok"} == {}

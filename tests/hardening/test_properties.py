@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, example, given, settings, strategies as st
 from PIL import Image
 
@@ -52,6 +53,7 @@ def damaged_images(draw) -> bytes:
     return draw(st.sampled_from([bytes(data), bytes(data[: len(data) // 2]), draw(st.binary(max_size=64))]))
 
 
+@pytest.mark.slow
 @bounded
 @given(damaged_images(), st.integers(0, 255))
 def test_damaged_images(data, options):
@@ -60,6 +62,7 @@ def test_damaged_images(data, options):
     headers(b"\0" + data)
 
 
+@pytest.mark.slow
 @bounded
 @given(st.lists(st.text(max_size=20) | stems, max_size=20))
 def test_packed_strings_are_the_strings(strings):
@@ -159,6 +162,7 @@ measured = st.integers(1, 6).flatmap(
 about_same = partial(np.testing.assert_allclose, rtol=1e-6, equal_nan=True)
 
 
+@pytest.mark.slow
 @bounded
 @given(measured, labels, labels)
 def test_a_frame_comes_back(frame_of, values, experiment, storage):
@@ -180,6 +184,7 @@ def test_file_stems_are_names_of_their_own(one, other):
     assert (stem == file_stem(other)) == (one == other)
 
 
+@pytest.mark.slow
 @fewer
 @given(measured, st.floats(1e-3, 1e3), st.randoms(use_true_random=False))
 def test_neither_a_faster_machine_nor_another_order_changes_speedups(frame_of, values, factor, random):
@@ -205,6 +210,7 @@ def test_the_other_baseline_inverts_the_speedup(frame_of, pairs):
     assert {there["verdict"], back["verdict"]} in ({"inconclusive"}, {"faster", "slower"})
 
 
+@pytest.mark.slow
 @bounded
 @given(measured)
 def test_an_interval_holds_its_speedup_and_supports_its_verdict(frame_of, values):

@@ -34,6 +34,7 @@ def changed(rows):
     return {name for row in rows[WARM_UP:] for name in EXACT if row[name] != rows[WARM_UP][name]}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "name", ["make_loader, folder, fork", "make_loader, left early", "BatchLoader, pixels", "read_shards, fork"]
 )
@@ -139,6 +140,7 @@ def test_an_uncertain_slope_is_not_flat():
         slope_of(EPOCH_NUMBERS[:60], much[:60])
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("load", "count"), [(names, 10_000), (samples, 300)], ids=["names", "samples"])
 def test_load_in_small(tmp_path, load, count):
     load.make(tmp_path, count)

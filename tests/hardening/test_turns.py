@@ -46,6 +46,7 @@ def test_nobody_alone(number):
 """
 
 
+@pytest.mark.exhaustive
 def test_turns(tmp_path):
     (tmp_path / "conftest.py").write_text(CONFTEST)
     for name, other in ["ab", "ba"]:

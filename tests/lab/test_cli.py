@@ -42,6 +42,7 @@ class TestDiagnose:
     def run(self, *arguments):
         return CliRunner().invoke(app, ["diagnose", *arguments])
 
+    @pytest.mark.slow
     def test_it_says_what_to_do_and_draws_it(self, tmp_path):
         result = self.run("my_training:make_training", "--batches", "3", "--rounds", "1", "--picture", "stalls.png")
         assert result.exit_code == 0, result.output
@@ -70,6 +71,7 @@ class TestDiagnose:
     def test_what_the_training_or_its_import_raises_keeps_its_traceback(self, name, error):
         assert type(self.run(name).exception) is error
 
+    @pytest.mark.slow
     def test_the_readme(self, tmp_path):
         readme = (REPO / "README.md").read_text().split("### Is my own training waiting?")[1]
         (tmp_path / "train.py").write_text(readme.split("```")[1].removeprefix("python\n"))

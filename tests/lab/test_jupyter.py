@@ -25,6 +25,7 @@ NOTEBOOKS = REPO / "notebooks"
 GUESS = (222, 143, 5)  # color of a prediction's mark
 
 
+@pytest.mark.exhaustive
 def test_on_this_machine_and_with_its_token(tmp_path):
     (tmp_path / "config").mkdir()
     (tmp_path / "config" / "jupyter_server_config.py").write_text("c.ServerApp.ip = '0.0.0.0'\n")

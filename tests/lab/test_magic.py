@@ -15,6 +15,7 @@ def shell():
     return shell
 
 
+@pytest.mark.slow
 def test_cells_become_variants_of_one_frame(shell, capsys):
     shell.run_cell_magic("variant", "'a b' -n 10 -r 3", "x = sum(range(1000))")
     shell.run_cell_magic("variant", "c --images 20 --rounds 2 --warmups 0", "y = 2")
@@ -27,6 +28,7 @@ def test_cells_become_variants_of_one_frame(shell, capsys):
     assert "a b: median" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_label_again_replaces_its_runs_and_the_first_stays_the_baseline(shell):
     for label, rounds in (("a", 2), ("b", 2), ("a", 3)):
         shell.run_cell_magic("variant", f"{label} -n 1 -r {rounds} -w 0", "pass")

@@ -23,6 +23,7 @@ def notebook(write_notebook):
     return Notebook(write_notebook("00_measure", MEASURING), "", "")
 
 
+@pytest.mark.exhaustive
 def test_a_toured_notebook_records_its_frames_and_guesses(notebook, tmp_path, monkeypatch):
     monkeypatch.setenv("LABKIT_RESULTS", str(tmp_path / "results" / "frames"))
     assert execute(notebook).error == ""
@@ -31,6 +32,7 @@ def test_a_toured_notebook_records_its_frames_and_guesses(notebook, tmp_path, mo
     assert guesses.startswith("predictions/02_decoders_camera_x-")
 
 
+@pytest.mark.exhaustive
 def test_outside_a_tour_it_writes_nothing(notebook, tmp_path, monkeypatch):
     monkeypatch.delenv("LABKIT_RESULTS", raising=False)
     assert execute(notebook).error == ""

@@ -107,6 +107,7 @@ def test_what_may_not_be_read_is_refused_by_the_script_itself(script):
     assert {about[1].readable for about in hints if about and about[0] in (Path, list[Path])} == {False}
 
 
+@pytest.mark.slow
 def test_from_photos_to_shards_and_back(photos, tmp_path):
     succeed("make_shards", photos, tmp_path / "shards", "--max-count", 4, "--engine", "threads")
     shards = sorted((tmp_path / "shards").glob("*.tar"))
@@ -117,6 +118,7 @@ def test_from_photos_to_shards_and_back(photos, tmp_path):
     assert [path.name for path in sorted((tmp_path / "out").glob("[!.]*"))] == [path.stem for path in shards]
 
 
+@pytest.mark.slow
 def test_depth_pairs_come_out_of_their_tar(tmp_path):
     succeed("make_depth", tmp_path / "depth", 1, "--tar", "--num-workers", 1)
     [archive] = (tmp_path / "depth").rglob("*.tar")
@@ -126,6 +128,7 @@ def test_depth_pairs_come_out_of_their_tar(tmp_path):
     assert pairs.items() <= contents(tmp_path / "out" / archive.stem).items()
 
 
+@pytest.mark.slow
 def test_pixels_of_a_set(photos, tmp_path):
     path = tmp_path / "out" / "pixels"
     for _ in range(2):  # a rerun says the same

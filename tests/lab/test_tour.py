@@ -17,6 +17,7 @@ from labkit.lab import cli, copies, notebooks, tour
 from tests.paths import contents
 
 
+@pytest.mark.slow
 def test_a_tour_keeps_going_and_says_what_failed(lab):
     result = CliRunner().invoke(cli.app, ["tour", "--scale", "ci"])
     assert result.exit_code == 1
@@ -29,6 +30,7 @@ def test_a_tour_keeps_going_and_says_what_failed(lab):
     assert "scale ci" in pages["10_works"]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("number", "codes"), [(signal.SIGINT, {1, 130, -2}), (signal.SIGTERM, {-15})])
 def test_a_signal_ends_the_tour_and_its_kernel(lab, write_notebook, number, codes):
     """nbclient would end the kernel alone, and the tour would go on with the next notebook."""
@@ -64,6 +66,7 @@ cli.app()
         assert not [path for path in pid.parent.iterdir() if path.is_dir()], "the kernel could not clean up"
 
 
+@pytest.mark.exhaustive
 def test_one_notebook_with_photos_and_links_in_an_environment_left_alone(lab, capsys, monkeypatch):
     monkeypatch.delenv("LABKIT_RESULTS", raising=False)
     monkeypatch.setenv("TQDM_DISABLE", "0")
@@ -80,6 +83,7 @@ def test_one_notebook_with_photos_and_links_in_an_environment_left_alone(lab, ca
     assert all((folder / link).is_file() for link in links)
 
 
+@pytest.mark.slow
 def test_a_wheels_notebooks_run_as_copies_which_a_tour_does_not_edit(lab, monkeypatch, capsys):
     monkeypatch.setattr(tour, "IS_CLONE", False)
     monkeypatch.setattr(copies.update_copies, "__defaults__", (lab / "notebooks",))
@@ -91,6 +95,7 @@ def test_a_wheels_notebooks_run_as_copies_which_a_tour_does_not_edit(lab, monkey
     assert ": 3 files copied" in capsys.readouterr().out.replace("\n", "")
 
 
+@pytest.mark.exhaustive
 def test_store_writes_back_whole_and_quiet_runs_only(lab):
     before = contents(notebooks.NOTEBOOK_FOLDER)
     assert tour.run_tour(store_outputs=True) == 2

@@ -91,6 +91,7 @@ def test_a_crop_tells_its_picture_its_box_and_its_flip(work, flipped):
     assert not seen.upside_down.any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("antialias", [False, True])
 def test_grain_does_not_make_a_small_crop_look_like_a_wrong_one(work, antialias):
     """Else a loader that does the work is refused now and then: the smallest crops, widest and highest, anywhere."""
@@ -128,6 +129,7 @@ def _move_labels(samples):
     return list(zip(images, labels[1:] + labels[:1], strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -155,6 +157,7 @@ def test_who_gets_it_wrong_is_told_what(work, settings, message):
         check_peer(_fake(**settings), work)
 
 
+@pytest.mark.slow
 def test_two_epochs_with_the_same_crops_are_found(work):
     def loader(work):
         with torch.random.fork_rng():
@@ -167,6 +170,7 @@ def test_two_epochs_with_the_same_crops_are_found(work):
         check_peer(replace(_fake(), loader=loader), work)
 
 
+@pytest.mark.slow
 def test_only_who_says_so_may_drop_a_short_batch(work):
     def loader(work):
         yield from list(_fake_epoch(work))[:1]
@@ -186,6 +190,7 @@ def loaders_end():
                 getattr(kept, "cache_clear", bool)()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("loaders_end")
 @pytest.mark.parametrize("name", PEERS)
 def test_each_adapter_does_the_work(name, work):
@@ -197,6 +202,7 @@ def test_each_adapter_does_the_work(name, work):
     assert peer.antialias is None or (found["grain"] < 3.6) == peer.antialias
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("loaders_end")
 @pytest.mark.parametrize("peer", [NAIVE, *OWN], ids=lambda peer: peer.name)
 def test_each_own_row_does_the_work(peer, work):
@@ -272,6 +278,7 @@ def test_a_hosted_epoch_counts_images_and_tells_its_costs(work):
     assert not apart
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("loader", "message"), [(_dies, "ended by SIGSEGV"), (_sleeps, "no answer"), (_raises, "such")]
 )
@@ -287,6 +294,7 @@ def _leaves_a_file(work, then=_counts):
     return then(work)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loader", [_leaves_a_file, partial(_leaves_a_file, then=_dies)])
 def test_what_is_left_in_temporary_folders_goes_with_the_host(work, tmp_path, monkeypatch, loader):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -332,6 +340,7 @@ def _six_photos(root, n_photos, **options):
     return root
 
 
+@pytest.mark.exhaustive
 def test_who_is_missing_or_breaks_is_told_and_the_rest_go_on(tmp_path, monkeypatch):
     monkeypatch.setenv("LABKIT_HOME", str(tmp_path))
     monkeypatch.setattr(peers, "OWN", ())
@@ -454,6 +463,7 @@ def test_a_wrong_name_is_one_line_and_exit_code_2(arguments):
     assert arguments[1] in done.output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("n_rounds", "interval"), [(1, ""), (3, " [2.00, 2.00]")])
 def test_a_run_prints_the_table_and_writes_frame_and_picture(n_rounds, interval, frame, monkeypatch, tmp_path, capsys):
     frame = frame[frame["round"] <= n_rounds]

@@ -198,6 +198,7 @@ def test_v2_draws_once_for_a_batch_and_kornia_for_each_image(recipe, library, n_
     assert len({row.numpy().tobytes() for row in results}) == n_distinct
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="torch.compile needs a C++ compiler")
 def test_kornia_compiled_draws_for_each_image_and_call():
     """Were a draw compiled in as a constant, a picture would come out alike."""
@@ -238,12 +239,14 @@ def p_values(found, expected):
     }
 
 
+@pytest.mark.slow
 @every_library
 def test_free_draws_of_the_geometry_follow_torchvisions_law(library, expected_crops):
     found = p_values(crops(library, lk.Recipe(size=64)), expected_crops)
     assert min(found.values()) > P_VALUE, found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("library", ["pil", "kornia"])
 @pytest.mark.parametrize(
     ("wrong", "seen_in"),
@@ -286,6 +289,7 @@ PICTURES = {
 }
 
 
+@pytest.mark.slow
 @every_library
 @pytest.mark.parametrize("name", PICTURES)
 def test_the_strength_of_the_jitter_is_uniform(library, name):
@@ -306,6 +310,7 @@ def test_the_strength_of_the_jitter_is_uniform(library, name):
     assert narrower.pvalue < P_VALUE  # so the test can fail
 
 
+@pytest.mark.exhaustive
 @every_library
 @pytest.mark.parametrize("name", ["jitter", "gray", "blur", "solarize"])
 def test_the_heavy_recipe_does_each_thing_as_often_as_it_says(library, name):
@@ -357,6 +362,7 @@ def test_make_loader_seeds_every_library():
             assert lk.count_repeats([channels]) == 0  # neither within an epoch nor between them
 
 
+@pytest.mark.exhaustive
 def test_recipes_travel_to_spawned_workers():
     for here, there in zip(epochs(0), epochs(1, start_method="spawn", persistent_workers=True), strict=True):
         torch.testing.assert_close(here, there, atol=1e-5, rtol=0)

@@ -131,6 +131,7 @@ lk.explore(runs)
 """
 
 
+@pytest.mark.exhaustive
 def test_a_stored_notebook_and_its_page_show_the_picture(tmp_path):
     cells = [new_markdown_cell("# 99"), new_code_cell(SOURCE)]
     nbformat.write(new_notebook(cells=cells), tmp_path / "99_x.ipynb")

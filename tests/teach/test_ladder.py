@@ -41,6 +41,7 @@ def runs(frame_of):
     return frame_of(rates, "naive", experiment=ladder.EXPERIMENT, photos="small photos", rung=False)
 
 
+@pytest.mark.slow
 def test_every_rung_gives_crops_and_every_photo_equally_often(variants):
     kinds = []
     for label, factory in variants.items():
@@ -110,6 +111,7 @@ def test_a_stored_figure_says_which_frame_it_shows(runs, tmp_path):
     assert ladder.draw_figure(runs).axes[0].get_title("left") == f"small photos: {lk.env_id()}"
 
 
+@pytest.mark.slow
 def test_the_index_page_shows_every_ladder_and_no_limit_as_a_step(runs, tmp_path):
     for experiment in (ladder.EXPERIMENT, f"{ladder.EXPERIMENT}, camera"):
         path = tmp_path / "frames" / f"{experiment}.csv"
@@ -119,6 +121,7 @@ def test_the_index_page_shows_every_ladder_and_no_limit_as_a_step(runs, tmp_path
     assert re.findall(r"<td>(quick|decode limit)</td>", page) == ["quick", "quick"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("error", "stored"), [("", True), ("ValueError: no", False)], ids=["whole", "failed"])
 def test_a_storing_tour_draws_the_figure_anew(error, stored, runs, tmp_path, monkeypatch):
     notebook = Notebook(tmp_path / f"{ladder.NOTEBOOK}.ipynb", "Why?", "1")

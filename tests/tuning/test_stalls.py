@@ -59,6 +59,7 @@ def test_known_stalls(stalls, rung, clock):
     assert found.recommendation.rung == rung
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", KNOWN)
 def test_known_stalls_in_real_time(name, monkeypatch):
     monkeypatch.setattr("labkit.tuning.advice.usable_cores", lambda: 2)

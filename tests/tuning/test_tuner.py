@@ -38,6 +38,7 @@ def photos(first_photos):
     return lk.ImageDataset(store, transform=lk.make_augment("light", "v2", part="geometry"))
 
 
+@pytest.mark.slow
 class TestTune:
     @pytest.fixture(autouse=True)
     def few_workers(self, monkeypatch):

@@ -339,6 +339,7 @@ def cluster():
         cluster.shutdown()
 
 
+@pytest.mark.exhaustive
 def test_a_ray_node_is_killed_midway_and_the_output_is_the_same(cluster, tmp_path):
     out, nodes, count = tmp_path / "out", tmp_path / "nodes", 60
     nodes.mkdir()

@@ -147,6 +147,7 @@ def assert_equal(found: dict, expected: dict) -> None:
             assert array == value, name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fast", [False, True], ids=["plain", "fast"])
 @pytest.mark.parametrize(("preset", "mode"), CASES)
 def test_every_key_is_marigolds(sets, preset, mode, fast):

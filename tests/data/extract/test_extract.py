@@ -408,6 +408,7 @@ def start(archives: list[Path], root: Path) -> subprocess.Popen:
     return subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("suffix", [".tar", ".tar.gz"])
 def test_killed_again_and_again(tmp_path, suffix):
     mode = "w:gz" if suffix == ".tar.gz" else "w"

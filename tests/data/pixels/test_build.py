@@ -285,6 +285,7 @@ def started(function, *arguments) -> multiprocessing.Process:
     return process
 
 
+@pytest.mark.exhaustive
 @forks
 def test_killed_at_any_moment(tmp_path):
     for number in range(2):
@@ -307,6 +308,7 @@ def test_killed_at_any_moment(tmp_path):
     assert {False, True} == set(was_there)
 
 
+@pytest.mark.exhaustive
 @forks
 def test_killed_while_processes_work(images, expected, tmp_path):
     path = tmp_path / "p"

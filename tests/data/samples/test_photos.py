@@ -133,6 +133,7 @@ def test_bad_arguments(tmp_path, options, said):
     assert not (tmp_path / "set").exists()
 
 
+@pytest.mark.slow
 def test_imagenet_files_weigh_what_imagenets_do():
     encoded = [photo_bytes(number) for number in range(200)]
     assert np.mean([len(data) for data in encoded]) == pytest.approx(110_000, rel=0.2)
@@ -147,6 +148,7 @@ def test_camera_sizes():
         assert len(data) > 500_000
 
 
+@pytest.mark.exhaustive
 def test_two_processes_making_the_same_set(tmp_path):
     root = tmp_path / "set"
     both = [subprocess.Popen([sys.executable, SCRIPTS / "make_photos.py", root, str(COUNT)]) for _ in range(2)]

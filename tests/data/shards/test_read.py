@@ -147,6 +147,7 @@ def test_without_shuffling_the_order_stays(forty):
     assert numbers(dataset) == list(range(40))
 
 
+@pytest.mark.exhaustive
 def test_torchrun_two_ranks_two_workers_each(tmp_path):
     folders = [numbered(tmp_path / f"{n_shards}", 300, n_shards) for n_shards in (1, 3, 7, 16)]
     assert [len(list(folder.glob("*.tar"))) for folder in folders] == [1, 3, 7, 16]
@@ -201,6 +202,7 @@ def test_readers_without_a_shard_are_warned_of(forty, monkeypatch):
         list(read_shards(forty, samples_per_rank=3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_shards", [1, 7])
 def test_equal_ranks_where_they_are_asked_for(tmp_path, monkeypatch, n_shards):
     root, came = numbered(tmp_path / "set", 40, n_shards), []

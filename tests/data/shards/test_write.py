@@ -234,6 +234,7 @@ def test_what_fails_is_named_and_a_rerun_writes_that_and_what_was_changed_since(
     assert kept == {f"shard-{number:06d}.tar" for number in (2, 3, 4, 5)}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("engine", "moment"), [("threads", 0), ("threads", 4), ("local", 1)])
 def test_killed_while_writing(photos, tmp_path, engine, moment):
     root = tmp_path / "set"
@@ -257,6 +258,7 @@ def test_half_shards_of_the_dead_are_removed_those_of_the_living_are_not(photos,
         assert list(root.glob(".*")) == [living]
 
 
+@pytest.mark.exhaustive
 def test_two_processes_writing_the_same_set(photos, tmp_path):
     both = [killed_shards.start(photos, tmp_path / "set", "threads") for _ in range(2)]
     assert [process.communicate(timeout=60)[0] for process in both] == ["ends\n"] * 2

@@ -203,6 +203,7 @@ def start(source: Path, target: Path) -> subprocess.Popen:
     return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
 
 
+@pytest.mark.exhaustive
 def test_killed_again_and_again_then_two_at_once(tmp_path):
     data = plain_tar(20, 400_000)
     source, target = tmp_path / "set.tar.bz2", tmp_path / "out" / "set.tar"

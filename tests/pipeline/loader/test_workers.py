@@ -123,6 +123,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_a_killed_worker_leaves_no_temporary_folder(tmp_path):
     """Batches lie in shared memory, and are handed over through sockets in such a folder."""
     environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(REPO)}
@@ -254,6 +255,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.exhaustive
 def test_a_kill_of_the_main_process_ends_the_fork_servers_workers(tmp_path):
     with script_in_session(tmp_path / "script.py", KILLED) as child:
         others = [pid for pid in session_of(child.pid) if pid != child.pid]

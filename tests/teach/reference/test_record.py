@@ -77,6 +77,7 @@ def store(home):
     return lk.FolderStore(lk.make_photos(lk.photo_root("imagenet"), TINY.n_photos, progress=False))
 
 
+@pytest.mark.exhaustive
 def test_a_rehearsal_stores_every_experiment(rehearsal):
     folder, output = rehearsal
     assert sorted(path.name for path in folder.iterdir()) == [f"{lk.env_id()}.csv", f"{lk.env_id()}.json"]
@@ -205,6 +206,7 @@ def on_batches(change):
 IN_PLACE = on_results(lambda mixed, x: (x.copy_(mixed[0]), mixed[1]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "where", "spoil", "message"),
     [
@@ -253,6 +255,7 @@ def checked(experiment):
         experiment.close()
 
 
+@pytest.mark.exhaustive
 def test_the_check_of_who_augments_does_not_depend_on_luck(store):
     experiment = experiments.who_augments(store, CPU, TINY)
     for seed in range(20):
@@ -314,6 +317,7 @@ WITHOUT_JUPYTER = """
 """
 
 
+@pytest.mark.exhaustive
 def test_it_runs_where_jupyter_and_the_plotting_libraries_are_missing(tmp_path):
     command = [sys.executable, "-c", textwrap.dedent(WITHOUT_JUPYTER), str(tmp_path / "new")]
     child = subprocess.run(
