@@ -67,5 +67,6 @@ from .teach.predictions import (
     Score as Score, plot_guesses as plot_guesses, predict as predict, predictions as predictions, score as score,
 )
 from .teach.reference.runs import reference_runs as reference_runs, show_reference as show_reference
-from .tuning.stalls import Diagnosis as Diagnosis, diagnose as diagnose
+from .tuning.diagnosis import Diagnosis as Diagnosis
+from .tuning.stalls import diagnose as diagnose
 from .tuning.tuner import Tuned as Tuned, tune as tune

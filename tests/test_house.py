@@ -49,6 +49,7 @@ WITHOUT_MODULE = {
     "test_house": "the package as a whole",
     "test_stored_notebooks": "the folder notebooks/",
     "test_wheel": "the distribution: its name, and what a wheel holds",
+    "test_typing": "the types of all public names",
     "peers/adapters/test_native": "all adapters, which obey the same rules",
 }
 

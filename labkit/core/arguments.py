@@ -15,14 +15,14 @@ def require_int(name: str, value: Any, minimum: int = 1) -> int:
 
 def require_positive(name: str, value: Any) -> float:
     """`value`, if it is a finite number > 0; else ValueError."""
-    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < value < math.inf:
+    if not _is_number(value) or not 0 < value < math.inf:
         raise ValueError(f"{name} must be a number > 0, got {value!r}")
     return value
 
 
 def require_fraction(name: str, value: Any) -> float:
     """`value`, if it is a number from 0 to 1; else ValueError."""
-    if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= value <= 1:
+    if not _is_number(value) or not 0 <= value <= 1:
         raise ValueError(f"{name} must be a number from 0 to 1, got {value!r}")
     return value
 
@@ -33,3 +33,7 @@ def require_choice(name: str, value: Any, choices: Iterable[Any]) -> Any:
     if value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(map(str, choices))}, got {value!r}")
     return value
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)

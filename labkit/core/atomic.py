@@ -5,7 +5,7 @@ import os
 import re
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cache
 from pathlib import Path
 
@@ -57,7 +57,7 @@ def remove_leftovers(folder: Path) -> None:
 _remove_leftovers_once = cache(remove_leftovers)
 
 
-def _create_locked(partial: Path):
+def _create_locked(partial: Path) -> AbstractContextManager:
     """Create the file, never through a link or over another, and lock it while it is written."""
     if has_file_locks():
         return open_locked(partial, "xb")

@@ -14,7 +14,7 @@ from typing import IO
 try:
     import fcntl
 except ImportError:  # Windows
-    fcntl = None
+    fcntl = None  # type: ignore[assignment]  # a module that may be missing has no other spelling
 
 
 def has_file_locks() -> bool:

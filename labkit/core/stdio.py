@@ -1,5 +1,6 @@
 """Output of commands in any locale."""
 
+import io
 import sys
 
 
@@ -9,5 +10,5 @@ def print_utf8() -> None:
     Otherwise a file name, or the ellipsis in shortened help, would make a command fail.
     """
     for stream in (sys.stdout, sys.stderr):
-        if getattr(stream, "encoding", None) in ("ascii", "ANSI_X3.4-1968", "US-ASCII"):
+        if isinstance(stream, io.TextIOWrapper) and stream.encoding in ("ascii", "ANSI_X3.4-1968", "US-ASCII"):
             stream.reconfigure(encoding="utf-8", errors="surrogateescape")

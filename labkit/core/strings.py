@@ -35,7 +35,7 @@ class PackedStrings(Sequence[str]):
     def from_arrays(cls, block: np.ndarray, offsets: np.ndarray) -> "PackedStrings":
         """The inverse of `arrays()`. Raises ValueError if the two do not match."""
         kinds = [(array.ndim, array.dtype) for array in (block, offsets)]
-        whole = kinds == [(1, np.uint8), (1, np.int64)] and len(offsets) > 0
+        whole = kinds == [(1, np.dtype(np.uint8)), (1, np.dtype(np.int64))] and len(offsets) > 0
         if not whole or offsets[0] != 0 or offsets[-1] != len(block) or (np.diff(offsets) < 0).any():
             raise ValueError("these arrays are not packed strings")
         strings = cls(())
@@ -60,7 +60,7 @@ class PackedStrings(Sequence[str]):
     def __getitem__(self, index: int) -> str: ...
     @overload
     def __getitem__(self, index: slice) -> list[str]: ...
-    def __getitem__(self, index):
+    def __getitem__(self, index: int | slice) -> str | list[str]:
         if isinstance(index, slice):
             return [self[position] for position in range(*index.indices(len(self)))]
         position = index + len(self) if index < 0 else index
@@ -76,8 +76,6 @@ class PackedStrings(Sequence[str]):
         if not isinstance(other, Sequence) or isinstance(other, str):
             return NotImplemented
         return len(self) == len(other) and all(own == theirs for own, theirs in zip(self, other, strict=True))
-
-    __hash__ = None
 
     def __repr__(self) -> str:
         return f"PackedStrings({len(self)} strings, {(self._block.nbytes + self._offsets.nbytes) / 1e6:.1f} MB)"

@@ -35,7 +35,7 @@ def map_tensors(batch: Any, function: Callable[[Any], Any]) -> Any:
 
 def iter_tensors(batch: Any) -> Iterator[Any]:
     """Every tensor of a nest."""
-    found = []
+    found: list[Any] = []
     map_tensors(batch, found.append)
     return iter(found)
 

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
-from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
 from labkit.core import PackedStrings, require_choice
@@ -50,7 +49,7 @@ class ImageDataset(Dataset):
         store: Store,
         *,
         decoder: str = "turbojpeg",
-        transform: Callable[[Tensor], Any] | None = None,
+        transform: Callable[[Any], Any] | None = None,  # of a tensor; of a PIL image in `PILDataset`
         on_error: str = "raise",
     ):
         self.store = store
@@ -120,7 +119,7 @@ class SkipLog:
     Each image is noted once: the file grows with the images that cannot be read, not with the epochs.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         descriptor, name = tempfile.mkstemp(prefix="labkit-skipped-")
         os.close(descriptor)
         self.path = Path(name)
@@ -160,7 +159,7 @@ def _report_and_remove(path: Path, owner: int) -> None:
 
 def labels_of(keys: Sequence[str]) -> tuple[list[str], np.ndarray]:
     """The sorted folder names, and the index of each key's folder among them: int64 (len(keys),)."""
-    numbers = defaultdict(count().__next__)  # of the folders, in the order in which they come
+    numbers: dict[str, int] = defaultdict(count().__next__)  # of the folders, in the order in which they come
     numbered = np.fromiter((numbers[key.split("/")[-2] if "/" in key else ""] for key in keys), np.int64, len(keys))
     classes = sorted(numbers)
     return classes, np.argsort([numbers[name] for name in classes])[numbered]

@@ -71,7 +71,7 @@ class RegionDecoder:
     Source: ITU-T T.81 via libjpeg-turbo (tj3SetCroppingRegion). Taught in: notebooks/11_resize_once.ipynb
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._library = load_library()
         self._memory = np.empty(0, np.uint8)
         self._open()
@@ -91,7 +91,8 @@ class RegionDecoder:
         """Size of the image, or None if it is not a JPEG that this decoder can read."""
         handle, get = self._handle, self._library.tj3Get
         if self._library.tj3DecompressHeader(handle, data, len(data)) != 0:
-            return self._reset()
+            self._reset()
+            return None
         known = 0 <= get(handle, _SUBSAMPLING) < len(_BLOCK_WIDTHS) and 0 <= get(handle, _COLORSPACE) <= 2
         if not known or get(handle, _PRECISION) != 8 or get(handle, _LOSSLESS) == 1:
             return None
@@ -127,7 +128,8 @@ class RegionDecoder:
             or library.tj3Decompress8(handle, data, len(data), pixels.ctypes.data, 0, _RGB)
         )
         if failed:
-            return self._reset()
+            self._reset()
+            return None
         return Part(pixels, (crop[0] / scale - top, crop[1] / scale - left, crop[2] / scale, crop[3] / scale))
 
 
@@ -152,7 +154,7 @@ class WholeDecoder:
             pixels = simplejpeg.decode_jpeg(data, "RGB", min_height=height, min_width=width)
         except ValueError:
             return None
-        return Part(pixels, tuple(side / scale for side in crop))
+        return Part(pixels, (crop[0] / scale, crop[1] / scale, crop[2] / scale, crop[3] / scale))
 
 
 def open_decoder() -> RegionDecoder | WholeDecoder:

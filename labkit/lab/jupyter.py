@@ -2,7 +2,7 @@
 
 import sys
 
-from jupyter_client.ioloop import AsyncIOLoopKernelManager
+from jupyter_client.ioloop.manager import AsyncIOLoopKernelManager
 
 from labkit.lab.recording import EXTENSION_ARGUMENTS
 

@@ -1,7 +1,11 @@
 """`%%variant LABEL`: like `%%timeit`, but it adds its runs to a frame for the plots and `summarize`."""
 
+from collections.abc import Iterator
+from types import CodeType
+
 import pandas as pd
 from IPython.core.error import UsageError
+from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, cell_magic, magics_class
 from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
 
@@ -13,6 +17,8 @@ from labkit.measure import compare
 class VariantMagics(Magics):
     """Cell magics of `%load_ext labkit`."""
 
+    shell: InteractiveShell  # who registers magics has one
+
     @magic_arguments()
     @argument("label", help="name of the variant; quote it if it contains spaces")
     @argument("-n", "--images", type=int, required=True, help="number of images that one run of the cell handles")
@@ -20,7 +26,7 @@ class VariantMagics(Magics):
     @argument("-w", "--warmups", type=int, default=1, help="warm-up runs before them (default 1)")
     @argument("-i", "--into", default="runs", help="name of the frame to add the runs to (default: runs)")
     @cell_magic
-    def variant(self, line: str, cell: str):
+    def variant(self, line: str, cell: str) -> None:
         """Time this cell as one variant and add its runs to the notebook's frame.
 
         The first variant of a frame is its baseline; running a label again replaces its runs. Cells run one after
@@ -39,7 +45,7 @@ class VariantMagics(Magics):
         rates = runs.loc[~runs["is_warmup"], "images_per_s"]
         print(f"{label}: median {rates.median():,.0f} images/s over {len(rates)} runs (added to `{options.into}`)")
 
-    def _run_cell(self, code, n_images: int):
+    def _run_cell(self, code: CodeType, n_images: int) -> Iterator[int]:
         exec(code, self.shell.user_ns)  # noqa: S102 - the cell that the reader wrote and ran
         yield n_images
 

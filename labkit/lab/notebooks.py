@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import gettempdir
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVarTuple
 
 from labkit.core import NOTEBOOK_FOLDER, ScratchFolder, atomic_path, redact
 from labkit.lab.recording import EXTENSION_ARGUMENTS
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from nbformat import NotebookNode
 
 _INTERRUPT_TIMEOUT_S = 10.0
+_Ts = TypeVarTuple("_Ts")
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,7 @@ def execute(
 class _Loop(asyncio.SelectorEventLoop):
     """An event loop that refuses nbclient's signal handlers: they end only the kernel, and the tour would go on."""
 
-    def add_signal_handler(self, *arguments: Any) -> None:
+    def add_signal_handler(self, sig: int, callback: Callable[[*_Ts], object], *args: *_Ts) -> None:
         raise RuntimeError("the caller handles signals")  # nbclient expects this error, as outside the main thread
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -39,7 +39,7 @@ def command(main: Callable[..., str]) -> typer.Typer:
 
     @app.command()
     @wraps(main)
-    def run(**arguments) -> None:
+    def run(**arguments: Any) -> None:
         with one_line_errors(name, ValueError, OSError, RuntimeError, ImportError):  # ItemErrors is a RuntimeError
             typer.echo(os.fsencode(main(**arguments)))  # bytes: file names may be invalid UTF-8
 

@@ -192,13 +192,13 @@ def plot_pareto(
 
 def _write_names(ax: Axes, table: pd.DataFrame, cost: str, rate: str) -> None:
     """Write names beside the points inside the axes; names of nearby points are listed downwards."""
-    named = []
+    named: list[tuple[float, float]] = []
     for row in table.sort_values(rate, ascending=False).to_dict("records"):
         x, y = row[cost] / table[cost].max(), 220 * row[rate] / table[rate].max()  # a usual figure is 220 points high
         level = min([y + 4, *(other - 12 for other_x, other in named if abs(x - other_x) < 0.3)])
         aside, align = (-8, "right") if x > 0.7 else (8, "left")
-        options = {"textcoords": "offset points", "ha": align}
-        ax.annotate(row["variant"], (row[cost], row[rate]), xytext=(aside, level - y), **options)
+        place = (aside, level - y)
+        ax.annotate(row["variant"], (row[cost], row[rate]), xytext=place, textcoords="offset points", ha=align)
         named.append((x, level))
 
 
@@ -229,7 +229,7 @@ def plot_stalls(
         left += width
     if wall_s:
         rows = table.index.get_indexer(wall_s)
-        ax.vlines(wall_s.values(), rows - 0.4, rows + 0.4, color="black", linewidth=2, label="wall time")
+        ax.vlines(list(wall_s.values()), rows - 0.4, rows + 0.4, color="black", linewidth=2, label="wall time")
     ax.set_yticks(range(len(table)), table.index)
     ax.set(xlabel="seconds", ylim=(len(table) - 0.4, -0.6), xlim=(0, None))
     _put_legend_outside(ax)
@@ -282,7 +282,7 @@ def _write_shares(ax: Axes, left: np.ndarray, width: np.ndarray, total: np.ndarr
     """Write shares inside the bars, on a plain background: numbers on hatches are hard to read."""
     background = {"facecolor": color, "edgecolor": "none", "pad": 1.5}
     ink = "black" if np.dot(color, (0.299, 0.587, 0.114)) > 0.5 else "white"  # by the brightness of the background
-    style = {"ha": "center", "va": "center", "color": ink, "fontsize": "small", "bbox": background}
+    style: dict[str, Any] = {"ha": "center", "va": "center", "color": ink, "fontsize": "small", "bbox": background}
     for row, share in enumerate(width / np.where(total > 0, total, 1)):
         if share >= 0.07 and width[row] >= 0.085 * total.max():  # otherwise the number is wider than its bar
             ax.text(left[row] + width[row] / 2, row, f"{share:.0%}", **style)

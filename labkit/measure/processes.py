@@ -60,7 +60,7 @@ class PeakMemory:
             apart.add(self._process.pid)
         return self
 
-    def __exit__(self, *exc_info) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         if self._process is not None:
             with self._process:  # waits for its end and closes the pipes
                 self._process.kill()  # it has nothing to save
@@ -74,14 +74,14 @@ class PeakMemory:
         self._send("now")
 
     def end(self) -> float:
-        if self._process is None:
+        if self._process is None or self._process.stdout is None:
             return sum(_uss_bytes(pid) for pid in (os.getpid(), *_descendants())) / 1e6
         self._send("end")
         answer = self._process.stdout.readline()
         return int(answer) / 1e6 if answer else float("nan")  # empty: the sampler was killed
 
     def _send(self, command: str) -> None:
-        if self._process is not None:
+        if self._process is not None and self._process.stdin is not None:
             with suppress(BrokenPipeError):
                 self._process.stdin.write(f"{command}\n".encode())
 

@@ -12,7 +12,7 @@ _ASKING = ("aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", 
 class _Counter(TorchDispatchMode):
     count = 0
 
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = function._schema.name
         self.count += name in _ASKING or (name == "aten::index" and any(map(_is_mask, args[1])))
         return function(*args, **(kwargs or {}))

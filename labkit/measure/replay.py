@@ -57,7 +57,7 @@ def fresh(batch: Any, *, whole: bool = False) -> Any:
 
     def taken(item: Any) -> Any:
         if isinstance(item, Mapping):  # with a method `to`, as Transformers' batches: `map_tensors` leaves it whole
-            own = copy.copy(item)
+            own: Any = copy.copy(item)
             for key in item:
                 own[key] = map_tensors(item[key], taken)
             return own

@@ -1,7 +1,7 @@
 """Where the time of a hand-written loop goes, stage by stage."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pandas as pd
@@ -25,7 +25,7 @@ class StageClock:
         self._clock = clock
 
     @contextmanager
-    def __call__(self, stage: str):
+    def __call__(self, stage: str) -> Iterator[None]:
         start = self._clock()
         try:
             yield

@@ -166,8 +166,8 @@ class _Runner:
             cause = None if is_named or contains_secret(error) else error
             raise VariantError(redact(f"variant {label!r} {what}"), label) from cause
         after = tree_usage()
-        read = {"asked": evict is not None, "evicted": evicted}
-        page_cache = page_cache_state(before.read_bytes, after.read_bytes, **read)
+        asked = evict is not None
+        page_cache = page_cache_state(before.read_bytes, after.read_bytes, asked=asked, evicted=evicted)
         return {"cpu_s": after.cpu_s - before.cpu_s, "page_cache": page_cache, **measured}
 
     def _time_batches(self, factory: Factory, memory: PeakMemory) -> dict[str, Any]:

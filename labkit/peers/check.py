@@ -98,7 +98,7 @@ def _check_complete(numbers: np.ndarray, labels: np.ndarray, work: Work, peer: P
     n_droppable = N_PICTURES % work.batch_size if peer.drops_last else 0
     if (counts == 0).sum() > n_droppable:
         raise PeerError(f"{_describe_images(counts == 0)} never came in an epoch")
-    n_wrong = int((probe_images.picture_label(numbers) != labels).sum())
+    n_wrong = int(np.count_nonzero(probe_images.picture_label(numbers) != labels))
     _expect(not n_wrong, f"{n_wrong} of {len(labels)} labels are not those of the image's folder")
 
 

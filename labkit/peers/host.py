@@ -48,7 +48,7 @@ class Host(contextlib.AbstractContextManager):
             self._pipe.send(sys.path)
             self._pipe.send_bytes(cloudpickle.dumps((peer, work)))
 
-    def __exit__(self, *exc_info) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.close()
 
     def ask(self, command: str) -> Any:

@@ -72,7 +72,7 @@ class Peer:
     install: str
     modules: tuple[str, ...]
     loader: Callable[[Work], Iterable]
-    prepare: Callable[[Work], None] | None = None
+    prepare: Callable[[Work], object] | None = None
     note: str = ""
     drops_last: bool = False
 

@@ -38,7 +38,7 @@ def plot_peers(frame: pd.DataFrame, *, ax: Axes | None = None, **kwargs: Any) ->
     groups = group_by_class(loaders)
     n_rows = len(loaders) + len(groups)
     ax = ax or plt.subplots(figsize=(8.5, 0.8 + 0.3 * n_rows), layout="constrained")[1]
-    labels = []
+    labels: list[str] = []
     for title, members in groups.items():
         _draw_limit(ax, limits, members, len(labels))
         labels.append(title)

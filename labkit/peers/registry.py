@@ -173,7 +173,7 @@ def _time_all(rows: dict[str, _PeerRun], omitted: dict, work: Work, **options: A
     """Time all hosts in interleaved rounds. If one breaks, start over without it, so that all share every round."""
     while True:
         loaders = {name: partial(HostedLoader, row.host, work) for name, row in rows.items()}
-        factors = {
+        factors: dict[str, Any] = {
             "kind": {name: row.kind for name, row in rows.items()},
             "source": {name: row.peer.source for name, row in rows.items()},
             "antialias": {name: row.peer.antialias for name, row in rows.items()},

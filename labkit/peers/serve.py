@@ -6,7 +6,7 @@ import pickle
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import chain
 from multiprocessing.connection import Connection
@@ -89,7 +89,7 @@ def _epoch(peer: Peer, work: Work, memory: Any) -> Iterator[Any]:
     }
 
 
-_COMMANDS = {"prepare": _prepare, "check": _check, "epoch": _epoch}
+_COMMANDS: dict[str, Callable[..., Iterator[Any]]] = {"prepare": _prepare, "check": _check, "epoch": _epoch}
 
 
 if __name__ == "__main__":

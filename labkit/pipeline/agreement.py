@@ -74,7 +74,7 @@ def drawn_crops(augment: Callable[[Tensor], Tensor], n: int) -> pd.DataFrame:
     columns = torch.arange(256, dtype=torch.uint8).expand(256, 256)
     picture = torch.stack([columns, columns.T, torch.zeros_like(columns)])
     if getattr(augment, "takes_batches", False):
-        draws = augment(picture.expand(n, 3, 256, 256))
+        draws = list(augment(picture.expand(n, 3, 256, 256)))
     else:
         draws = [augment(picture) for _ in range(n)]
     return pd.DataFrame([_box_from_pixels(draw.float().numpy()) for draw in draws])

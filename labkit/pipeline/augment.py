@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, overload
 
 import numpy as np
 import torch
@@ -63,6 +63,12 @@ class Recipe:
 RECIPES = {"light": Recipe(), "heavy": Recipe(jitter=0.8, gray=0.2, blur=0.5, solarize=0.2)}
 
 
+@overload
+def make_augment(recipe: str | Recipe, library: Literal["kornia"], *, part: str = "all") -> nn.Module: ...
+@overload
+def make_augment(
+    recipe: str | Recipe = "light", library: str = "v2", *, part: str = "all"
+) -> Callable[[Any], Tensor]: ...
 def make_augment(recipe: str | Recipe = "light", library: str = "v2", *, part: str = "all") -> Callable[[Any], Tensor]:
     """Build a recipe as a callable, which can be pickled and so sent to workers.
 
@@ -86,7 +92,12 @@ def make_augment(recipe: str | Recipe = "light", library: str = "v2", *, part: s
     if isinstance(recipe, str):
         recipe = RECIPES[require_choice("recipe", recipe, RECIPES)]
     require_choice("part", part, PARTS)
-    build = {"pil": _pil, "v2": _v2, "albumentations": _Albumentations, "kornia": _Kornia}
+    build: dict[str, Callable[[Recipe, bool, bool], Callable[[Any], Tensor]]] = {
+        "pil": _pil,
+        "v2": _v2,
+        "albumentations": _Albumentations,
+        "kornia": _Kornia,
+    }
     return build[require_choice("library", library, LIBRARIES)](recipe, part != "photometry", part != "geometry")
 
 

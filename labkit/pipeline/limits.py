@@ -134,7 +134,8 @@ def _run_in_threads(
     The threads take items from one iterator: an executor would create a future for each image, and chunks of images
     would leave cores idle behind the last chunk. The caller is woken only once per report.
     """
-    remaining, finished, reports = iter(items), count(1), SimpleQueue()  # `next` is atomic on both iterators
+    reports: SimpleQueue[Any] = SimpleQueue()
+    remaining, finished = iter(items), count(1)  # `next` is atomic on both iterators
 
     def run() -> None:
         try:

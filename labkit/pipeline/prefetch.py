@@ -35,7 +35,8 @@ class CUDAPrefetcher:
     """
 
     def __init__(self, loader: Iterable[Any], device: Any = "cuda", *, depth: int = 1):
-        self.loader, self.depth, self.device = loader, require_int("depth", depth), torch.device(device)
+        self.loader: Any = loader
+        self.depth, self.device = require_int("depth", depth), torch.device(device)
         if self.device.type == "cuda" and not torch.cuda.is_available():
             raise RuntimeError(f"device={str(device)!r}, but CUDA is not available: pass device='cpu'")
         self.lane = CopyStream(self.device) if self.device.type == "cuda" else PassThrough(self.device)
@@ -51,7 +52,9 @@ class CUDAPrefetcher:
         return getattr(self.loader, name)  # batch_size, num_workers, set_epoch, dataset, ...
 
     def __iter__(self) -> Iterator[Any]:
-        source, ahead, error = iter(self.loader), deque(), None
+        source: Iterator[Any] | None = iter(self.loader)
+        ahead: deque[Any] = deque()
+        error: Exception | None = None
         while source is not None or ahead:
             while source is not None and len(ahead) <= self.depth:
                 try:

@@ -75,7 +75,9 @@ class _Shuffled(Sampler[int]):
         yield from torch.randperm(self._n_samples, generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-def choose_sampler(samples: Any, sampler: Sampler[int] | None, shuffle: bool | None, seed: int) -> Sampler[int]:
+def choose_sampler(
+    samples: Any, sampler: Sampler[int] | Iterable[int] | None, shuffle: bool | None, seed: int
+) -> Sampler[int] | Iterable[int]:
     """The order of samples: the sampler's, or that of `samples`, which a seed may shuffle."""
     if sampler is None:
         return _Shuffled(len(samples), seed) if shuffle else SequentialSampler(samples)
@@ -107,7 +109,9 @@ class RandomSources:
 
 def find_generators(roots: Iterable[Any]) -> list[Any]:
     """Private generators reachable from `roots`, each once, in the order in which they are found."""
-    found, seen, waiting = [], set(), list(roots)[::-1]
+    found: list[Any] = []
+    seen: set[int] = set()
+    waiting = list(roots)[::-1]
     while waiting and len(seen) < _MAX_OBJECTS:
         item = waiting.pop()
         if id(item) in seen or isinstance(item, _OPAQUE_TYPES):
@@ -174,8 +178,10 @@ def _seed_one(generator: Any, number: int) -> None:
     elif isinstance(generator, np.random.RandomState):
         generator.seed(number & 0xFFFFFFFF)
     elif type(generator.bit_generator) is np.random.PCG64:  # set by its state, ten times as fast as by SeedSequence
-        state = {"state": number, "inc": (number >> 64 | number << 64) & _128_BITS | 1}
-        generator.bit_generator.state = {"bit_generator": "PCG64", "state": state, "has_uint32": 0, "uinteger": 0}
+        increment = (number >> 64 | number << 64) & _128_BITS | 1
+        generator.bit_generator.state = {
+            "bit_generator": "PCG64", "state": {"state": number, "inc": increment}, "has_uint32": 0, "uinteger": 0,
+        }  # fmt: skip
     else:
         generator.bit_generator.state = type(generator.bit_generator)(number).state
 
@@ -201,9 +207,10 @@ def _references(item: Any) -> Iterator[Any]:
     elif isinstance(item, types.FunctionType):
         yield from _function_references(item)
     yield from getattr(item, "__dict__", {}).values()
-    for name in _slot_names(type(item)):
+    kind: Any = type(item)
+    for name in _slot_names(kind):
         yield getattr(item, name, None)
-    yield from _class_attributes(type(item))
+    yield from _class_attributes(kind)
 
 
 def _function_references(function: types.FunctionType) -> Iterator[Any]:

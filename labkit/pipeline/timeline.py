@@ -25,7 +25,7 @@ class Stamped(Dataset):
     """
 
     def __init__(self, dataset: Dataset):
-        self.dataset = dataset
+        self.dataset: Any = dataset
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -89,7 +89,9 @@ class _HostSpans:
     """Spans by the host's clock, which is all there is on a CPU."""
 
     def __init__(self, device: torch.device):
-        self.device, self.rows, self.stamps, self.began = device, [], [], 0.0
+        self.device, self.began = device, 0.0
+        self.rows: list[Any] = []
+        self.stamps: list[Any] = []
 
     def batches(self, loader: Iterable[Any], copy: str) -> Any:
         return iter(CUDAPrefetcher(loader, self.device) if copy == "prefetch" else loader)
@@ -129,7 +131,9 @@ class _CudaSpans(_HostSpans):
 
     def __init__(self, device: torch.device):
         super().__init__(device)
-        self.pairs, self.lane, self.sent_before = [], None, 0
+        self.pairs: list[Any] = []
+        self.lane: _TimedCopyStream | None = None
+        self.sent_before = 0
 
     def batches(self, loader: Iterable[Any], copy: str) -> Any:
         if copy != "prefetch":
@@ -165,7 +169,7 @@ class _CudaSpans(_HostSpans):
 class _TimedCopyStream(CopyStream):
     def __init__(self, device: torch.device):
         super().__init__(device)
-        self.pairs = []
+        self.pairs: list[Any] = []
 
     def send(self, batch: Any) -> Any:
         first = _record_event(self.stream)

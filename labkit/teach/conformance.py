@@ -9,8 +9,8 @@ import multiprocessing
 import os
 import re
 import zlib
-from collections.abc import Callable, Iterable
-from functools import cache
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache, partial
 
 import numpy as np
 import pandas as pd
@@ -101,7 +101,7 @@ def child_exits(data: bytes, decoders: Iterable[str], *, by_default: bool = Fals
         child = context.Process(target=_decode_in_child, args=(data, decoder, by_default))
         child.start()
         child.join()
-        exits[decoder] = child.exitcode
+        exits[decoder] = child.exitcode or 0
     return exits
 
 
@@ -111,7 +111,7 @@ def _decode_in_child(data: bytes, decoder: str, by_default: bool) -> None:
 
 
 @contextlib.contextmanager
-def _quiet_stderr():
+def _quiet_stderr() -> Iterator[None]:
     """Silence the messages about damaged files that C libraries write directly to file descriptor 2."""
     saved, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 2)
@@ -146,9 +146,13 @@ def _has_reference(data: bytes) -> bool:
     return data not in broken_files().values()
 
 
+def _decode_ours(decoder: str, data: bytes) -> np.ndarray:
+    return _to_array(decode(data, decoder))
+
+
 def _decode_calls(by_default: bool) -> dict[str, Callable[[bytes], np.ndarray]]:
     if not by_default:
-        return {name: (lambda data, name=name: _to_array(decode(data, name))) for name in DECODERS}
+        return {name: partial(_decode_ours, name) for name in DECODERS}
     return {
         "pil": lambda data: np.asarray(Image.open(io.BytesIO(data))),
         "pil_draft": _decode_pil_draft,
@@ -185,7 +189,7 @@ def _decode_torchvision(data: bytes) -> np.ndarray:
 
 
 def _decode_torchcodec(data: bytes) -> np.ndarray:
-    from torchcodec.decoders import decode_image
+    from torchcodec.decoders import decode_image  # type: ignore[attr-defined]  # public, but not marked so
 
     return _to_array(decode_image(data))
 

@@ -32,7 +32,7 @@ def exercise(name: str) -> Callable[[Check], Check]:
     """Register a function as the check of an exercise; its docstring is the hint for an empty answer."""
 
     def register(function: Check) -> Check:
-        _exercises[name] = function.__doc__, function
+        _exercises[name] = function.__doc__ or "", function
         return function
 
     return register
@@ -48,7 +48,7 @@ def number_exercise(name: str, hint: str, expected: float, tolerance: float = 0.
     _exercises[name] = hint, check_number
 
 
-def frame_exercise(name: str, hint: str, **needed: float) -> None:
+def frame_exercise(name: str, hint: str, **needed: Any) -> None:
     """Register an exercise whose answer is a frame of runs; what is needed, as in `expect_frame`."""
     _exercises[name] = hint, partial(expect_frame, **needed)
 

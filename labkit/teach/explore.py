@@ -45,8 +45,10 @@ class Explorer:
 
     def __init__(self, runs: pd.DataFrame, x: str, hue: str | None, metric: str):
         self.runs, self.x, self.hue, self.metric = runs, x, hue, metric
-        self.where, self.controls = {}, {}
-        self._box = self._picture = None
+        self.where: dict[str, Any] = {}
+        self.controls: dict[str, Any] = {}
+        self._box: Any = None
+        self._picture: Any = None
         self.draw()
         with suppress(ImportError):
             import ipywidgets
@@ -61,7 +63,7 @@ class Explorer:
         n_names = len(levels_of(self.runs, self.x))
         n_groups = n_names * (len(levels_of(self.runs, self.hue)) if self.hue else 1)
         width = max(6.5, min(12, max(1.1 * n_names, 0.4 * n_groups)))
-        figure = Figure(figsize=(width, 4), layout="constrained")
+        figure = self._figure = Figure(figsize=(width, 4), layout="constrained")
         self.ax = plot_runs(runs, x=self.x, hue=self.hue, metric=self.metric, ax=figure.add_subplot())
         self.ax.set_title(self._make_title(runs), loc="left", fontsize="medium")
         return self.ax
@@ -87,7 +89,7 @@ class Explorer:
             menu.description, menu.style = name, {"description_width": "initial"}
             menu.observe(lambda change, name=name: self._choose(name, change["new"]), names="value")
         self.controls = menus
-        self._picture = widgets.Image(value=png_bytes(self.ax.figure), format="png", layout={"max_width": "100%"})
+        self._picture = widgets.Image(value=png_bytes(self._figure), format="png", layout={"max_width": "100%"})
         row = widgets.Box(list(menus.values()), layout={"flex_flow": "row wrap"})
         self._box = widgets.VBox([row, self._picture])
 
@@ -100,7 +102,7 @@ class Explorer:
         else:
             self.where[factor] = value
         self.draw()
-        self._picture.value = png_bytes(self.ax.figure)
+        self._picture.value = png_bytes(self._figure)
 
     def __repr__(self) -> str:
         factors = f"{self.x} and {self.hue}" if self.hue and self.hue != self.x else self.x
@@ -110,7 +112,7 @@ class Explorer:
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
         """The menus, and in the same output the picture, for readers without a kernel."""
-        bundle = {"text/plain": repr(self), "image/png": png_base64(self.ax.figure)}
+        bundle = {"text/plain": repr(self), "image/png": png_base64(self._figure)}
         if self._box is not None:
             bundle[WIDGET_VIEW] = self._box._repr_mimebundle_()[WIDGET_VIEW]
         return bundle

@@ -14,7 +14,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
-from torch.utils.data import DataLoader, Dataset, RandomSampler
+from torch.utils.data import DataLoader, RandomSampler
 
 from labkit.core import Scale, atomic_path, usable_cores, write_atomic
 from labkit.data import ImageDataset, PILDataset
@@ -81,8 +81,8 @@ def measure_rungs(variants: dict[str, Factory], *, rounds: int, experiment: str,
     """
     # Rates are per image, and an image costs the same work each time.
     with warnings.catch_warnings(action="ignore", category=DifferentWorkWarning):
-        options = {"baseline": next(iter(variants)), "rounds": rounds, "experiment": experiment, "rung": False}
-        return compare(variants, **options, **factors)
+        baseline = next(iter(variants))
+        return compare(variants, baseline=baseline, rounds=rounds, experiment=experiment, rung=False, **factors)
 
 
 def is_limit(variants: pd.Series) -> pd.Series:
@@ -153,7 +153,7 @@ class RunningWorkers:
     in the memory of other rungs.
     """
 
-    def __init__(self, dataset: Dataset, batch_size: int, *, times: int = 2):
+    def __init__(self, dataset: ImageDataset, batch_size: int, *, times: int = 2):
         indices: list[int] = []  # of the next pass
         self._loader = make_loader(dataset, LoaderConfig(batch_size), sampler=indices)
         self.batch_size, self.num_workers = batch_size, self._loader.num_workers
@@ -171,7 +171,7 @@ class RunningWorkers:
             self._loader.close()
 
 
-def _load_in_one_process(dataset: Dataset, batch_size: int) -> DataLoader:
+def _load_in_one_process(dataset: ImageDataset, batch_size: int) -> DataLoader:
     return DataLoader(dataset, batch_size, sampler=_repeat_shuffled(len(dataset), 1))
 
 
@@ -203,9 +203,10 @@ def _draw_rung(ax: Axes, row: int, rung: pd.Series, rates: pd.Series) -> None:
 def _draw_limit(ax: Axes, label: str, rate: float, higher: bool) -> None:
     """Draw a line with its label; every second label is higher, since limits may be close together."""
     ax.axvline(rate, color="C3", linestyle="--", linewidth=1.2, zorder=1)
-    options = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points", "ha": "center", "va": "bottom"}
-    place = (0, 13 if higher else 1)
-    ax.annotate(f"{label} {rate:,.0f}", (rate, 1.0), place, color="C3", fontsize="small", **options)
+    ax.annotate(
+        f"{label} {rate:,.0f}", (rate, 1.0), (0, 13 if higher else 1), xycoords=("data", "axes fraction"),
+        textcoords="offset points", ha="center", va="bottom", color="C3", fontsize="small",
+    )  # fmt: skip
 
 
 def _figure_size(n_rungs: int) -> tuple[float, float]:

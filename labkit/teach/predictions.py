@@ -132,7 +132,7 @@ def plot_guesses(data: pd.DataFrame, *, ax: Axes | None = None, **kwargs: Any) -
     style = {"marker": "v", "s": 70, "color": sns.color_palette("colorblind")[1], "edgecolor": "black", "zorder": 3}
     ax.scatter(data["measured"], data["guess"], **{**style, **kwargs})
     for row in data.itertuples():
-        place = {"xytext": (0, 7), "textcoords": "offset points", "ha": "center", "fontsize": "small"}
+        place: dict[str, Any] = {"xytext": (0, 7), "textcoords": "offset points", "ha": "center", "fontsize": "small"}
         ax.annotate(row.experiment.split()[0], (row.measured, row.guess), **place)
     both = data[["guess", "measured"]].to_numpy()
     ends = [both.min() / 1.5, both.max() * 1.5] if len(data) else [0.5, 2]

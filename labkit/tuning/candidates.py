@@ -37,7 +37,7 @@ class Candidate:
         config = self.config.resolved()
         words = [f"{config.num_workers} worker{'s' * (config.num_workers != 1)}"]
         words += [f"{config.prefetch_factor} ahead"] * bool(config.num_workers)
-        return ", ".join([*words, *[self.decoder] * (self.decoder is not None)])
+        return ", ".join([*words, *([] if self.decoder is None else [self.decoder])])
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def candidates(
 
 def with_workers(config: LoaderConfig, count: int) -> LoaderConfig:
     """`config` with another number of workers; without workers, settings that only workers use are reset."""
-    idle = {} if count else {"prefetch_factor": None, "persistent_workers": None, "start_method": None}
+    idle: dict[str, Any] = {} if count else {"prefetch_factor": None, "persistent_workers": None, "start_method": None}
     return replace(config, num_workers=count, oversubscribe=count > usable_cores(), **idle)
 
 
@@ -110,9 +110,9 @@ def worth_measuring(making: Making, step_s: float, step_cpu_s: float) -> list[in
 def expected_s(num_workers: int, making: Making, step_s: float, step_cpu_s: float, cores: int) -> float:
     """Seconds per batch of training: workers share the making, and all computation shares the cores."""
     if not num_workers:
-        return making.seconds + step_s
-    computing_s = making.seconds * (1 - making.waiting) + step_cpu_s
-    return max(step_s, making.seconds / num_workers, computing_s / cores)
+        return making.known_s + step_s
+    computing_s = making.known_s * (1 - making.waiting) + step_cpu_s
+    return max(step_s, making.known_s / num_workers, computing_s / cores)
 
 
 def with_decoder(dataset: ImageDataset, decoder: str) -> ImageDataset:
@@ -125,8 +125,11 @@ def with_decoder(dataset: ImageDataset, decoder: str) -> ImageDataset:
 def _batch_loader(
     dataset: ImageDataset, config: LoaderConfig, shuffle: bool, drop_last: bool, indices: list[int] | None
 ) -> BatchLoader:
-    crop, flip = _crop_and_flip(dataset)
-    order = {"shuffle": shuffle} if indices is None else {"sampler": indices}
+    found = _crop_and_flip(dataset)
+    if found is None:
+        raise TypeError("BatchLoader crops and flips, and nothing else: use it only if `Source.has_threads()`")
+    crop, flip = found
+    order: dict[str, Any] = {"shuffle": shuffle} if indices is None else {"sampler": indices}
     return BatchLoader(
         dataset.store, size=crop.size[0], batch_size=config.batch_size, seed=config.seed, scale=tuple(crop.scale),
         ratio=tuple(crop.ratio), flip=flip.p, drop_last=drop_last, pin_memory=config.pin_memory,

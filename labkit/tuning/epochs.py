@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from typing import Any
 
 
@@ -34,7 +34,7 @@ class Epochs:
         self.first_s = 0.0
         self.length = _length(loader)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Generator[Any, None, None]:
         asked, n_epochs = time.perf_counter(), 0
         while True:
             n_batches = 0

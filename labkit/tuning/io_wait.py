@@ -27,6 +27,13 @@ class Making:
     seconds: float | None
     waiting: float
 
+    @property
+    def known_s(self) -> float:
+        """The seconds, where they are known. Raises ValueError."""
+        if self.seconds is None:
+            raise ValueError("the loader cannot run in this process")
+        return self.seconds
+
 
 def making_in_one_process(loader: Any, *, limit_s: float, n_batches: int) -> Making:
     """Make batches of a `torch.utils.data.DataLoader` in this process, with one thread, as a worker makes them.

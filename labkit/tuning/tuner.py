@@ -135,14 +135,14 @@ class _CostsAlone:
 
     def may_keep_up(self, config: LoaderConfig) -> bool:
         """Whether the default can be as fast as the step, according to a rough model."""
-        num_workers, cores = config.resolved().num_workers, cores_per_rank()
+        num_workers, cores = config.resolved().num_workers or 0, cores_per_rank()
         expected = expected_s(num_workers, self.making, self.step_s, self.step_cpu_s, cores)
         return expected <= WORTH_MEASURING * self.step_s
 
     def n_batches(self, budget_s: float, field: dict[str, Candidate]) -> int:
         """Batches per run: a sixtieth of the budget, but enough that every worker makes some."""
-        most = max(each.config.resolved().num_workers for each in field.values())
-        a_batch_s = max(self.step_s, self.making.seconds / max(1, most))
+        most = max(each.config.resolved().num_workers or 0 for each in field.values())
+        a_batch_s = max(self.step_s, self.making.known_s / max(1, most))
         return max(4, 3 * most, min(200, int(budget_s / 60 / a_batch_s)))
 
 

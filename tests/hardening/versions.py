@@ -21,7 +21,7 @@ from pathlib import Path
 from tests.hardening.tables import RECORDS, update_table
 
 _PYTEST = ["-m", "pytest", "-q", "-n", "2", "--dist", "loadfile"]
-_RUNNERS = ["pytest", "pytest-timeout", "pytest-xdist", "nbval", "hypothesis"]
+_RUNNERS = ["pytest", "pytest-timeout", "pytest-xdist", "nbval", "hypothesis", "mypy"]
 _INSTALLED = {
     "lowest": ["--resolution", "lowest-direct", "-e", ".[test]"],
     "newest": ["-e", ".[test]"],

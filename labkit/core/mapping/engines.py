@@ -5,8 +5,8 @@ not wait for one another. An outcome is `(value, None)` or `(None, error text)`:
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, wait
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import AbstractContextManager, closing, contextmanager
 from typing import Any
 
@@ -79,11 +79,11 @@ def map_items(
     check_engine(engine, num_workers, address)
     items = list(items)
     results, errors = [None] * len(items), {}
-    remaining = [position for position, item in enumerate(items) if is_done is None or not is_done(item)]
-    outcomes = _iter_outcomes(function, items, remaining, engine, num_workers, address)
-    options = {"show": progress, "total": len(items), "initial": len(items) - len(remaining), "desc": description}
+    waiting = [position for position, item in enumerate(items) if is_done is None or not is_done(item)]
+    outcomes = _iter_outcomes(function, items, waiting, engine, num_workers, address)
+    bar = progress_bar(show=progress, total=len(items), initial=len(items) - len(waiting), desc=description, unit=unit)
     # Closed at once on Ctrl-C: a stored traceback, as in a notebook, would keep the workers alive.
-    with progress_bar(unit=unit, **options) as bar, closing(outcomes):
+    with bar, closing(outcomes):
         for position, (value, error) in outcomes:
             results[position] = value
             if error is not None:
@@ -105,7 +105,7 @@ def check_engine(engine: str, num_workers: int | None = None, address: str | Non
 
 def _iter_outcomes(
     function: Callable, items: list, remaining: list[int], engine: str, num_workers: int | None, address: str | None
-) -> Iterator[tuple[int, Outcome]]:
+) -> Generator[tuple[int, Outcome], None, None]:
     """(position, outcome) of every item in `remaining`, in the order of completion."""
     if engine == "ray" and remaining:
         from labkit.core.mapping.ray import joined_cluster, ray_pool
@@ -151,7 +151,8 @@ def _run_chunks(
     pool: Pool, items: list, waiting: deque[int], window: int, lost: deque[int]
 ) -> Iterator[tuple[int, Outcome]]:
     """Outcomes of `waiting`, until it is empty or a worker dies; what was in flight then goes to `lost`."""
-    size, in_flight = 1, {}
+    size = 1
+    in_flight: dict[Future, list[int]] = {}
     while True:
         while waiting and not lost and len(in_flight) < window:
             chunk = [waiting.popleft() for _ in range(min(size, len(waiting)))]

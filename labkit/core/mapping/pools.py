@@ -101,7 +101,7 @@ def process_pool(function: Callable, num_processes: int) -> Iterator[Pool]:
         try:
             return executor.submit(_run_in_worker, pack_items(items))
         except BrokenExecutor as error:
-            broken = Future()
+            broken: Future = Future()
             broken.set_exception(error)
             return broken
 

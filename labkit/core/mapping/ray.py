@@ -34,7 +34,7 @@ def ray_pool(function: Callable) -> Iterator[Pool]:
     Ray itself tries a task three more times (its default) if its machine or worker is lost.
     """
 
-    def map_items(packed: list[Outcome]):  # the name that Ray shows in its messages
+    def map_items(packed: list[Outcome]) -> tuple[float, list[Outcome]]:  # the name that Ray shows in its messages
         return run_packed(function, packed)
 
     task = _import_ray().remote(num_cpus=1)(map_items)
@@ -49,7 +49,7 @@ def _start_or_join_cluster(ray: ModuleType, address: str | None) -> None:
         _check_reachable(address)
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **options)
     except Exception as error:  # a plain Exception if a node does not start in time
-        _kill(set(psutil.Process().children()) - before, Path(ray.__file__).parent)
+        _kill(set(psutil.Process().children()) - before, Path(ray.__path__[0]))
         raise ConnectionError(
             f"no Ray cluster could be joined at {address or 'this machine'} ({error}): "
             "start one with `ray start --head`, and give its address as host:port"

@@ -79,7 +79,7 @@ class BlobFile(io.RawIOBase):
         self._position = offset + (0, self._position, self._size)[whence]
         return self._position
 
-    def readinto(self, buffer: memoryview) -> int:
+    def readinto(self, buffer: Any) -> int:
         size = max(0, min(len(buffer), self._size - self._position))
         data = self._blob.read_at(self._position, size) if size else b""
         buffer[: len(data)] = data
@@ -114,4 +114,5 @@ def open_blob(place: str | os.PathLike, **storage_options: Any) -> Blob:
         return LocalBlob(Path(place))
     from labkit.data.blobs import remote  # loads urllib3, which local files do not need
 
-    return remote.HttpBlob(place) if is_http_url(place) else remote.ObjectBlob(place, **storage_options)
+    url = os.fspath(place)
+    return remote.HttpBlob(url) if is_http_url(url) else remote.ObjectBlob(url, **storage_options)

@@ -11,7 +11,7 @@ import urllib3
 
 from labkit.core import MAX_FILE_VARIABLE, PerProcess, max_file_bytes, strip_credentials
 
-_MAX_WAIT_S = 10.0  # between two attempts, whatever the server asks for
+_MAX_WAIT_S = 10  # between two attempts, whatever the server asks for
 _TRANSIENT_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
 _BLOCK_BYTES = 1 << 20
 
@@ -61,7 +61,7 @@ class HttpClient:
             OSError: no complete answer after all attempts, one that is too long, or another error status; names the URL
                 without credentials.
         """
-        if start is None:
+        if start is None or end is None:
             return self._request(url, {}, max_file_bytes())
         limit = max(end - start, max_file_bytes())  # a server without range requests may send the whole file
         return self._request(url, {"Range": f"bytes={start}-{end - 1}"}, limit)
@@ -86,7 +86,7 @@ class HttpClient:
                 _check_status(url, answer)
                 return Answer(answer.status, answer.headers, _read_body(url, answer, limit), answer.geturl() or "")
             except urllib3.exceptions.HTTPError as error:
-                if answer is None or not answer.retries.total:
+                if answer is None or answer.retries is None or not answer.retries.total:
                     cause = getattr(error, "reason", None) or error
                     raise OSError(
                         f"{strip_credentials(url)} gave no complete answer in {self.retries + 1} tries "

@@ -37,7 +37,7 @@ def build_pixels(
         raise PixelError(f"{path} is not built: the source holds no image")
     folder = sibling_path(path, ".parts")
     with file_lock(sibling_path(path, ".lock", hidden=True)):
-        if foreign := foreign_names(folder, _OWN_NAMES.fullmatch):  # the folder will be removed
+        if foreign := foreign_names(folder, _is_own_name):  # the folder will be removed
             raise PixelError(f"{folder} holds {foreign[0]!r}, which no build wrote: move it, or choose another path")
         if not _is_built(path, origin):
             _make_parts(store, folder, parts, options)
@@ -90,10 +90,14 @@ def _append(file: BinaryIO, part_file: BinaryIO) -> None:
     file.flush()  # the kernel writes behind Python's buffer
 
 
+def _is_own_name(name: str) -> bool:
+    return _OWN_NAMES.fullmatch(name) is not None
+
+
 def _remove_parts(folder: Path) -> None:
     """Remove the parts, and what killed runs left."""
     if folder.exists():
-        for name in filter(_OWN_NAMES.fullmatch, os.listdir(folder)):
+        for name in filter(_is_own_name, os.listdir(folder)):
             (folder / name).unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # a dying worker of a killed run may still write there
             folder.rmdir()

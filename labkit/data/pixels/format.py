@@ -28,6 +28,7 @@ import struct
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import overload
 
 import numpy as np
 
@@ -76,6 +77,10 @@ class Head:
     file_bytes: int
 
 
+@overload
+def aligned(size: int) -> int: ...
+@overload
+def aligned(size: np.ndarray) -> np.ndarray: ...
 def aligned(size: int | np.ndarray) -> int | np.ndarray:
     """The next multiple of 64."""
     return -(-size // ALIGNMENT) * ALIGNMENT

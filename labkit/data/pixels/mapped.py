@@ -5,6 +5,7 @@ import os
 import zlib
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -26,7 +27,7 @@ class PixelMap:
         self.head = read_head(self.path)
         self.keys, self.shapes = self.head.index.keys, self.head.index.shapes
         # Views: reading an item takes a third of the time of an array's, and writes no reference count as a list does.
-        self._offsets, self._sides = memoryview(self.head.index.offsets), memoryview(self.shapes.reshape(-1))
+        self._offsets, self._sides = self.head.index.offsets.data, self.shapes.reshape(-1).data
         self.classes, self.labels = labels_of(self.keys)
         self._view = Lazy(partial(_map_file, self.path, self.head))
         self._read_from_file = {*vars(self), "_read_from_file"}
@@ -34,7 +35,7 @@ class PixelMap:
     def __len__(self) -> int:
         return len(self._offsets)
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         """Pickled as a path; whoever unpickles it reads the index from there."""
         added = {name: value for name, value in vars(self).items() if name not in self._read_from_file}
         return _open_by_path, (type(self), self.path, self.head.header), added
@@ -53,7 +54,7 @@ class PixelMap:
 
     def is_sound(self, index: int) -> bool:
         """Whether an image's pixels match their checksum."""
-        return zlib.crc32(self.pixels(index)) == int(self.head.index.crcs[index])
+        return zlib.crc32(self.pixels(index).data) == int(self.head.index.crcs[index])
 
 
 def _open_by_path(kind: type[PixelMap], path: Path, header: bytes) -> PixelMap:

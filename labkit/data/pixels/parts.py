@@ -112,8 +112,8 @@ def _write_part(path: Path, part: Part, images: Iterable[np.ndarray]) -> None:
     with atomic_path(path) as partial, open(partial, "wb") as file:
         file.seek(pixels_start(keys))
         for image in images:
-            file.write(image)
+            file.write(image.data)
             file.seek(-file.tell() % ALIGNMENT, os.SEEK_CUR)
             shapes.append(image.shape[:2])
-            crcs.append(zlib.crc32(image))
+            crcs.append(zlib.crc32(image.data))
         fill_in_head(file, part.origin, keys, np.array(shapes), np.array(crcs))

@@ -114,8 +114,9 @@ class PixelStore(PixelMap, Dataset):
         Raises:
             PixelError: some are damaged; names the images and the remedy.
         """
-        options = {"progress": progress, "description": "verify", "unit": "image"}
-        sound = map_items(self.is_sound, range(len(self)), engine="threads", **options)
+        sound = map_items(
+            self.is_sound, range(len(self)), engine="threads", progress=progress, description="verify", unit="image"
+        )
         damaged = [self.keys[position] for position, is_sound in enumerate(sound) if not is_sound]
         if damaged:
             named = ", ".join(damaged[:_MAX_NAMED]) + (", ..." if len(damaged) > _MAX_NAMED else "")

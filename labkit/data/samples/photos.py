@@ -10,12 +10,15 @@ import os
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 from PIL import Image, ImageEnhance
 
 from labkit.core import check_count, claim_folder, damage_named, require_choice, require_int, write_atomic, write_record
 from labkit.core.mapping import check_engine, map_items
+
+Drawn = TypeVar("Drawn")
 
 MANIFEST = "manifest.json"
 
@@ -111,7 +114,7 @@ def make_photos(
     # Files of an interrupted run are not in the manifest yet, but whole.
     adopt = {number for number in missing if photo_key(number) not in manifest}
     make = partial(_make_one, root.absolute(), adopt, profile, seed)
-    options = {"engine": engine, "num_workers": num_threads, "address": address, "progress": progress}
+    options: dict[str, Any] = {"engine": engine, "num_workers": num_threads, "address": address, "progress": progress}
     rows = map_items(make, missing, key=photo_key, description=f"{profile} photos", unit="photo", **options)
     manifest |= {row["key"]: row for row in rows}
     photos = [manifest[key] for key in sorted(manifest)]
@@ -145,7 +148,7 @@ def _load_photograph(name: str) -> Image.Image:
     return Image.fromarray(getattr(data, name)()).convert("RGB")
 
 
-def _draw(rng: np.random.Generator, shares: dict):
+def _draw(rng: np.random.Generator, shares: dict[Drawn, float]) -> Drawn:
     choices = list(shares)
     return choices[rng.choice(len(choices), p=list(shares.values()))]
 

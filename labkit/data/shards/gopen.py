@@ -22,7 +22,7 @@ _CHUNK_BYTES = 4 << 20  # about forty photos: decoding them takes longer than fe
 _LOCAL_BUFFER_BYTES = 1 << 20
 
 
-def open_url(place: str | os.PathLike, **storage_options: Any) -> BinaryIO:
+def open_url(place: str | os.PathLike, **storage_options: Any) -> io.BufferedReader:
     """A file, from its first byte on. Remote ones are fetched one chunk ahead, with retries.
 
     Args:
@@ -36,7 +36,7 @@ def open_url(place: str | os.PathLike, **storage_options: Any) -> BinaryIO:
     """
     blob = open_blob(place, **storage_options)
     if isinstance(blob, LocalBlob):
-        return open(blob.name, "rb", _LOCAL_BUFFER_BYTES)
+        return io.BufferedReader(io.FileIO(blob.name), _LOCAL_BUFFER_BYTES)
     return io.BufferedReader(ReadAhead(blob))
 
 
@@ -68,7 +68,7 @@ class ReadAhead(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: memoryview) -> int:
+    def readinto(self, buffer: Any) -> int:
         if not self._chunk and self._next is not None:
             self._chunk = memoryview(self._next.result())
             self._next = next(self._requests, None)

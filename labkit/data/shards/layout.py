@@ -12,6 +12,7 @@ from typing import NamedTuple
 from urllib.parse import unquote
 
 from labkit.core import MAX_FILE_VARIABLE, max_file_bytes
+from labkit.data.stores import Store
 from labkit.data.tar import TarError, TarStream
 
 _MAX_PLAIN_NAME = 100  # longer names, and those that are not ASCII, take a pax record of their own
@@ -84,7 +85,7 @@ def _header(name: str, size: int) -> tarfile.TarInfo:
     return info
 
 
-def write_tar(path: Path, samples: Iterable[Sample], store) -> None:
+def write_tar(path: Path, samples: Iterable[Sample], store: Store) -> None:
     """Write images and labels of `samples`, in their order, and flush them to the disk.
 
     Raises:

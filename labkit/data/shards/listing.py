@@ -5,7 +5,7 @@ import io
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO
+from typing import Any
 from urllib.parse import urlsplit
 
 from webdataset.tariterators import base_plus_ext
@@ -81,13 +81,13 @@ def name_of(place: str) -> str:
 class _HashingReader(io.RawIOBase):
     """A stream that computes its SHA-256 while it is read."""
 
-    def __init__(self, file: BinaryIO):
+    def __init__(self, file: io.BufferedReader):
         self._file, self._hash = file, hashlib.sha256()
 
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: memoryview) -> int:
+    def readinto(self, buffer: Any) -> int:
         n_bytes = self._file.readinto(buffer)
         self._hash.update(buffer[:n_bytes])
         return n_bytes

@@ -47,7 +47,8 @@ def _list_samples(store: Store, progress: bool) -> tuple[list[Sample], list[str]
 
 def _split_into_shards(samples: list[Sample], max_count: int, max_bytes: int) -> list[list[Sample]]:
     """Consecutive parts, as full as the limits allow; an image larger than the limit has a shard of its own."""
-    parts, bytes_left = [], 0
+    parts: list[list[Sample]] = []
+    bytes_left = 0
     capacity = max_bytes // tarfile.RECORDSIZE * tarfile.RECORDSIZE - 2 * tarfile.BLOCKSIZE  # without the end mark
     for sample in samples:
         if not parts or len(parts[-1]) == max_count or sample_bytes(sample) > bytes_left:

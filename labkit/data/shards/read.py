@@ -122,7 +122,7 @@ class ShardDataset(IterableDataset):
     samples_per_rank: int | None
     on_error: str
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         require_choice("decoder", self.decoder, DECODERS)
         require_choice("on_error", self.on_error, ("raise", "skip"))
         require_int("shuffle", self.shuffle, minimum=0)

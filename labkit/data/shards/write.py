@@ -6,6 +6,7 @@ import re
 import shutil
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from labkit.core import (
     atomic_path,
@@ -71,7 +72,7 @@ def write_shards(
     known_rows = _read_known_rows(root, settings)
     _remove_leftovers(root)
     items = [(name, samples, known_rows.get(name)) for name, samples in plan.shards.items()]
-    options = {"engine": engine, "num_workers": num_workers, "address": address, "progress": progress}
+    options: dict[str, Any] = {"engine": engine, "num_workers": num_workers, "address": address, "progress": progress}
     options |= {"key": lambda item: item[0], "description": "shards", "unit": "shard"}
     rows = map_items(partial(_make_shard, store, root), items, **options)
     _remove_leftovers(root)  # again: a worker that was killed may have died only now

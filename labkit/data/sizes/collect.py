@@ -67,7 +67,8 @@ def collect_sizes(
 
 
 def _list_images(root: str, recursive: bool, caches: bool) -> "_Table":
-    table, entries = _Table(), {}
+    table = _Table()
+    entries: dict[str, Entry] = {}
     for folder in scan(root, recursive=recursive):
         if caches and folder.has_metadata:
             entries |= read_metadata(folder.path)
@@ -102,7 +103,7 @@ def _stated_sizes(folder: Folder, entries: dict[str, Entry]) -> dict[str, tuple[
 class _Table:
     """Rows of the frame, in memory that allows millions. 0 stands for an unknown size or orientation."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.paths: list[str] = []
         self.numbers = array("q")  # of each row: width, height, source, orientation
         self.errors: dict[int, str] = {}
@@ -119,7 +120,7 @@ class _Table:
             if header.error:
                 numbers[row, 2], self.errors[row] = _UNREADABLE, header.error
             else:
-                numbers[row] = header.width, header.height, _HEADER, header.orientation or 0
+                numbers[row] = header.width or 0, header.height or 0, _HEADER, header.orientation or 0
 
     def to_frame(self) -> pd.DataFrame:
         order = sorted(range(len(self.paths)), key=self.paths.__getitem__)

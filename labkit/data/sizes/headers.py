@@ -72,7 +72,7 @@ def _fast_header(path: str) -> Header | None:
     finally:
         os.close(file)
     limit = Image.MAX_IMAGE_PIXELS or math.inf  # above it, Pillow warns of a decompression bomb or refuses the file
-    return header if header and 0 < header.width * header.height <= limit else None
+    return header if header and 0 < (header.width or 0) * (header.height or 0) <= limit else None
 
 
 class _BoundedFile(io.BufferedReader):
@@ -103,7 +103,8 @@ def _pillow_orientation(image: Image.Image) -> int | None:
 
 def _read_jpeg(data: bytes, file: int) -> Header | None:
     """Skip the application segments, thumbnails included, and leave the frame header to libjpeg-turbo."""
-    orientation, offset, data = 0, 2, data[2:]
+    orientation: int | None = 0
+    offset, data = 2, data[2:]
     while (segment := segment_at(data, 0)) and segment.marker in APPLICATION_MARKERS:
         if segment.marker == APP1 and not orientation:
             orientation = _app1_orientation(data[segment.start : segment.end], segment.end - segment.start)
@@ -161,7 +162,8 @@ def _read_png(data: bytes, _: int) -> Header | None:
         if not is_sound or (at > 8 and not _is_plain_chunk(kind, data[at + 8 : end])):
             return None
         at = end + 4
-    return Header(*struct.unpack_from(">II", data, 16), 1)
+    width, height = struct.unpack_from(">II", data, 16)
+    return Header(width, height, 1)
 
 
 def _is_plain_chunk(kind: bytes, body: bytes) -> bool:

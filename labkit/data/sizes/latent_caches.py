@@ -45,15 +45,16 @@ def sizes_from_caches(images: list[str], caches: list[str]) -> dict[str, Size | 
     """
     if not caches:
         return {}
-    by_stem, sizes = {}, {}
+    by_stem: dict[str, str | None] = {}
+    sizes: dict[str, Size | None] = {}
     for image in images:
         stem = image.rpartition(".")[0]
         by_stem[stem] = None if stem in by_stem else image  # None: several images share the stem
     for cache in caches:
         parsed = parse_cache_name(cache)
-        image = by_stem.get(parsed[0]) if parsed else None
-        if image is None or cache.removesuffix(".npz") in by_stem:
+        named = by_stem.get(parsed[0]) if parsed else None
+        if parsed is None or named is None or cache.removesuffix(".npz") in by_stem:
             continue
-        if sizes.setdefault(image, parsed[1:]) != parsed[1:]:
-            sizes[image] = None
+        if sizes.setdefault(named, parsed[1:]) != parsed[1:]:
+            sizes[named] = None
     return sizes

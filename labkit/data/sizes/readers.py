@@ -24,10 +24,10 @@ _START_S = 2.0  # new processes must save at least this to pay off, as each star
 
 
 class Readers(NamedTuple):
-    """The engine of `map_items`, and how many workers; with a count of 1, this thread reads."""
+    """The engine of `map_items`, and how many workers; with one, this thread reads."""
 
     engine: str
-    count: int
+    n_workers: int
 
 
 def read_headers(paths: list[str], *, num_workers: int | None = None, progress: bool = True) -> list[Header]:
@@ -103,12 +103,12 @@ def _read_batches(paths: list[str], readers: Readers, batch_size: int, progress:
     batches, failures = [paths[at : at + batch_size] for at in range(0, len(paths), batch_size)], {}
     try:
         found = map_items(
-            _read_batch, batches, engine=readers.engine, num_workers=readers.count, key=itemgetter(0),
+            _read_batch, batches, engine=readers.engine, num_workers=readers.n_workers, key=itemgetter(0),
             progress=progress, description="image headers", unit=f" x {batch_size} files",
         )  # fmt: skip
     except ItemErrors as failed:
         found, failures = failed.results, failed.failures
-    headers = []
+    headers: list[Header] = []
     for batch, read in zip(batches, found, strict=True):
         if read is None and len(batch) == 1:
             read = [Header(error=failures[batch[0]])]

@@ -129,7 +129,7 @@ class FolderStore(ListedStore):
         return _walk_images(self.root, "")
 
 
-def _walk_images(folder: os.PathLike | str, prefix: str) -> Iterator[str]:
+def _walk_images(folder: os.PathLike[str] | str, prefix: str) -> Iterator[str]:
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.startswith("."):

@@ -22,7 +22,8 @@ def list_images(client: HttpClient, top: SplitResult) -> list[str]:
     Raises:
         OSError: a page cannot be fetched or parsed, or folders never end. Half the keys would be worse than none.
     """
-    folders, seen, keys = [""], {""}, []
+    folders, seen = [""], {""}
+    keys: list[str] = []
     while folders:
         folder = folders.pop()
         if folder.count("/") > _MAX_DEPTH:
@@ -58,7 +59,7 @@ def _linked_keys(client: HttpClient, top: SplitResult, folder: str) -> Iterator[
 class _LinkParser(HTMLParser):
     """Collects the targets of links."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.links: list[str] = []
 

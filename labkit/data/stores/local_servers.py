@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import quote, unquote
@@ -82,7 +82,7 @@ def _server_process(*arguments: str) -> Iterator[int]:
         start_new_session=True,  # Ctrl-C goes to the caller, who then ends the server
     ) as process:  # fmt: skip
         try:
-            port = process.stdout.readline()
+            port = process.stdout.readline() if process.stdout else ""
             if not port:
                 raise OSError(f"the {arguments[0]} server did not start; to see why, run: {' '.join(command)}")
             yield int(port)
@@ -126,6 +126,8 @@ def _exit_with_parent() -> None:
     os._exit(0)
 
 
+_SERVERS: dict[str, Callable[..., None]] = {"folder": _serve_folder, "s3": _serve_s3}
+
 if __name__ == "__main__":
     threading.Thread(target=_exit_with_parent).start()
-    {"folder": _serve_folder, "s3": _serve_s3}[sys.argv[1]](*sys.argv[2:])
+    _SERVERS[sys.argv[1]](*sys.argv[2:])

@@ -39,7 +39,7 @@ class Disk:
     one_head: bool = False
     readahead_bytes: int = 128 * 1024
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if min(self.seek_ms, self.latency_ms, self.readahead_bytes) < 0 or self.bandwidth_mb_per_s <= 0:
             raise ValueError(f"{self}: times and readahead_bytes must be >= 0, bandwidth_mb_per_s must be > 0")
 

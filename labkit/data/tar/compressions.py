@@ -6,7 +6,7 @@ import io
 import lzma
 from collections.abc import Callable
 from importlib import import_module
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from labkit.core import MAX_XZ_DICTIONARY_BYTES
 from labkit.data.tar.errors import TarError
@@ -27,20 +27,20 @@ class Compression(NamedTuple):
     command: str
     magic: bytes
     suffixes: tuple[str, ...]
-    open: Callable[[BinaryIO], BinaryIO]
+    open: Callable[[BinaryIO], io.BufferedIOBase]
 
 
 class _XzFile(io.RawIOBase):
     """An unpacked xz file. `lzma.LZMAFile` would give a stream all the memory that its header asks for: up to 4 GiB."""
 
     def __init__(self, file: BinaryIO):
-        self._file, self._packed = file, b""
+        self._file, self._packed, self._is_within = file, b"", False
         self._start_stream()
 
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: memoryview) -> int:
+    def readinto(self, buffer: Any) -> int:
         data = b""
         while not data:
             if not self._packed and self._unpacker.needs_input:
@@ -71,7 +71,9 @@ COMPRESSIONS = (
     Compression(
         "zstd", b"\x28\xb5\x2f\xfd", (".tar.zst",), lambda file: import_module("compression.zstd").ZstdFile(file)
     ),
-    Compression("lz4", b"\x04\x22\x4d\x18", (), lambda file: import_module("compression.lz4")),  # in no Python yet
+    Compression(  # in no Python yet
+        "lz4", b"\x04\x22\x4d\x18", (), lambda file: import_module("compression.lz4").LZ4File(file)
+    ),
 )
 
 TAR_SUFFIXES = (".tar", *(suffix for compression in COMPRESSIONS for suffix in compression.suffixes))
@@ -83,15 +85,17 @@ def find_compression(head: bytes) -> Compression | None:
     return next((each for each in COMPRESSIONS if head.startswith(each.magic)), None)
 
 
-def open_unpacked(file: io.BufferedReader, name: str) -> BinaryIO | None:
+def open_unpacked(file: io.BufferedReader, name: str) -> io.BufferedIOBase | None:
     """The unpacked stream of an open file; None if it is not compressed.
 
     Raises:
         TarError: this Python cannot unpack it; names the command that can.
     """
     compression = find_compression(file.peek(8))
+    if compression is None:
+        return None
     try:
-        return compression and compression.open(file)
+        return compression.open(file)
     except ImportError as error:
         raise TarError(
             f"{name} is compressed by {compression.command}, which this Python does not read: "

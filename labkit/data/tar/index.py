@@ -71,7 +71,8 @@ class TarIndex:
         """
         crcs = np.fromiter((zlib.crc32(name) for name in self.names.encoded()), np.uint32, len(self))
         order = np.argsort(crcs, kind="stable").astype(np.uint32)
-        return memoryview(crcs[order]), memoryview(order), *map(memoryview, self.names.arrays())
+        block, ends = self.names.arrays()
+        return crcs[order].data, order.data, block.data, ends.data
 
 
 def read_index(blob: Blob) -> TarIndex:

@@ -7,7 +7,7 @@ import tarfile
 import warnings
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, Self
 
 from labkit.core import MAX_TAR_HEADER_BYTES
 from labkit.data.blobs import Blob, LocalBlob, is_url, open_buffered
@@ -109,10 +109,15 @@ def _member_from_info(info: tarfile.TarInfo) -> Member:
         target = "/".join(filter(None, (posixpath.dirname(info.name), info.linkname)))
         return Member(name, offset, 0, "sym", posixpath.normpath(target))
     if info.issparse():
-        return Member(name, offset, info.size, sparse=tuple(info.sparse) or ((0, 0),))
+        return Member(name, offset, info.size, sparse=pieces_of(info) or ((0, 0),))
     if info.isreg() or info.type not in tarfile.SUPPORTED_TYPES:  # like `tarfile`, read unknown types as files
         return Member(name, offset, info.size)
     return Member(name, offset, 0, "other")
+
+
+def pieces_of(info: tarfile.TarInfo) -> tuple[tuple[int, int], ...]:
+    """(offset, size) of each stored piece of a sparse member."""
+    return tuple(info.sparse or ())  # type: ignore[arg-type]  # typeshed takes the pairs for bytes
 
 
 def size_fault(size: int, pieces: Iterable[Sequence[int]] = ()) -> str:
@@ -179,7 +184,7 @@ class BoundedInfo(tarfile.TarInfo):
     """
 
     @classmethod
-    def fromtarfile(cls, tar: tarfile.TarFile) -> "BoundedInfo":
+    def fromtarfile(cls, tar: tarfile.TarFile) -> Self:
         if isinstance(tar.fileobj, _BoundedFile):  # a header before a header: they share one limit
             return super().fromtarfile(tar)
         file, start = tar.fileobj, tar.fileobj.tell()

@@ -5,9 +5,10 @@ import tarfile
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,8 @@ import numpy as np
 from labkit.core import MAX_FILE_VARIABLE, Lazy, PackedStrings, PerProcess, is_image, max_file_bytes, require_choice
 from labkit.data.blobs import Blob, Extent, LocalBlob, evict, is_url, open_blob, refuse_storage_options
 from labkit.data.tar.errors import TarError
-from labkit.data.tar.index import read_index
-from labkit.data.tar.members import UNREADABLE, BoundedInfo, plain_name, scan, size_fault
+from labkit.data.tar.index import TarIndex, read_index
+from labkit.data.tar.members import UNREADABLE, BoundedInfo, pieces_of, plain_name, scan, size_fault
 
 _HEADER_BYTES = tarfile.BLOCKSIZE
 
@@ -92,7 +93,7 @@ class TarStore:
         """Drop the tar from the page cache; returns its bytes. Raises OSError if that is impossible."""
         if not isinstance(self._blob, LocalBlob):
             raise OSError(f"{self._blob.name} is not a local file: this machine's page cache does not hold it")
-        return evict([self._blob.name])
+        return evict([Path(self._blob.name)])
 
     def sizes(self) -> np.ndarray:
         """Bytes of each image, int64, in the order of `keys()`."""
@@ -199,7 +200,7 @@ def _open_tar(blob: Blob) -> _PlainNameTar:
             tar.getmembers()
             tar.fileobj.seek(tar.offset)
             sparse = (member for member in tar.getmembers() if member.issparse())
-            is_sound = not any(size_fault(member.size, member.sparse) for member in sparse)
+            is_sound = not any(size_fault(member.size, pieces_of(member)) for member in sparse)
             if is_sound and not tar.fileobj.read(tarfile.BLOCKSIZE).strip(b"\0"):
                 return _PlainNameTar(tar, blob)
         tar.close()
@@ -225,7 +226,7 @@ def _truncated_error(key: str, blob: Blob) -> TarError:
 
 
 # Mode -> a function that makes a reader: once for all, once in each process as Marigold does, or anew for each read.
-MODES = {
+MODES: dict[str, Callable[[Blob, Lazy[TarIndex]], Callable[[], Any]]] = {
     "index": lambda blob, index: Lazy(partial(_IndexReader, blob, index)),
     "tarfile": lambda blob, index: PerProcess(partial(_open_tar, blob)),
     "reopen": lambda blob, index: partial(_open_tar, blob),

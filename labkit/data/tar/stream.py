@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, Self
 
 from labkit.core import atomic_path, file_lock, progress_bar, sibling_path
 from labkit.data.tar.compressions import BLOCK_BYTES, is_source_fault, open_unpacked
@@ -41,10 +41,11 @@ class TarStream:
         self._needs_end_mark = needs_end_mark
         self._last_whole, self._current = "", ""
         self.name = name or str(source)
-        is_path = not isinstance(source, io.BufferedReader)
         with ExitStack() as stack:
-            file = stack.enter_context(open(source, "rb")) if is_path else source
-            self._tar = self._open(file, is_seekable=is_path)
+            if isinstance(source, io.BufferedReader):
+                self._tar = self._open(source, is_seekable=False)
+            else:
+                self._tar = self._open(stack.enter_context(open(source, "rb")), is_seekable=True)
             stack.callback(self._tar.close)
             self._resources = stack.pop_all()
 
@@ -59,7 +60,7 @@ class TarStream:
             self._tar.members.clear()  # tarfile would keep them all
             self._last_whole, self._current = self._current, info.name
             yield info
-        if getattr(self._tar, "has_end_mark", False):
+        if self._tar.has_end_mark:
             return
         if self._needs_end_mark:
             raise damage_error(self.name, "it has no end mark", self._current)
@@ -67,20 +68,20 @@ class TarStream:
 
     def blocks(self, info: tarfile.TarInfo) -> Iterator[bytes]:
         """Data of the file that was given last."""
-        file = self._tar.extractfile(info)
+        file: Any = self._tar.extractfile(info)  # of a file it is not None
         while block := self._raise_on_damage(file.read, BLOCK_BYTES):
             yield block
         self._last_whole = info.name
 
-    def _open(self, file: io.BufferedReader, is_seekable: bool) -> tarfile.TarFile:
+    def _open(self, file: io.BufferedReader, is_seekable: bool) -> "_MarkedTar":
         unpacked = open_unpacked(file, self.name)
         try:
             if is_seekable and unpacked is None:
-                return tarfile.TarFile(fileobj=file, tarinfo=_StrictInfo, encoding="utf-8")
+                return _MarkedTar(fileobj=file, tarinfo=_StrictInfo, encoding="utf-8")
             # "|": no seeking, not even back by the one byte for which tarfile would unpack all from the start.
             # read1: what was unpacked before a fault is not lost with it.
-            source = _EndGuard(unpacked.read1 if unpacked else file.read)
-            return tarfile.open(fileobj=source, mode="r|", tarinfo=_StrictInfo, encoding="utf-8")
+            source: Any = _EndGuard(unpacked.read1 if unpacked else file.read)
+            return _MarkedTar.open(fileobj=source, mode="r|", tarinfo=_StrictInfo, encoding="utf-8")
         except Exception as error:  # each compression has its own class of error
             if is_source_fault(error):
                 error.add_note(f"while opening {self.name}")
@@ -116,6 +117,13 @@ class _EndGuard:
         return data
 
 
+class _MarkedTar(tarfile.TarFile):
+    """A tar that knows whether its end mark was read."""
+
+    members: list[tarfile.TarInfo]
+    has_end_mark = False
+
+
 class _HeaderFault(Exception):
     pass
 
@@ -124,13 +132,14 @@ class _StrictInfo(BoundedInfo):
     """A member whose header is read strictly: `tarfile` takes one that it cannot read for the end of the archive."""
 
     @classmethod
-    def fromtarfile(cls, tar: tarfile.TarFile) -> "_StrictInfo":
+    def fromtarfile(cls, tar: tarfile.TarFile) -> Self:
         try:
             return super().fromtarfile(tar)
-        except tarfile.EOFHeaderError:
-            tar.has_end_mark = True
+        except tarfile.EOFHeaderError:  # type: ignore[attr-defined]  # missing in typeshed
+            if isinstance(tar, _MarkedTar):
+                tar.has_end_mark = True
             raise
-        except tarfile.EmptyHeaderError:
+        except tarfile.EmptyHeaderError:  # type: ignore[attr-defined]  # missing in typeshed
             raise
         except Exception as error:
             if is_source_fault(error):
@@ -178,7 +187,7 @@ def convert_tar(source: str | os.PathLike, target: str | os.PathLike, *, progres
     return target
 
 
-def _read_block(stream: BinaryIO, source: Path) -> bytes:
+def _read_block(stream: io.BufferedIOBase, source: Path) -> bytes:
     try:
         return stream.read(BLOCK_BYTES)
     except Exception as error:  # each compression has its own class of error

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -27,7 +28,7 @@ class _Transform:
         return self.steps(image=image)["image"]
 
 
-def _read_rgb(path: str) -> np.ndarray:
+def _read_rgb(path: str) -> np.ndarray | None:
     import cv2
 
     return cv2.imread(path, cv2.IMREAD_COLOR_RGB)
@@ -37,7 +38,7 @@ def _start_worker(_: int) -> None:
     import cv2
 
     cv2.setNumThreads(0)  # the workers are the parallelism
-    worker = get_worker_info()
+    worker: Any = get_worker_info()  # of a worker it is not None, and its data set is ours
     worker.dataset.transform.steps.set_random_seed(worker.seed % 2**32)  # else all workers draw the same
 
 

@@ -5,6 +5,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 import torch
+from torch.utils.dlpack import from_dlpack
 
 from labkit.peers.peer import Work, pip_peer
 
@@ -27,14 +28,14 @@ class _Epochs:
     def __iter__(self) -> Iterator[tuple]:
         pipeline, self._pipeline = self._pipeline, None  # a pipeline left within an epoch cannot be used again
         is_new = pipeline is None
-        if is_new:
+        if pipeline is None:
             pipeline = _make_pipeline(self._work, self._device)
             pipeline.build()
         lengths, n_ahead = self._batch_lengths(pipeline), pipeline.prefetch_queue_depth
         for _ in range(1 if is_new else min(n_ahead, len(lengths))):  # the first call fills the queue
             pipeline.schedule_run()
         for number, length in enumerate(lengths):
-            images, labels = (torch.from_dlpack(output.as_tensor()) for output in pipeline.share_outputs())
+            images, labels = (from_dlpack(output.as_tensor()) for output in pipeline.share_outputs())
             pipeline.release_outputs()
             if number + n_ahead < len(lengths):
                 pipeline.schedule_run()

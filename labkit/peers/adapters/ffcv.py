@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterable
 from functools import lru_cache, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,11 +37,11 @@ def _write(work: Work, mode: str, folder: Path) -> None:
     torch.set_num_threads(1)
     photos, pixel_file = FolderStore(work.root), folder / "pixels"
     if mode == "jpg":
-        dataset = ImageDataset(photos)
+        pictures = _Pictures(ImageDataset(photos))
     else:  # FFCV's max_resolution limits the longer side; a PixelStore limits the shorter one
-        options = {"short_side": work.short_side, "engine": "threads", "progress": False}
-        dataset = PixelStore.build(photos, pixel_file, **options)
-    _write_beton(_Pictures(dataset), mode, folder / "photos.beton", work)
+        pixels = PixelStore.build(photos, pixel_file, short_side=work.short_side, engine="threads", progress=False)
+        pictures = _Pictures(pixels)
+    _write_beton(pictures, mode, folder / "photos.beton", work)
     pixel_file.unlink(missing_ok=True)
 
 
@@ -60,7 +61,7 @@ class _Pictures:
     """Samples as FFCV's writer takes them: a uint8 array (H, W, 3) and a label."""
 
     def __init__(self, dataset: ImageDataset | PixelStore):
-        self._dataset = dataset
+        self._dataset: Any = dataset
 
     def __len__(self) -> int:
         return len(self._dataset)

@@ -32,16 +32,18 @@ def _prepare_pixels(work: Work) -> Path:
 
 
 def _build_pixels(work: Work, folder: Path) -> None:
-    options = {"short_side": work.short_side, "engine": "threads", "progress": False}
-    PixelStore.build(_open_photos(work), folder / "photos.pixels", **options)
+    path = folder / "photos.pixels"
+    PixelStore.build(_open_photos(work), path, short_side=work.short_side, engine="threads", progress=False)
 
 
 @lru_cache(maxsize=1)
 def _batch_loader(open_source: Callable[[Work], Any], antialias: bool, work: Work) -> Iterable:
     from labkit.pipeline.batch_loader import BatchLoader
 
-    settings = {"size": work.size, "batch_size": work.batch_size, "num_threads": work.num_workers, "seed": work.seed}
-    return BatchLoader(open_source(work), antialias=antialias, **settings)
+    return BatchLoader(
+        open_source(work), antialias=antialias, size=work.size, batch_size=work.batch_size,
+        num_threads=work.num_workers, seed=work.seed,
+    )  # fmt: skip
 
 
 @lru_cache(maxsize=1)

@@ -24,7 +24,9 @@ def uniforms(seed: int, epoch: int, indices: np.ndarray) -> np.ndarray:
         return (_mix_bits(counters) >> np.uint64(11)) * 2.0**-53
 
 
-def random_crops(draws: np.ndarray, sizes: np.ndarray, scale: tuple[float, float], ratio: tuple[float, float]):
+def random_crops(
+    draws: np.ndarray, sizes: np.ndarray, scale: tuple[float, float], ratio: tuple[float, float]
+) -> np.ndarray:
     """Draw crops with the distribution of torchvision's RandomResizedCrop.
 
     Args:
@@ -47,7 +49,8 @@ def random_crops(draws: np.ndarray, sizes: np.ndarray, scale: tuple[float, float
     left = np.floor(draws[:, -2] * (widths[:, 0] - width + 1))
     crops = np.stack([top, left, height, width], axis=1).astype(np.int64)
     for row in np.flatnonzero(~fits[rows, first]):
-        crops[row] = _largest_central_crop(*sizes[row].tolist(), ratio)
+        image_height, image_width = sizes[row].tolist()
+        crops[row] = _largest_central_crop(image_height, image_width, ratio)
     return crops
 
 

@@ -84,13 +84,13 @@ class _EncodedImage:
 
     def part(self, crop: list[int], scale: int) -> Part:
         part = self._decoder.decode(self.data, crop, scale) if self._whole is None else None
-        return part or Part(self._decode_whole(), tuple(crop))
+        return part or Part(self._decode_whole(), (crop[0], crop[1], crop[2], crop[3]))
 
 
 class _ThreadDecoder(threading.local):
     """A decoder for each thread."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.decoder = open_decoder()
 
 

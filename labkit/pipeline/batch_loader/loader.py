@@ -2,7 +2,7 @@
 
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from functools import partial
 from typing import Any, NamedTuple
@@ -83,7 +83,7 @@ class BatchLoader:
         seed: int = 0,
         train: bool = True,
         shuffle: bool | None = None,
-        sampler: Sampler[int] | None = None,
+        sampler: Sampler[int] | Iterable[int] | None = None,
         drop_last: bool = False,
         scale: tuple[float, float] = (0.08, 1.0),
         ratio: tuple[float, float] = (3 / 4, 4 / 3),
@@ -112,7 +112,7 @@ class BatchLoader:
     def _open(self, source: Any, draw: Draw, scaled_decoding: bool) -> None:
         if isinstance(source, PixelStore):
             self.keys, self.classes, self._labels = source.keys, source.classes, source.labels
-            self._filler = PixelFiller(source, draw)
+            self._filler: PixelFiller | EncodedFiller = PixelFiller(source, draw)
         else:
             self.keys = PackedStrings(source.keys())
             self.classes, self._labels = labels_of(self.keys)

@@ -43,7 +43,7 @@ class LoaderConfig:
     start_method: str | None = None
     oversubscribe: bool = False
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for name, minimum in _MINIMA.items():
             if getattr(self, name) is not None or name in ("batch_size", "seed"):
                 object.__setattr__(self, name, require_int(name, getattr(self, name), minimum))

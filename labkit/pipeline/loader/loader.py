@@ -2,11 +2,11 @@
 
 import multiprocessing
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, Dataset, IterableDataset, Sampler, Subset
+from torch.utils.data import BatchSampler, Dataset, IterableDataset, Sampler, Subset, dataloader
 
 from labkit.core import preserve_rng_state
 from labkit.data import collate
@@ -28,7 +28,7 @@ def make_loader(
     config: LoaderConfig | None = None,
     *,
     shuffle: bool = False,
-    sampler: Sampler[int] | None = None,
+    sampler: Sampler[int] | Iterable[int] | None = None,
     drop_last: bool = False,
     collate_fn: Callable[[list[Any]], Any] = collate,
     batch_transform: Callable[[Any], Any] | None = None,
@@ -75,7 +75,7 @@ class Loader(WorkerLoader):
     """
 
     def __init__(self, batches: "_SeededBatches", requests: "_Requests", config: LoaderConfig):
-        options = {}
+        options: dict[str, Any] = {}
         if config.num_workers:
             options = {
                 "prefetch_factor": config.prefetch_factor,
@@ -86,7 +86,7 @@ class Loader(WorkerLoader):
         with warnings.catch_warnings():  # LoaderConfig has already warned of too many workers
             warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
             super().__init__(
-                batches, batch_sampler=requests, num_workers=config.num_workers, pin_memory=config.pin_memory,
+                batches, batch_sampler=requests, num_workers=config.num_workers or 0, pin_memory=config.pin_memory,
                 collate_fn=_return_batch,
                 generator=torch.Generator().manual_seed(config.seed),  # else an epoch's start draws from the global one
                 **options,
@@ -94,13 +94,14 @@ class Loader(WorkerLoader):
         object.__setattr__(self, "batch_size", config.batch_size)  # DataLoader leaves None beside a batch sampler
         self.epoch = 0
         self.config = config
+        self._requests = requests
 
     def set_epoch(self, epoch: int) -> None:
         """Continue with this epoch."""
         self.epoch = epoch
 
-    def __iter__(self) -> "Epoch":
-        self.batch_sampler.epoch = self.epoch
+    def __iter__(self) -> "Epoch":  # type: ignore[override]  # torch promises its own private class
+        self._requests.epoch = self.epoch
         self.epoch += 1
         try:
             return Epoch(self, super().__iter__())
@@ -113,7 +114,7 @@ class Loader(WorkerLoader):
                 error.add_note(f"while starting {self.num_workers} workers: {_PICKLING_REMEDY}")
             raise
 
-    def _get_iterator(self) -> Iterator[Any]:
+    def _get_iterator(self) -> "dataloader._BaseDataLoaderIter":
         if not self.num_workers:
             return super()._get_iterator()
         with delay_interrupts(self.multiprocessing_context):
@@ -132,7 +133,7 @@ class _Requests(BatchSampler):
 
     epoch = 0
 
-    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+    def __iter__(self) -> Iterator[list[Any]]:
         if isinstance(self.sampler, HasEpochs):
             self.sampler.set_epoch(self.epoch)
         epoch = self.epoch  # now: torch may ask for the first batch only when the next epoch has begun
@@ -145,7 +146,7 @@ class _SeededBatches(Dataset):
     All other attributes are the data set's: `loader.dataset.classes` works.
     """
 
-    def __init__(self, dataset: Dataset, seed: int, collate_fn: Callable, batch_transform: Callable | None):
+    def __init__(self, dataset: Any, seed: int, collate_fn: Callable, batch_transform: Callable | None):
         self._parts = dataset, collate_fn, batch_transform
         self._seed = seed
         self._sources: RandomSources | None = None
@@ -173,18 +174,21 @@ class _SeededBatches(Dataset):
         self.__dict__.update(state, _parts=pickle.loads(state["_parts"]), _sources=None)  # noqa: S301
 
     def __getitems__(self, requests: list[tuple[int, int]]) -> Any:
-        if self._sources is None:
-            self._sources = RandomSources(*self._parts)
         if torch.utils.data.get_worker_info() is not None:
             return self._make_batch(requests)
         with preserve_rng_state():
             return self._make_batch(requests)
 
+    def _random_sources(self) -> RandomSources:
+        if self._sources is None:
+            self._sources = RandomSources(*self._parts)
+        return self._sources
+
     def _make_batch(self, requests: list[tuple[int, int]]) -> Any:
         dataset, collate_fn, batch_transform = self._parts
         samples = self._load_samples(dataset, requests)
         # For what the batch as a whole draws. Private generators are numbered from 0, so none has this stream.
-        self._sources.seed(self._seed, *requests[0], -1)
+        self._random_sources().seed(self._seed, *requests[0], -1)
         try:
             batch = collate_fn(samples)
             return batch_transform(batch) if batch_transform else batch
@@ -195,14 +199,14 @@ class _SeededBatches(Dataset):
             )
             raise
 
-    def _load_samples(self, dataset: Dataset, requests: list[tuple[int, int]]) -> list[Any]:
+    def _load_samples(self, dataset: Any, requests: list[tuple[int, int]]) -> list[Any]:
         if callable(getattr(dataset, "__getitems__", None)):
-            self._sources.seed(self._seed, *requests[0])
+            self._random_sources().seed(self._seed, *requests[0])
             return dataset.__getitems__([index for _, index in requests])
         return [self._load_sample(dataset, epoch, index) for epoch, index in requests]
 
-    def _load_sample(self, dataset: Dataset, epoch: int, index: int) -> Any:
-        self._sources.seed(self._seed, epoch, index)
+    def _load_sample(self, dataset: Any, epoch: int, index: int) -> Any:
+        self._random_sources().seed(self._seed, epoch, index)
         try:
             return dataset[index]
         except Exception as error:
@@ -213,7 +217,7 @@ class _SeededBatches(Dataset):
 def key_of(dataset: Dataset, index: int) -> str:
     """A sample's key, if the data set has `keys`, else its number."""
     while isinstance(dataset, Subset):
-        dataset, index = dataset.dataset, dataset.indices[index]
+        index, dataset = dataset.indices[index], dataset.dataset
     keys = getattr(dataset, "keys", None)
     return str(keys[index]) if isinstance(keys, Sequence) else f"sample {index}"
 

@@ -10,10 +10,15 @@ import multiprocessing.queues
 import pkgutil
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import DataLoader, dataloader
+from torch.utils.data import DataLoader, Dataset, dataloader
+
+if TYPE_CHECKING:
+    from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter as _TorchBatches
+else:  # another torch may lack it: `find_differences` says so
+    _TorchBatches = getattr(dataloader, "_MultiProcessingDataLoaderIter", object)
 
 _JOIN_TIMEOUT_S = 5.0
 
@@ -66,13 +71,13 @@ class WorkerLoader(DataLoader):
         RuntimeError: this torch's DataLoader is built in another way than those that labkit knows.
     """
 
-    def __init__(self, *arguments: Any, num_workers: int, **options: Any):
+    def __init__(self, dataset: Dataset, *, num_workers: int, **options: Any):
         if num_workers and (differences := find_differences()):
             raise RuntimeError(
                 f"workers cannot run on torch {torch.__version__}, whose DataLoader differs from that of 2.11 to 2.15 "
                 f"({'; '.join(differences)}): use num_workers=0 or labkit.BatchLoader, or install an earlier torch"
             )
-        super().__init__(*arguments, num_workers=num_workers, **options)
+        super().__init__(dataset, num_workers=num_workers, **options)
 
     def close(self) -> None:
         """End persistent workers now, instead of when the loader is forgotten."""
@@ -85,11 +90,11 @@ class WorkerLoader(DataLoader):
         if isinstance(batches, WorkersBatches):
             batches._shutdown_workers()
 
-    def _get_iterator(self) -> Iterator[Any]:
+    def _get_iterator(self) -> "dataloader._BaseDataLoaderIter":
         return WorkersBatches(self) if self.num_workers else super()._get_iterator()
 
 
-class WorkersBatches(getattr(dataloader, "_MultiProcessingDataLoaderIter", object)):
+class WorkersBatches(_TorchBatches):
     """torch's iterator over workers, except that only the caller that waits for a batch learns of a dead worker.
 
     torch's signal handler would raise wherever the main thread happens to be: in a training step, between two epochs,
@@ -98,12 +103,12 @@ class WorkersBatches(getattr(dataloader, "_MultiProcessingDataLoaderIter", objec
 
     def __init__(self, loader: DataLoader):
         super().__init__(loader)
-        torch.utils.data._utils.signal_handling._remove_worker_pids(id(self))
+        torch.utils.data._utils.signal_handling._remove_worker_pids(id(self))  # type: ignore[attr-defined]  # private
         self._worker_pids_set = False
 
     def exit_codes(self) -> dict[int, int]:
         """Exit codes, by process id, of workers that ended with an error or a signal."""
-        return {worker.pid: worker.exitcode for worker in self._workers if worker.exitcode}
+        return {worker.pid: worker.exitcode for worker in self._workers if worker.pid and worker.exitcode}
 
     def _shutdown_workers(self) -> None:
         was_shut_down = self._shutdown
@@ -136,12 +141,12 @@ def watch_starting_process() -> None:
     torch watches the parent process. Here that is the fork server, which in turn waits for its workers: both would stay
     for ever after a kill of the main process.
     """
-    torch.utils.data._utils.worker.ManagerWatchdog = multiprocessing.parent_process
+    torch.utils.data._utils.worker.ManagerWatchdog = multiprocessing.parent_process  # type: ignore[misc, assignment]  # private
 
 
 def send_pickling_errors() -> None:
     """In a worker: send an error in place of what cannot be pickled; the main process would wait for it for ever."""
-    multiprocessing.queues.Queue._on_queue_feeder_error = _send_pickling_error
+    multiprocessing.queues.Queue._on_queue_feeder_error = _send_pickling_error  # type: ignore[attr-defined]  # private
 
 
 def _send_pickling_error(queue: Any, error: Exception, message: tuple[int, Any]) -> None:

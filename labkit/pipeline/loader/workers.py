@@ -29,7 +29,8 @@ class Epoch:
     """One pass over a loader; ends its workers when anything goes wrong."""
 
     def __init__(self, loader: WorkerLoader, batches: Iterator[Any]):
-        self._loader, self._batches = loader, batches
+        self._loader = loader
+        self._batches: Iterator[Any] | None = batches
 
     def __iter__(self) -> "Epoch":
         return self
@@ -116,11 +117,13 @@ def start_worker(worker_id: int) -> None:
     if "cv2" in sys.modules:
         sys.modules["cv2"].setNumThreads(0)
     send_pickling_errors()
-    if multiprocessing.parent_process().pid != os.getppid():  # forked by a fork server
+    parent = multiprocessing.parent_process()
+    if parent is not None and parent.pid != os.getppid():  # forked by a fork server
         watch_starting_process()
 
 
 def _remove_if_orphaned(folder: str) -> None:
     """Remove the main process's folder of sockets, if that was killed and cannot do it."""
-    if not multiprocessing.parent_process().is_alive():
+    parent = multiprocessing.parent_process()
+    if parent is not None and not parent.is_alive():
         shutil.rmtree(folder, ignore_errors=True)

@@ -41,7 +41,8 @@ def check_draw(answer: Any) -> None:
 
 
 def _global_states() -> tuple:
-    return random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+    numpy_state: Any = np.random.get_state()
+    return random.getstate(), numpy_state[1].tolist(), torch.get_rng_state().tolist()
 
 
 @exercise("04.2")

@@ -67,7 +67,7 @@ def check_mirrored_columns(answer: Any) -> None:
 _MODELS = ("sd", "sdxl", "sd3", "flux", "hi", "lumina", "anima")
 
 # Kind of name that a wrong answer misreads -> such names, and what they state.
-_NAMES = {
+_NAMES: dict[str, list[tuple[str, tuple[str, int, int] | None]]] = {
     **{f"the caches of {model}": [(f"cat_0512x0768_{model}.npz", ("cat", 512, 768))] for model in _MODELS},
     "stems with _ in them": [("my_cat_2_0512x0768_sd.npz", ("my_cat_2", 512, 768))],
     "stems that look like a size": [("cat_0001x0002_0512x0768_sd.npz", ("cat_0001x0002", 512, 768))],

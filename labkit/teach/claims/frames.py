@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -92,12 +93,13 @@ def paired(experiment: str, variant: str, baseline: str, *, cold: bool = False) 
     def read(frames: Frames) -> Reading | None:
         runs = frames.find(experiment)
         own, base = (_find_label(runs, label) for label in (variant, baseline))
-        if own is None or base is None:
+        if runs is None or own is None or base is None:
             return None
         runs = runs[runs["variant"].isin([own, base])]
         row = quiet_summary(runs, base).loc[own]  # its note says how stable the runs are
-        ratio, n_runs = row[["speedup", "ci_low", "ci_high"]], int(row["n_runs"])
-        return Reading(*ratio, n_runs, note=row["note"], **_describe_origin(runs, cold=cold))
+        ratio, low, high = row[["speedup", "ci_low", "ci_high"]]
+        n_runs = int(row["n_runs"])
+        return Reading(ratio, low, high, n_runs, note=row["note"], **_describe_origin(runs, cold=cold))
 
     return read
 
@@ -157,7 +159,7 @@ def _find_runs(frames: Frames, experiment: str, variant: str) -> pd.DataFrame | 
     """Runs of a variant, without warm-ups."""
     runs = frames.find(experiment)
     label = _find_label(runs, variant)
-    return None if label is None else measured_runs(runs[runs["variant"] == label])
+    return None if runs is None or label is None else measured_runs(runs[runs["variant"] == label])
 
 
 def _find_label(runs: pd.DataFrame | None, pattern: str) -> str | None:
@@ -166,7 +168,7 @@ def _find_label(runs: pd.DataFrame | None, pattern: str) -> str | None:
     return labels[-1] if labels else None
 
 
-def _describe_origin(*frames: pd.DataFrame, cold: bool = False) -> dict[str, str]:
+def _describe_origin(*frames: pd.DataFrame, cold: bool = False) -> dict[str, Any]:
     """Fields of a `Reading` that say where it comes from; with `cold`, the last frame has to be of cold runs."""
     counted = [measured_runs(frame) for frame in frames]
     names = {name: pd.concat(counted)[name].astype(str).unique() for name in ("experiment", "scale", "device")}

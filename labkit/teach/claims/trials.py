@@ -6,10 +6,11 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from labkit.core import photo_root
 from labkit.data import decode
@@ -40,7 +41,7 @@ def read_trial(trial: Trial) -> Read:
 def persistent_without_workers() -> tuple[bool, str]:
     """Does torch refuse persistent workers with num_workers=0?"""
     try:
-        DataLoader([0], num_workers=0, persistent_workers=True)
+        DataLoader(TensorDataset(torch.zeros(1)), num_workers=0, persistent_workers=True)
     except ValueError as error:
         return True, f"ValueError: {error}"
     return False, "no error"
@@ -49,7 +50,7 @@ def persistent_without_workers() -> tuple[bool, str]:
 def clamped_on_one_cpu() -> tuple[bool, str]:
     """Is a request for 8 persistent workers accepted when it is clamped to one CPU?"""
     try:
-        DataLoader([0], num_workers=min(8, 1), persistent_workers=True)
+        DataLoader(TensorDataset(torch.zeros(1)), num_workers=min(8, 1), persistent_workers=True)
     except ValueError as error:
         return False, f"1 worker: ValueError: {error}"
     return True, "8 clamped to 1 CPU asks for 1 worker, no error"
@@ -156,7 +157,7 @@ def _detail_ratio(data: bytes) -> float:
     return float(np.exp(np.median(np.log(ratios))))
 
 
-def _measure_crop(image, box: tuple[int, int, int, int], zoom: float) -> float:
+def _measure_crop(image: Any, box: tuple[int, int, int, int], zoom: float) -> float:
     import cv2
     from PIL import Image
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import isnan, nan
+from typing import Any
 
 HOLDS = "holds"
 CONDITION = "holds under a condition"
@@ -59,7 +60,8 @@ def format_ratio(ratio: float) -> str:
     return f"{ratio:.2f}" if ratio < 10 else f"{ratio:.1f}" if ratio < 100 else f"{ratio:,.0f}"
 
 
-Rule = Callable[[Reading, float | None], str]
+Rule = Callable[[Reading, Any], str]
+"""From a reading and the claimed ratio, which only `reaches` needs, to an outcome."""
 
 
 def faster(reading: Reading, claimed: float | None = None) -> str:

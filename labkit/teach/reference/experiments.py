@@ -1,6 +1,6 @@
 """The experiments of notebooks 03, 06 and 07, which a CUDA machine also records as reference runs."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -32,7 +32,7 @@ class Experiment:
 
     name: str
     baseline: str
-    variants: dict[str, Factory]
+    variants: Mapping[str, Factory]
     check: Callable[[], None]
     close: Callable[[], None] = lambda: None
 
@@ -44,8 +44,14 @@ class Experiment:
         """
         try:
             self.check()
-            options = {"rounds": rounds, "experiment": self.name, "progress": progress, "rung": False}
-            return compare(self.variants, baseline=self.baseline, **options)
+            return compare(
+                self.variants,
+                baseline=self.baseline,
+                rounds=rounds,
+                experiment=self.name,
+                progress=progress,
+                rung=False,
+            )
         except AssertionError as error:
             raise RuntimeError(f"{self.name}: the variants do not do the same work: {error}") from error
         finally:
@@ -63,7 +69,10 @@ def augment_on_device(
 ) -> Experiment:
     """v2 (one draw per batch) against Kornia (one per image), eager and compiled, on uint8 batches on the device."""
     batch = _make_pictures(scale.batch_size, device)
-    variants = {"v2, one draw a batch": make_augment(recipe, "v2"), "Kornia": make_augment(recipe, "kornia").to(device)}
+    variants: dict[str, Callable[[Any], Tensor]] = {
+        "v2, one draw a batch": make_augment(recipe, "v2"),
+        "Kornia": make_augment(recipe, "kornia").to(device),
+    }
     if compiled:
         variants["Kornia, compiled"] = torch.compile(make_augment(recipe, "kornia").to(device))
     for augment in variants.values():
@@ -125,8 +134,8 @@ def writeup_cutmix(x: Tensor, y: Tensor, num_classes: int) -> tuple[Tensor, Tens
     left, right = max(column - columns // 2, 0), min(column + columns // 2, width)
     x[:, :, top:bottom, left:right] = x[partner, :, top:bottom, left:right]
     targets = nn.functional.one_hot(y, num_classes).float()
-    share = 1 - (bottom - top) * (right - left) / (height * width)
-    return x, share * targets + (1 - share) * targets[partner]
+    kept = 1 - (bottom - top) * (right - left) / (height * width)
+    return x, kept * targets + (1 - kept) * targets[partner]
 
 
 def who_augments(store: Any, device: torch.device, scale: Scale, recipe: str = "heavy") -> Experiment:
@@ -196,7 +205,7 @@ def overlap(store: Any, device: torch.device, scale: Scale) -> Experiment:
             sums.append([int(images.long().sum()) for images, _ in loader])
         ensure(all(epoch == sums[0] for epoch in sums), "the ways of feeding give different batches")
 
-    variants = {
+    variants: dict[str, Factory] = {
         "pageable": partial(_train, step, pageable, move),
         "pinned": partial(_train, step, pinned, move),
         "pinned, non_blocking": partial(_train, step, pinned, move_async),
@@ -234,8 +243,8 @@ def training_step(device: torch.device) -> Callable[[Any], Any]:
 def _make_loaders(store: Any, scale: Scale) -> tuple[Loader, Loader]:
     """A pageable and a pinned loader of the same uint8 crops; without CUDA neither pins."""
     cropped = ImageDataset(store, transform=make_augment("light", "v2", part="geometry"))
-    configs = [LoaderConfig(batch_size=scale.batch_size, pin_memory=pin) for pin in (False, None)]
-    return tuple(make_loader(cropped, config, drop_last=True) for config in configs)
+    pageable, pinned = (LoaderConfig(batch_size=scale.batch_size, pin_memory=pin) for pin in (False, None))
+    return make_loader(cropped, pageable, drop_last=True), make_loader(cropped, pinned, drop_last=True)
 
 
 def _close(*loaders: Loader) -> None:

@@ -28,7 +28,7 @@ def copying(device: torch.device, scale: Scale) -> Experiment:
     pageable = torch.randint(256, (n_batches, scale.batch_size, 3, 224, 224), dtype=torch.uint8)
     pinned = pageable.pin_memory() if device.type == "cuda" else pageable
     block = torch.empty_like(pageable, device=device)
-    batches = {
+    batches: dict[str, Factory] = {
         "pageable": partial(_copy_batches, pageable, device, non_blocking=False),
         "pinned": partial(_copy_batches, pinned, device, non_blocking=False),
         "pinned, non_blocking": partial(_copy_batches, pinned, device, non_blocking=True),
@@ -82,7 +82,7 @@ def nvjpeg(store: FolderStore, device: torch.device, scale: Scale) -> Experiment
         ensure(theirs.dtype == ours.dtype, f"{theirs.dtype} and {ours.dtype}")
 
     limit = decode_limit(store)
-    variants = {
+    variants: dict[str, Factory] = {
         "BatchLoader, copied": partial(map, move_to(device, non_blocking=True), loader),
         "BatchLoader": lambda: loader,
         "decode limit of the CPU": lambda: limit,
