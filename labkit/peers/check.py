@@ -93,7 +93,7 @@ def _check_complete(numbers: np.ndarray, labels: np.ndarray, work: Work, peer: P
     n_unknown = int((numbers < 0).sum())
     _expect(not n_unknown, f"{n_unknown} of {len(numbers)} images have colors that no photo has")
     counts = np.bincount(numbers, minlength=N_PICTURES)
-    if counts.max() > 1:
+    if np.max(counts) > 1:
         raise PeerError(f"{_describe_images(counts > 1)} came more than once in an epoch")
     n_droppable = N_PICTURES % work.batch_size if peer.drops_last else 0
     if (counts == 0).sum() > n_droppable:

@@ -167,7 +167,7 @@ def _unpack_index(path: Path, rows: bytes, n_images: int, file_bytes: int) -> In
     except ValueError as error:
         raise PixelError(f"{path} is damaged: its index is not one of {n_images} images; {REBUILD}") from error
     bytes_in_all = 3 * shapes.prod(axis=1, dtype=np.float64).sum()  # integers would overflow
-    if n_images and shapes.min() > 0 and bytes_in_all <= file_bytes:
+    if n_images and np.min(shapes) > 0 and bytes_in_all <= file_bytes:
         index, size = laid_out(keys, shapes, crcs)
         if size == file_bytes and np.array_equal(index.offsets, offsets):
             return index

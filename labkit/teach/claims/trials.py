@@ -164,4 +164,4 @@ def _measure_crop(image: Any, box: tuple[int, int, int, int], zoom: float) -> fl
     top, left, height, width = (zoom * side for side in box)
     edges = (left, top, min(left + width, image.width), min(top + height, image.height))
     crop = image.resize((224, 224), Image.Resampling.BILINEAR, box=edges).convert("L")
-    return cv2.Laplacian(np.asarray(crop), cv2.CV_64F).std()
+    return float(cv2.Laplacian(np.asarray(crop), cv2.CV_64F).std())
