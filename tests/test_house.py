@@ -1,6 +1,7 @@
 """The rooms of the package: who may import what, how long a function may be, and where its tests are."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -37,6 +38,21 @@ def test_linters_find_nothing(command):
     path = Path(sys.executable).with_name(program)
     done = subprocess.run([path, *arguments], cwd=REPO, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
+
+
+CONTRIBUTING = (REPO / ".github" / "CONTRIBUTING.md").read_text()
+_EXAMPLES = {"labkit/a/b.py", "tests/a/test_b.py", "tests/data/stores/test_", "notebooks/NN_name.ipynb"}
+
+
+def test_contributing_names_what_is_there():
+    """Its paths exist, its picture has every room, and its linters are those of `.ci/run`."""
+    paths = set(re.findall(r"(?:labkit|tests|notebooks|data_scripts|\.github|\.ci)/[\w./]*", CONTRIBUTING)) - _EXAMPLES
+    assert len(paths) > 20
+    assert [path for path in sorted(paths) if not (REPO / path).exists()] == []
+    rooms = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
+    assert set(re.findall(r"\b(\w+)/(?= {2,})", CONTRIBUTING)) == rooms
+    linters = re.search(r"    (ruff check .*)", CONTRIBUTING)[1].split(" && ")
+    assert set(linters) <= set((REPO / ".ci" / "run").read_text().splitlines())
 
 
 def test_every_name_is_there_and_lists_itself():
