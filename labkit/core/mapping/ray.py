@@ -49,7 +49,7 @@ def _start_or_join_cluster(ray: ModuleType, address: str | None) -> None:
         _check_reachable(address)
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **options)
     except Exception as error:  # a plain Exception if a node does not start in time
-        _kill(set(psutil.Process().children()) - before, Path(ray.__path__[0]))
+        _kill(set(psutil.Process().children()) - before, Path(str(ray.__file__)).parent)
         raise ConnectionError(
             f"no Ray cluster could be joined at {address or 'this machine'} ({error}): "
             "start one with `ray start --head`, and give its address as host:port"
