@@ -10,7 +10,6 @@ branches, with the reason that coverage_reasons.csv gives.
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -31,7 +30,6 @@ _PYTEST = ["-m", "pytest", "-o", "addopts=", "--import-mode=importlib", "-q", "-
 
 def run(files: list[str]) -> None:
     """Measure each test file that has not been measured, or those named."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
     _DATA.mkdir(exist_ok=True)
     for file in [Path(name) for name in files] or sorted(Path("tests").rglob("test_*.py")):
         folder = (_DATA / "-".join(file.with_suffix("").parts[1:])).absolute()

@@ -11,7 +11,6 @@ replaces its row of records/versions.csv.
 
 import os
 import re
-import signal
 import subprocess
 import sys
 import tempfile
@@ -20,7 +19,7 @@ from pathlib import Path
 
 from tests.hardening.tables import RECORDS, update_table
 
-_PYTEST = ["-m", "pytest", "-q", "-n", "2", "--dist", "loadfile"]
+_PYTEST = ["-m", "pytest", "-q"]
 _RUNNERS = ["pytest", "pytest-timeout", "pytest-xdist", "nbval", "hypothesis", "mypy"]
 _INSTALLED = {
     "lowest": ["--resolution", "lowest-direct", "-e", ".[test]"],
@@ -37,7 +36,6 @@ def main() -> int:
     if len(sys.argv) < 2 or sys.argv[1] not in _INSTALLED:
         sys.exit(__doc__)
     which, given = sys.argv[1], sys.argv[2:]
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
     with tempfile.TemporaryDirectory() as folder:
         python = Path(folder, "venv", "bin", "python")
         _uv("venv", "--python", sys.executable, f"{folder}/venv")
