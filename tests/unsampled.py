@@ -1,8 +1,10 @@
-"""`compare` without its sampler of memory, for tests of something else.
+"""`compare` without its sampler of memory and its garbage collections, for tests of something else.
 
-A process that has run hundreds of tests is large, and the kernel takes a good part of a second to add up its pages.
+A process that has run hundreds of tests is large: the kernel takes a good part of a second to add up its pages, and a
+collection of its garbage takes as long.
 """
 
+import gc
 from unittest.mock import MagicMock
 
 from labkit.measure import timing
@@ -13,3 +15,4 @@ def leave_memory_out(patch) -> None:
     memory.__enter__.return_value = memory
     memory.end.return_value = float("nan")
     patch.setattr(timing, "PeakMemory", lambda: memory)
+    patch.setattr(timing, "gc", MagicMock(spec=gc))

@@ -29,6 +29,7 @@ def test_everything_works_there(walked):
     assert {path.stem for path in SCRIPTS.glob("*.py")} <= set(steps)
 
 
+@pytest.mark.exhaustive
 def test_names_on_the_disk_are_utf8(walked):
     """Looked at as bytes, which no locale changes."""
     folder, _, done = walked

@@ -17,15 +17,12 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import labkit as lk
-from labkit.measure import processes, runs as batches, sampler
+from labkit.measure import processes, runs as batches, sampler, timing
 from labkit.measure.frames import COLUMNS
 from labkit.measure.recording import set_recorder
 from labkit.measure.runs import page_cache_state, synchronize
 from labkit.measure.timing import count_images
 from tests.unsampled import leave_memory_out
-
-pytestmark = pytest.mark.alone
-
 
 FORK = multiprocessing.get_context("fork")
 
@@ -39,6 +36,15 @@ def sampled():
 def _unsampled(request, monkeypatch):
     if "sampled" not in request.fixturenames:
         leave_memory_out(monkeypatch)
+
+
+@pytest.fixture
+def _unfrozen(monkeypatch):
+    """The heap and its collection as they are outside of these tests."""
+    monkeypatch.setattr(timing, "gc", gc)
+    gc.unfreeze()
+    yield
+    gc.freeze()
 
 
 @contextmanager
@@ -172,6 +178,7 @@ def broken():
     raise OSError("disk on fire")
 
 
+@pytest.mark.usefixtures("_unfrozen")
 @pytest.mark.parametrize(
     ("factory", "said", "cause"),
     [
@@ -207,6 +214,7 @@ def _burn():
     return sum(i * i for i in range(6_000_000))
 
 
+@pytest.mark.alone
 def test_cpu_seconds_of_children_that_ended_or_live_on_are_counted():
     def in_one_that_ends():
         with forked(_burn) as child:
@@ -249,6 +257,7 @@ class _Hungry(torch.utils.data.Dataset):
         return torch.zeros(3, 2, 2)
 
 
+@pytest.mark.alone
 @pytest.mark.usefixtures("sampled")
 def test_peak_memory_includes_the_workers():
     with_workers = lambda: DataLoader(_Hungry(), batch_size=2, num_workers=1, multiprocessing_context="fork")  # noqa: E731
@@ -257,6 +266,7 @@ def test_peak_memory_includes_the_workers():
     assert peaks.min()["worker"] > peaks.max()["idle"] + 60  # also where the worker's run came first
 
 
+@pytest.mark.alone
 @pytest.mark.usefixtures("sampled")
 def test_the_sampler_ends_with_compare_and_its_loss_is_no_error():
     of_others = set(processes.apart)
@@ -293,6 +303,7 @@ def _touch_and_wait(block, sender):
     time.sleep(60)
 
 
+@pytest.mark.alone
 def test_cold_is_said_only_where_the_kernel_read_the_bytes(tmp_path):
     files = [tmp_path / str(number) for number in range(4)]
     for file in files:
@@ -354,6 +365,7 @@ def test_an_iterable_tells_its_own_costs():
     assert (run.batch_size, run.num_workers, run.cpu_s, run.peak_mem_mb, run.page_cache) == (8, 3, 1.5, 77.0, "cold")
 
 
+@pytest.mark.usefixtures("_unfrozen")
 def test_what_lives_already_is_not_collected_during_runs_and_a_foreign_freeze_is_left():
     frozen = []
     variant = lambda: frozen.append(gc.get_freeze_count()) or [1]  # noqa: E731

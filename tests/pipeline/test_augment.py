@@ -84,6 +84,7 @@ def test_fixed_draws_give_the_same_pixels(differences, library, operation):
     assert found["largest"] <= largest
 
 
+@pytest.mark.slow
 def test_agreement_sees_a_library_that_does_something_else(photos, monkeypatch):
     monkeypatch.setitem(FIXED, "flip", replace(FIXED["flip"], flip=0.5))
     torch.manual_seed(0)
@@ -353,6 +354,7 @@ def epochs(num_workers, seed=0, **options):
             loader.close()
 
 
+@pytest.mark.slow
 def test_make_loader_seeds_every_library():
     first, again, other = epochs(0), epochs(0), epochs(0, seed=1)
     for index in range(2):

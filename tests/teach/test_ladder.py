@@ -56,6 +56,7 @@ def test_every_rung_gives_crops_and_every_photo_equally_often(variants):
     assert kinds == [torch.float32] * 3 + [torch.uint8] * 5
 
 
+@pytest.mark.slow
 def test_a_run_leaves_no_worker_and_no_thread(variants):
     before = len(psutil.Process().children()), threading.active_count()
     for label in ("a worker a core", "threads: BatchLoader"):  # while somebody still holds the loader

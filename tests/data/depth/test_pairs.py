@@ -193,6 +193,7 @@ def with_float32_ranks(values, q):
     return torch.lerp(ordered[ranks.long()], ordered[ranks.ceil().long()], ranks - ranks.long())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("quantile", [torch.quantile, with_float32_ranks], ids=["this torch", "an older torch"])
 def test_quantiles_are_torchs(monkeypatch, quantile):
     monkeypatch.setattr(torch, "quantile", quantile)
@@ -212,6 +213,7 @@ def test_quantiles_are_torchs(monkeypatch, quantile):
     depth_fast._rank_dtype.cache_clear()
 
 
+@pytest.mark.slow
 def test_all_storages_give_the_same_pickled_too(sets):
     folder = sets["hypersim"].parent
     with tarfile.open(folder / "data.tar") as tar:

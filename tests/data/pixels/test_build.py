@@ -86,10 +86,11 @@ def stopped(own_images, tmp_path) -> Path:
     return tmp_path / "out" / "p"
 
 
+LOCAL = pytest.param("local", 2, marks=pytest.mark.exhaustive)
 RAY = pytest.param("ray", None, marks=pytest.mark.alone)  # Ray waits half a minute for its own start, and no longer
 
 
-@pytest.mark.parametrize(("engine", "num_workers"), [("threads", 3), ("local", 2), RAY])
+@pytest.mark.parametrize(("engine", "num_workers"), [("threads", 3), LOCAL, RAY])
 def test_the_bytes_are_the_same_for_any_engine(images, expected, tmp_path, engine, num_workers):
     if engine == "ray":
         pytest.importorskip("ray", reason='Ray is not installed: python -m pip install -e ".[cluster]"')

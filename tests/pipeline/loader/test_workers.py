@@ -226,6 +226,7 @@ INTERRUPTS = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("moment", "method", "persistent", "after_s"), INTERRUPTS)
 def test_ctrl_c_in_a_script(tmp_path, moment, method, persistent, after_s):
     with script_in_session(tmp_path / "script.py", INTERRUPTED, moment, method, persistent) as child:
@@ -295,6 +296,7 @@ def test_one_thread_in_each_worker():
     assert found == [(1, 1)] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_one_thread_in_an_opencv_that_is_imported_late(tmp_path, method):
     script = tmp_path / "script.py"
