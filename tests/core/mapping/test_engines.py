@@ -330,7 +330,10 @@ def cluster():
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     from ray.cluster_utils import Cluster
 
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    # Handlers for the exit would hold its gRPC clients, which Python 3.13 would free in every child forked later, where
+    # their threads are not: SIGSEGV.
+    head = {"num_cpus": 0, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args=head, shutdown_at_exit=False)
     try:
         for _ in range(2):
             cluster.add_node(num_cpus=1)
