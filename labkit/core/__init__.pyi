@@ -16,8 +16,8 @@ from .locks import acquire_lock as acquire_lock, file_lock as file_lock, has_fil
 from .machine import (
     DISTRIBUTION as DISTRIBUTION, IS_CLONE as IS_CLONE, NOTEBOOK_FOLDER as NOTEBOOK_FOLDER, Scale as Scale,
     core_limits as core_limits, env_id as env_id, environment as environment, install_command as install_command,
-    labkit_home as labkit_home, package_version as package_version, photo_root as photo_root, scale as scale,
-    usable_cores as usable_cores,
+    labkit_home as labkit_home, main_is_script as main_is_script, package_version as package_version,
+    photo_root as photo_root, scale as scale, usable_cores as usable_cores,
 )
 from .names import (
     IMAGE_SUFFIXES as IMAGE_SUFFIXES, is_file_key as is_file_key, is_image as is_image,

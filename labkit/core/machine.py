@@ -5,6 +5,7 @@ import math
 import os
 import platform
 import re
+import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -48,6 +49,11 @@ def core_limits() -> dict[str, int]:
     if (quota := cgroup_quota()) is not None:
         limits["cgroup_quota"] = max(1, math.floor(quota))
     return limits
+
+
+def main_is_script() -> bool:
+    """Whether this process runs a script, which processes that are not forked import again; a notebook is none."""
+    return hasattr(sys.modules["__main__"], "__file__")
 
 
 def cgroup_quota(root: Path = _CGROUP, membership: Path = Path("/proc/self/cgroup")) -> float | None:

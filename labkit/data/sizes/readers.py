@@ -4,14 +4,13 @@ import math
 import multiprocessing
 import os
 import statistics
-import sys
 import time
 from contextlib import suppress
 from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
-from labkit.core import usable_cores
+from labkit.core import main_is_script, usable_cores
 from labkit.core.mapping import ItemErrors, map_items
 from labkit.data.sizes.headers import Header, read_header
 
@@ -84,7 +83,7 @@ def disk_under(path: str | os.PathLike, devices: Path = Path("/sys/dev/block")) 
 
 def _may_start_processes() -> bool:
     """Only in a notebook or console: in a script without a main guard, new processes would run the script again."""
-    return not hasattr(sys.modules["__main__"], "__file__") and not multiprocessing.current_process().daemon
+    return not main_is_script() and not multiprocessing.current_process().daemon
 
 
 def _time_headers(paths: list[str]) -> tuple[list[Header], float, float]:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from labkit.core import main_is_script
 from labkit.pipeline.loader.torch_internals import (
     WorkerLoader,
     WorkersBatches,
@@ -79,8 +80,14 @@ def _explain_exit_code(exit_code: int) -> str:
 
 
 def worker_context(start_method: str | None) -> multiprocessing.context.BaseContext:
-    """The context to start workers in; a fork server's imports slow libraries once, before the first worker."""
+    """The context to start workers in; a fork server imports slow libraries once, before the first worker.
+
+    None, in a notebook or console: a fork server where Python would fork. The kernel's threads hold locks, which a fork
+    copies as they are. In a script: Python's own, since a fork alone needs no main guard.
+    """
     context = multiprocessing.get_context(start_method)
+    if start_method is None and context.get_start_method() == "fork" and not main_is_script():
+        context = multiprocessing.get_context("forkserver")
     if context.get_start_method() == "forkserver":
         # Every worker is forked from the server: with these imported it starts in a tenth of a second.
         loaded = [name for name in _SLOW_IMPORTS if name in sys.modules]

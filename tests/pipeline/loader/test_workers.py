@@ -8,7 +8,9 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
+from types import ModuleType
 
 import cloudpickle
 import pytest
@@ -16,6 +18,7 @@ import torch
 
 import labkit as lk
 from labkit.pipeline.loader.torch_internals import WorkersBatches
+from labkit.pipeline.loader.workers import worker_context
 from tests.loading import Numbers, config, eventually, indices, script_in_session, session_of
 from tests.paths import REPO
 
@@ -264,6 +267,27 @@ def test_a_kill_of_the_main_process_ends_the_fork_servers_workers(tmp_path):
         child.kill()
         child.wait()
         assert eventually(lambda: not session_of(child.pid), within_s=30)  # torch asks every five seconds
+
+
+@pytest.fixture
+def python_default():
+    """Sets the start method that Python takes unasked."""
+    before = multiprocessing.get_start_method(allow_none=True)
+    yield partial(multiprocessing.set_start_method, force=True)
+    multiprocessing.set_start_method(before, force=True)
+
+
+def test_workers_fork_unasked_only_in_a_script(monkeypatch, python_default):
+    main = ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    main.__file__ = "train.py"
+    python_default("fork")
+    assert worker_context(None).get_start_method() == "fork"
+    del main.__file__  # as in a notebook's kernel, which has threads
+    asked = [None, "fork", "spawn"]
+    assert [worker_context(method).get_start_method() for method in asked] == ["forkserver", "fork", "spawn"]
+    python_default("spawn")
+    assert worker_context(None).get_start_method() == "spawn"
 
 
 LATE = """
