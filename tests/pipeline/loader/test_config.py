@@ -1,7 +1,9 @@
 """LoaderConfig: settings that are changed with a warning, and only where they would do harm or nothing."""
 
 import os
+import sys
 import warnings
+from types import ModuleType
 
 import pytest
 import torch
@@ -9,6 +11,12 @@ import torch
 import labkit as lk
 from labkit.pipeline.loader import config as settings
 from tests.loading import Numbers, config
+
+
+@pytest.fixture
+def in_a_notebook(monkeypatch):
+    """Where threads run besides, and Python warns of forks from 3.12 on: here, too, nothing may be said."""
+    monkeypatch.setitem(sys.modules, "__main__", ModuleType("__main__"))
 
 
 @pytest.fixture
@@ -25,7 +33,7 @@ def warnings_of(make) -> list[str]:
     return [str(warning.message) for warning in caught]
 
 
-def test_more_workers_than_cores(two_cores):
+def test_more_workers_than_cores(two_cores, in_a_notebook):
     made = []
     [said] = warnings_of(lambda: made.append(lk.make_loader(Numbers(), lk.LoaderConfig(num_workers=5))))
     for part in ("num_workers=5", "reduced to 2", "cpu_count 64", "affinity 2", "oversubscribe=True"):
@@ -35,11 +43,11 @@ def test_more_workers_than_cores(two_cores):
 
 
 @pytest.mark.parametrize("settings", [{}, {"num_workers": 2}, {"num_workers": 0}, {"pin_memory": False}], ids=str)
-def test_no_warning_where_nothing_changes(two_cores, settings):
+def test_no_warning_where_nothing_changes(two_cores, in_a_notebook, settings):
     assert warnings_of(lambda: list(lk.make_loader(Numbers(), lk.LoaderConfig(**settings)))) == []
 
 
-def test_oversubscribed_without_a_word():
+def test_oversubscribed_without_a_word(in_a_notebook):
     """Not even torch's own warning, neither when made nor when iterated."""
     workers = (os.cpu_count() or 1) + 1
     made = []
