@@ -131,6 +131,11 @@ def test_a_leak_of_20_kb_an_epoch_is_found():
     assert np.mean([slope.low <= 20 <= slope.high for slope in slopes(200, step_kb=0, leak_kb=20)]) > 0.9
 
 
+def test_a_slope_that_rounds_to_zero_has_one_sign():
+    falling = slope_of(EPOCH_NUMBERS, -0.001 * EPOCH_NUMBERS)
+    assert str(falling) == "+0.00 [+0.00, +0.00] flat"
+
+
 def test_an_uncertain_slope_is_not_flat():
     much = np.random.default_rng(0).normal(0, 20_000, 200)
     assert slope_of(EPOCH_NUMBERS, much).verdict == "inconclusive"

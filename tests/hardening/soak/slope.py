@@ -26,7 +26,7 @@ class Slope(NamedTuple):
     verdict: str
 
     def __str__(self) -> str:
-        return f"{self.kb_per_epoch:+.2f} [{self.low:+.2f}, {self.high:+.2f}] {self.verdict}"
+        return f"{self.kb_per_epoch:+z.2f} [{self.low:+z.2f}, {self.high:+z.2f}] {self.verdict}"
 
 
 def warm_up(epochs: np.ndarray) -> int:
