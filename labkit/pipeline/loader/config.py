@@ -27,7 +27,7 @@ class LoaderConfig:
         persistent_workers: Keep the workers between epochs. None: yes.
         pin_memory: Page-locked batches, for copies that overlap. None: where CUDA is available.
         seed: Of the order of samples and of every random draw in them.
-        start_method: `"fork"`, `"spawn"` or `"forkserver"`. None: `"forkserver"` in a notebook or console on Linux, since
+        start_method: `"fork"`, `"spawn"` or `"forkserver"`. None: `"forkserver"` in a notebook or console on Linux, as
             a fork may catch one of the kernel's threads holding a lock; elsewhere Python's default. A fork shares the
             data set with the workers; the others send a copy to each.
         oversubscribe: Allow more workers than usable cores.
