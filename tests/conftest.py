@@ -33,9 +33,9 @@ def pytest_configure(config):
 
 
 def pytest_xdist_auto_num_workers(config):
-    """A process for each usable core; none for a single file, whose tests share one anyway."""
+    """One more than the usable cores, since notebooks wait; none for a single file, whose tests share one anyway."""
     is_single_file = len(config.args) == 1 and Path(config.args[0].partition("::")[0]).is_file()
-    return 0 if is_single_file else min(usable_cores(), _MAX_PROCESSES)
+    return 0 if is_single_file else min(usable_cores() + 1, _MAX_PROCESSES)
 
 
 def pytest_collection_finish():

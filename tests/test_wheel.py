@@ -99,7 +99,7 @@ def test_it_lists_its_notebooks_and_names_its_extras_without_the_clone(wheel, tm
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_tour_in_an_empty_folder(wheel, tmp_path):
     done = _run(wheel, tmp_path, "-m", "labkit", "tour", "--only", "00")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -112,7 +112,7 @@ def test_a_tour_in_an_empty_folder(wheel, tmp_path):
     assert len(lk.FolderStore(tmp_path / "photos")) == 2
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_jupyterlab_in_an_empty_folder(wheel, tmp_path):
     command = [sys.executable, "-m", "labkit", "lab", "--port", str(free_port())]
     with running_server(command, tmp_path, PYTHONPATH=wheel) as (_, info):

@@ -211,7 +211,7 @@ def test_the_libraries_first_examples_differ():
     assert (outcomes["pil"], outcomes["cv2"]) == ("same", "differs")  # cv2: BGR
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_no_file_kills_the_process():
     child = subprocess.run([sys.executable, __file__], capture_output=True, text=True, timeout=300)
     assert child.returncode == 0, child.stdout[-2000:] + child.stderr[-2000:]

@@ -128,7 +128,7 @@ def test_depth_pairs_come_out_of_their_tar(tmp_path):
     assert pairs.items() <= contents(tmp_path / "out" / archive.stem).items()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_pixels_of_a_set(photos, tmp_path):
     path = tmp_path / "out" / "pixels"
     for _ in range(2):  # a rerun says the same

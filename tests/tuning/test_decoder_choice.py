@@ -30,7 +30,7 @@ def decoding(monkeypatch):
     return replace
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_slow_one_is_left(photos, decoding):
     decoding(lambda decoder: time.sleep(0.02 * (decoder == "pil")))
     name, frame = fastest_decoder(lk.ImageDataset(photos.store, decoder="pil"), limit_s=2)

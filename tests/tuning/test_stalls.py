@@ -268,7 +268,7 @@ class TestSteps:
         assert (_global_state(generator), torch.backends.cudnn.benchmark, torch.get_num_threads()) == before
         assert not model.training
 
-    @pytest.mark.slow
+    @pytest.mark.exhaustive
     @pytest.mark.parametrize("error", [ArithmeticError, KeyboardInterrupt])
     @pytest.mark.parametrize("at", [1, 9])
     def test_no_worker_outlives_an_error(self, error, at):
@@ -322,7 +322,7 @@ class TestWorkers:
         found = diagnose(DataLoader(_Samples(_only_in_a_worker), 4, num_workers=1), _nap, batches=3, rounds=1)
         assert sum(found.shares.values()) == pytest.approx(1)
 
-    @pytest.mark.slow
+    @pytest.mark.exhaustive
     def test_workers_that_start_anew(self):
         options = {"num_workers": 1, "worker_init_fn": _slow_start}
         found = diagnose(_loader(**options), _nap, batches=4, rounds=2)

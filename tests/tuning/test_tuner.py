@@ -38,12 +38,12 @@ def photos(first_photos):
     return lk.ImageDataset(store, transform=lk.make_augment("light", "v2", part="geometry"))
 
 
-@pytest.mark.slow
 class TestTune:
     @pytest.fixture(autouse=True)
     def few_workers(self, monkeypatch):
         monkeypatch.setattr(field, "_MAX_WORKERS", 4)
 
+    @pytest.mark.exhaustive
     def test_waiting_is_shared_by_workers(self):
         tuned = lk.tune(Naps(0.02, count=7), config=SERIAL, budget_s=2)
         config, frame = tuned
@@ -55,6 +55,7 @@ class TestTune:
         assert sorted(seen.tolist()) == list(range(7))
         loader.close()
 
+    @pytest.mark.exhaustive
     def test_a_default_that_keeps_up_is_kept_and_nothing_else_tried(self):
         n_images = set()
         tuned = lk.tune(
@@ -65,6 +66,7 @@ class TestTune:
         assert "keeps up" in repr(tuned)
         assert n_images == {2}
 
+    @pytest.mark.slow
     def test_threads_do_the_same_work(self, photos):
         tuned = lk.tune(photos, config=lk.LoaderConfig(batch_size=4, num_workers=0), budget_s=4)
         assert "BatchLoader" in set(tuned.frame["variant"])

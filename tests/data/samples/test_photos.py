@@ -133,7 +133,7 @@ def test_bad_arguments(tmp_path, options, said):
     assert not (tmp_path / "set").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_imagenet_files_weigh_what_imagenets_do():
     encoded = [photo_bytes(number) for number in range(200)]
     assert np.mean([len(data) for data in encoded]) == pytest.approx(110_000, rel=0.2)

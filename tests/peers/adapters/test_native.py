@@ -198,7 +198,7 @@ def test_what_is_no_image_is_an_error(name, module, message, photos, tmp_path):
     assert message in child.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("height", "width"), [(375, 500), (100, 1000), (1000, 100), (1, 1)])
 def test_spdl_draws_torchvisions_crops(height, width):
     import random

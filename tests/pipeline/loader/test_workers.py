@@ -223,9 +223,12 @@ if __name__ == "__main__":
 
 
 INTERRUPTS = [
-    ("starting", "fork", False, 0.0), ("starting", "fork", True, 0.03), ("starting", "spawn", True, 0.1),
-    ("starting", "spawn", False, 0.6), ("starting", "forkserver", True, 0.1), ("waiting", "fork", True, 0.3),
-    ("waiting", "fork", False, 0.3), ("body", "fork", True, 0.1), ("body", "fork", False, 0.1),
+    ("waiting", "fork", True, 0.3), ("body", "fork", False, 0.1),
+    *(pytest.param(*parameters, marks=pytest.mark.exhaustive) for parameters in [
+        ("starting", "fork", False, 0.0), ("starting", "fork", True, 0.03), ("starting", "spawn", True, 0.1),
+        ("starting", "spawn", False, 0.6), ("starting", "forkserver", True, 0.1), ("waiting", "fork", False, 0.3),
+        ("body", "fork", True, 0.1),
+    ]),
 ]  # fmt: skip
 
 
