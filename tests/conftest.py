@@ -4,6 +4,7 @@ import gc
 import os
 import re
 import signal
+import sys
 from contextlib import suppress
 from functools import cache
 from importlib.util import find_spec
@@ -16,7 +17,7 @@ import pytest
 import torch
 
 from labkit.core import usable_cores
-from tests import turns
+from tests import children, turns
 
 matplotlib.use("Agg")
 os.environ.setdefault("TQDM_DISABLE", "1")  # what tests start says nothing on stderr but errors
@@ -24,6 +25,10 @@ os.environ.setdefault("TQDM_DISABLE", "1")  # what tests start says nothing on s
 
 # A shell ignores SIGINT in its background jobs, and so would all processes that tests start and interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# pytest-xdist's processes run no script, and workers would start from a fork server in them, as in a notebook. This one
+# is imported again by processes that are not forked.
+sys.modules["__main__"].__dict__.setdefault("__file__", children.__file__)
 
 _MAX_PROCESSES = 4  # each loads torch
 
