@@ -262,6 +262,7 @@ class _Hungry(torch.utils.data.Dataset):
 def test_peak_memory_includes_the_workers():
     with_workers = lambda: DataLoader(_Hungry(), batch_size=2, num_workers=1, multiprocessing_context="fork")  # noqa: E731
     runs = lk.compare({"idle": lambda: [4], "worker": with_workers}, baseline="idle", rounds=2)
+    assert runs.peak_mem_mb.isna().tolist() == runs.is_warmup.tolist()
     peaks = runs.groupby("variant").peak_mem_mb
     assert peaks.min()["worker"] > peaks.max()["idle"] + 60  # also where the worker's run came first
 
