@@ -46,8 +46,11 @@ class PeakMemory:
     """Largest memory of the process tree between `begin()` and `end()`, in MB (1e6 bytes).
 
     PSS if the kernel reports it, so that forked workers do not count as copies of their parent; otherwise one sample of
-    USS, without shared pages, at the end. A context manager, which can be used for many runs.
+    USS, without shared pages, at the end. A context manager, which can be used for many runs; those with `is_sampled`
+    set to False have NaN.
     """
+
+    is_sampled = True
 
     def __enter__(self) -> "PeakMemory":
         self._process = None
@@ -74,6 +77,8 @@ class PeakMemory:
         self._send("now")
 
     def end(self) -> float:
+        if not self.is_sampled:
+            return float("nan")
         if self._process is None or self._process.stdout is None:
             return sum(_uss_bytes(pid) for pid in (os.getpid(), *_descendants())) / 1e6
         self._send("end")
@@ -81,7 +86,7 @@ class PeakMemory:
         return int(answer) / 1e6 if answer else float("nan")  # empty: the sampler was killed
 
     def _send(self, command: str) -> None:
-        if self._process is not None and self._process.stdin is not None:
+        if self.is_sampled and self._process is not None and self._process.stdin is not None:
             with suppress(BrokenPipeError):
                 self._process.stdin.write(f"{command}\n".encode())
 

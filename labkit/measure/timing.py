@@ -150,17 +150,16 @@ class _Runner:
                     bar.set_description(f"{self.name}: {label}", refresh=False)
                     row = {"variant": label, "round": number, "order": order, "is_warmup": number < warmups}
                     # No summary counts warm-ups, and in a large process a sample takes a tenth of a second.
-                    sampled = memory if number >= warmups else None
-                    rows.append({**row, **self._run(label, sampled)})
+                    memory.is_sampled = number >= warmups
+                    rows.append({**row, **self._run(label, memory)})
                     bar.update()
         return sorted(rows, key=lambda row: (row["round"], labels.index(row["variant"])))
 
-    def _run(self, label: str, memory: PeakMemory | None) -> dict[str, Any]:
+    def _run(self, label: str, memory: PeakMemory) -> dict[str, Any]:
         evict = self.evict.get(label) if isinstance(self.evict, Mapping) else self.evict
         evicted = evict() if evict else 0
         gc.collect()
-        if memory is not None:
-            memory.begin()
+        memory.begin()
         before = tree_usage()
         try:
             measured = self._time_batches(self.variants[label], memory)
@@ -174,7 +173,7 @@ class _Runner:
         page_cache = page_cache_state(before.read_bytes, after.read_bytes, asked=asked, evicted=evicted)
         return {"cpu_s": after.cpu_s - before.cpu_s, "page_cache": page_cache, **measured}
 
-    def _time_batches(self, factory: Factory, memory: PeakMemory | None) -> dict[str, Any]:
+    def _time_batches(self, factory: Factory, memory: PeakMemory) -> dict[str, Any]:
         synchronize()
         started = self.clock()
         iterable = factory()
@@ -186,8 +185,7 @@ class _Runner:
             raise VariantError("yielded no batch") from None
         synchronize()
         first = self.clock()
-        if memory is not None:
-            memory.now()  # a DataLoader ends its workers with the last batch
+        memory.now()  # a DataLoader ends its workers with the last batch
         n_images = self.count(batch)
         for batch in batches:
             n_images += self.count(batch)
@@ -196,7 +194,7 @@ class _Runner:
         measured = {
             "n_images": n_images, "startup_s": ready - started, "first_batch_s": first - ready,
             "steady_s": ended - first, "images_per_s": n_images / (ended - ready) if ended > ready else float("inf"),
-            "peak_mem_mb": float("nan") if memory is None else memory.end(),
+            "peak_mem_mb": memory.end(),
         }  # fmt: skip
         reported = {name: getattr(iterable, name) for name in _REPORTED_BY_LOADERS if hasattr(iterable, name)}
         return {**measured, **reported}
