@@ -72,8 +72,7 @@ def compare(
     Returns:
         One row per run, with the columns `labkit.measure.frames.COLUMNS`. `startup_s` covers the factory and `iter()`,
         `first_batch_s` the wait for the first batch, `steady_s` the rest. `images_per_s` is all images over the last
-        two, so a queue that filled before the first batch is paid for; start-up, short in a real epoch, is left out.
-        `peak_mem_mb` is NaN in warm-ups, in which no memory is sampled.
+        two, so a queue that filled before the first batch is paid for, but no start-up. `peak_mem_mb` is NaN in warm-ups.
 
     Raises:
         VariantError: a variant raised, or yielded no batch.
