@@ -72,7 +72,7 @@ def compare(
     Returns:
         One row per run, with the columns `labkit.measure.frames.COLUMNS`. `startup_s` covers the factory and `iter()`,
         `first_batch_s` the wait for the first batch, `steady_s` the rest. `images_per_s` is all images over the last
-        two, so a queue that filled before the first batch is paid for, but no start-up. `peak_mem_mb` is NaN in warm-ups.
+        two, so a queue that filled before the first batch is paid for, but no start-up. Warm-ups have no `peak_mem_mb`.
 
     Raises:
         VariantError: a variant raised, or yielded no batch.
