@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import sys
+from collections import defaultdict
 from contextlib import suppress
 from functools import cache
 from importlib.util import find_spec
@@ -81,19 +82,33 @@ def _is_exhaustive(item: pytest.Item) -> bool:
     )
 
 
-@pytest.hookimpl(tryfirst=True)  # before -m selects
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(items):
-    """Skip what cannot run here: tests marked `cuda` without a GPU, a notebook without the extras that it shows."""
-    lacks = [name for name in ("moto", "s3fs") if find_spec(name) is None]
+    """Mark the exhaustive tier, skip what cannot run here, and keep each notebook's cells in order."""
+    before = {item: number for number, item in enumerate(items)}
     for item in items:
         if _is_exhaustive(item):
             item.add_marker("exhaustive")
             item.add_marker("slow")
         if item.get_closest_marker("cuda") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
-        if lacks and item.path.name == "08_shard_formats.ipynb":
+        if item.path.name == "08_shard_formats.ipynb" and (lacks := [n for n in ("moto", "s3fs") if not find_spec(n)]):
             remedy = f'{lacks[0]} is not installed: python -m pip install -e ".[test]"'
             item.add_marker(pytest.mark.skip(reason=remedy))
+    result = yield  # a plugin may shuffle them
+    _sort_cells(items, before)
+    return result
+
+
+def _sort_cells(items: list[pytest.Item], order: dict[pytest.Item, int]) -> None:
+    places = defaultdict(list)
+    for place, item in enumerate(items):
+        if item.path.suffix == ".ipynb":
+            places[item.path].append(place)
+    for of_notebook in places.values():
+        cells = sorted((items[place] for place in of_notebook), key=order.get)
+        for place, cell in zip(of_notebook, cells, strict=True):
+            items[place] = cell
 
 
 @pytest.fixture(autouse=True)

@@ -47,7 +47,8 @@ def _start_or_join_cluster(ray: ModuleType, address: str | None) -> None:
     before = set(psutil.Process().children())
     try:
         _check_reachable(address)
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **options)
+        # Not None, for which Ray joins whatever cluster runs on this machine.
+        ray.init(address=address or "local", log_to_driver=False, logging_level=logging.ERROR, **options)
     except Exception as error:  # a plain Exception if a node does not start in time
         _kill(set(psutil.Process().children()) - before, Path(str(ray.__file__)).parent)
         raise ConnectionError(

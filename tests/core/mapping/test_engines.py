@@ -393,7 +393,8 @@ def test_a_ray_node_that_does_not_start_leaves_no_process(tmp_path, monkeypatch)
     def start(place):
         started.append(subprocess.Popen([sys.executable, str(tmp_path / place / "server.py")]))
 
-    def init(**_):
+    def init(*, address, **_):
+        assert address == "local"  # none that runs already is joined
         start("ray")
         start("other")
         raise Exception("The current node timed out during startup.")
