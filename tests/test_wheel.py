@@ -79,8 +79,9 @@ def test_it_holds_what_the_clone_does(wheel):
     assert TAKEN not in {canonicalize_name(Requirement(each).name) for each in about.get_all("Requires-Dist")}
 
 
-def _environment(wheel: Path, **variables) -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(wheel), "LABKIT_SCALE": "ci", **variables}
+def _environment(wheel: Path) -> dict[str, str]:
+    unchanged = {"PYTHONPATH": str(wheel), "PYTHONDONTWRITEBYTECODE": "1"}  # whichever test comes first
+    return {**os.environ, **unchanged, "LABKIT_SCALE": "ci"}
 
 
 def _run(wheel: Path, here: Path, *arguments: str) -> subprocess.CompletedProcess:
@@ -115,7 +116,7 @@ def test_a_tour_in_an_empty_folder(wheel, tmp_path):
 @pytest.mark.exhaustive
 def test_jupyterlab_in_an_empty_folder(wheel, tmp_path):
     command = [sys.executable, "-m", "labkit", "lab", "--port", str(free_port())]
-    with running_server(command, tmp_path, PYTHONPATH=wheel) as (_, info):
+    with running_server(command, tmp_path, PYTHONPATH=wheel, PYTHONDONTWRITEBYTECODE="1") as (_, info):
         answer = urllib3.request("GET", f"{info['url']}api/contents?token={info['token']}").json()
     names = {entry["name"] for entry in answer["content"]}
     assert names == {"data_scripts", *(path.name for path in (REPO / "notebooks").iterdir() if path.is_file())}

@@ -1,5 +1,6 @@
 """Datasets: items and labels, and what becomes of images that do not decode, with workers and without."""
 
+import gc
 import shutil
 import subprocess
 import sys
@@ -28,6 +29,13 @@ from labkit.data.datasets import labels_of
 from labkit.teach.conformance import broken_files, oracle_files, reference
 
 WORKERS = [0, 2]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _what_was_skipped_is_reported_here():
+    """Data sets report it when they are collected as garbage, which must not be amid another test's output."""
+    yield
+    gc.collect()
 
 
 @pytest.fixture
