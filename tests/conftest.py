@@ -136,6 +136,13 @@ def recorded_frames(tmp_path):
     return tmp_path / "frames"
 
 
+@pytest.fixture
+def n_open_files():
+    """Counts the open files of this process. Garbage of earlier tests is collected first, and closes what it had."""
+    gc.collect()
+    return psutil.Process().num_fds
+
+
 N_PHOTOS = 24
 
 

@@ -8,7 +8,6 @@ import sys
 import tempfile
 import threading
 
-import psutil
 import pytest
 
 import labkit as lk
@@ -29,7 +28,7 @@ def run(code: str, folder: os.PathLike) -> int:
     return subprocess.run([sys.executable, "-c", CODE + code, folder], check=False).returncode
 
 
-def test_it_is_beside_the_photos_and_goes(tmp_path, monkeypatch):
+def test_it_is_beside_the_photos_and_goes(tmp_path, monkeypatch, n_open_files):
     monkeypatch.setenv("LABKIT_HOME", str(tmp_path / "home"))
     with lk.ScratchFolder() as path:
         assert path.parent == lk.photo_root("imagenet").parent
@@ -37,10 +36,10 @@ def test_it_is_beside_the_photos_and_goes(tmp_path, monkeypatch):
     one, other = lk.ScratchFolder(), lk.ScratchFolder()
     assert sorted(path.parent.iterdir()) == sorted([one.path, other.path])
     assert str(one.path) in repr(one)
-    n_open = psutil.Process().num_fds()
+    n_open = n_open_files()
     one.cleanup()
     one.cleanup()
-    assert psutil.Process().num_fds() == n_open - 1
+    assert n_open_files() == n_open - 1
     assert list(path.parent.iterdir()) == [other.path]
     del other
     gc.collect()

@@ -82,12 +82,8 @@ def test_reads_that_come_in_pieces(path, monkeypatch):
     assert LocalBlob(path).read_at(99_000, 5000) == DATA[99_000:]
 
 
-def n_descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
-def test_files_are_closed_with_their_blobs(path):
-    before = n_descriptors()
+def test_files_are_closed_with_their_blobs(path, n_open_files):
+    before = n_open_files()
     gc.disable()  # references must do: a collection may be long in coming
     try:
         for _ in range(50):
@@ -95,19 +91,19 @@ def test_files_are_closed_with_their_blobs(path):
             blob.read_at(0, 1)
             again = pickle.loads(pickle.dumps(blob))
             again.read_at(0, 1)
-        assert n_descriptors() <= before + 2
+        assert n_open_files() <= before + 2
     finally:
         gc.enable()
 
 
-def test_a_file_is_opened_once_and_lazily(path):
-    before = n_descriptors()
+def test_a_file_is_opened_once_and_lazily(path, n_open_files):
+    before = n_open_files()
     blob = LocalBlob(path)
     blob.fingerprint()
-    assert n_descriptors() == before
+    assert n_open_files() == before
     for offset in range(10):
         blob.read_at(offset, 5)
-    assert n_descriptors() == before + 1
+    assert n_open_files() == before + 1
 
 
 class Memory:

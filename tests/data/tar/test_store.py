@@ -201,31 +201,27 @@ def test_pickles(folder, tar, mode, listed):
     assert again.keys() == store.keys()
 
 
-def n_descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
-def test_open_files_do_not_add_up(tar, mode):
-    before = n_descriptors()
+def test_open_files_do_not_add_up(tar, mode, n_open_files):
+    before = n_open_files()
     stores = [TarStore(tar, mode=mode) for _ in range(5)]
     for store in stores * 3:
         read_all(store)
-    assert n_descriptors() == before + (0 if mode == "reopen" else 5)
+    assert n_open_files() == before + (0 if mode == "reopen" else 5)
     del stores, store
-    assert n_descriptors() == before
+    assert n_open_files() == before
 
 
-def test_failed_openings_leave_no_files_open(tmp_path, tar, mode):
+def test_failed_openings_leave_no_files_open(tmp_path, tar, mode, n_open_files):
     """Damage is found again by another pass: neither may keep its file."""
     damaged = bytearray(tar.read_bytes())
     with tarfile.open(tar) as whole:
         damaged[whole.getmembers()[2].offset + 110] ^= 1
     (tmp_path / "bad.tar").write_bytes(damaged)
-    before = n_descriptors()
+    before = n_open_files()
     for _ in range(5):
         with pytest.raises(TarError):
             TarStore(tmp_path / "bad.tar", mode=mode).keys()
-    assert n_descriptors() == before
+    assert n_open_files() == before
 
 
 @pytest.fixture
