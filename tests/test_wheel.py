@@ -33,7 +33,7 @@ def test_our_own_name_is_the_only_one_that_requirements_use():
 
 
 def test_no_text_tells_anyone_to_install_the_other_project():
-    folders = [REPO / name for name in ("labkit", "data_scripts", "notebooks", "tests", ".ci")]
+    folders = [REPO / name for name in ("labkit", "data_scripts", "notebooks", "tests", ".ci", ".github")]
     files = [path for folder in folders for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc"]
     texts = {path: path.read_text(errors="replace") for path in [REPO / "README.md", REPO / "pyproject.toml", *files]}
     assert [str(path) for path, text in texts.items() if NAMES_IT.search(text)] == []

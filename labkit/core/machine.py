@@ -52,7 +52,7 @@ def core_limits() -> dict[str, int]:
 
 
 def main_is_script() -> bool:
-    """Whether this process runs a script, which processes that are not forked import again; a notebook is none."""
+    """Whether this process runs a script, which new processes would import again, and not a notebook or console."""
     return hasattr(sys.modules["__main__"], "__file__")
 
 

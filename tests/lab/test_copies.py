@@ -82,36 +82,34 @@ def test_an_edited_copy_stays_and_its_newer_version_is_named_until_the_reader_re
     assert held[beside] == "v4"
 
 
-def test_taking_the_newer_version_ends_the_matter(wheel):
+@pytest.fixture
+def edited(wheel):
+    """The wheel's files, of which a notebook is newer than the copy that its reader has edited."""
     update(wheel)
     (copies.COPIES / NOTEBOOK).write_text("my edits")
     _write(wheel, {f"notebooks/{NOTEBOOK}": "v2"})
     update(wheel)
+    return wheel
+
+
+def test_taking_the_newer_version_ends_the_matter(edited):
     (copies.COPIES / f"new-{NOTEBOOK}").replace(copies.COPIES / NOTEBOOK)
-    assert update(wheel) == ([], {**FIRST, NOTEBOOK: "v2"})
-    _write(wheel, {f"notebooks/{NOTEBOOK}": "v3"})
-    assert update(wheel) == ([], {**FIRST, NOTEBOOK: "v3"})
+    assert update(edited) == ([], {**FIRST, NOTEBOOK: "v2"})
+    _write(edited, {f"notebooks/{NOTEBOOK}": "v3"})
+    assert update(edited) == ([], {**FIRST, NOTEBOOK: "v3"})
 
 
-def test_a_newer_version_leaves_its_place_beside_a_copy_that_holds_it(wheel):
-    update(wheel)
-    (copies.COPIES / NOTEBOOK).write_text("my edits")
-    _write(wheel, {f"notebooks/{NOTEBOOK}": "v2"})
-    update(wheel)
+def test_a_newer_version_leaves_its_place_beside_a_copy_that_holds_it(edited):
     (copies.COPIES / NOTEBOOK).unlink()
-    assert update(wheel) == ([], {**FIRST, NOTEBOOK: "v2"})
+    assert update(edited) == ([], {**FIRST, NOTEBOOK: "v2"})
 
 
-def test_edits_of_the_newer_version_stay_too(wheel):
-    update(wheel)
-    (copies.COPIES / NOTEBOOK).write_text("my edits")
-    _write(wheel, {f"notebooks/{NOTEBOOK}": "v2"})
-    update(wheel)
+def test_edits_of_the_newer_version_stay_too(edited):
     (copies.COPIES / f"new-{NOTEBOOK}").write_text("edits again")
-    _write(wheel, {f"notebooks/{NOTEBOOK}": "v3"})
-    [line], held = update(wheel)
+    _write(edited, {f"notebooks/{NOTEBOOK}": "v3"})
+    [line], held = update(edited)
     assert held == {**FIRST, NOTEBOOK: "my edits", f"new-{NOTEBOOK}": "edits again"}
-    assert line.endswith(f"the newer version is {wheel / 'notebooks' / NOTEBOOK}")
+    assert line.endswith(f"the newer version is {edited / 'notebooks' / NOTEBOOK}")
 
 
 def test_what_the_wheel_no_longer_has_goes_unless_it_is_edited(wheel):
