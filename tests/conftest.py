@@ -49,6 +49,11 @@ def pytest_collection_finish():
     gc.freeze()
 
 
+def pytest_unconfigure():
+    """Let it be collected at exit: Triton's bindings report what is not as leaks."""
+    gc.unfreeze()
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _no_process_is_left():
     """Workers that live on are measured with the next test's, and slow down all that follow."""

@@ -53,13 +53,9 @@ class Host(contextlib.AbstractContextManager):
 
     def ask(self, command: str) -> Any:
         """Send a command and wait for its answer."""
-        self.tell(command)
-        return self.answer()
-
-    def tell(self, command: str) -> None:
-        """Send a command without waiting."""
         with contextlib.suppress(OSError):  # the process died: `answer` reports it
             self._pipe.send(command)
+        return self.answer()
 
     def answer(self) -> Any:
         """Wait for the next answer.

@@ -142,23 +142,22 @@ def _start_hosts(peers: list[Peer], work: Work, stack: ExitStack) -> dict[str, _
 
 def _prepare_and_check(rows: dict[str, _PeerRun], omitted: dict, progress: bool) -> None:
     with progress_bar(show=progress, total=2 * len(rows), desc="peers: prepare, check", unit="step") as bar:
-        _ask_all("prepare", list(rows), 1, rows, omitted, bar)  # one by one, since some share a format
-        to_check = [name for name, row in rows.items() if row.kind != "limit"]
-        _ask_all("check", to_check, usable_cores(), rows, omitted, bar)
+        _ask_each("prepare", list(rows), rows, omitted, bar)
+        _ask_each("check", [name for name, row in rows.items() if row.kind != "limit"], rows, omitted, bar)
 
 
-def _ask_all(command: str, names: list[str], at_once: int, rows: dict[str, _PeerRun], omitted: dict, bar: Any) -> None:
-    """Send a command to some hosts, `at_once` at a time, and drop those that fail."""
-    for start in range(0, len(names), at_once):
-        group = names[start : start + at_once]
-        for name in group:
-            rows[name].host.tell(command)
-        for name in group:
-            try:
-                rows[name].host.answer()
-            except HostError as error:
-                _leave_out(name, error, rows, omitted)
-            bar.update()
+def _ask_each(command: str, names: list[str], rows: dict[str, _PeerRun], omitted: dict, bar: Any) -> None:
+    """Send a command to some hosts, and drop those that fail.
+
+    One after another: some share a format, and each uses all cores (two checks at once take five times as long, since
+    their OpenMP threads spin while they wait for each other).
+    """
+    for name in names:
+        try:
+            rows[name].host.ask(command)
+        except HostError as error:
+            _leave_out(name, error, rows, omitted)
+        bar.update()
 
 
 def _leave_out(name: str, error: BaseException, rows: dict[str, _PeerRun], omitted: dict) -> None:

@@ -84,7 +84,7 @@ except OSError as error:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_all_data_modules_import_without_file_locks():
     child = subprocess.run([sys.executable, "-c", WITHOUT_FCNTL], capture_output=True, text=True, timeout=120)
     assert (child.returncode, child.stderr) == (0, "")

@@ -32,7 +32,7 @@ def service(monkeypatch):
         yield ["-s", "osv", "--osv-url", f"{server.url}/"]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_vulnerable_package_fails_the_audit(service, tmp_path, capsys, monkeypatch):
     for name in ("goodpkg", "badpkg"):
         audit.pretend_to_install(tmp_path, name, "1.0")
@@ -48,7 +48,7 @@ def test_a_service_that_knows_nothing_is_none(capsys, monkeypatch, answer):
     assert "NOTHING WAS AUDITED" in capsys.readouterr().out
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_nobody_answers(capsys, monkeypatch):
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     assert audit.audit(["-s", "osv", "--osv-url", "http://127.0.0.1:9/"]) == 0

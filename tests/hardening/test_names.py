@@ -116,6 +116,7 @@ def test_names_with_blanks_in_a_list_are_refused(tmp_path, name):
         read_list(tmp_path / "list.txt", PRESETS["hypersim"])
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("folder", "stem"), [*((name, "x") for name in FOLDERS), *((".", stem) for stem in (*UNUSUAL, *LONGEST_STEMS))]
 )

@@ -23,7 +23,7 @@ def test_verdicts(frame_of):
     assert verdicts.tolist() == ["baseline", "faster", "slower", "inconclusive", "inconclusive"]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("n_rounds", [5, 9, 20])
 @pytest.mark.parametrize("noise", ["normal", "heavy"])
 def test_the_interval_covers_the_truth_in_19_of_20_cases(n_rounds, noise):

@@ -91,7 +91,7 @@ def test_a_crop_tells_its_picture_its_box_and_its_flip(work, flipped):
     assert not seen.upside_down.any()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("antialias", [False, True])
 def test_grain_does_not_make_a_small_crop_look_like_a_wrong_one(work, antialias):
     """Else a loader that does the work is refused now and then: the smallest crops, widest and highest, anywhere."""
@@ -129,7 +129,7 @@ def _move_labels(samples):
     return list(zip(images, labels[1:] + labels[:1], strict=True))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -190,7 +190,7 @@ def loaders_end():
                 getattr(kept, "cache_clear", bool)()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("loaders_end")
 @pytest.mark.parametrize("name", PEERS)
 def test_each_adapter_does_the_work(name, work):
@@ -278,7 +278,7 @@ def test_a_hosted_epoch_counts_images_and_tells_its_costs(work):
     assert not apart
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("loader", "message"), [(_dies, "ended by SIGSEGV"), (_sleeps, "no answer"), (_raises, "such")]
 )
@@ -294,7 +294,7 @@ def _leaves_a_file(work, then=_counts):
     return then(work)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("loader", [_leaves_a_file, partial(_leaves_a_file, then=_dies)])
 def test_what_is_left_in_temporary_folders_goes_with_the_host(work, tmp_path, monkeypatch, loader):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))

@@ -240,14 +240,14 @@ def p_values(found, expected):
     }
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @every_library
 def test_free_draws_of_the_geometry_follow_torchvisions_law(library, expected_crops):
     found = p_values(crops(library, lk.Recipe(size=64)), expected_crops)
     assert min(found.values()) > P_VALUE, found
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("library", ["pil", "kornia"])
 @pytest.mark.parametrize(
     ("wrong", "seen_in"),

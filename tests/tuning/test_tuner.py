@@ -66,7 +66,7 @@ class TestTune:
         assert "keeps up" in repr(tuned)
         assert n_images == {2}
 
-    @pytest.mark.slow
+    @pytest.mark.exhaustive
     def test_threads_do_the_same_work(self, photos):
         tuned = lk.tune(photos, config=lk.LoaderConfig(batch_size=4, num_workers=0), budget_s=4)
         assert "BatchLoader" in set(tuned.frame["variant"])

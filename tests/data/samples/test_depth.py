@@ -81,7 +81,7 @@ def test_number_and_seed_change_both_files():
         assert len(set(files)) == 3
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_same_bytes_for_any_count_and_any_workers(made, tmp_path):
     other = make(tmp_path / "set", 1, engine="threads", num_workers=None)
     assert contents(other / "train").items() <= contents(made / "train").items()

@@ -227,7 +227,7 @@ CELLS = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_classes_and_lambdas_of_a_notebook(tmp_path):
     from labkit.lab.notebooks import Notebook, execute
 

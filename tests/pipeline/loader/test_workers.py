@@ -126,7 +126,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_killed_worker_leaves_no_temporary_folder(tmp_path):
     """Batches lie in shared memory, and are handed over through sockets in such a folder."""
     environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(REPO)}
@@ -223,16 +223,13 @@ if __name__ == "__main__":
 
 
 INTERRUPTS = [
-    ("waiting", "fork", True, 0.3), ("body", "fork", False, 0.1),
-    *(pytest.param(*parameters, marks=pytest.mark.exhaustive) for parameters in [
-        ("starting", "fork", False, 0.0), ("starting", "fork", True, 0.03), ("starting", "spawn", True, 0.1),
-        ("starting", "spawn", False, 0.6), ("starting", "forkserver", True, 0.1), ("waiting", "fork", False, 0.3),
-        ("body", "fork", True, 0.1),
-    ]),
+    ("starting", "fork", False, 0.0), ("starting", "fork", True, 0.03), ("starting", "spawn", True, 0.1),
+    ("starting", "spawn", False, 0.6), ("starting", "forkserver", True, 0.1), ("waiting", "fork", False, 0.3),
+    ("waiting", "fork", True, 0.3), ("body", "fork", False, 0.1), ("body", "fork", True, 0.1),
 ]  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("moment", "method", "persistent", "after_s"), INTERRUPTS)
 def test_ctrl_c_in_a_script(tmp_path, moment, method, persistent, after_s):
     with script_in_session(tmp_path / "script.py", INTERRUPTED, moment, method, persistent) as child:
@@ -336,7 +333,7 @@ def test_one_thread_in_each_worker():
     assert found == [(1, 1)] * 3
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_one_thread_in_an_opencv_that_is_imported_late(tmp_path, method):
     script = tmp_path / "script.py"

@@ -206,7 +206,7 @@ def on_batches(change):
 IN_PLACE = on_results(lambda mixed, x: (x.copy_(mixed[0]), mixed[1]))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("make", "where", "spoil", "message"),
     [
