@@ -414,10 +414,8 @@ def test_long_lists_are_not_walked():
             Counted.walked += 1
             return super().__iter__()
 
-    generator = random.Random(1)
-    start = time.perf_counter()
-    assert find_generators([Held([str(n) for n in range(1_000_000)]), Counted(range(2000)), generator]) == [generator]
-    assert time.perf_counter() - start < 1.0
+    generator, names = random.Random(1), Counted(str(n) for n in range(2000))
+    assert find_generators([Held(names), Counted(range(2000)), generator]) == [generator]
     assert Counted.walked == 0
 
 

@@ -119,6 +119,7 @@ def _serve_s3() -> None:
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     print(server.get_host_and_port()[1], flush=True)
+    threading.Event().wait()  # once the main thread has ended, Python 3.12.1 starts no thread, not even for a request
 
 
 def _exit_with_parent() -> None:
