@@ -176,6 +176,11 @@ class TestLoaders:
         diagnose([torch.zeros(1, 3, 8, 8)], lambda batch: clock.sleep(0.05), batches=1000, rounds=2, limit_s=3)
         assert clock.wall_s < 3.5
 
+    def test_receiving_may_take_no_time(self, clock, monkeypatch):
+        monkeypatch.setattr(LoopParts, "receive", lambda parts: 0.0)
+        frame = diagnose([torch.zeros(1, 3, 8, 8)], lambda batch: clock.sleep(0.05), batches=2, rounds=2).frame
+        assert (frame.set_index("variant").loc["receive", "images_per_s"] == float("inf")).all()
+
     def test_only_batches_that_are_ready_are_received(self):
         loader = _loader(num_workers=1, prefetch_factor=1, persistent_workers=True)
         parts = LoopParts(loader, _nap, device=None, count=len)
