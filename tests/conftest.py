@@ -50,7 +50,7 @@ def pytest_collection_finish():
 
 
 def pytest_unconfigure():
-    """Let it be collected at exit: Triton's bindings report what is not as leaks."""
+    """Undo it: what is not collected at exit, Triton's bindings report as leaks."""
     gc.unfreeze()
 
 

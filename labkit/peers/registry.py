@@ -149,8 +149,8 @@ def _prepare_and_check(rows: dict[str, _PeerRun], omitted: dict, progress: bool)
 def _ask_each(command: str, names: list[str], rows: dict[str, _PeerRun], omitted: dict, bar: Any) -> None:
     """Send a command to some hosts, and drop those that fail.
 
-    One after another: some share a format, and each uses all cores (two checks at once take five times as long, since
-    their OpenMP threads spin while they wait for each other).
+    One after another: some share a format, and each uses all cores. Of two checks at once, each takes several times as
+    long, since OpenMP threads spin while they wait for each other.
     """
     for name in names:
         try:

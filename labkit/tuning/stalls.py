@@ -185,7 +185,7 @@ def _make_frame(table: pd.DataFrame, n: int, parts: LoopParts) -> pd.DataFrame:
         {
             "variant": name, "round": number, "order": order, "is_warmup": False, "n_images": n * parts.n_images,
             "steady_s": n * seconds,
-            "images_per_s": parts.n_images / seconds if seconds else float("inf"),  # to receive may take no time
+            "images_per_s": parts.n_images / seconds if seconds else float("inf"),  # receiving can take no time
         }
         for number, found in table.iterrows()
         for order, (name, seconds) in enumerate(found.items())

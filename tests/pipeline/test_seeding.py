@@ -414,6 +414,10 @@ def test_long_lists_are_not_walked():
             Counted.walked += 1
             return super().__iter__()
 
+        def __getitem__(self, index):
+            Counted.walked += 1
+            return super().__getitem__(index)
+
     generator, names = random.Random(1), Counted(str(n) for n in range(2000))
     assert find_generators([Held(names), Counted(range(2000)), generator]) == [generator]
     assert Counted.walked == 0
