@@ -91,20 +91,28 @@ def _read_quota(group: Path) -> float | None:
 
 @dataclass(frozen=True)
 class Scale:
-    """The size of experiments, in images; `rounds` and `warmups` are arguments of `labkit.compare`."""
+    """The size of experiments.
+
+    n_photos, n_camera, batch_size: In images.
+    rounds: The fewest measured rounds of `labkit.compare`.
+    budget_s: Seconds for them, for each variant.
+    min_steady_s: Seconds for which a loader's steady state is timed, at least.
+    """
 
     name: str
     n_photos: int
     n_camera: int
     batch_size: int
     rounds: int
+    budget_s: float
+    min_steady_s: float
     warmups: int = 1
 
 
 _SCALES = {
-    "ci": Scale("ci", n_photos=24, n_camera=3, batch_size=4, rounds=2),
-    "laptop": Scale("laptop", n_photos=128, n_camera=16, batch_size=32, rounds=5),
-    "gpu": Scale("gpu", n_photos=2048, n_camera=128, batch_size=64, rounds=9),
+    "ci": Scale("ci", n_photos=24, n_camera=3, batch_size=4, rounds=2, budget_s=0.0, min_steady_s=0.0),
+    "laptop": Scale("laptop", n_photos=128, n_camera=16, batch_size=32, rounds=5, budget_s=4.0, min_steady_s=0.25),
+    "gpu": Scale("gpu", n_photos=2048, n_camera=128, batch_size=64, rounds=5, budget_s=20.0, min_steady_s=1.0),
 }
 
 

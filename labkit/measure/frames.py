@@ -14,13 +14,15 @@ from labkit.core import env_id, redact, scale, write_atomic
 # Units are in the names; any further column is a factor.
 COLUMNS = (
     "experiment", "variant", "baseline", "round", "order", "is_warmup", "n_images", "startup_s", "first_batch_s",
-    "steady_s", "images_per_s", "cpu_s", "peak_mem_mb", "batch_size", "num_workers", "storage", "page_cache",
-    "device", "seed", "env_id",
+    "settle_s", "n_settle_batches", "steady_s", "n_steady_batches", "n_steady_images", "shutdown_s", "is_steady",
+    "images_per_s", "cpu_s", "steal_s", "others_cpu_s", "peak_mem_mb", "batch_size", "num_workers", "torch_num_threads",
+    "storage", "page_cache", "device", "seed", "n_looks", "has_verdict", "env_id",
 )  # fmt: skip
 
 _TEXT_COLUMNS = ("experiment", "variant", "baseline", "storage", "page_cache", "device", "env_id")
 _NUMBER_COLUMNS = (
-    "round", "order", "n_images", "startup_s", "first_batch_s", "steady_s", "images_per_s", "cpu_s", "peak_mem_mb",
+    "round", "order", "n_images", "startup_s", "first_batch_s", "settle_s", "steady_s", "shutdown_s", "images_per_s",
+    "cpu_s", "peak_mem_mb",
 )  # fmt: skip
 
 
