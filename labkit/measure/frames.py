@@ -1,4 +1,22 @@
-"""Frames of runs: one row per run, made from measurements, saved and loaded."""
+"""Frames of runs: one row per run, made from measurements, saved and loaded.
+
+What `compare` fills in, seconds by the wall clock:
+
+startup_s, first_batch_s: The factory and `iter()`; the wait for the first batch.
+settle_s, n_settle_batches: The batches that were requested before the first one came.
+steady_s, n_steady_batches, n_steady_images: The steady state. torch's DataLoader, `make_loader`, `BatchLoader` and
+    `ReplayLoader`, also in a `CUDAPrefetcher` or `with_step`, are lengthened: they go on with the next pass until it
+    has lasted `lk.scale().min_steady_s`. Other iterables run as they are; theirs begins after the first batch.
+shutdown_s: From the last batch to the end of the iterable: the end of the workers.
+is_steady: False if an iterable ended within 8 batches after its first. `images_per_s` and the costs are then those of
+    the whole run, the wait for the first batch included, and otherwise those of the steady state alone.
+images_per_s: `n_steady_images` / `steady_s`. `epoch_time` tells what an epoch of some length takes.
+cpu_s, steal_s, others_cpu_s: Of all processes of the run; stolen from all cores; used on all cores by others.
+n_images: All images of the run.
+peak_mem_mb: Taken in the first round only, since reading it would disturb the others.
+torch_num_threads: torch's threads when `compare` was called, the same for all variants.
+n_looks, has_verdict: How often the runs were looked at before `compare` stopped; whether `summarize` judges.
+"""
 
 import os
 import warnings

@@ -123,7 +123,9 @@ class _RepeatedSampler:
                     return
                 n_given += 1
                 yield indices
-            if n_given == n_before or not (self.is_wanted and self.is_wanted()):  # an empty pass would be repeated for ever
+            if n_given == n_before or not (
+                self.is_wanted and self.is_wanted()
+            ):  # an empty pass would be repeated for ever
                 return
             n_before = n_given
 

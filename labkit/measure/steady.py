@@ -9,14 +9,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from labkit.measure.cores import CoreTime, core_time
-from labkit.measure.processes import tree_usage
+from labkit.measure.processes import apart_cpu_s, tree_usage
 from labkit.measure.repetition import batches_in_flight, batches_per_pass, repeating
 from labkit.measure.runs import synchronize
 
 Factory = Callable[[], Iterable[Any]]
 
 _MIN_BATCHES = 8  # of an iterable that cannot be lengthened: fewer have no steady state
-_MAX_SHARE = 4  # a steady state lasts at most so many times `min_steady_s`, unless one batch of each worker takes longer
+_MAX_SHARE = (
+    4  # a steady state lasts at most so many times `min_steady_s`, unless one batch of each worker takes longer
+)
 _N_QUEUES = 3  # and, within that, at least so many times as many batches as the loader holds ready
 
 
@@ -71,6 +73,7 @@ class _Mark:
     n_batches: int
     n_images: int
     cpu_s: float
+    apart_s: float  # of our processes that measure others, or themselves
     cores: CoreTime
 
 
@@ -103,19 +106,25 @@ class _Run:
 
     def take_steady(self) -> None:
         """Let the queue settle, time a steady state, then take what is still under way."""
-        n_ahead, per_pass = batches_in_flight(self.iterable), self.per_pass or 1
-        step = max(1, getattr(self.iterable, "num_workers", 0) or 0)  # workers deliver in turn
+        n_ahead = batches_in_flight(self.iterable)
         if n_ahead and all(self._take() for _ in range(n_ahead)):
             self.begin = self._mark_done()
-        min_s = self.watch.min_steady_s
         while not self.is_steady and self._take():
-            n_steady, steady_s = self.n_batches - self.begin.n_batches, self.watch.clock() - self.begin.resumed_s
-            is_long = steady_s >= min_s and n_steady >= _N_QUEUES * n_ahead and n_steady % per_pass == 0
-            self.is_steady = n_steady % step == 0 and (is_long or steady_s >= _MAX_SHARE * min_s)
+            self.is_steady = self._is_long_enough(n_ahead)
         self.is_wanted = False
         self.end = self._mark_done()
         self.watch.on_steady()
         self._take_rest()
+
+    def _is_long_enough(self, n_ahead: int) -> bool:
+        n_batches, seconds = self.n_batches - self.begin.n_batches, self.watch.clock() - self.begin.resumed_s
+        if n_batches % max(1, getattr(self.iterable, "num_workers", 0) or 0):
+            return False  # workers deliver in turn: count as many batches of each
+        if seconds >= _MAX_SHARE * self.watch.min_steady_s:
+            return True
+        # Whole passes, since images differ.
+        is_filled = n_batches >= _N_QUEUES * n_ahead and n_batches % (self.per_pass or 1) == 0
+        return is_filled and seconds >= self.watch.min_steady_s
 
     def take_all(self) -> None:
         """Time an iterable as it is. Which batch is the last, and ends the steady state, is known only after it."""
@@ -150,7 +159,7 @@ class _Run:
             "images_per_s": (end.n_images - since.n_images) / seconds if seconds > 0 else float("inf"),
             "cpu_s": cpu_s,
             "steal_s": cores.stolen_s,
-            "others_cpu_s": max(0.0, cores.busy_s - cpu_s),
+            "others_cpu_s": max(0.0, cores.busy_s - cpu_s - (end.apart_s - since.apart_s)),
         }
 
     def _take_rest(self) -> None:
@@ -175,5 +184,5 @@ class _Run:
         return self._mark(self.watch.clock())
 
     def _mark(self, at_s: float) -> _Mark:
-        cpu_s, cores = tree_usage().cpu_s, core_time()
-        return _Mark(at_s, self.watch.clock(), self.n_batches, self.n_images, cpu_s, cores)
+        cpu_s, apart_s, cores = tree_usage().cpu_s, apart_cpu_s(), core_time()
+        return _Mark(at_s, self.watch.clock(), self.n_batches, self.n_images, cpu_s, apart_s, cores)

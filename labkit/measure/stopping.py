@@ -51,17 +51,19 @@ class Stopping:
             labels: The variants of the last round.
             baseline: Runs in every round.
         """
-        if n_rounds < self.min_rounds:
-            return labels
-        if not self._looks:
+        if n_rounds == self.min_rounds:
             self._looks = self._plan(n_rounds)
             self.n_looks = len(self._looks)
-        if n_rounds >= self._looks[-1]:
-            return []
         if n_rounds not in self._looks:
             return labels
-        vague = [label for label in labels if label != baseline and not self._is_precise(rows, label, baseline)]
-        return [label for label in labels if label in (*vague, baseline)] if vague else []
+        if n_rounds == self._looks[-1]:
+            return []
+        return self._vague(rows, labels, baseline)
+
+    def _vague(self, rows: list[dict], labels: list[str], baseline: str) -> list[str]:
+        others = [label for label in labels if label != baseline]
+        vague = [label for label in others if not self._is_precise(rows, label, baseline)]
+        return [label for label in labels if label in (baseline, *vague)] if vague else []
 
     def _plan(self, n_rounds: int) -> list[int]:
         """Numbers of rounds after which to look: now, at the end of the time, and between them."""

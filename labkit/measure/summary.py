@@ -156,10 +156,14 @@ def _notes(own: pd.DataFrame, spread: float, paired: bool, found: dict[str, Any]
 
 def _disturbances(own: pd.DataFrame) -> list[str]:
     """Who else had the cores while a variant was timed."""
+    if "others_cpu_s" not in own or own["others_cpu_s"].isna().all():
+        return []
     timed_s = (own["steady_s"] + own["first_batch_s"].where(~_column(own, "is_steady", False), 0.0)).sum()
     if not timed_s > 0:
         return []
-    stolen, others = (_column(own, name, 0.0).sum() / (timed_s * usable_cores()) for name in ("steal_s", "others_cpu_s"))
+    stolen, others = (
+        _column(own, name, 0.0).sum() / (timed_s * usable_cores()) for name in ("steal_s", "others_cpu_s")
+    )
     notes = []
     if stolen > _MAX_STOLEN:
         notes.append(f"disturbed: {stolen:.0%} of CPU time was stolen")

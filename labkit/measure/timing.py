@@ -63,60 +63,48 @@ def compare(
         variants: Label -> function without arguments that returns an iterable of batches: arrays or tensors (4-D: the
             first axis counts images, 3-D: one image), tuples, lists or dicts that begin with one, or ints.
         baseline: Label of the variant that speed-ups refer to.
-        rounds: Measured rounds. Default: until each speed-up's 95 % interval has a half-width of `precision`, or a
-            tenth of the speed-up on a logarithmic scale, or until `budget_s` is spent; a variant that is known well
-            enough drops out. At least `lk.scale().rounds`, and up to four times as many.
+        rounds: Measured rounds. Default: as many as `precision` asks for, see `labkit.measure.stopping`.
+        precision: Half-width of a 95 % interval that is narrow enough: 0.05 is 5 %.
         budget_s: Seconds for all measured rounds. Default: `lk.scale().budget_s` for each variant.
-        verdicts: Which variants `summarize` judges, all (True) or none (False); others show an interval only.
-        warmups: Rounds before them, which are marked `is_warmup` and never summarized.
+        verdicts: Which variants `summarize` judges: all (True), none (False) or these.
+        warmups: Rounds before them, marked `is_warmup`, never summarized.
         experiment: Its name; with `rung=False` it is no rung of the ladder.
         seed: Of the order of variants within rounds; every second round mirrors the one before.
         evict: Called before each run, outside the clock: drops files from the page cache and returns their bytes, as
-            `lambda: labkit.evict(paths)`. A mapping applies to the variants it names. Such runs read each byte once:
-            they are not lengthened, and have `page_cache` "cold" only if the kernel reports that the bytes came from
-            storage.
+            `lambda: labkit.evict(paths)`. A mapping applies to the variants it names. Such runs read each byte once.
         count, clock: Return the images of other kinds of batches, and, for tests, the seconds.
         progress: Show a progress bar.
         **factors: Further columns, `storage="folder"` or, by variant, `storage={"tar": "simulated hard disk"}`.
 
     Returns:
-        One row per run, with the columns `labkit.measure.frames.COLUMNS`. A run has four parts: `startup_s` covers the
-        factory and `iter()`; `first_batch_s` the wait for the first batch; `settle_s` the batches that were requested
-        before it (`n_settle_batches`); `steady_s` the steady state; `shutdown_s` the end of the workers.
+        One row per run, with the columns of `labkit.measure.frames`; `images_per_s` is the steady state's.
 
-        `images_per_s` is `n_steady_images` over `steady_s`, so it does not depend on the length of an epoch
-        (`epoch_time` tells what an epoch of some length takes). `cpu_s`, of all processes, `steal_s` and `others_cpu_s`,
-        of all cores, are of the same stretch. torch's DataLoader, `make_loader`, `BatchLoader` and `ReplayLoader`, also
-        in a `CUDAPrefetcher` or `with_step`, are lengthened: they go on with the next pass until a steady state has
-        lasted `lk.scale().min_steady_s`. Other iterables run as they are; the steady state of a generator begins after
-        its first batch. With fewer than 9 batches it has none, `is_steady` is False, and rate and costs are those of
-        the whole run, from the wait for the first batch on.
-
-        `torch_num_threads` is what torch had when `compare` was called, and is the same for all variants. `peak_mem_mb`
-        is taken in the first round, since reading it would disturb the others.
-
-    Raises:
-        VariantError: a variant raised, or yielded no batch.
-        ValueError: no variants, an unknown baseline, no rounds, or a name that cannot be saved.
-
+    Raises: VariantError (a variant raised, or yielded no batch), ValueError (arguments).
     Taught in: notebooks/00_measure.ipynb
     """
     _check_arguments(variants, baseline, rounds, precision, warmups, experiment)
-    judged = _judged(variants, verdicts)
-    if rounds is None:
-        budget_s = scale().budget_s * len(variants) if budget_s is None else budget_s
-        stopping: Stopping | FixedRounds = Stopping(scale().rounds, precision, budget_s, clock)
-    else:
-        stopping = FixedRounds(rounds)
+    has_verdict = _judged(variants, verdicts)
+    stopping = _make_stopping(rounds, precision, budget_s, len(variants), clock)
     runner = _Runner(variants, baseline, experiment or "compare", evict, count or count_images, clock)
     rows = runner.run_rounds(stopping, warmups, seed, progress)
     _warn_of_different_work(rows)
-    own = {"experiment": experiment, "baseline": baseline, "seed": seed, "n_looks": stopping.n_looks, **judged}
-    factors = {**own, **factors}
+    own = {"experiment": experiment, "baseline": baseline, "seed": seed, "has_verdict": has_verdict}
+    return _recorded(rows, {**own, "n_looks": stopping.n_looks, **factors})
+
+
+def _recorded(rows: list[dict[str, Any]], factors: dict[str, Any]) -> pd.DataFrame:
     frame = make_frame(_move_own_factors(rows, factors), **factors)
-    if experiment and (recorder := current_recorder()):
+    if factors["experiment"] and (recorder := current_recorder()):
         recorder.record_frame(frame)
     return frame
+
+
+def _make_stopping(
+    rounds: int | None, precision: float, budget_s: float | None, n_variants: int, clock: Callable[[], float]
+) -> Stopping | FixedRounds:
+    if rounds is not None:
+        return FixedRounds(rounds)
+    return Stopping(scale().rounds, precision, scale().budget_s * n_variants if budget_s is None else budget_s, clock)
 
 
 def _check_arguments(
@@ -128,7 +116,7 @@ def _check_arguments(
     if rounds is not None:
         require_int("rounds", rounds)
     require_int("warmups", warmups, 0)
-    if not 0 < precision:
+    if not precision > 0:
         raise ValueError(f"precision must be > 0, as 0.05 for 5 %, got {precision}")
     for label, factory in variants.items():
         if not callable(factory):
@@ -138,12 +126,13 @@ def _check_arguments(
             raise ValueError(f"{name!r} cannot be saved in a table: remove zero bytes and broken UTF-8")
 
 
-def _judged(variants: Mapping[str, Factory], verdicts: bool | Collection[str]) -> dict[str, Any]:
+def _judged(variants: Mapping[str, Factory], verdicts: bool | Collection[str]) -> bool | dict[str, bool]:
+    """A factor: which variants carry a verdict."""
     if isinstance(verdicts, bool):
-        return {"has_verdict": verdicts}
+        return verdicts
     for label in verdicts:
         require_choice("verdicts", label, variants)
-    return {"has_verdict": {label: label in verdicts for label in variants}}
+    return {label: label in verdicts for label in variants}
 
 
 def _move_own_factors(rows: list[dict[str, Any]], factors: dict[str, Any]) -> list[dict[str, Any]]:

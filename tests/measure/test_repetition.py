@@ -1,4 +1,4 @@
-"""Loaders that go on with the next pass: which can, what they deliver, and that they are themselves again afterwards."""
+"""Loaders that go on with the next pass: which can, what they deliver, and that they are themselves afterwards."""
 
 import itertools
 
