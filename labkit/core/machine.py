@@ -104,14 +104,14 @@ class Scale:
     n_camera: int
     batch_size: int
     rounds: int
-    budget_s: float
-    min_steady_s: float
     warmups: int = 1
+    budget_s: float = 4.0
+    min_steady_s: float = 0.25
 
 
 _SCALES = {
     "ci": Scale("ci", n_photos=24, n_camera=3, batch_size=4, rounds=2, budget_s=0.0, min_steady_s=0.0),
-    "laptop": Scale("laptop", n_photos=128, n_camera=16, batch_size=32, rounds=5, budget_s=4.0, min_steady_s=0.25),
+    "laptop": Scale("laptop", n_photos=128, n_camera=16, batch_size=32, rounds=5),
     "gpu": Scale("gpu", n_photos=2048, n_camera=128, batch_size=64, rounds=5, budget_s=20.0, min_steady_s=1.0),
 }
 
