@@ -26,6 +26,7 @@ from .data.stores.opening import open_store as open_store
 from .data.stores.remote import HttpStore as HttpStore, ObjectStore as ObjectStore
 from .data.stores.simulated import DISKS as DISKS, SimulatedStore as SimulatedStore
 from .data.tar.store import TarStore as TarStore
+from .measure.conclusion import conclude as conclude
 from .measure.frames import (
     from_timeit as from_timeit, from_timer as from_timer, load_frame as load_frame, save_frame as save_frame,
 )

@@ -1,4 +1,5 @@
 # fmt: off
+from .conclusion import conclude as conclude
 from .frames import (
     load_frame as load_frame, make_frame as make_frame, measured_runs as measured_runs, save_frame as save_frame,
 )
