@@ -1,6 +1,7 @@
 # fmt: off
 from .cores import CoreTime as CoreTime, core_time as core_time
 from .epoch_times import epoch_time as epoch_time
+from .conclusion import conclude as conclude
 from .frames import (
     load_frame as load_frame, make_frame as make_frame, measured_runs as measured_runs, save_frame as save_frame,
 )
