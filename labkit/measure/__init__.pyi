@@ -1,6 +1,7 @@
 # fmt: off
 from .frames import (
-    load_frame as load_frame, make_frame as make_frame, measured_runs as measured_runs, save_frame as save_frame,
+    MEASURE_VERSION as MEASURE_VERSION, load_frame as load_frame, make_frame as make_frame,
+    measured_runs as measured_runs, save_frame as save_frame,
 )
 from .guess_log import Prediction as Prediction, guesses as guesses, outcomes as outcomes
 from .plots import (
