@@ -154,9 +154,14 @@ def environment() -> dict[str, str | int | float]:
         "memory_gib": round(psutil.virtual_memory().total / 2**30),
         "gpu": torch.cuda.get_device_name(0) if torch.cuda.is_available() else "",
         "system": f"{platform.system()} {platform.release()}",
-        "python": platform.python_version(),
-        **{name: found for name in _VERSIONS if (found := package_version(name))},
+        **installed_versions(),
     }
+
+
+def installed_versions() -> dict[str, str]:
+    """Versions of Python and of the libraries that handle pixels, as far as they are installed."""
+    libraries = {name: found for name in _VERSIONS if (found := package_version(name))}
+    return {"python": platform.python_version(), **libraries}
 
 
 def env_id() -> str:

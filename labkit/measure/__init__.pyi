@@ -3,7 +3,8 @@ from .cores import CoreTime as CoreTime, core_time as core_time
 from .epoch_times import epoch_time as epoch_time
 from .conclusion import conclude as conclude
 from .frames import (
-    load_frame as load_frame, make_frame as make_frame, measured_runs as measured_runs, save_frame as save_frame,
+    MEASURE_VERSION as MEASURE_VERSION, load_frame as load_frame, make_frame as make_frame,
+    measured_runs as measured_runs, save_frame as save_frame,
 )
 from .guess_log import Prediction as Prediction, guesses as guesses, outcomes as outcomes
 from .intervals import speedup_interval as speedup_interval

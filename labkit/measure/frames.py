@@ -29,6 +29,9 @@ import pandas as pd
 
 from labkit.core import env_id, redact, scale, write_atomic
 
+# Raise it when figures change their meaning, as when a rate leaves out what it included: stored runs are then too old.
+MEASURE_VERSION = 2
+
 # Units are in the names; any further column is a factor.
 COLUMNS = (
     "experiment", "variant", "baseline", "round", "order", "is_warmup", "n_images", "startup_s", "first_batch_s",

@@ -1,5 +1,6 @@
 """Axes-level plots of runs: `f(data, *, ax=None, **kwargs) -> Axes`. Raw runs lie under the estimates."""
 
+from textwrap import fill
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -7,6 +8,7 @@ import numpy as np
 import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
+from matplotlib.ticker import Locator, LogLocator, MaxNLocator, NullFormatter
 
 from labkit.measure.conclusion import simulated_storage
 from labkit.measure.frames import measured_runs
@@ -24,6 +26,9 @@ _DOUBT = {
 _LEGEND_ROWS = 1.8  # its height, in rows of variants
 
 _HATCHES = ("", "//", "..", "xx", "--", "\\\\", "++", "oo", "||", "**")  # so that a plot can be read without its colors
+
+_LOG_REACH = 10  # how far an interval is drawn beyond the outermost estimates, as a ratio
+_LABEL_WIDTH = 48  # characters in a line
 
 _SPAN_KINDS = ("load", "wait", "copy", "step", "compute")
 _AXIS_LABELS = {
@@ -94,17 +99,22 @@ def plot_speedup(
     return ax
 
 
-def plot_ladder(data: pd.DataFrame, *, ax: Axes | None = None, **kwargs: Any) -> Axes:
+def plot_ladder(
+    data: pd.DataFrame, *, ax: Axes | None = None, rungs: pd.DataFrame | None = None, **kwargs: Any
+) -> Axes:
     """The speed-ups measured so far, one rung per experiment: its fastest variant over its own baseline.
+
+    The axis is logarithmic. An interval that ends far from all estimates runs out of the picture.
 
     Args:
         data: Runs of one or more experiments of one machine, concatenated.
+        rungs: `ladder_rungs(data)`, if it is known already.
         **kwargs: To the estimates' `Axes.errorbar`.
 
     Raises:
         ValueError: no experiment has a variant besides its baseline.
     """
-    rungs = ladder_rungs(data)
+    rungs = ladder_rungs(data) if rungs is None else rungs
     if rungs.empty:
         raise ValueError("no experiment has a variant besides its baseline: there is no rung to draw")
     ax = ax or _make_axes(len(rungs) + _LEGEND_ROWS)
@@ -113,8 +123,27 @@ def plot_ladder(data: pd.DataFrame, *, ax: Axes | None = None, **kwargs: Any) ->
         own = runs[runs["experiment"] == rung["experiment"]]
         _draw_comparison(ax, row, own, (rung["variant"], rung["baseline"]), rung, **kwargs)
     _label_ratios(ax, *_rung_labels(rungs))
+    _use_log_ratios(ax, rungs)
     _explain_marks(ax)
     return ax
+
+
+def _use_log_ratios(ax: Axes, rungs: pd.DataFrame) -> None:
+    """Make the axis of speed-ups logarithmic, wide enough for all estimates and for all but very long intervals."""
+    ax.set(xscale="log")
+    low, high = ax.get_xlim()
+    first, last = rungs["speedup"].min(), rungs["speedup"].max()
+    ax.set_xlim(max(low, min(first, 1) / _LOG_REACH), min(high, max(last, 1) * _LOG_REACH))
+    ax.xaxis.set_major_locator(_log_ticks(*ax.get_xlim()))
+    ax.xaxis.set_major_formatter("{x:g}x")
+    ax.xaxis.set_minor_formatter(NullFormatter())
+
+
+def _log_ticks(low: float, high: float) -> Locator:
+    """A few ticks with short labels, whatever the limits of a logarithmic axis."""
+    if high < 3 * low:
+        return MaxNLocator(5, steps=[1, 2, 5, 10])
+    return LogLocator(subs=(1, 2, 5) if high < 1000 * low else (1,), numticks=10)
 
 
 def _rung_labels(rungs: pd.DataFrame) -> tuple[list[str], str]:
@@ -123,7 +152,8 @@ def _rung_labels(rungs: pd.DataFrame) -> tuple[list[str], str]:
     if len(pairs) == 1 and len(rungs) > 1:
         variant, baseline = pairs.pop()
         return list(rungs["experiment"]), f"speed-up of {variant} over {baseline} (x)"
-    labels = [f"{rung.experiment}: {rung.label}\nover {rung.baseline_label}" for rung in rungs.itertuples()]
+    texts = [(f"{rung.experiment}: {rung.label}", f"over {rung.baseline_label}") for rung in rungs.itertuples()]
+    labels = ["\n".join(fill(line, _LABEL_WIDTH) for line in lines) for lines in texts]
     return labels, "speed-up over the experiment's own baseline (x)"
 
 

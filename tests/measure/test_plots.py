@@ -163,6 +163,42 @@ def test_a_ladder_of_one_pair_names_it_once(frame_of):
     assert ax.get_xlabel() == "speed-up of tar over files (x)"
 
 
+@pytest.mark.parametrize(
+    ("speedups", "ticks"),
+    [
+        ({"a": 0.6, "b": 1.5, "c": 288.0}, "0.5x 1x 2x 5x 10x 20x 50x 100x 200x"),
+        ({"a": 1.02, "b": 1.21}, "1x 1.05x 1.1x 1.15x 1.2x"),
+        ({"a": 0.002, "b": 9000.0}, "0.001x 0.01x 0.1x 1x 10x 100x 1000x 10000x"),
+    ],
+    ids=["one point far away", "close together", "many decades"],
+)
+def test_a_ladder_has_a_logarithmic_axis_with_plain_ticks(frame_of, speedups, ticks):
+    frames = [
+        frame_of({"slow": [10, 10.1, 9.9], "fast": [10 * ratio, 10.1 * ratio, 9.9 * ratio]}, "slow", experiment=name)
+        for name, ratio in speedups.items()
+    ]
+    ax = lk.plot_ladder(pd.concat(frames, ignore_index=True))
+    low, high = ax.get_xlim()
+    ax.figure.canvas.draw()
+    shown = [text.get_text() for at, text in zip(ax.get_xticks(), ax.get_xticklabels(), strict=True) if low < at < high]
+    assert (ax.get_xscale(), set(ticks.split()) - set(shown)) == ("log", set())
+    assert len(shown) <= 11
+
+
+def test_a_wild_interval_does_not_set_the_axis_of_a_ladder(frame_of):
+    wild = frame_of({"slow": [10, 10], "fast": [10, 60]}, "slow", experiment="wild")
+    assert plots.ladder_rungs(wild)["ci_high"].iloc[0] > 10_000
+    low, high = lk.plot_ladder(wild).get_xlim()
+    assert (low, high) == (pytest.approx(0.1), pytest.approx(10 * 6**0.5))
+
+
+def test_long_labels_of_a_ladder_are_wrapped(frame_of):
+    frame = frame_of({"files": [1, 2], "shards of 1000, read by four threads": [2, 3]}, "files", experiment="08 " * 15)
+    [label] = _texts(lk.plot_ladder(frame).get_yticklabels())
+    assert max(map(len, label.splitlines())) <= 48
+    assert label.replace("\n", " ").endswith("shards of 1000, read by four threads over files")
+
+
 def test_a_ladder_without_a_rung_is_named(frame_of):
     with pytest.raises(ValueError, match="no rung"):
         lk.plot_ladder(frame_of({"a": [1.0, 2.0]}, baseline="a"))
