@@ -43,7 +43,7 @@ def find_notebooks(only: str = "", folder: Path = NOTEBOOK_FOLDER) -> list[Noteb
         FileNotFoundError: there are no notebooks, or `only` matches none; the message lists them.
         ValueError: a file is not a notebook; names it.
     """
-    paths = sorted(folder.glob("[0-9][0-9]_*.ipynb"))
+    paths = sorted(path for path in folder.glob("*.ipynb") if re.match(r"\d\d[a-z]?_", path.name))  # 11_, 11b_, 12_
     if not paths:
         raise FileNotFoundError(f"no notebooks in {folder}: install labkit again, from a clone or from a wheel")
     parts = tuple(part.strip() for part in only.split(",") if part.strip())

@@ -28,7 +28,7 @@ from labkit.pipeline.loader import Loader, LoaderConfig, make_loader
 Factory = Callable[[], Iterable[Any]]
 
 EXPERIMENT = "11 ladder"
-NOTEBOOK = "11_resize_once"
+NOTEBOOK = "11b_raw_pixels"
 FRAME, FIGURE = "11_ladder.csv", "11_ladder.png"  # beside the notebook, too
 NAIVE = "PIL, one process"
 
@@ -50,7 +50,7 @@ def ladder_variants(store: Store, pixels: PixelStore, scale: Scale) -> dict[str,
     Raises:
         ValueError: `store` and `pixels` do not hold the same photos.
 
-    Taught in: notebooks/11_resize_once.ipynb
+    Taught in: notebooks/11b_raw_pixels.ipynb
     """
     if list(store.keys()) != list(pixels.keys):
         raise ValueError(f"{len(pixels)} raw pixels and {len(store.keys())} photos differ: build the pixels again")
@@ -101,7 +101,7 @@ def plot_rungs(data: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
         data: Runs from `compare`. Labels that end in "limit" are drawn as lines.
         ax: Axes to draw on; default: a new figure.
 
-    Taught in: notebooks/11_resize_once.ipynb
+    Taught in: notebooks/11b_raw_pixels.ipynb
     """
     summary = quiet_summary(data)  # the dots show how runs vary
     runs = measured_runs(data)

@@ -67,7 +67,7 @@ class BatchLoader:
     Raises:
         ValueError: a wrong argument, an empty store, or both `shuffle` and `sampler`.
 
-    Taught in: notebooks/11_resize_once.ipynb
+    Taught in: notebooks/11b_raw_pixels.ipynb
     """
 
     num_workers = 0

@@ -1,4 +1,4 @@
-"""Reference experiments for notebooks 11 and 13: the limits of a GPU, and loaders that come close to them."""
+"""Reference experiments for notebooks 11b and 13: the limits of a GPU, and loaders that come close to them."""
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
