@@ -107,10 +107,13 @@ def _comparable(one, other):
     return (one[0] == "raw pixels") == (other[0] == "raw pixels") and (len(flags) == 1 or None in flags)
 
 
-def _verdict_on_a_ratio(low, high, claimed):
-    if high < claimed:
-        return "does not hold"
-    return "holds" if low > 1 else "inconclusive"
+def _verdict_on_a_ratio(low, high, claimed, up_to):
+    lowest, highest = 1 + (claimed - 1) / 2, 1 + 2 * (up_to - 1)
+    if low > highest:
+        return "larger here"
+    if high < lowest:
+        return "smaller here" if low > 1 else "does not hold"
+    return "holds" if lowest <= low and high <= highest else "inconclusive"
 
 
 def _verdict_on_a_claim(outcomes):
@@ -118,7 +121,8 @@ def _verdict_on_a_claim(outcomes):
         return "holds"
     if "holds" in outcomes:
         return "holds under a condition"
-    return next(one for one in ("does not hold", "inconclusive", "needs a GPU", "not measured yet") if one in outcomes)
+    order = ("does not hold", "larger here", "inconclusive", "needs a GPU", "not measured yet")
+    return next(one for one in order if one in outcomes)
 
 
 WHOLE_NUMBERS = {
@@ -212,9 +216,9 @@ ANSWERS = {
     "14.2": (
         [_verdict_on_a_ratio],
         [
-            lambda low, high, claimed: "holds" if low >= claimed else "does not hold",
-            lambda low, high, claimed: "holds" if low > 1 else "does not hold" if high < 1 else "inconclusive",
-            lambda low, high, claimed: "holds" if low <= claimed <= high else "does not hold",
+            lambda low, high, claimed, up_to: _verdict_on_a_ratio(low, high, claimed, claimed),
+            lambda low, high, claimed, up_to: "holds" if low > 1 else "does not hold" if high < 1 else "inconclusive",
+            lambda low, high, claimed, up_to: _verdict_on_a_ratio(max(low, 1.001), high, claimed, up_to),
             max,
         ],
     ),
