@@ -38,7 +38,7 @@ from .measure.plots import (
 from .measure.processes import tree_memory as tree_memory
 from .measure.readbacks import count_readbacks as count_readbacks
 from .measure.replay import ReplayLoader as ReplayLoader
-from .measure.repetition import with_step as with_step
+from .measure.repetition import whole_pass as whole_pass, with_step as with_step
 from .measure.stages import StageClock as StageClock
 from .measure.summary import InstabilityWarning as InstabilityWarning, summarize as summarize
 from .measure.timing import VariantError as VariantError, compare as compare

@@ -18,7 +18,7 @@ from .recording import (
     OUTCOME_COLUMNS as OUTCOME_COLUMNS, RESULTS_VARIABLE as RESULTS_VARIABLE, set_recorder as set_recorder,
 )
 from .replay import ReplayLoader as ReplayLoader, fresh as fresh, versions as versions
-from .repetition import LoaderWrapper as LoaderWrapper, with_step as with_step
+from .repetition import LoaderWrapper as LoaderWrapper, whole_pass as whole_pass, with_step as with_step
 from .runs import count_images as count_images, page_cache_state as page_cache_state, synchronize as synchronize
 from .summary import paired_ratios as paired_ratios, quiet_summary as quiet_summary, summarize as summarize
 from .timing import (

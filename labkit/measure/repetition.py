@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from labkit.measure.runs import count_images
+
 
 class LoaderWrapper:
     """A loader around another one, `loader`, whose batches it hands on one by one.
@@ -47,6 +49,18 @@ def with_step(loader: Iterable[Any], step: Callable[[Any], Any]) -> WithStep:
     Taught in: notebooks/07_cuda_prefetch.ipynb
     """
     return WithStep(loader, step)
+
+
+def whole_pass(loader: Iterable[Any], count: Callable[[Any], int] = count_images) -> Iterator[int]:
+    """One pass over a loader as a single batch, for `compare`: the start, the first batch and the end are in its rate.
+
+    Args:
+        loader: Any iterable of batches.
+        count: Returns the images of a batch.
+
+    Taught in: notebooks/12_find_the_stall.ipynb
+    """
+    yield sum(map(count, loader))
 
 
 @contextmanager

@@ -146,7 +146,8 @@ def _notes(own: pd.DataFrame, spread: float, paired: bool, found: dict[str, Any]
     if len(rates) == 1:
         notes.append("one run")
     if "is_steady" in own and not _column(own, "is_steady", True).all():
-        notes.append("too short for a steady rate: the first batch is counted")
+        is_whole = not _column(own, "n_steady_batches", 0).any()  # one batch a run, as `whole_pass` gives
+        notes.append("whole runs" if is_whole else "too short for a steady rate: the first batch is counted")
     if spread > _UNSTABLE_SPREAD:
         notes.append(f"unstable: spread {spread:.0%}")
     elif _drifts_over_rounds(rates):

@@ -73,7 +73,7 @@ def ladder_variants(store: Store, pixels: PixelStore, scale: Scale) -> dict[str,
     }
 
 
-def measure_rungs(variants: dict[str, Factory], *, rounds: int, experiment: str, **factors: Any) -> pd.DataFrame:
+def measure_rungs(variants: dict[str, Factory], *, experiment: str, **factors: Any) -> pd.DataFrame:
     """Compare loaders and limits whose runs may load different numbers of images; the first is the baseline.
 
     The frame stays out of the tour's table of steps, since limits are not loaders.
@@ -81,7 +81,7 @@ def measure_rungs(variants: dict[str, Factory], *, rounds: int, experiment: str,
     # Rates are per image, and an image costs the same work each time.
     with warnings.catch_warnings(action="ignore", category=DifferentWorkWarning):
         baseline = next(iter(variants))
-        return compare(variants, baseline=baseline, rounds=rounds, experiment=experiment, rung=False, **factors)
+        return compare(variants, baseline=baseline, experiment=experiment, rung=False, **factors)
 
 
 def is_limit(variants: pd.Series) -> pd.Series:
