@@ -19,7 +19,7 @@ REASONS = {
     "always": "true on every machine, by how things work or by arithmetic",
     "sourced": "a figure of others; its source is linked in the same cell",
     "checked": "asserted by a cell marked NBVAL_CHECK_OUTPUT, or by a test",
-    "definition": "a term, a setting, a task or its given figures: nothing is claimed of a run",
+    "definition": "a term, a setting, a task with its figures, or a claim that is put to the test: no result",
 }
 
 _FENCED = re.compile(r"^ {0,3}(```|~~~).*?(?:^ {0,3}\1|\Z)|<!--.*?-->", re.DOTALL | re.MULTILINE)
@@ -39,6 +39,7 @@ _UNIT = (
 )
 _FIGURE = re.compile(
     rf"(?<![\w.-]){_AMOUNT}\s*(?:{_UNIT})|(?<![\w.-])\d+\.\d+(?![\w.])|\b(?:milli|micro|nano)seconds?\b"
+    r"|\b(?:an|one|two|three|four|five|some|few|several|many) (?:minutes?|hours?|days?)\b"
 )
 _COMPARISON = re.compile(
     r"\b(?:than|twice|thrice|half|halve[sd]?|doubles?d?|triples?d?|quarters?|thirds?|tenths?|\w+fold"
