@@ -190,6 +190,12 @@ def test_unequal_work_decides_nothing(frame_of):
         assert re.search(r"^Unequal work, .*: 9\.\d+x .*: not judged\.$", row["because"], re.MULTILINE)
 
 
+def test_what_is_not_judged_sets_no_condition_either(frame_of):
+    rates = {"PIL + ToTensor": 100, "cv2 + ToTensor": 130, "read_image, to float": 150, "read_image": 90}
+    row = _row("decode-pil", _runs(frame_of, "14 decoders at 224", rates))
+    assert (row["verdict"], row["condition"]) == ("holds", "")
+
+
 def test_only_measured_tests_have_a_rule():
     for test in (test for claim in LEDGER for test in claim.tests):
         assert (test.rule is not None) == (test.kind == "measured")
