@@ -66,15 +66,6 @@ def test_a_run_leaves_no_worker_and_no_thread(variants):
         assert (len(psutil.Process().children()), threading.active_count() - idle) == before
 
 
-def test_workers_run_before_the_clock_starts(store):
-    before = len(psutil.Process().children())
-    loader = ladder.RunningWorkers(lk.ImageDataset(store, transform=lk.make_augment("light", "v2")), 2)
-    assert len(psutil.Process().children()) == before + loader.num_workers
-    labels = torch.cat([labels for _, labels in loader])
-    assert sorted(labels.tolist()) == sorted(2 * [label for _, label in lk.ImageDataset(store)])
-    assert len(psutil.Process().children()) == before
-
-
 def test_the_photos_must_be_the_same(pixels, first_photos):
     fewer = lk.FolderStore(first_photos(N_PHOTOS - 1))
     with pytest.raises(ValueError, match="8 raw pixels and 7 photos differ"):
