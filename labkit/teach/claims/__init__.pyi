@@ -1,5 +1,4 @@
 # fmt: off
-from .frames import by_whole_run as by_whole_run
 from .judging import claims as claims, judged as judged
 from .steps import checklist as checklist
 from .text import lines_of as lines_of, ratios as ratios

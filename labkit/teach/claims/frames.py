@@ -15,7 +15,6 @@ from labkit.measure import RESULTS_VARIABLE, load_frame, measured_runs, quiet_su
 from labkit.teach.claims.verdicts import Reading
 from labkit.teach.reference import reference_runs
 
-_PARTS_OF_A_RUN = ("startup_s", "first_batch_s", "steady_s", "shutdown_s")
 _SCALE_RANKS = {"ci": 1, "laptop": 2, "gpu": 3}
 REHEARSAL = "ci scale is a rehearsal"
 NOT_COLD = "the kernel did not confirm that the bytes came from the disk"
@@ -88,11 +87,8 @@ def read_folder(results: str | os.PathLike | None) -> list[pd.DataFrame]:
     return [load_frame(path) for path in sorted(folder.glob("*.csv"))] if folder else []
 
 
-def paired(experiment: str, variant: str, baseline: str, *, cold: bool = False, whole: bool = False) -> Read:
-    """Speed-up of one variant over another of the same experiment, by rounds.
-
-    With `cold`, runs must have been cold; with `whole`, the clock starts before the workers do (`by_whole_run`).
-    """
+def paired(experiment: str, variant: str, baseline: str, *, cold: bool = False) -> Read:
+    """Speed-up of one variant over another of the same experiment, by rounds; with `cold`, runs must have been cold."""
 
     def read(frames: Frames) -> Reading | None:
         runs = frames.find(experiment)
@@ -100,23 +96,12 @@ def paired(experiment: str, variant: str, baseline: str, *, cold: bool = False, 
         if runs is None or own is None or base is None:
             return None
         runs = runs[runs["variant"].isin([own, base])]
-        runs = by_whole_run(runs) if whole else runs
         row = quiet_summary(runs, base).loc[own]  # its note says how stable the runs are
         ratio, low, high = row[["speedup", "ci_low", "ci_high"]]
         n_runs = int(row["n_runs"])
         return Reading(ratio, low, high, n_runs, note=row["note"], **_describe_origin(runs, cold=cold))
 
     return read
-
-
-def by_whole_run(frame: pd.DataFrame) -> pd.DataFrame:
-    """The same runs with `images_per_s` over all their seconds: the start and the end of the workers are inside.
-
-    This is the rate of a short epoch, of which a steady rate leaves out what a claim is about. The variants must not be
-    lengthened by `compare`: give it a generator over the loader.
-    """
-    seconds = frame[[name for name in _PARTS_OF_A_RUN if name in frame]].sum(axis=1)
-    return frame.assign(images_per_s=frame["n_images"] / seconds)
 
 
 def separate(quick: tuple[str, str], slow: tuple[str, str], *, cold: bool = False) -> Read:

@@ -159,7 +159,7 @@ LEDGER = (
         "about 1 h; minutes and ~100 % GPU utilisation",
         (
             Test("the first iteration, from memory", "09",
-                 paired(_MARIGOLD, "folder", "tarfile", whole=True), reaches),
+                 paired(_MARIGOLD, "folder", "tarfile"), reaches),
             _simulated_test("the first iteration from a rotating disk", "09",
                             reckoned(_MARIGOLD, "folder", _tar_over_folder(2 * _HYPERSIM_FILES), "two workers scan")),
             _simulated_test("later iterations from a rotating disk", "09",
@@ -207,9 +207,9 @@ LEDGER = (
         "ResNet-18, CIFAR-10: 4.7 and 4.6 s by default; 4.8 and 3.9 s; GPU use 68 % -> 85 %",
         (
             Test("the whole second epoch", "12",
-                 paired(_EPOCHS, "*persistent*epoch 2*", "*default*epoch 2*", whole=True), reaches),
+                 paired(_EPOCHS, "*persistent*epoch 2*", "*default*epoch 2*"), reaches),
             _beside_test("the whole first epoch", "12",
-                         paired(_EPOCHS, "*persistent*epoch 1*", "*default*epoch 1*", whole=True)),
+                         paired(_EPOCHS, "*persistent*epoch 1*", "*default*epoch 1*")),
         ),
         claimed=4.6 / 3.9,
         note="The start and the end of the workers are inside the clock. prefetch_factor=2 is torch's default. GPU use "
@@ -219,7 +219,7 @@ LEDGER = (
         "two-steps", "read_image and persistent workers together raise a loader's throughput by a third to double.",
         "+30 % to +100 %",
         (Test("500 x 375, crop and flip", "14",
-              paired("14 both steps", "read_image, persistent workers", "PIL, new workers", whole=True), reaches),),
+              paired("14 both steps", "read_image, persistent workers", "PIL, new workers"), reaches),),
         claimed=1.3, up_to=2.0,
     ),
     Claim(

@@ -27,7 +27,7 @@ _STEPS = (
     Step("v2 on tensors", "tensors over PIL images", "04", paired("04 transforms", "tensors", "PIL")),
     Step("workers", "one worker per core over none", "03", paired("03 workers", "one a core", "no worker")),
     Step("persistent workers", "the whole second epoch, kept over new", "12",
-         paired("12 epochs 1 and 2*", "*persistent*epoch 2*", "*default*epoch 2*", whole=True)),
+         paired("12 epochs 1 and 2*", "*persistent*epoch 2*", "*default*epoch 2*")),
     Step("prefetch to the GPU", "a stream of its own over waiting", "07",
          on_gpu(paired("07 feeding a training step", "prefetched", "pinned"))),
     Step("augment on the GPU", "colors on the GPU over the CPU", "06",

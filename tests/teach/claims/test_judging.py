@@ -201,14 +201,6 @@ def test_only_measured_tests_have_a_rule():
         assert (test.rule is not None) == (test.kind == "measured")
 
 
-def test_start_and_end_of_the_workers_count_for_a_short_epoch(frame_of):
-    runs = _runs(frame_of, "14 both steps", {"PIL, new workers": 100, "read_image, persistent workers": 100})
-    assert _row("two-steps", runs)["measured"] == pytest.approx(1, abs=0.03)
-    is_new = runs["variant"] == "PIL, new workers"
-    late = runs.assign(startup_s=np.where(is_new, 0.6, 0.1), shutdown_s=np.where(is_new, 0.5, 0))
-    assert _row("two-steps", late)["measured"] == pytest.approx((0.6 + 0.01 + 1 + 0.5) / (0.1 + 0.01 + 1), rel=0.02)
-
-
 @pytest.mark.parametrize(
     ("rate", "verdict"), [(48, "holds"), (39.5, "does not hold"), (36, "does not hold"), (90, "larger here")]
 )
