@@ -46,8 +46,8 @@ def decode(data: bytes, decoder: str = "turbojpeg", *, key: str | None = None, s
     Args:
         data: Encoded file contents (JPEG, PNG or WebP).
         decoder: One of `DECODERS`. Three of them pass files that they cannot read safely to Pillow: `turbojpeg` all
-            but flawless RGB and gray JPEG, `torchvision` PNG (a damaged one kills the process), and `torchcodec`
-            before 0.17 PNG with a transparent colour.
+            but flawless RGB and gray JPEG, `torchvision` PNG (a damaged one kills the process) and animations,
+            and `torchcodec` before 0.17 PNG with a transparent colour. Of an animation comes the first picture.
         key: Name of the file, for the error message.
         short_side: Pixels that the shorter side must keep. `pil_draft` (at 1/2, 1/4 or 1/8 of the size) and
             `turbojpeg` (at any n/8) then decode a JPEG at the smallest DCT scale that keeps them, so the result may
@@ -162,7 +162,8 @@ def _decode_cv2(cv2: Any, data: bytes, header: Image.Image, short_side: int | No
 
 
 def _decode_torchvision(decode_image: Any, data: bytes, header: Image.Image, short_side: int | None) -> Tensor:
-    if header.format == "PNG":  # torchvision 0.29 crashes (SIGSEGV) on a PNG whose image data is damaged
+    # torchvision 0.29 crashes (SIGSEGV) on a PNG whose image data is damaged, and refuses an animated WebP.
+    if header.format == "PNG" or getattr(header, "is_animated", False):
         return _decode_pil(None, data, header, short_side)
     # bytearray: torch warns about tensors over read-only memory.
     return _undo_exif(decode_image(torch.frombuffer(bytearray(data), dtype=torch.uint8), mode="RGB"), header)

@@ -63,9 +63,7 @@ class LiveReport:
 
     def _write(self) -> None:
         self._shown = frame_keys(self._folder)
-        status = (
-            f"At {_now()}: {self._doing}. {self._describe_rest()}This page reloads itself until the tour has ended."
-        )
+        status = f"At {_now()}: {self._doing}. {self._describe_rest()}"
         write_index(self._folder, self.runs, status=status, is_running=True)
 
     def _describe_rest(self) -> str:

@@ -94,7 +94,8 @@ def _remarks(notes: pd.Series) -> list[str]:
     """The notes of `summarize` as parts of the sentence. That there was one run, the missing interval says."""
     said = {
         "unstable": "the runs were unstable", "not interleaved": "the runs were not interleaved",
-        "leans": "more rounds would tell", "one run": "",
+        "leans": "more rounds would tell", "one run": "", "disturbed": "other programs or the host took time from them",
+        "whole runs": "",
     }  # fmt: skip
     parts = [part for note in notes for part in note.split("; ") if part]
     remarks = [next((text for start, text in said.items() if part.startswith(start)), part) for part in parts]

@@ -76,12 +76,12 @@ def ladder_variants(store: Store, pixels: PixelStore, scale: Scale) -> dict[str,
 def measure_rungs(variants: dict[str, Factory], *, experiment: str, **factors: Any) -> pd.DataFrame:
     """Compare loaders and limits whose runs may load different numbers of images; the first is the baseline.
 
-    The frame stays out of the tour's table of steps, since limits are not loaders.
+    The frame stays out of the tour's table of steps, since limits are not loaders, and its rows carry no verdict.
     """
     # Rates are per image, and an image costs the same work each time.
     with warnings.catch_warnings(action="ignore", category=DifferentWorkWarning):
         baseline = next(iter(variants))
-        return compare(variants, baseline=baseline, experiment=experiment, rung=False, **factors)
+        return compare(variants, baseline=baseline, experiment=experiment, rung=False, verdicts=False, **factors)
 
 
 def is_limit(variants: pd.Series) -> pd.Series:

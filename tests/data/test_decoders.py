@@ -126,6 +126,15 @@ def test_exif_in_front_of_the_pixels_comes_first(decoder):
     assert difference(decoded(data, decoder), reference(data)) <= 2
 
 
+@pytest.mark.parametrize("image_format", ["WEBP", "PNG"])
+def test_an_animation_gives_its_first_picture(decoder, image_format):
+    lossless = {"lossless": True} if image_format == "WEBP" else {}
+    others = [Image.new("RGB", (WIDTH, HEIGHT))]
+    data = encoded(picture(), image_format, save_all=True, append_images=others, **lossless)
+    assert Image.open(io.BytesIO(data)).n_frames == 2
+    assert difference(decoded(data, decoder), np.asarray(picture())) <= 1
+
+
 def test_a_phones_mpo_gives_its_first_picture(decoder):
     data = encoded(picture(), "MPO", quality=92, save_all=True, append_images=[Image.new("RGB", (WIDTH, HEIGHT))])
     assert difference(decoded(data, decoder), np.asarray(picture())) <= 12
