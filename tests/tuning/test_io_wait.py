@@ -1,7 +1,6 @@
 """What a virtual machine's host takes away is no waiting for data: by the kernel, and by a host that takes all naps."""
 
 import os
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,16 +12,17 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from labkit.tuning import io_wait
 from labkit.tuning.io_wait import CoreTime, Making, core_time, making_in_one_process, waiting_of
 from labkit.tuning.stalls import diagnose
-from tests.stalling import RealClock, Stalls
+from tests.stalling import RealClock, Stalls, stopped_time
 
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
 class Host:
-    """What psutil tells, to be set: seconds in which the cores ran something, or were not let."""
+    """What psutil tells, to be set: seconds in which the cores ran something, or were not let; and its own clock."""
 
-    def __init__(self):
+    def __init__(self, clock=None):
         self.busy_s = self.stolen_s = 0.0
+        self.clock = clock
 
     def passes(self, *, busy_s=0.0, stolen_s=0.0):
         self.busy_s, self.stolen_s = self.busy_s + busy_s, self.stolen_s + stolen_s
@@ -33,7 +33,7 @@ class Host:
 
 @pytest.fixture
 def host(monkeypatch):
-    host = Host()
+    host = Host(stopped_time(monkeypatch))
     monkeypatch.setattr(io_wait.psutil, "cpu_times", host.cpu_times)
     return host
 
@@ -51,7 +51,8 @@ class Batches(Dataset):
         return (self[index] for index in range(40))
 
     def __getitem__(self, index):
-        time.sleep(0.02)
+        self.host.clock.sleep(0.02)
+        self.host.clock.burn(1e-6)  # who was stolen from did run
         self.host.passes(busy_s=self.others_s, stolen_s=0.02 * self.takes)
         return torch.zeros(3, 8, 8)
 
@@ -105,8 +106,8 @@ class TestWaiting:
     @pytest.mark.parametrize(("takes", "cause"), [(True, "prepare"), (False, "fetch")])
     def test_of_any_loader(self, host, takes, cause):
         batches = Batches(host, takes=takes)
-        found = diagnose(batches, lambda batch: time.sleep(0.001), batches=4, rounds=1)
-        assert found.shares[cause] > 0.6
+        found = diagnose(batches, lambda batch: host.clock.sleep(0.001), batches=4, rounds=1)
+        assert found.shares[cause] > 0.9
 
 
 def _counted():
