@@ -52,10 +52,16 @@ def plot_claims(data: pd.DataFrame, *, ax: Axes | None = None, **kwargs: Any) ->
     for row in tests.index[first][1:]:
         ax.axhline(row - 0.5, color="0.9", linewidth=0.8, zorder=0)
     ax.axvline(1, color="0.3", linewidth=1.2, zorder=1)
-    ax.set(xscale="log", xlabel="ratio (x); 1 is no difference", ylim=(len(tests) - 0.4, -0.6))
+    ax.set(xscale="log", xlabel="ratio (x); 1 is no difference", ylim=(len(tests) - 0.4, -0.6), xlim=_limits(tests))
     ax.xaxis.set_major_formatter("{x:g}")
     _add_legend(ax)
     return ax
+
+
+def _limits(tests: pd.DataFrame) -> tuple[float, float]:
+    """Room for all ratios, but not for all intervals: those of two rounds may span decades."""
+    ratios = tests[["measured", "claimed", "agrees_to"]].where(tests["measured"].notna()).stack()
+    return min(0.5, ratios.min() / 2), max(2.0, ratios.max() * 2)
 
 
 def _draw_test(ax: Axes, row: int, test: dict[str, Any], **kwargs: Any) -> None:

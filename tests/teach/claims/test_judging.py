@@ -367,6 +367,16 @@ def test_the_plot_says_every_outcome_in_words(frame_of):
     assert len({handle.get_marker() for handle in handles}) == len(handles)
 
 
+def test_a_wide_interval_does_not_hide_the_ratios(frame_of):
+    wild = frame_of({"pil": [100, 100], "cv2": [20, 900]}, "pil", experiment="02 decoders, imagenet", scale="laptop")
+    table = lk.claims(runs=[wild, _transforms(frame_of, 90)])
+    measured = pd.DataFrame(table.attrs["tests"])["measured"].dropna()
+    low, high = lk.plot_claims(table).get_xlim()
+    assert 0.2 < low < measured.min()
+    assert measured.max() < high < 10
+    assert lk.plot_claims(lk.claims()).get_xlim() == (0.5, 2)
+
+
 def test_the_plot_keeps_what_is_not_measured_apart(frame_of):
     table = lk.claims(runs=[_runs(frame_of, "09 an iteration of Marigold", {"tarfile": 10, "folder": 16})])
     marks = [container[0] for container in lk.plot_claims(table).containers]
