@@ -176,9 +176,12 @@ def test_the_ladders_frame_and_figure_are_stored_with_the_notebooks(clone, tmp_p
     assert ladder.drawn_from(clone / ladder.FIGURE)
 
 
-def test_nothing_is_stored_if_one_file_cannot_be(clone):
+@pytest.mark.parametrize("reason", ["no ladder was recorded", "a file cannot be written"])
+def test_nothing_is_stored_if_one_file_cannot_be(clone, reason):
     before = contents(clone)
-    runs = [_executed(clone, "00_a"), _executed(clone, ladder.NOTEBOOK)]
-    with pytest.raises(FileNotFoundError):
-        storing.store_all(runs, storing.describe_run(""), clone / "no frames")
+    (clone / "no folder").touch()
+    last = ladder.NOTEBOOK if reason == "no ladder was recorded" else "no folder/01_b"
+    with pytest.raises(OSError, match=ladder.FRAME if last == ladder.NOTEBOOK else "no folder"):
+        storing.store_all([_executed(clone, "00_a"), _executed(clone, last)], storing.describe_run(""), clone)
+    (clone / "no folder").unlink()
     assert contents(clone) == before
