@@ -33,6 +33,17 @@ class Clock:
         self.wall_s, self.cpu_s = self.wall_s + seconds, self.cpu_s + seconds
 
 
+def stopped_time(monkeypatch: Any) -> Clock:
+    """Let `diagnose` read a clock that only stalls move, on a machine where nothing is stolen and no thread queues."""
+    clock = Clock()
+    for module in ("training_loop", "epochs", "io_wait"):
+        monkeypatch.setattr(f"labkit.tuning.{module}.time", clock)
+    for module in ("training_loop", "io_wait"):
+        monkeypatch.setattr(f"labkit.tuning.{module}.run_queue_s", lambda: 0.0)
+    monkeypatch.setattr("psutil.cpu_times", lambda: None)
+    return clock
+
+
 class RealClock:
     sleep = staticmethod(time.sleep)
 

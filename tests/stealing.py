@@ -4,10 +4,11 @@ from types import SimpleNamespace
 
 
 class Host:
-    """What psutil tells, to be set: seconds in which the cores ran something, or were not let."""
+    """What psutil tells, to be set: seconds in which the cores ran something, or were not let; and its own clock."""
 
-    def __init__(self):
+    def __init__(self, clock=None):
         self.busy_s = self.stolen_s = 0.0
+        self.clock = clock
 
     def passes(self, *, busy_s=0.0, stolen_s=0.0):
         self.busy_s, self.stolen_s = self.busy_s + busy_s, self.stolen_s + stolen_s

@@ -43,14 +43,18 @@ def find_notebooks(only: str = "", folder: Path = NOTEBOOK_FOLDER) -> list[Noteb
         FileNotFoundError: there are no notebooks, or `only` matches none; the message lists them.
         ValueError: a file is not a notebook; names it.
     """
-    paths = sorted(path for path in folder.glob("*.ipynb") if re.match(r"\d\d[a-z]?_", path.name))  # 11_, 11b_, 12_
+    paths = _numbered(folder)
     if not paths:
         raise FileNotFoundError(f"no notebooks in {folder}: install labkit again, from a clone or from a wheel")
-    parts = tuple(part.strip() for part in only.split(",") if part.strip())
-    chosen = [path for path in paths if not parts or path.stem.startswith(parts)]
+    parts = tuple(part.strip() for part in only.split(",") if part.strip()) or ("",)
+    chosen = [path for path in paths if path.stem.startswith(parts)]
     if not chosen:
         raise FileNotFoundError(f"no notebook begins with {only!r}: there are {', '.join(path.stem for path in paths)}")
     return [_describe(path) for path in chosen]
+
+
+def _numbered(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob("*.ipynb") if re.match(r"\d\d[a-z]?_", path.name))  # 11_, 11b_, 12_
 
 
 def _describe(path: Path) -> Notebook:

@@ -39,13 +39,16 @@ def conclude(frame: pd.DataFrame, variant: str | None = None, baseline: str | No
     best = _most_telling(others)
     doubtful = [label for label in others.index[others["verdict"] == "inconclusive"] if label != best]
     names = {label: _name(label, frame) for label in summary.index}
-    is_largest = len(others) > 1 and others["speedup"].idxmax() == best
-    remark = f", the largest of {len(others)} ratios" if is_largest else ""
-    told = _compare(names[best], names[base], others.loc[best], remark)
+    told = _compare(names[best], names[base], others.loc[best], _rank(others, best))
     if doubtful:
         join = ", nor" if others.loc[best, "verdict"] == "inconclusive" else "; these runs cannot tell"
         told += f"{join} {_list([names[label] for label in doubtful])} from {names[base]}"
     return "; ".join([told, *_remarks(summary.loc[[best, *doubtful, base], "note"])]) + "."
+
+
+def _rank(others: pd.DataFrame, label: str) -> str:
+    is_largest = len(others) > 1 and others["speedup"].idxmax() == label
+    return f", the largest of {len(others)} ratios" if is_largest else ""
 
 
 def simulated_storage(runs: pd.DataFrame, label: str) -> str:

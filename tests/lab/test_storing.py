@@ -32,7 +32,7 @@ def clone(tmp_path, monkeypatch):
     folder = tmp_path / "clone" / "notebooks"
     folder.mkdir(parents=True)
     (folder / "00_a.ipynb").write_text("{}")
-    _git(folder, "init")
+    _git(folder.parent, "init")
     _git(folder, "add", ".")
     _git(folder, "commit", "-m", "first")
     monkeypatch.setattr(storing, "NOTEBOOK_FOLDER", folder)

@@ -1,6 +1,5 @@
 """What a virtual machine's host takes away is no waiting for data: by the kernel, and by a host that takes all naps."""
 
-import time
 from types import SimpleNamespace
 
 import cv2
@@ -11,13 +10,13 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from labkit.tuning.io_wait import Making, making_in_one_process, waiting_of
 from labkit.tuning.stalls import diagnose
-from tests.stalling import RealClock, Stalls
+from tests.stalling import RealClock, Stalls, stopped_time
 from tests.stealing import Host
 
 
 @pytest.fixture
 def host(monkeypatch):
-    host = Host()
+    host = Host(stopped_time(monkeypatch))
     monkeypatch.setattr(psutil, "cpu_times", host.cpu_times)
     return host
 
@@ -35,7 +34,8 @@ class Batches(Dataset):
         return (self[index] for index in range(40))
 
     def __getitem__(self, index):
-        time.sleep(0.02)
+        self.host.clock.sleep(0.02)
+        self.host.clock.burn(1e-6)  # who was stolen from did run
         self.host.passes(busy_s=self.others_s, stolen_s=0.02 * self.takes)
         return torch.zeros(3, 8, 8)
 
@@ -53,8 +53,8 @@ class TestWaiting:
     @pytest.mark.parametrize(("takes", "cause"), [(True, "prepare"), (False, "fetch")])
     def test_of_any_loader(self, host, takes, cause):
         batches = Batches(host, takes=takes)
-        found = diagnose(batches, lambda batch: time.sleep(0.001), batches=4, rounds=1)
-        assert found.shares[cause] > 0.6
+        found = diagnose(batches, lambda batch: host.clock.sleep(0.001), batches=4, rounds=1)
+        assert found.shares[cause] > 0.9
 
 
 def test_global_generators_are_given_back():

@@ -17,7 +17,7 @@ from labkit.tuning.epochs import CannotDiagnose
 from labkit.tuning.stalls import diagnose
 from labkit.tuning.training_loop import LoopParts, torch_loader
 from tests.noted_stalls import NotedStalls
-from tests.stalling import Clock, RealClock, Stalls
+from tests.stalling import RealClock, Stalls, stopped_time
 
 pytestmark = pytest.mark.alone
 
@@ -41,14 +41,8 @@ KNOWN = {
 
 @pytest.fixture
 def clock(monkeypatch):
-    clock = Clock()
-    for module in ("training_loop", "epochs", "io_wait"):
-        monkeypatch.setattr(f"labkit.tuning.{module}.time", clock)
-    for module in ("training_loop", "io_wait"):
-        monkeypatch.setattr(f"labkit.tuning.{module}.run_queue_s", lambda: 0.0)
-    monkeypatch.setattr("psutil.cpu_times", lambda: None)  # nothing is stolen
     monkeypatch.setattr("labkit.tuning.advice.usable_cores", lambda: 2)
-    return clock
+    return stopped_time(monkeypatch)
 
 
 @pytest.mark.parametrize(("stalls", "rung"), KNOWN.values(), ids=KNOWN)

@@ -78,13 +78,25 @@ def _draw_test(ax: Axes, row: int, test: dict[str, Any], **kwargs: Any) -> None:
 
 def _draw_ratio(ax: Axes, row: int, test: dict[str, Any], **kwargs: Any) -> None:
     color, marker = _KINDS[test["kind"]]
-    error = [[test["measured"] - test["ci_low"]], [test["ci_high"] - test["measured"]]]
-    is_filled = test["kind"] == MEASURED and test["outcome"] != OPEN
-    style = {
-        "fmt": marker or _OUTCOMES[test["outcome"]], "color": color, "markersize": 7, "capsize": 3,
-        "markerfacecolor": color if is_filled else "white",
-    }  # fmt: skip
-    ax.errorbar(test["measured"], row, xerr=error if isfinite(test["ci_low"]) else None, **{**style, **kwargs})
+    said = test["kind"] if test["outcome"] == NOT_JUDGED else test["outcome"]
+    ratio = ""
+    if isfinite(test["measured"]):
+        ratio = f"{format_ratio(test['measured'])}x  "
+        error = [[test["measured"] - test["ci_low"]], [test["ci_high"] - test["measured"]]]
+        is_filled = test["kind"] == MEASURED and test["outcome"] != OPEN
+        style = {
+            "fmt": marker or _OUTCOMES[test["outcome"]], "color": color, "markersize": 7, "capsize": 3,
+            "markerfacecolor": color if is_filled else "white",
+        }  # fmt: skip
+        ax.errorbar(test["measured"], row, xerr=error if isfinite(test["ci_low"]) else None, **{**style, **kwargs})
+        _draw_claim(ax, row, test)
+    ax.annotate(f"{ratio}{said}", (1.01, row), xycoords=("axes fraction", "data"), va="center", fontsize="small")
+
+
+def _draw_claim(ax: Axes, row: int, test: dict[str, Any]) -> None:
+    if isfinite(test["claimed"]) and test["kind"] != BESIDE:
+        ax.plot([test["agrees_from"], test["agrees_to"]], [row, row], color=_CLAIMED, linewidth=6, alpha=0.3, zorder=0)
+        ax.scatter(test["claimed"], row, marker="|", s=160, linewidth=3, color=_CLAIMED, zorder=4)
 
 
 def _add_legend(ax: Axes) -> None:

@@ -333,7 +333,13 @@ def cluster():
     # Handlers for the exit would hold its gRPC clients, which Python 3.13 would free in every child forked later, where
     # their threads are not: SIGSEGV.
     head = {"num_cpus": 0, "include_dashboard": False}
-    cluster = Cluster(initialize_head=True, head_node_args=head, shutdown_at_exit=False)
+    before = set(psutil.Process().children(recursive=True))
+    try:
+        cluster = Cluster(initialize_head=True, head_node_args=head, shutdown_at_exit=False)
+    except BaseException:  # it did not start in time, and Ray leaves what did start to the tests that follow
+        for process in set(psutil.Process().children(recursive=True)) - before:
+            process.kill()
+        raise
     try:
         for _ in range(2):
             cluster.add_node(num_cpus=1)
