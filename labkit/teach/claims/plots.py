@@ -65,18 +65,6 @@ def _limits(tests: pd.DataFrame) -> tuple[float, float]:
 
 
 def _draw_test(ax: Axes, row: int, test: dict[str, Any], **kwargs: Any) -> None:
-    text = test["kind"] if test["outcome"] == NOT_JUDGED else test["outcome"]
-    if isfinite(test["measured"]):
-        text = f"{format_ratio(test['measured'])}x  {text}"
-        _draw_ratio(ax, row, test, **kwargs)
-        if isfinite(test["claimed"]) and test["kind"] != BESIDE:
-            agrees = [test["agrees_from"], test["agrees_to"]]
-            ax.plot(agrees, [row, row], color=_CLAIMED, linewidth=6, alpha=0.3, zorder=0)
-            ax.scatter(test["claimed"], row, marker="|", s=160, linewidth=3, color=_CLAIMED, zorder=4)
-    ax.annotate(text, (1.01, row), xycoords=("axes fraction", "data"), va="center", fontsize="small")
-
-
-def _draw_ratio(ax: Axes, row: int, test: dict[str, Any], **kwargs: Any) -> None:
     color, marker = _KINDS[test["kind"]]
     said = test["kind"] if test["outcome"] == NOT_JUDGED else test["outcome"]
     ratio = ""
