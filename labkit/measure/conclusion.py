@@ -31,13 +31,8 @@ def conclude(frame: pd.DataFrame, variant: str | None = None, baseline: str | No
     """
     summary = quiet_summary(frame, baseline)
     base = summary.index[summary["verdict"] == "baseline"][0]
-    others = summary.drop(index=base)
-    if others.empty:
-        raise ValueError(f"the frame holds only its baseline {base!r}: there is nothing to compare it with")
-    if variant is not None:
-        others = others.loc[[require_choice("variant", variant, others.index)]]
+    others = _others(summary, base, variant)
     best = _most_telling(others)
-    doubtful = [label for label in others.index[others["verdict"] == "inconclusive"] if label != best]
     names = {label: _name(label, frame) for label in summary.index}
     told = _compare(names[best], names[base], others.loc[best], _rank(others, best))
     if doubtful:
@@ -62,6 +57,14 @@ def format_ratio(ratio: float) -> str:
     if ratio != 1 and f"{ratio:.2f}" == "1.00":
         return f"{ratio:.4f}"
     return f"{ratio:.2g}" if ratio < 0.095 else f"{ratio:.2f}" if ratio < 10 else f"{ratio:,.{int(ratio < 100)}f}"
+
+
+def _others(summary: pd.DataFrame, base: str, variant: str | None) -> pd.DataFrame:
+    """The rows to speak of: all but the baseline's, or that of one variant."""
+    others = summary.drop(index=base)
+    if others.empty:
+        raise ValueError(f"the frame holds only its baseline {base!r}: there is nothing to compare it with")
+    return others if variant is None else others.loc[[require_choice("variant", variant, others.index)]]
 
 
 def _most_telling(others: pd.DataFrame) -> str:
