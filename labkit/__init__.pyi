@@ -26,6 +26,8 @@ from .data.stores.opening import open_store as open_store
 from .data.stores.remote import HttpStore as HttpStore, ObjectStore as ObjectStore
 from .data.stores.simulated import DISKS as DISKS, SimulatedStore as SimulatedStore
 from .data.tar.store import TarStore as TarStore
+from .measure.epoch_times import epoch_time as epoch_time
+from .measure.conclusion import conclude as conclude
 from .measure.frames import (
     from_timeit as from_timeit, from_timer as from_timer, load_frame as load_frame, save_frame as save_frame,
 )
@@ -36,6 +38,7 @@ from .measure.plots import (
 from .measure.processes import tree_memory as tree_memory
 from .measure.readbacks import count_readbacks as count_readbacks
 from .measure.replay import ReplayLoader as ReplayLoader
+from .measure.repetition import whole_pass as whole_pass, with_step as with_step
 from .measure.stages import StageClock as StageClock
 from .measure.summary import InstabilityWarning as InstabilityWarning, summarize as summarize
 from .measure.timing import VariantError as VariantError, compare as compare

@@ -63,6 +63,7 @@ def test_every_name_is_there_and_lists_itself():
 # Tests of the repository or of several modules at once, not of one module.
 WITHOUT_MODULE = {
     "test_house": "the package as a whole",
+    "test_notebook_prose": "the prose of notebooks/, with notebook_prose.py",
     "test_stored_notebooks": "the folder notebooks/",
     "test_wheel": "the distribution: its name, and what a wheel holds",
     "test_typing": "the types of all public names",
@@ -94,9 +95,7 @@ COVERS = {
     ),
     "pipeline/batch_loader/test_loader": "pipeline/batch_loader/fillers",
     "pipeline/test_augment": "pipeline/agreement",
-    "teach/claims/test_judging": (
-        "teach/claims/frames teach/claims/ledger teach/claims/plots teach/claims/text teach/claims/trials"
-    ),
+    "teach/claims/test_judging": ("teach/claims/ledger teach/claims/plots teach/claims/text teach/claims/trials"),
     "teach/reference/test_record": "teach/reference/experiments teach/reference/fast_path",
     "teach/test_exercises": (
         "teach/checks/conclusions teach/checks/loading teach/checks/measuring teach/checks/storage"

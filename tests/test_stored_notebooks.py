@@ -10,6 +10,7 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 
+from labkit.measure import MEASURE_VERSION
 from tests.paths import REPO
 
 PATHS = sorted((REPO / "notebooks").glob("*.ipynb"))
@@ -62,6 +63,46 @@ def test_follows_the_skeleton(path):
     assert len(re.findall(r"lk\.check\(", str(node))) in range(3, 6)
     assert "NBVAL_CHECK_OUTPUT" in str(node)
     assert "Next:" in node.cells[-1].source
+
+
+def run_problems(stored: dict[str, dict]) -> list[str]:
+    """What is wrong with the runs that notebooks come from; `stored` maps their names to their `metadata["labkit"]`."""
+    lacking = [name for name, about in stored.items() if not {"run", "measure"} <= about.keys()]
+    runs = {about["run"] for name, about in stored.items() if name not in lacking}
+    old = [name for name, about in stored.items() if about.get("measure", MEASURE_VERSION) < MEASURE_VERSION]
+    found = {
+        f"they name no run: {', '.join(lacking)}": lacking,
+        f"they come from {len(runs)} runs: {', '.join(sorted(runs))}": len(runs) > 1,
+        f"they were measured before version {MEASURE_VERSION}: {', '.join(old)}": old,
+    }
+    return [
+        f"{problem}. Store all again: python -m labkit tour --store" for problem, is_there in found.items() if is_there
+    ]
+
+
+def test_all_come_from_one_run_of_todays_measuring():
+    stored = {path.name: nbformat.read(path, as_version=4).metadata.get("labkit", {}) for path in PATHS}
+    assert run_problems(stored) == []
+
+
+ABOUT = {"run": "one", "measure": MEASURE_VERSION}
+
+
+@pytest.mark.parametrize(
+    ("changed", "problem"),
+    [
+        (ABOUT, ""),
+        ({**ABOUT, "measure": MEASURE_VERSION + 1}, ""),  # an older commit's tests, on newer notebooks
+        ({}, "name no run: b.ipynb"),
+        ({"measure": MEASURE_VERSION}, "name no run: b.ipynb"),
+        ({**ABOUT, "run": "other"}, "come from 2 runs: one, other"),
+        ({**ABOUT, "measure": MEASURE_VERSION - 1}, f"before version {MEASURE_VERSION}: b.ipynb"),
+    ],
+)
+def test_the_checks_of_runs_can_fail(changed, problem):
+    found = run_problems({"a.ipynb": ABOUT, "b.ipynb": changed})
+    assert len(found) == bool(problem)
+    assert problem in "".join(found)
 
 
 def test_readme_lists_every_notebook():

@@ -1,9 +1,13 @@
 # fmt: off
+from .allocator import keep_freed_memory as keep_freed_memory
 from .arguments import (
     require_choice as require_choice, require_fraction as require_fraction, require_int as require_int,
     require_positive as require_positive,
 )
-from .atomic import atomic_path as atomic_path, remove_leftovers as remove_leftovers, write_atomic as write_atomic
+from .atomic import (
+    atomic_path as atomic_path, remove_leftovers as remove_leftovers, write_all_atomic as write_all_atomic,
+    write_atomic as write_atomic,
+)
 from .credentials import contains_secret as contains_secret, redact as redact, strip_credentials as strip_credentials
 from .images import encode_image as encode_image, png_base64 as png_base64, png_bytes as png_bytes
 from .lazy import Lazy as Lazy, PerProcess as PerProcess
@@ -16,8 +20,8 @@ from .locks import acquire_lock as acquire_lock, file_lock as file_lock, has_fil
 from .machine import (
     DISTRIBUTION as DISTRIBUTION, IS_CLONE as IS_CLONE, NOTEBOOK_FOLDER as NOTEBOOK_FOLDER, Scale as Scale,
     core_limits as core_limits, env_id as env_id, environment as environment, install_command as install_command,
-    labkit_home as labkit_home, main_is_script as main_is_script, package_version as package_version,
-    photo_root as photo_root, scale as scale, usable_cores as usable_cores,
+    installed_versions as installed_versions, labkit_home as labkit_home, main_is_script as main_is_script,
+    package_version as package_version, photo_root as photo_root, scale as scale, usable_cores as usable_cores,
 )
 from .names import (
     IMAGE_SUFFIXES as IMAGE_SUFFIXES, is_file_key as is_file_key, is_image as is_image,

@@ -4,8 +4,8 @@ import errno
 import os
 import re
 import secrets
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import cache
 from pathlib import Path
 
@@ -19,6 +19,13 @@ def write_atomic(path: Path, data: bytes) -> None:
     """Write `data` under a temporary name, then rename: `path` is whole or unchanged. Makes missing folders."""
     with atomic_path(path) as partial:
         partial.write_bytes(data)
+
+
+def write_all_atomic(contents: Mapping[Path, bytes]) -> None:
+    """Write several files under temporary names, and rename them only when all have been written."""
+    with ExitStack() as stack:
+        for path, data in contents.items():
+            stack.enter_context(atomic_path(path)).write_bytes(data)
 
 
 @contextmanager

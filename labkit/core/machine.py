@@ -91,7 +91,13 @@ def _read_quota(group: Path) -> float | None:
 
 @dataclass(frozen=True)
 class Scale:
-    """The size of experiments, in images; `rounds` and `warmups` are arguments of `labkit.compare`."""
+    """The size of experiments.
+
+    n_photos, n_camera, batch_size: In images.
+    rounds: The fewest measured rounds of `labkit.compare`.
+    budget_s: Seconds for them, for each variant.
+    min_steady_s: Seconds for which a loader's steady state is timed, at least.
+    """
 
     name: str
     n_photos: int
@@ -99,12 +105,14 @@ class Scale:
     batch_size: int
     rounds: int
     warmups: int = 1
+    budget_s: float = 3.0
+    min_steady_s: float = 0.25
 
 
 _SCALES = {
-    "ci": Scale("ci", n_photos=24, n_camera=3, batch_size=4, rounds=2),
-    "laptop": Scale("laptop", n_photos=128, n_camera=16, batch_size=32, rounds=5),
-    "gpu": Scale("gpu", n_photos=2048, n_camera=128, batch_size=64, rounds=9),
+    "ci": Scale("ci", n_photos=24, n_camera=3, batch_size=4, rounds=2, budget_s=0.0, min_steady_s=0.0),
+    "laptop": Scale("laptop", n_photos=128, n_camera=16, batch_size=16, rounds=5),
+    "gpu": Scale("gpu", n_photos=2048, n_camera=128, batch_size=64, rounds=5, budget_s=20.0, min_steady_s=1.0),
 }
 
 
@@ -146,9 +154,14 @@ def environment() -> dict[str, str | int | float]:
         "memory_gib": round(psutil.virtual_memory().total / 2**30),
         "gpu": torch.cuda.get_device_name(0) if torch.cuda.is_available() else "",
         "system": f"{platform.system()} {platform.release()}",
-        "python": platform.python_version(),
-        **{name: found for name in _VERSIONS if (found := package_version(name))},
+        **installed_versions(),
     }
+
+
+def installed_versions() -> dict[str, str]:
+    """Versions of Python and of the libraries that handle pixels, as far as they are installed."""
+    libraries = {name: found for name in _VERSIONS if (found := package_version(name))}
+    return {"python": platform.python_version(), **libraries}
 
 
 def env_id() -> str:

@@ -3,7 +3,8 @@
 The libraries differ in how they treat EXIF orientation, alpha, 16-bit samples, CMYK and broken files. Here all do the
 same, and the oracle set in `labkit.teach.conformance` checks it:
 
-- EXIF orientation is applied; alpha and palette transparency are dropped, as Pillow's `convert("RGB")` does;
+- orientation is applied as Pillow finds it: in EXIF, in XMP, in a PNG's text;
+- alpha and palette transparency are dropped, as Pillow's `convert("RGB")` does;
 - 16-bit samples keep their high byte; gray is repeated in the three channels;
 - a file without its end (JPEG's EOI, PNG's IEND, WebP's declared length) is an error, never a half-gray picture.
 """
@@ -12,11 +13,13 @@ import io
 import math
 from collections.abc import Callable
 from functools import cache, partial
+from importlib.metadata import version
 from pkgutil import resolve_name
 from typing import Any
 
 import numpy as np
 import torch
+from packaging.version import Version
 from PIL import Image
 from PIL.ExifTags import Base
 from torch import Tensor
@@ -29,6 +32,7 @@ MAX_PIXELS = 2 * (Image.MAX_IMAGE_PIXELS or 89_478_485)
 
 FORMATS = ("JPEG", "PNG", "WEBP")  # of Pillow's many: for some of the others it starts Ghostscript
 _JPEG_FORMATS = ("JPEG", "MPO")  # MPO: a JPEG followed by further pictures, as phones write them
+_PNG_ORIENTATION_MARKS = (b"eXIf", b"Raw profile type exif", b"XML:com.adobe.xmp")  # chunk, and keywords of text
 _FLIPPED_AXES = {2: (2,), 3: (1, 2), 4: (1,), 5: (), 6: (2,), 7: (1, 2), 8: (1,)}  # by EXIF orientation, of (3, H, W)
 
 
@@ -41,8 +45,9 @@ def decode(data: bytes, decoder: str = "turbojpeg", *, key: str | None = None, s
 
     Args:
         data: Encoded file contents (JPEG, PNG or WebP).
-        decoder: One of `DECODERS`. Two of them pass files that they cannot read safely to Pillow: `turbojpeg` all
-            but flawless RGB and gray JPEG, `torchvision` PNG (a damaged one kills the process).
+        decoder: One of `DECODERS`. Three of them pass files that they cannot read safely to Pillow: `turbojpeg` all
+            but flawless RGB and gray JPEG, `torchvision` PNG (a damaged one kills the process) and animations,
+            and `torchcodec` before 0.17 PNG with a transparent colour. Of an animation comes the first picture.
         key: Name of the file, for the error message.
         short_side: Pixels that the shorter side must keep. `pil_draft` (at 1/2, 1/4 or 1/8 of the size) and
             `turbojpeg` (at any n/8) then decode a JPEG at the smallest DCT scale that keeps them, so the result may
@@ -157,15 +162,42 @@ def _decode_cv2(cv2: Any, data: bytes, header: Image.Image, short_side: int | No
 
 
 def _decode_torchvision(decode_image: Any, data: bytes, header: Image.Image, short_side: int | None) -> Tensor:
-    if header.format == "PNG":  # torchvision 0.29 crashes (SIGSEGV) on a PNG whose image data is damaged
+    # torchvision 0.29 crashes (SIGSEGV) on a PNG whose image data is damaged, and refuses an animated WebP.
+    if header.format == "PNG" or getattr(header, "is_animated", False):
         return _decode_pil(None, data, header, short_side)
     # bytearray: torch warns about tensors over read-only memory.
     return _undo_exif(decode_image(torch.frombuffer(bytearray(data), dtype=torch.uint8), mode="RGB"), header)
 
 
 def _decode_torchcodec(decode_image: Any, data: bytes, header: Image.Image, short_side: int | None) -> Tensor:
-    image = decode_image(data)  # applies EXIF orientation itself
-    return image[0] if image.ndim == 4 else image
+    if header.format == "PNG" and "transparency" in header.info and _torchcodec_writes_alpha():
+        return _decode_pil(None, data, header, short_side)
+    image = decode_image(data)
+    image = image[0] if image.ndim == 4 else image
+    return image if _is_turned_by_torchcodec(data, header) else _undo_exif(image, header)
+
+
+@cache
+def _torchcodec_writes_alpha() -> bool:
+    """Whether TorchCodec writes four channels into three for a PNG with a tRNS chunk.
+
+    Source: https://github.com/meta-pytorch/torchcodec/issues/1731
+    """
+    return Version(version("torchcodec")) < Version("0.17")
+
+
+def _is_turned_by_torchcodec(data: bytes, header: Image.Image) -> bool:
+    """Whether TorchCodec has turned the image, or nothing asks for it.
+
+    TorchCodec reads an EXIF block in front of the pixels. Pillow, and so the other decoders, also reads XMP, the text
+    in which ImageMagick keeps EXIF in a PNG, and chunks behind the pixels.
+    """
+    exif = Image.Exif()
+    exif.load(header.info.get("exif", b""))
+    if Base.Orientation in exif:
+        return True
+    # Pillow decodes all pixels of a PNG to look behind them: only if there is something to find.
+    return header.format == "PNG" and not any(mark in data for mark in _PNG_ORIENTATION_MARKS)
 
 
 def _decode_turbojpeg(decode_jpeg: Any, data: bytes, header: Image.Image, short_side: int | None) -> Tensor:

@@ -36,7 +36,7 @@ _Scale = Annotated[str, typer.Option(help=_SCALE_HELP, callback=_set_scale)]
 def tour(
     scale: _Scale = "",
     only: Annotated[str, typer.Option(help="Notebooks to run, by the start of their names: 00,02.")] = "",
-    store: Annotated[bool, typer.Option("--store", help="Write the executed notebooks back in place.")] = False,
+    store: Annotated[bool, typer.Option("--store", help="Write all executed notebooks back, or none.")] = False,
 ) -> None:
     """Make the photos, run every notebook in a fresh kernel, and write results/<env_id>/index.html."""
     from labkit.lab.tour import run_tour

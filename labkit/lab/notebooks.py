@@ -1,21 +1,19 @@
-"""The numbered notebooks: find them, describe them, run them in fresh kernels, and store the results."""
+"""The numbered notebooks: find them, describe them, and run them in fresh kernels."""
 
 import asyncio
 import atexit
-import base64
-import io
 import json
 import os
 import re
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import gettempdir
 from typing import TYPE_CHECKING, Any, TypeVarTuple
 
-from labkit.core import NOTEBOOK_FOLDER, ScratchFolder, atomic_path, redact
+from labkit.core import NOTEBOOK_FOLDER, ScratchFolder, redact
 from labkit.lab.recording import EXTENSION_ARGUMENTS
 
 if TYPE_CHECKING:
@@ -45,14 +43,18 @@ def find_notebooks(only: str = "", folder: Path = NOTEBOOK_FOLDER) -> list[Noteb
         FileNotFoundError: there are no notebooks, or `only` matches none; the message lists them.
         ValueError: a file is not a notebook; names it.
     """
-    paths = sorted(folder.glob("[0-9][0-9]_*.ipynb"))
+    paths = _numbered(folder)
     if not paths:
         raise FileNotFoundError(f"no notebooks in {folder}: install labkit again, from a clone or from a wheel")
-    parts = tuple(part.strip() for part in only.split(",") if part.strip())
-    chosen = [path for path in paths if not parts or path.stem.startswith(parts)]
+    parts = tuple(part.strip() for part in only.split(",") if part.strip()) or ("",)
+    chosen = [path for path in paths if path.stem.startswith(parts)]
     if not chosen:
         raise FileNotFoundError(f"no notebook begins with {only!r}: there are {', '.join(path.stem for path in paths)}")
     return [_describe(path) for path in chosen]
+
+
+def _numbered(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob("*.ipynb") if re.match(r"\d\d[a-z]?_", path.name))  # 11_, 11b_, 12_
 
 
 def _describe(path: Path) -> Notebook:
@@ -67,12 +69,17 @@ def _describe(path: Path) -> Notebook:
 
 @dataclass
 class Executed:
-    """The result of running a notebook: the executed copy, its wall time, and the error, if any."""
+    """The result of running a notebook: the executed copy, its wall time, the error, if any, and a note for readers.
+
+    `frames` are the files that it recorded.
+    """
 
     notebook: Notebook
     node: "NotebookNode"
     seconds: float
     error: str = ""
+    note: str = ""
+    frames: list[Path] = field(default_factory=list)
 
 
 def execute(
@@ -150,54 +157,19 @@ async def _interrupt(client: Any, task: asyncio.Task) -> None:
 
 def _drop_widgets(node: "NotebookNode") -> None:
     """Remove widgets: without a kernel, they are empty boxes that hide the picture in the same output."""
-    for output in _outputs(node):
+    for output in outputs_of(node):
         output.get("data", {}).pop("application/vnd.jupyter.widget-view+json", None)
 
 
 def _drop_credentials(node: "NotebookNode") -> None:
     """Redact addresses in tracebacks and texts: other libraries print them, and reports are shared."""
-    for output in _outputs(node):
+    for output in outputs_of(node):
         if output.output_type == "error":
             output.evalue, output.traceback = redact(output.evalue), [redact(line) for line in output.traceback]
         elif output.output_type == "stream":
             output.text = redact(output.text)
 
 
-def store(executed: Executed) -> None:
-    """Write the executed notebook back in place, without metadata that changes between runs and machines.
-
-    Raises:
-        ValueError: the run failed or wrote to stderr; such a run is not stored.
-    """
-    import nbformat
-
-    if executed.error:
-        raise ValueError(f"{executed.notebook.name} failed and is not stored")
-    node = executed.node
-    texts = [output.text for output in _outputs(node) if output.get("name") == "stderr"]
-    if texts:
-        raise ValueError(f"{executed.notebook.name} wrote to stderr and is not stored: {texts[0].strip()[:200]}")
-    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
-    node.metadata = nbformat.from_dict({"kernelspec": kernel, "language_info": {"name": "python"}})
-    for cell in node.cells:
-        cell.metadata.pop("execution", None)
-    for output in _outputs(node):
-        if "image/png" in output.get("data", {}):
-            output.data["image/png"] = _reduce_colors(output.data["image/png"])
-    with atomic_path(executed.notebook.path) as partial:
-        nbformat.write(node, partial)
-
-
-def _reduce_colors(png: str) -> str:
-    """A plot's base64 PNG in 256 colors: a quarter of the bytes in the repository, without a visible difference."""
-    from PIL import Image
-
-    from labkit.core import encode_image
-
-    plot = Image.open(io.BytesIO(base64.b64decode(png))).convert("RGB")
-    reduced = encode_image(plot.quantize(256, dither=Image.Dither.NONE), "PNG", optimize=True)
-    return base64.b64encode(reduced).decode()
-
-
-def _outputs(node: "NotebookNode") -> "list[NotebookNode]":
+def outputs_of(node: "NotebookNode") -> "list[NotebookNode]":
+    """The outputs of all cells, in order."""
     return [output for cell in node.cells for output in cell.get("outputs", [])]

@@ -1,5 +1,8 @@
-"""The tour's index page: one file that opens from the disk, without a network."""
+"""The tour's index page: one file that opens from the disk, without a network, while the tour runs and after it."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import jinja2
@@ -8,9 +11,12 @@ from matplotlib.figure import Figure
 
 from labkit.core import environment, png_base64, scale, write_atomic
 from labkit.lab.notebooks import Executed
+from labkit.lab.precision import comparisons, describe_precision
 from labkit.measure import ladder_rungs, load_frame, plot_ladder
 from labkit.teach import draw_figure, is_ladder, is_limit
 from labkit.teach.claims import judged, ratios
+
+_RELOAD_S = 15  # a reload takes time from what is being measured
 
 _PAGE = """<!doctype html>
 <html lang="en">
@@ -18,6 +24,8 @@ _PAGE = """<!doctype html>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <link rel="icon" href="data:,">
+{% if is_running %}<meta http-equiv="refresh" content="{{ reload_s }}">
+{% endif %}
 <title>labkit tour</title>
 <style>
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 1rem auto; padding: 0 1rem; }
@@ -28,13 +36,19 @@ table { border-collapse: collapse; margin: .5rem 0 1.5rem; }
 th, td { text-align: left; padding: .25rem .75rem .25rem 0; border-bottom: 1px solid #ccc; vertical-align: top; }
 td.half { width: 50%; overflow-wrap: anywhere; }
 details ul { padding-left: 1rem; }
+.status { padding: .5rem 1rem; border-left: .25rem solid #0173b2; background: #eef5fa; }
 td.number { text-align: right; font-variant-numeric: tabular-nums; }
 </style>
 </head>
 <body>
 <h1>labkit tour</h1>
+{% if status %}
+<p class="status" role="status">{{ status }}{% if is_running %} This page
+reloads itself until the tour has ended.{% endif %}</p>
+{% endif %}
 <p>Measured on this machine at <code>{{ scale }}</code> scale.
-Speed-ups are means of paired rounds against each experiment's own baseline; brackets show the 95&nbsp;% interval.</p>
+Speed-ups are means of paired rounds against each experiment's own baseline; brackets show the 95&nbsp;% interval.
+{{ precision }}</p>
 {% if ladders %}
 <h2>The ladder</h2>
 <p>From the loader of the first tutorial to the fast path, all rungs timed in one run, so they can be compared with
@@ -66,7 +80,9 @@ a verdict needs a 99 % interval that does not contain 1.</p>
 <p>No experiment has been recorded yet.</p>
 {% endif %}
 <h2>The claims</h2>
-{% if claims is string %}
+{% if is_running %}
+<p>They are judged when the tour has ended.</p>
+{% elif claims is string %}
 <p>{{ claims }}</p>
 {% else %}
 <p>Claims of five write-ups, checked against runs on this machine. The ratio is the one behind the verdict;
@@ -100,38 +116,71 @@ notebook 14 explains how verdicts are reached.</p>
 """
 
 
-def write_index(folder: Path, runs: list[Executed]) -> Path:
-    """Write `index.html` about the frames in `folder/frames` and the notebooks just run; return its path."""
-    frames = {path.name: load_frame(path) for path in sorted((folder / "frames").glob("*.csv"))}
-    rungs, image = pd.DataFrame(), ""
-    ladders = [png_base64(draw_figure(frame), dpi=120) for frame in frames.values() if is_ladder(frame)]
-    if frames:
-        all_runs = pd.concat(frames.values(), ignore_index=True)
-        all_runs = all_runs[~is_limit(all_runs["variant"])]  # a limit is not a loader
-        rungs, image = ladder_rungs(all_runs), _draw_steps(all_runs[all_runs["rung"].astype(bool)])
-        file_of = {frame["experiment"].iloc[0]: name for name, frame in frames.items()}
-        rungs["file"] = rungs["experiment"].map(file_of)
+def write_index(folder: Path, runs: Sequence[Executed], *, status: str = "", is_running: bool = False) -> Path:
+    """Write `index.html` about the frames in `folder/frames` and the notebooks just run; return its path.
+
+    Args:
+        status: A sentence for the top of the page.
+        is_running: The page reloads itself and leaves out the claims, since more is to come.
+    """
+    recorded = [_read_recorded(*key) for key in frame_keys(folder)]
+    rungs = [each.rungs.assign(file=each.file) for each in recorded if len(each.rungs)]
     page = jinja2.Environment(autoescape=True).from_string(_PAGE)
     html = page.render(
-        scale=scale().name, ladders=ladders, image=image, rungs=list(rungs.itertuples()), runs=runs,
-        machine=environment(), claims=_judge_claims(frames),
+        status=status, is_running=is_running, precision=describe_precision([each.comparisons for each in recorded]),
+        reload_s=_RELOAD_S, scale=scale().name, runs=runs, machine=environment(),
+        ladders=[each.ladder for each in recorded if each.ladder], image=_draw_steps(recorded),
+        rungs=list(pd.concat(rungs).sort_values("experiment").itertuples()) if rungs else [],
+        claims=[] if is_running else _judge_claims([each.runs for each in recorded]),
     )  # fmt: skip
     write_atomic(folder / "index.html", html.encode())
     return folder / "index.html"
 
 
-def _judge_claims(frames: dict[str, pd.DataFrame]) -> list | str:
+def recorded_precision(folder: Path) -> str:
+    """`describe_precision` of the frames in `folder/frames`."""
+    return describe_precision([_read_recorded(*key).comparisons for key in frame_keys(folder)])
+
+
+def frame_keys(folder: Path) -> list[tuple[Path, int, int]]:
+    """Paths of the frames in `folder/frames`, each with two numbers that change when the frame is recorded anew."""
+    found = [(path, path.stat()) for path in sorted((folder / "frames").glob("*.csv"))]
+    return [(path, about.st_ino, about.st_mtime_ns) for path, about in found]
+
+
+@dataclass(frozen=True)
+class _Recorded:
+    """A frame, and what the page shows of it. A limit is not a loader, and so is not in `rungs`."""
+
+    file: str
+    runs: pd.DataFrame
+    rungs: pd.DataFrame
+    comparisons: pd.DataFrame
+    ladder: str  # a base64 PNG, or empty
+
+
+@cache  # the page is written anew with each frame
+def _read_recorded(path: Path, inode: int, modified_ns: int) -> _Recorded:
+    runs = load_frame(path)
+    loaders = runs[~is_limit(runs["variant"])]
+    ladder = png_base64(draw_figure(runs), dpi=120) if is_ladder(runs) else ""
+    return _Recorded(path.name, runs, ladder_rungs(loaders), comparisons(runs), ladder)
+
+
+def _judge_claims(frames: list[pd.DataFrame]) -> list | str:
     """Rows of the ledger, or the reason why the frames allow no verdicts."""
     try:
-        table = judged(list(frames.values()))
+        table = judged(frames)
     except ValueError as error:
         return f"No verdicts: {error}"
     return list(table.assign(ratios=[ratios(row) for row in table.itertuples()]).itertuples())
 
 
-def _draw_steps(runs: pd.DataFrame) -> str:
-    if runs.empty:
+def _draw_steps(recorded: list[_Recorded]) -> str:
+    steps = [each for each in recorded if each.runs["rung"].astype(bool).all() and len(each.rungs)]
+    if not steps:
         return ""
-    figure = Figure(figsize=(8, 1.2 + 0.6 * len(ladder_rungs(runs))), layout="constrained")
-    plot_ladder(runs, ax=figure.add_subplot())
+    rungs = pd.concat([each.rungs for each in steps]).sort_values("experiment")
+    figure = Figure(figsize=(8, 1.2 + 0.6 * len(rungs)), layout="constrained")
+    plot_ladder(pd.concat([each.runs for each in steps]), ax=figure.add_subplot(), rungs=rungs)
     return png_base64(figure, dpi=120)

@@ -1,6 +1,7 @@
 """The tour: photos, every notebook in a fresh kernel, and a report to open."""
 
 import os
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -9,43 +10,78 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from labkit.core import IS_CLONE, env_id, labkit_home, photo_root, scale, write_atomic
 from labkit.data.samples import make_photos
 from labkit.lab.copies import update_copies
-from labkit.lab.notebooks import Executed, Notebook, execute, find_notebooks, store
-from labkit.lab.report import write_index
+from labkit.lab.live import LiveReport
+from labkit.lab.notebooks import Executed, Notebook, execute, find_notebooks
+from labkit.lab.report import frame_keys, recorded_precision
+from labkit.lab.storing import describe_run, run_until_quiet, store_all
 from labkit.measure import RESULTS_VARIABLE
-from labkit.teach import ladder
 
 console = Console()
 
 
 def run_tour(*, only: str = "", store_outputs: bool = False, results: Path = Path("results")) -> int:
-    """Run the notebooks at the current scale and write `results/<env_id>/`.
+    """Run the notebooks at the current scale and write `results/<env_id>/`, whose `index.html` can be read meanwhile.
 
     Args:
         only: Starts of notebook names, comma-separated; empty: all.
-        store_outputs: Write the executed notebooks back in place, and the ladder's frame and figure beside them.
+        store_outputs: If no notebook fails, write all executed ones back in place, and the ladder's frame and figure
+            beside them. The run starts without earlier results, which are moved aside.
         results: Folder of reports; the frames, HTML pages and `index.html` go to a subfolder for this environment.
 
     Returns:
         Number of notebooks that failed.
+
+    Raises:
+        ValueError: these notebooks cannot be stored, or a recorded frame cannot be read; says why.
+        OSError: files cannot be written.
     """
+    about = describe_run(only) if store_outputs else None
     notebooks = find_notebooks(only)
     if not IS_CLONE:
         notebooks = find_notebooks(only, update_copies(_say))
     folder = results.resolve() / env_id()
-    make_scale_photos()
-    runs = [
-        _run(notebook, f"[{number}/{len(notebooks)}] {notebook.name}", folder, store_outputs)
-        for number, notebook in enumerate(notebooks, 1)
-    ]
-    for run in runs if store_outputs else ():
-        if run.notebook.name == ladder.NOTEBOOK and not run.error:  # the README's figure shows what it measured
-            ladder.store_figure(folder / "frames" / ladder.FRAME, run.notebook.path.parent)
-    index = write_index(folder, runs)
-    failed = [run for run in runs if run.error]
-    for run in failed:
-        console.print(f"failed {run.notebook.name}: {run.error}", highlight=False, markup=False)
-    _say(f"{len(runs) - len(failed)} of {len(runs)} notebooks ran. Open {index}")
+    if about:
+        _set_aside(folder, about["run"])
+    with LiveReport(folder, notebooks) as report:
+        _say(f"Open {report.path} at any time: it shows what has been measured so far")
+        make_scale_photos()
+        _run_all(notebooks, folder, report, store_outputs=store_outputs)
+        failed = [run for run in report.runs if run.error]
+        if about and not failed:
+            store_all(report.runs, about, folder / "frames")
+    _summarize(report, stored=bool(about))
     return len(failed)
+
+
+def _run_all(notebooks: list[Notebook], folder: Path, report: LiveReport, *, store_outputs: bool) -> None:
+    """Run notebooks in turn; to be stored, until one fails, since all are stored or none."""
+    for number, notebook in enumerate(notebooks, 1):
+        run_once = partial(_run, notebook, f"[{number}/{len(notebooks)}] {notebook.name}", folder, report)
+        report.end(run_until_quiet(run_once, _say) if store_outputs else run_once())
+        if store_outputs and report.runs[-1].error:
+            return
+
+
+def _set_aside(folder: Path, run: str) -> None:
+    """Move earlier results away: notebooks read recorded frames and guesses, which must be of their own run."""
+    if folder.exists():
+        earlier = folder.rename(folder.with_name(f"{folder.name}-before-{run}"))
+        _say(f"moved earlier results to {earlier}")
+
+
+def _summarize(report: LiveReport, *, stored: bool) -> None:
+    failed = [run for run in report.runs if run.error]
+    for run in failed:
+        _say(f"failed {run.notebook.name}: {run.error}")
+    if stored and failed:
+        _say("no notebook was stored: all are, or none")
+    elif stored:
+        for run in report.runs:
+            if run.note:
+                _say(f"stored with a note {run.notebook.name}: {run.note}")
+    if precision := recorded_precision(report.path.parent):
+        _say(precision)
+    _say(f"{len(report.runs) - len(failed)} of {len(report.runs)} notebooks ran. Open {report.path}")
 
 
 def _say(line: str) -> None:
@@ -65,27 +101,25 @@ def make_scale_photos() -> None:
         raise OSError(f"{labkit_home()} cannot be written to ({error}): set LABKIT_HOME to another folder") from error
 
 
-def _run(notebook: Notebook, title: str, folder: Path, store_outputs: bool) -> Executed:
+def _run(notebook: Notebook, title: str, folder: Path, report: LiveReport) -> Executed:
     from nbconvert import HTMLExporter
 
+    report.begin(notebook)
+    before = frame_keys(folder)
     description, cell = TextColumn("{task.description}"), TextColumn("cell")
     columns = (description, BarColumn(), cell, MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(title, total=None)
-        run = execute(
-            notebook,
-            environment=_kernel_environment(folder / "frames"),
-            on_cell=lambda cell, cells: progress.update(task, completed=cell + 1, total=cells),
-        )
+
+        def on_cell(cell: int, n_cells: int) -> None:
+            progress.update(task, completed=cell + 1, total=n_cells)
+            report.on_cell(cell, n_cells)
+
+        run = execute(notebook, environment=_kernel_environment(folder / "frames"), on_cell=on_cell)
+    run.frames = [key[0] for key in frame_keys(folder) if key not in before]
     page, _ = HTMLExporter().from_notebook_node(run.node)
     write_atomic(folder / f"{run.notebook.name}.html", page.encode())
-    if store_outputs and not run.error:
-        try:
-            store(run)
-        except ValueError as error:
-            run.error = str(error)
-    outcome = "failed" if run.error else "ok"
-    console.print(f"{title}: {outcome}, {run.seconds:.0f} s", highlight=False, markup=False)
+    _say(f"{title}: {'failed' if run.error else 'ok'}, {run.seconds:.0f} s")
     return run
 
 

@@ -1,4 +1,22 @@
-"""Frames of runs: one row per run, made from measurements, saved and loaded."""
+"""Frames of runs: one row per run, made from measurements, saved and loaded.
+
+What `compare` fills in, seconds by the wall clock:
+
+startup_s, first_batch_s: The factory and `iter()`; the wait for the first batch.
+settle_s, n_settle_batches: The batches that were requested before the first one came.
+steady_s, n_steady_batches, n_steady_images: The steady state. torch's DataLoader, `make_loader`, `BatchLoader` and
+    `ReplayLoader`, also in a `CUDAPrefetcher` or `with_step`, are lengthened: they go on with the next pass until it
+    has lasted `lk.scale().min_steady_s`. Other iterables run as they are; theirs begins after the first batch.
+shutdown_s: From the last batch to the end of the iterable: the end of the workers.
+is_steady: False if an iterable ended within 8 batches after its first. `images_per_s` and the costs are then those of
+    the whole run, the wait for the first batch included, and otherwise those of the steady state alone.
+images_per_s: `n_steady_images` / `steady_s`. `epoch_time` tells what an epoch of some length takes.
+cpu_s, steal_s, others_cpu_s: Of all processes of the run; stolen from all cores; used on all cores by others.
+n_images: All images of the run.
+peak_mem_mb: Taken in the first round only, since reading it would disturb the others.
+torch_num_threads: torch's threads when `compare` was called, the same for all variants.
+n_looks, has_verdict: How often the runs were looked at before `compare` stopped; whether `summarize` judges.
+"""
 
 import os
 import warnings
@@ -11,16 +29,21 @@ import pandas as pd
 
 from labkit.core import env_id, redact, scale, write_atomic
 
+# Raise it when figures change their meaning, as when a rate leaves out what it included: stored runs are then too old.
+MEASURE_VERSION = 3
+
 # Units are in the names; any further column is a factor.
 COLUMNS = (
     "experiment", "variant", "baseline", "round", "order", "is_warmup", "n_images", "startup_s", "first_batch_s",
-    "steady_s", "images_per_s", "cpu_s", "peak_mem_mb", "batch_size", "num_workers", "storage", "page_cache",
-    "device", "seed", "env_id",
+    "settle_s", "n_settle_batches", "steady_s", "n_steady_batches", "n_steady_images", "shutdown_s", "is_steady",
+    "images_per_s", "cpu_s", "steal_s", "others_cpu_s", "peak_mem_mb", "batch_size", "num_workers", "torch_num_threads",
+    "storage", "page_cache", "device", "seed", "n_looks", "has_verdict", "env_id",
 )  # fmt: skip
 
 _TEXT_COLUMNS = ("experiment", "variant", "baseline", "storage", "page_cache", "device", "env_id")
 _NUMBER_COLUMNS = (
-    "round", "order", "n_images", "startup_s", "first_batch_s", "steady_s", "images_per_s", "cpu_s", "peak_mem_mb",
+    "round", "order", "n_images", "startup_s", "first_batch_s", "settle_s", "steady_s", "shutdown_s", "images_per_s",
+    "cpu_s", "peak_mem_mb",
 )  # fmt: skip
 
 

@@ -21,30 +21,34 @@ class Prediction:
         return f"{self.label}: you expect {self.speedup:g}x" + (f", because {self.because}" if self.because else "")
 
 
-# Label -> guess. `labkit.predict` fills it, `plot_speedup` marks them.
-guesses: dict[str, Prediction] = {}
+# Label -> guess, None while the reader has not made one. `labkit.predict` fills it, `plot_speedup` marks the guesses.
+guesses: dict[str, Prediction | None] = {}
 
 _session_outcomes: dict[tuple[str, str], dict[str, Any]] = {}  # by experiment and label
 
 
-def keep_outcome(runs: pd.DataFrame, guess: Prediction, estimate: pd.Series) -> None:
+def keep_outcome(runs: pd.DataFrame, label: str, estimate: pd.Series) -> None:
     """Keep a guess with what was measured, in place of an earlier one for the same experiment and label.
 
-    Unnamed experiments and runs of another machine, such as reference runs, do not count.
+    Where the guess is still to be made, an earlier one is forgotten. Unnamed experiments and runs of another machine,
+    such as reference runs, do not count.
 
     Args:
         runs: The experiment's runs.
-        guess: The guess of one variant.
+        label: A variant in `guesses`.
         estimate: That variant's row of `summarize`.
     """
     experiment = runs["experiment"].iloc[0]
     if not experiment or runs["env_id"].iloc[0] != env_id():
         return
-    _session_outcomes[experiment, guess.label] = {
-        "experiment": experiment, "label": guess.label, "because": guess.because, "guess": guess.speedup,
-        "measured": float(estimate["speedup"]), "ci_low": float(estimate["ci_low"]),
-        "ci_high": float(estimate["ci_high"]),
-    }  # fmt: skip
+    if guess := guesses[label]:
+        _session_outcomes[experiment, label] = {
+            "experiment": experiment, "label": label, "because": guess.because, "guess": guess.speedup,
+            "measured": float(estimate["speedup"]), "ci_low": float(estimate["ci_low"]),
+            "ci_high": float(estimate["ci_high"]),
+        }  # fmt: skip
+    else:
+        _session_outcomes.pop((experiment, label), None)
     if recorder := current_recorder():
         rows = [row for (name, _), row in _session_outcomes.items() if name == experiment]
         recorder.record_outcomes(experiment, rows)

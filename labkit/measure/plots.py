@@ -1,5 +1,6 @@
 """Axes-level plots of runs: `f(data, *, ax=None, **kwargs) -> Axes`. Raw runs lie under the estimates."""
 
+from textwrap import fill, wrap
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -7,16 +8,29 @@ import numpy as np
 import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
+from matplotlib.ticker import Locator, LogLocator, MaxNLocator, NullFormatter
 
+from labkit.measure.conclusion import conclude, simulated_storage
 from labkit.measure.frames import measured_runs
-from labkit.measure.guess_log import guesses, keep_outcome
+from labkit.measure.guess_log import Prediction, guesses, keep_outcome
 from labkit.measure.summary import are_interleaved, paired_ratios, quiet_summary
 
 _COLORS = sns.color_palette("colorblind")
 _RUNS, _ESTIMATE, _GUESS, _LIMIT = "0.6", _COLORS[0], _COLORS[1], _COLORS[3]
-_MARKERS = {"faster": "o", "slower": "o", "inconclusive": "s", "baseline": "D"}
+_MARKERS = {"faster": "o", "slower": "o", "inconclusive": "s", "": "D"}  # by verdict
+_DOUBT = {
+    True: '"?": inconclusive: the 99 % interval contains 1',
+    False: '"?": inconclusive: one round has no interval',
+}
+
+_LEGEND_ROWS = 1.8  # its height, in rows of variants
+_SENTENCE_ROWS = 0.7
 
 _HATCHES = ("", "//", "..", "xx", "--", "\\\\", "++", "oo", "||", "**")  # so that a plot can be read without its colors
+
+_LOG_REACH = 10  # how far an interval is drawn beyond the outermost estimates, as a ratio
+_LABEL_WIDTH = 48  # characters in a line
+_CHARACTERS_PER_IN = 16  # of small text
 
 _SPAN_KINDS = ("load", "wait", "copy", "step", "compute")
 _AXIS_LABELS = {
@@ -60,8 +74,9 @@ def plot_speedup(
 ) -> Axes:
     """Speed-up of each variant over the baseline: the ratio of every round as a dot, its mean with a 95 % interval.
 
-    An open square means that the verdict is inconclusive. Guesses made with `labkit.predict` are drawn as triangles
-    and compared with the measurement: `labkit.score` tells how good they were.
+    The sentence of `conclude` stands below. An open square means that the verdict is inconclusive, a diamond that there
+    is none: the legend says so. Guesses made with `labkit.predict` are drawn as triangles and compared with the
+    measurement: `labkit.score` tells how good they were.
 
     Args:
         data: Runs, as `compare` gives them.
@@ -72,43 +87,77 @@ def plot_speedup(
     summary = quiet_summary(data, baseline)
     base = summary.index[summary["verdict"] == "baseline"][0]
     others = summary.drop(index=base)
-    ax = ax or _make_axes(len(others) + 0.6)
+    ax = ax or _make_axes(len(others) + _SENTENCE_ROWS + _LEGEND_ROWS)
     runs = measured_runs(data)
     for row, (label, estimate) in enumerate(others.iterrows()):
         _draw_comparison(ax, row, runs, (label, base), estimate, **kwargs)
         if label in guesses:
-            ax.scatter(guesses[label].speedup, row - 0.28, marker="v", s=70, color=_GUESS, zorder=4)
-            keep_outcome(runs, guesses[label], estimate)
+            _mark_guess(ax, row, guesses[label])
+            keep_outcome(runs, label, estimate)
     _label_ratios(ax, [_title(label, runs) for label in others.index], f"speed-up over {_title(base, runs)} (x)")
     if ceiling is not None:
         _draw_line(ax, ceiling, f"ceiling {ceiling:.3g}x")
-    if any(label in guesses for label in others.index):
-        ax.scatter([], [], marker="v", color=_GUESS, label="your prediction")
-        # The pad, in font sizes, keeps the legend below the axis label whatever the height of the axes.
-        ax.legend(loc="upper left", bbox_to_anchor=(0, 0), borderaxespad=4.5, frameon=False, fontsize="small")
+    n_lines = _write_below(ax, conclude(data, baseline=base))
+    _explain_marks(ax, n_lines)
     return ax
 
 
-def plot_ladder(data: pd.DataFrame, *, ax: Axes | None = None, **kwargs: Any) -> Axes:
+def _write_below(ax: Axes, sentence: str) -> int:
+    """Write a sentence under the x axis, across the figure, or across the axes if there are others; count its lines."""
+    is_alone = len(ax.figure.axes) == 1
+    room = ax.figure.bbox if is_alone else ax.bbox
+    lines = wrap(sentence, int(room.width / ax.figure.dpi * _CHARACTERS_PER_IN))
+    left, across = (0.01, "figure fraction") if is_alone else (0, "axes fraction")
+    place: dict[str, Any] = {"xycoords": (across, ax.xaxis.label), "textcoords": "offset points"}
+    ax.annotate("\n".join(lines), (left, 0), (0, -6), **place, va="top", fontsize="small")
+    return len(lines)
+
+
+def plot_ladder(
+    data: pd.DataFrame, *, ax: Axes | None = None, rungs: pd.DataFrame | None = None, **kwargs: Any
+) -> Axes:
     """The speed-ups measured so far, one rung per experiment: its fastest variant over its own baseline.
+
+    The axis is logarithmic. An interval that ends far from all estimates runs out of the picture.
 
     Args:
         data: Runs of one or more experiments of one machine, concatenated.
+        rungs: `ladder_rungs(data)`, if it is known already.
         **kwargs: To the estimates' `Axes.errorbar`.
 
     Raises:
         ValueError: no experiment has a variant besides its baseline.
     """
-    rungs = ladder_rungs(data)
+    rungs = ladder_rungs(data) if rungs is None else rungs
     if rungs.empty:
         raise ValueError("no experiment has a variant besides its baseline: there is no rung to draw")
-    ax = ax or _make_axes(len(rungs) + 0.6)
+    ax = ax or _make_axes(len(rungs) + _LEGEND_ROWS)
     runs = measured_runs(data)
     for row, (_, rung) in enumerate(rungs.iterrows()):
         own = runs[runs["experiment"] == rung["experiment"]]
         _draw_comparison(ax, row, own, (rung["variant"], rung["baseline"]), rung, **kwargs)
     _label_ratios(ax, *_rung_labels(rungs))
+    _use_log_ratios(ax, rungs)
+    _explain_marks(ax)
     return ax
+
+
+def _use_log_ratios(ax: Axes, rungs: pd.DataFrame) -> None:
+    """Make the axis of speed-ups logarithmic, wide enough for all estimates and for all but very long intervals."""
+    ax.set(xscale="log")
+    low, high = ax.get_xlim()
+    first, last = rungs["speedup"].min(), rungs["speedup"].max()
+    ax.set_xlim(max(low, min(first, 1) / _LOG_REACH), min(high, max(last, 1) * _LOG_REACH))
+    ax.xaxis.set_major_locator(_log_ticks(*ax.get_xlim()))
+    ax.xaxis.set_major_formatter("{x:g}x")
+    ax.xaxis.set_minor_formatter(NullFormatter())
+
+
+def _log_ticks(low: float, high: float) -> Locator:
+    """A few ticks with short labels, whatever the limits of a logarithmic axis."""
+    if high < 3 * low:
+        return MaxNLocator(5, steps=[1, 2, 5, 10])
+    return LogLocator(subs=(1, 2, 5) if high < 1000 * low else (1,), numticks=10)
 
 
 def _rung_labels(rungs: pd.DataFrame) -> tuple[list[str], str]:
@@ -117,7 +166,8 @@ def _rung_labels(rungs: pd.DataFrame) -> tuple[list[str], str]:
     if len(pairs) == 1 and len(rungs) > 1:
         variant, baseline = pairs.pop()
         return list(rungs["experiment"]), f"speed-up of {variant} over {baseline} (x)"
-    labels = [f"{rung.experiment}: {rung.label}\nover {rung.baseline_label}" for rung in rungs.itertuples()]
+    texts = [(f"{rung.experiment}: {rung.label}", f"over {rung.baseline_label}") for rung in rungs.itertuples()]
+    labels = ["\n".join(fill(line, _LABEL_WIDTH) for line in lines) for lines in texts]
     return labels, "speed-up over the experiment's own baseline (x)"
 
 
@@ -242,26 +292,48 @@ def _make_axes(n_rows: float) -> Axes:
 
 def _title(label: str, runs: pd.DataFrame) -> str:
     """A variant's label, marked as simulated if its `storage` is."""
-    simulated = runs.loc[runs["variant"] == label, "storage"].astype(str).str.contains("simulated").any()
-    return f"{label} (simulated)" if simulated and "simulated" not in label else label
+    return f"{label} (simulated)" if simulated_storage(runs, label) and "simulated" not in label else label
 
 
 def _draw_comparison(ax: Axes, row: int, runs: pd.DataFrame, pair: tuple, estimate: pd.Series, **kwargs: Any) -> None:
     """Draw the ratio of each round of a variant and its baseline, and the estimate with its interval, as one row."""
     own, base = (runs[runs["variant"] == label] for label in pair)
-    if are_interleaved(own, base):
-        ratios = paired_ratios(own, base)["speedup"]
-    else:
-        ratios = own["images_per_s"] / base["images_per_s"].median()
+    is_paired = are_interleaved(own, base)
+    ratios = paired_ratios(own, base)["speedup"] if is_paired else own["images_per_s"] / base["images_per_s"].median()
     jitter = np.linspace(-0.12, 0.12, len(ratios)) if len(ratios) > 1 else [0.0]
-    ax.scatter(ratios, row + np.asarray(jitter), s=16, color=_RUNS, zorder=2)
+    what = "one round" if is_paired else "one run, over the median of the baseline's"
+    ax.scatter(ratios, row + np.asarray(jitter), s=16, color=_RUNS, zorder=2, label=what)
     speedup, low, high = estimate["speedup"], estimate["ci_low"], estimate["ci_high"]
-    reach = [[max(0, speedup - low)], [max(0, high - speedup)]] if np.isfinite([low, high]).all() else None
+    has_interval = bool(np.isfinite([low, high]).all())
+    reach = [[max(0, speedup - low)], [max(0, high - speedup)]] if has_interval else None
     face = "white" if estimate["verdict"] == "inconclusive" else _ESTIMATE
     style = {"color": _ESTIMATE, "markerfacecolor": face, "markersize": 8, "capsize": 4}
-    ax.errorbar(speedup, row, xerr=reach, fmt=_MARKERS[estimate["verdict"]], zorder=3, **{**style, **kwargs})
+    drawn = ax.errorbar(speedup, row, xerr=reach, fmt=_MARKERS[estimate["verdict"]], zorder=3, **{**style, **kwargs})
+    meaning = {"inconclusive": _DOUBT[has_interval], "": "no verdict"}
+    drawn.lines[0].set_label(meaning.get(estimate["verdict"], "_nolegend_"))
+    for bar in drawn.lines[2]:
+        bar.set_label("95 % interval, over the rounds of this session")
     text = f"{speedup:.2f}x" + (" ?" if estimate["verdict"] == "inconclusive" else "")
     ax.annotate(text, (1.01, row), xycoords=("axes fraction", "data"), va="center")
+
+
+def _mark_guess(ax: Axes, row: int, guess: Prediction | None) -> None:
+    if guess:
+        style: dict[str, Any] = {"marker": "v", "s": 70, "color": _GUESS, "zorder": 4, "label": "your prediction"}
+        ax.scatter(guess.speedup, row - 0.28, **style)
+
+
+def _explain_marks(ax: Axes, lines_above: int = 0) -> None:
+    """Add a legend of the marks that are in the plot, below the axis label and the lines of text that stand there.
+
+    It grows leftwards, under rows' labels.
+    """
+    handles, labels = ax.get_legend_handles_labels()
+    style: dict[str, Any] = {"frameon": False, "fontsize": "small", "labelspacing": 0.25}
+    # The pad, in font sizes, keeps the legend below the axis label whatever the height of the axes.
+    place: dict[str, Any] = {"loc": "upper right", "bbox_to_anchor": (1, 0), "borderaxespad": 4.5 + 1.4 * lines_above}
+    marks = dict(zip(labels, handles, strict=True))  # each once
+    ax.legend(marks.values(), marks.keys(), **place, **style)
 
 
 def _label_ratios(ax: Axes, labels: list[str], xlabel: str) -> None:

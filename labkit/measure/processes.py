@@ -42,6 +42,12 @@ def tree_usage() -> Usage:
     return Usage(cpu_s + sum(map(_cpu_s, pids)), read_bytes)
 
 
+def apart_cpu_s() -> float:
+    """CPU seconds so far of the processes that are not measured, which are ours all the same."""
+    pids = {child for pid in apart for child in (pid, *sampler.descendants(pid))} if apart else ()
+    return sum(map(_cpu_s, pids))
+
+
 class PeakMemory:
     """Largest memory of the process tree between `begin()` and `end()`, in MB (1e6 bytes).
 

@@ -26,9 +26,11 @@ class ReplayLoader:
     Taught in: notebooks/07_cuda_prefetch.ipynb
     """
 
+    repeats_batch_sampler = True
+
     def __init__(self, loader: Iterable[Any], n_batches: int, *, length: int | None = None, device: Any = None):
         require_int("n_batches", n_batches)
-        self._length = n_batches if length is None else require_int("length", length)
+        self.batch_sampler = range(n_batches if length is None else require_int("length", length))
         kept = [map_tensors(batch, _copy_if_shared) for batch in islice(loader, n_batches)]
         if len(kept) < n_batches:
             raise ValueError(f"n_batches is {n_batches}, but the loader gave only {len(kept)} batches: ask for fewer")
@@ -37,10 +39,10 @@ class ReplayLoader:
         self.num_workers = 0
 
     def __len__(self) -> int:
-        return self._length
+        return len(self.batch_sampler)
 
     def __iter__(self) -> Iterator[Any]:
-        return (self._batches[position % len(self._batches)] for position in range(self._length))
+        return (self._batches[position % len(self._batches)] for position in self.batch_sampler)
 
 
 def _copy_if_shared(item: Any) -> Any:

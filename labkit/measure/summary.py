@@ -7,14 +7,13 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
+from labkit.core import usable_cores
 from labkit.measure.frames import measured_runs
-
-# With 95 %, the interval that is shown, one in 20 equal variants would be called different on a quiet machine, and more
-# on a busy one; and a notebook reaches a dozen verdicts.
-_VERDICT_CONFIDENCE = 0.99
+from labkit.measure.intervals import side_of_one, speedup_interval, speedup_of, verdict_of
 
 _UNSTABLE_SPREAD = 0.25  # interquartile range / median
-_N_RESAMPLES = 9999
+_MAX_STOLEN, _MAX_OTHERS = 0.05, 0.25  # of the time of all cores
+_MIN_TIMED_S = 0.5  # the kernel counts CPU time in ticks of 10 ms: in less, a few ticks would look like a disturbance
 
 
 class InstabilityWarning(UserWarning):
@@ -30,14 +29,14 @@ def summarize(frame: pd.DataFrame, baseline: str | None = None) -> pd.DataFrame:
 
     Returns:
         One row per variant, in order of appearance: `n_runs`, `images_per_s` (median), `spread` (interquartile range /
-        median), `cpu_s_per_1000`, `peak_mem_mb`, `speedup` (geometric mean of the ratios within rounds), `ci_low`,
-        `ci_high` (95 %), `verdict` (`baseline`, `faster`, `slower`, `inconclusive`) and `note`.
+        median), `cpu_s_per_1000`, `peak_mem_mb`, `speedup` (trimmed geometric mean of the ratios within rounds),
+        `ci_low`, `ci_high` (95 %), `verdict` (`baseline`, `faster`, `slower`, `inconclusive`; empty for variants that
+        `compare` was told to leave without one) and `note`.
 
         A verdict needs a 99 % interval that excludes 1. If only the 95 % interval does, the verdict is
-        `inconclusive`, and the note tells which way it leans.
-
-        The interval is a percentile bootstrap over rounds, but never narrower than Student's interval of the paired
-        log ratios: resampling 5 rounds cannot leave their range, and alone would call 1 in 16 equal variants different.
+        `inconclusive`, and the note tells which way it leans. Both intervals count how often `compare` looked at the
+        runs before it stopped (`speedup_interval`), and cover the rounds of one session only: another day, or another
+        machine, may differ by more.
 
     Raises:
         ValueError: no runs, an unknown baseline, or runs of more than one environment.
@@ -50,7 +49,8 @@ def summarize(frame: pd.DataFrame, baseline: str | None = None) -> pd.DataFrame:
     runs = measured_runs(frame)
     baseline = _find_baseline(runs, baseline)
     base = runs[runs["variant"] == baseline]
-    rows = [_summarize_variant(own, base) for _, own in runs.groupby("variant", sort=False)]
+    peak_mem_mb = frame.groupby("variant")["peak_mem_mb"].max()  # taken in warm-ups
+    rows = [_summarize_variant(own, base, peak_mem_mb[name]) for name, own in runs.groupby("variant", sort=False)]
     summary = pd.DataFrame(rows).set_index("variant")
     for variant, note in summary["note"].items():
         if "unstable" in note:
@@ -63,32 +63,6 @@ def quiet_summary(frame: pd.DataFrame, baseline: str | None = None) -> pd.DataFr
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", InstabilityWarning)
         return summarize(frame, baseline)
-
-
-def speedup_interval(
-    ratios: np.ndarray, others: np.ndarray | None = None, *, confidence: float = 0.95
-) -> tuple[float, float]:
-    """Interval of a speed-up from the ratios of paired rounds, or from two unpaired samples of rates.
-
-    One round gives no interval: (nan, nan).
-    """
-    samples = [np.log(ratios)] if others is None else [np.log(ratios), np.log(others)]
-    if min(map(len, samples)) < 2:
-        return float("nan"), float("nan")
-    if all(np.ptp(sample) == 0 for sample in samples):
-        low = high = _first_less_second([sample[0] for sample in samples])
-    else:
-        means = _first_less_second([_resampled_means(sample, seed) for seed, sample in enumerate(samples)])
-        tail = (1 - confidence) / 2
-        bootstrap, student = np.quantile(means, [tail, 1 - tail]), _student_interval(samples, confidence)
-        low, high = min(bootstrap[0], student[0]), max(bootstrap[1], student[1])
-    with np.errstate(over="ignore"):  # two wild runs may give an interval up to infinity
-        return float(np.exp(low)), float(np.exp(high))
-
-
-def verdict_of(ratios: np.ndarray, others: np.ndarray | None = None) -> str:
-    """`faster`, `slower` or `inconclusive`; arguments as in `speedup_interval`. Wrong for 1 in 100 equal variants."""
-    return _side_of_one(speedup_interval(ratios, others, confidence=_VERDICT_CONFIDENCE))
 
 
 def paired_ratios(own: pd.DataFrame, base: pd.DataFrame) -> pd.DataFrame:
@@ -125,43 +99,79 @@ def _find_baseline(runs: pd.DataFrame, baseline: str | None) -> str:
     return baseline
 
 
-def _summarize_variant(own: pd.DataFrame, base: pd.DataFrame) -> dict[str, Any]:
+def _summarize_variant(own: pd.DataFrame, base: pd.DataFrame, peak_mem_mb: float) -> dict[str, Any]:
     variant, rates, paired = own["variant"].iloc[0], own["images_per_s"], are_interleaved(own, base)
     if variant == base["variant"].iloc[0]:
-        speedup, low, high, verdict, leaning = 1.0, 1.0, 1.0, "baseline", ""
+        found: dict[str, Any] = {"speedup": 1.0, "ci_low": 1.0, "ci_high": 1.0, "verdict": "baseline"}
     else:
-        samples = [paired_ratios(own, base)["speedup"]] if paired else [rates, base["images_per_s"]]
-        samples = [sample.to_numpy() for sample in samples]
-        speedup = float(np.exp(_first_less_second([np.log(sample).mean() for sample in samples])))
-        (low, high), verdict = speedup_interval(*samples), verdict_of(*samples)
-        leaning = _side_of_one((low, high)) if verdict == "inconclusive" else ""
+        found = _compare_rates(own, base, paired)
     spread = float(rates.quantile(0.75) - rates.quantile(0.25)) / rates.median()
     return {
         "variant": variant,
         "n_runs": len(own),
         "images_per_s": rates.median(),
         "spread": spread,
-        "cpu_s_per_1000": float((own["cpu_s"] / own["n_images"]).median() * 1000),
-        "peak_mem_mb": own["peak_mem_mb"].max(),
-        "speedup": speedup,
-        "ci_low": low,
-        "ci_high": high,
-        "verdict": verdict,
-        "note": _make_note(rates.to_numpy(), spread, paired, leaning),
+        "cpu_s_per_1000": _cpu_s_per_1000(own),
+        "peak_mem_mb": peak_mem_mb,
+        **found,
+        "note": "; ".join(_notes(own, spread, paired, found)),
     }
 
 
-def _make_note(rates: np.ndarray, spread: float, paired: bool, leaning: str) -> str:
-    notes = [] if paired else ["not interleaved"]
-    if leaning in ("faster", "slower"):
+def _compare_rates(own: pd.DataFrame, base: pd.DataFrame, paired: bool) -> dict[str, Any]:
+    samples = [paired_ratios(own, base)["speedup"]] if paired else [own["images_per_s"], base["images_per_s"]]
+    samples = [sample.to_numpy(float) for sample in samples]
+    n_looks = int(_column(own, "n_looks", 1).max())
+    low, high = speedup_interval(*samples, n_looks=n_looks)
+    verdict = verdict_of(*samples, n_looks=n_looks) if _column(own, "has_verdict", True).all() else ""
+    return {"speedup": speedup_of(*samples), "ci_low": low, "ci_high": high, "verdict": verdict}
+
+
+def _cpu_s_per_1000(own: pd.DataFrame) -> float:
+    """CPU seconds and images of one and the same stretch: the steady state, or the whole of a run that has none."""
+    n_images = own["n_images"].where(~_column(own, "is_steady", False), _column(own, "n_steady_images", np.nan))
+    return float((own["cpu_s"] / n_images).median() * 1000)
+
+
+def _column(runs: pd.DataFrame, name: str, default: Any) -> pd.Series:
+    """A column that only `compare` fills: frames of other timers have none."""
+    filled = runs[name] if name in runs else pd.Series(default, runs.index)
+    return filled.astype(object).where(filled.notna(), default).astype(type(default))
+
+
+def _notes(own: pd.DataFrame, spread: float, paired: bool, found: dict[str, Any]) -> list[str]:
+    rates, notes = own["images_per_s"].to_numpy(), [] if paired else ["not interleaved"]
+    leaning = side_of_one((found["ci_low"], found["ci_high"]))
+    if found["verdict"] == "inconclusive" and leaning != "inconclusive":
         notes.append(f"leans to {leaning}: more rounds would tell")
     if len(rates) == 1:
         notes.append("one run")
+    if "is_steady" in own and not _column(own, "is_steady", True).all():
+        is_whole = not _column(own, "n_steady_batches", 0).any()  # one batch per run, as `whole_pass` gives
+        notes.append("whole runs" if is_whole else "too short for a steady rate: the first batch is counted")
     if spread > _UNSTABLE_SPREAD:
         notes.append(f"unstable: spread {spread:.0%}")
     elif _drifts_over_rounds(rates):
         notes.append("unstable: drifts over the rounds")
-    return "; ".join(notes)
+    return notes + disturbances(own)
+
+
+def disturbances(own: pd.DataFrame) -> list[str]:
+    """Who else had the cores while these runs were timed, if it was much: a sentence for each."""
+    if "others_cpu_s" not in own or own["others_cpu_s"].isna().all():
+        return []
+    timed_s = (own["steady_s"] + own["first_batch_s"].where(~_column(own, "is_steady", False), 0.0)).sum()
+    if timed_s < _MIN_TIMED_S:
+        return []
+    stolen, others = (
+        _column(own, name, 0.0).sum() / (timed_s * usable_cores()) for name in ("steal_s", "others_cpu_s")
+    )
+    notes = []
+    if stolen > _MAX_STOLEN:
+        notes.append(f"disturbed: {stolen:.0%} of CPU time was stolen")
+    if others > _MAX_OTHERS:
+        notes.append(f"disturbed: other programs used {others:.0%} of the cores")
+    return notes
 
 
 def _drifts_over_rounds(rates: np.ndarray) -> bool:
@@ -170,28 +180,3 @@ def _drifts_over_rounds(rates: np.ndarray) -> bool:
         return False
     correlation = stats.spearmanr(np.arange(len(rates)), rates)
     return bool(correlation.pvalue < 0.01 and abs(np.log(rates[-1] / rates[0])) > 0.2)
-
-
-def _first_less_second(values: list[Any]) -> Any:
-    """The first of one or two values, less the second."""
-    return values[0] - sum(values[1:])
-
-
-def _side_of_one(interval: tuple[float, float]) -> str:
-    low, high = interval
-    return "faster" if low > 1 else "slower" if high < 1 else "inconclusive"
-
-
-def _resampled_means(sample: np.ndarray, seed: int) -> np.ndarray:
-    """Bootstrap distribution of the mean: rounds drawn with replacement."""
-    if np.ptp(sample) == 0:
-        return sample[:1]
-    return sample[np.random.default_rng(seed).integers(0, len(sample), (_N_RESAMPLES, len(sample)))].mean(axis=1)
-
-
-def _student_interval(samples: list[np.ndarray], confidence: float) -> tuple[float, float]:
-    """Student's interval of one sample's mean, or Welch's of the difference of two."""
-    if len(samples) == 2:
-        return stats.ttest_ind(*samples, equal_var=False).confidence_interval(confidence)
-    [sample] = samples
-    return stats.t.interval(confidence, len(sample) - 1, sample.mean(), stats.sem(sample))

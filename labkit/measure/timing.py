@@ -9,20 +9,20 @@ import random
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 
-from labkit.core import contains_secret, progress_bar, redact, require_choice, require_int
+from labkit.core import contains_secret, keep_freed_memory, progress_bar, redact, require_choice, require_int, scale
 from labkit.measure.frames import make_frame
 from labkit.measure.processes import PeakMemory, tree_usage
 from labkit.measure.recording import current_recorder
-from labkit.measure.runs import count_images, page_cache_state, synchronize
-
-Factory = Callable[[], Iterable[Any]]
+from labkit.measure.runs import count_images, page_cache_state
+from labkit.measure.steady import Factory, NoBatch, Stopwatch
+from labkit.measure.stopping import FixedRounds, Stopping
 
 # Taken from the iterable, if it has them: a loader that works outside this process tree reports its own costs.
 _REPORTED_BY_LOADERS = ("batch_size", "num_workers", "cpu_s", "peak_mem_mb", "page_cache")
@@ -44,7 +44,10 @@ def compare(
     variants: Mapping[str, Factory],
     *,
     baseline: str,
-    rounds: int = 5,
+    rounds: int | None = None,
+    precision: float = 0.05,
+    budget_s: float | None = None,
+    verdicts: bool | Collection[str] = True,
     warmups: int = 1,
     experiment: str = "",
     seed: int = 0,
@@ -54,58 +57,82 @@ def compare(
     progress: bool = True,
     **factors: Any,
 ) -> pd.DataFrame:
-    """Time variants in interleaved rounds.
+    """Time variants in interleaved rounds, until their speed-ups are known precisely enough.
 
     Args:
         variants: Label -> function without arguments that returns an iterable of batches: arrays or tensors (4-D: the
             first axis counts images, 3-D: one image), tuples, lists or dicts that begin with one, or ints.
         baseline: Label of the variant that speed-ups refer to.
-        rounds, warmups: Measured rounds, and rounds before them, which are marked `is_warmup` and never summarized.
+        rounds: Measured rounds. Default: as many as `precision` asks for, see `labkit.measure.stopping`.
+        precision: Half-width of a 95 % interval that is narrow enough: 0.05 is 5 %.
+        budget_s: Seconds for all measured rounds. Default: `lk.scale().budget_s` for each variant.
+        verdicts: Which variants `summarize` judges: all (True), none (False) or these.
+        warmups: Rounds before them, of about one pass per variant, marked `is_warmup`, never summarized.
         experiment: Its name; with `rung=False` it is no rung of the ladder.
         seed: Of the order of variants within rounds; every second round mirrors the one before.
         evict: Called before each run, outside the clock: drops files from the page cache and returns their bytes, as
-            `lambda: labkit.evict(paths)`. A mapping applies to the variants it names. Such runs have `page_cache`
-            "cold" only if the kernel reports that the bytes came from storage.
+            `lambda: labkit.evict(paths)`. A mapping applies to the variants it names. Such runs read each byte once.
         count, clock: Return the images of other kinds of batches, and, for tests, the seconds.
         progress: Show a progress bar.
         **factors: Further columns, `storage="folder"` or, by variant, `storage={"tar": "simulated hard disk"}`.
 
     Returns:
-        One row per run, with the columns `labkit.measure.frames.COLUMNS`. `startup_s` covers the factory and `iter()`,
-        `first_batch_s` the wait for the first batch, `steady_s` the rest. `images_per_s` is all images over the last
-        two, so a queue that filled before the first batch is paid for, but no start-up. Warm-ups have no `peak_mem_mb`.
+        One row per run, with the columns of `labkit.measure.frames`; `images_per_s` is the steady state's.
 
-    Raises:
-        VariantError: a variant raised, or yielded no batch.
-        ValueError: no variants, an unknown baseline, no rounds, or a name that cannot be saved.
-
+    Raises: VariantError (a variant raised, or yielded no batch), ValueError (arguments).
     Taught in: notebooks/00_measure.ipynb
     """
-    _check_arguments(variants, baseline, rounds, warmups, experiment)
-    runner = _Runner(variants, experiment or "compare", evict, count or count_images, clock)
-    rows = runner.run_rounds(rounds, warmups, seed, progress)
+    _check_arguments(variants, baseline, rounds, precision, warmups, experiment)
+    has_verdict = _judged(variants, verdicts)
+    stopping = _make_stopping(rounds, precision, budget_s, len(variants), clock)
+    runner = _Runner(variants, baseline, experiment or "compare", evict, count or count_images, clock)
+    rows = runner.run_rounds(stopping, warmups, seed, progress)
     _warn_of_different_work(rows)
-    factors = {"experiment": experiment, "baseline": baseline, "seed": seed, **factors}
+    own = {"experiment": experiment, "baseline": baseline, "seed": seed, "has_verdict": has_verdict}
+    return _recorded(rows, {**own, "n_looks": stopping.n_looks, **factors})
+
+
+def _recorded(rows: list[dict[str, Any]], factors: dict[str, Any]) -> pd.DataFrame:
     frame = make_frame(_move_own_factors(rows, factors), **factors)
-    if experiment and (recorder := current_recorder()):
+    if factors["experiment"] and (recorder := current_recorder()):
         recorder.record_frame(frame)
     return frame
 
 
+def _make_stopping(
+    rounds: int | None, precision: float, budget_s: float | None, n_variants: int, clock: Callable[[], float]
+) -> Stopping | FixedRounds:
+    if rounds is not None:
+        return FixedRounds(rounds)
+    return Stopping(scale().rounds, precision, scale().budget_s * n_variants if budget_s is None else budget_s, clock)
+
+
 def _check_arguments(
-    variants: Mapping[str, Factory], baseline: str, rounds: int, warmups: int, experiment: str
+    variants: Mapping[str, Factory], baseline: str, rounds: int | None, precision: float, warmups: int, experiment: str
 ) -> None:
     if not variants:
         raise ValueError("no variants to compare")
     require_choice("baseline", baseline, variants)
-    require_int("rounds", rounds)
+    if rounds is not None:
+        require_int("rounds", rounds)
     require_int("warmups", warmups, 0)
+    if not precision > 0:
+        raise ValueError(f"precision must be > 0, as 0.05 for 5 %, got {precision}")
     for label, factory in variants.items():
         if not callable(factory):
             raise ValueError(f"variant {label!r} is not a function: write `lambda: loader`, so each run starts anew")
     for name in (*variants, experiment):  # checked now, not after the runs when the frame is saved
         if isinstance(name, str) and ("\0" in name or name != name.encode("utf-8", "replace").decode()):
             raise ValueError(f"{name!r} cannot be saved in a table: remove zero bytes and broken UTF-8")
+
+
+def _judged(variants: Mapping[str, Factory], verdicts: bool | Collection[str]) -> bool | dict[str, bool]:
+    """A factor: which variants carry a verdict."""
+    if isinstance(verdicts, bool):
+        return verdicts
+    for label in verdicts:
+        require_choice("verdicts", label, variants)
+    return {label: label in verdicts for label in variants}
 
 
 def _move_own_factors(rows: list[dict[str, Any]], factors: dict[str, Any]) -> list[dict[str, Any]]:
@@ -123,7 +150,8 @@ def _shuffled_orders(labels: list[str], shuffler: random.Random) -> Iterator[lis
 
 
 def _warn_of_different_work(rows: list[dict[str, Any]]) -> None:
-    n_images = {row["variant"]: row["n_images"] for row in rows}
+    """Compare what one pass delivers: how often a loader was lengthened depends on its speed."""
+    n_images = {row["variant"]: images for row in rows if (images := row.pop("pass_images")) is not None}
     if len(set(n_images.values())) > 1:
         message = f"the variants did not deliver the same number of images: {n_images}"
         warnings.warn(message, DifferentWorkWarning, stacklevel=3)
@@ -134,70 +162,81 @@ class _Runner:
     """Runs variants; arguments as for `compare`."""
 
     variants: Mapping[str, Factory]
+    baseline: str
     name: str
     evict: Callable[[], int] | Mapping[str, Callable[[], int]] | None
     count: Callable[[Any], int]
     clock: Callable[[], float]
 
-    def run_rounds(self, rounds: int, warmups: int, seed: int, progress: bool) -> list[dict[str, Any]]:
+    def run_rounds(
+        self, stopping: Stopping | FixedRounds, warmups: int, seed: int, progress: bool
+    ) -> list[dict[str, Any]]:
         """One row per run, by round and in the order of the variants."""
-        labels, rows = list(self.variants), []
-        orders = _shuffled_orders(list(labels), random.Random(seed))
-        progress_of_runs = progress_bar(show=progress, total=(rounds + warmups) * len(labels), unit="run")
-        with _frozen_heap(), PeakMemory() as memory, progress_of_runs as bar:
-            for number in range(warmups + rounds):
-                for order, label in enumerate(next(orders)):
+        labels, rows, number = list(self.variants), [], 0
+        active, orders = labels, _shuffled_orders(list(labels), random.Random(seed))
+        keep_freed_memory()  # else a rate depends on what this process ran before
+        with _frozen_heap(), _same_torch_threads() as n_threads, PeakMemory() as memory, self._bar(progress) as bar:
+            while active:
+                memory.is_sampled = number == 0
+                if number == warmups:
+                    stopping.begin()
+                for order, label in enumerate(name for name in next(orders) if name in active):
                     bar.set_description(f"{self.name}: {label}", refresh=False)
-                    row = {"variant": label, "round": number, "order": order, "is_warmup": number < warmups}
-                    # No summary counts warm-ups, and in a large process a sample takes a tenth of a second.
-                    memory.is_sampled = number >= warmups
-                    rows.append({**row, **self._run(label, memory)})
+                    own = {"variant": label, "round": number, "order": order, "is_warmup": number < warmups}
+                    run = self._run(label, memory, is_warmup=number < warmups)
+                    rows.append({**own, "torch_num_threads": n_threads(), **run})
                     bar.update()
+                number += 1
+                if number > warmups:
+                    measured = [row for row in rows if not row["is_warmup"]]
+                    active = stopping.next_round(measured, active, self.baseline, number - warmups)
         return sorted(rows, key=lambda row: (row["round"], labels.index(row["variant"])))
 
-    def _run(self, label: str, memory: PeakMemory) -> dict[str, Any]:
+    def _bar(self, progress: bool) -> Any:
+        return progress_bar(show=progress, unit="run")
+
+    def _run(self, label: str, memory: PeakMemory, *, is_warmup: bool) -> dict[str, Any]:
         evict = self.evict.get(label) if isinstance(self.evict, Mapping) else self.evict
         evicted = evict() if evict else 0
         gc.collect()
         memory.begin()
         before = tree_usage()
         try:
-            measured = self._time_batches(self.variants[label], memory)
+            measured = self._time(self.variants[label], memory, is_warmup=is_warmup, lengthen=evict is None)
         except Exception as error:
             is_named = isinstance(error, VariantError)
             what = error if is_named else f"raised {type(error).__name__}: {error}"
             cause = None if is_named or contains_secret(error) else error
             raise VariantError(redact(f"variant {label!r} {what}"), label) from cause
-        after = tree_usage()
         asked = evict is not None
-        page_cache = page_cache_state(before.read_bytes, after.read_bytes, asked=asked, evicted=evicted)
-        return {"cpu_s": after.cpu_s - before.cpu_s, "page_cache": page_cache, **measured}
+        page_cache = page_cache_state(before.read_bytes, tree_usage().read_bytes, asked=asked, evicted=evicted)
+        return {"page_cache": page_cache, **measured}
 
-    def _time_batches(self, factory: Factory, memory: PeakMemory) -> dict[str, Any]:
-        synchronize()
-        started = self.clock()
-        iterable = factory()
-        batches = iter(iterable)
-        ready = self.clock()
+    def _time(self, factory: Factory, memory: PeakMemory, *, is_warmup: bool, lengthen: bool) -> dict[str, Any]:
+        peaks: list[float] = []
+        min_steady_s = scale().min_steady_s
+        watch = Stopwatch(self.count, self.clock, min_steady_s, is_warmup, lambda: peaks.append(memory.end()))
         try:
-            batch = next(batches)
-        except StopIteration:
+            iterable, measured = watch.time(factory, lengthen=lengthen)
+        except NoBatch:
             raise VariantError("yielded no batch") from None
-        synchronize()
-        first = self.clock()
-        memory.now()  # a DataLoader ends its workers with the last batch
-        n_images = self.count(batch)
-        for batch in batches:
-            n_images += self.count(batch)
-        synchronize()
-        ended = self.clock()
-        measured = {
-            "n_images": n_images, "startup_s": ready - started, "first_batch_s": first - ready,
-            "steady_s": ended - first, "images_per_s": n_images / (ended - ready) if ended > ready else float("inf"),
-            "peak_mem_mb": memory.end(),
-        }  # fmt: skip
         reported = {name: getattr(iterable, name) for name in _REPORTED_BY_LOADERS if hasattr(iterable, name)}
-        return {**measured, **reported}
+        return {**measured, "peak_mem_mb": peaks[0], **reported}
+
+
+@contextmanager
+def _same_torch_threads() -> Iterator[Callable[[], int | None]]:
+    """Gives a function that returns torch's number of threads, after undoing what a variant changed."""
+    torch = sys.modules.get("torch")
+    n_threads = torch.get_num_threads() if torch else None
+
+    def restored() -> int | None:
+        if torch and torch.get_num_threads() != n_threads:
+            torch.set_num_threads(n_threads)
+        return n_threads
+
+    yield restored
+    restored()
 
 
 @contextmanager

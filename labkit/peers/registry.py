@@ -78,6 +78,7 @@ def compare_peers(
     rounds: int | None = None,
     scratch: str | os.PathLike | None = None,
     peers: Iterable[Peer] | None = None,
+    check: bool = True,
     experiment: str = "",
     progress: bool = True,
 ) -> pd.DataFrame:
@@ -94,6 +95,7 @@ def compare_peers(
         rounds: Default: the scale's.
         scratch: Folder for prepared formats, which are kept. Default: in labkit's own folder.
         peers: Your own loaders to compare, instead of `PEERS`.
+        check: False: `check_peer` has just passed them, before another profile; its pictures are the same for all.
         experiment: Name under which a tour keeps the frame.
         progress: Show a progress bar.
 
@@ -102,10 +104,7 @@ def compare_peers(
         `antialias` and `profile`. Rates count from the first wait to the last batch; workers live on between runs.
         CPU time and memory are those of the loader's process tree. `left_out(frame)` lists the others, with reasons.
 
-    Raises:
-        ValueError: unknown profile or name; lists the accepted ones.
-        HostError: labkit's own baseline does not run.
-
+    Raises: ValueError (unknown profile or name; lists the accepted ones), HostError (the baseline does not run).
     Taught in: notebooks/13_peers.ipynb
     """
     chosen = _choose_peers(PEERS.values() if peers is None else peers, only)
@@ -114,7 +113,7 @@ def compare_peers(
     installed = [peer for peer in chosen if peer.name not in omitted]
     with ExitStack() as stack:
         rows = _start_hosts(installed, work, stack)
-        _prepare_and_check(rows, omitted, progress)
+        _prepare_and_check(rows, omitted, progress, check=check)
         options = {"rounds": rounds or scale().rounds, "experiment": experiment, "progress": progress}
         frame = _time_all(rows, omitted, work, profile=profile, **options)
     frame.attrs["left_out"] = [{"name": name, "state": state, "why": why} for name, (state, why) in omitted.items()]
@@ -140,10 +139,11 @@ def _start_hosts(peers: list[Peer], work: Work, stack: ExitStack) -> dict[str, _
     return rows
 
 
-def _prepare_and_check(rows: dict[str, _PeerRun], omitted: dict, progress: bool) -> None:
+def _prepare_and_check(rows: dict[str, _PeerRun], omitted: dict, progress: bool, *, check: bool) -> None:
     with progress_bar(show=progress, total=2 * len(rows), desc="peers: prepare, check", unit="step") as bar:
         _ask_each("prepare", list(rows), rows, omitted, bar)
-        _ask_each("check", [name for name, row in rows.items() if row.kind != "limit"], rows, omitted, bar)
+        checked = [name for name, row in rows.items() if row.kind != "limit"] if check else []
+        _ask_each("check", checked, rows, omitted, bar)
 
 
 def _ask_each(command: str, names: list[str], rows: dict[str, _PeerRun], omitted: dict, bar: Any) -> None:
@@ -179,6 +179,7 @@ def _time_all(rows: dict[str, _PeerRun], omitted: dict, work: Work, **options: A
         }
         try:
             with warnings.catch_warnings(action="ignore", category=DifferentWorkWarning):
-                return compare(loaders, baseline=BASELINE, rung=False, storage="folder", **factors, **options)
+                own: dict[str, Any] = {"rung": False, "verdicts": False, "storage": "folder"}
+                return compare(loaders, baseline=BASELINE, **own, **factors, **options)
         except VariantError as error:
             _leave_out(error.label, error.__cause__ or error, rows, omitted)

@@ -12,7 +12,7 @@ from itertools import chain
 from multiprocessing.connection import Connection
 from typing import Any
 
-from labkit.core import Lazy
+from labkit.core import Lazy, keep_freed_memory
 from labkit.peers.peer import EPOCHS_PER_RUN, Peer, Work
 
 _MAX_ERROR_LENGTH = 200
@@ -22,6 +22,7 @@ def serve(pipe: Connection) -> None:
     """Answer commands until the pipe is closed. Each answer is ("value", ...) or ("error", line)."""
     from labkit.measure import PeakMemory
 
+    keep_freed_memory()  # the same for all peers, whatever they have imported
     sys.path[:] = pipe.recv()
     pickled = pipe.recv_bytes()
     peer_and_work = Lazy(lambda: pickle.loads(pickled))  # noqa: S301 - from `Host`, which started this process

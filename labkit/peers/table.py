@@ -91,4 +91,5 @@ def _compare_with_best(runs: pd.DataFrame, table: pd.DataFrame, name: str) -> di
 
 
 def _compare_two(runs: pd.DataFrame, name: str, baseline: str) -> pd.Series:
-    return quiet_summary(runs[runs["variant"].isin([name, baseline])], baseline).loc[name]
+    both = runs[runs["variant"].isin([name, baseline])]  # verdicts are for such pairs; most peers do different work
+    return quiet_summary(both.assign(has_verdict=True), baseline).loc[name]

@@ -66,7 +66,7 @@ def memcpy_limit(n_images: int, *, size: int = 224, num_threads: int | None = No
     Raises:
         ValueError: fewer than one image, pixel or thread.
 
-    Taught in: notebooks/11_resize_once.ipynb
+    Taught in: notebooks/11b_raw_pixels.ipynb
     """
     num_threads, shape = _thread_count(num_threads), (BATCH, require_int("size", size), size, 3)
     # At least two for each thread, so that no two threads write one target at a time.

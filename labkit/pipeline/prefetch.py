@@ -8,9 +8,10 @@ from typing import Any
 import torch
 
 from labkit.core import iter_tensors, map_tensors, require_int
+from labkit.measure import LoaderWrapper
 
 
-class CUDAPrefetcher:
+class CUDAPrefetcher(LoaderWrapper):
     """Wrap a loader so that its batches arrive on the device, copied ahead on a separate CUDA stream.
 
     Args:
@@ -37,6 +38,7 @@ class CUDAPrefetcher:
     def __init__(self, loader: Iterable[Any], device: Any = "cuda", *, depth: int = 1):
         self.loader: Any = loader
         self.depth, self.device = require_int("depth", depth), torch.device(device)
+        self.batches_ahead = depth
         if self.device.type == "cuda" and not torch.cuda.is_available():
             raise RuntimeError(f"device={str(device)!r}, but CUDA is not available: pass device='cpu'")
         self.lane = CopyStream(self.device) if self.device.type == "cuda" else PassThrough(self.device)

@@ -246,6 +246,7 @@ def _exif_files() -> dict[str, bytes]:
     stored = {1: picture(), **{tag: picture().transpose(turn) for tag, turn in _STORED_AS.items()}}
     files = {f"exif {tag}.jpeg": encode_image(stored[tag], "JPEG", quality=92, exif=exif_of(tag)) for tag in stored}
     files["exif 6.png"] = encode_image(stored[6], "PNG", exif=exif_of(6))
+    files["exif 6 as text.png"] = _exif_as_text(files["exif 6.png"])
     files["exif 6.webp"] = encode_image(stored[6], "WEBP", quality=95, exif=exif_of(6))
     return files
 
@@ -255,6 +256,15 @@ def exif_of(orientation: int) -> Image.Exif:
     exif = Image.Exif()
     exif[0x0112] = orientation
     return exif
+
+
+def _exif_as_text(data: bytes) -> bytes:
+    """The PNG `data` with its eXIf chunk as ImageMagick wrote it before that chunk existed: text, in hexadecimal."""
+    start = data.index(b"eXIf") - 4
+    end = start + 12 + int.from_bytes(data[start : start + 4], "big")
+    profile = b"Exif\0\0" + data[start + 8 : end - 4]
+    text = b"Raw profile type exif\0\0" + zlib.compress(b"\nexif\n%8d\n%s\n" % (len(profile), profile.hex().encode()))
+    return data[:start] + png_chunk(b"zTXt", text) + data[end:]
 
 
 def _png_files() -> dict[str, bytes]:

@@ -94,7 +94,7 @@ def expect_frame(frame: Any, *, rounds: int = 3, widest: float = 0.5, speedup: f
     expect(len(others), "it has only the baseline; add a variant to compare it with")
     n_runs = others["n_runs"].min()
     expect(n_runs >= rounds, f"it has {n_runs} measured rounds; at least {rounds} are needed")
-    conclusive = others[others["verdict"] != "inconclusive"]
+    conclusive = others[others["verdict"].isin(["faster", "slower"])]
     expect(len(conclusive), "every variant is inconclusive: measure longer, or choose variants that differ more")
     width = float(((conclusive["ci_high"] - conclusive["ci_low"]) / conclusive["speedup"]).min())
     too_wide = f"the narrowest interval is {width:.0%} wide; at most {widest:.0%} is needed: measure longer"

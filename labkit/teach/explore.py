@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from labkit.core import png_base64, png_bytes, require_choice
-from labkit.measure import measured_runs
+from labkit.measure import COLUMNS, measured_runs
 
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 
@@ -26,10 +26,12 @@ METRICS = {
     "peak_mem_mb": "peak memory (MB)",
 }
 
-# Columns that describe the run itself rather than a choice made for it.
-_NO_FACTORS = {*METRICS, "baseline", "round", "order", "is_warmup", "n_images", "seed", "env_id", "rung"}
+# The columns of `labkit.measure.frames` that say what was chosen for a run; its other columns describe the run itself.
+_CHOSEN = {"experiment", "variant", "batch_size", "num_workers", "torch_num_threads", "storage", "page_cache", "device"}
+_NO_FACTORS = {*COLUMNS, "rung"} - _CHOSEN
 
 _MAX_LEVELS = 24
+_HEADROOM = 1.08  # no dot is cut by the frame
 _MARKERS = ("D", "o", "s", "^", "v", "P", "X", "*")
 
 
@@ -140,7 +142,8 @@ def explore(
 
     Taught in: notebooks/08_shard_formats.ipynb
     """
-    runs = measured_runs(frame).reset_index(drop=True)
+    peaks = frame.groupby(["experiment", "variant"], dropna=False)["peak_mem_mb"].transform("max")  # taken in warm-ups
+    runs = measured_runs(frame.assign(peak_mem_mb=peaks)).reset_index(drop=True)
     machines = runs["env_id"].unique()
     if len(machines) != 1:
         raise ValueError(f"runs must come from one machine, got {', '.join(map(str, machines)) or 'no runs'}")
@@ -206,7 +209,7 @@ def plot_runs(
     sns.stripplot(**groups, dodge=hue is not None, legend=False, **{"size": 4, "alpha": 0.45, **kwargs})
     _plot_medians(groups)
     is_wide = data[metric].max() > 20 * data[metric].min() > 0
-    ax.set(yscale="log") if is_wide else ax.set_ylim(0, None)
+    ax.set(yscale="log") if is_wide else ax.set_ylim(0, _HEADROOM * data[metric].max() or None)
     ax.set_xticks(range(len(names)), [textwrap.fill(str(name), 13) for name in names], fontsize="small")
     ax.set(xlabel=x, ylabel=METRICS[metric] + (", logarithmic" if is_wide else ""))
     return ax

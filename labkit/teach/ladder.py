@@ -2,9 +2,9 @@
 
 import hashlib
 import warnings
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import partial
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +23,12 @@ from labkit.data.stores import Store
 from labkit.measure import DifferentWorkWarning, compare, load_frame, measured_runs, quiet_summary
 from labkit.pipeline import Recipe, decode_limit, make_augment, memcpy_limit
 from labkit.pipeline.batch_loader import BatchLoader
-from labkit.pipeline.loader import LoaderConfig, make_loader
+from labkit.pipeline.loader import Loader, LoaderConfig, make_loader
 
 Factory = Callable[[], Iterable[Any]]
 
 EXPERIMENT = "11 ladder"
-NOTEBOOK = "11_resize_once"
+NOTEBOOK = "11b_raw_pixels"
 FRAME, FIGURE = "11_ladder.csv", "11_ladder.png"  # beside the notebook, too
 NAIVE = "PIL, one process"
 
@@ -45,13 +45,12 @@ def ladder_variants(store: Store, pixels: PixelStore, scale: Scale) -> dict[str,
         scale: Its `batch_size` is used, or a smaller one that gives each core a few batches.
 
     Returns:
-        Label -> factory of one run's batches. Labels that end in "limit" are not loaders: see `is_limit`. Fast
-        rungs load the photos more often than slow ones, so that every run is long enough to time.
+        Label -> factory of one run's batches. Labels that end in "limit" are not loaders: see `is_limit`.
 
     Raises:
         ValueError: `store` and `pixels` do not hold the same photos.
 
-    Taught in: notebooks/11_resize_once.ipynb
+    Taught in: notebooks/11b_raw_pixels.ipynb
     """
     if list(store.keys()) != list(pixels.keys):
         raise ValueError(f"{len(pixels)} raw pixels and {len(store.keys())} photos differ: build the pixels again")
@@ -63,26 +62,26 @@ def ladder_variants(store: Store, pixels: PixelStore, scale: Scale) -> dict[str,
     return {
         NAIVE: partial(_load_in_one_process, naive, batch_size),
         "turbojpeg, crops of tensors": partial(_load_in_one_process, tensors, batch_size),
-        "a worker a core": partial(RunningWorkers, tensors, batch_size),
-        "uint8 instead of float": partial(RunningWorkers, bytes_only, batch_size),
-        "OpenCV crops (Albumentations)": partial(RunningWorkers, opencv, batch_size),
-        "threads: BatchLoader": partial(_load_in_threads, store, len(pixels), batch_size),
-        "no antialiasing": partial(_load_in_threads, store, len(pixels), batch_size, antialias=False),
-        "raw pixels: PixelStore": partial(_load_in_threads, pixels, len(pixels), batch_size, times=32, antialias=False),
-        "decode limit": lambda: _repeat(decode_limit(store), 2),
-        "memcpy limit": lambda: memcpy_limit(32 * len(pixels)),
+        "one worker per core": partial(_load_in_workers, tensors, batch_size),
+        "uint8 instead of float": partial(_load_in_workers, bytes_only, batch_size),
+        "OpenCV crops (Albumentations)": partial(_load_in_workers, opencv, batch_size),
+        "threads: BatchLoader": partial(_load_in_threads, store, len(pixels), batch_size, True),
+        "no antialiasing": partial(_load_in_threads, store, len(pixels), batch_size, False),
+        "raw pixels: PixelStore": partial(_load_in_threads, pixels, len(pixels), batch_size, False),
+        "decode limit": lambda: chain(*repeat(decode_limit(store), 2)),
+        "memcpy limit": lambda: memcpy_limit(16_384),
     }
 
 
-def measure_rungs(variants: dict[str, Factory], *, rounds: int, experiment: str, **factors: Any) -> pd.DataFrame:
+def measure_rungs(variants: dict[str, Factory], *, experiment: str, **factors: Any) -> pd.DataFrame:
     """Compare loaders and limits whose runs may load different numbers of images; the first is the baseline.
 
-    The frame stays out of the tour's table of steps, since limits are not loaders.
+    The frame stays out of the tour's table of steps, since limits are not loaders, and its rows carry no verdict.
     """
     # Rates are per image, and an image costs the same work each time.
     with warnings.catch_warnings(action="ignore", category=DifferentWorkWarning):
         baseline = next(iter(variants))
-        return compare(variants, baseline=baseline, rounds=rounds, experiment=experiment, rung=False, **factors)
+        return compare(variants, baseline=baseline, experiment=experiment, rung=False, verdicts=False, **factors)
 
 
 def is_limit(variants: pd.Series) -> pd.Series:
@@ -102,7 +101,7 @@ def plot_rungs(data: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
         data: Runs from `compare`. Labels that end in "limit" are drawn as lines.
         ax: Axes to draw on; default: a new figure.
 
-    Taught in: notebooks/11_resize_once.ipynb
+    Taught in: notebooks/11b_raw_pixels.ipynb
     """
     summary = quiet_summary(data)  # the dots show how runs vary
     runs = measured_runs(data)
@@ -146,50 +145,21 @@ def draw_figure(runs: pd.DataFrame) -> Figure:
     return figure
 
 
-class RunningWorkers:
-    """One run of a loader whose workers are already running, as in all epochs of a training but the first.
-
-    They start with two batches each, which `compare` counts as start-up, and end with the run: idle workers would count
-    in the memory of other rungs.
-    """
-
-    def __init__(self, dataset: ImageDataset, batch_size: int, *, times: int = 2):
-        indices: list[int] = []  # of the next pass
-        self._loader = make_loader(dataset, LoaderConfig(batch_size), sampler=indices)
-        self.batch_size, self.num_workers = batch_size, self._loader.num_workers
-        indices[:] = [number % len(dataset) for number in range(2 * batch_size * max(1, self.num_workers))]
-        deque(self._loader, maxlen=0)
-        indices[:] = _repeat_shuffled(len(dataset), times)
-
-    def __iter__(self) -> Iterator[Any]:
-        return self._close_after(iter(self._loader))
-
-    def _close_after(self, batches: Iterator[Any]) -> Iterator[Any]:
-        try:
-            yield from batches
-        finally:
-            self._loader.close()
-
-
 def _load_in_one_process(dataset: ImageDataset, batch_size: int) -> DataLoader:
-    return DataLoader(dataset, batch_size, sampler=_repeat_shuffled(len(dataset), 1))
+    return DataLoader(dataset, batch_size, sampler=_shuffled(len(dataset)))
 
 
-def _load_in_threads(
-    source: Any, n_photos: int, batch_size: int, *, times: int = 2, antialias: bool = True
-) -> BatchLoader:
-    sampler = _repeat_shuffled(n_photos, times)
-    return BatchLoader(source, batch_size=batch_size, antialias=antialias, sampler=sampler)
+def _load_in_workers(dataset: ImageDataset, batch_size: int) -> Loader:
+    """Its workers end with the run: idle ones would count in the memory of other rungs."""
+    return make_loader(dataset, LoaderConfig(batch_size, persistent_workers=False), sampler=_shuffled(len(dataset)))
 
 
-def _repeat_shuffled(n_photos: int, times: int) -> RandomSampler:
-    """Every photo `times` times, in random order."""
-    generator = torch.Generator().manual_seed(0)
-    return RandomSampler(range(n_photos), num_samples=times * n_photos, generator=generator)
+def _load_in_threads(source: Store | PixelStore, n_photos: int, batch_size: int, antialias: bool) -> BatchLoader:
+    return BatchLoader(source, batch_size=batch_size, antialias=antialias, sampler=_shuffled(n_photos))
 
 
-def _repeat(counts: Iterable[int], times: int) -> Iterator[int]:
-    return (count for _ in range(times) for count in counts)
+def _shuffled(n_photos: int) -> RandomSampler:
+    return RandomSampler(range(n_photos), generator=torch.Generator().manual_seed(0))
 
 
 def _draw_rung(ax: Axes, row: int, rung: pd.Series, rates: pd.Series) -> None:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from html import escape
+from types import EllipsisType
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -16,24 +17,30 @@ from labkit.measure import Prediction, guesses, outcomes, speedup_interval
 _NEAR = 1.25  # a guess within this factor is a good one
 
 
-def predict(label: str, speedup: float, because: str = "") -> Prediction:
+def predict(label: str, speedup: float | EllipsisType | None, because: str = "") -> Prediction | None:
     """Note a guess, which `plot_speedup` marks at the variant of that label; it replaces an earlier guess.
 
     Args:
         label: The variant's label.
-        speedup: Expected rate divided by the baseline's: 2.0 is twice as fast, 0.5 half as fast.
+        speedup: Expected rate divided by the baseline's: 2.0 is twice as fast, 0.5 half as fast. `...` or None: the
+            reader has yet to guess; a line says so, and nothing is marked or scored.
         because: The reason, in a few words.
 
     Raises:
         ValueError: `speedup` is not a positive number.
     """
-    guesses[label] = Prediction(label, float(require_positive("speedup", speedup)), because)
-    return guesses[label]
+    if speedup is None or speedup is ...:
+        print(f"{label}: no guess yet. Replace ... with yours: 2 for twice as fast as the baseline, 0.5 for half.")
+        guess = None
+    else:
+        guess = Prediction(label, float(require_positive("speedup", speedup)), because)
+    guesses[label] = guess
+    return guess
 
 
 def predictions() -> pd.DataFrame:
     """All guesses of this session: label, speedup, because."""
-    return pd.DataFrame(list(guesses.values()), columns=["label", "speedup", "because"])
+    return pd.DataFrame([guess for guess in guesses.values() if guess], columns=["label", "speedup", "because"])
 
 
 @dataclass(frozen=True)
@@ -80,7 +87,7 @@ class Score:
     def sentences(self) -> list[str]:
         """The result in words: one sentence per guess, then all guesses together."""
         if self.walk.empty:
-            return ["No guess has met its measurement yet: lk.predict(label, speedup), then lk.plot_speedup(runs)."]
+            return ["There is no guess to compare yet: write one into lk.predict(label, ...), and plot the runs."]
         sentences = [_describe_guess(row) for row in self.frame.itertuples()]
         return [*(sentences or ["None of these experiments has a guess."]), *_describe_all(self)]
 

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from labkit.core import preserve_rng_state
+from labkit.measure import core_time
 
 
 @dataclass(frozen=True)
@@ -55,38 +54,6 @@ def making_in_one_process(loader: Any, *, limit_s: float, n_batches: int) -> Mak
     if not made:
         return Making(None, 0.0)
     return Making(wall_s / made, min(1.0, max(0.0, 1 - busy_s / wall_s)))
-
-
-@dataclass(frozen=True)
-class CoreTime:
-    """Seconds of all cores together, since the machine started.
-
-    busy_s: Running something.
-    stolen_s: Ready to run something while the host ran something else.
-    """
-
-    busy_s: float
-    stolen_s: float
-
-    def with_stolen(self, cpu_s: float) -> float:
-        """`cpu_s` used since then, plus a share of the stolen time: the same as their share of the work."""
-        now = core_time()
-        busy_s = max(now.busy_s - self.busy_s, cpu_s)  # two clocks of the kernel
-        stolen_s = max(0.0, now.stolen_s - self.stolen_s)
-        return cpu_s + (stolen_s * cpu_s / busy_s if busy_s > 0 else 0.0)
-
-
-def core_time() -> CoreTime:
-    """Core time of this machine; zeros if the kernel does not report it.
-
-    Source: psutil.cpu_times, /proc/stat on Linux.
-    """
-    try:
-        times = psutil.cpu_times()
-    except (OSError, ValueError):  # a container that hides them
-        return CoreTime(0.0, 0.0)
-    busy_s = sum(getattr(times, kind, 0.0) for kind in ("user", "nice", "system", "irq", "softirq"))
-    return CoreTime(busy_s, getattr(times, "steal", 0.0))
 
 
 def run_queue_s() -> float:

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from labkit.core import map_tensors
-from labkit.measure import count_images, fresh, synchronize, tree_usage, versions
+from labkit.measure import core_time, count_images, fresh, synchronize, tree_usage, versions
 from labkit.tuning.epochs import CannotDiagnose, Epochs
-from labkit.tuning.io_wait import core_time, run_queue_s
+from labkit.tuning.io_wait import run_queue_s
 
 STEP, STEP_AND_COPY, RECEIVE, LOADER, TOGETHER = "step", "step and copy", "receive", "loader", "loader and step"
 

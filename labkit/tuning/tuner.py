@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -12,7 +13,7 @@ import pandas as pd
 
 from labkit.core import require_positive
 from labkit.data import collate
-from labkit.measure import ReplayLoader, quiet_summary, synchronize
+from labkit.measure import ReplayLoader, quiet_summary, synchronize, with_step
 from labkit.pipeline.loader import LoaderConfig, cores_per_rank
 from labkit.tuning.candidates import (
     DEFAULT,
@@ -173,31 +174,16 @@ def _variants(
     if step:
         loaders[STEP_ALONE] = ReplayLoader(batches, len(batches), length=n_batches)
     try:
-        yield {label: _TrainingLoader(loader, step) for label, loader in loaders.items()}
+        trained = {label: with_step(loader, step) if step else loader for label, loader in loaders.items()}
+        yield {label: partial(_itself, loader) for label, loader in trained.items()}
     finally:
         for loader in loaders.values():
             if hasattr(loader, "close"):
                 loader.close()
 
 
-class _TrainingLoader:
-    """A loader that trains on each batch before it gives it; a factory for `compare` that returns itself."""
-
-    def __init__(self, loader: Any, step: Any):
-        self._loader, self._step = loader, step
-        self.batch_size, self.num_workers = loader.batch_size, loader.num_workers
-
-    def __call__(self) -> "_TrainingLoader":
-        return self
-
-    def __iter__(self) -> Iterator[Any]:
-        batches = iter(self._loader)
-        return batches if self._step is None else self._after_steps(batches)
-
-    def _after_steps(self, batches: Iterator[Any]) -> Iterator[Any]:
-        for batch in batches:
-            self._step(batch)
-            yield batch
+def _itself(loader: Any) -> Any:
+    return loader
 
 
 def _to_tuned(source: Source, field: dict[str, Candidate], runs: pd.DataFrame, decoders: pd.DataFrame | None) -> Tuned:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from labkit.core import locks
-from labkit.core.atomic import atomic_path, remove_leftovers, write_atomic
+from labkit.core.atomic import atomic_path, remove_leftovers, write_all_atomic, write_atomic
 
 fcntl = pytest.importorskip("fcntl", reason="this system has no file locks")
 
@@ -22,6 +22,17 @@ def test_a_file_is_written_whole(tmp_path, name):
     write_atomic(target, b"two")
     assert target.read_bytes() == b"two"
     assert list(target.parent.iterdir()) == [target]
+
+
+def test_several_files_are_written_all_or_none(tmp_path):
+    (tmp_path / "a").write_bytes(b"before")
+    (tmp_path / "no folder").touch()
+    with pytest.raises(OSError, match="no folder"):
+        write_all_atomic({tmp_path / "a": b"1", tmp_path / "new" / "b": b"2", tmp_path / "no folder" / "c": b"3"})
+    assert (tmp_path / "a").read_bytes() == b"before"
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["a", "new", "no folder"]
+    write_all_atomic({tmp_path / "a": b"1", tmp_path / "new" / "b": b"2"})
+    assert [(tmp_path / name).read_bytes() for name in ("a", "new/b")] == [b"1", b"2"]
 
 
 def test_nothing_is_left_of_a_file_that_failed(tmp_path):

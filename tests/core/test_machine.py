@@ -106,7 +106,12 @@ def test_the_home_is_in_the_user_s_cache(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "sizes"), [("ci", (24, 3, 4, 2, 1)), ("laptop", (128, 16, 32, 5, 1)), ("gpu", (2048, 128, 64, 9, 1))]
+    ("name", "sizes"),
+    [
+        ("ci", (24, 3, 4, 2, 1, 0.0, 0.0)),
+        ("laptop", (128, 16, 16, 5, 1, 3.0, 0.25)),
+        ("gpu", (2048, 128, 64, 5, 1, 20.0, 1.0)),
+    ],
 )
 def test_scales(monkeypatch, name, sizes):
     monkeypatch.setenv("LABKIT_SCALE", name)

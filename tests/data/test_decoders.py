@@ -14,7 +14,7 @@ from PIL import Image
 
 from labkit import DECODERS, DecodeError, conformance, decode, missing_decoders, oracle_files
 from labkit.data import decoders as decode_module
-from labkit.teach.conformance import HEIGHT, WIDTH, broken_files, encode_png, exif_of, picture, reference
+from labkit.teach.conformance import HEIGHT, WIDTH, broken_files, encode_png, exif_of, picture, png_chunk, reference
 from tests.image_files import encoded
 
 SCALING = ("pil_draft", "turbojpeg")
@@ -88,6 +88,51 @@ def test_a_turned_camera_gives_the_picture_itself(decoder, orientation):
     stored = Image.fromarray(np.ascontiguousarray(UPRIGHT[TURNED_BACK[orientation]](np.asarray(picture()))))
     data = encoded(stored, "PNG", exif=exif_of(orientation))
     assert np.array_equal(decoded(data, decoder), np.asarray(picture()))
+
+
+XMP = b'<rdf:Description xmlns:tiff="http://ns.adobe.com/tiff/1.0/" tiff:Orientation="6"/>'
+
+
+def oddly_turned() -> dict[str, bytes]:
+    """The picture stored on its side, which is said elsewhere than in an EXIF block in front of the pixels."""
+    side = Image.fromarray(np.ascontiguousarray(UPRIGHT[8](np.asarray(picture()))))
+    plain, turned = encoded(side, "PNG"), encoded(side, "PNG", exif=exif_of(6))
+    as_text = oracle_files()["exif 6 as text.png"]
+    xmp = png_chunk(b"iTXt", b"XML:com.adobe.xmp\0\0\0\0\0" + XMP)
+    return {
+        "text.png": as_text,
+        "text behind the pixels.png": _behind_the_pixels(plain, as_text[33 : as_text.index(b"IDAT") - 4]),
+        "eXIf behind the pixels.png": _behind_the_pixels(plain, turned[33 : turned.index(b"IDAT") - 4]),
+        "XMP.png": plain[:33] + xmp + plain[33:],
+        "XMP behind the pixels.png": _behind_the_pixels(plain, xmp),
+        "XMP.jpeg": encoded(side, quality=92, xmp=XMP),
+        "XMP.webp": encoded(side, "WEBP", lossless=True, xmp=XMP),
+    }
+
+
+def _behind_the_pixels(png: bytes, chunk: bytes) -> bytes:
+    return png[:-12] + chunk + png[-12:]
+
+
+@pytest.mark.parametrize("name", oddly_turned())
+def test_an_orientation_is_found_wherever_pillow_finds_it(decoder, name):
+    data = oddly_turned()[name]
+    assert reference(data).shape == (HEIGHT, WIDTH, 3)
+    assert difference(decoded(data, decoder), reference(data)) <= 2
+
+
+def test_exif_in_front_of_the_pixels_comes_first(decoder):
+    data = encoded(picture(), quality=92, exif=exif_of(1), xmp=XMP)
+    assert difference(decoded(data, decoder), reference(data)) <= 2
+
+
+@pytest.mark.parametrize("image_format", ["WEBP", "PNG"])
+def test_an_animation_gives_its_first_picture(decoder, image_format):
+    lossless = {"lossless": True} if image_format == "WEBP" else {}
+    others = [Image.new("RGB", (WIDTH, HEIGHT))]
+    data = encoded(picture(), image_format, save_all=True, append_images=others, **lossless)
+    assert Image.open(io.BytesIO(data)).n_frames == 2
+    assert difference(decoded(data, decoder), np.asarray(picture())) <= 1
 
 
 def test_a_phones_mpo_gives_its_first_picture(decoder):
@@ -195,6 +240,25 @@ def test_a_missing_library_is_named_with_its_remedy(without_simplejpeg):
     assert missing_decoders().keys() == {"turbojpeg", *LACKING}
     assert "pip install simplejpeg" in missing_decoders()["turbojpeg"]
     assert difference(decoded(oracle_files()["rgb.png"], "cv2"), reference(oracle_files()["rgb.png"])) == 0
+
+
+@pytest.fixture(params=["0.16.0", "0.17.0+cu130"])
+def torchcodec_version(request, monkeypatch) -> str:
+    monkeypatch.setattr(decode_module, "version", {"torchcodec": request.param}.get)
+    decode_module._torchcodec_writes_alpha.cache_clear()
+    yield request.param
+    decode_module._torchcodec_writes_alpha.cache_clear()
+
+
+@pytest.mark.parametrize("name", ["palette.png", "palette transparent.png", "subsampling 444.jpeg"])
+def test_an_old_torchcodec_sees_no_transparent_palette(torchcodec_version, name):
+    """It would write four channels into three: torchcodec #1731."""
+    seen, data = [], oracle_files()[name]
+    header = decode_module.open_image(data)
+    image = decode_module._decode_torchcodec(lambda data: seen.append(data) or decode(data, "pil"), data, header, None)
+    assert difference(image.permute(1, 2, 0).numpy(), reference(data)) <= 2
+    is_damaged = torchcodec_version == "0.16.0" and name == "palette transparent.png"
+    assert seen == [] if is_damaged else [data]
 
 
 def test_conformance_frame():

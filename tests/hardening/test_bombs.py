@@ -104,6 +104,15 @@ def test_no_decoder_makes_a_huge_picture(name, decoder):
         lk.decode(IMAGES[name], decoder, key=name)
 
 
+def n_not_skipped(store: lk.FolderStore) -> int:
+    """Without a reference to the data set, which at its end says on stderr what it has skipped.
+
+    The test's own frame is part of a cycle, by the error that it catches: the line would come in a later test.
+    """
+    dataset = lk.ImageDataset(store, on_error="skip")
+    return sum(dataset[index] is not None for index in range(len(dataset)))
+
+
 def test_huge_pictures_are_refused_by_whatever_opens_them(tmp_path):
     for name, data in IMAGES.items():
         (tmp_path / "set" / "a").mkdir(parents=True, exist_ok=True)
@@ -117,8 +126,7 @@ def test_huge_pictures_are_refused_by_whatever_opens_them(tmp_path):
         assert set(failure.value.failures) == {f"a/{name}" for name in IMAGES}
         with pytest.raises(lk.DecodeError):
             list(lk.BatchLoader(store, size=8, batch_size=5, num_threads=1))
-        dataset = lk.ImageDataset(store, on_error="skip")
-        assert sum(dataset[index] is not None for index in range(len(dataset))) >= 1
+        assert n_not_skipped(store) >= 1
         frame = lk.collect_sizes(tmp_path / "set", progress=False).set_index("path")
         for data in IMAGES.values():
             with pytest.raises(lk.DecodeError):

@@ -1,8 +1,10 @@
 """Running notebooks in kernels."""
 
 import atexit
+import json
 from unittest.mock import AsyncMock, Mock
 
+import psutil
 import pytest
 
 from labkit.lab import notebooks
@@ -18,9 +20,32 @@ def test_a_kernel_that_was_ended_is_not_ended_again_at_exit(tmp_path, monkeypatc
     assert dropped == [client._cleanup_kernel]
 
 
+@pytest.mark.exhaustive
+def test_a_ctrl_c_between_cells_ends_the_kernel(write_notebook):
+    """As when the page is being drawn: then no cell runs that could be interrupted."""
+    path = write_notebook("00_a", "import os, pathlib; pathlib.Path('pid').write_text(str(os.getpid()))", "1")
+
+    def on_cell(cell, n_cells):
+        if cell == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        notebooks.execute(notebooks.Notebook(path, "", ""), on_cell=on_cell)
+    assert not psutil.pid_exists(int(path.with_name("pid").read_text()))
+
+
 def test_no_notebooks_at_all(tmp_path):
     with pytest.raises(FileNotFoundError, match="install labkit again"):
         notebooks.find_notebooks(folder=tmp_path)
+
+
+def test_a_letter_after_the_number_puts_a_lesson_between_two(tmp_path):
+    cell = {"source": ["# 11\n", "**Question.** Why?\n", "**Minutes.** 5"]}
+    for name in ("12_last", "11b_middle", "11_first", "draft", "11bc_draft"):
+        (tmp_path / f"{name}.ipynb").write_text(json.dumps({"cells": [cell]}))
+    found = {only: [each.name for each in notebooks.find_notebooks(only, tmp_path)] for only in ("", "11", "11b")}
+    assert found[""] == ["11_first", "11b_middle", "12_last"]
+    assert (found["11"], found["11b"]) == (["11_first", "11b_middle"], ["11b_middle"])
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"cells": []}'])

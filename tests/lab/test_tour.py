@@ -7,13 +7,16 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
+from nbformat.v4 import new_notebook
 from typer.testing import CliRunner
 
 import labkit as lk
-from labkit.lab import cli, copies, notebooks, tour
+from labkit.lab import cli, copies, storing, tour
+from labkit.lab.notebooks import Executed
 from tests.paths import contents
 
 
@@ -64,6 +67,10 @@ cli.app()
     assert psutil.wait_procs([kernel], timeout=30)[1] == []
     if number == signal.SIGINT:
         assert not [path for path in pid.parent.iterdir() if path.is_dir()], "the kernel could not clean up"
+        page = (lab / "results" / lk.env_id() / "index.html").read_text()
+        assert "the tour was interrupted while running 13_sleeps" in page
+        assert "refresh" not in page
+        assert f"Open {lab / 'results' / lk.env_id() / 'index.html'} at any time" in out.replace("\n", "")
 
 
 @pytest.mark.exhaustive
@@ -95,13 +102,94 @@ def test_a_wheels_notebooks_run_as_copies_which_a_tour_does_not_edit(lab, monkey
     assert ": 3 files copied" in capsys.readouterr().out.replace("\n", "")
 
 
+@pytest.fixture
+def quiet_clone(lab, monkeypatch):
+    """The lab with its working notebook only, as a clone; earlier results are there."""
+    folder = lab / "notebooks"
+    for name in ("11_fails", "12_noisy"):
+        (folder / f"{name}.ipynb").rename(lab / f"{name}.ipynb")
+    subprocess.run(["git", "init", lab], check=True, capture_output=True)
+    own = ["-c", "user.name=me", "-c", "user.email=me@here", "-c", "commit.gpgsign=false"]
+    subprocess.run(["git", "-C", lab, *own, "commit", "--allow-empty", "-m", "first"], check=True, capture_output=True)
+    monkeypatch.setattr(storing, "NOTEBOOK_FOLDER", folder)
+    monkeypatch.setattr(tour, "make_scale_photos", lambda: None)
+    return lab
+
+
+ONCE_UNSTABLE = """
+import pathlib, warnings, labkit as lk
+if not pathlib.Path("quiet").exists():
+    pathlib.Path("quiet").touch()
+    warnings.warn("pil: unstable: spread 40%", lk.InstabilityWarning)
+"""
+
+
 @pytest.mark.exhaustive
-def test_store_writes_back_whole_and_quiet_runs_only(lab):
-    before = contents(notebooks.NOTEBOOK_FOLDER)
-    assert tour.run_tour(store_outputs=True) == 2
-    after = contents(notebooks.NOTEBOOK_FOLDER)
-    assert set(after) == set(before)
-    assert [name for name in before if before[name] != after[name]] == ["10_works.ipynb"]
-    stored = json.loads(after["10_works.ipynb"])
-    assert [cell["execution_count"] for cell in stored["cells"][1:]] == [1, 2]
-    assert "version" not in stored["metadata"]["language_info"]
+def test_store_writes_all_notebooks_of_a_run_and_repeats_a_disturbed_one(quiet_clone, write_notebook, capsys):
+    write_notebook("13_unstable_once", ONCE_UNSTABLE)
+    (quiet_clone / "results" / lk.env_id() / "frames").mkdir(parents=True)
+    (quiet_clone / "results" / lk.env_id() / "frames" / "old.csv").write_text("not a frame")
+    assert tour.run_tour(store_outputs=True) == 0
+    stored = {path.stem: json.loads(path.read_text()) for path in (quiet_clone / "notebooks").glob("*.ipynb")}
+    assert [cell["execution_count"] for cell in stored["10_works"]["cells"][1:]] == [1, 2]
+    assert stored["10_works"]["metadata"]["labkit"] == stored["13_unstable_once"]["metadata"]["labkit"]
+    assert "note" not in stored["13_unstable_once"]["metadata"]["labkit"]
+    assert stored["13_unstable_once"]["cells"][1]["outputs"] == []
+    said = capsys.readouterr().out
+    assert "13_unstable_once was disturbed, in try 1 of 3: pil: unstable: spread 40%" in said
+    assert [path.name for path in (quiet_clone / "results").rglob("old.csv")] == ["old.csv"]
+    assert [path.name for path in (quiet_clone / "results" / lk.env_id() / "frames").iterdir()] == ["10_small.csv"]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("other", ["11_fails", "12_noisy"])
+def test_store_writes_nothing_if_one_notebook_is_refused(quiet_clone, other, capsys):
+    (quiet_clone / f"{other}.ipynb").rename(quiet_clone / "notebooks" / f"{other}.ipynb")
+    before = contents(quiet_clone / "notebooks")
+    assert tour.run_tour(store_outputs=True) == 1
+    assert contents(quiet_clone / "notebooks") == before
+    said = capsys.readouterr().out
+    assert f"failed {other}: " in said
+    assert "no notebook was stored: all are, or none" in said
+
+
+def test_a_note_is_said_at_the_end(quiet_clone, monkeypatch, capsys):
+    def run(notebook, title, folder, report):
+        return Executed(notebook, new_notebook(), 1.0, note="disturbed")
+
+    monkeypatch.setattr(tour, "_run", run)
+    monkeypatch.setattr(tour, "run_until_quiet", lambda run_once, say: run_once())
+    assert tour.run_tour(store_outputs=True) == 0
+    assert "stored with a note 10_works: disturbed\n1 of 1 notebooks ran" in capsys.readouterr().out
+
+
+def test_a_part_cannot_be_stored(lab):
+    before = contents(lab)
+    result = CliRunner().invoke(cli.app, ["tour", "--store", "--only", "10"])
+    assert (result.exit_code, len(result.output.splitlines())) == (2, 1)
+    assert "--only 10 exclude each other" in result.output
+    assert contents(lab) == before
+
+
+def test_a_frame_is_on_the_page_while_its_notebook_runs(lab, monkeypatch):
+    """Before the last cell, the page has the first cell's frame, and says what runs; at the end, it reloads no more."""
+    pages = []
+
+    def execute(notebook, *, environment, on_cell):
+        frames = Path(environment["LABKIT_RESULTS"])
+        on_cell(0, 2)
+        lk.save_frame(lk.compare(TWO, baseline="a", rounds=2, experiment="10 small"), frames / "10_small.csv")
+        on_cell(1, 2)
+        pages.append((frames.parent / "index.html").read_text())
+        return Executed(notebook, new_notebook(), 1.0)
+
+    monkeypatch.setattr(tour, "execute", execute)
+    monkeypatch.setattr(tour, "make_scale_photos", lambda: None)
+    assert tour.run_tour(only="10") == 0
+    assert all(text in pages[0] for text in ('http-equiv="refresh"', "running 10_works", "10 small", "data:image/png"))
+    final = (lab / "results" / lk.env_id() / "index.html").read_text()
+    assert "10 small" in final
+    assert not [text for text in ("refresh", "running 10_works") if text in final]
+
+
+TWO = {"a": lambda: [1, 1], "b": lambda: [1, 1]}

@@ -48,6 +48,22 @@ def test_other_kernels_see_it_and_a_rerun_replaces_it(runs_of, folder):
     assert list(outcomes_elsewhere()["experiment"]) == ["01 first", "07 copy"]
 
 
+def test_a_guess_that_is_taken_back_is_forgotten_in_all_kernels(runs_of, folder):
+    runs = runs_of("07 copy", fast=2.0, other=3.0)
+    lk.predict("other", 3.5)
+    mark(runs)
+    for kernel in (guess_log.outcomes, outcomes_elsewhere):
+        assert list(kernel()["label"]) == ["fast", "other"]
+    mark(runs)
+    lk.predict("other", 3.5)
+    mark(runs, ...)
+    for kernel in (guess_log.outcomes, outcomes_elsewhere):
+        assert list(kernel()["label"]) == ["other"]
+    mark(runs, None, "other")
+    assert outcomes_elsewhere().empty
+    assert "no guess to compare yet" in repr(lk.score())
+
+
 def test_a_later_run_in_another_kernel_counts(runs_of, folder):
     mark(runs_of("07 copy", fast=2.0))
     (file,) = folder.iterdir()
@@ -68,7 +84,8 @@ def _write(number):
         prediction = guess_log.Prediction("fast", value + 1.0, "x" * 5000)
         for experiment in ("07 copy", f"0{number}"):
             runs = pd.DataFrame({"experiment": [experiment], "env_id": env_id()})
-            guess_log.keep_outcome(runs, prediction, {"speedup": 1, "ci_low": 1, "ci_high": 1})
+            guess_log.guesses["fast"] = prediction
+            guess_log.keep_outcome(runs, "fast", {"speedup": 1, "ci_low": 1, "ci_high": 1})
 
 
 def test_two_kernels_may_write_at_once(folder):

@@ -82,17 +82,66 @@ def test_one_round_can_be_drawn(frame_of):
     lk.plot_speedup(frame_of({"a": [10], "b": [20]}, "a"))
 
 
-def test_a_prediction_is_drawn_and_moves(runs):
+def _legend(ax):
+    return set(_texts(ax.get_legend().get_texts()))
+
+
+def test_a_prediction_is_drawn_and_moves_and_an_open_one_is_not(runs):
     def triangles(ax):
         return [tuple(points.get_offsets()[0]) for points in _dots(ax) if len(points.get_offsets()) == 1]
 
-    ax = lk.plot_speedup(runs)
-    assert (triangles(ax), ax.get_legend()) == ([], None)
     for guess in (1.5, 3.0):
         lk.predict("fast", guess)
         ax = lk.plot_speedup(runs)
         assert triangles(ax) == [(guess, pytest.approx(-0.28))]
-        assert _texts(ax.get_legend().get_texts()) == ["your prediction"]
+        assert "your prediction" in _legend(ax)
+    lk.predict("fast", ...)
+    ax = lk.plot_speedup(runs)
+    assert triangles(ax) == []
+    assert "your prediction" not in _legend(ax)
+
+
+ROUND, INTERVAL = "one round", "95 % interval, over the rounds of this session"
+DOUBT = '"?": inconclusive: the 99 % interval contains 1'
+
+
+@pytest.mark.parametrize("plot", [lk.plot_speedup, lk.plot_ladder])
+def test_the_legend_explains_the_marks_that_are_there_and_no_others(frame_of, plot):
+    base, same, fast = [100, 104, 98], [99, 103, 100], [210, 200, 199]
+    assert _legend(plot(frame_of({"a": base, "b": fast}, "a"))) == {ROUND, INTERVAL}
+    assert _legend(plot(frame_of({"a": base, "b": same}, "a"))) == {ROUND, INTERVAL, DOUBT}
+    once = plot(frame_of({"a": base[:1], "b": fast[:1]}, "a"))
+    assert _legend(once) == {ROUND, '"?": inconclusive: one round has no interval'}
+    apart = plot(frame_of({"a": base, "b": fast}, "a").assign(order=np.nan))
+    assert _legend(apart) == {"one run, over the median of the baseline's", INTERVAL}
+
+
+def test_a_comparison_without_a_verdict_has_a_mark_of_its_own(runs, monkeypatch):
+    summary = summaries.quiet_summary(runs).assign(verdict=["baseline", "", "inconclusive"])
+    monkeypatch.setattr(plots, "quiet_summary", lambda *arguments: summary)
+    ax = lk.plot_speedup(runs)
+    assert [bar.lines[0].get_marker() for bar in ax.containers] == ["D", "s"]
+    assert _legend(ax) == {ROUND, INTERVAL, DOUBT, "no verdict"}
+    assert (f"{summary.speedup['fast']:.2f}x", 0) in _rows_of_texts(ax)
+
+
+@pytest.mark.parametrize("count", [1, 2, 8, 20])
+@pytest.mark.parametrize("name", ["plot_speedup", "plot_ladder"])
+def test_the_legend_lies_below_the_axes_and_inside_the_picture(frame_of, name, count):
+    parts = [
+        frame_of({"base": [10.0, 11.0, 10.5], f"variant {number}": [10.1, 10.8, 12.0]}, "base", experiment=f"{number}")
+        for number in range(count)
+    ]
+    if name == "plot_speedup":  # one experiment of many variants
+        parts = [part.assign(experiment="all") for part in [parts[0], *(part[3:] for part in parts[1:])]]
+    lk.predict("variant 0", 1.2)
+    ax = getattr(lk, name)(pd.concat(parts, ignore_index=True))
+    ax.figure.canvas.draw()
+    box = ax.get_legend().get_window_extent()
+    assert box.y1 < ax.xaxis.label.get_window_extent().y0
+    assert box.x0 >= 0 <= box.y0
+    assert box.x1 <= ax.get_window_extent().x1 + 1
+    assert ax.get_window_extent().height / ax.figure.dpi > 0.45 * count  # inches: the rows keep their height
 
 
 def test_a_ladder_draws_the_fastest_of_each_experiment_in_its_row(runs, frame_of):
@@ -112,6 +161,42 @@ def test_a_ladder_of_one_pair_names_it_once(frame_of):
     ax = lk.plot_ladder(pd.concat(places, ignore_index=True))
     assert _texts(ax.get_yticklabels()) == ["08 a", "08 b"]
     assert ax.get_xlabel() == "speed-up of tar over files (x)"
+
+
+@pytest.mark.parametrize(
+    ("speedups", "ticks"),
+    [
+        ({"a": 0.6, "b": 1.5, "c": 288.0}, "0.5x 1x 2x 5x 10x 20x 50x 100x 200x"),
+        ({"a": 1.02, "b": 1.21}, "1x 1.05x 1.1x 1.15x 1.2x"),
+        ({"a": 0.002, "b": 9000.0}, "0.001x 0.01x 0.1x 1x 10x 100x 1000x 10000x"),
+    ],
+    ids=["one point far away", "close together", "many decades"],
+)
+def test_a_ladder_has_a_logarithmic_axis_with_plain_ticks(frame_of, speedups, ticks):
+    frames = [
+        frame_of({"slow": [10, 10.1, 9.9], "fast": [10 * ratio, 10.1 * ratio, 9.9 * ratio]}, "slow", experiment=name)
+        for name, ratio in speedups.items()
+    ]
+    ax = lk.plot_ladder(pd.concat(frames, ignore_index=True))
+    low, high = ax.get_xlim()
+    ax.figure.canvas.draw()
+    shown = [text.get_text() for at, text in zip(ax.get_xticks(), ax.get_xticklabels(), strict=True) if low < at < high]
+    assert (ax.get_xscale(), set(ticks.split()) - set(shown)) == ("log", set())
+    assert len(shown) <= 11
+
+
+def test_a_wild_interval_does_not_set_the_axis_of_a_ladder(frame_of):
+    wild = frame_of({"slow": [10, 10], "fast": [10, 60]}, "slow", experiment="wild")
+    assert plots.ladder_rungs(wild)["ci_high"].iloc[0] > 10_000
+    low, high = lk.plot_ladder(wild).get_xlim()
+    assert (low, high) == (pytest.approx(0.1), pytest.approx(10 * 6**0.5))
+
+
+def test_long_labels_of_a_ladder_are_wrapped(frame_of):
+    frame = frame_of({"files": [1, 2], "shards of 1000, read by four threads": [2, 3]}, "files", experiment="08 " * 15)
+    [label] = _texts(lk.plot_ladder(frame).get_yticklabels())
+    assert max(map(len, label.splitlines())) <= 48
+    assert label.replace("\n", " ").endswith("shards of 1000, read by four threads over files")
 
 
 def test_a_ladder_without_a_rung_is_named(frame_of):

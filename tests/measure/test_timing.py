@@ -21,6 +21,7 @@ from labkit.measure import processes, runs as batches, sampler, timing
 from labkit.measure.frames import COLUMNS
 from labkit.measure.recording import set_recorder
 from labkit.measure.runs import page_cache_state, synchronize
+from labkit.measure.summary import quiet_summary
 from labkit.measure.timing import count_images
 from tests.unsampled import leave_memory_out
 
@@ -206,6 +207,7 @@ def test_an_error_names_the_variant_and_thaws_the_heap(unfrozen, factory, said, 
         ({}, {}, "no variants"),
         ({"a": list}, {"baseline": "b"}, "baseline must be one of a, got 'b'"),
         ({"a": list}, {"rounds": 0}, "rounds must be an integer >= 1, got 0"),
+        ({"a": list}, {"precision": 0}, "precision must be > 0, as 0.05 for 5 %, got 0"),
         ({"a": list}, {"warmups": -1}, "warmups must be an integer >= 0, got -1"),
         ({"a": [1]}, {}, "'a' is not a function: write `lambda: loader`"),
     ],
@@ -266,10 +268,12 @@ class _Hungry(torch.utils.data.Dataset):
 @pytest.mark.usefixtures("sampled")
 def test_peak_memory_includes_the_workers():
     with_workers = lambda: DataLoader(_Hungry(), batch_size=2, num_workers=1, multiprocessing_context="fork")  # noqa: E731
-    runs = lk.compare({"idle": lambda: [4], "worker": with_workers}, baseline="idle", rounds=2)
-    assert runs.peak_mem_mb.isna().tolist() == runs.is_warmup.tolist()
-    peaks = runs.groupby("variant").peak_mem_mb
-    assert peaks.min()["worker"] > peaks.max()["idle"] + 60  # also where the worker's run came first
+    variants = {"idle": lambda: [4], "worker": with_workers}
+    for seed, warmups in (0, 1), (1, 0), (2, 1):  # the worker's run comes first in some
+        runs = lk.compare(variants, baseline="idle", rounds=2, seed=seed, warmups=warmups)
+        assert runs.peak_mem_mb.notna().tolist() == (runs["round"] == 0).tolist()
+        peaks = lk.summarize(runs).peak_mem_mb
+        assert peaks["worker"] > peaks["idle"] + 60
 
 
 @pytest.mark.alone
@@ -283,10 +287,10 @@ def test_the_sampler_ends_with_compare_and_its_loss_is_no_error():
         return [1]
 
     runs = lk.compare({"a": kill_samplers}, baseline="a", rounds=2)
-    assert runs.peak_mem_mb.isna().any()
+    assert runs.peak_mem_mb.isna().all()
     assert processes.apart == of_others
     before = sampler.descendants(os.getpid())
-    assert lk.compare({"a": lambda: [1]}, baseline="a").peak_mem_mb.min() > 10
+    assert lk.compare({"a": lambda: [1]}, baseline="a").peak_mem_mb[0] > 10
     assert sampler.descendants(os.getpid()) == before
 
 
@@ -357,10 +361,45 @@ def test_a_factor_may_differ_between_variants():
     assert set(frame.host) == {"here"}
 
 
-def test_defaults_are_five_rounds_after_one_to_warm_up():
+@pytest.mark.parametrize(("scale", "rounds"), [("ci", 2), ("laptop", 5), ("gpu", 5)])
+def test_defaults_are_the_rounds_of_the_scale_after_one_to_warm_up(monkeypatch, scale, rounds):
+    monkeypatch.setenv("LABKIT_SCALE", scale)
     runs = lk.compare({"a": lambda: [1]}, baseline="a")
-    assert runs.is_warmup.tolist() == [True] + [False] * 5
-    assert (runs.seed[0], runs.experiment[0], runs["round"].tolist()) == (0, "", [0, 1, 2, 3, 4, 5])
+    assert runs.is_warmup.tolist() == [True] + [False] * rounds
+    assert (runs.seed[0], runs.experiment[0], runs["round"].tolist()) == (0, "", list(range(rounds + 1)))
+
+
+def test_only_the_variants_that_are_asked_for_get_a_verdict():
+    variants = {name: lambda: [1] for name in "abc"}
+    for verdicts, judged in (True, "abc"), (False, ""), (["b"], "b"):
+        runs = lk.compare(variants, baseline="a", rounds=3, verdicts=verdicts)
+        assert {row.variant for row in runs.itertuples() if row.has_verdict} == set(judged)
+        found = quiet_summary(runs).verdict
+        assert found["a"] == "baseline"
+        assert [bool(found[name]) for name in "bc"] == [name in judged for name in "bc"]
+    with pytest.raises(ValueError, match="verdicts must be one of a, b, c, got 'd'"):
+        lk.compare(variants, baseline="a", verdicts=["d"])
+
+
+def test_torch_s_threads_are_stated_and_the_same_for_all():
+    n_threads = torch.get_num_threads()
+    seen = []
+    greedy = lambda: seen.append(torch.get_num_threads()) or torch.set_num_threads(n_threads + 3) or [1]  # noqa: E731
+    runs = lk.compare({"a": greedy, "b": greedy}, baseline="a", rounds=2)
+    assert set(seen) == set(runs.torch_num_threads) == {torch.get_num_threads()} == {n_threads}
+
+
+def test_epochs_of_any_length_have_the_same_rate_and_images_are_compared_by_pass(recwarn):
+    short, long = (DataLoader(TensorDataset(torch.zeros(n, 3, 4, 4)), batch_size=4) for n in (8, 40))
+    runs = lk.compare({"a": lambda: short, "b": lambda: short}, baseline="a", rounds=2)
+    assert not recwarn.list
+    assert runs.is_steady.all()
+    with pytest.warns(UserWarning, match="same number of images"):
+        lk.compare({"a": lambda: short, "b": lambda: [4] * 10}, baseline="a", rounds=1)
+    evicted = lk.compare(
+        {"a": lambda: short, "b": lambda: long}, baseline="a", rounds=1, evict={"b": lambda: 0}, count=lambda batch: 1
+    )
+    assert evicted[evicted.variant == "b"].n_images.tolist() == [10, 10]  # each byte is read once
 
 
 def test_an_iterable_tells_its_own_costs():

@@ -3,6 +3,7 @@
 import io
 import random
 import re
+import struct
 
 import pytest
 import torch
@@ -89,6 +90,11 @@ def _crop_of_memory(memory, start, shape, box):
     return memory[start : start + height * width * 3].reshape(height, width, 3)[top : top + rows, left : left + columns]
 
 
+def _png_size(data):
+    is_png = len(data) >= 24 and data[:16] == b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"
+    return struct.unpack(">II", data[16:24]) if is_png else None
+
+
 def _lax_cache_name(name):
     """Anything with a size in it."""
     match = re.search(r"(.+)_(\d+)x(\d+)", name)
@@ -107,10 +113,13 @@ def _comparable(one, other):
     return (one[0] == "raw pixels") == (other[0] == "raw pixels") and (len(flags) == 1 or None in flags)
 
 
-def _verdict_on_a_ratio(low, high, claimed):
-    if high < claimed:
-        return "does not hold"
-    return "holds" if low > 1 else "inconclusive"
+def _verdict_on_a_ratio(low, high, claimed, up_to):
+    lowest, highest = 1 + (claimed - 1) / 2, 1 + 2 * (up_to - 1)
+    if low > highest:
+        return "larger here"
+    if high < lowest:
+        return "smaller here" if low > 1 else "does not hold"
+    return "holds" if lowest <= low and high <= highest else "inconclusive"
 
 
 def _verdict_on_a_claim(outcomes):
@@ -118,16 +127,17 @@ def _verdict_on_a_claim(outcomes):
         return "holds"
     if "holds" in outcomes:
         return "holds under a condition"
-    return next(one for one in ("does not hold", "inconclusive", "needs a GPU", "not measured yet") if one in outcomes)
+    order = ("does not hold", "larger here", "inconclusive", "needs a GPU", "not measured yet")
+    return next(one for one in order if one in outcomes)
 
 
 WHOLE_NUMBERS = {
-    "00.2": 128, "03.1": 10, "05.1": 250, "08.2": 1000, "09.2": 20, "11.2": 4, "12.2": 6,
+    "00.2": 128, "03.1": 10, "05.1": 250, "08.2": 1000, "09.2": 20, "11.1": 4, "12.2": 6,
 }  # fmt: skip
 NUMBERS = {
     "00.1": 640, "01.1": 1.4286, "01.2": 2.5, "03.2": 4, "04.1": 28.9, "06.2": 0.75, "07.1": 75, "07.2": 40,
-    "07.3": 4 / 3, "08.1": 0.667, "09.1": 14.4, "09.3": 4 / 3.9, "10.1": 1692, "10.4": 320, "11.1": 335.5,
-    "11.4": 2.68, "13.1": 6.4, "13.2": 1.19, "12.1": 2.5, "12.3": 0.8, "14.1": 1.18,
+    "07.3": 4 / 3, "08.1": 0.667, "09.1": 14.4, "09.3": 4 / 3.9, "10.1": 1692, "10b.1": 320, "11.2": 2.68,
+    "11b.1": 335.5, "11b.3": 83_333, "13.1": 6.4, "13.2": 1.19, "12.1": 2.5, "12.3": 0.8, "14.1": 1.18,
 }  # fmt: skip
 ANSWERS = {
     **{name: ([number], [number - 1, number + 1, "many"]) for name, number in WHOLE_NUMBERS.items()},
@@ -181,7 +191,18 @@ ANSWERS = {
         [lambda images, caches: {image: size for image, size in sizes_from_caches(images, caches).items() if size}],
         [_prefix_sizes, sizes_from_caches, lambda images, caches: {}, len],
     ),
-    "11.3": (
+    "10b.2": (
+        [_png_size],
+        [
+            lambda data: _png_size(data) and _png_size(data)[::-1],
+            lambda data: _png_size(data[:16] + b"\0\0" + data[18:]) if _png_size(data) else None,
+            lambda data: struct.unpack(">II", data[16:24]),
+            lambda data: _png_size(data.ljust(24, b"\0")),
+            lambda data: None,
+            len,
+        ],
+    ),
+    "11b.2": (
         [_crop_of_memory],
         [
             lambda *where: _crop_of_memory(*where).copy(),
@@ -212,9 +233,9 @@ ANSWERS = {
     "14.2": (
         [_verdict_on_a_ratio],
         [
-            lambda low, high, claimed: "holds" if low >= claimed else "does not hold",
-            lambda low, high, claimed: "holds" if low > 1 else "does not hold" if high < 1 else "inconclusive",
-            lambda low, high, claimed: "holds" if low <= claimed <= high else "does not hold",
+            lambda low, high, claimed, up_to: _verdict_on_a_ratio(low, high, claimed, claimed),
+            lambda low, high, claimed, up_to: "holds" if low > 1 else "does not hold" if high < 1 else "inconclusive",
+            lambda low, high, claimed, up_to: _verdict_on_a_ratio(max(low, 1.001), high, claimed, up_to),
             max,
         ],
     ),
@@ -233,7 +254,7 @@ ANSWERS = {
 # Exercises with a frame of two variants as their answer -> how many times as fast one must be, if that counts.
 EXPERIMENTS = {
     "00.4": None, "01.4": 1.1, "03.4": 1.2, "04.4": None, "06.4": None, "07.5": 1.05, "08.5": 1.2, "09.5": 1.2,
-    "10.5": None, "11.5": 1.2, "14.4": None,
+    "10.4": None, "10b.3": None, "11.3": 1.2, "14.4": None,
 }  # fmt: skip
 BASE, FASTER = [100, 101, 99, 100, 100], [130, 131, 130, 129, 130]
 

@@ -6,13 +6,14 @@ import sys
 
 import matplotlib.pyplot as plt
 import nbformat
+import numpy as np
 import pandas as pd
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from PIL import Image
 
 import labkit as lk
-from labkit.lab import notebooks
+from labkit.lab import notebooks, storing
 from labkit.teach.explore import WIDGET_VIEW, factors_of, plot_runs, pooled_over
 
 
@@ -48,8 +49,18 @@ def test_factors_are_what_varies(frame):
     assert factors_of(frame) == ["variant", "num_workers", "storage"]
     assert factors_of(frame.assign(page_cache=["warm", "unknown"] * 6)) == ["variant", "num_workers", "storage"]
     assert "page_cache" in factors_of(frame.assign(page_cache=["warm", "cold"] * 6))
+    measured = frame.assign(steal_s=[0, 0.01] * 6, n_looks=[1, 3] * 6, n_steady_batches=[8, 9] * 6)
+    assert factors_of(measured) == ["variant", "num_workers", "storage"]
     assert pooled_over(frame, ["variant", None]) == ["num_workers", "storage"]
     assert pooled_over(frame, ["variant", "storage"]) == []
+
+
+def test_memory_is_drawn_for_every_variant_though_only_warm_ups_took_it(frame):
+    first = ~frame.duplicated(["variant"])
+    runs = frame.assign(peak_mem_mb=np.where(first, 1000.0 + np.arange(len(frame)), np.nan), is_warmup=first)
+    ax = lk.explore(runs, x="variant", hue="variant", metric="peak_mem_mb").ax
+    assert _medians(ax) == sorted(runs.peak_mem_mb[first])
+    assert ax.get_ylim()[1] > runs.peak_mem_mb.max() * 1.05  # no marker is cut by the frame
 
 
 def test_wide_ranges_are_drawn_on_a_logarithmic_axis(frame):
@@ -137,7 +148,7 @@ def test_a_stored_notebook_and_its_page_show_the_picture(tmp_path):
     nbformat.write(new_notebook(cells=cells), tmp_path / "99_x.ipynb")
     (notebook,) = notebooks.find_notebooks(folder=tmp_path)
     run = notebooks.execute(notebook)
-    notebooks.store(run)
+    storing.store_all([run], storing.describe_run(""), tmp_path)
     (output,) = nbformat.read(notebook.path, as_version=4).cells[1].outputs
     assert set(output.data) == {"text/plain", "image/png"}
     from nbconvert import HTMLExporter

@@ -10,8 +10,7 @@ import torch
 from PIL import Image
 
 import labkit as lk
-from labkit.lab import report, tour
-from labkit.lab.notebooks import Executed, Notebook
+from labkit.lab import report
 from labkit.measure.timing import count_images
 from labkit.teach import ladder
 from tests.paths import REPO
@@ -59,20 +58,11 @@ def test_every_rung_gives_crops_and_every_photo_equally_often(variants):
 @pytest.mark.slow
 def test_a_run_leaves_no_worker_and_no_thread(variants):
     before = len(psutil.Process().children()), threading.active_count()
-    for label in ("a worker a core", "threads: BatchLoader"):  # while somebody still holds the loader
+    for label in ("one worker per core", "threads: BatchLoader"):  # while somebody still holds the loader
         loader = variants[label]()
         assert len(list(loader)) > 1
         idle = sum(thread.name.startswith("labkit-batches") for thread in threading.enumerate())
         assert (len(psutil.Process().children()), threading.active_count() - idle) == before
-
-
-def test_workers_run_before_the_clock_starts(store):
-    before = len(psutil.Process().children())
-    loader = ladder.RunningWorkers(lk.ImageDataset(store, transform=lk.make_augment("light", "v2")), 2)
-    assert len(psutil.Process().children()) == before + loader.num_workers
-    labels = torch.cat([labels for _, labels in loader])
-    assert sorted(labels.tolist()) == sorted(2 * [label for _, label in lk.ImageDataset(store)])
-    assert len(psutil.Process().children()) == before
 
 
 def test_the_photos_must_be_the_same(pixels, first_photos):
@@ -120,24 +110,6 @@ def test_the_index_page_shows_every_ladder_and_no_limit_as_a_step(runs, tmp_path
     page = report.write_index(tmp_path, []).read_text()
     assert page.count("data:image/png;base64,") == 2
     assert re.findall(r"<td>(quick|decode limit)</td>", page) == ["quick", "quick"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("error", "stored"), [("", True), ("ValueError: no", False)], ids=["whole", "failed"])
-def test_a_storing_tour_draws_the_figure_anew(error, stored, runs, tmp_path, monkeypatch):
-    notebook = Notebook(tmp_path / f"{ladder.NOTEBOOK}.ipynb", "Why?", "1")
-
-    def ran(notebook, title, folder, store_outputs):
-        lk.save_frame(runs, folder / "frames" / ladder.FRAME)
-        return Executed(notebook, None, 1.0, error)
-
-    monkeypatch.setattr(tour, "find_notebooks", lambda only: [notebook])
-    monkeypatch.setattr(tour, "make_scale_photos", lambda: None)
-    monkeypatch.setattr(tour, "_run", ran)
-    tour.run_tour(results=tmp_path / "results")
-    assert not (tmp_path / ladder.FIGURE).exists()
-    tour.run_tour(results=tmp_path / "results", store_outputs=True)
-    assert (tmp_path / ladder.FIGURE).exists() == (tmp_path / ladder.FRAME).exists() == stored
 
 
 def test_the_readme_shows_the_stored_figure_of_the_stored_frame():

@@ -14,6 +14,28 @@ def test_a_prediction_is_kept_and_replaced():
     assert lk.predictions().to_dict("records") == [{"label": "a", "speedup": 3.0, "because": ""}]
 
 
+@pytest.mark.parametrize("speedup", [..., None])
+def test_an_open_prediction_says_what_to_do_and_counts_as_none(runs_of, capsys, speedup):
+    assert lk.predict("2 workers", speedup) is None
+    [line] = capsys.readouterr().out.splitlines()
+    assert line.startswith("2 workers: no guess yet. Replace ... with yours")
+    assert lk.predictions().empty
+    lk.plot_speedup(runs_of("00 step", **{"2 workers": 2.0}))
+    assert lk.score().walk.empty
+    assert repr(lk.score("00")) == repr(lk.score())
+    assert "write one into lk.predict(label, ...)" in repr(lk.score())
+    lk.predict("2 workers", 2)
+    assert capsys.readouterr().out == ""
+    assert len(lk.predictions()) == 1
+
+
+def test_a_wrong_guess_leaves_the_earlier_one():
+    lk.predict("a", 2)
+    with pytest.raises(ValueError, match="speedup must be a number"):
+        lk.predict("a", "fast")
+    assert list(lk.predictions()["speedup"]) == [2]
+
+
 @pytest.mark.parametrize("speedup", [0, -1, float("nan"), float("inf")])
 def test_a_prediction_must_be_a_ratio(speedup):
     with pytest.raises(ValueError, match=f"speedup must be a number > 0, got {speedup}"):
@@ -68,7 +90,7 @@ def test_a_notebook_scores_itself_and_names_the_score_walk():
 
 
 def test_no_guess_and_a_single_one(runs_of):
-    assert "lk.predict(label, speedup)" in repr(lk.score())
+    assert "lk.predict(label, ...)" in repr(lk.score())
     assert "<img" not in lk.score()._repr_html_()
     lk.predict("<fast>", 1.5)
     lk.plot_speedup(runs_of("00 step", **{"<fast>": 2.0}))

@@ -1,40 +1,23 @@
 """What a virtual machine's host takes away is no waiting for data: by the kernel, and by a host that takes all naps."""
 
-import os
-from pathlib import Path
 from types import SimpleNamespace
 
 import cv2
+import psutil
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from labkit.tuning import io_wait
-from labkit.tuning.io_wait import CoreTime, Making, core_time, making_in_one_process, waiting_of
+from labkit.tuning.io_wait import Making, making_in_one_process, waiting_of
 from labkit.tuning.stalls import diagnose
 from tests.stalling import RealClock, Stalls, stopped_time
-
-_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
-
-
-class Host:
-    """What psutil tells, to be set: seconds in which the cores ran something, or were not let; and its own clock."""
-
-    def __init__(self, clock=None):
-        self.busy_s = self.stolen_s = 0.0
-        self.clock = clock
-
-    def passes(self, *, busy_s=0.0, stolen_s=0.0):
-        self.busy_s, self.stolen_s = self.busy_s + busy_s, self.stolen_s + stolen_s
-
-    def cpu_times(self):
-        return SimpleNamespace(user=self.busy_s, nice=0.0, system=0.0, idle=77.0, iowait=88.0, steal=self.stolen_s)
+from tests.stealing import Host
 
 
 @pytest.fixture
 def host(monkeypatch):
     host = Host(stopped_time(monkeypatch))
-    monkeypatch.setattr(io_wait.psutil, "cpu_times", host.cpu_times)
+    monkeypatch.setattr(psutil, "cpu_times", host.cpu_times)
     return host
 
 
@@ -57,42 +40,6 @@ class Batches(Dataset):
         return torch.zeros(3, 8, 8)
 
 
-class TestCoreTime:
-    def test_as_the_kernel_counts(self):
-        before, found, after = _counted(), core_time(), _counted()
-        assert before.busy_s - _TICK_S <= found.busy_s <= after.busy_s + _TICK_S
-        assert before.stolen_s - _TICK_S <= found.stolen_s <= after.stolen_s + _TICK_S
-
-    @pytest.mark.parametrize("error", [OSError, ValueError])
-    def test_nothing_where_the_kernel_does_not_tell(self, error, monkeypatch):
-        def refuse():
-            raise error
-
-        monkeypatch.setattr(io_wait.psutil, "cpu_times", refuse)
-        assert core_time() == CoreTime(0.0, 0.0)
-        assert core_time().with_stolen(0.25) == 0.25
-
-    def test_a_system_that_knows_no_theft(self, monkeypatch):
-        monkeypatch.setattr(io_wait.psutil, "cpu_times", lambda: SimpleNamespace(user=2.0, system=1.0, idle=5.0))
-        assert core_time() == CoreTime(3.0, 0.0)
-
-    @pytest.mark.parametrize(
-        ("busy_s", "stolen_s", "cpu_s", "expected_s"),
-        [
-            (2, 3, 2.0, 5.0),  # all is stolen from who ran alone
-            (2, 3, 0.5, 0.5 + 0.75),  # and a part of it from who did a part of the work
-            (2, 3, 0.0, 0.0),
-            (0.01, 1, 0.5, 1.5),  # never more than was stolen: ticks are coarse
-            (0, -1, 0.5, 0.5),  # nor less than nothing: a machine that moved to another host
-        ],
-    )
-    def test_what_was_stolen_is_shared_by_the_work_done(self, host, busy_s, stolen_s, cpu_s, expected_s):
-        host.passes(busy_s=5, stolen_s=5)
-        before = core_time()
-        host.passes(busy_s=busy_s, stolen_s=stolen_s)
-        assert before.with_stolen(cpu_s) == pytest.approx(expected_s)
-
-
 @pytest.mark.alone
 class TestWaiting:
     @pytest.mark.parametrize(
@@ -108,12 +55,6 @@ class TestWaiting:
         batches = Batches(host, takes=takes)
         found = diagnose(batches, lambda batch: host.clock.sleep(0.001), batches=4, rounds=1)
         assert found.shares[cause] > 0.9
-
-
-def _counted():
-    """/proc/stat, by proc(5)."""
-    user, nice, system, _, _, irq, softirq, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
-    return CoreTime((user + nice + system + irq + softirq) * _TICK_S, steal * _TICK_S)
 
 
 def test_global_generators_are_given_back():

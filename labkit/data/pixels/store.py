@@ -46,7 +46,7 @@ class PixelStore(PixelMap, Dataset):
             reads all pixels, finds damaged ones. A later cut is noticed before each image is read; if the file is cut
             within those microseconds, the process ends (SIGBUS), as with any mapped file.
 
-    The format is documented in `labkit.data.pixels.format`. Taught in: notebooks/11_resize_once.ipynb
+    The format is documented in `labkit.data.pixels.format`. Taught in: notebooks/11b_raw_pixels.ipynb
     """
 
     def __init__(self, path: str | os.PathLike, *, transform: Callable[[Tensor], Any] | None = None):
@@ -93,7 +93,7 @@ class PixelStore(PixelMap, Dataset):
             ValueError: unknown decoder or engine, or `short_side` below 1.
 
         Source: H x W x 3 bytes in row order, the layout that NumPy and OpenCV read.
-        Taught in: notebooks/11_resize_once.ipynb
+        Taught in: notebooks/11b_raw_pixels.ipynb
         """
         from labkit.data.pixels.build import build_pixels  # a loader's workers only read: they never need it
 

@@ -50,7 +50,7 @@ def read_header(path: str) -> Header:
 
     A PNG's orientation counts only if it precedes the pixels: finding it behind them would mean reading them all.
 
-    Taught in: notebooks/10_image_sizes.ipynb
+    Taught in: notebooks/10b_image_headers.ipynb
     """
     try:
         return _fast_header(path) or _read_with_pillow(path)

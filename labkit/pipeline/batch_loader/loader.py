@@ -67,10 +67,11 @@ class BatchLoader:
     Raises:
         ValueError: a wrong argument, an empty store, or both `shuffle` and `sampler`.
 
-    Taught in: notebooks/11_resize_once.ipynb
+    Taught in: notebooks/11b_raw_pixels.ipynb
     """
 
     num_workers = 0
+    repeats_batch_sampler = True  # `compare` may put another in its place, to go on with the next pass
 
     def __init__(
         self,
@@ -95,7 +96,7 @@ class BatchLoader:
     ):
         self.batch_size, self.size, self.epoch = require_int("batch_size", batch_size), require_int("size", size), 0
         self.num_threads = cores_per_rank() if num_threads is None else require_int("num_threads", num_threads)
-        self._prefetch_factor = require_int("prefetch_factor", prefetch_factor)
+        self.batches_in_flight = require_int("prefetch_factor", prefetch_factor)
         _check_range("scale", scale, 1.0)
         _check_range("ratio", ratio, float("inf"))
         self._skips = SkipLog() if require_choice("on_error", on_error, ("raise", "skip")) == "skip" else None
@@ -103,7 +104,7 @@ class BatchLoader:
         self._open(source, draw, scaled_decoding)
         shuffle = train if shuffle is None and sampler is None else shuffle
         sampler = choose_sampler(self.keys, sampler, shuffle, seed)
-        self._requests = BatchSampler(sampler, batch_size, drop_last)
+        self.batch_sampler = BatchSampler(sampler, batch_size, drop_last)
         pinned = torch.cuda.is_available() and pin_memory is not False
         # Kept for all epochs, since OpenCV keeps about 1 KB for each thread that ended.
         self._pool = PerProcess(partial(ThreadPoolExecutor, self.num_threads, "labkit-batches", use_one_torch_thread))
@@ -121,7 +122,7 @@ class BatchLoader:
             raise ValueError(f"{source!r} holds no images")
 
     def __len__(self) -> int:
-        return len(self._requests)
+        return len(self.batch_sampler)
 
     def set_epoch(self, epoch: int) -> None:
         """Make this the number of the next epoch."""
@@ -137,14 +138,14 @@ class BatchLoader:
         return self._epoch_of_batches(epoch)
 
     def _epoch_of_batches(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        if isinstance(self._requests.sampler, HasEpochs):
-            self._requests.sampler.set_epoch(epoch)
+        if isinstance(self.batch_sampler.sampler, HasEpochs):
+            self.batch_sampler.sampler.set_epoch(epoch)
         started: deque[_Batch] = deque()
         pool = self._pool()
         try:
-            for indices in self._requests:
+            for indices in self.batch_sampler:
                 started.append(self._start_batch(pool, np.array(indices), epoch))
-                if len(started) > self._prefetch_factor:
+                if len(started) > self.batches_in_flight:
                     yield self._finish_first(started)
             while started:
                 yield self._finish_first(started)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from labkit.core import main_is_script
+from labkit.core import keep_freed_memory, main_is_script
 from labkit.pipeline.loader.torch_internals import (
     WorkerLoader,
     WorkersBatches,
@@ -117,13 +117,14 @@ def delay_interrupts(context: multiprocessing.context.BaseContext) -> Iterator[N
 
 
 def start_worker(worker_id: int) -> None:
-    """Set up a worker: Ctrl-C is left to the main process, OpenCV gets one thread, and errors and kills are noticed."""
+    """Set up a worker: no Ctrl-C, one thread for OpenCV, freed memory is kept, errors and kills are noticed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     folder = multiprocessing.util.get_temp_dir()
     multiprocessing.util.Finalize(None, _remove_if_orphaned, (folder,), exitpriority=-100)
     os.environ["OPENCV_FOR_THREADS_NUM"] = "1"  # for a cv2 that is imported later
     if "cv2" in sys.modules:
         sys.modules["cv2"].setNumThreads(0)
+    keep_freed_memory()
     send_pickling_errors()
     parent = multiprocessing.parent_process()
     if parent is not None and parent.pid != os.getppid():  # forked by a fork server

@@ -5,7 +5,18 @@ from typing import Any
 
 from labkit.measure import summarize
 from labkit.peers import JPEG_FILES, JPEG_PACKED, RAW_PIXELS
-from labkit.teach.claims import FAILS, HOLDS, MISSING, NEEDS_GPU, OPEN, Reading, reaches, together
+from labkit.teach.claims import (
+    FAILS,
+    HOLDS,
+    LARGER,
+    MISSING,
+    NEEDS_GPU,
+    OPEN,
+    Reading,
+    agreeing_range,
+    reaches,
+    together,
+)
 from labkit.teach.exercises import exercise, expect, expect_frame, frame_exercise, number_exercise
 
 number_exercise("12.1", "A number: the rate with free data over the rate now.", 200 / 80)
@@ -63,17 +74,19 @@ def check_own_peer(answer: Any) -> None:
 
 @exercise("14.2")
 def check_ratio_verdict(answer: Any) -> None:
-    """A function of (low, high, claimed) that returns "holds", "does not hold" or "inconclusive"."""
-    intervals = ((2.2, 2.4), (1.8, 2.3), (1.3, 1.6), (0.8, 1.2), (0.9, 2.5), (0.5, 0.8), (1.01, 5.0))
-    for claimed, (low, high) in product((2.0, 1.1), intervals):
-        expected, found = reaches(Reading(low=low, high=high), claimed), answer(low, high, claimed)
-        expect(found == expected, f"[{low}, {high}] against {claimed}x should give {expected!r}; it gave {found!r}")
+    """A function of (low, high, claimed, up_to) that returns the outcome for a claimed range of ratios."""
+    intervals = ((2.2, 2.4), (1.4, 2.6), (1.2, 1.4), (1.01, 1.04), (0.8, 1.03), (0.9, 2.5), (0.5, 0.8), (3.5, 300.0))
+    for (claimed, up_to), (low, high) in product(((1.3, 2.0), (1.1, 1.1), (2.0, 2.0)), intervals):
+        expected = reaches(Reading(low=low, high=high), agreeing_range(claimed, up_to))
+        found = answer(low, high, claimed, up_to)
+        case = f"[{low}, {high}] against {claimed}x to {up_to}x"
+        expect(found == expected, f"{case} should give {expected!r}; it gave {found!r}")
 
 
 @exercise("14.3")
 def check_claim_verdict(answer: Any) -> None:
     """A function of a list of outcomes that returns the verdict on the claim."""
     for size in (1, 2, 3):
-        for outcomes in combinations_with_replacement((HOLDS, FAILS, OPEN, NEEDS_GPU, MISSING), size):
+        for outcomes in combinations_with_replacement((HOLDS, LARGER, FAILS, OPEN, NEEDS_GPU, MISSING), size):
             expected, found = together(outcomes), answer(list(outcomes))
             expect(found == expected, f"the outcomes {list(outcomes)} should give {expected!r}; it gave {found!r}")

@@ -1,4 +1,4 @@
-"""The checks of the exercises in notebooks 08 to 11: shards, Marigold's storage, image sizes, decoding once."""
+"""The checks of the exercises in notebooks 08 to 11b: shards, Marigold's storage, image sizes, decoding once."""
 
 import random
 from itertools import product
@@ -16,12 +16,14 @@ number_exercise("09.2", "A whole number of scans.", 2 * 10, tolerance=0)
 number_exercise("09.3", "A number: the old time over the new.", 4.0 / (4.0 - 0.1), tolerance=0.002)
 frame_exercise("09.5", "A frame from lk.compare.", speedup=1.2)
 number_exercise("10.1", "A number, in files per second.", 254 * 906 / 136)
-number_exercise("10.4", "A number, in seconds.", 20_000 * 2 * 8e-3)
-frame_exercise("10.5", "A frame from lk.compare with at least five rounds that count.", rounds=5, widest=0.2)
-number_exercise("11.1", "A number, in GB.", 1_281_167 * 256 * 341 * 3 / 1e9)
-number_exercise("11.2", "A whole number of epochs.", 4, tolerance=0)
-number_exercise("11.4", "A number: pixels a side after, over pixels a side before.", 224 / (0.08 * 256 * 341) ** 0.5)
-frame_exercise("11.5", "A frame from lk.compare of at least two preparations of the same photos.", speedup=1.2)
+frame_exercise("10.4", "A frame from lk.compare with at least five rounds that count.", rounds=5, widest=0.2)
+number_exercise("10b.1", "A number, in seconds.", 20_000 * 2 * 8e-3)
+frame_exercise("10b.3", "A frame from lk.compare with at least five rounds that count.", rounds=5, widest=0.2)
+number_exercise("11.1", "A whole number of epochs.", 4, tolerance=0)
+number_exercise("11.2", "A number: pixels a side after, over pixels a side before.", 224 / (0.08 * 256 * 341) ** 0.5)
+frame_exercise("11.3", "A frame from lk.compare of at least two preparations of the same photos.", speedup=1.2)
+number_exercise("11b.1", "A number, in GB.", 1_281_167 * 256 * 341 * 3 / 1e9)
+number_exercise("11b.3", "A number of crops per second.", 1e6 / 12)
 
 
 @exercise("08.3")
@@ -128,7 +130,25 @@ def check_size_lookup(answer: Any) -> None:
             expect(found == expected, f"{where}: it returned {found} instead of {expected}")
 
 
-@exercise("11.3")
+_PNG_START = b"\x89PNG\r\n\x1a\n" + b"\x00\x00\x00\rIHDR"
+
+
+@exercise("10b.2")
+def check_png_size(answer: Any) -> None:
+    """A function of bytes that returns (width, height) or None."""
+    for width, height in ((640, 480), (480, 640), (70_000, 1)):
+        data = _PNG_START + width.to_bytes(4) + height.to_bytes(4) + bytes(9)
+        found = answer(data)
+        expect(found is not None and tuple(found) == (width, height), f"a PNG of {width} x {height}: it gave {found!r}")
+    jpeg = b"\xff\xd8\xff\xe0" + bytes(40)
+    others = {"a JPEG": jpeg, "no bytes": b"", "a PNG that ends within its height": data[:22],
+              "a PNG whose first byte is damaged": b"\x00" + data[1:]}  # fmt: skip
+    for what, begin in others.items():
+        found = answer(begin)
+        expect(found is None, f"{what} has no size; it gave {found!r}")
+
+
+@exercise("11b.2")
 def check_crop_view(answer: Any) -> None:
     """A function of (memory, start, shape, box) that returns uint8 (height, width, 3)."""
     first, second = (np.arange(size, dtype=np.uint8) for size in (5 * 7 * 3, 6 * 4 * 3))

@@ -1,7 +1,8 @@
 # fmt: off
 from .judging import claims as claims, judged as judged
+from .steps import checklist as checklist
 from .text import lines_of as lines_of, ratios as ratios
 from .verdicts import (
-    FAILS as FAILS, HOLDS as HOLDS, MISSING as MISSING, NEEDS_GPU as NEEDS_GPU, OPEN as OPEN, Reading as Reading,
-    reaches as reaches, together as together,
+    FAILS as FAILS, HOLDS as HOLDS, LARGER as LARGER, MISSING as MISSING, NEEDS_GPU as NEEDS_GPU, OPEN as OPEN,
+    Reading as Reading, agreeing_range as agreeing_range, reaches as reaches, together as together,
 )

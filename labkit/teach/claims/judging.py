@@ -10,9 +10,20 @@ import pandas as pd
 from labkit.teach.claims.frames import Frames, read_folder
 from labkit.teach.claims.ledger import LEDGER, Claim, Test
 from labkit.teach.claims.text import explain
-from labkit.teach.claims.verdicts import CONDITION, HOLDS, Reading, outcome, together
+from labkit.teach.claims.verdicts import (
+    CONDITION,
+    HOLDS,
+    LARGER,
+    MEASURED,
+    MIXED,
+    Reading,
+    agreeing_range,
+    outcome,
+    together,
+)
 
 _FROM_TEST = ["claimed", "notebook", "experiment", "measured", "ci_low", "ci_high", "n_runs"]
+_DECIDING = {CONDITION: HOLDS, MIXED: LARGER}
 
 
 def claims(results: str | os.PathLike | None = None, *, runs: Iterable[pd.DataFrame] = ()) -> pd.DataFrame:
@@ -30,10 +41,12 @@ def claims(results: str | os.PathLike | None = None, *, runs: Iterable[pd.DataFr
         `experiment` that test it, `measured` ratio with `ci_low` and `ci_high` (95 %), `n_runs`, `verdict`,
         `condition` (where it holds), `because` (a line per test, in words), `scale` and `device` of the runs.
         If a claim has several tests, `measured` is the first that supports the verdict, and `attrs["tests"]` holds a
-        dict for each.
+        dict for each. Its `kind` is `measured`, `simulated`, `unequal work` or `beside the claim`: only measured ones
+        are judged. `agrees_from` and `agrees_to` are the ratios that agree with the claimed one.
 
-        Verdicts: `holds`, `holds under a condition`, `does not hold`, `inconclusive` (because of the interval, or of
-        doubts about the runs), `needs a GPU`, `not measured yet`.
+        Verdicts: `holds`, `larger here`, `smaller here` (right in direction, with another figure), `larger and smaller
+        here` (in different settings), `holds under a condition`, `does not hold`, `inconclusive` (because of the
+        interval, or of doubts about the runs), `needs a GPU`, `not measured yet`.
 
     Raises:
         FileNotFoundError: `results` holds no frames of this machine.
@@ -56,14 +69,13 @@ def judged(runs: Iterable[pd.DataFrame]) -> pd.DataFrame:
 def _judge_claim(claim: Claim, frames: Frames) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The claim's row, and its tests' rows."""
     tests = [_run_test(claim, test, frames) for test in claim.tests]
-    verdict = together([test["outcome"] for test in tests])
-    deciding_outcome = {CONDITION: HOLDS}.get(verdict, verdict)
-    deciding = [test for test in tests if test["outcome"] == deciding_outcome]
-    asides = {aside.setting: aside.read(frames) for aside in claim.asides}
+    judged_tests = [test for test in tests if test["kind"] == MEASURED]
+    verdict = together([test["outcome"] for test in judged_tests])
+    deciding = [test for test in judged_tests if test["outcome"] == _DECIDING.get(verdict, verdict)]
     condition = "; ".join(test["setting"] for test in deciding) if verdict == CONDITION else ""
     row = {
         "id": claim.id, "claim": claim.text, "figure": claim.figure, **{name: deciding[0][name] for name in _FROM_TEST},
-        "verdict": verdict, "condition": condition, "because": explain(tests, asides, claim.note),
+        "verdict": verdict, "condition": condition, "because": explain(tests, claim.note),
         "scale": deciding[0]["scale"], "device": deciding[0]["device"],
     }  # fmt: skip
     return row, tests
@@ -72,10 +84,12 @@ def _judge_claim(claim: Claim, frames: Frames) -> tuple[dict[str, Any], list[dic
 def _run_test(claim: Claim, test: Test, frames: Frames) -> dict[str, Any]:
     found = test.read(frames)
     reading = found or Reading()
+    agrees = None if claim.claimed is None else agreeing_range(claim.claimed, claim.up_to)
     return {
-        "id": claim.id, "setting": test.setting, "notebook": test.notebook, "experiment": reading.experiment,
-        "claimed": nan if claim.claimed is None else claim.claimed,
+        "id": claim.id, "setting": test.setting, "kind": test.kind, "notebook": test.notebook,
+        "experiment": reading.experiment, "claimed": nan if claim.claimed is None else claim.claimed,
+        "agrees_from": agrees[0] if agrees else nan, "agrees_to": agrees[1] if agrees else nan,
         "measured": reading.ratio, "ci_low": reading.low, "ci_high": reading.high, "n_runs": reading.n_runs,
-        "outcome": outcome(found, test.rule, claim.claimed, needs_gpu=test.needs_gpu),
+        "outcome": outcome(found, test.rule, agrees, needs_gpu=test.needs_gpu),
         "seen": str(reading), "doubt": reading.doubt, "scale": reading.scale, "device": reading.device,
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""One picture of the ledger: claimed ratios beside measured ones."""
+"""One picture of the ledger: claimed ratios beside measured ones, and beside those that are not judged."""
 
 from math import isfinite
 from typing import Any
@@ -8,24 +8,39 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 
-from labkit.teach.claims.verdicts import FAILS, HOLDS, OPEN, format_ratio
+from labkit.teach.claims.verdicts import (
+    BESIDE,
+    FAILS,
+    HOLDS,
+    LARGER,
+    MEASURED,
+    NOT_JUDGED,
+    OPEN,
+    SIMULATED,
+    SMALLER,
+    UNEQUAL,
+    format_ratio,
+)  # fmt: skip
 
-_MEASURED_COLOR, _CLAIMED_COLOR = sns.color_palette("colorblind")[0], sns.color_palette("colorblind")[1]
-_MARKERS = {HOLDS: "o", FAILS: "X", OPEN: "s"}
+_COLORS = sns.color_palette("colorblind")
+_CLAIMED = _COLORS[1]
+_KINDS = {MEASURED: (_COLORS[0], ""), SIMULATED: (_COLORS[4], "D"), UNEQUAL: (_COLORS[3], "P"), BESIDE: ("0.45", "d")}
+_OUTCOMES = {HOLDS: "o", LARGER: ">", SMALLER: "<", FAILS: "X", OPEN: "s"}
 
 
 def plot_claims(data: pd.DataFrame, *, ax: Axes | None = None, **kwargs: Any) -> Axes:
-    """Measured ratio of each test with its 95 % interval, beside the claimed ratio, on a logarithmic axis.
+    """Ratio of each test with its 95 % interval, beside the claimed ratio, on a logarithmic axis.
 
-    A disc holds, a cross does not, an open square is inconclusive; the words on the right say the same. A test without
-    a ratio has words only.
+    Measured ratios, on which verdicts rest, are blue: their marks say the outcome, and so do the words on the right.
+    Simulated ones, unequal work and what stands beside a claim are hollow, in colors and marks of their own. The orange
+    line spans the ratios that agree with the claimed one. A test without a ratio has words only.
 
     Args:
         data: The table of `claims()`.
-        **kwargs: Passed to `Axes.errorbar` for the measured ratios.
+        **kwargs: Passed to `Axes.errorbar` for the ratios.
     """
     tests = pd.DataFrame(data.attrs["tests"])
-    ax = ax or plt.subplots(figsize=(10, 1.2 + 0.27 * len(tests)), layout="constrained")[1]
+    ax = ax or plt.subplots(figsize=(10, 1.5 + 0.27 * len(tests)), layout="constrained")[1]
     for row, test in enumerate(tests.to_dict("records")):
         _draw_test(ax, row, test, **kwargs)
     first = ~tests["id"].duplicated()
@@ -37,30 +52,48 @@ def plot_claims(data: pd.DataFrame, *, ax: Axes | None = None, **kwargs: Any) ->
     for row in tests.index[first][1:]:
         ax.axhline(row - 0.5, color="0.9", linewidth=0.8, zorder=0)
     ax.axvline(1, color="0.3", linewidth=1.2, zorder=1)
-    ax.set(xscale="log", xlabel="ratio (x); 1 is no difference", ylim=(len(tests) - 0.4, -0.6))
+    ax.set(xscale="log", xlabel="ratio (x); 1 is no difference", ylim=(len(tests) - 0.4, -0.6), xlim=_limits(tests))
     ax.xaxis.set_major_formatter("{x:g}")
     _add_legend(ax)
     return ax
 
 
+def _limits(tests: pd.DataFrame) -> tuple[float, float]:
+    """Room for all ratios, but not for all intervals: those of two rounds may span decades."""
+    ratios = tests[["measured", "claimed", "agrees_to"]].where(tests["measured"].notna()).stack()
+    return min(0.5, ratios.min() / 2), max(2.0, ratios.max() * 2)
+
+
 def _draw_test(ax: Axes, row: int, test: dict[str, Any], **kwargs: Any) -> None:
-    text = test["outcome"]
+    color, marker = _KINDS[test["kind"]]
+    said = test["kind"] if test["outcome"] == NOT_JUDGED else test["outcome"]
+    ratio = ""
     if isfinite(test["measured"]):
-        text = f"{format_ratio(test['measured'])}x  {text}"
+        ratio = f"{format_ratio(test['measured'])}x  "
         error = [[test["measured"] - test["ci_low"]], [test["ci_high"] - test["measured"]]]
+        is_filled = test["kind"] == MEASURED and test["outcome"] != OPEN
         style = {
-            "fmt": _MARKERS[test["outcome"]], "color": _MEASURED_COLOR, "markersize": 7, "capsize": 3,
-            "markerfacecolor": "white" if test["outcome"] == OPEN else _MEASURED_COLOR,
+            "fmt": marker or _OUTCOMES[test["outcome"]], "color": color, "markersize": 7, "capsize": 3,
+            "markerfacecolor": color if is_filled else "white",
         }  # fmt: skip
         ax.errorbar(test["measured"], row, xerr=error if isfinite(test["ci_low"]) else None, **{**style, **kwargs})
-        if isfinite(test["claimed"]):
-            ax.scatter(test["claimed"], row, marker="|", s=160, linewidth=3, color=_CLAIMED_COLOR, zorder=4)
-    ax.annotate(text, (1.01, row), xycoords=("axes fraction", "data"), va="center", fontsize="small")
+        _draw_claim(ax, row, test)
+    ax.annotate(f"{ratio}{said}", (1.01, row), xycoords=("axes fraction", "data"), va="center", fontsize="small")
+
+
+def _draw_claim(ax: Axes, row: int, test: dict[str, Any]) -> None:
+    if isfinite(test["claimed"]) and test["kind"] != BESIDE:
+        ax.plot([test["agrees_from"], test["agrees_to"]], [row, row], color=_CLAIMED, linewidth=6, alpha=0.3, zorder=0)
+        ax.scatter(test["claimed"], row, marker="|", s=160, linewidth=3, color=_CLAIMED, zorder=4)
 
 
 def _add_legend(ax: Axes) -> None:
-    for outcome, marker in _MARKERS.items():
-        face = "white" if outcome == OPEN else _MEASURED_COLOR
-        ax.plot([], [], marker, color=_MEASURED_COLOR, markerfacecolor=face, label=f"measured: {outcome}")
-    ax.plot([], [], "|", color=_CLAIMED_COLOR, markersize=12, markeredgewidth=3, label="claimed")
-    ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4, frameon=False, fontsize="small")
+    blue = _KINDS[MEASURED][0]
+    for outcome, marker in _OUTCOMES.items():
+        face = "white" if outcome == OPEN else blue
+        ax.plot([], [], marker, color=blue, markerfacecolor=face, label=f"{MEASURED}: {outcome}")
+    for kind, (color, marker) in list(_KINDS.items())[1:]:
+        ax.plot([], [], marker, color=color, markerfacecolor="white", label=f"{kind}: {NOT_JUDGED}")
+    ax.plot([], [], "|", color=_CLAIMED, markersize=12, markeredgewidth=3, label="claimed")
+    ax.plot([], [], color=_CLAIMED, linewidth=6, alpha=0.3, label="agrees with it")
+    ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, frameon=False, fontsize="small")

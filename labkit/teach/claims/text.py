@@ -7,7 +7,16 @@ from typing import Any
 
 import pandas as pd
 
-from labkit.teach.claims.verdicts import FAILS, MISSING, NEEDS_GPU, VERDICTS, Reading, format_interval, format_ratio
+from labkit.teach.claims.verdicts import (
+    MEASURED,
+    MISSING,
+    NEEDS_GPU,
+    NOT_JUDGED,
+    OPEN,
+    VERDICTS,
+    format_interval,
+    format_ratio,
+)  # fmt: skip
 
 _MIN_WIDTH, _MAX_WIDTH = 80, 120
 
@@ -35,21 +44,29 @@ def ratios(row: Any) -> str:
     return f"{format_ratio(row.measured)}x{format_interval(row.ci_low, row.ci_high)}{claimed}"
 
 
-def explain(tests: Sequence[dict[str, Any]], asides: dict[str, Reading | None], note: str) -> str:
-    """A line for each test, then the asides, what is missing, and the claim's note."""
-    lines = [_explain_test(test) for test in tests if test["outcome"] not in (MISSING, NEEDS_GPU)]
+def explain(tests: Sequence[dict[str, Any]], note: str) -> str:
+    """A line for each test, those that are not judged last, then what is missing, and the claim's note."""
+    seen = sorted((test for test in tests if test["outcome"] not in (MISSING, NEEDS_GPU)), key=_is_beside)
+    lines = [_explain_test(test) for test in seen]
     if any(test["outcome"] == NEEDS_GPU for test in tests):
         lines.append("No runs on a CUDA device, here or stored: `python -m labkit reference` records them.")
-    lines += [f"Beside the claim, {setting}: {reading}." for setting, reading in asides.items() if reading]
-    missing = pd.DataFrame([test for test in tests if test["outcome"] == MISSING], columns=["notebook", "setting"])
+    missing = pd.DataFrame(
+        [test for test in tests if test["outcome"] == MISSING and not _is_beside(test)], columns=["notebook", "setting"]
+    )
     for notebook, settings in missing.groupby("notebook", sort=False)["setting"]:
         lines.append(f"Not measured yet: {'; '.join(settings)}: `python -m labkit tour --only {notebook}`.")
     return "\n".join([*lines, note]).rstrip()
 
 
+def _is_beside(test: dict[str, Any]) -> bool:
+    return test["kind"] != MEASURED
+
+
 def _explain_test(test: dict[str, Any]) -> str:
+    if _is_beside(test):
+        return f"{test['kind'].capitalize()}, {test['setting']}: {test['seen']}: {NOT_JUDGED}."
     setting = test["setting"][0].upper() + test["setting"][1:]
     reason = f" ({test['doubt']})" if test["doubt"] else ""
-    if not reason and test["outcome"] == FAILS and test["claimed"] > 1 and test["ci_low"] > 1:
-        reason = ", though the direction does"
+    if not reason and test["outcome"] == OPEN and test["claimed"] > 1 and test["ci_low"] > 1:
+        reason = ", though faster is certain"
     return f"{setting}: {test['seen']}: {test['outcome']}{reason}."

@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from labkit.core import photo_root
 from labkit.data import decode
 from labkit.data.stores import FolderStore
-from labkit.measure import speedup_interval
-from labkit.teach.claims.frames import Frames, Read, geometric_mean
+from labkit.measure import speedup_interval, speedup_of
+from labkit.teach.claims.frames import Frames, Read
 from labkit.teach.claims.verdicts import Reading
 
 SHORT_SIDE = 256  # as in the claim
@@ -127,7 +127,7 @@ def detail_kept(profile: str) -> Read:
         if ratios is None:
             return None
         interval, note = speedup_interval(ratios), f"detail, {len(ratios)} photos"
-        return Reading(geometric_mean(ratios), *interval, len(ratios), "pixels compared on the spot", note=note)
+        return Reading(speedup_of(ratios), *interval, len(ratios), "pixels compared on the spot", note=note)
 
     return read
 

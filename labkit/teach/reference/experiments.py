@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from labkit.core import Scale, map_tensors
 from labkit.data import ImageDataset
-from labkit.measure import ReplayLoader, compare
+from labkit.measure import ReplayLoader, compare, with_step
 from labkit.pipeline import RECIPES, CUDAPrefetcher, cutmix, make_augment, mixup
 from labkit.pipeline.loader import Loader, LoaderConfig, make_loader
 
@@ -36,7 +36,7 @@ class Experiment:
     check: Callable[[], None]
     close: Callable[[], None] = lambda: None
 
-    def run(self, rounds: int, *, progress: bool = True) -> pd.DataFrame:
+    def run(self, rounds: int | None = None, *, progress: bool = True) -> pd.DataFrame:
         """Check, `compare`, then close. The runs are no rung of the ladder.
 
         Raises:
@@ -70,7 +70,7 @@ def augment_on_device(
     """v2 (one draw per batch) against Kornia (one per image), eager and compiled, on uint8 batches on the device."""
     batch = _make_pictures(scale.batch_size, device)
     variants: dict[str, Callable[[Any], Tensor]] = {
-        "v2, one draw a batch": make_augment(recipe, "v2"),
+        "v2, one draw per batch": make_augment(recipe, "v2"),
         "Kornia": make_augment(recipe, "kornia").to(device),
     }
     if compiled:
@@ -88,7 +88,7 @@ def augment_on_device(
             ensure(distinct == expected, f"{label}: {distinct} different results of one picture, not {expected}")
 
     factories = {label: partial(_repeat, _count_batches(scale), augment, batch) for label, augment in variants.items()}
-    return Experiment(f"06 {recipe} recipe on the device", "v2, one draw a batch", factories, check)
+    return Experiment(f"06 {recipe} recipe on the device", "v2, one draw per batch", factories, check)
 
 
 def mixing(device: torch.device, scale: Scale) -> Experiment:
@@ -163,9 +163,9 @@ def who_augments(store: Any, device: torch.device, scale: Scale, recipe: str = "
     return Experiment(
         "06 who augments", "CPU does all",
         {
-            "CPU does all": partial(map, move, on_cpu),
-            "CPU crops, device colors": partial(map, lambda batch: photometry(move(batch)[0]), for_device),
-            "CPU crops only": partial(map, move, for_device),
+            "CPU does all": partial(with_step, on_cpu, move),
+            "CPU crops, device colors": partial(with_step, for_device, lambda batch: photometry(move(batch)[0])),
+            "CPU crops only": partial(with_step, for_device, move),
         },
         check, partial(_close, on_cpu, for_device),
     )  # fmt: skip
@@ -182,9 +182,9 @@ def pinning(store: Any, device: torch.device, scale: Scale) -> Experiment:
         ensure(same, "pinned batches differ from pageable ones")
 
     variants = {
-        "pin_memory=False": partial(map, move, pageable),
-        "pin_memory=True": partial(map, move, pinned),
-        "pin_memory=True, non_blocking": partial(map, move_async, pinned),
+        "pin_memory=False": partial(with_step, pageable, move),
+        "pin_memory=True": partial(with_step, pinned, move),
+        "pin_memory=True, non_blocking": partial(with_step, pinned, move_async),
     }
     close = partial(_close, pageable, pinned)
     return Experiment("03 pinned memory", "pin_memory=False", variants, check, close)
@@ -206,12 +206,12 @@ def overlap(store: Any, device: torch.device, scale: Scale) -> Experiment:
         ensure(all(epoch == sums[0] for epoch in sums), "the ways of feeding give different batches")
 
     variants: dict[str, Factory] = {
-        "pageable": partial(_train, step, pageable, move),
-        "pinned": partial(_train, step, pinned, move),
-        "pinned, non_blocking": partial(_train, step, pinned, move_async),
-        "prefetched": partial(_train, step, CUDAPrefetcher(pinned, device)),
+        "pageable": partial(with_step, pageable, lambda batch: step(move(batch))),
+        "pinned": partial(with_step, pinned, lambda batch: step(move(batch))),
+        "pinned, non_blocking": partial(with_step, pinned, lambda batch: step(move_async(batch))),
+        "prefetched": partial(with_step, CUDAPrefetcher(pinned, device), step),
         "load alone": lambda: pinned,
-        "compute alone": partial(_train, step, resident),
+        "compute alone": partial(with_step, resident, step),
     }
     return Experiment("07 feeding a training step", "pageable", variants, check, partial(_close, pageable, pinned))
 
@@ -265,13 +265,6 @@ def _count_batches(scale: Scale) -> int:
 
 def _repeat(n: int, function: Callable[..., Any], *args: Any) -> Iterator[Any]:
     return (function(*args) for _ in range(n))
-
-
-def _train(step: Callable[[Any], Any], loader: Iterable[Any], move: Callable | None = None) -> Iterator[int]:
-    for batch in loader:  # not `map`, which would start the loader before the clock of the first batch
-        moved = move(batch) if move else batch
-        step(moved)
-        yield len(moved[0])
 
 
 def move_to(device: torch.device, *, non_blocking: bool) -> Callable[[Any], Any]:

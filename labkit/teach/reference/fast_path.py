@@ -1,4 +1,4 @@
-"""Reference experiments for notebooks 11 and 13: the limits of a GPU, and loaders that come close to them."""
+"""Reference experiments for notebooks 11b and 13: the limits of a GPU, and loaders that come close to them."""
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -9,6 +9,7 @@ from torch import Tensor
 from labkit.core import Scale, labkit_home
 from labkit.data import ImageDataset, decode, labels_of
 from labkit.data.stores import FolderStore
+from labkit.measure import with_step
 from labkit.peers import Work, missing_modules
 from labkit.peers.adapters import PEERS_HERE as DALI
 from labkit.pipeline import decode_limit, make_augment
@@ -105,13 +106,13 @@ def peers_on_gpu(store: FolderStore, device: torch.device, scale: Scale) -> Expe
         **{peer.name: partial(peer.loader, work) for peer in DALI if not missing_modules(peer)},
     }
     move = move_to(device, non_blocking=True)
-    variants = {label: lambda make=make: map(move, make()) for label, make in factories.items()}
+    variants = {label: lambda make=make: with_step(make(), move) for label, make in factories.items()}
 
     def check() -> None:
         _, expected = labels_of(store.keys())
-        for label, make in variants.items():
+        for label, make in factories.items():
             found = []
-            for images, labels in make():
+            for images, labels in map(move, make()):
                 shape = (len(labels), 3, 224, 224)
                 ensure(images.shape == shape, f"{label} gives {tuple(images.shape)}, not {shape}")
                 ensure(images.dtype == torch.uint8, f"{label} gives {images.dtype}")

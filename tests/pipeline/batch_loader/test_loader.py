@@ -406,4 +406,5 @@ def test_compare_takes_it(photos):
     frame = lk.compare(
         {"a": lambda: BatchLoader(photos, batch_size=8)}, baseline="a", rounds=1, warmups=0, progress=False
     )
-    assert frame.loc[0, ["n_images", "batch_size", "num_workers"]].tolist() == [22, 8, 0]
+    assert frame.loc[0, ["batch_size", "num_workers", "n_settle_batches", "is_steady"]].tolist() == [8, 0, 2, True]
+    assert frame.loc[0, "n_images"] > 22  # more than one pass

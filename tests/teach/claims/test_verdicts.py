@@ -2,24 +2,39 @@
 
 import pytest
 
-from labkit.teach.claims.verdicts import Reading, faster, format_ratio, outcome, reaches, together, tried, unchanged
+from labkit.teach.claims.verdicts import (
+    Reading,
+    agreeing_range,
+    faster,
+    format_ratio,
+    outcome,
+    reaches,
+    together,
+    tried,
+    unchanged,
+)
 
 NAN = float("nan")
+TWICE = (1.5, 3.0)  # what agrees with a claim of 2x
 
 
 @pytest.mark.parametrize(
-    ("rule", "low", "high", "claimed", "expected"),
+    ("rule", "low", "high", "agrees", "expected"),
     [
         (faster, 1.1, 1.4, None, "holds"),
         (faster, 0.5, 0.9, None, "does not hold"),
         (faster, 0.9, 1.1, None, "inconclusive"),
         (faster, NAN, NAN, None, "inconclusive"),
-        (reaches, 2.1, 2.5, 2.0, "holds"),
-        (reaches, 1.8, 2.2, 2.0, "holds"),
-        (reaches, 1.3, 1.6, 2.0, "does not hold"),
-        (reaches, 0.4, 0.6, 2.0, "does not hold"),
-        (reaches, 0.9, 2.2, 2.0, "inconclusive"),
-        (reaches, NAN, NAN, 2.0, "inconclusive"),
+        (reaches, 2.1, 2.5, TWICE, "holds"),
+        (reaches, 1.5, 3.0, TWICE, "holds"),
+        (reaches, 3.1, 338.0, TWICE, "larger here"),
+        (reaches, 1.1, 1.4, TWICE, "smaller here"),
+        (reaches, 0.4, 0.6, TWICE, "does not hold"),
+        (reaches, 0.9, 1.4, TWICE, "does not hold"),
+        (reaches, 1.2, 1.6, TWICE, "inconclusive"),
+        (reaches, 2.0, 3.5, TWICE, "inconclusive"),
+        (reaches, 0.9, 2.2, TWICE, "inconclusive"),
+        (reaches, NAN, NAN, TWICE, "inconclusive"),
         (unchanged, 0.98, 1.02, None, "holds"),
         (unchanged, 1.06, 1.2, None, "does not hold"),
         (unchanged, 0.6, 0.9, None, "does not hold"),
@@ -27,8 +42,13 @@ NAN = float("nan")
         (unchanged, NAN, NAN, None, "inconclusive"),
     ],
 )
-def test_rules(rule, low, high, claimed, expected):
-    assert rule(Reading(2.0, low, high), claimed) == expected
+def test_rules(rule, low, high, agrees, expected):
+    assert rule(Reading(2.0, low, high), agrees) == expected
+
+
+def test_half_to_twice_the_claimed_gain_agrees():
+    assert agreeing_range(2.0) == TWICE
+    assert agreeing_range(1.3, up_to=2.0) == (1.15, 3.0)
 
 
 def test_trials_doubts_and_nothing_read():
@@ -37,6 +57,8 @@ def test_trials_doubts_and_nothing_read():
     assert outcome(Reading(3.0, 2.5, 3.5, doubt="not cold"), faster, None) == "inconclusive"
     assert outcome(None, faster, None) == "not measured yet"
     assert outcome(None, faster, None, needs_gpu=True) == "needs a GPU"
+    assert outcome(Reading(3.0, 2.5, 3.5), None, TWICE) == "not judged"
+    assert outcome(None, None, TWICE) == "not measured yet"
 
 
 @pytest.mark.parametrize(
@@ -51,6 +73,14 @@ def test_trials_doubts_and_nothing_read():
         (["inconclusive", "not measured yet"], "inconclusive"),
         (["needs a GPU", "needs a GPU"], "needs a GPU"),
         (["not measured yet"], "not measured yet"),
+        (["larger here", "larger here"], "larger here"),
+        (["smaller here", "inconclusive"], "smaller here"),
+        (["larger here", "smaller here"], "larger and smaller here"),
+        (["larger here", "smaller here", "not measured yet"], "larger and smaller here"),
+        (["larger here", "holds"], "holds under a condition"),
+        (["larger here", "smaller here", "holds"], "holds under a condition"),
+        (["smaller here", "does not hold"], "does not hold"),
+        (["larger here", "smaller here", "does not hold"], "does not hold"),
     ],
 )
 def test_a_claim_is_judged_by_all_its_tests(outcomes, verdict):

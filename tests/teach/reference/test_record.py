@@ -27,8 +27,8 @@ CPU = torch.device("cpu")
 TINY = env.Scale("ci", n_photos=4, n_camera=1, batch_size=2, rounds=1)
 VARIANTS = {
     "03 pinned memory": ["pin_memory=False", "pin_memory=True", "pin_memory=True, non_blocking"],
-    "06 light recipe on the device": ["v2, one draw a batch", "Kornia"],
-    "06 heavy recipe on the device": ["v2, one draw a batch", "Kornia"],
+    "06 light recipe on the device": ["v2, one draw per batch", "Kornia"],
+    "06 heavy recipe on the device": ["v2, one draw per batch", "Kornia"],
     "06 mixing on the device": [
         "v2.CutMix", "v2.MixUp", "lk.mixup", "lk.cutmix", "write-up's CutMix",
     ],

@@ -1,0 +1,172 @@
+"""Stored notebooks: all from one run of one commit, or none. For maintainers, in a clone with git."""
+
+import base64
+import io
+import re
+import secrets
+import shutil
+import subprocess
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+from tempfile import gettempdir
+from typing import TYPE_CHECKING, Any
+
+import nbformat
+import pandas as pd
+from nbformat.v4 import new_output
+from PIL import Image
+
+from labkit.core import (
+    IS_CLONE,
+    NOTEBOOK_FOLDER,
+    ScratchFolder,
+    encode_image,
+    env_id,
+    installed_versions,
+    write_all_atomic,
+)
+from labkit.lab.notebooks import Executed, outputs_of
+from labkit.measure import MEASURE_VERSION, disturbances, load_frame, measured_runs
+from labkit.teach import ladder
+
+if TYPE_CHECKING:
+    from nbformat import NotebookNode
+
+MAX_TRIES = 3  # of a notebook that was disturbed
+
+# As Python prints it: the cell's place, the warning, and the line of code.
+_INSTABILITY = re.compile(r"^\S.*: InstabilityWarning: (.+)\n(?:  .*\n?)?", re.MULTILINE)
+
+
+def describe_run(only: str) -> dict[str, Any]:
+    """What stored notebooks say about their run, as `metadata["labkit"]`.
+
+    Returns:
+        `run` (its start, in UTC, and a random part), `commit` (with "-dirty" if the clone had changes), `env_id`,
+        `versions` of Python and libraries, and `measure` (`MEASURE_VERSION`).
+
+    Raises:
+        ValueError: `only` chooses a part of the notebooks, or there is no clone with git.
+    """
+    if only:
+        raise ValueError(f"--store and --only {only} exclude each other: all notebooks are stored, or none")
+    return {
+        "run": f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}",
+        "commit": find_commit(NOTEBOOK_FOLDER),
+        "env_id": env_id(),
+        "versions": installed_versions(),
+        "measure": MEASURE_VERSION,
+    }
+
+
+def find_commit(folder: Path) -> str:
+    """The commit of the clone that holds `folder`, with "-dirty" if files have changed since, or are new.
+
+    Raises:
+        ValueError: there is no git, or no clone.
+    """
+    git = shutil.which("git")
+    if git is None or not IS_CLONE:
+        raise ValueError("storing needs a clone with git: " + ("install git" if IS_CLONE else "this is a wheel"))
+
+    def ask(*arguments: str) -> str:
+        return subprocess.run([git, "-C", folder, *arguments], capture_output=True, text=True, check=True).stdout
+
+    try:
+        commit, changes = ask("rev-parse", "HEAD").strip(), ask("status", "--porcelain")
+    except subprocess.CalledProcessError as error:
+        raise ValueError(f"storing needs a clone with git, and {folder} is in none: {error.stderr.strip()}") from error
+    return f"{commit}-dirty" if changes else commit
+
+
+def run_until_quiet(run_once: Callable[[], Executed], say: Callable[[str], None]) -> Executed:
+    """Run a notebook again while it is disturbed, at most `MAX_TRIES` times; a note says if the last run was, too.
+
+    A run that cannot be stored has an `error` that says why, and is not repeated.
+    """
+    for number in range(1, MAX_TRIES + 1):
+        run = run_once()
+        run.error = run.error or refusal(run)
+        reason = disturbance(run)
+        if run.error or not reason:
+            return run
+        say(f"{run.notebook.name} was disturbed, in try {number} of {MAX_TRIES}: {reason}")
+    run.note = f"disturbed in each of {MAX_TRIES} tries, in the last one: {reason}"
+    return run
+
+
+def disturbance(run: Executed) -> str:
+    """Why a run may tell more about the machine than about the code; empty if nothing says so."""
+    reasons = [reason for cell in run.node.cells for reason in _INSTABILITY.findall(_stderr(cell))]
+    if run.frames:
+        reasons += disturbances(pd.concat([measured_runs(load_frame(path)) for path in run.frames]))
+    return "; ".join(dict.fromkeys(reasons))
+
+
+def refusal(run: Executed) -> str:
+    """Why a run that has ended cannot be stored: what it wrote to stderr, but for instability; or empty."""
+    noise = [text for cell in run.node.cells if (text := _INSTABILITY.sub("", _stderr(cell)).strip())]
+    return f"wrote to stderr, and so cannot be stored: {noise[0][:200]}" if noise else ""
+
+
+def store_all(runs: Iterable[Executed], about: dict[str, Any], frames: Path) -> None:
+    """Write notebooks back in place, with the ladder's frame and figure beside theirs: all files, or none.
+
+    Args:
+        runs: All notebooks of a run, without errors.
+        about: From `describe_run`, at the run's start.
+        frames: The folder where the run recorded its frames.
+
+    Raises:
+        OSError: a file cannot be written, or the ladder was not recorded.
+    """
+    if find_commit(NOTEBOOK_FOLDER) != about["commit"]:  # the notebooks may have run different code
+        about = {**about, "commit": f"{about['commit'].removesuffix('-dirty')}-dirty"}
+    files = {}
+    for run in runs:
+        files[run.notebook.path] = _stored_bytes(run, about)
+        if run.notebook.name == ladder.NOTEBOOK:  # the README's figure shows what it measured
+            files |= _ladder_files(frames / ladder.FRAME, run.notebook.path.parent)
+    write_all_atomic(files)
+
+
+def _stored_bytes(run: Executed, about: dict[str, Any]) -> bytes:
+    """The executed notebook as a file, without metadata that editors and kernels add."""
+    node = run.node
+    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    own = {**about, "note": run.note} if run.note else about
+    node.metadata = nbformat.from_dict({"kernelspec": kernel, "language_info": {"name": "python"}, "labkit": own})
+    for cell in node.cells:
+        cell.metadata.pop("execution", None)
+        _show_instability(cell)
+    for output in outputs_of(node):
+        if "image/png" in output.get("data", {}):
+            output.data["image/png"] = _reduce_colors(output.data["image/png"])
+    return f"{nbformat.writes(node)}\n".encode()
+
+
+def _show_instability(cell: "NotebookNode") -> None:
+    """Put a cell's instability warnings into its printed output: as warnings, they name a temporary file."""
+    if reasons := _INSTABILITY.findall(_stderr(cell)):
+        text = "".join(f"InstabilityWarning: {reason}\n" for reason in reasons)
+        others = [output for output in cell.outputs if output.get("name") != "stderr"]
+        cell.outputs = [new_output("stream", name="stdout", text=text), *others]
+
+
+def _ladder_files(frame: Path, folder: Path) -> dict[Path, bytes]:
+    with ScratchFolder(gettempdir()) as scratch:
+        ladder.store_figure(frame, scratch)
+        return {folder / name: (scratch / name).read_bytes() for name in (ladder.FRAME, ladder.FIGURE)}
+
+
+def _reduce_colors(png: str) -> str:
+    """A plot's base64 PNG in 256 colors: a quarter of the bytes in the repository, without a visible difference."""
+    plot = Image.open(io.BytesIO(base64.b64decode(png))).convert("RGB")
+    reduced = encode_image(plot.quantize(256, dither=Image.Dither.NONE), "PNG", optimize=True)
+    return base64.b64encode(reduced).decode()
+
+
+def _stderr(cell: "NotebookNode") -> str:
+    """What a cell wrote to stderr, which may come in parts."""
+    return "".join(output.text for output in cell.get("outputs", []) if output.get("name") == "stderr")

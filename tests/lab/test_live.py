@@ -1,0 +1,103 @@
+"""The report of a tour that is running, on notebooks that are not run."""
+
+import re
+
+import pytest
+
+import labkit as lk
+from labkit.lab import live as live_module, report
+from labkit.lab.live import LiveReport, minutes_left
+from labkit.lab.notebooks import Executed, Notebook
+
+
+@pytest.fixture
+def notebooks(tmp_path):
+    return [Notebook(tmp_path / f"{name}.ipynb", "Why?", minutes) for name, minutes in NAMES.items()]
+
+
+NAMES = {"00_first": "10", "01_second": "20", "02_third": "?"}
+
+
+@pytest.fixture
+def live(notebooks, tmp_path):
+    """A live report whose clock stands still until a test sets `now_s`."""
+    live = LiveReport(tmp_path / "results", notebooks, clock=lambda: live.now_s)
+    live.now_s = 1000.0
+    return live
+
+
+def _status(live):
+    found = re.search(r'<p class="status" role="status">(.*?)</p>', live.path.read_text(), re.DOTALL)
+    return found and found[1]
+
+
+def _reloads(live):
+    return 'http-equiv="refresh"' in live.path.read_text()
+
+
+def test_the_page_tells_what_runs_and_how_long_the_rest_takes(live, notebooks):
+    with live:
+        assert re.fullmatch(
+            r"At \d\d:\d\d: making the photos\. How long .* not known yet\. This page\sreloads itself .*", _status(live)
+        )
+        live.begin(notebooks[0])
+        assert ": running 00_first, notebook 1 of 3. How long" in _status(live)
+        live.now_s += 60
+        live.end(Executed(notebooks[0], None, 60.0))
+        live.begin(notebooks[1])
+        assert ": running 01_second, notebook 2 of 3. The rest takes about 4 minutes. This page" in _status(live)
+        assert _reloads(live)
+        assert ">00_first</a>" in live.path.read_text()
+    assert (_reloads(live), _status(live)) == (False, None)
+
+
+@pytest.mark.parametrize(
+    ("n_ended", "share", "expected"), [(0, 0.0, None), (0, 0.5, 9.0), (1, 0.0, 4.0), (1, 0.5, 1.5), (3, 0.0, 0.0)]
+)
+def test_the_rest_is_estimated_from_stated_minutes_and_what_has_run(notebooks, n_ended, share, expected):
+    assert minutes_left(notebooks, n_ended, share, 60.0) == expected
+
+
+def test_a_frame_is_on_the_page_before_its_notebook_ends(live, notebooks, frame_of, monkeypatch):
+    written = []
+    monkeypatch.setattr(live_module, "write_index", lambda *args, **kw: written.append(report.write_index(*args, **kw)))
+    frames = live.path.parent / "frames"
+    with live:
+        live.begin(notebooks[0])
+        live.on_cell(1, 4)
+        assert len(written) == 2, "nothing new"
+        for number, rates in enumerate(([1, 1.1], [2, 2.2])):
+            lk.save_frame(frame_of({"a": [1, 1.1], "b": rates}, "a", experiment="00 workers"), frames / "w.csv")
+            live.on_cell(2 + number, 4)
+            assert f"<td>{1 + number:.2f}x [" in live.path.read_text()
+            assert "data:image/png;base64," in live.path.read_text()
+        assert len(written) == 4
+        assert "judged when the tour has ended" in live.path.read_text()
+    assert "judged when the tour has ended" not in live.path.read_text()
+
+
+CUT_SHORT = [
+    (KeyboardInterrupt(), "was interrupted while running 00_first, notebook 1 of 3."),
+    (OSError("no room at https://me:word@here/"), "failed (OSError: no room at https://here/) while running 00_first,"),
+]
+
+
+@pytest.mark.parametrize(("error", "told"), CUT_SHORT, ids=["Ctrl-C", "an error"])
+def test_a_tour_that_is_cut_short_leaves_a_page_that_says_so(live, notebooks, error, told):
+    def run():
+        with live:
+            live.begin(notebooks[0])
+            raise error
+
+    with pytest.raises(type(error)):
+        run()
+    assert told in _status(live)
+    assert not _reloads(live)
+
+
+def test_a_damaged_frame_ends_the_tour_at_its_start(live):
+    (live.path.parent / "frames").mkdir(parents=True)
+    (live.path.parent / "frames" / "x.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(ValueError, match=r"x\.csv is not a frame of runs"), live:
+        pass
+    assert not live.path.exists()

@@ -1,0 +1,207 @@
+"""Storing: all notebooks of one run of one commit, or none."""
+
+import io
+import json
+import re
+import subprocess
+from base64 import b64decode, b64encode
+
+import pytest
+from nbformat.v4 import new_code_cell, new_notebook, new_output
+from PIL import Image
+
+import labkit as lk
+from labkit.core import encode_image, environment
+from labkit.lab import storing
+from labkit.lab.notebooks import Executed, Notebook
+from labkit.measure import MEASURE_VERSION
+from labkit.teach import ladder
+from tests.paths import contents
+
+UNSTABLE = "/tmp/ipykernel_1/2.py:3: InstabilityWarning: {}: unstable: spread 40%\n  lk.summarize(runs)\n"
+
+
+def _git(folder, *arguments):
+    own = ["-c", "user.name=me", "-c", "user.email=me@here", "-c", "commit.gpgsign=false"]
+    subprocess.run(["git", "-C", folder, *own, *arguments], check=True, capture_output=True)
+
+
+@pytest.fixture
+def clone(tmp_path, monkeypatch):
+    """A clone with one commit; its notebooks' folder."""
+    folder = tmp_path / "clone" / "notebooks"
+    folder.mkdir(parents=True)
+    (folder / "00_a.ipynb").write_text("{}")
+    _git(folder.parent, "init")
+    _git(folder, "add", ".")
+    _git(folder, "commit", "-m", "first")
+    monkeypatch.setattr(storing, "NOTEBOOK_FOLDER", folder)
+    return folder
+
+
+def _executed(folder, name, *outputs, **fields):
+    node = new_notebook(cells=[new_code_cell("1", outputs=list(outputs), execution_count=1)])
+    return Executed(Notebook(folder / f"{name}.ipynb", "Why?", "3"), node, 1.0, **fields)
+
+
+def _stderr(*parts):
+    return [new_output("stream", name="stderr", text=part) for part in parts]
+
+
+def test_a_run_is_described_by_its_commit_its_machine_and_what_its_figures_mean(clone):
+    about = storing.describe_run("")
+    assert re.fullmatch(r"\d{8}T\d{6}Z-[0-9a-f]{6}", about["run"])
+    assert re.fullmatch(r"[0-9a-f]{40}", about["commit"])
+    assert (about["env_id"], about["measure"]) == (lk.env_id(), MEASURE_VERSION)
+    assert about["versions"].items() <= environment().items()
+    assert {"python", "torch", "pillow"} <= set(about["versions"])
+    assert storing.describe_run("")["run"] != about["run"]
+
+
+@pytest.mark.parametrize("changed", ["00_a.ipynb", "new.py"])
+def test_a_clone_with_changes_is_dirty(clone, changed):
+    clean = storing.find_commit(clone)
+    (clone / changed).write_text("else")
+    assert storing.find_commit(clone) == f"{clean}-dirty"
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        ("a part", r"--store and --only 02,03 exclude each other: all notebooks are stored, or none"),
+        ("no git", "needs a clone with git: install git"),
+        ("a wheel", "needs a clone with git: this is a wheel"),
+        ("no clone", r"needs a clone with git, and .* is in none: .*not a git repository"),
+    ],
+)
+def test_what_cannot_be_stored_is_refused_before_anything_runs(clone, tmp_path, monkeypatch, place, message):
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
+    if place == "no git":
+        monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(storing, "IS_CLONE", place != "a wheel")
+    if place == "no clone":
+        monkeypatch.setattr(storing, "NOTEBOOK_FOLDER", tmp_path)
+    with pytest.raises(ValueError, match=message):
+        storing.describe_run("02,03" if place == "a part" else "")
+
+
+@pytest.mark.parametrize(
+    ("outputs", "reason", "refused"),
+    [
+        ([], "", ""),
+        ([new_output("stream", text=UNSTABLE.format("pil"))], "", ""),
+        (_stderr(UNSTABLE.format("pil")), "pil: unstable: spread 40%", ""),
+        (_stderr(UNSTABLE.format("pil")[:30], UNSTABLE.format("pil")[30:]), "pil: unstable: spread 40%", ""),
+        (
+            _stderr(2 * UNSTABLE.format("a"), UNSTABLE.format("b")),
+            "a: unstable: spread 40%; b: unstable: spread 40%",
+            "",
+        ),
+        (_stderr("hm"), "", "wrote to stderr, and so cannot be stored: hm"),
+        (
+            _stderr(UNSTABLE.format("a"), "hm"),
+            "a: unstable: spread 40%",
+            "wrote to stderr, and so cannot be stored: hm",
+        ),
+        (_stderr("x.py:1: UserWarning: no\n  f()\n"), "", "wrote to stderr, and so cannot be stored: x.py:1: UserW"),
+    ],
+)
+def test_what_a_run_wrote_to_stderr_disturbs_or_refuses_it(tmp_path, outputs, reason, refused):
+    run = _executed(tmp_path, "00_a", *outputs)
+    assert storing.disturbance(run) == reason
+    assert storing.refusal(run).startswith(refused)
+    assert bool(storing.refusal(run)) == bool(refused)
+
+
+@pytest.mark.parametrize(
+    ("steal_s", "others_cpu_s", "reason"),
+    [
+        (0.0, 0.0, ""),
+        (0.2, 0.0, "disturbed: 10% of CPU time was stolen"),
+        (0.0, 0.8, "disturbed: other programs used 40% of the cores"),
+    ],
+)
+def test_time_that_others_took_disturbs_a_run(tmp_path, frame_of, monkeypatch, steal_s, others_cpu_s, reason):
+    monkeypatch.setattr("labkit.measure.summary.usable_cores", lambda: 2)
+    run = _executed(tmp_path, "00_a")
+    for experiment, share in (("one", 0.5), ("two", 1.5)):  # what counts is the whole notebook
+        taken = {"steal_s": share * steal_s, "others_cpu_s": share * others_cpu_s}
+        frame = frame_of({"a": [1, 2], "b": [3, 4]}, "a", experiment=experiment).assign(
+            first_batch_s=0.1, steady_s=1.0, is_steady=True, **taken
+        )
+        run.frames.append(lk.save_frame(frame, tmp_path / f"{experiment}.csv"))
+    assert storing.disturbance(run) == reason
+
+
+@pytest.mark.parametrize(
+    ("tries", "n_run", "note", "error"),
+    [
+        (["quiet"], 1, "", ""),
+        (["disturbed", "quiet"], 2, "", ""),
+        (["disturbed"] * 3, 3, "disturbed in each of 3 tries, in the last one: try 3: unstable: spread 40%", ""),
+        (["disturbed", "failed"], 2, "", "ValueError: no"),
+        (["noisy"], 1, "", "wrote to stderr, and so cannot be stored: hm"),
+    ],
+)
+def test_a_disturbed_notebook_is_run_again_at_most_twice(tmp_path, tries, n_run, note, error):
+    ran, said = [], []
+
+    def run_once():
+        kind = tries[len(ran)]
+        text = {"disturbed": UNSTABLE.format(f"try {len(ran) + 1}"), "noisy": "hm"}.get(kind, "")
+        outputs = _stderr(text) if text else []
+        ran.append(_executed(tmp_path, "00_a", *outputs, error="ValueError: no" if kind == "failed" else ""))
+        return ran[-1]
+
+    last = storing.run_until_quiet(run_once, said.append)
+    assert (len(ran), last is ran[-1], last.note, last.error) == (n_run, True, note, error)
+    assert len(said) == tries.count("disturbed")
+
+
+def test_a_stored_notebook_names_its_run_and_shows_what_disturbed_it(clone):
+    png = encode_image(Image.effect_noise((40, 40), 50), "PNG")
+    plot = new_output("display_data", {"image/png": b64encode(png).decode()})
+    runs = [
+        _executed(clone, "00_a", plot),
+        _executed(clone, "01_b", *_stderr(UNSTABLE.format("pil")), plot, note="disturbed"),
+    ]
+    runs[0].node.metadata["language_info"] = {"version": "3.99"}
+    about = storing.describe_run("")
+    storing.store_all(runs, about, clone)
+    assert sorted(contents(clone)) == ["00_a.ipynb", "01_b.ipynb"]
+    first, second = (json.loads(data) for _, data in sorted(contents(clone).items()))
+    assert first["metadata"]["labkit"] == about
+    assert second["metadata"]["labkit"] == {**about, "note": "disturbed"}
+    assert first["metadata"]["language_info"] == {"name": "python"}
+    texts = [output.get("text") for output in second["cells"][0]["outputs"]]
+    assert texts == [["InstabilityWarning: pil: unstable: spread 40%\n"], None]
+    assert second["cells"][0]["outputs"][0]["name"] == "stdout"
+    assert Image.open(io.BytesIO(b64decode(first["cells"][0]["outputs"][0]["data"]["image/png"]))).mode == "P"
+    assert (clone / "00_a.ipynb").read_text().endswith("}\n")
+
+
+def test_a_commit_that_changes_during_the_run_is_dirty(clone):
+    about = storing.describe_run("")
+    _git(clone, "commit", "--allow-empty", "-m", "second")
+    storing.store_all([_executed(clone, "00_a")], about, clone)
+    stored = json.loads((clone / "00_a.ipynb").read_text())["metadata"]["labkit"]
+    assert stored == {**about, "commit": f"{about['commit']}-dirty"}
+
+
+def test_the_ladders_frame_and_figure_are_stored_with_the_notebooks(clone, tmp_path, frame_of):
+    runs = frame_of({"naive": [1, 1.1], "quick": [2, 2.2]}, "naive", experiment=ladder.EXPERIMENT, photos="p")
+    frame = lk.save_frame(runs, tmp_path / "frames" / ladder.FRAME)
+    storing.store_all([_executed(clone, ladder.NOTEBOOK)], storing.describe_run(""), frame.parent)
+    assert (clone / ladder.FRAME).read_bytes() == frame.read_bytes()
+    assert ladder.drawn_from(clone / ladder.FIGURE)
+
+
+@pytest.mark.parametrize("reason", ["no ladder was recorded", "a file cannot be written"])
+def test_nothing_is_stored_if_one_file_cannot_be(clone, reason):
+    before = contents(clone)
+    (clone / "no folder").touch()
+    last = ladder.NOTEBOOK if reason == "no ladder was recorded" else "no folder/01_b"
+    with pytest.raises(OSError, match=ladder.FRAME if last == ladder.NOTEBOOK else "no folder"):
+        storing.store_all([_executed(clone, "00_a"), _executed(clone, last)], storing.describe_run(""), clone)
+    (clone / "no folder").unlink()
+    assert contents(clone) == before
