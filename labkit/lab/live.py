@@ -10,7 +10,7 @@ from labkit.core import redact
 from labkit.lab.notebooks import Executed, Notebook
 from labkit.lab.report import frame_keys, write_index
 
-_USUAL_MINUTES = 20.0  # for a notebook that states none
+_USUAL_S = 60.0  # for a notebook that was not stored
 
 
 class LiveReport:
@@ -69,8 +69,6 @@ class LiveReport:
     def _describe_rest(self) -> str:
         seconds = 0.0 if self._began_s is None else self._clock() - self._began_s
         minutes = minutes_left(self._notebooks, len(self.runs), self._share, seconds)
-        if minutes is None:
-            return "How long the tour takes is not known yet."
         n_minutes = max(1, round(minutes))
         return f"The rest takes about {n_minutes} minute{'s' if n_minutes > 1 else ''}."
 
@@ -80,21 +78,19 @@ class LiveReport:
         return f"At {_now()}, the tour {how} while {self._doing}. What follows was measured before."
 
 
-def minutes_left(notebooks: Sequence[Notebook], n_ended: int, share: float, seconds: float) -> float | None:
-    """Minutes that the rest of a tour takes if it takes as long, per minute that its notebooks state, as what has run.
+def minutes_left(notebooks: Sequence[Notebook], n_ended: int, share: float, seconds: float) -> float:
+    """Minutes that the rest of a tour takes, as the stored run took them and at the pace of what has run here.
 
     Args:
         notebooks: Those of the tour, in order.
         n_ended: How many have ended.
         share: How much of the next one has run, 0 to 1.
-        seconds: Since the first one began.
-
-    Returns:
-        None while nothing has run.
+        seconds: Since the first one began. While that runs, the stored run's pace is taken: a few cells tell little.
     """
-    stated = [float(notebook.minutes) if notebook.minutes.isdigit() else _USUAL_MINUTES for notebook in notebooks]
-    done = sum(stated[:n_ended]) + share * sum(stated[n_ended : n_ended + 1])
-    return seconds / 60 * (sum(stated) - done) / done if done else None
+    stored_s = [notebook.seconds or _USUAL_S for notebook in notebooks]
+    done_s = sum(stored_s[:n_ended]) + share * sum(stored_s[n_ended : n_ended + 1])
+    pace = seconds / done_s if n_ended else 1.0
+    return pace * (sum(stored_s) - done_s) / 60
 
 
 def _now() -> str:

@@ -25,11 +25,15 @@ _Ts = TypeVarTuple("_Ts")
 
 @dataclass(frozen=True)
 class Notebook:
-    """One notebook: its file, and the question and duration from its first cell."""
+    """One notebook: its file, and the question and duration from its first cell.
+
+    `seconds` are those of its stored run: how long the cells ran, while `minutes` are a reader's.
+    """
 
     path: Path
     question: str
     minutes: str
+    seconds: float | None = None
 
     @property
     def name(self) -> str:
@@ -59,12 +63,14 @@ def _numbered(folder: Path) -> list[Path]:
 
 def _describe(path: Path) -> Notebook:
     try:  # with json: nbformat takes seconds to load, and `labkit list` should answer at once
-        text = "".join(json.loads(path.read_bytes())["cells"][0]["source"])
+        node = json.loads(path.read_bytes())
+        text = "".join(node["cells"][0]["source"])
+        seconds = node.get("metadata", {}).get("labkit", {}).get("seconds")
     except (ValueError, KeyError, IndexError, TypeError) as error:
         raise ValueError(f"{path} is not a notebook ({type(error).__name__}: {error}): repair or remove it") from error
     parts = dict(re.findall(r"\*\*(Question|Minutes)\.\*\* (\S.*)", text))
     minutes = parts.get("Minutes", "?").split()[0].rstrip(".")
-    return Notebook(path, parts.get("Question", ""), minutes)
+    return Notebook(path, parts.get("Question", ""), minutes, seconds)
 
 
 @dataclass

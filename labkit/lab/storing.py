@@ -40,7 +40,7 @@ _INSTABILITY = re.compile(r"^\S.*: InstabilityWarning: (.+)\n(?:  .*\n?)?", re.M
 
 
 def describe_run(only: str) -> dict[str, Any]:
-    """What stored notebooks say about their run, as `metadata["labkit"]`.
+    """What stored notebooks say about their run, as `metadata["labkit"]`, beside their own `seconds` and `note`.
 
     Returns:
         `run` (its start, in UTC, and a random part), `commit` (with "-dirty" if the clone had changes), `env_id`,
@@ -135,7 +135,7 @@ def _stored_bytes(run: Executed, about: dict[str, Any]) -> bytes:
     """The executed notebook as a file, without metadata that editors and kernels add."""
     node = run.node
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
-    own = {**about, "note": run.note} if run.note else about
+    own = {**about, "seconds": round(run.seconds), **({"note": run.note} if run.note else {})}
     node.metadata = nbformat.from_dict({"kernelspec": kernel, "language_info": {"name": "python"}, "labkit": own})
     for cell in node.cells:
         cell.metadata.pop("execution", None)

@@ -4,10 +4,12 @@ import re
 import tomllib
 from collections import Counter
 
+import numpy as np
 import pandas as pd
 import pytest
 
-from tests.hardening import noise
+import labkit as lk
+from tests.hardening import bias, noise
 from tests.hardening.faults.__main__ import summarize_rows
 from tests.hardening.soak.subjects import PLANTED, SUBJECTS
 from tests.hardening.tables import RECORDS, update_table
@@ -65,12 +67,26 @@ def test_faults_are_counted_by_kind():
 
 
 def test_verdicts_are_counted_by_condition():
-    row = {"kind": "loop", "truth": 1.0, "hog": "none", "speedup": 1.0, "ci_low": 0.5, "ci_high": 2.0,
-           "verdict": "inconclusive", "wrong": False, "unstable": False}  # fmt: skip
-    wrong = {**row, "ci_low": 1.5, "verdict": "faster", "wrong": True}
+    where = {"how": "real", "loader": "threads", "beside": "nothing"}
+    row, wrong = (where | noise.judge(np.array(ratios), 1.0, 1.0) for ratios in ([0.5, 2.0], [1.5, 1.51, 1.52]))
     [counts] = noise.summarize_rows(pd.DataFrame([row, wrong])).to_dict("records")
-    assert (counts["n"], counts["wrong"], counts["inconclusive"], counts["covered"]) == (2, 50, 50, 50)
+    assert (counts["n"], counts["n_wrong"], counts["found"], counts["covered"]) == (2, 1, 50, 50)
     assert counts["wrong_at_most"] == pytest.approx(97.47)
+
+
+@pytest.mark.parametrize("truth", [1.0, 2.0])
+def test_recorded_runs_are_replayed_as_twins_of_a_known_ratio(truth):
+    rates = np.random.default_rng(0).normal(100, 0.1, 50)
+    found = noise.replay(np.full(50, 0.1), rates, truth, np.random.default_rng(1))
+    assert found["speedup"] == pytest.approx(truth, rel=0.01)
+    assert (found["n_rounds"], found["wrong"]) == (lk.scale().rounds, False)
+
+
+def test_a_bias_is_that_of_the_ratios_of_two_ways():
+    tries = pd.DataFrame({"pair": "p", "watched": [2.0, 2.0, 2.0], "compared": [2.2, 2.19, 2.21]})
+    [row] = bias.summarize_tries(tries).to_dict("records")
+    assert row["bias"] == pytest.approx(10, abs=0.1)
+    assert row["bias_low"] < row["bias"] < row["bias_high"]
 
 
 def test_coverage_is_summed_by_room():

@@ -12,10 +12,10 @@ from labkit.lab.notebooks import Executed, Notebook
 
 @pytest.fixture
 def notebooks(tmp_path):
-    return [Notebook(tmp_path / f"{name}.ipynb", "Why?", minutes) for name, minutes in NAMES.items()]
+    return [Notebook(tmp_path / f"{name}.ipynb", "Why?", "20", seconds) for name, seconds in STORED_S.items()]
 
 
-NAMES = {"00_first": "10", "01_second": "20", "02_third": "?"}
+STORED_S = {"00_first": 30, "01_second": 60, "02_third": None}
 
 
 @pytest.fixture
@@ -38,10 +38,11 @@ def _reloads(live):
 def test_the_page_tells_what_runs_and_how_long_the_rest_takes(live, notebooks):
     with live:
         assert re.fullmatch(
-            r"At \d\d:\d\d: making the photos\. How long .* not known yet\. This page\sreloads itself .*", _status(live)
+            r"At \d\d:\d\d: making the photos\. The rest takes about 2 minutes\. This page\sreloads itself .*",
+            _status(live),
         )
         live.begin(notebooks[0])
-        assert ": running 00_first, notebook 1 of 3. How long" in _status(live)
+        assert ": running 00_first, notebook 1 of 3. The rest takes about 2 minutes." in _status(live)
         live.now_s += 60
         live.end(Executed(notebooks[0], None, 60.0))
         live.begin(notebooks[1])
@@ -52,9 +53,9 @@ def test_the_page_tells_what_runs_and_how_long_the_rest_takes(live, notebooks):
 
 
 @pytest.mark.parametrize(
-    ("n_ended", "share", "expected"), [(0, 0.0, None), (0, 0.5, 9.0), (1, 0.0, 4.0), (1, 0.5, 1.5), (3, 0.0, 0.0)]
+    ("n_ended", "share", "expected"), [(0, 0.0, 2.5), (0, 0.5, 2.25), (1, 0.0, 4.0), (1, 0.5, 1.5), (3, 0.0, 0.0)]
 )
-def test_the_rest_is_estimated_from_stated_minutes_and_what_has_run(notebooks, n_ended, share, expected):
+def test_the_rest_is_estimated_from_the_stored_run_and_the_pace_of_this_one(notebooks, n_ended, share, expected):
     assert minutes_left(notebooks, n_ended, share, 60.0) == expected
 
 

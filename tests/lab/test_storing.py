@@ -13,7 +13,7 @@ from PIL import Image
 import labkit as lk
 from labkit.core import encode_image, environment
 from labkit.lab import storing
-from labkit.lab.notebooks import Executed, Notebook
+from labkit.lab.notebooks import Executed, Notebook, find_notebooks
 from labkit.measure import MEASURE_VERSION
 from labkit.teach import ladder
 from tests.paths import contents
@@ -170,8 +170,9 @@ def test_a_stored_notebook_names_its_run_and_shows_what_disturbed_it(clone):
     storing.store_all(runs, about, clone)
     assert sorted(contents(clone)) == ["00_a.ipynb", "01_b.ipynb"]
     first, second = (json.loads(data) for _, data in sorted(contents(clone).items()))
-    assert first["metadata"]["labkit"] == about
-    assert second["metadata"]["labkit"] == {**about, "note": "disturbed"}
+    assert first["metadata"]["labkit"] == {**about, "seconds": 1}
+    assert second["metadata"]["labkit"] == {**about, "seconds": 1, "note": "disturbed"}
+    assert [notebook.seconds for notebook in find_notebooks(folder=clone)] == [1, 1]
     assert first["metadata"]["language_info"] == {"name": "python"}
     texts = [output.get("text") for output in second["cells"][0]["outputs"]]
     assert texts == [["InstabilityWarning: pil: unstable: spread 40%\n"], None]
@@ -185,7 +186,7 @@ def test_a_commit_that_changes_during_the_run_is_dirty(clone):
     _git(clone, "commit", "--allow-empty", "-m", "second")
     storing.store_all([_executed(clone, "00_a")], about, clone)
     stored = json.loads((clone / "00_a.ipynb").read_text())["metadata"]["labkit"]
-    assert stored == {**about, "commit": f"{about['commit']}-dirty"}
+    assert stored == {**about, "commit": f"{about['commit']}-dirty", "seconds": 1}
 
 
 def test_the_ladders_frame_and_figure_are_stored_with_the_notebooks(clone, tmp_path, frame_of):
