@@ -21,8 +21,8 @@ from .replay import ReplayLoader as ReplayLoader, fresh as fresh, versions as ve
 from .repetition import LoaderWrapper as LoaderWrapper, whole_pass as whole_pass, with_step as with_step
 from .runs import count_images as count_images, page_cache_state as page_cache_state, synchronize as synchronize
 from .summary import (
-    disturbances as disturbances, error_share as error_share, paired_ratios as paired_ratios,
-    quiet_summary as quiet_summary, summarize as summarize,
+    disturbances as disturbances, paired_ratios as paired_ratios, quiet_summary as quiet_summary,
+    summarize as summarize,
 )
 from .timing import (
     DifferentWorkWarning as DifferentWorkWarning, VariantError as VariantError, compare as compare,

@@ -15,8 +15,7 @@ cpu_s, steal_s, others_cpu_s: Of all processes of the run; stolen from all cores
 n_images: All images of the run.
 peak_mem_mb: Taken in the first round only, since reading it would disturb the others.
 torch_num_threads: torch's threads when `compare` was called, the same for all variants.
-error_share: How much of an interval's error the look may use at which the variant stopped; 1 if there was one look.
-has_verdict: Whether `summarize` judges the variant.
+n_looks, has_verdict: How often the runs were looked at before `compare` stopped; whether `summarize` judges.
 """
 
 import os
@@ -31,14 +30,14 @@ import pandas as pd
 from labkit.core import env_id, redact, scale, write_atomic
 
 # Raise it when figures change their meaning, as when a rate leaves out what it included: stored runs are then too old.
-MEASURE_VERSION = 4
+MEASURE_VERSION = 3
 
 # Units are in the names; any further column is a factor.
 COLUMNS = (
     "experiment", "variant", "baseline", "round", "order", "is_warmup", "n_images", "startup_s", "first_batch_s",
     "settle_s", "n_settle_batches", "steady_s", "n_steady_batches", "n_steady_images", "shutdown_s", "is_steady",
     "images_per_s", "cpu_s", "steal_s", "others_cpu_s", "peak_mem_mb", "batch_size", "num_workers", "torch_num_threads",
-    "storage", "page_cache", "device", "seed", "error_share", "has_verdict", "env_id",
+    "storage", "page_cache", "device", "seed", "n_looks", "has_verdict", "env_id",
 )  # fmt: skip
 
 _TEXT_COLUMNS = ("experiment", "variant", "baseline", "storage", "page_cache", "device", "env_id")

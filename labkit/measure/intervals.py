@@ -20,7 +20,7 @@ def speedup_of(ratios: np.ndarray, others: np.ndarray | None = None) -> float:
 
 
 def speedup_interval(
-    ratios: np.ndarray, others: np.ndarray | None = None, *, confidence: float = CONFIDENCE, error_share: float = 1.0
+    ratios: np.ndarray, others: np.ndarray | None = None, *, confidence: float = CONFIDENCE, n_looks: int = 1
 ) -> tuple[float, float]:
     """Interval of a speed-up from the ratios of paired rounds, or from two unpaired samples of rates.
 
@@ -28,8 +28,8 @@ def speedup_interval(
     and would widen a plain interval for all the others. One round gives no interval: (nan, nan).
 
     Args:
-        error_share: How much of the error that `confidence` allows this look at the data may use, 0 to 1. If the shares
-            of all looks add up to 1, whoever stops at a look that pleases errs no more often than `confidence` allows.
+        n_looks: How often the data may be looked at before more are taken. Each look gets an equal part of the error
+            that `confidence` allows, so that whoever stops at a look that pleases errs no more often than that.
 
     Sources: Tukey and McLaughlin 1963 and Yuen 1974 (trimmed t); Jennison and Turnbull 1989 (repeated intervals), with
     Bonferroni's bound, which holds however the looks depend on each other.
@@ -37,7 +37,7 @@ def speedup_interval(
     samples = [np.log(ratios)] if others is None else [np.log(ratios), np.log(others)]
     if min(map(len, samples)) < 2:
         return float("nan"), float("nan")
-    confidence = 1 - (1 - confidence) * error_share
+    confidence = 1 - (1 - confidence) / n_looks
     if all(np.ptp(sample) == 0 for sample in samples):
         low = high = samples[0][0] - sum(sample[0] for sample in samples[1:])
     elif others is None:
@@ -49,9 +49,9 @@ def speedup_interval(
         return float(np.exp(low)), float(np.exp(high))
 
 
-def verdict_of(ratios: np.ndarray, others: np.ndarray | None = None, *, error_share: float = 1.0) -> str:
+def verdict_of(ratios: np.ndarray, others: np.ndarray | None = None, *, n_looks: int = 1) -> str:
     """`faster`, `slower` or `inconclusive`; arguments as in `speedup_interval`. Wrong for 1 in 100 equal variants."""
-    return side_of_one(speedup_interval(ratios, others, confidence=VERDICT_CONFIDENCE, error_share=error_share))
+    return side_of_one(speedup_interval(ratios, others, confidence=VERDICT_CONFIDENCE, n_looks=n_looks))
 
 
 def side_of_one(interval: tuple[float, float]) -> str:

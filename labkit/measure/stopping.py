@@ -13,8 +13,6 @@ from labkit.measure.summary import paired_ratios
 
 _MAX_GROWTH = 4  # times the rounds before the first look: more would narrow an interval by less than half again
 _SHARE_OF_EFFECT = 0.1  # "ten times, within a quarter" is precise enough
-# The first looks are for what is clear at once, and spend little of the error; the last one is left the most.
-_SPENDING_POWER = 1.5
 
 
 @dataclass
@@ -22,8 +20,7 @@ class Stopping:
     """Rounds until every speed-up is known precisely enough, or until the time is spent.
 
     The runs are looked at three times at most. When is planned once, from the time that the first rounds took and not
-    from what they showed. Each look spends a part of the error that an interval is allowed, as `spend_error` says, so
-    the intervals of `speedup_interval` stay valid with the share of the look at which a variant stops.
+    from what they showed, so the intervals of `speedup_interval` stay valid with that number of looks.
 
     Args:
         min_rounds: Rounds before the first look.
@@ -33,14 +30,14 @@ class Stopping:
         clock: Returns seconds.
 
     Attributes:
-        error_shares: Label -> share of the error at the look at which the variant stopped.
+        n_looks: Looks planned. 1 until the first rounds have been timed.
     """
 
     min_rounds: int
     precision: float
     budget_s: float
     clock: Callable[[], float] = time.perf_counter
-    error_shares: dict[str, float] = field(default_factory=dict)
+    n_looks: int = 1
     _looks: list[int] = field(default_factory=list)
 
     def begin(self) -> None:
@@ -56,16 +53,16 @@ class Stopping:
         """
         if n_rounds == self.min_rounds:
             self._looks = self._plan(n_rounds)
+            self.n_looks = len(self._looks)
         if n_rounds not in self._looks:
             return labels
-        share = spend_error(self._looks)[self._looks.index(n_rounds)]
-        left = [] if n_rounds == self._looks[-1] else self._vague(rows, labels, baseline, share)
-        self.error_shares |= {label: share for label in labels if label not in left}
-        return left
+        if n_rounds == self._looks[-1]:
+            return []
+        return self._vague(rows, labels, baseline)
 
-    def _vague(self, rows: list[dict], labels: list[str], baseline: str, share: float) -> list[str]:
+    def _vague(self, rows: list[dict], labels: list[str], baseline: str) -> list[str]:
         others = [label for label in labels if label != baseline]
-        vague = [label for label in others if not self._is_precise(rows, label, baseline, share)]
+        vague = [label for label in others if not self._is_precise(rows, label, baseline)]
         return [label for label in labels if label in (baseline, *vague)] if vague else []
 
     def _plan(self, n_rounds: int) -> list[int]:
@@ -76,23 +73,13 @@ class Stopping:
         between = round(math.sqrt(n_rounds * last))
         return sorted({n_rounds, between, last}) if last > n_rounds + 1 else [last]
 
-    def _is_precise(self, rows: list[dict], label: str, baseline: str, share: float) -> bool:
+    def _is_precise(self, rows: list[dict], label: str, baseline: str) -> bool:
         frame = pd.DataFrame(rows).assign(experiment="")
         own, base = (frame[frame["variant"] == name] for name in (label, baseline))
         ratios = paired_ratios(own, base)["speedup"].to_numpy(float)
-        low, high = speedup_interval(ratios, error_share=share)
+        low, high = speedup_interval(ratios, n_looks=self.n_looks)
         enough = max(math.log1p(self.precision), _SHARE_OF_EFFECT * abs(math.log(speedup_of(ratios))))
         return bool(np.log(high / low) / 2 <= enough)
-
-
-def spend_error(looks: list[int]) -> list[float]:
-    """Shares of the error for looks after so many rounds, which add up to 1.
-
-    Of the error, (n / last) ** 1.5 is spent by the look after n rounds: the power family of Kim and DeMets 1987. Their
-    bounds use how looks depend on each other; `speedup_interval` adds the shares up, which no dependence can break.
-    """
-    spent = [(n / looks[-1]) ** _SPENDING_POWER for n in looks]
-    return [after - before for before, after in zip([0.0, *spent], spent, strict=False)]
 
 
 @dataclass
@@ -100,7 +87,7 @@ class FixedRounds:
     """So many rounds, whatever they show."""
 
     rounds: int
-    error_shares: dict[str, float] = field(default_factory=dict)  # none: the runs are looked at once
+    n_looks: int = 1
 
     def begin(self) -> None:
         """Nothing depends on the time."""

@@ -78,11 +78,6 @@ def paired_ratios(own: pd.DataFrame, base: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame({"round": both["round"], "speedup": both["images_per_s"] / both["images_per_s_base"]})
 
 
-def error_share(*variants: pd.DataFrame) -> float:
-    """How much of an interval's error may be used: that of the look at which the first of these variants stopped."""
-    return min(float(_column(runs, "error_share", 1.0).min()) for runs in variants)
-
-
 def are_interleaved(*variants: pd.DataFrame) -> bool:
     """Whether the runs of all variants have an order within their rounds, so that they can be paired."""
     return all(runs["order"].notna().all() for runs in variants)
@@ -126,9 +121,9 @@ def _summarize_variant(own: pd.DataFrame, base: pd.DataFrame, peak_mem_mb: float
 def _compare_rates(own: pd.DataFrame, base: pd.DataFrame, paired: bool) -> dict[str, Any]:
     samples = [paired_ratios(own, base)["speedup"]] if paired else [own["images_per_s"], base["images_per_s"]]
     samples = [sample.to_numpy(float) for sample in samples]
-    share = error_share(own, base)
-    low, high = speedup_interval(*samples, error_share=share)
-    verdict = verdict_of(*samples, error_share=share) if _column(own, "has_verdict", True).all() else ""
+    n_looks = int(_column(own, "n_looks", 1).max())
+    low, high = speedup_interval(*samples, n_looks=n_looks)
+    verdict = verdict_of(*samples, n_looks=n_looks) if _column(own, "has_verdict", True).all() else ""
     return {"speedup": speedup_of(*samples), "ci_low": low, "ci_high": high, "verdict": verdict}
 
 

@@ -89,7 +89,7 @@ def compare(
     rows = runner.run_rounds(stopping, warmups, seed, progress)
     _warn_of_different_work(rows)
     own = {"experiment": experiment, "baseline": baseline, "seed": seed, "has_verdict": has_verdict}
-    return _recorded(rows, {**own, "error_share": stopping.error_shares or 1.0, **factors})
+    return _recorded(rows, {**own, "n_looks": stopping.n_looks, **factors})
 
 
 def _recorded(rows: list[dict[str, Any]], factors: dict[str, Any]) -> pd.DataFrame:

@@ -66,10 +66,10 @@ def compare_twins(loader: Callable, seed: int) -> pd.DataFrame:
     return runs.assign(seconds=runs[_PARTS_S].sum(axis=1))
 
 
-def judge(ratios: np.ndarray, share: float, truth: float) -> dict:
+def judge(ratios: np.ndarray, n_looks: int, truth: float) -> dict:
     """What `summarize` says of these ratios, and whether that is wrong."""
-    low, high = speedup_interval(ratios, error_share=share)
-    verdict = verdict_of(ratios, error_share=share)
+    low, high = speedup_interval(ratios, n_looks=n_looks)
+    verdict = verdict_of(ratios, n_looks=n_looks)
     wrong = verdict != "inconclusive" if truth == 1 else verdict == "slower"
     return {"truth": truth, "n_rounds": len(ratios), "speedup": speedup_of(ratios), "ci_low": low, "ci_high": high,
             "verdict": verdict, "wrong": wrong}  # fmt: skip
@@ -78,7 +78,7 @@ def judge(ratios: np.ndarray, share: float, truth: float) -> dict:
 def judge_twins(runs: pd.DataFrame) -> dict:
     """`judge` of a real comparison."""
     rates = runs.pivot(index="round", columns="variant", values="images_per_s")
-    return judge((rates["other"] / rates["base"]).to_numpy(), runs["error_share"].min(), 1.0)
+    return judge((rates["other"] / rates["base"]).to_numpy(), int(runs["n_looks"].iloc[0]), 1.0)
 
 
 def replay(seconds: np.ndarray, rates: np.ndarray, truth: float, rng: np.random.Generator) -> dict:
@@ -98,7 +98,7 @@ def replay(seconds: np.ndarray, rates: np.ndarray, truth: float, rng: np.random.
             place += 1
         rows += [{"variant": label, "round": len(ratios), "images_per_s": rate} for label, rate in taken.items()]
         ratios.append(taken["other"] / taken["base"])
-    return judge(np.array(ratios), stopping.error_shares["other"], truth)
+    return judge(np.array(ratios), stopping.n_looks, truth)
 
 
 def summarize_rows(rows: pd.DataFrame) -> pd.DataFrame:

@@ -68,7 +68,7 @@ def test_faults_are_counted_by_kind():
 
 def test_verdicts_are_counted_by_condition():
     where = {"how": "real", "loader": "threads", "beside": "nothing"}
-    row, wrong = (where | noise.judge(np.array(ratios), 1.0, 1.0) for ratios in ([0.5, 2.0], [1.5, 1.51, 1.52]))
+    row, wrong = (where | noise.judge(np.array(ratios), 1, 1.0) for ratios in ([0.5, 2.0], [1.5, 1.51, 1.52]))
     [counts] = noise.summarize_rows(pd.DataFrame([row, wrong])).to_dict("records")
     assert (counts["n"], counts["n_wrong"], counts["found"], counts["covered"]) == (2, 1, 50, 50)
     assert counts["wrong_at_most"] == pytest.approx(97.47)

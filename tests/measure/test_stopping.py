@@ -5,7 +5,7 @@ import pytest
 
 import labkit as lk
 from labkit.measure.intervals import speedup_interval, verdict_of
-from labkit.measure.stopping import FixedRounds, Stopping, spend_error
+from labkit.measure.stopping import FixedRounds, Stopping
 
 
 class Rounds:
@@ -16,7 +16,7 @@ class Rounds:
         self.ratios = {"a": 1.0, **ratios}
 
     def run(self, *, min_rounds=5, precision=0.05, budget_s=1e9, rng=None):
-        """Labels of each round, the rows, and the shares of the error."""
+        """Labels of each round, and the rows."""
         stopping = Stopping(min_rounds, precision, budget_s, lambda: self.now)
         stopping.begin()
         rows, ran, labels = [], [], list(self.ratios)
@@ -27,7 +27,7 @@ class Rounds:
                 rate = self.ratios[label] * np.exp(self.noise(rng or self.rng))
                 rows.append({"variant": label, "round": len(ran), "images_per_s": rate})
             labels = stopping.next_round(rows, labels, "a", len(ran))
-        return ran, rows, stopping.error_shares
+        return ran, rows, stopping.n_looks
 
 
 def quiet(rng):
@@ -60,26 +60,18 @@ def test_what_is_known_well_enough_drops_out_and_the_baseline_stays():
 
 
 @pytest.mark.parametrize(
-    ("budget_s", "n_rounds", "share"), [(0, 5, 1), (10, 5, 1), (12, 6, 1), (18, 9, 0.314), (1e9, 20, 0.646)]
+    ("budget_s", "n_rounds", "n_looks"), [(0, 5, 1), (10, 5, 1), (12, 6, 1), (18, 9, 3), (1e9, 20, 3)]
 )
-def test_no_more_rounds_than_the_time_allows(budget_s, n_rounds, share):
-    ran, _, shares = Rounds(noisy, b=1.0).run(budget_s=budget_s)
-    assert len(ran) == n_rounds
-    assert shares == pytest.approx({"a": share, "b": share}, abs=1e-3)
-
-
-def test_looks_spend_all_of_the_error_and_not_more():
-    assert spend_error([7]) == [1.0]
-    for looks in ([5, 7, 9], [5, 9], [2, 4, 8]):
-        assert sum(spend_error(looks)) == pytest.approx(1)
-    assert spend_error([5, 10, 20]) == pytest.approx([0.125, 0.229, 0.646], abs=1e-3), "(n / last) ** 1.5, in steps"
+def test_no_more_rounds_than_the_time_allows(budget_s, n_rounds, n_looks):
+    ran, _, looks = Rounds(noisy, b=1.0).run(budget_s=budget_s)
+    assert (len(ran), looks) == (n_rounds, n_looks)
 
 
 def test_a_precision_is_what_it_says():
     for precision in (0.02, 0.2):
-        ran, rows, shares = Rounds(noisy, b=1.0).run(precision=precision)
+        ran, rows, n_looks = Rounds(noisy, b=1.0).run(precision=precision)
         rates = {label: np.array([row["images_per_s"] for row in rows if row["variant"] == label]) for label in "ab"}
-        low, high = speedup_interval(rates["b"] / rates["a"], error_share=shares["b"])
+        low, high = speedup_interval(rates["b"] / rates["a"], n_looks=n_looks)
         assert (np.log(high / low) / 2 <= np.log1p(precision)) == (len(ran) < 20)
 
 
@@ -95,11 +87,11 @@ def test_stopping_at_a_look_that_pleases_leaves_the_intervals_valid(noise, ratio
     """Over 400 comparisons, to within two standard errors."""
     rng, covered, verdicts = np.random.default_rng(7), [], []
     for _ in range(400):
-        _, rows, shares = Rounds(noise, b=ratio).run(rng=rng)
+        _, rows, n_looks = Rounds(noise, b=ratio).run(rng=rng)
         ratios = np.divide(*[[row["images_per_s"] for row in rows if row["variant"] == label] for label in "ba"])
-        low, high = speedup_interval(ratios, error_share=shares["b"])
+        low, high = speedup_interval(ratios, n_looks=n_looks)
         covered.append(low <= ratio <= high)
-        verdicts.append(verdict_of(ratios, error_share=shares["b"]))
+        verdicts.append(verdict_of(ratios, n_looks=n_looks))
     assert np.mean(covered) >= 0.95 - 2 * np.sqrt(0.95 * 0.05 / 400)
     if ratio == 1.0:
         assert np.mean(np.array(verdicts) != "inconclusive") <= 0.01 + 2 * np.sqrt(0.01 * 0.99 / 400)
@@ -120,10 +112,10 @@ def test_compare_stops_by_its_own_clock():
     def n_rounds(noise, **options):
         variants = {"a": variant(1.0, noise), "b": variant(0.5, noise)}
         frame = lk.compare(variants, baseline="a", clock=lambda: now[0], **options)
-        return int((~frame["is_warmup"]).sum() / 2), frame["error_share"].round(3).iloc[0]
+        return int((~frame["is_warmup"]).sum() / 2), frame["n_looks"].iloc[0]
 
-    assert n_rounds(0.001, budget_s=100) == (2, 0.125)  # `ci` asks for two rounds at least
-    assert n_rounds(0.2, budget_s=100) == (8, 0.646)
+    assert n_rounds(0.001, budget_s=100) == (2, 3)  # `ci` asks for two rounds at least
+    assert n_rounds(0.2, budget_s=100) == (8, 3)
     assert n_rounds(0.2, budget_s=1) == (2, 1)
     assert n_rounds(0.2) == (2, 1)
     assert n_rounds(0.2, rounds=4) == (4, 1)

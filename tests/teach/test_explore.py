@@ -49,7 +49,7 @@ def test_factors_are_what_varies(frame):
     assert factors_of(frame) == ["variant", "num_workers", "storage"]
     assert factors_of(frame.assign(page_cache=["warm", "unknown"] * 6)) == ["variant", "num_workers", "storage"]
     assert "page_cache" in factors_of(frame.assign(page_cache=["warm", "cold"] * 6))
-    measured = frame.assign(steal_s=[0, 0.01] * 6, error_share=[1, 0.3] * 6, n_steady_batches=[8, 9] * 6)
+    measured = frame.assign(steal_s=[0, 0.01] * 6, n_looks=[1, 3] * 6, n_steady_batches=[8, 9] * 6)
     assert factors_of(measured) == ["variant", "num_workers", "storage"]
     assert pooled_over(frame, ["variant", None]) == ["num_workers", "storage"]
     assert pooled_over(frame, ["variant", "storage"]) == []

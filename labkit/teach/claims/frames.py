@@ -11,15 +11,7 @@ import numpy as np
 import pandas as pd
 
 from labkit.core import IS_CLONE, NOTEBOOK_FOLDER, env_id
-from labkit.measure import (
-    RESULTS_VARIABLE,
-    error_share,
-    load_frame,
-    measured_runs,
-    quiet_summary,
-    speedup_interval,
-    speedup_of,
-)
+from labkit.measure import RESULTS_VARIABLE, load_frame, measured_runs, quiet_summary, speedup_interval, speedup_of
 from labkit.teach.claims.verdicts import Reading
 from labkit.teach.reference import reference_runs
 
@@ -123,7 +115,7 @@ def separate(quick: tuple[str, str], slow: tuple[str, str], *, cold: bool = Fals
         if one is None or other is None or one["env_id"].iloc[0] != other["env_id"].iloc[0]:
             return None
         rates = [runs["images_per_s"].to_numpy() for runs in (one, other)]
-        interval = speedup_interval(*rates, error_share=error_share(one, other))
+        interval = speedup_interval(*rates, n_looks=max(map(_n_looks, (one, other))))
         origin = _describe_origin(one, other, cold=cold)
         return Reading(speedup_of(*rates), *interval, min(map(len, rates)), note="not interleaved", **origin)
 
@@ -139,7 +131,7 @@ def reckoned(experiment: str, variant: str, ratio_of: Callable[[np.ndarray], np.
             return None
         ratios = ratio_of(runs["images_per_s"].to_numpy())
         origin = _describe_origin(runs)
-        interval = speedup_interval(ratios, error_share=error_share(runs))
+        interval = speedup_interval(ratios, n_looks=_n_looks(runs))
         return Reading(speedup_of(ratios), *interval, len(runs), note=note, **origin)
 
     return read
@@ -158,6 +150,12 @@ def more_by(read: Read) -> Read:
         return share and replace(share, ratio=1 + share.ratio, low=1 + share.low, high=1 + share.high)
 
     return more
+
+
+def _n_looks(runs: pd.DataFrame) -> int:
+    """How often `compare` looked at runs: 1 for those of other timers."""
+    looks = runs["n_looks"].dropna() if "n_looks" in runs else pd.Series(dtype=int)
+    return int(looks.max()) if len(looks) else 1
 
 
 def _find_runs(frames: Frames, experiment: str, variant: str) -> pd.DataFrame | None:

@@ -14,7 +14,7 @@ def frames(frame_of):
         frame_of({"a": BURST, "b": np.linspace(49, 51, 10)}, "b", experiment=name, scale="laptop", device="cpu")
         for name in ("one", "two")
     ]
-    return Frames([runs[0].assign(error_share=0.3), runs[1]])
+    return Frames([runs[0].assign(n_looks=3), runs[1]])
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ def test_a_ratio_lies_in_its_interval_whatever_a_single_run_says(frames, read):
     assert found.ratio == pytest.approx(2, rel=0.02)
 
 
-def test_an_interval_uses_the_smaller_share_of_both_frames(frames):
+def test_an_interval_counts_the_looks_at_both_frames(frames):
     looked, once = (separate((name, "a"), ("two", "b"))(frames) for name in ("one", "two"))
     assert looked.ratio == once.ratio
     assert looked.high / looked.low > once.high / once.low
