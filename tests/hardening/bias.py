@@ -135,8 +135,11 @@ def summarize_tries(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.groupby("pair", sort=False)[["watched", "compared"]].apply(row).round(3).reset_index()
 
 
-def run(record: Path = RECORDS / "bias.csv", tries: int = 20) -> None:
-    """Time all pairs in both ways, again and again; the table is written after each round."""
+def run(record: Path = RECORDS / "bias.csv", tries: int = 20, only: str = "") -> None:
+    """Time all pairs in both ways, again and again; the table is written after each round.
+
+    `only` chooses the pairs whose names contain it.
+    """
     store = lk.FolderStore(lk.make_photos(lk.photo_root("imagenet"), lk.scale().n_photos))
     epochs = epoch_loaders(store)
     n_batches = len(epochs["other"]())
@@ -145,9 +148,12 @@ def run(record: Path = RECORDS / "bias.csv", tries: int = 20) -> None:
         "watched": lambda seed: watched_epochs(epochs),
         "compared": lambda seed: compared_epochs(epochs, n_batches, seed),
     }
+    chosen = {pair: both for pair, both in ways.items() if only in pair}
+    if not chosen:
+        raise typer.BadParameter(f"no pair's name contains {only!r}: there are {', '.join(ways)}")
     rows = []
     for seed in range(tries):
-        for pair, both in ways.items():
+        for pair, both in chosen.items():
             rows.append({"pair": pair, **{name: both[name](seed) for name in sorted(both, reverse=bool(seed % 2))}})
         if seed:
             write_atomic(record, summarize_tries(pd.DataFrame(rows)).to_csv(index=False).encode())

@@ -50,7 +50,8 @@ def make_loaders(store: lk.FolderStore) -> dict[str, Callable]:
 @contextlib.contextmanager
 def company(beside: str) -> Iterator[None]:
     """Keep one core busy, or none."""
-    hogs = [subprocess.Popen([sys.executable, "-I", "-S", "-c", "while True: pass"])] * (beside != "nothing")
+    command = [sys.executable, "-I", "-S", "-c", "while True: pass"]
+    hogs = [subprocess.Popen(command)] if beside != "nothing" else []
     try:
         yield
     finally:

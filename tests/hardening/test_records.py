@@ -6,6 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pandas as pd
+import psutil
 import pytest
 
 import labkit as lk
@@ -80,6 +81,17 @@ def test_recorded_runs_are_replayed_as_twins_of_a_known_ratio(truth):
     found = noise.replay(np.full(50, 0.1), rates, truth, np.random.default_rng(1))
     assert found["speedup"] == pytest.approx(truth, rel=0.01)
     assert (found["n_rounds"], found["wrong"]) == (lk.scale().rounds, False)
+
+
+def test_only_a_busy_core_is_kept_busy_and_only_for_a_while():
+    def n_children():
+        return len(psutil.Process().children())
+
+    before = n_children()
+    for beside, n_hogs in {"nothing": 0, "a busy core": 1}.items():
+        with noise.company(beside):
+            assert n_children() == before + n_hogs
+        assert n_children() == before
 
 
 def test_a_bias_is_that_of_the_ratios_of_two_ways():
