@@ -4,6 +4,7 @@ The rate is that of the steady state. A clock over a short epoch would time the 
 queue that filled before the first batch: four batches of two workers read as slower than no workers at all.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,6 +36,12 @@ class Stopwatch:
         min_steady_s: Shortest steady state of a loader that can be lengthened.
         is_warmup: One pass is long enough.
         on_steady: Called at the end of the steady state, while the workers live.
+        n_steady_batches: Length of the steady state of a loader that can be lengthened, from an earlier run of it. If
+            each run ended when its own clock said so, slow ones would be cut short and fast ones go on: of a loader
+            whose pass takes about `min_steady_s`, the mean rate would be too low.
+
+    Attributes:
+        n_steady_batches: After such a run, what the next ones should take.
     """
 
     count: Callable[[Any], int]
@@ -42,6 +49,7 @@ class Stopwatch:
     min_steady_s: float
     is_warmup: bool = False
     on_steady: Callable[[], None] = lambda: None
+    n_steady_batches: int | None = None
 
     def time(self, factory: Factory, *, lengthen: bool = True) -> tuple[Any, dict[str, Any]]:
         """Run a factory's iterable to its end; return it, and the run's columns as `labkit.compare` describes them.
@@ -60,6 +68,7 @@ class Stopwatch:
             run.take_first()
             if can_repeat:
                 run.take_steady()
+                self.n_steady_batches = self.n_steady_batches or run.plan()
             else:
                 run.take_all()
         return run.iterable, run.columns()
@@ -89,6 +98,7 @@ class _Run:
     n_images: int = 0
     shutdown_s: float = 0.0
     per_pass: int | None = None  # batches
+    n_ahead: int = 0  # batches that the loader holds ready
     pass_images: int | None = None  # None: no pass was completed, or nobody knows where it ends
     iterable: Any = None
     batches: Iterator[Any] = field(default_factory=lambda: iter(()))
@@ -107,27 +117,42 @@ class _Run:
 
     def take_steady(self) -> None:
         """Let the queue settle, time a steady state, then take what is still under way."""
-        n_ahead = batches_in_flight(self.iterable)
-        if n_ahead and all(self._take() for _ in range(n_ahead)):
+        self.n_ahead = batches_in_flight(self.iterable)
+        if self.n_ahead and all(self._take() for _ in range(self.n_ahead)):
             self.begin = self._mark_done()
         while not self.is_steady and self._take():
-            self.is_steady = self._is_long_enough(n_ahead)
+            self.is_steady = self._is_long_enough()
         self.is_wanted = False
         self.end = self._mark_done()
         self.watch.on_steady()
         self._take_rest()
 
-    def _is_long_enough(self, n_ahead: int) -> bool:
+    def _is_long_enough(self) -> bool:
         n_batches, seconds = self.n_batches - self.begin.n_batches, self.watch.clock() - self.begin.resumed_s
-        if n_batches % max(1, getattr(self.iterable, "num_workers", 0) or 0):
+        if self.watch.n_steady_batches:
+            return n_batches >= self.watch.n_steady_batches
+        if n_batches % self._n_workers():
             return False  # workers deliver in turn: count as many batches of each
         if seconds >= _MAX_SHARE * self.watch.min_steady_s:
             return True
         if self.watch.is_warmup:
             return self.n_batches >= (self.per_pass or 1)
         # Whole passes, since images differ.
-        is_filled = n_batches >= _N_QUEUES * n_ahead and n_batches % (self.per_pass or 1) == 0
+        is_filled = n_batches >= _N_QUEUES * self.n_ahead and n_batches % (self.per_pass or 1) == 0
         return is_filled and seconds >= self.watch.min_steady_s
+
+    def plan(self) -> int | None:
+        """Batches of the steady states to come, by this one's pace; None if it had none."""
+        if not self.is_steady:
+            return None
+        n_batches = self.end.n_batches - self.begin.n_batches
+        batches_per_s = n_batches / max(self.end.at_s - self.begin.resumed_s, 1e-9)
+        wanted = max(_N_QUEUES * self.n_ahead, batches_per_s * self.watch.min_steady_s, 1)
+        whole = _round_up(wanted, math.lcm(self.per_pass or 1, self._n_workers()))
+        return min(whole, _round_up(max(1, _MAX_SHARE * batches_per_s * self.watch.min_steady_s), self._n_workers()))
+
+    def _n_workers(self) -> int:
+        return max(1, getattr(self.iterable, "num_workers", 0) or 0)
 
     def take_all(self) -> None:
         """Time an iterable as it is. Which batch is the last, and ends the steady state, is known only after it."""
@@ -189,3 +214,8 @@ class _Run:
     def _mark(self, at_s: float) -> _Mark:
         cpu_s, apart_s, cores = tree_usage().cpu_s, apart_cpu_s(), core_time()
         return _Mark(at_s, self.watch.clock(), self.n_batches, self.n_images, cpu_s, apart_s, cores)
+
+
+def _round_up(number: float, unit: int) -> int:
+    """To a multiple of `unit`; a hair above one counts as that one."""
+    return math.ceil(number / unit - 1e-9) * unit

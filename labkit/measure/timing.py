@@ -11,7 +11,7 @@ import time
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pandas as pd
@@ -167,6 +167,7 @@ class _Runner:
     evict: Callable[[], int] | Mapping[str, Callable[[], int]] | None
     count: Callable[[Any], int]
     clock: Callable[[], float]
+    n_steady_batches: dict[str, int | None] = field(default_factory=dict)  # as planned in a variant's first run
 
     def run_rounds(
         self, stopping: Stopping | FixedRounds, warmups: int, seed: int, progress: bool
@@ -202,7 +203,7 @@ class _Runner:
         memory.begin()
         before = tree_usage()
         try:
-            measured = self._time(self.variants[label], memory, is_warmup=is_warmup, lengthen=evict is None)
+            measured = self._time(label, memory, is_warmup=is_warmup, lengthen=evict is None)
         except Exception as error:
             is_named = isinstance(error, VariantError)
             what = error if is_named else f"raised {type(error).__name__}: {error}"
@@ -212,14 +213,17 @@ class _Runner:
         page_cache = page_cache_state(before.read_bytes, tree_usage().read_bytes, asked=asked, evicted=evicted)
         return {"page_cache": page_cache, **measured}
 
-    def _time(self, factory: Factory, memory: PeakMemory, *, is_warmup: bool, lengthen: bool) -> dict[str, Any]:
+    def _time(self, label: str, memory: PeakMemory, *, is_warmup: bool, lengthen: bool) -> dict[str, Any]:
         peaks: list[float] = []
-        min_steady_s = scale().min_steady_s
-        watch = Stopwatch(self.count, self.clock, min_steady_s, is_warmup, lambda: peaks.append(memory.end()))
+        watch = Stopwatch(
+            self.count, self.clock, scale().min_steady_s, is_warmup, lambda: peaks.append(memory.end()),
+            self.n_steady_batches.get(label),
+        )  # fmt: skip
         try:
-            iterable, measured = watch.time(factory, lengthen=lengthen)
+            iterable, measured = watch.time(self.variants[label], lengthen=lengthen)
         except NoBatch:
             raise VariantError("yielded no batch") from None
+        self.n_steady_batches[label] = watch.n_steady_batches
         reported = {name: getattr(iterable, name) for name in _REPORTED_BY_LOADERS if hasattr(iterable, name)}
         return {**measured, "peak_mem_mb": peaks[0], **reported}
 

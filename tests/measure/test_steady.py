@@ -2,6 +2,7 @@
 
 import time
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
@@ -97,6 +98,38 @@ def test_a_warm_up_is_a_pass_but_no_longer_than_other_runs():
     assert warm_up(lambda number: 1.0, sizes=(1,) * 1000)["n_steady_batches"] == 16
     run = warm_up(lambda number: 0.1, sizes=(1,) * 2, num_workers=2, in_flight=4)
     assert (run["n_settle_batches"], run["n_steady_batches"], run["is_steady"]) == (4, 2, True)
+
+
+def test_the_length_of_a_steady_state_is_planned_by_the_first_run():
+    """Not by each run's own clock, which would cut slow runs short: a rate of 2 would read as 1.9."""
+    clock, rng, seconds_per_image = Clock(), np.random.default_rng(0), []
+    watch = Stopwatch(int, clock, 4.0, is_warmup=True)
+    for number in range(2001):
+        speed = rng.uniform(0.7, 1.3, size=3)  # of each pass of 8 batches: what others leave of the machine
+        loader = Loader(clock, lambda batch, speed=speed: 0.5 * speed[batch // 8], sizes=(1,) * 8)
+        _, run = watch.time(lambda loader=loader: loader)
+        watch.is_warmup = False
+        if number:
+            assert run["n_steady_batches"] == 8
+            seconds_per_image.append(1 / run["images_per_s"])
+    assert np.mean(seconds_per_image) == pytest.approx(0.5, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "options", "planned"),
+    [
+        (0.3, {"sizes": (1,) * 8}, 16),  # 4 s are asked for: two passes of 2.4 s
+        (0.5, {"sizes": (1,) * 8}, 8),
+        (0.3, {"sizes": (1,) * 5, "num_workers": 2}, 20),  # whole passes, and as many batches of each worker
+        (0.1, {"sizes": (1,), "in_flight": 60}, 120),  # twice what is under way
+        (1.0, {"sizes": (1,) * 1000, "num_workers": 3}, 18),  # at most four times as long
+    ],
+)
+def test_a_plan_is_whole_passes_that_last_long_enough_or_as_many_as_fit(seconds, options, planned):
+    clock = Clock()
+    watch = Stopwatch(int, clock, 4.0, is_warmup=True)
+    watch.time(lambda: Loader(clock, lambda number: seconds, **options))
+    assert watch.n_steady_batches == planned
 
 
 def test_what_is_not_lengthened_has_a_steady_state_from_eight_batches_after_the_first_on():
