@@ -14,9 +14,9 @@ _USUAL_S = 60.0  # for a notebook that was not stored
 
 
 class LiveReport:
-    """Writes `index.html` when a tour begins, with each notebook, with each new frame, and when the tour ends.
+    """Writes `index.html` when a tour begins, with its first frame, with each notebook, and when it ends.
 
-    The page is drawn between cells, and so takes no time from what a cell measures.
+    The page is drawn between cells, and so takes no time from what a cell measures, only from the tour's.
 
     Args:
         folder: The results of this environment.
@@ -52,9 +52,9 @@ class LiveReport:
         self._write()
 
     def on_cell(self, cell: int, n_cells: int) -> None:
-        """Show what has been recorded since; called before each cell, with its index and the number of cells."""
+        """Show the first frame; called before each cell, with its index and the number of cells."""
         self._share = cell / n_cells
-        if frame_keys(self._folder) != self._shown:
+        if not self._shown and frame_keys(self._folder):
             self._write()
 
     def end(self, run: Executed) -> None:

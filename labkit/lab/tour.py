@@ -1,6 +1,9 @@
 """The tour: photos, every notebook in a fresh kernel, and a report to open."""
 
 import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -55,11 +58,36 @@ def run_tour(*, only: str = "", store_outputs: bool = False, results: Path = Pat
 
 def _run_all(notebooks: list[Notebook], folder: Path, report: LiveReport, *, store_outputs: bool) -> None:
     """Run notebooks in turn; to be stored, until one fails, since all are stored or none."""
-    for number, notebook in enumerate(notebooks, 1):
-        run_once = partial(_run, notebook, f"[{number}/{len(notebooks)}] {notebook.name}", folder, report)
-        report.end(run_until_quiet(run_once, _say) if store_outputs else run_once())
-        if store_outputs and report.runs[-1].error:
-            return
+    with _drawing_aside() as aside:
+        for number, notebook in enumerate(notebooks, 1):
+            run_once = partial(_run, notebook, f"[{number}/{len(notebooks)}] {notebook.name}", folder, report, aside)
+            report.end(run_until_quiet(run_once, _say) if store_outputs else run_once())
+            if store_outputs and report.runs[-1].error:
+                return
+
+
+class _Aside:
+    """Draws pages while the next kernel starts, one after another."""
+
+    def __init__(self, pool: ThreadPoolExecutor):
+        self._pool = pool
+        self._begun: list[Future] = []
+
+    def begin(self, draw: Callable[..., object], *arguments: object) -> None:
+        self._begun.append(self._pool.submit(draw, *arguments))
+
+    def finish(self) -> None:
+        """Wait, and raise what a drawing raised: before a cell measures, since drawing takes time from it."""
+        while self._begun:
+            self._begun.pop(0).result()
+
+
+@contextmanager
+def _drawing_aside() -> Iterator[_Aside]:
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        aside = _Aside(pool)
+        yield aside
+        aside.finish()
 
 
 def _set_aside(folder: Path, run: str) -> None:
@@ -101,10 +129,8 @@ def make_scale_photos() -> None:
         raise OSError(f"{labkit_home()} cannot be written to ({error}): set LABKIT_HOME to another folder") from error
 
 
-def _run(notebook: Notebook, title: str, folder: Path, report: LiveReport) -> Executed:
-    from nbconvert import HTMLExporter
-
-    report.begin(notebook)
+def _run(notebook: Notebook, title: str, folder: Path, report: LiveReport, aside: _Aside) -> Executed:
+    aside.begin(report.begin, notebook)
     before = frame_keys(folder)
     description, cell = TextColumn("{task.description}"), TextColumn("cell")
     columns = (description, BarColumn(), cell, MofNCompleteColumn(), TimeElapsedColumn())
@@ -112,15 +138,22 @@ def _run(notebook: Notebook, title: str, folder: Path, report: LiveReport) -> Ex
         task = progress.add_task(title, total=None)
 
         def on_cell(cell: int, n_cells: int) -> None:
+            aside.finish()
             progress.update(task, completed=cell + 1, total=n_cells)
             report.on_cell(cell, n_cells)
 
         run = execute(notebook, environment=_kernel_environment(folder / "frames"), on_cell=on_cell)
     run.frames = [key[0] for key in frame_keys(folder) if key not in before]
-    page, _ = HTMLExporter().from_notebook_node(run.node)
-    write_atomic(folder / f"{run.notebook.name}.html", page.encode())
+    aside.begin(_write_page, run, folder)
     _say(f"{title}: {'failed' if run.error else 'ok'}, {run.seconds:.0f} s")
     return run
+
+
+def _write_page(run: Executed, folder: Path) -> None:
+    from nbconvert import HTMLExporter
+
+    page, _ = HTMLExporter().from_notebook_node(run.node)
+    write_atomic(folder / f"{run.notebook.name}.html", page.encode())
 
 
 def _kernel_environment(frames: Path) -> dict[str, str]:

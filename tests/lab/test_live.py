@@ -59,7 +59,7 @@ def test_the_rest_is_estimated_from_the_stored_run_and_the_pace_of_this_one(note
     assert minutes_left(notebooks, n_ended, share, 60.0) == expected
 
 
-def test_a_frame_is_on_the_page_before_its_notebook_ends(live, notebooks, frame_of, monkeypatch):
+def test_the_first_frame_is_on_the_page_before_its_notebook_ends(live, notebooks, frame_of, monkeypatch):
     written = []
     monkeypatch.setattr(live_module, "write_index", lambda *args, **kw: written.append(report.write_index(*args, **kw)))
     frames = live.path.parent / "frames"
@@ -67,13 +67,19 @@ def test_a_frame_is_on_the_page_before_its_notebook_ends(live, notebooks, frame_
         live.begin(notebooks[0])
         live.on_cell(1, 4)
         assert len(written) == 2, "nothing new"
-        for number, rates in enumerate(([1, 1.1], [2, 2.2])):
-            lk.save_frame(frame_of({"a": [1, 1.1], "b": rates}, "a", experiment="00 workers"), frames / "w.csv")
-            live.on_cell(2 + number, 4)
-            assert f"<td>{1 + number:.2f}x [" in live.path.read_text()
+        for cell, name in ((2, "first"), (3, "second")):
+            lk.save_frame(
+                frame_of({"a": [1, 1.1], "b": [2, 2.2]}, "a", experiment=f"00 {name}"), frames / f"{name}.csv"
+            )
+            live.on_cell(cell, 4)
+            assert "<td>2.00x [" in live.path.read_text()
             assert "data:image/png;base64," in live.path.read_text()
-        assert len(written) == 4
+        assert len(written) == 3, "the second frame comes with the next notebook"
         assert "judged when the tour has ended" in live.path.read_text()
+        assert "00 second" not in live.path.read_text()
+        live.end(Executed(notebooks[0], None, 60.0))
+        live.begin(notebooks[1])
+        assert "00 second" in live.path.read_text()
     assert "judged when the tour has ended" not in live.path.read_text()
 
 

@@ -156,7 +156,7 @@ def test_store_writes_nothing_if_one_notebook_is_refused(quiet_clone, other, cap
 
 
 def test_a_note_is_said_at_the_end(quiet_clone, monkeypatch, capsys):
-    def run(notebook, title, folder, report):
+    def run(notebook, title, folder, report, aside):
         return Executed(notebook, new_notebook(), 1.0, note="disturbed")
 
     monkeypatch.setattr(tour, "_run", run)
