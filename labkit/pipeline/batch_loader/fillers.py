@@ -13,7 +13,7 @@ from PIL.ExifTags import Base
 from labkit.data import MAX_PIXELS, SCALES, DecodeError, Frame, Part, SkipLog, decode, has_exif, open_decoder
 from labkit.data.stores import Store
 from labkit.pipeline.batch_loader.crops import flips, middle_crops, random_crops, uniforms
-from labkit.pipeline.batch_loader.resample import flip_into, resize_into
+from labkit.pipeline.batch_loader.output import CropWriter
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,6 @@ class Draw:
     """What happens to an image on its way into a batch. The arguments are those of `BatchLoader`."""
 
     size: int
-    antialias: bool
     train: bool
     seed: int
     scale: tuple[float, float]
@@ -44,8 +43,8 @@ class PixelFiller:
 
     smallest_task = 8  # images; for fewer, a task costs more than it saves
 
-    def __init__(self, store: Any, draw: Draw):
-        self._store, self._draw = store, draw
+    def __init__(self, store: Any, draw: Draw, writer: CropWriter):
+        self._store, self._draw, self._writer = store, draw, writer
 
     def plan(self, indices: np.ndarray, epoch: int) -> np.ndarray:
         """Crops of a batch, (N, 5). Drawn for all at once: NumPy takes as long for one image as for all, and in
@@ -53,11 +52,9 @@ class PixelFiller:
         return self._draw.crops(self._draw.numbers(epoch, indices), self._store.shapes[indices])
 
     def fill(self, rows: np.ndarray, indices: np.ndarray, plan: np.ndarray) -> list[int]:
-        """Write images into `rows`, uint8 (N, size, size, 3). Return the rows that stay empty: none."""
+        """Write images into `rows`, the memory of a part of a batch. Return the rows that stay empty: none."""
         for row, index, (*crop, mirror) in zip(rows, indices.tolist(), plan.tolist(), strict=True):
-            resize_into(row, self._store.pixels(index), crop, self._draw.antialias)
-            if mirror:
-                flip_into(row)
+            self._writer.write(row, self._store.pixels(index), crop, mirror)
         return []
 
 
@@ -99,8 +96,11 @@ class EncodedFiller:
 
     smallest_task = 2
 
-    def __init__(self, store: Store, keys: Sequence[str], draw: Draw, scaled_decoding: bool, skips: SkipLog | None):
-        self._store, self._keys, self._draw, self._skips = store, keys, draw, skips
+    def __init__(
+        self, store: Store, keys: Sequence[str], draw: Draw, writer: CropWriter, scaled_decoding: bool,
+        skips: SkipLog | None,
+    ):  # fmt: skip
+        self._store, self._keys, self._draw, self._writer, self._skips = store, keys, draw, writer, skips
         self._scales = SCALES if scaled_decoding else SCALES[:1]
         self._local = _ThreadDecoder()
 
@@ -109,7 +109,7 @@ class EncodedFiller:
         return self._draw.numbers(epoch, indices)
 
     def fill(self, rows: np.ndarray, indices: np.ndarray, plan: np.ndarray) -> list[int]:
-        """Write images into `rows`, uint8 (N, size, size, 3). Return the rows whose images were skipped."""
+        """Write images into `rows`, the memory of a part of a batch. Return the rows whose images were skipped."""
         opened = [self._call_or_skip(self._open_image, self._keys[index]) for index in indices.tolist()]
         sizes = np.array([image.size if image else (1, 1) for image in opened])
         crops = self._draw.crops(plan, sizes).tolist()
@@ -139,9 +139,7 @@ class EncodedFiller:
     def _write_crop(self, key: str, row: np.ndarray, image: _EncodedImage, crop: list[int], mirror: int) -> bool:
         smallest = min(crop[2:]) // self._draw.size
         part = image.part(crop, max((scale for scale in self._scales if scale <= smallest), default=1))
-        resize_into(row, *part, self._draw.antialias)
-        if mirror:
-            flip_into(row)
+        self._writer.write(row, *part, mirror)
         return True
 
 

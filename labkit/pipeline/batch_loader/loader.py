@@ -2,7 +2,7 @@
 
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from functools import partial
 from typing import Any, NamedTuple
@@ -24,12 +24,13 @@ from labkit.data import DecodeError, SkipLog, Skipped, labels_of
 from labkit.data.pixels import PixelStore
 from labkit.data.stores import Store
 from labkit.pipeline.batch_loader.fillers import Draw, EncodedFiller, PixelFiller
+from labkit.pipeline.batch_loader.output import CropWriter, PixelFormat
 from labkit.pipeline.loader import cores_per_rank
 from labkit.pipeline.seeding import HasEpochs, choose_sampler
 
 
 class BatchLoader:
-    """Load random resized crops of a store's images as uint8 batches.
+    """Load random resized crops of a store's images as batches of bytes or of normalised floats.
 
     libjpeg-turbo and OpenCV release the GIL while they work, so threads can do what `DataLoader` needs processes for,
     and write into the batch itself. Only the rows and columns of a JPEG that the crop needs are decoded, at the
@@ -42,6 +43,10 @@ class BatchLoader:
         num_threads: Default: one per usable core, shared among the ranks that torchrun starts on this machine.
         antialias: True: the pixels of torchvision's v2 transforms, to within rounding. False: OpenCV's bilinear, as
             in Albumentations. They differ where a crop is shrunk.
+        dtype: `torch.uint8`; or `torch.float32`, `float16` or `bfloat16`, which the threads write as they normalise.
+            Floats take two to four times the memory of bytes, on the way to the GPU, too.
+        mean, std: Of red, green and blue, for floats: what `v2.Normalize` takes. Default: floats from 0 to 1.
+        memory_format: `torch.channels_last`, or `torch.contiguous_format`: planes of red, green and blue.
         seed: Of order, crops and flips, which depend only on (seed, epoch, index).
         train: False: the centre of each image, as Resize(256) and CenterCrop(224) keep it; nothing is random.
         shuffle: A new order each epoch. Default: the value of `train`.
@@ -56,8 +61,9 @@ class BatchLoader:
         on_error: `"raise"` raises `DecodeError`. `"skip"` leaves the image out of its batch and adds it to `skipped`,
             which is also printed at exit.
 
-    Batches: `(images, labels)`; images uint8 (batch_size, 3, size, size) RGB in channels-last memory, labels int64
-    (batch_size,). A batch may be kept: its memory is reused only when nobody holds it.
+    Batches: `(images, labels)`; images (batch_size, 3, size, size) RGB of `dtype` in `memory_format`, labels int64
+    (batch_size,). Floats are those of `v2.ToDtype(torch.float32, scale=True)` and `v2.Normalize`, of the half types
+    rounded once. A batch may be kept: its memory is reused only when nobody holds it.
 
     Damage to a JPEG below the rows that a crop needs goes unnoticed in that epoch. The threads end with the loader.
 
@@ -81,6 +87,10 @@ class BatchLoader:
         batch_size: int = 64,
         num_threads: int | None = None,
         antialias: bool = True,
+        dtype: torch.dtype = torch.uint8,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+        memory_format: torch.memory_format = torch.channels_last,
         seed: int = 0,
         train: bool = True,
         shuffle: bool | None = None,
@@ -100,24 +110,27 @@ class BatchLoader:
         _check_range("scale", scale, 1.0)
         _check_range("ratio", ratio, float("inf"))
         self._skips = SkipLog() if require_choice("on_error", on_error, ("raise", "skip")) == "skip" else None
-        draw = Draw(size, antialias, train, seed, scale, ratio, require_fraction("flip", flip))
-        self._open(source, draw, scaled_decoding)
+        self._pixels = PixelFormat(size, dtype, mean, std, memory_format)
+        draw = Draw(size, train, seed, scale, ratio, require_fraction("flip", flip))
+        self._open(source, draw, CropWriter(self._pixels, antialias), scaled_decoding)
         shuffle = train if shuffle is None and sampler is None else shuffle
         sampler = choose_sampler(self.keys, sampler, shuffle, seed)
         self.batch_sampler = BatchSampler(sampler, batch_size, drop_last)
         pinned = torch.cuda.is_available() and pin_memory is not False
         # Kept for all epochs, since OpenCV keeps about 1 KB for each thread that ended.
         self._pool = PerProcess(partial(ThreadPoolExecutor, self.num_threads, "labkit-batches", use_one_torch_thread))
-        self._buffers = _BatchBuffers((batch_size, size, size, 3), prefetch_factor + 2, pinned)
+        self._buffers = _BatchBuffers(
+            self._pixels.shape(batch_size), self._pixels.array_dtype, prefetch_factor + 2, pinned
+        )
 
-    def _open(self, source: Any, draw: Draw, scaled_decoding: bool) -> None:
+    def _open(self, source: Any, draw: Draw, writer: CropWriter, scaled_decoding: bool) -> None:
         if isinstance(source, PixelStore):
             self.keys, self.classes, self._labels = source.keys, source.classes, source.labels
-            self._filler: PixelFiller | EncodedFiller = PixelFiller(source, draw)
+            self._filler: PixelFiller | EncodedFiller = PixelFiller(source, draw, writer)
         else:
             self.keys = PackedStrings(source.keys())
             self.classes, self._labels = labels_of(self.keys)
-            self._filler = EncodedFiller(source, self.keys, draw, scaled_decoding, self._skips)
+            self._filler = EncodedFiller(source, self.keys, draw, writer, scaled_decoding, self._skips)
         if not len(self.keys):
             raise ValueError(f"{source!r} holds no images")
 
@@ -162,7 +175,7 @@ class BatchLoader:
         for start in range(0, len(indices), step):
             part = slice(start, min(start + step, len(indices)))
             tasks[start] = pool.submit(self._filler.fill, memory[part], indices[part], plan[part])
-        return _Batch(indices, images[: len(indices)].permute(0, 3, 1, 2), tasks)
+        return _Batch(indices, self._pixels.as_batch(images[: len(indices)]), tasks)
 
     def _finish_first(self, started: "deque[_Batch]") -> tuple[Tensor, Tensor]:
         """Wait for the first batch and return it; it stays in `started` until it is complete."""
@@ -183,28 +196,30 @@ class BatchLoader:
 
 
 class _BatchBuffers:
-    """Hand out memory for batches of uint8 images.
+    """Hand out memory for batches of images.
 
     New memory costs a page fault every 4 KB, for raw pixels as much as reading them. So the memory of a batch is
     reused once its tensor, and everything that shares it, is gone; a batch that is kept is never overwritten. Pinned
     memory comes from torch, which waits for unfinished copies before it hands memory out again.
 
     Args:
-        shape: (batch_size, height, width, 3).
+        shape: Of a batch, in the order of its memory.
+        dtype: NumPy's.
         n_kept: Number of free buffers to keep.
         pin_memory: Use page-locked memory, so that copies to the GPU overlap with compute.
     """
 
-    def __init__(self, shape: tuple[int, ...], n_kept: int, pin_memory: bool):
-        self._shape, self._pin_memory = shape, pin_memory
+    def __init__(self, shape: tuple[int, ...], dtype: type, n_kept: int, pin_memory: bool):
+        self._shape, self._dtype, self._pin_memory = shape, dtype, pin_memory
         self._free: deque[np.ndarray] = deque(maxlen=n_kept)
 
     def take(self) -> tuple[np.ndarray, Tensor]:
         """An array to fill, and a tensor over the same memory."""
         if self._pin_memory:
-            pinned = torch.empty(self._shape, dtype=torch.uint8, pin_memory=True)
+            dtype = torch.from_numpy(np.empty(0, self._dtype)).dtype
+            pinned = torch.empty(self._shape, dtype=dtype, pin_memory=True)
             return pinned.numpy(), pinned
-        memory = self._free.pop() if self._free else np.empty(self._shape, np.uint8)
+        memory = self._free.pop() if self._free else np.empty(self._shape, self._dtype)
         lent = memory.view()  # torch keeps this object alive as long as any tensor over it
         weakref.finalize(lent, self._free.append, memory).atexit = False
         return lent, torch.from_numpy(lent)
