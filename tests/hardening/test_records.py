@@ -31,12 +31,15 @@ def test_every_table_is_on_the_page():
 def test_the_page_states_the_totals_of_the_tables():
     faults, fuzz, mutation = load("faults").loc["all"], load("fuzz"), load("mutation")
     coverage = load("coverage").loc["all"]
+    twins = pd.read_csv(RECORDS / "noise.csv").query("truth == 1").groupby("how")[["n", "n_wrong"]].sum()
     for words in (
         f"{faults['injected']} faults", f"{faults['violations']} violations", f"{faults['clear error']} clear errors",
         f"{fuzz['executions'].sum():,} inputs", f"{fuzz['findings'].sum()} findings",
         f"{mutation['mutants'].sum():,} mutants", f"{mutation['killed'].sum():,} killed",
         f"{coverage['lines_pct']} % of {coverage['lines']:,.0f} lines",
         f"{coverage['branches_pct']} % of {coverage['branches']:,.0f} branches",
+        f"{twins.loc['real', 'n_wrong']} of {twins.loc['real', 'n']} were told apart",
+        f"Of {twins.loc['replayed', 'n']:,} replays of their noise {twins.loc['replayed', 'n_wrong']} were",
     ):  # fmt: skip
         assert words in PAGE.replace("\n", " "), words
 
