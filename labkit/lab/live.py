@@ -14,7 +14,7 @@ _USUAL_S = 60.0  # for a notebook that was not stored
 
 
 class LiveReport:
-    """Writes `index.html` when a tour begins, with its first frame, with each notebook, and when it ends.
+    """Writes `index.html` as a tour begins, with each frame of its first notebook, with each notebook, and at the end.
 
     The page is drawn between cells, and so takes no time from what a cell measures, only from the tour's.
 
@@ -52,9 +52,9 @@ class LiveReport:
         self._write()
 
     def on_cell(self, cell: int, n_cells: int) -> None:
-        """Show the first frame; called before each cell, with its index and the number of cells."""
+        """Show the first notebook's frames; called before each cell, with its index and the number of cells."""
         self._share = cell / n_cells
-        if not self._shown and frame_keys(self._folder):
+        if not self.runs and frame_keys(self._folder) != self._shown:
             self._write()
 
     def end(self, run: Executed) -> None:

@@ -59,27 +59,31 @@ def test_the_rest_is_estimated_from_the_stored_run_and_the_pace_of_this_one(note
     assert minutes_left(notebooks, n_ended, share, 60.0) == expected
 
 
-def test_the_first_frame_is_on_the_page_before_its_notebook_ends(live, notebooks, frame_of, monkeypatch):
+def test_frames_of_the_first_notebook_are_on_the_page_before_it_ends(live, notebooks, frame_of, monkeypatch):
     written = []
     monkeypatch.setattr(live_module, "write_index", lambda *args, **kw: written.append(report.write_index(*args, **kw)))
-    frames = live.path.parent / "frames"
+
+    def measure(name):
+        frame = frame_of({"a": [1, 1.1], "b": [2, 2.2]}, "a", experiment=f"00 {name}")
+        lk.save_frame(frame, live.path.parent / "frames" / f"{name}.csv")
+
     with live:
         live.begin(notebooks[0])
         live.on_cell(1, 4)
         assert len(written) == 2, "nothing new"
-        for cell, name in ((2, "first"), (3, "second")):
-            lk.save_frame(
-                frame_of({"a": [1, 1.1], "b": [2, 2.2]}, "a", experiment=f"00 {name}"), frames / f"{name}.csv"
-            )
+        for cell, name in ((2, "one"), (3, "two")):
+            measure(name)
             live.on_cell(cell, 4)
-            assert "<td>2.00x [" in live.path.read_text()
+            assert f"<td>00 {name}</td>" in live.path.read_text()
             assert "data:image/png;base64," in live.path.read_text()
-        assert len(written) == 3, "the second frame comes with the next notebook"
+        assert len(written) == 4
         assert "judged when the tour has ended" in live.path.read_text()
-        assert "00 second" not in live.path.read_text()
         live.end(Executed(notebooks[0], None, 60.0))
         live.begin(notebooks[1])
-        assert "00 second" in live.path.read_text()
+        measure("three")
+        live.on_cell(1, 4)
+        assert "00 three" not in live.path.read_text(), "each page takes time: the next notebook brings it"
+    assert "<td>00 three</td>" in live.path.read_text()
     assert "judged when the tour has ended" not in live.path.read_text()
 
 
