@@ -36,7 +36,9 @@ def serve(pipe: Connection) -> None:
 
 
 def one_line(error: BaseException) -> str:
-    """An exception's message in one line; for a worker's exception, the last line of its traceback."""
+    """An exception's message in one line: of a group the first's, of a worker's the last line of its traceback."""
+    while isinstance(error, BaseExceptionGroup):  # as SPDL raises, and its message says only how many
+        error = error.exceptions[0]
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
     if "Original Traceback" in str(error):
         return lines[-1][:_MAX_ERROR_LENGTH]

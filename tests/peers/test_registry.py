@@ -260,6 +260,11 @@ def _raises(work):
     yield
 
 
+def _raises_in_stages(work):
+    raise ExceptionGroup("stages failed", [ExceptionGroup("the second", [OSError("no ffmpeg")])])
+    yield
+
+
 def _counts(work):
     print("what a loader prints does not disturb")
     yield from (torch.zeros(n, 3, 8, 8, dtype=torch.uint8) for n in (3, 3, 1))
@@ -280,7 +285,13 @@ def test_a_hosted_epoch_counts_images_and_tells_its_costs(work):
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
-    ("loader", "message"), [(_dies, "ended by SIGSEGV"), (_sleeps, "no answer"), (_raises, "such")]
+    ("loader", "message"),
+    [
+        (_dies, "ended by SIGSEGV"),
+        (_sleeps, "no answer"),
+        (_raises, "such"),
+        (_raises_in_stages, "^OSError: no ffmpeg$"),
+    ],
 )
 def test_what_goes_wrong_in_a_host_is_one_line(work, loader, message):
     with Host(replace(_fake(), loader=loader), work, timeout_s=20 if loader != _sleeps else 4) as host:
