@@ -165,6 +165,18 @@ def test_a_note_is_said_at_the_end(quiet_clone, monkeypatch, capsys):
     assert "stored with a note 10_works: disturbed\n1 of 1 notebooks ran" in capsys.readouterr().out
 
 
+@pytest.mark.exhaustive
+def test_a_page_that_cannot_be_drawn_aside_ends_the_tour(quiet_clone, monkeypatch):
+    def write_page(run, folder):
+        raise OSError("no room")
+
+    monkeypatch.setattr(tour, "_write_page", write_page)
+    with pytest.raises(OSError, match="no room"):
+        tour.run_tour()
+    [page] = (quiet_clone / "results").rglob("index.html")
+    assert "the tour failed (OSError: no room)" in page.read_text()
+
+
 def test_a_part_cannot_be_stored(lab):
     before = contents(lab)
     result = CliRunner().invoke(cli.app, ["tour", "--store", "--only", "10"])

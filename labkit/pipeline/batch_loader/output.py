@@ -1,9 +1,9 @@
 """What the pixels of a batch are written as: bytes or normalised floats, channels last or in planes."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import cv2
 import numpy as np
@@ -61,12 +61,10 @@ class PixelFormat:
 
     @cached_property
     def table(self) -> np.ndarray:
-        """What each byte becomes, by channel: (256, 3). Rounded to a half type once, after the normalisation."""
+        """The float that each byte becomes, by channel: (256, 3). Half types are rounded once, after normalising."""
         from torchvision.transforms.v2 import functional as F
 
-        values = torch.arange(256, dtype=torch.uint8).expand(3, 1, 256)
-        if self.dtype != torch.uint8:
-            values = F.to_dtype(values, torch.float32, scale=True)
+        values = F.to_dtype(torch.arange(256, dtype=torch.uint8).expand(3, 1, 256), torch.float32, scale=True)
         if self.mean is not None and self.std is not None:
             values = F.normalize(values, list(self.mean), list(self.std))
         stored = values.to(self.dtype)[:, 0].T.contiguous()
@@ -109,33 +107,24 @@ class _Scratch(threading.local):
         self.image = np.empty((size, size, 3), np.uint8)
 
 
-class _InterleavedConverter:
-    """Writes floats, channels last."""
-
-    def __init__(self, pixels: PixelFormat):
-        self._table = pixels.table[None]
-
-    def __call__(self, image: np.ndarray, row: np.ndarray) -> None:
-        cv2.LUT(image, self._table, dst=row)
-
-
-class _PlanarConverter:
-    """Writes planes: of bytes or of floats."""
-
-    def __init__(self, pixels: PixelFormat):
-        is_bytes = pixels.dtype == torch.uint8
-        self._tables = None if is_bytes else np.ascontiguousarray(pixels.table.T)[:, None]
-
-    def __call__(self, image: np.ndarray, row: np.ndarray) -> None:
-        for channel, plane in enumerate(row):
-            if self._tables is None:
-                cv2.extractChannel(image, channel, dst=plane)
-            else:
-                cv2.LUT(cv2.extractChannel(image, channel), self._tables[channel], dst=plane)
+def _converter(pixels: PixelFormat) -> Callable[[np.ndarray, np.ndarray], None] | None:
+    """What turns a crop of bytes into an image of the batch; None: nothing, crops are resized into it as they are."""
+    if pixels.dtype == torch.uint8:
+        return None if pixels.is_channels_last else _write_planes
+    if pixels.is_channels_last:
+        return partial(_write_floats, pixels.table[None])
+    return partial(_write_float_planes, np.ascontiguousarray(pixels.table.T)[:, None])
 
 
-def _converter(pixels: PixelFormat) -> _InterleavedConverter | _PlanarConverter | None:
-    """None: bytes, channels last, as crops are resized."""
-    if not pixels.is_channels_last:
-        return _PlanarConverter(pixels)
-    return None if pixels.dtype == torch.uint8 else _InterleavedConverter(pixels)
+def _write_floats(table: np.ndarray, image: np.ndarray, row: np.ndarray) -> None:
+    cv2.LUT(image, table, dst=row)
+
+
+def _write_planes(image: np.ndarray, row: np.ndarray) -> None:
+    for channel, plane in enumerate(row):
+        cv2.extractChannel(image, channel, dst=plane)
+
+
+def _write_float_planes(tables: np.ndarray, image: np.ndarray, row: np.ndarray) -> None:
+    for channel, plane in enumerate(row):
+        cv2.LUT(cv2.extractChannel(image, channel), tables[channel], dst=plane)
