@@ -89,14 +89,18 @@ def reference(
 @app.command()
 def peers(
     profile: Annotated[str, typer.Option(help="Photos: imagenet or camera.")] = "imagenet",
+    classes: Annotated[
+        str, typer.Option("--class", help="Classes instead of a profile, comma-separated, or `all`; --list names them.")
+    ] = "",
     only: Annotated[str, typer.Option(help="Names of peers, comma-separated; labkit's own loaders always run.")] = "",
     scale: _Scale = "",
     rounds: Annotated[int, typer.Option(help="Measured rounds (default: set by the scale).")] = 0,
     list_only: Annotated[bool, typer.Option("--list", help="Only list which peers are installed.")] = False,
+    append: Annotated[str, typer.Option(help="CSV that collects comparisons, also of other machines.")] = "",
 ) -> None:
-    """Compare labkit with other loaders; write results/<env_id>/peers-<profile>.csv and .png."""
+    """Compare labkit with other loaders; write results/<env_id>/peers-<profile or class>.csv, .png and .html."""
     from labkit.lab.recording import record_to_results_folder
-    from labkit.peers import list_peers, run_peers
+    from labkit.peers import chosen_classes, list_peers, run_peers
 
     if list_only:
         list_peers()
@@ -104,7 +108,8 @@ def peers(
     record_to_results_folder()
     names = [name.strip() for name in only.split(",") if name.strip()]
     with one_line_errors("labkit", OSError, ValueError):
-        run_peers(profile, only=names, rounds=rounds or None)
+        for name in chosen_classes(classes):
+            run_peers(profile, peer_class=name, only=names, rounds=rounds or None, append=append)
 
 
 @app.command()

@@ -24,8 +24,11 @@ from labkit.measure.runs import count_images, page_cache_state
 from labkit.measure.steady import Factory, NoBatch, Stopwatch
 from labkit.measure.stopping import FixedRounds, Stopping
 
-# Taken from the iterable, if it has them: a loader that works outside this process tree reports its own costs.
-_REPORTED_BY_LOADERS = ("batch_size", "num_workers", "cpu_s", "peak_mem_mb", "page_cache")
+# Taken from the iterable, if it has them: a loader that works outside this process tree reports its own rate and costs.
+_REPORTED_BY_LOADERS = (
+    "batch_size", "num_workers", "images_per_s", "steady_s", "n_steady_batches", "n_steady_images", "is_steady",
+    "cpu_s", "peak_mem_mb", "page_cache",
+)  # fmt: skip
 
 
 class DifferentWorkWarning(UserWarning):

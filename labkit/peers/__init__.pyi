@@ -3,6 +3,8 @@ from .peer import (
     JPEG_FILES as JPEG_FILES, JPEG_PACKED as JPEG_PACKED, RAW_PIXELS as RAW_PIXELS, Peer as Peer, Work as Work,
     missing_modules as missing_modules,
 )
+from .classes import chosen_classes as chosen_classes
+from .collection import append_runs as append_runs, comparisons as comparisons
 from .report import list_peers as list_peers, run_peers as run_peers
 from .check import make_pictures as make_pictures
 from .host import Host as Host, HostError as HostError

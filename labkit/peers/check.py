@@ -1,6 +1,8 @@
 """check_peer(): does a loader do the work that it is timed on?"""
 
+from collections.abc import Sequence
 from dataclasses import fields, replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +11,17 @@ import torch
 from torch import Tensor
 
 from labkit.peers import probe_images
-from labkit.peers.peer import RAW_PIXELS, Peer, Work
+from labkit.peers.peer import MEAN, RAW_PIXELS, STD, Peer, Work
 from labkit.peers.probe_images import HEIGHT, N_PICTURES, WIDTH, CropReading
 
 _AREA, _RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
 _MEAN_AREA = 0.43  # less than the middle of the range: a large crop that does not fit the picture is drawn again
 _TOLERANCE = 1.06  # crops have whole pixels, and are read from brightness
+_N_RAW_EPOCHS = 4  # a raw format may hold crops cut beforehand: more epochs show how few
+_MAX_REPEATED = 0.2  # of the pictures: their crops in two epochs
+_DISTINCT, _MIN_DISTINCT = 0.01, 0.7  # width and height, as shares of the picture; torchvision's leave 0.9 and more
+_BYTE_TOLERANCE = 1.0
+_DEVIATIONS = (43.0, 27.0, 39.0)  # of the pixels of all pictures' crops: red, green, blue
 _MAX_ANTIALIASED_GRAIN = 3.6  # in crops of twice the output's size; sampling leaves 5
 
 
@@ -30,9 +37,10 @@ def _expect(condition: Any, message: str) -> None:
 def check_peer(peer: Peer, work: Work) -> dict[str, float]:
     """Let a loader do the work on pictures that show what was done to them.
 
-    Reads two epochs. In each, every picture must come exactly once (with `drops_last`, the last short batch may be
-    missing), with its folder's label, in uint8 batches of the right shape and with the right colors. The crops must be
-    distributed as those of RandomResizedCrop, with half of them flipped, and differ between epochs.
+    Reads two epochs, of raw formats four. In each, every picture must come exactly once (with `drops_last`, the last
+    short batch may be missing), with its folder's label, in batches of the right shape and type and with the right
+    colors; floats must be normalised by the mean and deviation of the work. The crops must be distributed as those of
+    RandomResizedCrop, with half of them flipped, and differ from each other and between epochs.
 
     Args:
         peer: The loader.
@@ -50,9 +58,9 @@ def check_peer(peer: Peer, work: Work) -> dict[str, float]:
     work = replace(work, root=make_pictures(work), scratch=work.scratch / "check" / peer.name)
     if peer.prepare:
         peer.prepare(work)
-    first, second = (_read_epoch(peer, work) for _ in range(2))
-    _expect(not np.array_equal(first.number, second.number), "two epochs have the same order")
-    return _check_crops(peer, first, second)
+    epochs = [_read_epoch(peer, work) for _ in range(_N_RAW_EPOCHS if peer.source == RAW_PIXELS else 2)]
+    _expect(not np.array_equal(epochs[0].number, epochs[1].number), "two epochs have the same order")
+    return _check_crops(peer, epochs)
 
 
 def make_pictures(work: Work) -> Path:
@@ -64,7 +72,9 @@ def _read_epoch(peer: Peer, work: Work) -> CropReading:
     """What the images of one epoch show; refuses wrong batches, labels and orders."""
     batches = [_check_batch(batch, work) for batch in peer.loader(work)]
     _expect(batches, "gives no batch")
-    readings, labels = zip(*batches, strict=True)
+    readings, labels, sums = zip(*batches, strict=True)
+    if work.is_float:
+        _check_floats(sums)
     epoch = _concatenate(*readings)
     _check_complete(epoch.number, np.concatenate(labels), work, peer)
     _check_order(epoch.number)
@@ -76,17 +86,42 @@ def _concatenate(*readings: CropReading) -> CropReading:
     return CropReading(*(np.concatenate([getattr(reading, name) for reading in readings]) for name in names))
 
 
-def _check_batch(batch: Any, work: Work) -> tuple[CropReading, np.ndarray]:
+def _check_batch(batch: Any, work: Work) -> tuple[CropReading, np.ndarray, tuple[Tensor, Tensor]]:
     is_pair = isinstance(batch, list | tuple) and len(batch) == 2 and isinstance(batch[0], Tensor)
     _expect(is_pair, f"gives {type(batch).__name__}, not a pair (images, labels) with a tensor of images")
     images = batch[0]
     labels = torch.as_tensor(batch[1]).cpu().reshape(-1).numpy().copy()  # FFCV reuses a batch's memory
-    _expect(images.dtype == torch.uint8, f"gives {images.dtype}, not uint8")
+    _expect(images.dtype == getattr(torch, work.dtype), f"gives {images.dtype}, not {work.dtype}")
     found, shape = tuple(images.shape), (3, work.size, work.size)
     is_batch = len(found) == 4 and found[1:] == shape and 1 <= found[0] <= work.batch_size
     _expect(is_batch, f"gives batches of shape {found}, not (at most {work.batch_size}, {shape})")
     _expect(len(labels) == len(images), f"gives {len(labels)} labels with {len(images)} images")
-    return probe_images.read_crops(images), labels
+    pixels = _undo_normalisation(images) if work.is_float else images
+    moments = pixels.double().mean((2, 3)), pixels.double().square().mean((2, 3))
+    return probe_images.read_crops(pixels), labels, moments
+
+
+def _undo_normalisation(images: Tensor) -> Tensor:
+    """Values from 0 to 255, as they were before `v2.ToDtype(scale=True)` and `v2.Normalize`."""
+    mean, std = (torch.tensor(values)[:, None, None] for values in (MEAN, STD))
+    pixels = 255 * (images.cpu() * std + mean)
+    low, high = pixels.min().item(), pixels.max().item()
+    is_allowed = low >= -_BYTE_TOLERANCE and high <= 255 + _BYTE_TOLERANCE
+    _expect(is_allowed, f"floats are not normalised: undone, they are {low:.0f} to {high:.0f}, not within 0 to 255")
+    return pixels
+
+
+def _check_floats(moments: Sequence[tuple[Tensor, Tensor]]) -> None:
+    """Refuse a wrong mean or deviation: crops of all pictures together are gray, and of known contrast."""
+    mean, square = (torch.cat(values).mean(0) for values in zip(*moments, strict=True))
+    deviation = (square - mean.square()).sqrt()
+    usual = torch.tensor(_DEVIATIONS)
+    is_usual = bool((abs(mean - 128) <= 16).all() and (abs(deviation / usual - 1) <= 0.35).all())
+    found, wanted = (", ".join(f"{value:.0f}" for value in values) for values in (deviation, usual))
+    _expect(
+        is_usual, "floats are not normalised: undone, mean and deviation of red, green and blue are "
+        f"{mean.mean():.0f} and {found}, not about 128 and {wanted}",
+    )  # fmt: skip
 
 
 def _check_complete(numbers: np.ndarray, labels: np.ndarray, work: Work, peer: Peer) -> None:
@@ -113,8 +148,8 @@ def _check_order(numbers: np.ndarray) -> None:
     _expect(sortedness <= 0.95, "images come in the order of their names: nothing is shuffled")
 
 
-def _check_crops(peer: Peer, first: CropReading, second: CropReading) -> dict[str, float]:
-    crops = _concatenate(first, second)
+def _check_crops(peer: Peer, epochs: list[CropReading]) -> dict[str, float]:
+    crops = _concatenate(*epochs)
     areas, grain = crops.width * crops.height, _grain_left(crops)
     area, flipped = float(areas.mean()), float(crops.flipped.mean())
     _expect(not crops.upside_down.any(), "images are turned upside down")
@@ -123,10 +158,13 @@ def _check_crops(peer: Peer, first: CropReading, second: CropReading) -> dict[st
     is_usual = abs(area - _MEAN_AREA) <= 0.1
     _expect(is_usual, f"crops cover {area:.0%} of the image on average, not about {_MEAN_AREA:.0%}")
     _expect(0.3 < flipped < 0.7, f"{flipped:.0%} of the images are flipped, not about half of them")
-    _expect(_repeated_share(first, second) <= 0.2, "two epochs cut the same crops")
+    for first, second in combinations(epochs, 2):
+        _expect(_repeated_share(first, second) <= _MAX_REPEATED, "two epochs cut the same crops")
+    distinct = len(np.unique(np.round(np.stack([crops.width, crops.height]) / _DISTINCT), axis=1).T) / len(areas)
+    _expect(distinct >= _MIN_DISTINCT, f"few distinct crops: {distinct:.0%} of them differ from all others")
     is_coarse = peer.antialias and peer.source != RAW_PIXELS and grain > _MAX_ANTIALIASED_GRAIN
     _expect(not is_coarse, f"does not antialias: grain of {grain:.1f} is left where crops were shrunk")
-    return {"images": float(len(areas)), "area": area, "flipped": flipped, "grain": grain}
+    return {"images": float(2 * len(areas) / len(epochs)), "area": area, "flipped": flipped, "grain": grain}
 
 
 def _check_range(name: str, values: np.ndarray, allowed: tuple[float, float]) -> None:

@@ -13,7 +13,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from functools import cached_property
 from multiprocessing.connection import Pipe
 from typing import Any
 
@@ -105,10 +104,11 @@ class Host(contextlib.AbstractContextManager):
 
 
 class HostedLoader:
-    """Epochs of a hosted loader, for `compare`. Iterating yields the number of images in the first batch and the rest.
+    """A run of a hosted loader, for `compare`. Iterating yields the number of images in the first batch and the rest.
 
     Attributes:
-        cpu_s, peak_mem_mb, page_cache: Costs of the epoch just read, in the host's own process tree.
+        images_per_s, steady_s, n_steady_batches, n_steady_images, is_steady, cpu_s, peak_mem_mb, page_cache: Of the run
+            just read, as `labkit.peers.run` describes them; costs are those of the host's own process tree.
     """
 
     def __init__(self, host: Host, work: Work):
@@ -122,13 +122,6 @@ class HostedLoader:
     def _count_images(self) -> Iterator[int]:
         yield self._host.answer()
         n_rest = self._host.answer()
+        vars(self).update(self._host.answer())
         if n_rest:
             yield n_rest
-
-    @cached_property
-    def _costs(self) -> dict[str, Any]:
-        return self._host.answer()
-
-    cpu_s = property(lambda self: self._costs["cpu_s"])
-    peak_mem_mb = property(lambda self: self._costs["peak_mem_mb"])
-    page_cache = property(lambda self: self._costs["page_cache"])

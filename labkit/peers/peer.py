@@ -9,18 +9,19 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from labkit.core import usable_cores, write_atomic
+from labkit.core import package_version, usable_cores, write_atomic
 from labkit.data.stores import FolderStore
 
 JPEG_FILES, JPEG_PACKED, RAW_PIXELS = "JPEG files", "JPEG in own format", "raw pixels"
+UINT8, FLOAT32 = "uint8", "float32"
 
-# One epoch of raw pixels takes a tenth of a second, most of it for starting and ending.
-EPOCHS_PER_RUN = {JPEG_FILES: 1, JPEG_PACKED: 1, RAW_PIXELS: 16}
+# Of ImageNet's pixels, red, green and blue, on the scale of 0 to 1: the floats that nearly every training asks for.
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 @dataclass(frozen=True)
 class Work:
-    """The work that all loaders do: every photo once per epoch, in shuffled order, as uint8 batches.
+    """The work that all loaders do: every photo once per epoch, in shuffled order, as batches of crops.
 
     Each image is cropped like torchvision's RandomResizedCrop (area 0.08 to 1, aspect ratio 3/4 to 4/3) and flipped
     left to right half of the time.
@@ -33,6 +34,8 @@ class Work:
         num_workers: Worker processes, or threads for loaders that use threads; default: all usable cores.
         seed: Seed of order and crops.
         short_side: Short side, in pixels, of the resized photos in raw-pixel formats.
+        dtype: `"uint8"`, or `"float32"`: scaled to 0 to 1, less `MEAN`, over `STD`, as `v2.Normalize` does it.
+        min_steady_s: Shortest steady state of a timed run, in seconds.
 
     Taught in: notebooks/13_peers.ipynb
     """
@@ -44,6 +47,12 @@ class Work:
     num_workers: int = field(default_factory=usable_cores)
     seed: int = 0
     short_side: int = 256
+    dtype: str = UINT8
+    min_steady_s: float = 1.0
+
+    @property
+    def is_float(self) -> bool:
+        return self.dtype == FLOAT32
 
 
 @dataclass(frozen=True)
@@ -57,11 +66,13 @@ class Peer:
             bilinearly, as OpenCV does; None is something else, which `note` explains.
         install: The command that installs it, Debian packages first.
         modules: Modules that must be importable.
-        loader: Takes `Work`, returns one epoch of batches: uint8 tensor (N, 3, size, size) and N labels. Called for
-            each run; may return the same object each time, to keep its workers.
+        loader: Takes `Work`, returns one epoch of batches: tensor (N, 3, size, size) of `Work.dtype`, and N labels.
+            Called for each epoch; may return the same object each time, to keep its workers.
         prepare: Converts the photos; does nothing if that is done already.
         note: What it does differently from the others, and why.
         drops_last: It always leaves out a last batch that is not full.
+        dtypes: The `Work.dtype` that it can deliver.
+        distribution: The installed package whose version is told.
 
     Taught in: notebooks/13_peers.ipynb
     """
@@ -75,6 +86,13 @@ class Peer:
     prepare: Callable[[Work], object] | None = None
     note: str = ""
     drops_last: bool = False
+    dtypes: tuple[str, ...] = (UINT8, FLOAT32)
+    distribution: str = ""
+
+    @property
+    def version(self) -> str:
+        """The installed version; empty if it is not known."""
+        return (package_version(self.distribution) or "") if self.distribution else ""
 
 
 def missing_modules(peer: Peer) -> list[str]:
@@ -89,12 +107,18 @@ def _is_importable(name: str) -> bool:
 
 
 def pip_peer(
-    name: str, package: str = "", *, debian: str = "", source: str = JPEG_FILES, antialias: bool = True, **details: Any
+    name: str,
+    package: str = "",
+    *,
+    debian: str = "",
+    source: str = JPEG_FILES,
+    antialias: bool | None = True,
+    **details: Any,
 ) -> Peer:
     """A `Peer` that pip installs as `package` (default: `name`), after the Debian packages in `debian`."""
     package = package or name
     install = f"apt-get install {debian} && " * bool(debian) + f"python -m pip install {package}"
-    return Peer(name, source, antialias, install, **{"modules": (package,), **details})
+    return Peer(name, source, antialias, install, **{"modules": (package,), "distribution": package, **details})
 
 
 def prepare_once(work: Work, name: str, build: Callable[[Path], Any]) -> Path:

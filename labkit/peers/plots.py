@@ -24,7 +24,8 @@ _LIMIT_COLOR = _COLORS[3]
 def plot_peers(frame: pd.DataFrame, *, ax: Axes | None = None, **kwargs: Any) -> Axes:
     """Images per second of each loader, by class: each run as a small dot, the median as a large marker.
 
-    The dashed line of a class is a limit that no loader can exceed on these cores: decoding alone, or copying alone.
+    The dashed lines of a class are limits of these cores: decoding whole images alone, reading their Huffman codes
+    alone, copying or writing the batches alone.
     The scale is logarithmic: equal distances are equal ratios.
 
     Args:

@@ -11,32 +11,38 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from labkit.core import labkit_home, progress_bar, require_choice, require_int, scale, usable_cores
+from labkit.core import labkit_home, progress_bar, require_choice, require_int, scale
 from labkit.data.samples import make_photos
 from labkit.measure import DifferentWorkWarning, VariantError, compare
 from labkit.peers.adapters import BASELINE, LIMITS, NAIVE, OWN
 from labkit.peers.check import PeerError, check_peer, make_pictures
+from labkit.peers.classes import CLASSES, PeerClass, class_of_profile
 from labkit.peers.host import Host, HostedLoader, HostError
-from labkit.peers.peer import JPEG_FILES, JPEG_PACKED, RAW_PIXELS, Peer, Work, missing_modules
+from labkit.peers.peer import FLOAT32, JPEG_FILES, JPEG_PACKED, RAW_PIXELS, UINT8, Peer, Work, missing_modules
+from labkit.peers.photos import make_small_photos, repeat_photos
 from labkit.peers.plots import plot_peers
 from labkit.peers.table import against_best, left_out, peer_table
 
 __all__ = [
-    "JPEG_FILES", "JPEG_PACKED", "PEERS", "RAW_PIXELS", "Peer", "PeerError", "Work", "against_best", "check_peer",
-    "compare_peers", "left_out", "make_work", "missing_modules", "peer_table", "plot_peers",
+    "CLASSES", "FLOAT32", "JPEG_FILES", "JPEG_PACKED", "PEERS", "RAW_PIXELS", "UINT8", "Peer", "PeerError", "Work",
+    "against_best", "check_peer", "compare_peers", "left_out", "make_work", "missing_modules", "peer_table",
+    "plot_peers",
 ]  # fmt: skip
 
 _ADAPTERS = (
-    "torchvision", "timm", "albumentations", "dali", "ffcv", "spdl", "webdataset", "litdata", "streaming", "datasets",
+    "torchvision", "timm", "albumentations", "reduced", "torchcodec", "torchdata", "grain", "datago", "dali", "ffcv",
+    "spdl", "turboloader", "webdataset", "litdata", "streaming", "datasets",
 )  # fmt: skip
 
-# Enough for several batches per core; fewer at `ci` scale, which only tests the code.
+# Enough for 16 batches of 64 in an epoch, and for raw pixels several times as large as a cache; fewer at `ci` scale,
+# which only tests the code. Camera photos are large: each is read several times in an epoch, under several names.
 _N_PHOTOS = {
     "imagenet": {"ci": 24, "laptop": 1024, "gpu": 4096},
-    "camera": {"ci": 3, "laptop": 64, "gpu": 256},
+    "camera": {"ci": 3, "laptop": 128, "gpu": 256},
 }
-_MAX_BATCH_SIZE = 64
-
+_N_NAMES = {"imagenet": 1, "camera": 4}
+_BATCH_SIZE = 64
+_MIN_STEADY_S = {"ci": 0.05, "laptop": 1.0, "gpu": 1.0}
 
 _MODULES = [importlib.import_module(f"labkit.peers.adapters.{name}") for name in _ADAPTERS]
 PEERS: dict[str, Peer] = {peer.name: peer for module in _MODULES for peer in module.PEERS_HERE}
@@ -51,34 +57,56 @@ class _PeerRun(NamedTuple):
 def make_work(
     profile: str = "imagenet",
     *,
+    peer_class: str | None = None,
     n_photos: int | None = None,
     batch_size: int | None = None,
     scratch: str | os.PathLike | None = None,
     progress: bool = True,
 ) -> Work:
-    """Make the photos of a profile that are missing, and return the work to do on them.
+    """Make the photos of a profile or a class that are missing, and return the work to do on them.
 
     Arguments as in `compare_peers`.
     """
-    by_scale = _N_PHOTOS[require_choice("profile", profile, _N_PHOTOS)]
+    chosen = _choose_class(profile, peer_class)
+    by_scale = _N_PHOTOS[require_choice("profile", chosen.profile, _N_PHOTOS)]
     n_photos = require_int("n_photos", by_scale[scale().name] if n_photos is None else n_photos)
     if batch_size is None:
-        batch_size = max(1, min(_MAX_BATCH_SIZE, n_photos // (4 * usable_cores())))
+        batch_size = min(_BATCH_SIZE, max(1, n_photos // 2))
     batch_size = require_int("batch_size", batch_size)
-    root = make_photos(labkit_home() / "photos" / f"{profile}-{n_photos}", n_photos, profile=profile, progress=progress)
-    return Work(root, Path(scratch or labkit_home() / "peers") / f"{profile}-{n_photos}", batch_size=batch_size)
+    name = f"{chosen.profile}-{n_photos}"
+    root = make_photos(labkit_home() / "photos" / name, n_photos, profile=chosen.profile, progress=progress)
+    if chosen.jpeg_short_side is not None:
+        name += f"-jpeg{chosen.jpeg_short_side}"
+        root = make_small_photos(root, labkit_home() / "photos" / name, chosen.jpeg_short_side)
+    if (n_names := _N_NAMES[chosen.profile]) > 1 and scale().name != "ci":
+        name += f"-x{n_names}"
+        root = repeat_photos(root, labkit_home() / "photos" / name, n_names)
+    return Work(
+        root, Path(scratch or labkit_home() / "peers") / name, batch_size=batch_size, dtype=chosen.dtype,
+        min_steady_s=_MIN_STEADY_S[scale().name],
+    )  # fmt: skip
+
+
+def _choose_class(profile: str, peer_class: str | None) -> PeerClass:
+    if peer_class is None:
+        return class_of_profile(profile)
+    return CLASSES[require_choice("peer_class", peer_class, CLASSES)]
 
 
 def compare_peers(
     profile: str = "imagenet",
     *,
+    peer_class: str | None = None,
     only: Sequence[str] = (),
     n_photos: int | None = None,
     batch_size: int | None = None,
     rounds: int | None = None,
+    precision: float = 0.05,
+    budget_s: float | None = None,
     scratch: str | os.PathLike | None = None,
     peers: Iterable[Peer] | None = None,
     check: bool = True,
+    gil: bool = False,
     experiment: str = "",
     progress: bool = True,
 ) -> pd.DataFrame:
@@ -88,34 +116,47 @@ def compare_peers(
     that fails, crashes or hangs is left out and reported; the others go on.
 
     Args:
-        profile: Photos: `"imagenet"` or `"camera"`.
+        profile: Photos: `"imagenet"` or `"camera"`. All that read them and deliver bytes take part.
+        peer_class: One of `CLASSES` instead, such as `"jpeg-float32"`.
         only: Names of `PEERS`; default: all. labkit's rows and the limits always run.
-        n_photos: Default: by scale, enough for several batches per core.
-        batch_size: Default: 64, or less so that each core gets four batches.
-        rounds: Default: the scale's.
+        n_photos: Default: by scale, enough for 16 batches in an epoch.
+        batch_size: Default: 64, or less so that an epoch has two batches.
+        rounds, precision, budget_s: As for `compare`.
         scratch: Folder for prepared formats, which are kept. Default: in labkit's own folder.
         peers: Your own loaders to compare, instead of `PEERS`.
         check: False: `check_peer` has just passed them, before another profile; its pictures are the same for all.
+        gil: Measure how long labkit's loaders hold Python's lock for an image, after the timed runs.
         experiment: Name under which a tour keeps the frame.
         progress: Show a progress bar.
 
     Returns:
         Runs as `compare` returns them, with the factors `kind` (`peer`, `labkit`, `baseline`, `limit`), `source`,
-        `antialias` and `profile`. Rates count from the first wait to the last batch; workers live on between runs.
-        CPU time and memory are those of the loader's process tree. `left_out(frame)` lists the others, with reasons.
+        `antialias`, `dtype`, `profile`, `peer_class`, `version` and `differs` (`Peer.note`), and with `gil` the column
+        `gil_us_per_image`, see `labkit.measure.gil_us_per_image`. Each run reads whole
+        epochs until its steady states have lasted `Work.min_steady_s`; of an epoch, the first quarter lets queues fill
+        and is not timed. Workers live on between runs. CPU time and memory are those of the loader's process tree.
+        `left_out(frame)` lists the others, with reasons.
 
-    Raises: ValueError (unknown profile or name; lists the accepted ones), HostError (the baseline does not run).
+    Raises: ValueError (unknown profile, class or name; lists the accepted ones), HostError (the baseline does not run,
+    or Python's lock cannot be watched).
     Taught in: notebooks/13_peers.ipynb
     """
-    chosen = _choose_peers(PEERS.values() if peers is None else peers, only)
-    work = make_work(profile, n_photos=n_photos, batch_size=batch_size, scratch=scratch, progress=progress)
+    in_class = _choose_class(profile, peer_class)
+    chosen = [peer for peer in _choose_peers(PEERS.values() if peers is None else peers, only) if in_class.admits(peer)]
+    work = make_work(
+        profile, peer_class=peer_class, n_photos=n_photos, batch_size=batch_size, scratch=scratch, progress=progress
+    )
     omitted = {peer.name: ("missing", peer.install) for peer in chosen if missing_modules(peer)}
     installed = [peer for peer in chosen if peer.name not in omitted]
     with ExitStack() as stack:
-        rows = _start_hosts(installed, work, stack)
+        rows = _start_hosts(installed, in_class, work, stack)
         _prepare_and_check(rows, omitted, progress, check=check)
-        options = {"rounds": rounds or scale().rounds, "experiment": experiment, "progress": progress}
-        frame = _time_all(rows, omitted, work, profile=profile, **options)
+        stopping = {"rounds": rounds, "precision": precision, "budget_s": budget_s}
+        factors = {"profile": in_class.profile, "peer_class": peer_class or in_class.profile}
+        frame = _time_all(rows, omitted, work, experiment=experiment, progress=progress, **stopping, **factors)
+        if gil:
+            held_us = {name: row.host.ask("gil") for name, row in rows.items() if row.kind == "labkit"}
+            frame["gil_us_per_image"] = frame["variant"].map(held_us)
     frame.attrs["left_out"] = [{"name": name, "state": state, "why": why} for name, (state, why) in omitted.items()]
     return frame
 
@@ -129,9 +170,10 @@ def _choose_peers(peers: Iterable[Peer], only: Sequence[str]) -> list[Peer]:
     return [by_name[name.lower()] for name in dict.fromkeys(only)] or list(by_name.values())
 
 
-def _start_hosts(peers: list[Peer], work: Work, stack: ExitStack) -> dict[str, _PeerRun]:
+def _start_hosts(peers: list[Peer], in_class: PeerClass, work: Work, stack: ExitStack) -> dict[str, _PeerRun]:
     make_pictures(work)  # before several hosts need them at once
-    by_kind = {"baseline": [NAIVE], "peer": peers, "labkit": OWN, "limit": LIMITS}
+    admit = partial(filter, in_class.admits)
+    by_kind = {"baseline": [NAIVE], "peer": peers, "labkit": admit(OWN), "limit": admit(LIMITS)}
     kinds = [(kind, peer) for kind, peers_of_kind in by_kind.items() for peer in peers_of_kind]
     rows = {peer.name: _PeerRun(kind, peer, stack.enter_context(Host(peer, work))) for kind, peer in kinds}
     for row in rows.values():
@@ -176,6 +218,9 @@ def _time_all(rows: dict[str, _PeerRun], omitted: dict, work: Work, **options: A
             "kind": {name: row.kind for name, row in rows.items()},
             "source": {name: row.peer.source for name, row in rows.items()},
             "antialias": {name: row.peer.antialias for name, row in rows.items()},
+            "version": {name: row.peer.version for name, row in rows.items()},
+            "differs": {name: row.peer.note for name, row in rows.items()},
+            "dtype": work.dtype,
         }
         try:
             with warnings.catch_warnings(action="ignore", category=DifferentWorkWarning):

@@ -1,16 +1,22 @@
 """What `python -m labkit peers` prints and writes."""
 
+import html
+import os
+import shutil
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
 import pandas as pd
+from matplotlib.figure import Figure
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from labkit.core import atomic_path, env_id
+from labkit.core import env_id, png_base64, png_bytes, write_atomic
 from labkit.measure import save_frame
+from labkit.peers.classes import CLASSES
+from labkit.peers.collection import append_runs, comparisons
 from labkit.peers.plots import group_by_class, plot_peers
 from labkit.peers.registry import PEERS, compare_peers, missing_modules
 from labkit.peers.table import against_best, left_out, peer_table
@@ -18,6 +24,17 @@ from labkit.peers.table import against_best, left_out, peer_table
 console = Console()
 if not console.is_terminal:
     console.width = 120  # keep the table's columns when piped
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title>
+<style>
+body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem }}
+img {{ max-width: 100% }} .wide {{ overflow-x: auto }} table {{ border-collapse: collapse; font-size: 14px }}
+td, th {{ padding: .3rem .6rem; text-align: right; border-top: 1px solid #ccc; vertical-align: top }}
+td:last-child, td:nth-last-child(2) {{ text-align: left; min-width: 16rem }}
+</style></head><body>
+<h1>{title}</h1><p>{about}</p><img alt="Images per second of each loader" src="data:image/png;base64,{picture}">
+{sentences}<div class="wide">{rows}</div></body></html>
+"""
 _print_line = partial(console.print, highlight=False, markup=False, soft_wrap=True)
 
 
@@ -26,33 +43,65 @@ def list_peers() -> None:
     for peer in PEERS.values():
         missing = missing_modules(peer)
         state = f"missing ({', '.join(missing)}): {peer.install}" if missing else "installed"
-        _print_line(f"{peer.name:<22} {state}")
+        _print_line(f"{peer.name:<28} {state}")
+    for name, in_class in CLASSES.items():
+        _print_line(f"--class {name:<20} {in_class.title}")
 
 
 def run_peers(
-    profile: str, *, only: Sequence[str] = (), rounds: int | None = None, results: Path = Path("results")
+    profile: str,
+    *,
+    peer_class: str | None = None,
+    only: Sequence[str] = (),
+    rounds: int | None = None,
+    append: str | os.PathLike = "",
+    results: Path = Path("results"),
 ) -> pd.DataFrame:
-    """Compare the peers, print the table, and write `results/<env_id>/peers-<profile>.csv` and `.png`.
+    """Compare the peers, print the table, and write `results/<env_id>/peers-<name>.csv`, `.png` and a page.
 
-    Arguments and errors as for `labkit.compare_peers`.
+    Args:
+        append: A CSV to add the runs to, see `append_runs`. Comparisons of other machines in it are shown, too.
+
+    Other arguments, and errors, as for `labkit.compare_peers`.
     """
-    frame = compare_peers(profile, only=only, rounds=rounds)
-    path = save_frame(frame, results.resolve() / env_id() / f"peers-{profile}.csv")
-    _save_plot(frame, path.with_suffix(".png"))
-    console.print(_make_rich_table(frame, profile))
-    for line in _describe_results(frame):
+    name, title = peer_class or profile, CLASSES[peer_class].title if peer_class else profile
+    has_sampler = shutil.which("py-spy") is not None
+    frame = compare_peers(profile, peer_class=peer_class, only=only, rounds=rounds, gil=has_sampler)
+    path = save_frame(frame, results.resolve() / env_id() / f"peers-{name}.csv")
+    figure = _draw(frame)
+    write_atomic(path.with_suffix(".png"), png_bytes(figure, dpi=120))
+    lines = list(_describe_results(frame))
+    write_atomic(path.with_suffix(".html"), _make_page(frame, title, lines, png_base64(figure)).encode())
+    console.print(_make_rich_table(frame, title))
+    for line in lines:
         _print_line(line)
-    _print_line(f"wrote {path} and its .png")
+    _print_line(f"wrote {path}, its .png and its .html")
+    if append:
+        _show_others(append_runs(frame, append), name)
+        _print_line(f"added the runs to {append}")
     return frame
 
 
-def _save_plot(frame: pd.DataFrame, path: Path) -> None:
-    from matplotlib.figure import Figure
+def _show_others(collection: pd.DataFrame, name: str) -> None:
+    """The same class on other machines, as tables of their own: rates of two machines are no comparison."""
+    for machine, peer_class, runs in comparisons(collection):
+        if peer_class == name and machine != env_id():
+            console.print(_make_rich_table(runs, f"{name} on {machine}, not to be compared with this machine"))
 
+
+def _draw(frame: pd.DataFrame) -> Figure:
     figure = Figure(figsize=(9, 2.8 + 0.3 * frame["variant"].nunique()), layout="constrained")
     plot_peers(frame, ax=figure.add_subplot())
-    with atomic_path(path) as partial_path:
-        figure.savefig(partial_path, format="png", dpi=120)
+    return figure
+
+
+def _make_page(frame: pd.DataFrame, title: str, lines: Sequence[str], picture: str) -> str:
+    """One file that needs no other."""
+    table = peer_table(frame).drop(columns=["ci_low", "ci_high"])
+    rows = table.to_html(float_format="{:,.2f}".format, na_rep="", escape=True, border=0)
+    sentences = "".join(f"<p>{html.escape(line)}</p>" for line in lines)
+    about = f"All loaders did the same work, in one run on {env_id()}, and were checked before."
+    return _PAGE.format(title=html.escape(title), about=about, picture=picture, sentences=sentences, rows=rows)
 
 
 def _make_rich_table(frame: pd.DataFrame, profile: str) -> Table:

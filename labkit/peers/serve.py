@@ -8,12 +8,12 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from itertools import chain
 from multiprocessing.connection import Connection
 from typing import Any
 
 from labkit.core import Lazy, keep_freed_memory
-from labkit.peers.peer import EPOCHS_PER_RUN, Peer, Work
+from labkit.peers.peer import Peer, Work
+from labkit.peers.run import PeerRun
 
 _MAX_ERROR_LENGTH = 200
 
@@ -58,41 +58,49 @@ def _check(peer: Peer, work: Work, memory: Any) -> Iterator[dict]:
     yield check_peer(peer, work)
 
 
-def _iterate_run(peer: Peer, work: Work) -> Iterator[Any]:
-    """Batches of all epochs of a run. The first epoch starts at once, so that the time of a run does not include it."""
-    first = iter(peer.loader(work))
-    others = (peer.loader(work) for _ in range(EPOCHS_PER_RUN[peer.source] - 1))
-    return chain(first, chain.from_iterable(others))
-
-
 def _epoch(peer: Peer, work: Work, memory: Any) -> Iterator[Any]:
     """Yields None when ready, then the number of images in the first batch and in the rest, then the costs of all."""
-    from labkit.measure import count_images, page_cache_state, synchronize, tree_usage
+    from labkit.measure import page_cache_state, tree_usage
 
     gc.collect()
     memory.begin()
-    before = tree_usage()
-    batches = _iterate_run(peer, work)
+    before, run = tree_usage(), PeerRun(peer, work)
+    run.start()
     yield None
-    first = next(batches, None)
-    if first is None:
+    n_first = run.take_first()
+    if not n_first:
         raise ValueError("gives no batch")
-    synchronize()
-    yield count_images(first)
-    del first
+    yield n_first
     memory.now()
-    n_rest = sum(count_images(batch) for batch in batches)
-    synchronize()
-    yield n_rest
+    run.take_rest()
+    yield run.n_images - n_first
     after, peak_mem_mb = tree_usage(), memory.end()
     yield {
-        "cpu_s": after.cpu_s - before.cpu_s,
+        **run.columns(after.cpu_s - before.cpu_s),
         "peak_mem_mb": peak_mem_mb,
         "page_cache": page_cache_state(before.read_bytes, after.read_bytes),
     }
 
 
-_COMMANDS: dict[str, Callable[..., Iterator[Any]]] = {"prepare": _prepare, "check": _check, "epoch": _epoch}
+def _gil(peer: Peer, work: Work, memory: Any) -> Iterator[float]:
+    from labkit.measure import gil_us_per_image
+
+    yield gil_us_per_image(_Epochs(peer, work))
+
+
+class _Epochs:
+    """Epochs of a loader, one at each `iter()`."""
+
+    def __init__(self, peer: Peer, work: Work):
+        self._peer, self._work = peer, work
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._peer.loader(self._work))
+
+
+_COMMANDS: dict[str, Callable[..., Iterator[Any]]] = {
+    "prepare": _prepare, "check": _check, "epoch": _epoch, "gil": _gil,
+}  # fmt: skip
 
 
 if __name__ == "__main__":

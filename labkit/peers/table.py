@@ -3,7 +3,7 @@
 import pandas as pd
 
 from labkit.measure import measured_runs, quiet_summary, speedup_interval
-from labkit.peers.adapters import DECODE_LIMIT, MEMCPY_LIMIT
+from labkit.peers.adapters import DECODE_LIMIT, MEMCPY_LIMIT, WRITE_LIMIT
 from labkit.peers.peer import RAW_PIXELS
 
 _RESAMPLING = {True: "antialiased", False: "not antialiased", None: "between"}
@@ -18,8 +18,10 @@ def peer_table(frame: pd.DataFrame) -> pd.DataFrame:
     Returns:
         Index `variant`; columns `kind`, `source`, `antialias`; `images_per_s` with the 95 % interval of its mean
         (`rate_low`, `rate_high`); `speedup` over the baseline in paired rounds (`ci_low`, `ci_high`);
-        `cpu_s_per_1000` images; `peak_mem_mb`; `of_limit`, the share of the limit for its source (decoding alone, or
-        copying alone), NaN if the frame lacks that limit; and `note`, which says what is unstable.
+        `cpu_s_per_1000` images; `peak_mem_mb`; `startup_s`, until the first batch of its first epoch;
+        `of_limit`, the share of the limit for its source (decoding alone, copying or writing alone), NaN if the frame
+        lacks that limit; `gil_us_per_image`, for which its own process holds Python's lock; `batch_size`, `version`;
+        `differs`, what it does in another way than the others; and `note`, which says what is unstable.
 
     Taught in: notebooks/13_peers.ipynb
     """
@@ -31,8 +33,13 @@ def peer_table(frame: pd.DataFrame) -> pd.DataFrame:
         speedup_interval(grouped.get_group(name)["images_per_s"].to_numpy()) for name in table.index
     ]
     table["of_limit"] = _limit_shares(runs, table)
+    first = frame.drop_duplicates("variant").set_index("variant")  # later runs find the workers alive
+    table["startup_s"] = first["startup_s"] + first["first_batch_s"]
+    for name in ("gil_us_per_image", "batch_size", "version", "differs"):
+        table[name] = grouped[name].first() if name in runs else None
     columns = ["kind", "source", "antialias", "images_per_s", "rate_low", "rate_high", "speedup", "ci_low", "ci_high"]
-    columns += ["cpu_s_per_1000", "peak_mem_mb", "of_limit", "note"]
+    columns += ["cpu_s_per_1000", "peak_mem_mb", "startup_s", "of_limit", "gil_us_per_image", "batch_size", "version"]
+    columns += ["differs", "note"]
     return table[columns].sort_values("images_per_s", ascending=False)
 
 
@@ -71,7 +78,8 @@ def _read_antialias(runs: pd.DataFrame) -> pd.Series:
 
 def _limit_shares(runs: pd.DataFrame, table: pd.DataFrame) -> pd.Series:
     is_raw, shares = table["source"] == RAW_PIXELS, pd.Series(float("nan"), index=table.index)
-    for limit, names in ((DECODE_LIMIT, table.index[~is_raw]), (MEMCPY_LIMIT, table.index[is_raw])):
+    limits = ((DECODE_LIMIT, ~is_raw), (MEMCPY_LIMIT, is_raw), (WRITE_LIMIT, is_raw))
+    for limit, names in ((limit, table.index[chosen]) for limit, chosen in limits):
         if limit in table.index:
             shares[names] = [_compare_two(runs, name, limit)["speedup"] for name in names]
     return shares

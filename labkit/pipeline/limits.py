@@ -1,4 +1,4 @@
-"""Upper limits of this machine, measured beside the loaders: decoding alone, and copying pixels alone."""
+"""Upper limits of this machine, measured beside the loaders: decoding alone, copying alone, writing alone."""
 
 import math
 import threading
@@ -41,10 +41,28 @@ def decode_limit(store: Store, *, num_threads: int | None = None, decoder: str =
     Taught in: notebooks/11_resize_once.ipynb
     """
     require_choice("decoder", decoder, DECODERS)
+    decode_one = _decode_unchecked if decoder == "turbojpeg" else partial(_decode_checked, decoder=decoder)
+    return _limit_of_images(store, decode_one, num_threads)
+
+
+def entropy_limit(store: Store, *, num_threads: int | None = None) -> "Limit":
+    """Undo the entropy coding of every JPEG on all cores, and little else: what no choice of a crop can avoid.
+
+    libjpeg-turbo decodes each image at 1/8 of its size. It then reads every Huffman code, but computes one pixel of
+    each block of 64, which takes a few percent of the time. A loader that stops below the rows of its crop can be a
+    little faster; one that skips columns or decodes at a reduced size cannot.
+
+    Arguments and the iterable as for `decode_limit`; images that are no plain JPEGs are decoded whole.
+
+    Taught in: notebooks/13_peers.ipynb
+    """
+    return _limit_of_images(store, _read_codes, num_threads)
+
+
+def _limit_of_images(store: Store, work: Callable[[str, bytes], None], num_threads: int | None) -> "Limit":
     num_threads = _thread_count(num_threads)
     images = [(key, store.read(key)) for key in store.keys()]  # noqa: SIM118
-    decode_one = _decode_unchecked if decoder == "turbojpeg" else partial(_decode_checked, decoder=decoder)
-    return Limit(len(images), num_threads, lambda sizes: images, decode_one, report_every=BATCH)
+    return Limit(len(images), num_threads, lambda sizes: images, work, report_every=BATCH)
 
 
 def memcpy_limit(n_images: int, *, size: int = 224, num_threads: int | None = None) -> "Limit":
@@ -68,23 +86,50 @@ def memcpy_limit(n_images: int, *, size: int = 224, num_threads: int | None = No
 
     Taught in: notebooks/11b_raw_pixels.ipynb
     """
-    num_threads, shape = _thread_count(num_threads), (BATCH, require_int("size", size), size, 3)
-    # At least two for each thread, so that no two threads write one target at a time.
-    n_blocks = max(2 * num_threads, math.ceil(_BLOCK_BYTES / math.prod(shape)))
+    num_threads = _thread_count(num_threads)
     # Filled, because untouched memory would be mapped page by page during the copy. Targets are filled last, which
     # evicts the sources from the caches.
-    sources, targets = (np.full((n_blocks, *shape), value, np.uint8) for value in (1, 2))
-    blocks = cycle(range(n_blocks))  # the next pass goes on with the next block
+    sources, targets = (_filled_blocks(size, num_threads, np.uint8, value) for value in (1, 2))
 
     def copy(size: int, block: int) -> None:
         np.copyto(targets[block, :size], sources[block, :size])  # releases the GIL
 
+    return _limit_of_blocks(n_images, copy, len(targets), num_threads)
+
+
+def write_limit(n_images: int, *, size: int = 224, num_threads: int | None = None) -> "Limit":
+    """Write batches of float32 to memory on all cores, and do nothing else: the limit of loaders that deliver floats.
+
+    As `memcpy_limit`, but nothing is read: each thread sets whole batches (64, size, size, 3) of float32, four times
+    the bytes of uint8, to a constant. Arguments, iterable and errors are the same.
+
+    Taught in: notebooks/13_peers.ipynb
+    """
+    num_threads = _thread_count(num_threads)
+    targets = _filled_blocks(size, num_threads, np.float32, 1)
+
+    def write(size: int, block: int) -> None:
+        targets[block, :size].fill(0)  # releases the GIL
+
+    return _limit_of_blocks(n_images, write, len(targets), num_threads)
+
+
+def _filled_blocks(size: int, num_threads: int, dtype: type, value: int) -> np.ndarray:
+    """Memory for batches, larger than the caches: (blocks, 64, size, size, 3)."""
+    shape = (BATCH, require_int("size", size), size, 3)
+    # At least two for each thread, so that no two threads write one target at a time.
+    n_blocks = max(2 * num_threads, math.ceil(_BLOCK_BYTES / (math.prod(shape) * np.dtype(dtype).itemsize)))
+    return np.full((n_blocks, *shape), value, dtype)
+
+
+def _limit_of_blocks(n_images: int, work: Callable[[int, int], None], n_blocks: int, num_threads: int) -> "Limit":
+    blocks = cycle(range(n_blocks))  # the next pass goes on with the next block
     n_images = require_int("n_images", n_images)
-    return Limit(n_images, num_threads, lambda sizes: list(zip(sizes, blocks, strict=False)), copy, report_every=1)
+    return Limit(n_images, num_threads, lambda sizes: list(zip(sizes, blocks, strict=False)), work, report_every=1)
 
 
 class Limit:
-    """What `decode_limit` and `memcpy_limit` return: work in threads, as an iterable for `compare`.
+    """What the limits return: work in threads, as an iterable for `compare`.
 
     A pass yields the sizes of its batches as they are done.
     """
@@ -114,6 +159,15 @@ def _decode_unchecked(key: str, data: bytes) -> None:
 
     try:
         simplejpeg.decode_jpeg(data, "RGB")  # releases the GIL
+    except ValueError:
+        _decode_checked(key, data, "turbojpeg")
+
+
+def _read_codes(key: str, data: bytes) -> None:
+    import simplejpeg
+
+    try:
+        simplejpeg.decode_jpeg(data, "RGB", fastdct=True, fastupsample=True, min_height=1, min_width=1)
     except ValueError:
         _decode_checked(key, data, "turbojpeg")
 

@@ -1,4 +1,7 @@
-"""Albumentations over OpenCV, in a DataLoader."""
+"""Albumentations over OpenCV, in a DataLoader.
+
+Source: https://albumentations.ai/docs/ (the PyTorch guide: read with OpenCV as RGB, end with `ToTensorV2`).
+"""
 
 from collections.abc import Iterable
 from functools import lru_cache
@@ -9,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import get_worker_info
 
 from labkit.peers.adapters.torchvision import folder_loader
-from labkit.peers.peer import Work, pip_peer
+from labkit.peers.peer import MEAN, STD, Work, pip_peer
 from labkit.pipeline import import_albumentations
 
 
@@ -22,7 +25,8 @@ class _Transform:
 
         size = (work.size, work.size)
         crop = albumentations.RandomResizedCrop(size=size, scale=(0.08, 1.0), ratio=(3 / 4, 4 / 3))
-        self.steps = albumentations.Compose([crop, albumentations.HorizontalFlip(p=0.5), ToTensorV2()])
+        floats = [albumentations.Normalize(MEAN, STD)] * work.is_float
+        self.steps = albumentations.Compose([crop, albumentations.HorizontalFlip(p=0.5), *floats, ToTensorV2()])
 
     def __call__(self, image: np.ndarray) -> Tensor:
         return self.steps(image=image)["image"]

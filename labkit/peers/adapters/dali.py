@@ -1,4 +1,8 @@
-"""NVIDIA DALI: a graph of native operators, on the CPU's threads or on the GPU."""
+"""NVIDIA DALI: a graph of native operators, on the CPU's threads or on the GPU.
+
+Source: https://docs.nvidia.com/deeplearning/dali/user-guide/docs/examples/use_cases/pytorch/resnet50/pytorch-resnet50.html
+(decoder and crop in one operator, resize, mirror and normalise in another).
+"""
 
 from collections.abc import Iterable, Iterator
 from functools import lru_cache, partial
@@ -7,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils.dlpack import from_dlpack
 
-from labkit.peers.peer import Work, pip_peer
+from labkit.peers.peer import MEAN, STD, Work, pip_peer
 
 
 @lru_cache(maxsize=1)
@@ -74,8 +78,12 @@ def _make_pipeline(work: Work, device: str) -> Any:
             random_aspect_ratio=[3 / 4, 4 / 3],
         )
         images = fn.resize(images, size=[work.size, work.size], interp_type=types.INTERP_LINEAR, antialias=True)
-        images = fn.flip(images, horizontal=fn.random.coin_flip(probability=0.5))
-        return images, labels
+        mirror = fn.random.coin_flip(probability=0.5)
+        if not work.is_float:
+            return fn.flip(images, horizontal=mirror), labels
+        mean, std = ([255 * value for value in values] for values in (MEAN, STD))
+        options = {"dtype": types.FLOAT, "output_layout": "HWC", "mean": mean, "std": std}
+        return fn.crop_mirror_normalize(images, mirror=mirror, **options), labels
 
     return photos()
 

@@ -1,4 +1,8 @@
-"""Hugging Face datasets: an Arrow table over the folder."""
+"""Hugging Face datasets: an Arrow table over the folder.
+
+Source: https://huggingface.co/docs/datasets/image_process (`with_transform`), and, for the DataLoader,
+https://huggingface.co/docs/datasets/use_with_pytorch.
+"""
 
 from collections.abc import Iterable
 from functools import lru_cache

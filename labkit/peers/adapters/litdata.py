@@ -1,4 +1,7 @@
-"""litdata: its optimised chunks, with the JPEG bytes as they are."""
+"""litdata: its optimised chunks, with the JPEG bytes as they are.
+
+Source: https://github.com/Lightning-AI/litData (README, "Optimize datasets" and "Stream optimized datasets").
+"""
 
 from collections.abc import Callable, Iterable
 from functools import lru_cache, partial

@@ -5,16 +5,17 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader
 
 from labkit.data import ImageDataset, PILDataset
 from labkit.data.pixels import PixelStore
 from labkit.data.stores import FolderStore
 from labkit.peers.adapters.torchvision import pil_transform, tensor_transform
-from labkit.peers.peer import JPEG_FILES, RAW_PIXELS, Peer, Work, prepare_once
+from labkit.peers.peer import FLOAT32, JPEG_FILES, MEAN, RAW_PIXELS, STD, UINT8, Peer, Work, prepare_once
 
 BASELINE = "naive PIL"
-DECODE_LIMIT, MEMCPY_LIMIT = "decode limit", "memcpy limit"
+DECODE_LIMIT, ENTROPY_LIMIT, MEMCPY_LIMIT, WRITE_LIMIT = "decode limit", "entropy limit", "memcpy limit", "write limit"
 
 _OwnRow = partial(Peer, install="", modules=())
 
@@ -40,9 +41,10 @@ def _build_pixels(work: Work, folder: Path) -> None:
 def _batch_loader(open_source: Callable[[Work], Any], antialias: bool, work: Work) -> Iterable:
     from labkit.pipeline.batch_loader import BatchLoader
 
+    floats: dict[str, Any] = {"dtype": torch.float32, "mean": MEAN, "std": STD} if work.is_float else {}
     return BatchLoader(
         open_source(work), antialias=antialias, size=work.size, batch_size=work.batch_size,
-        num_threads=work.num_workers, seed=work.seed,
+        num_threads=work.num_workers, seed=work.seed, **floats,
     )  # fmt: skip
 
 
@@ -62,17 +64,18 @@ def _best_dataloader(work: Work) -> Iterable:
 
 
 @lru_cache(maxsize=1)
-def _decode_limit(work: Work) -> Iterable:
-    from labkit.pipeline import decode_limit
+def _image_limit(name: str, work: Work) -> Iterable:
+    from labkit import pipeline
 
-    return decode_limit(_open_photos(work), num_threads=work.num_workers)
+    return getattr(pipeline, name)(_open_photos(work), num_threads=work.num_workers)
 
 
 @lru_cache(maxsize=1)
-def _memcpy_limit(work: Work) -> Iterable:
-    from labkit.pipeline import memcpy_limit
+def _memory_limit(name: str, work: Work) -> Iterable:
+    from labkit import pipeline
 
-    return memcpy_limit(len(_open_photos(work)), size=work.size, num_threads=work.num_workers)
+    n_images = len(_open_photos(work))
+    return getattr(pipeline, name)(n_images, size=work.size, num_threads=work.num_workers)
 
 
 def _from_pixels(name: str, antialias: bool) -> Peer:
@@ -93,6 +96,20 @@ OWN = (
 )
 
 LIMITS = (
-    _OwnRow(DECODE_LIMIT, JPEG_FILES, None, loader=_decode_limit, note="decodes whole images from memory, drops them"),
-    _OwnRow(MEMCPY_LIMIT, RAW_PIXELS, None, loader=_memcpy_limit, note="copies batches from memory to memory"),
-)
+    _OwnRow(
+        DECODE_LIMIT, JPEG_FILES, None, loader=partial(_image_limit, "decode_limit"),
+        note="decodes whole images from memory, drops them",
+    ),
+    _OwnRow(
+        ENTROPY_LIMIT, JPEG_FILES, None, loader=partial(_image_limit, "entropy_limit"),
+        note="reads all Huffman codes, computes 1 of 64 pixels",
+    ),
+    _OwnRow(
+        MEMCPY_LIMIT, RAW_PIXELS, None, loader=partial(_memory_limit, "memcpy_limit"), dtypes=(UINT8,),
+        note="copies batches from memory to memory",
+    ),
+    _OwnRow(
+        WRITE_LIMIT, RAW_PIXELS, None, loader=partial(_memory_limit, "write_limit"), dtypes=(FLOAT32,),
+        note="writes batches of float32 to memory",
+    ),
+)  # fmt: skip

@@ -1,14 +1,23 @@
-"""SPDL: FFmpeg's decoder and filters, in a pipeline of threads."""
+"""SPDL: a pipeline of threads, which runs FFmpeg's decoder and filters or any functions that release the GIL.
+
+Source: https://facebookresearch.github.io/spdl/latest/best_practice.html, and, for the rows that decode with other
+libraries, https://facebookresearch.github.io/spdl/latest/getting_started/execution_models.html ("MTP": threads in a
+subprocess, which leave the training's process its GIL).
+"""
 
 import math
 import random
-from collections.abc import Iterable, Iterator
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache, partial
 from itertools import count
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.utils.data import default_collate
+from torchvision.transforms import v2
 
+from labkit.peers.adapters.torchvision import decode_file, output_steps, tensor_transform
 from labkit.peers.peer import Work, labelled_photos, pip_peer
 
 _epoch_numbers = count()
@@ -20,12 +29,12 @@ def _loader(work: Work) -> Iterable:
     order = random.Random(f"{work.seed} {next(_epoch_numbers)}")
     photos = [(str(path), label, order.getrandbits(64)) for path, label in labelled_photos(work)]
     order.shuffle(photos)
-    num_threads = max(1, work.num_workers)
+    num_threads, finish = max(1, work.num_workers), v2.Compose([v2.Identity(), *output_steps(work)])
     pipeline = (
         PipelineBuilder()
         .add_source(photos)
         .aggregate(work.batch_size)
-        .pipe(partial(_load_batch, size=work.size), concurrency=num_threads)
+        .pipe(partial(_load_batch, size=work.size, finish=finish), concurrency=num_threads)
         .add_sink(num_threads)
         # By default SPDL leaves out what cannot be loaded. This queue is the one with the lower latency.
         .build(num_threads=num_threads, max_failures=0, use_thread_output_queue=True)
@@ -38,13 +47,13 @@ def _run_pipeline(pipeline: Any) -> Iterator[tuple]:
         yield from pipeline
 
 
-def _load_batch(photos: list[tuple[str, int, int]], size: int) -> tuple:
+def _load_batch(photos: list[tuple[str, int, int]], size: int, finish: Callable[[Tensor], Tensor]) -> tuple:
     """Convert all frames at once, as SPDL's best practices say; its `load_image_batch` would crop all images alike."""
     import spdl.io
 
     frames = [_decode_crop(path, random.Random(seed), size) for path, _, seed in photos]
-    images = spdl.io.to_torch(spdl.io.convert_frames(frames))
-    return images.permute(0, 3, 1, 2), torch.tensor([label for _, label, _ in photos])
+    images = spdl.io.to_torch(spdl.io.convert_frames(frames)).permute(0, 3, 1, 2)
+    return finish(images), torch.tensor([label for _, label, _ in photos])
 
 
 def _decode_crop(path: str, draw: random.Random, size: int) -> Any:
@@ -69,7 +78,69 @@ def _draw_crop(height: int, width: int, draw: random.Random) -> tuple[int, int, 
     return (height - crop_height) // 2, (width - crop_width) // 2, crop_height, crop_width
 
 
+class _ShuffledPhotos:
+    """Paths and labels in another order in each iteration, in the process where the pipeline runs."""
+
+    def __init__(self, work: Work):
+        self._photos, self._order = labelled_photos(work), random.Random(work.seed)
+
+    def __iter__(self) -> Iterator[tuple]:
+        photos = list(self._photos)
+        self._order.shuffle(photos)
+        return iter(photos)
+
+
+def _decode_with_turbojpeg(path: str) -> Tensor:
+    import simplejpeg
+
+    with open(path, "rb") as file:
+        return torch.from_numpy(simplejpeg.decode_jpeg(file.read(), "RGB")).permute(2, 0, 1)
+
+
+def _load_photo(
+    decode: Callable[[str], Tensor], transform: Callable[[Tensor], Tensor], photo: tuple
+) -> tuple[Tensor, int]:
+    path, label = photo
+    return transform(decode(str(path))), label
+
+
+def _use_one_thread() -> None:
+    torch.set_num_threads(1)  # the pipeline's threads are the parallelism
+
+
+@lru_cache(maxsize=1)
+def _load_in_subprocess(work: Work, decode: Callable[[str], Tensor]) -> Iterable:
+    from spdl.pipeline import PipelineBuilder, run_pipeline_in_subprocess
+
+    num_threads = max(1, work.num_workers)
+    config = (
+        PipelineBuilder()
+        .add_source(_ShuffledPhotos(work))
+        .pipe(partial(_load_photo, decode, tensor_transform(work)), concurrency=num_threads)
+        .aggregate(work.batch_size)
+        .pipe(default_collate)
+        .add_sink(num_threads)
+        .get_config()
+    )
+    options = {"max_failures": 0, "use_thread_output_queue": True, "initializer": _use_one_thread}
+    return run_pipeline_in_subprocess(config, num_threads=num_threads + 1, mp_context="forkserver", **options)
+
+
 PEERS_HERE = (
+    pip_peer(
+        "SPDL, torchvision",
+        "spdl",
+        modules=("spdl.pipeline",),
+        loader=partial(_load_in_subprocess, decode=decode_file),
+        note="threads in a subprocess decode and transform with torchvision",
+    ),
+    pip_peer(
+        "SPDL, turbojpeg",
+        "spdl",
+        modules=("spdl.pipeline", "simplejpeg"),
+        loader=partial(_load_in_subprocess, decode=_decode_with_turbojpeg),
+        note="threads in a subprocess decode with libjpeg-turbo, transform with torchvision; ignores EXIF orientation",
+    ),
     pip_peer(
         "SPDL",
         "spdl",

@@ -1,4 +1,7 @@
-"""mosaicml-streaming: shards in its MDS format."""
+"""mosaicml-streaming: shards in its MDS format.
+
+Source: https://docs.mosaicml.com/projects/streaming/en/stable/getting_started/main_concepts.html.
+"""
 
 from collections.abc import Iterable
 from functools import lru_cache, partial

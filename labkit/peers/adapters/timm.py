@@ -1,4 +1,7 @@
-"""timm's loader, made by its factories of data sets, transforms and loaders."""
+"""timm's loader, made by its factories of data sets, transforms and loaders.
+
+Source: https://huggingface.co/docs/timm/reference/data (`create_loader`), with the settings of timm's `train.py`.
+"""
 
 from collections.abc import Iterable
 from functools import lru_cache
@@ -25,14 +28,14 @@ def _loader(work: Work) -> Iterable:
         device=torch.device("cpu"),
         **fast_settings(work),
     )
-    return prefetcher.loader  # gives uint8; the prefetcher would normalise on the device
+    return prefetcher if work.is_float else prefetcher.loader  # normalised on the device, or the workers' bytes
 
 
 PEERS_HERE = (
     pip_peer(
         "timm",
         loader=_loader,
-        note="PIL, whose filter antialiases; batches are taken before timm normalises them on the device",
+        note="PIL, whose filter antialiases; the main process normalises floats, as timm does on the device",
         drops_last=True,
     ),
 )

@@ -1,5 +1,7 @@
 """torchvision's two ways: the first tutorial's on PIL images, and the recommended one on tensors.
 
+Source: https://docs.pytorch.org/vision/stable/transforms.html ("Performance considerations"), and, for the DataLoader,
+https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html.
 Its transforms, its decoder and the settings of a fast DataLoader serve other adapters, too.
 """
 
@@ -10,22 +12,31 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from labkit.peers.peer import Work, pip_peer
+from labkit.peers.peer import MEAN, STD, Work, pip_peer
 
 
 def pil_transform(work: Work) -> Callable[[Any], Any]:
     """The work on a PIL image, by torchvision's first generation of transforms."""
     from torchvision import transforms
 
-    steps = transforms.RandomResizedCrop(work.size), transforms.RandomHorizontalFlip(), transforms.PILToTensor()
-    return transforms.Compose(steps)
+    floats = [transforms.ToTensor(), transforms.Normalize(MEAN, STD)]
+    output = floats if work.is_float else [transforms.PILToTensor()]
+    return transforms.Compose([transforms.RandomResizedCrop(work.size), transforms.RandomHorizontalFlip(), *output])
 
 
 def tensor_transform(work: Work) -> Callable[[Any], Any]:
     """The work on a uint8 tensor (3, H, W), by torchvision v2."""
     from torchvision.transforms import v2
 
-    return v2.Compose([v2.RandomResizedCrop(work.size, antialias=True), v2.RandomHorizontalFlip()])
+    steps = [v2.RandomResizedCrop(work.size, antialias=True), v2.RandomHorizontalFlip()]
+    return v2.Compose([*steps, *output_steps(work)])
+
+
+def output_steps(work: Work) -> list[Any]:
+    """What turns a uint8 tensor into what is delivered, by torchvision v2."""
+    from torchvision.transforms import v2
+
+    return [v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)] if work.is_float else []
 
 
 def decode_bytes(data: bytes) -> torch.Tensor:

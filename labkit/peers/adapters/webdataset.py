@@ -1,4 +1,7 @@
-"""WebDataset: tar shards, read one after the other."""
+"""WebDataset: tar shards, read one after the other.
+
+Source: https://github.com/webdataset/webdataset (README: shuffle, decode, map, batch in the workers, `WebLoader`).
+"""
 
 from collections.abc import Iterable
 from functools import lru_cache, partial

@@ -1,0 +1,98 @@
+"""Pillow and OpenCV with the JPEG decoder's own reduction: decode at 1/2, 1/4 or 1/8 where the crop allows it.
+
+Sources: https://pillow.readthedocs.io/en/stable/reference/Image.html (`Image.draft`), and
+https://docs.opencv.org/4.x/d8/d6a/group__imgcodecs__flags.html (`IMREAD_REDUCED_COLOR_2`, `_4`, `_8`).
+The crop is drawn from the size in the header, by torchvision's own `get_params`, before anything is decoded.
+"""
+
+import math
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from labkit.peers.adapters.torchvision import folder_loader, output_steps
+from labkit.peers.peer import Work, pip_peer
+
+_REDUCTIONS = (8, 4, 2)
+
+
+class _ReducedCrops:
+    """The work on a file's path; `decode(path, header, box, size)` gives uint8 pixels (size, size, 3)."""
+
+    def __init__(self, work: Work, decode: Callable[..., np.ndarray]):
+        from torchvision.transforms import v2
+
+        self._size, self._decode = work.size, decode
+        self._finish = v2.Compose([v2.RandomHorizontalFlip(), *output_steps(work)])
+
+    def __call__(self, path: str) -> Tensor:
+        from torchvision.transforms import RandomResizedCrop
+
+        with Image.open(path) as header:  # reads no pixels
+            box = RandomResizedCrop.get_params(header, scale=(0.08, 1.0), ratio=(3 / 4, 4 / 3))
+            pixels = self._decode(path, header, box, self._size)
+        return self._finish(torch.from_numpy(pixels).permute(2, 0, 1))
+
+
+def _decode_by_draft(path: str, image: Any, box: tuple[int, int, int, int], size: int) -> np.ndarray:
+    width = image.width
+    image.draft("RGB", tuple(math.ceil(side * size / min(box[2:])) for side in image.size))
+    top, left, height, width = (side * image.width / width for side in box)
+    corners = (left, top, min(left + width, image.width), min(top + height, image.height))
+    return np.array(image.convert("RGB").resize((size, size), Image.Resampling.BILINEAR, box=corners))
+
+
+def _decode_by_opencv(path: str, header: Any, box: tuple[int, int, int, int], size: int) -> np.ndarray:
+    import cv2
+
+    reduction = next((number for number in _REDUCTIONS if min(box[2:]) >= number * size), 1)
+    flag = getattr(cv2, f"IMREAD_REDUCED_COLOR_{reduction}") if reduction > 1 else cv2.IMREAD_COLOR
+    image = cv2.imread(path, flag | cv2.IMREAD_IGNORE_ORIENTATION)
+    if image is None:
+        raise ValueError(f"OpenCV cannot decode {path}")
+    top, left, height, width = (side // reduction for side in box)
+    resized = cv2.resize(image[top : top + height, left : left + width], (size, size), interpolation=cv2.INTER_LINEAR)
+    return cv2.cvtColor(resized, cv2.COLOR_BGR2RGB)
+
+
+def _start_worker(_: int) -> None:
+    import cv2
+
+    cv2.setNumThreads(0)  # the workers are the parallelism
+
+
+@lru_cache(maxsize=1)
+def _load_by_draft(work: Work) -> Iterable:
+    return folder_loader(work, _ReducedCrops(work, _decode_by_draft), loader=str)
+
+
+@lru_cache(maxsize=1)
+def _load_by_opencv(work: Work) -> Iterable:
+    crops = _ReducedCrops(work, _decode_by_opencv)
+    return folder_loader(work, crops, loader=str, worker_init_fn=_start_worker)
+
+
+PEERS_HERE = (
+    pip_peer(
+        "PIL draft",
+        "pillow",
+        modules=("PIL",),
+        loader=_load_by_draft,
+        note="decodes at 1/2, 1/4 or 1/8 where the crop is as many times as large as the output; ignores EXIF "
+        "orientation",
+    ),
+    pip_peer(
+        "OpenCV reduced",
+        "opencv-python-headless",
+        modules=("cv2",),
+        antialias=False,
+        loader=_load_by_opencv,
+        note="as PIL draft, with IMREAD_REDUCED_COLOR_* and OpenCV's bilinear; crops have whole reduced pixels; "
+        "ignores EXIF orientation",
+    ),
+)

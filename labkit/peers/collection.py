@@ -1,0 +1,56 @@
+"""One CSV of comparisons: several classes, several machines, each run whole."""
+
+import os
+import secrets
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pandas as pd
+
+from labkit.measure import MEASURE_VERSION, load_frame, save_frame
+
+
+def append_runs(frame: pd.DataFrame, path: str | os.PathLike) -> pd.DataFrame:
+    """Add a comparison to a CSV, which is created if it is not there.
+
+    A run of the same class on the same machine replaces the one before. Runs of other machines stay beside it:
+    nothing is compared across machines, since `lk.summarize` refuses that.
+
+    Args:
+        frame: Runs of one comparison, as `compare_peers` returns them.
+        path: The CSV.
+
+    Returns:
+        The whole collection, with the columns `run`, which names each comparison, and `measure`, the version of what
+        its figures mean.
+
+    Raises:
+        ValueError: the file holds something else, or figures of another meaning; names it and the remedy.
+    """
+    path, run = Path(path), f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
+    added = frame.assign(run=run, measure=MEASURE_VERSION)
+    if path.exists():
+        stored = _read_collection(path)
+        same = [stored[name] == added[name].iloc[0] for name in ("env_id", "peer_class")]
+        added = pd.concat([stored[~(same[0] & same[1])], added], ignore_index=True)
+    save_frame(added, path)
+    return added
+
+
+def _read_collection(path: Path) -> pd.DataFrame:
+    stored = load_frame(path)
+    if not {"run", "measure", "peer_class"} <= set(stored):
+        raise ValueError(f"{path} is no collection of peers' runs: name another file, which will be created")
+    if (stored["measure"] != MEASURE_VERSION).any():
+        raise ValueError(
+            f"{path} holds figures of measure {sorted(set(stored['measure']))}, and this version writes "
+            f"{MEASURE_VERSION}: name another file, or run all classes again"
+        )
+    return stored
+
+
+def comparisons(collection: pd.DataFrame) -> Iterator[tuple[str, str, pd.DataFrame]]:
+    """Machine (`env_id`), class and runs of each comparison in a collection, in their order."""
+    for (machine, name), runs in collection.groupby(["env_id", "peer_class"], sort=False):
+        yield str(machine), str(name), runs

@@ -1,0 +1,101 @@
+"""One timed run of a loader, in its host: whole epochs, of which the steady states count.
+
+`compare` lengthens an epoch only where a loader's sampler is known. Here each loader begins its epochs anew, and its
+queue is filled anew: the first quarter of an epoch's images lets it settle, and the rest is timed. So nobody is faster
+because his epochs begin sooner, and nobody because a few batches were ready before the clock ran.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from labkit.data.stores import FolderStore
+from labkit.peers.peer import Peer, Work
+
+_SETTLING_SHARE = 1 / 4
+_MIN_BATCHES = 4  # of an epoch: fewer have no steady state, and the whole run counts
+_MAX_SHARE = 4  # a run lasts at most so many times `Work.min_steady_s`, unless one epoch takes longer
+
+# Epochs of a run, by loader: planned by its first one. If each run ended when its own clock said so, slow ones would
+# be cut short, and the mean rate would be too low.
+_n_epochs: dict[str, int] = {}
+
+
+class PeerRun:
+    """A run in progress.
+
+    Args:
+        peer, work: The loader, and what it does.
+        clock: Seconds; for tests.
+    """
+
+    def __init__(self, peer: Peer, work: Work, clock: Callable[[], float] = time.perf_counter):
+        self._peer, self._work, self._clock = peer, work, clock
+        self._n_settling = _SETTLING_SHARE * len(FolderStore(work.root).paths())
+        self.n_images = self.n_epoch_images = 0
+        self.n_steady_batches = self.n_steady_images = 0
+        self.steady_s = self.whole_s = 0.0
+        self._batches: Iterator[Any] = iter(())
+
+    def start(self) -> None:
+        """Begin the first epoch: what a loader does before it waits for its first batch is start-up."""
+        self._batches, self.n_epoch_images = iter(self._peer.loader(self._work)), 0
+
+    def take_first(self) -> int:
+        """Wait for the first batch; returns its images, 0 if there is none."""
+        begin = self._clock()
+        self._take()
+        self.whole_s += self._clock() - begin
+        return self.n_images
+
+    def take_rest(self) -> None:
+        """Read to the end of the epoch, and of as many more as the loader's first run planned."""
+        begin = self._clock()
+        self._take_epoch()
+        for _ in range(_n_epochs.get(self._peer.name, 1) - 1):
+            self.start()
+            self._take_epoch()
+        self.whole_s += self._clock() - begin
+        _n_epochs.setdefault(self._peer.name, self._plan())
+
+    def columns(self, cpu_s: float) -> dict[str, Any]:
+        """What `compare` shall take as the run's figures; `cpu_s` is that of all its images."""
+        is_steady = self.n_steady_images > 0
+        n_images, seconds = (self.n_steady_images, self.steady_s) if is_steady else (self.n_images, self.whole_s)
+        return {
+            "images_per_s": n_images / seconds if seconds > 0 else float("inf"),
+            "steady_s": self.steady_s,
+            "n_steady_batches": self.n_steady_batches,
+            "n_steady_images": self.n_steady_images,
+            "is_steady": is_steady,
+            "cpu_s": cpu_s * n_images / self.n_images,  # reading it at each border would let queues fill meanwhile
+        }
+
+    def _take_epoch(self) -> None:
+        while self.n_epoch_images < self._n_settling and self._take():
+            pass
+        begin, n_before, n_batches = self._clock(), self.n_images, 0
+        while self._take():
+            n_batches, end = n_batches + 1, self._clock()  # what follows the last batch is the end of the workers
+        if n_batches >= _MIN_BATCHES:
+            self.steady_s += end - begin
+            self.n_steady_batches += n_batches
+            self.n_steady_images += self.n_images - n_before
+
+    def _take(self) -> bool:
+        from labkit.measure import count_images, synchronize
+
+        batch = next(self._batches, None)
+        if batch is None:
+            return False
+        synchronize()
+        n_images = count_images(batch)
+        self.n_images += n_images
+        self.n_epoch_images += n_images
+        return True
+
+    def _plan(self) -> int:
+        """Epochs of the runs to come, from the times of this one, which had a single one."""
+        shortest_s = max(self.steady_s, self.whole_s / _MAX_SHARE, 1e-6)
+        return max(1, math.ceil(self._work.min_steady_s / shortest_s))
