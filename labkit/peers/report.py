@@ -23,7 +23,7 @@ from labkit.peers.table import against_best, left_out, peer_table
 
 console = Console()
 if not console.is_terminal:
-    console.width = 120  # keep the table's columns when piped
+    console.width = 140  # keep the table's columns when piped
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title>
 <style>
@@ -35,6 +35,7 @@ td:last-child, td:nth-last-child(2) {{ text-align: left; min-width: 16rem }}
 <h1>{title}</h1><p>{about}</p><img alt="Images per second of each loader" src="data:image/png;base64,{picture}">
 {sentences}<div class="wide">{rows}</div></body></html>
 """
+_COST_DIGITS = {"cpu_s_per_1000": 2, "peak_mem_mb": 0, "startup_s": 1, "gil_us_per_image": 0}
 _print_line = partial(console.print, highlight=False, markup=False, soft_wrap=True)
 
 
@@ -108,7 +109,7 @@ def _make_rich_table(frame: pd.DataFrame, profile: str) -> Table:
     title = f"{profile}: all loaders do the same work, in one run; in brackets: 95 % intervals"
     table = Table(title=title, box=SIMPLE_HEAD)
     table.add_column("loader", no_wrap=True)
-    for name in ("images/s", "speed-up", "CPU s / 1000", "peak MB", "of limit"):
+    for name in ("images/s", "speed-up", "CPU s / 1000", "peak MB", "start s", "GIL us", "of limit"):
         table.add_column(name, justify="right", no_wrap=True)
     rows = peer_table(frame)
     limits = rows["kind"] == "limit"
@@ -117,7 +118,10 @@ def _make_rich_table(frame: pd.DataFrame, profile: str) -> Table:
         for name, row in members.iterrows():
             rate = f"{row['images_per_s']:,.0f}{_format_interval(row['rate_low'], row['rate_high'], ',.0f')}"
             speedup = f"{row['speedup']:.2f}{_format_interval(row['ci_low'], row['ci_high'])}"
-            costs = f"{row['cpu_s_per_1000']:.2f}", f"{row['peak_mem_mb']:,.0f}", f"{row['of_limit']:.0%}"
+            costs = [f"{row[name]:,.{digits}f}" for name, digits in _COST_DIGITS.items()]
+            costs = [
+                "" if cost == "nan" else cost for cost in [*costs, f"{row['of_limit']:.0%}".replace("nan%", "nan")]
+            ]
             style = "bold" if row["kind"] == "labkit" else None
             table.add_row(f"  {name}", rate, speedup, *costs, style=style)
     return table

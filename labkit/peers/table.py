@@ -36,7 +36,7 @@ def peer_table(frame: pd.DataFrame) -> pd.DataFrame:
     first = frame.drop_duplicates("variant").set_index("variant")  # later runs find the workers alive
     table["startup_s"] = first["startup_s"] + first["first_batch_s"]
     for name in ("gil_us_per_image", "batch_size", "version", "differs"):
-        table[name] = grouped[name].first() if name in runs else None
+        table[name] = grouped[name].first() if name in runs else float("nan")
     columns = ["kind", "source", "antialias", "images_per_s", "rate_low", "rate_high", "speedup", "ci_low", "ci_high"]
     columns += ["cpu_s_per_1000", "peak_mem_mb", "startup_s", "of_limit", "gil_us_per_image", "batch_size", "version"]
     columns += ["differs", "note"]

@@ -23,8 +23,8 @@ def noted(monkeypatch, module, name):
     """What a function is handed, and what it gives."""
     calls, original = [], getattr(module, name)
 
-    def function(*arguments):
-        given = original(*arguments)
+    def function(*arguments, **options):
+        given = original(*arguments, **options)
         calls.append((*arguments, given))
         return given
 
@@ -189,3 +189,22 @@ def test_both_stand_in_one_frame(photos):
     assert set(runs.n_images) == {70}
     assert set(runs.batch_size) == {64}
     assert (runs.images_per_s > 0).all()
+
+
+@pytest.mark.parametrize(("n_images", "counts"), [(1, [1]), (150, [64, 64, 22])])
+def test_batches_of_floats_are_written_and_no_others(monkeypatch, n_images, counts):
+    blocks, fill = [], limits._filled_blocks
+    monkeypatch.setattr(limits, "_filled_blocks", lambda *options: blocks.append(fill(*options)) or blocks[-1])
+    limit = limits.write_limit(n_images, size=16, num_threads=2)
+    assert list(limit) == counts
+    assert blocks[0].dtype == np.float32
+    assert blocks[0].shape[1:] == (64, 16, 16, 3)
+    assert (blocks[0] == 0).any(axis=(2, 3, 4)).sum() == n_images
+    assert blocks[0].nbytes >= 128 * 2**20
+
+
+def test_codes_are_read_at_an_eighth(photos, decoded):
+    assert list(limits.entropy_limit(photos, num_threads=2)) == [64, 6]
+    assert Counter(data for data, _, _ in decoded) == Counter(map(photos.read, photos.keys()))
+    for data, _, pixels in decoded:
+        assert pixels.shape[:2] == tuple(-(-side // 8) for side in simplejpeg.decode_jpeg_header(data)[:2])

@@ -90,6 +90,9 @@ class _ThreadDecoder(threading.local):
     def __init__(self) -> None:
         self.decoder = open_decoder()
 
+    def __reduce__(self) -> tuple:  # on the way to another process
+        return _ThreadDecoder, ()
+
 
 class EncodedFiller:
     """Fills batches from a store of encoded images; each thread has a decoder of its own."""

@@ -1,5 +1,6 @@
 """BatchLoader: threads write crops straight into batches, without worker processes or copies between them."""
 
+import copy
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,6 +26,7 @@ from labkit.data.pixels import PixelStore
 from labkit.data.stores import Store
 from labkit.pipeline.batch_loader.fillers import Draw, EncodedFiller, PixelFiller
 from labkit.pipeline.batch_loader.output import CropWriter, PixelFormat
+from labkit.pipeline.batch_loader.processes import ProcessPool
 from labkit.pipeline.loader import cores_per_rank
 from labkit.pipeline.seeding import HasEpochs, choose_sampler
 
@@ -41,6 +43,9 @@ class BatchLoader:
         size: Height and width of the crops in pixels.
         batch_size: Images in a batch.
         num_threads: Default: one per usable core, shared among the ranks that torchrun starts on this machine.
+        num_processes: Worker processes that share out the threads, each with a lock (GIL) of its own. Default: none,
+            threads of this process. They pay where one lock cannot feed all cores: about 1e6 / images per second of
+            `labkit.measure.gil_us_per_image`. A batch is then copied once more, and `on_error="skip"` is refused.
         antialias: True: the pixels of torchvision's v2 transforms, to within rounding. False: OpenCV's bilinear, as
             in Albumentations. They differ where a crop is shrunk.
         dtype: `torch.uint8`; or `torch.float32`, `float16` or `bfloat16`, which the threads write as they normalise.
@@ -86,6 +91,7 @@ class BatchLoader:
         size: int = 224,
         batch_size: int = 64,
         num_threads: int | None = None,
+        num_processes: int = 0,
         antialias: bool = True,
         dtype: torch.dtype = torch.uint8,
         mean: Sequence[float] | None = None,
@@ -110,6 +116,8 @@ class BatchLoader:
         _check_range("scale", scale, 1.0)
         _check_range("ratio", ratio, float("inf"))
         self._skips = SkipLog() if require_choice("on_error", on_error, ("raise", "skip")) == "skip" else None
+        if require_int("num_processes", num_processes, 0) and self._skips:
+            raise ValueError('on_error="skip" needs num_processes=0: what workers skip, nobody would list')
         self._pixels = PixelFormat(size, dtype, mean, std, memory_format)
         draw = Draw(size, train, seed, scale, ratio, require_fraction("flip", flip))
         self._open(source, draw, CropWriter(self._pixels, antialias), scaled_decoding)
@@ -122,6 +130,20 @@ class BatchLoader:
         self._buffers = _BatchBuffers(
             self._pixels.shape(batch_size), self._pixels.array_dtype, prefetch_factor + 2, pinned
         )
+        self._processes = self._start_processes(num_processes, prefetch_factor, pinned) if num_processes else None
+
+    def _start_processes(self, num_processes: int, prefetch_factor: int, pinned: bool) -> ProcessPool:
+        """Give each process a share of the threads, and a copy of this loader without the processes."""
+        own = copy.copy(self)
+        own.num_threads = max(1, self.num_threads // num_processes)
+        own._pool = PerProcess(partial(ThreadPoolExecutor, own.num_threads, "labkit-batches", use_one_torch_thread))
+        own._buffers = _BatchBuffers(self._pixels.shape(self.batch_size), self._pixels.array_dtype, 0, False)
+        own._processes = None
+        self.batches_in_flight = num_processes * prefetch_factor
+        return ProcessPool(own._fill_batch, num_processes, prefetch_factor, pinned)
+
+    def _fill_batch(self, epoch: int, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+        return self._finish_first(deque([self._start_batch(self._pool(), np.array(indices), epoch)]))
 
     def _open(self, source: Any, draw: Draw, writer: CropWriter, scaled_decoding: bool) -> None:
         if isinstance(source, PixelStore):
@@ -153,6 +175,9 @@ class BatchLoader:
     def _epoch_of_batches(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
         if isinstance(self.batch_sampler.sampler, HasEpochs):
             self.batch_sampler.sampler.set_epoch(epoch)
+        if self._processes:
+            yield from self._processes.run(epoch, self.batch_sampler)
+            return
         started: deque[_Batch] = deque()
         pool = self._pool()
         try:

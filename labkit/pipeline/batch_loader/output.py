@@ -106,6 +106,9 @@ class _Scratch(threading.local):
     def __init__(self, size: int):
         self.image = np.empty((size, size, 3), np.uint8)
 
+    def __reduce__(self) -> tuple:  # on the way to another process
+        return _Scratch, (len(self.image),)
+
 
 def _converter(pixels: PixelFormat) -> Callable[[np.ndarray, np.ndarray], None] | None:
     """What turns a crop of bytes into an image of the batch; None: nothing, crops are resized into it as they are."""

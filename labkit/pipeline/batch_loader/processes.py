@@ -1,0 +1,62 @@
+"""Batches filled by several processes, each with threads of its own: for more cores than one GIL can feed.
+
+torch's DataLoader carries the batches: a worker is given the numbers of a whole batch, fills it with its threads, and
+hands it over in shared memory.
+"""
+
+import multiprocessing
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from torch.utils.data import DataLoader, Dataset
+
+# A forked worker would inherit locks that threads of OpenCV and torch hold, and wait for ever.
+_START_METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+
+Task = tuple[int, Sequence[int]]  # an epoch, and the numbers of a batch's images
+
+
+class _FilledBatches(Dataset):
+    """Whole batches as the samples of a data set; `fill` makes one in the process where it is called."""
+
+    def __init__(self, fill: Callable[[int, Sequence[int]], Any]):
+        self._fill = fill
+
+    def __getitem__(self, task: Task) -> Any:
+        return self._fill(*task)
+
+
+class _Tasks:
+    """The tasks of an epoch, as a sampler that torch asks anew in each."""
+
+    def __init__(self) -> None:
+        self.epoch, self.batches = 0, iter(())
+
+    def __iter__(self) -> Iterator[Task]:
+        return ((self.epoch, list(indices)) for indices in self.batches)
+
+
+class ProcessPool:
+    """Worker processes that fill batches. They start with the first epoch and end with this object.
+
+    Args:
+        fill: Takes an epoch and the numbers of a batch's images, returns the batch. Goes to the workers.
+        num_processes: Workers.
+        prefetch_factor: Batches that each makes ahead.
+        pin_memory: Copy each batch into page-locked memory, in a thread of this process.
+    """
+
+    def __init__(
+        self, fill: Callable[[int, Sequence[int]], Any], num_processes: int, prefetch_factor: int, pin_memory: bool
+    ):
+        self._tasks: Any = _Tasks()
+        self._loader: DataLoader = DataLoader(
+            _FilledBatches(fill), sampler=self._tasks, batch_size=None, num_workers=num_processes,
+            prefetch_factor=prefetch_factor, persistent_workers=True, pin_memory=pin_memory,
+            multiprocessing_context=_START_METHOD,
+        )  # fmt: skip
+
+    def run(self, epoch: int, batches: Iterable[Sequence[int]]) -> Iterator[Any]:
+        """The batches of an epoch, in order."""
+        self._tasks.epoch, self._tasks.batches = epoch, iter(batches)
+        yield from self._loader

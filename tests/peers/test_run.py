@@ -1,0 +1,106 @@
+"""A hosted run: which batches are timed, and how many epochs it takes. With a clock that only the loader moves."""
+
+import numpy as np
+import pytest
+
+from labkit.peers import run
+from labkit.peers.peer import JPEG_FILES, Peer, Work
+from labkit.peers.run import PeerRun
+
+
+class Clock:
+    seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+@pytest.fixture(autouse=True)
+def no_plans(monkeypatch):
+    monkeypatch.setattr(run, "_n_epochs", {})
+
+
+@pytest.fixture
+def photos(tmp_path):
+    for number in range(128):
+        path = tmp_path / "photos" / f"{number:03d}.jpg"
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    return tmp_path / "photos"
+
+
+def make_run(photos, clock, waits_s, end_s=0.0, min_steady_s=1.0, epochs=None):
+    """A run over batches of 8 photos, which come after these seconds; after the last one, `end_s` go by."""
+    epochs = [] if epochs is None else epochs
+
+    def loader(work):
+        epochs.append(clock())
+        for wait_s in waits_s:
+            clock.seconds += wait_s
+            yield np.zeros((8, 2, 2, 3))
+        clock.seconds += end_s
+
+    work = Work(photos, photos.parent, batch_size=8, min_steady_s=min_steady_s)
+    return PeerRun(Peer("fake", JPEG_FILES, True, "", (), loader=loader), work, clock)
+
+
+def read(a_run):
+    a_run.start()
+    n_first = a_run.take_first()
+    a_run.take_rest()
+    return n_first
+
+
+def test_the_first_quarter_of_an_epoch_and_its_end_are_not_timed(photos):
+    clock = Clock()
+    a_run = make_run(photos, clock, [5.0, 0.0, 0.0, 1.0] + 12 * [0.25], end_s=7.0)
+    assert read(a_run) == 8
+    found = a_run.columns(cpu_s=4.0)
+    assert found["images_per_s"] == pytest.approx(8 / 0.25)
+    assert (found["n_steady_batches"], found["n_steady_images"], found["steady_s"]) == (12, 96, pytest.approx(3.0))
+    assert found["is_steady"]
+    assert found["cpu_s"] == pytest.approx(4.0 * 96 / 128)
+
+
+def test_a_loaders_first_run_plans_the_epochs_of_all(photos):
+    clock, epochs = Clock(), []
+    waits_s = 16 * [0.025]  # twelve of them are timed: 0.3 s
+    for n_epochs in (1, 4, 4):
+        epochs.clear()
+        a_run = make_run(photos, clock, waits_s, epochs=epochs)
+        read(a_run)
+        assert len(epochs) == n_epochs
+    assert a_run.columns(0.0)["images_per_s"] == pytest.approx(8 / 0.025)
+    assert a_run.columns(0.0)["n_steady_images"] == 4 * 96
+
+
+def test_slow_runs_are_not_cut_short(photos):
+    """A run takes the epochs that were planned, however long they take."""
+    clock, epochs = Clock(), []
+    read(make_run(photos, clock, 16 * [0.025]))
+    read(make_run(photos, clock, 16 * [0.1], epochs=epochs))
+    assert len(epochs) == 4
+
+
+def test_an_epoch_of_few_batches_counts_as_a_whole(photos):
+    clock = Clock()
+    a_run = make_run(photos, clock, [2.0, 1.0, 1.0])
+    read(a_run)
+    found = a_run.columns(cpu_s=3.0)
+    assert not found["is_steady"]
+    assert found["images_per_s"] == pytest.approx(24 / 4.0)
+    assert found["cpu_s"] == 3.0
+
+
+def test_a_queue_that_was_full_does_not_ask_for_endless_epochs(photos):
+    clock, epochs = Clock(), []
+    for _ in range(2):
+        epochs.clear()
+        read(make_run(photos, clock, [1.0] + 15 * [1e-9], epochs=epochs))
+    assert len(epochs) == run._MAX_SHARE
+
+
+def test_a_loader_without_batches_gives_none(photos):
+    a_run = make_run(photos, Clock(), [])
+    a_run.start()
+    assert a_run.take_first() == 0
