@@ -40,7 +40,7 @@ _N_PHOTOS = {
     "imagenet": {"ci": 24, "laptop": 1024, "gpu": 4096},
     "camera": {"ci": 3, "laptop": 128, "gpu": 256},
 }
-_N_NAMES = {"imagenet": 1, "camera": 4}
+_N_NAMES = {"imagenet": 1, "camera": 3}
 _BATCH_SIZE = 64
 _MIN_STEADY_S = {"ci": 0.05, "laptop": 1.0, "gpu": 1.0}
 
