@@ -30,7 +30,7 @@ import pandas as pd
 from labkit.core import env_id, redact, scale, write_atomic
 
 # Raise it when figures change their meaning, as when a rate leaves out what it included: stored runs are then too old.
-MEASURE_VERSION = 3
+MEASURE_VERSION = 4
 
 # Units are in the names; any further column is a factor.
 COLUMNS = (

@@ -4,7 +4,8 @@ from .peer import (
     missing_modules as missing_modules,
 )
 from .classes import chosen_classes as chosen_classes
-from .collection import append_runs as append_runs, comparisons as comparisons
+from .collection import append_runs as append_runs, comparisons as comparisons, stored_runs as stored_runs
 from .report import list_peers as list_peers, run_peers as run_peers
+from .scaling import plot_cores as plot_cores, predict_cores as predict_cores
 from .check import make_pictures as make_pictures
 from .host import Host as Host, HostError as HostError

@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pandas as pd
 
+from labkit.core import NOTEBOOK_FOLDER
 from labkit.measure import MEASURE_VERSION, load_frame, save_frame
+
+STORED = "13_peers.csv"  # beside the notebook
 
 
 def append_runs(frame: pd.DataFrame, path: str | os.PathLike) -> pd.DataFrame:
@@ -48,6 +51,18 @@ def _read_collection(path: Path) -> pd.DataFrame:
             f"{MEASURE_VERSION}: name another file, or run all classes again"
         )
     return stored
+
+
+def stored_runs() -> pd.DataFrame:
+    """The collection that is stored beside notebook 13: every class, on the machine of the stored notebooks.
+
+    Raises:
+        FileNotFoundError: it is not there.
+        ValueError: its figures have another meaning than this version's.
+
+    Taught in: notebooks/13_peers.ipynb
+    """
+    return _read_collection(NOTEBOOK_FOLDER / STORED)
 
 
 def comparisons(collection: pd.DataFrame) -> Iterator[tuple[str, str, pd.DataFrame]]:

@@ -1,0 +1,68 @@
+"""What the measured costs predict for more cores: threads of one process share one lock (GIL)."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import matplotlib.pyplot as plt
+import pandas as pd
+import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter
+
+CORES = (1, 2, 4, 8, 16, 32, 64, 128)
+
+
+def predict_cores(table: pd.DataFrame, cores: Sequence[int] = CORES) -> pd.DataFrame:
+    """Images per second of threads in one process, on so many cores: a prediction, not a measurement.
+
+    The cores deliver `cores` / CPU seconds per image, until the lock is held all the time. Memory bandwidth, clock
+    rates and hyper-threads are left out, so the truth lies below.
+
+    Args:
+        table: As `peer_table` returns it, with `cpu_s_per_1000` and `gil_us_per_image`; rows without both are left out.
+        cores: Numbers of cores.
+
+    Returns:
+        One row per loader and number of cores: `variant`, `cores`, `images_per_s`, `lock_images_per_s`, the bound of
+        the lock, `n_processes`, how many processes would lift it, and `simulated` (`"predicted"`).
+
+    Taught in: notebooks/13_peers.ipynb
+    """
+    known = table.dropna(subset=["cpu_s_per_1000", "gil_us_per_image"])
+    rows = []
+    for name, row in known[known["gil_us_per_image"] > 0].iterrows():
+        lock = 1e6 / row["gil_us_per_image"]
+        for number in cores:
+            free = number * 1000 / row["cpu_s_per_1000"]
+            rows.append({
+                "variant": name, "cores": number, "images_per_s": min(free, lock), "lock_images_per_s": lock,
+                "n_processes": max(1, -int(-free // lock)), "simulated": "predicted",
+            })  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def plot_cores(predicted: pd.DataFrame, measured: pd.DataFrame, *, ax: Axes | None = None, **kwargs: Any) -> Axes:
+    """Predicted rates over cores as dashed lines, and what was measured as dots.
+
+    Args:
+        predicted: From `predict_cores`.
+        measured: Columns `variant`, as in `predicted`, `cores` and `images_per_s`.
+        **kwargs: Passed to `Axes.plot` for the lines.
+
+    Taught in: notebooks/13_peers.ipynb
+    """
+    ax = ax or plt.subplots(figsize=(8, 4.2), layout="constrained")[1]
+    colors = sns.color_palette("colorblind")
+    for color, (name, line) in zip(colors, predicted.groupby("variant", sort=False), strict=False):
+        ax.plot(line["cores"], line["images_per_s"], **{"linestyle": "--", "color": color, "label": name, **kwargs})
+        dots = measured[measured["variant"] == name]
+        ax.scatter(dots["cores"], dots["images_per_s"], color=color, zorder=3)
+    ax.plot([], [], "--", color="0.4", label="predicted: cores, then the lock")
+    ax.scatter([], [], color="0.4", label="measured here")
+    ax.set(xscale="log", yscale="log", xlabel="cores of one process", ylabel="images per second")
+    ax.set_xticks(sorted(set(predicted["cores"])), [str(number) for number in sorted(set(predicted["cores"]))])
+    ax.minorticks_off()
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda rate, _: f"{rate:,.0f}"))
+    ax.grid(alpha=0.3)
+    ax.legend(frameon=False, fontsize="small")
+    return ax
