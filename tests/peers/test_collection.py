@@ -1,11 +1,14 @@
 """One CSV of comparisons: what is added, what is replaced, and what is refused."""
 
+import nbformat
 import pandas as pd
 import pytest
 
 from labkit.measure import MEASURE_VERSION
 from labkit.measure.frames import load_frame, make_frame, save_frame
-from labkit.peers import append_runs, comparisons
+from labkit.peers import append_runs, comparisons, stored_runs
+from labkit.peers.classes import CLASSES
+from tests.paths import REPO
 
 
 def runs(name="raw-uint8", machine="here", rate=100.0):
@@ -52,6 +55,15 @@ def test_figures_of_another_meaning_are_refused_and_left_alone(tmp_path):
     with pytest.raises(ValueError, match=rf"peers\.csv.*measure \[{MEASURE_VERSION - 1}\].*run all classes again"):
         append_runs(runs(), path)
     assert path.read_bytes() == before
+
+
+def test_the_stored_collection_is_of_the_machine_and_the_meaning_of_the_stored_notebooks():
+    stored, notebook = stored_runs(), nbformat.read(REPO / "notebooks/13_peers.ipynb", 4)
+    assert set(stored["peer_class"]) == set(CLASSES)
+    assert set(stored["env_id"]) == {notebook.metadata["labkit"]["env_id"]}
+    assert stored["run"].nunique() == len(CLASSES)
+    assert (stored["batch_size"].dropna() == 64).all()
+    assert stored.loc[~stored["is_warmup"], "is_steady"].all()
 
 
 def test_another_table_is_refused(tmp_path):

@@ -21,12 +21,21 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 from typer.testing import CliRunner
 
+from labkit.core import env_id
 from labkit.data.stores.base import FolderStore
 from labkit.lab.cli import app
 from labkit.measure.frames import load_frame, make_frame, save_frame
 from labkit.measure.processes import apart
-from labkit.peers import check as peer_check, probe_images as pictures, registry as peers, report as peer_report
+from labkit.peers import (
+    append_runs,
+    check as peer_check,
+    comparisons,
+    probe_images as pictures,
+    registry as peers,
+    report as peer_report,
+)
 from labkit.peers.adapters.own import BASELINE, DECODE_LIMIT, MEMCPY_LIMIT, NAIVE, OWN
+from labkit.peers.classes import CLASSES
 from labkit.peers.host import Host, HostedLoader, HostError
 from labkit.peers.peer import JPEG_FILES, JPEG_PACKED, MEAN, RAW_PIXELS, STD, Peer, Work, labelled_photos, prepare_once
 from labkit.peers.registry import PEERS, PeerError, check_peer, compare_peers, missing_modules, plot_peers
@@ -523,11 +532,13 @@ def test_list_names_everyone_and_how_to_install(monkeypatch):
     monkeypatch.setitem(PEERS, "nobody's", replace(_fake("nobody's"), modules=("no_such_module_here",)))
     done = CliRunner().invoke(app, ["peers", "--list"])
     assert done.exit_code == 0
-    assert all(name in done.output for name in PEERS)
+    assert all(name in done.output for name in (*PEERS, *CLASSES))
     assert "missing (no_such_module_here): pip install fake" in done.output
 
 
-@pytest.mark.parametrize("arguments", [["--only", "nobody"], ["--profile", "moon"], ["--scale", "huge"]])
+@pytest.mark.parametrize(
+    "arguments", [["--only", "nobody"], ["--profile", "moon"], ["--scale", "huge"], ["--class", "nothing"]]
+)
 def test_a_wrong_name_is_one_line_and_exit_code_2(arguments):
     done = CliRunner().invoke(app, ["peers", *arguments])
     assert done.exit_code == 2
@@ -551,3 +562,21 @@ def test_a_run_prints_the_table_and_writes_frame_and_picture(n_rounds, interval,
     (written,) = tmp_path.glob("*/peers-camera.csv")
     assert len(load_frame(written)) == len(frame)
     assert Image.open(written.with_suffix(".png")).width > 800
+    page = written.with_suffix(".html").read_text()
+    assert "ours: 2.00 x" in page
+    assert 'src="data:image/png;base64,' in page
+    assert "http" not in page  # it needs no other file
+
+
+@pytest.mark.slow
+def test_a_run_can_be_added_to_a_collection_and_is_shown_beside_other_machines(frame, monkeypatch, tmp_path, capsys):
+    collection = tmp_path / "all.csv"
+    append_runs(frame.assign(env_id="elsewhere", peer_class="raw-uint8"), collection)
+    monkeypatch.setattr(
+        peer_report, "compare_peers", lambda *arguments, **options: frame.assign(peer_class="raw-uint8")
+    )
+    monkeypatch.setattr(peer_report.console, "width", 160)
+    peer_report.run_peers("imagenet", peer_class="raw-uint8", append=collection, results=tmp_path)
+    printed = capsys.readouterr().out
+    assert "raw-uint8 on elsewhere, not to be compared with this machine" in printed
+    assert [machine for machine, _, _ in comparisons(load_frame(collection))] == ["elsewhere", env_id()]
