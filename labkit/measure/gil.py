@@ -30,6 +30,8 @@ def gil_us_per_image(
 
     One thread at a time holds it. So however many cores there are, threads of one process deliver at most
     1e6 / this number of images per second. Workers in other processes have locks of their own, and are not seen.
+    Let one thread do the work: one that holds the lock while it waits for a core would count as holding it, so with
+    as many threads as cores the answer is too high.
 
     The loader's passes are timed first. Then py-spy samples, 250 times a second, whether any thread holds the lock
     while more passes run; the share of samples times the time per image is the answer.

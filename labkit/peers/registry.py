@@ -125,7 +125,7 @@ def compare_peers(
         scratch: Folder for prepared formats, which are kept. Default: in labkit's own folder.
         peers: Your own loaders to compare, instead of `PEERS`.
         check: False: `check_peer` has just passed them, before another profile; its pictures are the same for all.
-        gil: Measure how long labkit's loaders hold Python's lock for an image, after the timed runs.
+        gil: Measure how long labkit's loaders hold Python's lock for an image, with one thread, after the timed runs.
         experiment: Name under which a tour keeps the frame.
         progress: Show a progress bar.
 
