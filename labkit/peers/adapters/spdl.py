@@ -128,14 +128,14 @@ def _load_in_subprocess(work: Work, decode: Callable[[str], Tensor]) -> Iterable
 
 PEERS_HERE = (
     pip_peer(
-        "SPDL, torchvision",
+        "SPDL with torchvision",
         "spdl",
         modules=("spdl.pipeline",),
         loader=partial(_load_in_subprocess, decode=decode_file),
         note="threads in a subprocess decode and transform with torchvision",
     ),
     pip_peer(
-        "SPDL, turbojpeg",
+        "SPDL with turbojpeg",
         "spdl",
         modules=("spdl.pipeline", "simplejpeg"),
         loader=partial(_load_in_subprocess, decode=_decode_with_turbojpeg),

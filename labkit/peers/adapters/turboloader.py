@@ -75,7 +75,7 @@ PEERS_HERE = (
         prepare=_prepare_tar, note=_TAR_NOTE,
     ),
     _make_peer(
-        "turboloader tar, antialias", JPEG_PACKED, antialias=True, loader=partial(_load_tar, antialias=True),
+        "turboloader tar antialiased", JPEG_PACKED, antialias=True, loader=partial(_load_tar, antialias=True),
         prepare=_prepare_tar, note=_TAR_NOTE,
     ),
     _make_peer(

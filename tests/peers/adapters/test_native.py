@@ -59,7 +59,7 @@ def work(photos, scratch):
 
 def test_who_is_there():
     wanted = {"DALI": JPEG_FILES, "FFCV jpg": JPEG_PACKED, "FFCV raw": RAW_PIXELS}
-    wanted |= dict.fromkeys(["SPDL", "SPDL, torchvision", "SPDL, turbojpeg"], JPEG_FILES)
+    wanted |= dict.fromkeys(["SPDL", "SPDL with torchvision", "SPDL with turbojpeg"], JPEG_FILES)
     if torch.cuda.is_available():
         wanted["DALI (GPU)"] = JPEG_FILES
     assert {peer.name: peer.source for peer in PEERS.values()} == wanted
