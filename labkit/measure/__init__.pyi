@@ -6,7 +6,7 @@ from .frames import (
     COLUMNS as COLUMNS, MEASURE_VERSION as MEASURE_VERSION, load_frame as load_frame, make_frame as make_frame,
     measured_runs as measured_runs, save_frame as save_frame,
 )
-from .gil import GilError as GilError, gil_us_per_image as gil_us_per_image
+from .gil import GilError as GilError, find_sampler as find_sampler, gil_us_per_image as gil_us_per_image
 from .guess_log import Prediction as Prediction, guesses as guesses, outcomes as outcomes
 from .intervals import speedup_interval as speedup_interval, speedup_of as speedup_of
 from .plots import (

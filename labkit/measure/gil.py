@@ -38,7 +38,7 @@ def gil_us_per_image(
 
     Args:
         loader: Can be iterated again and again.
-        seconds: Of sampling. With 4 s, a share of 10 % has a standard error of 1 %.
+        seconds: Of sampling, rounded up to whole ones. With 4 s, a share of 10 % has a standard error of 1 %.
         count: Returns the images of a batch.
 
     Raises:
@@ -46,11 +46,12 @@ def gil_us_per_image(
 
     Source: py-spy's `--gil`, https://github.com/benfred/py-spy.
     """
+    program, seconds = find_sampler(), math.ceil(seconds)
     sum(map(count, loader))  # starts workers and threads
     images_per_s = _rate(loader, count, lambda elapsed_s: elapsed_s < seconds / 2)
     with tempfile.TemporaryDirectory(prefix="labkit-gil-") as folder:
         samples = Path(folder) / "samples"
-        with _start_sampling(seconds, samples) as sampler:
+        with _start_sampling(program, seconds, samples) as sampler:
             _rate(loader, count, lambda _: sampler.poll() is None)
             message = sampler.communicate()[1].decode(errors="replace").strip()
         if sampler.returncode:
@@ -68,12 +69,17 @@ def _rate(loader: Iterable[Any], count: Callable[[Any], int], goes_on: Callable[
     return n_images / (time.perf_counter() - begin)
 
 
-def _start_sampling(seconds: float, path: Path) -> subprocess.Popen:
+def find_sampler() -> str:
+    """The path of py-spy: beside this Python, or on the PATH. Raises GilError if it is missing."""
     program = shutil.which("py-spy", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
     if program is None:
         raise GilError(f"py-spy is missing: {install_command('peers')}")
+    return program
+
+
+def _start_sampling(program: str, seconds: float, path: Path) -> subprocess.Popen:
     if sys.platform == "linux":  # else a child may not watch its parent
         ctypes.CDLL(None).prctl(_PR_SET_PTRACER, _ANY, 0, 0, 0)
-    options = ["--gil", "--rate", str(_RATE_HZ), "--duration", str(math.ceil(seconds)), "--format", "raw"]
+    options = ["--gil", "--rate", str(_RATE_HZ), "--duration", str(seconds), "--format", "raw"]
     command = [program, "record", "--pid", str(os.getpid()), *options, "--output", str(path)]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)

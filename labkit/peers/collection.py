@@ -34,14 +34,15 @@ def append_runs(frame: pd.DataFrame, path: str | os.PathLike) -> pd.DataFrame:
     path, run = Path(path), f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
     added = frame.assign(run=run, measure=MEASURE_VERSION)
     if path.exists():
-        stored = _read_collection(path)
+        stored = read_collection(path)
         same = [stored[name] == added[name].iloc[0] for name in ("env_id", "peer_class")]
         added = pd.concat([stored[~(same[0] & same[1])], added], ignore_index=True)
     save_frame(added, path)
     return added
 
 
-def _read_collection(path: Path) -> pd.DataFrame:
+def read_collection(path: str | os.PathLike) -> pd.DataFrame:
+    """Read a collection; errors as for `append_runs`."""
     stored = load_frame(path)
     if not {"run", "measure", "peer_class"} <= set(stored):
         raise ValueError(f"{path} is no collection of peers' runs: name another file, which will be created")
@@ -62,7 +63,7 @@ def stored_runs() -> pd.DataFrame:
 
     Taught in: notebooks/13_peers.ipynb
     """
-    return _read_collection(NOTEBOOK_FOLDER / STORED)
+    return read_collection(NOTEBOOK_FOLDER / STORED)
 
 
 def comparisons(collection: pd.DataFrame) -> Iterator[tuple[str, str, pd.DataFrame]]:

@@ -35,7 +35,8 @@ _ADAPTERS = (
 )  # fmt: skip
 
 # Enough for 16 batches of 64 in an epoch, and for raw pixels several times as large as a cache; fewer at `ci` scale,
-# which only tests the code. Camera photos are large: each is read several times in an epoch, under several names.
+# which only tests the code. Camera photos are large: each is read three times in an epoch, under as many names, which
+# gives 6 batches.
 _N_PHOTOS = {
     "imagenet": {"ci": 24, "laptop": 1024, "gpu": 4096},
     "camera": {"ci": 3, "laptop": 128, "gpu": 256},
@@ -119,7 +120,7 @@ def compare_peers(
         profile: Photos: `"imagenet"` or `"camera"`. All that read them and deliver bytes take part.
         peer_class: One of `CLASSES` instead, such as `"jpeg-float32"`.
         only: Names of `PEERS`; default: all. labkit's rows and the limits always run.
-        n_photos: Default: by scale, enough for 16 batches in an epoch.
+        n_photos: Default: by scale, enough for 16 batches in an epoch, of camera photos for 6.
         batch_size: Default: 64, or less so that an epoch has two batches.
         rounds, precision, budget_s: As for `compare`.
         scratch: Folder for prepared formats, which are kept. Default: in labkit's own folder.
@@ -132,21 +133,24 @@ def compare_peers(
     Returns:
         Runs as `compare` returns them, with the factors `kind` (`peer`, `labkit`, `baseline`, `limit`), `source`,
         `antialias`, `dtype`, `profile`, `peer_class`, `version` and `differs` (`Peer.note`), and with `gil` the column
-        `gil_us_per_image`, see `labkit.measure.gil_us_per_image`. Each run reads whole
-        epochs until its steady states have lasted `Work.min_steady_s`; of an epoch, the first quarter lets queues fill
-        and is not timed. Workers live on between runs. CPU time and memory are those of the loader's process tree.
+        `gil_us_per_image`, see `labkit.measure.gil_us_per_image`. Each run reads as many whole epochs as a loader's
+        first run needs for `Work.min_steady_s` of steady state; of an epoch, the first quarter lets queues fill and is
+        not timed. Workers live on between runs. CPU time and memory are those of the loader's process tree.
         `left_out(frame)` lists the others, with reasons.
 
-    Raises: ValueError (unknown profile, class or name; lists the accepted ones), HostError (the baseline does not run,
-    or Python's lock cannot be watched).
+    Raises: ValueError (unknown profile, class or name; lists the accepted ones), HostError (the baseline does not run).
     Taught in: notebooks/13_peers.ipynb
     """
     in_class = _choose_class(profile, peer_class)
-    chosen = [peer for peer in _choose_peers(PEERS.values() if peers is None else peers, only) if in_class.admits(peer)]
+    named = _choose_peers(PEERS.values() if peers is None else peers, only)
+    chosen = [peer for peer in named if in_class.admits(peer)]
     work = make_work(
         profile, peer_class=peer_class, n_photos=n_photos, batch_size=batch_size, scratch=scratch, progress=progress
     )
     omitted = {peer.name: ("missing", peer.install) for peer in chosen if missing_modules(peer)}
+    if only:
+        others = [peer for peer in named if not in_class.admits(peer)]
+        omitted |= {peer.name: ("in another class", f"{peer.source} to {', '.join(peer.dtypes)}") for peer in others}
     installed = [peer for peer in chosen if peer.name not in omitted]
     with ExitStack() as stack:
         rows = _start_hosts(installed, in_class, work, stack)
@@ -155,7 +159,7 @@ def compare_peers(
         factors = {"profile": in_class.profile, "peer_class": peer_class or in_class.profile}
         frame = _time_all(rows, omitted, work, experiment=experiment, progress=progress, **stopping, **factors)
         if gil:
-            held_us = {name: row.host.ask("gil") for name, row in rows.items() if row.kind == "labkit"}
+            held_us = {name: _lock_time(name, row, omitted) for name, row in rows.items() if row.kind == "labkit"}
             frame["gil_us_per_image"] = frame["variant"].map(held_us)
     frame.attrs["left_out"] = [{"name": name, "state": state, "why": why} for name, (state, why) in omitted.items()]
     return frame
@@ -186,6 +190,14 @@ def _prepare_and_check(rows: dict[str, _PeerRun], omitted: dict, progress: bool,
         _ask_each("prepare", list(rows), rows, omitted, bar)
         checked = [name for name, row in rows.items() if row.kind != "limit"] if check else []
         _ask_each("check", checked, rows, omitted, bar)
+
+
+def _lock_time(name: str, row: _PeerRun, omitted: dict) -> float:
+    try:
+        return row.host.ask("gil")
+    except HostError as error:  # as in a container that forbids it: the rates stand all the same
+        omitted[name] = ("has no time under the GIL", str(error))
+        return float("nan")
 
 
 def _ask_each(command: str, names: list[str], rows: dict[str, _PeerRun], omitted: dict, bar: Any) -> None:

@@ -2,8 +2,8 @@
 
 import html
 import os
-import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -14,9 +14,9 @@ from rich.console import Console
 from rich.table import Table
 
 from labkit.core import env_id, png_base64, png_bytes, write_atomic
-from labkit.measure import save_frame
+from labkit.measure import GilError, find_sampler, save_frame
 from labkit.peers.classes import CLASSES
-from labkit.peers.collection import append_runs, comparisons
+from labkit.peers.collection import append_runs, comparisons, read_collection
 from labkit.peers.plots import group_by_class, plot_peers
 from labkit.peers.registry import PEERS, compare_peers, missing_modules
 from labkit.peers.table import against_best, left_out, peer_table
@@ -66,8 +66,9 @@ def run_peers(
     Other arguments, and errors, as for `labkit.compare_peers`.
     """
     name, title = peer_class or profile, CLASSES[peer_class].title if peer_class else profile
-    has_sampler = shutil.which("py-spy") is not None
-    frame = compare_peers(profile, peer_class=peer_class, only=only, rounds=rounds, gil=has_sampler)
+    if append and Path(append).exists():
+        read_collection(append)  # refused now, not after the measurement
+    frame = compare_peers(profile, peer_class=peer_class, only=only, rounds=rounds, gil=_has_sampler())
     path = save_frame(frame, results.resolve() / env_id() / f"peers-{name}.csv")
     figure = _draw(frame)
     write_atomic(path.with_suffix(".png"), png_bytes(figure, dpi=120))
@@ -81,6 +82,12 @@ def run_peers(
         _show_others(append_runs(frame, append), name)
         _print_line(f"added the runs to {append}")
     return frame
+
+
+def _has_sampler() -> bool:
+    with suppress(GilError):
+        return bool(find_sampler())
+    return False
 
 
 def _show_others(collection: pd.DataFrame, name: str) -> None:

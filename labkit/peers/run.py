@@ -1,8 +1,9 @@
 """One timed run of a loader, in its host: whole epochs, of which the steady states count.
 
 `compare` lengthens an epoch only where a loader's sampler is known. Here each loader begins its epochs anew, and its
-queue is filled anew: the first quarter of an epoch's images lets it settle, and the rest is timed. So nobody is faster
-because his epochs begin sooner, and nobody because a few batches were ready before the clock ran.
+queue is filled anew: the first quarter of an epoch's images, and at least a batch of each worker, lets it settle, and
+the rest is timed. So nobody is faster because his epochs begin sooner, and nobody because batches were ready before
+the clock ran.
 """
 
 import math
@@ -15,10 +16,11 @@ from labkit.peers.peer import Peer, Work
 
 _SETTLING_SHARE = 1 / 4
 _MIN_BATCHES = 4  # of an epoch: fewer have no steady state, and the whole run counts
-_MAX_SHARE = 4  # a run lasts at most so many times `Work.min_steady_s`, unless one epoch takes longer
+_MAX_SHARE = 4  # a run lasts about so many times `Work.min_steady_s` at most, unless one epoch takes longer
 
-# Epochs of a run, by loader: planned by its first one. If each run ended when its own clock said so, slow ones would
-# be cut short, and the mean rate would be too low.
+# Epochs of a run, by loader, as its first run plans them: not from its first epoch, in which it may compile or start
+# workers, but from a second one. If each run ended when its own clock said so, slow ones would be cut short, and the
+# mean rate would be too low.
 _n_epochs: dict[str, int] = {}
 
 
@@ -32,7 +34,9 @@ class PeerRun:
 
     def __init__(self, peer: Peer, work: Work, clock: Callable[[], float] = time.perf_counter):
         self._peer, self._work, self._clock = peer, work, clock
-        self._n_settling = _SETTLING_SHARE * len(FolderStore(work.root).paths())
+        n_photos, one_round = len(FolderStore(work.root).paths()), work.batch_size * max(1, work.num_workers)
+        # Whole rounds: workers that begin together deliver together.
+        self._n_settling = math.ceil(max(_SETTLING_SHARE * n_photos, one_round) / one_round) * one_round
         self.n_images = self.n_epoch_images = 0
         self.n_steady_batches = self.n_steady_images = 0
         self.steady_s = self.whole_s = 0.0
@@ -53,11 +57,13 @@ class PeerRun:
         """Read to the end of the epoch, and of as many more as the loader's first run planned."""
         begin = self._clock()
         self._take_epoch()
-        for _ in range(_n_epochs.get(self._peer.name, 1) - 1):
-            self.start()
-            self._take_epoch()
+        if self._peer.name not in _n_epochs:
+            _n_epochs[self._peer.name] = self._plan_by_epoch()
+        else:
+            for _ in range(_n_epochs[self._peer.name] - 1):
+                self.start()
+                self._take_epoch()
         self.whole_s += self._clock() - begin
-        _n_epochs.setdefault(self._peer.name, self._plan())
 
     def columns(self, cpu_s: float) -> dict[str, Any]:
         """What `compare` shall take as the run's figures; `cpu_s` is that of all its images."""
@@ -95,7 +101,10 @@ class PeerRun:
         self.n_epoch_images += n_images
         return True
 
-    def _plan(self) -> int:
-        """Epochs of the runs to come, from the times of this one, which had a single one."""
-        shortest_s = max(self.steady_s, self.whole_s / _MAX_SHARE, 1e-6)
-        return max(1, math.ceil(self._work.min_steady_s / shortest_s))
+    def _plan_by_epoch(self) -> int:
+        """Read another epoch, and plan by its times how many the runs to come shall have."""
+        begin, steady_before_s = self._clock(), self.steady_s
+        self.start()
+        self._take_epoch()
+        whole_s, steady_s = self._clock() - begin, self.steady_s - steady_before_s
+        return max(1, math.ceil(self._work.min_steady_s / max(steady_s, whole_s / _MAX_SHARE, 1e-6)))

@@ -56,7 +56,8 @@ def entropy_limit(store: Store, *, num_threads: int | None = None) -> "Limit":
 
     Taught in: notebooks/13_peers.ipynb
     """
-    return _limit_of_images(store, _read_codes, num_threads)
+    eighth: dict[str, Any] = {"fastdct": True, "fastupsample": True, "min_height": 1, "min_width": 1}
+    return _limit_of_images(store, partial(_decode_unchecked, **eighth), num_threads)
 
 
 def _limit_of_images(store: Store, work: Callable[[str, bytes], None], num_threads: int | None) -> "Limit":
@@ -154,20 +155,11 @@ class Limit:
             yield size
 
 
-def _decode_unchecked(key: str, data: bytes) -> None:
+def _decode_unchecked(key: str, data: bytes, **options: Any) -> None:
     import simplejpeg
 
     try:
-        simplejpeg.decode_jpeg(data, "RGB")  # releases the GIL
-    except ValueError:
-        _decode_checked(key, data, "turbojpeg")
-
-
-def _read_codes(key: str, data: bytes) -> None:
-    import simplejpeg
-
-    try:
-        simplejpeg.decode_jpeg(data, "RGB", fastdct=True, fastupsample=True, min_height=1, min_width=1)
+        simplejpeg.decode_jpeg(data, "RGB", **options)  # releases the GIL
     except ValueError:
         _decode_checked(key, data, "turbojpeg")
 

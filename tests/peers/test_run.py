@@ -29,7 +29,7 @@ def photos(tmp_path):
     return tmp_path / "photos"
 
 
-def make_run(photos, clock, waits_s, end_s=0.0, min_steady_s=1.0, epochs=None):
+def make_run(photos, clock, waits_s, end_s=0.0, min_steady_s=1.0, epochs=None, num_workers=2):
     """A run over batches of 8 photos, which come after these seconds; after the last one, `end_s` go by."""
     epochs = [] if epochs is None else epochs
 
@@ -40,7 +40,7 @@ def make_run(photos, clock, waits_s, end_s=0.0, min_steady_s=1.0, epochs=None):
             yield np.zeros((8, 2, 2, 3))
         clock.seconds += end_s
 
-    work = Work(photos, photos.parent, batch_size=8, min_steady_s=min_steady_s)
+    work = Work(photos, photos.parent, batch_size=8, min_steady_s=min_steady_s, num_workers=num_workers)
     return PeerRun(Peer("fake", JPEG_FILES, True, "", (), loader=loader), work, clock)
 
 
@@ -54,6 +54,7 @@ def read(a_run):
 def test_the_first_quarter_of_an_epoch_and_its_end_are_not_timed(photos):
     clock = Clock()
     a_run = make_run(photos, clock, [5.0, 0.0, 0.0, 1.0] + 12 * [0.25], end_s=7.0)
+    run._n_epochs["fake"] = 1
     assert read(a_run) == 8
     found = a_run.columns(cpu_s=4.0)
     assert found["images_per_s"] == pytest.approx(8 / 0.25)
@@ -62,10 +63,28 @@ def test_the_first_quarter_of_an_epoch_and_its_end_are_not_timed(photos):
     assert found["cpu_s"] == pytest.approx(4.0 * 96 / 128)
 
 
+@pytest.mark.parametrize(("num_workers", "n_steady"), [(1, 12), (3, 10), (4, 12), (8, 8)])
+def test_the_queue_settles_by_whole_rounds_of_the_workers(photos, num_workers, n_steady):
+    a_run = make_run(photos, Clock(), 16 * [0.25], num_workers=num_workers)
+    run._n_epochs["fake"] = 1
+    read(a_run)
+    assert a_run.columns(0.0)["n_steady_batches"] == n_steady
+
+
+def test_an_epoch_that_compiles_or_starts_workers_plans_nothing(photos):
+    clock, waits_s = Clock(), 16 * [0.025]
+    first = make_run(photos, clock, waits_s)
+    first.start()
+    clock.seconds += 50.0  # before its first batch
+    first.take_first()
+    first.take_rest()
+    assert run._n_epochs["fake"] == 4
+
+
 def test_a_loaders_first_run_plans_the_epochs_of_all(photos):
     clock, epochs = Clock(), []
     waits_s = 16 * [0.025]  # twelve of them are timed: 0.3 s
-    for n_epochs in (1, 4, 4):
+    for n_epochs in (2, 4, 4):
         epochs.clear()
         a_run = make_run(photos, clock, waits_s, epochs=epochs)
         read(a_run)
@@ -84,6 +103,7 @@ def test_slow_runs_are_not_cut_short(photos):
 
 def test_an_epoch_of_few_batches_counts_as_a_whole(photos):
     clock = Clock()
+    run._n_epochs["fake"] = 1
     a_run = make_run(photos, clock, [2.0, 1.0, 1.0])
     read(a_run)
     found = a_run.columns(cpu_s=3.0)

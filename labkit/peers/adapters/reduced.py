@@ -44,7 +44,8 @@ def _decode_by_draft(path: str, image: Any, box: tuple[int, int, int, int], size
     image.draft("RGB", tuple(math.ceil(side * size / min(box[2:])) for side in image.size))
     top, left, height, width = (side * image.width / width for side in box)
     corners = (left, top, min(left + width, image.width), min(top + height, image.height))
-    return np.array(image.convert("RGB").resize((size, size), Image.Resampling.BILINEAR, box=corners))
+    image = image if image.mode == "RGB" else image.convert("RGB")
+    return np.array(image.resize((size, size), Image.Resampling.BILINEAR, box=corners))
 
 
 def _decode_by_opencv(path: str, header: Any, box: tuple[int, int, int, int], size: int) -> np.ndarray:

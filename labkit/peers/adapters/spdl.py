@@ -29,6 +29,7 @@ def _loader(work: Work) -> Iterable:
     order = random.Random(f"{work.seed} {next(_epoch_numbers)}")
     photos = [(str(path), label, order.getrandbits(64)) for path, label in labelled_photos(work)]
     order.shuffle(photos)
+    _use_one_thread()
     num_threads, finish = max(1, work.num_workers), v2.Compose([v2.Identity(), *output_steps(work)])
     pipeline = (
         PipelineBuilder()

@@ -3,8 +3,9 @@
 Source: https://huggingface.co/docs/timm/reference/data (`create_loader`), with the settings of timm's `train.py`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
+from typing import Any
 
 import torch
 
@@ -28,14 +29,26 @@ def _loader(work: Work) -> Iterable:
         device=torch.device("cpu"),
         **fast_settings(work),
     )
-    return prefetcher if work.is_float else prefetcher.loader  # normalised on the device, or the workers' bytes
+    return _Normalised(prefetcher) if work.is_float else prefetcher.loader
+
+
+class _Normalised:
+    """timm's own arithmetic on the workers' bytes. Its prefetcher, made for a GPU, holds each batch for the next."""
+
+    def __init__(self, prefetcher: Any):
+        self._prefetcher = prefetcher
+
+    def __iter__(self) -> Iterator[tuple]:
+        mean, std = self._prefetcher.mean, self._prefetcher.std
+        for images, labels in self._prefetcher.loader:
+            yield images.to(torch.float32).sub_(mean).div_(std), labels
 
 
 PEERS_HERE = (
     pip_peer(
         "timm",
         loader=_loader,
-        note="PIL, whose filter antialiases; the main process normalises floats, as timm does on the device",
+        note="PIL, whose filter antialiases; the main process normalises floats, as timm does on a GPU",
         drops_last=True,
     ),
 )

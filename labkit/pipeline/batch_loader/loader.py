@@ -44,8 +44,10 @@ class BatchLoader:
         batch_size: Images in a batch.
         num_threads: Default: one per usable core, shared among the ranks that torchrun starts on this machine.
         num_processes: Worker processes that share out the threads, each with a lock (GIL) of its own. Default: none,
-            threads of this process. They pay where one lock cannot feed all cores: about 1e6 / images per second of
-            `labkit.measure.gil_us_per_image`. A batch is then copied once more, and `on_error="skip"` is refused.
+            threads of this process. They pay where one lock cannot feed all cores: it feeds at most
+            1e6 / `labkit.measure.gil_us_per_image` images per second. A batch is then copied once more, epochs are
+            read one at a time, and `on_error="skip"` is refused. In a script, guard the training by
+            `if __name__ == "__main__":`, since workers import it.
         antialias: True: the pixels of torchvision's v2 transforms, to within rounding. False: OpenCV's bilinear, as
             in Albumentations. They differ where a crop is shrunk.
         dtype: `torch.uint8`; or `torch.float32`, `float16` or `bfloat16`, which the threads write as they normalise.
@@ -135,11 +137,12 @@ class BatchLoader:
     def _start_processes(self, num_processes: int, prefetch_factor: int, pinned: bool) -> ProcessPool:
         """Give each process a share of the threads, and a copy of this loader without the processes."""
         own = copy.copy(self)
-        own.num_threads = max(1, self.num_threads // num_processes)
+        own.num_threads = -(-self.num_threads // num_processes)
+        del own.batch_sampler  # stays here, with whatever the sampler holds
         own._pool = PerProcess(partial(ThreadPoolExecutor, own.num_threads, "labkit-batches", use_one_torch_thread))
         own._buffers = _BatchBuffers(self._pixels.shape(self.batch_size), self._pixels.array_dtype, 0, False)
         own._processes = None
-        self.batches_in_flight = num_processes * prefetch_factor
+        self.batches_in_flight, self.num_workers = num_processes * prefetch_factor, num_processes
         return ProcessPool(own._fill_batch, num_processes, prefetch_factor, pinned)
 
     def _fill_batch(self, epoch: int, indices: Sequence[int]) -> tuple[Tensor, Tensor]:

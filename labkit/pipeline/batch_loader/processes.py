@@ -30,7 +30,8 @@ class _Tasks:
     """The tasks of an epoch, as a sampler that torch asks anew in each."""
 
     def __init__(self) -> None:
-        self.epoch, self.batches = 0, iter(())
+        self.epoch = 0
+        self.batches: Iterator[Sequence[int]] = iter(())
 
     def __iter__(self) -> Iterator[Task]:
         return ((self.epoch, list(indices)) for indices in self.batches)
@@ -57,6 +58,17 @@ class ProcessPool:
         )  # fmt: skip
 
     def run(self, epoch: int, batches: Iterable[Sequence[int]]) -> Iterator[Any]:
-        """The batches of an epoch, in order."""
+        """The batches of an epoch, in order.
+
+        Raises:
+            RuntimeError: another epoch was begun before this one was read to its end: the workers went on with that.
+        """
+        self._newest = epoch_run = object()
         self._tasks.epoch, self._tasks.batches = epoch, iter(batches)
-        yield from self._loader
+        filled = iter(self._loader)
+        while self._newest is epoch_run:
+            batch = next(filled, None)
+            if batch is None:
+                return
+            yield batch
+        raise RuntimeError("another epoch of this loader has begun: with num_processes, read one epoch at a time")

@@ -56,6 +56,31 @@ def test_a_loop_that_is_left_early_begins_the_next_epoch_anew(pixels):
         assert torch.equal(images, others)
 
 
+def test_two_epochs_at_a_time_are_refused(pixels):
+    loader = lk.BatchLoader(pixels, size=32, batch_size=8, num_processes=1)
+    first = iter(loader)
+    next(first)
+    assert len(list(loader)) == 4
+    with pytest.raises(RuntimeError, match="read one epoch at a time"):
+        next(first)
+
+
+def test_a_sampler_stays_at_home(pixels):
+    class Order:
+        def __iter__(self):
+            return iter(range(8))
+
+        def __len__(self):
+            return 8
+
+        def __reduce__(self):
+            raise TypeError("not to be pickled")
+
+    loader = lk.BatchLoader(pixels, size=32, batch_size=8, num_processes=1, sampler=Order())
+    assert pickle.dumps(loader._processes._loader.dataset._fill)
+    assert loader.num_workers == 1
+
+
 @pytest.mark.slow
 def test_a_broken_photo_is_named(store, tmp_path):
     lk.make_photos(tmp_path, 5, progress=False)
