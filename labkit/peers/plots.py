@@ -6,7 +6,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from labkit.measure import measured_runs
 from labkit.peers.peer import RAW_PIXELS
@@ -67,10 +67,11 @@ def _draw_loader(ax: Axes, row: int, loader: pd.Series, runs: pd.DataFrame, **kw
 def _draw_limit(ax: Axes, limits: pd.DataFrame, members: pd.DataFrame, row: int) -> None:
     """The limit of the class whose rows begin at `row`."""
     is_raw = members["source"].iloc[0] == RAW_PIXELS
-    for name, rate in limits.loc[(limits["source"] == RAW_PIXELS) == is_raw, "images_per_s"].items():
+    rates = limits.loc[(limits["source"] == RAW_PIXELS) == is_raw, "images_per_s"].sort_values()
+    for number, (name, rate) in enumerate(rates.items()):
         ax.plot([rate, rate], [row - 0.3, row + len(members) + 0.4], color=_LIMIT_COLOR, linestyle="--", zorder=1)
-        text = f"{name} {rate:,.0f} "
-        ax.annotate(text, (rate, row), ha="right", va="center", color=_LIMIT_COLOR, fontsize="small")
+        side = "left" if number else "right"  # a higher limit may stand close by
+        ax.annotate(f" {name} {rate:,.0f} ", (rate, row), ha=side, va="center", color=_LIMIT_COLOR, fontsize="small")
 
 
 def _label_axes(ax: Axes, labels: list[str], groups: dict[str, pd.DataFrame]) -> None:
@@ -79,9 +80,13 @@ def _label_axes(ax: Axes, labels: list[str], groups: dict[str, pd.DataFrame]) ->
         if label.get_text() in groups:
             label.set_fontweight("bold")
     ax.set(xscale="log", xlabel="images per second (logarithmic)", ylabel="", ylim=(len(labels) - 0.4, -0.7))
+    left, right = ax.get_xlim()
+    ax.set_xlim(left, right * (right / left) ** 0.2)  # room for the name of the highest limit
+    ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if right / left < 100 else (1,)))
     ax.xaxis.set_major_formatter(FuncFormatter(lambda rate, _: f"{rate:,.0f}"))
+    ax.xaxis.set_minor_formatter(NullFormatter())
     ax.grid(axis="x", alpha=0.3)
     for kind, style in _STYLES.items():
         ax.scatter([], [], label={"baseline": "naive baseline"}.get(kind, kind), **style)
-    below = (0.5, -0.5 / len(labels) - 0.06)
+    below = (0.5, -1.5 / len(labels) - 0.02)
     ax.legend(loc="upper center", bbox_to_anchor=below, ncols=3, frameon=False, fontsize="small")
