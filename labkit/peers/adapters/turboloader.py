@@ -66,8 +66,8 @@ def _load_tbl(work: Work) -> Iterable:
 
 def _make_peer(name: str, source: str, **details: Any) -> Peer:
     published = (
-        "32,000 images/s from a tar and 87,000 from its raw format with crop and flip, its README: an M4 Max laptop, whose "
-        "cores are many and fast, and images of 160 or 192 pixels"
+        "32,000 images/s from a tar and 87,000 from its raw format with crop and flip, its README: an M4 Max laptop, "
+        "whose cores are many and fast, and images of 160 or 192 pixels"
     )
     return pip_peer(name, "turboloader", source=source, dtypes=(FLOAT32,), published=published, **details)
 
