@@ -142,27 +142,32 @@ def compare_peers(
     Taught in: notebooks/13_peers.ipynb
     """
     in_class = _choose_class(profile, peer_class)
-    named = _choose_peers(PEERS.values() if peers is None else peers, only)
-    chosen = [peer for peer in named if in_class.admits(peer)]
+    chosen, omitted = _choose_installed(PEERS.values() if peers is None else peers, only, in_class)
     work = make_work(
         profile, peer_class=peer_class, n_photos=n_photos, batch_size=batch_size, scratch=scratch, progress=progress
     )
-    omitted = {peer.name: ("missing", peer.install) for peer in chosen if missing_modules(peer)}
-    if only:
-        others = [peer for peer in named if not in_class.admits(peer)]
-        omitted |= {peer.name: ("in another class", f"{peer.source} to {', '.join(peer.dtypes)}") for peer in others}
-    installed = [peer for peer in chosen if peer.name not in omitted]
     with ExitStack() as stack:
-        rows = _start_hosts(installed, in_class, work, stack)
+        rows = _start_hosts(chosen, in_class, work, stack)
         _prepare_and_check(rows, omitted, progress, check=check)
         stopping = {"rounds": rounds, "precision": precision, "budget_s": budget_s}
         factors = {"profile": in_class.profile, "peer_class": peer_class or in_class.profile}
         frame = _time_all(rows, omitted, work, experiment=experiment, progress=progress, **stopping, **factors)
         if gil:
-            held_us = {name: _lock_time(name, row, omitted) for name, row in rows.items() if row.kind == "labkit"}
-            frame["gil_us_per_image"] = frame["variant"].map(held_us)
+            _add_lock_times(frame, rows, omitted)
     frame.attrs["left_out"] = [{"name": name, "state": state, "why": why} for name, (state, why) in omitted.items()]
     return frame
+
+
+def _choose_installed(
+    peers: Iterable[Peer], only: Sequence[str], in_class: PeerClass
+) -> tuple[list[Peer], dict[str, tuple[str, str]]]:
+    """Those that can run, and the state of and the reason for those that cannot; other classes are told if named."""
+    named = _choose_peers(peers, only)
+    chosen = [peer for peer in named if in_class.admits(peer)]
+    omitted = {peer.name: ("missing", peer.install) for peer in chosen if missing_modules(peer)}
+    others = [peer for peer in named if not in_class.admits(peer)] if only else []
+    omitted |= {peer.name: ("in another class", f"{peer.source} to {', '.join(peer.dtypes)}") for peer in others}
+    return [peer for peer in chosen if peer.name not in omitted], omitted
 
 
 def _choose_peers(peers: Iterable[Peer], only: Sequence[str]) -> list[Peer]:
@@ -192,12 +197,14 @@ def _prepare_and_check(rows: dict[str, _PeerRun], omitted: dict, progress: bool,
         _ask_each("check", checked, rows, omitted, bar)
 
 
-def _lock_time(name: str, row: _PeerRun, omitted: dict) -> float:
-    try:
-        return row.host.ask("gil")
-    except HostError as error:  # as in a container that forbids it: the rates stand all the same
-        omitted[name] = ("has no time under the GIL", str(error))
-        return float("nan")
+def _add_lock_times(frame: pd.DataFrame, rows: dict[str, _PeerRun], omitted: dict) -> None:
+    held_us = {}
+    for name, row in rows.items():
+        try:
+            held_us[name] = row.host.ask("gil") if row.kind == "labkit" else float("nan")
+        except HostError as error:  # as in a container that forbids it: the rates stand all the same
+            omitted[name] = ("has no time under the GIL", str(error))
+    frame["gil_us_per_image"] = frame["variant"].map(held_us)
 
 
 def _ask_each(command: str, names: list[str], rows: dict[str, _PeerRun], omitted: dict, bar: Any) -> None:
