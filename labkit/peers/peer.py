@@ -73,6 +73,7 @@ class Peer:
         drops_last: It always leaves out a last batch that is not full.
         dtypes: The `Work.dtype` that it can deliver.
         distribution: The installed package whose version is told.
+        published: What its authors publish about its speed, where, and why it differs from what is measured here.
 
     Taught in: notebooks/13_peers.ipynb
     """
@@ -88,6 +89,7 @@ class Peer:
     drops_last: bool = False
     dtypes: tuple[str, ...] = (UINT8, FLOAT32)
     distribution: str = ""
+    published: str = ""
 
     @property
     def version(self) -> str:

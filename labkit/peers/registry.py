@@ -102,8 +102,6 @@ def compare_peers(
     n_photos: int | None = None,
     batch_size: int | None = None,
     rounds: int | None = None,
-    precision: float = 0.05,
-    budget_s: float | None = None,
     scratch: str | os.PathLike | None = None,
     peers: Iterable[Peer] | None = None,
     check: bool = True,
@@ -120,49 +118,59 @@ def compare_peers(
         profile: Photos: `"imagenet"` or `"camera"`. All that read them and deliver bytes take part.
         peer_class: One of `CLASSES` instead, such as `"jpeg-float32"`.
         only: Names of `PEERS`; default: all. labkit's rows and the limits always run.
-        n_photos: Default: by scale, enough for 16 batches in an epoch, of camera photos for 6.
-        batch_size: Default: 64, or less so that an epoch has two batches.
-        rounds, precision, budget_s: As for `compare`.
+        n_photos, batch_size: Default: by scale; 16 batches of 64 in an epoch, of camera photos 6.
+        rounds: As for `compare`.
         scratch: Folder for prepared formats, which are kept. Default: in labkit's own folder.
         peers: Your own loaders to compare, instead of `PEERS`.
         check: False: `check_peer` has just passed them, before another profile; its pictures are the same for all.
         gil: Measure how long labkit's loaders hold Python's lock for an image, with one thread, after the timed runs.
-        experiment: Name under which a tour keeps the frame.
-        progress: Show a progress bar.
+        experiment, progress: As for `compare`.
 
     Returns:
         Runs as `compare` returns them, with the factors `kind` (`peer`, `labkit`, `baseline`, `limit`), `source`,
-        `antialias`, `dtype`, `profile`, `peer_class`, `version` and `differs` (`Peer.note`), and with `gil` the column
-        `gil_us_per_image`, see `labkit.measure.gil_us_per_image`. Each run reads as many whole epochs as a loader's
-        first run needs for `Work.min_steady_s` of steady state; of an epoch, the first quarter lets queues fill and is
-        not timed. Workers live on between runs. CPU time and memory are those of the loader's process tree.
-        `left_out(frame)` lists the others, with reasons.
+        `antialias`, `dtype`, `profile`, `peer_class`, `version`, `differs` (`Peer.note`) and, with `gil`,
+        `gil_us_per_image`; timed as `labkit.peers.run` says. `left_out(frame)` lists the others, with reasons.
 
     Raises: ValueError (unknown profile, class or name; lists the accepted ones), HostError (the baseline does not run).
     Taught in: notebooks/13_peers.ipynb
     """
     in_class = _choose_class(profile, peer_class)
-    named = _choose_peers(PEERS.values() if peers is None else peers, only)
-    chosen = [peer for peer in named if in_class.admits(peer)]
+    chosen, omitted = _choose_installed(PEERS.values() if peers is None else peers, only, in_class)
     work = make_work(
         profile, peer_class=peer_class, n_photos=n_photos, batch_size=batch_size, scratch=scratch, progress=progress
     )
-    omitted = {peer.name: ("missing", peer.install) for peer in chosen if missing_modules(peer)}
-    if only:
-        others = [peer for peer in named if not in_class.admits(peer)]
-        omitted |= {peer.name: ("in another class", f"{peer.source} to {', '.join(peer.dtypes)}") for peer in others}
-    installed = [peer for peer in chosen if peer.name not in omitted]
+    options = {"rounds": rounds, "experiment": experiment, "progress": progress}
+    factors = {"profile": in_class.profile, "peer_class": peer_class or in_class.profile}
+    return _compare_hosts(chosen, omitted, in_class, work, check=check, gil=gil, **options, **factors)
+
+
+def _compare_hosts(
+    peers: list[Peer], omitted: dict, in_class: PeerClass, work: Work, *, check: bool, gil: bool, **options: Any
+) -> pd.DataFrame:
     with ExitStack() as stack:
-        rows = _start_hosts(installed, in_class, work, stack)
-        _prepare_and_check(rows, omitted, progress, check=check)
-        stopping = {"rounds": rounds, "precision": precision, "budget_s": budget_s}
-        factors = {"profile": in_class.profile, "peer_class": peer_class or in_class.profile}
-        frame = _time_all(rows, omitted, work, experiment=experiment, progress=progress, **stopping, **factors)
+        rows = _start_hosts(peers, in_class, work, stack)
+        _prepare_and_check(rows, omitted, options["progress"], check=check)
+        frame = _time_all(rows, omitted, work, **options)
         if gil:
-            held_us = {name: _lock_time(name, row, omitted) for name, row in rows.items() if row.kind == "labkit"}
-            frame["gil_us_per_image"] = frame["variant"].map(held_us)
+            _add_lock_times(frame, rows, omitted)
     frame.attrs["left_out"] = [{"name": name, "state": state, "why": why} for name, (state, why) in omitted.items()]
     return frame
+
+
+def _choose_installed(
+    peers: Iterable[Peer], only: Sequence[str], in_class: PeerClass
+) -> tuple[list[Peer], dict[str, tuple[str, str]]]:
+    """Those that can run, and the state of and the reason for those that cannot; other classes are told if named."""
+    chosen, omitted = [], {}
+    for peer in _choose_peers(peers, only):
+        if not in_class.admits(peer):
+            if only:
+                omitted[peer.name] = "in another class", f"{peer.source} to {', '.join(peer.dtypes)}"
+        elif missing_modules(peer):
+            omitted[peer.name] = "missing", peer.install
+        else:
+            chosen.append(peer)
+    return chosen, omitted
 
 
 def _choose_peers(peers: Iterable[Peer], only: Sequence[str]) -> list[Peer]:
@@ -192,12 +200,14 @@ def _prepare_and_check(rows: dict[str, _PeerRun], omitted: dict, progress: bool,
         _ask_each("check", checked, rows, omitted, bar)
 
 
-def _lock_time(name: str, row: _PeerRun, omitted: dict) -> float:
-    try:
-        return row.host.ask("gil")
-    except HostError as error:  # as in a container that forbids it: the rates stand all the same
-        omitted[name] = ("has no time under the GIL", str(error))
-        return float("nan")
+def _add_lock_times(frame: pd.DataFrame, rows: dict[str, _PeerRun], omitted: dict) -> None:
+    held_us = {}
+    for name, row in rows.items():
+        try:
+            held_us[name] = row.host.ask("gil") if row.kind == "labkit" else float("nan")
+        except HostError as error:  # as in a container that forbids it: the rates stand all the same
+            omitted[name] = ("has no time under the GIL", str(error))
+    frame["gil_us_per_image"] = frame["variant"].map(held_us)
 
 
 def _ask_each(command: str, names: list[str], rows: dict[str, _PeerRun], omitted: dict, bar: Any) -> None:

@@ -45,6 +45,8 @@ def list_peers() -> None:
         missing = missing_modules(peer)
         state = f"missing ({', '.join(missing)}): {peer.install}" if missing else "installed"
         _print_line(f"{peer.name:<28} {state}")
+        if peer.published:
+            _print_line(f"{'':<28} published: {peer.published}")
     for name, in_class in CLASSES.items():
         _print_line(f"--class {name:<20} {in_class.title}")
 

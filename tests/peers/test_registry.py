@@ -533,6 +533,7 @@ def test_list_names_everyone_and_how_to_install(monkeypatch):
     done = CliRunner().invoke(app, ["peers", "--list"])
     assert done.exit_code == 0
     assert all(name in done.output for name in (*PEERS, *CLASSES))
+    assert all(peer.published in done.output for peer in PEERS.values())
     assert "missing (no_such_module_here): pip install fake" in done.output
 
 

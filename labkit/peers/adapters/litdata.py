@@ -49,6 +49,8 @@ PEERS_HERE = (
         source=JPEG_PACKED,
         loader=_loader,
         prepare=_prepare,
+        published="5,800 to 7,200 images/s, https://lightning.ai/docs/litdata/benchmarks: ImageNet from S3, and more "
+        "cores; here chunks are local",
         note="chunks of 64 MB with the files' own bytes, which litdata itself decodes with torchvision",
     ),
 )

@@ -48,6 +48,8 @@ PEERS_HERE = (
         source=JPEG_PACKED,
         loader=_loader,
         prepare=_prepare,
+        published="its authors give none; litdata's give 2,800 to 5,200 images/s, "
+        "https://lightning.ai/docs/litdata/benchmarks: ImageNet from S3, and more cores; here shards are local",
         note="MDS shards with the files' own bytes; torchvision decodes and transforms",
     ),
 )

@@ -65,7 +65,11 @@ def _load_tbl(work: Work) -> Iterable:
 
 
 def _make_peer(name: str, source: str, **details: Any) -> Peer:
-    return pip_peer(name, "turboloader", source=source, dtypes=(FLOAT32,), **details)
+    published = (
+        "32,000 images/s from a tar and 87,000 from its raw format with crop and flip, its README: an M4 Max laptop, "
+        "whose cores are many and fast, and images of 160 or 192 pixels"
+    )
+    return pip_peer(name, "turboloader", source=source, dtypes=(FLOAT32,), published=published, **details)
 
 
 _TAR_NOTE = "a tar with the files' own bytes; decodes only the crop's part of a JPEG; gives floats only"

@@ -46,6 +46,8 @@ PEERS_HERE = (
         source=JPEG_PACKED,
         loader=_loader,
         prepare=_prepare,
+        published="its authors give none; litdata's give 3,100 to 4,400 images/s, "
+        "https://lightning.ai/docs/litdata/benchmarks: ImageNet from S3, and more cores; here shards are local",
         note="tar shards; torchvision decodes and transforms; each worker ends with a short batch of its own",
     ),
 )

@@ -173,18 +173,21 @@ class BatchLoader:
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         epoch, self.epoch = self.epoch, self.epoch + 1
+        if self._processes:
+            return self._processes.run(epoch, self._batches_of(epoch))
         return self._epoch_of_batches(epoch)
 
-    def _epoch_of_batches(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def _batches_of(self, epoch: int) -> Iterator[list[int]]:
+        """Indices of each batch; the sampler learns of the epoch when the first is asked for."""
         if isinstance(self.batch_sampler.sampler, HasEpochs):
             self.batch_sampler.sampler.set_epoch(epoch)
-        if self._processes:
-            yield from self._processes.run(epoch, self.batch_sampler)
-            return
+        yield from self.batch_sampler
+
+    def _epoch_of_batches(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
         started: deque[_Batch] = deque()
         pool = self._pool()
         try:
-            for indices in self.batch_sampler:
+            for indices in self._batches_of(epoch):
                 started.append(self._start_batch(pool, np.array(indices), epoch))
                 if len(started) > self.batches_in_flight:
                     yield self._finish_first(started)
