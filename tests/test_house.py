@@ -86,9 +86,10 @@ COVERS = {
     "hardening/test_locale_home": "core/stdio",
     "measure/test_timing": "measure/processes measure/recording measure/runs measure/sampler",
     "peers/adapters/test_native": (
-        "peers/adapters/albumentations peers/adapters/dali peers/adapters/datasets peers/adapters/ffcv "
-        "peers/adapters/litdata peers/adapters/own peers/adapters/spdl peers/adapters/streaming "
-        "peers/adapters/timm peers/adapters/torchvision peers/adapters/webdataset"
+        "peers/adapters/albumentations peers/adapters/dali peers/adapters/datago peers/adapters/datasets "
+        "peers/adapters/ffcv peers/adapters/grain peers/adapters/litdata peers/adapters/own peers/adapters/reduced "
+        "peers/adapters/spdl peers/adapters/streaming peers/adapters/timm peers/adapters/torchcodec "
+        "peers/adapters/torchdata peers/adapters/torchvision peers/adapters/turboloader peers/adapters/webdataset"
     ),
     "peers/test_registry": (
         "peers/check peers/host peers/peer peers/plots peers/probe_images peers/report peers/serve peers/table"
