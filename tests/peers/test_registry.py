@@ -218,12 +218,17 @@ def test_a_raw_format_with_few_crops_of_each_picture_is_refused(work):
 
 @pytest.mark.exhaustive
 def test_one_crop_for_a_whole_batch_is_refused(work):
-    def loader(work):
-        for images, labels in _fake_epoch(work, crop=False):
-            yield v2.RandomResizedCrop((224, 224), antialias=True)(images), labels
+    cut = v2.Compose([v2.RandomResizedCrop((224, 224), antialias=True), v2.RandomHorizontalFlip()])
 
-    with pytest.raises(PeerError, match=r"few distinct crops|hardly varies|crops cover"):
-        check_peer(replace(_fake(), loader=loader), work)
+    def loader(work):
+        photos = _decoded(work.root)
+        for indices in torch.randperm(len(photos)).split(work.batch_size):
+            images, labels = zip(*[photos[index] for index in indices], strict=True)
+            yield cut(torch.stack(images)), torch.tensor(labels)
+
+    with torch.random.fork_rng(), pytest.raises(PeerError, match=r"few distinct crops: .*% of them"):
+        torch.manual_seed(0)
+        check_peer(replace(_fake(), loader=loader), replace(work, batch_size=4))
 
 
 @pytest.mark.slow
