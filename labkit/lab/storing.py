@@ -3,11 +3,9 @@
 import base64
 import io
 import re
-import secrets
 import shutil
 import subprocess
 from collections.abc import Callable, Iterable
-from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import gettempdir
 from typing import TYPE_CHECKING, Any
@@ -24,6 +22,7 @@ from labkit.core import (
     encode_image,
     env_id,
     installed_versions,
+    name_run,
     write_all_atomic,
 )
 from labkit.lab.notebooks import Executed, outputs_of
@@ -52,7 +51,7 @@ def describe_run(only: str) -> dict[str, Any]:
     if only:
         raise ValueError(f"--store and --only {only} exclude each other: all notebooks are stored, or none")
     return {
-        "run": f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}",
+        "run": name_run(),
         "commit": find_commit(NOTEBOOK_FOLDER),
         "env_id": env_id(),
         "versions": installed_versions(),

@@ -8,12 +8,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from labkit.core import install_command
 from labkit.measure.runs import count_images
+from labkit.measure.steady import Factory
 
 _PR_SET_PTRACER, _ANY = 0x59616D61, ctypes.c_ulong(-1)
 _RATE_HZ = 250  # each sample stops the process for a moment
@@ -23,9 +24,7 @@ class GilError(RuntimeError):
     """The lock cannot be watched here; the message says why, and what to do."""
 
 
-def gil_us_per_image(
-    loader: Iterable[Any], *, seconds: float = 4.0, count: Callable[[Any], int] = count_images
-) -> float:
+def gil_us_per_image(factory: Factory, *, seconds: float = 4.0, count: Callable[[Any], int] = count_images) -> float:
     """Microseconds for which this process holds Python's lock (GIL) per image of a loader.
 
     One thread at a time holds it. So however many cores there are, threads of one process deliver at most
@@ -37,7 +36,7 @@ def gil_us_per_image(
     while more passes run; the share of samples times the time per image is the answer.
 
     Args:
-        loader: Can be iterated again and again.
+        factory: Called for each pass, returns an iterable of batches, as for `compare`.
         seconds: Of sampling, rounded up to whole ones. With 4 s, a share of 10 % has a standard error of 1 %.
         count: Returns the images of a batch.
 
@@ -47,12 +46,12 @@ def gil_us_per_image(
     Source: py-spy's `--gil`, https://github.com/benfred/py-spy.
     """
     program, seconds = find_sampler(), math.ceil(seconds)
-    sum(map(count, loader))  # starts workers and threads
-    images_per_s = _rate(loader, count, lambda elapsed_s: elapsed_s < seconds / 2)
+    sum(map(count, factory()))  # starts workers and threads
+    images_per_s = _rate(factory, count, lambda elapsed_s: elapsed_s < seconds / 2)
     with tempfile.TemporaryDirectory(prefix="labkit-gil-") as folder:
         samples = Path(folder) / "samples"
         with _start_sampling(program, seconds, samples) as sampler:
-            _rate(loader, count, lambda _: sampler.poll() is None)
+            _rate(factory, count, lambda _: sampler.poll() is None)
             message = sampler.communicate()[1].decode(errors="replace").strip()
         if sampler.returncode:
             reason = message.splitlines()[-1] if message else "no reason given"
@@ -61,11 +60,11 @@ def gil_us_per_image(
     return n_held / (_RATE_HZ * seconds) / images_per_s * 1e6
 
 
-def _rate(loader: Iterable[Any], count: Callable[[Any], int], goes_on: Callable[[float], bool]) -> float:
+def _rate(factory: Factory, count: Callable[[Any], int], goes_on: Callable[[float], bool]) -> float:
     """Images per second over whole passes."""
     n_images, begin = 0, time.perf_counter()
     while goes_on(time.perf_counter() - begin):
-        n_images += sum(map(count, loader))
+        n_images += sum(map(count, factory()))
     return n_images / (time.perf_counter() - begin)
 
 

@@ -27,7 +27,7 @@ from labkit.measure.stopping import FixedRounds, Stopping
 # Taken from the iterable, if it has them: a loader that works outside this process tree reports its own rate and costs.
 _REPORTED_BY_LOADERS = (
     "batch_size", "num_workers", "images_per_s", "steady_s", "n_steady_batches", "n_steady_images", "is_steady",
-    "cpu_s", "peak_mem_mb", "page_cache",
+    "cpu_s", "steal_s", "others_cpu_s", "peak_mem_mb", "page_cache",
 )  # fmt: skip
 
 

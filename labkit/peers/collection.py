@@ -1,14 +1,12 @@
 """One CSV of comparisons: several classes, several machines, each run whole."""
 
 import os
-import secrets
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pandas as pd
 
-from labkit.core import NOTEBOOK_FOLDER
+from labkit.core import NOTEBOOK_FOLDER, name_run
 from labkit.measure import MEASURE_VERSION, load_frame, save_frame
 
 STORED = "13_peers.csv"  # beside the notebook
@@ -31,8 +29,7 @@ def append_runs(frame: pd.DataFrame, path: str | os.PathLike) -> pd.DataFrame:
     Raises:
         ValueError: the file holds something else, or figures of another meaning; names it and the remedy.
     """
-    path, run = Path(path), f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
-    added = frame.assign(run=run, measure=MEASURE_VERSION)
+    path, added = Path(path), frame.assign(run=name_run(), measure=MEASURE_VERSION)
     if path.exists():
         stored = read_collection(path)
         same = [stored[name] == added[name].iloc[0] for name in ("env_id", "peer_class")]

@@ -107,8 +107,8 @@ class HostedLoader:
     """A run of a hosted loader, for `compare`. Iterating yields the number of images in the first batch and the rest.
 
     Attributes:
-        images_per_s, steady_s, n_steady_batches, n_steady_images, is_steady, cpu_s, peak_mem_mb, page_cache: Of the run
-            just read, as `labkit.peers.run` describes them; costs are those of the host's own process tree.
+        images_per_s, steady_s, n_steady_batches, n_steady_images, is_steady, cpu_s, steal_s, others_cpu_s, peak_mem_mb,
+            page_cache: Of the run just read, see `labkit.peers.run`. Costs are those of the host's own process tree.
     """
 
     def __init__(self, host: Host, work: Work):

@@ -11,12 +11,12 @@ from typing import Any
 
 from labkit.core import package_version, usable_cores, write_atomic
 from labkit.data.stores import FolderStore
+from labkit.pipeline import Recipe
 
 JPEG_FILES, JPEG_PACKED, RAW_PIXELS = "JPEG files", "JPEG in own format", "raw pixels"
 UINT8, FLOAT32 = "uint8", "float32"
 
-# Of ImageNet's pixels, red, green and blue, on the scale of 0 to 1: the floats that nearly every training asks for.
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+MEAN, STD = Recipe().mean, Recipe().std  # ImageNet's, as nearly every training normalises
 
 
 @dataclass(frozen=True)

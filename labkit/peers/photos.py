@@ -1,12 +1,14 @@
 """Folders of photos made from others: reduced and encoded again, or under several names."""
 
-import shutil
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-from labkit.core import atomic_path, usable_cores
+from PIL import Image
+
+from labkit.core import encode_image, usable_cores, write_atomic
 from labkit.data import decode
+from labkit.data.pixels import shrink
 from labkit.data.stores import FolderStore
 
 _QUALITY = 90
@@ -35,16 +37,10 @@ def make_small_photos(photos: Path, root: Path, short_side: int) -> Path:
 
 
 def _make_small(store: FolderStore, root: Path, short_side: int, key: str) -> None:
-    from torchvision.transforms.v2 import functional as F
-
     path = root / key
-    if path.exists():
-        return
-    image = decode(store.read(key), key=key)
-    if min(image.shape[1:]) > short_side:
-        image = F.resize(image, [short_side], antialias=True)
-    with atomic_path(path) as partial_path:
-        F.to_pil_image(image).save(partial_path, "JPEG", quality=_QUALITY)
+    if not path.exists():
+        image = Image.fromarray(shrink(decode(store.read(key), key=key), short_side))
+        write_atomic(path, encode_image(image, "JPEG", quality=_QUALITY))
 
 
 def repeat_photos(photos: Path, root: Path, n_names: int) -> Path:
@@ -66,5 +62,4 @@ def _link(path: Path, name: Path) -> None:
     try:
         name.hardlink_to(path)
     except OSError:  # a file system without them
-        with atomic_path(name) as partial_path:
-            shutil.copyfile(path, partial_path)
+        write_atomic(name, path.read_bytes())

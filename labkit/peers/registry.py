@@ -91,7 +91,10 @@ def make_work(
 def _choose_class(profile: str, peer_class: str | None) -> PeerClass:
     if peer_class is None:
         return class_of_profile(profile)
-    return CLASSES[require_choice("peer_class", peer_class, CLASSES)]
+    chosen = CLASSES[require_choice("peer_class", peer_class, CLASSES)]
+    if profile not in ("imagenet", chosen.profile):
+        raise ValueError(f"profile={profile!r} and peer_class={peer_class!r} exclude each other: pass one of them")
+    return chosen
 
 
 def compare_peers(

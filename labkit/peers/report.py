@@ -35,7 +35,9 @@ td:last-child, td:nth-last-child(2) {{ text-align: left; min-width: 16rem }}
 <h1>{title}</h1><p>{about}</p><img alt="Images per second of each loader" src="data:image/png;base64,{picture}">
 {sentences}<div class="wide">{rows}</div></body></html>
 """
-_COST_DIGITS = {"cpu_s_per_1000": 2, "peak_mem_mb": 0, "startup_s": 1, "gil_us_per_image": 0}
+_COSTS = {
+    "cpu_s_per_1000": ".2f", "peak_mem_mb": ",.0f", "startup_s": ".1f", "gil_us_per_image": ".0f", "of_limit": ".0%",
+}  # fmt: skip
 _print_line = partial(console.print, highlight=False, markup=False, soft_wrap=True)
 
 
@@ -127,10 +129,7 @@ def _make_rich_table(frame: pd.DataFrame, profile: str) -> Table:
         for name, row in members.iterrows():
             rate = f"{row['images_per_s']:,.0f}{_format_interval(row['rate_low'], row['rate_high'], ',.0f')}"
             speedup = f"{row['speedup']:.2f}{_format_interval(row['ci_low'], row['ci_high'])}"
-            costs = [f"{row[name]:,.{digits}f}" for name, digits in _COST_DIGITS.items()]
-            costs = [
-                "" if cost == "nan" else cost for cost in [*costs, f"{row['of_limit']:.0%}".replace("nan%", "nan")]
-            ]
+            costs = ["" if pd.isna(row[name]) else f"{row[name]:{digits}}" for name, digits in _COSTS.items()]
             style = "bold" if row["kind"] == "labkit" else None
             table.add_row(f"  {name}", rate, speedup, *costs, style=style)
     return table

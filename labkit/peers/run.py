@@ -2,8 +2,7 @@
 
 `compare` lengthens an epoch only where a loader's sampler is known. Here each loader begins its epochs anew, and its
 queue is filled anew: the first quarter of an epoch's images, and at least a batch of each worker, lets it settle, and
-the rest is timed. So nobody is faster because his epochs begin sooner, and nobody because batches were ready before
-the clock ran.
+the rest is timed. So no loader gains by beginning its next epoch early, or by batches that were ready beforehand.
 """
 
 import math
@@ -12,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from labkit.data.stores import FolderStore
+from labkit.measure import CoreTime
 from labkit.peers.peer import Peer, Work
 
 _SETTLING_SHARE = 1 / 4
@@ -65,17 +65,23 @@ class PeerRun:
                 self._take_epoch()
         self.whole_s += self._clock() - begin
 
-    def columns(self, cpu_s: float) -> dict[str, Any]:
-        """What `compare` shall take as the run's figures; `cpu_s` is that of all its images."""
+    def columns(self, cpu_s: float, cores: CoreTime) -> dict[str, Any]:
+        """What `compare` takes as the run's figures. The arguments are of the whole run, the loader's and all cores'.
+
+        Of them the steady states get their share of the images: reading them at each border would let queues fill.
+        """
         is_steady = self.n_steady_images > 0
         n_images, seconds = (self.n_steady_images, self.steady_s) if is_steady else (self.n_images, self.whole_s)
+        share = n_images / self.n_images
         return {
             "images_per_s": n_images / seconds if seconds > 0 else float("inf"),
             "steady_s": self.steady_s,
             "n_steady_batches": self.n_steady_batches,
             "n_steady_images": self.n_steady_images,
             "is_steady": is_steady,
-            "cpu_s": cpu_s * n_images / self.n_images,  # reading it at each border would let queues fill meanwhile
+            "cpu_s": cpu_s * share,
+            "steal_s": cores.stolen_s * share,
+            "others_cpu_s": max(0.0, cores.busy_s - cpu_s) * share,
         }
 
     def _take_epoch(self) -> None:

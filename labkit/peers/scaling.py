@@ -23,8 +23,8 @@ def predict_cores(table: pd.DataFrame, cores: Sequence[int] = CORES) -> pd.DataF
         cores: Numbers of cores.
 
     Returns:
-        One row per loader and number of cores: `variant`, `cores`, `images_per_s`, `lock_images_per_s`, the bound of
-        the lock, `n_processes`, how many processes would lift it, and `simulated` (`"predicted"`).
+        One row per loader and number of cores: `variant`, `cores`, `images_per_s`, `n_processes`, how many processes
+        would lift the bound of the lock, and `simulated` (`"predicted"`).
 
     Taught in: notebooks/13_peers.ipynb
     """
@@ -35,7 +35,7 @@ def predict_cores(table: pd.DataFrame, cores: Sequence[int] = CORES) -> pd.DataF
         for number in cores:
             free = number * 1000 / row["cpu_s_per_1000"]
             rows.append({
-                "variant": name, "cores": number, "images_per_s": min(free, lock), "lock_images_per_s": lock,
+                "variant": name, "cores": number, "images_per_s": min(free, lock),
                 "n_processes": max(1, -int(-free // lock)), "simulated": "predicted",
             })  # fmt: skip
     return pd.DataFrame(rows)
@@ -58,7 +58,7 @@ def plot_cores(predicted: pd.DataFrame, measured: pd.DataFrame, *, ax: Axes | No
         dots = measured[measured["variant"] == name]
         ax.scatter(dots["cores"], dots["images_per_s"], color=color, zorder=3)
     ax.plot([], [], "--", color="0.4", label="predicted: cores, then the lock")
-    ax.scatter([], [], color="0.4", label="measured here")
+    ax.scatter([], [], color="0.4", label="measured")
     ax.set(xscale="log", yscale="log", xlabel="cores of one process", ylabel="images per second")
     ax.set_xticks(sorted(set(predicted["cores"])), [str(number) for number in sorted(set(predicted["cores"]))])
     ax.minorticks_off()

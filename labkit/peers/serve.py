@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -61,11 +62,11 @@ def _check(peer: Peer, work: Work, memory: Any) -> Iterator[dict]:
 
 def _epoch(peer: Peer, work: Work, memory: Any) -> Iterator[Any]:
     """Yields None when ready, then the number of images in the first batch and in the rest, then the costs of all."""
-    from labkit.measure import page_cache_state, tree_usage
+    from labkit.measure import core_time, page_cache_state, tree_usage
 
     gc.collect()
     memory.begin()
-    before, run = tree_usage(), PeerRun(peer, work)
+    before, cores_before, run = tree_usage(), core_time(), PeerRun(peer, work)
     run.start()
     yield None
     n_first = run.take_first()
@@ -75,9 +76,9 @@ def _epoch(peer: Peer, work: Work, memory: Any) -> Iterator[Any]:
     memory.now()
     run.take_rest()
     yield run.n_images - n_first
-    after, peak_mem_mb = tree_usage(), memory.end()
+    after, cores, peak_mem_mb = tree_usage(), core_time() - cores_before, memory.end()
     yield {
-        **run.columns(after.cpu_s - before.cpu_s),
+        **run.columns(after.cpu_s - before.cpu_s, cores),
         "peak_mem_mb": peak_mem_mb,
         "page_cache": page_cache_state(before.read_bytes, after.read_bytes),
     }
@@ -87,17 +88,7 @@ def _gil(peer: Peer, work: Work, memory: Any) -> Iterator[float]:
     from labkit.measure import gil_us_per_image
 
     # With one thread: one that holds the lock and waits for a core, as among several, would count as holding it.
-    yield gil_us_per_image(_Epochs(peer, replace(work, num_workers=1)))
-
-
-class _Epochs:
-    """Epochs of a loader, one at each `iter()`."""
-
-    def __init__(self, peer: Peer, work: Work):
-        self._peer, self._work = peer, work
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._peer.loader(self._work))
+    yield gil_us_per_image(partial(peer.loader, replace(work, num_workers=1)))
 
 
 _COMMANDS: dict[str, Callable[..., Iterator[Any]]] = {

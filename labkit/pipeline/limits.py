@@ -48,9 +48,9 @@ def decode_limit(store: Store, *, num_threads: int | None = None, decoder: str =
 def entropy_limit(store: Store, *, num_threads: int | None = None) -> "Limit":
     """Undo the entropy coding of every JPEG on all cores, and little else: what no choice of a crop can avoid.
 
-    libjpeg-turbo decodes each image at 1/8 of its size. It then reads every Huffman code, but computes one pixel of
-    each block of 64, which takes a few percent of the time. A loader that stops below the rows of its crop can be a
-    little faster; one that skips columns or decodes at a reduced size cannot.
+    libjpeg-turbo decodes each image at 1/8 of its size. It then reads every Huffman code, but computes only one pixel
+    of each block of 64. A loader that stops below the rows of its crop can be a little faster; one that skips columns
+    or decodes at a reduced size cannot.
 
     Arguments and the iterable as for `decode_limit`; images that are no plain JPEGs are decoded whole.
 

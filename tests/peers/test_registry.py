@@ -34,7 +34,7 @@ from labkit.peers import (
     registry as peers,
     report as peer_report,
 )
-from labkit.peers.adapters.own import BASELINE, DECODE_LIMIT, MEMCPY_LIMIT, NAIVE, OWN
+from labkit.peers.adapters.own import BASELINE, DECODE_LIMIT, MEMCPY_LIMIT, NAIVE, OWN, WRITE_LIMIT
 from labkit.peers.classes import CLASSES
 from labkit.peers.host import Host, HostedLoader, HostError
 from labkit.peers.peer import JPEG_FILES, JPEG_PACKED, MEAN, RAW_PIXELS, STD, Peer, Work, labelled_photos, prepare_once
@@ -228,7 +228,7 @@ def test_one_crop_for_a_whole_batch_is_refused(work):
 
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        with pytest.raises(PeerError, match=r"few distinct crops: .*% of them"):
+        with pytest.raises(PeerError, match=r"few distinct crops: \d+ among 140"):
             check_peer(replace(_fake(), loader=loader), replace(work, batch_size=4))
 
 
@@ -265,6 +265,9 @@ def loaders_end():
                 getattr(kept, "cache_clear", bool)()
 
 
+REDUCES = ("OpenCV reduced", "turboloader tar")
+
+
 @pytest.mark.exhaustive
 @pytest.mark.usefixtures("loaders_end")
 @pytest.mark.parametrize(("name", "dtype"), [(name, dtype) for name, peer in PEERS.items() for dtype in peer.dtypes])
@@ -274,7 +277,10 @@ def test_each_adapter_does_the_work(name, dtype, work):
         pytest.skip(f"missing: {peer.install}")
     found = check_peer(peer, work)
     assert found["images"] == 140 or peer.drops_last
-    assert not peer.antialias or found["grain"] < 3.6
+    if peer.source == RAW_PIXELS or name in REDUCES:  # pixels that were averaged before they are sampled
+        assert not peer.antialias or found["grain"] < 3.6
+    else:
+        assert peer.antialias is None or (found["grain"] < 3.6) == peer.antialias
 
 
 @pytest.mark.slow
@@ -442,6 +448,7 @@ def test_who_is_missing_or_breaks_is_told_and_the_rest_go_on(tmp_path, monkeypat
     ]
     frame = compare_peers(n_photos=6, rounds=2, peers=fakes, progress=False)
     assert set(frame["variant"]) == {BASELINE, "right"}
+    assert (frame.loc[frame["is_warmup"], "n_images"] == 12).all()  # a first run plans by a second epoch
     assert (frame["n_images"] % 6 == 0).all()
     assert frame.groupby("variant").size().tolist() == [3, 3]
     assert (frame["peak_mem_mb"] > 50).all()
@@ -457,6 +464,8 @@ def test_who_is_missing_or_breaks_is_told_and_the_rest_go_on(tmp_path, monkeypat
     ("arguments", "message"),
     [
         ({"profile": "moon"}, "imagenet, camera"),
+        ({"peer_class": "jpeg"}, "jpeg-uint8, jpeg-float32"),
+        ({"profile": "camera", "peer_class": "jpeg-uint8"}, "exclude each other"),
         ({"n_photos": 0}, "n_photos must be an integer >= 1, got 0"),
         ({"batch_size": 0}, "batch_size must be an integer >= 1, got 0"),
     ],
@@ -464,6 +473,49 @@ def test_who_is_missing_or_breaks_is_told_and_the_rest_go_on(tmp_path, monkeypat
 def test_bad_arguments_are_told(arguments, message):
     with pytest.raises(ValueError, match=message):
         compare_peers(**arguments)
+
+
+def test_batches_are_of_64_and_epochs_of_several(monkeypatch, tmp_path):
+    monkeypatch.setenv("LABKIT_HOME", str(tmp_path))
+    monkeypatch.setenv("LABKIT_SCALE", "laptop")
+    monkeypatch.setattr(peers, "make_photos", lambda root, n_photos, **options: root)
+    monkeypatch.setattr(peers, "repeat_photos", lambda photos, root, n_names: root)
+    works = {name: peers.make_work(peer_class=name) for name in ("jpeg-uint8", "raw-float32", "camera-uint8")}
+    assert {work.batch_size for work in works.values()} == {64}
+    assert {work.min_steady_s for work in works.values()} == {1.0}
+    assert [work.dtype for work in works.values()] == ["uint8", "float32", "uint8"]
+    assert works["jpeg-uint8"].scratch == works["raw-float32"].scratch  # formats are built once for both
+    assert works["camera-uint8"].root.name == "camera-128-x3"
+
+
+def test_peers_of_another_class_are_told_if_they_were_asked_for(monkeypatch):
+    monkeypatch.setitem(PEERS, "floats", replace(_fake("floats"), dtypes=("float32",)))
+    for only, told in ((["floats"], {"floats": ("in another class", "JPEG files to float32")}), ([], {})):
+        chosen, omitted = peers._choose_installed([PEERS["floats"], _fake()], only, CLASSES["jpeg-uint8"])
+        assert [peer.name for peer in chosen] == ([] if only else ["fake"])
+        assert omitted == told
+
+
+def test_a_lock_that_cannot_be_watched_costs_no_rate(frame):
+    class NotAllowed:
+        def ask(self, command):
+            raise HostError("GilError: py-spy cannot look into this process")
+
+    class Allowed:
+        def ask(self, command):
+            return 12.5
+
+    rows = {name: peers._PeerRun("labkit", _fake(name), host()) for name, host in
+            {"ours": Allowed, "ours, sampling": NotAllowed}.items()}  # fmt: skip
+    rows["slow"] = peers._PeerRun("peer", _fake("slow"), NotAllowed())
+    omitted: dict = {}
+    peers._add_lock_times(frame, rows, omitted)
+    held_us = frame.groupby("variant")["gil_us_per_image"].first().dropna()
+    assert held_us.to_dict() == {"ours": 12.5}
+    assert omitted == {
+        "ours, sampling": ("has no time under the GIL", "GilError: py-spy cannot look into this process")
+    }
+    assert peer_table(frame).loc["ours", "gil_us_per_image"] == 12.5
 
 
 # --- the table, the classes and the plot, of runs with known rates
@@ -510,6 +562,21 @@ def test_table_has_speedups_costs_and_shares_of_the_own_limit(frame, tmp_path, f
     assert table.loc["ours", "cpu_s_per_1000"] == pytest.approx(1000 / 600)
     assert (table["rate_low"] < table["images_per_s"]).all()
     assert [table.loc[name, "antialias"] for name in ("slow", "sampling", "between")] == [True, False, None]
+
+
+def test_table_has_the_first_start_and_what_each_loader_is(frame):
+    frame["startup_s"], frame["first_batch_s"] = frame["round"].map({0: 3.0}).fillna(0.1), 0.5
+    frame["version"], frame["differs"], frame["batch_size"] = "1.2", frame["variant"] + " differs", 64
+    table = peer_table(frame)
+    assert set(table["startup_s"]) == {3.5}
+    assert table.loc["slow", ["version", "differs", "batch_size"]].tolist() == ["1.2", "slow differs", 64]
+
+
+def test_floats_are_compared_with_what_can_be_written(frame):
+    floats = frame.replace({"variant": {MEMCPY_LIMIT: WRITE_LIMIT}})
+    table = peer_table(floats)
+    assert table.loc["ours, raw", "of_limit"] == pytest.approx(0.5)
+    assert table.loc["ours", "of_limit"] == pytest.approx(0.6)
 
 
 def test_who_is_neither_counts_in_both_classes(frame):

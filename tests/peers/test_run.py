@@ -3,9 +3,12 @@
 import numpy as np
 import pytest
 
+from labkit.measure import CoreTime
 from labkit.peers import run
 from labkit.peers.peer import JPEG_FILES, Peer, Work
 from labkit.peers.run import PeerRun
+
+CORES = CoreTime(0.0, 0.0)
 
 
 class Clock:
@@ -56,11 +59,12 @@ def test_the_first_quarter_of_an_epoch_and_its_end_are_not_timed(photos):
     a_run = make_run(photos, clock, [5.0, 0.0, 0.0, 1.0] + 12 * [0.25], end_s=7.0)
     run._n_epochs["fake"] = 1
     assert read(a_run) == 8
-    found = a_run.columns(cpu_s=4.0)
+    found = a_run.columns(4.0, CoreTime(6.0, 0.8))
     assert found["images_per_s"] == pytest.approx(8 / 0.25)
     assert (found["n_steady_batches"], found["n_steady_images"], found["steady_s"]) == (12, 96, pytest.approx(3.0))
     assert found["is_steady"]
-    assert found["cpu_s"] == pytest.approx(4.0 * 96 / 128)
+    found_costs = [found[name] for name in ("cpu_s", "others_cpu_s", "steal_s")]
+    assert found_costs == pytest.approx([4.0 * 96 / 128, 2.0 * 96 / 128, 0.8 * 96 / 128])
 
 
 @pytest.mark.parametrize(("num_workers", "n_steady"), [(1, 12), (3, 10), (4, 12), (8, 8)])
@@ -68,7 +72,7 @@ def test_the_queue_settles_by_whole_rounds_of_the_workers(photos, num_workers, n
     a_run = make_run(photos, Clock(), 16 * [0.25], num_workers=num_workers)
     run._n_epochs["fake"] = 1
     read(a_run)
-    assert a_run.columns(0.0)["n_steady_batches"] == n_steady
+    assert a_run.columns(0.0, CORES)["n_steady_batches"] == n_steady
 
 
 def test_an_epoch_that_compiles_or_starts_workers_plans_nothing(photos):
@@ -89,8 +93,8 @@ def test_a_loaders_first_run_plans_the_epochs_of_all(photos):
         a_run = make_run(photos, clock, waits_s, epochs=epochs)
         read(a_run)
         assert len(epochs) == n_epochs
-    assert a_run.columns(0.0)["images_per_s"] == pytest.approx(8 / 0.025)
-    assert a_run.columns(0.0)["n_steady_images"] == 4 * 96
+    assert a_run.columns(0.0, CORES)["images_per_s"] == pytest.approx(8 / 0.025)
+    assert a_run.columns(0.0, CORES)["n_steady_images"] == 4 * 96
 
 
 def test_slow_runs_are_not_cut_short(photos):
@@ -106,7 +110,7 @@ def test_an_epoch_of_few_batches_counts_as_a_whole(photos):
     run._n_epochs["fake"] = 1
     a_run = make_run(photos, clock, [2.0, 1.0, 1.0])
     read(a_run)
-    found = a_run.columns(cpu_s=3.0)
+    found = a_run.columns(3.0, CORES)
     assert not found["is_steady"]
     assert found["images_per_s"] == pytest.approx(24 / 4.0)
     assert found["cpu_s"] == 3.0

@@ -27,7 +27,7 @@ def test_the_plot_says_what_is_predicted_and_what_is_measured(table):
     measured = pd.DataFrame({"variant": ["raw", "raw"], "cores": [1, 2], "images_per_s": [7900.0, 15_000.0]})
     ax = plot_cores(predict_cores(table), measured)
     names = [text.get_text() for text in ax.get_legend().get_texts()]
-    assert names == ["jpeg", "raw", "predicted: cores, then the lock", "measured here"]
+    assert names == ["jpeg", "raw", "predicted: cores, then the lock", "measured"]
     dots = np.concatenate([np.asarray(points.get_offsets()) for points in ax.collections if len(points.get_offsets())])
     assert dots.tolist() == [[1, 7900.0], [2, 15_000.0]]
     plt.close(ax.figure)

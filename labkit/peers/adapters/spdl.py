@@ -127,24 +127,27 @@ def _load_in_subprocess(work: Work, decode: Callable[[str], Tensor]) -> Iterable
     return run_pipeline_in_subprocess(config, num_threads=num_threads + 1, mp_context="forkserver", **options)
 
 
+_spdl_peer = partial(
+    pip_peer,
+    package="spdl",
+    published="ImageNet 1.74 times as fast as with DataLoader, with 38 % less CPU time, "
+    "https://arxiv.org/abs/2504.20067: on many cores, where feeding worker processes costs more than on few",
+)
 PEERS_HERE = (
-    pip_peer(
+    _spdl_peer(
         "SPDL with torchvision",
-        "spdl",
         modules=("spdl.pipeline",),
         loader=partial(_load_in_subprocess, decode=decode_file),
         note="threads in a subprocess decode and transform with torchvision",
     ),
-    pip_peer(
+    _spdl_peer(
         "SPDL with turbojpeg",
-        "spdl",
         modules=("spdl.pipeline", "simplejpeg"),
         loader=partial(_load_in_subprocess, decode=_decode_with_turbojpeg),
         note="threads in a subprocess decode with libjpeg-turbo, transform with torchvision; ignores EXIF orientation",
     ),
-    pip_peer(
+    _spdl_peer(
         "SPDL",
-        "spdl",
         debian="ffmpeg",
         modules=("spdl.io", "spdl.pipeline"),
         loader=_loader,

@@ -128,22 +128,21 @@ class BatchLoader:
         self.batch_sampler = BatchSampler(sampler, batch_size, drop_last)
         pinned = torch.cuda.is_available() and pin_memory is not False
         # Kept for all epochs, since OpenCV keeps about 1 KB for each thread that ended.
-        self._pool = PerProcess(partial(ThreadPoolExecutor, self.num_threads, "labkit-batches", use_one_torch_thread))
+        self._pool = _thread_pool(self.num_threads)
         self._buffers = _BatchBuffers(
             self._pixels.shape(batch_size), self._pixels.array_dtype, prefetch_factor + 2, pinned
         )
         self._processes = self._start_processes(num_processes, prefetch_factor, pinned) if num_processes else None
 
     def _start_processes(self, num_processes: int, prefetch_factor: int, pinned: bool) -> ProcessPool:
-        """Give each process a share of the threads, and a copy of this loader without the processes."""
-        own = copy.copy(self)
-        own.num_threads = -(-self.num_threads // num_processes)
-        del own.batch_sampler  # stays here, with whatever the sampler holds
-        own._pool = PerProcess(partial(ThreadPoolExecutor, own.num_threads, "labkit-batches", use_one_torch_thread))
-        own._buffers = _BatchBuffers(self._pixels.shape(self.batch_size), self._pixels.array_dtype, 0, False)
-        own._processes = None
+        """Send a copy of this loader to each process, with a share of the threads."""
+        sent = copy.copy(self)
+        sent.num_threads = -(-self.num_threads // num_processes)
+        sent._pool = _thread_pool(sent.num_threads)
+        sent._buffers = _BatchBuffers(self._pixels.shape(self.batch_size), self._pixels.array_dtype, 0, False)
+        del sent.batch_sampler  # indices are drawn here, and a sampler may hold much
         self.batches_in_flight, self.num_workers = num_processes * prefetch_factor, num_processes
-        return ProcessPool(own._fill_batch, num_processes, prefetch_factor, pinned)
+        return ProcessPool(sent._fill_batch, num_processes, prefetch_factor, pinned)
 
     def _fill_batch(self, epoch: int, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
         return self._finish_first(deque([self._start_batch(self._pool(), np.array(indices), epoch)]))
@@ -224,6 +223,10 @@ class BatchLoader:
             raise DecodeError(f"all {len(labels)} images of a batch were skipped, the first: {reason}")
         kept = torch.from_numpy(np.delete(np.arange(len(labels)), empty))
         return batch.images[kept], labels[kept]
+
+
+def _thread_pool(num_threads: int) -> PerProcess:
+    return PerProcess(partial(ThreadPoolExecutor, num_threads, "labkit-batches", use_one_torch_thread))
 
 
 class _BatchBuffers:

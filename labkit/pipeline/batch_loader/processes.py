@@ -10,6 +10,8 @@ from typing import Any
 
 from torch.utils.data import DataLoader, Dataset
 
+from labkit.pipeline.loader import worker_context
+
 # A forked worker would inherit locks that threads of OpenCV and torch hold, and wait for ever.
 _START_METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 
@@ -54,7 +56,7 @@ class ProcessPool:
         self._loader: DataLoader = DataLoader(
             _FilledBatches(fill), sampler=self._tasks, batch_size=None, num_workers=num_processes,
             prefetch_factor=prefetch_factor, persistent_workers=True, pin_memory=pin_memory,
-            multiprocessing_context=_START_METHOD,
+            multiprocessing_context=worker_context(_START_METHOD),
         )  # fmt: skip
 
     def run(self, epoch: int, batches: Iterable[Sequence[int]]) -> Iterator[Any]:

@@ -65,7 +65,7 @@ def test_two_epochs_at_a_time_are_refused(pixels):
         next(first)
 
 
-def test_a_sampler_stays_at_home(pixels):
+def test_workers_get_no_sampler(pixels):
     class Order:
         def __iter__(self):
             return iter(range(8))
