@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -62,9 +62,10 @@ def check_peer(peer: Peer, work: Work) -> dict[str, float]:
     if peer.prepare:
         peer.prepare(work)
     n_epochs = _N_RAW_EPOCHS if peer.source == RAW_PIXELS else 2
-    epochs, moments = zip(*[_read_epoch(peer, work) for _ in range(n_epochs)], strict=True)
-    if work.is_float:
-        _check_floats([moment for of_epoch in moments for moment in of_epoch])
+    batches = [_read_epoch(peer, work) for _ in range(n_epochs)]
+    if work.is_float:  # first: else wrong values would look like wrong colors
+        _check_floats([batch.moments for epoch in batches for batch in epoch])
+    epochs = [_check_epoch(epoch, work, peer) for epoch in batches]
     _expect(not np.array_equal(epochs[0].number, epochs[1].number), "two epochs have the same order")
     return _check_crops(peer, epochs)
 
@@ -74,15 +75,25 @@ def make_pictures(work: Work) -> Path:
     return probe_images.make_pictures(work.scratch / "check" / "pictures")
 
 
-def _read_epoch(peer: Peer, work: Work) -> tuple[CropReading, tuple]:
-    """What the images of one epoch show, and the moments of floats; refuses wrong batches, labels and orders."""
+class _Batch(NamedTuple):
+    crops: CropReading
+    labels: np.ndarray
+    moments: tuple[Tensor, Tensor] | None  # of floats: means and mean squares of each image's channels, (N, 3)
+
+
+def _read_epoch(peer: Peer, work: Work) -> list[_Batch]:
+    """What the batches of one epoch show; refuses wrong ones."""
     batches = [_check_batch(batch, work) for batch in peer.loader(work)]
     _expect(batches, "gives no batch")
-    readings, labels, moments = zip(*batches, strict=True)
-    epoch = _concatenate(*readings)
-    _check_complete(epoch.number, np.concatenate(labels), work, peer)
+    return batches
+
+
+def _check_epoch(batches: list[_Batch], work: Work, peer: Peer) -> CropReading:
+    """What the images of one epoch show together; refuses wrong labels and orders."""
+    epoch = _concatenate(*(batch.crops for batch in batches))
+    _check_complete(epoch.number, np.concatenate([batch.labels for batch in batches]), work, peer)
     _check_order(epoch.number)
-    return epoch, moments
+    return epoch
 
 
 def _concatenate(*readings: CropReading) -> CropReading:
@@ -90,7 +101,7 @@ def _concatenate(*readings: CropReading) -> CropReading:
     return CropReading(*(np.concatenate([getattr(reading, name) for reading in readings]) for name in names))
 
 
-def _check_batch(batch: Any, work: Work) -> tuple[CropReading, np.ndarray, tuple[Tensor, Tensor] | None]:
+def _check_batch(batch: Any, work: Work) -> _Batch:
     is_pair = isinstance(batch, list | tuple) and len(batch) == 2 and isinstance(batch[0], Tensor)
     _expect(is_pair, f"gives {type(batch).__name__}, not a pair (images, labels) with a tensor of images")
     images = batch[0]
@@ -102,7 +113,7 @@ def _check_batch(batch: Any, work: Work) -> tuple[CropReading, np.ndarray, tuple
     _expect(len(labels) == len(images), f"gives {len(labels)} labels with {len(images)} images")
     pixels = _undo_normalisation(images) if work.is_float else images
     moments = (pixels.mean((2, 3)), pixels.square().mean((2, 3))) if work.is_float else None
-    return probe_images.read_crops(pixels), labels, moments
+    return _Batch(probe_images.read_crops(pixels), labels, moments)
 
 
 def _undo_normalisation(images: Tensor) -> Tensor:
@@ -115,7 +126,7 @@ def _undo_normalisation(images: Tensor) -> Tensor:
     return pixels
 
 
-def _check_floats(moments: Sequence[tuple[Tensor, Tensor]]) -> None:
+def _check_floats(moments: Sequence[Any]) -> None:
     """Refuse a wrong mean or deviation: crops of all pictures together are gray, and of known contrast."""
     mean, square = (torch.cat(values).mean(0) for values in zip(*moments, strict=True))
     deviation = (square - mean.square()).sqrt()
