@@ -114,19 +114,23 @@ def timed_ways(work: Work, folder: Path) -> dict[str, Callable[[StageClock], Non
     return ways
 
 
-def run(record: Path = RECORDS / "steps.csv", profile: str = "imagenet", rounds: int = 3) -> None:
-    """Time each step over a profile's photos, and record the medians."""
+def time_steps(profile: str, rounds: int) -> pd.DataFrame:
     work = make_work(profile)
-    rows = []
-    with one_thread():
-        for _ in range(rounds):
-            for way, load in timed_ways(work, work.scratch).items():
-                clock = StageClock(time.perf_counter)
-                load(clock)
-                n_images = len(lk.FolderStore(work.root))
-                rows += [{"way": way, "step": step, "us": 1e6 * s / n_images} for step, s in clock.seconds.items()]
+    n_images, rows = len(lk.FolderStore(work.root)), []
+    for _ in range(rounds):
+        for way, load in timed_ways(work, work.scratch).items():
+            clock = StageClock(time.perf_counter)
+            load(clock)
+            rows += [{"way": way, "step": step, "us": 1e6 * s / n_images} for step, s in clock.seconds.items()]
     found = pd.DataFrame(rows).groupby(["way", "step"], sort=False)["us"].median().round(1).reset_index()
-    write_atomic(record, found.assign(profile=profile).to_csv(index=False).encode())
+    return found.assign(profile=profile)
+
+
+def run(record: Path = RECORDS / "steps.csv", profile: tuple[str, str] = ("imagenet", "camera"), rounds: int = 3):
+    """Time each step over the photos of two profiles, and record the medians."""
+    with one_thread():
+        found = pd.concat([time_steps(name, rounds) for name in profile])
+    write_atomic(record, found.to_csv(index=False).encode())
     print(found.to_string(index=False))
 
 
