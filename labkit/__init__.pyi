@@ -55,8 +55,13 @@ from .pipeline.loader.loader import Loader as Loader, make_loader as make_loader
 from .pipeline.loader.workers import WorkerDied as WorkerDied
 from .pipeline.mix import cutmix as cutmix, mixup as mixup
 from .pipeline.prefetch import CUDAPrefetcher as CUDAPrefetcher
+from .pipeline.simulation import (
+    SimulatedDevice as SimulatedDevice, SimulatedLoader as SimulatedLoader, Simulation as Simulation,
+    simulated_cuda as simulated_cuda,
+)
 from .pipeline.seeding import count_repeats as count_repeats
 from .pipeline.timeline import Stamped as Stamped, trace as trace
+from .pipeline.trace_file import save_trace as save_trace
 from .teach.claims.judging import claims as claims
 from .teach.claims.plots import plot_claims as plot_claims
 from .teach.conformance import (
@@ -66,6 +71,10 @@ from .teach.conformance import (
 from .teach.conformance_plots import plot_conformance as plot_conformance, plot_pictures as plot_pictures
 from .teach.exercises import check as check
 from .teach.explore import explore as explore
+from .teach.feeding import (
+    Feeding as Feeding, FeedingExplorer as FeedingExplorer, PUBLISHED_TRAINING as PUBLISHED_TRAINING,
+    feeding_times as feeding_times, plot_feeding as plot_feeding, simulate_feeding as simulate_feeding,
+)
 from .teach.predictions import (
     Score as Score, plot_guesses as plot_guesses, predict as predict, predictions as predictions, score as score,
 )

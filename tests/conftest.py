@@ -17,6 +17,7 @@ import psutil
 import pytest
 import torch
 
+import labkit as lk
 from labkit.core import usable_cores
 from tests import children, turns
 
@@ -60,6 +61,16 @@ def _no_process_is_left():
     yield
     _, alive = psutil.wait_procs(_own_children(), timeout=10)
     assert not alive, f"left behind by this module: {[process.cmdline() for process in alive]}"
+
+
+@pytest.fixture(params=["simulated", pytest.param("real", marks=pytest.mark.cuda)])
+def cuda(request):
+    """A CUDA device: everywhere a simulated one, whose simulation this gives, and where there is one a real one."""
+    if request.param == "real":
+        yield None
+        return
+    with lk.simulated_cuda() as simulation:
+        yield simulation
 
 
 def _own_children() -> list[psutil.Process]:

@@ -95,6 +95,11 @@ COVERS = {
         "peers/check peers/host peers/peer peers/plots peers/probe_images peers/report peers/serve peers/table"
     ),
     "pipeline/batch_loader/test_loader": "pipeline/batch_loader/fillers",
+    "pipeline/simulation/test_context": (
+        "pipeline/simulation/device pipeline/simulation/dispatch pipeline/simulation/operations "
+        "pipeline/simulation/pinned pipeline/simulation/simulation pipeline/simulation/streams "
+        "pipeline/simulation/tensor pipeline/simulation/transfers"
+    ),
     "pipeline/test_augment": "pipeline/agreement",
     "teach/claims/test_judging": ("teach/claims/ledger teach/claims/plots teach/claims/text teach/claims/trials"),
     "teach/reference/test_record": "teach/reference/experiments teach/reference/fast_path",

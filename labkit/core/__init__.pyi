@@ -19,7 +19,8 @@ from .limits import (
 from .locks import acquire_lock as acquire_lock, file_lock as file_lock, has_file_locks as has_file_locks
 from .machine import (
     DISTRIBUTION as DISTRIBUTION, IS_CLONE as IS_CLONE, NOTEBOOK_FOLDER as NOTEBOOK_FOLDER, Scale as Scale,
-    core_limits as core_limits, env_id as env_id, environment as environment, install_command as install_command,
+    core_limits as core_limits, device_kind as device_kind,
+    env_id as env_id, environment as environment, install_command as install_command,
     installed_versions as installed_versions, labkit_home as labkit_home, main_is_script as main_is_script,
     name_run as name_run,
     package_version as package_version, photo_root as photo_root, scale as scale, usable_cores as usable_cores,

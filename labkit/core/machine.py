@@ -160,6 +160,15 @@ def environment() -> dict[str, str | int | float]:
     }
 
 
+def device_kind() -> str:
+    """Where batches can go: `"cpu"`, `"cuda"`, or `"cuda (simulated)"` within `lk.simulated_cuda`."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return "cpu"
+    return "cuda (simulated)" if torch.cuda.get_device_name().endswith("(simulated)") else "cuda"
+
+
 def installed_versions() -> dict[str, str]:
     """Versions of Python and of the libraries that handle pixels, as far as they are installed."""
     libraries = {name: found for name in _VERSIONS if (found := package_version(name))}

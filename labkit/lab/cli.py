@@ -70,10 +70,14 @@ def doctor(scale: _Scale = "") -> None:
 def reference(
     scale: _Scale = "",
     device: Annotated[str, typer.Option(help="cuda; or cpu for a trial run into a folder of your own.")] = "cuda",
+    simulated: Annotated[
+        bool, typer.Option("--simulated", help="Rehearse on a simulated CUDA device, into a folder of your own.")
+    ] = False,
     folder: Annotated[str, typer.Option(help="Folder for the CSV and JSON (default: labkit/teach/reference/).")] = "",
 ) -> None:
     """Measure what needs a CUDA GPU, at gpu scale by default, and store it for readers without one."""
-    _set_scale(scale or os.environ.get("LABKIT_SCALE") or ("gpu" if device == "cuda" else ""))
+    default = "ci" if simulated else "gpu" if device == "cuda" else ""
+    _set_scale(scale or os.environ.get("LABKIT_SCALE") or default)
     from pathlib import Path
 
     from labkit.lab.recording import record_to_results_folder
@@ -82,7 +86,7 @@ def reference(
     record_to_results_folder()
 
     with one_line_errors("labkit", RuntimeError, ValueError):
-        path = record_reference(Path(folder) if folder else FOLDER, device=device, say=typer.echo)
+        path = record_reference(Path(folder) if folder else FOLDER, device=device, simulated=simulated, say=typer.echo)
     typer.echo(f"stored {path} and its .json")
 
 
@@ -124,6 +128,7 @@ def diagnose(
     rounds: Annotated[int, typer.Option(help="Number of measured rounds.")] = 3,
     limit: Annotated[float, typer.Option(help="Approximate time limit, in seconds.")] = 100.0,
     picture: Annotated[str, typer.Option(help="File for the picture, such as stalls.png.")] = "",
+    trace: Annotated[str, typer.Option(help="File for a timeline, for ui.perfetto.dev, such as trace.json.")] = "",
 ) -> None:
     """Show whether a training waits for data, for which part, and what to change first."""
     from labkit.tuning import CannotDiagnose, diagnose as find_stalls, made_training
@@ -139,6 +144,10 @@ def diagnose(
     if picture:
         found.plot().figure.savefig(picture, dpi=150)
         typer.echo(f"wrote {picture}")
+    if trace:
+        from labkit.pipeline import save_trace
+
+        typer.echo(f"wrote {save_trace(found.spans, trace)}")
 
 
 @app.command()

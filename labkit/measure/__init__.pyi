@@ -10,7 +10,8 @@ from .gil import GilError as GilError, find_sampler as find_sampler, gil_us_per_
 from .guess_log import Prediction as Prediction, guesses as guesses, outcomes as outcomes
 from .intervals import speedup_interval as speedup_interval, speedup_of as speedup_of
 from .plots import (
-    ladder_rungs as ladder_rungs, plot_ladder as plot_ladder, plot_speedup as plot_speedup,
+    ladder_rungs as ladder_rungs, mark_simulated as mark_simulated, plot_ladder as plot_ladder,
+    plot_speedup as plot_speedup,
     plot_stalls as plot_stalls,
 )
 from .processes import PeakMemory as PeakMemory, apart as apart, tree_usage as tree_usage

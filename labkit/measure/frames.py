@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from labkit.core import env_id, redact, scale, write_atomic
+from labkit.core import device_kind, env_id, redact, scale, write_atomic
 
 # Raise it when figures change their meaning, as when a rate leaves out what it included: stored runs are then too old.
 MEASURE_VERSION = 4
@@ -52,11 +52,8 @@ def make_frame(rows: Iterable[dict[str, Any]], **factors: Any) -> pd.DataFrame:
 
     User names, passwords and queries are removed from URLs in labels and factors, since frames are saved and shown.
     """
-    import torch
-
     frame = pd.DataFrame(list(rows))
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    defaults = {"env_id": env_id(), "device": device, "scale": scale().name, "rung": True}
+    defaults = {"env_id": env_id(), "device": device_kind(), "scale": scale().name, "rung": True}
     for name, value in {**defaults, **factors}.items():
         if name not in frame:
             frame[name] = value

@@ -17,6 +17,7 @@ from labkit.measure.summary import are_interleaved, paired_ratios, quiet_summary
 
 _COLORS = sns.color_palette("colorblind")
 _RUNS, _ESTIMATE, _GUESS, _LIMIT = "0.6", _COLORS[0], _COLORS[1], _COLORS[3]
+_SIMULATED = "#f3eefb"  # background of what was not measured
 _MARKERS = {"faster": "o", "slower": "o", "inconclusive": "s", "": "D"}  # by verdict
 _DOUBT = {
     True: '"?": inconclusive: the 99 % interval contains 1',
@@ -189,7 +190,7 @@ def plot_timeline(data: pd.DataFrame, *, ax: Axes | None = None, **kwargs: Any) 
     """Spans on a time axis, one row per lane: who worked when.
 
     Args:
-        data: One row per span: `lane`, `start_s`, `end_s`; optional `kind` colours the spans.
+        data: One row per span: `lane`, `start_s`, `end_s`; optional `kind` colours them, and `simulated` is said.
         **kwargs: To `Axes.broken_barh`.
     """
     lanes = list(dict.fromkeys(data["lane"]))
@@ -206,7 +207,15 @@ def plot_timeline(data: pd.DataFrame, *, ax: Axes | None = None, **kwargs: Any) 
     ax.set(xlabel="time (s)", ylim=(len(lanes) - 0.4, -0.6), xlim=(0, None))
     if None not in colors:
         _put_legend_outside(ax)
+    if "simulated" in data and data["simulated"].any():
+        mark_simulated(ax)
     return ax
+
+
+def mark_simulated(ax: Axes) -> None:
+    """Say on a plot that nothing in it was measured: the word, and a background that no other plot has."""
+    ax.set_facecolor(_SIMULATED)
+    ax.set_title("simulated", loc="right", fontsize="medium", color="rebeccapurple")
 
 
 def _kind_colors(data: pd.DataFrame) -> dict[str | None, tuple[Any, str]]:

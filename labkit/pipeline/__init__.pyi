@@ -9,3 +9,4 @@ from .limits import (
 )
 from .mix import cutmix as cutmix, mixup as mixup
 from .prefetch import CUDAPrefetcher as CUDAPrefetcher
+from .trace_file import save_trace as save_trace

@@ -1,4 +1,4 @@
-"""CUDAPrefetcher: copy the next batches to the GPU while it computes on this one."""
+"""CUDAPrefetcher: copy the next batches to the device while it computes on this one."""
 
 import warnings
 from collections import deque
@@ -12,12 +12,14 @@ from labkit.measure import LoaderWrapper
 
 
 class CUDAPrefetcher(LoaderWrapper):
-    """Wrap a loader so that its batches arrive on the device, copied ahead on a separate CUDA stream.
+    """Wrap a loader so that its batches arrive on the device, copied ahead on a separate stream.
 
     Args:
         loader: Any iterable of batches: tensors in any nest of dicts, lists, tuples and data classes. Copies overlap
             with compute only if the tensors are in pinned memory (`pin_memory=True`).
-        device: Where batches go. On a CPU there is nothing to copy: batches pass through, so the same script runs.
+        device: Where batches go: CUDA, or any accelerator whose streams torch offers (`torch.Stream`). On a CPU there
+            is nothing to copy: batches pass through, so the same script runs. On a device without streams they are
+            copied as they come, and a warning says so.
         depth: Number of batches copied ahead of the one that is handed out. One hides the copy. More smooth out copies
             of unequal size and cost the GPU memory of one batch each. They do not help a loader that stalls, since
             `next()` waits for the batch `depth` places ahead: give it workers and a larger `prefetch_factor`.
@@ -29,7 +31,7 @@ class CUDAPrefetcher(LoaderWrapper):
     before it.
 
     Raises:
-        RuntimeError: a CUDA device was asked for and there is none.
+        RuntimeError: a device was asked for and there is none of its kind.
         ValueError: `depth` is below 1.
 
     Source: PyTorch's notes on CUDA semantics and the caching allocator. Taught in: notebooks/07_cuda_prefetch.ipynb
@@ -39,9 +41,7 @@ class CUDAPrefetcher(LoaderWrapper):
         self.loader: Any = loader
         self.depth, self.device = require_int("depth", depth), torch.device(device)
         self.batches_ahead = depth
-        if self.device.type == "cuda" and not torch.cuda.is_available():
-            raise RuntimeError(f"device={str(device)!r}, but CUDA is not available: pass device='cpu'")
-        self.lane = CopyStream(self.device) if self.device.type == "cuda" else PassThrough(self.device)
+        self.lane = _make_lane(self.device)
 
     def __len__(self) -> int:
         return len(self.loader)
@@ -72,6 +72,22 @@ class CUDAPrefetcher(LoaderWrapper):
             raise error
 
 
+def _make_lane(device: torch.device) -> "PassThrough | CopyStream":
+    if device.type == "cpu":
+        return PassThrough(device)
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is None or accelerator.type != device.type:
+        name = "CUDA" if device.type == "cuda" else device.type
+        raise RuntimeError(f"device={str(device)!r}, but {name} is not available: pass device='cpu'")
+    try:
+        return CopyStream(device)
+    except (RuntimeError, NotImplementedError) as error:
+        warnings.warn(
+            f"torch offers no streams on {str(device)!r} ({error}): batches are copied as they come", stacklevel=3
+        )
+        return PassThrough(device)
+
+
 class PassThrough:
     """For devices without streams: move batches as they come."""
 
@@ -90,21 +106,21 @@ class CopyStream:
 
     def __init__(self, device: torch.device):
         self.device = device
-        self.stream = torch.cuda.Stream(device)
+        self.stream = torch.Stream(device)
         self._warned = False
 
-    def send(self, batch: Any) -> tuple[Any, torch.cuda.Event]:
+    def send(self, batch: Any) -> tuple[Any, torch.Event]:
         """Start copying a batch without making the host wait; the event comes after the copy."""
         self._warn_if_unpinned(batch)
-        with torch.cuda.stream(self.stream):
+        with self.stream:
             sent = map_tensors(batch, lambda item: item.to(self.device, non_blocking=True))
         return sent, self.stream.record_event()
 
-    def hand_over(self, sent: Any, copied: torch.cuda.Event) -> Any:
-        consumer = torch.cuda.current_stream(self.device)
+    def hand_over(self, sent: Any, copied: torch.Event) -> Any:
+        consumer = torch.accelerator.current_stream(self.device)
         consumer.wait_event(copied)
         for tensor in iter_tensors(sent):
-            if isinstance(tensor, torch.Tensor) and tensor.is_cuda:
+            if isinstance(tensor, torch.Tensor) and tensor.device.type == self.device.type:
                 tensor.record_stream(consumer)
         return sent
 

@@ -13,6 +13,7 @@ from torch.utils.data import Dataset, get_worker_info
 
 from labkit.core import map_tensors, require_choice
 from labkit.pipeline.prefetch import CopyStream, CUDAPrefetcher
+from labkit.pipeline.simulation import is_simulated
 
 COPIES = ("blocking", "non_blocking", "prefetch")
 
@@ -56,7 +57,7 @@ def trace(
 
     Returns:
         One row per span: `lane` (worker 0, ..., host, copy, GPU), `kind`, `start_s`, `end_s`, `batch`; in seconds since
-        the first step. `plot_timeline` draws it.
+        the first step; `simulated`, if a simulation was active. `plot_timeline` draws it, `save_trace` saves it.
 
     Raises:
         ValueError: the loader ends before `n_batches` + 2, or `copy` is unknown.
@@ -123,7 +124,8 @@ class _HostSpans:
             if worker < 0:  # the host did not wait, it loaded
                 self.rows = [row for row in self.rows if (row["kind"], row["batch"]) != ("wait", batch)]
         lanes = sorted({row["lane"] for row in self.rows}, key=_lane_order)
-        return pd.DataFrame(sorted(self.rows, key=lambda row: (lanes.index(row["lane"]), row["start_s"])))
+        frame = pd.DataFrame(sorted(self.rows, key=lambda row: (lanes.index(row["lane"]), row["start_s"])))
+        return frame.assign(simulated=True) if is_simulated() else frame
 
 
 class _CudaSpans(_HostSpans):

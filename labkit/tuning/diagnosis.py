@@ -27,6 +27,8 @@ class Diagnosis:
         cold: How many times as long the loader alone takes if its files are not in the page cache; None if they
             cannot be evicted.
         frame: The runs behind these numbers, as `compare` returns them.
+        spans: The host's last round of training, what it waited for and its steps: `plot_timeline` draws it, and
+            `save_trace` saves it. On a GPU a step may end here before its kernels do.
     """
 
     shares: dict[str, float]
@@ -38,6 +40,7 @@ class Diagnosis:
     gpu_utilization: float | None
     cold: float | None
     frame: pd.DataFrame
+    spans: pd.DataFrame
 
     @property
     def recommendation(self) -> Recommendation:

@@ -80,6 +80,7 @@ def _measure(parts: LoopParts, batches: int, rounds: int, limit_s: float, evict:
         shares={"compute": float(costs.step / costs.together), **costs.lost}, ceiling=costs.together / costs.step,
         ceiling_low=low, ceiling_high=high, recommendations=advise(costs, parts.innermost), costs=costs,
         gpu_utilization=statistics.fmean(busy) if busy else None, cold=cold, frame=_make_frame(table, n, parts),
+        spans=pd.DataFrame(parts.spans),
     )  # fmt: skip
 
 

@@ -42,6 +42,7 @@ class LoopParts:
         self.at_once = max(1, getattr(self.torch_loader, "num_workers", 0))  # batches that arrive together
         self.cpu_s_a_batch: list[float] = []
         self.step_cpu_s: list[float] = []
+        self.spans: list[dict[str, Any]] = []  # of the last `train`
         self._slowest_s = 0.0  # per batch, with the starts of epochs
 
     def begin(self) -> None:
@@ -115,6 +116,7 @@ class LoopParts:
         Some batches before them are not timed, until workers and step have settled.
         """
         self._seconds_per_batch(self.at_once, self._step)
+        self.spans = []
         return self._seconds_per_batch(n, self._step)
 
     def _seconds_per_batch(self, n: int, use: Callable[[Any], Any], *, least: int | None = None) -> float:
@@ -128,15 +130,22 @@ class LoopParts:
         start = last = time.perf_counter()
         for number in range(n):
             n_gaps = len(self.epochs.gaps_s)
-            use(next(self._batches))
+            batch = next(self._batches)
+            received = time.perf_counter()
+            use(batch)
             starting = self.at_once if len(self.epochs.gaps_s) > n_gaps else starting - 1
             if number == n - 1:
                 synchronize()
             now = time.perf_counter()
+            self._add_spans(number, last - start, received - start, now - start)
             if starting <= 0:
                 counted_s, n_counted = counted_s + now - last, n_counted + 1
             last = now
         return counted_s / n_counted if n_counted >= (least or n / 2) else (last - start) / n
+
+    def _add_spans(self, batch: int, asked_s: float, received_s: float, done_s: float) -> None:
+        for kind, start_s, end_s in (("wait", asked_s, received_s), ("step", received_s, done_s)):
+            self.spans.append({"lane": "host", "kind": kind, "start_s": start_s, "end_s": end_s, "batch": batch})
 
 
 def _ignore(batch: Any) -> None: ...

@@ -290,7 +290,7 @@ def test_all_stays_on_the_device(mix, n_draws):
 
 
 @pytest.fixture
-def no_waiting():
+def no_waiting(cuda):
     """CUDA raises where the host would wait for the device."""
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
@@ -299,14 +299,13 @@ def no_waiting():
 
 
 @pytest.fixture
-def on_cuda():
+def on_cuda(cuda):
     """Made, and its kernels loaded, before waiting is forbidden."""
     x, y = torch.rand(64, 3, 32, 32, device="cuda"), torch.arange(64, device="cuda") % CLASSES
     lk.mixup(x, y, num_classes=CLASSES)
     return x, y, torch.eye(CLASSES, device="cuda")[y]
 
 
-@pytest.mark.cuda
 @either
 @per_batch_and_sample
 def test_the_host_does_not_wait_for_cuda(mix, per_sample, on_cuda, no_waiting):
@@ -315,15 +314,13 @@ def test_the_host_does_not_wait_for_cuda(mix, per_sample, on_cuda, no_waiting):
         mix(x, labels, num_classes=CLASSES, per_sample=per_sample)
 
 
-@pytest.mark.cuda
 def test_the_write_ups_cutmix_waits_for_cuda(on_cuda, no_waiting):
     with pytest.raises(RuntimeError, match="synchronizing"):
         writeup_cutmix(*on_cuda[:2], CLASSES)
 
 
-@pytest.mark.cuda
 @either
-def test_cuda_gives_what_the_cpu_gives(mix, images, labels, neighbours):
+def test_cuda_gives_what_the_cpu_gives(cuda, mix, images, labels, neighbours):
     options = {"num_classes": CLASSES, "lam": 0.4, "partner": neighbours, **centered(mix, images)}
     for found, expected in zip(mix(images.cuda(), labels, **options), mix(images, labels, **options), strict=True):
         assert found.is_cuda

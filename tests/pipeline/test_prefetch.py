@@ -1,4 +1,4 @@
-"""CUDAPrefetcher: its logic by a log, its use of CUDA by stand-ins; and where there is a GPU, the race itself."""
+"""CUDAPrefetcher: its logic by a log, its use of CUDA and the race on a simulated device, and on a real one."""
 
 import copy
 import pickle
@@ -6,14 +6,14 @@ import traceback
 import warnings
 import weakref
 from collections import namedtuple
-from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import cycle
 
 import pytest
 import torch
+from hypothesis import given, settings, strategies as st
 
 import labkit as lk
-from labkit.pipeline import prefetch
 from labkit.pipeline.prefetch import CopyStream
 
 Pair = namedtuple("Pair", "image label")
@@ -150,21 +150,21 @@ def is_forgotten(batches):
     return watched() is None
 
 
-def test_the_consumers_reference_is_the_last_one(machine):
-    made = (fake(machine)((2,), number) for number in range(5))
-    on_the_way = iter(lk.CUDAPrefetcher(made, "cuda"))
+def test_the_consumers_reference_is_the_last_one():
     passing_by = iter(lk.CUDAPrefetcher((torch.full((2,), number) for number in range(5)), "cpu"))
-    assert [is_forgotten(on_the_way) for _ in range(5)] == [True] * 5
+    with lk.simulated_cuda():
+        on_the_way = iter(lk.CUDAPrefetcher((torch.full((2,), n).pin_memory() for n in range(5)), "cuda"))
+        assert [is_forgotten(on_the_way) for _ in range(5)] == [True] * 5
     assert [is_forgotten(passing_by) for _ in range(5)] == [True] * 5
 
 
 def test_on_a_cpu_batches_pass_through():
     batches = [nested(n) for n in range(3)]
-    for found, given in zip(lk.CUDAPrefetcher(batches, "cpu"), batches, strict=True):
-        assert found["pair"].image is given["pair"].image  # nothing is copied
+    for found, sent in zip(lk.CUDAPrefetcher(batches, "cpu"), batches, strict=True):
+        assert found["pair"].image is sent["pair"].image  # nothing is copied
         assert isinstance(found["pair"], Pair)
         assert isinstance(found["sample"], Sample)
-        assert (found["sample"].name, found["n"]) == (given["sample"].name, given["n"])
+        assert (found["sample"].name, found["n"]) == (sent["sample"].name, sent["n"])
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="about machines without CUDA")
@@ -173,124 +173,74 @@ def test_without_cuda_the_cpu_is_the_remedy():
         lk.CUDAPrefetcher([1])
 
 
+def test_a_device_without_streams_gets_batches_as_they_come(monkeypatch):
+    """As torch says it of MPS."""
+
+    def refuse(device):
+        raise NotImplementedError("no streams here")
+
+    with lk.simulated_cuda(), monkeypatch.context() as patched:
+        patched.setattr(torch, "Stream", refuse)
+        with pytest.warns(
+            UserWarning, match=r"no streams on 'cuda' \(no streams here\): batches are copied as they come"
+        ):
+            prefetcher = lk.CUDAPrefetcher([torch.full((3,), n) for n in range(3)])
+        assert [int(batch[0]) for batch in prefetcher if batch.is_cuda] == [0, 1, 2]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="about machines without an accelerator")
+def test_another_accelerator_must_be_there():
+    with pytest.raises(RuntimeError, match="device='xpu:0', but xpu is not available: pass device='cpu'"):
+        lk.CUDAPrefetcher([1], "xpu:0")
+
+
 def test_depth_is_at_least_one():
     with pytest.raises(ValueError, match="depth must be an integer >= 1, got 0"):
         lk.CUDAPrefetcher([1], "cpu", depth=0)
 
 
-class Machine:
-    """Stands in for torch.cuda: streams are names, events are counts of copies, and all calls are logged."""
-
-    def __init__(self):
-        self.log, self.n_streams, self.consumer, self.now = [], 0, FakeStream(self, "default"), None
-
-    def Stream(self, device):
-        self.n_streams += 1
-        return FakeStream(self, f"side {self.n_streams}")
-
-    def current_stream(self, device):
-        return self.consumer
-
-    @contextmanager
-    def stream(self, stream):
-        self.now = stream.name
-        yield
-        self.now = None
-
-    @staticmethod
-    def is_available():
-        return True
+def nested_pinned(n):
+    return nested(n, lambda shape, value: torch.full(shape, value).pin_memory())
 
 
-class FakeStream:
-    def __init__(self, machine, name):
-        self.machine, self.name = machine, name
-
-    def record_event(self):
-        """An event is the number of copies before it, all of them on this stream."""
-        copies = [entry for entry in self.machine.log if entry[0] == "copy"]
-        assert {name for _, name, *_ in copies} == {self.name}
-        return len(copies)
-
-    def wait_event(self, event):
-        self.machine.log.append(("wait", self.name, event))
-
-
-class FakeTensor(torch.Tensor):
-    """Has a machine to copy to."""
-
-    machine: Machine
-    is_cuda = False
-    pinned = True
-
-    def to(self, device, non_blocking=False):
-        self.machine.log.append(("copy", self.machine.now, int(self.flatten()[0]), non_blocking))
-        sent = self.clone()
-        sent.machine, sent.is_cuda = self.machine, True
-        return sent
-
-    def is_pinned(self):
-        return self.pinned
-
-    def record_stream(self, stream):
-        self.machine.log.append(("record", stream.name, int(self.flatten()[0])))
+def test_every_tensor_is_copied_waited_for_and_recorded():
+    with lk.simulated_cuda(lk.SimulatedDevice(pcie_bytes_per_s=1.0, launch_s=0.0)) as simulation:
+        consumer = torch.cuda.Stream()
+        with torch.cuda.stream(consumer):
+            first = next(iter(lk.CUDAPrefetcher([nested_pinned(n) for n in range(2)], "cuda")))
+        assert simulation.now_s == 0  # the host has waited for nothing
+        tensors = first["pair"].image, *first["pair"].label, first["sample"].image
+        assert all(tensor.is_cuda for tensor in tensors)
+        assert all(tensor.memory.block.users == {consumer.queue} for tensor in tensors)
+        consumer.synchronize()
+        copied_s = 8 * sum(tensor.numel() for tensor in tensors)  # int64, a byte a second; not those of the second one
+        assert simulation.now_s == copied_s
 
 
-@pytest.fixture
-def machine(monkeypatch):
-    """A machine with a CUDA device that does nothing."""
-    machine = Machine()
-    for name in ("Stream", "current_stream", "stream", "is_available"):
-        monkeypatch.setattr(prefetch.torch.cuda, name, getattr(machine, name))
-    return machine
+def test_one_stream_for_life():
+    with lk.simulated_cuda() as simulation:
+        prefetcher = lk.CUDAPrefetcher([nested_pinned(n) for n in range(3)], "cuda", depth=2)
+        for _ in range(3):
+            list(prefetcher)
+        assert len(simulation.engine.queues) == 2
 
 
-def fake(machine, *, pinned=True):
-    def make(shape, number):
-        tensor = torch.full(shape, number).as_subclass(FakeTensor)
-        tensor.machine, tensor.pinned = machine, pinned
-        return tensor
-
-    return make
-
-
-def test_every_tensor_is_copied_waited_for_and_recorded(machine):
-    prefetcher = lk.CUDAPrefetcher([nested(n, fake(machine)) for n in range(2)], "cuda")
-    batches = iter(prefetcher)
-    first = next(batches)
-    copies = [("copy", "side 1", n, True) for n in (0, 0, 0, 1, 1, 1)]  # asynchronous, on the side stream
-    assert machine.log == [*copies, ("wait", "default", 3), *[("record", "default", 0)] * 3]
-    assert first["pair"].label[0].is_cuda
-    machine.log.clear()
-    machine.consumer = FakeStream(machine, "of the consumer")
-    next(batches)
-    assert machine.log == [("wait", "of the consumer", 6), *[("record", "of the consumer", 1)] * 3]
-
-
-def test_one_stream_for_life(machine):
-    prefetcher = lk.CUDAPrefetcher([nested(n, fake(machine)) for n in range(3)], "cuda", depth=2)
-    for _ in range(3):
-        list(prefetcher)
-    assert machine.n_streams == 1
-    assert {entry[1] for entry in machine.log if entry[0] == "copy"} == {"side 1"}
-
-
-def test_pageable_batches_are_said_once_and_to_whom_it_concerns(machine):
-    prefetcher = lk.CUDAPrefetcher([nested(n, fake(machine, pinned=False)) for n in range(3)], "cuda")
-    with pytest.warns(UserWarning, match="not in pinned memory.*pin_memory=True") as caught:
-        assert len(list(prefetcher) + list(prefetcher)) == 6
+def test_pageable_batches_are_said_once_and_to_whom_it_concerns():
+    with lk.simulated_cuda():
+        prefetcher = lk.CUDAPrefetcher([nested(n) for n in range(3)], "cuda")
+        with pytest.warns(UserWarning, match="not in pinned memory.*pin_memory=True") as caught:
+            assert len(list(prefetcher) + list(prefetcher)) == 6
     assert [warning.filename for warning in caught] == [__file__]
 
 
 @pytest.mark.parametrize("batch", ["pinned", "nothing in it", "no tensor", "on the device"])
-def test_other_batches_give_no_warning(machine, batch):
-    tensor = fake(machine, pinned=batch == "pinned")((1,), 1)
-    empty = torch.empty(0, 4)
-    elsewhere = torch.empty(2, device="meta")
-    batches = {"pinned": tensor, "nothing in it": empty, "no tensor": ["name"], "on the device": elsewhere}
-    with warnings.catch_warnings():
+def test_other_batches_give_no_warning(batch):
+    with lk.simulated_cuda(), warnings.catch_warnings():
         warnings.simplefilter("error")
-        CopyStream("cuda")._warn_if_unpinned(batches[batch])
+        tensor = torch.ones(1)
+        batches = {"pinned": tensor.pin_memory(), "nothing in it": torch.empty(0, 4), "no tensor": ["name"],
+                   "on the device": tensor.cuda()}  # fmt: skip
+        CopyStream(torch.device("cuda"))._warn_if_unpinned(batches[batch])
 
 
 class WriteUp:
@@ -319,14 +269,14 @@ class WriteUp:
         return batch
 
 
-def wrong_sums(feed, n_batches=1000, *, cycles=2_000_000, device="cuda"):
+def wrong_sums(feed, n_batches, *, cycles=2_000_000, device="cuda", n_items=1 << 14):
     """How many of the batches, each filled with its number, are found overwritten, or not yet there.
 
     The consumer queues a wait and a sum on its stream, drops its reference and asks for the next batch, so the host is
     far ahead of the device. Sums are read at the end, since reading one would wait.
     """
     numbers = torch.arange(n_batches)
-    pinned = numbers.view(-1, 1).repeat(1, 1 << 14).pin_memory()  # 128 KiB a batch, all of them there until the end
+    pinned = numbers.view(-1, 1).repeat(1, n_items).pin_memory()  # 128 KiB a batch, all of them there until the end
     sums = torch.full((n_batches,), -1, device=device)
     torch.cuda.synchronize(device)
     batches = iter(feed(pinned[number] for number in range(n_batches)))
@@ -336,60 +286,144 @@ def wrong_sums(feed, n_batches=1000, *, cycles=2_000_000, device="cuda"):
         sums[number] = batch.sum()
         del batch
     torch.cuda.synchronize(device)
-    return int((sums.cpu() != numbers * (1 << 14)).sum())
+    return int((sums.cpu() != numbers * n_items).sum())
 
 
-@pytest.mark.cuda
 @pytest.mark.parametrize("depth", [1, 3])
-def test_no_batch_is_overwritten_while_kernels_have_to_read_it(depth):
-    assert wrong_sums(lambda loader: lk.CUDAPrefetcher(loader, depth=depth)) == 0
+def test_no_batch_is_overwritten_while_kernels_have_to_read_it(cuda, depth):
+    assert wrong_sums(lambda loader: lk.CUDAPrefetcher(loader, depth=depth), n_batches_for(cuda)) == 0
 
 
-@pytest.mark.cuda
-def test_the_write_ups_prefetcher_loses_the_race():
-    assert wrong_sums(WriteUp) > 0
+def test_the_write_ups_prefetcher_loses_the_race(cuda):
+    assert wrong_sums(WriteUp, n_batches_for(cuda)) > 0
 
 
-@pytest.mark.cuda
-def test_a_consumer_on_a_stream_of_its_own():
+def n_batches_for(simulation):
+    """Real races are lost now and then, simulated ones always."""
+    return 20 if simulation else 1000
+
+
+class Mended(WriteUp):
+    """The same with `record_stream`."""
+
+    def __next__(self):
+        consumer = torch.cuda.current_stream(self.device)
+        consumer.wait_stream(self.stream)
+        batch = self.following
+        if batch is None:
+            raise StopIteration
+        batch.record_stream(consumer)
+        self.preload()
+        return batch
+
+
+class WithoutRecordStream(CopyStream):
+    def hand_over(self, sent, copied):
+        torch.cuda.current_stream(self.device).wait_event(copied)
+        return sent
+
+
+class WithoutWaiting(CopyStream):
+    def hand_over(self, sent, copied):
+        sent.record_stream(torch.cuda.current_stream(self.device))
+        return sent
+
+
+class AStreamForEachBatch(CopyStream):
+    def send(self, batch):
+        self.stream = torch.cuda.Stream(self.device)
+        return super().send(batch)
+
+
+def planted(lane):
+    def feed(loader):
+        prefetcher = lk.CUDAPrefetcher(loader)
+        prefetcher.lane = lane(prefetcher.device)
+        return prefetcher
+
+    return feed
+
+
+@pytest.mark.parametrize(
+    ("feed", "bytes_per_s"),
+    [(WriteUp, 25e9), (planted(WithoutRecordStream), 25e9), (planted(WithoutWaiting), 1e6)],  # the last: a slow copy
+)
+def test_a_forgotten_promise_is_found(feed, bytes_per_s):
+    with lk.simulated_cuda(lk.SimulatedDevice(pcie_bytes_per_s=bytes_per_s)) as simulation:
+        assert wrong_sums(feed, 20) > 0
+        assert simulation.races
+
+
+def test_a_stream_for_each_batch_is_found_by_its_memory():
+    reserved = {}
+    for lane in (CopyStream, AStreamForEachBatch):
+        with lk.simulated_cuda() as simulation:
+            assert wrong_sums(planted(lane), 40, cycles=1) == 0
+            reserved[lane] = simulation.max_reserved_bytes
+    assert reserved[AStreamForEachBatch] > 5 * reserved[CopyStream]
+
+
+SECONDS = st.lists(st.sampled_from([0.0, 1e-6, 1e-5, 1e-4, 1e-3]), min_size=1, max_size=12)
+
+
+def schedule(seconds):
+    """Durations that an operation takes in turn, whatever its size."""
+    turns = cycle(seconds)
+    return lambda name, reckoned: next(turns)
+
+
+@given(SECONDS, st.integers(1, 3))
+@settings(max_examples=100, deadline=None)
+def test_in_no_schedule_is_a_batch_overwritten_or_too_late(seconds, depth):
+    for feed in (lambda loader: lk.CUDAPrefetcher(loader, depth=depth), Mended):
+        with lk.simulated_cuda(duration=schedule(seconds)) as simulation:
+            assert wrong_sums(feed, 6, cycles=1, n_items=16) == 0
+            assert simulation.races == []
+
+
+@given(SECONDS)
+@settings(max_examples=100, deadline=None)
+def test_the_write_ups_race_is_found_in_every_schedule(seconds):
+    with lk.simulated_cuda(duration=schedule(seconds)) as simulation:
+        wrong_sums(WriteUp, 6, cycles=1, n_items=16)
+        assert simulation.races
+
+
+def test_a_consumer_on_a_stream_of_its_own(cuda):
     with torch.cuda.stream(torch.cuda.Stream()):
-        assert wrong_sums(lambda loader: lk.CUDAPrefetcher(loader), 200) == 0
+        assert wrong_sums(lambda loader: lk.CUDAPrefetcher(loader), 20 if cuda else 200) == 0
 
 
-@pytest.mark.cuda
-def test_a_consumer_that_is_faster_than_the_copy_waits_for_it():
+def test_a_consumer_that_is_faster_than_the_copy_waits_for_it(cuda):
     def held_up(loader):
         prefetcher = lk.CUDAPrefetcher(loader)
-        with torch.cuda.stream(prefetcher.lane.stream):
+        with prefetcher.lane.stream:
             torch.cuda._sleep(500_000_000)  # a quarter of a second, before the first copy
         return prefetcher
 
     assert wrong_sums(held_up, 50, cycles=1) == 0
 
 
-@pytest.mark.cuda
-@pytest.mark.parametrize("index", range(max(1, torch.cuda.device_count())))
-def test_nested_batches_arrive_whole_on_any_device(index):
-    device = torch.device("cuda", index)
-    batches = [nested(n, lambda shape, value: torch.full(shape, value).pin_memory()) for n in range(5)]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for number, batch in enumerate(lk.CUDAPrefetcher(batches, device, depth=2)):
-            for tensor in (batch["pair"].image, batch["pair"].label[0], batch["sample"].image):
-                assert tensor.device == device
-                assert (tensor == number).all()
-            assert (batch["sample"].name, batch["n"]) == (f"name {number}", number)
+def test_nested_batches_arrive_whole_on_any_device(cuda):
+    batches = [nested_pinned(n) for n in range(5)]
+    for index in range(torch.cuda.device_count()):
+        device = torch.device("cuda", index)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for number, batch in enumerate(lk.CUDAPrefetcher(batches, device, depth=2)):
+                for tensor in (batch["pair"].image, batch["pair"].label[0], batch["sample"].image):
+                    assert tensor.device == device
+                    assert (tensor == number).all()
+                assert (batch["sample"].name, batch["n"]) == (f"name {number}", number)
 
 
-@pytest.mark.cuda
-def test_pageable_batches_are_said_and_arrive():
+def test_pageable_batches_are_said_and_arrive(cuda):
     with pytest.warns(UserWarning, match="not in pinned memory"):
         found = [int(batch[0]) for batch in lk.CUDAPrefetcher([torch.full((3,), n) for n in range(3)])]
     assert found == [0, 1, 2]
 
 
-@pytest.mark.cuda
-def test_a_loader_with_workers_feeds_cuda():
+def test_a_loader_with_workers_feeds_cuda(cuda):
     dataset = [(torch.full((3, 8, 8), n, dtype=torch.uint8), n) for n in range(12)]
     loader = lk.make_loader(dataset, lk.LoaderConfig(batch_size=4, num_workers=1))
     try:

@@ -140,22 +140,19 @@ def test_the_plot_draws_every_span_in_its_lane(spans, num_workers):
 
 
 def traced_on_cuda(copy):
-    """Steps of several milliseconds over batches of 64 MiB, which take at least one to copy."""
+    """Steps of several milliseconds over batches of 16 MiB, which take a part of one to copy."""
     stamps = torch.tensor([[-1.0, 0.0, 0.0]], dtype=torch.float64).pin_memory()
-    images = [torch.full((1 << 24,), float(number)).pin_memory() for number in range(8)]
-    matrix = torch.randn(4096, 4096, device="cuda")
+    images = [torch.full((1 << 22,), float(number)).pin_memory() for number in range(8)]
 
-    def multiply(batch):
-        for _ in range(4):
-            torch.mm(matrix, matrix)
+    def compute(batch):
+        torch.cuda._sleep(8_000_000)
         return batch.sum()
 
-    return lk.trace([(image, stamps) for image in images], multiply, n_batches=6, device="cuda", copy=copy)
+    return lk.trace([(image, stamps) for image in images], compute, n_batches=6, device="cuda", copy=copy)
 
 
-@pytest.mark.cuda
 @pytest.mark.parametrize("copy", COPIES)
-def test_on_cuda_only_prefetched_copies_overlap_compute(copy):
+def test_on_cuda_only_prefetched_copies_overlap_compute(cuda, copy):
     frame = traced_on_cuda(copy)
     computed, copied = frame[frame["lane"] == "GPU"], frame[frame["lane"] == "copy"]
     assert list(computed.batch) == list(range(6))

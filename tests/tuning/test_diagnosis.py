@@ -24,7 +24,7 @@ def found() -> Diagnosis:
         waiting=0.0, step_cpu=0.0,
     )  # fmt: skip
     advice = Recommendation("workers", "Use <2> workers", "they wait", 2.0, "03_persistent_workers")
-    return Diagnosis(SHARES, 3.333, 3.1, 3.5, [advice], costs, None, None, pd.DataFrame())
+    return Diagnosis(SHARES, 3.333, 3.1, 3.5, [advice], costs, None, None, pd.DataFrame(), pd.DataFrame())
 
 
 def test_what_it_says(found):

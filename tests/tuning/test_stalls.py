@@ -81,6 +81,15 @@ class TestDiagnosis:
         assert slow.frame["n_images"].eq(16).all()
         assert not slow.frame["rung"].any()
 
+    def test_the_spans_are_the_last_round_of_training(self, slow):
+        spans = slow.spans
+        assert list(spans.kind) == ["wait", "step"] * 4
+        assert list(spans.batch) == [0, 0, 1, 1, 2, 2, 3, 3]
+        assert (spans.end_s - spans.start_s).groupby(spans.kind).median().to_dict() == pytest.approx(
+            {"wait": 0.09, "step": 0.03}
+        )
+        assert list(spans.start_s[1:]) == pytest.approx(list(spans.end_s[:-1]))
+
     def test_the_ceiling_is_what_data_cost(self, slow):
         assert slow.ceiling == pytest.approx(slow.costs.together / slow.costs.step)
         assert slow.ceiling == pytest.approx(4, rel=1e-4)

@@ -14,6 +14,7 @@ from labkit.data import ImageDataset
 from labkit.measure import ReplayLoader, compare, with_step
 from labkit.pipeline import RECIPES, CUDAPrefetcher, cutmix, make_augment, mixup
 from labkit.pipeline.loader import Loader, LoaderConfig, make_loader
+from labkit.pipeline.simulation import is_simulated
 
 Factory = Callable[[], Iterable[Any]]
 
@@ -217,10 +218,10 @@ def overlap(store: Any, device: torch.device, scale: Scale) -> Experiment:
 
 
 def training_step(device: torch.device) -> Callable[[Any], Any]:
-    """One step of ResNet-50 (on a CPU: of ResNet-18 on pictures shrunk to 32) with a uint8 batch on the device."""
+    """One step with a uint8 batch on the device: of ResNet-50; without a GPU, of ResNet-18 on pictures shrunk to 32."""
     from torchvision import models
 
-    on_gpu = device.type == "cuda"
+    on_gpu = device.type == "cuda" and not is_simulated()
     model = (models.resnet50 if on_gpu else models.resnet18)(num_classes=10).to(device)
     model = model.to(memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

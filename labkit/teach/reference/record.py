@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pandas as pd
@@ -11,6 +12,7 @@ import torch
 from labkit.core import Scale, env_id, environment, photo_root, scale, write_atomic
 from labkit.data.samples import make_photos
 from labkit.data.stores import FolderStore
+from labkit.pipeline.simulation import is_simulated, simulated_cuda
 from labkit.teach.reference import experiments, fast_path
 from labkit.teach.reference.experiments import Experiment
 from labkit.teach.reference.runs import FOLDER
@@ -19,13 +21,19 @@ _MAX_ROUNDS = 7  # all experiments together take less than eight minutes
 
 
 def record_reference(
-    folder: Path = FOLDER, *, device: str = "cuda", say: Callable[[str], None] = lambda line: None
+    folder: Path = FOLDER,
+    *,
+    device: str = "cuda",
+    simulated: bool = False,
+    say: Callable[[str], None] = lambda line: None,
 ) -> Path:
     """Measure at the current scale; write `<env_id>.json` and `<env_id>.csv`, each as a whole.
 
     Args:
         folder: Folder for the two files; the package's own folder takes CUDA runs only.
         device: `"cuda"`, or `"cpu"` to rehearse, with a folder of your own.
+        simulated: Rehearse the CUDA code on `lk.simulated_cuda()`, with a smaller model and without what only a real
+            device has (nvJPEG, torch.compile). The times are those of the simulation's own work: they say nothing.
         say: Called with a line for each experiment.
 
     Returns:
@@ -33,15 +41,23 @@ def record_reference(
 
     Raises:
         RuntimeError: no CUDA device, or the variants of an experiment do not do the same work.
-        ValueError: `folder` is the package's own, and `device` is not `"cuda"`.
+        ValueError: `folder` is the package's own, and `device` is not `"cuda"`, or simulated.
     """
-    if device == "cuda" and not torch.cuda.is_available():
-        raise RuntimeError("no CUDA device found: run this on a machine that has one")
-    if device != "cuda" and folder.resolve() == FOLDER:
-        raise ValueError(f"runs with device={device!r} are not reference runs: choose another folder than {folder}")
+    if (device != "cuda" or simulated) and folder.resolve() == FOLDER:
+        kind = "a simulated device" if simulated else f"device={device!r}"
+        raise ValueError(f"runs with {kind} are not reference runs: choose another folder than {folder}")
+    with simulated_cuda() if simulated else nullcontext():
+        if device == "cuda" and not torch.cuda.is_available():
+            raise RuntimeError(
+                "no CUDA device found: run this on a machine that has one, or rehearse it with --simulated and a "
+                "--folder of your own"
+            )
+        return _record(folder, torch.device(device), 1 if simulated else min(_MAX_ROUNDS, scale().rounds), say)
+
+
+def _record(folder: Path, device: torch.device, rounds: int, say: Callable[[str], None]) -> Path:
     frames, seconds = [], {}
-    for experiment in _make_experiments(torch.device(device), scale()):
-        rounds = min(_MAX_ROUNDS, scale().rounds)
+    for experiment in _make_experiments(device, scale()):
         say(f"{experiment.name}: checking, then {rounds} rounds of {len(experiment.variants)} variants")
         start = time.perf_counter()
         frames.append(experiment.run(rounds, progress=False))
@@ -57,7 +73,8 @@ def record_reference(
 def _make_experiments(device: torch.device, size: Scale) -> Iterator[Experiment]:
     """Makes one at a time, so that memory holds the models and batches of one only."""
     store = FolderStore(make_photos(photo_root("imagenet"), size.n_photos))
-    compiled = device.type == "cuda"  # in a rehearsal, compiling would take longer than everything else
+    is_real = device.type == "cuda" and not is_simulated()
+    compiled = is_real  # in a rehearsal, compiling would take longer than everything else
     yield experiments.pinning(store, device, size)
     yield experiments.augment_on_device(device, size, "light", compiled=compiled)
     yield experiments.augment_on_device(device, size, "heavy", compiled=compiled)
@@ -65,5 +82,6 @@ def _make_experiments(device: torch.device, size: Scale) -> Iterator[Experiment]
     yield experiments.who_augments(store, device, size)
     yield experiments.overlap(store, device, size)
     yield fast_path.copying(device, size)
-    yield fast_path.nvjpeg(store, device, size)
+    if is_real or device.type == "cpu":
+        yield fast_path.nvjpeg(store, device, size)
     yield fast_path.peers_on_gpu(store, device, size)

@@ -32,16 +32,20 @@ def reference_runs(experiment: str, folder: Path = FOLDER) -> dict[str, pd.DataF
     return found
 
 
-def show_reference(experiment: str, folder: Path = FOLDER) -> None:
-    """Plot an experiment's stored runs, one picture per machine; if there are none, print how to record them."""
+def show_reference(*experiments: str, folder: Path = FOLDER) -> None:
+    """Plot stored runs, one picture per experiment and machine; if there are none, print once how to record them."""
     from labkit.measure import plot_speedup
 
-    found = reference_runs(experiment, folder)
-    for machine, runs in found.items():
-        plot_speedup(runs).set_title(f"{experiment}: reference run on {machine}", loc="left", fontsize="medium", pad=18)
-    if not found:
+    missing = []
+    for experiment in experiments:
+        found = reference_runs(experiment, folder)
+        for machine, runs in found.items():
+            title = f"{experiment}: reference run on {machine}"
+            plot_speedup(runs).set_title(title, loc="left", fontsize="medium", pad=18)
+        missing += [] if found else [f"'{experiment}'"]
+    if missing:
         print(
-            f"No reference run of '{experiment}' is stored: nobody has recorded one on a CUDA machine yet.\n"
+            f"No reference run of {', '.join(missing)} is stored: nobody has recorded one on a CUDA machine yet.\n"
             f"`{COMMAND}` does, on a machine with a CUDA GPU."
         )
 

@@ -69,6 +69,7 @@ def test_who_is_there():
 
 @pytest.mark.cuda
 def test_the_work_is_done_on_the_gpu(tmp_path):
+    """A real one: DALI brings its own kernels."""
     peer, work = peer_called("DALI (GPU)"), Work(tmp_path, tmp_path / "scratch", num_workers=2)
     assert check_peer(peer, work)["images"] == 140
     assert next(iter(peer.loader(replace(work, root=tmp_path / "scratch" / "check" / "pictures"))))[0].is_cuda

@@ -271,8 +271,7 @@ class TestMemory:
         batches = [shape for shape, *_ in taken if shape == (2, 224, 224, 3)]
         assert len(batches) < 5 < 2 * len(loader)
 
-    @pytest.mark.cuda
-    def test_pinned(self, photos):
+    def test_pinned(self, cuda, photos):
         expected = in_order(photos, pin_memory=False)
         images = [images for images, _ in BatchLoader(photos, batch_size=8, shuffle=False)]
         assert all(batch.is_pinned() for batch in images)

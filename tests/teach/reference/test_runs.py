@@ -25,17 +25,17 @@ def stored(frame_of, tmp_path):
 
 
 def test_where_nothing_is_stored_the_command_is_named(tmp_path, stored, capsys):
-    lk.show_reference("07 feeding a training step", tmp_path)
+    lk.show_reference("07 feeding a training step", folder=tmp_path)
     assert "No reference run of '07 feeding a training step' is stored: nobody has" in capsys.readouterr().out
     stored("a", experiment="06 another")
-    lk.show_reference("07 feeding a training step", tmp_path)
+    lk.show_reference("07 feeding a training step", folder=tmp_path)
     assert COMMAND in capsys.readouterr().out
     assert plt.get_fignums() == []
 
 
 def test_a_stored_run_is_plotted_with_its_machine(stored, capsys):
     frame = stored("a")
-    lk.show_reference("07 feeding a training step", stored.folder)
+    lk.show_reference("07 feeding a training step", folder=stored.folder)
     ax = plt.gca()
     assert ax.get_title("left") == "07 feeding a training step: reference run on NVIDIA Test 9000"
     assert [label.get_text() for label in ax.get_yticklabels()] == ["prefetched"]
@@ -51,7 +51,7 @@ def test_two_machines_with_the_same_gpu_are_both_shown(stored):
     found = lk.reference_runs("07 feeding a training step", stored.folder)
     assert list(found) == ["NVIDIA Test 9000", "NVIDIA Test 9000 (b)", "NVIDIA Test 1"]
     assert [set(runs.env_id) for runs in found.values()] == [{"a"}, {"b"}, {"c"}]
-    lk.show_reference("07 feeding a training step", stored.folder)
+    lk.show_reference("07 feeding a training step", folder=stored.folder)
     assert len(plt.get_fignums()) == 3
 
 

@@ -1,0 +1,153 @@
+"""`lk.simulated_cuda`: within it, code for CUDA runs on a simulated device."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from labkit.core import environment
+from labkit.pipeline.simulation import streams
+from labkit.pipeline.simulation.device import SimulatedDevice
+from labkit.pipeline.simulation.dispatch import DeviceMode, call
+from labkit.pipeline.simulation.simulation import Duration, Simulation, activate
+from labkit.pipeline.simulation.transfers import make_methods
+
+
+@contextmanager
+def simulated_cuda(device: SimulatedDevice | None = None, *, duration: Duration | None = None) -> Iterator[Simulation]:
+    """Run code for CUDA, unchanged, on a simulated device whose time is exact and whose bytes are real.
+
+    Within the `with` statement `"cuda"` is this device: `.to("cuda", non_blocking=...)`, `.cuda()`, `pin_memory`,
+    `torch.cuda.Stream`, `Event`, `stream`, `current_stream`, `synchronize`, `record_stream`, `torch.accelerator`, and
+    every operator, forward and backward. `time.perf_counter()` is the host's simulated clock, which stands still but
+    for what the host does with the device and for `simulation.work(seconds)`.
+
+    What holds, as CUDA's and torch's documents say:
+
+    - Streams run what they are given in order, and beside the host; kernels one at a time, copies one at a time in each
+      direction, all three at once.
+    - A copy from pageable memory makes the host wait for the stream and then stage the bytes itself; a copy that is not
+      `non_blocking` makes it wait for the end.
+    - The allocator gives a block that was freed to the next request of the same stream at once, whatever another stream
+      still reads; `record_stream` keeps it back.
+    - Kernels read memory when they run. So a program without the order that it needs computes with another batch's
+      pixels, and does so each time; `simulation.races` names every pair of operations without an order.
+
+    What does not: kernels never share the device; blocks are not split; small copies from pageable memory, up to 64 KB,
+    need not make a real host wait, and strided pinned sources count as pinned; several devices, graphs, mixed precision
+    by `torch.autocast` (which computes as if it were off), `torch.compile`, priorities and the host's own computing are
+    not simulated. Random numbers are not those of a GPU. After a simulation on a machine without a GPU, torch names
+    another reason when it refuses CUDA.
+
+    Args:
+        device: Rates and sizes; default: round figures of no device. `PRESETS` has published ones.
+        duration: Gets an operation's name and its reckoned seconds, and returns the seconds that it takes: for tests
+            that try other schedules.
+
+    Returns:
+        The `Simulation`: `now_s`, `work(seconds)`, `timeline()`, `races`, `max_reserved_bytes`.
+
+    Raises:
+        RuntimeError: another simulation is active.
+
+    Source: CUDA C++ Programming Guide, "Asynchronous Concurrent Execution"; CUDA Runtime API, "API synchronization
+    behavior" and "Stream synchronization behavior"; PyTorch, "CUDA semantics" and `torch.Tensor.record_stream`
+    Taught in: notebooks/07_cuda_prefetch.ipynb
+    """
+    environment()  # kept from now on: the simulated device is no part of this machine
+    simulation = Simulation(device or SimulatedDevice(), call, duration)
+    with ExitStack() as stack:
+        _prepare_torch(stack)
+        stack.enter_context(activate(simulation))
+        stack.enter_context(mock.patch.object(time, "perf_counter", simulation.clock))
+        for owner, replacements in _replacements(simulation):
+            stack.enter_context(mock.patch.multiple(owner, **replacements))
+        stack.enter_context(DeviceMode())
+        yield simulation
+
+
+def _prepare_torch(stack: ExitStack) -> None:
+    """Settings of torch under which a tensor subclass can stand for a device's tensors."""
+    if torch.cuda.is_available():
+        torch.cuda.init()  # so that the real device is ready afterwards
+    else:
+        torch._C._ensureCUDADeviceGuardSet()  # as FakeTensorMode does
+    # Module.to exchanges whole parameters; by default it would exchange only their storage, which is not torch's here.
+    stack.enter_context(mock.patch.object(torch.__future__, "_swap_module_params_on_conversion", True))
+    # torch.tensor(..., device="cuda") makes a tensor of the host and moves it, so that the mode sees the move.
+    stack.callback(torch._C._set_only_lift_cpu_tensors, torch._C._only_lift_cpu_tensors())
+    torch._C._set_only_lift_cpu_tensors(True)
+
+
+def _replacements(simulation: Simulation) -> list[tuple[Any, dict[str, Any]]]:
+    return [
+        (Tensor, make_methods(Tensor.to)),
+        (torch, {"Stream": streams.SimulatedStream, "Event": streams.SimulatedEvent}),
+        (torch.cuda, {**_streams(simulation), **_facts(simulation), **_memory(simulation)}),
+        (torch.accelerator, {
+            "is_available": lambda: True, "device_count": lambda: 1,
+            "current_accelerator": lambda check_available=False: torch.device("cuda"),
+            "current_device_index": lambda: 0, "set_device_index": lambda device: None,
+            "current_stream": streams.current_stream, "set_stream": streams.set_stream,
+            "synchronize": lambda device=None: simulation.wait_for_all(), **_memory(simulation),
+        }),
+    ]  # fmt: skip
+
+
+def _streams(simulation: Simulation) -> dict[str, Any]:
+    def sleep(cycles: int) -> None:
+        simulation.launch("sleep", list, reads=[], writes=[], outputs=[], seconds=cycles / simulation.device.clock_hz)
+
+    return {
+        "Stream": streams.SimulatedStream, "Event": streams.SimulatedCudaEvent, "stream": streams.use_stream,
+        "current_stream": streams.current_stream, "default_stream": streams.default_stream,
+        "set_stream": streams.set_stream, "is_current_stream_capturing": lambda: False,
+        "synchronize": lambda device=None: simulation.wait_for_all(), "_sleep": sleep,
+    }  # fmt: skip
+
+
+def _facts(simulation: Simulation) -> dict[str, Any]:
+    def set_sync_debug_mode(mode: int | str) -> None:
+        simulation.sync_mode = {0: "default", 1: "warn", 2: "error"}.get(mode, mode)  # type: ignore[call-overload]
+
+    return {
+        **{name: lambda: True for name in ("is_available", "is_initialized")},
+        **{name: lambda *_: None for name in ("_lazy_init", "init", "set_device")},
+        "device_count": lambda: 1, "current_device": lambda: 0, "device": lambda device: nullcontext(),
+        "get_device_name": lambda device=None: device_name(simulation),
+        "get_device_capability": lambda device=None: (8, 0),
+        "get_device_properties": lambda device=None: SimpleNamespace(
+            name=device_name(simulation), total_memory=simulation.device.memory_bytes, major=8, minor=0
+        ),
+        "manual_seed": simulation.seed, "manual_seed_all": simulation.seed,
+        "set_sync_debug_mode": set_sync_debug_mode,
+        "get_sync_debug_mode": lambda: ["default", "warn", "error"].index(simulation.sync_mode),
+    }  # fmt: skip
+
+
+def device_name(simulation: Simulation) -> str:
+    return f"{simulation.device.name} (simulated)"
+
+
+def _memory(simulation: Simulation) -> dict[str, Callable[..., Any]]:
+    allocator = simulation.allocator
+
+    def reset_peak_memory_stats(device: Any = None) -> None:
+        allocator.max_allocated_bytes, allocator.max_reserved_bytes = (
+            allocator.allocated_bytes,
+            allocator.reserved_bytes,
+        )
+
+    return {
+        "memory_allocated": lambda device=None: allocator.allocated_bytes,
+        "max_memory_allocated": lambda device=None: allocator.max_allocated_bytes,
+        "memory_reserved": lambda device=None: allocator.reserved_bytes,
+        "max_memory_reserved": lambda device=None: allocator.max_reserved_bytes,
+        "reset_peak_memory_stats": reset_peak_memory_stats,
+        "empty_cache": allocator.empty_cache,
+    }

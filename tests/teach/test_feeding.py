@@ -1,0 +1,85 @@
+from dataclasses import replace
+
+import matplotlib.colors
+import pytest
+
+import labkit as lk
+from labkit.teach import feeding as feeding_module
+from labkit.teach.feeding import WAYS, Feeding, step_seconds
+
+SLOW_COPY = Feeding(step_s=20e-3, load_s=10e-3, num_workers=4, batch_bytes=100_000_000, pcie_bytes_per_s=10e9,
+                    staging_bytes_per_s=5e9)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def times():
+    return lk.feeding_times(SLOW_COPY)
+
+
+def test_what_each_way_takes(times):
+    """Reckoned by hand: 20 ms to compute, 10 ms to copy, 20 ms to stage."""
+    ms = times.ms_per_step
+    assert ms["pageable"] == pytest.approx(20 + 20, rel=0.01)  # staged, and copied meanwhile
+    assert ms["pinned"] == ms["pinned, non_blocking"] == pytest.approx(20 + 10, rel=0.01)
+    assert ms["prefetched"] == pytest.approx(20, rel=0.01)
+    assert times.over_longest["prefetched"] < 1.05
+    assert times.simulated.all()
+
+
+@pytest.mark.parametrize("load_s", [1e-3, 30e-3, 200e-3])
+@pytest.mark.parametrize("batch_bytes", [1_000_000, 400_000_000])
+@pytest.mark.parametrize("step_s", [2e-3, 50e-3])
+def test_prefetched_costs_as_much_as_its_longest_part(load_s, batch_bytes, step_s):
+    loop = replace(SLOW_COPY, load_s=load_s, batch_bytes=batch_bytes, step_s=step_s)
+    seconds = step_seconds(lk.simulate_feeding("prefetched", loop, n_steps=16))
+    assert seconds == pytest.approx(max(loop.parts_s.values()), rel=0.05)
+
+
+def test_without_workers_the_loop_loads():
+    loop = replace(SLOW_COPY, num_workers=0)
+    assert step_seconds(lk.simulate_feeding("pinned", loop)) == pytest.approx(
+        30e-3, rel=0.01
+    )  # loading beside computing, then copying
+    assert loop.parts_s["load"] == loop.load_s
+
+
+def test_the_timeline_says_that_it_is_simulated():
+    frame = lk.simulate_feeding("prefetched", replace(SLOW_COPY, load_s=60e-3))
+    assert frame.simulated.all()
+    assert {"host", "copy", "GPU", "worker 0"} <= set(frame.lane)
+    ax = lk.plot_timeline(frame)
+    assert ax.get_title(loc="right") == "simulated"
+
+
+def test_the_plot_has_every_way_and_the_word():
+    ax = lk.plot_feeding(SLOW_COPY)
+    assert [label.get_text() for label in ax.get_yticklabels()] == list(WAYS)
+    assert [bar.get_width() for bar in ax.patches] == pytest.approx(list(lk.feeding_times(SLOW_COPY).ms_per_step))
+    assert ax.get_title(loc="right") == "simulated"
+    assert matplotlib.colors.to_hex(ax.get_facecolor()) != "#ffffff"
+
+
+def test_sliders_change_the_picture():
+    explorer = lk.FeedingExplorer(SLOW_COPY)
+    before = explorer._picture.value
+    explorer.sliders["num_workers"].value = 0
+    explorer.sliders["step_s"].value = 100
+    assert (explorer.feeding.num_workers, explorer.feeding.step_s) == (0, pytest.approx(0.1))
+    assert explorer._picture.value != before
+    bundle = explorer._repr_mimebundle_()
+    assert {"image/png", "text/plain", feeding_module.WIDGET_VIEW} == set(bundle)
+
+
+def test_published_rates_name_their_source():
+    for one in lk.PUBLISHED_TRAINING.values():
+        assert one.source
+        assert one.step_s(64) == 64 / one.images_per_s
+
+
+def test_loops_that_cannot_be():
+    with pytest.raises(ValueError, match=r"way must be one of pageable, pinned, .*, got 'telepathy'"):
+        lk.simulate_feeding("telepathy", SLOW_COPY)
+    with pytest.raises(ValueError, match="step_s must be a number > 0, got 0"):
+        Feeding(step_s=0, load_s=1)
+    with pytest.raises(ValueError, match="num_workers must be an integer >= 0, got -1"):
+        Feeding(step_s=1, load_s=1, num_workers=-1)
