@@ -9,4 +9,5 @@ from .limits import (
 )
 from .mix import cutmix as cutmix, mixup as mixup
 from .prefetch import CUDAPrefetcher as CUDAPrefetcher
+from .timeline import trace as trace
 from .trace_file import save_trace as save_trace

@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 
 from labkit.core import png_base64, png_bytes, require_choice, require_int, require_positive
 from labkit.measure import mark_simulated
+from labkit.pipeline import trace
 from labkit.pipeline.simulation import SimulatedDevice, SimulatedLoader, simulated_cuda
-from labkit.pipeline.timeline import trace
 from labkit.teach.explore import WIDGET_VIEW
 
 # Way -> is the batch in page-locked memory, and how `lk.trace` copies it.
@@ -207,8 +207,8 @@ class FeedingExplorer:
         self._box = widgets.VBox([*self.sliders.values(), self._picture])
 
     def _choose(self, field: str, value: float) -> None:
-        whole = field in ("num_workers", "batch_bytes")
-        self.feeding = replace(self.feeding, **{field: int(value) if whole else value})
+        changed: dict[str, Any] = {field: int(value) if field in ("num_workers", "batch_bytes") else value}
+        self.feeding = replace(self.feeding, **changed)
         self._draw()
         self._picture.value = png_bytes(self._figure)
 

@@ -15,7 +15,7 @@ from labkit.pipeline.simulation import streams
 from labkit.pipeline.simulation.device import SimulatedDevice
 from labkit.pipeline.simulation.dispatch import DeviceMode, call
 from labkit.pipeline.simulation.simulation import Duration, Simulation, activate
-from labkit.pipeline.simulation.transfers import make_methods
+from labkit.pipeline.simulation.transfers import METHODS
 
 
 @contextmanager
@@ -86,7 +86,7 @@ def _prepare_torch(stack: ExitStack) -> None:
 
 def _replacements(simulation: Simulation) -> list[tuple[Any, dict[str, Any]]]:
     return [
-        (Tensor, make_methods(Tensor.to)),
+        (Tensor, METHODS),
         (torch, {"Stream": streams.SimulatedStream, "Event": streams.SimulatedEvent}),
         (torch.cuda, {**_streams(simulation), **_facts(simulation), **_memory(simulation)}),
         (torch.accelerator, {
@@ -112,8 +112,10 @@ def _streams(simulation: Simulation) -> dict[str, Any]:
 
 
 def _facts(simulation: Simulation) -> dict[str, Any]:
+    modes = ["default", "warn", "error"]
+
     def set_sync_debug_mode(mode: int | str) -> None:
-        simulation.sync_mode = {0: "default", 1: "warn", 2: "error"}.get(mode, mode)  # type: ignore[call-overload]
+        simulation.sync_mode = modes[mode] if isinstance(mode, int) else mode
 
     return {
         **{name: lambda: True for name in ("is_available", "is_initialized")},
@@ -126,7 +128,7 @@ def _facts(simulation: Simulation) -> dict[str, Any]:
         ),
         "manual_seed": simulation.seed, "manual_seed_all": simulation.seed,
         "set_sync_debug_mode": set_sync_debug_mode,
-        "get_sync_debug_mode": lambda: ["default", "warn", "error"].index(simulation.sync_mode),
+        "get_sync_debug_mode": lambda: modes.index(simulation.sync_mode),
     }  # fmt: skip
 
 

@@ -4,11 +4,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.flop_counter import flop_registry
 
-from labkit.pipeline.simulation.simulation import Simulation, active
+from labkit.pipeline.simulation.simulation import Simulation, View, active
 from labkit.pipeline.simulation.tensor import SimulatedTensor, is_inside_device_function
 
 aten = torch.ops.aten
@@ -26,7 +27,7 @@ class DeviceMode(TorchDispatchMode):
         tensors, device = _tensors(args, kwargs), kwargs.get("device")
         is_made_there = device is not None and torch.device(device).type == "cuda"
         is_made_inside = device is not None and not tensors and is_inside_device_function()
-        if is_made_there or is_made_inside or any(isinstance(item, SimulatedTensor) for item in tensors):
+        if is_made_there or is_made_inside or _on_cuda(tensors):
             return call(func, args, kwargs)
         return func(*args, **kwargs)
 
@@ -46,6 +47,8 @@ def call(func: Any, args: Any, kwargs: dict) -> Any:
         return _move(simulation, args[0], **kwargs)
     if func is aten._local_scalar_dense.default:
         return _read(simulation, args[0])
+    if torch.Tag.inplace_view in func.tags:
+        return _change_view(func, args, kwargs)
     if func.is_view or func is aten._unsafe_view.default:
         return _view(func, args, kwargs)
     args, kwargs = _on_device(simulation, func, args, kwargs)
@@ -63,8 +66,11 @@ def _depends_on_values(func: Any, args: Any, kwargs: dict) -> bool:
 
 def _on_device(simulation: Simulation, func: Any, args: Any, kwargs: dict) -> Any:
     """Single values of the host pass, as CUDA's kernels take them; indices are copied; anything else is an error."""
+    name = func.overloadpacket.__name__
+    if name.endswith("_like"):  # which asks for a shape, and no values
+        return args, kwargs
     strangers = [item for item in _tensors(args, kwargs) if not isinstance(item, SimulatedTensor) and item.dim()]
-    if strangers and func.overloadpacket.__name__ not in _TAKES_HOST_INDICES:
+    if strangers and name not in _TAKES_HOST_INDICES:
         raise RuntimeError(
             f"Expected all tensors to be on the same device, but {func.overloadpacket} got at least two devices, "
             "cuda:0 and cpu!"
@@ -82,6 +88,17 @@ def _view(func: Any, args: Any, kwargs: dict) -> Any:
     memory = next(item for item in tree_flatten(args)[0] if isinstance(item, SimulatedTensor)).memory
     found = func(*_elems(args), **_elems(kwargs))
     return tree_map(lambda item: SimulatedTensor(item, memory) if isinstance(item, Tensor) else item, found)
+
+
+def _change_view(func: Any, args: Any, kwargs: dict) -> Any:
+    """As `unsqueeze_`: the tensor looks at its block in another way. Kernels that are queued keep the former one."""
+    tensor = args[0]
+    elem = aten.alias.default(tensor.elem)
+    func(elem, *args[1:], **kwargs)
+    with no_dispatch():
+        func(*args, **kwargs)
+    tensor.elem = elem
+    return tensor
 
 
 def _copy(simulation: Simulation, target: Tensor, source: Any, non_blocking: bool = False) -> Tensor:
@@ -131,16 +148,28 @@ def _launch(simulation: Simulation, func: Any, args: Any, kwargs: dict, like: An
     results, fresh = _results(simulation, func, args, kwargs, like)
     work = _make_work(simulation, func, _elems(args), _elems(kwargs), [is_new for _, is_new in fresh])
     outputs = [item for item, is_new in fresh if is_new]
-    reads = [item.view_of_block for item in tree_flatten((args, kwargs))[0] if isinstance(item, SimulatedTensor)]
-    count_flops = flop_registry.get(func.overloadpacket)
-    n_flops = count_flops(*args, **kwargs, out_val=results) if count_flops else 0
-    if (written or outputs) and func.overloadpacket.__name__ not in _ALLOCATIONS:
+    name = func.overloadpacket.__name__
+    if (written or outputs) and name not in _ALLOCATIONS:
         simulation.launch(
-            func.overloadpacket.__name__, work, reads=reads,
-            writes=[item.view_of_block for item in [*written, *outputs]],
-            outputs=[item.elem for item in outputs], n_flops=n_flops, in_place=bool(written),
+            name, work, reads=_views(_on_cuda(args, kwargs)), writes=_views([*written, *outputs]),
+            outputs=[elem for elem, _ in _views(outputs)], n_flops=_count_flops(func, args, kwargs, results),
+            in_place=bool(written),
         )  # fmt: skip
     return results
+
+
+def _views(tensors: list[SimulatedTensor]) -> list[View]:
+    return [item.view_of_block for item in tensors]
+
+
+def _on_cuda(*trees: Any) -> list[SimulatedTensor]:
+    return [item for item in _tensors(*trees) if isinstance(item, SimulatedTensor)]
+
+
+def _count_flops(func: Any, args: Any, kwargs: dict, results: Any) -> float:
+    """As torch's FlopCounterMode counts; 0 for what it does not count, such as elementwise work."""
+    count = flop_registry.get(func.overloadpacket)
+    return count(*args, **kwargs, out_val=results) if count else 0.0
 
 
 def _make_work(simulation: Simulation, func: Any, args: Any, kwargs: dict, are_new: list[bool]) -> Any:
@@ -192,12 +221,8 @@ def _owner(func: Any, named: dict, alias: Any) -> Any:
 
 def _written(func: Any, args: Any, kwargs: dict) -> list[SimulatedTensor]:
     named = _named(func, args, kwargs)
-    written = [
-        named.get(argument.name)
-        for argument in func._schema.arguments
-        if argument.alias_info is not None and argument.alias_info.is_write
-    ]
-    return [item for item in tree_flatten(written)[0] if isinstance(item, SimulatedTensor)]
+    are_written = [one for one in func._schema.arguments if one.alias_info is not None and one.alias_info.is_write]
+    return _on_cuda([named.get(argument.name) for argument in are_written])
 
 
 def _shapes(func: Any, args: Any, kwargs: dict) -> Any:

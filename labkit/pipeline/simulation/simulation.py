@@ -165,9 +165,9 @@ class Simulation:
 
     def _note(self, block: Block, view: Tensor, operation: Operation, is_write: bool) -> None:
         if view.numel():
-            low = view.storage_offset() * view.itemsize
+            low = int(view.storage_offset()) * view.itemsize
             extent = 1 + sum((n - 1) * step for n, step in zip(view.shape, view.stride(), strict=True))
-            self._races.note(block, Access(operation, low, low + extent * view.itemsize, is_write))
+            self._races.note(block, Access(operation, low, low + int(extent) * view.itemsize, is_write))
 
 
 _active: list[Simulation] = []

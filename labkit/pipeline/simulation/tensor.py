@@ -72,13 +72,11 @@ class SimulatedTensor(Tensor):
             return func(*args, **(kwargs or {}))
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         return active().call(func, args, kwargs or {})
 
-    def new_tensor(
-        self, data: Any, *, dtype: torch.dtype | None = None, device: Any = None, requires_grad: bool = False
-    ) -> Tensor:
-        return torch.tensor(data, dtype=dtype or self.dtype, device=device or DEVICE, requires_grad=requires_grad)
+    def new_tensor(self, data: Any, dtype: Any = None, device: Any = None, *args: Any, **kwargs: Any) -> Tensor:
+        return torch.tensor(data, dtype=dtype or self.dtype, device=device or DEVICE, **kwargs)
 
     def get_device(self) -> int:
         return 0
@@ -103,5 +101,5 @@ class SimulatedTensor(Tensor):
         memo[id(self)] = copied
         return copied
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return f"{self.detach().cpu()!r}"[:-1] + ", device='cuda:0')"

@@ -8,9 +8,10 @@ from torch import Tensor
 
 from labkit.pipeline.simulation.simulation import active
 from labkit.pipeline.simulation.streams import SimulatedStream
-from labkit.pipeline.simulation.tensor import SimulatedTensor, device_function, host_function
+from labkit.pipeline.simulation.tensor import DEVICE, SimulatedTensor, device_function, host_function
 
 aten = torch.ops.aten
+_on_host: Callable[..., Tensor] = Tensor.to  # before anything replaces it
 
 
 class _ToDevice(torch.autograd.Function):
@@ -44,57 +45,71 @@ def _to_host(source: Tensor, non_blocking: bool) -> Tensor:
         return target.copy_(source, non_blocking=non_blocking)
 
 
-def make_methods(original_to: Callable[..., Tensor]) -> dict[str, Callable[..., Any]]:
-    """What replaces the methods of `torch.Tensor` during a simulation."""
+def _on_device(*args: Any, **kwargs: Any) -> Tensor:
+    with device_function(), torch._C.DisableTorchFunctionSubclass():  # otherwise it would come back to `to`
+        return _on_host(*args, **kwargs)
 
-    def on_device(*args: Any, **kwargs: Any) -> Tensor:
-        with device_function(), torch._C.DisableTorchFunctionSubclass():  # otherwise it would come back to `to`
-            return original_to(*args, **kwargs)
 
-    def to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        copy = kwargs.pop("copy", False)
-        if args and isinstance(args[0], Tensor):
-            args = (args[0].device, args[0].dtype, *args[1:])
-        device, dtype, non_blocking, memory_format = torch._C._nn._parse_to(*args, **kwargs)
-        if not isinstance(self, SimulatedTensor) and (device is None or device.type != "cuda"):
-            return original_to(self, *args, **kwargs, copy=copy)
-        _require_known(device)
-        if device is None or (device.type == "cuda") == isinstance(self, SimulatedTensor):
-            options = {"memory_format": memory_format} if memory_format is not None else {}
-            return on_device(self, dtype or self.dtype, non_blocking, copy, **options)
-        if device.type == "cuda":
-            options = {"dtype": dtype, "non_blocking": non_blocking, "memory_format": memory_format}
-            return _ToDevice.apply(self, {key: value for key, value in options.items() if value is not None})
+def to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    if args and isinstance(args[0], Tensor):
+        args = (args[0].device, args[0].dtype, *args[1:])
+    copy = kwargs.pop("copy", False)
+    device, dtype, non_blocking, memory_format = torch._C._nn._parse_to(*args, **kwargs)
+    if isinstance(self, SimulatedTensor):
+        return _from_device(self, device or DEVICE, dtype, non_blocking, copy, memory_format)
+    if device is None or device.type != "cuda":
+        return _on_host(self, *args, **kwargs, copy=copy)
+    _require_known(device)
+    options = {"dtype": dtype, "non_blocking": non_blocking, "memory_format": memory_format}
+    return _ToDevice.apply(self, options)
+
+
+def _from_device(
+    self: Tensor, device: torch.device, dtype: Any, non_blocking: bool, copy: bool, memory_format: Any
+) -> Tensor:
+    _require_known(device)
+    if device.type == "cpu":
         moved = _ToHost.apply(self, non_blocking)
-        return moved if dtype is None else moved.to(dtype)
-
-    def cuda(self: Tensor, device: Any = None, non_blocking: bool = False, **kwargs: Any) -> Tensor:
-        device = torch.device("cuda", device) if isinstance(device, int) else device or "cuda"
-        return to(self, device, None, non_blocking)
-
-    def cpu(self: Tensor, **kwargs: Any) -> Tensor:
-        return to(self, "cpu")
-
-    def pin_memory(self: Tensor, device: Any = None) -> Tensor:
-        if isinstance(self, SimulatedTensor):
-            raise RuntimeError(f"cannot pin 'torch.cuda.{self.dtype}' only dense CPU tensors can be pinned")
-        return active().pinned.copy_of(self)
-
-    def is_pinned(self: Tensor, device: Any = None) -> bool:
-        return not isinstance(self, SimulatedTensor) and active().pinned.holds(self)
-
-    def record_stream(self: Tensor, stream: SimulatedStream) -> None:
-        if not isinstance(self, SimulatedTensor):
-            raise NotImplementedError("record_stream is for tensors of a device, and this one is on the CPU")
-        block = self.memory.block
-        if stream.queue is not block.queue:
-            block.users.add(stream.queue)
-
-    return {method.__name__: method for method in (to, cuda, cpu, pin_memory, is_pinned, record_stream)}
+        return moved.to(dtype or moved.dtype)
+    options = {} if memory_format is None else {"memory_format": memory_format}
+    return _on_device(self, dtype or self.dtype, non_blocking, copy, **options)
 
 
-def _require_known(device: torch.device | None) -> None:
-    if device is None or device.type == "cpu":
+def cuda(self: Tensor, device: Any = None, non_blocking: bool = False, **kwargs: Any) -> Tensor:
+    device = torch.device("cuda", device) if isinstance(device, int) else device or "cuda"
+    return to(self, device, None, non_blocking)
+
+
+def cpu(self: Tensor, **kwargs: Any) -> Tensor:
+    return to(self, "cpu")
+
+
+def pin_memory(self: Tensor, device: Any = None) -> Tensor:
+    if isinstance(self, SimulatedTensor):
+        raise RuntimeError(f"cannot pin 'torch.cuda.{self.dtype}' only dense CPU tensors can be pinned")
+    return active().pinned.copy_of(self)
+
+
+def is_pinned(self: Tensor, device: Any = None) -> bool:
+    return not isinstance(self, SimulatedTensor) and active().pinned.holds(self)
+
+
+def record_stream(self: Tensor, stream: SimulatedStream) -> None:
+    if not isinstance(self, SimulatedTensor):
+        raise NotImplementedError("record_stream is for tensors of a device, and this one is on the CPU")
+    block = self.memory.block
+    if stream.queue is not block.queue:
+        block.users.add(stream.queue)
+
+
+# What replaces the methods of `torch.Tensor` during a simulation.
+METHODS: dict[str, Callable[..., Any]] = {
+    method.__name__: method for method in (to, cuda, cpu, pin_memory, is_pinned, record_stream)
+}
+
+
+def _require_known(device: torch.device) -> None:
+    if device.type == "cpu":
         return
     if device.type != "cuda":
         raise RuntimeError(f"a simulation has the devices 'cpu' and 'cuda', got {str(device)!r}")

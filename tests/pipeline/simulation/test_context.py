@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
+from torchvision.transforms import v2
 
 import labkit as lk
 from labkit.pipeline.simulation.tensor import SimulatedTensor
@@ -58,6 +59,8 @@ class TestValues:
         "complex": lambda x: torch.view_as_real(torch.fft.fft(x)),
         "normalised": lambda x: nn.functional.batch_norm(x, None, None, training=True),
         "empty": lambda x: x[:0] + 1,
+        "viewed in place": lambda x: (x + 1).unsqueeze_(0).transpose_(1, 2) * 2,
+        "colors": lambda x: v2.functional.adjust_hue(x.view(1, 3, 2, 2).to(torch.uint8), 0.2),
     }
 
     @pytest.mark.parametrize("name", CASES)
