@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import matplotlib.colors
 import pytest
+import torch
 
 import labkit as lk
 from labkit.teach import feeding as feeding_module
@@ -33,6 +34,43 @@ def test_prefetched_costs_as_much_as_its_longest_part(load_s, batch_bytes, step_
     loop = replace(SLOW_COPY, load_s=load_s, batch_bytes=batch_bytes, step_s=step_s)
     seconds = step_seconds(lk.simulate_feeding("prefetched", loop, n_steps=16))
     assert seconds == pytest.approx(max(loop.parts_s.values()), rel=0.05)
+
+
+def seconds_of(work, n=20):
+    """Of one call among many, by events."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    work()
+    torch.cuda.synchronize()
+    start.record()
+    for _ in range(n):
+        work()
+    end.record()
+    torch.cuda.synchronize()
+    return start.elapsed_time(end) / 1e3 / n
+
+
+@pytest.mark.cuda
+def test_a_real_device_takes_as_long_as_the_simulated_one():
+    """Given the real one's rates. Pageable copies are left out: how a driver stages them differs."""
+    pinned = torch.zeros(64 << 20, dtype=torch.uint8).pin_memory()
+    stamps = torch.tensor([[-1.0, 0.0, 0.0]], dtype=torch.float64).pin_memory()
+    copy_s = seconds_of(lambda: pinned.to("cuda", non_blocking=True))
+    n_cycles = 20_000_000
+    loop = Feeding(
+        step_s=seconds_of(lambda: torch.cuda._sleep(n_cycles)), load_s=1e-6, num_workers=1,
+        batch_bytes=pinned.nbytes, pcie_bytes_per_s=pinned.nbytes / copy_s,
+    )  # fmt: skip
+    for way, (is_pinned, copy) in WAYS.items():
+        if is_pinned:
+            spans = lk.trace(
+                [(pinned, stamps)] * 18,
+                lambda batch: torch.cuda._sleep(n_cycles),
+                n_batches=16,
+                device="cuda",
+                copy=copy,
+            )
+            simulated_s = step_seconds(lk.simulate_feeding(way, loop, n_steps=16))
+            assert step_seconds(spans) == pytest.approx(simulated_s, rel=0.15), way
 
 
 def test_without_workers_the_loop_loads():
