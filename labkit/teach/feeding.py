@@ -200,7 +200,7 @@ class FeedingExplorer:
             if kind is widgets.FloatLogSlider:
                 limits = {"min": math.log10(low), "max": math.log10(high)}
             slider = kind(value=value, description=name, continuous_update=False, **limits)
-            slider.style, slider.layout.width = {"description_width": "12em"}, "30em"
+            slider.style, slider.layout.width = {"description_width": "15em"}, "34em"
             slider.observe(lambda change, field=field, unit=unit: self._choose(field, change["new"] * unit), "value")
             self.sliders[field] = slider
         self._picture = widgets.Image(value=png_bytes(self._figure), format="png", layout={"max_width": "100%"})
