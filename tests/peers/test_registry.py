@@ -448,8 +448,7 @@ def test_who_is_missing_or_breaks_is_told_and_the_rest_go_on(tmp_path, monkeypat
     ]
     frame = compare_peers(n_photos=6, rounds=2, peers=fakes, progress=False)
     assert set(frame["variant"]) == {BASELINE, "right"}
-    assert (frame.loc[frame["is_warmup"], "n_images"] == 12).all()  # a first run plans by a second epoch
-    assert (frame["n_images"] % 6 == 0).all()
+    assert (frame["n_images"] % 6 == 0).all()  # whole epochs; how many depends on the speed
     assert frame.groupby("variant").size().tolist() == [3, 3]
     assert (frame["peak_mem_mb"] > 50).all()
     assert {f"{name} {row['state']}: {row['why']}" for name, row in left_out(frame).iterrows()} == {
