@@ -114,10 +114,15 @@ class Explorer:
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
         """The menus, and in the same output the picture, for readers without a kernel."""
-        bundle = {"text/plain": repr(self), "image/png": png_base64(self._figure)}
-        if self._box is not None:
-            bundle[WIDGET_VIEW] = self._box._repr_mimebundle_()[WIDGET_VIEW]
-        return bundle
+        return widget_bundle(repr(self), self._figure, self._box)
+
+
+def widget_bundle(text: str, figure: Figure, box: Any) -> dict[str, Any]:
+    """What a notebook shows of a picture with controls: `box`, a widget or None, and the picture without a kernel."""
+    bundle = {"text/plain": text, "image/png": png_base64(figure)}
+    if box is not None:
+        bundle[WIDGET_VIEW] = box._repr_mimebundle_()[WIDGET_VIEW]
+    return bundle
 
 
 def explore(

@@ -11,11 +11,11 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from labkit.core import png_base64, png_bytes, require_choice, require_int, require_positive
+from labkit.core import png_bytes, require_choice, require_int, require_positive
 from labkit.measure import mark_simulated
 from labkit.pipeline import trace
 from labkit.pipeline.simulation import SimulatedDevice, SimulatedLoader, simulated_cuda
-from labkit.teach.explore import WIDGET_VIEW
+from labkit.teach.explore import widget_bundle
 
 # Way -> is the batch in page-locked memory, and how `lk.trace` copies it.
 WAYS = {
@@ -216,7 +216,4 @@ class FeedingExplorer:
         return f"{self.feeding} (simulated)"
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
-        bundle = {"text/plain": repr(self), "image/png": png_base64(self._figure)}
-        if self._box is not None:
-            bundle[WIDGET_VIEW] = self._box._repr_mimebundle_()[WIDGET_VIEW]
-        return bundle
+        return widget_bundle(repr(self), self._figure, self._box)

@@ -6,6 +6,7 @@ import re
 import subprocess
 from base64 import b64decode, b64encode
 
+import numpy as np
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 from PIL import Image
@@ -206,3 +207,16 @@ def test_nothing_is_stored_if_one_file_cannot_be(clone, reason):
         storing.store_all([_executed(clone, "00_a"), _executed(clone, last)], storing.describe_run(""), clone)
     (clone / "no folder").unlink()
     assert contents(clone) == before
+
+
+def test_a_plot_keeps_its_colors_and_a_photo_gets_more_of_them():
+    shades = np.linspace(0, 255, 256).astype(np.uint8)
+    photo = np.stack(np.broadcast_arrays(shades[:, None], shades[None], shades[::-1, None]), axis=2)
+    plot = np.where(photo > 128, 255, 0).astype(np.uint8)
+
+    def reduced(pixels):
+        png = b64encode(encode_image(Image.fromarray(pixels), "PNG")).decode()
+        return Image.open(io.BytesIO(b64decode(storing._reduce_colors(png)))).convert("RGB")
+
+    assert np.array_equal(reduced(plot), plot)
+    assert 64 < len(reduced(photo).getcolors()) <= 256

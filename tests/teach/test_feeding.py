@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import labkit as lk
-from labkit.teach import feeding as feeding_module
+from labkit.teach.explore import WIDGET_VIEW
 from labkit.teach.feeding import WAYS, Feeding, step_seconds
 
 SLOW_COPY = Feeding(step_s=20e-3, load_s=10e-3, num_workers=4, batch_bytes=100_000_000, pcie_bytes_per_s=10e9,
@@ -105,7 +105,7 @@ def test_sliders_change_the_picture():
     assert (explorer.feeding.num_workers, explorer.feeding.step_s) == (0, pytest.approx(0.1))
     assert explorer._picture.value != before
     bundle = explorer._repr_mimebundle_()
-    assert {"image/png", "text/plain", feeding_module.WIDGET_VIEW} == set(bundle)
+    assert {"image/png", "text/plain", WIDGET_VIEW} == set(bundle)
 
 
 def test_published_rates_name_their_source():
