@@ -81,4 +81,5 @@ from .teach.predictions import (
 from .teach.reference.runs import reference_runs as reference_runs, show_reference as show_reference
 from .tuning.diagnosis import Diagnosis as Diagnosis
 from .tuning.stalls import diagnose as diagnose
+from .tuning.watch.session import watch as watch
 from .tuning.tuner import Tuned as Tuned, tune as tune

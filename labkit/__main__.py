@@ -1,5 +1,6 @@
 """`python -m labkit`."""
 
-from labkit.lab import app
+from labkit.lab import main
 
-app(prog_name="python -m labkit")
+if __name__ == "__main__":
+    main()

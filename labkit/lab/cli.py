@@ -2,6 +2,8 @@
 
 import os
 import sys
+from collections.abc import Callable
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -16,6 +18,19 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+_afterwards: list[Callable[[], None]] = []  # what must not run within typer, which has its own way with exceptions
+
+
+def main() -> None:
+    """Run the command of the command line."""
+    try:
+        app(prog_name="python -m labkit")
+    except SystemExit as ended:
+        if ended.code or not _afterwards:
+            raise
+    for run in _afterwards:
+        run()
 
 
 def _set_scale(name: str) -> str:
@@ -148,6 +163,36 @@ def diagnose(
         from labkit.pipeline import save_trace
 
         typer.echo(f"wrote {save_trace(found.spans, trace)}")
+
+
+@app.command(context_settings={"allow_interspersed_args": False})
+def watch(
+    script: Annotated[str, typer.Argument(metavar="SCRIPT", help="A training script, or after -m a module's name.")],
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="[ARGUMENTS]", help="Its own arguments.")] = None,
+    module: Annotated[bool, typer.Option("-m", help="Run a module, as `python -m` does.")] = False,
+    steps: Annotated[int, typer.Option(min=0, help="Report after so many batches (default: at the end).")] = 0,
+    replay: Annotated[
+        bool, typer.Option("--replay", help="Measure the ceiling by repeating batches; no training.")
+    ] = False,
+    try_it: Annotated[
+        bool, typer.Option("--try", help="Also run it with the recommended loader settings, in turns; no training.")
+    ] = False,
+    end: Annotated[bool, typer.Option("--end", help="End the script after --steps, before it saves anything.")] = False,
+    json: Annotated[str, typer.Option(help="File for the figures.")] = "",
+    html: Annotated[str, typer.Option(help="File for a page with the timeline.")] = "",
+    trace: Annotated[str, typer.Option(help="File for the timeline, for ui.perfetto.dev.")] = "",
+) -> None:
+    """Run an unchanged training script, and show what it waited for."""
+    from labkit.tuning.watch import CannotRun, CannotTry, Script, WatchOptions, try_settings, watch_script
+
+    if try_it:
+        with one_line_errors("labkit", CannotTry):
+            command = [*(["-m"] if module else []), script, *(arguments or [])]
+            typer.echo(repr(try_settings(command, steps or 100, typer.echo)))
+        return
+    with one_line_errors("labkit", CannotRun):
+        program = Script(script, arguments or [], is_module=module)
+    _afterwards.append(partial(watch_script, program, WatchOptions(steps, end, replay, json, html, trace)))
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""`%%variant LABEL`: like `%%timeit`, but it adds its runs to a frame for the plots and `summarize`."""
+"""`%%variant LABEL`: like `%%timeit`, but its runs go into a frame. `%%watch`: what a training in a cell waits for."""
 
 from collections.abc import Iterator
 from types import CodeType
@@ -8,9 +8,11 @@ from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, cell_magic, magics_class
 from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
+from IPython.display import display
 
 from labkit.core import scale
 from labkit.measure import compare
+from labkit.tuning.watch import NothingSeen, watch
 
 
 @magics_class
@@ -44,6 +46,21 @@ class VariantMagics(Magics):
         self.shell.user_ns[options.into] = runs if earlier is None else _replace_runs(earlier, runs)
         rates = runs.loc[~runs["is_warmup"], "images_per_s"]
         print(f"{label}: median {rates.median():,.0f} images/s over {len(rates)} runs (added to `{options.into}`)")
+
+    @magic_arguments()
+    @argument("name", nargs="?", default="watched", help="name for the report (default: watched)")
+    @cell_magic
+    def watch(self, line: str, cell: str) -> None:
+        """Run this cell and show what its training waited for; the cell itself stays as it is."""
+        name = parse_argstring(self.watch, line).name
+        code = compile(self.shell.transform_cell(cell), "<watch>", "exec")
+        with watch() as watched:
+            exec(code, self.shell.user_ns)  # noqa: S102 - the cell that the reader wrote and ran
+        try:
+            self.shell.user_ns[name] = watched.report()
+        except NothingSeen as error:
+            raise UsageError(str(error)) from None
+        display(self.shell.user_ns[name])
 
     def _run_cell(self, code: CodeType, n_images: int) -> Iterator[int]:
         exec(code, self.shell.user_ns)  # noqa: S102 - the cell that the reader wrote and ran

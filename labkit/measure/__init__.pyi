@@ -12,7 +12,7 @@ from .intervals import speedup_interval as speedup_interval, speedup_of as speed
 from .plots import (
     ladder_rungs as ladder_rungs, mark_simulated as mark_simulated, plot_ladder as plot_ladder,
     plot_speedup as plot_speedup,
-    plot_stalls as plot_stalls,
+    plot_stalls as plot_stalls, plot_timeline as plot_timeline,
 )
 from .processes import PeakMemory as PeakMemory, apart as apart, tree_usage as tree_usage
 from .readbacks import count_readbacks as count_readbacks

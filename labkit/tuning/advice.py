@@ -1,13 +1,17 @@
 """From measured costs to what to change next: why, how much it should gain, and where it is taught."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from labkit.core import usable_cores
-from labkit.tuning.training_loop import starts_workers, torch_loader
+from labkit.tuning.contention import expected_s, worst_s
+from labkit.tuning.io_wait import Making
+from labkit.tuning.loader_traits import LoaderTraits
 
 LITTLE = 0.05  # share of the time: smaller costs are not worth a change
+_SHORT_EPOCH = 100  # batches: in a shorter one the start weighs more than it will in any real training
 
 
 @dataclass(frozen=True)
@@ -55,11 +59,13 @@ class Costs:
 class Recommendation:
     """What to change.
 
-    rung: One of `"none"`, `"workers"`, `"storage"`, `"decoding"`, `"copy"`, `"hand-over"`, `"start"`.
+    rung: One of `"none"`, `"workers"`, `"storage"`, `"decoding"`, `"transforms"`, `"copy"`, `"hand-over"`, `"start"`.
     action: What to do, in a sentence.
     why: The measurement that supports it.
     speedup: How much faster training should be after it, at most.
     notebook: Where it is taught.
+    speedup_low: How much at least, where that can be said; 1.0: it depends on what replaces what.
+    settings: Arguments of `torch.utils.data.DataLoader` that do it; empty if they cannot.
     """
 
     rung: str
@@ -67,20 +73,38 @@ class Recommendation:
     why: str
     speedup: float
     notebook: str
+    speedup_low: float = 1.0
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        gain = f" Should bring up to {self.speedup:.2f}x." if self.speedup > 1 else ""
-        return f"{self.action} ({self.why}).{gain} Notebook {self.notebook}."
+        return f"{self.action} ({self.why}).{self._gain} Notebook {self.notebook}."
+
+    @property
+    def _gain(self) -> str:
+        if self.speedup <= 1:
+            return ""
+        if round(self.speedup_low, 2) in (1.0, round(self.speedup, 2)):
+            return f" Should bring up to {self.speedup:.2f}x."
+        return f" Should bring {self.speedup_low:.2f}x to {self.speedup:.2f}x."
 
 
-def advise(costs: Costs, loader: Any) -> list[Recommendation]:
+def advise(costs: Costs, traits: LoaderTraits) -> list[Recommendation]:
     """What to change, the largest gain first; a single "none" if training does not wait for data."""
     found: dict[str, Recommendation] = {}
     for cause, share in sorted(costs.lost.items(), key=lambda item: -item[1]):
-        if share >= LITTLE:
-            advice = _advise_on(cause, share, costs, loader)
+        if share >= LITTLE and _applies(cause, traits):
+            advice = _advise_on(cause, share, costs, traits)
             found.setdefault(advice.rung, advice)
     return list(found.values()) or [_advise_nothing(costs)]
+
+
+def _applies(cause: str, traits: LoaderTraits) -> bool:
+    """Whether the cause would be there in a long training, too."""
+    of_a_trial = (traits.n_batches or _SHORT_EPOCH) < _SHORT_EPOCH and not traits.starts_workers
+    return cause != "start" or not of_a_trial
+
+
+_AUGMENT_ON_DEVICE = "Do less for each sample on the CPU: crop and augment whole batches where the step runs"
 
 
 def _advise_nothing(costs: Costs) -> Recommendation:
@@ -117,37 +141,34 @@ _CAUSES = {
 }  # fmt: skip
 
 
-def _advise_on(cause: str, share: float, costs: Costs, loader: Any) -> Recommendation:
+def _advise_on(cause: str, share: float, costs: Costs, traits: LoaderTraits) -> Recommendation:
     spent_on, rung, action, notebook = _CAUSES[cause]
     why = f"{share:.0%} of the time goes into {spent_on}"
-    workers, decoder = torch_loader(loader), of_data_set(loader, "decoder")
-    if rung in ("storage", "decoding") and getattr(workers, "num_workers", math.inf) < usable_cores():
-        return _advise_workers(costs, workers.num_workers, why)
-    if rung == "storage" and getattr(of_data_set(loader, "store"), "mode", "index") != "index":
+    num_workers = math.inf if traits.num_workers is None else traits.num_workers
+    if rung in ("storage", "decoding") and num_workers < usable_cores():
+        return _advise_workers(costs, traits.num_workers or 0, why)
+    settings: dict[str, Any] = {"pin_memory": True} if rung == "copy" and not traits.pin_memory else {}
+    if rung == "storage" and (traits.tar_mode or "index") != "index":
         action, notebook = "Read the tar through an index: TarStore(path, mode='index')", "09_marigold_storage"
-    elif rung == "decoding" and isinstance(decoder, str) and decoder != "turbojpeg":
-        action, notebook = f"Decode with turbojpeg instead of {decoder}", "02_read_image"
-    elif rung == "start" and starts_workers(workers):
-        action = "Keep the workers from epoch to epoch: persistent_workers=True"
+    elif rung == "decoding" and not traits.decodes:
+        rung, action, notebook = "transforms", _AUGMENT_ON_DEVICE, "06_kornia_gpu"
+    elif rung == "decoding" and traits.decoder not in (None, "turbojpeg"):
+        action, notebook = f"Decode with turbojpeg instead of {traits.decoder}", "02_read_image"
+    elif rung == "start" and traits.starts_workers:
+        action, settings = "Keep the workers from epoch to epoch: persistent_workers=True", {"persistent_workers": True}
     speedup = costs.together / max(costs.step, costs.together - costs.lost_s[cause])
-    return Recommendation(rung, action, why, speedup, notebook)
+    return Recommendation(rung, action, why, speedup, notebook, settings=settings)
 
 
 def _advise_workers(costs: Costs, current: int, why: str) -> Recommendation:
     cores = usable_cores()
     action = f"Use {cores} persistent workers instead of {current}: num_workers={cores}, persistent_workers=True"
+    making = Making(costs.making or (costs.fetch + costs.prepare) * max(1, current), costs.waiting)
     busy = costs.step + costs.copy + costs.hand_over
-    making = costs.making or (costs.fetch + costs.prepare) * max(1, current)
-    computing = making * (1 - costs.waiting) + costs.step_cpu  # on the same cores
-    expected = max(busy, making / cores, computing / cores)
-    return Recommendation("workers", action, why, max(1.0, costs.together / expected), "03_persistent_workers")
-
-
-def of_data_set(loader: Any, name: str) -> Any:
-    """An attribute of the loader's data set, or of one that it wraps; None if none has it."""
-    data = getattr(loader, "dataset", None)
-    while data is not None:
-        if getattr(data, name, None) is not None:
-            return getattr(data, name)
-        data = getattr(data, "dataset", None)
-    return None
+    at_best, at_worst = (
+        costs.together / model(cores, making, busy, costs.step_cpu, cores) for model in (expected_s, worst_s)
+    )
+    settings = {"num_workers": cores, "persistent_workers": True}
+    return Recommendation(
+        "workers", action, why, max(1.0, at_best), "03_persistent_workers", max(1.0, at_worst), settings
+    )

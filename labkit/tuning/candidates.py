@@ -11,6 +11,7 @@ from labkit.core import usable_cores
 from labkit.data import ImageDataset, collate
 from labkit.pipeline.batch_loader import BatchLoader
 from labkit.pipeline.loader import LoaderConfig, cores_per_rank, make_loader
+from labkit.tuning.contention import expected_s
 from labkit.tuning.io_wait import Making
 
 DEFAULT = "default"
@@ -105,14 +106,6 @@ def worth_measuring(making: Making, step_s: float, step_cpu_s: float) -> list[in
     limit = WORTH_MEASURING * min(expected.values())
     worth = [count for count in counts if expected[count] <= limit]
     return sorted(worth, key=lambda count: (round(expected[count] / limit, 2), count))[:_MAX_COUNTS]
-
-
-def expected_s(num_workers: int, making: Making, step_s: float, step_cpu_s: float, cores: int) -> float:
-    """Seconds per batch of training: workers share the making, and all computation shares the cores."""
-    if not num_workers:
-        return making.known_s + step_s
-    computing_s = making.known_s * (1 - making.waiting) + step_cpu_s
-    return max(step_s, making.known_s / num_workers, computing_s / cores)
 
 
 def with_decoder(dataset: ImageDataset, decoder: str) -> ImageDataset:

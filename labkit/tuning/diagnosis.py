@@ -49,18 +49,11 @@ class Diagnosis:
     @property
     def sentences(self) -> list[str]:
         """The result in words."""
-        return [_describe_waiting(self), _describe_ceiling(self), str(self.recommendation)]
+        return [describe_waiting(self.shares), _describe_ceiling(self), str(self.recommendation)]
 
     def plot(self, ax: Any = None) -> Any:
         """Where the time of a batch goes, beside the step alone. Returns the Axes."""
-        from labkit.measure import plot_stalls
-
-        parts = {"compute": self.costs.step, **self.costs.lost_s}
-        rows = [{"variant": "training", "stage": stage, "seconds": seconds} for stage, seconds in parts.items()]
-        rows.append({"variant": "if data were free", "stage": "compute", "seconds": self.costs.step})
-        ax = plot_stalls(pd.DataFrame(rows), ax=ax)
-        ax.set(xlabel="seconds a batch", title=f"ceiling: {self.ceiling:.2f}x")
-        return ax
+        return plot_costs(self.costs, f"ceiling: {self.ceiling:.2f}x", ax)
 
     def __repr__(self) -> str:
         return "\n".join(self.sentences)
@@ -79,11 +72,24 @@ class Diagnosis:
         return f'<img alt="{escape(self.sentences[0])}" src="data:image/png;base64,{png_base64(figure)}">{words}'
 
 
-def _describe_waiting(found: Diagnosis) -> str:
-    lost = {name: found.shares[name] for name in SHARES[1:]}
+def plot_costs(costs: Costs, title: str, ax: Any = None) -> Any:
+    """Where the time of a batch goes, beside the step alone. Returns the Axes."""
+    from labkit.measure import plot_stalls
+
+    parts = {"compute": costs.step, **costs.lost_s}
+    rows = [{"variant": "training", "stage": stage, "seconds": seconds} for stage, seconds in parts.items()]
+    rows.append({"variant": "if data were free", "stage": "compute", "seconds": costs.step})
+    ax = plot_stalls(pd.DataFrame(rows), ax=ax)
+    ax.set(xlabel="seconds per batch", title=title)
+    return ax
+
+
+def describe_waiting(shares: dict[str, float]) -> str:
+    """A sentence on the shares of the time."""
+    lost = {name: shares[name] for name in SHARES[1:]}
     total = sum(lost.values())
     if total < LITTLE:
-        return f"Training does not wait for its data: {found.shares['compute']:.0%} of the time is the step itself."
+        return f"Training does not wait for its data: {shares['compute']:.0%} of the time is the step itself."
     ordered = sorted(lost.items(), key=lambda item: -item[1])
     parts = ", ".join(f"{name} {share:.0%}" for name, share in ordered if share >= 0.005)
     return f"Training waits for its data {total:.0%} of the time: {parts}."

@@ -32,7 +32,7 @@ class Epochs:
         self._loader, self._anew = loader, anew
         self.gaps_s: list[float] = []
         self.first_s = 0.0
-        self.length = _length(loader)
+        self.length = epoch_length(loader)
 
     def __iter__(self) -> Generator[Any, None, None]:
         asked, n_epochs = time.perf_counter(), 0
@@ -61,7 +61,8 @@ class Epochs:
         return max(0.0, statistics.median(gaps_s) - waiting_s) / self.length if gaps_s and self.length else 0.0
 
 
-def _length(loader: Any) -> int | None:
+def epoch_length(loader: Any) -> int | None:
+    """Batches of an epoch, where the loader says so without harm."""
     from torch.utils.data import IterableDataset
 
     if isinstance(getattr(loader, "dataset", None), IterableDataset):

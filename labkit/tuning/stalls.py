@@ -10,11 +10,12 @@ import pandas as pd
 from labkit.core import preserve_rng_state, require_int
 from labkit.measure import make_frame, page_cache_state, speedup_interval, tree_usage
 from labkit.tuning import training_loop as loop_parts
-from labkit.tuning.advice import Costs, advise, of_data_set
+from labkit.tuning.advice import Costs, advise
 from labkit.tuning.diagnosis import Diagnosis
 from labkit.tuning.epochs import CannotDiagnose
 from labkit.tuning.gpu_utilization import gpu_utilization
 from labkit.tuning.io_wait import Making, making_in_one_process, waiting_of
+from labkit.tuning.loader_traits import LoaderTraits, of_data_set
 from labkit.tuning.training_loop import LOADER, RECEIVE, STEP, STEP_AND_COPY, TOGETHER, LoopParts
 
 _MIN_BATCHES = 4  # per part of a round: with fewer, one odd batch decides
@@ -75,10 +76,11 @@ def _measure(parts: LoopParts, batches: int, rounds: int, limit_s: float, evict:
             parts.close()
         making = _measure_making(parts, table, limit_s)
     costs = _share_out_costs(parts, table.median(), making)
+    advice = advise(costs, LoaderTraits.of(parts.innermost))
     low, high = speedup_interval(((table[TOGETHER] + costs.start) / table[STEP]).to_numpy())
     return Diagnosis(
         shares={"compute": float(costs.step / costs.together), **costs.lost}, ceiling=costs.together / costs.step,
-        ceiling_low=low, ceiling_high=high, recommendations=advise(costs, parts.innermost), costs=costs,
+        ceiling_low=low, ceiling_high=high, recommendations=advice, costs=costs,
         gpu_utilization=statistics.fmean(busy) if busy else None, cold=cold, frame=_make_frame(table, n, parts),
         spans=pd.DataFrame(parts.spans),
     )  # fmt: skip

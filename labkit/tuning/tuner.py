@@ -21,9 +21,9 @@ from labkit.tuning.candidates import (
     Candidate,
     Source,
     candidates,
-    expected_s,
     with_workers,
 )
+from labkit.tuning.contention import expected_s
 from labkit.tuning.decoder_choice import fastest_decoder
 from labkit.tuning.io_wait import Making, making_in_one_process
 from labkit.tuning.race import STEP_ALONE, race

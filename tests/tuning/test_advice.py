@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from labkit.tuning.advice import Costs, Recommendation, advise
+from labkit.tuning.advice import Costs, Recommendation, advise as advise_on
+from labkit.tuning.loader_traits import LoaderTraits
 
 
 @pytest.fixture
@@ -17,6 +18,10 @@ def cores(monkeypatch):
 
 def _loader(**options):
     return DataLoader(TensorDataset(torch.zeros(40, 3, 8, 8)), **options)
+
+
+def advise(costs, loader):
+    return advise_on(costs, LoaderTraits.of(loader))
 
 
 def _costs(**changed):

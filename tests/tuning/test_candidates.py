@@ -4,7 +4,8 @@ import pytest
 
 import labkit as lk
 from labkit.tuning import candidates as field
-from labkit.tuning.candidates import DEFAULT, expected_s, worth_measuring
+from labkit.tuning.candidates import DEFAULT, worth_measuring
+from labkit.tuning.contention import expected_s
 from labkit.tuning.io_wait import Making
 from labkit.tuning.tuner import _CostsAlone
 

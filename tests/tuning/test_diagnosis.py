@@ -59,7 +59,7 @@ def test_what_it_draws(found):
     assert rows[0] == pytest.approx([3.0, *found.costs.lost_s.values()])
     assert rows[1] == pytest.approx([3.0, 0, 0, 0, 0, 0])
     assert [label.get_text() for label in ax.get_yticklabels()] == ["training", "if data were free"]
-    assert (ax.get_xlabel(), ax.get_title()) == ("seconds a batch", "ceiling: 3.33x")
+    assert (ax.get_xlabel(), ax.get_title()) == ("seconds per batch", "ceiling: 3.33x")
     assert ax.get_legend().get_texts()[0].get_text() == "compute"
 
 

@@ -1,0 +1,237 @@
+"""From what was noted of a training to what a batch costs it, and to a report."""
+
+import math
+import statistics
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from labkit.measure import speedup_interval
+from labkit.tuning.advice import Costs
+from labkit.tuning.watch.device_time import DeviceTimes
+from labkit.tuning.watch.fetching import Made
+from labkit.tuning.watch.observing import REPLAY, Batch, Epoch, Observer, SeenLoader
+
+_UNSETTLED = 3  # batches in which a training compiles, chooses algorithms and allocates
+_MOST_BLOCKS = 20
+_LEAST_OF_BLOCK = 3  # batches
+
+
+class _Ready(NamedTuple):
+    """When a batch was ready, and whether its worker made no other one when it was asked for."""
+
+    end_s: float
+    at_rest: bool
+
+
+class Turn(NamedTuple):
+    """One batch and its step; seconds.
+
+    wait_s: For all loaders that the step takes batches from.
+    hand_over_s: Of it, with the batch ready.
+    step_s: Until the next batch is asked for, without what other loops within it took.
+    step_cpu_s: Processor seconds of the process meanwhile.
+    """
+
+    wait_s: float
+    hand_over_s: float
+    step_s: float
+    step_cpu_s: float
+    phase: str
+
+
+@dataclass(frozen=True)
+class Accounts:
+    """What is known of the training.
+
+    loader: The one that most of its batches came from.
+    turns: Its batches and their steps, without the first ones of each epoch.
+    made_by: Its batches as they were made, by worker; -1: the training process.
+    starts_s: From the beginning of each epoch to its first batch.
+    """
+
+    loader: SeenLoader
+    turns: list[Turn]
+    made_by: dict[int, list[Made]]
+    starts_s: list[float]
+
+    @property
+    def made(self) -> list[Made]:
+        return [made for of_worker in self.made_by.values() for made in of_worker]
+
+    def of(self, phase: str) -> list[Turn]:
+        return [turn for turn in self.turns if turn.phase == phase]
+
+
+def find_accounts(observer: Observer) -> Accounts | None:
+    """The accounts of the training; None if fewer than two batches were asked for."""
+    training = [loader for loader in observer.loaders if loader.trains] or observer.loaders
+    loader = max(training, key=lambda each: each.n_batches, default=None)
+    if loader is None or loader.n_batches < 2:
+        return None
+    made_by, ends = _made_of(loader, observer)
+    receiving_s = _receiving_s(ends)
+    beside = _waits([each for each in training if each is not loader])
+    apart = _loops([each for each in observer.loaders if each not in training])
+    turns: list[Turn] = []
+    for number, epoch in enumerate(loader.epochs):
+        of_epoch = list(_turns(epoch, ends, receiving_s, beside, apart))
+        skipped = max(1, loader.traits.num_workers or 0) + (_UNSETTLED if number == 0 else 0)
+        turns += of_epoch[skipped:] or of_epoch[1:]
+    starts_s = [each.batches[0].received_s - each.began_s for each in loader.epochs if each.batches]
+    return Accounts(loader, turns, made_by, starts_s)
+
+
+def _made_of(loader: SeenLoader, observer: Observer) -> tuple[dict[int, list[Made]], dict[Batch, _Ready]]:
+    """How its batches were made, by worker, and for each that is known when it was ready."""
+    times, ends = observer.times(loader), dict[Batch, _Ready]()
+    made_by: dict[int, list[Made]] = defaultdict(list)
+    for number, epoch in enumerate(loader.epochs):
+        made_by[-1] += epoch.made_here
+        own = {
+            worker: [made for made in of_worker if made.epoch == epoch.number]
+            for worker, of_worker in times.get(number - epoch.number, {}).items()
+        }
+        for worker, of_worker in own.items():
+            made_by[worker] += of_worker
+        in_order = {worker: iter(of_worker) for worker, of_worker in own.items()}
+        for batch in (each for each in epoch.batches if each.phase != REPLAY):
+            worker = -1 if batch.worker is None else batch.worker
+            if made := next(in_order.get(worker, iter(())), None):
+                ends[batch] = _Ready(made.end_s, _rests(own[worker], batch.asked_s))
+    return {worker: made for worker, made in made_by.items() if made}, ends
+
+
+def _rests(made: list[Made], at_s: float) -> bool:
+    """Whether a worker makes no batch at a time."""
+    last = bisect_right(made, at_s, key=lambda each: each.start_s) - 1
+    return last < 0 or made[last].end_s <= at_s
+
+
+def _receiving_s(ends: dict[Batch, _Ready]) -> float:
+    """What receiving a batch takes from a worker that rests.
+
+    One that makes another batch answers late, which is a matter of the making.
+    """
+    at_rest_s = [
+        batch.received_s - batch.asked_s
+        for batch, ready in ends.items()
+        if ready.at_rest and ready.end_s <= batch.asked_s
+    ]
+    return statistics.median(at_rest_s) if at_rest_s else 0.0
+
+
+def _turns(
+    epoch: Epoch, ends: dict[Batch, _Ready], receiving_s: float, beside: "_Spent", apart: "_Spent"
+) -> Iterator[Turn]:
+    """The batches of an epoch with their steps.
+
+    Args:
+        ends: When batches were ready, where it is known.
+        receiving_s: At most so much of a wait is for the hand-over.
+        beside: Waits for loaders that the same steps take batches from.
+        apart: Loops over all other loaders.
+    """
+    for number, batch in enumerate(epoch.batches):
+        following = epoch.batches[number + 1] if number + 1 < len(epoch.batches) else None
+        until_s = following.asked_s if following else epoch.ended_s
+        if until_s is None:  # the loop was left, or the training ended
+            return
+        wait_s, gap_s = batch.received_s - batch.asked_s, until_s - batch.received_s
+        after_s = batch.received_s - max(ends[batch].end_s, batch.asked_s) if batch in ends else 0.0
+        theirs_s = beside.within(batch.received_s, until_s)
+        step_s = gap_s - theirs_s - apart.within(batch.received_s, until_s)
+        cpu_s = following.cpu_asked_s - batch.cpu_received_s if following else float("nan")
+        yield Turn(wait_s + theirs_s, min(max(0.0, after_s), receiving_s), max(0.0, step_s), cpu_s, batch.phase)
+
+
+class _Spent:
+    """Seconds that were spent on other loaders, by when they began."""
+
+    def __init__(self, spans: list[tuple[float, float]]):
+        spans = sorted(spans)
+        self._starts = np.array([start_s for start_s, _ in spans])
+        self._until = np.concatenate([[0.0], np.cumsum([end_s - start_s for start_s, end_s in spans])])
+
+    def within(self, start_s: float, end_s: float) -> float:
+        first, last = np.searchsorted(self._starts, (start_s, end_s))
+        return float(self._until[last] - self._until[first])
+
+
+def _waits(loaders: list[SeenLoader]) -> _Spent:
+    batches = (batch for loader in loaders for epoch in loader.epochs for batch in epoch.batches)
+    return _Spent([(batch.asked_s, batch.received_s) for batch in batches])
+
+
+def _loops(loaders: list[SeenLoader]) -> _Spent:
+    """Whole epochs: such as a validation in the middle of a training epoch."""
+    epochs = (epoch for loader in loaders for epoch in loader.epochs if epoch.batches)
+    return _Spent([(each.began_s, each.ended_s or each.batches[-1].received_s) for each in epochs])
+
+
+def costs_of(accounts: Accounts, device: DeviceTimes) -> Costs:
+    """Seconds per batch, by cause; the step is the replayed one where there is one, and else as it was seen."""
+    turns, replayed = accounts.of("training"), accounts.of(REPLAY)
+    wait_s, hand_over_s = _mean(turns, "wait_s"), _mean(turns, "hand_over_s")
+    steady_s, seen_s = wait_s + _mean(turns, "step_s"), _mean(turns, "step_s")
+    if device.idle_s and wait_s > 0:  # the device still computed during the rest of the wait
+        idle_s = min(wait_s, statistics.fmean(device.idle_s))
+        hand_over_s, seen_s, wait_s = hand_over_s * idle_s / wait_s, seen_s + wait_s - idle_s, idle_s
+    n_batches = max(1, accounts.loader.n_batches)
+    copy_s = min(seen_s, sum(device.copy_s) / n_batches)
+    step_s = min(seen_s - copy_s, _mean(replayed, "step_s")) if replayed else seen_s - copy_s
+    waiting, making_s = (
+        _waiting_share(accounts.made),
+        statistics.fmean([each.end_s - each.start_s for each in accounts.made] or [wait_s]),
+    )
+    rest_s = max(0.0, steady_s - step_s - copy_s - hand_over_s)
+    start_s = _start_s(accounts, wait_s)
+    return Costs(
+        step=step_s, copy=copy_s, hand_over=hand_over_s, fetch=rest_s * waiting, prepare=rest_s * (1 - waiting),
+        start=start_s, together=steady_s + start_s, making=making_s if accounts.made else None, waiting=waiting,
+        step_cpu=_mean(replayed or turns, "step_cpu_s"),
+    )  # fmt: skip
+
+
+def ceiling_interval(accounts: Accounts, costs: Costs) -> tuple[float, float]:
+    """95 % interval of `together` over `step`, from blocks of neighbouring batches."""
+    turns, replayed = accounts.of("training"), accounts.of(REPLAY)
+    together = _block_means([turn.wait_s + turn.step_s for turn in turns])
+    scale = costs.together / statistics.fmean(together) if together else 1.0  # with the starts of epochs
+    if replayed:
+        low, high = speedup_interval(np.array(together) * scale, np.array(_block_means([t.step_s for t in replayed])))
+    else:
+        steps = _block_means([turn.step_s for turn in turns])
+        factor = statistics.fmean(steps) / costs.step if steps and costs.step else 1.0  # copies and the device's part
+        low, high = speedup_interval(np.array(together) / np.array(steps) * scale * factor)
+    point = costs.together / costs.step
+    return min(low, point), max(high, point)  # bursts are trimmed from the interval, not from the mean
+
+
+def _block_means(seconds: list[float]) -> list[float]:
+    n_blocks = min(_MOST_BLOCKS, len(seconds) // _LEAST_OF_BLOCK)
+    return [float(block.mean()) for block in np.array_split(seconds, n_blocks)] if n_blocks >= 2 else seconds
+
+
+def _mean(turns: list[Turn], name: str) -> float:
+    known = [value for turn in turns if not math.isnan(value := getattr(turn, name))]
+    return statistics.fmean(known or [0.0])
+
+
+def _waiting_share(made: list[Made]) -> float:
+    """Share of the making in which nothing was computed."""
+    wall_s, busy_s = sum(each.end_s - each.start_s for each in made), sum(each.busy_s for each in made)
+    return min(1.0, max(0.0, 1 - busy_s / wall_s)) if wall_s > 0 else 0.0
+
+
+def _start_s(accounts: Accounts, wait_s: float) -> float:
+    """Seconds per batch that starting an epoch costs: as later ones did, or the first if all start like it."""
+    traits, starts_s = accounts.loader.traits, accounts.starts_s
+    if len(starts_s) == 1 and traits.num_workers and not traits.starts_workers:
+        return 0.0  # the only one, and its workers would stay
+    length = traits.n_batches or max(len(epoch.batches) for epoch in accounts.loader.epochs)
+    return max(0.0, statistics.median(starts_s[1:] or starts_s) - wait_s) / length
