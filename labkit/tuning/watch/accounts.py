@@ -113,16 +113,13 @@ def _rests(made: list[Made], at_s: float) -> bool:
 
 
 def _receiving_s(ends: dict[Batch, _Ready]) -> float:
-    """What receiving a batch takes from a worker that rests.
+    """What receiving a batch takes from a worker that rests; if none ever does, what it takes at least.
 
     One that makes another batch answers late, which is a matter of the making.
     """
-    at_rest_s = [
-        batch.received_s - batch.asked_s
-        for batch, ready in ends.items()
-        if ready.at_rest and ready.end_s <= batch.asked_s
-    ]
-    return statistics.median(at_rest_s) if at_rest_s else 0.0
+    after_s = {batch: batch.received_s - max(batch.asked_s, ready.end_s) for batch, ready in ends.items()}
+    at_rest_s = [after_s[batch] for batch, ready in ends.items() if ready.at_rest and ready.end_s <= batch.asked_s]
+    return max(0.0, statistics.median(at_rest_s) if at_rest_s else min(after_s.values(), default=0.0))
 
 
 def _turns(

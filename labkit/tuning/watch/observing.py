@@ -198,7 +198,8 @@ class Observer:
 
     def _resetting(self, original: Any) -> Any:
         def _reset(iterator: Any, loader: Any, first_iter: bool = False) -> Any:
-            if not first_iter and (before := iterator.__dict__.get("_labkit_seen")):
+            before = iterator.__dict__.get("_labkit_seen")
+            if not first_iter and before and before[1].batches:  # not again, in the method of a base class
                 iterator._labkit_seen = self._begin(loader, time.perf_counter())
                 iterator._labkit_seen[1].number = before[1].number + 1
             return original(iterator, loader, first_iter)
@@ -222,6 +223,8 @@ class Observer:
         return __iter__
 
     def _give(self, seen: SeenLoader, epoch: Epoch, give: Callable[[], Any], iterator: Any) -> Any:
+        if _asking.epoch is epoch:  # the method of a base class
+            return give()
         give = self.control.next(seen, give)
         worker, ready = _next_worker(iterator), _ready(iterator)
         outer, _asking.epoch = _asking.epoch, epoch

@@ -19,7 +19,7 @@ def shown_command(name: str, arguments: Sequence[str], *, is_module: bool = Fals
         hides, hides_next = hides_next, False
         if hides and not argument.startswith("-"):
             shown.append("...")
-        elif _SECRET.search(option) and (argument.startswith("-") or equals):
+        elif re.fullmatch(r"[\w.-]+", option) and _SECRET.search(option) and (argument.startswith("-") or equals):
             shown.append(f"{option}=..." if equals else option)
             hides_next = not equals
         else:

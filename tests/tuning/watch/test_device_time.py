@@ -1,0 +1,33 @@
+"""What a CUDA device is seen to wait for, on the simulated device and on a real one."""
+
+import pytest
+import torch
+
+from labkit.tuning.watch.device_time import DeviceTimes
+
+
+def test_without_cuda_nothing_is_recorded(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    times = DeviceTimes()
+    stop = times.start()
+    times.received(times.asked())
+    torch.zeros(1).to(torch.float64)
+    stop()
+    assert (times.idle_s, times.copy_s) == ([], [])
+
+
+def test_a_wait_behind_a_kernel_is_no_idle_time(cuda):
+    """A busy device does not stand still while the host waits, and copies of the host's tensors are timed."""
+    torch.zeros(1, device="cuda")
+    times = DeviceTimes()
+    stop = times.start()
+    try:
+        large = torch.zeros(1 << 22).to("cuda")
+        for _ in range(3):
+            large = large * 2
+        times.received(times.asked())
+    finally:
+        stop()
+    assert len(times.copy_s) == 1
+    assert times.copy_s[0] > 0
+    assert times.idle_s == [pytest.approx(0, abs=1e-4)]

@@ -1,0 +1,154 @@
+"""watch: known stalls, every kind of loader, and what it costs."""
+
+import time
+import timeit
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+import labkit as lk
+from labkit.tuning.diagnosis import SHARES
+from labkit.tuning.watch import NothingSeen
+from tests.noted_stalls import NotedStalls, Notes
+from tests.tuning.test_stalls import KNOWN
+
+pytestmark = pytest.mark.alone
+METHODS = [(DataLoader, "__init__"), (DataLoader, "_get_iterator"), (lk.BatchLoader, "__iter__"), (torch.Tensor, "to")]
+
+
+def optimizer():
+    model = torch.nn.Linear(4, 1)
+    return model, torch.optim.SGD(model.parameters(), 1e-6)
+
+
+def train(loader, step_s=0.002, epochs=1):
+    model, steps = optimizer()
+    for _ in range(epochs):
+        for batch in loader:
+            x = batch[0] if isinstance(batch, list | tuple) else batch
+            steps.zero_grad()
+            model(x.flatten(1)[:, :4].float()).mean().backward()
+            steps.step()
+            time.sleep(step_s)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", KNOWN)
+def test_known_stalls_in_real_time(name, monkeypatch):
+    """Copies are seen on CUDA only: here they belong to the step."""
+    monkeypatch.setattr("labkit.tuning.advice.usable_cores", lambda: 2)
+    stalls, _ = KNOWN[name]
+    notes = Notes()
+    notes._round.value = 0
+    loader = NotedStalls(**vars(stalls)).loader(notes)
+    with lk.watch() as watched:
+        for number, _ in enumerate(loader):
+            with notes("step"):
+                time.sleep(stalls.step + stalls.copy)
+            if number == 40:
+                break
+    found = watched.report()
+    measured = {name: seconds for name, seconds in notes.medians().items() if name != "copy"}
+    expected = replace(stalls, copy=0.0, **measured).shares()
+    assert sum(found.shares.values()) == pytest.approx(1)
+    off = max(abs(found.shares[cause] - expected[cause]) for cause in SHARES)
+    assert off < 0.05, f"found {found.shares}, true {expected}"
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("stateful", [False, True])
+def test_torch_is_as_it_was(num_workers, stateful):
+    kind = DataLoader
+    if stateful:
+        kind = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
+    before = [getattr(owner, name) for owner, name in METHODS]
+    loader = kind(TensorDataset(torch.zeros(40, 4)), 2, num_workers=num_workers)
+    with lk.watch() as watched:
+        train(loader, epochs=2)
+    assert [getattr(owner, name) for owner, name in METHODS] == before
+    assert loader.worker_init_fn is None
+    found = watched.report()
+    assert found is watched.report()
+    row = found.loaders.iloc[0]
+    assert (row["role"], row["n_batches"], row["num_workers"]) == ("training", 40, num_workers)
+    assert row["getitem_ms"] >= 0
+    assert set(found.spans["lane"]) == ({"host", "worker 0"} if num_workers else {"host"})
+
+
+def test_several_loaders_a_step_and_a_validation():
+    def slow(samples):
+        time.sleep(0.004)
+        return torch.stack([sample[0] for sample in samples])
+
+    first, second, other = (DataLoader(TensorDataset(torch.zeros(80, 4)), 2, collate_fn=slow) for _ in range(3))
+    model, steps = optimizer()
+    with lk.watch() as watched:
+        for number, (x, y) in enumerate(zip(first, second, strict=True)):
+            steps.zero_grad()
+            model(x + y).mean().backward()
+            steps.step()
+            time.sleep(0.008)
+            if number == 20:
+                list(other)
+    found = watched.report()
+    assert list(found.loaders["role"]) == ["training", "training, too", "other"]
+    assert found.shares["compute"] == pytest.approx(0.5, abs=0.1)  # without the validation
+    assert found.shares["fetch"] == pytest.approx(0.5, abs=0.1)
+
+
+class Numbers(IterableDataset):
+    def __iter__(self):
+        return (torch.full((4,), float(number)) for number in range(60))
+
+
+def test_iterable_data_and_batch_loader(tmp_path):
+    root = lk.make_photos(tmp_path, 24)
+    loader = lk.BatchLoader(lk.FolderStore(root), size=16, batch_size=2, num_threads=1)
+    for each, n_batches in ((DataLoader(Numbers(), 2, num_workers=2), 60), (loader, 12)):
+        with lk.watch() as watched:
+            train(each)
+        assert watched.report().loaders.iloc[0]["n_batches"] == n_batches
+
+
+def test_nothing_to_see_is_said():
+    with lk.watch() as watched:
+        pass
+    with pytest.raises(NothingSeen, match=r"no torch\.utils\.data\.DataLoader"):
+        watched.report()
+    with lk.watch() as watched:
+        next(iter(DataLoader(TensorDataset(torch.zeros(4, 1)))))
+    with pytest.raises(NothingSeen, match=r"too few batches were seen \(1\)"):
+        watched.report()
+
+
+def test_an_error_in_the_block_is_the_blocks_own():
+    with pytest.raises(ZeroDivisionError), lk.watch() as watched:  # noqa: PT012 - what is raised in between
+        train(DataLoader(TensorDataset(torch.zeros(20, 4)), 2))
+        1 / 0  # noqa: B018
+    assert "Only" in watched.report().notes[0]
+
+
+def test_a_ceiling_that_was_not_measured_says_so():
+    with lk.watch() as watched:
+        train(DataLoader(TensorDataset(torch.zeros(60, 4)), 2))
+    found = watched.report()
+    assert "at least" in found.sentences[1]
+    assert found.plot().get_title().startswith("ceiling: at least")
+    assert "<img" in found._repr_html_()
+
+
+@pytest.mark.exhaustive
+def test_the_hooks_cost_little():
+    """A print of the cost, and a bound so wide that only a mistake passes it."""
+    data = TensorDataset(torch.zeros(10_000, 1))
+
+    def loop():
+        for _ in DataLoader(data, 1):
+            pass
+
+    plain = min(timeit.repeat(loop, number=1, repeat=3))
+    with lk.watch():
+        watched = min(timeit.repeat(loop, number=1, repeat=3))
+    print(f"{1e6 * (watched - plain) / 10_000:.1f} us a batch")
