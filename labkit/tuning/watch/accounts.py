@@ -113,13 +113,16 @@ def _rests(made: list[Made], at_s: float) -> bool:
 
 
 def _receiving_s(ends: dict[Batch, _Ready]) -> float:
-    """What receiving a batch takes from a worker that rests; if none ever does, what it takes at least.
+    """What receiving a batch takes from a worker that rests; infinite if none ever does.
 
     One that makes another batch answers late, which is a matter of the making.
     """
-    after_s = {batch: batch.received_s - max(batch.asked_s, ready.end_s) for batch, ready in ends.items()}
-    at_rest_s = [after_s[batch] for batch, ready in ends.items() if ready.at_rest and ready.end_s <= batch.asked_s]
-    return max(0.0, statistics.median(at_rest_s) if at_rest_s else min(after_s.values(), default=0.0))
+    at_rest_s = [
+        batch.received_s - batch.asked_s
+        for batch, ready in ends.items()
+        if ready.at_rest and ready.end_s <= batch.asked_s
+    ]
+    return statistics.median(at_rest_s) if at_rest_s else math.inf
 
 
 def _turns(
@@ -129,7 +132,7 @@ def _turns(
 
     Args:
         ends: When batches were ready, where it is known.
-        receiving_s: At most so much of a wait is for the hand-over.
+        receiving_s: At most so much of a wait is for the hand-over; infinite: as long as unpickling took.
         beside: Waits for loaders that the same steps take batches from.
         apart: Loops over all other loaders.
     """
@@ -143,7 +146,8 @@ def _turns(
         theirs_s = beside.within(batch.received_s, until_s)
         step_s = gap_s - theirs_s - apart.within(batch.received_s, until_s)
         cpu_s = following.cpu_asked_s - batch.cpu_received_s if following else float("nan")
-        yield Turn(wait_s + theirs_s, min(max(0.0, after_s), receiving_s), max(0.0, step_s), cpu_s, batch.phase)
+        hand_over_s = min(wait_s, max(0.0, after_s)) if math.isfinite(receiving_s) else batch.loaded_s
+        yield Turn(wait_s + theirs_s, min(hand_over_s, receiving_s), max(0.0, step_s), cpu_s, batch.phase)
 
 
 class _Spent:

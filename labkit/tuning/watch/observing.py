@@ -7,7 +7,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from multiprocessing import resource_sharer
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
+from unittest import mock
 from weakref import ref
 
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -30,6 +33,8 @@ class Batch(NamedTuple):
     worker: Which worker made it; None if unknown, -1: this process.
     ready: Batches that were ready when it was asked for; None if unknown.
     n_steps: Steps of optimizers so far.
+    loaded_s: What unpickling took meanwhile, of this batch or of one that came before its turn, without waiting for
+        its worker to answer: one that makes another batch does so late.
     phase: `"training"`, or what else the loop was made to do, such as `REPLAY`.
     cpu_s: Processor seconds of the process so far, when it was asked for and when it was there.
     """
@@ -41,6 +46,7 @@ class Batch(NamedTuple):
     n_steps: int
     cpu_asked_s: float
     cpu_received_s: float
+    loaded_s: float
     phase: str
 
 
@@ -119,6 +125,9 @@ class Observer:
         self._undo.callback(start_timing(self._made_here))
         self._undo.callback(register_optimizer_step_post_hook(self._stepped).remove)
         self._undo.callback(self.device.start())
+        self._undo.enter_context(mock.patch("multiprocessing.queues._ForkingPickler", _TimedPickler))
+        if hasattr(resource_sharer, "DupFd"):  # not on Windows
+            self.change(resource_sharer.DupFd, "detach", _answered)
         self.change(DataLoader, "__init__", self._making)
         self.change(DataLoader, "_get_iterator", self._starting)
         self.change(iterator, "_reset", self._resetting)
@@ -227,7 +236,7 @@ class Observer:
             return give()
         give = self.control.next(seen, give)
         worker, ready = _next_worker(iterator), _ready(iterator)
-        outer, _asking.epoch = _asking.epoch, epoch
+        outer, _asking.epoch, _asking.loaded_s = _asking.epoch, epoch, 0.0
         idle = self.device.asked()
         asked_s, cpu_asked_s = time.perf_counter(), time.process_time()
         try:
@@ -243,7 +252,8 @@ class Observer:
         self.control.received(seen, data)
         self.device.received(idle)
         if len(epoch.batches) < MOST_NOTED:
-            epoch.batches.append(Batch(asked_s, received_s, worker, ready, self.n_steps, cpu_asked_s, cpu_s, phase))
+            own = worker, ready, self.n_steps, cpu_asked_s, cpu_s, _asking.loaded_s, phase
+            epoch.batches.append(Batch(asked_s, received_s, *own))
         return data
 
 
@@ -251,9 +261,34 @@ class _Asking(threading.local):
     """The epoch whose next batch this thread waits for, to which a batch that it makes itself belongs."""
 
     epoch: Epoch | None = None
+    loaded_s = 0.0
 
 
 _asking = _Asking()
+
+
+class _TimedPickler(ForkingPickler):
+    """What queues between processes pickle with."""
+
+    @staticmethod
+    def loads(data: Any, *args: Any, **kwargs: Any) -> Any:
+        began_s = time.perf_counter()
+        loaded = ForkingPickler.loads(data, *args, **kwargs)
+        _asking.loaded_s += time.perf_counter() - began_s
+        return loaded
+
+
+def _answered(detach: Callable[[Any], int]) -> Callable[[Any], int]:
+    """`DupFd.detach`, which asks a worker for the memory of a tensor, without its time."""
+
+    def timed_detach(shared: Any) -> int:
+        began_s = time.perf_counter()
+        try:
+            return detach(shared)
+        finally:
+            _asking.loaded_s -= time.perf_counter() - began_s
+
+    return timed_detach
 
 
 class _Noted:
