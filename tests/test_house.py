@@ -107,6 +107,11 @@ COVERS = {
         "teach/checks/conclusions teach/checks/loading teach/checks/measuring teach/checks/storage"
     ),
     "tuning/test_stalls": "tuning/training_loop",
+    "tuning/watch/test_program": (
+        "tuning/watch/ending tuning/watch/ranks tuning/watch/report tuning/watch/script tuning/watch/settings "
+        "tuning/watch/terminal tuning/watch/trial"
+    ),
+    "tuning/watch/test_session": "tuning/watch/accounts tuning/watch/fetching tuning/watch/observing",
 }
 
 

@@ -147,17 +147,29 @@ def _advise_on(cause: str, share: float, costs: Costs, traits: LoaderTraits) -> 
     num_workers = math.inf if traits.num_workers is None else traits.num_workers
     if rung in ("storage", "decoding") and num_workers < usable_cores():
         return _advise_workers(costs, traits.num_workers or 0, why)
-    settings: dict[str, Any] = {"pin_memory": True} if rung == "copy" and not traits.pin_memory else {}
-    if rung == "storage" and (traits.tar_mode or "index") != "index":
-        action, notebook = "Read the tar through an index: TarStore(path, mode='index')", "09_marigold_storage"
-    elif rung == "decoding" and not traits.decodes:
-        rung, action, notebook = "transforms", _AUGMENT_ON_DEVICE, "06_kornia_gpu"
-    elif rung == "decoding" and traits.decoder not in (None, "turbojpeg"):
-        action, notebook = f"Decode with turbojpeg instead of {traits.decoder}", "02_read_image"
-    elif rung == "start" and traits.starts_workers:
-        action, settings = "Keep the workers from epoch to epoch: persistent_workers=True", {"persistent_workers": True}
+    rung, action, notebook = _particular(rung, traits) or (rung, action, notebook)
     speedup = costs.together / max(costs.step, costs.together - costs.lost_s[cause])
-    return Recommendation(rung, action, why, speedup, notebook, settings=settings)
+    return Recommendation(rung, action, why, speedup, notebook, settings=_settings(rung, traits))
+
+
+def _particular(rung: str, traits: LoaderTraits) -> tuple[str, str, str] | None:
+    """Rung, action and notebook where the loader's traits call for another action than usual."""
+    if rung == "storage" and (traits.tar_mode or "index") != "index":
+        return rung, "Read the tar through an index: TarStore(path, mode='index')", "09_marigold_storage"
+    if rung == "decoding" and not traits.decodes:
+        return "transforms", _AUGMENT_ON_DEVICE, "06_kornia_gpu"
+    if rung == "decoding" and traits.decoder not in (None, "turbojpeg"):
+        return rung, f"Decode with turbojpeg instead of {traits.decoder}", "02_read_image"
+    if rung == "start" and traits.starts_workers:
+        return rung, "Keep the workers from epoch to epoch: persistent_workers=True", "03_persistent_workers"
+    return None
+
+
+def _settings(rung: str, traits: LoaderTraits) -> dict[str, Any]:
+    """Arguments of the loader that do what the rung says."""
+    if rung == "copy" and not traits.pin_memory:
+        return {"pin_memory": True}
+    return {"persistent_workers": True} if rung == "start" and traits.starts_workers else {}
 
 
 def _advise_workers(costs: Costs, current: int, why: str) -> Recommendation:

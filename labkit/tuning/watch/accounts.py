@@ -73,37 +73,42 @@ def find_accounts(observer: Observer) -> Accounts | None:
     loader = max(training, key=lambda each: each.n_batches, default=None)
     if loader is None or loader.n_batches < 2:
         return None
-    made_by, ends = _made_of(loader, observer)
-    receiving_s = _receiving_s(ends)
+    made, ends = _made_of(loader, observer)
     beside = _waits([each for each in training if each is not loader])
     apart = _loops([each for each in observer.loaders if each not in training])
-    turns: list[Turn] = []
+    receiving_s, turns = _receiving_s(ends), list[Turn]()
     for number, epoch in enumerate(loader.epochs):
         of_epoch = list(_turns(epoch, ends, receiving_s, beside, apart))
-        skipped = max(1, loader.traits.num_workers or 0) + (_UNSETTLED if number == 0 else 0)
-        turns += of_epoch[skipped:] or of_epoch[1:]
+        turns += of_epoch[_n_unsettled(loader, number) :] or of_epoch[1:]
     starts_s = [each.batches[0].received_s - each.began_s for each in loader.epochs if each.batches]
-    return Accounts(loader, turns, made_by, starts_s)
+    return Accounts(loader, turns, made, starts_s)
+
+
+def _n_unsettled(loader: SeenLoader, epoch: int) -> int:
+    """Batches at the beginning of an epoch that say nothing of the others."""
+    return max(1, loader.traits.num_workers or 0) + (0 if epoch else _UNSETTLED)
 
 
 def _made_of(loader: SeenLoader, observer: Observer) -> tuple[dict[int, list[Made]], dict[Batch, _Ready]]:
     """How its batches were made, by worker, and for each that is known when it was ready."""
     times, ends = observer.times(loader), dict[Batch, _Ready]()
-    made_by: dict[int, list[Made]] = defaultdict(list)
+    made: dict[int, list[Made]] = defaultdict(list)
     for number, epoch in enumerate(loader.epochs):
-        made_by[-1] += epoch.made_here
-        own = {
-            worker: [made for made in of_worker if made.epoch == epoch.number]
-            for worker, of_worker in times.get(number - epoch.number, {}).items()
-        }
-        for worker, of_worker in own.items():
-            made_by[worker] += of_worker
-        in_order = {worker: iter(of_worker) for worker, of_worker in own.items()}
-        for batch in (each for each in epoch.batches if each.phase != REPLAY):
-            worker = -1 if batch.worker is None else batch.worker
-            if made := next(in_order.get(worker, iter(())), None):
-                ends[batch] = _Ready(made.end_s, _rests(own[worker], batch.asked_s))
-    return {worker: made for worker, made in made_by.items() if made}, ends
+        of_workers = times.get(number - epoch.number, {})
+        own = {worker: [each for each in of if each.epoch == epoch.number] for worker, of in of_workers.items()}
+        ends |= _ready_in(epoch, own)
+        for worker, of_worker in [*own.items(), (-1, epoch.made_here)]:
+            made[worker] += of_worker
+    return made, ends
+
+
+def _ready_in(epoch: Epoch, made: dict[int, list[Made]]) -> dict[Batch, _Ready]:
+    """When the batches of an epoch were ready: each worker's in the order in which it made them."""
+    in_order, found = {worker: iter(of_worker) for worker, of_worker in made.items()}, {}
+    for batch in epoch.batches:
+        if batch.phase != REPLAY and batch.worker in in_order and (of_it := next(in_order[batch.worker], None)):
+            found[batch] = _Ready(of_it.end_s, _rests(made[batch.worker], batch.asked_s))
+    return found
 
 
 def _rests(made: list[Made], at_s: float) -> bool:

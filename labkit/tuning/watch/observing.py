@@ -220,7 +220,8 @@ class Observer:
             found = iterator.__dict__.get("_labkit_seen")
             if found is None:
                 return original(iterator)
-            return self._give(*found, lambda: original(iterator), iterator)
+            seen, epoch = found
+            return self._give(seen, epoch, lambda: original(iterator), iterator)
 
         return __next__
 
@@ -271,9 +272,9 @@ class _TimedPickler(ForkingPickler):
     """What queues between processes pickle with."""
 
     @staticmethod
-    def loads(data: Any, *args: Any, **kwargs: Any) -> Any:
+    def loads(data: Any, **kwargs: Any) -> Any:
         began_s = time.perf_counter()
-        loaded = ForkingPickler.loads(data, *args, **kwargs)
+        loaded = ForkingPickler.loads(data, **kwargs)
         _asking.loaded_s += time.perf_counter() - began_s
         return loaded
 

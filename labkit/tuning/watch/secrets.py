@@ -13,19 +13,21 @@ _SECRET = re.compile(
 
 def shown_command(name: str, arguments: Sequence[str], *, is_module: bool = False) -> str:
     """`train.py --epochs 1`, with `...` for what an option named like a secret is given, and without home folders."""
-    shown, hides_next = [], False
+    shown, hides = list[str](), False
     for argument in arguments:
-        option, equals, _ = argument.partition("=")
-        hides, hides_next = hides_next, False
-        if hides and not argument.startswith("-"):
-            shown.append("...")
-        elif re.fullmatch(r"[\w.-]+", option) and _SECRET.search(option) and (argument.startswith("-") or equals):
-            shown.append(f"{option}=..." if equals else option)
-            hides_next = not equals
-        else:
-            shown.append(redact(argument))
+        shown.append("..." if hides and not argument.startswith("-") else _shown(argument))
+        hides = argument.startswith("-") and _names_a_secret(argument)
     words = [*(["-m"] if is_module else []), name, *shown]
     return " ".join(word if word == "..." else _without_home(shlex.quote(word)) for word in words)
+
+
+def _shown(argument: str) -> str:
+    option, equals, _ = argument.partition("=")
+    return f"{option}=..." if equals and _names_a_secret(option) else redact(argument)
+
+
+def _names_a_secret(option: str) -> bool:
+    return re.fullmatch(r"[\w.-]+", option) is not None and _SECRET.search(option) is not None
 
 
 def _without_home(word: str) -> str:

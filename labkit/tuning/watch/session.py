@@ -122,26 +122,27 @@ def _notes(accounts: Accounts) -> list[str]:
 
 def _table(observer: Observer, accounts: Accounts) -> pd.DataFrame:
     rows = []
-    for loader in observer.loaders:
-        if loader.n_batches:
-            made = (
-                accounts.made if loader is accounts.loader else [m for epoch in loader.epochs for m in epoch.made_here]
-            )
-            rows.append({**_counts(loader, loader is accounts.loader), **_making(made)})
+    for loader in (each for each in observer.loaders if each.n_batches):
+        is_main = loader is accounts.loader
+        made = accounts.made if is_main else [made for epoch in loader.epochs for made in epoch.made_here]
+        role = "training" if is_main else "training, too" if loader.trains else "other"
+        rows.append({**_counts(loader, role), **_waits(loader), **_making(made)})
     return pd.DataFrame(rows)
 
 
-def _counts(loader: SeenLoader, is_main: bool) -> dict[str, Any]:
-    batches = [batch for epoch in loader.epochs for batch in epoch.batches]
-    later = [batch for epoch in loader.epochs for batch in epoch.batches[1:]]
-    ready = [batch.ready for batch in later if batch.ready is not None]
+def _counts(loader: SeenLoader, role: str) -> dict[str, Any]:
     return {
-        "loader": f"{loader.kind} {loader.number}", "made": loader.made,
-        "role": "training" if is_main else "training, too" if loader.trains else "other",
-        "num_workers": loader.traits.num_workers, "n_batches": len(batches),
-        "wait_ms": 1e3 * statistics.fmean([each.received_s - each.asked_s for each in later or batches]),
-        "ready": statistics.fmean(ready) if ready else float("nan"),
+        "loader": f"{loader.kind} {loader.number}", "made": loader.made, "role": role,
+        "num_workers": loader.traits.num_workers, "n_batches": loader.n_batches,
     }  # fmt: skip
+
+
+def _waits(loader: SeenLoader) -> dict[str, float]:
+    """Milliseconds that a batch was waited for, without the first ones of epochs, and how many were ready then."""
+    batches = [batch for epoch in loader.epochs for batch in epoch.batches[1:] or epoch.batches]
+    ready = [batch.ready for batch in batches if batch.ready is not None]
+    wait_s = statistics.fmean([each.received_s - each.asked_s for each in batches])
+    return {"wait_ms": 1e3 * wait_s, "ready": statistics.fmean(ready) if ready else float("nan")}
 
 
 def _making(made: list[Made]) -> dict[str, float]:
