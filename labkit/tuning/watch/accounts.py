@@ -76,12 +76,17 @@ def find_accounts(observer: Observer) -> Accounts | None:
     made, ends = _made_of(loader, observer)
     beside = _waits([each for each in training if each is not loader])
     apart = _loops([each for each in observer.loaders if each not in training])
+    starts_s = [each.batches[0].received_s - each.began_s for each in loader.epochs if each.batches]
+    return Accounts(loader, _settled(loader, ends, beside, apart), made, starts_s)
+
+
+def _settled(loader: SeenLoader, ends: dict[Batch, _Ready], beside: "_Spent", apart: "_Spent") -> list[Turn]:
+    """The turns of all epochs, without the first ones of each."""
     receiving_s, turns = _receiving_s(ends), list[Turn]()
     for number, epoch in enumerate(loader.epochs):
         of_epoch = list(_turns(epoch, ends, receiving_s, beside, apart))
         turns += of_epoch[_n_unsettled(loader, number) :] or of_epoch[1:]
-    starts_s = [each.batches[0].received_s - each.began_s for each in loader.epochs if each.batches]
-    return Accounts(loader, turns, made, starts_s)
+    return turns
 
 
 def _n_unsettled(loader: SeenLoader, epoch: int) -> int:

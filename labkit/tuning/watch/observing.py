@@ -272,7 +272,7 @@ class _TimedPickler(ForkingPickler):
     """What queues between processes pickle with."""
 
     @staticmethod
-    def loads(data: Any, **kwargs: Any) -> Any:
+    def loads(data: Any, **kwargs: Any) -> Any:  # type: ignore[override]
         began_s = time.perf_counter()
         loaded = ForkingPickler.loads(data, **kwargs)
         _asking.loaded_s += time.perf_counter() - began_s
