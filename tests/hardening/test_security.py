@@ -230,7 +230,7 @@ _DANGEROUS = {
 }  # fmt: skip
 _ALLOWED = {
     ("core/mapping/pools.py", "pickle.loads"), ("pipeline/loader/loader.py", "pickle.loads"),
-    ("lab/magic.py", "exec"), ("peers/serve.py", "pickle.loads"),
+    ("lab/magic.py", "exec"), ("tuning/watch/script.py", "exec"), ("peers/serve.py", "pickle.loads"),
 }  # fmt: skip
 
 

@@ -51,13 +51,16 @@ class Accounts:
     loader: The one that most of its batches came from.
     turns: Its batches and their steps, without the first ones of each epoch.
     made_by: Its batches as they were made, by worker; -1: the training process.
-    starts_s: From the beginning of each epoch to its first batch.
     """
 
     loader: SeenLoader
     turns: list[Turn]
     made_by: dict[int, list[Made]]
-    starts_s: list[float]
+
+    @property
+    def starts_s(self) -> list[float]:
+        """From the beginning of each epoch to its first batch."""
+        return [each.batches[0].received_s - each.began_s for each in self.loader.epochs if each.batches]
 
     @property
     def made(self) -> list[Made]:
@@ -69,15 +72,14 @@ class Accounts:
 
 def find_accounts(observer: Observer) -> Accounts | None:
     """The accounts of the training; None if fewer than two batches were asked for."""
-    training = [loader for loader in observer.loaders if loader.trains] or observer.loaders
+    training = observer.training or observer.loaders
     loader = max(training, key=lambda each: each.n_batches, default=None)
     if loader is None or loader.n_batches < 2:
         return None
     made, ends = _made_of(loader, observer)
     beside = _waits([each for each in training if each is not loader])
     apart = _loops([each for each in observer.loaders if each not in training])
-    starts_s = [each.batches[0].received_s - each.began_s for each in loader.epochs if each.batches]
-    return Accounts(loader, _settled(loader, ends, beside, apart), made, starts_s)
+    return Accounts(loader, _settled(loader, ends, beside, apart), made)
 
 
 def _settled(loader: SeenLoader, ends: dict[Batch, _Ready], beside: "_Spent", apart: "_Spent") -> list[Turn]:

@@ -119,6 +119,11 @@ class Observer:
         self._undo = ExitStack()
         self._lock = threading.Lock()
 
+    @property
+    def training(self) -> list[SeenLoader]:
+        """The loaders between whose batches optimizers step."""
+        return [loader for loader in self.loaders if loader.trains]
+
     def start(self) -> None:
         iterator = torch_dataloader._BaseDataLoaderIter
         self.scratch = self._undo.enter_context(_scratch())
