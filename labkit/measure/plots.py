@@ -97,7 +97,7 @@ def plot_speedup(
             keep_outcome(runs, label, estimate)
     _label_ratios(ax, [_title(label, runs) for label in others.index], f"speed-up over {_title(base, runs)} (x)")
     if ceiling is not None:
-        _draw_line(ax, ceiling, f"ceiling {ceiling:.3g}x")
+        _draw_line(ax, ceiling, f"ceiling {ceiling:.3g}x", side="left")
     n_lines = _write_below(ax, conclude(data, baseline=base))
     _explain_marks(ax, n_lines)
     return ax
@@ -349,13 +349,16 @@ def _label_ratios(ax: Axes, labels: list[str], xlabel: str) -> None:
     """Label the rows and the axis of speed-ups, and draw the line at 1x."""
     ax.set_yticks(range(len(labels)), labels)
     ax.set(xlabel=xlabel, ylim=(len(labels) - 0.4, -0.6))
-    _draw_line(ax, 1, "1x", color="0.3", linestyle="-")
+    _draw_line(ax, 1, "1x", color="0.3", linestyle="-", side="right")
 
 
-def _draw_line(ax: Axes, x: float, label: str, color: Any = _LIMIT, linestyle: str = "--") -> None:
+def _draw_line(
+    ax: Axes, x: float, label: str, color: Any = _LIMIT, linestyle: str = "--", side: str = "center"
+) -> None:
+    """Args: side: Which side of the label stands at the line: those of two lines close together must not meet."""
     ax.axvline(x, color=color, linestyle=linestyle, linewidth=1.2, zorder=1)
     ax.annotate(
-        label, (x, 1.0), xycoords=("data", "axes fraction"), ha="center", va="bottom", color=color, fontsize="small"
+        label, (x, 1.0), xycoords=("data", "axes fraction"), ha=side, va="bottom", color=color, fontsize="small"
     )
 
 

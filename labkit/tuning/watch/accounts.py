@@ -244,7 +244,7 @@ def _waiting_share(made: list[Made]) -> float:
 def _start_s(accounts: Accounts, wait_s: float) -> float:
     """Seconds per batch that starting an epoch costs: as later ones did, or the first if all start like it."""
     traits, starts_s = accounts.loader.traits, accounts.starts_s
-    if len(starts_s) == 1 and traits.num_workers and not traits.starts_workers:
-        return 0.0  # the only one, and its workers would stay
+    if len(starts_s) == 1 and not traits.starts_workers:
+        return 0.0  # the only one: later epochs do not open files and start workers again
     length = traits.n_batches or max(len(epoch.batches) for epoch in accounts.loader.epochs)
     return max(0.0, statistics.median(starts_s[1:] or starts_s) - wait_s) / length
