@@ -15,8 +15,9 @@ _COLUMNS = ("lane", "kind", "start_s", "end_s")
 def save_trace(spans: pd.DataFrame, path: Path | str) -> Path:
     """Write a timeline in the Trace Event Format, for https://ui.perfetto.dev, chrome://tracing or speedscope.
 
-    Each lane becomes a thread, in the order of the frame, and each span a complete event, to an eighth of a microsecond;
-    further columns, such as `batch`, become its arguments. If the frame says `simulated`, so does the name of the process.
+    Each lane becomes a thread, in the order of the frame, and each span a complete event, to an eighth of a
+    microsecond; further columns, such as `batch`, become its arguments. If the frame says `simulated`, so does the name
+    of the process.
 
     Args:
         spans: One row per span: `lane`, `kind`, `start_s`, `end_s`, as `lk.trace` and `Simulation.timeline` give them.

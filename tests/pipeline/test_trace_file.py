@@ -41,7 +41,7 @@ def test_no_span_overlaps_the_next(tmp_path):
     found = events(lk.save_trace(spans, tmp_path / "trace.json"), "X")
     assert len(found) == 3000
     assert all(first["ts"] + first["dur"] == then["ts"] for first, then in pairwise(found))
-    assert max(abs(event["ts"] - 1e6 * start_s) for event, start_s in zip(found, spans["start_s"])) <= 1 / 16 + 1e-6
+    assert [event["ts"] for event in found] == pytest.approx(1e6 * spans["start_s"], abs=1 / 16 + 1e-6)
 
 
 @pytest.mark.parametrize(("simulated", "name"), [(False, "labkit"), (True, "labkit (simulated)")])
