@@ -80,7 +80,7 @@ class TestDiagnose:
     @pytest.mark.slow
     def test_the_readme(self, tmp_path):
         readme = (REPO / "README.md").read_text().split("### Is my own training waiting?")[1]
-        (tmp_path / "train.py").write_text(readme.split("```")[1].removeprefix("python\n"))
+        (tmp_path / "train.py").write_text(readme.split("```python\n")[1].split("```")[0])
         lk.make_photos(tmp_path / "photos", 40)
         name = re.search(r"labkit diagnose (\S+)`", readme)[1]
         result = self.run(name, "--batches", "2", "--rounds", "1", "--limit", "1")
