@@ -10,9 +10,10 @@ from labkit.tuning.io_wait import Making
     ("num_workers", "making", "step_s", "step_cpu_s", "best", "worst"),
     [
         (0, Making(2.0, 0.0), 1.0, 2.0, 3.0, 3.0),  # one after the other
-        (2, Making(2.0, 0.0), 1.0, 1.0, 1.5, 1.5),  # a step of one thread has no barriers
-        (2, Making(2.0, 0.0), 1.0, 2.0, 2.0, 3.0),  # 4 s of computing, and 2 s of spinning
-        (2, Making(2.0, 0.75), 1.0, 2.0, 1.25, 1.5),  # workers that mostly wait leave the cores to the step
+        (2, Making(2.0, 0.0), 1.0, 1.0, 1.5, 1.95),  # a step of one thread has no barriers: cores slow one another
+        (3, Making(2.0, 0.0), 2.0, 1.0, 2.0, 2.0),  # unless some of them have nothing to do
+        (2, Making(2.0, 0.0), 1.0, 2.0, 2.0, 3.6),  # 4 s of computing, and 2 s of spinning
+        (2, Making(2.0, 0.75), 1.0, 2.0, 1.25, 1.875),  # workers that mostly wait leave the cores to the step
         (2, Making(0.2, 0.0), 3.0, 0.0, 3.0, 3.0),  # a GPU's step needs no core
     ],
 )

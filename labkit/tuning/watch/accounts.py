@@ -17,6 +17,7 @@ from labkit.tuning.watch.fetching import Made
 from labkit.tuning.watch.observing import REPLAY, Batch, Epoch, Observer, SeenLoader
 
 _UNSETTLED = 3  # batches in which a training compiles, chooses algorithms and allocates
+_FEW_AT_REST = 5  # batches: with fewer, a worker's last one decides
 _MOST_BLOCKS = 20
 _LEAST_OF_BLOCK = 3  # batches
 
@@ -84,9 +85,9 @@ def find_accounts(observer: Observer) -> Accounts | None:
 
 def _settled(loader: SeenLoader, ends: dict[Batch, _Ready], beside: "_Spent", apart: "_Spent") -> list[Turn]:
     """The turns of all epochs, without the first ones of each."""
-    receiving_s, turns = _receiving_s(ends), list[Turn]()
+    answering_s, turns = _answering_s(ends), list[Turn]()
     for number, epoch in enumerate(loader.epochs):
-        of_epoch = list(_turns(epoch, ends, receiving_s, beside, apart))
+        of_epoch = list(_turns(epoch, answering_s, beside, apart))
         turns += of_epoch[_n_unsettled(loader, number) :] or of_epoch[1:]
     return turns
 
@@ -124,27 +125,25 @@ def _rests(made: list[Made], at_s: float) -> bool:
     return last < 0 or made[last].end_s <= at_s
 
 
-def _receiving_s(ends: dict[Batch, _Ready]) -> float:
-    """What receiving a batch takes from a worker that rests; infinite if none ever does.
+def _answering_s(ends: dict[Batch, _Ready]) -> float:
+    """What receiving a batch takes beside its unpickling, from a worker that rests; 0 if they hardly ever do.
 
     One that makes another batch answers late, which is a matter of the making.
     """
     at_rest_s = [
-        batch.received_s - batch.asked_s
+        max(0.0, batch.received_s - batch.asked_s - batch.loaded_s)
         for batch, ready in ends.items()
         if ready.at_rest and ready.end_s <= batch.asked_s
     ]
-    return statistics.median(at_rest_s) if at_rest_s else math.inf
+    return statistics.median(at_rest_s) if len(at_rest_s) >= _FEW_AT_REST else 0.0
 
 
-def _turns(
-    epoch: Epoch, ends: dict[Batch, _Ready], receiving_s: float, beside: "_Spent", apart: "_Spent"
-) -> Iterator[Turn]:
+def _turns(epoch: Epoch, answering_s: float, beside: "_Spent", apart: "_Spent") -> Iterator[Turn]:
     """The batches of an epoch with their steps.
 
     Args:
-        ends: When batches were ready, where it is known.
-        receiving_s: At most so much of a wait is for the hand-over; infinite: as long as unpickling took.
+        answering_s: What receiving a batch takes beside its unpickling. A batch that came before its turn was unpickled
+            while another was waited for, and is counted there.
         beside: Waits for loaders that the same steps take batches from.
         apart: Loops over all other loaders.
     """
@@ -154,12 +153,11 @@ def _turns(
         if until_s is None:  # the loop was left, or the training ended
             return
         wait_s, gap_s = batch.received_s - batch.asked_s, until_s - batch.received_s
-        after_s = batch.received_s - max(ends[batch].end_s, batch.asked_s) if batch in ends else 0.0
         theirs_s = beside.within(batch.received_s, until_s)
         step_s = gap_s - theirs_s - apart.within(batch.received_s, until_s)
         cpu_s = following.cpu_asked_s - batch.cpu_received_s if following else float("nan")
-        hand_over_s = min(wait_s, max(0.0, after_s)) if math.isfinite(receiving_s) else batch.loaded_s
-        yield Turn(wait_s + theirs_s, min(hand_over_s, receiving_s), max(0.0, step_s), cpu_s, batch.phase)
+        hand_over_s = min(wait_s, max(0.0, batch.loaded_s) + answering_s)
+        yield Turn(wait_s + theirs_s, hand_over_s, max(0.0, step_s), cpu_s, batch.phase)
 
 
 class _Spent:

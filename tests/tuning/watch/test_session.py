@@ -2,7 +2,9 @@
 
 import time
 import timeit
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -11,6 +13,8 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 import labkit as lk
 from labkit.tuning.diagnosis import SHARES
 from labkit.tuning.watch import NothingSeen
+from labkit.tuning.watch.ending import Replay, Steps
+from labkit.tuning.watch.observing import Control
 from tests.noted_stalls import NotedStalls, Notes
 from tests.tuning.test_stalls import KNOWN
 
@@ -34,27 +38,44 @@ def train(loader, step_s=0.002, epochs=1):
             time.sleep(step_s)
 
 
+class _Ended(Exception):
+    pass
+
+
+def _end():
+    raise _Ended
+
+
+# Copies are seen on CUDA only; here they belong to the step.
+RUNGS = {name: rung for name, (_, rung) in KNOWN.items()} | {"copy": "none", "fetch and copy": "workers"}
+
+
 @pytest.mark.exhaustive
+@pytest.mark.parametrize("replays", [False, True], ids=["observed", "replayed"])
 @pytest.mark.parametrize("name", KNOWN)
-def test_known_stalls_in_real_time(name, monkeypatch):
-    """Copies are seen on CUDA only: here they belong to the step."""
+def test_known_stalls_in_real_time(name, replays, monkeypatch):
     monkeypatch.setattr("labkit.tuning.advice.usable_cores", lambda: 2)
     stalls, _ = KNOWN[name]
     notes = Notes()
     notes._round.value = 0
     loader = NotedStalls(**vars(stalls)).loader(notes)
-    with lk.watch() as watched:
-        for number, _ in enumerate(loader):
+    _, steps = optimizer()
+    with lk.watch() as watched, suppress(_Ended):
+        watched.observer.control = (partial(Replay, watched) if replays else Steps)(30, _end, Control())
+        for _ in loader:
             with notes("step"):
+                steps.step()
                 time.sleep(stalls.step + stalls.copy)
-            if number == 40:
-                break
     found = watched.report()
     measured = {name: seconds for name, seconds in notes.medians().items() if name != "copy"}
-    expected = replace(stalls, copy=0.0, **measured).shares()
+    truth = replace(stalls, copy=0.0, **measured)
     assert sum(found.shares.values()) == pytest.approx(1)
-    off = max(abs(found.shares[cause] - expected[cause]) for cause in SHARES)
-    assert off < 0.05, f"found {found.shares}, true {expected}"
+    off = max(abs(found.shares[cause] - truth.shares()[cause]) for cause in SHARES)
+    assert off < 0.05, f"found {found.shares}, true {truth.shares()}"
+    assert found.recommendation.rung == RUNGS[name]
+    if replays:
+        assert not found.is_bound
+        assert found.ceiling == pytest.approx(1 / truth.shares()["compute"], rel=0.1)
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
