@@ -20,6 +20,7 @@ from labkit.pipeline.loader.workers import (
     start_worker,
     worker_context,
 )
+from labkit.pipeline.resume import Progress, Resumable
 from labkit.pipeline.seeding import HasEpochs, RandomSources, choose_sampler
 
 
@@ -59,15 +60,15 @@ def make_loader(
         raise ValueError(f"{type(dataset).__name__} holds no sample: a loader needs at least one")
     settings = (config or LoaderConfig()).resolved()
     sampler = choose_sampler(dataset, sampler, shuffle, settings.seed)
-    requests = _Requests(sampler, settings.batch_size, drop_last)
+    requests = _Requests(BatchSampler(sampler, settings.batch_size, drop_last))
     return Loader(_SeededBatches(dataset, settings.seed, collate_fn, batch_transform), requests, settings)
 
 
-class Loader(WorkerLoader):
-    """What `make_loader` returns: a DataLoader that numbers its epochs and leaves no worker behind.
+class Loader(Resumable, WorkerLoader):
+    """What `make_loader` returns: a DataLoader that numbers its epochs, resumes in them, and leaves no worker behind.
 
     Attributes:
-        epoch: Number of the next epoch. Each `iter()` takes it and adds one; set it with `set_epoch` to resume.
+        epoch: Number of the next epoch. Each `iter()` takes it and adds one; `load_state_dict` sets it, too.
         config: The `LoaderConfig` in use.
 
     Iterating raises what a worker raised, with the key of the sample and the worker's traceback, or `WorkerDied`. After
@@ -92,19 +93,13 @@ class Loader(WorkerLoader):
                 **options,
             )  # fmt: skip
         object.__setattr__(self, "batch_size", config.batch_size)  # DataLoader leaves None beside a batch sampler
-        self.epoch = 0
         self.config = config
-        self._requests = requests
-
-    def set_epoch(self, epoch: int) -> None:
-        """Continue with this epoch."""
-        self.epoch = epoch
+        self._batches, self._requests = batches, requests
 
     def __iter__(self) -> "Epoch":  # type: ignore[override]  # torch promises its own private class
-        self._requests.epoch = self.epoch
-        self.epoch += 1
+        self._requests.progress = self._begin_epoch()
         try:
-            return Epoch(self, super().__iter__())
+            return Epoch(self, super().__iter__(), self._requests.progress)
         except BaseException as error:
             death = describe_death(error, self._iterator)
             self.close()
@@ -113,6 +108,9 @@ class Loader(WorkerLoader):
             if self.num_workers and isinstance(error, _START_ERRORS):
                 error.add_note(f"while starting {self.num_workers} workers: {_PICKLING_REMEDY}")
             raise
+
+    def _source(self) -> tuple[Any, int, int]:
+        return getattr(self.dataset, "keys", None), len(self._batches), self.config.seed
 
     def _get_iterator(self) -> "dataloader._BaseDataLoaderIter":
         if not self.num_workers:
@@ -128,16 +126,25 @@ _PICKLING_REMEDY = (
 _START_ERRORS = (TypeError, AttributeError, multiprocessing.ProcessError, OSError)
 
 
-class _Requests(BatchSampler):
+class _Requests(Sampler):
     """Batches of (epoch, index): persistent workers have no other way to learn the epoch."""
 
-    epoch = 0
+    def __init__(self, batches: BatchSampler):
+        self.batches, self.progress = batches, Progress(0)
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "batches":  # there are none yet while unpickling
+            raise AttributeError(name)
+        return getattr(self.batches, name)  # batch_size, sampler, rank, ...
 
     def __iter__(self) -> Iterator[list[Any]]:
-        if isinstance(self.sampler, HasEpochs):
-            self.sampler.set_epoch(self.epoch)
-        epoch = self.epoch  # now: torch may ask for the first batch only when the next epoch has begun
-        return ([(epoch, index) for index in batch] for batch in super().__iter__())
+        progress = self.progress  # now: torch may ask for the first batch only when the next epoch has begun
+        if isinstance(self.batches.sampler, HasEpochs):
+            self.batches.sampler.set_epoch(progress.epoch)
+        return ([(progress.epoch, index) for index in batch] for batch in progress.draw(self.batches))
 
 
 class _SeededBatches(Dataset):
