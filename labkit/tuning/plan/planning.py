@@ -67,6 +67,8 @@ def plan(
     found |= _of_demand(demand, inputs.get("batch_size")) | dict(
         known.by_data.get(require_choice("data", data, DATA), {})
     )
+    if pixels := known.by_data.get("pixels at 256"):
+        found["pixel_kb_per_image"] = pixels["kb_per_image"]
     found |= _of_vcpus(vcpus_per_node)
     place = _storage(storage)
     found |= {**place.rates, **_of_shards(entered), **entered}

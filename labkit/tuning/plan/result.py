@@ -136,7 +136,9 @@ class Plan:
         """What the plan does not know."""
         setup = self.setup
         notes = list(self.own_notes)
-        if "lock_ceiling" not in setup.draws and not notes:
+        if setup.inputs["cpu_ms_per_image"].kind == "measured here":
+            notes.append("Core times are those of the machine that measured them: other cores differ.")
+        if "lock_ceiling" not in setup.draws and not self.own_notes:
             notes.append("gil_us_per_image is not known, so Python's lock is left out.")
         if setup.is_remote and "network_ceiling" not in setup.draws:
             notes.append("network_gbit_per_node is not known, so the network has no limit here.")

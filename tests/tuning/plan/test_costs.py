@@ -53,7 +53,10 @@ class TestMeasuring:
         assert found.notes == ["time under Python's lock is not known: py-spy is missing"]
         assert "gil_us_per_image" not in found.by_data["photos"]
         plan = lk.plan(100, cores_per_node=2, costs=found)
-        assert plan.notes == found.notes
+        assert plan.notes == [
+            *found.notes,
+            "Core times are those of the machine that measured them: other cores differ.",
+        ]
 
     @pytest.mark.parametrize("wrong", [{"n_images": 0}, {"rounds": 0}])
     def test_wrong_numbers(self, photos, wrong):
@@ -86,3 +89,5 @@ class TestKeeping:
             plan = lk.plan(100, cores_per_node=2, costs=costs, data=data)
             assert plan.value("cpu_ms_per_image")[0] == found["cpu_ms_per_image"].value
             assert "lk.loader_costs" in json.dumps(plan.to_dict())
+            pixel_kb = costs.by_data["pixels at 256"]["kb_per_image"].value
+            assert plan.value("pixel_kb_per_image")[0] == pixel_kb
