@@ -73,14 +73,19 @@ from .teach.conformance_plots import plot_conformance as plot_conformance, plot_
 from .teach.exercises import check as check
 from .teach.explore import explore as explore
 from .teach.feeding import (
-    Feeding as Feeding, FeedingExplorer as FeedingExplorer, PUBLISHED_TRAINING as PUBLISHED_TRAINING,
-    feeding_times as feeding_times, plot_feeding as plot_feeding, simulate_feeding as simulate_feeding,
+    Feeding as Feeding, FeedingExplorer as FeedingExplorer, feeding_times as feeding_times,
+    plot_feeding as plot_feeding, simulate_feeding as simulate_feeding,
 )
 from .teach.predictions import (
     Score as Score, plot_guesses as plot_guesses, predict as predict, predictions as predictions, score as score,
 )
 from .teach.reference.runs import reference_runs as reference_runs, show_reference as show_reference
 from .tuning.diagnosis import Diagnosis as Diagnosis
+from .tuning.plan.costs import LoaderCosts as LoaderCosts, loader_costs as loader_costs
+from .tuning.plan.estimate import Estimate as Estimate
+from .tuning.plan.planning import plan as plan
+from .tuning.plan.published import PUBLISHED_TRAINING as PUBLISHED_TRAINING, Storage as Storage
+from .tuning.plan.result import Plan as Plan
 from .tuning.stalls import diagnose as diagnose
 from .tuning.watch.session import watch as watch
 from .tuning.tuner import Tuned as Tuned, tune as tune

@@ -109,6 +109,9 @@ COVERS = {
     "teach/test_exercises": (
         "teach/checks/conclusions teach/checks/loading teach/checks/measuring teach/checks/storage"
     ),
+    "tuning/plan/test_ceilings": "tuning/plan/line tuning/plan/setup",
+    "tuning/plan/test_planning": "tuning/plan/inputs tuning/plan/seen",
+    "tuning/plan/test_result": "tuning/plan/page",
     "tuning/test_stalls": "tuning/training_loop",
     "tuning/watch/test_program": (
         "tuning/watch/ending tuning/watch/ranks tuning/watch/report tuning/watch/script tuning/watch/settings "
