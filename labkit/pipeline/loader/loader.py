@@ -3,6 +3,7 @@
 import multiprocessing
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch.utils.data import BatchSampler, Dataset, IterableDataset, Sampler, Su
 
 from labkit.core import preserve_rng_state
 from labkit.data import collate
+from labkit.pipeline.bucket_sampler import check_batch_sampler
 from labkit.pipeline.loader.config import LoaderConfig
 from labkit.pipeline.loader.torch_internals import WorkerLoader
 from labkit.pipeline.loader.workers import (
@@ -29,6 +31,7 @@ def make_loader(
     *,
     shuffle: bool = False,
     sampler: Sampler[int] | Iterable[int] | None = None,
+    batch_sampler: Sampler[list[int]] | Iterable[list[int]] | None = None,
     drop_last: bool = False,
     collate_fn: Callable[[list[Any]], Any] = collate,
     batch_transform: Callable[[Any], Any] | None = None,
@@ -40,6 +43,8 @@ def make_loader(
         config: How to load. Default: `LoaderConfig()`.
         shuffle: A new order each epoch, which depends on the seed alone.
         sampler: Where the indices come from instead, such as torch's `DistributedSampler`; its `set_epoch` is called.
+        batch_sampler: Where the indices of each batch come from instead, such as `BucketBatchSampler`; its `set_epoch`
+            is called. It decides on order, batch size and last batches; the seed still is that of all random draws.
         drop_last: Drop a last batch that is not full.
         collate_fn: Makes a batch of a list of samples.
         batch_transform: Called with each batch, in the worker.
@@ -49,7 +54,8 @@ def make_loader(
 
     Raises:
         TypeError: an iterable data set, whose samples have no index to seed by.
-        ValueError: an empty data set, or both `shuffle` and `sampler`.
+        ValueError: an empty data set, two arguments that both decide on the order, or a `BucketBatchSampler` whose
+            frame has other images than the data set.
 
     Taught in: notebooks/03_persistent_workers.ipynb
     """
@@ -58,8 +64,13 @@ def make_loader(
     if len(dataset) == 0:
         raise ValueError(f"{type(dataset).__name__} holds no sample: a loader needs at least one")
     settings = (config or LoaderConfig()).resolved()
-    sampler = choose_sampler(dataset, sampler, shuffle, settings.seed)
-    requests = _Requests(sampler, settings.batch_size, drop_last)
+    requests: _Requests
+    if batch_sampler is None:
+        requests = _Requests(choose_sampler(dataset, sampler, shuffle, settings.seed), settings.batch_size, drop_last)
+    else:
+        check_batch_sampler(batch_sampler, dataset, shuffle=shuffle, sampler=sampler, drop_last=drop_last)
+        settings = replace(settings, batch_size=getattr(batch_sampler, "batch_size", settings.batch_size))
+        requests = _GivenRequests(batch_sampler, settings.batch_size, False)  # type: ignore[arg-type]
     return Loader(_SeededBatches(dataset, settings.seed, collate_fn, batch_transform), requests, settings)
 
 
@@ -137,7 +148,20 @@ class _Requests(BatchSampler):
         if isinstance(self.sampler, HasEpochs):
             self.sampler.set_epoch(self.epoch)
         epoch = self.epoch  # now: torch may ask for the first batch only when the next epoch has begun
-        return ([(epoch, index) for index in batch] for batch in super().__iter__())
+        return ([(epoch, index) for index in batch] for batch in self._batches())
+
+    def _batches(self) -> Iterator[list[int]]:
+        return super().__iter__()
+
+
+class _GivenRequests(_Requests):
+    """The same from a sampler of batches, which takes the place of the sampler of indices."""
+
+    def __len__(self) -> int:
+        return len(self.sampler)  # type: ignore[arg-type]
+
+    def _batches(self) -> Iterator[list[int]]:
+        return iter(self.sampler)  # type: ignore[arg-type]
 
 
 class _SeededBatches(Dataset):
@@ -228,7 +252,10 @@ def _describe_sizes(samples: list[Any]) -> str:
     shapes = {tuple(image.shape) for image in images if isinstance(image, torch.Tensor)}
     if len(shapes) < 2:
         return ""
-    return f"; its images have {len(shapes)} sizes, such as {sorted(shapes)[:2]}: let the transform crop or resize them"
+    return (
+        f"; its images have {len(shapes)} sizes, such as {sorted(shapes)[:2]}: let the transform crop or resize them; "
+        "with buckets, collect the sizes again"
+    )
 
 
 def _return_batch(batch: Any) -> Any:
