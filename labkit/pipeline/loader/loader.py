@@ -44,7 +44,8 @@ def make_loader(
         shuffle: A new order each epoch, which depends on the seed alone.
         sampler: Where the indices come from instead, such as torch's `DistributedSampler`; its `set_epoch` is called.
         batch_sampler: Where the indices of each batch come from instead, such as `BucketBatchSampler`; its `set_epoch`
-            is called. It decides on order, batch size and last batches; the seed still is that of all random draws.
+            is called, or that of its `sampler`. It decides on order, batch size and last batches; the seed is still
+            that of all random draws.
         drop_last: Drop a last batch that is not full.
         collate_fn: Makes a batch of a list of samples.
         batch_transform: Called with each batch, in the worker.
@@ -156,6 +157,12 @@ class _Requests(BatchSampler):
 
 class _GivenRequests(_Requests):
     """The same from a sampler of batches, which takes the place of the sampler of indices."""
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        inner = getattr(self.sampler, "sampler", None)  # of torch's BatchSampler, which has no epochs itself
+        if isinstance(inner, HasEpochs):
+            inner.set_epoch(self.epoch)
+        return super().__iter__()
 
     def __len__(self) -> int:
         return len(self.sampler)  # type: ignore[arg-type]

@@ -123,8 +123,15 @@ class TestBatchSampler:
         loader = lk.make_loader(Numbers(), config(), batch_sampler=given)
         assert [batch.flatten().tolist() for batch in loader] == given
         assert len(loader) == 3
-        torchs = BatchSampler(DistributedSampler(Numbers(), 2, 1, shuffle=False), 4, True)
-        assert indices(lk.make_loader(Numbers(), config(batch_size=9), batch_sampler=torchs)) == [1, 3, 5, 7]
+
+    def test_torchs_own(self):
+        loader = lk.make_loader(
+            Numbers(), config(batch_size=9), batch_sampler=BatchSampler(DistributedSampler(Numbers(), 2, 1), 4, True)
+        )
+        epochs = [indices(loader) for _ in range(2)]
+        assert [len(set(epoch)) for epoch in epochs] == [4, 4]
+        assert epochs[0] != epochs[1]  # the sampler within is told, too
+        assert loader.batch_size == 4
 
     @pytest.mark.parametrize("other", [{"shuffle": True}, {"sampler": [1]}, {"drop_last": True}])
     def test_beside_what_it_replaces(self, other):
