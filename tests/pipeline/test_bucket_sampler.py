@@ -162,6 +162,13 @@ class TestState:
         fresh.set_epoch(3)
         assert list(fresh) == epochs_of(samplers(sizes), 3)[0]
 
+    def test_a_place_is_used_once(self):
+        (sampler,) = samplers(frame_of([20]))
+        (whole,) = epochs_of([sampler])
+        sampler.load_state_dict({**sampler.state_dict(), "batch": 3})
+        assert next(iter(sampler)) == whole[3]  # and the pass is given up
+        assert list(sampler) == whole
+
     def test_another_epoch_begins_at_its_first_batch(self):
         (sampler,) = samplers(frame_of([20]))
         next(iter(sampler))

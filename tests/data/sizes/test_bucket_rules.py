@@ -94,7 +94,7 @@ class TestShrink:
             assert found.dtype == np.int64
 
     def test_an_image_of_the_area_keeps_its_size(self):
-        assert shrink(*np.array([[1024, 256], [1024, 257]]).T, 512 * 512, 64).tolist() == [[1024, 256], [1020, 256]]
+        assert shrink(*np.array([[500, 300], [501, 300]]).T, 500 * 300, 64).tolist() == [[500, 300], [448, 268]]
 
     def test_what_rounds_to_nothing_is_nothing(self):
         assert shrink(np.array([10_000]), np.array([50]), 512 * 512, 64).tolist() == [[0, 0]]
