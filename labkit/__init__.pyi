@@ -20,6 +20,8 @@ from .data.shards.dataset import ShardWarning as ShardWarning
 from .data.shards.read import read_shards as read_shards
 from .data.shards.shuffling import shuffle_quality as shuffle_quality
 from .data.shards.write import write_shards as write_shards
+from .data.sizes.bucket_rules import bucket_shapes as bucket_shapes
+from .data.sizes.buckets import Buckets as Buckets
 from .data.sizes.collect import collect_sizes as collect_sizes
 from .data.stores.base import FolderStore as FolderStore, Store as Store
 from .data.stores.local_servers import serve_folder as serve_folder, serve_s3 as serve_s3
@@ -49,6 +51,7 @@ from .peers.registry import (
 from .pipeline.agreement import agreement as agreement, drawn_crops as drawn_crops
 from .pipeline.augment import RECIPES as RECIPES, Recipe as Recipe, make_augment as make_augment
 from .pipeline.batch_loader.loader import BatchLoader as BatchLoader
+from .pipeline.bucket_sampler import BucketBatchSampler as BucketBatchSampler
 from .pipeline.images import plot_images as plot_images
 from .pipeline.limits import decode_limit as decode_limit, memcpy_limit as memcpy_limit
 from .pipeline.loader.config import LoaderConfig as LoaderConfig, LoaderWarning as LoaderWarning

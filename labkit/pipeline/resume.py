@@ -12,9 +12,10 @@ from torch.utils.data import BatchSampler
 from labkit.core import PackedStrings
 
 _VERSION = 1  # of the state; raised when its meaning changes
-_POSITION = ("epoch", "n_batches", "n_batches_before", "world_size", "rank", "order_crc32")
+_POSITION = ("epoch", "n_batches", "before", "world_size", "rank", "order_crc32")
 
 Batch = TypeVar("Batch")
+Pair = Sequence[int]  # batches of each rank, number of ranks
 
 
 class Progress:
@@ -23,13 +24,13 @@ class Progress:
     Attributes:
         epoch: Its number.
         n_batches: Batches that this rank handed out, since the number of ranks last changed.
-        n_batches_before: Batches that all ranks together had handed out until then.
+        before: What was handed out until then: (batches of each rank, number of ranks), one pair for each such number.
         order_crc32: Of the indices in `n_batches`.
         is_over: Whether the last was handed out, and another asked for.
     """
 
-    def __init__(self, epoch: int, n_batches: int = 0, n_batches_before: int = 0, order_crc32: int | None = 0):
-        self.epoch, self.n_batches, self.n_batches_before = epoch, n_batches, n_batches_before
+    def __init__(self, epoch: int, n_batches: int = 0, before: Sequence[Pair] = (), order_crc32: int | None = 0):
+        self.epoch, self.n_batches, self.before = epoch, n_batches, before
         self.order_crc32, self.is_over = order_crc32, False
         self._n_to_skip = n_batches
         self._drawn: deque[int] = deque()  # checksums after each batch that is on its way
@@ -40,7 +41,7 @@ class Progress:
         Raises:
             ValueError: the sampler begins with other indices than those of the state.
         """
-        batches = iter(_rest_of(batch_sampler, self.n_batches_before))
+        batches = iter(_rest_of(batch_sampler, self.before))
         order_crc32 = 0
         for indices in islice(batches, self._n_to_skip):
             order_crc32 = _add(indices, order_crc32)
@@ -74,7 +75,6 @@ class Resumable:
 
     Attributes:
         epoch: Number of the next epoch. Each `iter()` takes it and adds one.
-        batch_sampler: Where the batches of indices come from.
     """
 
     epoch = 0
@@ -97,9 +97,9 @@ class Resumable:
         progress = self._resumed if is_resumed else self._progress
         if progress is None or progress.is_over:
             progress = Progress(self.epoch)
-        rank, world_size = _place_of(self.batch_sampler)
+        rank, world_size = _place_of(self._sampler())
         position = [
-            progress.epoch, progress.n_batches, progress.n_batches_before, world_size, rank, progress.order_crc32,
+            progress.epoch, progress.n_batches, list(progress.before), world_size, rank, progress.order_crc32,
         ]  # fmt: skip
         return {"version": _VERSION, **dict(zip(_POSITION, position, strict=True)), **self._identity()}
 
@@ -113,13 +113,14 @@ class Resumable:
             ValueError: the state is of other data or settings; names the first that differs.
         """
         position = self._check(state)
-        n_batches, n_before, order_crc32 = position["n_batches"], position["n_batches_before"], position["order_crc32"]
-        rank, world_size = _place_of(self.batch_sampler)
+        n_batches, before, order_crc32 = position["n_batches"], position["before"], position["order_crc32"]
+        rank, world_size = _place_of(self._sampler())
         if world_size != position["world_size"]:
-            n_batches, n_before = 0, n_before + n_batches * position["world_size"]
+            before = [*before, [n_batches, position["world_size"]]] if n_batches else before
+            n_batches = 0
         known_crc32 = order_crc32 if rank == position["rank"] else None
         self.epoch = position["epoch"]
-        self._resumed = Progress(self.epoch, n_batches, n_before, known_crc32 if n_batches else 0)
+        self._resumed = Progress(self.epoch, n_batches, before, known_crc32 if n_batches else 0)
 
     def _begin_epoch(self) -> Progress:
         """The progress of a new epoch: that of a state, if it is of this epoch."""
@@ -127,6 +128,10 @@ class Resumable:
         self._progress = resumed if resumed and resumed.epoch == self.epoch else Progress(self.epoch)
         self.epoch += 1
         return self._progress
+
+    def _sampler(self) -> Any:
+        """What the batches of indices come from."""
+        return self.batch_sampler
 
     def _source(self) -> tuple[Any, int, int]:
         """Keys or None, the number of samples, and the seed: what the batches depend on."""
@@ -137,8 +142,9 @@ class Resumable:
         keys, n_samples, seed = self._source()
         if self._keys_crc32 is None:
             self._keys_crc32 = _crc32_of(keys)
-        sampler = {"sampler": _describe(self.batch_sampler), "batch_size": self.batch_sampler.batch_size}
-        return {"n_samples": n_samples, "keys_crc32": self._keys_crc32, "seed": seed, **sampler}
+        batch_size = getattr(self._sampler(), "batch_size", None)
+        identity = {"n_samples": n_samples, "keys_crc32": self._keys_crc32, "seed": seed, "batch_size": batch_size}
+        return {**identity, "sampler": _describe(self._sampler())}
 
     def _check(self, state: Any) -> Mapping[str, Any]:
         identity = self._identity()
@@ -178,22 +184,23 @@ def _place_of(batch_sampler: Any) -> tuple[int, int]:
 
 def _describe(batch_sampler: Any) -> str:
     sampler = getattr(batch_sampler, "sampler", batch_sampler)
-    settings = {name: getattr(sampler, name) for name in ("shuffle", "seed", "drop_last") if hasattr(sampler, name)}
+    names = ("shuffle", "seed", "drop_last", "remainder", "sizes_crc32")
+    settings = {name: getattr(sampler, name) for name in names if hasattr(sampler, name)}
     return f"{type(sampler).__name__.lstrip('_')}({', '.join(f'{name}={value}' for name, value in settings.items())})"
 
 
-def _rest_of(batch_sampler: Any, n_batches_before: int) -> Any:
-    """This rank's batches, after all ranks together have had the first `n_batches_before` of the epoch."""
-    if not n_batches_before:
+def _rest_of(batch_sampler: Any, before: Sequence[Pair]) -> Any:
+    """This rank's batches of what is left of the epoch after `before`."""
+    if not before:
         return batch_sampler
     if hasattr(batch_sampler, "rest"):
-        return batch_sampler.rest(n_batches_before)
+        return batch_sampler.rest(before)
     sampler: Any = batch_sampler.sampler  # a DistributedSampler: others are not shared out
     whole = copy.copy(sampler)
     whole.rank, whole.num_replicas = 0, 1
     whole.num_samples = whole.total_size = len(whole.dataset)
     order = list(whole)
-    rest = order[n_batches_before * batch_sampler.batch_size :]
+    rest = order[sum(n_batches * world_size for n_batches, world_size in before) * batch_sampler.batch_size :]
     n_over = len(rest) % sampler.num_replicas
     if n_over and sampler.drop_last:
         rest = rest[:-n_over]

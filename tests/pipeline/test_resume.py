@@ -4,14 +4,26 @@ import itertools
 import json
 from collections import Counter
 
+import pandas as pd
 import pytest
 import torch
 from hypothesis import given, settings, strategies
 from torch.utils.data import Dataset, RandomSampler
 from torch.utils.data.distributed import DistributedSampler
 
-from labkit import BatchLoader, CUDAPrefetcher, FolderStore, ImageDataset, LoaderConfig, PixelStore, make_loader
+from labkit import (
+    BatchLoader,
+    BucketBatchSampler,
+    CUDAPrefetcher,
+    FolderStore,
+    ImageDataset,
+    LoaderConfig,
+    PixelStore,
+    make_loader,
+)
 from labkit.pipeline.resume import Progress
+
+COLUMNS = ["path", "width", "height"]
 
 
 class Numbers(Dataset):
@@ -253,6 +265,40 @@ class TestCUDAPrefetcher:
 
     def test_a_loader_without_a_state_has_none_here(self):
         assert not hasattr(CUDAPrefetcher([torch.zeros(1)], "cpu"), "state_dict")
+
+
+class TestBuckets:
+    @settings(max_examples=40, deadline=None)
+    @given(
+        strategies.lists(strategies.tuples(strategies.integers(1, 4), strategies.integers(0, 3)), max_size=3),
+        strategies.integers(1, 4),
+    )
+    def test_each_image_comes_once_however_the_ranks_change(self, begun, last_world_size):
+        sides = [(40 + 40 * (number % 3), 80) for number in range(60)]
+        sizes = pd.DataFrame([(str(number), *side) for number, side in enumerate(sides)], columns=COLUMNS)
+        state, came = None, []
+        for world_size, n_batches in [*begun, (last_world_size, None)]:
+            for rank in range(world_size):
+                sampler = BucketBatchSampler(sizes, 4, rank=rank, world_size=world_size, seed=3)
+                loader = make_loader(Numbers(60), LoaderConfig(num_workers=0), batch_sampler=sampler)
+                if state:
+                    loader.load_state_dict(state)
+                batches = [numbers.tolist() for numbers, _ in itertools.islice(iter(loader), n_batches)]
+                assert all(len({number % 3 for number in batch}) == 1 for batch in batches)
+                came += [number for batch in batches for number in batch]
+            state = json.loads(json.dumps(loader.state_dict()))
+            if state["epoch"] != 0:  # it is over
+                break
+        assert sorted(came) == list(range(60))
+
+    def test_other_sizes_are_refused(self):
+        loaders = []
+        for width in (40, 50):
+            sizes = pd.DataFrame([("0", width, 80), ("1", 80, 80)], columns=COLUMNS)
+            sampler = BucketBatchSampler(sizes, 1)
+            loaders.append(make_loader(Numbers(2), LoaderConfig(num_workers=0), batch_sampler=sampler))
+        with pytest.raises(ValueError, match=r"sampler='BucketBatchSampler\(.*sizes_crc32="):
+            loaders[1].load_state_dict(loaders[0].state_dict())
 
 
 def test_a_second_pass_over_a_resumed_sampler_is_whole():

@@ -3,6 +3,7 @@
 import multiprocessing
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch.utils.data import BatchSampler, Dataset, IterableDataset, Sampler, Su
 
 from labkit.core import preserve_rng_state
 from labkit.data import collate
+from labkit.pipeline.bucket_sampler import check_batch_sampler
 from labkit.pipeline.loader.config import LoaderConfig
 from labkit.pipeline.loader.torch_internals import WorkerLoader
 from labkit.pipeline.loader.workers import (
@@ -30,6 +32,7 @@ def make_loader(
     *,
     shuffle: bool = False,
     sampler: Sampler[int] | Iterable[int] | None = None,
+    batch_sampler: Sampler[list[int]] | Iterable[list[int]] | None = None,
     drop_last: bool = False,
     collate_fn: Callable[[list[Any]], Any] = collate,
     batch_transform: Callable[[Any], Any] | None = None,
@@ -41,6 +44,9 @@ def make_loader(
         config: How to load. Default: `LoaderConfig()`.
         shuffle: A new order each epoch, which depends on the seed alone.
         sampler: Where the indices come from instead, such as torch's `DistributedSampler`; its `set_epoch` is called.
+        batch_sampler: Where the indices of each batch come from instead, such as `BucketBatchSampler`; its `set_epoch`
+            is called, or that of its `sampler`. It decides on order, batch size and last batches; the seed is still
+            that of all random draws.
         drop_last: Drop a last batch that is not full.
         collate_fn: Makes a batch of a list of samples.
         batch_transform: Called with each batch, in the worker.
@@ -50,7 +56,8 @@ def make_loader(
 
     Raises:
         TypeError: an iterable data set, whose samples have no index to seed by.
-        ValueError: an empty data set, or both `shuffle` and `sampler`.
+        ValueError: an empty data set, two arguments that both decide on the order, or a `BucketBatchSampler` whose
+            frame has other images than the data set.
 
     Taught in: notebooks/03_persistent_workers.ipynb
     """
@@ -59,8 +66,13 @@ def make_loader(
     if len(dataset) == 0:
         raise ValueError(f"{type(dataset).__name__} holds no sample: a loader needs at least one")
     settings = (config or LoaderConfig()).resolved()
-    sampler = choose_sampler(dataset, sampler, shuffle, settings.seed)
-    requests = _Requests(BatchSampler(sampler, settings.batch_size, drop_last))
+    if batch_sampler is None:
+        sampler = choose_sampler(dataset, sampler, shuffle, settings.seed)
+        batch_sampler = BatchSampler(sampler, settings.batch_size, drop_last)
+    else:
+        check_batch_sampler(batch_sampler, dataset, shuffle=shuffle, sampler=sampler, drop_last=drop_last)
+        settings = replace(settings, batch_size=getattr(batch_sampler, "batch_size", settings.batch_size))
+    requests = _Requests(batch_sampler)
     return Loader(_SeededBatches(dataset, settings.seed, collate_fn, batch_transform), requests, settings)
 
 
@@ -109,6 +121,9 @@ class Loader(Resumable, WorkerLoader):
                 error.add_note(f"while starting {self.num_workers} workers: {_PICKLING_REMEDY}")
             raise
 
+    def _sampler(self) -> Any:
+        return self._requests.batches
+
     def _source(self) -> tuple[Any, int, int]:
         return getattr(self.dataset, "keys", None), len(self._batches), self.config.seed
 
@@ -129,7 +144,7 @@ _START_ERRORS = (TypeError, AttributeError, multiprocessing.ProcessError, OSErro
 class _Requests(Sampler):
     """Batches of (epoch, index): persistent workers have no other way to learn the epoch."""
 
-    def __init__(self, batches: BatchSampler):
+    def __init__(self, batches: Any):
         self.batches, self.progress = batches, Progress(0)
 
     def __len__(self) -> int:
@@ -138,12 +153,13 @@ class _Requests(Sampler):
     def __getattr__(self, name: str) -> Any:
         if name == "batches":  # there are none yet while unpickling
             raise AttributeError(name)
-        return getattr(self.batches, name)  # batch_size, sampler, rank, ...
+        return getattr(self.batches, name)  # batch_size, sampler, ...
 
     def __iter__(self) -> Iterator[list[Any]]:
         progress = self.progress  # now: torch may ask for the first batch only when the next epoch has begun
-        if isinstance(self.batches.sampler, HasEpochs):
-            self.batches.sampler.set_epoch(progress.epoch)
+        for sampler in (self.batches, getattr(self.batches, "sampler", None)):
+            if isinstance(sampler, HasEpochs):
+                sampler.set_epoch(progress.epoch)
         return ([(progress.epoch, index) for index in batch] for batch in progress.draw(self.batches))
 
 
@@ -235,7 +251,10 @@ def _describe_sizes(samples: list[Any]) -> str:
     shapes = {tuple(image.shape) for image in images if isinstance(image, torch.Tensor)}
     if len(shapes) < 2:
         return ""
-    return f"; its images have {len(shapes)} sizes, such as {sorted(shapes)[:2]}: let the transform crop or resize them"
+    return (
+        f"; its images have {len(shapes)} sizes, such as {sorted(shapes)[:2]}: let the transform crop or resize them; "
+        "with buckets, collect the sizes again"
+    )
 
 
 def _return_batch(batch: Any) -> Any:
