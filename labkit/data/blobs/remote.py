@@ -19,6 +19,9 @@ class HttpBlob:
         self._client = HttpClient()
         self._version = ""
 
+    def allow_requests(self, n_at_once: int) -> None:
+        self._client.allow_requests(n_at_once)
+
     def fingerprint(self) -> tuple[int, str]:
         answer = self._client.probe(self._url)
         if answer.status == 404:
@@ -54,6 +57,9 @@ class ObjectBlob:
         self._client = ObjectClient(url, storage_options)
         self.name = self._client.name
         self._size = 0
+
+    def allow_requests(self, n_at_once: int) -> None:
+        self._client.allow_requests(n_at_once)
 
     def fingerprint(self) -> tuple[int, str]:
         with self._client.open() as (filesystem, path):

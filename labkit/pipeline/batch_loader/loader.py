@@ -27,6 +27,7 @@ from labkit.data.stores import Store
 from labkit.pipeline.batch_loader.fillers import Draw, EncodedFiller, PixelFiller
 from labkit.pipeline.batch_loader.output import CropWriter, PixelFormat
 from labkit.pipeline.batch_loader.processes import ProcessPool
+from labkit.pipeline.batch_loader.reading import AfterReads, Reader, ReadsAhead, look_ahead
 from labkit.pipeline.loader import cores_per_rank
 from labkit.pipeline.seeding import HasEpochs, choose_sampler
 
@@ -65,6 +66,13 @@ class BatchLoader:
         scaled_decoding: False: always decode at full size.
         prefetch_factor: Number of batches made ahead.
         pin_memory: Page-locked batches. Default: if CUDA is available.
+        reads_in_flight: Requests to the store at a time, by so many threads that only read, apart from those that
+            decode: for storage far away. Latency in seconds times the images per second that the cores can decode
+            says how many it takes. They run ahead of the batches that are being made, and of a batch's end. Encoded
+            images in memory are at most those of `prefetch_factor + 1` batches and `reads_in_flight` more; with
+            `num_processes`, which share the requests out, those of one batch per process and `reads_in_flight` more.
+            An `HttpStore`, an `ObjectStore` on S3 or a `TarStore` on either keeps as many connections. A `break` gives
+            up what has not begun. Default: the threads that decode read, each its own image.
         on_error: `"raise"` raises `DecodeError`. `"skip"` leaves the image out of its batch and adds it to `skipped`,
             which is also printed at exit.
 
@@ -78,12 +86,14 @@ class BatchLoader:
         epoch: Number of the next epoch. Each `iter()` takes it and adds one; set it with `set_epoch` to resume.
 
     Raises:
-        ValueError: a wrong argument, an empty store, or both `shuffle` and `sampler`.
+        ValueError: a wrong argument, an empty store, both `shuffle` and `sampler`, or `reads_in_flight` for a
+            `PixelStore`.
 
     Taught in: notebooks/11b_raw_pixels.ipynb
     """
 
     num_workers = 0
+    _reads_ahead: PerProcess[ReadsAhead] | None = None  # in worker processes
     repeats_batch_sampler = True  # `compare` may put another in its place, to go on with the next pass
 
     def __init__(
@@ -110,6 +120,7 @@ class BatchLoader:
         scaled_decoding: bool = True,
         prefetch_factor: int = 2,
         pin_memory: bool | None = None,
+        reads_in_flight: int | None = None,
         on_error: str = "raise",
     ):
         self.batch_size, self.size, self.epoch = require_int("batch_size", batch_size), require_int("size", size), 0
@@ -123,6 +134,7 @@ class BatchLoader:
         self._pixels = PixelFormat(size, dtype, mean, std, memory_format)
         draw = Draw(size, train, seed, scale, ratio, require_fraction("flip", flip))
         self._open(source, draw, CropWriter(self._pixels, antialias), scaled_decoding)
+        self._reader = None if reads_in_flight is None else self._open_reader(source, reads_in_flight)
         shuffle = train if shuffle is None and sampler is None else shuffle
         sampler = choose_sampler(self.keys, sampler, shuffle, seed)
         self.batch_sampler = BatchSampler(sampler, batch_size, drop_last)
@@ -142,10 +154,22 @@ class BatchLoader:
         sent._buffers = _BatchBuffers(self._pixels.shape(self.batch_size), self._pixels.array_dtype, 0, False)
         del sent.batch_sampler  # indices are drawn here, and a sampler may hold much
         self.batches_in_flight, self.num_workers = num_processes * prefetch_factor, num_processes
-        return ProcessPool(sent._fill_batch, num_processes, prefetch_factor, pinned)
+        sent._reader = self._reader and self._reader.share(num_processes)
+        sent._reads_ahead = PerProcess(partial(ReadsAhead, sent._reader)) if sent._reader else None
+        return ProcessPool(sent._fill_batch, num_processes, prefetch_factor, pinned, _in_flight(sent._reader))
 
-    def _fill_batch(self, epoch: int, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        return self._finish_first(deque([self._start_batch(self._pool(), np.array(indices), epoch)]))
+    def _fill_batch(self, epoch: int, indices: Sequence[int], coming: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
+        """A batch, in a worker process, which goes on with the `coming` images."""
+        reads = self._reads_ahead().take(indices, coming) if self._reads_ahead else None
+        return self._finish_first(deque([self._start_batch(self._pool(), np.array(indices), epoch, reads)]))
+
+    def _open_reader(self, source: Any, reads_in_flight: int) -> Reader:
+        if isinstance(source, PixelStore):
+            raise ValueError(
+                f"reads_in_flight={reads_in_flight!r} is for encoded images: a PixelStore is a file of this machine, "
+                "mapped into memory, and nothing of it is requested; leave reads_in_flight out"
+            )
+        return Reader(source, self.keys, require_int("reads_in_flight", reads_in_flight))
 
     def _open(self, source: Any, draw: Draw, writer: CropWriter, scaled_decoding: bool) -> None:
         if isinstance(source, PixelStore):
@@ -184,19 +208,25 @@ class BatchLoader:
 
     def _epoch_of_batches(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
         started: deque[_Batch] = deque()
-        pool = self._pool()
+        pool, ahead = self._pool(), ReadsAhead(self._reader) if self._reader else None
         try:
-            for indices in self._batches_of(epoch):
-                started.append(self._start_batch(pool, np.array(indices), epoch))
+            for indices, coming in look_ahead(self._batches_of(epoch), _in_flight(self._reader)):
+                reads = ahead.take(indices, coming) if ahead else None
+                started.append(self._start_batch(pool, np.array(indices), epoch, reads))
+                del reads  # the batch alone holds its bytes, until they are decoded
                 if len(started) > self.batches_in_flight:
                     yield self._finish_first(started)
             while started:
                 yield self._finish_first(started)
         finally:  # also after an error, Ctrl-C, or `break` in the loop
             tasks = [task for batch in started for task in batch.tasks.values()]
+            if ahead:
+                ahead.cancel()
             wait(task for task in tasks if not task.cancel())
 
-    def _start_batch(self, pool: ThreadPoolExecutor, indices: np.ndarray, epoch: int) -> "_Batch":
+    def _start_batch(
+        self, pool: ThreadPoolExecutor, indices: np.ndarray, epoch: int, reads: Sequence[Future] | None = None
+    ) -> "_Batch":
         memory, images = self._buffers.take()
         # Several tasks per thread, so that at the end of an epoch none waits long for another.
         step = max(self._filler.smallest_task, -(-len(indices) // (4 * self.num_threads)))
@@ -204,7 +234,8 @@ class BatchLoader:
         tasks = {}
         for start in range(0, len(indices), step):
             part = slice(start, min(start + step, len(indices)))
-            tasks[start] = pool.submit(self._filler.fill, memory[part], indices[part], plan[part])
+            fill = partial(self._filler.fill, memory[part], indices[part], plan[part])
+            tasks[start] = AfterReads(pool, reads[part], fill) if reads else pool.submit(fill)
         return _Batch(indices, self._pixels.as_batch(images[: len(indices)]), tasks)
 
     def _finish_first(self, started: "deque[_Batch]") -> tuple[Tensor, Tensor]:
@@ -223,6 +254,10 @@ class BatchLoader:
             raise DecodeError(f"all {len(labels)} images of a batch were skipped, the first: {reason}")
         kept = torch.from_numpy(np.delete(np.arange(len(labels)), empty))
         return batch.images[kept], labels[kept]
+
+
+def _in_flight(reader: Reader | None) -> int:
+    return reader.reads_in_flight if reader else 0
 
 
 def _thread_pool(num_threads: int) -> PerProcess:
