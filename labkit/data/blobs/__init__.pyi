@@ -7,3 +7,4 @@ from .base import (
 from .fsspec_client import ObjectClient as ObjectClient, known_schemes as known_schemes
 from .http_client import HttpClient as HttpClient, split_credentials as split_credentials
 from .pagecache import evict as evict
+from .remote import HttpBlob as HttpBlob

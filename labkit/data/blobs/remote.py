@@ -12,11 +12,11 @@ _VERSION_KEYS = ("ETag", "etag", "mtime", "LastModified", "last_modified", "upda
 
 
 class HttpBlob:
-    """One file at a URL, read with range requests."""
+    """One file at a URL, read with range requests, by a client of its own or a given one."""
 
-    def __init__(self, url: str):
+    def __init__(self, url: str, client: HttpClient | None = None):
         self._url, self.name = url, strip_credentials(url)
-        self._client = HttpClient()
+        self._client = client or HttpClient()
         self._version = ""
 
     def allow_requests(self, n_at_once: int) -> None:

@@ -56,6 +56,9 @@ def read_shards(
     on_error: str = "raise",
     verify: bool = False,
     storage_options: dict[str, Any] | None = None,
+    reads_in_flight: int | None = None,
+    cache_dir: str | os.PathLike | None = None,
+    cache_bytes: int | None = None,
 ) -> "ShardDataset":
     """Images and labels of WebDataset shards, as a data set for torch's `DataLoader`.
 
@@ -79,17 +82,27 @@ def read_shards(
         on_error: For an image that cannot be decoded: `"raise"`, or `"skip"`, as in `ImageDataset`.
         verify: Compare each shard's SHA-256 with the manifest's, when its end is reached.
         storage_options: Passed to fsspec, for object storage; its configuration and the environment fill in.
+        reads_in_flight: Requests at a time, of each process that reads, for remote shards: by so many threads, over the
+            ends of shards. Each is for a chunk of 4 MiB; in memory are at most `reads_in_flight + 1` of them. Default:
+            one chunk of one shard, while the one before is decoded.
+        cache_dir: A local folder for whole shards, shared by all processes of a machine; for remote shards, of which
+            every epoch asks only for size and version. The next two are fetched while one is read. One that does not
+            fit, or has no version (ETag or date), is streamed. Its size is checked each time, its bytes by `verify`.
+        cache_bytes: Limit of that folder. Shards used longest ago are removed; those that are read keep their place on
+            the disk until they are closed, three for each process.
 
     Returns:
         A `ShardDataset` of `(image, label)`: image uint8 (3, H, W) RGB, label an int.
 
     Raises:
         FileNotFoundError: no such shard or folder, or `write_shards` has not finished it.
-        ValueError: no shard, a command (`pipe:`), an unknown option, or `verify` without a manifest.
+        ValueError: no shard, a command (`pipe:`), an unknown option, `verify` without a manifest, or one of
+            `cache_dir` and `cache_bytes` without the other.
 
     Taught in: notebooks/08_shard_formats.ipynb
     """
     shards = ShardList.find(urls, verify=verify, storage_options=storage_options or {})
+    shards = shards.read_by(reads_in_flight, cache_dir, cache_bytes)
     return ShardDataset(shards, decoder, transform, shuffle, shuffle_initial, seed, samples_per_rank, on_error)
 
 
@@ -179,8 +192,8 @@ class ShardDataset(IterableDataset):
         return place.part(urls)
 
     def _read(self, urls: Iterable[str]) -> Iterator[dict[str, Any]]:
-        for url in urls:
-            yield from group_by_keys(read_shard(self.shards, url), handler=partial(_raise_group_error, url))
+        for url, file in self.shards.open_in_turn(urls):
+            yield from group_by_keys(read_shard(self.shards, url, file), handler=partial(_raise_group_error, url))
 
     def _decode(self, sample: dict[str, Any]) -> tuple[Any, int] | None:
         """The sample's image and label; None if it is skipped."""
