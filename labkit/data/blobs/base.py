@@ -6,7 +6,7 @@ import stat
 import weakref
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from labkit.core import Lazy
 
@@ -32,6 +32,20 @@ class Blob(Protocol):
 
     def read_at(self, offset: int, size: int) -> bytes:
         """`size` bytes from `offset`; fewer only at the end of the file."""
+
+
+@runtime_checkable
+class HasConnections(Protocol):
+    """A blob or a store whose client bounds its connections."""
+
+    def allow_requests(self, n_at_once: int) -> None:
+        """Keep at least so many connections, in each process. Call it before the first read."""
+
+
+def allow_requests(source: Any, n_at_once: int) -> None:
+    """Let a blob or a store answer so many requests at a time, if it bounds them at all."""
+    if isinstance(source, HasConnections):
+        source.allow_requests(n_at_once)
 
 
 class LocalBlob:

@@ -11,6 +11,8 @@ from labkit.core import PerProcess, contains_secret, install_command, redact, st
 
 _PASSED_ON = (FileNotFoundError, IsADirectoryError, ValueError, ImportError)  # callers tell these apart
 
+_BOTOCORE_CONNECTIONS = 10  # botocore.endpoint.MAX_POOL_CONNECTIONS
+
 
 class ObjectClient:
     """fsspec's filesystem for one URL, opened on first use in each process. `name` is the URL without credentials."""
@@ -18,7 +20,19 @@ class ObjectClient:
     def __init__(self, url: str, storage_options: dict[str, Any]):
         self.name = strip_credentials(url)
         self._secrets = _find_secrets(storage_options)
+        self._url, self._options = url, storage_options
         self._filesystem = PerProcess(partial(_open_filesystem, url, storage_options))
+
+    def allow_requests(self, n_at_once: int) -> None:
+        """Let S3's client keep so many connections, unless its options say how many; botocore's default is 10.
+
+        Other clients bound them otherwise, if at all: gcsfs by aiohttp's 100.
+        """
+        settings = {"max_pool_connections": n_at_once, **self._options.get("config_kwargs", {})}
+        if n_at_once > _BOTOCORE_CONNECTIONS and self._url.startswith(("s3://", "s3a://")):
+            self._filesystem = PerProcess(
+                partial(_open_filesystem, self._url, {**self._options, "config_kwargs": settings})
+            )
 
     @contextmanager
     def open(self, key: str = "") -> Iterator[tuple[Any, str]]:

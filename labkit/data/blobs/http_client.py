@@ -48,8 +48,19 @@ class HttpClient:
     """
 
     def __init__(self, num_connections: int = 8, retries: int = 5, timeout_s: float = 30.0):
-        self.retries = retries
-        self._pool = PerProcess(partial(urllib3.PoolManager, maxsize=num_connections, block=True, timeout=timeout_s))
+        self.retries, self._num_connections, self._timeout_s = retries, num_connections, timeout_s
+        self._pool = self._make_pool()
+
+    def _make_pool(self) -> PerProcess[urllib3.PoolManager]:
+        return PerProcess(
+            partial(urllib3.PoolManager, maxsize=self._num_connections, block=True, timeout=self._timeout_s)
+        )
+
+    def allow_requests(self, n_at_once: int) -> None:
+        """Keep at least so many connections. Those that are open by now are given up."""
+        if n_at_once > self._num_connections:
+            self._num_connections = n_at_once
+            self._pool = self._make_pool()
 
     def get(self, url: str, start: int | None = None, end: int | None = None) -> Answer:
         """All of `url`, or bytes `start` to `end` (exclusive), read to the end. 404 and 416 are answers, not errors.

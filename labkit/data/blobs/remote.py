@@ -12,12 +12,15 @@ _VERSION_KEYS = ("ETag", "etag", "mtime", "LastModified", "last_modified", "upda
 
 
 class HttpBlob:
-    """One file at a URL, read with range requests."""
+    """One file at a URL, read with range requests, by a client of its own or a given one."""
 
-    def __init__(self, url: str):
+    def __init__(self, url: str, client: HttpClient | None = None):
         self._url, self.name = url, strip_credentials(url)
-        self._client = HttpClient()
+        self._client = client or HttpClient()
         self._version = ""
+
+    def allow_requests(self, n_at_once: int) -> None:
+        self._client.allow_requests(n_at_once)
 
     def fingerprint(self) -> tuple[int, str]:
         answer = self._client.probe(self._url)
@@ -54,6 +57,9 @@ class ObjectBlob:
         self._client = ObjectClient(url, storage_options)
         self.name = self._client.name
         self._size = 0
+
+    def allow_requests(self, n_at_once: int) -> None:
+        self._client.allow_requests(n_at_once)
 
     def fingerprint(self) -> tuple[int, str]:
         with self._client.open() as (filesystem, path):

@@ -18,7 +18,7 @@ from webdataset.gopen import gopen_schemes
 
 from labkit.data.blobs import Blob, LocalBlob, open_blob
 
-_CHUNK_BYTES = 4 << 20  # about forty photos: decoding them takes longer than fetching the next chunk
+CHUNK_BYTES = 4 << 20  # about forty photos: decoding them takes longer than fetching the next chunk
 _LOCAL_BUFFER_BYTES = 1 << 20
 
 
@@ -56,7 +56,7 @@ def _gopen_s3(url: str, mode: str = "rb", bufsize: int = -1, **storage_options: 
 class ReadAhead(io.RawIOBase):
     """A blob read in order: a thread fetches the next chunk while one is used."""
 
-    def __init__(self, blob: Blob, chunk_bytes: int = _CHUNK_BYTES):
+    def __init__(self, blob: Blob, chunk_bytes: int = CHUNK_BYTES):
         self._thread = ThreadPoolExecutor(1)
         size = blob.fingerprint()[0]
         self._requests = (

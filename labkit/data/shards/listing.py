@@ -4,17 +4,20 @@ import hashlib
 import io
 import os
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from webdataset.tariterators import base_plus_ext, group_by_keys
 
-from labkit.core import is_image, strip_credentials
+from labkit.core import is_image, require_int, strip_credentials
 from labkit.data.blobs import is_url
+from labkit.data.shards.ahead import ShardsAhead
+from labkit.data.shards.cache import CachedShards, ShardCache
 from labkit.data.shards.gopen import open_url
 from labkit.data.shards.layout import read_members
 from labkit.data.shards.write import MANIFEST, UNFINISHED, read_manifest
@@ -31,6 +34,8 @@ class ShardList:
         sha256: URL -> checksum, compared at the shard's end.
         n_samples: URL -> number of samples, as the manifest says; empty without one.
         storage_options: Passed to fsspec.
+        reads_in_flight: Requests at a time. None: one chunk of the shard that is read.
+        cache: Where shards are kept, or None.
     """
 
     urls: list[str] = field(repr=False)  # may hold credentials
@@ -38,6 +43,8 @@ class ShardList:
     sha256: dict[str, str] = field(default_factory=dict, repr=False)
     n_samples: dict[str, int] = field(default_factory=dict, repr=False)
     storage_options: dict[str, Any] = field(default_factory=dict, repr=False)
+    reads_in_flight: int | None = None
+    cache: ShardCache | None = None
 
     @classmethod
     def find(cls, places: Any, *, verify: bool, storage_options: dict[str, Any]) -> "ShardList":
@@ -55,14 +62,35 @@ class ShardList:
             raise FileNotFoundError(f"{missing[0]} does not exist, nor do {len(missing) - 1} other shards")
         return cls(urls, storage_options=storage_options)
 
+    def read_by(
+        self, reads_in_flight: int | None, cache_dir: str | os.PathLike | None, cache_bytes: int | None
+    ) -> "ShardList":
+        """The same shards, read by so many requests at a time, or through a cache. Arguments as of `read_shards`."""
+        if reads_in_flight is not None:
+            require_int("reads_in_flight", reads_in_flight)
+        if (cache_dir is None) != (cache_bytes is None):
+            raise ValueError(f"pass both cache_dir and cache_bytes, or neither: got {cache_dir!r} and {cache_bytes!r}")
+        cache = (
+            None if cache_dir is None or cache_bytes is None else ShardCache(Path(cache_dir).absolute(), cache_bytes)
+        )
+        return replace(self, reads_in_flight=reads_in_flight, cache=cache)
 
-def read_samples(shards: ShardList, url: str) -> Iterator[dict[str, Any]]:
-    """One shard's samples: `__key__`, `__url__`, and each member's bytes by its suffix.
+    def open_in_turn(self, urls: Iterable[str]) -> Iterator[tuple[str, io.BufferedReader]]:
+        """Each URL and its file, to be closed before the next is asked for. Some URLs are drawn before their turn."""
+        if self.cache:
+            return iter(CachedShards(urls, self.cache, self.reads_in_flight or 1, self.storage_options))
+        if self.reads_in_flight:
+            return iter(ShardsAhead(urls, self.reads_in_flight, self.storage_options))
+        return ((url, open_url(url, **self.storage_options)) for url in urls)
+
+
+def read_samples(shards: ShardList, url: str, file: io.BufferedReader) -> Iterator[dict[str, Any]]:
+    """One shard's samples: `__key__`, `__url__`, and each member's bytes by its suffix; at its end, `file` is closed.
 
     Raises:
         ValueError: names that make no sample, or a checksum that is not the manifest's; names the shard.
     """
-    return _group(_read_files(shards, url), url)
+    return _group(_read_files(shards, url, file), url)
 
 
 def count_samples(shards: ShardList) -> dict[str, int]:
@@ -93,10 +121,10 @@ def _list_files(shards: ShardList, url: str) -> Iterator[dict[str, Any]]:
     yield {}
 
 
-def _read_files(shards: ShardList, url: str) -> Iterator[dict[str, Any]]:
-    """One shard's files as WebDataset's dictionaries, and an empty one at the end."""
+def _read_files(shards: ShardList, url: str, file: io.BufferedReader) -> Iterator[dict[str, Any]]:
+    """One shard's files as WebDataset's dictionaries, and an empty one at the end; `file` is closed."""
     name, expected_sha256 = name_of(url), shards.sha256.get(url)
-    with open_url(url, **shards.storage_options) as file:
+    with file:
         hashing = _HashingReader(file)
         for member, data in read_members(io.BufferedReader(hashing) if expected_sha256 else file, name):
             _check_member_name(member, name)

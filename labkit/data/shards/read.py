@@ -22,41 +22,43 @@ def read_shards(
     on_error: str = "raise",
     verify: bool = False,
     storage_options: dict[str, Any] | None = None,
+    reads_in_flight: int | None = None,
+    cache_dir: str | os.PathLike | None = None,
+    cache_bytes: int | None = None,
 ) -> ShardDataset:
     """Images and labels of WebDataset shards, as a data set for torch's `DataLoader`.
 
-    `state_dict()` and `load_state_dict()` resume in mid-epoch, alone or in torchdata's `StatefulDataLoader`.
-
-    Ranks (of `torchrun`'s environment, or `torch.distributed`) share the shards, and so do the workers of each rank:
-    every sample comes exactly once per epoch. Ranks may have unequal numbers of samples; with DistributedDataParallel,
-    the longer ones would then wait for ever. Wrap the loop in `torch.distributed.algorithms.join.Join`, stop every rank
-    after the batches of the shortest, or set `samples_per_rank`.
+    Ranks (of `torchrun`'s environment, or `torch.distributed`) and their workers share the shards: every sample comes
+    exactly once per epoch. Ranks may have unequal numbers of samples; with DistributedDataParallel, the longer ones
+    would then wait for ever: set `samples_per_rank`, or wrap the loop in `torch.distributed.algorithms.join.Join`.
 
     Args:
         urls: A folder that `write_shards` filled, or its URL; or one shard, braces for several
             (`http://host/shard-{000000..000015}.tar`), or a list. Paths, `http(s)://`, `s3://`, others by fsspec.
         decoder: One of `labkit.DECODERS`.
-        transform: Called with the uint8 (3, H, W) tensor. `DataLoader` seeds torch's generator in each worker; other
-            generators (Albumentations') need `worker_init_fn`, else all workers repeat the same draws.
-        shuffle: 0 keeps the order. Above 0, each epoch draws an order of shards, and a buffer of so many encoded
-            samples in each worker mixes neighbours.
-        shuffle_initial: Samples in that buffer before it gives its first: few for an early first batch, as many as
-            `shuffle` for the best mixing. The default is WebDataset's.
+        transform: Called with the uint8 (3, H, W) tensor. Generators other than torch's need a `worker_init_fn`.
+        shuffle: Above 0, each epoch has an order of shards of its own, and a buffer of so many samples mixes them.
+        shuffle_initial: Samples in that buffer before it gives its first. The default is WebDataset's.
         seed: The same (seed, epoch) gives the same order, for the same number of ranks and workers.
         samples_per_rank: Samples of each rank per epoch; each (`set_epoch`) goes on where the one before it ended,
             pass after pass. Without a manifest, the shards are read once to count their samples.
         on_error: For an image that cannot be decoded: `"raise"`, or `"skip"`, as in `ImageDataset`.
         verify: Compare each shard's SHA-256 with the manifest's, when its end is reached.
         storage_options: Passed to fsspec, for object storage; its configuration and the environment fill in.
+        reads_in_flight: Requests at a time of each process, for remote shards. Each is a chunk of 4 MiB; one more than
+            that may be in memory. Default: one, while the chunk before is decoded.
+        cache_dir, cache_bytes: A local folder for whole remote shards, shared by all processes of a machine, and its
+            limit: those used longest ago go. A shard that does not fit, or has no version (ETag or date), is streamed.
 
     Returns:
-        A `ShardDataset` of `(image, label)`: image uint8 (3, H, W) RGB, label an int.
+        A `ShardDataset` of `(image, label)`: image uint8 (3, H, W) RGB, label an int. It can resume in mid-epoch.
 
     Raises:
         FileNotFoundError: no such shard or folder, or `write_shards` has not finished it.
-        ValueError: no shard, a command (`pipe:`), an unknown option, or `verify` without a manifest.
+        ValueError: no shard, a command (`pipe:`), an unknown option, `verify` without a manifest, or half a cache.
 
     Taught in: notebooks/08_shard_formats.ipynb
     """
     shards = ShardList.find(urls, verify=verify, storage_options=storage_options or {})
+    shards = shards.read_by(reads_in_flight, cache_dir, cache_bytes)
     return ShardDataset(shards, decoder, transform, shuffle, shuffle_initial, seed, samples_per_rank, on_error)

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -41,11 +42,12 @@ def serve_folder(root: str | os.PathLike, *, latency_ms: float = 0.0) -> Iterato
 
 
 @contextmanager
-def serve_s3(buckets: Mapping[str, str | os.PathLike]) -> Iterator[dict[str, Any]]:
+def serve_s3(buckets: Mapping[str, str | os.PathLike], *, latency_ms: float = 0.0) -> Iterator[dict[str, Any]]:
     """An S3 server (moto's) on the loopback interface, filled from folders.
 
     Args:
         buckets: Name of each bucket, and the folder whose files go into it.
+        latency_ms: Wait before each answer to a GET or HEAD, to imitate a distant server.
 
     Yields:
         `storage_options` for `ObjectStore`, `TarStore` and `read_shards`. The server and its contents end with the
@@ -61,7 +63,7 @@ def serve_s3(buckets: Mapping[str, str | os.PathLike]) -> Iterator[dict[str, Any
         import s3fs
     except ImportError as error:
         raise ImportError(f"{error.name} is missing: {install_command('test')}") from error
-    with _server_process("s3") as port:
+    with _server_process("s3", str(latency_ms)) as port:
         options = {"key": "labkit", "secret": "labkit", "endpoint_url": f"http://127.0.0.1:{port}"}
         filesystem = s3fs.S3FileSystem(**options)
         for bucket, folder in buckets.items():
@@ -113,13 +115,20 @@ def _serve_folder(root: str, latency_ms: str) -> None:
         web.run_app(app, sock=listener, access_log=None, print=None)
 
 
-def _serve_s3() -> None:
-    from moto.server import ThreadedMotoServer
+def _serve_s3(latency_ms: str) -> None:
+    from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+    from werkzeug.serving import make_server
 
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    print(server.get_host_and_port()[1], flush=True)
-    threading.Event().wait()  # once the main thread has ended, Python 3.12.1 starts no thread, not even for a request
+    moto = DomainDispatcherApplication(create_backend_app)
+
+    def answer(request: Any, start: Any) -> Any:
+        if request["REQUEST_METHOD"] in ("GET", "HEAD"):
+            time.sleep(float(latency_ms) / 1e3)  # in a thread of its own, of which there are as many as connections
+        return moto(request, start)
+
+    server = make_server("127.0.0.1", 0, answer, threaded=True)
+    print(server.port, flush=True)
+    server.serve_forever()
 
 
 def _exit_with_parent() -> None:

@@ -18,7 +18,8 @@ class HttpStore(ListedStore):
         url: `http(s)://host/folder`. For a `.tar` at a URL use `TarStore(url)`: it reads with range requests.
         keys: Paths below `url`. Default: what the folder's `manifest.json` lists (as `make_photos` writes it), else
             what the server's listing pages link to.
-        num_connections: Connections kept open in each process; use as many as there are threads.
+        num_connections: Connections kept open in each process; use as many as there are threads. `reads_in_flight` of
+            `BatchLoader` makes it as many.
         retries: Attempts after the first, with growing waits of at most ten seconds.
         timeout_s: Longest wait for a connection, and for the next byte.
 
@@ -55,6 +56,10 @@ class HttpStore(ListedStore):
         self._client = HttpClient(num_connections, retries, timeout_s)
         if keys is not None:
             self._keys = PackedStrings(sorted(keys))
+
+    def allow_requests(self, n_at_once: int) -> None:
+        """Keep at least so many connections open in each process. Call it before the first read."""
+        self._client.allow_requests(n_at_once)
 
     def read(self, key: str) -> bytes:
         """Contents of one file. Raises KeyError if the server has none."""
@@ -97,6 +102,10 @@ class ObjectStore(ListedStore):
     def __init__(self, url: str, **storage_options: Any):
         self._client = ObjectClient(url.rstrip("/"), storage_options)
         super().__init__(self._client.name)
+
+    def allow_requests(self, n_at_once: int) -> None:
+        """Let S3's client keep so many connections, if `config_kwargs` does not say. Call it before the first read."""
+        self._client.allow_requests(n_at_once)
 
     def read(self, key: str) -> bytes:
         """Contents of one object. Raises KeyError for an unknown one."""

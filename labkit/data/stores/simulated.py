@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import count
 
 from labkit.core import PerProcess, acquire_lock, has_file_locks
-from labkit.data.blobs import Extent
+from labkit.data.blobs import Extent, allow_requests
 from labkit.data.stores.base import HasExtents, Store
 
 
@@ -87,6 +87,10 @@ class SimulatedStore:
     def keys(self) -> Sequence[str]:
         """The other store's keys, without delay."""
         return self.store.keys()
+
+    def allow_requests(self, n_at_once: int) -> None:
+        """Let the other store answer so many requests at a time."""
+        allow_requests(self.store, n_at_once)
 
     def read(self, key: str) -> bytes:
         """The other store's bytes, when the disk would have them."""

@@ -14,7 +14,16 @@ from typing import Any
 import numpy as np
 
 from labkit.core import MAX_FILE_VARIABLE, Lazy, PackedStrings, PerProcess, is_image, max_file_bytes, require_choice
-from labkit.data.blobs import Blob, Extent, LocalBlob, evict, is_url, open_blob, refuse_storage_options
+from labkit.data.blobs import (
+    Blob,
+    Extent,
+    LocalBlob,
+    allow_requests,
+    evict,
+    is_url,
+    open_blob,
+    refuse_storage_options,
+)
 from labkit.data.tar.errors import TarError
 from labkit.data.tar.index import TarIndex, read_index
 from labkit.data.tar.members import UNREADABLE, BoundedInfo, pieces_of, plain_name, scan, size_fault
@@ -88,6 +97,10 @@ class TarStore:
     def read(self, key: str) -> bytes:
         """A member's bytes. Raises KeyError for an unknown one, TarError if the tar was cut meanwhile."""
         return self._reader().read(key)
+
+    def allow_requests(self, n_at_once: int) -> None:
+        """Let a server be asked for so many members at a time. Call it before the first read."""
+        allow_requests(self._blob, n_at_once)
 
     def evict(self) -> int:
         """Drop the tar from the page cache; returns its bytes. Raises OSError if that is impossible."""

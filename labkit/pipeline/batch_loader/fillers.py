@@ -3,6 +3,7 @@
 import io
 import threading
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,9 +112,17 @@ class EncodedFiller:
         """Numbers from which crops follow once the sizes of the images are known, (N, DRAWS)."""
         return self._draw.numbers(epoch, indices)
 
-    def fill(self, rows: np.ndarray, indices: np.ndarray, plan: np.ndarray) -> list[int]:
-        """Write images into `rows`, the memory of a part of a batch. Return the rows whose images were skipped."""
-        opened = [self._call_or_skip(self._open_image, self._keys[index]) for index in indices.tolist()]
+    def fill(
+        self, rows: np.ndarray, indices: np.ndarray, plan: np.ndarray, reads: Sequence[Future] | None = None
+    ) -> list[int]:
+        """Write images into `rows`, the memory of a part of a batch. Return the rows whose images were skipped.
+
+        `reads` has the bytes of the images, or the errors in their place. None: they are read here.
+        """
+        opened = [
+            self._call_or_skip(self._open_image, self._keys[index], reads[position] if reads else None)
+            for position, index in enumerate(indices.tolist())
+        ]
         sizes = np.array([image.size if image else (1, 1) for image in opened])
         crops = self._draw.crops(plan, sizes).tolist()
         empty = []
@@ -136,8 +145,8 @@ class EncodedFiller:
             error.add_note(f"while loading {key}")
             raise
 
-    def _open_image(self, key: str) -> _EncodedImage:
-        return _EncodedImage(key, self._store.read(key), self._local.decoder)
+    def _open_image(self, key: str, read: Future | None) -> _EncodedImage:
+        return _EncodedImage(key, read.result() if read else self._store.read(key), self._local.decoder)
 
     def _write_crop(self, key: str, row: np.ndarray, image: _EncodedImage, crop: list[int], mirror: int) -> bool:
         smallest = min(crop[2:]) // self._draw.size

@@ -1,7 +1,6 @@
 """BatchLoader: threads write crops straight into batches, without worker processes or copies between them."""
 
 import copy
-import weakref
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
@@ -25,9 +24,11 @@ from labkit.core import (
 from labkit.data import DecodeError, SkipLog, Skipped, labels_of
 from labkit.data.pixels import PixelStore
 from labkit.data.stores import Store
+from labkit.pipeline.batch_loader.buffers import BatchBuffers
 from labkit.pipeline.batch_loader.fillers import Draw, EncodedFiller, PixelFiller
 from labkit.pipeline.batch_loader.output import CropWriter, PixelFormat
 from labkit.pipeline.batch_loader.processes import ProcessPool
+from labkit.pipeline.batch_loader.reading import AfterReads, Reader, ReadsAhead, look_ahead
 from labkit.pipeline.loader import cores_per_rank
 from labkit.pipeline.resume import Progress, Resumable
 from labkit.pipeline.seeding import HasEpochs, choose_sampler
@@ -67,6 +68,13 @@ class BatchLoader(Resumable):
         scaled_decoding: False: always decode at full size.
         prefetch_factor: Number of batches made ahead.
         pin_memory: Page-locked batches. Default: if CUDA is available.
+        reads_in_flight: Requests to the store at a time, by so many threads that only read, apart from those that
+            decode: for storage far away. Latency in seconds times the images per second that the cores can decode
+            says how many it takes. They run ahead of the batches that are being made, and of a batch's end. Encoded
+            images in memory are at most those of `prefetch_factor + 1` batches and `reads_in_flight` more; with
+            `num_processes`, which share the requests out, those of one batch per process and `reads_in_flight` more.
+            An `HttpStore`, an `ObjectStore` on S3 or a `TarStore` on either keeps as many connections. A `break` gives
+            up what has not begun. Default: the threads that decode read, each its own image.
         on_error: `"raise"` raises `DecodeError`. `"skip"` leaves the image out of its batch and adds it to `skipped`,
             which is also printed at exit.
 
@@ -80,12 +88,14 @@ class BatchLoader(Resumable):
         epoch: Number of the next epoch. Each `iter()` takes it and adds one; `load_state_dict` sets it, too.
 
     Raises:
-        ValueError: a wrong argument, an empty store, or both `shuffle` and `sampler`.
+        ValueError: a wrong argument, an empty store, both `shuffle` and `sampler`, or `reads_in_flight` for a
+            `PixelStore`.
 
     Taught in: notebooks/11b_raw_pixels.ipynb
     """
 
     num_workers = 0
+    _reads_ahead: PerProcess[ReadsAhead] | None = None  # in worker processes
     repeats_batch_sampler = True  # `compare` may put another in its place, to go on with the next pass
 
     def __init__(
@@ -112,6 +122,7 @@ class BatchLoader(Resumable):
         scaled_decoding: bool = True,
         prefetch_factor: int = 2,
         pin_memory: bool | None = None,
+        reads_in_flight: int | None = None,
         on_error: str = "raise",
     ):
         self.batch_size, self.size = require_int("batch_size", batch_size), require_int("size", size)
@@ -126,13 +137,14 @@ class BatchLoader(Resumable):
         self._pixels = PixelFormat(size, dtype, mean, std, memory_format)
         draw = Draw(size, train, seed, scale, ratio, require_fraction("flip", flip))
         self._open(source, draw, CropWriter(self._pixels, antialias), scaled_decoding)
+        self._reader = None if reads_in_flight is None else self._open_reader(source, reads_in_flight)
         shuffle = train if shuffle is None and sampler is None else shuffle
         sampler = choose_sampler(self.keys, sampler, shuffle, seed)
         self.batch_sampler = BatchSampler(sampler, batch_size, drop_last)
         pinned = torch.cuda.is_available() and pin_memory is not False
         # Kept for all epochs, since OpenCV keeps about 1 KB for each thread that ended.
         self._pool = _thread_pool(self.num_threads)
-        self._buffers = _BatchBuffers(
+        self._buffers = BatchBuffers(
             self._pixels.shape(batch_size), self._pixels.array_dtype, prefetch_factor + 2, pinned
         )
         self._processes = self._start_processes(num_processes, prefetch_factor, pinned) if num_processes else None
@@ -142,13 +154,25 @@ class BatchLoader(Resumable):
         sent = copy.copy(self)
         sent.num_threads = -(-self.num_threads // num_processes)
         sent._pool = _thread_pool(sent.num_threads)
-        sent._buffers = _BatchBuffers(self._pixels.shape(self.batch_size), self._pixels.array_dtype, 0, False)
+        sent._buffers = BatchBuffers(self._pixels.shape(self.batch_size), self._pixels.array_dtype, 0, False)
         del sent.batch_sampler  # indices are drawn here, and a sampler may hold much
         self.batches_in_flight, self.num_workers = num_processes * prefetch_factor, num_processes
-        return ProcessPool(sent._fill_batch, num_processes, prefetch_factor, pinned)
+        sent._reader = self._reader and self._reader.share(num_processes)
+        sent._reads_ahead = PerProcess(partial(ReadsAhead, sent._reader)) if sent._reader else None
+        return ProcessPool(sent._fill_batch, num_processes, prefetch_factor, pinned, _in_flight(sent._reader))
 
-    def _fill_batch(self, epoch: int, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        return self._finish_first(deque([self._start_batch(self._pool(), np.array(indices), epoch)]))
+    def _fill_batch(self, epoch: int, indices: Sequence[int], coming: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
+        """A batch, in a worker process, which goes on with the `coming` images."""
+        reads = self._reads_ahead().take(indices, coming) if self._reads_ahead else None
+        return self._finish_first(deque([self._start_batch(self._pool(), np.array(indices), epoch, reads)]))
+
+    def _open_reader(self, source: Any, reads_in_flight: int) -> Reader:
+        if isinstance(source, PixelStore):
+            raise ValueError(
+                f"reads_in_flight={reads_in_flight!r} is for encoded images: a PixelStore is a file of this machine, "
+                "mapped into memory, and nothing of it is requested; leave reads_in_flight out"
+            )
+        return Reader(source, self.keys, require_int("reads_in_flight", reads_in_flight))
 
     def _open(self, source: Any, draw: Draw, writer: CropWriter, scaled_decoding: bool) -> None:
         if isinstance(source, PixelStore):
@@ -189,19 +213,24 @@ class BatchLoader(Resumable):
 
     def _fill_by_threads(self, epoch: int, batches: Iterable[list[int]]) -> Generator[Any, None, None]:
         started: deque[_Batch] = deque()
-        pool = self._pool()
+        pool, ahead = self._pool(), ReadsAhead(self._reader) if self._reader else None
         try:
-            for indices in batches:
-                started.append(self._start_batch(pool, np.array(indices), epoch))
+            for indices, coming in look_ahead(batches, _in_flight(self._reader)):
+                reads = ahead.take(indices, coming) if ahead else None
+                started.append(self._start_batch(pool, np.array(indices), epoch, reads))
+                del reads  # the batch alone holds its bytes, until they are decoded
                 if len(started) > self.batches_in_flight:
                     yield self._finish_first(started)
             while started:
                 yield self._finish_first(started)
         finally:  # also after an error, Ctrl-C, or `break` in the loop
-            tasks = [task for batch in started for task in batch.tasks.values()]
-            wait(task for task in tasks if not task.cancel())
+            if ahead:
+                ahead.cancel()
+            _end(started)
 
-    def _start_batch(self, pool: ThreadPoolExecutor, indices: np.ndarray, epoch: int) -> "_Batch":
+    def _start_batch(
+        self, pool: ThreadPoolExecutor, indices: np.ndarray, epoch: int, reads: Sequence[Future] | None = None
+    ) -> "_Batch":
         memory, images = self._buffers.take()
         # Several tasks per thread, so that at the end of an epoch none waits long for another.
         step = max(self._filler.smallest_task, -(-len(indices) // (4 * self.num_threads)))
@@ -209,7 +238,8 @@ class BatchLoader(Resumable):
         tasks = {}
         for start in range(0, len(indices), step):
             part = slice(start, min(start + step, len(indices)))
-            tasks[start] = pool.submit(self._filler.fill, memory[part], indices[part], plan[part])
+            fill = partial(self._filler.fill, memory[part], indices[part], plan[part])
+            tasks[start] = AfterReads(pool, reads[part], fill) if reads else pool.submit(fill)
         return _Batch(indices, self._pixels.as_batch(images[: len(indices)]), tasks)
 
     def _finish_first(self, started: "deque[_Batch]") -> tuple[Tensor, Tensor]:
@@ -230,38 +260,17 @@ class BatchLoader(Resumable):
         return batch.images[kept], labels[kept]
 
 
+def _in_flight(reader: Reader | None) -> int:
+    return reader.reads_in_flight if reader else 0
+
+
+def _end(started: Iterable["_Batch"]) -> None:
+    """Cancel what has not begun, and wait for the rest."""
+    wait([task for batch in started for task in batch.tasks.values() if not task.cancel()])
+
+
 def _thread_pool(num_threads: int) -> PerProcess:
     return PerProcess(partial(ThreadPoolExecutor, num_threads, "labkit-batches", use_one_torch_thread))
-
-
-class _BatchBuffers:
-    """Hand out memory for batches of images.
-
-    New memory costs a page fault every 4 KB, for raw pixels as much as reading them. So the memory of a batch is
-    reused once its tensor, and everything that shares it, is gone; a batch that is kept is never overwritten. Pinned
-    memory comes from torch, which waits for unfinished copies before it hands memory out again.
-
-    Args:
-        shape: Of a batch, in the order of its memory.
-        dtype: NumPy's.
-        n_kept: Number of free buffers to keep.
-        pin_memory: Use page-locked memory, so that copies to the GPU overlap with compute.
-    """
-
-    def __init__(self, shape: tuple[int, ...], dtype: type, n_kept: int, pin_memory: bool):
-        self._shape, self._dtype, self._pin_memory = shape, dtype, pin_memory
-        self._free: deque[np.ndarray] = deque(maxlen=n_kept)
-
-    def take(self) -> tuple[np.ndarray, Tensor]:
-        """An array to fill, and a tensor over the same memory."""
-        if self._pin_memory:
-            dtype = torch.from_numpy(np.empty(0, self._dtype)).dtype
-            pinned = torch.empty(self._shape, dtype=dtype, pin_memory=True)
-            return pinned.numpy(), pinned
-        memory = self._free.pop() if self._free else np.empty(self._shape, self._dtype)
-        lent = memory.view()  # torch keeps this object alive as long as any tensor over it
-        weakref.finalize(lent, self._free.append, memory).atexit = False
-        return lent, torch.from_numpy(lent)
 
 
 class _Batch(NamedTuple):

@@ -10,18 +10,20 @@ from typing import Any
 
 from torch.utils.data import DataLoader, Dataset
 
+from labkit.pipeline.batch_loader.reading import look_ahead
 from labkit.pipeline.loader import worker_context
 
 # A forked worker would inherit locks that threads of OpenCV and torch hold, and wait for ever.
 _START_METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 
-Task = tuple[int, Sequence[int]]  # an epoch, and the numbers of a batch's images
+# An epoch, the numbers of a batch's images, and those of images that the same worker will be given next.
+Task = tuple[int, Sequence[int], Sequence[int]]
 
 
 class _FilledBatches(Dataset):
     """Whole batches as the samples of a data set; `fill` makes one in the process where it is called."""
 
-    def __init__(self, fill: Callable[[int, Sequence[int]], Any]):
+    def __init__(self, fill: Callable[..., Any]):
         self._fill = fill
 
     def __getitem__(self, task: Task) -> Any:
@@ -29,30 +31,35 @@ class _FilledBatches(Dataset):
 
 
 class _Tasks:
-    """The tasks of an epoch, as a sampler that torch asks anew in each."""
+    """The tasks of an epoch, as a sampler that torch asks anew in each. torch gives them to its workers in turn."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_processes: int, reads_in_flight: int) -> None:
         self.epoch = 0
         self.batches: Iterator[Sequence[int]] = iter(())
+        self._num_processes, self._reads_in_flight = num_processes, reads_in_flight
 
     def __iter__(self) -> Iterator[Task]:
-        return ((self.epoch, list(indices)) for indices in self.batches)
+        for indices, coming in look_ahead(self.batches, self._reads_in_flight, self._num_processes):
+            yield self.epoch, list(indices), coming
 
 
 class ProcessPool:
     """Worker processes that fill batches. They start with the first epoch and end with this object.
 
     Args:
-        fill: Takes an epoch and the numbers of a batch's images, returns the batch. Goes to the workers.
+        fill: Takes an epoch, the numbers of a batch's images, and of those that it will be given next; returns the
+            batch. Goes to the workers.
         num_processes: Workers.
         prefetch_factor: Batches that each makes ahead.
         pin_memory: Copy each batch into page-locked memory, in a thread of this process.
+        reads_in_flight: How many images of later batches a worker is told of.
     """
 
     def __init__(
-        self, fill: Callable[[int, Sequence[int]], Any], num_processes: int, prefetch_factor: int, pin_memory: bool
-    ):
-        self._tasks: Any = _Tasks()
+        self, fill: Callable[..., Any], num_processes: int, prefetch_factor: int, pin_memory: bool,
+        reads_in_flight: int = 0,
+    ):  # fmt: skip
+        self._tasks: Any = _Tasks(num_processes, reads_in_flight)
         self._loader: DataLoader = DataLoader(
             _FilledBatches(fill), sampler=self._tasks, batch_size=None, num_workers=num_processes,
             prefetch_factor=prefetch_factor, persistent_workers=True, pin_memory=pin_memory,

@@ -36,6 +36,29 @@ def _failing_scheme():
 
 
 @pytest.mark.parametrize(
+    ("options", "n_at_once", "expected"),
+    [
+        ({}, 64, {"max_pool_connections": 64}),
+        ({}, 10, {}),
+        ({"config_kwargs": {"max_pool_connections": 3}}, 64, {"max_pool_connections": 3}),
+        ({"config_kwargs": {"read_timeout": 3}}, 64, {"max_pool_connections": 64, "read_timeout": 3}),
+    ],
+)
+def test_connections_of_s3(options, n_at_once, expected):
+    pytest.importorskip("s3fs")
+    store = ObjectStore("s3://bucket/folder", key="a", secret="b", **options)  # noqa: S106
+    store.allow_requests(n_at_once)
+    filesystem, path = store._client._filesystem()
+    assert (filesystem.config_kwargs, path) == (expected, "bucket/folder")
+
+
+def test_connections_of_other_schemes():
+    store = ObjectStore("failing://folder")
+    store.allow_requests(64)
+    assert store._client._filesystem()[0].storage_options == {}
+
+
+@pytest.mark.parametrize(
     ("error", "said"),
     [
         (ClientError("http://user:secret@host/a?signature"), r"no complete answer \(ClientError\): check the server"),

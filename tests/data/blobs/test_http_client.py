@@ -3,6 +3,7 @@
 import logging
 import random
 import socket
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -42,6 +43,16 @@ def test_threads_have_connections_of_their_own(server):
     with ThreadPoolExecutor(8) as pool:
         assert {future.result() for future in [pool.submit(get) for _ in range(100)]} == {DATA}
     assert 1 <= server.connections <= 3
+
+
+@pytest.mark.parametrize(("allowed", "expected"), [(6, 6), (1, 3)])
+def test_more_connections_when_they_are_asked_for(server, allowed, expected):
+    client, meet = HttpClient(num_connections=3), threading.Barrier(expected, timeout=20)
+    client.allow_requests(allowed)
+    server.script[PATH] = [lambda handler: meet.wait() + 1 and handler.answer(handler.whole())] * 12
+    with ThreadPoolExecutor(8) as pool:
+        assert {answer.data for answer in pool.map(client.get, [server.url + PATH] * 12)} == {DATA}
+    assert server.connections == expected
 
 
 def test_a_connection_that_the_server_closed_is_opened_again(server):

@@ -1,9 +1,13 @@
 """Range requests, as a tar needs them, to servers that answer them well, badly or not at all."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
-from labkit import FolderStore, TarStore, open_store
+from labkit import FolderStore, SimulatedStore, TarStore, open_store
 from labkit.data.blobs.remote import HttpBlob
+from labkit.data.stores.simulated import Disk
 from labkit.data.tar.errors import TarError
 from labkit.data.tar.index import SUFFIX
 from tests.image_files import KEYS, read_all
@@ -38,6 +42,16 @@ def test_a_read_is_one_request_for_its_bytes(remote, server, image_tar):
     server.asked.clear()
     assert remote.read("top.jpg") == b""
     assert server.asked == []
+
+
+def test_requests_at_a_time(remote, server):
+    """Through a simulated disk, too."""
+    key = "dog/d.WebP"
+    expected, barrier = remote.read(key), threading.Barrier(12, timeout=20)
+    server.script["/t/a.tar"] = [lambda handler: barrier.wait() + 1 and handler.answer(handler.whole())] * 12
+    SimulatedStore(remote, Disk("no wait")).allow_requests(12)
+    with ThreadPoolExecutor(12) as pool:
+        assert set(pool.map(remote.read, [key] * 12)) == {expected}
 
 
 def test_the_index_is_kept_at_home(remote, server, own_home):

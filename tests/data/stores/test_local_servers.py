@@ -11,7 +11,7 @@ import time
 import pytest
 import urllib3
 
-from labkit import HttpStore, serve_folder, serve_s3
+from labkit import HttpStore, ObjectStore, serve_folder, serve_s3
 
 
 def connect(url: str) -> socket.socket:
@@ -37,6 +37,15 @@ def test_the_folder_server_answers_ranges(image_folder, served):
         answer = urllib3.request("GET", f"{served}/{key}", headers={"Range": f"bytes={asked}"} if asked else {})
         assert answer.status == status
         assert answered is None or answer.data == answered
+
+
+def test_the_s3_server_waits_before_each_answer(tmp_path):
+    pytest.importorskip("moto.server", reason='moto is not installed: python -m pip install -e ".[test]"')
+    (tmp_path / "a.jpg").write_bytes(b"photo")
+    with serve_s3({"photos": tmp_path}, latency_ms=500) as options:
+        begin = time.monotonic()
+        assert ObjectStore("s3://photos", **options).read("a.jpg") == b"photo"
+        assert time.monotonic() - begin >= 0.5
 
 
 @pytest.mark.parametrize(

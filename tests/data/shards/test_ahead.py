@@ -1,0 +1,213 @@
+"""Remote shards by many requests at a time: bytes in order, no more in memory than stated, errors in their turn."""
+
+import os
+import threading
+from pathlib import Path
+
+import fsspec
+import pytest
+from hypothesis import given, settings, strategies as st
+from torch.utils.data import DataLoader
+
+import labkit as lk
+from labkit.data.shards import ahead
+from labkit.data.shards.ahead import Opener, ShardsAhead
+from tests.loading import eventually
+
+_LONGEST_S = 20  # for what comes at once, if it comes
+
+
+class HookedFiles(fsspec.AbstractFileSystem):
+    """Files in memory; `hook(path, start)` is called before bytes are given."""
+
+    protocol = "hooked"
+    cachable = False
+    files: dict[str, bytes] = {}  # noqa: RUF012
+    hook = staticmethod(lambda path, start: None)
+
+    def info(self, path, **options):
+        if path not in self.files:
+            raise FileNotFoundError(path)
+        return {"size": len(self.files[path]), "ETag": str(hash(self.files[path]))}
+
+    def cat_file(self, path, start=None, end=None, **options):
+        type(self).hook(path, start)
+        return self.files[path][start:end]
+
+
+@pytest.fixture
+def remote(monkeypatch):
+    """Files behind `hooked://`, and what was asked of them."""
+    fsspec.register_implementation("hooked", HookedFiles, clobber=True)
+    monkeypatch.setattr(HookedFiles, "files", {})
+    monkeypatch.setattr(HookedFiles, "hook", staticmethod(lambda path, start: None))
+    return HookedFiles
+
+
+def put(remote, sizes) -> list[str]:
+    remote.files.update({f"{number}.tar": os.urandom(size) for number, size in enumerate(sizes)})
+    return [f"hooked://{number}.tar" for number in range(len(sizes))]
+
+
+def read_all(shards):
+    found = []
+    for _, file in shards:
+        with file:
+            found.append(file.read())
+    return found
+
+
+class TestBytes:
+    @settings(max_examples=30, deadline=None)
+    @given(st.lists(st.integers(1, 40), max_size=8), st.integers(1, 5), st.integers(1, 20))
+    def test_in_order_for_any_sizes(self, sizes, reads_in_flight, chunk_bytes):
+        fsspec.register_implementation("hooked", HookedFiles, clobber=True)
+        urls = put(HookedFiles, sizes)
+        found = read_all(ShardsAhead(urls, reads_in_flight, {}, chunk_bytes))
+        assert found == [HookedFiles.files[f"{number}.tar"] for number in range(len(sizes))]
+
+    def test_by_parts(self, remote):
+        (url,) = put(remote, [50])
+        shards = ShardsAhead([url], 2, {}, 7)
+        for _, file in shards:
+            assert file.read(3) + file.read(20) + file.read() == remote.files["0.tar"]
+        assert shards._n_held == 0
+
+    def test_local_ones_are_opened_in_their_turn(self, remote, tmp_path):
+        (tmp_path / "a.tar").write_bytes(b"local")
+        first, last = put(remote, [9, 9])
+        urls = [first, str(tmp_path / "a.tar"), last]
+        assert read_all(ShardsAhead(urls, 3, {}, 4)) == [remote.files["0.tar"], b"local", remote.files["1.tar"]]
+
+
+class TestInFlight:
+    @pytest.mark.parametrize("sizes", [[40], [5] * 8, [10, 20, 5, 5]])
+    def test_as_many_as_asked_for_over_the_ends_of_shards(self, remote, sizes):
+        """No chunk comes before four were asked for."""
+        barrier = threading.Barrier(4, timeout=_LONGEST_S)
+        remote.hook = staticmethod(lambda path, start: barrier.wait())
+        urls = put(remote, sizes)
+        assert read_all(ShardsAhead(urls, 4, {}, 5)) == [remote.files[f"{number}.tar"] for number in range(len(sizes))]
+
+    def test_no_more_chunks_than_stated(self, remote):
+        asked = []
+        remote.hook = staticmethod(lambda path, start: asked.append((path, start)))
+        urls = put(remote, [30, 30, 30])
+        order = [(f"{number}.tar", start) for number in range(3) for start in (0, 10, 20)]
+        shards = iter(ShardsAhead(urls, 4, {}, 10))
+        for number, count in ((0, 5), (1, 8)):
+            with next(shards)[1] as file:
+                file.read(1)  # the first chunk is being read, and four more wait or come
+                assert eventually(lambda count=count: len(asked) >= count, _LONGEST_S)
+                assert sorted(asked) == order[:count]
+                assert file.read() == remote.files[f"{number}.tar"][1:]
+        shards.close()
+
+    def test_what_is_left_of_a_shard_frees_its_places(self, remote):
+        urls = put(remote, [1000, 8])
+        shards = iter(ShardsAhead(urls, 2, {}, 4))
+        next(shards)[1].close()
+        with next(shards)[1] as file:
+            assert file.read() == remote.files["1.tar"]
+        assert list(shards) == []
+
+    def test_connections_are_shared(self, server):
+        for number in range(6):
+            server.files[f"/{number}.tar"] = os.urandom(30)
+        urls = [f"{server.url}/{number}.tar" for number in range(6)]
+        assert read_all(ShardsAhead(urls, 3, {}, 10)) == list(server.files.values())
+        assert server.connections <= 3
+
+    def test_s3_is_allowed_as_many(self):
+        pytest.importorskip("s3fs")
+        options = {"key": "a", "secret": "b", "config_kwargs": {"read_timeout": 3}}
+        filesystem, _ = Opener(40, options).blob("s3://bucket/a.tar")._client._filesystem()
+        assert filesystem.config_kwargs == {"read_timeout": 3, "max_pool_connections": 40}
+
+
+class TestErrors:
+    def test_a_missing_shard_in_its_turn(self, remote):
+        urls = put(remote, [9, 9])
+        asked = []
+        remote.hook = staticmethod(lambda path, start: asked.append(path))
+        shards = iter(ShardsAhead([urls[0], "hooked://none.tar", urls[1]], 2, {}, 5))
+        with next(shards)[1] as file:
+            assert len(file.read()) == 9
+        with next(shards)[1] as file, pytest.raises(FileNotFoundError, match=r"none\.tar"):
+            file.read()
+        assert set(asked) == {"0.tar"}, "nothing is fetched behind it"
+        with next(shards)[1] as file:
+            assert file.read() == remote.files["1.tar"]
+
+    def test_a_chunk_that_fails(self, remote):
+        def fail(path, start):
+            if start == 10:
+                raise OSError("gone")
+
+        remote.hook = staticmethod(fail)
+        for _, file in ShardsAhead(put(remote, [30]), 3, {}, 5):
+            assert len(file.read(10)) == 10
+            with pytest.raises(OSError, match=r"0\.tar gave no complete answer"):
+                file.read(1)
+
+    def test_a_file_whose_loop_was_left(self, remote):
+        shards = iter(ShardsAhead(put(remote, [30]), 2, {}, 5))
+        _, file = next(shards)
+        shards.close()
+        with pytest.raises(ValueError, match=r"0\.tar is read after the loop"):
+            file.read()
+
+    def test_a_loop_that_is_left_asks_for_no_more(self, remote):
+        asked, go_on = [], threading.Event()
+
+        def wait(path, start):
+            asked.append(start)
+            if start:
+                go_on.wait(_LONGEST_S)
+
+        remote.hook = staticmethod(wait)
+        shards = iter(ShardsAhead(put(remote, [100, 100]), 3, {}, 10))
+        next(shards)[1].read(10)
+        shards.close()
+        go_on.set()
+        for thread in threading.enumerate():
+            if thread.name.startswith("labkit-shards"):
+                thread.join(_LONGEST_S)
+        assert len(asked) <= 4
+
+
+@pytest.fixture(scope="module")
+def shards(first_photos, tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("shards") / "set"
+    return lk.write_shards(lk.FolderStore(first_photos(14)), root, max_count=3, engine="threads", progress=False)
+
+
+def samples(dataset) -> list:
+    return [(sample["__key__"], sample["cls"], sample["jpg"]) for sample in dataset.samples()]
+
+
+class TestReadShards:
+    @pytest.mark.parametrize("reads_in_flight", [1, 4, 30])
+    @pytest.mark.parametrize("shuffle", [0, 8])
+    def test_the_same_samples_in_the_same_order(self, shards, reads_in_flight, shuffle, monkeypatch):
+        monkeypatch.setattr(ahead.ShardsAhead.__init__, "__defaults__", (50_000,))
+        with lk.serve_folder(shards) as url:
+            far = lk.read_shards(url, shuffle=shuffle, verify=True, reads_in_flight=reads_in_flight)
+            assert samples(far) == samples(lk.read_shards(shards, shuffle=shuffle))
+
+    def test_in_workers(self, shards):
+        with lk.serve_folder(shards) as url:
+            loaded = DataLoader(lk.read_shards(url, reads_in_flight=3), batch_size=None, num_workers=2)
+            expected = DataLoader(lk.read_shards(shards), batch_size=None, num_workers=2)
+            sums = [[int(image.long().sum()) for image, _ in loader] for loader in (loaded, expected)]
+        assert sums[0] == sums[1]
+
+    def test_from_s3(self, shards):
+        pytest.importorskip("moto.server", reason='moto is not installed: python -m pip install -e ".[test]"')
+        with lk.serve_s3({"photos": shards}) as options:
+            far = lk.read_shards("s3://photos", storage_options=options, reads_in_flight=4)
+            assert samples(far) == samples(lk.read_shards(shards))
+
+    def test_a_wrong_number(self, shards):
+        with pytest.raises(ValueError, match="reads_in_flight must be an integer >= 1, got 0"):
+            lk.read_shards(shards, reads_in_flight=0)
