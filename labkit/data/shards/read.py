@@ -28,21 +28,21 @@ def read_shards(
 ) -> ShardDataset:
     """Images and labels of WebDataset shards, as a data set for torch's `DataLoader`.
 
-    Ranks (of `torchrun`'s environment, or `torch.distributed`) and their workers share the shards: every sample comes
-    exactly once per epoch. Ranks may have unequal numbers of samples; with DistributedDataParallel, the longer ones
-    would then wait for ever: set `samples_per_rank`, or wrap the loop in `torch.distributed.algorithms.join.Join`.
+    Ranks (`torchrun`'s, or `torch.distributed`'s) and their workers share the shards: every sample comes exactly once
+    per epoch. Ranks may have unequally many, and with DistributedDataParallel one would wait for another for ever: set
+    `samples_per_rank`, or wrap the loop in `torch.distributed.algorithms.join.Join`.
 
     Args:
-        urls: A folder that `write_shards` filled, or its URL; or one shard, braces for several
-            (`http://host/shard-{000000..000015}.tar`), or a list. Paths, `http(s)://`, `s3://`, others by fsspec.
+        urls: A folder that `write_shards` filled, or its URL; or one shard, or a list; braces stand for several
+            (`http://host/shard-{000000..000015}.tar`). Paths, `http(s)://`, `s3://`, others by fsspec.
         decoder: One of `labkit.DECODERS`.
         transform: Called with the uint8 (3, H, W) tensor. Generators other than torch's need a `worker_init_fn`.
         shuffle: Above 0, each epoch has an order of shards of its own, and a buffer of so many samples mixes them.
         shuffle_initial: Samples in that buffer before it gives its first. The default is WebDataset's.
         seed: The same (seed, epoch) gives the same order, for the same number of ranks and workers.
-        samples_per_rank: Samples of each rank per epoch; each (`set_epoch`) goes on where the one before it ended,
-            pass after pass. Without a manifest, the shards are read once to count their samples.
-        on_error: For an image that cannot be decoded: `"raise"`, or `"skip"`, as in `ImageDataset`.
+        samples_per_rank: Of each epoch, which goes on where the one before it ended, pass after pass (`set_epoch`).
+            Without a manifest, the shards are read once to count their samples.
+        on_error: `"raise"` or `"skip"`, as in `ImageDataset`.
         verify: Compare each shard's SHA-256 with the manifest's, when its end is reached.
         storage_options: Passed to fsspec, for object storage; its configuration and the environment fill in.
         reads_in_flight: Requests at a time of each process, for remote shards. Each is a chunk of 4 MiB; one more than
@@ -50,15 +50,13 @@ def read_shards(
         cache_dir, cache_bytes: A local folder for whole remote shards, shared by all processes of a machine, and its
             limit: those used longest ago go. A shard that does not fit, or has no version (ETag or date), is streamed.
 
-    Returns:
-        A `ShardDataset` of `(image, label)`: image uint8 (3, H, W) RGB, label an int. It can resume in mid-epoch.
+    Returns: A `ShardDataset` of `(image, label)`: image uint8 (3, H, W) RGB, label an int. It can resume in mid-epoch.
 
     Raises:
         FileNotFoundError: no such shard or folder, or `write_shards` has not finished it.
         ValueError: no shard, a command (`pipe:`), an unknown option, `verify` without a manifest, or half a cache.
-
     Taught in: notebooks/08_shard_formats.ipynb
     """
-    shards = ShardList.find(urls, verify=verify, storage_options=storage_options or {})
-    shards = shards.read_by(reads_in_flight, cache_dir, cache_bytes)
+    found = ShardList.find(urls, verify=verify, storage_options=storage_options or {})
+    shards = found.read_by(reads_in_flight, cache_dir, cache_bytes)
     return ShardDataset(shards, decoder, transform, shuffle, shuffle_initial, seed, samples_per_rank, on_error)
