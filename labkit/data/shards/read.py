@@ -5,7 +5,7 @@ import random
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
@@ -20,6 +20,7 @@ from webdataset.utils import pytorch_worker_info
 from labkit.core import IMAGE_SUFFIXES, require_choice, require_int
 from labkit.data.datasets import SkipLog, Skipped
 from labkit.data.decoders import DECODERS, DecodeError, decode
+from labkit.data.shards.cache import ShardCache
 from labkit.data.shards.listing import ShardList, name_of, read_shard
 
 
@@ -57,15 +58,13 @@ def read_shards(
     verify: bool = False,
     storage_options: dict[str, Any] | None = None,
     reads_in_flight: int | None = None,
-    cache_dir: str | os.PathLike | None = None,
-    cache_bytes: int | None = None,
+    cache: ShardCache | None = None,
 ) -> "ShardDataset":
     """Images and labels of WebDataset shards, as a data set for torch's `DataLoader`.
 
     Ranks (of `torchrun`'s environment, or `torch.distributed`) share the shards, and so do the workers of each rank:
-    every sample comes exactly once per epoch. Ranks may have unequal numbers of samples; with DistributedDataParallel,
-    the longer ones would then wait for ever. Wrap the loop in `torch.distributed.algorithms.join.Join`, stop every rank
-    after the batches of the shortest, or set `samples_per_rank`.
+    every sample comes exactly once per epoch. Ranks may have unequal numbers of samples; for DistributedDataParallel,
+    use torch's `Join`, stop every rank after the batches of the shortest, or set `samples_per_rank`.
 
     Args:
         urls: A folder that `write_shards` filled, or its URL; or one shard, braces for several
@@ -75,34 +74,26 @@ def read_shards(
             generators (Albumentations') need `worker_init_fn`, else all workers repeat the same draws.
         shuffle: 0 keeps the order. Above 0, each epoch draws an order of shards, and a buffer of so many encoded
             samples in each worker mixes neighbours.
-        shuffle_initial: Samples in that buffer before it gives its first: few for an early first batch, as many as
-            `shuffle` for the best mixing. The default is WebDataset's.
+        shuffle_initial: Samples in that buffer before it gives its first: as many as `shuffle` for the best mixing.
         seed: The same (seed, epoch) gives the same order, for the same number of ranks and workers.
         samples_per_rank: Samples of each rank per epoch, from shards drawn with replacement; no longer each once.
         on_error: For an image that cannot be decoded: `"raise"`, or `"skip"`, as in `ImageDataset`.
         verify: Compare each shard's SHA-256 with the manifest's, when its end is reached.
         storage_options: Passed to fsspec, for object storage; its configuration and the environment fill in.
-        reads_in_flight: Requests at a time, of each process that reads, for remote shards: by so many threads, over the
-            ends of shards. Each is for a chunk of 4 MiB; in memory are at most `reads_in_flight + 1` of them. Default:
-            one chunk of one shard, while the one before is decoded.
-        cache_dir: A local folder for whole shards, shared by all processes of a machine; for remote shards, of which
-            every epoch asks only for size and version. The next two are fetched while one is read. One that does not
-            fit, or has no version (ETag or date), is streamed. Its size is checked each time, its bytes by `verify`.
-        cache_bytes: Limit of that folder. Shards used longest ago are removed; those that are read keep their place on
-            the disk until they are closed, three for each process.
+        reads_in_flight: Requests at a time per process, each for 4 MiB, of which `reads_in_flight + 1` are in memory.
+        cache: Keeps remote shards in a local folder.
 
     Returns:
         A `ShardDataset` of `(image, label)`: image uint8 (3, H, W) RGB, label an int.
 
     Raises:
         FileNotFoundError: no such shard or folder, or `write_shards` has not finished it.
-        ValueError: no shard, a command (`pipe:`), an unknown option, `verify` without a manifest, or one of
-            `cache_dir` and `cache_bytes` without the other.
+        ValueError: no shard, a command (`pipe:`), an unknown option, or `verify` without a manifest.
 
     Taught in: notebooks/08_shard_formats.ipynb
     """
     shards = ShardList.find(urls, verify=verify, storage_options=storage_options or {})
-    shards = shards.read_by(reads_in_flight, cache_dir, cache_bytes)
+    shards = replace(shards, reads_in_flight=reads_in_flight, cache=cache)
     return ShardDataset(shards, decoder, transform, shuffle, shuffle_initial, seed, samples_per_rank, on_error)
 
 

@@ -27,7 +27,7 @@ from labkit.data.stores import Store
 from labkit.pipeline.batch_loader.fillers import Draw, EncodedFiller, PixelFiller
 from labkit.pipeline.batch_loader.output import CropWriter, PixelFormat
 from labkit.pipeline.batch_loader.processes import ProcessPool
-from labkit.pipeline.batch_loader.reading import AfterReads, Reader, ReadsAhead, look_ahead
+from labkit.pipeline.batch_loader.reading import AfterReads, Reader, ReadsAhead, with_reads
 from labkit.pipeline.loader import cores_per_rank
 from labkit.pipeline.seeding import HasEpochs, choose_sampler
 
@@ -156,7 +156,13 @@ class BatchLoader:
         self.batches_in_flight, self.num_workers = num_processes * prefetch_factor, num_processes
         sent._reader = self._reader and self._reader.share(num_processes)
         sent._reads_ahead = PerProcess(partial(ReadsAhead, sent._reader)) if sent._reader else None
-        return ProcessPool(sent._fill_batch, num_processes, prefetch_factor, pinned, _in_flight(sent._reader))
+        return ProcessPool(
+            sent._fill_batch,
+            num_processes,
+            prefetch_factor,
+            pinned,
+            sent._reader.reads_in_flight if sent._reader else 0,
+        )
 
     def _fill_batch(self, epoch: int, indices: Sequence[int], coming: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
         """A batch, in a worker process, which goes on with the `coming` images."""
@@ -208,10 +214,9 @@ class BatchLoader:
 
     def _epoch_of_batches(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
         started: deque[_Batch] = deque()
-        pool, ahead = self._pool(), ReadsAhead(self._reader) if self._reader else None
+        pool = self._pool()
         try:
-            for indices, coming in look_ahead(self._batches_of(epoch), _in_flight(self._reader)):
-                reads = ahead.take(indices, coming) if ahead else None
+            for indices, reads in with_reads(self._reader, self._batches_of(epoch)):
                 started.append(self._start_batch(pool, np.array(indices), epoch, reads))
                 del reads  # the batch alone holds its bytes, until they are decoded
                 if len(started) > self.batches_in_flight:
@@ -220,8 +225,6 @@ class BatchLoader:
                 yield self._finish_first(started)
         finally:  # also after an error, Ctrl-C, or `break` in the loop
             tasks = [task for batch in started for task in batch.tasks.values()]
-            if ahead:
-                ahead.cancel()
             wait(task for task in tasks if not task.cancel())
 
     def _start_batch(
@@ -254,10 +257,6 @@ class BatchLoader:
             raise DecodeError(f"all {len(labels)} images of a batch were skipped, the first: {reason}")
         kept = torch.from_numpy(np.delete(np.arange(len(labels)), empty))
         return batch.images[kept], labels[kept]
-
-
-def _in_flight(reader: Reader | None) -> int:
-    return reader.reads_in_flight if reader else 0
 
 
 def _thread_pool(num_threads: int) -> PerProcess:
