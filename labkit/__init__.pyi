@@ -16,6 +16,7 @@ from .data.extract.extract import extract_tars as extract_tars
 from .data.pixels.store import PixelError as PixelError, PixelStore as PixelStore
 from .data.samples.depth import make_depth as make_depth
 from .data.samples.photos import make_photos as make_photos
+from .data.shards.cache import ShardCache as ShardCache
 from .data.shards.dataset import ShardWarning as ShardWarning
 from .data.shards.read import read_shards as read_shards
 from .data.shards.shuffling import shuffle_quality as shuffle_quality

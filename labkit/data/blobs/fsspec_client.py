@@ -20,8 +20,10 @@ class ObjectClient:
     def __init__(self, url: str, storage_options: dict[str, Any]):
         self.name = strip_credentials(url)
         self._secrets = _find_secrets(storage_options)
-        self._url, self._options = url, storage_options
-        self._filesystem = PerProcess(partial(_open_filesystem, url, storage_options))
+        self._url, self._is_s3 = url, url.startswith(("s3://", "s3a://"))
+        # With more, s3fs asks for the size of each object, by a request of its own, before it reads it.
+        self._options = {**({"max_concurrency": 1} if self._is_s3 else {}), **storage_options}
+        self._filesystem = PerProcess(partial(_open_filesystem, url, self._options))
 
     def allow_requests(self, n_at_once: int) -> None:
         """Let S3's client keep so many connections, unless its options say how many; botocore's default is 10.
@@ -29,7 +31,7 @@ class ObjectClient:
         Other clients bound them otherwise, if at all: gcsfs by aiohttp's 100.
         """
         settings = {"max_pool_connections": n_at_once, **self._options.get("config_kwargs", {})}
-        if n_at_once > _BOTOCORE_CONNECTIONS and self._url.startswith(("s3://", "s3a://")):
+        if n_at_once > _BOTOCORE_CONNECTIONS and self._is_s3:
             self._filesystem = PerProcess(
                 partial(_open_filesystem, self._url, {**self._options, "config_kwargs": settings})
             )

@@ -108,7 +108,7 @@ class ShardsAhead:
     def _next(self) -> _Pending | None:
         with self._changed:
             self._ask()
-            if not self._in_turn:  # all places are held by others, or this is the end
+            if not self._in_turn:  # this is the end, or all places are held
                 self._draw()
             return self._in_turn.popleft() if self._in_turn else None
 
@@ -118,28 +118,27 @@ class ShardsAhead:
     def _ask(self) -> None:
         """Send requests while there are places: chunks in their order first, then sizes of later shards."""
         while self._n_held < self._limit and not self._is_closed:
-            shard = self._first_asking()
-            if shard and shard.has_more():
-                self._ask_chunk(shard)
-            elif (shard and shard.remote.done()) or not self._draw():  # nothing is asked for behind a broken shard
+            while self._asking and self._asking[0].is_sound() and not self._asking[0].has_more():
+                self._asking.popleft()
+            if not (self._ask_chunk() or self._draw()):
                 return
 
-    def _first_asking(self) -> _Pending | None:
-        """The first shard that is not asked for to its end."""
-        while self._asking and self._asking[0].is_sound() and not self._asking[0].has_more():
-            self._asking.popleft()
-        return self._asking[0] if self._asking else None
-
-    def _ask_chunk(self, shard: _Pending) -> None:
+    def _ask_chunk(self) -> bool:
+        """Ask for the next chunk of the first shard that lacks some; False if its size is not known yet."""
+        if not self._asking or not self._asking[0].has_more():
+            return False
+        shard = self._asking[0]
         remote, offset = shard.remote.result(), shard.next_offset
         size = min(self._chunk_bytes, remote.size - offset)
         shard.chunks.append(self._threads.submit(remote.blob.read_at, offset, size))
         shard.next_offset += size
         self._n_held += 1
+        return True
 
     def _draw(self) -> bool:
-        """Ask for the size of one more shard; False if there is none."""
-        url = next(self._urls, None)
+        """Ask for the size of one more shard; False if there is none, or one before it is broken."""
+        is_broken = bool(self._asking) and self._asking[0].remote.done() and not self._asking[0].is_sound()
+        url = None if is_broken else next(self._urls, None)
         if url is None:
             return False
         shard = _Pending(os.fspath(url))

@@ -27,23 +27,34 @@ class NoRoomError(Exception):
 
 @dataclass(frozen=True)
 class ShardCache:
-    """A folder of shards that were fetched before. Several processes may use it at a time, with the same limit.
+    """A local folder for remote shards: `read_shards(..., cache=ShardCache(folder, max_bytes))`.
 
-    A shard is found by its URL (without credentials), size and version, for which a server is asked each time. It is
-    written under a temporary name and renamed when it is whole, so that a kill leaves none broken. Who wants a shard
-    that another process fetches waits for it. The file that was used longest ago goes first; who reads it meanwhile
-    keeps its bytes, and the disk keeps them until then, since a removed file lives as long as it is open (POSIX).
+    All processes of a machine may use it at a time. The next two shards are fetched while one is read; who wants a
+    shard that another process fetches waits for it. A shard is found by its URL (without credentials), size and
+    version, for which its server is asked in every epoch: one small request. It is written under a temporary name, and
+    renamed when it is whole, so that a kill leaves none broken. Its size is checked each time, its bytes only by
+    `read_shards(..., verify=True)`.
+
+    Shards used longest ago make room. A process that has one open still reads its bytes, and the disk holds them
+    until then, beyond the limit: at most four shards per process (POSIX; the folder must be on a local disk). What
+    has no room, or no version (ETag or date), is streamed.
 
     Args:
         folder: Made if missing. Nothing else should be in it.
-        max_bytes: Limit of all files, also of those being written.
+        max_bytes: Limit of the files in it, also of those being written; the same in all processes.
+
+    Raises:
+        ValueError: `max_bytes` is not an integer >= 1.
+
+    Taught in: notebooks/08_shard_formats.ipynb
     """
 
-    folder: Path
+    folder: str | os.PathLike
     max_bytes: int
 
     def __post_init__(self) -> None:
-        require_int("cache_bytes", self.max_bytes)
+        require_int("max_bytes", self.max_bytes)
+        object.__setattr__(self, "folder", Path(self.folder).absolute())
 
     def open(self, blob: Blob, threads: ThreadPoolExecutor) -> io.BufferedReader:
         """A shard's file; `threads` fetch it, chunk by chunk, if it is not there.
@@ -57,7 +68,7 @@ class ShardCache:
         if not version or not 0 < size <= self.max_bytes:
             raise NoRoomError
         digest = hashlib.sha256(f"{blob.name}\0{size}\0{version}".encode(errors="surrogateescape")).hexdigest()
-        path = self.folder / f"{digest[:32]}{_SUFFIX}"
+        path = Path(self.folder) / f"{digest[:32]}{_SUFFIX}"
         return _open_whole(path, size) or self._fetch(blob, size, path, threads)
 
     def _fetch(self, blob: Blob, size: int, path: Path, threads: ThreadPoolExecutor) -> io.BufferedReader:
@@ -71,9 +82,9 @@ class ShardCache:
 
     def _reserve(self, partial: Path, size: int) -> None:
         """Give the file its size, for which the oldest shards make room."""
-        with file_lock(self.folder / "room.lock"):
-            remove_leftovers(self.folder)
-            found = sorted(_list_files(self.folder), key=lambda file: file[1].st_mtime_ns)
+        with file_lock(partial.with_name("room.lock")):
+            remove_leftovers(partial.parent)
+            found = sorted(_list_files(partial.parent), key=lambda file: file[1].st_mtime_ns)
             excess = sum(status.st_size for _, status in found) + size - self.max_bytes
             for path, status in found:
                 if excess > 0 and path.endswith(_SUFFIX):

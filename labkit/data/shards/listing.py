@@ -6,9 +6,8 @@ import os
 import tarfile
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -46,6 +45,10 @@ class ShardList:
     reads_in_flight: int | None = None
     cache: ShardCache | None = None
 
+    def __post_init__(self) -> None:
+        if self.reads_in_flight is not None:
+            require_int("reads_in_flight", self.reads_in_flight)
+
     @classmethod
     def find(cls, places: Any, *, verify: bool, storage_options: dict[str, Any]) -> "ShardList":
         """The shards that `places` names, as `read_shards` takes them."""
@@ -61,19 +64,6 @@ class ShardList:
         if missing := [url for url in urls if not is_url(url) and not os.path.isfile(url)]:
             raise FileNotFoundError(f"{missing[0]} does not exist, nor do {len(missing) - 1} other shards")
         return cls(urls, storage_options=storage_options)
-
-    def read_by(
-        self, reads_in_flight: int | None, cache_dir: str | os.PathLike | None, cache_bytes: int | None
-    ) -> "ShardList":
-        """The same shards, read by so many requests at a time, or through a cache. Arguments as of `read_shards`."""
-        if reads_in_flight is not None:
-            require_int("reads_in_flight", reads_in_flight)
-        if (cache_dir is None) != (cache_bytes is None):
-            raise ValueError(f"pass both cache_dir and cache_bytes, or neither: got {cache_dir!r} and {cache_bytes!r}")
-        cache = (
-            None if cache_dir is None or cache_bytes is None else ShardCache(Path(cache_dir).absolute(), cache_bytes)
-        )
-        return replace(self, reads_in_flight=reads_in_flight, cache=cache)
 
     def open_in_turn(self, urls: Iterable[str]) -> Iterator[tuple[str, io.BufferedReader]]:
         """Each URL and its file, to be closed before the next is asked for. Some URLs are drawn before their turn."""

@@ -2,10 +2,12 @@
 
 import os
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
+from labkit.data.shards.cache import ShardCache
 from labkit.data.shards.dataset import ShardDataset
 from labkit.data.shards.listing import ShardList
 
@@ -23,8 +25,7 @@ def read_shards(
     verify: bool = False,
     storage_options: dict[str, Any] | None = None,
     reads_in_flight: int | None = None,
-    cache_dir: str | os.PathLike | None = None,
-    cache_bytes: int | None = None,
+    cache: ShardCache | None = None,
 ) -> ShardDataset:
     """Images and labels of WebDataset shards, as a data set for torch's `DataLoader`.
 
@@ -45,18 +46,17 @@ def read_shards(
         on_error: `"raise"` or `"skip"`, as in `ImageDataset`.
         verify: Compare each shard's SHA-256 with the manifest's, when its end is reached.
         storage_options: Passed to fsspec, for object storage; its configuration and the environment fill in.
-        reads_in_flight: Requests at a time of each process, for remote shards. Each is a chunk of 4 MiB; one more than
-            that may be in memory. Default: one, while the chunk before is decoded.
-        cache_dir, cache_bytes: A local folder for whole remote shards, shared by all processes of a machine, and its
-            limit: those used longest ago go. A shard that does not fit, or has no version (ETag or date), is streamed.
+        reads_in_flight: Requests at a time per process, each for 4 MiB, of which `reads_in_flight + 1` are in memory.
+        cache: Keeps remote shards in a local folder.
 
     Returns: A `ShardDataset` of `(image, label)`: image uint8 (3, H, W) RGB, label an int. It can resume in mid-epoch.
 
     Raises:
         FileNotFoundError: no such shard or folder, or `write_shards` has not finished it.
-        ValueError: no shard, a command (`pipe:`), an unknown option, `verify` without a manifest, or half a cache.
+        ValueError: no shard, a command (`pipe:`), an unknown option, or `verify` without a manifest.
+
     Taught in: notebooks/08_shard_formats.ipynb
     """
-    found = ShardList.find(urls, verify=verify, storage_options=storage_options or {})
-    shards = found.read_by(reads_in_flight, cache_dir, cache_bytes)
+    shards = ShardList.find(urls, verify=verify, storage_options=storage_options or {})
+    shards = replace(shards, reads_in_flight=reads_in_flight, cache=cache)
     return ShardDataset(shards, decoder, transform, shuffle, shuffle_initial, seed, samples_per_rank, on_error)

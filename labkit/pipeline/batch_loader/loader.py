@@ -28,7 +28,7 @@ from labkit.pipeline.batch_loader.buffers import BatchBuffers
 from labkit.pipeline.batch_loader.fillers import Draw, EncodedFiller, PixelFiller
 from labkit.pipeline.batch_loader.output import CropWriter, PixelFormat
 from labkit.pipeline.batch_loader.processes import ProcessPool
-from labkit.pipeline.batch_loader.reading import AfterReads, Reader, ReadsAhead, look_ahead
+from labkit.pipeline.batch_loader.reading import AfterReads, Reader, ReadsAhead, with_reads
 from labkit.pipeline.loader import cores_per_rank
 from labkit.pipeline.resume import Progress, Resumable
 from labkit.pipeline.seeding import HasEpochs, choose_sampler
@@ -159,7 +159,13 @@ class BatchLoader(Resumable):
         self.batches_in_flight, self.num_workers = num_processes * prefetch_factor, num_processes
         sent._reader = self._reader and self._reader.share(num_processes)
         sent._reads_ahead = PerProcess(partial(ReadsAhead, sent._reader)) if sent._reader else None
-        return ProcessPool(sent._fill_batch, num_processes, prefetch_factor, pinned, _in_flight(sent._reader))
+        return ProcessPool(
+            sent._fill_batch,
+            num_processes,
+            prefetch_factor,
+            pinned,
+            sent._reader.reads_in_flight if sent._reader else 0,
+        )
 
     def _fill_batch(self, epoch: int, indices: Sequence[int], coming: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
         """A batch, in a worker process, which goes on with the `coming` images."""
@@ -213,10 +219,9 @@ class BatchLoader(Resumable):
 
     def _fill_by_threads(self, epoch: int, batches: Iterable[list[int]]) -> Generator[Any, None, None]:
         started: deque[_Batch] = deque()
-        pool, ahead = self._pool(), ReadsAhead(self._reader) if self._reader else None
+        pool = self._pool()
         try:
-            for indices, coming in look_ahead(batches, _in_flight(self._reader)):
-                reads = ahead.take(indices, coming) if ahead else None
+            for indices, reads in with_reads(self._reader, batches):
                 started.append(self._start_batch(pool, np.array(indices), epoch, reads))
                 del reads  # the batch alone holds its bytes, until they are decoded
                 if len(started) > self.batches_in_flight:
@@ -224,9 +229,8 @@ class BatchLoader(Resumable):
             while started:
                 yield self._finish_first(started)
         finally:  # also after an error, Ctrl-C, or `break` in the loop
-            if ahead:
-                ahead.cancel()
-            _end(started)
+            tasks = [task for batch in started for task in batch.tasks.values()]
+            wait(task for task in tasks if not task.cancel())
 
     def _start_batch(
         self, pool: ThreadPoolExecutor, indices: np.ndarray, epoch: int, reads: Sequence[Future] | None = None
@@ -258,15 +262,6 @@ class BatchLoader(Resumable):
             raise DecodeError(f"all {len(labels)} images of a batch were skipped, the first: {reason}")
         kept = torch.from_numpy(np.delete(np.arange(len(labels)), empty))
         return batch.images[kept], labels[kept]
-
-
-def _in_flight(reader: Reader | None) -> int:
-    return reader.reads_in_flight if reader else 0
-
-
-def _end(started: Iterable["_Batch"]) -> None:
-    """Cancel what has not begun, and wait for the rest."""
-    wait([task for batch in started for task in batch.tasks.values() if not task.cancel()])
 
 
 def _thread_pool(num_threads: int) -> PerProcess:

@@ -81,6 +81,21 @@ class ReadsAhead:
             self._asked.popleft()[1].cancel()
 
 
+def with_reads(
+    reader: Reader | None, batches: Iterable[Sequence[int]]
+) -> Iterator[tuple[Sequence[int], list[Future] | None]]:
+    """Each batch with its bytes, for which the reader is ahead until this ends or is left; without one, with None."""
+    if reader is None:
+        yield from ((indices, None) for indices in batches)
+        return
+    ahead = ReadsAhead(reader)
+    try:
+        for indices, coming in look_ahead(batches, reader.reads_in_flight):
+            yield indices, ahead.take(indices, coming)
+    finally:
+        ahead.cancel()
+
+
 class AfterReads(Future):
     """A task that waits for reads without a thread, and is then given to `pool`.
 

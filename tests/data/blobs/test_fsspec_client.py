@@ -46,7 +46,7 @@ def _failing_scheme():
 )
 def test_connections_of_s3(options, n_at_once, expected):
     pytest.importorskip("s3fs")
-    store = ObjectStore("s3://bucket/folder", key="a", secret="b", **options)  # noqa: S106
+    store = ObjectStore("s3://bucket/folder", key="a", **options)
     store.allow_requests(n_at_once)
     filesystem, path = store._client._filesystem()
     assert (filesystem.config_kwargs, path) == (expected, "bucket/folder")

@@ -202,7 +202,7 @@ class TestReadShards:
     def test_the_same_samples(self, shards, tmp_path, cache_bytes):
         expected = samples(lk.read_shards(shards, shuffle=4))
         with lk.serve_folder(shards) as url:
-            options = {"shuffle": 4, "verify": True, "cache_dir": tmp_path / "kept", "cache_bytes": cache_bytes}
+            options = {"shuffle": 4, "verify": True, "cache": ShardCache(tmp_path / "kept", cache_bytes)}
             for reads_in_flight in (None, 3):
                 dataset = lk.read_shards(url, reads_in_flight=reads_in_flight, **options)
                 for _ in range(2):
@@ -214,7 +214,7 @@ class TestReadShards:
     def test_a_second_epoch_fetches_nothing(self, shards, tmp_path, server):
         for path in shards.iterdir():
             server.files[f"/{path.name}"], server.tags[f"/{path.name}"] = path.read_bytes(), '"1"'
-        dataset = lk.read_shards(server.url, cache_dir=tmp_path, cache_bytes=10**8)
+        dataset = lk.read_shards(server.url, cache=lk.ShardCache(tmp_path, 10**8))
         first = samples(dataset)
         server.asked.clear()
         assert samples(dataset) == first
@@ -222,13 +222,13 @@ class TestReadShards:
         assert len(server.asked) == 5
 
     def test_local_shards_stay_where_they_are(self, shards, tmp_path):
-        dataset = lk.read_shards(shards, cache_dir=tmp_path / "kept", cache_bytes=10**8)
+        dataset = lk.read_shards(shards, cache=ShardCache(str(tmp_path / "kept"), 10**8))
         assert samples(dataset) == samples(lk.read_shards(shards))
         assert not (tmp_path / "kept").exists()
 
     def test_a_missing_shard_is_named(self, shards, tmp_path):
         with lk.serve_folder(shards) as url:
-            dataset = lk.read_shards([f"{url}shard-000000.tar", f"{url}no.tar"], cache_dir=tmp_path, cache_bytes=10**8)
+            dataset = lk.read_shards([f"{url}shard-000000.tar", f"{url}no.tar"], cache=lk.ShardCache(tmp_path, 10**8))
             found = dataset.samples()
             assert [next(found)["__key__"] for _ in range(3)]
             with pytest.raises(FileNotFoundError, match=r"no\.tar does not exist"):
@@ -245,14 +245,7 @@ class TestReadShards:
                 lambda: not any(str(tmp_path) in path for path in [file.path for file in psutil.Process().open_files()])
             )
 
-    @pytest.mark.parametrize(
-        ("wrong", "said"),
-        [
-            ({"cache_dir": "x"}, "both cache_dir and cache_bytes"),
-            ({"cache_bytes": 5}, "both cache_dir and cache_bytes"),
-            ({"cache_dir": "x", "cache_bytes": 0}, "cache_bytes must be an integer >= 1"),
-        ],
-    )
-    def test_wrong_arguments(self, shards, wrong, said):
-        with pytest.raises(ValueError, match=said):
-            lk.read_shards(shards, **wrong)
+    @pytest.mark.parametrize("wrong", [0, 1.5])
+    def test_a_wrong_limit(self, tmp_path, wrong):
+        with pytest.raises(ValueError, match="max_bytes must be an integer >= 1"):
+            ShardCache(tmp_path, wrong)

@@ -198,11 +198,20 @@ def test_places_without_objects(s3):
         TarStore("s3://tars/packed.tar", **options).keys()
 
 
+def test_an_object_is_one_request(server):
+    """Not two, of which the first asks for its size."""
+    pytest.importorskip("s3fs")
+    server.files["/photos/set/a.jpg"] = b"photo"
+    store = ObjectStore("s3://photos/set", endpoint_url=server.url, anon=True)
+    assert store.read("a.jpg") == b"photo"
+    assert [path for path, _ in server.asked] == ["/photos/set/a.jpg"]
+
+
 def test_the_index_of_an_object_is_kept_until_it_changes(s3, image_tar, tmp_path, monkeypatch):
     options, _ = s3
     built = []
     monkeypatch.setattr(tar_index, "build_index", lambda blob: built.append(1) or build_index(blob))
-    filesystem = fsspec.filesystem("s3", **options)
+    filesystem = fsspec.filesystem("s3", max_concurrency=1, **options)  # the one that the store has
     filesystem.pipe_file("tars/b.tar", image_tar.read_bytes())
     filesystem.ls("tars")  # a listing that s3fs will remember
     for _ in range(2):
