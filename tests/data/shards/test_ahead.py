@@ -106,7 +106,8 @@ class TestInFlight:
     def test_what_is_left_of_a_shard_frees_its_places(self, remote):
         urls = put(remote, [1000, 8])
         shards = iter(ShardsAhead(urls, 2, {}, 4))
-        next(shards)[1].close()
+        with next(shards)[1] as file:
+            assert file.read(1)
         with next(shards)[1] as file:
             assert file.read() == remote.files["1.tar"]
         assert list(shards) == []
