@@ -17,9 +17,12 @@ from .data.pixels.store import PixelError as PixelError, PixelStore as PixelStor
 from .data.samples.depth import make_depth as make_depth
 from .data.samples.photos import make_photos as make_photos
 from .data.shards.cache import ShardCache as ShardCache
-from .data.shards.read import ShardWarning as ShardWarning, read_shards as read_shards
+from .data.shards.dataset import ShardWarning as ShardWarning
+from .data.shards.read import read_shards as read_shards
 from .data.shards.shuffling import shuffle_quality as shuffle_quality
 from .data.shards.write import write_shards as write_shards
+from .data.sizes.bucket_rules import bucket_shapes as bucket_shapes
+from .data.sizes.buckets import Buckets as Buckets
 from .data.sizes.collect import collect_sizes as collect_sizes
 from .data.stores.base import FolderStore as FolderStore, Store as Store
 from .data.stores.local_servers import serve_folder as serve_folder, serve_s3 as serve_s3
@@ -49,6 +52,7 @@ from .peers.registry import (
 from .pipeline.agreement import agreement as agreement, drawn_crops as drawn_crops
 from .pipeline.augment import RECIPES as RECIPES, Recipe as Recipe, make_augment as make_augment
 from .pipeline.batch_loader.loader import BatchLoader as BatchLoader
+from .pipeline.bucket_sampler import BucketBatchSampler as BucketBatchSampler
 from .pipeline.images import plot_images as plot_images
 from .pipeline.limits import decode_limit as decode_limit, memcpy_limit as memcpy_limit
 from .pipeline.loader.config import LoaderConfig as LoaderConfig, LoaderWarning as LoaderWarning
@@ -73,14 +77,19 @@ from .teach.conformance_plots import plot_conformance as plot_conformance, plot_
 from .teach.exercises import check as check
 from .teach.explore import explore as explore
 from .teach.feeding import (
-    Feeding as Feeding, FeedingExplorer as FeedingExplorer, PUBLISHED_TRAINING as PUBLISHED_TRAINING,
-    feeding_times as feeding_times, plot_feeding as plot_feeding, simulate_feeding as simulate_feeding,
+    Feeding as Feeding, FeedingExplorer as FeedingExplorer, feeding_times as feeding_times,
+    plot_feeding as plot_feeding, simulate_feeding as simulate_feeding,
 )
 from .teach.predictions import (
     Score as Score, plot_guesses as plot_guesses, predict as predict, predictions as predictions, score as score,
 )
 from .teach.reference.runs import reference_runs as reference_runs, show_reference as show_reference
 from .tuning.diagnosis import Diagnosis as Diagnosis
+from .tuning.plan.costs import LoaderCosts as LoaderCosts, loader_costs as loader_costs
+from .tuning.plan.estimate import Estimate as Estimate
+from .tuning.plan.planning import plan as plan
+from .tuning.plan.published import PUBLISHED_TRAINING as PUBLISHED_TRAINING, Storage as Storage
+from .tuning.plan.result import Plan as Plan
 from .tuning.stalls import diagnose as diagnose
 from .tuning.watch.session import watch as watch
 from .tuning.tuner import Tuned as Tuned, tune as tune

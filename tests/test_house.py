@@ -76,7 +76,10 @@ COVERS = {
     "data/depth/test_pairs": "data/depth/fast data/depth/presets data/depth/reference",
     "data/extract/test_extract": "data/extract/files data/extract/plan data/extract/tree",
     "data/pixels/test_store": "data/pixels/format data/pixels/mapped data/pixels/parts",
-    "data/shards/test_read": "data/shards/layout data/shards/listing data/shards/plan data/shards/shuffling",
+    "data/shards/test_dataset": "data/shards/place data/shards/progress",
+    "data/shards/test_read": (
+        "data/shards/layout data/shards/listing data/shards/plan data/shards/sample data/shards/shuffling"
+    ),
     "data/sizes/test_collect": "data/sizes/folders data/sizes/sd_metadata",
     "data/stores/test_base": "core/names",
     "data/tar/test_index": "data/tar/compressions data/tar/errors data/tar/members",
@@ -106,6 +109,9 @@ COVERS = {
     "teach/test_exercises": (
         "teach/checks/conclusions teach/checks/loading teach/checks/measuring teach/checks/storage"
     ),
+    "tuning/plan/test_ceilings": "tuning/plan/line tuning/plan/setup",
+    "tuning/plan/test_planning": "tuning/plan/inputs tuning/plan/seen",
+    "tuning/plan/test_result": "tuning/plan/page",
     "tuning/test_stalls": "tuning/training_loop",
     "tuning/watch/test_program": (
         "tuning/watch/ending tuning/watch/ranks tuning/watch/report tuning/watch/script tuning/watch/settings "

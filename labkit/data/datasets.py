@@ -18,6 +18,7 @@ from torch.utils.data import Dataset, default_collate
 
 from labkit.core import PackedStrings, require_choice
 from labkit.data.decoders import DECODERS, FORMATS, DecodeError, decode
+from labkit.data.sizes import Buckets
 from labkit.data.stores import Store
 
 
@@ -34,6 +35,7 @@ class ImageDataset(Dataset):
     Args:
         store: Source of the encoded images.
         decoder: One of `labkit.DECODERS`.
+        buckets: Resize and crop each image to its bucket's shape, before the transform; see `Buckets.crop`.
         transform: Called with the uint8 (3, H, W) tensor; its result replaces the image.
         on_error: `"raise"` passes `DecodeError` on. `"skip"` leaves the image out: build the loader with
             `collate_fn=labkit.collate`, and read `skipped` at the end; the keys are also printed at exit.
@@ -49,11 +51,13 @@ class ImageDataset(Dataset):
         store: Store,
         *,
         decoder: str = "turbojpeg",
+        buckets: Buckets | None = None,
         transform: Callable[[Any], Any] | None = None,  # of a tensor; of a PIL image in `PILDataset`
         on_error: str = "raise",
     ):
         self.store = store
         self.decoder = require_choice("decoder", decoder, DECODERS)
+        self.buckets = buckets
         self.transform = transform
         self.keys = PackedStrings(store.keys())  # every worker would copy a list, page by page
         self.classes, self._labels = labels_of(self.keys)
@@ -71,6 +75,8 @@ class ImageDataset(Dataset):
             if self._skips is None:
                 raise
             return self._skips.add(key, str(error))
+        if self.buckets is not None:
+            image = self.buckets.crop(image)
         return (self.transform(image) if self.transform else image), int(self._labels[index])
 
     def _decode(self, data: bytes, key: str) -> Any:

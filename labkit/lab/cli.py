@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from labkit.core import print_utf8
+from labkit.lab.planning import plan
 from labkit.lab.scripts import one_line_errors
 
 print_utf8()
@@ -193,6 +194,9 @@ def watch(
     with one_line_errors("labkit", CannotRun):
         program = Script(script, arguments or [], is_module=module)
     _afterwards.append(partial(watch_script, program, WatchOptions(steps, end, replay, json, html, trace)))
+
+
+app.command()(plan)
 
 
 @app.command()

@@ -28,7 +28,7 @@ class CUDAPrefetcher(LoaderWrapper):
     therefore waits for the copy (an event), and the allocator is told that the consumer's stream uses the tensors
     (`record_stream`). Without that, the next copy could overwrite a batch that queued kernels have yet to read, once
     its last reference is dropped. Iterate once per epoch. An error of the loader is raised after the batches that came
-    before it.
+    before it. If the loader has `state_dict`, so has this: batches that are only copied ahead come after a resume.
 
     Raises:
         RuntimeError: a device was asked for and there is none of its kind.
@@ -42,6 +42,7 @@ class CUDAPrefetcher(LoaderWrapper):
         self.depth, self.device = require_int("depth", depth), torch.device(device)
         self.batches_ahead = depth
         self.lane = _make_lane(self.device)
+        self._state: Any = None  # the loader's, when the batch that was handed out last came from it
 
     def __len__(self) -> int:
         return len(self.loader)
@@ -51,23 +52,35 @@ class CUDAPrefetcher(LoaderWrapper):
         # `__deepcopy__` would copy only the loader.
         if name == "loader" or name.startswith("__"):
             raise AttributeError(name)
-        return getattr(self.loader, name)  # batch_size, num_workers, set_epoch, dataset, ...
+        found = getattr(self.loader, name)  # batch_size, num_workers, set_epoch, dataset, ...
+        return {"state_dict": self._state_dict, "load_state_dict": self._load_state_dict}.get(name, found)
+
+    def _state_dict(self) -> Any:
+        return self.loader.state_dict() if self._state is None else self._state
+
+    def _load_state_dict(self, state: Any) -> None:
+        self.loader.load_state_dict(state)
+        self._state = None
 
     def __iter__(self) -> Iterator[Any]:
+        state_of = getattr(self.loader, "state_dict", lambda: None)
+        self._state = state_of()
         source: Iterator[Any] | None = iter(self.loader)
         ahead: deque[Any] = deque()
         error: Exception | None = None
         while source is not None or ahead:
             while source is not None and len(ahead) <= self.depth:
                 try:
-                    ahead.append(self.lane.send(next(source)))
+                    ahead.append((self.lane.send(next(source)), state_of()))
                 except StopIteration:
                     source = None
                 except Exception as raised:
                     source, error = None, raised
             # No batch is bound to a name here, so that the consumer holds the last reference.
             if ahead:
-                yield self.lane.hand_over(*ahead.popleft())
+                self._state = ahead[0][1]
+                yield self.lane.hand_over(*ahead.popleft()[0])
+        self._state = None
         if error is not None:
             raise error
 

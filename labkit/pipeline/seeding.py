@@ -51,6 +51,12 @@ def derived_seed(*numbers: int) -> int:
     return state ^ state >> 61
 
 
+def permutation(length: int, *numbers: int) -> torch.Tensor:
+    """An order of 0 to length - 1 that depends only on integers such as (seed, epoch): int64 (length,)."""
+    seed = derived_seed(*numbers) & _TORCH_SEEDS
+    return torch.randperm(length, generator=torch.Generator().manual_seed(seed))
+
+
 @runtime_checkable
 class HasEpochs(Protocol):
     """A sampler with another order each epoch, such as torch's `DistributedSampler`."""
@@ -71,8 +77,7 @@ class _Shuffled(Sampler[int]):
         return self._n_samples
 
     def __iter__(self) -> Iterator[int]:
-        seed = derived_seed(self._seed, self._epoch) & _TORCH_SEEDS
-        yield from torch.randperm(self._n_samples, generator=torch.Generator().manual_seed(seed)).tolist()
+        yield from permutation(self._n_samples, self._seed, self._epoch).tolist()
 
 
 def choose_sampler(

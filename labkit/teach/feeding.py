@@ -60,40 +60,6 @@ class Feeding:
         return {"load": load_s, "copy": self.batch_bytes / self.pcie_bytes_per_s, "compute": self.step_s}
 
 
-@dataclass(frozen=True)
-class PublishedTraining:
-    """A training rate that somebody published, with the theoretical rate of the device's bus.
-
-    Args:
-        images_per_s: Of one device.
-        pcie_bytes_per_s: One direction, 16 lanes, by the generation of the device's bus; real copies are slower.
-        source: Of the training rate.
-    """
-
-    images_per_s: float
-    pcie_bytes_per_s: float
-    source: str
-
-    def step_s(self, batch_size: int = 64) -> float:
-        return batch_size / self.images_per_s
-
-
-_MLPERF = "MLPerf Training v4.0, Dell's results (MXNet and DALI, tuned: an upper bound)"
-_EXAMPLES = "NVIDIA DeepLearningExamples, ResNet-50 v1.5 for PyTorch, README (AMP)"
-_TIMM = "timm, results/benchmark-train-amp-nhwc-pt112-cu113-rtx3090.csv"
-_GEN3, _GEN4, _GEN5 = 16e9, 32e9, 64e9
-
-PUBLISHED_TRAINING = {
-    "ResNet-50, H100 SXM": PublishedTraining(7150, _GEN5, _MLPERF),
-    "ResNet-50, A100 80GB": PublishedTraining(2470, _GEN4, _EXAMPLES),
-    "ResNet-50, L40S": PublishedTraining(2180, _GEN4, _MLPERF),
-    "ResNet-50, V100 16GB": PublishedTraining(1200, _GEN3, _EXAMPLES),
-    "ResNet-18, RTX 3090": PublishedTraining(3482, _GEN4, _TIMM),
-    "ResNet-50, RTX 3090": PublishedTraining(1218, _GEN4, _TIMM),
-    "ViT-B/16, RTX 3090": PublishedTraining(393, _GEN4, _TIMM),
-}
-
-
 def simulate_feeding(way: str, feeding: Feeding, *, n_steps: int = _N_STEPS) -> pd.DataFrame:
     """Run training steps on a simulated device, fed in one of `WAYS`; the step is a kernel of a stated time.
 

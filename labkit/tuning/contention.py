@@ -1,12 +1,15 @@
 """Workers and the step on the same cores: how long a batch takes in training, from what its parts take alone."""
 
-from labkit.tuning.io_wait import Making
+from typing import TYPE_CHECKING
 
-_SLOWED = 1.3  # processor seconds with all cores busy, over those of a process alone: the most that was seen
+if TYPE_CHECKING:  # it needs torch, and a plan needs only the number below
+    from labkit.tuning.io_wait import Making
+
+SLOWED = 1.3  # processor seconds with all cores busy, over those of a process alone: the most that was seen
 _THREADED = 1.2  # processor seconds a second: above, the step has several threads that wait for each other
 
 
-def expected_s(num_workers: int, making: Making, step_s: float, step_cpu_s: float, cores: int) -> float:
+def expected_s(num_workers: int, making: "Making", step_s: float, step_cpu_s: float, cores: int) -> float:
     """Seconds per batch of training: workers share the making, and no core rests while there is work.
 
     Args:
@@ -16,7 +19,7 @@ def expected_s(num_workers: int, making: Making, step_s: float, step_cpu_s: floa
     return _shared_s(num_workers, making, step_s, step_cpu_s, cores, spun_s=0.0)
 
 
-def worst_s(num_workers: int, making: Making, step_s: float, step_cpu_s: float, cores: int) -> float:
+def worst_s(num_workers: int, making: "Making", step_s: float, step_cpu_s: float, cores: int) -> float:
     """The same at worst: busy cores slow one another, and threads that wait for one another keep theirs meanwhile.
 
     Processes on all cores share caches, memory and the kernel: with two workers beside the step, eleven trainings of
@@ -30,11 +33,11 @@ def worst_s(num_workers: int, making: Making, step_s: float, step_cpu_s: float, 
     """
     threaded = step_cpu_s > _THREADED * step_s
     spun_s = min(_computing_s(making), step_cpu_s) if threaded else 0.0
-    return _shared_s(num_workers, making, step_s, step_cpu_s, cores, spun_s, _SLOWED)
+    return _shared_s(num_workers, making, step_s, step_cpu_s, cores, spun_s, SLOWED)
 
 
 def _shared_s(
-    num_workers: int, making: Making, step_s: float, step_cpu_s: float, cores: int, spun_s: float, slowed: float = 1.0
+    num_workers: int, making: "Making", step_s: float, step_cpu_s: float, cores: int, spun_s: float, slowed: float = 1.0
 ) -> float:
     if not num_workers:
         return making.known_s + step_s
@@ -42,5 +45,5 @@ def _shared_s(
     return max(step_s, making.known_s / num_workers, computing_s / cores)
 
 
-def _computing_s(making: Making) -> float:
+def _computing_s(making: "Making") -> float:
     return making.known_s * (1 - making.waiting)

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 
 from labkit import (
     BatchLoader,
+    Buckets,
     DecodeError,
     FolderStore,
     ImageDataset,
@@ -23,9 +24,10 @@ from labkit import (
     PILDataset,
     TarStore,
     collate,
+    collect_sizes,
     decode,
 )
-from labkit.data.datasets import labels_of
+from labkit.data.datasets import Skipped, labels_of
 from labkit.teach.conformance import broken_files, oracle_files, reference
 
 WORKERS = [0, 2]
@@ -196,3 +198,25 @@ def test_pil_datasets_name_what_they_cannot_read(tmp_path, data):
         PILDataset(FolderStore(tmp_path))[0]
     skipping = PILDataset(FolderStore(tmp_path), on_error="skip")
     assert skipping[0].key == "cat/bad.jpg"
+
+
+class TestBuckets:
+    def test_images_are_cropped_to_their_bucket_before_the_transform(self, photo_set):
+        store = FolderStore(photo_set)
+        buckets = Buckets.fit(collect_sizes(photo_set), 128, step=16, min_side=64)
+        dataset = ImageDataset(store, buckets=buckets, transform=lambda image: (image, image.shape))
+        plain = ImageDataset(store)
+        for index in range(len(store)):
+            (image, shape), label = dataset[index]
+            whole, expected_label = plain[index]
+            width, height = buckets.shapes[int(buckets.select([whole.shape[2]], [whole.shape[1]])[0])]
+            assert shape == image.shape == (3, height, width)
+            assert torch.equal(image, buckets.crop(whole))
+            assert label == expected_label
+        assert len({dataset[index][0][1] for index in range(len(store))}) > 1
+
+    def test_what_was_skipped_is_not_cropped(self, damaged):
+        dataset = ImageDataset(FolderStore(damaged), buckets=Buckets(((32, 32),)), on_error="skip")
+        items = [dataset[index] for index in range(len(dataset))]
+        assert sum(isinstance(item, Skipped) for item in items) == 3
+        assert {item[0].shape for item in items if not isinstance(item, Skipped)} == {(3, 32, 32)}

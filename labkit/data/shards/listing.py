@@ -3,12 +3,15 @@
 import hashlib
 import io
 import os
+import tarfile
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
-from webdataset.tariterators import base_plus_ext
+from webdataset.tariterators import base_plus_ext, group_by_keys
 
 from labkit.core import is_image, require_int, strip_credentials
 from labkit.data.blobs import is_url
@@ -17,7 +20,7 @@ from labkit.data.shards.cache import CachedShards, ShardCache
 from labkit.data.shards.gopen import open_url
 from labkit.data.shards.layout import read_members
 from labkit.data.shards.write import MANIFEST, UNFINISHED, read_manifest
-from labkit.data.tar import TAR_SUFFIXES
+from labkit.data.tar import TAR_SUFFIXES, TarStream
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,7 @@ class ShardList:
         urls: Paths or URLs.
         classes: From the manifest, or None.
         sha256: URL -> checksum, compared at the shard's end.
+        n_samples: URL -> number of samples, as the manifest says; empty without one.
         storage_options: Passed to fsspec.
         reads_in_flight: Requests at a time. None: one chunk of the shard that is read.
         cache: Where shards are kept, or None.
@@ -36,6 +40,7 @@ class ShardList:
     urls: list[str] = field(repr=False)  # may hold credentials
     classes: list[str] | None = None
     sha256: dict[str, str] = field(default_factory=dict, repr=False)
+    n_samples: dict[str, int] = field(default_factory=dict, repr=False)
     storage_options: dict[str, Any] = field(default_factory=dict, repr=False)
     reads_in_flight: int | None = None
     cache: ShardCache | None = None
@@ -69,16 +74,52 @@ class ShardList:
         return ((url, open_url(url, **self.storage_options)) for url in urls)
 
 
-def read_shard(shards: ShardList, url: str, file: io.BufferedReader) -> Iterator[dict[str, Any]]:
-    """One shard's files as WebDataset's dictionaries, and an empty one at the end; `file` is closed."""
+def read_samples(shards: ShardList, url: str, file: io.BufferedReader) -> Iterator[dict[str, Any]]:
+    """The samples of one shard, whose `file` stays open: `__key__`, `__url__`, and each member's bytes by its suffix.
+
+    Raises:
+        ValueError: names that make no sample, or a checksum that is not the manifest's; names the shard.
+    """
+    return _group(_read_files(shards, url, file), url)
+
+
+def count_samples(shards: ShardList) -> dict[str, int]:
+    """URL -> number of samples: the manifest's, or counted. Only headers are read of local tars, all of others."""
+    return {url: shards.n_samples.get(url) or _count(shards, url) for url in shards.urls}
+
+
+def _count(shards: ShardList, url: str) -> int:
+    return sum(1 for _ in _group(_list_files(shards, url), url))
+
+
+def _group(files: Iterator[dict[str, Any]], url: str) -> Iterator[dict[str, Any]]:
+    return group_by_keys(files, handler=partial(_raise_group_error, url))
+
+
+def _raise_group_error(url: str, error: Exception) -> None:
+    raise ValueError(f"{name_of(url)}: {error.args[0]}") from error
+
+
+def _list_files(shards: ShardList, url: str) -> Iterator[dict[str, Any]]:
+    """As `_read_files`, without the data."""
+    name = name_of(url)
+    with ExitStack() as stack:
+        # A path can be sought in: that skips the data.
+        source = stack.enter_context(open_url(url, **shards.storage_options)) if is_url(url) else url
+        for info in filter(tarfile.TarInfo.isreg, stack.enter_context(TarStream(source, name, needs_end_mark=True))):
+            yield {"fname": info.name, "data": b"", "__url__": name}
+    yield {}
+
+
+def _read_files(shards: ShardList, url: str, file: io.BufferedReader) -> Iterator[dict[str, Any]]:
+    """One shard's files as WebDataset's dictionaries, and an empty one at the end."""
     name, expected_sha256 = name_of(url), shards.sha256.get(url)
-    with file:
-        hashing = _HashingReader(file)
-        for member, data in read_members(io.BufferedReader(hashing) if expected_sha256 else file, name):
-            _check_member_name(member, name)
-            yield {"fname": member, "data": data, "__url__": name}
-        if expected_sha256 and hashing.finish() != expected_sha256:
-            raise ValueError(f"{name} does not have the SHA-256 of its manifest: copy it again, or write it again")
+    hashing = _HashingReader(file)
+    for member, data in read_members(io.BufferedReader(hashing) if expected_sha256 else file, name):
+        _check_member_name(member, name)
+        yield {"fname": member, "data": data, "__url__": name}
+    if expected_sha256 and hashing.finish() != expected_sha256:
+        raise ValueError(f"{name} does not have the SHA-256 of its manifest: copy it again, or write it again")
     yield {}
 
 
@@ -146,5 +187,7 @@ def _from_manifest(folder: str, verify: bool, storage_options: dict[str, Any]) -
         is_unfinished = os.path.isdir(os.path.join(folder, UNFINISHED))
         remedy = "run write_shards to its end" if is_unfinished else "name a folder that it filled, or .tar files"
         raise FileNotFoundError(f"{name} does not exist: {remedy}") from error
-    sha256 = {f"{folder}/{row['name']}": row["sha256"] for row in content["shards"]}
-    return ShardList(list(sha256), content["classes"], sha256 if verify else {}, storage_options)
+    rows = {f"{folder}/{row['name']}": row for row in content["shards"]}
+    sha256 = {url: row["sha256"] for url, row in rows.items()} if verify else {}
+    n_samples = {url: row["n_samples"] for url, row in rows.items()}
+    return ShardList(list(rows), content["classes"], sha256, n_samples, storage_options)

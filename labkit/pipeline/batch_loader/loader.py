@@ -3,8 +3,9 @@
 import copy
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from contextlib import closing
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -29,10 +30,11 @@ from labkit.pipeline.batch_loader.output import CropWriter, PixelFormat
 from labkit.pipeline.batch_loader.processes import ProcessPool
 from labkit.pipeline.batch_loader.reading import AfterReads, Reader, ReadsAhead, with_reads
 from labkit.pipeline.loader import cores_per_rank
+from labkit.pipeline.resume import Progress, Resumable
 from labkit.pipeline.seeding import HasEpochs, choose_sampler
 
 
-class BatchLoader:
+class BatchLoader(Resumable):
     """Load random resized crops of a store's images as batches of bytes or of normalised floats.
 
     libjpeg-turbo and OpenCV release the GIL while they work, so threads can do what `DataLoader` needs processes for,
@@ -83,7 +85,7 @@ class BatchLoader:
     Damage to a JPEG below the rows that a crop needs goes unnoticed in that epoch. The threads end with the loader.
 
     Attributes:
-        epoch: Number of the next epoch. Each `iter()` takes it and adds one; set it with `set_epoch` to resume.
+        epoch: Number of the next epoch. Each `iter()` takes it and adds one; `load_state_dict` sets it, too.
 
     Raises:
         ValueError: a wrong argument, an empty store, both `shuffle` and `sampler`, or `reads_in_flight` for a
@@ -123,7 +125,8 @@ class BatchLoader:
         reads_in_flight: int | None = None,
         on_error: str = "raise",
     ):
-        self.batch_size, self.size, self.epoch = require_int("batch_size", batch_size), require_int("size", size), 0
+        self.batch_size, self.size = require_int("batch_size", batch_size), require_int("size", size)
+        self._seed = seed
         self.num_threads = cores_per_rank() if num_threads is None else require_int("num_threads", num_threads)
         self.batches_in_flight = require_int("prefetch_factor", prefetch_factor)
         _check_range("scale", scale, 1.0)
@@ -156,13 +159,8 @@ class BatchLoader:
         self.batches_in_flight, self.num_workers = num_processes * prefetch_factor, num_processes
         sent._reader = self._reader and self._reader.share(num_processes)
         sent._reads_ahead = PerProcess(partial(ReadsAhead, sent._reader)) if sent._reader else None
-        return ProcessPool(
-            sent._fill_batch,
-            num_processes,
-            prefetch_factor,
-            pinned,
-            sent._reader.reads_in_flight if sent._reader else 0,
-        )
+        in_flight = sent._reader.reads_in_flight if sent._reader else 0
+        return ProcessPool(sent._fill_batch, num_processes, prefetch_factor, pinned, in_flight)
 
     def _fill_batch(self, epoch: int, indices: Sequence[int], coming: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
         """A batch, in a worker process, which goes on with the `coming` images."""
@@ -191,32 +189,34 @@ class BatchLoader:
     def __len__(self) -> int:
         return len(self.batch_sampler)
 
-    def set_epoch(self, epoch: int) -> None:
-        """Make this the number of the next epoch."""
-        self.epoch = epoch
-
     @property
     def skipped(self) -> list[Skipped]:
         """Images left out so far, with reasons."""
         return self._skips.read() if self._skips else []
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        epoch, self.epoch = self.epoch, self.epoch + 1
-        if self._processes:
-            return self._processes.run(epoch, self._batches_of(epoch))
-        return self._epoch_of_batches(epoch)
+        return self._epoch_of_batches(self._begin_epoch())
 
-    def _batches_of(self, epoch: int) -> Iterator[list[int]]:
+    def _source(self) -> tuple[Any, int, int]:
+        return self.keys, len(self.keys), self._seed
+
+    def _batches_of(self, progress: Progress) -> Iterator[list[int]]:
         """Indices of each batch; the sampler learns of the epoch when the first is asked for."""
         if isinstance(self.batch_sampler.sampler, HasEpochs):
-            self.batch_sampler.sampler.set_epoch(epoch)
-        yield from self.batch_sampler
+            self.batch_sampler.sampler.set_epoch(progress.epoch)
+        yield from progress.draw(self.batch_sampler)
 
-    def _epoch_of_batches(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def _epoch_of_batches(self, progress: Progress) -> Iterator[tuple[Tensor, Tensor]]:
+        fill = self._processes.run if self._processes else self._fill_by_threads
+        with closing(fill(progress.epoch, self._batches_of(progress))) as batches:
+            yield from map(progress.give, batches)  # no batch is bound to a name here, which would keep its memory
+        progress.is_over = True
+
+    def _fill_by_threads(self, epoch: int, batches: Iterable[list[int]]) -> Generator[Any, None, None]:
         started: deque[_Batch] = deque()
         pool = self._pool()
         try:
-            for indices, reads in with_reads(self._reader, self._batches_of(epoch)):
+            for indices, reads in with_reads(self._reader, batches):
                 started.append(self._start_batch(pool, np.array(indices), epoch, reads))
                 del reads  # the batch alone holds its bytes, until they are decoded
                 if len(started) > self.batches_in_flight:

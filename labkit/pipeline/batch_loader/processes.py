@@ -5,7 +5,7 @@ hands it over in shared memory.
 """
 
 import multiprocessing
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any
 
 from torch.utils.data import DataLoader, Dataset
@@ -66,7 +66,7 @@ class ProcessPool:
             multiprocessing_context=worker_context(_START_METHOD),
         )  # fmt: skip
 
-    def run(self, epoch: int, batches: Iterable[Sequence[int]]) -> Iterator[Any]:
+    def run(self, epoch: int, batches: Iterable[Sequence[int]]) -> Generator[Any, None, None]:
         """The batches of an epoch, in order.
 
         Raises:

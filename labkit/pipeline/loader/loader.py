@@ -3,6 +3,7 @@
 import multiprocessing
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch.utils.data import BatchSampler, Dataset, IterableDataset, Sampler, Su
 
 from labkit.core import preserve_rng_state
 from labkit.data import collate
+from labkit.pipeline.bucket_sampler import check_batch_sampler
 from labkit.pipeline.loader.config import LoaderConfig
 from labkit.pipeline.loader.torch_internals import WorkerLoader
 from labkit.pipeline.loader.workers import (
@@ -20,6 +22,7 @@ from labkit.pipeline.loader.workers import (
     start_worker,
     worker_context,
 )
+from labkit.pipeline.resume import Progress, Resumable
 from labkit.pipeline.seeding import HasEpochs, RandomSources, choose_sampler
 
 
@@ -29,6 +32,7 @@ def make_loader(
     *,
     shuffle: bool = False,
     sampler: Sampler[int] | Iterable[int] | None = None,
+    batch_sampler: Sampler[list[int]] | Iterable[list[int]] | None = None,
     drop_last: bool = False,
     collate_fn: Callable[[list[Any]], Any] = collate,
     batch_transform: Callable[[Any], Any] | None = None,
@@ -40,6 +44,9 @@ def make_loader(
         config: How to load. Default: `LoaderConfig()`.
         shuffle: A new order each epoch, which depends on the seed alone.
         sampler: Where the indices come from instead, such as torch's `DistributedSampler`; its `set_epoch` is called.
+        batch_sampler: Where the indices of each batch come from instead, such as `BucketBatchSampler`; its `set_epoch`
+            is called, or that of its `sampler`. It decides on order, batch size and last batches; the seed is still
+            that of all random draws.
         drop_last: Drop a last batch that is not full.
         collate_fn: Makes a batch of a list of samples.
         batch_transform: Called with each batch, in the worker.
@@ -49,7 +56,8 @@ def make_loader(
 
     Raises:
         TypeError: an iterable data set, whose samples have no index to seed by.
-        ValueError: an empty data set, or both `shuffle` and `sampler`.
+        ValueError: an empty data set, two arguments that both decide on the order, or a `BucketBatchSampler` whose
+            frame has other images than the data set.
 
     Taught in: notebooks/03_persistent_workers.ipynb
     """
@@ -58,16 +66,21 @@ def make_loader(
     if len(dataset) == 0:
         raise ValueError(f"{type(dataset).__name__} holds no sample: a loader needs at least one")
     settings = (config or LoaderConfig()).resolved()
-    sampler = choose_sampler(dataset, sampler, shuffle, settings.seed)
-    requests = _Requests(sampler, settings.batch_size, drop_last)
+    if batch_sampler is None:
+        sampler = choose_sampler(dataset, sampler, shuffle, settings.seed)
+        batch_sampler = BatchSampler(sampler, settings.batch_size, drop_last)
+    else:
+        check_batch_sampler(batch_sampler, dataset, shuffle=shuffle, sampler=sampler, drop_last=drop_last)
+        settings = replace(settings, batch_size=getattr(batch_sampler, "batch_size", settings.batch_size))
+    requests = _Requests(batch_sampler)
     return Loader(_SeededBatches(dataset, settings.seed, collate_fn, batch_transform), requests, settings)
 
 
-class Loader(WorkerLoader):
-    """What `make_loader` returns: a DataLoader that numbers its epochs and leaves no worker behind.
+class Loader(Resumable, WorkerLoader):
+    """What `make_loader` returns: a DataLoader that numbers its epochs, resumes in them, and leaves no worker behind.
 
     Attributes:
-        epoch: Number of the next epoch. Each `iter()` takes it and adds one; set it with `set_epoch` to resume.
+        epoch: Number of the next epoch. Each `iter()` takes it and adds one; `load_state_dict` sets it, too.
         config: The `LoaderConfig` in use.
 
     Iterating raises what a worker raised, with the key of the sample and the worker's traceback, or `WorkerDied`. After
@@ -92,19 +105,13 @@ class Loader(WorkerLoader):
                 **options,
             )  # fmt: skip
         object.__setattr__(self, "batch_size", config.batch_size)  # DataLoader leaves None beside a batch sampler
-        self.epoch = 0
         self.config = config
-        self._requests = requests
-
-    def set_epoch(self, epoch: int) -> None:
-        """Continue with this epoch."""
-        self.epoch = epoch
+        self._batches, self._requests = batches, requests
 
     def __iter__(self) -> "Epoch":  # type: ignore[override]  # torch promises its own private class
-        self._requests.epoch = self.epoch
-        self.epoch += 1
+        self._requests.progress = self._begin_epoch()
         try:
-            return Epoch(self, super().__iter__())
+            return Epoch(self, super().__iter__(), self._requests.progress)
         except BaseException as error:
             death = describe_death(error, self._iterator)
             self.close()
@@ -113,6 +120,12 @@ class Loader(WorkerLoader):
             if self.num_workers and isinstance(error, _START_ERRORS):
                 error.add_note(f"while starting {self.num_workers} workers: {_PICKLING_REMEDY}")
             raise
+
+    def _sampler(self) -> Any:
+        return self._requests.batches
+
+    def _source(self) -> tuple[Any, int, int]:
+        return getattr(self.dataset, "keys", None), len(self._batches), self.config.seed
 
     def _get_iterator(self) -> "dataloader._BaseDataLoaderIter":
         if not self.num_workers:
@@ -128,16 +141,26 @@ _PICKLING_REMEDY = (
 _START_ERRORS = (TypeError, AttributeError, multiprocessing.ProcessError, OSError)
 
 
-class _Requests(BatchSampler):
+class _Requests(Sampler):
     """Batches of (epoch, index): persistent workers have no other way to learn the epoch."""
 
-    epoch = 0
+    def __init__(self, batches: Any):
+        self.batches, self.progress = batches, Progress(0)
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "batches":  # there are none yet while unpickling
+            raise AttributeError(name)
+        return getattr(self.batches, name)  # batch_size, sampler, ...
 
     def __iter__(self) -> Iterator[list[Any]]:
-        if isinstance(self.sampler, HasEpochs):
-            self.sampler.set_epoch(self.epoch)
-        epoch = self.epoch  # now: torch may ask for the first batch only when the next epoch has begun
-        return ([(epoch, index) for index in batch] for batch in super().__iter__())
+        progress = self.progress  # now: torch may ask for the first batch only when the next epoch has begun
+        for sampler in (self.batches, getattr(self.batches, "sampler", None)):
+            if isinstance(sampler, HasEpochs):
+                sampler.set_epoch(progress.epoch)
+        return ([(progress.epoch, index) for index in batch] for batch in progress.draw(self.batches))
 
 
 class _SeededBatches(Dataset):
@@ -228,7 +251,10 @@ def _describe_sizes(samples: list[Any]) -> str:
     shapes = {tuple(image.shape) for image in images if isinstance(image, torch.Tensor)}
     if len(shapes) < 2:
         return ""
-    return f"; its images have {len(shapes)} sizes, such as {sorted(shapes)[:2]}: let the transform crop or resize them"
+    return (
+        f"; its images have {len(shapes)} sizes, such as {sorted(shapes)[:2]}: let the transform crop or resize them; "
+        "with buckets, collect the sizes again"
+    )
 
 
 def _return_batch(batch: Any) -> Any:

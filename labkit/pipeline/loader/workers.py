@@ -18,6 +18,7 @@ from labkit.pipeline.loader.torch_internals import (
     send_pickling_errors,
     watch_starting_process,
 )
+from labkit.pipeline.resume import Progress
 
 _SLOW_IMPORTS = ("torchvision.transforms", "torchvision.transforms.v2", "albumentations", "kornia", "cv2", "simplejpeg")
 _OWN_IMPORTS = ("labkit.data.", "labkit.pipeline.")  # of which data sets are made
@@ -30,8 +31,8 @@ class WorkerDied(RuntimeError):
 class Epoch:
     """One pass over a loader; ends its workers when anything goes wrong."""
 
-    def __init__(self, loader: WorkerLoader, batches: Iterator[Any]):
-        self._loader = loader
+    def __init__(self, loader: WorkerLoader, batches: Iterator[Any], progress: Progress):
+        self._loader, self._progress = loader, progress
         self._batches: Iterator[Any] | None = batches
 
     def __iter__(self) -> "Epoch":
@@ -44,10 +45,11 @@ class Epoch:
         if self._batches is None:
             raise StopIteration
         try:
-            return next(self._batches)
+            return self._progress.give(next(self._batches))
         except BaseException as error:
             batches, self._batches = self._batches, None
             if isinstance(error, StopIteration):
+                self._progress.is_over = True
                 raise
             death = describe_death(error, batches)
             self._loader.end_workers(batches)

@@ -28,7 +28,7 @@ from labkit import (
     shuffle_quality,
     write_shards,
 )  # fmt: skip
-from labkit.data.shards.read import Place
+from labkit.data.shards.place import Place
 from labkit.data.tar.errors import TarError
 from tests.memory_store import MemoryStore
 from tests.paths import REPO

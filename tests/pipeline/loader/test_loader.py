@@ -9,9 +9,11 @@ import traceback
 
 import cloudpickle
 import nbformat
+import numpy as np
+import pandas as pd
 import pytest
 import torch
-from torch.utils.data import DistributedSampler, IterableDataset, Subset, TensorDataset
+from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, Subset, TensorDataset
 
 import labkit as lk
 from labkit.pipeline.loader import loader as loaders
@@ -69,6 +71,92 @@ def test_distributed_sampler(num_workers):
     told = samplers[0].epochs
     assert [epoch for epoch, _ in itertools.groupby(told)] == [0, 1, 0]  # torch asks twice when workers start
     assert len(made[0]) == 2
+
+
+class Cropped(Numbers):
+    """Zeros of the bucket's shape with the index and a random number in them."""
+
+    def __init__(self, sizes, buckets):
+        super().__init__(len(sizes))
+        self.keys, self.buckets = sizes["path"].tolist(), buckets
+        self.numbers = buckets.select(sizes["width"], sizes["height"])
+
+    def __getitem__(self, index):
+        width, height = self.buckets.shapes[self.numbers[index]]
+        return torch.zeros(1, height, width), index, torch.rand(())
+
+
+def bucketed(num_workers=2, rank=0, world_size=1, **options):
+    widths, heights = np.random.default_rng(5).integers(100, 300, (2, 50))
+    sizes = pd.DataFrame({"path": [f"{n}.jpg" for n in range(50)], "width": widths, "height": heights})
+    buckets = lk.Buckets.fit(sizes, 64, step=16, min_side=32, max_side=128)
+    place = {"rank": rank, "world_size": world_size}
+    sampler = lk.BucketBatchSampler(sizes, 4, buckets=buckets, seed=3, **place)
+    return lk.make_loader(Cropped(sizes, buckets), config(num_workers, seed=9), batch_sampler=sampler, **options)
+
+
+def contents(loader):
+    return [(images.shape, indices.tolist(), drawn.tolist()) for images, indices, drawn in loader]
+
+
+class TestBatchSampler:
+    @pytest.mark.parametrize("num_workers", [0, 1, 2])
+    def test_each_sample_once_an_epoch_and_the_same_for_any_number_of_workers(self, num_workers):
+        loader, expected = bucketed(num_workers), bucketed(0)
+        for _ in range(2):
+            batches = contents(loader)
+            assert batches == contents(expected)
+            assert sorted(index for _, indices, _ in batches for index in indices) == list(range(50))
+            assert len({shape for shape, _, _ in batches}) > 3
+        assert len(loader) == len(batches)
+        assert (loader.epoch, loader.batch_size, loader.config.batch_size) == (2, 4, 4)
+        loader.set_epoch(1)
+        assert contents(loader) == batches
+
+    def test_the_ranks_share_an_epoch(self):
+        ranks = [contents(bucketed(2, rank, 3)) for rank in range(3)]
+        assert len({len(batches) for batches in ranks}) == 1
+        assert sorted(index for batches in ranks for _, found, _ in batches for index in found) == list(range(50))
+
+    def test_of_another_kind(self):
+        given = [[3, 1], [2], [0, 4, 5]]
+        loader = lk.make_loader(Numbers(), config(), batch_sampler=given)
+        assert [batch.flatten().tolist() for batch in loader] == given
+        assert len(loader) == 3
+
+    def test_torchs_own(self):
+        loader = lk.make_loader(
+            Numbers(), config(batch_size=9), batch_sampler=BatchSampler(DistributedSampler(Numbers(), 2, 1), 4, True)
+        )
+        epochs = [indices(loader) for _ in range(2)]
+        assert [len(set(epoch)) for epoch in epochs] == [4, 4]
+        assert epochs[0] != epochs[1]  # the sampler within is told, too
+        assert loader.batch_size == 4
+
+    @pytest.mark.parametrize("other", [{"shuffle": True}, {"sampler": [1]}, {"drop_last": True}])
+    def test_beside_what_it_replaces(self, other):
+        with pytest.raises(ValueError, match=f"got a batch_sampler and {next(iter(other))}"):
+            lk.make_loader(Numbers(), config(0), batch_sampler=[[1]], **other)
+
+    def test_of_other_images(self):
+        with pytest.raises(ValueError, match=r"row 0 of sizes is '0.jpg', but image 0 is 'key-0'"):
+            lk.make_loader(Numbers(50), config(0), batch_sampler=bucketed(0)._requests.batches)
+
+    @pytest.mark.parametrize("num_workers", [0, 2])
+    def test_a_resumed_epoch(self, num_workers):
+        whole = contents(bucketed(0))
+        resumed = bucketed(num_workers)
+        sampler = resumed._requests.batches
+        sampler.load_state_dict({**sampler.state_dict(), "batch": 5})
+        assert contents(resumed) == whole[5:]
+
+    def test_of_images_that_have_changed_their_size(self):
+        loader = bucketed(0)
+        sampler, dataset = loader._requests.batches, loader.dataset._parts[0]
+        dataset.numbers[:] = range(50) % np.array(5)
+        with pytest.raises(RuntimeError) as failure:
+            list(lk.make_loader(dataset, config(0), batch_sampler=sampler))
+        assert "with buckets, collect the sizes again" in "".join(failure.value.__notes__)
 
 
 class Whole(Numbers):
