@@ -39,7 +39,7 @@ def read_shards(
             (`http://host/shard-{000000..000015}.tar`), or a list. Paths, `http(s)://`, `s3://`, others by fsspec.
         decoder: One of `labkit.DECODERS`.
         transform: Called with the uint8 (3, H, W) tensor. Generators but torch's need a `worker_init_fn` to differ.
-        shuffle: 0: no. Above, epochs draw orders of shards, and each worker mixes samples in a buffer of that size.
+        shuffle: 0 keeps the order. Above, epochs draw orders of shards, and workers mix so many samples in a buffer.
         shuffle_initial: Samples in that buffer before it gives its first: as many as `shuffle` for the best mixing.
         seed: The same (seed, epoch) gives the same order, for the same number of ranks and workers.
         samples_per_rank: Samples of each rank per epoch; each (`set_epoch`) goes on where the one before it ended,

@@ -196,6 +196,20 @@ class TestReadShards:
             far = lk.read_shards(url, shuffle=shuffle, verify=True, reads_in_flight=reads_in_flight)
             assert samples(far) == samples(lk.read_shards(shards, shuffle=shuffle))
 
+    @pytest.mark.parametrize("options", [{}, {"shuffle": 5}, {"samples_per_rank": 9}])
+    def test_a_resume_in_mid_epoch(self, shards, tmp_path, options):
+        def sums(dataset):
+            return [int(image.long().sum()) for image, _ in dataset]
+
+        expected = sums(lk.read_shards(shards, **options))
+        with lk.serve_folder(shards) as url:
+            for far in ({"reads_in_flight": 3}, {"cache": lk.ShardCache(tmp_path, 10**8)}):
+                stopped, resumed = (lk.read_shards(url, **options, **far) for _ in range(2))
+                begun = iter(stopped)
+                first = [int(next(begun)[0].long().sum()) for _ in range(5)]
+                resumed.load_state_dict(stopped.state_dict())
+                assert first + sums(resumed) == expected
+
     def test_in_workers(self, shards):
         with lk.serve_folder(shards) as url:
             loaded = DataLoader(lk.read_shards(url, reads_in_flight=3), batch_size=None, num_workers=2)
