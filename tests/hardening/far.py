@@ -2,16 +2,18 @@
 
     python -m tests.hardening.far --rounds 5 --record tests/hardening/records/far.csv
 
-The same photos in the same order, from a server in a process of its own that answers at once or 50 ms late, and from a
-warm folder. Rounds go through all ways, every second one backwards. `rate_of_0_ms` is the best rate at 50 ms over the
-best at 0 ms of the same round, client and server. The client's CPU time per request is that per image, less what the
-warm folder's images take.
+The same photos in the same order, from servers in processes of their own that answer at once or 50 ms late, and from a
+warm folder. Runs at both latencies follow each other, and rounds go through all ways, every second one backwards.
+`ratio` is a rate over that of the same client at 0 ms, beside it in time, with the range over rounds; `of_best` is the
+median rate over the best median at 0 ms, whatever was in flight there. The client's CPU time per request is that per
+image, less what images of the warm folder take.
 """
 
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,6 +29,7 @@ LATENCIES_MS = (0, 50)
 IN_FLIGHT = (None, 1, 4, 8, 16, 32, 64, 128)
 _BATCH, _SHARD = 32, 48
 _REPEATS = 1000
+_KEYS = ["way", "place", "latency_ms", "reads_in_flight"]
 
 
 class Place(NamedTuple):
@@ -99,13 +102,9 @@ WAYS = {"BatchLoader": count_batches, "read_shards": count_samples}
 
 def time_round(found: list[Place], number: int, in_flight: tuple, seconds: float) -> list[dict]:
     """One run of each way, every second round backwards."""
-    runs = [
-        (way, place, count)
-        for way in WAYS
-        for place in found
-        for count in ((None,) if place.name == "folder" else in_flight)
-        if place.latency_ms == 0 or count is None or count > 1
-    ]
+    runs = [(way, place, None) for way in WAYS for place in found if place.name == "folder"]
+    for way, name, count in product(WAYS, ("HTTP", "S3"), in_flight):
+        runs += [(way, place, count) for place in found if place.name == name]
     rows = []
     for way, place, count in runs[:: -1 if number % 2 else 1]:
         images = WAYS[way](place, count)
@@ -121,33 +120,22 @@ def time_round(found: list[Place], number: int, in_flight: tuple, seconds: float
 
 
 def summarize_rounds(rows: pd.DataFrame) -> pd.DataFrame:
-    """Median and range over rounds; and the rate over the best of the same round at 0 ms."""
-    keys = ["way", "place", "latency_ms", "reads_in_flight"]
-    rows = rows.copy()
-    best = rows[rows["latency_ms"] == 0].groupby(["round", "way", "place"])["images_per_s"].max().rename("best")
+    """Medians over rounds, and the range of the ratios to the same client at 0 ms."""
+    beside = rows[rows["latency_ms"] == 0].set_index(["round", "way", "place", "reads_in_flight"])["images_per_s"]
     folder = rows[rows["place"] == "folder"].set_index(["round", "way"])
-    rows = rows.join(best, on=["round", "way", "place"])
-    rows = rows.join(folder["images_per_s"].rename("folder_images_per_s"), on=["round", "way"])
+    rows = rows.join(beside.rename("beside"), on=beside.index.names)
+    rows = rows.join(folder["images_per_s"].rename("warm_folder"), on=["round", "way"])
     rows = rows.join(folder["cpu_us_per_image"].rename("folder_cpu_us"), on=["round", "way"])
-    rows["rate_of_0_ms"] = rows["images_per_s"] / rows["best"]
+    rows["ratio"] = rows["images_per_s"] / rows["beside"]
     rows["cpu_us_per_request"] = (rows["cpu_us_per_image"] - rows["folder_cpu_us"]).where(rows["way"] == "BatchLoader")
-
-    def row(of_one: pd.DataFrame) -> pd.Series:
-        ratio, rate = of_one["rate_of_0_ms"], of_one["images_per_s"]
-        return pd.Series({
-            "rounds": len(of_one), "images_per_s": rate.median(), "slowest": rate.min(), "fastest": rate.max(),
-            "warm_folder_images_per_s": of_one["folder_images_per_s"].median(),
-            "rate_of_0_ms": ratio.median(), "ratio_low": ratio.min(), "ratio_high": ratio.max(),
-            "cpu_us_per_image": of_one["cpu_us_per_image"].median(),
-            "cpu_us_per_request": of_one["cpu_us_per_request"].median(),
-        })  # fmt: skip
-
-    columns = [*rows.columns.difference(keys)]
-    table = rows.groupby(keys, sort=False)[columns].apply(row).reset_index()
-    whole = [
-        name for name in table if "images_per_s" in name or name.startswith("cpu") or name in ("slowest", "fastest")
-    ]
-    return table.round(dict.fromkeys(whole, 0)).round(3).sort_values(keys)
+    by_way = rows.groupby(_KEYS)
+    columns = ["images_per_s", "warm_folder", "cpu_us_per_image", "cpu_us_per_request"]
+    table = by_way[columns].median().round().join(by_way["ratio"].agg(["median", "min", "max"]).round(3))
+    table = table.rename(columns={"median": "ratio", "min": "ratio_low", "max": "ratio_high"})
+    best = table.xs(0, level="latency_ms")["images_per_s"].groupby(["way", "place"]).max()
+    table["of_best"] = (table["images_per_s"] / best).reorder_levels(table.index.names).round(3)
+    table.insert(0, "rounds", by_way.size())
+    return table.reset_index()
 
 
 def run(

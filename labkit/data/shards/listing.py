@@ -75,7 +75,7 @@ class ShardList:
 
 
 def read_samples(shards: ShardList, url: str, file: io.BufferedReader) -> Iterator[dict[str, Any]]:
-    """One shard's samples: `__key__`, `__url__`, and each member's bytes by its suffix; at its end, `file` is closed.
+    """The samples of one shard, whose `file` stays open: `__key__`, `__url__`, and each member's bytes by its suffix.
 
     Raises:
         ValueError: names that make no sample, or a checksum that is not the manifest's; names the shard.
@@ -112,15 +112,14 @@ def _list_files(shards: ShardList, url: str) -> Iterator[dict[str, Any]]:
 
 
 def _read_files(shards: ShardList, url: str, file: io.BufferedReader) -> Iterator[dict[str, Any]]:
-    """One shard's files as WebDataset's dictionaries, and an empty one at the end; `file` is closed."""
+    """One shard's files as WebDataset's dictionaries, and an empty one at the end."""
     name, expected_sha256 = name_of(url), shards.sha256.get(url)
-    with file:
-        hashing = _HashingReader(file)
-        for member, data in read_members(io.BufferedReader(hashing) if expected_sha256 else file, name):
-            _check_member_name(member, name)
-            yield {"fname": member, "data": data, "__url__": name}
-        if expected_sha256 and hashing.finish() != expected_sha256:
-            raise ValueError(f"{name} does not have the SHA-256 of its manifest: copy it again, or write it again")
+    hashing = _HashingReader(file)
+    for member, data in read_members(io.BufferedReader(hashing) if expected_sha256 else file, name):
+        _check_member_name(member, name)
+        yield {"fname": member, "data": data, "__url__": name}
+    if expected_sha256 and hashing.finish() != expected_sha256:
+        raise ValueError(f"{name} does not have the SHA-256 of its manifest: copy it again, or write it again")
     yield {}
 
 

@@ -159,13 +159,8 @@ class BatchLoader(Resumable):
         self.batches_in_flight, self.num_workers = num_processes * prefetch_factor, num_processes
         sent._reader = self._reader and self._reader.share(num_processes)
         sent._reads_ahead = PerProcess(partial(ReadsAhead, sent._reader)) if sent._reader else None
-        return ProcessPool(
-            sent._fill_batch,
-            num_processes,
-            prefetch_factor,
-            pinned,
-            sent._reader.reads_in_flight if sent._reader else 0,
-        )
+        in_flight = sent._reader.reads_in_flight if sent._reader else 0
+        return ProcessPool(sent._fill_batch, num_processes, prefetch_factor, pinned, in_flight)
 
     def _fill_batch(self, epoch: int, indices: Sequence[int], coming: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
         """A batch, in a worker process, which goes on with the `coming` images."""

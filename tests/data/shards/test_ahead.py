@@ -106,7 +106,8 @@ class TestInFlight:
     def test_what_is_left_of_a_shard_frees_its_places(self, remote):
         urls = put(remote, [1000, 8])
         shards = iter(ShardsAhead(urls, 2, {}, 4))
-        next(shards)[1].close()
+        with next(shards)[1] as file:
+            assert file.read(1)
         with next(shards)[1] as file:
             assert file.read() == remote.files["1.tar"]
         assert list(shards) == []
@@ -194,6 +195,20 @@ class TestReadShards:
         with lk.serve_folder(shards) as url:
             far = lk.read_shards(url, shuffle=shuffle, verify=True, reads_in_flight=reads_in_flight)
             assert samples(far) == samples(lk.read_shards(shards, shuffle=shuffle))
+
+    @pytest.mark.parametrize("options", [{}, {"shuffle": 5}, {"samples_per_rank": 9}])
+    def test_a_resume_in_mid_epoch(self, shards, tmp_path, options):
+        def sums(dataset):
+            return [int(image.long().sum()) for image, _ in dataset]
+
+        expected = sums(lk.read_shards(shards, **options))
+        with lk.serve_folder(shards) as url:
+            for far in ({"reads_in_flight": 3}, {"cache": lk.ShardCache(tmp_path, 10**8)}):
+                stopped, resumed = (lk.read_shards(url, **options, **far) for _ in range(2))
+                begun = iter(stopped)
+                first = [int(next(begun)[0].long().sum()) for _ in range(5)]
+                resumed.load_state_dict(stopped.state_dict())
+                assert first + sums(resumed) == expected
 
     def test_in_workers(self, shards):
         with lk.serve_folder(shards) as url:
