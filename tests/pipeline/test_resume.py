@@ -176,7 +176,7 @@ def run_ranks(world_size: int, n_batches: int | None, state=None, **options):
 
 
 class TestRanks:
-    @settings(max_examples=25, deadline=None)
+    @settings(max_examples=12, deadline=None)
     @given(
         strategies.lists(strategies.tuples(strategies.integers(1, 5), strategies.integers(0, 3)), max_size=3),
         strategies.integers(1, 5),
