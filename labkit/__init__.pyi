@@ -88,6 +88,7 @@ from .tuning.diagnosis import Diagnosis as Diagnosis
 from .tuning.plan.costs import LoaderCosts as LoaderCosts, loader_costs as loader_costs
 from .tuning.plan.estimate import Estimate as Estimate
 from .tuning.plan.planning import plan as plan
+from .tuning.plan.plot import plot_plan as plot_plan
 from .tuning.plan.published import PUBLISHED_TRAINING as PUBLISHED_TRAINING, Storage as Storage
 from .tuning.plan.result import Plan as Plan
 from .tuning.stalls import diagnose as diagnose

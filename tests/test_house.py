@@ -97,7 +97,7 @@ COVERS = {
     "peers/test_registry": (
         "peers/check peers/host peers/peer peers/plots peers/probe_images peers/report peers/serve peers/table"
     ),
-    "pipeline/batch_loader/test_loader": "pipeline/batch_loader/fillers",
+    "pipeline/batch_loader/test_loader": "pipeline/batch_loader/buffers pipeline/batch_loader/fillers",
     "pipeline/simulation/test_context": (
         "pipeline/simulation/device pipeline/simulation/dispatch pipeline/simulation/operations "
         "pipeline/simulation/pinned pipeline/simulation/simulation pipeline/simulation/streams "

@@ -212,10 +212,10 @@ def plot_timeline(data: pd.DataFrame, *, ax: Axes | None = None, **kwargs: Any) 
     return ax
 
 
-def mark_simulated(ax: Axes) -> None:
+def mark_simulated(ax: Axes, word: str = "simulated") -> None:
     """Say on a plot that nothing in it was measured: the word, and a background that no other plot has."""
     ax.set_facecolor(_SIMULATED)
-    ax.set_title("simulated", loc="right", fontsize="medium", color="rebeccapurple")
+    ax.set_title(word, loc="right", fontsize="medium", color="rebeccapurple")
 
 
 def _kind_colors(data: pd.DataFrame) -> dict[str | None, tuple[Any, str]]:

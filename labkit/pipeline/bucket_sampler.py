@@ -2,7 +2,7 @@
 
 import zlib
 from collections.abc import Iterator, Sequence
-from itertools import cycle, islice
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,6 +10,7 @@ from torch.utils.data import Sampler, Subset
 
 from labkit.core import PackedStrings, check_same_job, require_choice, require_int
 from labkit.data.sizes import Buckets, upright_sizes
+from labkit.pipeline.bucket_batches import check_halving, cut_batches, even_out
 from labkit.pipeline.seeding import permutation
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ class BucketBatchSampler(Sampler[list[int]]):
         buckets: The same as the data set's. Default: `Buckets.fit(sizes)`, which `buckets` then holds.
         remainder: What becomes of a bucket's last images if they are fewer than `batch_size`, and of batches that
             the ranks cannot share evenly.
-
             `"keep"`: a smaller batch. If the ranks cannot share the batches evenly, some of the largest are halved
             until they can, so each image comes exactly once an epoch, over all ranks.
             `"drop"`: they are left out of the epoch, `n % batch_size` images of each bucket of n; and so are as many
@@ -74,13 +74,12 @@ class BucketBatchSampler(Sampler[list[int]]):
         self.buckets = Buckets.fit(sizes) if buckets is None else buckets
         self._numbers = self.buckets.select(*upright_sizes(sizes))
         self._indices, self._paths = _indices_of(sizes), PackedStrings(sizes["path"])
-        self.sizes_crc32 = self._compute_crc32()
         self._epoch = self._n_given = self._first = 0
         len(self)  # refuses what cannot be shared out, now and not in the first epoch
 
     def __repr__(self) -> str:
-        n_buckets, n_images = len(np.unique(self._numbers)), len(self._numbers)
-        return f"BucketBatchSampler({n_images} images in {n_buckets} buckets, {len(self)} batches for each rank)"
+        content = f"{len(self._numbers)} images in {len(np.unique(self._numbers))} buckets"
+        return f"BucketBatchSampler({content}, {len(self)} batches for each rank)"
 
     def __len__(self) -> int:
         """Batches of an epoch for each rank."""
@@ -97,11 +96,8 @@ class BucketBatchSampler(Sampler[list[int]]):
                 f'remainder="drop" leaves {n_batches} full batches of {self.batch_size} for {world_size} ranks: use '
                 'fewer buckets (a larger step), a smaller batch_size, or remainder="fill"'
             )
-        if self.remainder == "keep" and n_each * world_size > len(self._indices):
-            raise ValueError(
-                f'remainder="keep" cannot give {world_size} ranks equally many batches: {len(self._indices)} images '
-                f'make {n_batches} batches, and too few can be halved. Use remainder="drop" or "fill"'
-            )
+        if self.remainder == "keep":
+            check_halving(len(self._indices), n_batches, world_size)
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch, which changes the order. Call it before each, on every rank; `make_loader`'s loaders do."""
@@ -135,6 +131,9 @@ class BucketBatchSampler(Sampler[list[int]]):
 
         Args:
             before: (batches that each rank had, number of ranks), for each number of ranks that the epoch has seen.
+
+        Raises:
+            ValueError: with `"keep"`, fewer images are left than the ranks need for one batch each.
         """
         return (self._indices[batch].tolist() for batch in self._batches(self._epoch, before))
 
@@ -142,14 +141,12 @@ class BucketBatchSampler(Sampler[list[int]]):
         """Rows of each batch of this rank."""
         (rank, world_size), n_rows = self._find_place(), len(self._numbers)
         order = permutation(n_rows, self.seed, epoch).numpy() if self.shuffle else np.arange(n_rows)
-        order = order[np.argsort(self._numbers[order], kind="stable")]
-        groups = np.split(order, np.cumsum(np.bincount(self._numbers))[:-1])
-        batches = [batch for group in groups for batch in _cut(group, self.batch_size, self.remainder)]
+        batches = cut_batches(self._numbers, order, self.batch_size, self.remainder)
         if self.shuffle:
             batches = [batches[place] for place in permutation(len(batches), self.seed, epoch, _OF_BATCHES).tolist()]
         for n_batches, n_ranks in before:
-            batches = _even_out(batches, n_ranks, self.remainder)[n_batches * n_ranks :]
-        return _even_out(batches, world_size, self.remainder)[rank::world_size]
+            batches = even_out(batches, n_ranks, self.remainder)[n_batches * n_ranks :]
+        return even_out(batches, world_size, self.remainder)[rank::world_size]
 
     def state_dict(self) -> dict[str, Any]:
         """Where this epoch is: plain numbers and texts, the same on every rank.
@@ -182,11 +179,12 @@ class BucketBatchSampler(Sampler[list[int]]):
             "seed": self.seed, "world_size": self._find_place()[1], "sizes_crc32": self.sizes_crc32,
         }  # fmt: skip
 
-    def _compute_crc32(self) -> int:
-        crc = 0
-        for array in (self._indices, self._numbers, np.array(self.buckets.shapes), *self._paths.arrays()):
-            crc = zlib.crc32(array.astype("<i8").tobytes(), crc)
-        return crc
+    @cached_property
+    def sizes_crc32(self) -> int:
+        """Of the images' numbers, buckets and paths."""
+        names, offsets = self._paths.arrays()
+        numbers = np.concatenate([self._indices, self._numbers, np.ravel(self.buckets.shapes), offsets])
+        return zlib.crc32(names.tobytes(), zlib.crc32(numbers.astype("<i8").tobytes()))
 
     def _find_place(self) -> tuple[int, int]:
         """(rank, world_size)."""
@@ -197,10 +195,7 @@ class BucketBatchSampler(Sampler[list[int]]):
         return pytorch_worker_info()[:2]
 
     def check_dataset(self, dataset: Any) -> None:
-        """Raise ValueError, which names the first, where the data set's keys are not the paths of these rows.
-
-        A data set without `keys` is only asked whether it is long enough.
-        """
+        """Raise ValueError where keys of the data set, if it has any, are not the paths of these rows."""
         remedy = 'sizes = sizes.set_index("path").loc[list(dataset.keys)].reset_index() puts the rows in their order'
         if (last := int(self._indices.max())) >= len(dataset):
             raise ValueError(f"sizes has a row {last}, and the data set only {len(dataset)} images: {remedy}")
@@ -237,32 +232,6 @@ def _indices_of(sizes: "pd.DataFrame") -> np.ndarray:
             f"collect_sizes; got {labels[:3].tolist()}, ...: sizes.reset_index(drop=True) numbers them from 0"
         )
     return labels.astype(np.int64)
-
-
-def _cut(group: np.ndarray, batch_size: int, remainder: str) -> list[np.ndarray]:
-    """Batches of one bucket's rows."""
-    if remainder == "drop":
-        group = group[: len(group) // batch_size * batch_size]
-    elif remainder == "fill":
-        group = np.resize(group, -(-len(group) // batch_size) * batch_size)  # NumPy repeats them from the first on
-    return [group[at : at + batch_size] for at in range(0, len(group), batch_size)]
-
-
-def _even_out(batches: list[np.ndarray], world_size: int, remainder: str) -> list[np.ndarray]:
-    """A multiple of `world_size` batches."""
-    n_missing = -len(batches) % world_size
-    if remainder == "drop":
-        return batches[: len(batches) // world_size * world_size]
-    if remainder == "fill":
-        return batches + list(islice(cycle(batches), n_missing))
-    lengths = np.array([len(batch) for batch in batches])
-    for _ in range(n_missing):
-        place = int(lengths.argmax())
-        whole, half = batches[place], -(-int(lengths[place]) // 2)
-        batches[place : place + 1] = [whole[:half], whole[half:]]
-        lengths = np.insert(lengths, place + 1, lengths[place] - half)
-        lengths[place] = half
-    return batches
 
 
 def _keys_of(dataset: Any) -> Sequence[str] | None:

@@ -14,6 +14,7 @@ from torch.utils.data.distributed import DistributedSampler
 from labkit import (
     BatchLoader,
     BucketBatchSampler,
+    Buckets,
     CUDAPrefetcher,
     FolderStore,
     ImageDataset,
@@ -267,29 +268,77 @@ class TestCUDAPrefetcher:
         assert not hasattr(CUDAPrefetcher([torch.zeros(1)], "cpu"), "state_dict")
 
 
+def bucket_loader(world_size: int, rank: int, **options):
+    sides = [(40 + 40 * (number % 3), 80) for number in range(60)]
+    sizes = pd.DataFrame([(str(number), *side) for number, side in enumerate(sides)], columns=COLUMNS)
+    sampler = BucketBatchSampler(sizes, **{"batch_size": 4, "seed": 3} | options, rank=rank, world_size=world_size)
+    return make_loader(Numbers(60), LoaderConfig(num_workers=0), batch_sampler=sampler)
+
+
 class TestBuckets:
-    @settings(max_examples=40, deadline=None)
+    @pytest.mark.parametrize("n_taken", [0, 1, 14, 15])
+    @pytest.mark.parametrize("again", [0, 2])
+    def test_the_rest_is_the_same_for_any_number_of_workers(self, n_taken, again):
+        def make(num_workers):
+            config = LoaderConfig(num_workers=num_workers, oversubscribe=True)
+            return make_loader(Numbers(60), config, batch_sampler=bucket_loader(1, 0)._requests.batches)
+
+        resumes(lambda: make(2), lambda: make(again), n_taken)
+
+    @settings(max_examples=30, deadline=None)
     @given(
-        strategies.lists(strategies.tuples(strategies.integers(1, 4), strategies.integers(0, 3)), max_size=3),
-        strategies.integers(1, 4),
+        strategies.lists(strategies.tuples(strategies.integers(1, 5), strategies.integers(0, 6)), max_size=3),
+        strategies.integers(1, 5),
+        strategies.sampled_from(["keep", "drop", "fill"]),
+        strategies.integers(2, 7),
     )
-    def test_each_image_comes_once_however_the_ranks_change(self, begun, last_world_size):
-        sides = [(40 + 40 * (number % 3), 80) for number in range(60)]
-        sizes = pd.DataFrame([(str(number), *side) for number, side in enumerate(sides)], columns=COLUMNS)
+    def test_each_image_comes_once_however_the_ranks_change(self, begun, last_world_size, remainder, batch_size):
         state, came = None, []
         for world_size, n_batches in [*begun, (last_world_size, None)]:
+            ranks = []
             for rank in range(world_size):
-                sampler = BucketBatchSampler(sizes, 4, rank=rank, world_size=world_size, seed=3)
-                loader = make_loader(Numbers(60), LoaderConfig(num_workers=0), batch_sampler=sampler)
+                loader = bucket_loader(world_size, rank, remainder=remainder, batch_size=batch_size)
                 if state:
                     loader.load_state_dict(state)
-                batches = [numbers.tolist() for numbers, _ in itertools.islice(iter(loader), n_batches)]
+                try:
+                    batches = [numbers.tolist() for numbers, _ in itertools.islice(iter(loader), n_batches)]
+                except ValueError as refused:
+                    if remainder == "keep" and "cannot give" in str(refused) and 60 - len(came) < world_size:
+                        return
+                    raise
                 assert all(len({number % 3 for number in batch}) == 1 for batch in batches)
-                came += [number for batch in batches for number in batch]
+                ranks.append(batches)
+            assert len({len(batches) for batches in ranks}) == 1
+            came += itertools.chain(*itertools.chain(*ranks))
             state = json.loads(json.dumps(loader.state_dict()))
             if state["epoch"] != 0:  # it is over
                 break
-        assert sorted(came) == list(range(60))
+        if remainder == "keep":
+            assert sorted(came) == list(range(60))
+        else:
+            assert len(set(came)) == (len(came) if remainder == "drop" else 60)
+
+    def test_too_few_images_for_the_new_ranks(self):
+        first = bucket_loader(1, 0)
+        list(itertools.islice(first, 14))
+        resumed = bucket_loader(5, 0)
+        resumed.load_state_dict(first.state_dict())
+        with pytest.raises(ValueError, match="cannot give 5 ranks equally many batches: 4 images make 1 batches"):
+            next(iter(resumed))
+
+    @pytest.mark.parametrize(
+        ("change", "said"),
+        [
+            ({"batch_size": 5}, "batch_size=4, this loader has 5"),
+            ({"seed": 1}, "seed=3"),
+            ({"remainder": "fill"}, "remainder=keep"),
+            ({"shuffle": False}, "shuffle=True"),
+            ({"buckets": Buckets(((40, 80), (120, 80)))}, "sizes_crc32="),
+        ],
+    )
+    def test_of_other_batches(self, change, said):
+        with pytest.raises(ValueError, match=said):
+            bucket_loader(1, 0, **change).load_state_dict(bucket_loader(1, 0).state_dict())
 
     def test_other_sizes_are_refused(self):
         loaders = []

@@ -132,12 +132,13 @@ def _verdict_on_a_claim(outcomes):
 
 
 WHOLE_NUMBERS = {
-    "00.2": 128, "03.1": 10, "05.1": 250, "08.2": 1000, "09.2": 20, "11.1": 4, "12.2": 6,
+    "00.2": 128, "03.1": 10, "05.1": 250, "08.2": 1000, "09.2": 20, "11.1": 4, "12.2": 6, "15.3": 2,
 }  # fmt: skip
 NUMBERS = {
     "00.1": 640, "01.1": 1.4286, "01.2": 2.5, "03.2": 4, "04.1": 28.9, "06.2": 0.75, "07.1": 75, "07.2": 40,
     "07.3": 4 / 3, "08.1": 0.667, "09.1": 14.4, "09.3": 4 / 3.9, "10.1": 1692, "10.4": 10.07, "10b.1": 320,
-    "11.2": 2.68, "11b.1": 335.5, "11b.3": 83_333, "13.1": 6.4, "13.2": 1.19, "12.1": 2.5, "12.3": 0.8, "14.1": 1.18,
+    "11.2": 2.68, "11b.1": 335.5,
+    "15.1": 3000, "15.2": 3.16, "11b.3": 83_333, "13.1": 6.4, "13.2": 1.19, "12.1": 2.5, "12.3": 0.8, "14.1": 1.18,
 }  # fmt: skip
 ANSWERS = {
     **{name: ([number], [number - 1, number + 1, "many"]) for name, number in WHOLE_NUMBERS.items()},
@@ -246,6 +247,18 @@ ANSWERS = {
             lambda outcomes: "holds" if "holds" in outcomes else _verdict_on_a_claim(outcomes),
             lambda outcomes: "does not hold" if "does not hold" in outcomes else _verdict_on_a_claim(outcomes),
             len,
+        ],
+    ),
+    "15.4": (
+        [
+            lk.plan(900, cores_per_node=8, cpu_ms_per_image=(0.8, 1.1)),
+            lk.plan(900, vcpus_per_node=8, cpu_ms_per_image=1),
+        ],
+        [
+            lk.plan(gpu="h100", cores_per_node=8, cpu_ms_per_image=1),
+            lk.plan(900, gpu="h100", cpu_ms_per_image=1),
+            lk.plan(900, cores_per_node=8, cpu_ms_per_image=lk.Estimate(1, kind="published")),
+            900,
         ],
     ),
 }

@@ -4,7 +4,7 @@ import json
 import sys
 import warnings
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -174,7 +174,7 @@ class ShardDataset(IterableDataset):
         stretches = self._count(self._stretches(place, epoch))
         numbers = range(sum(stretch.stop - stretch.first for stretch in stretches))
         order = shuffled(numbers, self.shuffle, self.shuffle_initial, seed) if self.shuffle else iter(numbers)
-        return resume(order, n_read, lambda first: self._read(cut(stretches, first)))
+        return resume(order, n_read, lambda first: self._read(list(cut(stretches, first))))
 
     def _stretches(self, place: Place, epoch: int) -> list[Stretch]:
         """What this process reads in an epoch. Without `samples_per_rank`, shards to their end, wherever that is."""
@@ -191,8 +191,7 @@ class ShardDataset(IterableDataset):
         counts = count_samples(replace(self.shards, urls=[stretch.url for stretch in stretches]))
         return [stretch._replace(stop=counts[stretch.url]) for stretch in stretches]
 
-    def _read(self, stretches: Iterable[Stretch]) -> Iterator[dict[str, Any]]:
-        stretches = list(stretches)
+    def _read(self, stretches: Sequence[Stretch]) -> Iterator[dict[str, Any]]:
         files = self.shards.open_in_turn(stretch.url for stretch in stretches)
         for (url, first, stop), (_, file) in zip(stretches, files, strict=True):
             n_samples = 0

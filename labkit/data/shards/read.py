@@ -29,29 +29,27 @@ def read_shards(
 ) -> ShardDataset:
     """Images and labels of WebDataset shards, as a data set for torch's `DataLoader`.
 
-    `state_dict()` and `load_state_dict()` resume in mid-epoch, alone or in torchdata's `StatefulDataLoader`.
-    Ranks (of `torchrun`'s environment, or `torch.distributed`) share the shards, and so do the workers of each rank:
-    every sample comes exactly once per epoch. Ranks may have unequal numbers of samples; for DistributedDataParallel,
-    use torch's `Join`, stop every rank after the batches of the shortest, or set `samples_per_rank`.
+    Ranks (`torchrun`'s, or `torch.distributed`'s) and their workers share the shards: every sample comes exactly once
+    per epoch. Ranks may have unequally many, and with DistributedDataParallel one would wait for another for ever: set
+    `samples_per_rank`, or wrap the loop in `torch.distributed.algorithms.join.Join`.
 
     Args:
-        urls: A folder that `write_shards` filled, or its URL; or one shard, braces for several
-            (`http://host/shard-{000000..000015}.tar`), or a list. Paths, `http(s)://`, `s3://`, others by fsspec.
+        urls: A folder that `write_shards` filled, or its URL; or one shard, or a list; braces stand for several
+            (`http://host/shard-{000000..000015}.tar`). Paths, `http(s)://`, `s3://`, others by fsspec.
         decoder: One of `labkit.DECODERS`.
-        transform: Called with the uint8 (3, H, W) tensor. Generators but torch's need a `worker_init_fn` to differ.
-        shuffle: 0 keeps the order. Above, epochs draw orders of shards, and workers mix so many samples in a buffer.
-        shuffle_initial: Samples in that buffer before it gives its first: as many as `shuffle` for the best mixing.
+        transform: Called with the uint8 (3, H, W) tensor. Generators other than torch's need a `worker_init_fn`.
+        shuffle: Above 0, each epoch has an order of shards of its own, and a buffer of so many samples mixes them.
+        shuffle_initial: Samples in that buffer before it gives its first. The default is WebDataset's.
         seed: The same (seed, epoch) gives the same order, for the same number of ranks and workers.
-        samples_per_rank: Samples of each rank per epoch; each (`set_epoch`) goes on where the one before it ended,
-            pass after pass. Without a manifest, the shards are read once to count their samples.
-        on_error: For an image that cannot be decoded: `"raise"`, or `"skip"`, as in `ImageDataset`.
+        samples_per_rank: Of each epoch, which goes on where the one before it ended, pass after pass (`set_epoch`).
+            Without a manifest, the shards are read once to count their samples.
+        on_error: `"raise"` or `"skip"`, as in `ImageDataset`.
         verify: Compare each shard's SHA-256 with the manifest's, when its end is reached.
         storage_options: Passed to fsspec, for object storage; its configuration and the environment fill in.
         reads_in_flight: Requests at a time per process, each for 4 MiB, of which `reads_in_flight + 1` are in memory.
         cache: Keeps remote shards in a local folder.
 
-    Returns:
-        A `ShardDataset` of `(image, label)`: image uint8 (3, H, W) RGB, label an int.
+    Returns: A `ShardDataset` of `(image, label)`: image uint8 (3, H, W) RGB, label an int. It can resume in mid-epoch.
 
     Raises:
         FileNotFoundError: no such shard or folder, or `write_shards` has not finished it.

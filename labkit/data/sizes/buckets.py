@@ -1,6 +1,7 @@
 """Buckets by aspect ratio, as in kohya-ss/sd-scripts: images of one bucket are resized and cropped to one shape."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -152,8 +153,7 @@ class Buckets:
         from labkit.data.decoders import MAX_PIXELS
 
         old_height, old_width = image.shape[-2:]
-        width, height = self.shapes[int(self.select([old_width], [old_height])[0])]
-        new_width, new_height = self.resized([old_width], [old_height])[0].tolist()
+        (width, height), (new_width, new_height) = _place(self, old_width, old_height)
         if new_width * new_height > MAX_PIXELS:
             raise ValueError(
                 f"an image of {old_width} x {old_height} would be enlarged to {new_width} x {new_height} for a bucket "
@@ -201,6 +201,13 @@ def upright_sizes(sizes: "pd.DataFrame") -> tuple[np.ndarray, np.ndarray]:
         is_swapped = sizes["exif_orientation"].fillna(1).to_numpy(np.int64) >= _FIRST_SWAPPED
         widths, heights = np.where(is_swapped, heights, widths), np.where(is_swapped, widths, heights)
     return widths, heights
+
+
+@lru_cache(maxsize=4096)  # images share sizes, and NumPy is slow on arrays of one
+def _place(buckets: Buckets, width: int, height: int) -> tuple[Size, Size]:
+    """Of an image, the shape of its bucket, and the size to which it is resized."""
+    new_width, new_height = buckets.resized([width], [height])[0].tolist()
+    return buckets.shapes[int(buckets.select([width], [height])[0])], (new_width, new_height)
 
 
 def _as_sides(widths: Any, heights: Any) -> tuple[np.ndarray, np.ndarray]:

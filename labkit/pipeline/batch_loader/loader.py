@@ -1,7 +1,6 @@
 """BatchLoader: threads write crops straight into batches, without worker processes or copies between them."""
 
 import copy
-import weakref
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
@@ -25,6 +24,7 @@ from labkit.core import (
 from labkit.data import DecodeError, SkipLog, Skipped, labels_of
 from labkit.data.pixels import PixelStore
 from labkit.data.stores import Store
+from labkit.pipeline.batch_loader.buffers import BatchBuffers
 from labkit.pipeline.batch_loader.fillers import Draw, EncodedFiller, PixelFiller
 from labkit.pipeline.batch_loader.output import CropWriter, PixelFormat
 from labkit.pipeline.batch_loader.processes import ProcessPool
@@ -144,7 +144,7 @@ class BatchLoader(Resumable):
         pinned = torch.cuda.is_available() and pin_memory is not False
         # Kept for all epochs, since OpenCV keeps about 1 KB for each thread that ended.
         self._pool = _thread_pool(self.num_threads)
-        self._buffers = _BatchBuffers(
+        self._buffers = BatchBuffers(
             self._pixels.shape(batch_size), self._pixels.array_dtype, prefetch_factor + 2, pinned
         )
         self._processes = self._start_processes(num_processes, prefetch_factor, pinned) if num_processes else None
@@ -154,7 +154,7 @@ class BatchLoader(Resumable):
         sent = copy.copy(self)
         sent.num_threads = -(-self.num_threads // num_processes)
         sent._pool = _thread_pool(sent.num_threads)
-        sent._buffers = _BatchBuffers(self._pixels.shape(self.batch_size), self._pixels.array_dtype, 0, False)
+        sent._buffers = BatchBuffers(self._pixels.shape(self.batch_size), self._pixels.array_dtype, 0, False)
         del sent.batch_sampler  # indices are drawn here, and a sampler may hold much
         self.batches_in_flight, self.num_workers = num_processes * prefetch_factor, num_processes
         sent._reader = self._reader and self._reader.share(num_processes)
@@ -261,36 +261,6 @@ class BatchLoader(Resumable):
 
 def _thread_pool(num_threads: int) -> PerProcess:
     return PerProcess(partial(ThreadPoolExecutor, num_threads, "labkit-batches", use_one_torch_thread))
-
-
-class _BatchBuffers:
-    """Hand out memory for batches of images.
-
-    New memory costs a page fault every 4 KB, for raw pixels as much as reading them. So the memory of a batch is
-    reused once its tensor, and everything that shares it, is gone; a batch that is kept is never overwritten. Pinned
-    memory comes from torch, which waits for unfinished copies before it hands memory out again.
-
-    Args:
-        shape: Of a batch, in the order of its memory.
-        dtype: NumPy's.
-        n_kept: Number of free buffers to keep.
-        pin_memory: Use page-locked memory, so that copies to the GPU overlap with compute.
-    """
-
-    def __init__(self, shape: tuple[int, ...], dtype: type, n_kept: int, pin_memory: bool):
-        self._shape, self._dtype, self._pin_memory = shape, dtype, pin_memory
-        self._free: deque[np.ndarray] = deque(maxlen=n_kept)
-
-    def take(self) -> tuple[np.ndarray, Tensor]:
-        """An array to fill, and a tensor over the same memory."""
-        if self._pin_memory:
-            dtype = torch.from_numpy(np.empty(0, self._dtype)).dtype
-            pinned = torch.empty(self._shape, dtype=dtype, pin_memory=True)
-            return pinned.numpy(), pinned
-        memory = self._free.pop() if self._free else np.empty(self._shape, self._dtype)
-        lent = memory.view()  # torch keeps this object alive as long as any tensor over it
-        weakref.finalize(lent, self._free.append, memory).atexit = False
-        return lent, torch.from_numpy(lent)
 
 
 class _Batch(NamedTuple):

@@ -1,4 +1,4 @@
-"""The checks of the exercises in notebooks 12 to 14: finding the stall, other loaders, claims."""
+"""The checks of the exercises in notebooks 12 to 15: finding the stall, other loaders, claims, at scale."""
 
 from itertools import combinations_with_replacement, product
 from typing import Any
@@ -18,6 +18,7 @@ from labkit.teach.claims import (
     together,
 )
 from labkit.teach.exercises import exercise, expect, expect_frame, frame_exercise, number_exercise
+from labkit.tuning.plan import Plan
 
 number_exercise("12.1", "A number: the rate with free data over the rate now.", 200 / 80)
 number_exercise("12.2", "A whole number of workers.", 240 / 40, tolerance=0)
@@ -25,6 +26,9 @@ number_exercise("12.3", "A number, in seconds.", 16 * 2 / 40)
 number_exercise("13.1", "A number of cores.", 0.8 / 1000 * 8000)
 number_exercise("13.2", "A number: rate after, over rate now.", 3100 / 2600)
 number_exercise("14.1", "A number: how many times as fast.", 4.6 / 3.9)
+number_exercise("15.1", "A number of requests.", 8 * 2500 * 0.150)
+number_exercise("15.2", "A number of cores.", 1800 * 1.2e-3 + 1)
+number_exercise("15.3", "A whole number of processes.", 2, tolerance=0)
 frame_exercise("14.4", "A frame from lk.compare that settles a claim which you have read somewhere.", rounds=5)
 
 
@@ -90,3 +94,17 @@ def check_claim_verdict(answer: Any) -> None:
         for outcomes in combinations_with_replacement((HOLDS, LARGER, FAILS, OPEN, NEEDS_GPU, MISSING), size):
             expected, found = together(outcomes), answer(list(outcomes))
             expect(found == expected, f"the outcomes {list(outcomes)} should give {expected!r}; it gave {found!r}")
+
+
+@exercise("15.4")
+def check_own_plan(answer: Any) -> None:
+    """An lk.Plan of your own cluster."""
+    expect(isinstance(answer, Plan), f"it is a {type(answer).__name__}; lk.plan gives a Plan")
+    kinds = {name: each.kind for name, each in answer.setup.inputs.items()}
+    for name, remedy in (
+        ("images_per_s_per_gpu", "pass lk.plan your own images/s, or an lk.diagnose of your loader and step"),
+        ("cpu_ms_per_image", "pass costs=lk.loader_costs(FOLDER) of your photos"),
+        ("cores_per_node", "pass the cores_per_node of your machines"),
+    ):
+        is_own = kinds[name] in ("measured here", "entered")
+        expect(is_own, f"its {name} is {kinds[name]}: {remedy}")

@@ -87,7 +87,7 @@ def _more_processes(setup: Setup) -> Cure:
 
 
 def _more_requests(setup: Setup) -> Cure:
-    wanted = math.ceil(_enough(setup, "in_flight_needed_per_gpu"))
+    wanted = max(2, math.ceil(_enough(setup, "in_flight_needed_per_gpu")))
     inputs = {"requests_in_flight_per_gpu": _planned(wanted)}
     action = f"Keep {wanted:,} requests in flight a GPU: read ahead in threads or asynchronously, apart from decoding"
     n_ahead = math.ceil(wanted / setup.inputs["batch_size"].value) + 1

@@ -103,9 +103,12 @@ class TestBatchSampler:
     @pytest.mark.parametrize("num_workers", [0, 1, 2])
     def test_each_sample_once_an_epoch_and_the_same_for_any_number_of_workers(self, num_workers):
         loader, expected = bucketed(num_workers), bucketed(0)
-        for _ in range(2):
+        sampler = bucketed(0)._requests.batches
+        for epoch in range(2):
             batches = contents(loader)
             assert batches == contents(expected)
+            sampler.set_epoch(epoch)
+            assert [indices for _, indices, _ in batches] == list(sampler)
             assert sorted(index for _, indices, _ in batches for index in indices) == list(range(50))
             assert len({shape for shape, _, _ in batches}) > 3
         assert len(loader) == len(batches)
