@@ -11,9 +11,11 @@ from tempfile import gettempdir
 from typing import TYPE_CHECKING, Any
 
 import nbformat
+import numpy as np
 import pandas as pd
 from nbformat.v4 import new_output
 from PIL import Image, ImageChops, ImageStat
+from scipy.spatial import cKDTree
 
 from labkit.core import (
     IS_CLONE,
@@ -36,6 +38,7 @@ MAX_TRIES = 3  # of a notebook that was disturbed
 
 # As Python prints it: the cell's place, the warning, and the line of code.
 _MAX_MEAN_DIFFERENCE = 0.5  # of 255, in any channel
+_MIN_AREA = 16  # squares of 2 x 2 equal pixels: letters and edges have few of a color
 _INSTABILITY = re.compile(r"^\S.*: InstabilityWarning: (.+)\n(?:  .*\n?)?", re.MULTILINE)
 
 
@@ -161,14 +164,41 @@ def _ladder_files(frame: Path, folder: Path) -> dict[Path, bytes]:
 
 
 def _reduce_colors(png: str) -> str:
-    """A plot's base64 PNG in 64 colors, or in 256 if 64 change it visibly: a quarter of the bytes, or less."""
+    """A plot's base64 PNG in 64 colors, or in 256 if 64 change it visibly: a quarter of the bytes, or less.
+
+    Colors of areas are kept as they are, also of small ones, as in a legend: two kinds must not look the same.
+    """
     plot = Image.open(io.BytesIO(base64.b64decode(png))).convert("RGB")
+    colors, numbers = np.unique(np.asarray(plot).reshape(-1, 3), axis=0, return_inverse=True)
+    numbers = numbers.reshape(plot.height, plot.width)
     for n_colors in (64, 256):
-        reduced = plot.quantize(n_colors, dither=Image.Dither.NONE)
+        palette = _choose_palette(colors, numbers, n_colors)
+        nearest = cKDTree(palette).query(colors)[1]  # Pillow's own search takes a color near the nearest one
+        reduced = Image.fromarray(nearest.astype(np.uint8)[numbers])
+        reduced.putpalette(palette.ravel().tolist())
         difference = ImageStat.Stat(ImageChops.difference(plot, reduced.convert("RGB"))).mean
         if max(difference) < _MAX_MEAN_DIFFERENCE:
             break
     return base64.b64encode(encode_image(reduced, "PNG", optimize=True)).decode()
+
+
+def _choose_palette(colors: np.ndarray, numbers: np.ndarray, n_colors: int) -> np.ndarray:
+    """At most so many colors: half of them those of areas, the largest first; the rest stands for all others.
+
+    Args:
+        colors: (N, 3), uint8.
+        numbers: (height, width): which of them a pixel has.
+    """
+    corner = numbers[1:, 1:]
+    is_flat = (corner == numbers[:-1, 1:]) & (corner == numbers[1:, :-1]) & (corner == numbers[:-1, :-1])
+    n_flat = np.bincount(corner[is_flat], minlength=len(colors))
+    largest = np.argsort(-n_flat, kind="stable")[: n_colors // 2]
+    kept = largest[n_flat[largest] >= _MIN_AREA]
+    others = colors[numbers[~np.isin(numbers, kept)]]
+    if not len(others):
+        return colors[kept]
+    standing_for = np.asarray(Image.fromarray(others[None]).quantize(n_colors - len(kept)).convert("RGB"))
+    return np.concatenate([colors[kept], np.unique(standing_for[0], axis=0)])
 
 
 def _stderr(cell: "NotebookNode") -> str:

@@ -29,6 +29,7 @@ _SENTENCE_ROWS = 0.7
 
 _HATCHES = ("", "//", "..", "xx", "--", "\\\\", "++", "oo", "||", "**")  # so that a plot can be read without its colors
 
+_ENDLESS = 1e100  # an infinite end could not be drawn as a line that leaves the picture
 _LOG_REACH = 10  # how far an interval is drawn beyond the outermost estimates, as a ratio
 _LABEL_WIDTH = 48  # characters in a line
 _CHARACTERS_PER_IN = 16  # of small text
@@ -76,8 +77,9 @@ def plot_speedup(
     """Speed-up of each variant over the baseline: the ratio of every round as a dot, its mean with a 95 % interval.
 
     The sentence of `conclude` stands below. An open square means that the verdict is inconclusive, a diamond that there
-    is none: the legend says so. Guesses made with `labkit.predict` are drawn as triangles and compared with the
-    measurement: `labkit.score` tells how good they were.
+    is none: the legend says so. Where an interval is much wider than the rounds are apart, as that of two rounds can
+    be, the rounds set the axis, and an arrow says that the interval goes on. Guesses made with `labkit.predict` are
+    drawn as triangles and compared with the measurement: `labkit.score` tells how good they were.
 
     Args:
         data: Runs, as `compare` gives them.
@@ -89,15 +91,18 @@ def plot_speedup(
     base = summary.index[summary["verdict"] == "baseline"][0]
     others = summary.drop(index=base)
     ax = ax or _make_axes(len(others) + _SENTENCE_ROWS + _LEGEND_ROWS)
-    runs = measured_runs(data)
+    runs, marks = measured_runs(data), [1.0, *others["speedup"], *([] if ceiling is None else [ceiling])]
     for row, (label, estimate) in enumerate(others.iterrows()):
-        _draw_comparison(ax, row, runs, (label, base), estimate, **kwargs)
+        marks.extend(_draw_comparison(ax, row, runs, (label, base), estimate, **kwargs))
         if label in guesses:
-            _mark_guess(ax, row, guesses[label])
+            marks.extend(_mark_guess(ax, row, guesses[label]))
             keep_outcome(runs, label, estimate)
     _label_ratios(ax, [_title(label, runs) for label in others.index], f"speed-up over {_title(base, runs)} (x)")
     if ceiling is not None:
         _draw_line(ax, ceiling, f"ceiling {ceiling:.3g}x", side="left")
+    reach = max(max(marks) - min(marks), 0.05)
+    high = max(marks) + reach
+    _limit_axis(ax, others, max(min(marks) - reach, -0.03 * high), high)  # no ratio is below 0
     n_lines = _write_below(ax, conclude(data, baseline=base))
     _explain_marks(ax, n_lines)
     return ax
@@ -119,7 +124,7 @@ def plot_ladder(
 ) -> Axes:
     """The speed-ups measured so far, one rung per experiment: its fastest variant over its own baseline.
 
-    The axis is logarithmic. An interval that ends far from all estimates runs out of the picture.
+    The axis is logarithmic. An interval that ends far from all estimates runs out of the picture, with an arrow.
 
     Args:
         data: Runs of one or more experiments of one machine, concatenated.
@@ -143,12 +148,25 @@ def plot_ladder(
     return ax
 
 
+def _limit_axis(ax: Axes, estimates: pd.DataFrame, low: float, high: float) -> None:
+    """Cut the axis of speed-ups at two limits, if it goes beyond them, and draw an arrow where an interval is cut."""
+    shown = ax.get_xlim()
+    low, high = max(shown[0], low), min(shown[1], high)
+    ax.set_xlim(low, high)
+    arrow = {"arrowstyle": "-|>", "color": _ESTIMATE, "linewidth": 1.5, "shrinkA": 0, "shrinkB": 0}
+    style: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "arrowprops": arrow}
+    for row, (ci_low, ci_high) in enumerate(zip(estimates["ci_low"], estimates["ci_high"], strict=True)):
+        for is_cut, edge, inwards in ((ci_low < low, 0, 14), (ci_high > high, 1, -14)):
+            if is_cut:
+                ax.annotate("", (edge, row), (inwards, 0), **style)
+                ax.plot([], [], color=_ESTIMATE, marker=">", label="the interval goes on")
+
+
 def _use_log_ratios(ax: Axes, rungs: pd.DataFrame) -> None:
     """Make the axis of speed-ups logarithmic, wide enough for all estimates and for all but very long intervals."""
     ax.set(xscale="log")
-    low, high = ax.get_xlim()
     first, last = rungs["speedup"].min(), rungs["speedup"].max()
-    ax.set_xlim(max(low, min(first, 1) / _LOG_REACH), min(high, max(last, 1) * _LOG_REACH))
+    _limit_axis(ax, rungs, min(first, 1) / _LOG_REACH, max(last, 1) * _LOG_REACH)
     ax.xaxis.set_major_locator(_log_ticks(*ax.get_xlim()))
     ax.xaxis.set_major_formatter("{x:g}x")
     ax.xaxis.set_minor_formatter(NullFormatter())
@@ -304,8 +322,14 @@ def _title(label: str, runs: pd.DataFrame) -> str:
     return f"{label} (simulated)" if simulated_storage(runs, label) and "simulated" not in label else label
 
 
-def _draw_comparison(ax: Axes, row: int, runs: pd.DataFrame, pair: tuple, estimate: pd.Series, **kwargs: Any) -> None:
-    """Draw the ratio of each round of a variant and its baseline, and the estimate with its interval, as one row."""
+def _draw_comparison(
+    ax: Axes, row: int, runs: pd.DataFrame, pair: tuple, estimate: pd.Series, **kwargs: Any
+) -> pd.Series:
+    """Draw the ratio of each round of a variant and its baseline, and the estimate with its interval, as one row.
+
+    Returns:
+        The ratios.
+    """
     own, base = (runs[runs["variant"] == label] for label in pair)
     is_paired = are_interleaved(own, base)
     ratios = paired_ratios(own, base)["speedup"] if is_paired else own["images_per_s"] / base["images_per_s"].median()
@@ -313,8 +337,8 @@ def _draw_comparison(ax: Axes, row: int, runs: pd.DataFrame, pair: tuple, estima
     what = "one round" if is_paired else "one run, over the median of the baseline's"
     ax.scatter(ratios, row + np.asarray(jitter), s=16, color=_RUNS, zorder=2, label=what)
     speedup, low, high = estimate["speedup"], estimate["ci_low"], estimate["ci_high"]
-    has_interval = bool(np.isfinite([low, high]).all())
-    reach = [[max(0, speedup - low)], [max(0, high - speedup)]] if has_interval else None
+    has_interval = not np.isnan([low, high]).any()
+    reach = [[max(0, speedup - low)], [max(0, min(high, _ENDLESS) - speedup)]] if has_interval else None
     face = "white" if estimate["verdict"] == "inconclusive" else _ESTIMATE
     style = {"color": _ESTIMATE, "markerfacecolor": face, "markersize": 8, "capsize": 4}
     drawn = ax.errorbar(speedup, row, xerr=reach, fmt=_MARKERS[estimate["verdict"]], zorder=3, **{**style, **kwargs})
@@ -324,12 +348,16 @@ def _draw_comparison(ax: Axes, row: int, runs: pd.DataFrame, pair: tuple, estima
         bar.set_label("95 % interval, over the rounds of this session")
     text = f"{speedup:.2f}x" + (" ?" if estimate["verdict"] == "inconclusive" else "")
     ax.annotate(text, (1.01, row), xycoords=("axes fraction", "data"), va="center")
+    return ratios
 
 
-def _mark_guess(ax: Axes, row: int, guess: Prediction | None) -> None:
-    if guess:
-        style: dict[str, Any] = {"marker": "v", "s": 70, "color": _GUESS, "zorder": 4, "label": "your prediction"}
-        ax.scatter(guess.speedup, row - 0.28, **style)
+def _mark_guess(ax: Axes, row: int, guess: Prediction | None) -> list[float]:
+    """Draw a guess, if there is one, and return its speed-up."""
+    if not guess:
+        return []
+    style: dict[str, Any] = {"marker": "v", "s": 70, "color": _GUESS, "zorder": 4, "label": "your prediction"}
+    ax.scatter(guess.speedup, row - 0.28, **style)
+    return [guess.speedup]
 
 
 def _explain_marks(ax: Axes, lines_above: int = 0) -> None:

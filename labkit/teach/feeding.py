@@ -3,6 +3,7 @@
 import math
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from itertools import chain, repeat
 from typing import Any
 
 import pandas as pd
@@ -73,6 +74,11 @@ def simulate_feeding(way: str, feeding: Feeding, *, n_steps: int = _N_STEPS) -> 
 
     Taught in: notebooks/07_cuda_prefetch.ipynb
     """
+    return _simulate(way, feeding, n_steps, warmup_s=feeding.step_s)
+
+
+def _simulate(way: str, feeding: Feeding, n_steps: int, *, warmup_s: float) -> pd.DataFrame:
+    """Args: warmup_s: Time of each of the two steps before the first that is recorded; workers load beside them."""
     require_choice("way", way, WAYS)
     is_pinned, copy = WAYS[way]
     n_bytes = min(feeding.batch_bytes, 4096)  # stand for the whole batch, at rates to match
@@ -83,11 +89,18 @@ def simulate_feeding(way: str, feeding: Feeding, *, n_steps: int = _N_STEPS) -> 
     with simulated_cuda(device):
         batch = torch.zeros(n_bytes, dtype=torch.uint8)
         batch = batch.pin_memory() if is_pinned else batch
+        n_batches = n_steps + 3  # two warm up, and the prefetcher has the next one ahead in the last step, too
         loader = SimulatedLoader(
-            lambda number: batch, n_steps + 2, load_s=feeding.load_s, num_workers=feeding.num_workers, stamped=True
+            lambda number: batch, n_batches, load_s=feeding.load_s, num_workers=feeding.num_workers, stamped=True
         )
-        n_cycles = round(feeding.step_s * device.clock_hz)
-        return trace(loader, lambda batch: torch.cuda._sleep(n_cycles), n_batches=n_steps, device="cuda", copy=copy)
+        seconds = chain([warmup_s] * 2, repeat(feeding.step_s))
+        return trace(
+            loader,
+            lambda batch: torch.cuda._sleep(round(next(seconds) * device.clock_hz)),
+            n_batches=n_steps,
+            device="cuda",
+            copy=copy,
+        )
 
 
 def step_seconds(spans: pd.DataFrame) -> float:
@@ -98,9 +111,18 @@ def step_seconds(spans: pd.DataFrame) -> float:
 
 
 def feeding_times(feeding: Feeding, n_steps: int = _N_STEPS) -> pd.DataFrame:
-    """Each way's `ms_per_step`, and how many times as long as the longest part it is."""
+    """Each way's `ms_per_step`, and how many times as long as the longest part it is.
+
+    Args:
+        feeding: The loop.
+        n_steps: To simulate, of which the later half counts; rounded up, so that this half is whole rounds of the
+            workers. Workers that are slower than the step finish together, so batches come in groups.
+    """
+    workers = max(1, feeding.num_workers)
+    n_steps = 2 * workers * math.ceil(n_steps / (2 * workers))
     longest_s = max(feeding.parts_s.values())
-    seconds = {way: step_seconds(simulate_feeding(way, feeding, n_steps=n_steps)) for way in WAYS}
+    # Batches that workers load beside long steps to warm up would be a lead that lasts into the half that counts.
+    seconds = {way: step_seconds(_simulate(way, feeding, n_steps, warmup_s=0.0)) for way in WAYS}
     frame = pd.DataFrame({"ms_per_step": {way: 1e3 * s for way, s in seconds.items()}})
     return frame.rename_axis("way").assign(over_longest=frame["ms_per_step"] / (1e3 * longest_s), simulated=True)
 
@@ -115,12 +137,15 @@ def plot_feeding(data: Feeding, *, ax: Axes | None = None, **kwargs: Any) -> Axe
     times = feeding_times(data)
     ax = ax or Figure(figsize=(7.5, 3), layout="constrained").add_subplot()
     ax.barh(range(len(times)), times["ms_per_step"], **{"height": 0.6, "color": "mediumpurple", **kwargs})
+    labels = {part: f"{part} alone" for part in data.parts_s}
+    if data.num_workers > 1:
+        labels["load"] += f", by {data.num_workers} workers"
     for (part, seconds), style in zip(data.parts_s.items(), (":", "--", "-"), strict=True):
-        ax.axvline(1e3 * seconds, linestyle=style, color=sns.color_palette("colorblind")[3], label=f"{part} alone")
+        ax.axvline(1e3 * seconds, linestyle=style, color=sns.color_palette("colorblind")[3], label=labels[part])
     for row, value in enumerate(times["ms_per_step"]):
         ax.annotate(f"{value:.2f}", (value, row), (4, 0), textcoords="offset points", va="center")
     ax.set_yticks(range(len(times)), times.index)
-    ax.set(xlabel="milliseconds per step", ylim=(len(times) - 0.4, -0.6), xlim=(0, 1.15 * times["ms_per_step"].max()))
+    ax.set(xlabel="milliseconds per step", ylim=(len(times) - 0.4, -0.6), xlim=(0, 1.2 * times["ms_per_step"].max()))
     ax.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
     mark_simulated(ax)
     return ax

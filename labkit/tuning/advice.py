@@ -63,7 +63,7 @@ class Recommendation:
     action: What to do, in a sentence.
     why: The measurement that supports it.
     speedup: How much faster training should be after it, at most.
-    notebook: Where it is taught.
+    notebook: Where it is taught; empty if there is nothing to change.
     speedup_low: How much at least, where that can be said; 1.0: it depends on what replaces what.
     settings: Arguments of `torch.utils.data.DataLoader` that do it; empty if they cannot.
     """
@@ -77,7 +77,7 @@ class Recommendation:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        return f"{self.action} ({self.why}).{self._gain} Notebook {self.notebook}."
+        return f"{self.action} ({self.why}).{self._gain}" + (f" Notebook {self.notebook}." if self.notebook else "")
 
     @property
     def _gain(self) -> str:
@@ -110,7 +110,10 @@ _AUGMENT_ON_DEVICE = "Do less for each sample on the CPU: crop and augment whole
 def _advise_nothing(costs: Costs) -> Recommendation:
     share = max(0.0, 1 - costs.step / costs.together)
     why = f"without waiting for data it would take {1 - share:.0%} of the time"
-    return Recommendation("none", "Leave the loader as it is: it is not the bottleneck", why, 1.0, "07_cuda_prefetch")
+    start = costs.lost["start"]
+    if start >= LITTLE:  # of an epoch so short that nothing is advised against it
+        why += f"; {start:.0%} is the start of an epoch, which weighs less in a longer one"
+    return Recommendation("none", "Leave the loader as it is: it is not the bottleneck", why, 1.0, notebook="")
 
 
 # What the time goes into, then the rung, its usual action and the notebook, by cause.

@@ -100,6 +100,6 @@ def _describe_ceiling(found: Diagnosis) -> str:
     words = f"Were data free, it would be {found.ceiling:.2f}x{within} as fast"
     if found.gpu_utilization is not None:
         words += f"; the GPU was busy {found.gpu_utilization:.0%} of the time that was measured"
-    if found.cold is not None:
+    if found.cold is not None and round(found.cold, 1) > 1:
         words += f"; from a cold page cache the loader takes {found.cold:.1f}x as long"
     return words + "."

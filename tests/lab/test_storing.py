@@ -7,6 +7,7 @@ import subprocess
 from base64 import b64decode, b64encode
 
 import numpy as np
+import pandas as pd
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 from PIL import Image
@@ -15,7 +16,7 @@ import labkit as lk
 from labkit.core import encode_image, environment
 from labkit.lab import storing
 from labkit.lab.notebooks import Executed, Notebook, find_notebooks
-from labkit.measure import MEASURE_VERSION
+from labkit.measure import MEASURE_VERSION, plot_stalls
 from labkit.teach import ladder
 from tests.paths import contents
 
@@ -209,14 +210,29 @@ def test_nothing_is_stored_if_one_file_cannot_be(clone, reason):
     assert contents(clone) == before
 
 
+def _reduced(pixels):
+    png = b64encode(encode_image(Image.fromarray(pixels), "PNG")).decode()
+    return Image.open(io.BytesIO(b64decode(storing._reduce_colors(png)))).convert("RGB")
+
+
 def test_a_plot_keeps_its_colors_and_a_photo_gets_more_of_them():
     shades = np.linspace(0, 255, 256).astype(np.uint8)
     photo = np.stack(np.broadcast_arrays(shades[:, None], shades[None], shades[::-1, None]), axis=2)
     plot = np.where(photo > 128, 255, 0).astype(np.uint8)
 
-    def reduced(pixels):
-        png = b64encode(encode_image(Image.fromarray(pixels), "PNG")).decode()
-        return Image.open(io.BytesIO(b64decode(storing._reduce_colors(png)))).convert("RGB")
+    assert np.array_equal(_reduced(plot), plot)
+    assert 64 < len(_reduced(photo).getcolors()) <= 256
 
-    assert np.array_equal(reduced(plot), plot)
-    assert 64 < len(reduced(photo).getcolors()) <= 256
+
+def test_small_areas_keep_their_colors():
+    """As in a legend, beside long bars and many letters: two stages must not look the same."""
+    seconds = {"compute": 10, "fetch": 0.03, "prepare": 7, "copy": 0.001, "hand-over": 0.2, "start": 1}
+    table = pd.DataFrame({"stage": seconds.keys(), "seconds": seconds.values()})
+    ax = plot_stalls(table.merge(pd.Series([f"variant {number}" for number in range(5)], name="variant"), how="cross"))
+    picture = io.BytesIO()
+    ax.figure.savefig(picture, dpi=100)
+    given = np.asarray(Image.open(picture).convert("RGB"))
+    left = {color for _, color in _reduced(given).getcolors()}
+    for patch in ax.get_legend().get_patches():
+        assert tuple(round(255 * part) for part in patch.get_facecolor()[:3]) in left, patch.get_label()
+    assert len(left) <= 64

@@ -4,6 +4,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import HealthCheck, given, settings, strategies as st
 from matplotlib.collections import PathCollection
 
 import labkit as lk
@@ -190,6 +191,55 @@ def test_a_wild_interval_does_not_set_the_axis_of_a_ladder(frame_of):
     assert plots.ladder_rungs(wild)["ci_high"].iloc[0] > 10_000
     low, high = lk.plot_ladder(wild).get_xlim()
     assert (low, high) == (pytest.approx(0.1), pytest.approx(10 * 6**0.5))
+
+
+def _arrows(ax):
+    """Row and edge of each arrow that says that an interval goes on."""
+    return sorted((text.xy[1], text.xy[0]) for text in ax.texts if text.arrow_patch is not None)
+
+
+class TestWideIntervals:
+    WILD = {"base": [10, 12], "wild": [12, 40], "steady": [20.5, 24.2]}  # noqa: RUF012
+
+    def test_the_rounds_set_the_axis_and_an_arrow_says_that_an_interval_goes_on(self, frame_of):
+        frame = frame_of(self.WILD, "base")
+        assert summaries.quiet_summary(frame).ci_high["wild"] > 1000
+        ax = lk.plot_speedup(frame, ceiling=4.5)
+        low, high = ax.get_xlim()
+        assert -0.3 < low < 0.05  # what the wild interval reaches to
+        assert high == pytest.approx(4.5 + 3.5)  # from 1x to the ceiling, and as far again
+        assert _arrows(ax) == [(0, 1)]
+        assert _legend(ax) == {ROUND, INTERVAL, DOUBT, "the interval goes on"}
+
+    def test_on_the_logarithmic_axis_too(self, frame_of):
+        ax = lk.plot_ladder(frame_of(self.WILD, "base").query("variant != 'steady'"))
+        assert _arrows(ax) == [(0, 0), (0, 1)]
+        assert "the interval goes on" in _legend(ax)
+
+    def test_an_endless_interval_is_drawn(self, frame_of):
+        frame = frame_of({"base": [1, 1], "wild": [1e30, 1e-30]}, "base")
+        assert summaries.quiet_summary(frame).ci_high["wild"] == np.inf
+        ax = lk.plot_speedup(frame)
+        [reach] = ax.containers[0].lines[2][0].get_segments()
+        assert reach[:, 0].tolist() == pytest.approx([0, plots._ENDLESS])
+        assert _arrows(ax) == [(0, 1)]
+        assert _legend(ax) == {ROUND, INTERVAL, DOUBT, "the interval goes on"}
+        ax.figure.canvas.draw()
+
+    @given(st.lists(st.tuples(*[st.floats(0.01, 100)] * 4), min_size=1, max_size=4), st.none() | st.floats(0.5, 50))
+    @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    def test_every_round_estimate_and_line_is_inside_and_each_cut_has_its_arrow(self, frame_of, rows, ceiling):
+        rates = {f"v{number}": row[: len(rows[0])] for number, row in enumerate(rows)}
+        frame = frame_of({"base": [1.0] * 4, **rates}, "base")
+        fig = plt.figure()
+        ax = lk.plot_speedup(frame, ax=fig.add_subplot(), ceiling=ceiling)
+        low, high = ax.get_xlim()
+        others = summaries.quiet_summary(frame).drop(index="base")
+        marks = [x for row in rows for x in row] + [1, ceiling or 1, *others.speedup]
+        assert low < min(marks) <= max(marks) < high
+        cuts = [(row, 0) for row, end in enumerate(others.ci_low) if end < low]
+        assert _arrows(ax) == sorted(cuts + [(row, 1) for row, end in enumerate(others.ci_high) if end > high])
+        plt.close(fig)
 
 
 def test_long_labels_of_a_ladder_are_wrapped(frame_of):

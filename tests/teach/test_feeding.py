@@ -1,12 +1,14 @@
+import math
 from dataclasses import replace
 
 import matplotlib.colors
 import pytest
 import torch
+from hypothesis import example, given, settings, strategies as st
 
 import labkit as lk
 from labkit.teach.explore import WIDGET_VIEW
-from labkit.teach.feeding import WAYS, Feeding, step_seconds
+from labkit.teach.feeding import _SLIDERS, WAYS, Feeding, step_seconds
 
 SLOW_COPY = Feeding(step_s=20e-3, load_s=10e-3, num_workers=4, batch_bytes=100_000_000, pcie_bytes_per_s=10e9,
                     staging_bytes_per_s=5e9)  # fmt: skip
@@ -34,6 +36,29 @@ def test_prefetched_costs_as_much_as_its_longest_part(load_s, batch_bytes, step_
     loop = replace(SLOW_COPY, load_s=load_s, batch_bytes=batch_bytes, step_s=step_s)
     seconds = step_seconds(lk.simulate_feeding("prefetched", loop, n_steps=16))
     assert seconds == pytest.approx(max(loop.parts_s.values()), rel=0.05)
+
+
+BALANCED = Feeding(step_s=46.8e-3, load_s=51.5e-3, num_workers=1)  # loading takes a little longer than the step
+LOOPS = st.builds(
+    Feeding,
+    **{
+        field: st.integers(0, 16) if field == "num_workers" else st.floats(math.log(low * unit), math.log(high * unit))
+        .map(lambda power, is_whole=field == "batch_bytes": round(math.exp(power)) if is_whole else math.exp(power))
+        for field, (_, low, high, unit) in _SLIDERS.items()
+    },
+)  # fmt: skip
+
+
+@given(LOOPS)
+@example(replace(SLOW_COPY, load_s=500e-3, num_workers=8))
+@example(replace(SLOW_COPY, load_s=500e-3, num_workers=16))
+@example(BALANCED)
+@settings(max_examples=10, deadline=None)
+def test_no_way_is_faster_than_the_longest_part_and_prefetched_is_as_fast(loop):
+    """Whatever the sliders say: copies, steps and each worker's loading are one after another."""
+    over = lk.feeding_times(loop).over_longest
+    assert over.min() > 1 - 1e-5
+    assert over["prefetched"] < 1.02  # kernels of a millisecond: launching them counts
 
 
 def seconds_of(work, n=20):
@@ -95,6 +120,14 @@ def test_the_plot_has_every_way_and_the_word():
     assert [bar.get_width() for bar in ax.patches] == pytest.approx(list(lk.feeding_times(SLOW_COPY).ms_per_step))
     assert ax.get_title(loc="right") == "simulated"
     assert matplotlib.colors.to_hex(ax.get_facecolor()) != "#ffffff"
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "name"), [(0, "load alone"), (1, "load alone"), (4, "load alone, by 4 workers")]
+)
+def test_the_plot_says_that_loading_is_divided_by_the_workers(num_workers, name):
+    ax = lk.plot_feeding(replace(SLOW_COPY, num_workers=num_workers))
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == [name, "copy alone", "compute alone"]
 
 
 def test_sliders_change_the_picture():

@@ -121,9 +121,18 @@ def test_workers_that_start_anew_are_kept(persistent, action):
 
 def test_nothing_to_gain_is_said():
     none = advise(_costs(together=1.04, fetch=0.04), [])[0]
-    assert str(none) == (
-        "Leave the loader as it is: it is not the bottleneck (without waiting for data it would take 96% of the time). "
-        "Notebook 07_cuda_prefetch."
-    )
+    leave, free = "Leave the loader as it is: it is not the bottleneck", "without waiting for data it would take"
+    assert str(none) == f"{leave} ({free} 96% of the time)."
     assert "take 100% of" in advise(_costs(together=0.5), [])[0].why
     assert advise(_costs(together=2.0, copy=0.1), [])[0].rung == "copy"  # a twentieth is worth it
+
+
+def test_a_start_that_is_not_advised_on_is_named():
+    short = DataLoader(TensorDataset(torch.zeros(8, 1)))
+    none = advise(_costs(start=0.5, fetch=0.04, together=1.54), short)[0]
+    assert (none.rung, none.why) == (
+        "none",
+        "without waiting for data it would take 65% of the time; 32% is the start of an epoch, which weighs less in a "
+        "longer one",
+    )
+    assert "start" not in advise(_costs(start=0.04, together=1.04), short)[0].why

@@ -65,9 +65,11 @@ class WatchReport:
         return [describe_waiting(self.shares), self._describe_ceiling(), str(self.recommendation), *self.notes]
 
     def _describe_ceiling(self) -> str:
-        least = "at least " if self.is_bound else ""
         within = "" if math.isnan(self.ceiling_low) else f" [{self.ceiling_low:.2f}, {self.ceiling_high:.2f}]"
-        words = f"Were data free, it would be {least}{self.ceiling:.2f}x{within} as fast"
+        words = f"Were data free, it would be {self.ceiling:.2f}x{within} as fast"
+        if self.is_bound:
+            words = f"Were data free, it would be at least {self._least:.2f}x as fast"
+            words += f" (as it was seen, {self.ceiling:.2f}x{within})" if within else ""
         if self.cpu_share is not None:
             words += f"; the cores were busy {self.cpu_share:.0%} of the time"
         if self.gpu_utilization is not None:
@@ -76,8 +78,13 @@ class WatchReport:
 
     def plot(self, ax: Any = None) -> Any:
         """Where the time of a batch goes, beside the step alone. Returns the Axes."""
-        least = "at least " if self.is_bound else ""
-        return plot_costs(self.costs, f"ceiling: {least}{self.ceiling:.2f}x", ax)
+        ceiling = f"at least {self._least:.2f}x" if self.is_bound else f"{self.ceiling:.2f}x"
+        return plot_costs(self.costs, f"ceiling: {ceiling}", ax)
+
+    @property
+    def _least(self) -> float:
+        """What the ceiling is at least, if it is a bound: free data slow down nothing."""
+        return self.ceiling if math.isnan(self.ceiling_low) else max(1.0, self.ceiling_low)
 
     def to_dict(self) -> dict[str, Any]:
         """The figures as plain data, for JSON."""

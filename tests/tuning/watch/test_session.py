@@ -1,5 +1,6 @@
 """watch: known stalls, every kind of loader, and what it costs."""
 
+import math
 import time
 import timeit
 from contextlib import suppress
@@ -155,9 +156,30 @@ def test_a_ceiling_that_was_not_measured_says_so():
     with lk.watch() as watched:
         train(DataLoader(TensorDataset(torch.zeros(60, 4)), 2))
     found = watched.report()
-    assert "at least" in found.sentences[1]
-    assert found.plot().get_title().startswith("ceiling: at least")
+    assert found.sentences[1].startswith("Were data free, it would be at least ")
     assert "<img" in found._repr_html_()
+
+
+@pytest.mark.parametrize(
+    ("interval", "is_bound", "words", "title"),
+    [
+        ((1.5, 2.5), True, "at least 1.50x as fast (as it was seen, 2.00x [1.50, 2.50])", "at least 1.50x"),
+        ((0.5, 9.0), True, "at least 1.00x as fast (as it was seen, 2.00x [0.50, 9.00])", "at least 1.00x"),
+        ((math.nan, math.nan), True, "at least 2.00x as fast", "at least 2.00x"),
+        ((1.5, 2.5), False, "2.00x [1.50, 2.50] as fast", "2.00x"),
+        ((math.nan, math.nan), False, "2.00x as fast", "2.00x"),
+    ],
+)
+def test_at_least_goes_with_the_lower_end_of_the_interval(interval, is_bound, words, title):
+    with lk.watch() as watched:
+        train(DataLoader(TensorDataset(torch.zeros(8, 4)), 2))
+    low, high = interval
+    found = replace(
+        watched.report(), ceiling=2.0, ceiling_low=low, ceiling_high=high, is_bound=is_bound,
+        cpu_share=None, gpu_utilization=None,
+    )  # fmt: skip
+    assert found.sentences[1] == f"Were data free, it would be {words}."
+    assert found.plot().get_title() == f"ceiling: {title}"
 
 
 @pytest.mark.exhaustive
