@@ -2,7 +2,7 @@
 
 import re
 import tomllib
-from collections import Counter
+from collections import Counter, OrderedDict
 
 import numpy as np
 import pandas as pd
@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 import labkit as lk
-from tests.hardening import bias, noise
+from tests.hardening import bias, bigger_than_memory, noise
 from tests.hardening.faults.__main__ import summarize_rows
 from tests.hardening.soak.subjects import PLANTED, SUBJECTS
 from tests.hardening.tables import RECORDS, update_table
@@ -102,6 +102,32 @@ def test_a_bias_is_that_of_the_ratios_of_two_ways():
     [row] = bias.summarize_tries(tries).to_dict("records")
     assert row["bias"] == pytest.approx(10, abs=0.1)
     assert row["bias_low"] < row["bias"] < row["bias_high"]
+
+
+def test_epochs_are_summed_up_by_way():
+    way = {"what": "read", "format": "tar", "order": "random", "hint": "none", "workers": 1}
+    epochs = [(1, 100.0, 20.0), (2, 300.0, 8.0), (1, 130.0, 22.0), (2, 200.0, 8.0), (1, 110.0, 30.0)]
+    rows = [
+        way | {"epoch": epoch, "images_per_s": rate, "mb_per_s": rate / 100, "asked_kb": 10.0, "read_kb": read_kb,
+               "cached_mb": 5.0}
+        for epoch, rate, read_kb in epochs
+    ]  # fmt: skip
+    first, second = bigger_than_memory.summarize_rows(pd.DataFrame(rows)).to_dict("records")
+    assert (first["images_per_s"], first["slowest"], first["fastest"], first["rounds"]) == (110, 100, 130, 3)
+    assert (first["read_per_asked"], second["read_per_asked"], second["images_per_s"]) == (2.2, 0.8, 250)
+
+
+@pytest.mark.parametrize("cached", [0.1, 0.25, 0.9])
+def test_hits_of_a_shuffled_epoch_are_those_of_a_cache_that_is_played_through(cached):
+    count, generator = 20_000, np.random.default_rng(0)
+    held, n_hits = OrderedDict.fromkeys(generator.permutation(count)[-int(cached * count) :]), 0
+    for image in generator.permutation(count):
+        n_hits += image in held
+        held[image] = None
+        held.move_to_end(image)
+        if len(held) > cached * count:
+            held.popitem(last=False)
+    assert n_hits / count == pytest.approx(bigger_than_memory.lru_hit_share(cached), abs=0.01)
 
 
 def test_coverage_is_summed_by_room():

@@ -3,6 +3,7 @@
 import mmap
 import os
 import zlib
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 from labkit.core import Lazy
 from labkit.data.datasets import labels_of
 from labkit.data.pixels.format import REBUILD, Head, PixelError, read_head
+from labkit.data.pixels.read_ahead import DiskReads, are_consecutive, will_need
 
 
 class PixelMap:
@@ -30,6 +32,7 @@ class PixelMap:
         self._offsets, self._sides = self.head.index.offsets.data, self.shapes.reshape(-1).data
         self.classes, self.labels = labels_of(self.keys)
         self._view = Lazy(partial(_map_file, self.path, self.head))
+        self._disk_reads, self._copied = DiskReads(), -2  # the image that was copied last
         self._read_from_file = {*vars(self), "_read_from_file"}
 
     def __len__(self) -> int:
@@ -51,6 +54,34 @@ class PixelMap:
         if view.size() < len(view):  # the file's size now; reading pixels beyond it would end the process (SIGBUS)
             raise PixelError(f"{self.path} was cut to {view.size()} bytes since it was opened; {REBUILD}")
         return np.ndarray(shape, np.uint8, view, self._offsets[index])
+
+    def copy_of(self, index: int) -> np.ndarray:
+        """One image, uint8 (H, W, 3) RGB, a copy; of a random order, too, the disk reads little more than the image."""
+        pixels = self.pixels(index)
+        if self._disk_reads.go_on(1):
+            index %= len(self._offsets)
+            if index != self._copied + 1:
+                self._begin_to_read(index, 0, len(pixels))
+            self._copied = index
+        return pixels.copy()
+
+    def read_ahead(self, indices: Sequence[int], rows: Iterable[tuple[int, int]]) -> None:
+        """Begin to read parts of images that are about to be used, all at a time; what is in memory is not read again.
+
+        Else the first touch of a page reads what lies around it: as much as the disk's read-ahead, which may be
+        megabytes, of which a random order uses one image. Consecutive images are left to the kernel.
+
+        Args:
+            indices: Of the images, each at least 0.
+            rows: The first row of each part, and the number of rows.
+        """
+        if self._disk_reads.go_on(len(indices)) and not are_consecutive(indices):
+            for index, (top, height) in zip(indices, rows, strict=True):
+                self._begin_to_read(index, top, height)
+
+    def _begin_to_read(self, index: int, top: int, height: int) -> None:
+        row_bytes = 3 * self._sides[2 * index + 1]
+        will_need(self._view(), self._offsets[index] + top * row_bytes, height * row_bytes)
 
     def is_sound(self, index: int) -> bool:
         """Whether an image's pixels match their checksum."""

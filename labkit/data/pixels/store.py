@@ -105,7 +105,7 @@ class PixelStore(PixelMap, Dataset):
         return f"PixelStore({self.path.name!r}, {len(self)} images)"
 
     def __getitem__(self, index: int) -> tuple[Any, int]:
-        image = torch.from_numpy(self.pixels(index).copy()).permute(2, 0, 1)
+        image = torch.from_numpy(self.copy_of(index)).permute(2, 0, 1)
         return (self.transform(image) if self.transform else image), int(self.labels[index])
 
     def verify(self, *, progress: bool = True) -> None:

@@ -54,7 +54,9 @@ class PixelFiller:
 
     def fill(self, rows: np.ndarray, indices: np.ndarray, plan: np.ndarray) -> list[int]:
         """Write images into `rows`, the memory of a part of a batch. Return the rows that stay empty: none."""
-        for row, index, (*crop, mirror) in zip(rows, indices.tolist(), plan.tolist(), strict=True):
+        numbers, crops = indices.tolist(), plan.tolist()
+        self._store.read_ahead(numbers, ((top, height) for top, _, height, *_ in crops))
+        for row, index, (*crop, mirror) in zip(rows, numbers, crops, strict=True):
             self._writer.write(row, self._store.pixels(index), crop, mirror)
         return []
 
