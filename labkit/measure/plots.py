@@ -152,6 +152,8 @@ def _limit_axis(ax: Axes, estimates: pd.DataFrame, low: float, high: float) -> N
     """Cut the axis of speed-ups at two limits, if it goes beyond them, and draw an arrow where an interval is cut."""
     shown = ax.get_xlim()
     low, high = max(shown[0], low), min(shown[1], high)
+    if (low, high) == shown:  # limits that are set would stay when the caller makes the axis logarithmic
+        return
     ax.set_xlim(low, high)
     arrow = {"arrowstyle": "-|>", "color": _ESTIMATE, "linewidth": 1.5, "shrinkA": 0, "shrinkB": 0}
     style: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "arrowprops": arrow}

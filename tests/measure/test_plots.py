@@ -216,6 +216,13 @@ class TestWideIntervals:
         assert _arrows(ax) == [(0, 0), (0, 1)]
         assert "the interval goes on" in _legend(ax)
 
+    def test_an_axis_that_is_not_cut_can_be_made_logarithmic(self, frame_of):
+        ax = lk.plot_speedup(frame_of({"base": [1, 1.01, 1, 1.02], "fast": [300, 301, 299, 300]}, "base"))
+        ax.set_xscale("log")
+        low, high = ax.get_xlim()
+        assert 0.1 < low < 1
+        assert 300 < high < 2000
+
     def test_an_endless_interval_is_drawn(self, frame_of):
         frame = frame_of({"base": [1, 1], "wild": [1e30, 1e-30]}, "base")
         assert summaries.quiet_summary(frame).ci_high["wild"] == np.inf

@@ -20,12 +20,12 @@ def plot_plan(data: "Plan", *, ax: "Axes | None" = None, **kwargs: Any) -> "Axes
 
     Taught in: notebooks/15_at_scale.ipynb
     """
-    from matplotlib.figure import Figure
+    import matplotlib.pyplot as plt
 
     from labkit.measure import mark_simulated
 
     rows = data.frame.query("group == 'ceiling' and name != 'gpu_ceiling'").sort_values("value")
-    ax = ax or Figure(figsize=(7.5, 0.9 + 0.45 * len(rows)), layout="constrained").add_subplot()
+    ax = ax or plt.subplots(figsize=(7.5, 0.9 + 0.45 * len(rows)), layout="constrained")[1]
     spread = [rows["value"] - rows["low"], rows["high"] - rows["value"]]
     style = {"height": 0.6, "color": "mediumpurple", "hatch": "//", "edgecolor": "white", "capsize": 3, **kwargs}
     ax.barh(range(len(rows)), rows["value"], xerr=spread, **style)
