@@ -22,7 +22,8 @@ class PixelStore(PixelMap, Dataset):
     """Raw RGB images in one file, as `PixelStore.build` writes it; an image's label is its folder.
 
     Nothing is decoded: reading an image is a look-up and, in `pixels`, not even a copy. The price is disk space,
-    H x W x 3 bytes per image, and detail: what the resize took away is gone for every epoch.
+    H x W x 3 bytes per image, and detail: what the resize took away is gone for every epoch. While images come from a
+    disk, those out of order are asked for before they are touched; else the kernel would read all around them, too.
 
     Args:
         path: The file. Its index is read now; its pixels are mapped into memory on first use, in each process.
