@@ -2,6 +2,7 @@
 
 import copy
 import zlib
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
@@ -68,7 +69,7 @@ def _add(indices: Any, crc32: int) -> int:
     return zlib.crc32(repr(indices).encode(), crc32)
 
 
-class Resumable:
+class Resumable(ABC):
     """A loader that numbers its epochs, and can save where it stands.
 
     Subclasses take `_begin_epoch()` in `__iter__`, draw from its `draw`, and hand batches out through its `give`.
@@ -133,9 +134,9 @@ class Resumable:
         """What the batches of indices come from."""
         return self.batch_sampler
 
+    @abstractmethod
     def _source(self) -> tuple[Any, int, int]:
         """Keys or None, the number of samples, and the seed: what the batches depend on."""
-        raise NotImplementedError
 
     def _identity(self) -> dict[str, Any]:
         """What must be the same where a state is loaded."""

@@ -2,7 +2,6 @@
 
 import os
 import threading
-from pathlib import Path
 
 import fsspec
 import pytest
@@ -13,6 +12,7 @@ import labkit as lk
 from labkit.data.shards import ahead
 from labkit.data.shards.ahead import Opener, ShardsAhead
 from tests.loading import eventually
+from tests.shard_samples import samples
 
 _LONGEST_S = 20  # for what comes at once, if it comes
 
@@ -175,16 +175,6 @@ class TestErrors:
             if thread.name.startswith("labkit-shards"):
                 thread.join(_LONGEST_S)
         assert len(asked) <= 4
-
-
-@pytest.fixture(scope="module")
-def shards(first_photos, tmp_path_factory) -> Path:
-    root = tmp_path_factory.mktemp("shards") / "set"
-    return lk.write_shards(lk.FolderStore(first_photos(14)), root, max_count=3, engine="threads", progress=False)
-
-
-def samples(dataset) -> list:
-    return [(sample["__key__"], sample["cls"], sample["jpg"]) for sample in dataset.samples()]
 
 
 class TestReadShards:

@@ -16,6 +16,7 @@ from labkit.data.shards import cache as cache_module
 from labkit.data.shards.cache import CachedShards, NoRoomError, ShardCache
 from tests.children import in_children
 from tests.loading import eventually
+from tests.shard_samples import samples
 
 SIZE = 1000
 
@@ -185,16 +186,6 @@ class TestProcesses:
         assert not [name for name in kept(tmp_path) if name.endswith(".shard")]
         assert read(ShardCache(tmp_path, SIZE), blob, threads) == blob.data
         assert [Path(name).suffix for name in kept(tmp_path)] == [".shard"]
-
-
-@pytest.fixture(scope="module")
-def shards(first_photos, tmp_path_factory) -> Path:
-    root = tmp_path_factory.mktemp("shards") / "set"
-    return lk.write_shards(lk.FolderStore(first_photos(14)), root, max_count=3, engine="threads", progress=False)
-
-
-def samples(dataset) -> list:
-    return [(sample["__key__"], sample["cls"], sample["jpg"]) for sample in dataset.samples()]
 
 
 class TestReadShards:
