@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings, strategies
 from torch.utils.data import Dataset, RandomSampler
 from torch.utils.data.distributed import DistributedSampler
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 from labkit import (
     BatchLoader,
@@ -125,6 +126,21 @@ class TestMakeLoader:
         resumed.load_state_dict(loader.state_dict())
         resumed.set_epoch(3)
         assert len(list(resumed)) == 8
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_image_data_sets_in_torchdatas_stateful_data_loader(first_photos, num_workers):
+    def make():
+        dataset = ImageDataset(FolderStore(first_photos(10)), transform=lambda image: image[:, :32, :32])
+        method = {"multiprocessing_context": "fork"} if num_workers else {}
+        generator = torch.Generator().manual_seed(3)
+        return StatefulDataLoader(dataset, 3, shuffle=True, generator=generator, num_workers=num_workers, **method)
+
+    whole, begun, resumed = list(make()), make(), make()
+    taken = list(itertools.islice(begun, 2))
+    resumed.load_state_dict(begun.state_dict())
+    assert equal(taken + list(resumed), whole)
 
 
 @pytest.fixture(scope="module")

@@ -55,7 +55,7 @@ def read_shards(
         FileNotFoundError: no such shard or folder, or `write_shards` has not finished it.
         ValueError: no shard, a command (`pipe:`), an unknown option, or `verify` without a manifest.
 
-    Taught in: notebooks/08_shard_formats.ipynb
+    Taught in: notebooks/08b_shard_order.ipynb
     """
     shards = ShardList.find(urls, verify=verify, storage_options=storage_options or {})
     shards = replace(shards, reads_in_flight=reads_in_flight, cache=cache)

@@ -25,7 +25,7 @@ def shuffle_quality(n_samples: int, shuffle: int, *, initial: int = 100, n_shard
     Returns:
         Spearman's rank correlation of input and output positions: 1 is the order itself, random access is near 0.
 
-    Taught in: notebooks/08_shard_formats.ipynb
+    Taught in: notebooks/08b_shard_order.ipynb
     """
     from scipy.stats import spearmanr
 

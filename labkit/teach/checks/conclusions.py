@@ -18,7 +18,7 @@ from labkit.teach.claims import (
     together,
 )
 from labkit.teach.exercises import exercise, expect, expect_frame, frame_exercise, number_exercise
-from labkit.tuning.plan import Plan
+from labkit.tuning.plan import LoaderCosts, Plan
 
 number_exercise("12.1", "A number: the rate with free data over the rate now.", 200 / 80)
 number_exercise("12.2", "A whole number of workers.", 240 / 40, tolerance=0)
@@ -27,8 +27,7 @@ number_exercise("13.1", "A number of cores.", 0.8 / 1000 * 8000)
 number_exercise("13.2", "A number: rate after, over rate now.", 3100 / 2600)
 number_exercise("14.1", "A number: how many times as fast.", 4.6 / 3.9)
 number_exercise("15.1", "A number of requests.", 8 * 2500 * 0.150)
-number_exercise("15.2", "A number of cores.", 1800 * 1.2e-3 + 1)
-number_exercise("15.3", "A whole number of processes.", 2, tolerance=0)
+frame_exercise("15.4", "A frame from lk.compare of two numbers of requests in flight to your storage.", speedup=1.2)
 frame_exercise("14.4", "A frame from lk.compare that settles a claim which you have read somewhere.", rounds=5)
 
 
@@ -96,7 +95,19 @@ def check_claim_verdict(answer: Any) -> None:
             expect(found == expected, f"the outcomes {list(outcomes)} should give {expected!r}; it gave {found!r}")
 
 
-@exercise("15.4")
+@exercise("15.2")
+def check_own_costs(answer: Any) -> None:
+    """What lk.loader_costs measured of your photos."""
+    expect(isinstance(answer, LoaderCosts), f"it is a {type(answer).__name__}; lk.loader_costs gives LoaderCosts")
+    expect("photos" in answer.by_data, "it holds nothing about your photos")
+    cost = answer.by_data["photos"]["cpu_ms_per_image"]
+    expect(cost.kind == "measured here", f"its core time was {cost.kind}, not measured")
+    width = (cost.interval[1] - cost.interval[0]) / cost.value
+    wide = f"the interval of its core time is {width:.0%} wide: measure again, quietly or with more rounds"
+    expect(width <= 0.3, wide)
+
+
+@exercise("15.3")
 def check_own_plan(answer: Any) -> None:
     """An lk.Plan of your own cluster."""
     expect(isinstance(answer, Plan), f"it is a {type(answer).__name__}; lk.plan gives a Plan")

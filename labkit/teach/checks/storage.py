@@ -9,8 +9,10 @@ import numpy as np
 from labkit.teach.exercises import exercise, expect, frame_exercise, number_exercise
 
 number_exercise("08.1", "A number, in hours.", 1_280_000 * 0.030 / 16 / 3600)
-number_exercise("08.2", "A whole number of samples.", 1000, tolerance=0)
-frame_exercise("08.5", "A frame from lk.compare of at least two ways to store or read the same images.", speedup=1.2)
+frame_exercise("08.3", "A frame from lk.compare of at least two ways to store or read the same images.", speedup=1.2)
+number_exercise("08b.1", "A whole number of samples.", 1000, tolerance=0)
+number_exercise("08b.3", "A number, in seconds.", 20_000 * 110e3 / 100e6)
+frame_exercise("08b.4", "A frame from lk.compare of at least two buffers over your own shards.")
 number_exercise("09.1", "A number, in minutes.", 107_770 * 8e-3 / 60)  # files, seconds a seek
 number_exercise("09.2", "A whole number of scans.", 2 * 10, tolerance=0)
 number_exercise("09.3", "A number: the old time over the new.", 4.0 / (4.0 - 0.1), tolerance=0.002)
@@ -27,7 +29,7 @@ number_exercise("11b.1", "A number, in GB.", 1_281_167 * 256 * 341 * 3 / 1e9)
 number_exercise("11b.3", "A number of crops per second.", 1e6 / 12)
 
 
-@exercise("08.3")
+@exercise("08.2")
 def check_sample_key(answer: Any) -> None:
     """A function of a member's name that returns its sample's key."""
     names = {
@@ -39,7 +41,7 @@ def check_sample_key(answer: Any) -> None:
         expect(found == key, f"{name!r} belongs to the sample {key!r}; it returned {found!r}")
 
 
-@exercise("08.4")
+@exercise("08b.2")
 def check_shard_split(answer: Any) -> None:
     """A function of (shards, rank, world_size, worker, num_workers) that returns a list of shards."""
     for n_shards, world_size, num_workers in product((1, 3, 7, 16), (1, 2, 3), (1, 2, 4)):

@@ -6,6 +6,7 @@ import pickle
 from collections import Counter
 
 import pytest
+from hypothesis import HealthCheck, given, settings, strategies
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -184,6 +185,33 @@ class TestOtherPlaces:
         counted = Counter(came)
         assert len(came) == 70
         assert {counted[number] for number in range(40)} == {1, 2}
+
+    @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @given(
+        strategies.lists(
+            strategies.tuples(strategies.integers(1, 4), strategies.integers(0, 3), strategies.integers(1, 3)),
+            min_size=1, max_size=4,
+        ),
+        strategies.integers(1, 25), strategies.sampled_from([0, 6]),
+    )  # fmt: skip
+    def test_whatever_the_ranks_workers_and_resumes_every_sample_comes_as_often(self, forty, runs, share, shuffle):
+        """Each run is a number of ranks, of workers, and of epochs; the next one goes on from its state."""
+        state, came, epoch = None, Counter(), 0
+        for world_size, num_workers, n_epochs in runs:
+            with pytest.MonkeyPatch.context() as monkeypatch:
+                for rank in range(world_size):
+                    at(monkeypatch, rank, world_size)
+                    dataset = read_shards(forty, samples_per_rank=share, shuffle=shuffle)
+                    if state:
+                        dataset.load_state_dict(state)
+                    for number in range(epoch, epoch + n_epochs):
+                        dataset.set_epoch(number)
+                        came.update(read_by_workers(dataset, monkeypatch, num_workers))
+                epoch += n_epochs
+                dataset.set_epoch(epoch)
+                state = dataset.state_dict()
+            n_passes, rest = divmod(came.total(), 40)
+            assert {came[number] for number in range(40)} <= {n_passes, n_passes + bool(rest)}
 
     def test_in_an_epoch_they_may_not(self, forty, monkeypatch):
         at(monkeypatch, 0, 2)
