@@ -10,6 +10,7 @@ from torch import Tensor
 from labkit.data.shards.cache import ShardCache
 from labkit.data.shards.dataset import ShardDataset
 from labkit.data.shards.listing import ShardList
+from labkit.data.shards.orders import Orders
 
 
 def read_shards(
@@ -49,7 +50,14 @@ def read_shards(
         reads_in_flight: Requests at a time per process, each for 4 MiB, of which `reads_in_flight + 1` are in memory.
         cache: Keeps remote shards in a local folder.
 
-    Returns: A `ShardDataset` of `(image, label)`: image uint8 (3, H, W) RGB, label an int. It can resume in mid-epoch.
+    Returns: A `ShardDataset` of `(image, label)`: image uint8 (3, H, W) RGB, label an int. It can resume in mid-epoch,
+        with torchdata's `StatefulDataLoader`. Its own `load_state_dict` wants as many workers as before. For another
+        number of workers, give the loader's state to a new data set, before the new loader is made; for another number
+        of ranks, the states of all ranks::
+
+            dataset = read_shards(urls, shuffle=1000)
+            dataset.load_state_dict(state)  # what StatefulDataLoader.state_dict() returned, or a list of such
+            loader = StatefulDataLoader(dataset, batch_size=64, num_workers=3)
 
     Raises:
         FileNotFoundError: no such shard or folder, or `write_shards` has not finished it.
@@ -59,4 +67,5 @@ def read_shards(
     """
     shards = ShardList.find(urls, verify=verify, storage_options=storage_options or {})
     shards = replace(shards, reads_in_flight=reads_in_flight, cache=cache)
-    return ShardDataset(shards, decoder, transform, shuffle, shuffle_initial, seed, samples_per_rank, on_error)
+    orders = Orders(shards, shuffle, shuffle_initial, seed, samples_per_rank)
+    return ShardDataset(orders, decoder, transform, on_error)
