@@ -18,7 +18,6 @@ from labkit.data.shards.place import Place
 from labkit.data.shards.progress import Clock, Progress
 from labkit.data.shards.sample import find_image, parse_label
 from labkit.data.shards.states import Saved, read_states, state_of
-from labkit.data.shards.streams import Stream
 
 
 class ShardWarning(UserWarning):
@@ -97,7 +96,7 @@ class ShardDataset(IterableDataset):
                 or older than the last batch (`snapshot_every_n_steps`). Says what differs and what to give.
         """
         saved = read_states(state, self.orders.crc32())
-        self._progress = progress = self._resume(saved, self._find_place())
+        self._progress = progress = saved.resume(self._find_place(), self.orders)
         self._clock.resume(progress.epoch, progress.start + self.orders.epoch_length(progress.world_size))
         self._saved = saved
 
@@ -105,7 +104,7 @@ class ShardDataset(IterableDataset):
         place = self._find_place()
         saved, self._saved = self._saved, None
         if saved and self._clock.take_up() and saved.epoch == self._clock.epoch:
-            self._progress = self._resume(saved, place)
+            self._progress = saved.resume(place, self.orders)
         else:
             self._warn_if_idle(place)
             self._progress = self._new_progress(place)
@@ -130,17 +129,9 @@ class ShardDataset(IterableDataset):
     def _start(self, place: Place) -> int:
         return self._clock.start(self.orders.epoch_length(place.world_size))
 
-    def _whole(self, place: Place) -> list[Stream]:
-        """All that a place reads in an epoch."""
-        share = self.orders.share(place)
-        return [] if share == 0 else [Stream(place.rank, place.worker, 0, share)]
-
     def _new_progress(self, place: Place) -> Progress:
         start = self._start(place)
-        return Progress(self._clock.epoch, start, place.world_size, place.num_workers, self._whole(place))
-
-    def _resume(self, saved: Saved, place: Place) -> Progress:
-        return saved.resume(place, self._whole, self.orders.count, is_equal=self.orders.samples_per_rank is not None)
+        return Progress(self._clock.epoch, start, place.world_size, place.num_workers, self.orders.whole(place))
 
     def _items(self, progress: Progress) -> Iterator[tuple[Any, int]]:
         while progress.streams:

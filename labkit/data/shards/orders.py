@@ -13,6 +13,7 @@ from labkit.data.shards.listing import ShardList, count_samples, name_of, read_s
 from labkit.data.shards.passes import Passes, Stretch, cut, shard_order
 from labkit.data.shards.place import Place
 from labkit.data.shards.sequence import resume, shuffled
+from labkit.data.shards.streams import Stream
 
 
 @dataclass
@@ -38,6 +39,11 @@ class Orders:
     def share(self, place: Place) -> int | None:
         """Samples that a place gives in an epoch; None without a limit."""
         return None if self.samples_per_rank is None else place.share(self.samples_per_rank)
+
+    def whole(self, place: Place) -> list[Stream]:
+        """All that a place gives in an epoch."""
+        share = self.share(place)
+        return [] if share == 0 else [Stream(place.rank, place.worker, 0, share)]
 
     def epoch_length(self, world_size: int) -> int:
         """Samples of an epoch over all ranks, if they are limited; else 0."""

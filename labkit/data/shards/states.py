@@ -1,9 +1,10 @@
 """States of `read_shards`: found in what a loader saved, checked, and joined to what is left of an epoch."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from labkit.data.shards.orders import Orders
 from labkit.data.shards.place import Place
 from labkit.data.shards.progress import Progress
 from labkit.data.shards.streams import Stream, part_of
@@ -44,21 +45,8 @@ class Saved:
     def _any(self) -> Progress:
         return next(iter(self.readers.values()))
 
-    def resume(
-        self,
-        here: Place,
-        whole: Callable[[Place], list[Stream]],
-        count: Callable[[Place, int, int], int],
-        *,
-        is_equal: bool,
-    ) -> Progress:
+    def resume(self, here: Place, orders: Orders) -> Progress:
         """What a reader has to do now: the rest of its own, or its part of what others have left.
-
-        Args:
-            here: The reader.
-            whole: The streams of a place at an epoch's beginning.
-            count: Samples in the order of a place, in an epoch that begins there in the row of passes.
-            is_equal: As for `part_of`.
 
         Raises:
             ValueError: the states of some ranks or workers are missing; names them.
@@ -68,28 +56,28 @@ class Saved:
             return self._with(self.readers[here].streams)
         if not any(progress.streams for progress in self.readers.values()):  # the epoch is over
             return self._with([])
-        if all(self._is_untouched(place, whole(place)) for place in self.readers):
+        if all(self._is_untouched(place, orders.whole(place)) for place in self.readers):
             self._require({place.rank for place in self.readers}, here)
-            return Progress(begun.epoch, begun.start, here.world_size, here.num_workers, whole(here))
+            return Progress(begun.epoch, begun.start, here.world_size, here.num_workers, orders.whole(here))
         world_size = next(iter(self.readers)).world_size
         has_same_ranks = world_size == here.world_size
         ranks = {here.rank} if has_same_ranks else set(range(world_size))
         self._require(ranks, here)
         left = [
-            self._bounded(stream, count)
+            self._bounded(stream, orders)
             for place in sorted(self.readers)
             if place.rank in ranks
             for stream in self.readers[place].streams
         ]
         here = here._replace(rank=0, world_size=1) if has_same_ranks else here  # else each rank goes on with its own
-        return self._with(part_of(left, here, is_equal=is_equal))
+        return self._with(part_of(left, here, is_equal=orders.samples_per_rank is not None))
 
-    def _bounded(self, stream: Stream, count: Callable[[Place, int, int], int]) -> Stream:
+    def _bounded(self, stream: Stream, orders: Orders) -> Stream:
         """The stream, with how many are left if it goes to the order's end."""
         begun = self._any
         if stream.n_left is not None:
             return stream
-        return stream._replace(n_left=count(begun.place_of(stream), begun.epoch, begun.start) - stream.first)
+        return stream._replace(n_left=orders.count(begun.place_of(stream), begun.epoch, begun.start) - stream.first)
 
     def _with(self, streams: list[Stream]) -> Progress:
         begun = self._any
