@@ -77,7 +77,7 @@ class ShardDataset(IterableDataset):
         place, progress = self._find_place(), self._progress
         if progress is None or progress.epoch != self._clock.epoch:
             progress = self._new_progress(place)
-        return state_of(progress, place, self.orders.crc32())
+        return state_of(progress, place, self.orders.crc32)
 
     def load_state_dict(self, state: Any) -> None:
         """Let the next iterator go on where `state` was taken. What was given before is not decoded again.
@@ -95,7 +95,7 @@ class ShardDataset(IterableDataset):
             ValueError: the state is of other shards or settings; or some are missing in mid-epoch, are of other moments,
                 or older than the last batch (`snapshot_every_n_steps`). Says what differs and what to give.
         """
-        saved = read_states(state, self.orders.crc32())
+        saved = read_states(state, self.orders.crc32)
         self._progress = progress = saved.resume(self._find_place(), self.orders)
         self._clock.resume(progress.epoch, progress.start + self.orders.epoch_length(progress.world_size))
         self._saved = saved

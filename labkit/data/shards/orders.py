@@ -18,7 +18,11 @@ from labkit.data.shards.streams import Stream
 
 @dataclass
 class Orders:
-    """The order of every place, in every epoch. Arguments are those of `read_shards`."""
+    """The order of every place, in every epoch. Arguments are those of `read_shards`.
+
+    Attributes:
+        crc32: Of all that decides on the order of samples, but for the ranks and workers.
+    """
 
     shards: ShardList
     shuffle: int
@@ -29,7 +33,10 @@ class Orders:
     def __post_init__(self) -> None:
         require_int("shuffle", self.shuffle, minimum=0)
         require_int("shuffle_initial", self.shuffle_initial)
-        self._counts: dict[str, int] = {}  # of shards, those known so far
+        names = [url.rpartition("/")[2] for url in self.shards.urls]
+        settings = [self.shuffle, self.shuffle_initial, self.seed, self.samples_per_rank]
+        self.crc32 = zlib.crc32(json.dumps([names, list(self.shards.n_samples.values()), settings]).encode())
+        self._counts: dict[str, int] = {}  # samples of shards, as far as they are known
         if self.samples_per_rank is not None:
             require_int("samples_per_rank", self.samples_per_rank)
             self._counts = count_samples(self.shards)
@@ -62,12 +69,6 @@ class Orders:
         stretches = self._bounded(stretches)
         numbers = range(sum(stop - first for _, first, stop in stretches))
         return resume(self._mixed(numbers, seed), n_read, lambda first: self._read(list(cut(stretches, first))))
-
-    def crc32(self) -> int:
-        """Of all that decides on the order of samples, but for the ranks and workers."""
-        names = [url.rpartition("/")[2] for url in self.shards.urls]
-        settings = [self.shuffle, self.shuffle_initial, self.seed, self.samples_per_rank]
-        return zlib.crc32(json.dumps([names, list(self.shards.n_samples.values()), settings]).encode())
 
     def _mixed(self, items: Any, seed: str) -> Iterator[Any]:
         return shuffled(items, self.shuffle, self.shuffle_initial, seed) if self.shuffle else iter(items)
