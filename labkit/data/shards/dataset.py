@@ -92,7 +92,7 @@ class ShardDataset(IterableDataset):
                 at an epoch's end, that of any.
 
         Raises:
-            ValueError: the state is of other shards or settings; or some are missing in mid-epoch, are of other moments,
+            ValueError: the state is of other shards or settings; or in mid-epoch, states are missing, of two moments,
                 or older than the last batch (`snapshot_every_n_steps`). Says what differs and what to give.
         """
         saved = read_states(state, self.orders.crc32)

@@ -45,9 +45,10 @@ class Clock:
         """
         worker = get_worker_info()
         taker = worker.seed - worker.id if worker else _NO_WORKER
-        if self._numbers[3] == _NOBODY:
+        taken_by = int(self._numbers[3])  # read once: another worker may be loading its state now
+        if taken_by == _NOBODY:
             self._numbers[3] = taker
-        return bool(self._numbers[3] == taker)
+        return taken_by in (_NOBODY, taker)
 
 
 @dataclass

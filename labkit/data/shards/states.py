@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 from labkit.data.shards.orders import Orders
@@ -91,7 +92,8 @@ class Saved:
     def _require(self, ranks: Iterable[int], here: Place) -> None:
         """Refuse states that lack a worker of these ranks."""
         _, world_size, _, num_workers = next(iter(self.readers))
-        needed = [Place(rank, world_size, worker, num_workers) for rank in sorted(ranks) for worker in range(num_workers)]
+        readers = product(sorted(ranks), range(num_workers))
+        needed = [Place(rank, world_size, worker, num_workers) for rank, worker in readers]
         if missing := [str(place) for place in needed if place not in self.readers]:
             whose = "all workers of its rank" if here.world_size == world_size else "all ranks and workers"
             more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
@@ -171,13 +173,15 @@ def _read_state(state: Any, order_crc32: int) -> tuple[Place, Progress]:
 def _has_layout(state: Any) -> bool:
     if not isinstance(state, Mapping) or not all(isinstance(state.get(name), int) for name in _NUMBERS):
         return False
-    if not all(isinstance(state.get(name), list | tuple) for name in _LISTS) or not _are_numbers(state["began_with"], 2):
+    if not all(isinstance(state.get(name), list | tuple) for name in _LISTS):
         return False
-    return all(isinstance(stream, list | tuple) and _is_stream(stream) for stream in state["streams"])
+    return _are_numbers(state["began_with"], 2) and all(map(_is_stream, state["streams"]))
 
 
-def _is_stream(stream: Any) -> bool:
-    return _are_numbers(stream[:3], 3) and len(stream) == 4 and (stream[3] is None or _are_numbers(stream[3:], 1))
+def _is_stream(values: Any) -> bool:
+    if not isinstance(values, list | tuple) or len(values) != 4:
+        return False
+    return _are_numbers(values if values[3] is not None else [*values[:3], 0], 4)
 
 
 def _are_numbers(values: Any, count: int) -> bool:

@@ -8,12 +8,8 @@ from hypothesis import given, strategies
 from labkit.data.shards.place import Place
 from labkit.data.shards.streams import Stream, part_of
 
-STREAMS = strategies.lists(
-    strategies.builds(
-        Stream, strategies.integers(0, 3), strategies.integers(0, 3), strategies.integers(0, 9), strategies.integers(0, 9)
-    ),
-    max_size=7,
-)
+SMALL = strategies.integers(0, 9)
+STREAMS = strategies.lists(strategies.builds(Stream, SMALL, SMALL, SMALL, SMALL), max_size=7)
 COUNTS = strategies.integers(1, 4)
 
 
