@@ -86,6 +86,13 @@ class ShardDataset(IterableDataset):
         they share it out: each sample that is left comes once, and no reader has two more than another. With
         `samples_per_rank`, other ranks get equally many: up to `world_size - 1` samples of the epoch come again.
 
+        torchdata's loader itself goes on with as many workers only. For another number of them, the data set gets the
+        loader's state, before the new loader is made::
+
+            dataset = read_shards(urls, shuffle=1000)
+            dataset.load_state_dict(state)  # what StatefulDataLoader.state_dict() returned, or a list of such
+            loader = StatefulDataLoader(dataset, batch_size=64, num_workers=3)
+
         Args:
             state: What `state_dict` returned, here or of the `StatefulDataLoader` over this data set, or a list of
                 such states. For other workers, that of the loader; for other ranks, those of all ranks, on each rank;

@@ -51,13 +51,7 @@ def read_shards(
         cache: Keeps remote shards in a local folder.
 
     Returns: A `ShardDataset` of `(image, label)`: image uint8 (3, H, W) RGB, label an int. It can resume in mid-epoch,
-        with torchdata's `StatefulDataLoader`. Its own `load_state_dict` wants as many workers as before. For another
-        number of workers, give the loader's state to a new data set, before the new loader is made; for another number
-        of ranks, the states of all ranks::
-
-            dataset = read_shards(urls, shuffle=1000)
-            dataset.load_state_dict(state)  # what StatefulDataLoader.state_dict() returned, or a list of such
-            loader = StatefulDataLoader(dataset, batch_size=64, num_workers=3)
+        with other ranks and workers, too: `dataset.load_state_dict(loader_state)`, then make the new loader over it.
 
     Raises:
         FileNotFoundError: no such shard or folder, or `write_shards` has not finished it.

@@ -60,18 +60,17 @@ class Saved:
         if all(self._is_untouched(place, orders.whole(place)) for place in self.readers):
             self._require({place.rank for place in self.readers}, here)
             return Progress(begun.epoch, begun.start, here.world_size, here.num_workers, orders.whole(here))
+        return self._with(self._share_of(here, orders))
+
+    def _share_of(self, here: Place, orders: Orders) -> list[Stream]:
         world_size = next(iter(self.readers)).world_size
         has_same_ranks = world_size == here.world_size
         ranks = {here.rank} if has_same_ranks else set(range(world_size))
         self._require(ranks, here)
-        left = [
-            self._bounded(stream, orders)
-            for place in sorted(self.readers)
-            if place.rank in ranks
-            for stream in self.readers[place].streams
-        ]
-        here = here._replace(rank=0, world_size=1) if has_same_ranks else here  # else each rank goes on with its own
-        return self._with(part_of(left, here, is_equal=orders.samples_per_rank is not None))
+        places = [place for place in sorted(self.readers) if place.rank in ranks]
+        left = [self._bounded(stream, orders) for place in places for stream in self.readers[place].streams]
+        here = here._replace(rank=0, world_size=1) if has_same_ranks else here  # each goes on with its own
+        return part_of(left, here, is_equal=orders.samples_per_rank is not None)
 
     def _bounded(self, stream: Stream, orders: Orders) -> Stream:
         """The stream, with how many are left if it goes to the order's end."""
@@ -122,17 +121,18 @@ def read_states(state: Any, order_crc32: int) -> Saved:
         readers[place] = progress
     if not readers:
         raise ValueError(f"there is no state in {state!r}: {_REMEDY}")
-    for what, values in {
+    alike: dict[str, set[Any]] = {
         "epochs": {progress.epoch for progress in readers.values()},
         "beginnings of an epoch": {progress.start for progress in readers.values()},
         "numbers of ranks and workers": {(place.world_size, place.num_workers) for place in readers},
         "ranks and workers at the epoch's beginning": {
             (progress.world_size, progress.num_workers) for progress in readers.values()
         },
-    }.items():
+    }
+    for what, values in alike.items():
         if len(values) > 1:
-            values_text = " and ".join(map(str, sorted(values)))
-            raise ValueError(f"the states are not of one moment: they have other {what}, {values_text}; {_REMEDY}")
+            found_values = " and ".join(map(str, sorted(values)))
+            raise ValueError(f"the states are not of one moment: they have other {what}, {found_values}; {_REMEDY}")
     return Saved(readers)
 
 
@@ -167,7 +167,8 @@ def _read_state(state: Any, order_crc32: int) -> tuple[Place, Progress]:
             f"differ; {remedy}"
         )
     streams = [Stream(*stream) for stream in state["streams"]]
-    return Place(*state["place"]), Progress(state["epoch"], state["start"], *state["began_with"], streams)
+    world_size, num_workers = state["began_with"]
+    return Place(*state["place"]), Progress(state["epoch"], state["start"], world_size, num_workers, streams)
 
 
 def _has_layout(state: Any) -> bool:
