@@ -23,6 +23,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 MIXED = {"shuffle": 6, "shuffle_initial": 3}
 MODES = [{}, MIXED, {"samples_per_rank": 33}, {"samples_per_rank": 33, **MIXED}]
 EPOCH = 2
+EXHAUSTIVE = pytest.mark.exhaustive
+REST = [(2, 1, 3), (2, 4, 5), (0, 2, 3), (2, 3, 0)]
 
 
 @pytest.fixture(scope="module")
@@ -177,7 +179,8 @@ class TestStatefulDataLoader:
         return StatefulDataLoader(dataset, batch_size=4, num_workers=num_workers, **method, **more)
 
     @pytest.mark.parametrize(
-        ("before", "after", "n_batches"), [(2, 1, 3), (2, 3, 3), (2, 4, 5), (2, 0, 3), (0, 2, 3), (2, 3, 0)]
+        ("before", "after", "n_batches"),
+        [(2, 3, 3), (2, 0, 3), *(pytest.param(*case, marks=EXHAUSTIVE) for case in REST)],
     )
     def test_another_number_of_workers(self, forty, options, before, after, n_batches):
         whole = numbers_of(self.load(forty, options, before))
