@@ -76,7 +76,7 @@ COVERS = {
     "data/depth/test_pairs": "data/depth/fast data/depth/presets data/depth/reference",
     "data/extract/test_extract": "data/extract/files data/extract/plan data/extract/tree",
     "data/pixels/test_store": "data/pixels/format data/pixels/mapped data/pixels/parts",
-    "data/shards/test_dataset": "data/shards/place data/shards/progress",
+    "data/shards/test_dataset": "data/shards/orders data/shards/place data/shards/progress",
     "data/shards/test_read": (
         "data/shards/layout data/shards/listing data/shards/plan data/shards/sample data/shards/shuffling"
     ),

@@ -1,27 +1,23 @@
 """The data set that `read_shards` returns: which samples a process reads, in which order, from any place on."""
 
-import json
 import sys
 import warnings
-import zlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import islice
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 from torch.utils.data import IterableDataset
 from webdataset.utils import pytorch_worker_info
 
-from labkit.core import require_choice, require_int
+from labkit.core import require_choice
 from labkit.data.datasets import SkipLog, Skipped
 from labkit.data.decoders import DECODERS, DecodeError, decode
-from labkit.data.shards.listing import ShardList, count_samples, name_of, read_samples
-from labkit.data.shards.passes import Passes, Stretch, cut, shard_order
+from labkit.data.shards.orders import Orders
 from labkit.data.shards.place import Place
-from labkit.data.shards.progress import VERSION, Clock, Progress, read_state
+from labkit.data.shards.progress import Clock, Progress
 from labkit.data.shards.sample import find_image, parse_label
-from labkit.data.shards.sequence import resume, shuffled
+from labkit.data.shards.states import Saved, read_states, state_of
 
 
 class ShardWarning(UserWarning):
@@ -48,28 +44,18 @@ class ShardDataset(IterableDataset):
         ShardWarning: there are fewer shards than workers of all ranks.
     """
 
-    shards: ShardList
+    orders: Orders
     decoder: str
     transform: Callable[[Tensor], Any] | None
-    shuffle: int
-    shuffle_initial: int
-    seed: int
-    samples_per_rank: int | None
     on_error: str
 
     def __post_init__(self) -> None:
         require_choice("decoder", self.decoder, DECODERS)
         require_choice("on_error", self.on_error, ("raise", "skip"))
-        require_int("shuffle", self.shuffle, minimum=0)
-        require_int("shuffle_initial", self.shuffle_initial)
-        if self.samples_per_rank is not None:
-            require_int("samples_per_rank", self.samples_per_rank)
-            counts = count_samples(self.shards)
-            self._passes = Passes([(url, counts[url]) for url in self.shards.urls], self.shuffle, self.seed)
-        self.urls, self.classes = self.shards.urls, self.shards.classes
+        self.urls, self.classes = self.orders.shards.urls, self.orders.shards.classes
         self._clock = Clock()
         self._progress: Progress | None = None
-        self._resumed: tuple[Progress, Place] | None = None
+        self._saved: Saved | None = None
         self._parent_place: Place | None = None
         self._skips = SkipLog() if self.on_error == "skip" else None
         self._has_warned = False
@@ -90,44 +76,52 @@ class ShardDataset(IterableDataset):
         """
         place, progress = self._find_place(), self._progress
         if progress is None or progress.epoch != self._clock.epoch:
-            progress = Progress(self._clock.epoch)
-        return {
-            "version": VERSION,
-            "epoch": progress.epoch,
-            "start": self._clock.start(self._epoch_length(place)),
-            "n_read": progress.n_read,
-            "n_given": progress.n_given,
-            "is_over": progress.is_over or progress.n_given == self._share(place),
-            "place": list(place),
-            "order_crc32": self._order_crc32(),
-        }
+            progress = self._new_progress(place)
+        return state_of(progress, place, self.orders.crc32)
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Any) -> None:
         """Let the next iterator go on where `state` was taken. What was given before is not decoded again.
 
-        In the middle of an epoch, rank and worker must be those of the state, as must their numbers; after an epoch's
-        end, go on with `set_epoch(epoch + 1)` on any.
+        With the ranks and workers of the state, the rest is that of the undisturbed epoch, in its order. With others,
+        they share it out: each sample that is left comes once, and no reader has two more than another. With
+        `samples_per_rank`, other ranks get equally many: up to `world_size - 1` samples of the epoch come again.
+
+        torchdata's loader itself goes on with as many workers only. For another number of them, the data set gets the
+        loader's state, before the new loader is made::
+
+            dataset = read_shards(urls, shuffle=1000)
+            dataset.load_state_dict(state)  # what StatefulDataLoader.state_dict() returned, or a list of such
+            loader = StatefulDataLoader(dataset, batch_size=64, num_workers=3)
+
+        Args:
+            state: What `state_dict` returned, here or of the `StatefulDataLoader` over this data set, or a list of
+                such states. For other workers, that of the loader; for other ranks, those of all ranks, on each rank;
+                at an epoch's end, that of any.
 
         Raises:
-            ValueError: the state is of other shards or settings, or of another rank in mid-epoch; says what differs.
+            ValueError: the state is of other shards or settings; or in mid-epoch, states are missing, of two moments,
+                or older than the last batch (`snapshot_every_n_steps`). Says what differs and what to give.
         """
-        checked = read_state(state, self._order_crc32())
-        there, here = Place(*checked["place"]), self._find_place()
-        epoch, start, is_over = checked["epoch"], checked["start"], checked["is_over"]
-        progress = Progress(epoch, checked["n_read"], checked["n_given"], is_over)
-        if progress.n_read and not is_over:
-            there.require(here._replace(worker=there.worker, num_workers=there.num_workers))
-        self._clock.resume(epoch, epoch + is_over, start + is_over * self._epoch_length(there))
-        self._resumed, self._progress = (progress, there), progress
+        saved = read_states(state, self.orders.crc32)
+        self._progress = progress = saved.resume(self._find_place(), self.orders)
+        self._clock.resume(progress.epoch, progress.start + self.orders.epoch_length(progress.world_size))
+        self._saved = saved
 
     def __iter__(self) -> Iterator[tuple[Any, int]]:
         place = self._find_place()
-        self._progress = progress = self._begin(place)
-        return self._items(place, progress)
+        saved, self._saved = self._saved, None
+        if saved and self._clock.take_up() and saved.epoch == self._clock.epoch:
+            self._progress = saved.resume(place, self.orders)
+        else:
+            self._warn_if_idle(place)
+            self._progress = self._new_progress(place)
+        return self._items(self._progress)
 
     def samples(self) -> Iterator[dict[str, Any]]:
         """This process' part of an epoch, undecoded: `__key__`, `__url__`, and each member's bytes by its suffix."""
-        return self._samples(self._find_place(), self._clock.epoch, 0)
+        place = self._find_place()
+        self._warn_if_idle(place)
+        return self.orders.samples(place, self._clock.epoch, self._start(place))
 
     def __getstate__(self) -> dict[str, Any]:
         # A spawned worker does not inherit the rank that torch.distributed has.
@@ -139,81 +133,33 @@ class ShardDataset(IterableDataset):
             return place._replace(rank=self._parent_place.rank, world_size=self._parent_place.world_size)
         return place
 
-    def _begin(self, place: Place) -> Progress:
-        """The progress of a new iterator: that of a state, once, if it is of this epoch."""
-        resumed, self._resumed = self._resumed, None
-        if resumed is None or resumed[0].epoch != self._clock.epoch:
-            return Progress(self._clock.epoch)
-        progress, there = resumed
-        if progress.n_read and not progress.is_over:
-            there.require(place)
-        return progress
+    def _start(self, place: Place) -> int:
+        return self._clock.start(self.orders.epoch_length(place.world_size))
 
-    def _items(self, place: Place, progress: Progress) -> Iterator[tuple[Any, int]]:
-        share = self._share(place)
-        while not progress.is_over and progress.n_given != share:
+    def _new_progress(self, place: Place) -> Progress:
+        start = self._start(place)
+        return Progress(self._clock.epoch, start, place.world_size, place.num_workers, self.orders.whole(place))
+
+    def _items(self, progress: Progress) -> Iterator[tuple[Any, int]]:
+        while progress.streams:
+            n_streams, stream = len(progress.streams), progress.streams[0]
+            place = progress.place_of(stream)
+            share = self.orders.share(place)
             # In a second round, samples of this epoch come again, in place of those that were skipped.
-            for sample in self._samples(place, progress.epoch, progress.n_read % (share or sys.maxsize)):
-                progress.n_read += 1
-                if (item := self._decode(sample)) is not None:
-                    progress.n_given += 1
+            n_read, n_given = stream.first % (share or sys.maxsize), 0
+            for sample in self.orders.samples(place, progress.epoch, progress.start, n_read):
+                item = self._decode(sample)
+                progress.advance(counts=item is not None or share is None)
+                if item is not None:
+                    n_given += 1
                     yield item
-                    if progress.n_given == share:
-                        return
-            progress.is_over = share is None
-            if share and not progress.n_given:
-                raise ValueError(f"only 0 of {share} samples could be read: all of them were skipped")
-
-    def _samples(self, place: Place, epoch: int, n_read: int) -> Iterator[dict[str, Any]]:
-        """This process' part of an epoch, after the first `n_read`."""
-        self._warn_if_idle(place)
-        seed = f"{self.seed} {epoch} {tuple(place)}"
-        if not n_read:
-            samples = self._read(self._stretches(place, epoch))
-            return shuffled(samples, self.shuffle, self.shuffle_initial, seed) if self.shuffle else samples
-        stretches = self._count(self._stretches(place, epoch))
-        numbers = range(sum(stretch.stop - stretch.first for stretch in stretches))
-        order = shuffled(numbers, self.shuffle, self.shuffle_initial, seed) if self.shuffle else iter(numbers)
-        return resume(order, n_read, lambda first: self._read(list(cut(stretches, first))))
-
-    def _stretches(self, place: Place, epoch: int) -> list[Stretch]:
-        """What this process reads in an epoch. Without `samples_per_rank`, shards to their end, wherever that is."""
-        if self.samples_per_rank is not None:
-            start = self._clock.start(self._epoch_length(place)) + place.offset(self.samples_per_rank)
-            return list(self._passes.stretches(start, place.share(self.samples_per_rank)))
-        urls = shard_order(self.urls, self.shuffle, f"{self.seed} {epoch}")  # the same on every rank, before they share
-        return [Stretch(url, 0, sys.maxsize) for url in place.part(urls)]
-
-    def _count(self, stretches: list[Stretch]) -> list[Stretch]:
-        """The stretches, with the ends of whole shards filled in."""
-        if self.samples_per_rank is not None:
-            return stretches
-        counts = count_samples(replace(self.shards, urls=[stretch.url for stretch in stretches]))
-        return [stretch._replace(stop=counts[stretch.url]) for stretch in stretches]
-
-    def _read(self, stretches: Sequence[Stretch]) -> Iterator[dict[str, Any]]:
-        files = self.shards.open_in_turn(stretch.url for stretch in stretches)
-        for (url, first, stop), (_, file) in zip(stretches, files, strict=True):
-            n_samples = 0
-            with file:
-                for sample in islice(read_samples(self.shards, url, file), first, stop):
-                    n_samples += 1
-                    yield sample
-            if stop != sys.maxsize and n_samples < stop - first:
-                raise ValueError(f"{name_of(url)} has fewer samples than the {stop} of its manifest: copy it again")
-
-    def _share(self, place: Place) -> int | None:
-        return None if self.samples_per_rank is None else place.share(self.samples_per_rank)
-
-    def _epoch_length(self, place: Place) -> int:
-        """Samples of an epoch over all ranks, if they are limited."""
-        return place.world_size * (self.samples_per_rank or 0)
-
-    def _order_crc32(self) -> int:
-        """Of all that decides on the order of samples, but for the ranks and workers."""
-        names = [url.rpartition("/")[2] for url in self.urls]
-        settings = [self.shuffle, self.shuffle_initial, self.seed, self.samples_per_rank]
-        return zlib.crc32(json.dumps([names, list(self.shards.n_samples.values()), settings]).encode())
+                if len(progress.streams) < n_streams:
+                    break
+            else:
+                if share is None:
+                    del progress.streams[0]
+                elif not n_read and not n_given:
+                    raise ValueError(f"only 0 of {share} samples could be read: all of them were skipped")
 
     def _decode(self, sample: dict[str, Any]) -> tuple[Any, int] | None:
         """The sample's image and label; None if it is skipped."""
@@ -231,12 +177,12 @@ class ShardDataset(IterableDataset):
     def _warn_if_idle(self, place: Place) -> None:
         n_readers, n_shards = place.world_size * place.num_workers, len(self.urls)
         is_first = place.rank == 0 and place.worker == 0 and not self._has_warned
-        if is_first and n_shards < n_readers and self.samples_per_rank is None:
+        if is_first and n_shards < n_readers and self.orders.samples_per_rank is None:
             self._has_warned = True
             warnings.warn(
                 f"{n_shards} shards for {place.world_size} ranks x {place.num_workers} workers: "
                 f"{n_readers - n_shards} of them have nothing to read. Write smaller shards "
                 "(write_shards(..., max_count=...)), or use fewer workers",
                 ShardWarning,
-                stacklevel=4,
+                stacklevel=3,
             )

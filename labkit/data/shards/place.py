@@ -25,13 +25,5 @@ class Place(NamedTuple):
         parts_before = sum(self._replace(worker=worker).share(count) for worker in range(self.worker))
         return self.rank * count + parts_before
 
-    def require(self, here: "Place") -> None:
-        """Raise ValueError unless `here` is this place, where a state was taken in the middle of an epoch."""
-        if here != self:
-            raise ValueError(
-                f"the state was taken in the middle of an epoch by {self}, and this is {here}: go on there, or take "
-                "the state at an epoch's end, after which ranks and workers may change"
-            )
-
     def __str__(self) -> str:
         return f"worker {self.worker} of {self.num_workers} on rank {self.rank} of {self.world_size}"

@@ -1,13 +1,14 @@
-"""How far a data set of shards has come, and its state."""
+"""How far a data set of shards has come, and the clock that its workers share."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
+from torch.utils.data import get_worker_info
 
-VERSION = 1  # of the state; raised when its meaning changes
-_NUMBERS = ("version", "epoch", "start", "n_read", "n_given", "is_over", "order_crc32")
+from labkit.data.shards.place import Place
+from labkit.data.shards.streams import Stream
+
+_NOBODY, _NO_WORKER = -2, -1  # beside the seeds of loaders' passes, which are not negative
 
 
 class Clock:
@@ -18,7 +19,8 @@ class Clock:
     """
 
     def __init__(self) -> None:
-        self._numbers = torch.zeros(3, dtype=torch.int64).share_memory_()  # epoch; an epoch and where that one began
+        # Epoch; an epoch and where that one began; by whom a state was taken up.
+        self._numbers = torch.tensor([0, 0, 0, _NOBODY]).share_memory_()
 
     @property
     def epoch(self) -> int:
@@ -29,48 +31,50 @@ class Clock:
 
     def start(self, n_samples: int) -> int:
         """Where this epoch begins, if each has `n_samples`."""
-        epoch, known_epoch, known_start = self._numbers.tolist()
+        epoch, known_epoch, known_start, _ = self._numbers.tolist()
         return known_start + (epoch - known_epoch) * n_samples
 
-    def resume(self, epoch: int, known_epoch: int, known_start: int) -> None:
-        """Go on with `epoch`; `known_epoch` begins at `known_start`."""
-        self._numbers.copy_(torch.tensor([epoch, known_epoch, known_start]))
+    def resume(self, epoch: int, next_start: int) -> None:
+        """Go on with `epoch`; the next one begins at `next_start`."""
+        self._numbers.copy_(torch.tensor([epoch, epoch + 1, next_start, _NOBODY]))
+
+    def take_up(self) -> bool:
+        """Whether this process may go on from a state: all workers of the first pass over a loader may, no later one.
+
+        Workers of a later pass are copies of the same parent, which knows nothing of the first. They have another seed.
+        """
+        worker = get_worker_info()
+        taker = worker.seed - worker.id if worker else _NO_WORKER
+        taken_by = int(self._numbers[3])  # read once: another worker may be loading its state now
+        if taken_by == _NOBODY:
+            self._numbers[3] = taker
+        return taken_by in (_NOBODY, taker)
 
 
 @dataclass
 class Progress:
-    """How far the newest iterator of a data set has come, for its state.
+    """What is left to the newest iterator of a data set.
 
     Attributes:
         epoch: The epoch that it reads.
-        n_read: Samples of its order that are done, skipped ones among them.
-        n_given: Samples that it gave.
-        is_over: Whether it gave the last.
+        start: Where that epoch begins in the row of passes.
+        world_size: Number of ranks when it began.
+        num_workers: Number of workers then.
+        streams: What is still to come, the current one first; none when it is over.
     """
 
     epoch: int
-    n_read: int = 0
-    n_given: int = 0
-    is_over: bool = False
+    start: int
+    world_size: int
+    num_workers: int
+    streams: list[Stream]
 
+    def place_of(self, stream: Stream) -> Place:
+        """The place whose order a stream is part of."""
+        return Place(stream.rank, self.world_size, stream.worker, self.num_workers)
 
-def read_state(state: Any, order_crc32: int) -> Mapping[str, Any]:
-    """A state of `ShardDataset`, checked.
-
-    Raises:
-        ValueError: it is none, or of other shards or settings; says what differs.
-    """
-    remedy = "give the one that state_dict() of the same data set returned"
-    if not isinstance(state, Mapping) or not all(isinstance(state.get(name), int) for name in _NUMBERS):
-        raise ValueError(f"this is not a state of read_shards, which holds {', '.join(_NUMBERS)} and place: {remedy}")
-    place = state.get("place")
-    if not isinstance(place, list | tuple) or not all(isinstance(number, int) for number in place) or len(place) != 4:
-        raise ValueError(f"the place of a state is rank, world size, worker and number of workers, not {place!r}")
-    if state["version"] != VERSION:
-        raise ValueError(f"the state has version {state['version']}, this labkit reads {VERSION}: begin the epoch anew")
-    if state["order_crc32"] != order_crc32:
-        raise ValueError(
-            "the state is of another order of samples: shards, shuffle, shuffle_initial, seed or samples_per_rank "
-            f"differ; {remedy}"
-        )
-    return state
+    def advance(self, *, counts: bool) -> None:
+        """The next sample is done. One that does not count was skipped, and is made up for."""
+        stream = self.streams[0]
+        n_left = None if stream.n_left is None else stream.n_left - counts
+        self.streams[:1] = [] if n_left == 0 else [stream._replace(first=stream.first + 1, n_left=n_left)]

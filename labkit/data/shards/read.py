@@ -10,6 +10,7 @@ from torch import Tensor
 from labkit.data.shards.cache import ShardCache
 from labkit.data.shards.dataset import ShardDataset
 from labkit.data.shards.listing import ShardList
+from labkit.data.shards.orders import Orders
 
 
 def read_shards(
@@ -49,7 +50,8 @@ def read_shards(
         reads_in_flight: Requests at a time per process, each for 4 MiB, of which `reads_in_flight + 1` are in memory.
         cache: Keeps remote shards in a local folder.
 
-    Returns: A `ShardDataset` of `(image, label)`: image uint8 (3, H, W) RGB, label an int. It can resume in mid-epoch.
+    Returns: A `ShardDataset` of `(image, label)`: image uint8 (3, H, W) RGB, label an int. It can resume in mid-epoch,
+        with other ranks and workers, too: `dataset.load_state_dict(loader_state)`, then make the new loader over it.
 
     Raises:
         FileNotFoundError: no such shard or folder, or `write_shards` has not finished it.
@@ -59,4 +61,5 @@ def read_shards(
     """
     shards = ShardList.find(urls, verify=verify, storage_options=storage_options or {})
     shards = replace(shards, reads_in_flight=reads_in_flight, cache=cache)
-    return ShardDataset(shards, decoder, transform, shuffle, shuffle_initial, seed, samples_per_rank, on_error)
+    orders = Orders(shards, shuffle, shuffle_initial, seed, samples_per_rank)
+    return ShardDataset(orders, decoder, transform, on_error)

@@ -173,7 +173,7 @@ class TestOtherPlaces:
             dataset = read_shards(forty, samples_per_rank=10, shuffle=3)
             came += numbers(dataset)
             states[rank] = dataset.state_dict()
-        assert [state["is_over"] for state in states.values()] == [True] * 3
+        assert [state["streams"] for state in states.values()] == [[]] * 3
         for rank in range(2):
             at(monkeypatch, rank, 2)
             dataset = read_shards(forty, samples_per_rank=10, shuffle=3)
@@ -212,44 +212,3 @@ class TestOtherPlaces:
                 state = dataset.state_dict()
             n_passes, rest = divmod(came.total(), 40)
             assert {came[number] for number in range(40)} <= {n_passes, n_passes + bool(rest)}
-
-    def test_in_an_epoch_they_may_not(self, forty, monkeypatch):
-        at(monkeypatch, 0, 2)
-        dataset = read_shards(forty)
-        next(iter(dataset))
-        state = dataset.state_dict()
-        at(monkeypatch, 0, 3)
-        with pytest.raises(ValueError, match="on rank 0 of 2, and this is worker 0 of 1 on rank 0 of 3"):
-            read_shards(forty).load_state_dict(state)
-        at(monkeypatch, 0, 2)
-        resumed = read_shards(forty)
-        resumed.load_state_dict(state)
-        monkeypatch.setenv("NUM_WORKERS", "2")
-        monkeypatch.setenv("WORKER", "0")
-        with pytest.raises(ValueError, match="and this is worker 0 of 2 on rank 0 of 2"):
-            next(iter(resumed))
-
-
-class TestStatesThatDoNotFit:
-    @pytest.mark.parametrize(
-        ("options", "change", "said"),
-        [
-            ({"seed": 1}, {}, "of another order of samples: shards, shuffle"),
-            ({"shuffle": 2}, {}, "of another order"),
-            ({"samples_per_rank": 3}, {}, "of another order"),
-            ({}, {"version": 2}, "the state has version 2, this labkit reads 1"),
-            ({}, {"place": [0, 1]}, r"rank, world size, worker and number of workers, not \[0, 1\]"),
-            ({}, {"epoch": "1"}, "not a state of read_shards, which holds version, epoch"),
-        ],
-    )
-    def test_each_is_refused_by_name(self, forty, options, change, said):
-        state = read_shards(forty).state_dict() | change
-        with pytest.raises(ValueError, match=said):
-            read_shards(forty, **options).load_state_dict(state)
-
-    def test_none_and_other_shards(self, forty, tmp_path):
-        with pytest.raises(ValueError, match="not a state"):
-            read_shards(forty).load_state_dict(None)
-        other = read_shards(numbered(tmp_path / "other", 10, 2))
-        with pytest.raises(ValueError, match="of another order"):
-            other.load_state_dict(read_shards(forty).state_dict())

@@ -120,7 +120,7 @@ def test_what_is_not_there_is_named_without_credentials(http, s3):
         assert "hush" not in str(failure.value)
     with pytest.raises(FileNotFoundError, match=r"photos/no\.tar"):
         list(read_shards("s3://photos/no.tar", storage_options=s3))
-    assert s3["secret"] not in repr(read_shards("s3://photos", storage_options={**s3, "secret": "hush"}).shards)
+    assert s3["secret"] not in repr(read_shards("s3://photos", storage_options={**s3, "secret": "hush"}).orders)
 
 
 class Pieces:
