@@ -64,6 +64,7 @@ def test_every_name_is_there_and_lists_itself():
 WITHOUT_MODULE = {
     "test_house": "the package as a whole",
     "test_notebook_prose": "the prose of notebooks/, with notebook_prose.py",
+    "test_sentence_lengths": "the prose of notebooks/, with sentence_lengths.py",
     "test_stored_notebooks": "the folder notebooks/",
     "test_wheel": "the distribution: its name, and what a wheel holds",
     "test_typing": "the types of all public names",
