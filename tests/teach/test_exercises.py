@@ -142,7 +142,7 @@ def _costs(low, value, high, kind="measured here"):
     return lk.LoaderCosts({"photos": {"cpu_ms_per_image": lk.Estimate(value, low, high, kind=kind)}})
 
 
-SIZES = pd.DataFrame({"width": [1000, 768, 100, None], "height": [500, 1024, 200, None]}, dtype="Int64")
+SIZES = pd.DataFrame({"width": [1000, 768, 100, None], "height": [500, 1152, 200, None]}, dtype="Int64")
 WHOLE_NUMBERS = {
     "00.2": 128, "03.1": 10, "05.1": 250, "08b.1": 1000, "09.2": 20, "11.1": 4, "12.2": 6,
 }  # fmt: skip
@@ -373,14 +373,15 @@ def test_a_peer_of_your_own_is_judged_by_what_ran(frame_of, judge):
     assert "no peer has run: mine broke: no batch" in judge("13.4", broken)
 
 
+PHOTOS = {"cat/a.jpg": b"one", "cat/b.jpg": b"two", "dog/a.jpg": b"three", "dog/b.jpg": b"three"}
+
+
 class TestOwnShards:
     """08.4: whichever tool wrote them, under whichever names."""
 
-    PHOTOS = {"cat/a.jpg": b"one", "cat/b.jpg": b"two", "dog/a.jpg": b"three", "dog/b.jpg": b"three"}
-
     @pytest.fixture
     def judged(self, tmp_path, judge):
-        for key, data in self.PHOTOS.items():
+        for key, data in PHOTOS.items():
             path = tmp_path / "photos" / key
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(data)
@@ -406,10 +407,16 @@ class TestOwnShards:
         ("shards", "said"),
         [
             ([], "ends in .tar"),
-            ([[b"one"], [b"two", b"three"]], "2 of 4 photos are not in the shards, byte for byte: dog/a.jpg, dog/b.jpg\n"),
+            (
+                [[b"one"], [b"two", b"three"]],
+                "2 of 4 photos are not in the shards, byte for byte: dog/a.jpg, dog/b.jpg\n",
+            ),
             ([[b"ONE", b"two", b"three", b"three"]], "1 of 4 photos are not in the shards, byte for byte: cat/a.jpg\n"),
             ([[b""]], "4 of 4 photos are not in the shards, byte for byte: cat/a.jpg, cat/b.jpg, dog/a.jpg, ...\n"),
-            ([[b"one", b"two"], [b"three", b"three", b"two"]], "1 of 4 photos are in the shards more than once: cat/b.jpg"),
+            (
+                [[b"one", b"two"], [b"three", b"three", b"two"]],
+                "1 of 4 photos are in the shards more than once: cat/b.jpg",
+            ),
         ],
     )
     def test_what_is_wrong_is_named(self, shards, said, judged):

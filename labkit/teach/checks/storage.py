@@ -54,7 +54,8 @@ def check_own_shards(answer: Any) -> None:
     shards = sorted(Path(folder).rglob("*.tar"))
     expect(shards, f"no file in {folder} ends in .tar")
     packed = Counter(_digest(data) for shard in shards for data in _members(shard))
-    photos = {key: _digest(store.read(key)) for key in store.keys()}
+    keys = store.keys()
+    photos = {key: _digest(store.read(key)) for key in keys}
     stored = Counter(photos.values())  # files of a folder may be equal
     missing = [key for key, digest in photos.items() if packed[digest] < stored[digest]]
     examples = f"{', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}"
