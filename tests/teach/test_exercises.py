@@ -4,7 +4,9 @@ import io
 import random
 import re
 import struct
+import tarfile
 
+import pandas as pd
 import pytest
 import torch
 from PIL import Image
@@ -140,6 +142,7 @@ def _costs(low, value, high, kind="measured here"):
     return lk.LoaderCosts({"photos": {"cpu_ms_per_image": lk.Estimate(value, low, high, kind=kind)}})
 
 
+SIZES = pd.DataFrame({"width": [1000, 768, 100, None], "height": [500, 1152, 200, None]}, dtype="Int64")
 WHOLE_NUMBERS = {
     "00.2": 128, "03.1": 10, "05.1": 250, "08b.1": 1000, "09.2": 20, "11.1": 4, "12.2": 6,
 }  # fmt: skip
@@ -221,6 +224,17 @@ ANSWERS = {
             lambda memory, start, shape, box: _crop_of_memory(memory, start, shape[::-1], box),
             lambda memory, start, shape, box: _crop_of_memory(memory, start, shape, (0, 0, *box[2:])),
             len,
+        ],
+    ),
+    "11b.4": (
+        [(SIZES, 3 * (256 * 512 + 256 * 384 + 100 * 200) / 1e9)],
+        [
+            (SIZES, (256 * 512 + 256 * 384 + 100 * 200) / 1e9),  # one channel
+            (SIZES, 3 * (256 * 512 + 256 * 384 + 256 * 512) / 1e9),  # the small photo enlarged
+            (SIZES, 3 * 3 * 256 * 256 / 1e9),
+            (SIZES.iloc[3:], 0.0),
+            (None, 1.0),
+            3.0,
         ],
     ),
     "12.4": (
@@ -359,8 +373,63 @@ def test_a_peer_of_your_own_is_judged_by_what_ran(frame_of, judge):
     assert "no peer has run: mine broke: no batch" in judge("13.4", broken)
 
 
+PHOTOS = {"cat/a.jpg": b"one", "cat/b.jpg": b"two", "dog/a.jpg": b"three", "dog/b.jpg": b"three"}
+
+
+class TestOwnShards:
+    """08.4: whichever tool wrote them, under whichever names."""
+
+    @pytest.fixture
+    def judged(self, tmp_path, judge):
+        for key, data in PHOTOS.items():
+            path = tmp_path / "photos" / key
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+
+        def judged(*shards):
+            for number, shard in enumerate(shards):
+                with tarfile.open(tmp_path / f"{number}.tar", "w") as tar:
+                    folder = tarfile.TarInfo("a folder")
+                    folder.type = tarfile.DIRTYPE
+                    tar.addfile(folder)
+                    for place, data in enumerate(shard):
+                        member = tarfile.TarInfo(f"{place}.bin")
+                        member.size = len(data)
+                        tar.addfile(member, io.BytesIO(data))
+            return judge("08.4", (lk.FolderStore(tmp_path / "photos"), tmp_path))
+
+        return judged
+
+    def test_all_once(self, judged):
+        assert judged([b"three", b"one", b"0", b"0"], [b"three", b"two", b"0", b"1"]) == "08.4: right\n"
+
+    @pytest.mark.parametrize(
+        ("shards", "said"),
+        [
+            ([], "ends in .tar"),
+            (
+                [[b"one"], [b"two", b"three"]],
+                "2 of 4 photos are not in the shards, byte for byte: dog/a.jpg, dog/b.jpg\n",
+            ),
+            ([[b"ONE", b"two", b"three", b"three"]], "1 of 4 photos are not in the shards, byte for byte: cat/a.jpg\n"),
+            ([[b""]], "4 of 4 photos are not in the shards, byte for byte: cat/a.jpg, cat/b.jpg, dog/a.jpg, ...\n"),
+            (
+                [[b"one", b"two"], [b"three", b"three", b"two"]],
+                "1 of 4 photos are in the shards more than once: cat/b.jpg",
+            ),
+        ],
+    )
+    def test_what_is_wrong_is_named(self, shards, said, judged):
+        assert said in judged(*shards)
+
+    def test_the_shards_of_labkit(self, tmp_path, judge):
+        photos = lk.FolderStore(lk.make_photos(tmp_path / "photos", 3))
+        lk.write_shards(photos, tmp_path / "shards", max_count=2, engine="threads", progress=False)
+        assert judge("08.4", (photos, tmp_path / "shards")) == "08.4: right\n"
+
+
 def test_every_exercise_has_answers_here():
-    assert set(exercises()) == {*ANSWERS, *EXPERIMENTS, "02.4", "05.3", "12.5", "13.4"}
+    assert set(exercises()) == {*ANSWERS, *EXPERIMENTS, "02.4", "05.3", "08.4", "12.5", "13.4"}
 
 
 def test_no_answer_gives_the_hint_and_an_unknown_number_the_list(judge):

@@ -1,10 +1,16 @@
 """The checks of the exercises in notebooks 08 to 11b: shards, Marigold's storage, image sizes, decoding once."""
 
+import hashlib
 import random
+import tarfile
+from collections import Counter
+from collections.abc import Iterator
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from labkit.teach.exercises import exercise, expect, frame_exercise, number_exercise
 
@@ -39,6 +45,35 @@ def check_sample_key(answer: Any) -> None:
     for name, key in names.items():
         found = answer(name)
         expect(found == key, f"{name!r} belongs to the sample {key!r}; it returned {found!r}")
+
+
+@exercise("08.4")
+def check_own_shards(answer: Any) -> None:
+    """A pair: your store, such as lk.FolderStore("path/to/photos"), and the folder of its shards."""
+    store, folder = answer
+    shards = sorted(Path(folder).rglob("*.tar"))
+    expect(shards, f"no file in {folder} ends in .tar")
+    packed = Counter(_digest(data) for shard in shards for data in _members(shard))
+    keys = store.keys()
+    photos = {key: _digest(store.read(key)) for key in keys}
+    stored = Counter(photos.values())  # files of a folder may be equal
+    missing = [key for key, digest in photos.items() if packed[digest] < stored[digest]]
+    examples = f"{', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}"
+    expect(not missing, f"{len(missing)} of {len(photos)} photos are not in the shards, byte for byte: {examples}")
+    again = [key for key, digest in photos.items() if packed[digest] > stored[digest]]
+    expect(not again, f"{len(again)} of {len(photos)} photos are in the shards more than once: {', '.join(again[:3])}")
+
+
+def _members(shard: Path) -> Iterator[bytes]:
+    with tarfile.open(shard) as tar:
+        for member in tar:
+            file = tar.extractfile(member)  # None for a folder
+            if file is not None:
+                yield file.read()
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=16).digest()
 
 
 @exercise("08b.2")
@@ -165,3 +200,18 @@ def check_crop_view(answer: Any) -> None:
             same = np.array_equal(found, whole[top : top + height, left : left + width])
             expect(same, f"{crop} has the wrong pixels")
             expect(np.shares_memory(found, memory), f"{crop} was copied")
+
+
+@exercise("11b.4")
+def check_own_gigabytes(answer: Any) -> None:
+    """A pair: the frame that lk.collect_sizes gives for your photos, and a number, in GB."""
+    sizes, found_gb = answer
+    is_sizes = isinstance(sizes, pd.DataFrame) and {"width", "height"} <= set(sizes)
+    expect(is_sizes, f"a {type(sizes).__name__} is not a frame from lk.collect_sizes")
+    sides = sizes[["width", "height"]].dropna().to_numpy(float)
+    expect(len(sides), "it states the size of no photo")
+    shrunk = sides * np.minimum(1, 256 / sides.min(axis=1, keepdims=True))
+    expected_gb = 3 * shrunk.prod(axis=1).sum() / 1e9
+    ratio = float(found_gb) / expected_gb
+    wrong = f"{float(found_gb):g} GB is {ratio:.2f} times the right value for these {len(sides)} photos"
+    expect(abs(ratio - 1) <= 0.01, wrong)  # the longer side is rounded to whole pixels
