@@ -184,6 +184,7 @@ ANSWERS = {
             (_stages(3.0), 3.0),
             (_stages(1.0, 2.0, variant="naive"), 3.0),
             ({"stage": [1.0, 2.0]}, 3.0),
+            (_stages(1.0, 2.0), 3.0, 3.0),
             _stages(1.0, 2.0),
         ],
     ),

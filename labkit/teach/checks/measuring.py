@@ -44,7 +44,7 @@ def check_own_stages(answer: Any) -> None:
     stages, wall_s = expect_pair(answer, '(watch.frame("mine"), seconds_of_the_whole)')
     is_frame = isinstance(stages, pd.DataFrame) and {"variant", "stage", "seconds"} <= set(stages.columns)
     expect(is_frame, f'a {type(stages).__name__} is not a frame of stages; watch.frame("mine") gives one')
-    expect("naive" not in set(stages["variant"]), "these are the stages of the notebook; take a loader of your own apart")
+    expect("naive" not in set(stages["variant"]), "these are the stages of the notebook; time your own")
     n_stages = stages["stage"].nunique()
     expect(n_stages >= 2, f"it has {n_stages} stage; put at least two steps inside `with watch(...)`")
     sum_s = float(stages["seconds"].sum())
@@ -113,7 +113,9 @@ def check_own_files(answer: Any) -> None:
     for name in sorted(found - right):
         expect(name in results.index, f"{name!r} is none of {', '.join(results.index)}")
         outcome, file, shape = results.loc[name]
-        raise WrongAnswer(f"{name} {outcome} for {file!r}: it gives {shape}")
+        raise WrongAnswer(
+            f"{name} {outcome} for {file!r}: it gives {shape}, Pillow asked for upright RGB gives other pixels"
+        )
     expect(found == right, f"{len(right - found)} more of the decoders give the right pixels for all {len(files)}")
 
 
