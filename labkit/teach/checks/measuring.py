@@ -113,9 +113,7 @@ def check_own_files(answer: Any) -> None:
     for name in sorted(found - right):
         expect(name in results.index, f"{name!r} is none of {', '.join(results.index)}")
         outcome, file, shape = results.loc[name]
-        raise WrongAnswer(
-            f"{name} {outcome} for {file!r}: it gives {shape}, Pillow asked for upright RGB gives other pixels"
-        )
+        raise WrongAnswer(f"{name} {outcome} for {file!r}: it gives {shape}, not the pixels of upright RGB")
     expect(found == right, f"{len(right - found)} more of the decoders give the right pixels for all {len(files)}")
 
 
