@@ -40,7 +40,7 @@ def check_size_reader(answer: Any) -> None:
 
 @exercise("01.5")
 def check_own_stages(answer: Any) -> None:
-    """A pair: your stopwatch's frame, and the seconds that the same work takes without the stopwatch."""
+    """A pair: your stopwatch's frame, and the seconds of the whole loop in the same run."""
     stages, wall_s = expect_pair(answer, '(watch.frame("mine"), seconds_of_the_whole)')
     is_frame = isinstance(stages, pd.DataFrame) and {"variant", "stage", "seconds"} <= set(stages.columns)
     expect(is_frame, f'a {type(stages).__name__} is not a frame of stages; watch.frame("mine") gives one')
@@ -48,8 +48,8 @@ def check_own_stages(answer: Any) -> None:
     n_stages = stages["stage"].nunique()
     expect(n_stages >= 2, f"it has {n_stages} stage; put at least two steps inside `with watch(...)`")
     sum_s = float(stages["seconds"].sum())
-    missing = "a step is outside of all stages, or the whole did more work"
-    doubled = "a stage holds another one, or the whole did less work"
+    missing = "a step is outside of all stages"
+    doubled = "a stage holds another one, or the stopwatch also ran elsewhere"
     apart = f"the stages take {sum_s:.3g} s, the whole {float(wall_s):.3g} s: {missing if sum_s < wall_s else doubled}"
     expect(abs(sum_s / float(wall_s) - 1) <= 0.1, apart)
 
