@@ -103,6 +103,17 @@ def expect_frame(frame: Any, *, rounds: int = 3, widest: float = 0.5, speedup: f
     expect(best >= speedup, f"the fastest conclusive variant reaches {best:.2f}x; at least {speedup}x is needed")
 
 
+def expect_pair(answer: Any, parts: str) -> tuple[Any, Any]:
+    """The two parts of an answer; `parts` says what they are.
+
+    Raises:
+        WrongAnswer: it is no tuple or list of two.
+    """
+    is_pair = isinstance(answer, tuple | list) and len(answer) == 2
+    expect(is_pair, f"a {type(answer).__name__} is not the pair {parts}")
+    return answer[0], answer[1]
+
+
 def _judge_answer(judge: Check, answer: Any) -> str:
     try:
         judge(answer)

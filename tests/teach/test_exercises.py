@@ -57,6 +57,24 @@ def _normalised(batch):
     return (batch / 255 - mean[:, None, None]) / std[:, None, None]
 
 
+def _flip_by_chance(batch):
+    return batch.flip(3) if torch.rand(()) < 0.5 else batch
+
+
+def _flip_one_by_one(batch):
+    return torch.where((torch.rand(len(batch)) < 0.5)[:, None, None, None], batch.flip(3), batch)
+
+
+def _stages(*seconds, variant="mine"):
+    names = [f"stage {number}" for number in range(len(seconds))]
+    return pd.DataFrame({"variant": variant, "stage": names, "seconds": seconds})
+
+
+def _own_files(*kinds):
+    """Files in the forms of a reader's folder, by name."""
+    return {kind: lk.oracle_files()[kind] for kind in kinds}
+
+
 def _to_tensor(pixels):
     return torch.from_numpy(pixels).permute(2, 0, 1)
 
@@ -142,7 +160,12 @@ def _costs(low, value, high, kind="measured here"):
     return lk.LoaderCosts({"photos": {"cpu_ms_per_image": lk.Estimate(value, low, high, kind=kind)}})
 
 
+<<<<<<< HEAD
 SIZES = pd.DataFrame({"width": [1000, 768, 100, None], "height": [500, 1152, 200, None]}, dtype="Int64")
+=======
+PHOTO = torch.arange(3 * 4 * 5, dtype=torch.uint8).view(3, 4, 5)
+
+>>>>>>> 6979b5c4f26cc8d44756805abc9c252c784c9140
 WHOLE_NUMBERS = {
     "00.2": 128, "03.1": 10, "05.1": 250, "08b.1": 1000, "09.2": 20, "11.1": 4, "12.2": 6,
 }  # fmt: skip
@@ -158,9 +181,38 @@ ANSWERS = {
     **{name: ([number], [0.97 * number, 1.03 * number, "many"]) for name, number in NUMBERS.items()},
     "00.3": (["inconclusive"], ["faster", "slower", None]),
     "01.3": ([_size], [_decoded_size, lambda data: _size(data)[::-1], "function", lambda data: None]),
+    "01.5": (
+        [(_stages(1.0, 2.0), 3.1), [_stages(1.0, 2.0), 2.9], (_stages(0.5, 0.5, 0.09), 1.0)],
+        [
+            (_stages(1.0, 2.0), 4.0),
+            (_stages(1.0, 2.0), 2.0),
+            (_stages(3.0), 3.0),
+            (_stages(1.0, 2.0, variant="naive"), 3.0),
+            ({"stage": [1.0, 2.0]}, 3.0),
+            (_stages(1.0, 2.0), 3.0, 3.0),
+            _stages(1.0, 2.0),
+        ],
+    ),
     "02.1": ([_to_rgb], [_low_byte, _white, lambda image: image, lambda image: _to_rgb(image).flip(0), 3]),
     "02.2": ([{"cv2", "torchcodec"}, ["torchcodec", "cv2"]], [{"cv2"}, "torchcodec", {"cv2", "torchcodec", "pil"}]),
     "02.3": ([(375, 500), [375, 500]], [(500, 375), (256, 341), (188, 250), 375]),
+    "02.5": (
+        [
+            (_own_files("subsampling 420.jpeg"), set(lk.DECODERS) - {"cv2", *lk.missing_decoders()}),
+            (_own_files("subsampling 420.jpeg", "exif 6.jpeg"), {"torchcodec"} - set(lk.missing_decoders())),
+            (_own_files("exif 6 as text.png"), set()),
+        ],
+        [
+            (_own_files("subsampling 420.jpeg"), {"pil"}),
+            (_own_files("subsampling 420.jpeg"), set(lk.DECODERS)),
+            (_own_files("subsampling 420.jpeg", "exif 6.jpeg"), {"torchcodec", "torchvision"}),
+            (_own_files("exif 6 as text.png"), "torchcodec"),
+            (_own_files("exif 6 as text.png"), {"jpegli"}),
+            ({"broken.png": lk.broken_files()["bad chunk.png"]}, set()),
+            ({}, set()),
+            {"torchcodec"},
+        ],
+    ),
     "03.3": (
         [lambda *numbers: random.Random(str(numbers)).random()],
         [_global_draw, lambda *numbers: random.random(), lambda *numbers: 0.5, lambda seed, epoch, i: 0.01 * seed + i],
@@ -172,6 +224,17 @@ ANSWERS = {
     "04.3": (
         [_normalised],
         [lambda batch: batch / 255, lambda batch: batch, lambda batch: _normalised(batch * 1.0).double()],
+    ),
+    "04.5": (
+        [(_flip_one_by_one, PHOTO), (lambda batch: _flip_one_by_one(batch) / 255, PHOTO)],
+        [
+            (_flip_by_chance, PHOTO),
+            (lambda batch: batch.flip(3), PHOTO),
+            (lambda batch: _flip_one_by_one(batch)[:8], PHOTO),
+            (lambda batch: (batch, 0.3), PHOTO),
+            (_flip_one_by_one, "photo"),
+            _flip_one_by_one,
+        ],
     ),
     "05.2": (
         [_to_tensor],
@@ -359,6 +422,23 @@ def test_frames_are_judged(name, rates, said, frame_of, judge):
 def test_what_is_no_experiment_of_ones_own(frame_of, judge):
     assert "not a frame" in judge("00.4", 3)
     assert "of your own" in judge("00.4", frame_of({"a": BASE, "b": FASTER}, "a", experiment="00 two workers"))
+
+
+@pytest.mark.parametrize(
+    ("name", "answer", "said"),
+    [
+        ("01.5", (_stages(1.0, 2.0), 4.0), "a step is outside of all stages"),
+        ("01.5", (_stages(1.0, 2.0), 2.0), "a stage holds another one"),
+        ("01.5", 3.0, "a float is not the pair"),
+        ("02.5", (_own_files("subsampling 420.jpeg"), {"cv2"}), "cv2 differs for 'subsampling 420.jpeg'"),
+        ("02.5", (_own_files("subsampling 420.jpeg"), {"pil"}), "more of the decoders give the right pixels for all 1"),
+        ("02.5", ({"x.png": lk.broken_files()["bad chunk.png"]}, {"pil"}), "leave 'x.png' out"),
+        ("04.5", (_flip_by_chance, PHOTO), "draws once per call"),
+        ("04.5", (lambda batch: batch.flip(3), PHOTO), "nothing in it is random"),
+    ],
+)
+def test_what_is_wrong_with_ones_own_data_is_told(name, answer, said, judge):
+    assert said in judge(name, answer)
 
 
 def test_a_peer_of_your_own_is_judged_by_what_ran(frame_of, judge):

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from labkit.measure import summarize
-from labkit.teach.exercises import exercise, expect, expect_frame, frame_exercise, number_exercise
+from labkit.teach.exercises import exercise, expect, expect_frame, expect_pair, frame_exercise, number_exercise
 
 number_exercise("03.1", "A whole number of workers.", 10, tolerance=0)
 number_exercise("03.2", "A number, in GB.", 8 * 0.5)
@@ -76,6 +76,20 @@ def check_normalised(answer: Any) -> None:
     _expect_like(found, batch.float())
     off = float(np.abs(found.numpy() - expected).max())
     expect(off < 1e-5, f"a value is off by {off:.3g}")
+
+
+@exercise("04.5")
+def check_own_draws(answer: Any) -> None:
+    """A pair: your augmentation, a function of a uint8 batch (N, 3, H, W), and one of your photos (3, H, W)."""
+    augment, photo = expect_pair(answer, "(my_augment, my_photo)")
+    calls = [augment(photo.expand(16, -1, -1, -1).clone()) for _ in range(16)]
+    for found in calls:
+        is_batch = isinstance(found, torch.Tensor) and len(found) == 16
+        expect(is_batch, f"for a batch of 16 it returned a {type(found).__name__} that is no batch of 16")
+    is_random = not all(torch.equal(found, calls[0]) for found in calls)
+    n_alike = sum(bool((found == found[:1]).all()) for found in calls)
+    expect(is_random or n_alike < 16, "16 calls on 16 copies of the photo gave one result: nothing in it is random")
+    expect(n_alike < 16, "it draws once per call: in each of 16 calls, all 16 copies of the photo came out alike")
 
 
 @exercise("05.2")

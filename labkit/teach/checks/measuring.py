@@ -7,8 +7,9 @@ import pandas as pd
 import torch
 
 from labkit.core import encode_image
+from labkit.data import DecodeError, decode
 from labkit.measure import quiet_summary
-from labkit.teach.exercises import WrongAnswer, exercise, expect, frame_exercise, number_exercise
+from labkit.teach.exercises import WrongAnswer, exercise, expect, expect_pair, frame_exercise, number_exercise
 
 number_exercise("00.1", "A number, in images per second.", 256 / 0.4)
 number_exercise("00.2", "A whole number of images.", 2 * 2 * 32, tolerance=0)
@@ -35,6 +36,22 @@ def check_size_reader(answer: Any) -> None:
         for data, kind in ((whole, "complete"), (whole[: len(whole) // 2], "truncated")):
             found = tuple(answer(data))
             expect(found == size, f"for a {kind} file of {size} pixels (width, height) it returned {found}")
+
+
+@exercise("01.5")
+def check_own_stages(answer: Any) -> None:
+    """A pair: your stopwatch's frame, and the seconds of the whole loop in the same run."""
+    stages, wall_s = expect_pair(answer, '(watch.frame("mine"), seconds_of_the_whole)')
+    is_frame = isinstance(stages, pd.DataFrame) and {"variant", "stage", "seconds"} <= set(stages.columns)
+    expect(is_frame, f'a {type(stages).__name__} is not a frame of stages; watch.frame("mine") gives one')
+    expect("naive" not in set(stages["variant"]), "these are the stages of the notebook; time your own")
+    n_stages = stages["stage"].nunique()
+    expect(n_stages >= 2, f"it has {n_stages} stage; put at least two steps inside `with watch(...)`")
+    sum_s = float(stages["seconds"].sum())
+    missing = "a step is outside of all stages"
+    doubled = "a stage holds another one, or the stopwatch also ran elsewhere"
+    apart = f"the stages take {sum_s:.3g} s, the whole {float(wall_s):.3g} s: {missing if sum_s < wall_s else doubled}"
+    expect(abs(sum_s / float(wall_s) - 1) <= 0.1, apart)
 
 
 @exercise("02.1")
@@ -78,3 +95,31 @@ def check_end_of_lead(answer: Any) -> None:
     expect(row["n_runs"] >= 5, f"it has {row['n_runs']} measured rounds; at least 5 are needed")
     lead = f"{row['speedup']:.2f}x as fast"
     expect(row["speedup"] < 1.2, f"turbojpeg is still {lead} on these files; try another format")
+
+
+@exercise("02.5")
+def check_own_files(answer: Any) -> None:
+    """A pair: a dict of your files' bytes by name, and the set of decoders that get all of them right."""
+    from labkit.teach.conformance import conformance
+
+    files, names = expect_pair(answer, "(files, {names})")
+    is_dict = isinstance(files, dict) and len(files) > 0
+    expect(is_dict, "the first part must be a dict: {key: mine.read(key) for key in mine.keys()[:20]}")
+    for name, data in files.items():
+        _expect_whole(name, data)
+    rows = conformance(files, by_default=True).sort_values("outcome").drop_duplicates("decoder")  # "differs" first
+    results = rows.set_index("decoder")[["outcome", "file", "shape"]]
+    found, right = {names} if isinstance(names, str) else set(names), set(results.index[results["outcome"] == "same"])
+    for name in sorted(found - right):
+        expect(name in results.index, f"{name!r} is none of {', '.join(results.index)}")
+        outcome, file, shape = results.loc[name]
+        raise WrongAnswer(f"{name} {outcome} for {file!r}: it gives {shape}, not the pixels of upright RGB")
+    expect(found == right, f"{len(right - found)} more of the decoders give the right pixels for all {len(files)}")
+
+
+def _expect_whole(name: str, data: bytes) -> None:
+    """Refuse a broken file before a decoder that it could crash sees it."""
+    try:
+        decode(data, "pil")
+    except DecodeError as error:
+        raise WrongAnswer(f"leave {name!r} out, lk.decode refuses it: {error}") from error
