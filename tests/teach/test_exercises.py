@@ -160,12 +160,9 @@ def _costs(low, value, high, kind="measured here"):
     return lk.LoaderCosts({"photos": {"cpu_ms_per_image": lk.Estimate(value, low, high, kind=kind)}})
 
 
-<<<<<<< HEAD
 SIZES = pd.DataFrame({"width": [1000, 768, 100, None], "height": [500, 1152, 200, None]}, dtype="Int64")
-=======
 PHOTO = torch.arange(3 * 4 * 5, dtype=torch.uint8).view(3, 4, 5)
 
->>>>>>> 6979b5c4f26cc8d44756805abc9c252c784c9140
 WHOLE_NUMBERS = {
     "00.2": 128, "03.1": 10, "05.1": 250, "08b.1": 1000, "09.2": 20, "11.1": 4, "12.2": 6,
 }  # fmt: skip
