@@ -340,7 +340,7 @@ STALL = {"a": BASE, "b": [150, 151, 150, 149, 150], "step alone": [160, 161, 160
         ("12.5", {"a": BASE, "step alone": BASE[::-1]}, "12.5: right"),
         ("12.5", {"a": BASE, "b": [112, 113, 112, 111, 112], "step alone": [121, 122, 121, 120, 121]}, "12.5: right"),
         ("12.5", {"a": BASE, "b": [105, 106, 105, 104, 105], "step alone": [121, 122, 121, 120, 121]}, "at least 1.1"),
-        ("12.5", {**STALL, "b": [150, 200, 120, 180, 150], "step alone": [200, 260, 160, 230, 200]}, "12.5: right"),
+        ("12.5", {**STALL, "b": [250, 400, 190, 330, 250], "step alone": [400, 600, 300, 500, 400]}, "12.5: right"),
         ("12.5", {"step alone": FASTER, "a": BASE}, "make a loader the baseline"),
         ("12.5", {"a": BASE[:2], "step alone": BASE[:2]}, "2 measured rounds"),
         ("13.4", {"a": BASE, "b": FASTER}, "make it with lk.compare_peers"),
