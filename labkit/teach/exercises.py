@@ -85,6 +85,29 @@ def expect_frame(frame: Any, *, rounds: int = 3, widest: float = 0.5, speedup: f
         widest: Width of the narrowest conclusive interval, as a share of its speed-up.
         speedup: How many times as fast as the baseline the fastest conclusive variant has to be.
     """
+    others = expect_runs(frame, rounds=rounds)
+    conclusive = others[others["verdict"].isin(["faster", "slower"])]
+    expect(len(conclusive), "every variant is inconclusive: measure longer, or choose variants that differ more")
+    width = float(((conclusive["ci_high"] - conclusive["ci_low"]) / conclusive["speedup"]).min())
+    too_wide = f"the narrowest interval is {width:.0%} wide; at most {widest:.0%} is needed: measure longer"
+    expect(width <= widest, too_wide)
+    best = conclusive["speedup"].max()
+    expect(best >= speedup, f"the fastest conclusive variant reaches {best:.2f}x; at least {speedup}x is needed")
+
+
+def expect_runs(frame: Any, *, rounds: int = 3) -> pd.DataFrame:
+    """Refuse what is no frame of the reader's own runs, or one with too few of them.
+
+    Args:
+        frame: The answer.
+        rounds: Measured rounds that each variant needs.
+
+    Returns:
+        `summarize` of its variants, without the baseline.
+
+    Raises:
+        WrongAnswer: says what is wrong.
+    """
     is_frame = isinstance(frame, pd.DataFrame) and "images_per_s" in frame
     expect(is_frame, f"a {type(frame).__name__} is not a frame from lk.compare")
     is_ours = frame["experiment"].astype(str).str.match(r"\d\d ").any()
@@ -94,13 +117,24 @@ def expect_frame(frame: Any, *, rounds: int = 3, widest: float = 0.5, speedup: f
     expect(len(others), "it has only the baseline; add a variant to compare it with")
     n_runs = others["n_runs"].min()
     expect(n_runs >= rounds, f"it has {n_runs} measured rounds; at least {rounds} are needed")
-    conclusive = others[others["verdict"].isin(["faster", "slower"])]
-    expect(len(conclusive), "every variant is inconclusive: measure longer, or choose variants that differ more")
-    width = float(((conclusive["ci_high"] - conclusive["ci_low"]) / conclusive["speedup"]).min())
-    too_wide = f"the narrowest interval is {width:.0%} wide; at most {widest:.0%} is needed: measure longer"
-    expect(width <= widest, too_wide)
-    best = conclusive["speedup"].max()
-    expect(best >= speedup, f"the fastest conclusive variant reaches {best:.2f}x; at least {speedup}x is needed")
+    return others
+
+
+def expect_settled(frame: Any, *, speedup: float, rounds: int = 3) -> None:
+    """Refuse a frame that leaves open whether a variant is `speedup` times as fast as the baseline.
+
+    It passes where one is, and where none is: so it can be answered with any data.
+
+    Args:
+        frame: The answer.
+        speedup: The ratio that is asked about.
+        rounds: Measured rounds that each variant needs.
+    """
+    others = expect_runs(frame, rounds=rounds)
+    highest = others["ci_high"].idxmax()
+    low, high = others.loc[highest, ["ci_low", "ci_high"]]
+    is_settled = (others["ci_low"] >= speedup).any() or high < speedup
+    expect(is_settled, f"{speedup}x lies in the interval of {highest!r}, {low:.2f} to {high:.2f}: measure longer")
 
 
 def expect_pair(answer: Any, parts: str) -> tuple[Any, Any]:

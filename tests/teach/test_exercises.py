@@ -355,7 +355,7 @@ ANSWERS = {
 # Exercises with a frame of two variants as their answer -> how many times as fast one must be, if that counts.
 EXPERIMENTS = {
     "00.4": None, "01.4": 1.1, "03.4": 1.2, "04.4": None, "06.4": None, "07.5": 1.05, "08.3": 1.2, "08b.4": None,
-    "09.5": 1.2, "10.5": None, "10b.3": None, "11.3": 1.2, "14.4": None, "15.4": 1.2,
+    "09.5": 1.2, "10.5": None, "10b.3": None, "11.3": 1.2,
 }  # fmt: skip
 BASE, FASTER = [100, 101, 99, 100, 100], [130, 131, 130, 129, 130]
 
@@ -410,6 +410,27 @@ STALL = {"a": BASE, "b": [150, 151, 150, 149, 150], "step alone": [160, 161, 160
         ("12.5", {"a": BASE, "step alone": FASTER}, "only one loader"),
         ("12.5", {**STALL, "step alone": [120, 121, 120, 119, 120]}, "not the same step"),
         ("12.5", {**STALL, "b": [110, 111, 110, 109, 110]}, "at least 1.2x is needed"),
+        ("12.5", {"a": BASE, "step alone": [105, 106, 105, 104, 105]}, "12.5: right"),  # no loader can bring 1.2x
+        ("12.5", {"a": BASE, "step alone": BASE[::-1]}, "12.5: right"),
+        ("12.5", {"a": BASE, "b": [112, 113, 112, 111, 112], "step alone": [121, 122, 121, 120, 121]}, "12.5: right"),
+        ("12.5", {"a": BASE, "b": [105, 106, 105, 104, 105], "step alone": [121, 122, 121, 120, 121]}, "at least 1.1"),
+        ("12.5", {**STALL, "b": [250, 400, 190, 330, 250], "step alone": [400, 600, 300, 500, 400]}, "12.5: right"),
+        ("12.5", {"step alone": FASTER, "a": BASE}, "make a loader the baseline"),
+        ("12.5", {"a": BASE[:2], "step alone": BASE[:2]}, "2 measured rounds"),
+        ("13.4", {"a": BASE, "b": FASTER}, "make it with lk.compare_peers"),
+        *[
+            (name, rates, said)
+            for name in ("13.4", "15.4")
+            for rates, said in (
+                ({"a": BASE[:2], "b": FASTER[:2]}, "2 measured rounds"),
+                ({"a": BASE}, "only the baseline"),
+                ({"a": BASE, "b": [100, 150, 90, 140, 115]}, "x lies in the interval of 'b', "),
+            )
+        ],
+        ("15.4", {"a": BASE, "b": FASTER}, "15.4: right"),
+        ("15.4", {"a": BASE, "b": BASE[::-1]}, "15.4: right"),  # one in flight is enough
+        ("15.4", {"a": BASE, "b": BASE, "c": FASTER}, "15.4: right"),
+        ("15.4", {"a": BASE, "b": [90, 91, 89, 90, 90]}, "15.4: right"),
     ],
 )
 def test_frames_are_judged(name, rates, said, frame_of, judge):
@@ -505,8 +526,40 @@ class TestOwnShards:
         assert judge("08.4", (photos, tmp_path / "shards")) == "08.4: right\n"
 
 
+def test_a_loader_on_your_own_photos_is_judged_by_the_class_that_it_states(frame_of, judge):
+    for rates in (FASTER, BASE[::-1], [90, 91, 89, 90, 90]):
+        own = frame_of({"theirs": BASE, "mine": rates}, "theirs", source="JPEG files", antialias=True)
+        assert judge("13.4", own) == "13.4: right\n"
+
+
+@pytest.mark.parametrize(
+    ("rates", "claimed", "verdict", "said"),
+    [
+        (FASTER, 1.3, "holds", "right"),
+        (FASTER, 2.0, "smaller here", "right"),
+        (FASTER, 1.05, "larger here", "right"),
+        ([90, 91, 89, 90, 90], 1.3, "does not hold", "right"),
+        (FASTER, 1.3, "does not hold", "gives 'holds', not 'does not hold'"),
+        (FASTER, 2.0, "holds", "gives 'smaller here', not 'holds'"),
+        ([100, 150, 90, 140, 115], 1.3, "holds", "does not settle a claim of 1.3x"),
+        ([100, 150, 90, 140, 115], 1.3, "inconclusive", "does not settle a claim of 1.3x"),
+        (FASTER, 0.7, "holds", "make the other variant the baseline"),
+        (FASTER[:4], 1.3, "holds", "4 measured rounds"),
+    ],
+)
+def test_a_claim_of_your_own_is_judged_by_the_rule(rates, claimed, verdict, said, frame_of, judge):
+    frame = frame_of({"a": BASE[: len(rates)], "b": rates}, "a")
+    assert said in judge("14.4", (frame, claimed, verdict))
+
+
+def test_a_claim_without_its_figure_or_with_three_variants_is_refused(frame_of, judge):
+    assert "pass three things" in judge("14.4", frame_of({"a": BASE, "b": FASTER}, "a"))
+    assert "not a frame" in judge("14.4", (1, 2, "holds"))
+    assert "one is needed" in judge("14.4", (frame_of({"a": BASE, "b": FASTER, "c": FASTER}, "a"), 1.3, "holds"))
+
+
 def test_every_exercise_has_answers_here():
-    assert set(exercises()) == {*ANSWERS, *EXPERIMENTS, "02.4", "05.3", "08.4", "12.5", "13.4"}
+    assert set(exercises()) == {*ANSWERS, *EXPERIMENTS, "02.4", "05.3", "08.4", "12.5", "13.4", "14.4", "15.4"}
 
 
 def test_no_answer_gives_the_hint_and_an_unknown_number_the_list(judge):
