@@ -76,14 +76,15 @@ def exercises() -> list[str]:
     return sorted(_exercises)
 
 
-def expect_frame(frame: Any, *, rounds: int = 3, widest: float = 0.5, speedup: float = 0) -> None:
-    """Refuse what is no frame of the reader's own runs, or a frame that supports no conclusion.
+def expect_runs(frame: Any, *, rounds: int = 3) -> pd.DataFrame:
+    """Refuse what is no frame of the reader's own runs, or too few of them.
 
     Args:
         frame: The answer.
         rounds: Measured rounds that each variant needs.
-        widest: Width of the narrowest conclusive interval, as a share of its speed-up.
-        speedup: How many times as fast as the baseline the fastest conclusive variant has to be.
+
+    Returns:
+        The rows of `summarize`, without the baseline's.
     """
     is_frame = isinstance(frame, pd.DataFrame) and "images_per_s" in frame
     expect(is_frame, f"a {type(frame).__name__} is not a frame from lk.compare")
@@ -94,6 +95,19 @@ def expect_frame(frame: Any, *, rounds: int = 3, widest: float = 0.5, speedup: f
     expect(len(others), "it has only the baseline; add a variant to compare it with")
     n_runs = others["n_runs"].min()
     expect(n_runs >= rounds, f"it has {n_runs} measured rounds; at least {rounds} are needed")
+    return others
+
+
+def expect_frame(frame: Any, *, rounds: int = 3, widest: float = 0.5, speedup: float = 0) -> None:
+    """Refuse what is no frame of the reader's own runs, or a frame that supports no conclusion.
+
+    Args:
+        frame: The answer.
+        rounds: Measured rounds that each variant needs.
+        widest: Width of the narrowest conclusive interval, as a share of its speed-up.
+        speedup: How many times as fast as the baseline the fastest conclusive variant has to be.
+    """
+    others = expect_runs(frame, rounds=rounds)
     conclusive = others[others["verdict"].isin(["faster", "slower"])]
     expect(len(conclusive), "every variant is inconclusive: measure longer, or choose variants that differ more")
     width = float(((conclusive["ci_high"] - conclusive["ci_low"]) / conclusive["speedup"]).min())
