@@ -215,7 +215,10 @@ ANSWERS = {
         [lambda pixels: _to_tensor(pixels).contiguous(), torch.from_numpy, lambda pixels: _to_tensor(pixels.copy())],
     ),
     "05.4": (
-        [(GLOBAL, _load), (GLOBAL, lambda dataset: lk.make_loader(dataset, lk.LoaderConfig(8, 1, start_method="fork")))],
+        [
+            (GLOBAL, _load),
+            (GLOBAL, lambda dataset: lk.make_loader(dataset, lk.LoaderConfig(8, 1, start_method="fork"))),
+        ],
         [(PRIVATE, _load), (FEW, _load), (NONE, _load), (GLOBAL, _load_here), (GLOBAL, _load_none), GLOBAL, 3],
     ),
     "06.1": ([_own_share], [lambda *box: 1 - _own_share(*box), lambda *box: 0.5]),
@@ -260,7 +263,11 @@ ANSWERS = {
         [_prefix_sizes, sizes_from_caches, lambda images, caches: {}, len],
     ),
     "10.5": (
-        [(SIZES, _buckets()), (SIZES, _buckets(shapes=((576, 448), (448, 576)))), (SIZES, _buckets(2, remainder="drop"))],
+        [
+            (SIZES, _buckets()),
+            (SIZES, _buckets(shapes=((576, 448), (448, 576)))),
+            (SIZES, _buckets(2, remainder="drop")),
+        ],
         [
             (SIZES, _buckets(shapes=((512, 512),))),
             (SIZES, _buckets(8)),
