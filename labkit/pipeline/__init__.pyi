@@ -10,5 +10,6 @@ from .limits import (
 )
 from .mix import cutmix as cutmix, mixup as mixup
 from .prefetch import CUDAPrefetcher as CUDAPrefetcher
+from .seeding import count_repeats as count_repeats
 from .timeline import trace as trace
 from .trace_file import save_trace as save_trace

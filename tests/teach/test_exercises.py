@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 import torch
 from PIL import Image
+from torch.utils.data import DataLoader
 
 import labkit as lk
 from labkit.data.sizes.latent_caches import parse_cache_name, sizes_from_caches
@@ -88,6 +89,32 @@ def _brightened_one_by_one(batch):
     return torch.stack([image * factor.item() for image, factor in zip(batch, factors, strict=True)])
 
 
+class _Draws:
+    """A data set whose samples are drawn by a function of its own generator."""
+
+    def __init__(self, draw):
+        self.generator, self.draw = random.Random(0), draw
+
+    def __getitem__(self, index):
+        return torch.tensor([self.draw(self.generator)]), index
+
+
+GLOBAL, PRIVATE = _Draws(lambda generator: torch.rand(1).item()), _Draws(random.Random.random)
+FEW, NONE = _Draws(lambda generator: torch.rand(1).item() < 0.5), _Draws(lambda generator: 0.5)
+
+
+def _load(dataset, **options):
+    return DataLoader(dataset, **{"batch_size": 8, "num_workers": 2, "multiprocessing_context": "fork", **options})
+
+
+def _load_here(dataset):
+    return DataLoader(dataset, batch_size=8)
+
+
+def _load_none(dataset):
+    return _load(dataset, batch_size=100, drop_last=True)
+
+
 def _mirrored_columns(width, new_width):
     return [width - 1 - int((column + 0.5) * width / new_width) for column in range(new_width)]
 
@@ -156,11 +183,23 @@ def _verdict_on_a_claim(outcomes):
     return next(one for one in order if one in outcomes)
 
 
+def _brightened(batch):
+    return batch * torch.empty(len(batch), 1, 1, 1).uniform_(0.6, 1.4)
+
+
+BATCH = torch.arange(2 * 3 * 4 * 5).view(2, 3, 4, 5) / 120
+SIZES = pd.DataFrame({"path": list("abcdefgh"), "width": [600] * 4 + [400] * 4, "height": [400] * 4 + [600] * 4})
+
+
+def _buckets(batch_size=4, *, sizes=SIZES, shapes=((600, 400), (400, 600)), **options):
+    return lk.BucketBatchSampler(sizes, batch_size, buckets=lk.Buckets(shapes), rank=0, world_size=1, **options)
+
+
 def _costs(low, value, high, kind="measured here"):
     return lk.LoaderCosts({"photos": {"cpu_ms_per_image": lk.Estimate(value, low, high, kind=kind)}})
 
 
-SIZES = pd.DataFrame({"width": [1000, 768, 100, None], "height": [500, 1152, 200, None]}, dtype="Int64")
+OWN_SIZES = pd.DataFrame({"width": [1000, 768, 100, None], "height": [500, 1152, 200, None]}, dtype="Int64")
 PHOTO = torch.arange(3 * 4 * 5, dtype=torch.uint8).view(3, 4, 5)
 
 WHOLE_NUMBERS = {
@@ -237,10 +276,29 @@ ANSWERS = {
         [_to_tensor],
         [lambda pixels: _to_tensor(pixels).contiguous(), torch.from_numpy, lambda pixels: _to_tensor(pixels.copy())],
     ),
+    "05.4": (
+        [
+            (GLOBAL, _load),
+            (GLOBAL, lambda dataset: lk.make_loader(dataset, lk.LoaderConfig(8, 1, start_method="fork"))),
+        ],
+        [(PRIVATE, _load), (FEW, _load), (NONE, _load), (GLOBAL, _load_here), (GLOBAL, _load_none), GLOBAL, 3],
+    ),
     "06.1": ([_own_share], [lambda *box: 1 - _own_share(*box), lambda *box: 0.5]),
     "06.3": (
-        [lambda batch: batch * torch.empty(len(batch), 1, 1, 1).uniform_(0.6, 1.4)],
+        [_brightened],
         [_brightened_one_by_one, lambda batch: batch * 1.2, lambda batch: batch * torch.rand_like(batch), torch.sum],
+    ),
+    "06.5": (
+        [(_brightened, BATCH), (_flip_each, BATCH), (_brightened_one_by_one, BATCH[:1])],
+        [
+            (lambda batch: batch * torch.rand(1), BATCH),
+            (lambda batch: batch.mul_(torch.rand(len(batch), 1, 1, 1)), BATCH),
+            (lambda batch: (batch, 0), BATCH),
+            (torch.sum, BATCH),
+            (_brightened, BATCH[0]),
+            (_brightened, BATCH.numpy()),
+            _brightened,
+        ],
     ),
     "07.4": (["record_stream", "tensor.record_stream(stream)"], ["wait_stream", "clone"]),
     "08.2": ([_sample_key], [lambda name: name.split(".")[0], lambda name: name.rpartition(".")[0], str.upper]),
@@ -265,6 +323,21 @@ ANSWERS = {
         [lambda images, caches: {image: size for image, size in sizes_from_caches(images, caches).items() if size}],
         [_prefix_sizes, sizes_from_caches, lambda images, caches: {}, len],
     ),
+    "10.5": (
+        [
+            (SIZES, _buckets()),
+            (SIZES, _buckets(shapes=((576, 448), (448, 576)))),
+            (SIZES, _buckets(2, remainder="drop")),
+        ],
+        [
+            (SIZES, _buckets(shapes=((512, 512),))),
+            (SIZES, _buckets(8)),
+            (SIZES, _buckets(3, remainder="drop")),
+            (SIZES, _buckets(sizes=SIZES.set_index(SIZES.index + 1))),
+            (SIZES[:4], _buckets()),
+            SIZES,
+        ],
+    ),
     "10b.2": (
         [_png_size],
         [
@@ -287,12 +360,12 @@ ANSWERS = {
         ],
     ),
     "11b.4": (
-        [(SIZES, 3 * (256 * 512 + 256 * 384 + 100 * 200) / 1e9)],
+        [(OWN_SIZES, 3 * (256 * 512 + 256 * 384 + 100 * 200) / 1e9)],
         [
-            (SIZES, (256 * 512 + 256 * 384 + 100 * 200) / 1e9),  # one channel
-            (SIZES, 3 * (256 * 512 + 256 * 384 + 256 * 512) / 1e9),  # the small photo enlarged
-            (SIZES, 3 * 3 * 256 * 256 / 1e9),
-            (SIZES.iloc[3:], 0.0),
+            (OWN_SIZES, (256 * 512 + 256 * 384 + 100 * 200) / 1e9),  # one channel
+            (OWN_SIZES, 3 * (256 * 512 + 256 * 384 + 256 * 512) / 1e9),  # the small photo enlarged
+            (OWN_SIZES, 3 * 3 * 256 * 256 / 1e9),
+            (OWN_SIZES.iloc[3:], 0.0),
             (None, 1.0),
             3.0,
         ],
@@ -355,7 +428,7 @@ ANSWERS = {
 # Exercises with a frame of two variants as their answer -> how many times as fast one must be, if that counts.
 EXPERIMENTS = {
     "00.4": None, "01.4": 1.1, "03.4": 1.2, "04.4": None, "06.4": None, "07.5": 1.05, "08.3": 1.2, "08b.4": None,
-    "09.5": 1.2, "10.5": None, "10b.3": None, "11.3": 1.2,
+    "09.5": 1.2, "10b.3": None, "11.3": 1.2,
 }  # fmt: skip
 BASE, FASTER = [100, 101, 99, 100, 100], [130, 131, 130, 129, 130]
 
@@ -405,6 +478,10 @@ STALL = {"a": BASE, "b": [150, 151, 150, 149, 150], "step alone": [160, 161, 160
         ("05.3", {"v2": [100] * 5, "albumentations": [60, 61, 60, 60, 60]}, "05.3: right"),
         ("05.3", {"v2": [100] * 5, "albumentations": [120] * 5}, "1.20x apart"),
         ("05.3", {"a": BASE, "b": FASTER}, "variants"),
+        ("07.5", {"mine": BASE, "compute alone": [103, 104, 102, 103, 103]}, "07.5: right"),
+        ("07.5", {"mine": BASE, "compute alone": FASTER}, "only the baseline"),
+        ("07.5", {"mine": BASE, "b": [102] * 5, "compute alone": FASTER}, "at least 1.05x is needed"),
+        ("07.5", {"mine": BASE[:2], "compute alone": [101, 100]}, "2 measured rounds"),
         ("12.5", STALL, "12.5: right"),
         ("12.5", {"a": BASE, "b": FASTER}, 'no variant "step alone"'),
         ("12.5", {"a": BASE, "step alone": FASTER}, "only one loader"),
@@ -437,14 +514,20 @@ def test_frames_are_judged(name, rates, said, frame_of, judge):
     assert said in judge(name, frame_of(rates, next(iter(rates))))
 
 
-def test_what_is_no_experiment_of_ones_own(frame_of, judge):
-    assert "not a frame" in judge("00.4", 3)
-    assert "of your own" in judge("00.4", frame_of({"a": BASE, "b": FASTER}, "a", experiment="00 two workers"))
-
-
 @pytest.mark.parametrize(
     ("name", "answer", "said"),
     [
+        ("05.4", (PRIVATE, _load), "workers or epochs share a generator"),
+        ("05.4", (FEW, _load), "add a transform with more outcomes"),
+        ("05.4", (GLOBAL, _load_here), "no workers"),
+        ("05.4", (GLOBAL, _load_none), "no batch of 64 samples"),
+        ("06.5", (lambda batch: batch * torch.rand(1), BATCH), "draws once for the batch"),
+        ("06.5", (lambda batch: batch.mul_(torch.rand(len(batch), 1, 1, 1)), BATCH), "changes its input"),
+        ("06.5", (torch.sum, BATCH), "as many as it got; it gave ()"),
+        ("10.5", (SIZES, _buckets(shapes=((512, 512),))), "33.3% of the pixels are cropped away"),
+        ("10.5", (SIZES, _buckets(8)), "fill only 50% of the batches"),
+        ("10.5", (SIZES, _buckets(3, remainder="drop")), "holds only 75% of the photos"),
+        ("10.5", (SIZES, _buckets(sizes=SIZES.set_index(SIZES.index + 1))), "other images"),
         ("01.5", (_stages(1.0, 2.0), 4.0), "a step is outside of all stages"),
         ("01.5", (_stages(1.0, 2.0), 2.0), "a stage holds another one"),
         ("01.5", 3.0, "a float is not the pair"),
@@ -457,6 +540,11 @@ def test_what_is_no_experiment_of_ones_own(frame_of, judge):
 )
 def test_what_is_wrong_with_ones_own_data_is_told(name, answer, said, judge):
     assert said in judge(name, answer)
+
+
+def test_what_is_no_experiment_of_ones_own(frame_of, judge):
+    assert "not a frame" in judge("00.4", 3)
+    assert "of your own" in judge("00.4", frame_of({"a": BASE, "b": FASTER}, "a", experiment="00 two workers"))
 
 
 def test_a_peer_of_your_own_is_judged_by_what_ran(frame_of, judge):

@@ -6,9 +6,19 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data import Dataset, default_collate
 
 from labkit.measure import summarize
-from labkit.teach.exercises import exercise, expect, expect_frame, expect_pair, frame_exercise, number_exercise
+from labkit.pipeline import count_repeats
+from labkit.teach.exercises import (
+    exercise,
+    expect,
+    expect_frame,
+    expect_pair,
+    expect_runs,
+    frame_exercise,
+    number_exercise,
+)
 
 number_exercise("03.1", "A whole number of workers.", 10, tolerance=0)
 number_exercise("03.2", "A number, in GB.", 8 * 0.5)
@@ -21,7 +31,6 @@ frame_exercise("06.4", "A frame from lk.compare with two variants of augmenting 
 number_exercise("07.1", "A number, in ms.", 75)
 number_exercise("07.2", "A number, in ms.", 40)
 number_exercise("07.3", "A number: the old step time over the new.", 40 / 30)
-frame_exercise("07.5", "A frame from lk.compare whose variants load and compute.", speedup=1.05)
 
 
 @exercise("03.3")
@@ -113,6 +122,35 @@ def check_leading_library(answer: Any) -> None:
     expect(apart >= 1.5, f"the two are {apart:.2f}x apart; at least 1.5x is needed, whichever wins")
 
 
+class _SameSample(Dataset):
+    """A data set's first sample, as often as half of the draws that are counted."""
+
+    def __init__(self, dataset: Any):
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> Any:
+        return self.dataset[0]
+
+
+@exercise("05.4")
+def check_own_loader_draws(answer: Any) -> None:
+    """(data set, make): a Dataset with random transforms, and a function of a Dataset that returns its DataLoader."""
+    dataset, make = answer
+    same, n_draws = _SameSample(dataset), 2 * len(_SameSample(dataset))
+    loader = make(same)
+    expect(loader.num_workers, "the loader has no workers: set num_workers, since only workers share their draws")
+    expect(len(loader), f"the loader gives no batch of {len(same)} samples: choose a smaller batch_size")
+    by_chance = count_repeats(default_collate([same[0]]) for _ in range(n_draws))
+    few = f"in one process, {by_chance} of {n_draws} results repeat an earlier one: add a transform with more outcomes"
+    expect(by_chance <= n_draws // 4, few)
+    found = count_repeats(batch for _ in range(2) for batch in loader)
+    repeated = f"{found} of {n_draws} results repeat an earlier one, but in one process {by_chance}"
+    expect(found <= by_chance + n_draws // 8, f"{repeated}: workers or epochs share a generator")
+
+
 @exercise("06.1")
 def check_own_share(answer: Any) -> None:
     """A function of (top, bottom, left, right, height, width) that returns the image's own share."""
@@ -139,8 +177,32 @@ def check_brightness(answer: Any) -> None:
     expect(in_range, f"the factors go from {low:.2f} to {high:.2f} instead of 0.6 to 1.4")
 
 
+@exercise("06.5")
+def check_own_augmentation(answer: Any) -> None:
+    """(augment, batch): your function of a batch of images, and a batch (N, C, H, W) of your photos."""
+    augment, batch = answer
+    is_batch = isinstance(batch, torch.Tensor) and batch.ndim == 4 and len(batch)
+    expect(is_batch, "the second part must be a tensor (N, C, H, W), such as next(iter(loader))[0]")
+    same = batch[:1].repeat(16, 1, 1, 1)
+    given = same.clone()
+    found = augment(given)
+    got: Any = tuple(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
+    expect(got[:1] == (len(same),), f"it must return a tensor of {len(same)} images, as many as it got; it gave {got}")
+    expect(torch.equal(given, same), "it changes its input batch")
+    n_different = len(found.flatten(1).unique(dim=0))
+    expect(n_different > 1, f"{len(same)} copies of your first image came out alike: it draws once for the batch")
+
+
 @exercise("07.4")
 def check_missing_method(answer: Any) -> None:
     """The name of a tensor's method, as a string."""
     names_it = "record_stream" in str(answer)
     expect(names_it, f"{answer!r} does not tell the allocator which stream still reads the memory")
+
+
+@exercise("07.5")
+def check_own_overlap(answer: Any) -> None:
+    """A frame from lk.compare of your own loop as it is, with more overlap, and "compute alone"."""
+    needed = 1.05
+    if expect_runs(answer)["ci_high"].get("compute alone", np.inf) > needed:  # else there is nothing to gain
+        expect_frame(answer[answer["variant"] != "compute alone"], speedup=needed)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from labkit.data.sizes import upright_sizes
 from labkit.teach.exercises import exercise, expect, frame_exercise, number_exercise
 
 number_exercise("08.1", "A number, in hours.", 1_280_000 * 0.030 / 16 / 3600)
@@ -25,7 +26,6 @@ number_exercise("09.3", "A number: the old time over the new.", 4.0 / (4.0 - 0.1
 frame_exercise("09.5", "A frame from lk.compare.", speedup=1.2)
 number_exercise("10.1", "A number, in files per second.", 254 * 906 / 136)
 number_exercise("10.4", "A number, in percent.", 100 * (1 - (1500 / 1000) / (640 / 384)))
-frame_exercise("10.5", "A frame from lk.compare with at least five rounds that count.", rounds=5, widest=0.2)
 number_exercise("10b.1", "A number, in seconds.", 20_000 * 2 * 8e-3)
 frame_exercise("10b.3", "A frame from lk.compare with at least five rounds that count.", rounds=5, widest=0.2)
 number_exercise("11.1", "A whole number of epochs.", 4, tolerance=0)
@@ -166,6 +166,26 @@ def check_size_lookup(answer: Any) -> None:
             found = {image: tuple(size) for image, size in answer(*shuffled).items()}
             where = f"folder {done + 1} of {len(_CHAIN)}, {what}"
             expect(found == expected, f"{where}: it returned {found} instead of {expected}")
+
+
+@exercise("10.5")
+def check_own_buckets(answer: Any) -> None:
+    """(sizes, sampler): lk.collect_sizes of your photos, and an lk.BucketBatchSampler of them."""
+    sizes, sampler = answer
+    upright = np.stack(upright_sizes(sizes), 1)
+    shapes = np.array(sampler.buckets.shapes)[sampler.buckets.select(*upright.T)]
+    cropped = 1 - float((shapes.prod(1) / sampler.buckets.resized(*upright.T).prod(1)).mean())
+    one_square = 1 - float((upright.min(1) / upright.max(1)).mean())
+    most = max(0.05, one_square / 2)
+    advice = f"at most {most:.1%} is right: choose a smaller step or other shapes"
+    expect(cropped <= most, f"{cropped:.1%} of the pixels are cropped away, by one square {one_square:.1%}; {advice}")
+    batches = list(sampler)
+    given = {index for batch in batches for index in batch}
+    expect(given <= set(sizes.index), "the sampler is of other images: make it from the same frame")
+    held = len(given) / len(sizes)
+    expect(held >= 0.8, f"an epoch holds only {held:.0%} of the photos: use a smaller batch_size or another remainder")
+    full = len(given) / (len(batches) * sampler.batch_size)
+    expect(full >= 0.8, f"the photos fill only {full:.0%} of the batches: use a smaller batch_size or fewer shapes")
 
 
 _PNG_START = b"\x89PNG\r\n\x1a\n" + b"\x00\x00\x00\rIHDR"
