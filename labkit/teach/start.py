@@ -29,6 +29,7 @@ from labkit.teach.start_tree import (
     gains,
 )
 
+NOTEBOOK = "00_measure"
 FRAME = "00_start.csv"  # beside the notebooks: the runs of the stored tour that the tree reads
 HERE = "this machine"
 _REFERENCE = "reference run on a GPU"
@@ -187,17 +188,12 @@ def _first(values: pd.Series, default: Any) -> Any:
 
 
 def _judgement(table: pd.DataFrame) -> str:
-    """Where an order of steps keeps a waiting step for longest, and which parts it leaves out."""
-    last = table["place"].dropna().sort_values().tail(1)
-    if last.empty:
-        return "No step of this order is about a part that a step can wait for."
-    part, place = last.index[0], int(last.iloc[0])
-    missing = [name for name, own in table["place"].items() if pd.isna(own)]
-    left_out = f"; no step is about {', '.join(missing)}" if missing else ""
-    return (
-        f"Taken in their order, the first step for {part} ({table.loc[part, 'first_step']}) comes {place - 1} steps "
-        f"late for a training that waits for {part}{left_out}. The tree asks first, and so starts there."
-    )
+    """In which place an order of steps first helps a training that waits for one part, and what it leaves out."""
+    places = table["place"].dropna().sort_values()
+    helps = ", ".join(f"{part} in place {place}" for part, place in places.items())
+    missing = ", ".join(part for part, place in table["place"].items() if pd.isna(place))
+    left_out = f" No step is for a training that waits for {missing}." if missing else ""
+    return f"Their order first helps a training that waits for {helps}.{left_out} The tree asks first, and starts there."
 
 
 def _row(part: Part, choice: Choice, own: Frames, stored: Frames) -> dict[str, Any]:
