@@ -21,6 +21,7 @@ from labkit.teach.start_tree import (
     PARTS,
     QUESTION,
     SECOND_QUESTION,
+    SPLIT,
     TAUGHT,
     WATCH,
     Choice,
@@ -117,7 +118,7 @@ class Start:
         ]  # fmt: skip
         ask = ", ".join(html.escape(one) for one in ASK)
         return (
-            f"<p>{QUESTION} Ask <code>{ask}</code> ({link(TAUGHT)}). {SECOND_QUESTION}</p><ul>{''.join(items)}</ul>"
+            f"<p>{QUESTION} Ask <code>{ask}</code> ({link(TAUGHT)}). {SECOND_QUESTION} {SPLIT}</p><ul>{''.join(items)}</ul>"
         )
 
     def judge(self, steps: pd.DataFrame) -> pd.DataFrame:
@@ -151,7 +152,7 @@ class Start:
             yield part, list(self.frame[self.frame["part"] == part.name].itertuples())
 
     def _lines(self, link: Link, code: Link = str) -> Iterator[str]:
-        yield f"{QUESTION} Ask {code(WATCH)}, {ASK[1]} ({link(TAUGHT)}). {SECOND_QUESTION}"
+        yield f"{QUESTION} Ask {code(WATCH)}, {ASK[1]} ({link(TAUGHT)}). {SECOND_QUESTION} {SPLIT}"
         yield ""
         for part, rows in self._branches():
             yield f"- {_head(part)}"

@@ -10,9 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.patches import FancyBboxPatch
 
 from labkit.measure import format_ratio
-from labkit.teach.start_tree import ASK, NOT_WAITING, QUESTION, SECOND_QUESTION, TAUGHT, Part
+from labkit.teach.start_tree import ASK, QUESTION, SECOND_QUESTION, SPLIT, TAUGHT, Part
 
-DPI = 200  # sharp on a screen of twice the pixels
+DPI = 150
 _WIDTH, _GAP = 6.0, 0.09  # inches
 _PART_WIDTH, _SPINE = 1.62, 0.16  # the left column, and the line before it
 _LINE, _PADDING = 0.155, 0.075  # of a line of text, and around a box's text
@@ -60,12 +60,12 @@ class _Sketch:
         self._add_question([(QUESTION, _bold(1.25)), (ASK[0], _code()), (f"{ASK[1]}; notebook {_number(TAUGHT)}", {})])
         self._add_part(no, no_rows)
         down_from = self._y
-        self._add_question([(f"yes: {SECOND_QUESTION[0].lower()}{SECOND_QUESTION[1:]}", _bold(1.1))])
-        self._connect(_GAP + _SPINE, self.boxes[0][1] + self.boxes[0][3], down_from)
+        self._connect(self.boxes[0][1] + self.boxes[0][3], down_from)
+        self._add_question([(f"yes: {SECOND_QUESTION[0].lower()}{SECOND_QUESTION[1:]}", _bold(1.1)), (SPLIT, {})])
         spine_from = self._y - _GAP
         for part, rows in parts:
             self._add_part(part, rows)
-        self._connect(_GAP + _SPINE / 2, spine_from, self._last_part_y)
+        self._connect(spine_from, self._last_part_y)
         self.height = self._y
 
     def _add_question(self, lines: list[_Line]) -> None:
@@ -77,13 +77,13 @@ class _Sketch:
         """A part's box, as high as those of its choices, and the lines to them."""
         left = _GAP + _SPINE + 0.1
         right = left + _PART_WIDTH + 0.2
-        top, name = self._y, part.name if part is NOT_WAITING else part.name
+        top = self._y
         for row in rows:
-            lines = _choice_lines(row)
-            self.boxes.append((right, self._y, _WIDTH - _GAP - right, _height(lines), _CHOICE, lines))
-            self._y += _height(lines) + _GAP / 2
+            choice = _choice_lines(row)
+            self.boxes.append((right, self._y, _WIDTH - _GAP - right, _height(choice), _CHOICE, choice))
+            self._y += _height(choice) + _GAP / 2
         wrapped = textwrap.wrap(part.sign, 25)
-        lines = [(name, _bold(1.1)), *((line, {}) for line in wrapped)]
+        lines: list[_Line] = [(part.name, _bold(1.1)), *((line, {}) for line in wrapped)]
         height = max(self._y - top - _GAP / 2, _height(lines))
         self._last_part_y = top + height / 2
         self.boxes.append((left, top, _PART_WIDTH, height, _PART, lines))
@@ -91,8 +91,9 @@ class _Sketch:
         self.lines.append(([left + _PART_WIDTH, right], [top + height / 2] * 2))
         self._y = top + height + _GAP
 
-    def _connect(self, x: float, top: float, bottom: float) -> None:
-        self.lines.append(([x, x], [top, bottom]))
+    def _connect(self, top: float, bottom: float) -> None:
+        """The line from a question down to its answers."""
+        self.lines.append(([_GAP + _SPINE / 2] * 2, [top, bottom]))
 
 
 def _choice_lines(row: Any) -> list[_Line]:

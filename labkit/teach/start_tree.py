@@ -82,6 +82,7 @@ WATCH = "python -m labkit watch train.py"
 ASK = (WATCH, "or lk.ReplayLoader: the same step on repeated batches")
 TAUGHT = "12_find_the_stall"
 SECOND_QUESTION = "For which part? The same report names it."
+SPLIT = "lk.StageClock tells decode from augment: notebook 01."
 OTHER = "another question"
 
 NOT_WAITING = Part("no", "the report says: leave the loader as it is", (

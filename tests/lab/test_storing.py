@@ -199,7 +199,6 @@ def test_the_ladders_frame_and_figure_are_stored_with_the_notebooks(clone, tmp_p
     assert ladder.drawn_from(clone / ladder.FIGURE)
 
 
-@pytest.mark.parametrize("reason", ["no ladder was recorded", "a file cannot be written"])
 def test_the_runs_behind_the_decision_tree_are_stored_beside_its_notebook(clone, runs_of, tmp_path):
     decoders = runs_of("02 decoders, imagenet", turbojpeg=3, cv2=2).replace({"base": "pil"})
     lk.save_frame(decoders, tmp_path / "frames" / "02.csv")
@@ -210,6 +209,7 @@ def test_the_runs_behind_the_decision_tree_are_stored_beside_its_notebook(clone,
     assert set(stored["variant"]) == {"pil", "turbojpeg"}
 
 
+@pytest.mark.parametrize("reason", ["no ladder was recorded", "a file cannot be written"])
 def test_nothing_is_stored_if_one_file_cannot_be(clone, reason):
     before = contents(clone)
     (clone / "no folder").touch()

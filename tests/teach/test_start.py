@@ -17,7 +17,7 @@ from labkit.measure.recording import RESULTS_VARIABLE
 from labkit.teach import start
 from labkit.teach.claims import checklist
 from labkit.teach.claims.steps import _STEPS
-from labkit.teach.start_tree import ASK, NOT_WAITING, PARTS, TAUGHT, gains
+from labkit.teach.start_tree import ASK, NOT_WAITING, PARTS, SPLIT, TAUGHT, gains
 
 CHOICES = [choice for part in (NOT_WAITING, *PARTS) for choice in part.choices]
 
@@ -39,8 +39,9 @@ class TestTheDescription:
         for choice in CHOICES:
             assert set(choice.notebooks) <= names
             assert choice.call.removeprefix("lk.") in lk.__all__
-        asked = re.findall(r"lk\.(\w+)|labkit (\w+)", " ".join(ASK))
-        assert asked == [("", "watch"), ("ReplayLoader", "")]
+        asked = re.findall(r"lk\.(\w+)|labkit (\w+)", " ".join([*ASK, SPLIT]))
+        assert asked == [("", "watch"), ("ReplayLoader", ""), ("StageClock", "")]
+        assert {"ReplayLoader", "StageClock"} <= set(lk.__all__)
 
     def test_every_notebook_of_the_walk_is_named(self):
         named = {TAUGHT, *itertools.chain.from_iterable(choice.notebooks for choice in CHOICES)}
