@@ -113,13 +113,12 @@ class Start:
         items = [
             f"<li>{html.escape(_head(part))}<ul>" + "".join(
                 f"<li><code>{html.escape(row.call)}</code>, {', '.join(map(link, row.notebooks))}: "
-                f"{html.escape(row.does)}; {html.escape(describe_gain(row))}</li>" for row in rows
+                f"{html.escape(_does(row))}</li>" for row in rows
             ) + "</ul></li>" for part, rows in self._branches()
         ]  # fmt: skip
         ask = ", ".join(html.escape(one) for one in ASK)
-        return (
-            f"<p>{QUESTION} Ask <code>{ask}</code> ({link(TAUGHT)}). {SECOND_QUESTION} {SPLIT}</p><ul>{''.join(items)}</ul>"
-        )
+        head = f"{QUESTION} Ask <code>{ask}</code> ({link(TAUGHT)}). {SECOND_QUESTION} {SPLIT}"
+        return f"<p>{head}</p><ul>{''.join(items)}</ul>"
 
     def judge(self, steps: pd.DataFrame) -> pd.DataFrame:
         """Judge an order of steps by the tree: how long it goes on before it helps a step that waits for one part.
@@ -158,7 +157,7 @@ class Start:
             yield f"- {_head(part)}"
             for row in rows:
                 taught = ", ".join(map(link, row.notebooks))
-                yield f"  - {code(row.call)}, {taught}: {row.does}; {describe_gain(row)}"
+                yield f"  - {code(row.call)}, {taught}: {_does(row)}"
 
     def _ipython_display_(self) -> None:
         """The picture, and below it the list, whose notebooks are links."""
@@ -170,14 +169,18 @@ class Start:
 
 
 def describe_gain(row: Any) -> str:
-    """A row's gain in words: what was compared, the ratio, its interval, and whose runs they are."""
+    """A row's gain in words: what was compared, the ratio, its interval, and whose runs they are; or empty."""
     if not row.compared:
-        return "no speed-up"
+        return ""
     if pd.isna(row.gain):
         return f"{row.compared}: {row.origin}"
     interval = f" [{format_ratio(row.ci_low)}, {format_ratio(row.ci_high)}]" if pd.notna(row.ci_low) else ""
     doubt = f", in doubt: {row.doubt}" if row.doubt else ""
     return f"{row.compared}: {format_ratio(row.gain)}x{interval}, {row.origin}{doubt}"
+
+
+def _does(row: Any) -> str:
+    return "; ".join(filter(None, [row.does, describe_gain(row)]))
 
 
 def _head(part: Part) -> str:
@@ -191,16 +194,17 @@ def _first(values: pd.Series, default: Any) -> Any:
 def _judgement(table: pd.DataFrame) -> str:
     """In which place an order of steps first helps a training that waits for one part, and what it leaves out."""
     places = table["place"].dropna().sort_values()
-    helps = ", ".join(f"{part} in place {place}" for part, place in places.items())
+    helps = "; for ".join(f"{part}, number {place}" for part, place in places.items())
     missing = ", ".join(part for part, place in table["place"].items() if pd.isna(place))
-    left_out = f" No step is for a training that waits for {missing}." if missing else ""
-    return f"Their order first helps a training that waits for {helps}.{left_out} The tree asks first, and starts there."
+    left_out = f" No step is for a training which waits for {missing}." if missing else ""
+    first = f"The first step that helps a training which waits for {helps}."
+    return f"{first}{left_out} The tree asks first, and starts there."
 
 
 def _row(part: Part, choice: Choice, own: Frames, stored: Frames) -> dict[str, Any]:
     found, origin = _read(choice.gain, own, stored) if choice.gain else (Reading(), "")
     if choice.gain and found is None:
-        number = choice.notebooks[0].partition("_")[0]
+        number = choice.gain.experiment.partition(" ")[0]  # the notebook that measures it
         origin = "needs a GPU" if choice.gain.needs_gpu else f"not measured yet: labkit tour --only {number}"
     reading = found or Reading()
     return {

@@ -81,6 +81,7 @@ class _Sketch:
         for row in rows:
             choice = _choice_lines(row)
             self.boxes.append((right, self._y, _WIDTH - _GAP - right, _height(choice), _CHOICE, choice))
+            self.lines.append(([left + _PART_WIDTH, right], [self._y + _height(choice) / 2] * 2))
             self._y += _height(choice) + _GAP / 2
         wrapped = textwrap.wrap(part.sign, 25)
         lines: list[_Line] = [(part.name, _bold(1.1)), *((line, {}) for line in wrapped)]
@@ -88,7 +89,6 @@ class _Sketch:
         self._last_part_y = top + height / 2
         self.boxes.append((left, top, _PART_WIDTH, height, _PART, lines))
         self.lines.append(([_GAP + _SPINE / 2, left], [top + height / 2] * 2))
-        self.lines.append(([left + _PART_WIDTH, right], [top + height / 2] * 2))
         self._y = top + height + _GAP
 
     def _connect(self, top: float, bottom: float) -> None:

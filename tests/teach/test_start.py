@@ -53,12 +53,13 @@ class TestTheDescription:
             assert any(choice.call in text for text in texts), choice.call
 
     def test_every_experiment_is_measured_in_one_of_its_notebooks(self):
-        """The text before `*` or a place's name, which the notebooks write with `f"..."`."""
+        """Names may have parts in braces; those of peers and the ladder are arguments in the notebooks, too."""
         for choice in CHOICES:
             if choice.gain and not choice.gain.needs_gpu:
                 text = "".join((NOTEBOOK_FOLDER / f"{name}.ipynb").read_text() for name in choice.notebooks)
-                begin = choice.gain.experiment.partition("*")[0]
-                assert begin in text or f'f\\"{begin.split()[0]} {{' in text, begin
+                named = re.findall(r'experiment=f?\\"(.*?)\\"', text)
+                patterns = [".+".join(map(re.escape, re.split(r"\{.*?\}", name))) for name in named]
+                assert any(re.fullmatch(one, choice.gain.experiment) for one in patterns), choice.gain.experiment
 
     def test_every_step_of_the_checklist_has_its_place(self):
         assert sorted(choice.step for choice in CHOICES if choice.step) == sorted(step.name for step in _STEPS)
@@ -144,13 +145,13 @@ class TestJudging:
         assert {name: None if pd.isna(place) else place for name, place in table["place"].items()} == first
         assert table.loc["decode", ["first_step", "best_call"]].tolist() == ["read_image", "lk.ImageDataset"]
         assert table.loc["decode", ["measured", "best_gain"]].tolist() == pytest.approx([1.2, 3], rel=0.02)
-        assert f"read in place {first['read']}" in table.attrs["sentence"]
+        assert f"for read, number {first['read']}" in table.attrs["sentence"]
 
     def test_an_order_without_steps_of_a_part(self):
         steps = pd.DataFrame({"step": ["workers"], "place": [1], "measured": [np.nan]})
         table = lk.where_to_start().judge(steps)
         assert table["place"].count() == 1
-        assert "No step is for a training that waits for read, augment" in table.attrs["sentence"]
+        assert "No step is for a training which waits for read, augment" in table.attrs["sentence"]
 
 
 class TestPicture:
