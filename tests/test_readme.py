@@ -93,8 +93,8 @@ class TestCommands:
 
     @pytest.mark.parametrize(
         ("arguments", "problem"),
-        [(["tour", "--sizes", "gpu"], "No such option"), (["tours"], "No such command"), (["convert", "a"], "Missing (parameter|argument)"),
-         (["tour", "more"], "unexpected extra argument")],
+        [(["tour", "--sizes", "gpu"], "No such option"), (["tours"], "No such command"),
+         (["convert", "a"], "Missing (parameter|argument)"), (["tour", "more"], "unexpected extra argument")],
     )  # fmt: skip
     def test_a_wrong_command_is_found(self, arguments, problem):
         with pytest.raises(Exception, match=problem):  # the error of click, or of typer's own copy of it

@@ -132,7 +132,7 @@ def write_index(folder: Path, runs: Sequence[Executed], *, status: str = "", is_
     """
     recorded = [_read_recorded(*key) for key in frame_keys(folder)]
     rungs = [each.rungs.assign(file=each.file) for each in recorded if len(each.rungs)]
-    start = _start([each.runs for each in recorded])
+    start = _start(recorded)
     page = jinja2.Environment(autoescape=True).from_string(_PAGE)
     html = page.render(
         status=status, is_running=is_running, precision=describe_precision([each.comparisons for each in recorded]),
@@ -176,10 +176,10 @@ def _read_recorded(path: Path, inode: int, modified_ns: int) -> _Recorded:
     return _Recorded(path.name, runs, ladder_rungs(loaders), comparisons(runs), ladder)
 
 
-def _start(frames: list[pd.DataFrame]) -> Start:
+def _start(recorded: list[_Recorded]) -> Start:
     """The decision tree of these frames; without them, if they are of another machine."""
     try:
-        return start_from(frames)
+        return start_from(each.runs for each in recorded)
     except ValueError:
         return start_from([])
 
