@@ -71,6 +71,8 @@ class TestText:
         assert rows.keys() == MINUTES_S.keys()
 
 
+OF_TORCH = """torch.utils.data.DataLoader(
+    lk.ImageDataset(photos, transform=lk.make_augment("light", "v2", part="geometry")), batch_size=2)"""
 MINUTES_S = {"five": 300, "fifteen": 900}
 
 
@@ -141,7 +143,8 @@ class TestCommands:
     @pytest.mark.exhaustive
     @pytest.mark.parametrize("command", [one for one in commands(TEXTS["waiting"]) if "labkit watch -" in one])
     def test_watch_with_options(self, place, command):
-        script = blocks(README, "python")[0].text.replace("batch_size=64", "batch_size=2")
+        script = blocks(README, "python")[0].text.replace("lk.BatchLoader(photos, size=224, batch_size=64)", OF_TORCH)
+        assert OF_TORCH in script  # `--try` needs a loader with settings
         (place / "package").mkdir()
         for name in ("train.py", "package/train.py"):
             (place / name).write_text(script)

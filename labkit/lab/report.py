@@ -136,7 +136,7 @@ def write_index(folder: Path, runs: Sequence[Executed], *, status: str = "", is_
     page = jinja2.Environment(autoescape=True).from_string(_PAGE)
     html = page.render(
         status=status, is_running=is_running, precision=describe_precision([each.comparisons for each in recorded]),
-        tree_picture=png_base64(start.figure(), dpi=150), tree_text=start.to_html(partial(_link, folder)),
+        tree_picture=png_base64(start.figure()), tree_text=start.to_html(partial(_link, folder)),
         reload_s=_RELOAD_S, scale=scale().name, runs=runs, machine=environment(),
         ladders=[each.ladder for each in recorded if each.ladder], image=_draw_steps(recorded),
         rungs=list(pd.concat(rungs).sort_values("experiment").itertuples()) if rungs else [],

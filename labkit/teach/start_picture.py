@@ -12,7 +12,7 @@ from matplotlib.patches import FancyBboxPatch
 from labkit.measure import format_ratio
 from labkit.teach.start_tree import ASK, QUESTION, SECOND_QUESTION, SPLIT, TAUGHT, Part
 
-DPI = 150
+DPI = 110
 _WIDTH, _GAP = 6.0, 0.09  # inches
 _PART_WIDTH, _SPINE = 1.62, 0.16  # the left column, and the line before it
 _LINE, _PADDING = 0.155, 0.075  # of a line of text, and around a box's text
