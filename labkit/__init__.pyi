@@ -84,6 +84,7 @@ from .teach.predictions import (
     Score as Score, plot_guesses as plot_guesses, predict as predict, predictions as predictions, score as score,
 )
 from .teach.reference.runs import reference_runs as reference_runs, show_reference as show_reference
+from .teach.start import Start as Start, where_to_start as where_to_start
 from .tuning.diagnosis import Diagnosis as Diagnosis
 from .tuning.plan.costs import LoaderCosts as LoaderCosts, loader_costs as loader_costs
 from .tuning.plan.estimate import Estimate as Estimate

@@ -66,6 +66,7 @@ WITHOUT_MODULE = {
     "test_notebook_prose": "the prose of notebooks/, with notebook_prose.py",
     "test_sentence_lengths": "the prose of notebooks/, with sentence_lengths.py",
     "test_stored_notebooks": "the folder notebooks/",
+    "test_readme": "README.md and the pages of the site, with pages.py",
     "test_wheel": "the distribution: its name, and what a wheel holds",
     "test_typing": "the types of all public names",
     "peers/adapters/test_native": "all adapters, which obey the same rules",
@@ -107,6 +108,7 @@ COVERS = {
     "pipeline/test_augment": "pipeline/agreement",
     "teach/claims/test_judging": ("teach/claims/ledger teach/claims/plots teach/claims/text teach/claims/trials"),
     "teach/reference/test_record": "teach/reference/experiments teach/reference/fast_path",
+    "teach/test_start": "teach/start_picture teach/start_tree",
     "teach/test_exercises": (
         "teach/checks/conclusions teach/checks/loading teach/checks/measuring teach/checks/storage"
     ),

@@ -105,11 +105,6 @@ def test_the_checks_of_runs_can_fail(changed, problem):
     assert problem in "".join(found)
 
 
-def test_readme_lists_every_notebook():
-    readme = (REPO / "README.md").read_text()
-    assert [path.name for path in PATHS if path.name not in readme] == []
-
-
 def _stored(*cells):
     node = new_notebook(cells=[new_code_cell(source, outputs=outputs) for source, outputs in cells])
     for count, cell in enumerate(node.cells, 1):

@@ -9,6 +9,7 @@ from importlib.resources import files
 import pytest
 
 import labkit as lk
+from tests.pages import scripts
 from tests.paths import REPO
 
 # A line of a script -> what mypy says about it.
@@ -39,14 +40,14 @@ pytestmark = pytest.mark.slow
 def findings(tmp_path_factory) -> list[tuple[str, int, str]]:
     """(script, line, message) of all that mypy says of the scripts. It shares its cache with the linter's run."""
     folder = tmp_path_factory.mktemp("scripts")
-    scripts = {f"right_{number}": block for number, block in enumerate(readme_scripts())}
-    scripts["wrong"] = "\n".join(["import labkit as lk", *MISTAKES])
-    scripts["names"] = "\n".join(["import labkit as lk", *(f"reveal_type(lk.{name})" for name in lk.__all__)])
+    texts = {f"right_{block.page}_{block.line}": block.text for block in scripts()}
+    texts["wrong"] = "\n".join(["import labkit as lk", *MISTAKES])
+    texts["names"] = "\n".join(["import labkit as lk", *(f"reveal_type(lk.{name})" for name in lk.__all__)])
     config = folder / "pyproject.toml"
-    config.write_text((REPO / "pyproject.toml").read_text() + _OF_SCRIPTS % list(scripts))
-    for name, text in scripts.items():
+    config.write_text((REPO / "pyproject.toml").read_text() + _OF_SCRIPTS % list(texts))
+    for name, text in texts.items():
         (folder / f"{name}.py").write_text(text)
-    paths = [str(folder / f"{name}.py") for name in scripts]
+    paths = [str(folder / f"{name}.py") for name in texts]
     command = [sys.executable, "-m", "mypy", "--config-file", str(config), "--no-pretty", *paths]
     ran = subprocess.run(command, cwd=REPO, env={**os.environ, "MYPYPATH": str(REPO)}, capture_output=True, text=True)
     assert ran.returncode == 1, ran.stdout + ran.stderr
@@ -54,14 +55,8 @@ def findings(tmp_path_factory) -> list[tuple[str, int, str]]:
     return [(name.rpartition(os.sep)[2], int(line), message) for name, line, message in found]
 
 
-def readme_scripts() -> list[str]:
-    """The whole scripts of the README: its Python blocks that import what they use."""
-    blocks = re.findall(r"```python\n(.*?)```", (REPO / "README.md").read_text(), re.DOTALL)
-    return [block for block in blocks if "import labkit as lk" in block]
-
-
-def test_scripts_of_the_readme_are_right(findings):
-    assert len(readme_scripts()) >= 3  # compare, diagnose, train
+def test_scripts_of_the_readme_and_the_pages_are_right(findings):
+    assert {block.page for block in scripts()} >= {"README", "comparing", "waiting", "training"}
     assert [finding for finding in findings if finding[0].startswith("right")] == []
 
 

@@ -28,8 +28,8 @@ from labkit.core import (
     write_all_atomic,
 )
 from labkit.lab.notebooks import Executed, outputs_of
-from labkit.measure import MEASURE_VERSION, disturbances, load_frame, measured_runs
-from labkit.teach import ladder
+from labkit.measure import MEASURE_VERSION, disturbances, load_frame, measured_runs, save_frame
+from labkit.teach import ladder, start
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode
@@ -114,7 +114,8 @@ def refusal(run: Executed) -> str:
 
 
 def store_all(runs: Iterable[Executed], about: dict[str, Any], frames: Path) -> None:
-    """Write notebooks back in place, with the ladder's frame and figure beside theirs: all files, or none.
+    """Write notebooks back in place, with the ladder's frame and figure beside theirs, and the runs behind the decision
+    tree: all files, or none.
 
     Args:
         runs: All notebooks of a run, without errors.
@@ -131,6 +132,8 @@ def store_all(runs: Iterable[Executed], about: dict[str, Any], frames: Path) -> 
         files[run.notebook.path] = _stored_bytes(run, about)
         if run.notebook.name == ladder.NOTEBOOK:  # the README's figure shows what it measured
             files |= _ladder_files(frames / ladder.FRAME, run.notebook.path.parent)
+        if run.notebook.name == start.NOTEBOOK:
+            files |= _start_files(frames, run.notebook.path.parent)
     write_all_atomic(files)
 
 
@@ -161,6 +164,15 @@ def _ladder_files(frame: Path, folder: Path) -> dict[Path, bytes]:
     with ScratchFolder(gettempdir()) as scratch:
         ladder.store_figure(frame, scratch)
         return {folder / name: (scratch / name).read_bytes() for name in (ladder.FRAME, ladder.FIGURE)}
+
+
+def _start_files(frames: Path, folder: Path) -> dict[Path, bytes]:
+    """The runs that the decision tree reads, for readers who have none of their own."""
+    runs = start.runs_behind(load_frame(path) for path in sorted(frames.glob("*.csv")))
+    if runs is None:
+        return {}
+    with ScratchFolder(gettempdir()) as scratch:
+        return {folder / start.FRAME: save_frame(runs, scratch / start.FRAME).read_bytes()}
 
 
 def _reduce_colors(png: str) -> str:

@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 import labkit as lk
 from labkit.lab import cli, copies, notebooks, tour
 from labkit.lab.cli import app
-from tests.paths import REPO, contents
+from tests.pages import TEXTS, blocks, commands
+from tests.paths import contents
 from tests.stalling import stopped_time
 
 
@@ -78,11 +79,10 @@ class TestDiagnose:
         assert type(self.run(name).exception) is error
 
     @pytest.mark.slow
-    def test_the_readme(self, tmp_path):
-        readme = (REPO / "README.md").read_text().split("### Is my own training waiting?")[1]
-        (tmp_path / "train.py").write_text(readme.split("```python\n")[1].split("```")[0])
+    def test_the_page_on_waiting(self, tmp_path):
+        (tmp_path / "train.py").write_text(blocks(TEXTS["waiting"], "python")[0].text)
         lk.make_photos(tmp_path / "photos", 40)
-        name = re.search(r"labkit diagnose (\S+)`", readme)[1]
+        [name] = [command.split()[-1] for command in commands(TEXTS["waiting"]) if "labkit diagnose" in command]
         result = self.run(name, "--batches", "2", "--rounds", "1", "--limit", "1")
         sys.modules.pop("train", None)
         assert result.exit_code == 0, result.output

@@ -1,5 +1,6 @@
 """The report of a tour that is running, on notebooks that are not run."""
 
+import json
 import re
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 import labkit as lk
 from labkit.lab import live as live_module, report
 from labkit.lab.live import LiveReport, minutes_left
-from labkit.lab.notebooks import Executed, Notebook
+from labkit.lab.notebooks import Executed, Notebook, find_notebooks
 
 
 @pytest.fixture
@@ -112,3 +113,26 @@ def test_a_damaged_frame_ends_the_tour_at_its_start(live):
     with pytest.raises(ValueError, match=r"x\.csv is not a frame of runs"), live:
         pass
     assert not live.path.exists()
+
+
+def test_the_first_plot_is_on_the_page_within_a_minute(tmp_path, runs_of):
+    """Of the first notebook, by the order of its cells: as if its stored run's whole time passed before that plot."""
+    tour = find_notebooks()
+    cells = json.loads(tour[0].path.read_text())["cells"]
+    sources = ["".join(cell["source"]) for cell in cells]
+    measuring = next(n for n, source in enumerate(sources) if "experiment=" in source and "rung=False" not in source)
+    now_s = 0.0
+    with LiveReport(tmp_path / "results", tour, clock=lambda: now_s) as live:
+        assert "<h2>Where do I start?" in live.path.read_text()
+        live.begin(tour[0])
+        for cell in range(measuring + 1):
+            live.on_cell(cell, len(cells))
+        now_s += tour[0].seconds
+        assert PLOT not in live.path.read_text()
+        lk.save_frame(runs_of("00 two workers", many=2), tmp_path / "results" / "frames" / "00.csv")
+        live.on_cell(measuring + 1, len(cells))
+        assert PLOT in live.path.read_text()
+        assert now_s <= 60
+
+
+PLOT = "Measured speed-up of each experiment"

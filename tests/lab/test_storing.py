@@ -17,7 +17,7 @@ from labkit.core import encode_image, environment
 from labkit.lab import storing
 from labkit.lab.notebooks import Executed, Notebook, find_notebooks
 from labkit.measure import MEASURE_VERSION, plot_stalls
-from labkit.teach import ladder
+from labkit.teach import ladder, start
 from tests.paths import contents
 
 UNSTABLE = "/tmp/ipykernel_1/2.py:3: InstabilityWarning: {}: unstable: spread 40%\n  lk.summarize(runs)\n"
@@ -197,6 +197,16 @@ def test_the_ladders_frame_and_figure_are_stored_with_the_notebooks(clone, tmp_p
     storing.store_all([_executed(clone, ladder.NOTEBOOK)], storing.describe_run(""), frame.parent)
     assert (clone / ladder.FRAME).read_bytes() == frame.read_bytes()
     assert ladder.drawn_from(clone / ladder.FIGURE)
+
+
+def test_the_runs_behind_the_decision_tree_are_stored_beside_its_notebook(clone, runs_of, tmp_path):
+    decoders = runs_of("02 decoders, imagenet", turbojpeg=3, cv2=2).replace({"base": "pil"})
+    lk.save_frame(decoders, tmp_path / "frames" / "02.csv")
+    lk.save_frame(runs_of("00 twins", other=1), tmp_path / "frames" / "00.csv")
+    storing.store_all([_executed(clone, start.NOTEBOOK)], storing.describe_run(""), tmp_path / "frames")
+    stored = lk.load_frame(clone / start.FRAME)
+    assert set(stored["experiment"]) == {"02 decoders, imagenet"}
+    assert set(stored["variant"]) == {"pil", "turbojpeg"}
 
 
 @pytest.mark.parametrize("reason", ["no ladder was recorded", "a file cannot be written"])

@@ -1,4 +1,5 @@
 # fmt: off
+from .frames import Frames as Frames, Read as Read, on_gpu as on_gpu, paired as paired, read_folder as read_folder
 from .judging import claims as claims, judged as judged
 from .steps import checklist as checklist
 from .text import lines_of as lines_of, ratios as ratios

@@ -23,19 +23,27 @@ NOT_COLD = "the kernel did not confirm that the bytes came from the disk"
 class Frames:
     """Recorded runs of one machine, by experiment; later frames replace earlier ones.
 
+    Args:
+        frames: Runs of one or more experiments each.
+        of_any_machine: They may be of another machine, as stored ones are.
+
     Raises:
         ValueError: runs of another machine.
+
+    Attributes:
+        machine: The `env_id` of the runs; empty if there are none.
     """
 
-    def __init__(self, frames: Iterable[pd.DataFrame]):
+    def __init__(self, frames: Iterable[pd.DataFrame], *, of_any_machine: bool = False):
         self._runs: dict[str, pd.DataFrame] = {}
         for frame in frames:
             frame = frame.assign(scale=frame.get("scale", ""))
             self._runs |= {str(name): runs for name, runs in frame.groupby("experiment", sort=False)}
         machines = sorted({str(name) for runs in self._runs.values() for name in runs["env_id"].unique()})
-        if machines and machines != [env_id()]:
+        self.machine = ", ".join(machines)
+        if machines and machines != [env_id()] and not of_any_machine:
             raise ValueError(
-                f"runs of {', '.join(machines)} cannot be judged here: this machine is {env_id()}; judge them on the "
+                f"runs of {self.machine} cannot be judged here: this machine is {env_id()}; judge them on the "
                 "machine that recorded them"
             )
 

@@ -7,7 +7,7 @@ import pytest
 
 import labkit as lk
 
-# The two plans of the README.
+# The two plans of the page on planning.
 EXAMPLES = {
     "8 x H100": {"gpu": "h100", "n_gpus": 8, "cpu_ms_per_image": (1, 2.4), "gil_us_per_image": 60, "storage": "s3"},
     "RTX 3090": {"gpu": "rtx 3090", "cores_per_node": 4, "cpu_ms_per_image": (1, 2.4), "price_per_gpu_hour": 0.5},

@@ -1,0 +1,46 @@
+"""README.md and the pages of the site: their code blocks, and the commands in them."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.paths import REPO
+
+README = REPO / "README.md"
+PAGES = sorted((REPO / "labkit" / "lab" / "site" / "pages").glob("*.md"))
+TEXTS = {path.stem: path for path in [README, *PAGES]}
+
+_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A code block: its page, its first line's number, its language ("" for commands) and its text."""
+
+    page: str
+    line: int
+    language: str
+    text: str
+
+
+def blocks(path: Path, language: str) -> list[Block]:
+    """The blocks of a page in this language, in order."""
+    text = path.read_text()
+    found = [
+        Block(path.stem, text[: match.start(2)].count("\n") + 1, match[1], match[2]) for match in _BLOCK.finditer(text)
+    ]
+    return [block for block in found if block.language == language]
+
+
+def commands(path: Path) -> list[str]:
+    """The commands of a page, without comments: lines of its blocks, split at `&&`, and those within its sentences."""
+    text = path.read_text()
+    lines = [line for block in blocks(path, "") for line in block.text.splitlines()]
+    within = re.findall(r"`((?:python -m )\S[^`]*)`", _BLOCK.sub("", text))
+    parts = [part for line in [*lines, *within] for part in line.partition(" #")[0].split("&&")]
+    return list(dict.fromkeys(part.strip() for part in parts if part.strip()))
+
+
+def scripts() -> list[Block]:
+    """Whole scripts: Python blocks that import what they use."""
+    return [block for path in TEXTS.values() for block in blocks(path, "python") if "import labkit as lk" in block.text]

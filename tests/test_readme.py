@@ -1,0 +1,242 @@
+"""README.md and the pages: short, with links that lead somewhere, and every command and snippet of them runs."""
+
+import os
+import re
+import runpy
+import shlex
+import subprocess
+import sys
+import tarfile
+import tomllib
+from itertools import accumulate
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+import labkit as lk
+from labkit.core import DISTRIBUTION
+from labkit.lab.cli import app
+from labkit.lab.notebooks import find_notebooks
+from tests.pages import PAGES, README, TEXTS, blocks, commands
+from tests.paths import REPO, SCRIPTS, run_script
+
+MAX_WORDS = 900
+EVERY = [(name, command) for name, path in TEXTS.items() for command in commands(path)]
+NAMES = {command.name or command.callback.__name__ for command in app.registered_commands}
+PLACES = {"FOLDER": "made", "SOURCE": "photos", "FILE": "made.pixels", "TABLE": "sizes.csv", "COUNT": "2"}
+
+
+class TestText:
+    def test_the_readme_is_short(self):
+        assert len(README.read_text().split()) <= MAX_WORDS
+
+    def test_the_two_commands_are_those_of_ci(self):
+        first = blocks(README, "")[0]
+        assert blocks(TEXTS["commands"], "")[0].text == first.text
+        assert first.text.splitlines() == [
+            'python -m pip install -e ".[test]" && python -m labkit tour', "python -m pytest",
+        ]  # fmt: skip
+        run = (REPO / ".ci" / "run").read_text()
+        lines = [line.partition("#")[0].strip().replace("install -q", "install") for line in run.splitlines()]
+        assert 'PIP_NO_COMPILE=1 python -m pip install -e ".[test]"' in lines
+        assert "python -m pytest" in lines
+
+    @pytest.mark.parametrize("name", TEXTS)
+    def test_it_has_one_title(self, name):
+        text = re.sub(r"^```.*?^```$", "", TEXTS[name].read_text(), flags=re.DOTALL | re.MULTILINE)
+        assert len(re.findall(r"^# \S", text, re.MULTILINE)) == 1
+        assert text.startswith("# ")
+
+    @pytest.mark.parametrize("name", TEXTS)
+    def test_its_links_lead_somewhere(self, name):
+        """A page's notebooks lie beside the folder of pages, where the site puts them."""
+        path = TEXTS[name]
+        for link in re.findall(r"\]\(((?!https?:)[^)#]+)", path.read_text()):
+            target = REPO / link.removeprefix("../") if link.startswith("../notebooks/") else path.parent / link
+            assert target.exists(), link
+
+    def test_the_readme_leads_to_every_page_and_notebook(self):
+        text = README.read_text()
+        assert [path.name for path in PAGES if f"labkit/lab/site/pages/{path.name})" not in text] == []
+        rows = dict(re.findall(r"^\| \[[^\]]+\]\(notebooks/(\w+)\.ipynb\) \| (.*?) \|$", text, re.MULTILINE))
+        assert rows.keys() == {notebook.name for notebook in find_notebooks()}
+
+    def test_what_a_tour_shows_after_some_minutes_is_what_the_stored_one_did(self):
+        notebooks = find_notebooks()
+        numbers = [one.name.partition("_")[0] for one in notebooks]
+        ended_s = dict(zip(numbers, accumulate(one.seconds or 60 for one in notebooks), strict=True))
+        rows = dict(re.findall(r"^\| (\w+) minutes \| notebooks (?:00|up) to (\d\d)", README.read_text(), re.MULTILINE))
+        assert {minutes: number for minutes, number in rows.items() if ended_s[number] <= MINUTES_S[minutes]} == rows
+        assert rows.keys() == MINUTES_S.keys()
+
+
+OF_TORCH = """torch.utils.data.DataLoader(
+    lk.ImageDataset(photos, transform=lk.make_augment("light", "v2", part="geometry")), batch_size=2)"""
+MINUTES_S = {"five": 300, "fifteen": 900}
+
+
+class TestCommands:
+    """A command is parsed with the options it has here; below, what takes little is run."""
+
+    @pytest.mark.parametrize(("name", "command"), EVERY)
+    def test_it_is_one_that_there_is(self, name, command):
+        program, *arguments = shlex.split(command)
+        assert program == "python"
+        if arguments[0].startswith("data_scripts/"):
+            script = runpy.run_path(str(REPO / arguments[0]))["main"]
+            parse(script, [PLACES.get(one, "x.tar") for one in arguments[1:]])
+        elif arguments[:2] == ["-m", "labkit"]:
+            assert arguments[2] in NAMES
+            if len(arguments) > 3 or arguments[2] not in ("watch", "diagnose"):  # their name alone is no command
+                parse(app, arguments[2:])
+        else:
+            assert OTHERS[arguments[1]](arguments[2:])
+
+    @pytest.mark.parametrize(
+        ("arguments", "problem"),
+        [(["tour", "--sizes", "gpu"], "No such option"), (["tours"], "No such command"),
+         (["convert", "a"], "Missing (parameter|argument)"), (["tour", "more"], "unexpected extra argument")],
+    )  # fmt: skip
+    def test_a_wrong_command_is_found(self, arguments, problem):
+        with pytest.raises(Exception, match=problem):  # the error of click, or of typer's own copy of it
+            parse(app, arguments)
+
+    @pytest.mark.parametrize(
+        "command",
+        ["list", "doctor --scale ci", "peers --list", "plan --gpu rtx3090 --cores 4 --cpu-ms 1:2.4",
+         "plan --gpu h100 --n-gpus 8 --cpu-ms 1:2.4 --storage s3"],
+    )  # fmt: skip
+    def test_it_runs(self, command, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        assert any(f"labkit {command.partition(' --scale')[0].partition(' --cpu')[0]}" in one for _, one in EVERY)
+        result = CliRunner().invoke(app, command.split())
+        assert result.exit_code == 0, result.output
+
+    def test_every_script_makes_what_the_page_says(self, place):
+        lines = [command for command in commands(TEXTS["commands"]) if "data_scripts/" in command]
+        assert {line.split()[1].partition("/")[2] for line in lines} == {path.name for path in SCRIPTS.glob("*.py")}
+        with tarfile.open("x.tar", "w") as tar:
+            tar.add(place / "photos", "photos")
+        for number, line in enumerate(one for one in lines if "download" not in one):
+            script, *arguments = line.split()[1:]
+            given = [f"made{number}" if one == "FOLDER" else PLACES.get(one, "x.tar") for one in arguments]
+            given = ["photos", "sizes.csv"] if "collect_sizes" in script else given
+            result = run_script(script.partition("/")[2].removesuffix(".py"), *given)
+            assert result.exit_code == 0, result.output
+
+    @pytest.mark.exhaustive  # it measures; the Python block of that page does the same in the first tier
+    def test_a_plan_of_a_loader_that_is_measured_here(self, place):
+        first, second = [one for one in commands(TEXTS["planning"]) if "costs.json" in one]
+        for command in (first, second):
+            result = CliRunner().invoke(app, shlex.split(command)[3:])
+            assert result.exit_code == 0, result.output
+
+    @pytest.mark.slow
+    def test_watch_reports_on_the_script_of_the_readme(self, place):
+        [command] = [one for one in commands(README) if "watch train.py" in one]
+        (place / "train.py").write_text(blocks(README, "python")[0].text)
+        done = run_here(command)
+        assert done.returncode == 0, done.stderr
+        assert "labkit watch" in done.stderr
+
+    @pytest.mark.exhaustive
+    @pytest.mark.parametrize("command", [one for one in commands(TEXTS["waiting"]) if "labkit watch -" in one])
+    def test_watch_with_options(self, place, command):
+        script = blocks(README, "python")[0].text.replace("lk.BatchLoader(photos, size=224, batch_size=64)", OF_TORCH)
+        assert OF_TORCH in script  # `--try` needs a loader with settings
+        (place / "package").mkdir()
+        for name in ("train.py", "package/train.py"):
+            (place / name).write_text(script)
+        done = run_here(command)
+        assert done.returncode == 0, done.stderr + done.stdout
+
+    @pytest.mark.exhaustive
+    def test_one_notebook_of_a_tour(self, place, monkeypatch):
+        monkeypatch.setenv("LABKIT_SCALE", "ci")
+        done = run_here("python -m labkit tour --only 02")
+        assert done.returncode == 0, done.stdout
+        assert "1 of 1 notebooks ran" in done.stdout
+
+
+class TestSnippets:
+    @pytest.mark.slow
+    @pytest.mark.parametrize("name", [name for name, path in TEXTS.items() if blocks(path, "python")])
+    def test_the_blocks_of_a_page_run_in_their_order(self, name, place, storages):
+        names = {"__name__": "__main__"}
+        for block in blocks(TEXTS[name], "python"):
+            code = compile("\n" * (block.line - 1) + block.text, f"{name}.md", "exec")
+            exec(code, names)  # noqa: S102 - our own text
+        assert "lk" in names
+
+
+@pytest.fixture
+def place(tmp_path, photo_set, monkeypatch):
+    """A scratch folder with the lab's photos in `photos`; the current folder."""
+    for path in photo_set.rglob("*.jpg"):
+        copied = tmp_path / "photos" / path.relative_to(photo_set)
+        copied.parent.mkdir(parents=True, exist_ok=True)
+        os.link(path, copied)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LABKIT_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("LABKIT_SCALE", "ci")
+    return tmp_path
+
+
+@pytest.fixture
+def storages(request, place, monkeypatch):
+    """For the page on storage: tars, a list of depth pairs, and an S3 server that `s3://` leads to."""
+    if "storage" not in request.node.name:
+        yield
+        return
+    pytest.importorskip("moto.server", reason='moto is not installed: python -m pip install -e ".[test]"')
+    with tarfile.open("photos.tar", "w") as tar:
+        tar.add("photos", ".")
+    made = lk.make_depth(place / "depth", 1, tar=True, progress=False)
+    (made / "train.tar").rename("hypersim.tar")
+    (made / "filename_list_train.txt").rename("train.txt")
+    lk.write_shards(lk.FolderStore("photos"), "bucket/shards", progress=False)
+    (place / "photos").rename("bucket/photos")
+    (place / "photos").symlink_to("bucket/photos")
+    with lk.serve_s3({"bucket": place / "bucket"}) as options:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", options["endpoint_url"])
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", options["key"])
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", options["secret"])
+        yield
+
+
+def run_here(command: str) -> subprocess.CompletedProcess:
+    """Run a command in a process of its own, in the current folder."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(REPO), "."])}
+    words = [sys.executable, *shlex.split(command)[1:]]
+    return subprocess.run(words, capture_output=True, text=True, timeout=240, env=environment)
+
+
+def parse(program: typer.Typer, arguments: list[str]) -> None:
+    """Parse a command line as the program does, and run nothing; raises click's error if it is wrong."""
+    command = typer.main.get_command(program)
+    if hasattr(command, "resolve_command"):
+        context = command.context_class(command, info_name="program")
+        _, command, arguments = command.resolve_command(context, list(arguments))
+    command.make_context("program", list(arguments))
+
+
+def _is_installable(arguments: list[str]) -> bool:
+    """Whether what is asked of pip is this project, with extras that it has."""
+    if arguments[0] == "wheel":
+        return arguments[1:] == ["--no-deps", "."]
+    asked = [one for one in arguments[1:] if not one.startswith("-")]
+    extras = set(tomllib.loads((REPO / "pyproject.toml").read_text())["project"]["optional-dependencies"])
+    for one in asked:
+        name, _, chosen = one.partition("[")
+        assert name in {".", DISTRIBUTION, "labkit_images-*.whl"}
+        assert set(filter(None, chosen.rstrip("]").split(","))) <= extras
+    return len(asked) == 1
+
+
+def _has_markers(arguments: list[str]) -> bool:
+    markers = tomllib.loads((REPO / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]["markers"]
+    return arguments == [] or (arguments[0] == "-m" and any(one.startswith(arguments[1]) for one in markers))
+
+
+OTHERS = {"pip": _is_installable, "pytest": _has_markers}
