@@ -4,6 +4,7 @@
   "use strict";
   const { TABLES, INPUTS, GROUPS, format_number } = labkitPlan;
   const NUMBER = /^[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$/i;
+  const MEASURED = ["cpu_ms_per_image", "gil_us_per_image", "kb_per_image"]; // what a file of costs gives
   const TYPED_MS = 200; // after the last key
   const form = document.getElementById("plan-fields");
   const byId = (id) => document.getElementById(`plan-${id}`);
@@ -63,9 +64,9 @@
 
   // The field that a message is about: the first input that it names.
   function fieldOf(message) {
-    const named = message.match(/\w+/g) ?? [];
-    const name = named.map((each) => (each === "images_per_s_per_gpu" ? "demand" : each)).find((each) => byId(each));
-    return /costs of labkit/.test(message) ? "costs" : name ?? null;
+    if (message.includes("costs of labkit")) return "costs";
+    const words = (message.match(/\w+/g) ?? []).map((each) => (each === "images_per_s_per_gpu" ? "demand" : each));
+    return words.find((each) => each in initial) ?? null;
   }
 
   // Showing.
@@ -190,6 +191,10 @@
       status = showMistake(error);
     }
     if (byId("status").textContent !== status) byId("status").textContent = status;
+  }
+
+  function changed() {
+    update();
     keepAddress();
   }
 
@@ -248,8 +253,8 @@
     costs = found;
     byId("costs-clear").hidden = !found;
     if (!found) byId("costs").value = "";
-    else form.elements.cpu_ms_per_image.value = form.elements.gil_us_per_image.value = form.elements.kb_per_image.value = "";
-    update();
+    else for (const name of MEASURED) form.elements[name].value = "";
+    changed();
   }
 
   async function copy(text, what) {
@@ -264,11 +269,11 @@
   let waiting = 0;
   form.addEventListener("input", () => {
     clearTimeout(waiting);
-    waiting = setTimeout(update, TYPED_MS);
+    waiting = setTimeout(changed, TYPED_MS);
   });
   form.addEventListener("submit", (event) => {
     event.preventDefault();
-    update();
+    changed();
   });
   form.addEventListener("reset", () => setTimeout(() => setCosts(null)));
   byId("costs").addEventListener("change", readCosts);

@@ -27,7 +27,7 @@ from labkit.tuning.plan import (
     plan,
 )
 
-_FOLDER = Path(__file__).parent
+FOLDER = Path(__file__).parent
 _OWN_STORAGES = {"own, remote": "own, over the network", "own, local": "own, one in each node"}
 _NO_GPU = "another: enter its images/s below"
 _BY_HAND = (  # in plan_estimates.js
@@ -145,7 +145,7 @@ def field_names() -> Iterator[str]:
 
 
 def _read(name: str) -> str:
-    return (_FOLDER / name).read_text(encoding="utf-8")
+    return (FOLDER / name).read_text(encoding="utf-8")
 
 
 def _safe(script: str) -> str:

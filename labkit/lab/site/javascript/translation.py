@@ -25,6 +25,8 @@ class Translation:
         by_hand: Functions and classes, by name, that are written in JavaScript already.
         as_data: Classes whose instances become plain objects of their fields and properties.
         omitted: Class -> its members that the page does without.
+        methods: Of classes that are written by hand.
+        package: Whose functions and classes may be translated.
 
     Raises:
         Untranslatable: from `add`.
@@ -32,10 +34,11 @@ class Translation:
 
     def __init__(
         self, *, by_hand: Collection[str] = (), as_data: Collection[str] = (),
-        omitted: Mapping[str, Collection[str]] | None = None, methods: Collection[str] = (),
+        omitted: Mapping[str, Collection[str]] | None = None, methods: Collection[str] = (), package: str = "labkit",
     ):  # fmt: skip
         self._by_hand, self._as_data, self._omitted = set(by_hand), set(as_data), omitted or {}
-        self.methods = set(methods)  # called as they are
+        self._package = package
+        self.methods = set(methods)
         self._objects: dict[str, Any] = {}
         self._written: list[str] = []
 
@@ -54,8 +57,8 @@ class Translation:
         if inspect.isclass(value):
             self._written.append(self._class(value))
         elif inspect.isfunction(value):
-            if not str(module).startswith("labkit."):
-                raise Untranslatable(f"{name} of {module} is not labkit's")
+            if not str(module).startswith(f"{self._package}."):
+                raise Untranslatable(f"{name} of {module} is not {self._package}'s")
             self._written.append(f"function {name}{self._function(value)}")
         else:
             self._written.append(f"const {name} = {self.value(value, name)};")
