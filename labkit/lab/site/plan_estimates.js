@@ -97,9 +97,8 @@ const of_draws = (values) => {
   return [value, low, high];
 };
 
-// Draws: NumPy's `default_rng(crc32(name)).permutation(deviates)`, bit by bit. Its generator is PCG64 (M. E. O'Neill,
-// https://www.pcg-random.org/paper.html), which SeedSequence starts; places are drawn as D. Lemire does
-// (https://doi.org/10.1145/3230636).
+// Draws: NumPy's `default_rng(crc32(name)).permutation(deviates)`, bit for bit. Its generator is PCG64 (M. E. O'Neill,
+// https://www.pcg-random.org/paper.html), which SeedSequence starts.
 
 const [MASK_32, MASK_64, MASK_128] = [32n, 64n, 128n].map((bits) => (1n << bits) - 1n);
 const MULTIPLIER = 0x2360ed051fc65da44385df649fccf645n;
@@ -165,13 +164,12 @@ function pcg64(seed) {
   };
 }
 
-// A whole number from 0 to `most`.
+// A whole number from 0 to `most`: of as many bits as that has, drawn until one is small enough.
 function drawUpTo(next, most) {
-  const count = BigInt(most + 1);
-  const threshold = (1n << 32n) % count;
+  const shift = Math.clz32(most);
   for (;;) {
-    const product = BigInt(next()) * count;
-    if ((product & MASK_32) >= threshold) return Number(product >> 32n);
+    const found = (next() << shift) >>> shift;
+    if (found <= most) return found;
   }
 }
 

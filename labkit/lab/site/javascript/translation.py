@@ -123,9 +123,9 @@ class Translation:
         nodes = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
         nodes = [node for node in nodes if node.name not in self._omitted.get(of.__name__, ())]
         self.methods |= {node.name for node in nodes}
-        fields = [each.name + self._default(each) for each in dataclasses.fields(of)]
+        fields = [f"{each.name}_{self._default(each)}" for each in dataclasses.fields(of)]
         names = [each.name for each in dataclasses.fields(of)]
-        sets = " ".join(f"this.{name} = {name};" for name in names)
+        sets = " ".join(f"this.{name} = {name}_;" for name in names)
         members = [f"static fields = {json.dumps(names)};", f"constructor({', '.join(fields)}) {{ {sets} }}"]
         members += [self._member(of, node) for node in nodes]
         return f"class {of.__name__} {{\n" + "\n".join(members) + "\n}"

@@ -46,7 +46,8 @@ def loops(values, limit=10):
 
 
 def closures(x, name="twice"):
-    return MADE.get(name, MADE["plain"])(x) * FACTORS["b"] if x else "nothing"
+    make = MADE.get(name, MADE["plain"])
+    return make(x) * FACTORS["b"] if x else "nothing"
 
 
 def texts(value, name):
@@ -212,7 +213,7 @@ class TestRefused:
             Translation(package="tests").add("dumps", json.dumps)
 
     def test_a_member_that_is_not_known(self):
-        with pytest.raises(Untranslatable, match=r"Box2.area, line 4: the operator FloorDiv"):
+        with pytest.raises(Untranslatable, match=r"Box2.area, line 7: the operator FloorDiv"):
             Translation(package="tests").add("", Box2)
         assert "area" not in Translation(package="tests", omitted={"Box2": ["area"]}).add("", Box2)
 
