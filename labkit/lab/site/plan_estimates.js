@@ -30,6 +30,10 @@ class Estimate {
   }
 
   draw(name) {
+    return py.cached(this, name, () => this.drawn(name));
+  }
+
+  drawn(name) {
     const [low, high] = this.interval;
     if (low === this.value && high === this.value) return py.ones(TABLES.n_draws).fill(this.value);
     const [below, above] = [low, high].map((end) => Math.abs(Math.log(end / this.value)) / TABLES.quantile);
@@ -199,7 +203,8 @@ function planned(given) {
   const { inputs = {}, ...others } = given;
   const made = plan(...TABLES.parameters.map((name) => others[name]), inputs);
   const setup = made.setup;
-  if (!setup.lines.every((line) => of_draws(setup.draws[line.name]).every(Number.isFinite))) {
+  const lines = rows(made);
+  if (!lines.every((line) => [line.value, line.low, line.high].every(Number.isFinite))) {
     wrong("these numbers are too large or too small to compute with");
   }
   const cures = made.cures.map((cure) => {
@@ -209,7 +214,7 @@ function planned(given) {
   const scarcest = py.dict(py.items(setup.scarcities).map(([name, share]) => [RESOURCES[name], share]));
   return {
     title: made.title, storage: setup.storage, data: setup.data, bottleneck: made.bottleneck, scarcest,
-    sentences: made.sentences, notes: made.notes, cures, lines: rows(made),
+    sentences: made.sentences, notes: made.notes, cures, lines,
   };
 }
 

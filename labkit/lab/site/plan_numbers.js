@@ -13,14 +13,14 @@ function number(value) {
   return value;
 }
 
+// An operation on numbers as one on draws, too.
 function each(operation) {
   return (left, right) => {
     if (!isArray(left) && !isArray(right)) return operation(number(left), number(right));
-    const length = isArray(left) ? left.length : right.length;
-    const found = new Float64Array(length);
-    for (let at = 0; at < length; at++) {
-      found[at] = operation(isArray(left) ? left[at] : number(left), isArray(right) ? right[at] : number(right));
-    }
+    if (!isArray(left)) return right.map((value) => operation(number(left), value));
+    if (!isArray(right)) return left.map((value) => operation(value, number(right)));
+    const found = new Float64Array(left.length);
+    for (let at = 0; at < found.length; at++) found[at] = operation(left[at], right[at]);
     return found;
   };
 }
@@ -45,8 +45,19 @@ py.ones_like = (a) => (isArray(a) ? py.ones(a.length) : 1);
 py.array = (values) => (typeof values[0] === "number" ? Float64Array.from(values) : values);
 py.asarray = (value) => value;
 
+const inOrder = new WeakMap(); // draws are asked several times
+
+function sortedDraws(values) {
+  if (!isArray(values)) return Float64Array.of(number(values));
+  if (!inOrder.has(values)) {
+    const isConstant = values.every((value) => value === values[0]);
+    inOrder.set(values, isConstant ? values : values.slice().sort());
+  }
+  return inOrder.get(values);
+}
+
 py.quantile = (values, shares) => {
-  const sorted = isArray(values) ? values.slice().sort() : Float64Array.of(number(values));
+  const sorted = sortedDraws(values);
   const at = (share) => {
     const place = share * (sorted.length - 1);
     const low = Math.floor(place);

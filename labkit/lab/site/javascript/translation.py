@@ -104,8 +104,9 @@ class Translation:
         if type(value).__name__ not in self._as_data:
             arguments = ", ".join(self.value(each, where) for each in fields.values())
             return f"new {self.add('', type(value))}({arguments})"
-        found = {name: getattr(value, name) for name, each in vars(type(value)).items() if isinstance(each, property)}
-        return self.value({**fields, **found}, where)
+        members = vars(type(value)).items()
+        properties = [name for name, each in members if isinstance(each, property | cached_property)]
+        return self.value({**fields, **{name: getattr(value, name) for name in properties}}, where)
 
     def _function(self, function: Any) -> str:
         tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
