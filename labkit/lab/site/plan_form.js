@@ -12,6 +12,7 @@
   const initial = Object.fromEntries(fields.map((each) => [each.name, each.value]));
   let costs = null; // { name, text }
   let shown = null; // the plan
+  let waiting = 0;
 
   class WrongField extends Error {
     constructor(name, message) {
@@ -194,6 +195,7 @@
   }
 
   function changed() {
+    clearTimeout(waiting);
     update();
     keepAddress();
   }
@@ -266,11 +268,11 @@
     }
   }
 
-  let waiting = 0;
   form.addEventListener("input", () => {
     clearTimeout(waiting);
     waiting = setTimeout(changed, TYPED_MS);
   });
+  form.addEventListener("change", (event) => event.target.type !== "file" && changed());
   form.addEventListener("submit", (event) => {
     event.preventDefault();
     changed();

@@ -17,10 +17,11 @@ function number(value) {
 function each(operation) {
   return (left, right) => {
     if (!isArray(left) && !isArray(right)) return operation(number(left), number(right));
-    if (!isArray(left)) return right.map((value) => operation(number(left), value));
-    if (!isArray(right)) return left.map((value) => operation(value, number(right)));
-    const found = new Float64Array(left.length);
-    for (let at = 0; at < found.length; at++) found[at] = operation(left[at], right[at]);
+    const [a, b] = [left, right].map((value) => (isArray(value) ? value : null));
+    const found = new Float64Array((a ?? b).length);
+    if (!a) for (let at = 0; at < found.length; at++) found[at] = operation(left, b[at]);
+    else if (!b) for (let at = 0; at < found.length; at++) found[at] = operation(a[at], right);
+    else for (let at = 0; at < found.length; at++) found[at] = operation(a[at], b[at]);
     return found;
   };
 }

@@ -205,10 +205,10 @@ class Form:
     def enter(self, **fields):
         for name, value in fields.items():
             field = self.page.locator(f"#plan-{name}")
+            field.evaluate("(field) => field.closest('details')?.setAttribute('open', '')")
             if field.evaluate("(field) => field.tagName") == "SELECT":
                 field.select_option(value)
             else:
-                field.evaluate("(field) => field.closest('details')?.setAttribute('open', '')")
                 field.fill(value)
         self.page.locator("#plan-n_gpus").press("Enter")
 
@@ -281,7 +281,7 @@ class TestInABrowser:
         ("fields", "wrong", "says"),
         [
             ({"n_gpus": "eight"}, "n_gpus", "n_gpus must be a number, LOW:HIGH or LOW:VALUE:HIGH, got 'eight'"),
-            ({"n_gpus": "8", "n_nodes": "3"}, "n_nodes", "n_gpus must be a multiple of n_nodes, got 8 GPUs on 3 nodes"),
+            ({"n_gpus": "8", "n_nodes": "3"}, "n_gpus", "n_gpus must be a multiple of n_nodes, got 8 GPUs on 3 nodes"),
             ({"cpu_ms_per_image": ""}, "cpu_ms_per_image", "the core time of an image is not known (cpu_ms_per_image)"),
             ({"gpu": ""}, "demand", "the demand of a GPU is not known (images_per_s_per_gpu)"),
             ({"kb_per_image": "0"}, "kb_per_image", "kb_per_image must be a number > 0, got 0"),
