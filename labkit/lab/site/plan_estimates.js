@@ -12,12 +12,16 @@ const shown = (value) => (Number.isInteger(value) && Math.abs(value) < 1e16 ? `$
 class Estimate {
   constructor(value, low = null, high = null, source = "entered", kind = "entered") {
     Object.assign(this, { value, low, high, source, kind });
-    const [least, most] = this.interval;
-    const isOrdered = [least, value, most].every(Number.isFinite) && least <= value && value <= most;
-    if (!isOrdered || least < 0 || (least === 0 && most > 0)) {
+    if (!this.isRight()) {
       const given = Object.entries({ low, value, high }).map(([name, each]) => `${name}=${shown(each)}`);
       wrong(`an estimate must be one number >= 0, or numbers 0 < low <= value <= high, got ${given.join(", ")}`);
     }
+  }
+
+  isRight() {
+    const [least, most] = this.interval;
+    const isOrdered = [least, this.value, most].every(Number.isFinite) && least <= this.value && this.value <= most;
+    return isOrdered && least >= 0 && (least > 0 || most === 0);
   }
 
   get interval() {
@@ -70,9 +74,18 @@ function require_positive(name, value) {
   return value;
 }
 
-const is_seen = () => false; // a page has no diagnosis
-const inputs_of = () => wrong("a page has no diagnosis");
-const _known_costs = (costs) => costs ?? { by_data: {}, notes: [] };
+// A page has no diagnosis.
+function is_seen() {
+  return false;
+}
+
+function inputs_of() {
+  wrong("a page has no diagnosis");
+}
+
+function _known_costs(costs) {
+  return costs ?? { by_data: {}, notes: [] };
+}
 
 // What `LoaderCosts.save_json` wrote.
 function loadCosts(text, path) {

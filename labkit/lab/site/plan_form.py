@@ -39,6 +39,10 @@ _OMITTED = {
     "PublishedTraining": ("step_s",),
 }
 
+_EXPORTED = (
+    "planned", "loadCosts", "Storage", "page_row", "GROUPS", "INPUTS", "format_number", "PUBLISHED_TRAINING", "TABLES",
+)  # fmt: skip
+
 # Heading -> the fields that are always seen, and those that are folded away.
 FIELDS = {
     "The training": (
@@ -69,8 +73,15 @@ _CHOICES = {
     "dtype": ("values sent to a GPU", {each: each for each in DTYPES}),
     "storage": ("where the images are", {**{key: each.name for key, each in STORAGES.items()}, **_OWN_STORAGES}),
 }
-_LABELS = {"demand": ("images/s of a GPU, if you know your own", ""), "vcpus_per_node": ("or vCPUs of a node", "")}
+_LABELS = {
+    "demand": "images/s of a GPU, if you know your own", "vcpus_per_node": "or vCPUs of a node",
+    "costs": "your measured costs: the file of LoaderCosts.save_json",
+}  # fmt: skip
 _HELP = {"cpu_ms_per_image": "the example is no measurement: lk.loader_costs measures yours"}
+_UNKNOWN = {
+    "vcpus_per_node": "", "requests_in_flight_per_gpu": "not given: a thread a core reads",
+    "request_mb": "not given: an image a request, or 8 to 16 MB of a shard", "shard_mb": "not given: no shards",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -80,6 +91,7 @@ class Field:
     options: Value -> text, of a choice.
     value: What it starts with.
     help: A sentence below it.
+    unknown: Another one, if it is empty and nothing is known in its place.
     """
 
     name: str
@@ -87,6 +99,7 @@ class Field:
     options: dict[str, str]
     value: str
     help: str
+    unknown: str
 
 
 def plan_form_html() -> str:
@@ -95,10 +108,12 @@ def plan_form_html() -> str:
     Raises:
         Untranslatable: a formula of the plan uses something that `labkit.lab.site.javascript` does not know.
     """
-    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
+    environment = jinja2.Environment(
+        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
     page = environment.from_string(_read("plan_form.html"))
     groups = {heading: [list(map(_field, names)) for names in both] for heading, both in FIELDS.items()}
-    script = "\n".join([plan_script(), _read("plan_chart.js"), _read("plan_form.js")])
+    script = "\n".join(['"use strict";', "{", plan_script(), _read("plan_chart.js"), _read("plan_form.js"), "}"])
     return page.render(groups=groups, numbers=NUMBERS, style=_read("plan_form.css"), script=_safe(script))
 
 
@@ -110,23 +125,26 @@ def plan_script() -> str:
     return "\n".join(
         [
             "const labkitPlan = (() => {",
-            '"use strict";',
             f"const TABLES = {json.dumps(_tables())};",
             f"const py = (() => {{\n{_read('plan_numbers.js')}\nreturn py;\n}})();",
             _read("plan_estimates.js"),
             program.text(),
-            "return { planned, loadCosts, Storage, page_row, GROUPS, INPUTS, format_number, PUBLISHED_TRAINING, TABLES };",
+            f"return {{ {', '.join(_EXPORTED)} }};",
             "})();",
         ]
     )
 
 
 def _tables() -> dict[str, object]:
-    parameters = [each.name for each in inspect.signature(plan).parameters.values() if each.kind is not each.VAR_KEYWORD]
+    parameters = {
+        name: each.default
+        for name, each in inspect.signature(plan).parameters.items()
+        if each.kind is not each.VAR_KEYWORD
+    }
     above = [round(float(each), 7) for each in deviates()[N_DRAWS // 2 :]]
     return {
-        "n_draws": N_DRAWS, "quantile": QUANTILE, "deviates": above, "data": DATA, "parameters": parameters,
-        "numbers": NUMBERS,
+        "n_draws": N_DRAWS, "quantile": QUANTILE, "deviates": above, "data": DATA,
+        "parameters": list(parameters), "defaults": parameters, "numbers": NUMBERS,
     }  # fmt: skip
 
 
@@ -135,7 +153,14 @@ def _field(name: str) -> Field:
     if not label:
         label, unit = _LABELS.get(name) or (INPUTS[name].label, INPUTS[name].unit) if name != "costs" else ("", "")
         label = f"{label} ({unit})" if unit else label
-    return Field(name, label, dict(options), EXAMPLE.get(name, ""), _HELP.get(name, ""))
+    return Field(
+        name,
+        label,
+        dict(options),
+        EXAMPLE.get(name, ""),
+        _HELP.get(name, ""),
+        _UNKNOWN.get(name, "not known: left out"),
+    )
 
 
 def field_names() -> Iterator[str]:

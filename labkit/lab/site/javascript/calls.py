@@ -14,9 +14,9 @@ class Calls(Expressions):
 
     def _Call(self, node: ast.Call) -> str:
         function = node.func
-        if isinstance(function, ast.Attribute) and not self._dotted(function):
-            return self._method_call(node, function)
         name = self._dotted(function)
+        if isinstance(function, ast.Attribute) and not name:
+            return self._method_call(node, function)
         target = self._object_named(name)
         if target is isinstance:
             return f"({self._of(node.args[0])} instanceof {self._class_named(node.args[1])})"
@@ -24,13 +24,15 @@ class Calls(Expressions):
             return f"py.replace({self._of(node.args[0])}, {self._keywords(node.keywords)})"
         if name in FUNCTIONS and target is None and name not in self._locals:
             return f"py.{name.removeprefix('np.').removeprefix('math.')}({self._plain(node, FUNCTIONS[name])})"
-        if not isinstance(function, ast.Name):
+        return self._own_call(node, name, target)
+
+    def _own_call(self, node: ast.Call, name: str, target: Any) -> str:
+        """A call of labkit's own function or class, or of a function that a name of the function holds."""
+        if not isinstance(node.func, ast.Name):
             self._refuse(node, f"the function {name}")
-        code = self._of(function)
-        if function.id in self._locals:
+        code = self._of(node.func)
+        if name in self._locals:
             return f"{code}({self._plain(node, ())})"
-        if not callable(target):
-            self._refuse(node, f"the function {name}")
         return f"{'new ' if isinstance(target, type) else ''}{code}({self._arguments(node, target)})"
 
     def _object_named(self, name: str) -> Any:
@@ -66,14 +68,16 @@ class Calls(Expressions):
         given = [self._of(each) for each in node.args]
         if not node.keywords:
             return ", ".join(given)
-        parameters = list(inspect.signature(target).parameters.values())
-        takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters)
-        names = [each.name for each in parameters if each.kind is not each.VAR_KEYWORD][len(given) :]
-        by_name = {each.arg: each for each in node.keywords if each.arg in names}
-        others = [each for each in node.keywords if each.arg not in names]
-        if (others and not takes_any) or any(isinstance(each, ast.Starred) for each in node.args):
+        parameters = inspect.signature(target).parameters
+        names = [name for name, each in parameters.items() if each.kind is not each.VAR_KEYWORD]
+        by_name = {each.arg: each for each in node.keywords if each.arg in names[len(given) :]}
+        others = [each for each in node.keywords if each.arg not in by_name]
+        is_starred = any(isinstance(each, ast.Starred) for each in node.args)
+        if is_starred or (others and len(names) == len(parameters)):
             self._refuse(node, "such arguments")
-        given += [self._of(by_name[name].value) if name in by_name else "undefined" for name in names]
+        given += [
+            self._of(by_name[name].value) if name in by_name else "undefined" for name in names[len(given) :]
+        ]
         return ", ".join([*given, self._keywords(others)] if others else given)
 
     def _keywords(self, keywords: list[ast.keyword]) -> str:

@@ -49,7 +49,7 @@ class Expressions:
             return f"[{', '.join(self._target(each) for each in node.elts)}]"
         if isinstance(node, ast.Subscript):
             return f"{self._of(node.value)}[{self._of(node.slice)}]"
-        self._refuse(node, "an assignment to it")
+        return self._refuse(node, "an assignment to it")
 
     def _Constant(self, node: ast.Constant) -> str:
         if node.value is not None and not isinstance(node.value, bool | int | float | str):
@@ -65,7 +65,7 @@ class Expressions:
             return self._program.constant(name, value, self._namespace)
         if name in FUNCTIONS:
             return f"py.{name}"
-        self._refuse(node, f"the name {name}")
+        return self._refuse(node, f"the name {name}")
 
     def _Attribute(self, node: ast.Attribute) -> str:
         if self._dotted(node):
@@ -103,7 +103,7 @@ class Expressions:
             return f"py.sub(0, {self._of(node.operand)})"
         if isinstance(node.op, ast.Not):
             return f"(!py.truth({self._of(node.operand)}))"
-        self._refuse(node, f"the operator {type(node.op).__name__}")
+        return self._refuse(node, f"the operator {type(node.op).__name__}")
 
     def _BoolOp(self, node: ast.BoolOp) -> str:
         name = "and" if isinstance(node.op, ast.And) else "or"

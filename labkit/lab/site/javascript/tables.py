@@ -4,7 +4,8 @@ import ast
 
 # Python's name -> the arguments that may be given by name, in their order. `py` has all of them.
 FUNCTIONS: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("dict", "enumerate", "float", "len", "list", "map", "max", "min", "next", "iter", "set", "str"), ()),
+    **dict.fromkeys(("dict", "enumerate", "float", "len", "list", "map", "max", "min", "next", "iter"), ()),
+    "set": (), "str": (),
     "any": (), "all": (), "abs": (), "tuple": (), "sorted": ("key",), "zip": (), "dict.fromkeys": (), "math.ceil": (),
     "np.array": (), "np.asarray": (), "np.bincount": ("minlength",), "np.ceil": (), "np.maximum": (), "np.median": (),
     "np.minimum": (), "np.minimum.reduce": (), "np.ones": (), "np.ones_like": (), "np.quantile": (),
@@ -12,7 +13,8 @@ FUNCTIONS: dict[str, tuple[str, ...]] = {
 # Python's method -> the function of `py`, and the arguments that may be given by name.
 METHODS: dict[str, tuple[str, ...]] = {
     **{name: (name,) for name in ("append", "endswith", "get", "index", "items", "join", "keys", "lower", "split")},
-    **{name: (name,) for name in ("startswith", "strip", "values")}, "argmin": ("argmin", "axis"), "format": ("format_text",), "replace": ("replace_text",),
+    **{name: (name,) for name in ("startswith", "strip", "values")}, "argmin": ("argmin", "axis"),
+    "format": ("format_text",), "replace": ("replace_text",),
 }  # fmt: skip
 SKIPPED = ("strict",)  # arguments that change nothing
 OPERATIONS = {
@@ -21,7 +23,7 @@ OPERATIONS = {
 COMPARISONS = {ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge", ast.Eq: "eq", ast.NotEq: "ne"}
 FORMATS = ("", ",", ",.0f", ".0f", ".2f", ".0%", "g", ".3g", ",.10g")
 RESERVED = set(
-    "arguments await break case catch class const continue debugger default delete do else enum eval export extends "
-    "false finally for function if implements import in instanceof interface let new null package private protected "
-    "public py return static super switch this throw true try typeof undefined var void while with yield".split()
+    """arguments await break case catch class const continue debugger default delete do else enum eval export extends
+    false finally for function if implements import in instanceof interface let new null package private protected
+    public py return static super switch this throw true try typeof undefined var void while with yield""".split()  # noqa: SIM905
 )

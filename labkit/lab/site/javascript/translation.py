@@ -70,14 +70,10 @@ class Translation:
         if is_plain or name in self._by_hand or name in self._objects:
             return self.add(name, value)
         self._objects[name] = value
-        tree = ast.parse(inspect.getsource(sys.modules[namespace["__name__"]]))
-        for node in tree.body:
-            target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
-            if isinstance(target, ast.Name) and target.id == name and (given := getattr(node, "value", None)):
-                code = FunctionTranslator(f"{namespace['__name__']}.{name}", namespace, self).expression(given)
-                self._written.append(f"const {name} = {code};")
-                return name
-        raise Untranslatable(f"{name} of {namespace['__name__']} has no assignment")
+        where = f"{namespace['__name__']}.{name}"
+        code = FunctionTranslator(where, namespace, self).expression(_assigned_to(name, namespace))
+        self._written.append(f"const {name} = {code};")
+        return name
 
     def value(self, value: Any, where: str = "") -> str:
         """Plain data, and instances of classes."""
@@ -85,10 +81,8 @@ class Translation:
             return json.dumps(value, ensure_ascii=False, allow_nan=False)
         if isinstance(value, Mapping):
             return "{" + ", ".join(f"{json.dumps(str(k))}: {self.value(v, where)}" for k, v in value.items()) + "}"
-        if isinstance(value, set | frozenset):
-            value = sorted(value)
-        if isinstance(value, list | tuple):
-            return "[" + ", ".join(self.value(each, where) for each in value) + "]"
+        if isinstance(value, list | tuple | set | frozenset):
+            return f"[{', '.join(self.value(each, where) for each in _in_order(value))}]"
         if inspect.isfunction(value):
             return f"(function {self._function(value)})"
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -119,10 +113,8 @@ class Translation:
         """A dataclass: its fields are the arguments of its constructor."""
         if not dataclasses.is_dataclass(of):
             raise Untranslatable(f"{of.__name__} is not a dataclass")
-        tree = ast.parse(textwrap.dedent(inspect.getsource(of))).body[0]
-        assert isinstance(tree, ast.ClassDef)  # noqa: S101 - for mypy
-        nodes = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
-        nodes = [node for node in nodes if node.name not in self._omitted.get(of.__name__, ())]
+        omitted = self._omitted.get(of.__name__, ())
+        nodes = [node for node in _functions_of(of) if node.name not in omitted]
         self.methods |= {node.name for node in nodes}
         fields = [f"{each.name}_{self._default(each)}" for each in dataclasses.fields(of)]
         names = [each.name for each in dataclasses.fields(of)]
@@ -151,6 +143,26 @@ class Translation:
         if name.startswith("__"):
             raise Untranslatable(f"{where}: such a method is not known")
         return f"{'get ' if getter else ''}{name}{code[0]} {{ {code[1]} }}"
+
+
+def _in_order(values: Collection[Any]) -> Collection[Any]:
+    """Those of a set sorted, so that the text is the same each time."""
+    return sorted(values) if isinstance(values, set | frozenset) else values
+
+
+def _assigned_to(name: str, namespace: Mapping[str, Any]) -> ast.expr:
+    """What a module assigns to a name."""
+    for node in ast.parse(inspect.getsource(sys.modules[namespace["__name__"]])).body:
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value and ast.unparse(targets[0] or node) == name:
+            return node.value
+    raise Untranslatable(f"{name} of {namespace['__name__']} has no assignment")
+
+
+def _functions_of(of: type) -> list[ast.FunctionDef]:
+    """The functions that stand in a class."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(of))).body[0]
+    return [node for node in getattr(tree, "body", []) if isinstance(node, ast.FunctionDef)]
 
 
 def _holds_functions(value: Any) -> bool:

@@ -41,7 +41,7 @@ def loops(values, limit=10):
     while (half := total / 2) > limit:
         total = half
     kept = {name: value for name, value in found.items() if value > 0 and name not in {"n1"}}
-    pairs = sorted([(name, value) for name, value in kept.items()], key=lambda pair: (-pair[1], pair[0]))
+    pairs = sorted([(name, value + 1) for name, value in kept.items()], key=lambda pair: (-pair[1], pair[0]))
     return [total, pairs, dict(pairs) | {"n1": 1}, next((name for name in found if name == "none"), None)]
 
 
@@ -102,8 +102,8 @@ class TestTheSame:
     @pytest.mark.parametrize(
         ("function", "arguments"),
         [
-            (arithmetic, [3.5]), (arithmetic, [3.5, -20]), (call_by_name, [2]), (loops, [[4, 50, 6, 0]]), (loops, [[1], 1]),
-            (closures, [2]), (closures, [2, "plain"]), (closures, [0]), (closures, [2, "unknown"]),
+            (arithmetic, [3.5]), (arithmetic, [3.5, -20]), (call_by_name, [2]), (loops, [[4, 50, 6, 0]]),
+            (loops, [[1], 1]), (closures, [2]), (closures, [2, "plain"]), (closures, [0]), (closures, [2, "unknown"]),
             (texts, [57234.5, "it"]), (texts, [0.000012345, "it"]), (boxes, [1]), (boxes, [2.5]),
         ],
     )  # fmt: skip
@@ -190,11 +190,12 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("function", "says"),
         [
-            (power, r"power, line 2: a power other than 2 is not known: x \*\* 3"), (exponential, "the function np.exp"),
-            (sliced, "a slice"), (chained, "a chain of comparisons"), (printed, "With is not known"),
+            (power, r"power, line 2: a power other than 2 is not known: x \*\* 3"),
+            (exponential, "the function np.exp"), (sliced, "a slice"), (chained, "a chain of comparisons"), (printed, "With is not known"),
             (method, "the method cumsum"), (unknown, "the name undefined_name|the function undefined_name"),
             (keyword, "the argument out"), (formatted, "the format '.7f'"), (word, "function, a word of JavaScript"),
-            (raised, "raising anything but ValueError"), (tried, "Try is not known"), (foreign, "the function json.dumps"),
+            (raised, "raising anything but ValueError"), (tried, "Try is not known"),
+            (foreign, "the function json.dumps"),
         ],
     )  # fmt: skip
     def test_what_is_not_known(self, function, says):
