@@ -149,18 +149,14 @@ def _tables() -> dict[str, object]:
 
 
 def _field(name: str) -> Field:
-    label, options = _CHOICES.get(name, ("", {}))
-    if not label:
-        label, unit = _LABELS.get(name) or (INPUTS[name].label, INPUTS[name].unit) if name != "costs" else ("", "")
-        label = f"{label} ({unit})" if unit else label
-    return Field(
-        name,
-        label,
-        dict(options),
-        EXAMPLE.get(name, ""),
-        _HELP.get(name, ""),
-        _UNKNOWN.get(name, "not known: left out"),
-    )
+    label, options = _CHOICES.get(name) or (_LABELS.get(name) or _label(name), {})
+    unknown = _UNKNOWN.get(name, "not known: left out")
+    return Field(name, label, options, EXAMPLE.get(name, ""), _HELP.get(name, ""), unknown)
+
+
+def _label(name: str) -> str:
+    label, unit = INPUTS[name].label, INPUTS[name].unit
+    return f"{label} ({unit})" if unit else label
 
 
 def field_names() -> Iterator[str]:

@@ -3,6 +3,7 @@
 import ast
 import dataclasses
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 from labkit.lab.site.javascript.expressions import Expressions
@@ -65,20 +66,32 @@ class Calls(Expressions):
 
     def _arguments(self, node: ast.Call, target: Any) -> str:
         """Arguments of labkit's own function, all by place; what its `**` takes comes last, as an object."""
-        given = [self._of(each) for each in node.args]
+        given = list(map(self._of, node.args))
         if not node.keywords:
             return ", ".join(given)
-        parameters = inspect.signature(target).parameters
-        names = [name for name, each in parameters.items() if each.kind is not each.VAR_KEYWORD]
-        by_name = {each.arg: each for each in node.keywords if each.arg in names[len(given) :]}
+        self._refuse_stars(node)
+        names, takes_any = _parameters(target)
+        by_name = {each.arg: each.value for each in node.keywords if each.arg in names[len(given) :]}
         others = [each for each in node.keywords if each.arg not in by_name]
-        is_starred = any(isinstance(each, ast.Starred) for each in node.args)
-        if is_starred or (others and len(names) == len(parameters)):
+        if others and not takes_any:
             self._refuse(node, "such arguments")
-        given += [
-            self._of(by_name[name].value) if name in by_name else "undefined" for name in names[len(given) :]
-        ]
+        given += self._by_name(by_name, names[len(given) :])
         return ", ".join([*given, self._keywords(others)] if others else given)
+
+    def _by_name(self, values: Mapping[str | None, ast.expr], names: list[str]) -> list[str]:
+        return [self._of(values[name]) if name in values else "undefined" for name in names]
+
+    def _refuse_stars(self, node: ast.Call) -> None:
+        """Their number is not known, so what comes after them by name has no place."""
+        if any(isinstance(each, ast.Starred) for each in node.args):
+            self._refuse(node, "`*` before arguments by name")
 
     def _keywords(self, keywords: list[ast.keyword]) -> str:
         return self._object((ast.Constant(each.arg) if each.arg else None, each.value) for each in keywords)
+
+
+def _parameters(function: Any) -> tuple[list[str], bool]:
+    """Names, and whether it takes any others by name."""
+    every = inspect.signature(function).parameters
+    names = [name for name, each in every.items() if each.kind is not each.VAR_KEYWORD]
+    return names, len(names) < len(every)

@@ -191,7 +191,8 @@ class TestRefused:
         ("function", "says"),
         [
             (power, r"power, line 2: a power other than 2 is not known: x \*\* 3"),
-            (exponential, "the function np.exp"), (sliced, "a slice"), (chained, "a chain of comparisons"), (printed, "With is not known"),
+            (exponential, "the function np.exp"), (sliced, "a slice"), (chained, "a chain of comparisons"), 
+            (printed, "With is not known"),
             (method, "the method cumsum"), (unknown, "the name undefined_name|the function undefined_name"),
             (keyword, "the argument out"), (formatted, "the format '.7f'"), (word, "function, a word of JavaScript"),
             (raised, "raising anything but ValueError"), (tried, "Try is not known"),
