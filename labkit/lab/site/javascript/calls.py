@@ -78,7 +78,7 @@ class Calls(Expressions):
         given += self._by_name(by_name, names[len(given) :])
         return ", ".join([*given, self._keywords(others)] if others else given)
 
-    def _by_name(self, values: Mapping[str | None, ast.expr], names: list[str]) -> list[str]:
+    def _by_name(self, values: Mapping[Any, ast.expr], names: list[str]) -> list[str]:
         return [self._of(values[name]) if name in values else "undefined" for name in names]
 
     def _refuse_stars(self, node: ast.Call) -> None:
