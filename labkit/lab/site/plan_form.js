@@ -103,7 +103,7 @@ function showHints(plan) {
   for (const { name, value, type } of fields) {
     if (type === "select-one") continue;
     const hint = byId(`${name}-hint`);
-    const parts = [hint.dataset.help];
+    const parts = value === initial[name] ? [hint.dataset.help] : [];
     if (!value.trim()) parts.push(whatIsUsed(name, used[inputName(name)]));
     hint.textContent = parts.filter(Boolean).join("; ");
   }

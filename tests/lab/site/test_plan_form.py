@@ -264,6 +264,10 @@ class TestInABrowser:
     def test_the_example(self, form):
         form.check_shows(lk.plan(gpu="h100", n_gpus=8, cpu_ms_per_image=(1, 4), storage="s3"))
         form.check_shows(form.call())
+        hint = form.page.locator("#plan-cpu_ms_per_image-hint")
+        assert "the example is no measurement" in hint.inner_text()
+        form.enter(cpu_ms_per_image="3")
+        assert hint.text_content() == ""
         assert form.errors == []
 
     def test_it_shows_what_is_entered(self, form):
