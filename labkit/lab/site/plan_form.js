@@ -1,6 +1,6 @@
 // The page's own part: it reads the form, shows the plan, and keeps both in the address.
 
-const { TABLES, INPUTS, GROUPS, format_number } = labkitPlan;
+const { TABLES, format_number } = labkitPlan;
 const NUMBER = /^[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$/i;
 const MEASURED = ["cpu_ms_per_image", "gil_us_per_image", "kb_per_image"]; // what a file of costs gives
 const TYPED_MS = 200; // after the last key
@@ -70,22 +70,6 @@ function fieldOf(message) {
 
 // Showing.
 
-function node(name, text = "", attributes = {}) {
-  const found = document.createElement(name);
-  found.textContent = text;
-  for (const [key, value] of Object.entries(attributes)) found.setAttribute(key, value);
-  return found;
-}
-
-// Text whose addresses are links.
-function linked(name, text) {
-  const found = node(name);
-  for (const part of text.split(/(https?:\/\/[^\s;,)]+)/)) {
-    found.append(/^https?:/.test(part) ? node("a", part, { href: part }) : part);
-  }
-  return found;
-}
-
 function showError(name, message) {
   for (const each of form.querySelectorAll(".plan-error")) {
     const text = each.id === `plan-${name}-error` ? message : "";
@@ -121,47 +105,6 @@ function publishedSource(key) {
   if (!key) return [];
   const { images_per_s, source, url } = labkitPlan.PUBLISHED_TRAINING[key];
   return [`${format_number(images_per_s)} images/s: `, node("a", source, { href: url })];
-}
-
-// Roles are named, since a narrow page shows rows as blocks.
-function headRow() {
-  const found = node("tr", "", { role: "row" });
-  for (const [name, kind] of [["", ""], ["median", "plan-number"], ["95 % interval", ""], ["from", ""], ["sources", ""]]) {
-    found.append(name ? node("th", name, { role: "columnheader", scope: "col", class: kind }) : node("td", "", { role: "cell" }));
-  }
-  return found;
-}
-
-function bodyRow(row, sources) {
-  const [quantity, value, interval, how, refs] = labkitPlan.page_row(row, sources);
-  const found = node("tr", "", { role: "row" });
-  const cells = { number: value, interval, how, refs: refs.replaceAll(",", ", ") };
-  found.append(
-    node("th", quantity, { role: "rowheader", scope: "row" }),
-    ...Object.entries(cells).map(([name, text]) => node("td", text, { role: "cell", class: `plan-${name}` })),
-  );
-  return found;
-}
-
-function table(heading, rows, sources) {
-  const [found, head, body] = [
-    node("table", "", { role: "table" }), node("thead", "", { role: "rowgroup" }), node("tbody", "", { role: "rowgroup" }),
-  ];
-  head.append(headRow());
-  body.append(...rows.map((row) => bodyRow(row, sources)));
-  found.append(node("caption", heading), head, body);
-  const wide = node("div", "", { class: "plan-wide", tabindex: "0", role: "region", "aria-label": heading });
-  wide.append(found);
-  return wide;
-}
-
-function showTables(plan) {
-  const sources = [...new Set(plan.lines.flatMap((line) => line.sources))];
-  const places = Object.fromEntries(sources.map((source, at) => [source, at + 1]));
-  const tables = Object.entries(GROUPS).map(([group, heading]) =>
-    table(heading, plan.lines.filter((line) => line.group === group), places));
-  byId("tables").replaceChildren(...tables);
-  byId("sources").replaceChildren(...sources.map((source) => linked("li", source)));
 }
 
 function showPlan(plan, given) {

@@ -113,7 +113,8 @@ def plan_form_html() -> str:
     )
     page = environment.from_string(_read("plan_form.html"))
     groups = {heading: [list(map(_field, names)) for names in both] for heading, both in FIELDS.items()}
-    script = "\n".join(['"use strict";', "{", plan_script(), _read("plan_chart.js"), _read("plan_form.js"), "}"])
+    parts = map(_read, ("plan_chart.js", "plan_tables.js", "plan_form.js"))
+    script = "\n".join(['"use strict";', "{", plan_script(), *parts, "}"])
     return page.render(groups=groups, numbers=NUMBERS, style=_read("plan_form.css"), script=_safe(script))
 
 
