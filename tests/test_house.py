@@ -89,6 +89,9 @@ COVERS = {
     "hardening/test_bombs": "core/limits",
     "hardening/test_credentials": "core/credentials",
     "hardening/test_locale_home": "core/stdio",
+    "lab/site/javascript/test_translation": (
+        "lab/site/javascript/calls lab/site/javascript/expressions lab/site/javascript/functions"
+    ),
     "measure/test_timing": "measure/processes measure/recording measure/runs measure/sampler",
     "peers/adapters/test_native": (
         "peers/adapters/albumentations peers/adapters/dali peers/adapters/datago peers/adapters/datasets "

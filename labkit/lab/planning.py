@@ -8,8 +8,8 @@ import typer
 
 from labkit.lab.scripts import one_line_errors
 
-_NUMBER = "a number, LOW:HIGH or LOW:VALUE:HIGH"
-_Text = Annotated[str, typer.Option(help=_NUMBER)]
+NUMBERS = "a number, LOW:HIGH or LOW:VALUE:HIGH"
+_Text = Annotated[str, typer.Option(help=NUMBERS)]
 
 
 def _numbers(name: str, text: str) -> float | Sequence[float] | None:
@@ -21,7 +21,7 @@ def _numbers(name: str, text: str) -> float | Sequence[float] | None:
     except ValueError:
         found = []
     if not 1 <= len(found) <= 3:
-        raise ValueError(f"{name} must be {_NUMBER}, got {text!r}")
+        raise ValueError(f"{name} must be {NUMBERS}, got {text!r}")
     return found[0] if len(found) == 1 else found
 
 
@@ -29,7 +29,7 @@ def plan(
     gpu: Annotated[str, typer.Option(help="Published rate, bus and cores of a GPU, such as h100.")] = "",
     model: Annotated[str, typer.Option(help="The model of the published rate.")] = "ResNet-50",
     images_per_s: Annotated[
-        str, typer.Option(help=f"Your own images/s of a GPU: {_NUMBER}, as all options here.")
+        str, typer.Option(help=f"Your own images/s of a GPU: {NUMBERS}, as all options here.")
     ] = "",
     watched: Annotated[str, typer.Option(help="In its place, what `labkit watch --json` wrote.")] = "",
     batch_size: Annotated[int | None, typer.Option(help="Images of a batch, one GPU.")] = None,

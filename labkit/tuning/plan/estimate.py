@@ -14,7 +14,7 @@ from labkit.core import require_choice
 
 KINDS = ("measured here", "entered", "published", "theory", "assumed")
 N_DRAWS = 4001  # odd: one of them is the median
-_QUANTILE = 1.959964  # of the normal distribution: 95 % lie within so many standard deviations
+QUANTILE = 1.959964  # of the normal distribution: 95 % lie within so many standard deviations
 
 
 @dataclass(frozen=True)
@@ -67,14 +67,14 @@ class Estimate:
         """
         if self.interval == (self.value, self.value):
             return np.full(N_DRAWS, float(self.value))
-        deviates = np.random.default_rng(zlib.crc32(name.encode())).permutation(_deviates())
-        below, above = (abs(math.log(end / self.value)) / _QUANTILE for end in self.interval)
-        return self.value * np.exp(deviates * np.where(deviates < 0, below, above))
+        drawn = np.random.default_rng(zlib.crc32(name.encode())).permutation(deviates())
+        below, above = (abs(math.log(end / self.value)) / QUANTILE for end in self.interval)
+        return self.value * np.exp(drawn * np.where(drawn < 0, below, above))
 
 
 @cache
-def _deviates() -> np.ndarray:
-    """The normal distribution, in steps of equal probability."""
+def deviates() -> np.ndarray:
+    """`N_DRAWS` values of the normal distribution, in steps of equal probability, the smallest first."""
     return np.array([NormalDist().inv_cdf((step + 0.5) / N_DRAWS) for step in range(N_DRAWS)])
 
 

@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
@@ -38,11 +39,11 @@ class Line:
     def formula(self) -> str:
         return " ".join((inspect.getdoc(self.function) or "").split())
 
-    @property
+    @cached_property
     def uses(self) -> list[str]:
         return list(inspect.signature(self.function).parameters)
 
-    @property
+    @cached_property
     def needs(self) -> set[str]:
         parameters = inspect.signature(self.function).parameters
         return {name for name, each in parameters.items() if each.default is inspect.Parameter.empty}

@@ -1,5 +1,6 @@
 """A plan as one page of text: its result, then every line with its formula and the numbers of its sources."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -7,7 +8,7 @@ import pandas as pd
 
 from labkit.tuning.plan.estimate import format_number
 
-_GROUPS = {
+GROUPS = {
     "result": "Result (predicted)",
     "ceiling": "At most (predicted)",
     "need": "To keep the GPUs busy (predicted)",
@@ -35,8 +36,8 @@ class Page:
         frame = plan.frame
         numbers = {each: at for at, each in enumerate(dict.fromkeys(frame["sources"].explode().dropna()), 1)}
         sections = {
-            heading: [_row(row, numbers) for _, row in frame[frame["group"] == group].iterrows()]
-            for group, heading in _GROUPS.items()
+            heading: [page_row(row, numbers) for _, row in frame[frame["group"] == group].iterrows()]
+            for group, heading in GROUPS.items()
         }
         return cls(plan.title, plan.sentences, plan.notes, sections, list(numbers))
 
@@ -51,7 +52,8 @@ class Page:
         return "\n".join([*lines, "", "Sources", *(f"  [{at}] {each}" for at, each in enumerate(self.sources, 1))])
 
 
-def _row(row: pd.Series, numbers: dict[str, int]) -> tuple[str, str, str, str, str]:
+def page_row(row: Mapping[str, Any] | pd.Series, numbers: Mapping[str, int]) -> tuple[str, str, str, str, str]:
+    """A row of a plan's frame as texts: quantity, value, 95 % interval, formula or kind, numbers of its sources."""
     is_exact = row["low"] == row["high"]
     digits = f"{row['value']:,.10g}" if is_exact and row["group"] == "input" else format_number(row["value"])
     value = f"{digits} {row['unit']}".strip()

@@ -1,0 +1,3 @@
+# fmt: off
+from .expressions import Untranslatable as Untranslatable
+from .translation import Translation as Translation
