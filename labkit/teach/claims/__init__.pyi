@@ -1,5 +1,6 @@
 # fmt: off
 from .judging import claims as claims, judged as judged
+from .ledger import LEDGER as LEDGER
 from .steps import checklist as checklist
 from .text import lines_of as lines_of, ratios as ratios
 from .verdicts import (

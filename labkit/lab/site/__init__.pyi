@@ -1,0 +1,3 @@
+# fmt: off
+from .building import Site as Site, build_site as build_site
+from .command import site as site
