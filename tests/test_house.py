@@ -87,6 +87,7 @@ COVERS = {
     "hardening/test_bombs": "core/limits",
     "hardening/test_credentials": "core/credentials",
     "hardening/test_locale_home": "core/stdio",
+    "lab/site/test_building": "lab/site/command lab/site/settings",
     "measure/test_timing": "measure/processes measure/recording measure/runs measure/sampler",
     "peers/adapters/test_native": (
         "peers/adapters/albumentations peers/adapters/dali peers/adapters/datago peers/adapters/datasets "

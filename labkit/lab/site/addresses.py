@@ -7,7 +7,7 @@ from posixpath import normpath
 _LINK = re.compile(r"(?<!!)\[(?P<text>(?:[^\[\]]|\[[^\]]*\])*)\]\((?P<target>[^()\s]+)\)")
 _FENCE = re.compile(r"^(```+|~~~+).*?^\1", re.MULTILINE | re.DOTALL)
 _OUTSIDE = re.compile(r"[a-z][a-z0-9+.-]*:|#")
-RECORDS = "tests/hardening/records"
+RECORDS, PAGES = "tests/hardening/records", "labkit/lab/site/pages"
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Addresses:
 
         Args:
             markdown: A text whose links are relative to `folder`.
-            folder: Of the text, relative to the repository's top: `"notebooks"`.
+            folder: Of the text, relative to the repository's top, or the site's: `"notebooks"`, `"pages"`.
         """
         parts, end = [], 0
         for fence in _FENCE.finditer(markdown):  # code is left as it is
@@ -44,7 +44,7 @@ class Addresses:
         if _OUTSIDE.match(target):
             return f"[{text}]({target})"
         path, hash_sign, anchor = target.partition("#")
-        place = normpath(f"{folder}/{path}") if folder else normpath(path)
+        place = re.sub(r"^(\.\./)+", "", normpath(f"{folder}/{path}")) if folder else normpath(path)
         if page := self._page_of(place):
             keeps_anchor = anchor and page.startswith(("/pages/", "/robustness"))  # Jupyter spells its anchors otherwise
             return f"[{text}]({page}#{anchor})" if keeps_anchor else f"[{text}]({page})"
@@ -65,4 +65,4 @@ class Addresses:
             return "/index.md"
         if place in (RECORDS, f"{RECORDS}/README.md"):
             return "/robustness.md"
-        return f"/pages/{stem}.md" if folder == "labkit/lab/site/pages" and stem in self.pages else ""
+        return f"/pages/{stem}.md" if folder in ("pages", PAGES) and stem in self.pages else ""

@@ -73,7 +73,7 @@ def _write_sources(source: Path, files: Path, notebooks: list[Notebook]) -> None
     write_reference(source / "api")
     for name in pages:
         text = (texts.PAGES / f"{name}.md").read_text()
-        (source / "pages" / f"{name}.md").write_text(addresses.localized(text, "labkit/lab/site/pages"))
+        (source / "pages" / f"{name}.md").write_text(addresses.localized(text, "pages"))
     shutil.copy(NOTEBOOK_FOLDER / texts.LADDER, source)
     form = _plan_form()
     written = {

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 MOVES = "This is the stored picture. In JupyterLab it has sliders or menus, and moves: `python -m labkit lab`."
 
+_DIAGRAM, _DRAWN_THERE = re.compile(r"^```mermaid\b", re.MULTILINE), "JupyterLab draws this diagram:\n\n```text"
 _HEADING = re.compile(r"^#+ +(.+?)\s*$", re.MULTILINE)
 _TITLE = re.compile(r"""(?:set_title|suptitle)\(f?(["'])(.+?)\1""")
 _CALL = re.compile(r"\b(?:lk\.)?((?:plot|explore|FeedingExplorer|trace)\w*)\(")
@@ -32,7 +33,7 @@ def write_notebook(notebook: Notebook, folder: Path, addresses: Addresses) -> No
     for cell in node.cells:
         if cell.cell_type == "markdown":
             heading = (_HEADING.findall(cell.source) or [heading])[-1]
-            cell.source = addresses.localized(cell.source, "notebooks")
+            cell.source = _DIAGRAM.sub(_DRAWN_THERE, addresses.localized(cell.source, "notebooks"))
         cells.append(cell)
         if pictures := [output for output in cell.get("outputs", []) if "image/png" in output.get("data", {})]:
             cell.metadata["mystnb"] = {"image": {"alt": alternative_text(cell.source, heading)}}

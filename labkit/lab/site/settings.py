@@ -33,7 +33,7 @@ def make_settings(files: Path, repository: str | None) -> dict[str, Any]:
         icon = {"name": "Repository", "url": repository, "icon": "fa-solid fa-code-branch"}
         theme |= {"navbar_end": ["theme-switcher", "navbar-icon-links"], "icon_links": [icon]}
     return {
-        "project": "labkit", "version": labkit.__version__, "release": labkit.__version__, "language": "en",
+        "project": "labkit", "version": labkit.__version__, "release": labkit.__version__, "language": "en", "highlight_language": "none",
         "extensions": _EXTENSIONS, "root_doc": "index",
         "html_theme": "pydata_sphinx_theme", "html_theme_options": theme, "html_title": "labkit",
         "html_static_path": [str(STATIC)], "html_css_files": ["site.css"], "html_js_files": ["site.js"],
