@@ -32,7 +32,9 @@ def main(axe: Path, site: Path) -> int:
                     counts = Counter(each["impact"] for each in found)
                     print(f"{path.relative_to(site)!s:<40} {width:>4} {scheme:<5} {dict(counts) or 'nothing'}")
                     for each in found:
-                        print(f"    {each['impact']} {each['id']}: {each['help']}, {len(each['nodes'])} places, such as")
+                        print(
+                            f"    {each['impact']} {each['id']}: {each['help']}, {len(each['nodes'])} places, such as"
+                        )
                         print(f"        {each['nodes'][0]['html'][:160]}")
                     grave += any(impact in counts for impact in _GRAVE)
         browser.close()

@@ -46,7 +46,9 @@ class Addresses:
         path, hash_sign, anchor = target.partition("#")
         place = re.sub(r"^(\.\./)+", "", normpath(f"{folder}/{path}")) if folder else normpath(path)
         if page := self._page_of(place):
-            keeps_anchor = anchor and page.startswith(("/pages/", "/robustness"))  # Jupyter spells its anchors otherwise
+            keeps_anchor = anchor and page.startswith(
+                ("/pages/", "/robustness")
+            )  # Jupyter spells its anchors otherwise
             return f"[{text}]({page}#{anchor})" if keeps_anchor else f"[{text}]({page})"
         if self.repository:
             kind = "blob" if "." in place.rpartition("/")[2] else "tree"

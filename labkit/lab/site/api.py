@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -14,41 +15,41 @@ import labkit
 
 ALIAS = "lk"  # as notebooks import labkit, and so what entries are called
 
+_ORDER = ("core", "measure", "data", "pipeline", "tuning", "peers", "teach")  # a room imports from those before it
 _STUB = Path(labkit.__file__).with_name("__init__.pyi")
 _TICKS = re.compile(r"(?<![`:\w])`(?P<name>[^`\n]+)`(?P<rest>\w*)")
 _TAUGHT = re.compile(r"(?<=Taught in: )notebooks/(\w+)\.ipynb")
 _INDEX = """API
 ===
 
-Every public name of ``import labkit as lk``, by the room of the package that it comes from. A room imports only from
-those before it.
+Every public name of ``import labkit as lk``, by the room of the package that it comes from.
 
 .. toctree::
-   :maxdepth: 1
+   :hidden:
 
 {pages}
 """
 
 
 def public_names() -> dict[str, dict[str, str]]:
-    """Room -> public name -> the module that defines it, in the order of `labkit/__init__.pyi`."""
+    """Room -> public name -> the module that defines it; rooms from the first to the last, names as the stub has them."""
     rooms: dict[str, dict[str, str]] = {}
     for node in ast.parse(_STUB.read_text()).body:
         if isinstance(node, ast.ImportFrom) and node.module:
             names = rooms.setdefault(node.module.partition(".")[0], {})
             names.update({alias.asname or alias.name: f"labkit.{node.module}" for alias in node.names})
-    return rooms
+    return {room: rooms[room] for room in sorted(rooms, key=_ORDER.index)}
 
 
 def write_reference(folder: Path) -> None:
     """Write `index.rst` and a page for each room to `folder`, for Sphinx's autodoc within `documented_as_lk`."""
     rooms, parts = public_names(), []
     for room, modules in rooms.items():
-        about = inspect.getdoc(sys.modules.get(f"labkit.{room}") or __import__(f"labkit.{room}", fromlist=["_"]))
+        about = inspect.getdoc(import_module(f"labkit.{room}")) or ""
         entries = [_entry(name, modules[name]) for name in sorted(modules, key=str.lower)]
-        page = [f"{room}\n{'=' * len(room)}", _as_rst(about or ""), f".. py:currentmodule:: {ALIAS}", *entries]
+        page = [f"{room}\n{'=' * len(room)}", _as_rst(about), f".. py:currentmodule:: {ALIAS}", *entries]
         (folder / f"{room}.rst").write_text("\n\n".join(page) + "\n")
-        parts.append(_contents(room, modules))
+        parts.append(_contents(room, about, modules))
     pages = "\n".join(f"   {room}" for room in rooms)
     (folder / "index.rst").write_text("\n\n".join([_INDEX.format(pages=pages), *parts]) + "\n")
 
@@ -102,7 +103,7 @@ def _entry(name: str, module: str) -> str:
     if inspect.isroutine(value):
         return f".. autofunction:: {ALIAS}.{name}"
     keys = f"\n\n   {'Keys' if isinstance(value, dict) else 'Values'}: {', '.join(f'``{key}``' for key in value)}."
-    return f".. py:data:: {ALIAS}.{name}\n   :type: {type(value).__name__}\n\n   {_as_rst(_comment(name, module))}{keys}"
+    return f".. py:data:: {name}\n   :type: {type(value).__name__}\n\n   {_as_rst(_comment(name, module))}{keys}"
 
 
 def _comment(name: str, module: str) -> str:
@@ -112,14 +113,16 @@ def _comment(name: str, module: str) -> str:
     return " ".join(ModuleAnalyzer.for_module(module).find_attr_docs()[("", name)]).strip()
 
 
-def _contents(room: str, modules: dict[str, str]) -> str:
+def _contents(room: str, about: str, modules: dict[str, str]) -> str:
     """A section of the index: each name of a room with the first sentence of its documentation."""
-    lines = [f":py:obj:`{name} <{ALIAS}.{name}>`\n   {_as_rst(_first_sentence(name, modules[name]))}" for name in modules]
-    return f"{room}\n{'-' * len(room)}\n\n" + "\n\n".join(lines)
+    lines = [
+        f":py:obj:`{name} <{ALIAS}.{name}>`\n   {_as_rst(_first_sentence(name, modules[name]))}" for name in modules
+    ]
+    return f"{room}\n{'-' * len(room)}\n\n:doc:`{room}`: {_as_rst(about)}\n\n" + "\n\n".join(lines)
 
 
 def _first_sentence(name: str, module: str) -> str:
     value: Any = getattr(labkit, name)
     documented = inspect.isclass(value) or inspect.isroutine(value)
     text = (inspect.getdoc(value) or "") if documented else _comment(name, module)
-    return re.split(r"(?<=[.:])\s", text.partition("\n\n")[0].replace("\n", " "), maxsplit=1)[0]
+    return re.split(r"(?<=\.)\s|::", text.partition("\n\n")[0].replace("\n", " "), maxsplit=1)[0]

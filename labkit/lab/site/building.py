@@ -77,10 +77,12 @@ def _write_sources(source: Path, files: Path, notebooks: list[Notebook]) -> None
     shutil.copy(NOTEBOOK_FOLDER / texts.LADDER, source)
     form = _plan_form()
     written = {
-        "index": texts.home_page(bool(form), pages), "notebooks/index": texts.walk_page(notebooks),
+        "index": texts.home_page(has_plan=bool(form), has_guide=bool(pages)), "notebooks/index": texts.walk_page(notebooks),
         "glossary": texts.glossary_page(addresses), "claims": records.claims_page(source, addresses),
         "peers": records.peers_page(source), "robustness": records.records_page(source, addresses),
     }  # fmt: skip
+    if pages:
+        written["pages/index"] = texts.guide_page(pages)
     if form:
         written["plan"] = texts.plan_page(form)
     for name, text in written.items():
@@ -111,4 +113,5 @@ def _run_sphinx(scratch: Path, notebooks: frozenset[str]) -> list[str]:
         connect(app, notebooks)
         app.build(force_all=True)
     shutil.rmtree(scratch / "html" / "_sources", ignore_errors=True)  # empty
+    (scratch / "html" / "_static" / "webpack-macros.html").unlink(missing_ok=True)  # the theme's own, no page
     return [line for line in warnings.getvalue().replace(f"{source}/", "").splitlines() if line.strip()]

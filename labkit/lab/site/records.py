@@ -10,6 +10,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from labkit.core import IS_CLONE, NOTEBOOK_FOLDER, png_bytes
+from labkit.lab.site import texts
 from labkit.lab.site.addresses import RECORDS, Addresses
 
 CLAIMS = "14_claims"
@@ -31,7 +32,8 @@ def peers_page(folder: Path) -> str:
     from labkit.peers import CLASSES, PEERS, comparisons, peer_table, plot_peers, stored_runs
 
     parts = [_PEERS]
-    for number, (machine, name, runs) in enumerate(comparisons(stored_runs())):
+    ordered = sorted(comparisons(stored_runs()), key=lambda found: list(CLASSES).index(found[1]))
+    for number, (machine, name, runs) in enumerate(ordered):
         title, table = CLASSES[name].title, peer_table(runs)
         figure = Figure(figsize=(9, 2.0 + 0.3 * len(table)), layout="constrained")
         plot_peers(runs, ax=figure.add_subplot())
@@ -41,7 +43,7 @@ def peers_page(folder: Path) -> str:
         formats = {column: _formatter(template) for column, template in _FORMATS.items() if column in shown}
         parts += [
             f"## {title}", f"Measured on `{machine}`.",
-            f"```{{image}} {picture.name}\n:alt: Images per second of each loader, {title}; the table has the figures\n```",
+            texts.picture(picture.name, f"Images per second of each loader, {title}; the table has the figures"),
             wide_table(shown, f"Loaders, {title}", index=False, formatters=formats),
         ]  # fmt: skip
     return "\n\n".join([*parts, "## What their authors publish", *_published(PEERS.values())]) + "\n"
@@ -63,7 +65,9 @@ def claims_page(folder: Path, addresses: Addresses) -> str:
     parts = [_CLAIMS]
     if picture:
         (folder / "claims.png").write_bytes(picture)
-        parts.append("```{image} claims.png\n:alt: Claimed and measured ratios of each test; the tables say the same\n```")
+        parts.append(
+            texts.picture("claims.png", "Claimed and measured ratios of each test; the words below say the same")
+        )
     if table:
         parts.append(_raw(f'<div class="wide" role="region" tabindex="0" aria-label="Verdicts">{table}</div>'))
     parts.append("## Each claim, its tests and its sources")
@@ -95,10 +99,16 @@ def _stored_claims() -> tuple[str, bytes]:
         for data in (output.get("data", {}) for output in cell.get("outputs", [])):
             rows = data.get("text/html", "")
             if "<th>claim</th>" in rows and "<th>verdict</th>" in rows:
-                table = re.sub(r"<style.*?</style>", "", rows, flags=re.DOTALL)
+                table = _tidy(rows)
             if "plot_claims" in cell.source and "image/png" in data:
                 picture = base64.b64decode(data["image/png"])
     return table, picture
+
+
+def _tidy(rows: str) -> str:
+    """pandas' table of a notebook, with one row of headings and the theme's style."""
+    rows = re.sub(r"<style.*?</style>|<tr>\s*<th>id</th>.*?</tr>", "", rows, flags=re.DOTALL)
+    return rows.replace("<th></th>", "<th>id</th>", 1).replace('border="1" class="dataframe"', 'class="table"')
 
 
 def records_page(folder: Path, addresses: Addresses) -> str:
@@ -126,7 +136,7 @@ _PEERS = """# Peers
 
 Other loaders beside labkit's, all doing the same work, each class in one run on one machine:
 `notebooks/13_peers.csv`, which [13 peers](/notebooks/13_peers.ipynb) explains. Rates of two classes, or of two
-machines, are no comparison. `python -m labkit peers` measures them on yours.
+machines, must not be compared. `python -m labkit peers` measures them on yours.
 
 `images_per_s` is the steady rate, with the 95 % interval of its mean; `speedup` is over the naive PIL loader in paired
 rounds; `of_limit` is the share of what decoding alone, or copying alone, reaches on the same cores."""

@@ -12,6 +12,11 @@ if TYPE_CHECKING:
 
 STATIC = Path(__file__).with_name("static")
 _EXTENSIONS = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.githubpages"]
+_WITHOUT = ("index", "plan", "claims", "peers", "robustness", "glossary", "genindex", "search")  # pages of their own
+_SIDEBARS = {
+    **{f"{folder}/*": ["sidebar-nav-bs"] for folder in ("notebooks", "api", "pages")},
+    **dict.fromkeys(_WITHOUT, []),
+}
 _DOCSTRINGS_FIRST = 400  # before napoleon, at 500, which reads sections
 
 
@@ -24,7 +29,7 @@ def make_settings(files: Path, repository: str | None) -> dict[str, Any]:
     """
     theme = {
         "logo": {"text": "labkit"}, "navbar_center": ["navbar-nav"], "navbar_end": ["theme-switcher"],
-        "navbar_align": "left", "header_links_before_dropdown": 7, "navigation_with_keys": False,
+        "navbar_align": "left", "header_links_before_dropdown": 8, "navigation_with_keys": False,
         "secondary_sidebar_items": ["page-toc"], "footer_start": [], "footer_end": [], "show_toc_level": 2,
         "pygments_light_style": "a11y-high-contrast-light", "pygments_dark_style": "a11y-high-contrast-dark",
         "back_to_top_button": False,
@@ -38,11 +43,11 @@ def make_settings(files: Path, repository: str | None) -> dict[str, Any]:
         "html_theme": "pydata_sphinx_theme", "html_theme_options": theme, "html_title": "labkit",
         "html_static_path": [str(STATIC)], "html_css_files": ["site.css"], "html_js_files": ["site.js"],
         "html_extra_path": [str(files)], "html_copy_source": False, "html_show_sourcelink": False,
-        "html_context": {"default_mode": "auto"}, "html_sidebars": {"**": ["sidebar-nav-bs"], "index": []},
+        "html_context": {"default_mode": "auto"}, "html_sidebars": _SIDEBARS,
         "nb_execution_mode": "off", "nb_merge_streams": True,
         "myst_enable_extensions": ["deflist"], "myst_heading_anchors": 4,
         "autodoc_member_order": "bysource", "autodoc_typehints_format": "short",
-        "python_maximum_signature_line_length": 80, "python_use_unqualified_type_names": True,
+        "autodoc_preserve_defaults": True, "python_use_unqualified_type_names": True,
         "napoleon_numpy_docstring": False, "napoleon_custom_sections": [("Items", "params_style")],
         "toc_object_entries_show_parents": "hide",
     }  # fmt: skip

@@ -13,6 +13,11 @@ LADDER = "11_ladder.png"
 _TERM = re.compile(r"^\*\*(?P<term>[^*\n]+)\*\*: (?P<text>.+(?:\n(?!\s*$|\*\*).+)*)", re.MULTILINE)
 
 
+def picture(name: str, alt: str) -> str:
+    """Markdown with a picture, which scrolls within its own box where it would be too small to read."""
+    return f"````{{container}} picture\n```{{image}} {name}\n:alt: {alt}\n```\n````"
+
+
 def page_names() -> list[str]:
     """Names of the Markdown pages, without suffix, sorted."""
     return sorted(path.stem for path in PAGES.glob("*.md"))
@@ -41,12 +46,19 @@ def walk_page(notebooks: list[Notebook]) -> str:
     return _WALK.format(rows=rows, names=names)
 
 
-def home_page(has_plan: bool, pages: list[str]) -> str:
-    """The home page, and in its hidden table of contents every other page."""
-    plan = ["plan"] if has_plan else []
-    contents = ["notebooks/index", *plan, "api/index", "claims", "peers", "robustness", "glossary"]
-    links = "\n".join([_PLAN_LINK] * has_plan + [f"- {{doc}}`pages/{name}`" for name in pages])
-    return _HOME.format(ladder=LADDER, links=links, contents="\n".join(contents + [f"pages/{name}" for name in pages]))
+def home_page(*, has_plan: bool, has_guide: bool) -> str:
+    """The home page, and in its hidden table of contents the pages that the bar at the top names."""
+    guide, plan = ["pages/index"] * has_guide, ["plan"] * has_plan
+    contents = ["notebooks/index", *guide, *plan, "api/index", "claims", "peers", "robustness", "glossary"]
+    links = "\n".join([_GUIDE_LINK] * has_guide + [_PLAN_LINK] * has_plan)
+    ladder = picture(LADDER, "Images per second, from a naive PIL loader to raw pixels, with the limits of the machine")
+    return _HOME.format(ladder=ladder, links=links, contents="\n".join(contents))
+
+
+def guide_page(pages: list[str]) -> str:
+    """The table of contents of the Markdown pages."""
+    links, names = "\n".join(f"- {{doc}}`{name}`" for name in pages), "\n".join(pages)
+    return f"# Guide\n\n{links}\n\n```{{toctree}}\n:hidden:\n\n{names}\n```\n"
 
 
 def plan_page(form: str) -> str:
@@ -76,9 +88,7 @@ Your GPU is expensive, and it waits for a loader that decodes JPEGs. This lab sh
 image data reaches a GPU in PyTorch: numbered notebooks to read and run, and a small library, `labkit`, to use in your
 own training script.
 
-```{{image}} {ladder}
-:alt: Images per second, from a naive PIL loader to raw pixels, with the limits of the machine
-```
+{ladder}
 
 The ladder that the notebooks climb: every rung loads the same photos, and all rungs were timed in one run.
 
@@ -93,10 +103,10 @@ python -m labkit watch train.py     # what your own training script waits for, u
 ```
 
 - [Read the notebooks](notebooks/index.md), in order or by question.
+{links}
 - [Look up a name](api/index.rst) of `import labkit as lk`.
 - [See which claims hold](claims.md), and [which loader others would pick](peers.md).
 - [See how it was tested](robustness.md), and [what a word means](glossary.md).
-{links}
 
 ```{{toctree}}
 :hidden:
@@ -104,6 +114,7 @@ python -m labkit watch train.py     # what your own training script waits for, u
 {contents}
 ```
 """
+_GUIDE_LINK = "- [Use it in your own training](pages/index.md): commands, comparing, storage, and what you can rely on."
 _PLAN_LINK = "- [Plan for N GPUs](plan.md): cores, storage and network, in a form."
 _PLAN = """# Plan
 

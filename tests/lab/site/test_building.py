@@ -41,12 +41,14 @@ class TestSmall:
         built, pages = site
         names = {path.relative_to(pages.root).with_suffix("").as_posix() for path in pages.pages}
         rooms = {f"api/{room}" for room in api.public_names()}
-        written = {f"pages/{name}" for name in texts.page_names()}
+        written = {f"pages/{name}" for name in [*texts.page_names(), "index"] if texts.page_names()}
         assert names - {"plan"} == set(KINDS) | rooms | written
         assert built.notebooks == SOME
 
     def test_every_public_name_has_its_entry_and_no_other(self, site):
-        entries = [name for page in site[1].pages.values() for name in re.findall(r'<dt[^>]* id="lk\.(\w+)"', page.text)]
+        entries = [
+            name for page in site[1].pages.values() for name in re.findall(r'<dt[^>]* id="lk\.(\w+)"', page.text)
+        ]
         assert sorted(entries) == sorted(lk.__all__)
 
     def test_no_link_is_dead_and_nothing_is_fetched(self, site):

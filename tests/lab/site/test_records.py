@@ -63,7 +63,10 @@ def test_the_records_have_each_table(tmp_path):
     ("repository", "place"),
     [
         (None, "`tests/hardening/records`"),
-        ("https://github.com/x/y", "[tests/hardening/records](https://github.com/x/y/tree/main/tests/hardening/records)"),
+        (
+            "https://github.com/x/y",
+            "[tests/hardening/records](https://github.com/x/y/tree/main/tests/hardening/records)",
+        ),
     ],
 )
 def test_a_wheel_says_where_the_records_are(tmp_path, monkeypatch, repository, place):

@@ -23,7 +23,9 @@ def glossary(tmp_path, monkeypatch):
 
 
 def test_terms_are_read_from_definition_lines(glossary):
-    glossary("# Glossary\n\nSome words.\n\n**batch**: Samples in\none step.\n**shard**: A tar; see **batch**.\n\nEnd.\n")
+    glossary(
+        "# Glossary\n\nSome words.\n\n**batch**: Samples in\none step.\n**shard**: A tar; see **batch**.\n\nEnd.\n"
+    )
     assert texts.terms() == {"batch": "Samples in\none step.", "shard": "A tar; see **batch**."}
     assert texts.glossary_page(NOWHERE) == (
         "# Glossary\n\nbatch\n: Samples in one step.\n\nshard\n: A tar; see **batch**.\n"
@@ -57,8 +59,14 @@ def test_the_walk_has_each_notebook_with_its_question(tmp_path):
 
 
 @pytest.mark.parametrize("has_plan", [True, False])
-def test_the_home_page_leads_everywhere(has_plan):
-    page = texts.home_page(has_plan, ["guide"])
+@pytest.mark.parametrize("has_guide", [True, False])
+def test_the_home_page_leads_everywhere(has_plan, has_guide):
+    page = texts.home_page(has_plan=has_plan, has_guide=has_guide)
     assert ("\nplan\n" in page and "](plan.md)" in page) is has_plan
-    assert "{doc}`pages/guide`" in page
-    assert page.index("notebooks/index\n") < page.index("\npages/guide\n")
+    assert ("\npages/index\n" in page and "](pages/index.md)" in page) is has_guide
+
+
+def test_the_guide_has_each_page():
+    page = texts.guide_page(["commands", "storage"])
+    assert "- {doc}`storage`" in page
+    assert "\ncommands\nstorage\n" in page
