@@ -5,7 +5,7 @@ from .peer import (
 )
 from .classes import CLASSES as CLASSES, chosen_classes as chosen_classes
 from .collection import append_runs as append_runs, comparisons as comparisons, stored_runs as stored_runs
-from .plots import plot_peers as plot_peers
+from .plots import draw_table as draw_table, plot_peers as plot_peers
 from .registry import PEERS as PEERS
 from .table import peer_table as peer_table
 from .report import list_peers as list_peers, run_peers as run_peers

@@ -1,4 +1,4 @@
-"""`python -m labkit site`: the notebooks as they are stored, the API, the claims, the peers and the records as pages."""
+"""`python -m labkit site`: the stored notebooks, the API, the claims, the peers and the records as pages."""
 
 import lazy_loader
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from posixpath import normpath
 
 _LINK = re.compile(r"(?<!!)\[(?P<text>(?:[^\[\]]|\[[^\]]*\])*)\]\((?P<target>[^()\s]+)\)")
-_FENCE = re.compile(r"^(```+|~~~+).*?^\1", re.MULTILINE | re.DOTALL)
-_OUTSIDE = re.compile(r"[a-z][a-z0-9+.-]*:|#")
+_CODE = re.compile(r"^(```+|~~~+).*?^\1|`[^`\n]*\]\([^`\n]*`", re.MULTILINE | re.DOTALL)
+_KEPT = re.compile(r"[a-z][a-z0-9+.-]*:|[#/]")  # elsewhere, on the same page, or a page already
 RECORDS, PAGES = "tests/hardening/records", "labkit/lab/site/pages"
 
 
@@ -32,16 +32,16 @@ class Addresses:
             folder: Of the text, relative to the repository's top, or the site's: `"notebooks"`, `"pages"`.
         """
         parts, end = [], 0
-        for fence in _FENCE.finditer(markdown):  # code is left as it is
-            parts += [self._linked(markdown[end : fence.start()], folder), fence[0]]
-            end = fence.end()
+        for code in _CODE.finditer(markdown):  # is left as it is
+            parts += [self._linked(markdown[end : code.start()], folder), code[0]]
+            end = code.end()
         return "".join([*parts, self._linked(markdown[end:], folder)])
 
     def _linked(self, markdown: str, folder: str) -> str:
         return _LINK.sub(lambda link: self._changed(link["text"], link["target"], folder), markdown)
 
     def _changed(self, text: str, target: str, folder: str) -> str:
-        if _OUTSIDE.match(target):
+        if _KEPT.match(target):
             return f"[{text}]({target})"
         path, hash_sign, anchor = target.partition("#")
         place = re.sub(r"^(\.\./)+", "", normpath(f"{folder}/{path}")) if folder else normpath(path)

@@ -32,7 +32,7 @@ Every public name of ``import labkit as lk``, by the room of the package that it
 
 
 def public_names() -> dict[str, dict[str, str]]:
-    """Room -> public name -> the module that defines it; rooms from the first to the last, names as the stub has them."""
+    """Room -> public name -> the module that defines it; rooms in the order of imports."""
     rooms: dict[str, dict[str, str]] = {}
     for node in ast.parse(_STUB.read_text()).body:
         if isinstance(node, ast.ImportFrom) and node.module:

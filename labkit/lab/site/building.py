@@ -77,16 +77,17 @@ def _write_sources(source: Path, files: Path, notebooks: list[Notebook]) -> None
     shutil.copy(NOTEBOOK_FOLDER / texts.LADDER, source)
     form = _plan_form()
     written = {
-        "index": texts.home_page(has_plan=bool(form), has_guide=bool(pages)), "notebooks/index": texts.walk_page(notebooks),
+        "index": texts.home_page(has_plan=bool(form), has_guide=bool(pages)),
+        "notebooks/index": texts.walk_page(notebooks),
         "glossary": texts.glossary_page(addresses), "claims": records.claims_page(source, addresses),
-        "peers": records.peers_page(source), "robustness": records.records_page(source, addresses),
+        "peers": records.peers_page(source, addresses), "robustness": records.records_page(source, addresses),
     }  # fmt: skip
     if pages:
         written["pages/index"] = texts.guide_page(pages)
     if form:
         written["plan"] = texts.plan_page(form)
     for name, text in written.items():
-        (source / f"{name}.md").write_text(addresses.localized(text))
+        (source / f"{name}.md").write_text(text)
 
 
 def _plan_form() -> str:

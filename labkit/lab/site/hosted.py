@@ -34,7 +34,8 @@ _UPLOAD = """labkit has no public address yet, so take it along as a wheel:
 ```
 
 Restart the session if pip asks for it, and run the notebook from the top. Without opening it,
-`!python -m labkit tour --only {number} --scale gpu` runs it there, on a copy in `labkit-notebooks/`, and writes a report."""
+`!python -m labkit tour --only {number} --scale gpu` runs it there, on a copy in
+`labkit-notebooks/`, and writes a report."""
 
 
 def repository() -> str | None:

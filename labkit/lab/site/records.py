@@ -27,16 +27,16 @@ def wide_table(frame: pd.DataFrame, label: str, **options: Any) -> str:
     return _raw(f'<div class="wide" role="region" tabindex="0" aria-label="{html.escape(label)}">\n{rows}\n</div>')
 
 
-def peers_page(folder: Path) -> str:
+def peers_page(folder: Path, addresses: Addresses) -> str:
     """The stored comparison, class by class; writes its plots to `folder`."""
-    from labkit.peers import CLASSES, PEERS, comparisons, peer_table, plot_peers, stored_runs
+    from labkit.peers import CLASSES, PEERS, comparisons, draw_table, peer_table, stored_runs
 
-    parts = [_PEERS]
+    parts = [addresses.localized(_PEERS)]
     ordered = sorted(comparisons(stored_runs()), key=lambda found: list(CLASSES).index(found[1]))
     for number, (machine, name, runs) in enumerate(ordered):
         title, table = CLASSES[name].title, peer_table(runs)
         figure = Figure(figsize=(9, 2.0 + 0.3 * len(table)), layout="constrained")
-        plot_peers(runs, ax=figure.add_subplot())
+        draw_table(table, runs, ax=figure.add_subplot())
         picture = folder / f"peers-{number}.png"
         picture.write_bytes(png_bytes(figure, dpi=100))
         shown = table.drop(columns=["kind"]).rename_axis("loader").reset_index()
@@ -62,7 +62,7 @@ def claims_page(folder: Path, addresses: Addresses) -> str:
     from labkit.teach.claims import LEDGER
 
     table, picture = _stored_claims()
-    parts = [_CLAIMS]
+    parts = [addresses.localized(_CLAIMS)]
     if picture:
         (folder / "claims.png").write_bytes(picture)
         parts.append(
@@ -117,14 +117,15 @@ def records_page(folder: Path, addresses: Addresses) -> str:
     if not (IS_CLONE and source.is_dir()):
         place = f"[{RECORDS}]({addresses.repository}/tree/main/{RECORDS})" if addresses.repository else f"`{RECORDS}`"
         return _NO_RECORDS.format(place=place)
+    (folder / "records").mkdir()
     parts = []
     for section in re.split(r"^(?=## )", (source / "README.md").read_text(), flags=re.MULTILINE):
-        parts.append(addresses.localized(re.sub(r"\]\((\w+\.csv)\)", r"](records/\1)", section), RECORDS))
+        parts.append(addresses.localized(section, RECORDS))  # names of tables become words
         for name in dict.fromkeys(re.findall(r"\]\((\w+\.csv)\)", section)):
-            (folder / "records").mkdir(exist_ok=True)
             (folder / "records" / name).write_bytes((source / name).read_bytes())
             table = wide_table(pd.read_csv(source / name), f"Table {name}", index=False)
-            parts.append(f"<details><summary>The rows of {name}</summary>\n\n{table}\n\n</details>\n\n")
+            parts.append(f"<details><summary>The rows of {name}</summary>\n\n{table}\n\n")
+            parts.append(f"[Download {name}](/records/{name})\n\n</details>\n\n")
     return "".join(parts)
 
 
@@ -135,7 +136,7 @@ def _raw(markup: str) -> str:
 _PEERS = """# Peers
 
 Other loaders beside labkit's, all doing the same work, each class in one run on one machine:
-`notebooks/13_peers.csv`, which [13 peers](/notebooks/13_peers.ipynb) explains. Rates of two classes, or of two
+`notebooks/13_peers.csv`, which [13 peers](notebooks/13_peers.ipynb) explains. Rates of two classes, or of two
 machines, must not be compared. `python -m labkit peers` measures them on yours.
 
 `images_per_s` is the steady rate, with the 95 % interval of its mean; `speedup` is over the naive PIL loader in paired
@@ -143,7 +144,7 @@ rounds; `of_limit` is the share of what decoding alone, or copying alone, reache
 _CLAIMS = """# Claims
 
 The claims of the write-ups that this lab began with, their figures as they give them, and the verdicts of the stored
-run of [14 claims](/notebooks/14_claims.ipynb), which explains the rules. `python -m labkit claims` judges them by the
+run of [14 claims](notebooks/14_claims.ipynb), which explains the rules. `python -m labkit claims` judges them by the
 runs of your machine."""
 _NO_RECORDS = """# Robustness
 

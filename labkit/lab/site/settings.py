@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 STATIC = Path(__file__).with_name("static")
 _EXTENSIONS = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.githubpages"]
 _WITHOUT = ("index", "plan", "claims", "peers", "robustness", "glossary", "genindex", "search")  # pages of their own
-_SIDEBARS = {
+_SIDEBARS: dict[str, list[str]] = {
     **{f"{folder}/*": ["sidebar-nav-bs"] for folder in ("notebooks", "api", "pages")},
-    **dict.fromkeys(_WITHOUT, []),
+    **{page: [] for page in _WITHOUT},
 }
 _DOCSTRINGS_FIRST = 400  # before napoleon, at 500, which reads sections
 
@@ -38,8 +38,8 @@ def make_settings(files: Path, repository: str | None) -> dict[str, Any]:
         icon = {"name": "Repository", "url": repository, "icon": "fa-solid fa-code-branch"}
         theme |= {"navbar_end": ["theme-switcher", "navbar-icon-links"], "icon_links": [icon]}
     return {
-        "project": "labkit", "version": labkit.__version__, "release": labkit.__version__, "language": "en", "highlight_language": "none",
-        "extensions": _EXTENSIONS, "root_doc": "index",
+        "project": "labkit", "version": labkit.__version__, "release": labkit.__version__,
+        "language": "en", "highlight_language": "none", "extensions": _EXTENSIONS, "root_doc": "index",
         "html_theme": "pydata_sphinx_theme", "html_theme_options": theme, "html_title": "labkit",
         "html_static_path": [str(STATIC)], "html_css_files": ["site.css"], "html_js_files": ["site.js"],
         "html_extra_path": [str(files)], "html_copy_source": False, "html_show_sourcelink": False,

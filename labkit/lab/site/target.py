@@ -15,11 +15,11 @@ def check_target(folder: Path) -> None:
     """Raise ValueError where `folder` is a file, or holds something else than an earlier site."""
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file: name a folder for the site, a new one or one that a site is in")
-    if foreign := foreign_names(folder, lambda name: False):
-        if read_record(folder / RECORD) != _ABOUT:
-            raise ValueError(
-                f"{folder} is not empty and holds no site, but {foreign[0]!r}: name another folder, or empty it"
-            )
+    foreign = foreign_names(folder, lambda name: False)
+    if foreign and read_record(folder / RECORD) != _ABOUT:
+        raise ValueError(
+            f"{folder} is not empty and holds no site, but {foreign[0]!r}: name another folder, or empty it"
+        )
 
 
 @contextmanager

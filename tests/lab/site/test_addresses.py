@@ -14,7 +14,8 @@ PUBLIC = Addresses(frozenset({"02_read_image"}), frozenset({"guide"}), "https://
         ("[02](02_read_image.ipynb)", "notebooks", "[02](/notebooks/02_read_image.ipynb)"),
         ("[02](02_read_image.ipynb#Look)", "notebooks", "[02](/notebooks/02_read_image.ipynb)"),
         ("[02](notebooks/02_read_image.ipynb)", "", "[02](/notebooks/02_read_image.ipynb)"),
-        ("[02](../../../../notebooks/02_read_image.ipynb)", "labkit/lab/site/pages", "[02](/notebooks/02_read_image.ipynb)"),
+        ("[02](../../../../notebooks/02_read_image.ipynb)", "labkit/lab/site/pages",
+         "[02](/notebooks/02_read_image.ipynb)"),
         ("[03](03_persistent_workers.ipynb)", "notebooks", "03"),
         ("[words](../notebooks/glossary.md)", "notebooks", "[words](/glossary.md)"),
         ("[02](../notebooks/02_read_image.ipynb)", "pages", "[02](/notebooks/02_read_image.ipynb)"),
@@ -26,9 +27,11 @@ PUBLIC = Addresses(frozenset({"02_read_image"}), frozenset({"guide"}), "https://
         ("[home](../README.md)", "notebooks", "[home](/index.md)"),
         ("[MIT](LICENSE)", "", "MIT"),
         ("[`code [x]`](labkit/core/rng.py)", "", "`code [x]`"),
+        ("[a page](/notebooks/03.ipynb)", "", "[a page](/notebooks/03.ipynb)"),
         ("[there](https://a.b/c), [below](#d)", "", "[there](https://a.b/c), [below](#d)"),
         ("![a plot](x.png)", "notebooks", "![a plot](x.png)"),
-        ("```python\nx[0](a.b)\n```", "", "```python\nx[0](a.b)\n```"),
+        ("\n```python\nx[0](a.b)\n```\n", "", "\n```python\nx[0](a.b)\n```\n"),
+        ("`x[0](a.b)`", "", "`x[0](a.b)`"),
     ],
 )  # fmt: skip
 def test_a_link_leads_to_a_page_or_becomes_its_words(link, folder, becomes):

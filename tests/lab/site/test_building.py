@@ -25,41 +25,48 @@ def build(folder, only=""):
     return building.build_site(folder, only=only)
 
 
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    built = build(tmp_path_factory.mktemp("small") / "site", ",".join(SOME))
+    return built, BuiltSite(built.index.parent)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    built = build(tmp_path_factory.mktemp("whole") / "site")
+    return built, BuiltSite(built.index.parent)
+
+
 @pytest.mark.slow
 class TestSmall:
     """Two notebooks."""
 
-    @pytest.fixture(scope="class")
-    def site(self, tmp_path_factory):
-        built = build(tmp_path_factory.mktemp("small") / "site", ",".join(SOME))
-        return built, BuiltSite(built.index.parent)
+    def test_sphinx_warns_of_nothing(self, small):
+        assert small[0].warnings == []
 
-    def test_sphinx_warns_of_nothing(self, site):
-        assert site[0].warnings == []
-
-    def test_it_has_every_kind_of_page(self, site):
-        built, pages = site
+    def test_it_has_every_kind_of_page(self, small):
+        built, pages = small
         names = {path.relative_to(pages.root).with_suffix("").as_posix() for path in pages.pages}
         rooms = {f"api/{room}" for room in api.public_names()}
         written = {f"pages/{name}" for name in [*texts.page_names(), "index"] if texts.page_names()}
         assert names - {"plan"} == set(KINDS) | rooms | written
         assert built.notebooks == SOME
 
-    def test_every_public_name_has_its_entry_and_no_other(self, site):
+    def test_every_public_name_has_its_entry_and_no_other(self, small):
         entries = [
-            name for page in site[1].pages.values() for name in re.findall(r'<dt[^>]* id="lk\.(\w+)"', page.text)
+            name for page in small[1].pages.values() for name in re.findall(r'<dt[^>]* id="lk\.(\w+)"', page.text)
         ]
         assert sorted(entries) == sorted(lk.__all__)
 
-    def test_no_link_is_dead_and_nothing_is_fetched(self, site):
-        assert site[1].broken == {}
-        assert site[1].fetched == set()
+    def test_no_link_is_dead_and_nothing_is_fetched(self, small):
+        assert small[1].broken == {}
+        assert small[1].fetched == set()
 
-    def test_each_picture_has_an_alternative_text(self, site):
-        assert all(alt for page in site[1].pages.values() for alt in page.alts)
+    def test_each_picture_has_an_alternative_text(self, small):
+        assert all(alt for page in small[1].pages.values() for alt in page.alts)
 
-    def test_stored_outputs_are_shown_and_no_cell_ran(self, site):
-        page = site[1].pages[site[1].root / "notebooks" / "00_measure.html"].text
+    def test_stored_outputs_are_shown_and_no_cell_ran(self, small):
+        page = small[1].pages[small[1].root / "notebooks" / "00_measure.html"].text
         node = json.loads((REPO / "notebooks" / "00_measure.ipynb").read_text())
         outputs = [output for cell in node["cells"] for output in cell.get("outputs", [])]
         printed = [line for output in outputs for line in "".join(output.get("text", "")).splitlines()]
@@ -67,17 +74,17 @@ class TestSmall:
         plots = sum("image/png" in output.get("data", {}) for output in outputs)
         assert len(re.findall(r'<img alt="Plot: ', page)) == plots > 0
 
-    def test_notebooks_can_be_downloaded_as_they_are(self, site):
+    def test_notebooks_can_be_downloaded_as_they_are(self, small):
         for name in SOME:
-            path = site[1].root / "files" / f"{name}.ipynb"
+            path = small[1].root / "files" / f"{name}.ipynb"
             assert path.read_bytes() == (REPO / "notebooks" / path.name).read_bytes()
 
-    def test_it_holds_no_path_of_this_machine(self, site):
-        found = contents(site[1].root)
+    def test_it_holds_no_path_of_this_machine(self, small):
+        found = contents(small[1].root)
         assert [name for name, data in found.items() if str(REPO).encode() in data] == []
-        assert [name for name, data in found.items() if str(site[1].root.parent).encode() in data] == []
+        assert [name for name, data in found.items() if str(small[1].root.parent).encode() in data] == []
 
-    def test_lk_is_no_module_afterwards(self, site):
+    def test_lk_is_no_module_afterwards(self, small):
         assert "lk" not in sys.modules
 
 
@@ -103,41 +110,36 @@ def test_a_folder_with_something_else_is_refused_before_the_build(monkeypatch, t
 class TestWhole:
     """All notebooks, and a browser."""
 
-    @pytest.fixture(scope="class")
-    def site(self, tmp_path_factory):
-        built = build(tmp_path_factory.mktemp("whole") / "site")
-        return built, BuiltSite(built.index.parent)
-
-    def test_it_has_all_notebooks_and_no_dead_link(self, site):
-        built, pages = site
+    def test_it_has_all_notebooks_and_no_dead_link(self, whole):
+        built, pages = whole
         assert built.notebooks == [notebook.name for notebook in find_notebooks()]
         assert (built.warnings, pages.broken, pages.fetched) == ([], {}, set())
         assert all(alt for page in pages.pages.values() for alt in page.alts)
         print("\n".join(sorted(pages.external)))  # listed, not fetched
 
-    def test_a_second_build_gives_the_same_bytes(self, site, tmp_path):
+    def test_a_second_build_gives_the_same_bytes(self, whole, tmp_path):
         again = build(tmp_path / "site")
-        first, second = contents(site[1].root), contents(again.index.parent)
+        first, second = contents(whole[1].root), contents(again.index.parent)
         assert [name for name in first.keys() | second.keys() if first.get(name) != second.get(name)] == []
 
     @pytest.mark.parametrize("scheme", ["light", "dark"])
     @pytest.mark.parametrize("width", [1200, 390])
-    def test_pages_open_from_the_disk_without_a_network(self, site, open_page, width, scheme):
+    def test_pages_open_from_the_disk_without_a_network(self, whole, open_page, width, scheme):
         page, errors = open_page(viewport={"width": width, "height": 800}, offline=True, color_scheme=scheme)
         asked = []
         page.on("request", lambda request: asked.append(request.url))
         page.on("requestfailed", lambda request: errors.append(f"failed: {request.url[:80]}"))
         wide = {}
-        for path in site[1].pages:
+        for path in whole[1].pages:
             page.goto(path.as_uri())
             wide[path.stem] = page.evaluate("() => document.documentElement.scrollWidth")
         assert errors == []
         assert {url.split(":")[0] for url in asked} <= {"file", "data"}
         assert {name: found for name, found in wide.items() if found > width} == {}
 
-    def test_the_search_finds_a_name_from_the_disk(self, site, open_page):
+    def test_the_search_finds_a_name_from_the_disk(self, whole, open_page):
         page, errors = open_page(viewport={"width": 1200, "height": 800}, offline=True)
-        page.goto(f"{(site[1].root / 'search.html').as_uri()}?q=plot_speedup")
+        page.goto(f"{(whole[1].root / 'search.html').as_uri()}?q=plot_speedup")
         page.wait_for_selector("#search-results li a", timeout=30_000)
         assert page.locator("#search-results li a").count() > 1
         assert errors == []

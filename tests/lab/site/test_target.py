@@ -6,11 +6,16 @@ from labkit.lab.site.target import RECORD, check_target, replaced_whole
 from tests.paths import contents
 
 
-def put_site(folder, **files):
+def fail():
+    raise KeyError("a page")
+
+
+def put_site(folder, during=lambda: None, **files):
     with replaced_whole(folder) as scratch:
         (scratch / "html").mkdir()
         for name, text in files.items():
             (scratch / "html" / name).write_text(text)
+        during()
 
 
 def test_a_site_replaces_an_earlier_one_whole(tmp_path):
@@ -24,9 +29,8 @@ def test_a_site_replaces_an_earlier_one_whole(tmp_path):
 def test_an_error_leaves_the_earlier_one(tmp_path):
     put_site(tmp_path / "out", a="1")
     before = contents(tmp_path)
-    with pytest.raises(KeyError), replaced_whole(tmp_path / "out") as scratch:
-        (scratch / "html").mkdir()
-        raise KeyError("a page")
+    with pytest.raises(KeyError, match="a page"):
+        put_site(tmp_path / "out", during=fail, b="2")
     assert contents(tmp_path) == before
 
 
@@ -40,10 +44,12 @@ def test_a_folder_with_something_else_is_refused(tmp_path, name):
 
 
 def test_what_appears_during_the_build_is_not_lost(tmp_path):
-    with pytest.raises(ValueError, match="holds no site"), replaced_whole(tmp_path / "out") as scratch:
-        (scratch / "html").mkdir()
+    def put_mine():
         (tmp_path / "out").mkdir()
         (tmp_path / "out" / "mine").write_text("1")
+
+    with pytest.raises(ValueError, match="holds no site"):
+        put_site(tmp_path / "out", during=put_mine, a="1")
     assert contents(tmp_path) == {"out/mine": b"1"}
 
 
