@@ -6,7 +6,7 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -84,12 +84,17 @@ def _taught(notebooks: frozenset[str], found: re.Match) -> str:
     return f":doc:`{name} </notebooks/{name}>`" if name in notebooks else f"``{name}``"
 
 
+@cache
+def _all_names() -> frozenset[str]:
+    return frozenset(name for modules in public_names().values() for name in modules)
+
+
 def _as_rst(text: str) -> str:
     """Words in backticks as reStructuredText: a link where they are a public name, else code."""
 
     def changed(found: re.Match) -> str:
         name = found["name"].removeprefix(f"{ALIAS}.").removeprefix("labkit.").removesuffix("()")
-        code = f":py:obj:`{name} <{ALIAS}.{name}>`" if name in labkit.__all__ else f"``{found['name']}``"
+        code = f":py:obj:`{name} <{ALIAS}.{name}>`" if name in _all_names() else f"``{found['name']}``"
         return code + (rf"\ {found['rest']}" if found["rest"] else "")
 
     return _TICKS.sub(changed, text)

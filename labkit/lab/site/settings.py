@@ -4,7 +4,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import labkit
+from labkit.core import DISTRIBUTION, package_version
 from labkit.lab.site.api import rewrite_docstring
 
 if TYPE_CHECKING:
@@ -37,8 +37,9 @@ def make_settings(files: Path, repository: str | None) -> dict[str, Any]:
     if repository:
         icon = {"name": "Repository", "url": repository, "icon": "fa-solid fa-code-branch"}
         theme |= {"navbar_end": ["theme-switcher", "navbar-icon-links"], "icon_links": [icon]}
+    version = package_version(DISTRIBUTION) or ""
     return {
-        "project": "labkit", "version": labkit.__version__, "release": labkit.__version__,
+        "project": "labkit", "version": version, "release": version,
         "language": "en", "highlight_language": "none", "extensions": _EXTENSIONS, "root_doc": "index",
         "html_theme": "pydata_sphinx_theme", "html_theme_options": theme, "html_title": "labkit",
         "html_static_path": [str(STATIC)], "html_css_files": ["site.css"], "html_js_files": ["site.js"],
