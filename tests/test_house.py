@@ -92,6 +92,7 @@ COVERS = {
     "lab/site/javascript/test_translation": (
         "lab/site/javascript/calls lab/site/javascript/expressions lab/site/javascript/functions"
     ),
+    "lab/site/test_building": "lab/site/command lab/site/settings",
     "measure/test_timing": "measure/processes measure/recording measure/runs measure/sampler",
     "peers/adapters/test_native": (
         "peers/adapters/albumentations peers/adapters/dali peers/adapters/datago peers/adapters/datasets "

@@ -225,4 +225,5 @@ _DECODERS = {
     ),
     "turbojpeg": (_decode_turbojpeg, "simplejpeg:decode_jpeg", "pip install simplejpeg"),
 }  # fmt: skip
+#: Names of the decoders that `decode` and `ImageDataset` accept, whether installed here or not: `missing_decoders`.
 DECODERS = tuple(_DECODERS)

@@ -11,6 +11,7 @@ import typer
 from labkit.core import print_utf8
 from labkit.lab.planning import plan
 from labkit.lab.scripts import one_line_errors
+from labkit.lab.site import site
 
 print_utf8()
 app = typer.Typer(
@@ -197,6 +198,7 @@ def watch(
 
 
 app.command()(plan)
+app.command()(site)
 
 
 @app.command()

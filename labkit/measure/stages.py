@@ -8,7 +8,7 @@ import pandas as pd
 
 
 class StageClock:
-    """Adds up the wall time of named stages.
+    """Adds up the wall time of named stages::
 
         watch = StageClock()
         with watch("decode"):

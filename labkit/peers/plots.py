@@ -34,7 +34,11 @@ def plot_peers(frame: pd.DataFrame, *, ax: Axes | None = None, **kwargs: Any) ->
 
     Taught in: notebooks/13_peers.ipynb
     """
-    table = peer_table(frame)
+    return draw_table(peer_table(frame), frame, ax=ax, **kwargs)
+
+
+def draw_table(table: pd.DataFrame, frame: pd.DataFrame, *, ax: Axes | None = None, **kwargs: Any) -> Axes:
+    """`plot_peers` for whoever has the table of `peer_table` already, which takes its time."""
     loaders, limits = table[table["kind"] != "limit"], table[table["kind"] == "limit"]
     groups = group_by_class(loaders)
     n_rows = len(loaders) + len(groups)

@@ -46,6 +46,7 @@ _BATCH_SIZE = 64
 _MIN_STEADY_S = {"ci": 0.05, "laptop": 1.0, "gpu": 1.0}
 
 _MODULES = [importlib.import_module(f"labkit.peers.adapters.{name}") for name in _ADAPTERS]
+#: The other loaders by name, whether installed here or not, each a `Peer` that does the same work.
 PEERS: dict[str, Peer] = {peer.name: peer for module in _MODULES for peer in module.PEERS_HERE}
 
 

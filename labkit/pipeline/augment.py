@@ -58,8 +58,8 @@ class Recipe:
         return {name: getattr(self, name) for name in ("brightness", "contrast", "saturation", "hue")}
 
 
-# light: as in supervised training on ImageNet. heavy: the photometric part of self-supervised training
-# (SimCLR, BYOL: jitter, gray, blur, solarize).
+#: Recipes that `make_augment` knows by name. light: as in supervised training on ImageNet. heavy: the photometric part
+#: of self-supervised training (SimCLR, BYOL: jitter, gray, blur, solarize).
 RECIPES = {"light": Recipe(), "heavy": Recipe(jitter=0.8, gray=0.2, blur=0.5, solarize=0.2)}
 
 

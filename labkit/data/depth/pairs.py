@@ -35,7 +35,9 @@ class DepthPairs(Dataset):
         fast: Resize before computing, skip Marigold's detours through int64 and float64, and take quantiles from a
             histogram. The bits are the same: the difference is 0, for every key of every preset.
 
-    Items: a dict. H x W is the preset's `train_size`, or else the size of the (cropped) picture.
+    An item is a dict; H x W is the preset's `train_size`, or else the size of the (cropped) picture.
+
+    Items:
         rgb_int: int32 (3, H, W), 0 to 255. rgb_norm: float32 (3, H, W), -1 to 1.
         depth_raw_linear, depth_filled_linear: float32 (1, H, W), metres; equal if the set has no filled depth.
         valid_mask_raw, valid_mask_filled: bool (1, H, W).

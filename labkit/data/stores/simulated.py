@@ -44,6 +44,7 @@ class Disk:
             raise ValueError(f"{self}: times and readahead_bytes must be >= 0, bandwidth_mb_per_s must be > 0")
 
 
+#: Places with latencies and bandwidths of their kind, by name, for `SimulatedStore`.
 DISKS = {
     "hdd": Disk("hard disk", seek_ms=8.0, bandwidth_mb_per_s=180.0, one_head=True),
     "network": Disk("network storage", latency_ms=1.0, bandwidth_mb_per_s=1000.0),

@@ -1,4 +1,4 @@
-"""The site: static pages that open from the disk."""
+"""`python -m labkit site`: the stored notebooks, the API, the claims, the peers and the records as pages."""
 
 import lazy_loader
 

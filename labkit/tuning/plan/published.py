@@ -47,6 +47,7 @@ _TIMM = (
 )
 _GEN3, _GEN4, _GEN5 = 16e9, 32e9, 64e9
 
+#: Published images/s of one GPU in training, by `model, GPU`, each with its source: what `plan` takes for a `gpu`.
 PUBLISHED_TRAINING = {
     "ResNet-50, H100 SXM": PublishedTraining(7150, _GEN5, *_H100),
     "ResNet-50, A100 80GB": PublishedTraining(2470, _GEN4, *_EXAMPLES),
