@@ -113,6 +113,8 @@ def _run_sphinx(scratch: Path, notebooks: frozenset[str]) -> list[str]:
         )  # fmt: skip
         connect(app, notebooks)
         app.build(force_all=True)
-    shutil.rmtree(scratch / "html" / "_sources", ignore_errors=True)  # empty
-    (scratch / "html" / "_static" / "webpack-macros.html").unlink(missing_ok=True)  # the theme's own, no page
+    html = scratch / "html"
+    shutil.rmtree(html / "_sources", ignore_errors=True)  # empty
+    for name in (".buildinfo", "_static/webpack-macros.html"):  # a digest of temporary paths; the theme's own, no page
+        (html / name).unlink(missing_ok=True)
     return [line for line in warnings.getvalue().replace(f"{source}/", "").splitlines() if line.strip()]
