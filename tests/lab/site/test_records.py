@@ -47,6 +47,14 @@ def test_the_claims_page_has_each_claim_and_the_stored_verdicts(tmp_path):
     assert (tmp_path / "claims.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_the_claims_page_has_the_sources_of_the_notebooks(tmp_path):
+    page = records.claims_page(tmp_path, ALL).partition("## Sources")[2]
+    listed = re.findall(r"^- \[(\d\w+)\]\(/notebooks/", page, re.M)
+    assert listed == sorted(set(listed))
+    assert "14" in listed
+    assert "https://github.com/prs-eth/Marigold" in page
+
+
 def test_claims_without_pages_of_notebooks_name_their_numbers(tmp_path):
     assert "notebook 02" in records.claims_page(tmp_path, NOWHERE)
 
