@@ -21,7 +21,7 @@ def peers(tmp_path_factory):
     return records.peers_page(folder, ALL), folder
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_every_stored_comparison_has_its_table_and_its_plot(peers):
     page, folder = peers
     found = list(comparisons(stored_runs()))
