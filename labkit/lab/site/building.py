@@ -20,6 +20,7 @@ from labkit.lab.site.hosted import repository
 from labkit.lab.site.notebook_pages import write_notebook
 from labkit.lab.site.target import check_target, replaced_whole
 
+_PLAN_FORM = "labkit.lab.site.plan_form"
 _NEEDED = ("sphinx", "myst_nb", "pydata_sphinx_theme")
 
 
@@ -93,8 +94,10 @@ def _write_sources(source: Path, files: Path, notebooks: list[Notebook]) -> None
 def _plan_form() -> str:
     """The plan as a form, if this version has it."""
     try:
-        module = import_module("labkit.lab.site.plan_form")
-    except ModuleNotFoundError:
+        module = import_module(_PLAN_FORM)
+    except ModuleNotFoundError as error:
+        if error.name != _PLAN_FORM:
+            raise
         return ""
     return str(module.plan_form_html())
 
@@ -113,6 +116,8 @@ def _run_sphinx(scratch: Path, notebooks: frozenset[str]) -> list[str]:
         )  # fmt: skip
         connect(app, notebooks)
         app.build(force_all=True)
-    shutil.rmtree(scratch / "html" / "_sources", ignore_errors=True)  # empty
-    (scratch / "html" / "_static" / "webpack-macros.html").unlink(missing_ok=True)  # the theme's own, no page
+    html = scratch / "html"
+    shutil.rmtree(html / "_sources", ignore_errors=True)  # empty
+    for name in (".buildinfo", "_static/webpack-macros.html"):  # a digest of temporary paths; the theme's own, no page
+        (html / name).unlink(missing_ok=True)
     return [line for line in warnings.getvalue().replace(f"{source}/", "").splitlines() if line.strip()]

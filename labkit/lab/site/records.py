@@ -2,7 +2,9 @@
 
 import base64
 import html
+import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -70,14 +72,25 @@ def claims_page(folder: Path, addresses: Addresses) -> str:
         )
     if table:
         parts.append(_raw(f'<div class="wide" role="region" tabindex="0" aria-label="Verdicts">{table}</div>'))
-    parts.append("## Each claim, its tests and its sources")
+    parts.append("## Each claim and its tests")
     for claim in LEDGER:
         tests = [f"- {test.setting} ({test.kind}): {_notebook_link(test.notebook, addresses)}" for test in claim.tests]
-        sources = [f"- Source: {source}" for source in getattr(claim, "sources", ())]
         note = [claim.note] if claim.note else []
         said = f"{claim.text} Their figure: {claim.figure}."
-        parts += [f"### {claim.id}", _plain(said), *map(_plain, note), "\n".join([*tests, *sources])]
+        parts += [f"### {claim.id}", _plain(said), *map(_plain, note), "\n".join(tests)]
+    numbers = sorted({test.notebook for claim in LEDGER for test in claim.tests})
+    parts += ["## Sources", "What the notebooks that test them refer to:", "\n".join(_sources(numbers, addresses))]
     return "\n\n".join(parts) + "\n"
+
+
+def _sources(numbers: list[str], addresses: Addresses) -> Iterator[str]:
+    """For each notebook a list of its links that lead elsewhere, each once."""
+    for number in numbers:
+        [path] = NOTEBOOK_FOLDER.glob(f"{number}_*.ipynb")
+        cells = json.loads(path.read_bytes())["cells"]
+        text = "".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+        if links := dict.fromkeys(re.findall(r"\[[^\[\]]+\]\(https?://[^()\s]+\)", text)):
+            yield f"- {_notebook_link(number, addresses)}: {', '.join(links)}"
 
 
 def _plain(text: str) -> str:

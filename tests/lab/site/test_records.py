@@ -21,7 +21,7 @@ def peers(tmp_path_factory):
     return records.peers_page(folder, ALL), folder
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_every_stored_comparison_has_its_table_and_its_plot(peers):
     page, folder = peers
     found = list(comparisons(stored_runs()))
@@ -45,6 +45,14 @@ def test_the_claims_page_has_each_claim_and_the_stored_verdicts(tmp_path):
     assert re.findall(r"<td>(holds[^<]*|[a-z ]+ here|inconclusive|needs a GPU|does not hold)</td>", page) == verdicts
     assert "[02](/notebooks/02_read_image.ipynb)" in page
     assert (tmp_path / "claims.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_claims_page_has_the_sources_of_the_notebooks(tmp_path):
+    page = records.claims_page(tmp_path, ALL).partition("## Sources")[2]
+    listed = re.findall(r"^- \[(\d\w+)\]\(/notebooks/", page, re.M)
+    assert listed == sorted(set(listed))
+    assert "14" in listed
+    assert "https://github.com/prs-eth/Marigold" in page
 
 
 def test_claims_without_pages_of_notebooks_name_their_numbers(tmp_path):
