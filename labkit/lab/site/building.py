@@ -18,9 +18,9 @@ from labkit.lab.site.addresses import Addresses
 from labkit.lab.site.api import documented_as_lk, write_reference
 from labkit.lab.site.hosted import repository
 from labkit.lab.site.notebook_pages import write_notebook
+from labkit.lab.site.plan_form import plan_form_html
 from labkit.lab.site.target import check_target, replaced_whole
 
-_PLAN_FORM = "labkit.lab.site.plan_form"
 _NEEDED = ("sphinx", "myst_nb", "pydata_sphinx_theme")
 
 
@@ -76,30 +76,14 @@ def _write_sources(source: Path, files: Path, notebooks: list[Notebook]) -> None
         text = (texts.PAGES / f"{name}.md").read_text()
         (source / "pages" / f"{name}.md").write_text(addresses.localized(text, "pages"))
     shutil.copy(NOTEBOOK_FOLDER / texts.LADDER, source)
-    form = _plan_form()
     written = {
-        "index": texts.home_page(has_plan=bool(form), has_guide=bool(pages)),
+        "index": texts.home_page(), "pages/index": texts.guide_page(pages), "plan": texts.plan_page(plan_form_html()),
         "notebooks/index": texts.walk_page(notebooks),
         "glossary": texts.glossary_page(addresses), "claims": records.claims_page(source, addresses),
         "peers": records.peers_page(source, addresses), "robustness": records.records_page(source, addresses),
     }  # fmt: skip
-    if pages:
-        written["pages/index"] = texts.guide_page(pages)
-    if form:
-        written["plan"] = texts.plan_page(form)
     for name, text in written.items():
         (source / f"{name}.md").write_text(text)
-
-
-def _plan_form() -> str:
-    """The plan as a form, if this version has it."""
-    try:
-        module = import_module(_PLAN_FORM)
-    except ModuleNotFoundError as error:
-        if error.name != _PLAN_FORM:
-            raise
-        return ""
-    return str(module.plan_form_html())
 
 
 def _run_sphinx(scratch: Path, notebooks: frozenset[str]) -> list[str]:

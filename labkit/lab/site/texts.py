@@ -46,13 +46,11 @@ def walk_page(notebooks: list[Notebook]) -> str:
     return _WALK.format(rows=rows, names=names)
 
 
-def home_page(*, has_plan: bool, has_guide: bool) -> str:
+def home_page() -> str:
     """The home page, and in its hidden table of contents the pages that the bar at the top names."""
-    guide, plan = ["pages/index"] * has_guide, ["plan"] * has_plan
-    contents = ["notebooks/index", *guide, *plan, "api/index", "claims", "peers", "robustness", "glossary"]
-    links = "\n".join([_GUIDE_LINK] * has_guide + [_PLAN_LINK] * has_plan)
+    contents = ["notebooks/index", "pages/index", "plan", "api/index", "claims", "peers", "robustness", "glossary"]
     ladder = picture(LADDER, "Images per second, from a naive PIL loader to raw pixels, with the limits of the machine")
-    return _HOME.format(ladder=ladder, links=links, contents="\n".join(contents))
+    return _HOME.format(ladder=ladder, contents="\n".join(contents))
 
 
 def guide_page(pages: list[str]) -> str:
@@ -103,7 +101,8 @@ python -m labkit watch train.py     # what your own training script waits for, u
 ```
 
 - [Read the notebooks](notebooks/index.md), in order or by question.
-{links}
+- [Use it in your own training](pages/index.md): commands, comparing, storage, and what you can rely on.
+- [Plan for N GPUs](plan.md): cores, storage and network, in a form.
 - [Look up a name](api/index.rst) of `import labkit as lk`.
 - [See which claims hold](claims.md), and [which loader others would pick](peers.md).
 - [See how it was tested](robustness.md), and [what a word means](glossary.md).
@@ -114,8 +113,6 @@ python -m labkit watch train.py     # what your own training script waits for, u
 {contents}
 ```
 """
-_GUIDE_LINK = "- [Use it in your own training](pages/index.md): commands, comparing, storage, and what you can rely on."
-_PLAN_LINK = "- [Plan for N GPUs](plan.md): cores, storage and network, in a form."
 _PLAN = """# Plan
 
 What many GPUs ask for, and what limits them. It is computed in your browser; nothing is sent anywhere."""
