@@ -65,7 +65,7 @@ class Diagnosis:
 
         from labkit.core import png_base64
 
-        figure, ax = plt.subplots(figsize=(7.5, 2.2), layout="constrained")
+        figure, ax = plt.subplots(figsize=(7, 2.6), layout="constrained")
         self.plot(ax=ax)
         plt.close(figure)
         words = "".join(f"<p>{escape(sentence)}</p>" for sentence in self.sentences)
@@ -74,13 +74,14 @@ class Diagnosis:
 
 def plot_costs(costs: Costs, title: str, ax: Any = None) -> Any:
     """Where the time of a batch goes, beside the step alone. Returns the Axes."""
-    from labkit.measure import plot_stalls
+    from labkit.measure import plot_stalls, write_title
 
     parts = {"compute": costs.step, **costs.lost_s}
     rows = [{"variant": "training", "stage": stage, "seconds": seconds} for stage, seconds in parts.items()]
     rows.append({"variant": "if data were free", "stage": "compute", "seconds": costs.step})
     ax = plot_stalls(pd.DataFrame(rows), ax=ax)
-    ax.set(xlabel="seconds per batch", title=title)
+    ax.set(xlabel="seconds per batch")
+    write_title(ax, title)
     return ax
 
 

@@ -63,7 +63,7 @@ def test_speedup_draws_ratios_interval_and_doubt_in_the_row_of_the_variant(frame
         [reach] = bar.lines[2][0].get_segments()
         drawn = [bar.lines[0].get_xdata()[0], *reach[:, 0]]
         assert drawn == pytest.approx(summary.loc[label, ["speedup", "ci_low", "ci_high"]].tolist())
-    assert [bar.lines[0].get_markerfacecolor() for bar in ax.containers] == [plots._ESTIMATE, "white"]
+    assert [bar.lines[0].get_markerfacecolor() for bar in ax.containers] == [plots.ESTIMATE, "white"]
     assert _rows_of_texts(ax) == {(f"{summary.speedup['a']:.2f}x", 0), (f"{summary.speedup['m']:.2f}x ?", 1)}
     assert {"1x", "ceiling 2.5x"} <= set(_texts(ax.texts))
     [above] = [text.get_window_extent() for text in ax.texts if text.get_text() == "ceiling 2.5x"]

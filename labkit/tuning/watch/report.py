@@ -148,7 +148,7 @@ def last_spans(spans: pd.DataFrame, n_batches: int = 12) -> pd.DataFrame:
 def _picture(draw: Any, words: str) -> str:
     import matplotlib.pyplot as plt
 
-    figure, ax = plt.subplots(figsize=(7.5, 2.4), layout="constrained")
+    figure, ax = plt.subplots(figsize=(7, 2.6), layout="constrained")
     draw(ax)
     plt.close(figure)
     return f'<img alt="{escape(words)}" src="data:image/png;base64,{png_base64(figure)}">'
