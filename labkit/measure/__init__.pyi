@@ -3,8 +3,8 @@ from .cores import CoreTime as CoreTime, core_time as core_time
 from .epoch_times import epoch_time as epoch_time
 from .conclusion import conclude as conclude, format_ratio as format_ratio
 from .figures import (
-    COLORS as COLORS, ESTIMATE as ESTIMATE, GUESS as GUESS, HATCHES as HATCHES, LIMIT as LIMIT, MARKERS as MARKERS, PREDICTED as PREDICTED, RUNS as RUNS,
-    SMALL_PT as SMALL_PT, WIDTH_IN as WIDTH_IN, characters_per_line as characters_per_line, ink_on as ink_on,
+    COLORS as COLORS, GUESS as GUESS, LIMIT as LIMIT, MARKERS as MARKERS, PREDICTED as PREDICTED, RUNS as RUNS,
+    SMALL_PT as SMALL_PT, WIDTH_IN as WIDTH_IN, characters_per_line as characters_per_line,
     make_axes as make_axes, mark_simulated as mark_simulated, put_legend_below as put_legend_below,
     write_title as write_title,
 )

@@ -64,6 +64,7 @@ def tell_ladder(rungs: pd.DataFrame) -> str:
 
 def tell_spans(data: pd.DataFrame) -> str:
     """How much of the time the lane that does the work does so, and what else it does."""
+    data = data.reset_index(drop=True)
     kinds = data["kind"] if "kind" in data else pd.Series("busy", index=data.index)
     work = next((kind for kind in _WORK if kind in set(kinds)), None)
     lane = data.loc[kinds == work, "lane"].iloc[-1] if work else _busiest(data)

@@ -92,10 +92,11 @@ def plot_speedup(
 ) -> Axes:
     """Speed-up of each variant over the baseline: the ratio of every round as a dot, its mean with a 95 % interval.
 
-    The title is the ratio to speak of, and the sentence of `conclude` stands below. An open square means that the verdict is inconclusive, a diamond that there
-    is none: the legend says so. Where an interval is much wider than the rounds are apart, as that of two rounds can
-    be, the rounds set the axis, and an arrow says that the interval goes on. Guesses made with `labkit.predict` are
-    drawn as triangles and compared with the measurement: `labkit.score` tells how good they were.
+    The title is the ratio to speak of, and the sentence of `conclude` stands below. An open square means that the
+    verdict is inconclusive, a diamond that there is none: the legend says so. Where an interval is much wider than the
+    rounds are apart, as that of two rounds can be, the rounds set the axis, and an arrow says that the interval goes
+    on. Guesses made with `labkit.predict` are drawn as triangles and compared with the measurement: `labkit.score`
+    tells how good they were.
 
     Args:
         data: Runs, as `compare` gives them.
@@ -395,7 +396,7 @@ def _explain_marks(ax: Axes, lines_above: int = 0) -> None:
     It grows leftwards, under rows' labels.
     """
     handles, labels = ax.get_legend_handles_labels()
-    style: dict[str, Any] = {"frameon": False, "fontsize": "small", "labelspacing": 0.25}
+    style: dict[str, Any] = {"frameon": False, "fontsize": SMALL_PT, "labelspacing": 0.25}
     # The pad, in font sizes, keeps the legend below the axis label whatever the height of the axes.
     place: dict[str, Any] = {"loc": "upper right", "bbox_to_anchor": (1, 0), "borderaxespad": 4.5 + 1.4 * lines_above}
     marks = dict(zip(labels, handles, strict=True))  # each once
@@ -424,7 +425,7 @@ def _write_shares(ax: Axes, left: np.ndarray, width: np.ndarray, total: np.ndarr
         "ha": "center",
         "va": "center",
         "color": ink_on(color),
-        "fontsize": "small",
+        "fontsize": SMALL_PT,
         "bbox": background,
     }
     for row, share in enumerate(width / np.where(total > 0, total, 1)):

@@ -210,7 +210,7 @@ def plot_runs(
     _plot_medians(groups)
     is_wide = data[metric].max() > 20 * data[metric].min() > 0
     ax.set(yscale="log") if is_wide else ax.set_ylim(0, _HEADROOM * data[metric].max() or None)
-    room = max(6, int(60 / len(names)))  # characters for each, beside a legend
+    room = max(5, 46 // len(names))  # characters for each, beside a legend
     ax.set_xticks(range(len(names)), [textwrap.fill(str(name), room) for name in names], fontsize=SMALL_PT)
     ax.set(xlabel=x, ylabel=METRICS[metric] + (", logarithmic" if is_wide else ""))
     write_title(ax, _tell_medians(data, [x, *([hue] if hue else [])], metric))
@@ -219,16 +219,12 @@ def plot_runs(
 
 def _tell_medians(data: pd.DataFrame, factors: list[str], metric: str) -> str:
     """The group of the highest median, and its ratio to that of the lowest."""
-    medians = data.groupby(factors, sort=False)[metric].median()
-    high, low = (
-        ", ".join(map(str, np.atleast_1d(np.array(key, dtype=object)))) for key in (medians.idxmax(), medians.idxmin())
-    )
+    names = data[factors].astype(str).agg(", ".join, axis=1)
+    medians = data.groupby(names, sort=False)[metric].median()
+    high, low = medians.idxmax(), medians.idxmin()
     told = f"{METRICS[metric]}: most {medians.max():,.4g} ({high})"
-    return (
-        told
-        if high == low or medians.min() <= 0
-        else (f"{told}, {format_ratio(medians.max() / medians.min())}x of the least ({low})")
-    )
+    ratio = "" if high == low or medians.min() <= 0 else format_ratio(medians.max() / medians.min())
+    return f"{told}, {ratio}x of the least ({low})" if ratio else told
 
 
 def _color_options(data: pd.DataFrame, hue: str | None) -> dict[str, Any]:

@@ -61,13 +61,13 @@ class Diagnosis:
     def _repr_html_(self) -> str:
         from html import escape
 
-        import matplotlib.pyplot as plt
+        from matplotlib.figure import Figure
 
         from labkit.core import png_base64
+        from labkit.measure import WIDTH_IN
 
-        figure, ax = plt.subplots(figsize=(7, 2.6), layout="constrained")
-        self.plot(ax=ax)
-        plt.close(figure)
+        figure = Figure(figsize=(WIDTH_IN, 2.6), layout="constrained")
+        self.plot(ax=figure.add_subplot())
         words = "".join(f"<p>{escape(sentence)}</p>" for sentence in self.sentences)
         return f'<img alt="{escape(self.sentences[0])}" src="data:image/png;base64,{png_base64(figure)}">{words}'
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.ticker import NullFormatter
 
 from labkit.measure import COLORS, SMALL_PT, make_axes, put_legend_below, write_title
 from labkit.teach.claims.verdicts import (
@@ -56,6 +57,7 @@ def plot_claims(data: pd.DataFrame, *, ax: Axes | None = None, **kwargs: Any) ->
     ax.axvline(1, color="0.3", linewidth=1.2, zorder=1)
     ax.set(xscale="log", xlabel="ratio (x); 1 is no difference", ylim=(len(tests) - 0.4, -0.6), xlim=_limits(tests))
     ax.xaxis.set_major_formatter("{x:g}")
+    ax.xaxis.set_minor_formatter(NullFormatter())
     _add_legend(ax)
     write_title(ax, _tell_outcomes(tests))
     return ax
