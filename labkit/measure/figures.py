@@ -1,6 +1,7 @@
 """How all figures look: one width, text that can be read at 600 pixels, colors, marks, titles and legends."""
 
-from textwrap import wrap
+from collections.abc import Iterable
+from textwrap import fill, wrap
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -25,12 +26,19 @@ _NOT_MEASURED = "#f3eefb"  # its background
 _NOT_MEASURED_INK = "rebeccapurple"
 
 _TITLE_PT = 10.0
+_NAME_WIDTH = 28  # characters in a line
 _CHARACTERS_PER_IN = 126  # of text of one point: so many of a usual sentence fit into an inch
 
 
 def make_axes(height_in: float) -> Axes:
     """The axes of a new figure of the usual width."""
     return plt.subplots(figsize=(WIDTH_IN, height_in), layout="constrained")[1]
+
+
+def name_rows(ax: Axes, labels: Iterable[str]) -> None:
+    """Label the rows of an axis; a long label is broken, so that the plot itself keeps most of the width."""
+    lines = ["\n".join(fill(line, _NAME_WIDTH) for line in str(label).split("\n")) for label in labels]
+    ax.set_yticks(range(len(lines)), lines)
 
 
 def characters_per_line(width_in: float, points: float) -> int:

@@ -1,6 +1,6 @@
 """Axes-level plots of runs: `f(data, *, ax=None, **kwargs) -> Axes`. Raw runs lie under the estimates."""
 
-from textwrap import fill, wrap
+from textwrap import wrap
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from labkit.measure.figures import (
     ink_on,
     make_axes,
     mark_simulated,
+    name_rows,
     put_legend_below,
     write_title,
 )
@@ -41,7 +42,6 @@ _SENTENCE_ROWS = 0.7
 
 _ENDLESS = 1e100  # an infinite end could not be drawn as a line that leaves the picture
 _LOG_REACH = 10  # how far an interval is drawn beyond the outermost estimates, as a ratio
-_LABEL_WIDTH = 48  # characters in a line
 
 _SPAN_KINDS = ("load", "wait", "copy", "step", "compute")
 _AXIS_LABELS = {
@@ -69,7 +69,7 @@ def plot_throughput(
     sns.stripplot(
         runs, x="images_per_s", y="variant", order=list(medians.index), ax=ax, **{"color": RUNS, "size": 4, **kwargs}
     )
-    ax.set_yticks(range(len(medians)), [_title(label, runs) for label in medians.index])
+    name_rows(ax, [_title(label, runs) for label in medians.index])
     for row, value in enumerate(medians):
         ax.annotate(f"{value:,.0f}", (1.01, row), xycoords=("axes fraction", "data"), va="center")
     if ceiling is not None:
@@ -212,8 +212,7 @@ def _rung_labels(rungs: pd.DataFrame) -> tuple[list[str], str]:
         variant, baseline = pairs.pop()
         return list(rungs["experiment"]), f"speed-up of {variant} over {baseline} (x)"
     texts = [(f"{rung.experiment}: {rung.label}", f"over {rung.baseline_label}") for rung in rungs.itertuples()]
-    labels = ["\n".join(fill(line, _LABEL_WIDTH) for line in lines) for lines in texts]
-    return labels, "speed-up over the experiment's own baseline (x)"
+    return ["\n".join(lines) for lines in texts], "speed-up over the experiment's own baseline (x)"
 
 
 def ladder_rungs(data: pd.DataFrame) -> pd.DataFrame:
@@ -336,7 +335,7 @@ def plot_stalls(
     if wall_s:
         rows = table.index.get_indexer(wall_s)
         ax.vlines(list(wall_s.values()), rows - 0.4, rows + 0.4, color="black", linewidth=2, label="wall time")
-    ax.set_yticks(range(len(table)), table.index)
+    name_rows(ax, table.index)
     ax.set(xlabel="seconds", ylim=(len(table) - 0.4, -0.6), xlim=(0, None))
     put_legend_below(ax, columns=4)
     write_title(ax, _join(about, tell_stages(table)))
@@ -405,7 +404,7 @@ def _explain_marks(ax: Axes, lines_above: int = 0) -> None:
 
 def _label_ratios(ax: Axes, labels: list[str], xlabel: str) -> None:
     """Label the rows and the axis of speed-ups, and draw the line at 1x."""
-    ax.set_yticks(range(len(labels)), labels)
+    name_rows(ax, labels)
     ax.set(xlabel=xlabel, ylim=(len(labels) - 0.4, -0.6))
     _draw_line(ax, 1, "1x", color="0.3", linestyle="-", side="right")
 

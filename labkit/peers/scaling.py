@@ -82,4 +82,4 @@ def _tell_growth(predicted: pd.DataFrame) -> str:
     best = predicted[predicted["variant"] == predicted.loc[predicted["images_per_s"].idxmax(), "variant"]]
     first, top = best.iloc[0], best.loc[best["images_per_s"].idxmax()]
     ratio = format_ratio(top["images_per_s"] / first["images_per_s"])
-    return f"{top['variant']}: predicted {ratio}x of {first['cores']} core with {top['cores']}"
+    return f"{top['variant']} on {top['cores']} cores: predicted {ratio}x of {first['cores']}"

@@ -210,7 +210,7 @@ def plot_runs(
     _plot_medians(groups)
     is_wide = data[metric].max() > 20 * data[metric].min() > 0
     ax.set(yscale="log") if is_wide else ax.set_ylim(0, _HEADROOM * data[metric].max() or None)
-    room = max(5, 46 // len(names))  # characters for each, beside a legend
+    room = max(5, 70 // len(names))  # characters for each
     ax.set_xticks(range(len(names)), [textwrap.fill(str(name), room) for name in names], fontsize=SMALL_PT)
     ax.set(xlabel=x, ylabel=METRICS[metric] + (", logarithmic" if is_wide else ""))
     write_title(ax, _tell_medians(data, [x, *([hue] if hue else [])], metric))
@@ -241,4 +241,6 @@ def _plot_medians(groups: dict[str, Any]) -> None:
     markers = list(islice(cycle(MARKERS), n_hues)) if "hue" in groups else MARKERS[0]
     sns.pointplot(**groups, dodge=0.8 - 0.8 / n_hues if n_hues > 1 else False, markers=markers, **style)
     if "hue" in groups:
-        sns.move_legend(groups["ax"], "center left", bbox_to_anchor=(1.01, 0.5), frameon=False, fontsize=SMALL_PT)
+        sns.move_legend(
+            groups["ax"], "upper center", bbox_to_anchor=(0.5, -0.3), ncols=3, frameon=False, fontsize=SMALL_PT
+        )

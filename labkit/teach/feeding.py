@@ -157,7 +157,8 @@ def plot_feeding(data: Feeding, *, ax: Axes | None = None, **kwargs: Any) -> Axe
     mark_simulated(ax)
     slow, fast = times["ms_per_step"].idxmax(), times["ms_per_step"].idxmin()
     ratio = format_ratio(times.loc[slow, "ms_per_step"] / times.loc[fast, "ms_per_step"])
-    write_title(ax, f"{fast}: {times.loc[fast, 'ms_per_step']:.3g} ms per step, {ratio}x as fast as {slow}")
+    told = f"{times.loc[fast, 'ms_per_step']:.3g} ms per step"
+    write_title(ax, f"each way: {told}" if ratio == "1.00" else f"{fast}: {told}, {ratio}x as fast as {slow}")
     return ax
 
 

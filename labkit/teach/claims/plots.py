@@ -67,7 +67,7 @@ def _tell_outcomes(tests: pd.DataFrame) -> str:
     """How many measured tests ended in which way."""
     measured = tests[(tests["kind"] == MEASURED) & (tests["outcome"] != NOT_JUDGED)]
     counts = measured["outcome"].value_counts()
-    parts = [f"{counts[outcome]} {outcome}" for outcome in (*_OUTCOMES, NEEDS_GPU, MISSING) if outcome in counts]
+    parts = [f"{outcome} {counts[outcome]}" for outcome in (*_OUTCOMES, NEEDS_GPU, MISSING) if outcome in counts]
     return f"{len(measured)} tests: {', '.join(parts)}" if parts else "no test was measured"
 
 
