@@ -57,7 +57,8 @@ def write_title(target: Axes | Figure, text: str) -> Text:
     if isinstance(target, Figure):
         lines = wrap(words, characters_per_line(target.get_figwidth(), _TITLE_PT))
         return target.suptitle("\n".join(lines), x=0.01, ha="left", fontsize=_TITLE_PT)
-    figure = target.figure
+    figure = target.get_figure(root=True)
+    assert figure is not None
     in_column = len({round(ax.get_position().x0, 2) for ax in figure.axes}) == 1
     width = figure.get_figwidth() if in_column else target.get_position().width * figure.get_figwidth()
     taken = len(target.get_title("right"))
@@ -72,7 +73,7 @@ def write_title(target: Axes | Figure, text: str) -> Text:
 def _height_above(ax: Axes) -> float:
     """Points that labels of lines take above the axes."""
     heights = [
-        text.get_position()[1] * (text.anncoords == "offset points") + 1.2 * text.get_fontsize()
+        float(text.xyann[1]) * (text.anncoords == "offset points") + 1.2 * float(text.get_fontsize())
         for text in ax.texts
         if isinstance(text, Annotation) and text.xycoords == ("data", "axes fraction") and text.xy[1] >= 1
     ]

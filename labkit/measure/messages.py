@@ -107,10 +107,14 @@ def tell_front(table: pd.DataFrame, front: pd.DataFrame, rate: str, rate_label: 
     """Which variants no other beats in both; the cheapest of them has its rate, too."""
     first = front.iloc[0]
     others = len(front) - 1
-    told = f"{first['variant']}: {first[rate]:,.4g} {rate_label} at the least cost"
+    told = f"{first['variant']}: {_plain(first[rate])} {rate_label} at the least cost"
     beaten = f"{len(table) - len(front)} of {len(table)} are beaten in both"
     more = f"{others} {'costs' if others == 1 else 'cost'} more and {'is' if others == 1 else 'are'} faster"
     return "; ".join([told, more, beaten] if others else [told, beaten])
+
+
+def _plain(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _share(part: float, whole: float) -> str:

@@ -285,6 +285,7 @@ def plot_pareto(
     ax.step(front[cost], front[rate], where="post", color=RUNS, zorder=1)
     ax.set(xlabel=_axis_label(cost), ylabel=_axis_label(rate))
     ax.set(xlim=(0, 1.1 * table[cost].max()), ylim=(0, 1.1 * table[rate].max()))
+    ax.yaxis.set_major_formatter("{x:,.6g}")
     write_title(ax, tell_front(table, front, rate, _axis_label(rate)))
     return ax
 

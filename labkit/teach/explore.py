@@ -62,7 +62,8 @@ class Explorer:
             runs = runs[runs[factor] == level]
         figure = self._figure = Figure(figsize=(WIDTH_IN, 4), layout="constrained")
         self.ax = plot_runs(runs, x=self.x, hue=self.hue, metric=self.metric, ax=figure.add_subplot())
-        write_title(self.ax, "; ".join(filter(None, [" ".join(self.ax.get_title("left").split()), self._limits(runs)])))
+        if chosen := self._limits(runs):
+            write_title(self.ax, f"{self.ax.get_title('left')}; {chosen}")
         return self.ax
 
     def _limits(self, runs: pd.DataFrame) -> str:
