@@ -57,15 +57,15 @@ def write_title(target: Axes | Figure, text: str) -> Text:
     if isinstance(target, Figure):
         lines = wrap(words, characters_per_line(target.get_figwidth(), _TITLE_PT))
         return target.suptitle("\n".join(lines), x=0.01, ha="left", fontsize=_TITLE_PT)
-    figure = target.get_figure(root=True)
-    assert figure is not None
+    figure = target.figure
+    all_in = figure.bbox.width / figure.dpi
     in_column = len({round(ax.get_position().x0, 2) for ax in figure.axes}) == 1
-    width = figure.get_figwidth() if in_column else target.get_position().width * figure.get_figwidth()
+    width = all_in * (1 if in_column else target.get_position().width)
     taken = len(target.get_title("right"))
     lines = wrap(words, characters_per_line(width, _TITLE_PT) - (taken and taken + 2))
     title = target.set_title("\n".join(lines), loc="left", fontsize=_TITLE_PT, pad=6 + _height_above(target))
     if in_column:
-        title.set_transform(blended_transform_factory(figure.transFigure, title.get_transform()))
+        title.set_transform(blended_transform_factory(figure.transSubfigure, title.get_transform()))
         title.set_x(0.01)
     return title
 

@@ -35,7 +35,7 @@ def _count_doubtful(verdicts: pd.Series, best: str) -> str:
     if list(doubtful) == [best]:
         return ", inconclusive"
     if len(doubtful) == len(verdicts):
-        return f"; all {len(verdicts)} ratios are inconclusive"
+        return f"; {'both' if len(verdicts) == 2 else f'all {len(verdicts)}'} ratios are inconclusive"
     return f"; {len(doubtful)} of {len(verdicts)} ratios inconclusive" if len(doubtful) else ""
 
 
