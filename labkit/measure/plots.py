@@ -9,6 +9,7 @@ import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.ticker import Locator, LogLocator, MaxNLocator, NullFormatter
 
+from labkit.core import require_choice
 from labkit.measure.conclusion import conclude, simulated_storage
 from labkit.measure.figures import (
     COLORS,
@@ -88,6 +89,7 @@ def plot_speedup(
     about: str = "",
     baseline: str | None = None,
     ceiling: float | None = None,
+    xscale: str = "linear",
     **kwargs: Any,
 ) -> Axes:
     """Speed-up of each variant over the baseline: the ratio of every round as a dot, its mean with a 95 % interval.
@@ -103,6 +105,7 @@ def plot_speedup(
         about: What was measured; the title begins with it.
         baseline: Default: the frame's own.
         ceiling: Speed-up that no loader can exceed here, drawn as a dashed line.
+        xscale: "linear" or "log", for ratios of several orders of magnitude.
         **kwargs: To the estimate's `Axes.errorbar`.
     """
     summary = quiet_summary(data, baseline)
@@ -118,9 +121,10 @@ def plot_speedup(
     _label_ratios(ax, [_title(label, runs) for label in others.index], f"speed-up over {_title(base, runs)} (x)")
     if ceiling is not None:
         _draw_line(ax, ceiling, f"ceiling {ceiling:.3g}x", side="left")
-    reach = max(max(marks) - min(marks), 0.05)
-    high = max(marks) + reach
-    _limit_axis(ax, others, max(min(marks) - reach, -0.03 * high), high)  # no ratio is below 0
+    if require_choice("xscale", xscale, ("linear", "log")) == "log":
+        _use_log_ratios(ax, others)
+    else:
+        _use_linear_ratios(ax, others, marks)
     n_lines = _write_below(ax, conclude(data, baseline=base))
     _explain_marks(ax, n_lines)
     write_title(ax, _join(about, tell_speedup(summary.rename(index=lambda label: _title(label, runs)))))
@@ -186,6 +190,13 @@ def _limit_axis(ax: Axes, estimates: pd.DataFrame, low: float, high: float) -> N
             if is_cut:
                 ax.annotate("", (edge, row), (inwards, 0), **style)
                 ax.plot([], [], color=ESTIMATE, marker=">", label="the interval goes on")
+
+
+def _use_linear_ratios(ax: Axes, estimates: pd.DataFrame, marks: list[float]) -> None:
+    """Make the axis of speed-ups wide enough for all marks and for all but very long intervals."""
+    reach = max(max(marks) - min(marks), 0.05)
+    high = max(marks) + reach
+    _limit_axis(ax, estimates, max(min(marks) - reach, -0.03 * high), high)  # no ratio is below 0
 
 
 def _use_log_ratios(ax: Axes, rungs: pd.DataFrame) -> None:

@@ -8,7 +8,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from matplotlib.collections import PathCollection
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 from matplotlib.text import Text
 
 import labkit as lk
@@ -229,6 +232,22 @@ def _luminance(color):
     """Relative luminance by the definition of WCAG."""
     linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in color]
     return float(np.dot(linear, (0.2126, 0.7152, 0.0722)))
+
+
+def _look(handle):
+    """What an entry of a legend looks like without its color."""
+    if isinstance(handle, Line2D):
+        face = handle.get_markerfacecolor() == "white"
+        return (handle.get_marker(), handle.get_linestyle(), face, handle.get_linewidth(), handle.get_markersize())
+    if isinstance(handle, PathCollection):
+        return handle.get_paths()[0].vertices.tobytes()
+    return handle.get_hatch() if isinstance(handle, Patch) else type(handle)
+
+
+def test_no_two_entries_of_a_legend_differ_in_color_alone(figure):
+    for legend in filter(None, (ax.get_legend() for ax in figure.axes)):
+        looks = [_look(handle) for handle in legend.legend_handles]
+        assert len(set(looks)) == len(looks)
 
 
 def test_what_colors_tell_apart_marks_and_hatches_tell_apart_too():

@@ -74,6 +74,17 @@ def test_speedup_draws_ratios_interval_and_doubt_in_the_row_of_the_variant(frame
     assert _texts(lk.plot_speedup(frame, baseline="m").get_yticklabels()) == ["z", "a"]
 
 
+def test_a_logarithmic_axis_has_room_for_the_estimates_and_refuses_other_scales(frame_of):
+    frame = frame_of({"z": [1.0, 1.01], "a": [230.0, 200.0], "m": [1.0, 9.0]}, "z")
+    ax = lk.plot_speedup(frame, xscale="log")
+    low, high = ax.get_xlim()
+    assert ax.get_xscale() == "log"
+    assert 0.05 < low < 1
+    assert 230 < high < 3000
+    with pytest.raises(ValueError, match="xscale"):
+        lk.plot_speedup(frame, xscale="symlog")
+
+
 def test_ratios_of_runs_that_were_not_interleaved(frame_of):
     frame = frame_of({"z": [10.0, 20.0, 30.0], "a": [20.0, 44.0, 21.0]}, "z").assign(order=np.nan)
     assert _rows_of(_dots(lk.plot_speedup(frame))) == {0: pytest.approx([1.0, 1.05, 2.2])}
