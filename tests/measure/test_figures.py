@@ -238,7 +238,7 @@ def _look(handle):
     """What an entry of a legend looks like without its color."""
     if isinstance(handle, Line2D):
         face = handle.get_markerfacecolor() == "white"
-        return (handle.get_marker(), handle.get_linestyle(), face, handle.get_linewidth(), handle.get_markersize())
+        return str((handle.get_marker(), handle.get_linestyle(), face, handle.get_linewidth(), handle.get_markersize()))
     if isinstance(handle, PathCollection):
         return handle.get_paths()[0].vertices.tobytes()
     return handle.get_hatch() if isinstance(handle, Patch) else type(handle)
