@@ -102,7 +102,7 @@ def _label_axes(ax: Axes, labels: list[str], groups: dict[str, pd.DataFrame]) ->
             label.set_fontweight("bold")
     ax.set(xscale="log", xlabel="images per second (logarithmic)", ylabel="", ylim=(len(labels) - 0.4, -0.7))
     left, right = ax.get_xlim()
-    ax.set_xlim(left, right * (right / left) ** 0.35)  # room for the name of the highest limit
+    ax.set_xlim(left, right * (right / left) ** 0.45)  # room for the name of the highest limit
     ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if right / left < 100 else (1,)))
     ax.xaxis.set_major_formatter(FuncFormatter(lambda rate, _: f"{rate:,.0f}"))
     ax.xaxis.set_minor_formatter(NullFormatter())
