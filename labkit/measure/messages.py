@@ -42,7 +42,7 @@ def _count_doubtful(verdicts: pd.Series, best: str) -> str:
 def tell_rates(data: pd.DataFrame) -> str:
     """The highest median rate, and its ratio to the lowest: inconclusive if the runs cannot tell the two apart."""
     medians = measured_runs(data).groupby("variant", sort=False)["images_per_s"].median()
-    best, worst = str(medians.idxmax()), str(medians.idxmin())
+    best, worst = str(medians.idxmax()), str(medians[::-1].idxmin())  # two variants, even if all are equal
     told = f"{best}: {medians.max():,.0f} per second"
     if best == worst:
         return told
