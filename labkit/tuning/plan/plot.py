@@ -32,7 +32,7 @@ def plot_plan(data: "Plan", *, ax: "Axes | None" = None, **kwargs: Any) -> "Axes
     ax.axvline(demand, color="firebrick", label=f"the GPUs ask for {format_number(demand)}")
     ax.set_xscale("log")
     left, right = ax.get_xlim()
-    ax.set(xlim=(left / 2, right * 4), ylim=(len(rows) - 0.4, -0.6), xlabel="images/s at most")
+    ax.set(xlim=(left / 2, right * (right / left) ** 0.18), ylim=(len(rows) - 0.4, -0.6), xlabel="images/s at most")
     ax.set_yticks(range(len(rows)), rows["quantity"])
     for row, (value, end) in enumerate(zip(rows["value"], rows["high"], strict=True)):
         ax.annotate(
