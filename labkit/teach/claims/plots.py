@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.ticker import NullFormatter
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from labkit.measure import COLORS, SMALL_PT, make_axes, put_legend_below, write_title
 from labkit.teach.claims.verdicts import (
@@ -56,6 +56,8 @@ def plot_claims(data: pd.DataFrame, *, ax: Axes | None = None, **kwargs: Any) ->
         ax.axhline(row - 0.5, color="0.9", linewidth=0.8, zorder=0)
     ax.axvline(1, color="0.3", linewidth=1.2, zorder=1)
     ax.set(xscale="log", xlabel="ratio (x); 1 is no difference", ylim=(len(tests) - 0.4, -0.6), xlim=_limits(tests))
+    low, high = ax.get_xlim()
+    ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,)))
     ax.xaxis.set_major_formatter("{x:g}")
     ax.xaxis.set_minor_formatter(NullFormatter())
     _add_legend(ax)
