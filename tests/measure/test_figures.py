@@ -22,7 +22,7 @@ from labkit.teach.explore import plot_runs
 from labkit.teach.feeding import Feeding
 
 WIDTH_PX = 600  # of a page on a small screen
-SMALLEST_PX = 8
+SMALLEST_PX = 10  # of the font: its capitals are then about 7.5 pixels high
 # What an axis of numbers may count: a unit, or a number of things.
 UNITS = re.compile(r"per second|per image|per step|second|\(s\)|\(x\)|\(ms\)|\(MB\)|images/s|cores|KB|ratio")
 WOBBLE = np.array([0.99, 1.02, 1.0, 1.01, 0.98])
