@@ -348,7 +348,8 @@ def plot_stalls(
         rows = table.index.get_indexer(wall_s)
         ax.vlines(list(wall_s.values()), rows - 0.4, rows + 0.4, color="black", linewidth=2, label="wall time")
     name_rows(ax, table.index)
-    ax.set(xlabel="seconds", ylim=(len(table) - 0.4, -0.6), xlim=(0, None))
+    longest = max(left.max(), *(wall_s or {"": 0}).values())
+    ax.set(xlabel="seconds", ylim=(len(table) - 0.4, -0.6), xlim=(0, 1.05 * longest or None))
     put_legend_below(ax, columns=4)
     write_title(ax, _join(about, tell_stages(table)))
     return ax

@@ -77,7 +77,7 @@ def _show_decoded(ax: Axes, data: bytes, decoder: str) -> None:
         ax.text(0.5, 0.5, "refused", ha="center", va="center", transform=ax.transAxes)
         _strip_axes(ax, type(error).__name__)
         return
-    _show(ax, pixels, " x ".join(map(str, pixels.shape)) + ("" if pixels.dtype == np.uint8 else f" {pixels.dtype}"))
+    _show(ax, pixels, " x ".join(map(str, pixels.shape)) + ("" if pixels.dtype == np.uint8 else f"\n{pixels.dtype}"))
 
 
 def _show(ax: Axes, pixels: np.ndarray, caption: str) -> None:
