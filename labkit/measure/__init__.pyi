@@ -15,6 +15,7 @@ from .frames import (
 from .gil import GilError as GilError, find_sampler as find_sampler, gil_us_per_image as gil_us_per_image
 from .guess_log import Prediction as Prediction, guesses as guesses, outcomes as outcomes
 from .intervals import speedup_interval as speedup_interval, speedup_of as speedup_of
+from .messages import tell_ratio as tell_ratio
 from .plots import (
     ladder_rungs as ladder_rungs, plot_ladder as plot_ladder, plot_speedup as plot_speedup,
     plot_stalls as plot_stalls, plot_timeline as plot_timeline,

@@ -27,11 +27,11 @@ from labkit.measure import (
     WIDTH_IN,
     DifferentWorkWarning,
     compare,
-    format_ratio,
     load_frame,
     make_axes,
     measured_runs,
     quiet_summary,
+    tell_ratio,
     write_title,
 )  # fmt: skip
 from labkit.pipeline import Recipe, decode_limit, make_augment, memcpy_limit
@@ -132,7 +132,7 @@ def plot_rungs(data: pd.DataFrame, *, ax: Axes | None = None, about: str = "") -
     ax.set(xscale="log", xlabel="images per second", ylim=(len(rungs) - 0.4, -0.6))
     ax.xaxis.set_major_formatter("{x:,.0f}")
     best = rungs["images_per_s"].idxmax()
-    message = f"{best}: {format_ratio(rungs.loc[best, 'speedup'])}x of {summary.index[0]}"
+    message = tell_ratio(best, summary.index[0], rungs.loc[best])
     write_title(ax, f"{about}: {message}" if about else message)
     return ax
 
