@@ -32,6 +32,7 @@ from .data.stores.simulated import DISKS as DISKS, SimulatedStore as SimulatedSt
 from .data.tar.store import TarStore as TarStore
 from .measure.epoch_times import epoch_time as epoch_time
 from .measure.conclusion import conclude as conclude
+from .measure.figures import put_legend_below as put_legend_below, write_title as write_title
 from .measure.frames import (
     from_timeit as from_timeit, from_timer as from_timer, load_frame as load_frame, save_frame as save_frame,
 )

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from labkit.core import environment, png_base64, scale, write_atomic
 from labkit.lab.notebooks import Executed
 from labkit.lab.precision import comparisons, describe_precision
-from labkit.measure import ladder_rungs, load_frame, plot_ladder
+from labkit.measure import WIDTH_IN, ladder_rungs, load_frame, plot_ladder
 from labkit.teach import Start, draw_figure, is_ladder, is_limit, start_from
 from labkit.teach.claims import judged, ratios
 
@@ -203,6 +203,6 @@ def _draw_steps(recorded: list[_Recorded]) -> str:
     if not steps:
         return ""
     rungs = pd.concat([each.rungs for each in steps]).sort_values("experiment")
-    figure = Figure(figsize=(8, 1.2 + 0.6 * len(rungs)), layout="constrained")
+    figure = Figure(figsize=(WIDTH_IN, 1.6 + 0.6 * len(rungs)), layout="constrained")
     plot_ladder(pd.concat([each.runs for each in steps]), ax=figure.add_subplot(), rungs=rungs)
     return png_base64(figure, dpi=120)

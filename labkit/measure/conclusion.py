@@ -32,7 +32,7 @@ def conclude(frame: pd.DataFrame, variant: str | None = None, baseline: str | No
     summary = quiet_summary(frame, baseline)
     base = summary.index[summary["verdict"] == "baseline"][0]
     others = _others(summary, base, variant)
-    best = _most_telling(others)
+    best = most_telling(others)
     names = {label: _name(label, frame) for label in summary.index}
     told = _compare(names[best], names[base], others.loc[best], _rank(others, best))
     if doubtful := [label for label in others.index[others["verdict"] == "inconclusive"] if label != best]:
@@ -67,7 +67,7 @@ def _others(summary: pd.DataFrame, base: str, variant: str | None) -> pd.DataFra
     return others if variant is None else others.loc[[require_choice("variant", variant, others.index)]]
 
 
-def _most_telling(others: pd.DataFrame) -> str:
+def most_telling(others: pd.DataFrame) -> str:
     """The variant of the largest ratio that is certainly above 1; without one, of the largest of all."""
     faster = others[others["verdict"] == "faster"]
     return (others if faster.empty else faster)["speedup"].idxmax()

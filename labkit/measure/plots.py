@@ -1,23 +1,37 @@
 """Axes-level plots of runs: `f(data, *, ax=None, **kwargs) -> Axes`. Raw runs lie under the estimates."""
 
-from textwrap import fill, wrap
+from textwrap import wrap
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.ticker import Locator, LogLocator, MaxNLocator, NullFormatter
 
+from labkit.core import require_choice
 from labkit.measure.conclusion import conclude, simulated_storage
+from labkit.measure.figures import (
+    COLORS,
+    ESTIMATE,
+    GUESS,
+    HATCHES,
+    LIMIT,
+    RUNS,
+    SMALL_PT,
+    characters_per_line,
+    ink_on,
+    make_axes,
+    mark_simulated,
+    name_rows,
+    put_legend_below,
+    write_title,
+)
 from labkit.measure.frames import measured_runs
 from labkit.measure.guess_log import Prediction, guesses, keep_outcome
+from labkit.measure.messages import tell_front, tell_ladder, tell_rates, tell_spans, tell_speedup, tell_stages
 from labkit.measure.summary import are_interleaved, paired_ratios, quiet_summary
 
-_COLORS = sns.color_palette("colorblind")
-_RUNS, _ESTIMATE, _GUESS, _LIMIT = "0.6", _COLORS[0], _COLORS[1], _COLORS[3]
-_SIMULATED = "#f3eefb"  # background of what was not measured
 _MARKERS = {"faster": "o", "slower": "o", "inconclusive": "s", "": "D"}  # by verdict
 _DOUBT = {
     True: '"?": inconclusive: the 99 % interval contains 1',
@@ -27,12 +41,8 @@ _DOUBT = {
 _LEGEND_ROWS = 1.8  # its height, in rows of variants
 _SENTENCE_ROWS = 0.7
 
-_HATCHES = ("", "//", "..", "xx", "--", "\\\\", "++", "oo", "||", "**")  # so that a plot can be read without its colors
-
 _ENDLESS = 1e100  # an infinite end could not be drawn as a line that leaves the picture
 _LOG_REACH = 10  # how far an interval is drawn beyond the outermost estimates, as a ratio
-_LABEL_WIDTH = 48  # characters in a line
-_CHARACTERS_PER_IN = 16  # of small text
 
 _SPAN_KINDS = ("load", "wait", "copy", "step", "compute")
 _AXIS_LABELS = {
@@ -41,28 +51,34 @@ _AXIS_LABELS = {
 }  # fmt: skip
 
 
-def plot_throughput(data: pd.DataFrame, *, ax: Axes | None = None, ceiling: float | None = None, **kwargs: Any) -> Axes:
-    """Images per second of each variant: every run as a dot, the median as a bar.
+def plot_throughput(
+    data: pd.DataFrame, *, ax: Axes | None = None, about: str = "", ceiling: float | None = None, **kwargs: Any
+) -> Axes:
+    """Images per second of each variant: every run as a dot, the median as a bar. The title says the highest.
 
     Args:
         data: Runs, as `compare` gives them.
+        about: What was measured; the title begins with it.
         ceiling: Images/s that no loader can exceed here (a `ReplayLoader`'s rate), drawn as a dashed line.
         **kwargs: To `seaborn.stripplot`.
     """
     runs = measured_runs(data)
     ax = ax or _make_axes(runs["variant"].nunique())
     medians = runs.groupby("variant", sort=False)["images_per_s"].median()
-    ax.barh(range(len(medians)), medians, height=0.62, color=_ESTIMATE, alpha=0.35, zorder=1)
-    ax.scatter(medians, range(len(medians)), marker="|", s=500, linewidth=3, color=_ESTIMATE, zorder=3)
+    ax.barh(range(len(medians)), medians, height=0.62, color=ESTIMATE, alpha=0.35, zorder=1)
+    ax.scatter(medians, range(len(medians)), marker="|", s=500, linewidth=3, color=ESTIMATE, zorder=3)
     sns.stripplot(
-        runs, x="images_per_s", y="variant", order=list(medians.index), ax=ax, **{"color": _RUNS, "size": 4, **kwargs}
+        runs, x="images_per_s", y="variant", order=list(medians.index), ax=ax, **{"color": RUNS, "size": 4, **kwargs}
     )
-    ax.set_yticks(range(len(medians)), [_title(label, runs) for label in medians.index])
+    name_rows(ax, [_title(label, runs) for label in medians.index])
     for row, value in enumerate(medians):
         ax.annotate(f"{value:,.0f}", (1.01, row), xycoords=("axes fraction", "data"), va="center")
     if ceiling is not None:
         _draw_line(ax, ceiling, f"ceiling {ceiling:,.0f}")
     ax.set(xlabel="images per second", ylabel="", xlim=(0, None))
+    ax.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
+    ax.xaxis.set_major_formatter("{x:,.6g}")
+    write_title(ax, _join(about, tell_rates(data)))
     return ax
 
 
@@ -70,21 +86,26 @@ def plot_speedup(
     data: pd.DataFrame,
     *,
     ax: Axes | None = None,
+    about: str = "",
     baseline: str | None = None,
     ceiling: float | None = None,
+    xscale: str = "linear",
     **kwargs: Any,
 ) -> Axes:
     """Speed-up of each variant over the baseline: the ratio of every round as a dot, its mean with a 95 % interval.
 
-    The sentence of `conclude` stands below. An open square means that the verdict is inconclusive, a diamond that there
-    is none: the legend says so. Where an interval is much wider than the rounds are apart, as that of two rounds can
-    be, the rounds set the axis, and an arrow says that the interval goes on. Guesses made with `labkit.predict` are
-    drawn as triangles and compared with the measurement: `labkit.score` tells how good they were.
+    The title is the ratio to speak of, and the sentence of `conclude` stands below. An open square means that the
+    verdict is inconclusive, a diamond that there is none: the legend says so. Where an interval is much wider than the
+    rounds are apart, as that of two rounds can be, the rounds set the axis, and an arrow says that the interval goes
+    on. Guesses made with `labkit.predict` are drawn as triangles and compared with the measurement: `labkit.score`
+    tells how good they were.
 
     Args:
         data: Runs, as `compare` gives them.
+        about: What was measured; the title begins with it.
         baseline: Default: the frame's own.
         ceiling: Speed-up that no loader can exceed here, drawn as a dashed line.
+        xscale: "linear" or "log", for ratios of several orders of magnitude.
         **kwargs: To the estimate's `Axes.errorbar`.
     """
     summary = quiet_summary(data, baseline)
@@ -100,22 +121,28 @@ def plot_speedup(
     _label_ratios(ax, [_title(label, runs) for label in others.index], f"speed-up over {_title(base, runs)} (x)")
     if ceiling is not None:
         _draw_line(ax, ceiling, f"ceiling {ceiling:.3g}x", side="left")
-    reach = max(max(marks) - min(marks), 0.05)
-    high = max(marks) + reach
-    _limit_axis(ax, others, max(min(marks) - reach, -0.03 * high), high)  # no ratio is below 0
+    if require_choice("xscale", xscale, ("linear", "log")) == "log":
+        _use_log_ratios(ax, others)
+    else:
+        _use_linear_ratios(ax, others, marks)
     n_lines = _write_below(ax, conclude(data, baseline=base))
     _explain_marks(ax, n_lines)
+    write_title(ax, _join(about, tell_speedup(summary.rename(index=lambda label: _title(label, runs)))))
     return ax
+
+
+def _join(about: str, message: str) -> str:
+    return f"{about}: {message}" if about else message
 
 
 def _write_below(ax: Axes, sentence: str) -> int:
     """Write a sentence under the x axis, across the figure, or across the axes if there are others; count its lines."""
     is_alone = len(ax.figure.axes) == 1
     room = ax.figure.bbox if is_alone else ax.bbox
-    lines = wrap(sentence, int(room.width / ax.figure.dpi * _CHARACTERS_PER_IN))
+    lines = wrap(sentence, characters_per_line(room.width / ax.figure.dpi, SMALL_PT))
     left, across = (0.01, "figure fraction") if is_alone else (0, "axes fraction")
     place: dict[str, Any] = {"xycoords": (across, ax.xaxis.label), "textcoords": "offset points"}
-    ax.annotate("\n".join(lines), (left, 0), (0, -6), **place, va="top", fontsize="small")
+    ax.annotate("\n".join(lines), (left, 0), (0, -6), **place, va="top", fontsize=SMALL_PT)
     return len(lines)
 
 
@@ -145,6 +172,7 @@ def plot_ladder(
     _label_ratios(ax, *_rung_labels(rungs))
     _use_log_ratios(ax, rungs)
     _explain_marks(ax)
+    write_title(ax, tell_ladder(rungs))
     return ax
 
 
@@ -155,13 +183,20 @@ def _limit_axis(ax: Axes, estimates: pd.DataFrame, low: float, high: float) -> N
     if (low, high) == shown:  # limits that are set would stay when the caller makes the axis logarithmic
         return
     ax.set_xlim(low, high)
-    arrow = {"arrowstyle": "-|>", "color": _ESTIMATE, "linewidth": 1.5, "shrinkA": 0, "shrinkB": 0}
+    arrow = {"arrowstyle": "-|>", "color": ESTIMATE, "linewidth": 1.5, "shrinkA": 0, "shrinkB": 0}
     style: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "arrowprops": arrow}
     for row, (ci_low, ci_high) in enumerate(zip(estimates["ci_low"], estimates["ci_high"], strict=True)):
         for is_cut, edge, inwards in ((ci_low < low, 0, 14), (ci_high > high, 1, -14)):
             if is_cut:
                 ax.annotate("", (edge, row), (inwards, 0), **style)
-                ax.plot([], [], color=_ESTIMATE, marker=">", label="the interval goes on")
+                ax.plot([], [], color=ESTIMATE, marker=">", label="the interval goes on")
+
+
+def _use_linear_ratios(ax: Axes, estimates: pd.DataFrame, marks: list[float]) -> None:
+    """Make the axis of speed-ups wide enough for all marks and for all but very long intervals."""
+    reach = max(max(marks) - min(marks), 0.05)
+    high = max(marks) + reach
+    _limit_axis(ax, estimates, max(min(marks) - reach, -0.03 * high), high)  # no ratio is below 0
 
 
 def _use_log_ratios(ax: Axes, rungs: pd.DataFrame) -> None:
@@ -188,8 +223,7 @@ def _rung_labels(rungs: pd.DataFrame) -> tuple[list[str], str]:
         variant, baseline = pairs.pop()
         return list(rungs["experiment"]), f"speed-up of {variant} over {baseline} (x)"
     texts = [(f"{rung.experiment}: {rung.label}", f"over {rung.baseline_label}") for rung in rungs.itertuples()]
-    labels = ["\n".join(fill(line, _LABEL_WIDTH) for line in lines) for lines in texts]
-    return labels, "speed-up over the experiment's own baseline (x)"
+    return ["\n".join(lines) for lines in texts], "speed-up over the experiment's own baseline (x)"
 
 
 def ladder_rungs(data: pd.DataFrame) -> pd.DataFrame:
@@ -206,11 +240,12 @@ def ladder_rungs(data: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rungs)
 
 
-def plot_timeline(data: pd.DataFrame, *, ax: Axes | None = None, **kwargs: Any) -> Axes:
-    """Spans on a time axis, one row per lane: who worked when.
+def plot_timeline(data: pd.DataFrame, *, ax: Axes | None = None, about: str = "", **kwargs: Any) -> Axes:
+    """Spans on a time axis, one row per lane: who worked when. The title says how much of the time training computes.
 
     Args:
         data: One row per span: `lane`, `start_s`, `end_s`; optional `kind` colours them, and `simulated` is said.
+        about: What was traced; the title begins with it.
         **kwargs: To `Axes.broken_barh`.
     """
     lanes = list(dict.fromkeys(data["lane"]))
@@ -229,22 +264,17 @@ def plot_timeline(data: pd.DataFrame, *, ax: Axes | None = None, **kwargs: Any) 
         _put_legend_outside(ax)
     if "simulated" in data and data["simulated"].any():
         mark_simulated(ax)
+    write_title(ax, _join(about, tell_spans(data)))
     return ax
-
-
-def mark_simulated(ax: Axes, word: str = "simulated") -> None:
-    """Say on a plot that nothing in it was measured: the word, and a background that no other plot has."""
-    ax.set_facecolor(_SIMULATED)
-    ax.set_title(word, loc="right", fontsize="medium", color="rebeccapurple")
 
 
 def _kind_colors(data: pd.DataFrame) -> dict[str | None, tuple[Any, str]]:
     """Each kind of span with its color and hatch, the same in every timeline, in the order of the legend."""
     if "kind" not in data:
-        return {None: (_ESTIMATE, "")}
+        return {None: (ESTIMATE, "")}
     found = list(dict.fromkeys(data["kind"]))
     known = [*_SPAN_KINDS, *(kind for kind in found if kind not in _SPAN_KINDS)]
-    return {kind: (_COLORS[number % 10], _HATCHES[number % 10]) for number, kind in enumerate(known) if kind in found}
+    return {kind: (COLORS[number % 10], HATCHES[number % 10]) for number, kind in enumerate(known) if kind in found}
 
 
 def plot_pareto(
@@ -259,13 +289,15 @@ def plot_pareto(
         **kwargs: To `Axes.scatter`.
     """
     table = data if "variant" in data else data.reset_index(names="variant")
-    ax = ax or plt.subplots(figsize=(7, 4.2), layout="constrained")[1]
-    ax.scatter(table[cost], table[rate], **{"s": 50, "color": _ESTIMATE, "zorder": 3, **kwargs})
+    ax = ax or make_axes(4.4)
+    ax.scatter(table[cost], table[rate], **{"s": 50, "color": ESTIMATE, "zorder": 3, **kwargs})
     _write_names(ax, table, cost, rate)
     front = pareto_front(table, cost, rate)
-    ax.step(front[cost], front[rate], where="post", color=_RUNS, zorder=1)
+    ax.step(front[cost], front[rate], where="post", color=RUNS, zorder=1)
     ax.set(xlabel=_axis_label(cost), ylabel=_axis_label(rate))
     ax.set(xlim=(0, 1.1 * table[cost].max()), ylim=(0, 1.1 * table[rate].max()))
+    ax.yaxis.set_major_formatter("{x:,.6g}")
+    write_title(ax, tell_front(table, front, rate, _axis_label(rate)))
     return ax
 
 
@@ -288,35 +320,43 @@ def pareto_front(table: pd.DataFrame, cost: str, rate: str) -> pd.DataFrame:
 
 
 def plot_stalls(
-    data: pd.DataFrame, *, ax: Axes | None = None, wall_s: dict[str, float] | None = None, **kwargs: Any
+    data: pd.DataFrame,
+    *,
+    ax: Axes | None = None,
+    about: str = "",
+    wall_s: dict[str, float] | None = None,
+    **kwargs: Any,
 ) -> Axes:
-    """Where the time goes: one stacked bar per variant, with its stages in order.
+    """Where the time goes: one stacked bar per variant, with its stages in order. The title says the largest stage.
 
     Args:
         data: One row per stage: `variant`, `stage`, `seconds`.
+        about: What was measured; the title begins with it.
         wall_s: Measured wall time of each variant, drawn as a tick: the bar should end there.
         **kwargs: To `Axes.barh`.
     """
     table = data.pivot_table(index="variant", columns="stage", values="seconds", aggfunc="sum", sort=False).fillna(0)
-    ax = ax or _make_axes(len(table) + 0.5)
+    ax = ax or _make_axes(len(table) + 0.5 * -(-len(table.columns) // 4))  # four stages in a line of the legend
     left = np.zeros(len(table))
     for number, stage in enumerate(table.columns):
         width = table[stage].to_numpy()
-        style = {"height": 0.6, "color": _COLORS[number % 10], "hatch": _HATCHES[number % 10], "edgecolor": "white"}
+        style = {"height": 0.6, "color": COLORS[number % 10], "hatch": HATCHES[number % 10], "edgecolor": "white"}
         ax.barh(range(len(table)), width, left=left, label=stage, **{**style, **kwargs})
-        _write_shares(ax, left, width, table.sum(axis=1).to_numpy(), _COLORS[number % 10])
+        _write_shares(ax, left, width, table.sum(axis=1).to_numpy(), COLORS[number % 10])
         left += width
     if wall_s:
         rows = table.index.get_indexer(wall_s)
         ax.vlines(list(wall_s.values()), rows - 0.4, rows + 0.4, color="black", linewidth=2, label="wall time")
-    ax.set_yticks(range(len(table)), table.index)
-    ax.set(xlabel="seconds", ylim=(len(table) - 0.4, -0.6), xlim=(0, None))
-    _put_legend_outside(ax)
+    name_rows(ax, table.index)
+    longest = max(left.max(), *(wall_s or {"": 0}).values())
+    ax.set(xlabel="seconds", ylim=(len(table) - 0.4, -0.6), xlim=(0, 1.05 * longest or None))
+    put_legend_below(ax, columns=4)
+    write_title(ax, _join(about, tell_stages(table)))
     return ax
 
 
 def _make_axes(n_rows: float) -> Axes:
-    return plt.subplots(figsize=(7.5, 1.1 + 0.5 * n_rows), layout="constrained")[1]
+    return make_axes(1.4 + 0.5 * n_rows)
 
 
 def _title(label: str, runs: pd.DataFrame) -> str:
@@ -337,12 +377,12 @@ def _draw_comparison(
     ratios = paired_ratios(own, base)["speedup"] if is_paired else own["images_per_s"] / base["images_per_s"].median()
     jitter = np.linspace(-0.12, 0.12, len(ratios)) if len(ratios) > 1 else [0.0]
     what = "one round" if is_paired else "one run, over the median of the baseline's"
-    ax.scatter(ratios, row + np.asarray(jitter), s=16, color=_RUNS, zorder=2, label=what)
+    ax.scatter(ratios, row + np.asarray(jitter), s=16, color=RUNS, zorder=2, label=what)
     speedup, low, high = estimate["speedup"], estimate["ci_low"], estimate["ci_high"]
     has_interval = not np.isnan([low, high]).any()
     reach = [[max(0, speedup - low)], [max(0, min(high, _ENDLESS) - speedup)]] if has_interval else None
-    face = "white" if estimate["verdict"] == "inconclusive" else _ESTIMATE
-    style = {"color": _ESTIMATE, "markerfacecolor": face, "markersize": 8, "capsize": 4}
+    face = "white" if estimate["verdict"] == "inconclusive" else ESTIMATE
+    style = {"color": ESTIMATE, "markerfacecolor": face, "markersize": 8, "capsize": 4}
     drawn = ax.errorbar(speedup, row, xerr=reach, fmt=_MARKERS[estimate["verdict"]], zorder=3, **{**style, **kwargs})
     meaning = {"inconclusive": _DOUBT[has_interval], "": "no verdict"}
     drawn.lines[0].set_label(meaning.get(estimate["verdict"], "_nolegend_"))
@@ -357,7 +397,7 @@ def _mark_guess(ax: Axes, row: int, guess: Prediction | None) -> list[float]:
     """Draw a guess, if there is one, and return its speed-up."""
     if not guess:
         return []
-    style: dict[str, Any] = {"marker": "v", "s": 70, "color": _GUESS, "zorder": 4, "label": "your prediction"}
+    style: dict[str, Any] = {"marker": "v", "s": 70, "color": GUESS, "zorder": 4, "label": "your prediction"}
     ax.scatter(guess.speedup, row - 0.28, **style)
     return [guess.speedup]
 
@@ -368,7 +408,7 @@ def _explain_marks(ax: Axes, lines_above: int = 0) -> None:
     It grows leftwards, under rows' labels.
     """
     handles, labels = ax.get_legend_handles_labels()
-    style: dict[str, Any] = {"frameon": False, "fontsize": "small", "labelspacing": 0.25}
+    style: dict[str, Any] = {"frameon": False, "fontsize": SMALL_PT, "labelspacing": 0.25}
     # The pad, in font sizes, keeps the legend below the axis label whatever the height of the axes.
     place: dict[str, Any] = {"loc": "upper right", "bbox_to_anchor": (1, 0), "borderaxespad": 4.5 + 1.4 * lines_above}
     marks = dict(zip(labels, handles, strict=True))  # each once
@@ -377,26 +417,29 @@ def _explain_marks(ax: Axes, lines_above: int = 0) -> None:
 
 def _label_ratios(ax: Axes, labels: list[str], xlabel: str) -> None:
     """Label the rows and the axis of speed-ups, and draw the line at 1x."""
-    ax.set_yticks(range(len(labels)), labels)
+    name_rows(ax, labels)
     ax.set(xlabel=xlabel, ylim=(len(labels) - 0.4, -0.6))
     _draw_line(ax, 1, "1x", color="0.3", linestyle="-", side="right")
 
 
-def _draw_line(
-    ax: Axes, x: float, label: str, color: Any = _LIMIT, linestyle: str = "--", side: str = "center"
-) -> None:
+def _draw_line(ax: Axes, x: float, label: str, color: Any = LIMIT, linestyle: str = "--", side: str = "center") -> None:
     """Args: side: Which side of the label stands at the line: those of two lines close together must not meet."""
     ax.axvline(x, color=color, linestyle=linestyle, linewidth=1.2, zorder=1)
     ax.annotate(
-        label, (x, 1.0), xycoords=("data", "axes fraction"), ha=side, va="bottom", color=color, fontsize="small"
+        label, (x, 1.0), xycoords=("data", "axes fraction"), ha=side, va="bottom", color=color, fontsize=SMALL_PT
     )
 
 
 def _write_shares(ax: Axes, left: np.ndarray, width: np.ndarray, total: np.ndarray, color: Any) -> None:
     """Write shares inside the bars, on a plain background: numbers on hatches are hard to read."""
     background = {"facecolor": color, "edgecolor": "none", "pad": 1.5}
-    ink = "black" if np.dot(color, (0.299, 0.587, 0.114)) > 0.5 else "white"  # by the brightness of the background
-    style: dict[str, Any] = {"ha": "center", "va": "center", "color": ink, "fontsize": "small", "bbox": background}
+    style: dict[str, Any] = {
+        "ha": "center",
+        "va": "center",
+        "color": ink_on(color),
+        "fontsize": SMALL_PT,
+        "bbox": background,
+    }
     for row, share in enumerate(width / np.where(total > 0, total, 1)):
         if share >= 0.07 and width[row] >= 0.085 * total.max():  # otherwise the number is wider than its bar
             ax.text(left[row] + width[row] / 2, row, f"{share:.0%}", **style)

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from labkit.core import env_id, png_base64, png_bytes, write_atomic
-from labkit.measure import GilError, find_sampler, save_frame
+from labkit.measure import WIDTH_IN, GilError, find_sampler, save_frame
 from labkit.peers.classes import CLASSES
 from labkit.peers.collection import append_runs, comparisons, read_collection
 from labkit.peers.plots import group_by_class, plot_peers
@@ -102,7 +102,7 @@ def _show_others(collection: pd.DataFrame, name: str) -> None:
 
 
 def _draw(frame: pd.DataFrame) -> Figure:
-    figure = Figure(figsize=(9, 2.8 + 0.3 * frame["variant"].nunique()), layout="constrained")
+    figure = Figure(figsize=(WIDTH_IN, 1.9 + 0.28 * frame["variant"].nunique()), layout="constrained")
     plot_peers(frame, ax=figure.add_subplot())
     return figure
 

@@ -5,7 +5,6 @@ from contextlib import suppress
 from itertools import cycle, islice
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import seaborn as sns
@@ -13,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from labkit.core import png_base64, png_bytes, require_choice
-from labkit.measure import COLUMNS, measured_runs
+from labkit.measure import COLUMNS, MARKERS, SMALL_PT, WIDTH_IN, format_ratio, make_axes, measured_runs, write_title
 
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 
@@ -32,7 +31,6 @@ _NO_FACTORS = {*COLUMNS, "rung"} - _CHOSEN
 
 _MAX_LEVELS = 24
 _HEADROOM = 1.08  # no dot is cut by the frame
-_MARKERS = ("D", "o", "s", "^", "v", "P", "X", "*")
 
 
 class Explorer:
@@ -62,15 +60,13 @@ class Explorer:
         runs = self.runs
         for factor, level in self.where.items():
             runs = runs[runs[factor] == level]
-        n_names = len(levels_of(self.runs, self.x))
-        n_groups = n_names * (len(levels_of(self.runs, self.hue)) if self.hue else 1)
-        width = max(6.5, min(12, max(1.1 * n_names, 0.4 * n_groups)))
-        figure = self._figure = Figure(figsize=(width, 4), layout="constrained")
+        figure = self._figure = Figure(figsize=(WIDTH_IN, 4), layout="constrained")
         self.ax = plot_runs(runs, x=self.x, hue=self.hue, metric=self.metric, ax=figure.add_subplot())
-        self.ax.set_title(self._make_title(runs), loc="left", fontsize="medium")
+        if chosen := self._limits(runs):
+            write_title(self.ax, f"{self.ax.get_title('left')}; {chosen}")
         return self.ax
 
-    def _make_title(self, runs: pd.DataFrame) -> str:
+    def _limits(self, runs: pd.DataFrame) -> str:
         parts = [f"{factor}: {level}" for factor, level in self.where.items()]
         if pooled := pooled_over(runs, [self.x, self.hue]):
             parts.append(f"pooled over {', '.join(pooled)}")
@@ -203,7 +199,7 @@ def plot_runs(
         ax: Axes to draw on; default: a new figure.
         **kwargs: Passed on to `seaborn.stripplot`.
     """
-    ax = ax or plt.subplots(figsize=(7.5, 4), layout="constrained")[1]
+    ax = ax or make_axes(4)
     if data.empty:
         ax.text(0.5, 0.5, "no run has these levels", ha="center", transform=ax.transAxes)
         ax.set(xticks=[], yticks=[])
@@ -215,9 +211,21 @@ def plot_runs(
     _plot_medians(groups)
     is_wide = data[metric].max() > 20 * data[metric].min() > 0
     ax.set(yscale="log") if is_wide else ax.set_ylim(0, _HEADROOM * data[metric].max() or None)
-    ax.set_xticks(range(len(names)), [textwrap.fill(str(name), 13) for name in names], fontsize="small")
+    room = max(5, 70 // len(names))  # characters for each
+    ax.set_xticks(range(len(names)), [textwrap.fill(str(name), room) for name in names], fontsize=SMALL_PT)
     ax.set(xlabel=x, ylabel=METRICS[metric] + (", logarithmic" if is_wide else ""))
+    write_title(ax, _tell_medians(data, [x, *([hue] if hue else [])], metric))
     return ax
+
+
+def _tell_medians(data: pd.DataFrame, factors: list[str], metric: str) -> str:
+    """The group of the highest median, and its ratio to that of the lowest."""
+    names = data[factors].astype(str).agg(", ".join, axis=1)
+    medians = data.groupby(names, sort=False)[metric].median()
+    high, low = medians.idxmax(), medians.idxmin()
+    told = f"{METRICS[metric]}: most {medians.max():,.4g} ({high})"
+    ratio = "" if high == low or medians.min() <= 0 else format_ratio(medians.max() / medians.min())
+    return f"{told}, {ratio}x of the least ({low})" if ratio else told
 
 
 def _color_options(data: pd.DataFrame, hue: str | None) -> dict[str, Any]:
@@ -231,7 +239,9 @@ def _color_options(data: pd.DataFrame, hue: str | None) -> dict[str, Any]:
 def _plot_medians(groups: dict[str, Any]) -> None:
     n_hues = len(groups.get("hue_order", [None]))
     style = {"estimator": "median", "errorbar": None, "linestyle": "none", "markersize": 7}
-    markers = list(islice(cycle(_MARKERS), n_hues)) if "hue" in groups else _MARKERS[0]
+    markers = list(islice(cycle(MARKERS), n_hues)) if "hue" in groups else MARKERS[0]
     sns.pointplot(**groups, dodge=0.8 - 0.8 / n_hues if n_hues > 1 else False, markers=markers, **style)
     if "hue" in groups:
-        sns.move_legend(groups["ax"], "center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
+        sns.move_legend(
+            groups["ax"], "upper center", bbox_to_anchor=(0.5, -0.3), ncols=3, frameon=False, fontsize=SMALL_PT
+        )

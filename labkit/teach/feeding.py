@@ -7,13 +7,20 @@ from itertools import chain, repeat
 from typing import Any
 
 import pandas as pd
-import seaborn as sns
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from labkit.core import png_bytes, require_choice, require_int, require_positive
-from labkit.measure import mark_simulated
+from labkit.measure import (
+    LIMIT,
+    PREDICTED,
+    WIDTH_IN,
+    format_ratio,
+    mark_simulated,
+    put_legend_below,
+    write_title,
+)  # fmt: skip
 from labkit.pipeline import trace
 from labkit.pipeline.simulation import SimulatedDevice, SimulatedLoader, simulated_cuda
 from labkit.teach.explore import widget_bundle
@@ -135,19 +142,23 @@ def plot_feeding(data: Feeding, *, ax: Axes | None = None, **kwargs: Any) -> Axe
         **kwargs: To `Axes.barh`.
     """
     times = feeding_times(data)
-    ax = ax or Figure(figsize=(7.5, 3), layout="constrained").add_subplot()
-    ax.barh(range(len(times)), times["ms_per_step"], **{"height": 0.6, "color": "mediumpurple", **kwargs})
+    ax = ax or Figure(figsize=(WIDTH_IN, 3.2), layout="constrained").add_subplot()
+    ax.barh(range(len(times)), times["ms_per_step"], **{"height": 0.6, "color": PREDICTED, **kwargs})
     labels = {part: f"{part} alone" for part in data.parts_s}
     if data.num_workers > 1:
         labels["load"] += f", by {data.num_workers} workers"
     for (part, seconds), style in zip(data.parts_s.items(), (":", "--", "-"), strict=True):
-        ax.axvline(1e3 * seconds, linestyle=style, color=sns.color_palette("colorblind")[3], label=labels[part])
+        ax.axvline(1e3 * seconds, linestyle=style, color=LIMIT, label=labels[part])
     for row, value in enumerate(times["ms_per_step"]):
         ax.annotate(f"{value:.2f}", (value, row), (4, 0), textcoords="offset points", va="center")
     ax.set_yticks(range(len(times)), times.index)
     ax.set(xlabel="milliseconds per step", ylim=(len(times) - 0.4, -0.6), xlim=(0, 1.2 * times["ms_per_step"].max()))
-    ax.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
+    put_legend_below(ax)
     mark_simulated(ax)
+    slow, fast = times["ms_per_step"].idxmax(), times["ms_per_step"].idxmin()
+    ratio = format_ratio(times.loc[slow, "ms_per_step"] / times.loc[fast, "ms_per_step"])
+    told = f"{times.loc[fast, 'ms_per_step']:.3g} ms per step"
+    write_title(ax, f"each way: {told}" if ratio == "1.00" else f"{fast}: {told}, {ratio}x as fast as {slow}")
     return ax
 
 
@@ -180,7 +191,7 @@ class FeedingExplorer:
             self._make_sliders(ipywidgets)
 
     def _draw(self) -> None:
-        self._figure = Figure(figsize=(7.5, 3), layout="constrained")
+        self._figure = Figure(figsize=(WIDTH_IN, 3.2), layout="constrained")
         plot_feeding(self.feeding, ax=self._figure.add_subplot())
 
     def _make_sliders(self, widgets: Any) -> None:

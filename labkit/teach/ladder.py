@@ -8,7 +8,6 @@ from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 import pandas as pd
 import torch
 from matplotlib.axes import Axes
@@ -20,7 +19,21 @@ from labkit.core import Scale, atomic_path, usable_cores, write_atomic
 from labkit.data import ImageDataset, PILDataset
 from labkit.data.pixels import PixelStore
 from labkit.data.stores import Store
-from labkit.measure import DifferentWorkWarning, compare, load_frame, measured_runs, quiet_summary
+from labkit.measure import (
+    COLORS,
+    LIMIT,
+    RUNS,
+    SMALL_PT,
+    WIDTH_IN,
+    DifferentWorkWarning,
+    compare,
+    load_frame,
+    make_axes,
+    measured_runs,
+    quiet_summary,
+    tell_ratio,
+    write_title,
+)  # fmt: skip
 from labkit.pipeline import Recipe, decode_limit, make_augment, memcpy_limit
 from labkit.pipeline.batch_loader import BatchLoader
 from labkit.pipeline.loader import Loader, LoaderConfig, make_loader
@@ -94,12 +107,15 @@ def is_ladder(frame: pd.DataFrame) -> bool:
     return str(frame["experiment"].iloc[0]).startswith(EXPERIMENT)
 
 
-def plot_rungs(data: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
+def plot_rungs(data: pd.DataFrame, *, ax: Axes | None = None, about: str = "") -> Axes:
     """Draw images per second of each rung on a logarithmic axis: each run is a dot, each limit a dashed line.
+
+    The title compares the fastest rung with the first.
 
     Args:
         data: Runs from `compare`. Labels that end in "limit" are drawn as lines.
         ax: Axes to draw on; default: a new figure.
+        about: What was measured; the title begins with it.
 
     Taught in: notebooks/11b_raw_pixels.ipynb
     """
@@ -107,7 +123,7 @@ def plot_rungs(data: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     runs = measured_runs(data)
     limits = is_limit(summary.index.to_series())
     rungs = summary[~limits]
-    ax = ax or plt.subplots(figsize=_figure_size(len(rungs)), layout="constrained")[1]
+    ax = ax or make_axes(_height_in(len(rungs)))
     for row, (label, rung) in enumerate(rungs.iterrows()):
         _draw_rung(ax, row, rung, runs.loc[runs["variant"] == label, "images_per_s"])
     for number, (label, rate) in enumerate(summary.loc[limits, "images_per_s"].sort_values().items()):
@@ -115,6 +131,9 @@ def plot_rungs(data: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     ax.set_yticks(range(len(rungs)), rungs.index)
     ax.set(xscale="log", xlabel="images per second", ylim=(len(rungs) - 0.4, -0.6))
     ax.xaxis.set_major_formatter("{x:,.0f}")
+    best = rungs["images_per_s"].idxmax()
+    message = tell_ratio(best, summary.index[0], rungs.loc[best])
+    write_title(ax, f"{about}: {message}" if about else message)
     return ax
 
 
@@ -138,10 +157,9 @@ def drawn_from(figure: Path) -> str:
 def draw_figure(runs: pd.DataFrame) -> Figure:
     """Draw a ladder as a new figure, with its photos and machine in the title."""
     n_rungs = int((~is_limit(runs["variant"].drop_duplicates())).sum())
-    figure = Figure(figsize=_figure_size(n_rungs), layout="constrained")
-    ax = plot_rungs(runs, ax=figure.add_subplot())
+    figure = Figure(figsize=(WIDTH_IN, _height_in(n_rungs)), layout="constrained")
     photos = runs["photos"].iloc[0] if "photos" in runs else runs["experiment"].iloc[0]
-    ax.set_title(f"{photos}: {runs['env_id'].iloc[0]}", loc="left", pad=32, fontsize="medium")
+    plot_rungs(runs, ax=figure.add_subplot(), about=f"{photos}, {runs['env_id'].iloc[0]}")
     return figure
 
 
@@ -163,8 +181,8 @@ def _shuffled(n_photos: int) -> RandomSampler:
 
 
 def _draw_rung(ax: Axes, row: int, rung: pd.Series, rates: pd.Series) -> None:
-    ax.scatter(rates, [row] * len(rates), s=16, color="0.6", zorder=2)
-    ax.scatter(rung["images_per_s"], row, s=70, color="C0", zorder=3)
+    ax.scatter(rates, [row] * len(rates), s=16, color=RUNS, zorder=2)
+    ax.scatter(rung["images_per_s"], row, s=70, color=COLORS[0], zorder=3)
     ax.axhline(row, color="0.9", linewidth=1, zorder=0)
     ratio = "" if rung["verdict"] == "baseline" else f"  {rung['speedup']:.1f}x"
     ax.annotate(f"{rung['images_per_s']:,.0f}{ratio}", (1.01, row), xycoords=("axes fraction", "data"), va="center")
@@ -172,12 +190,12 @@ def _draw_rung(ax: Axes, row: int, rung: pd.Series, rates: pd.Series) -> None:
 
 def _draw_limit(ax: Axes, label: str, rate: float, higher: bool) -> None:
     """Draw a line with its label; every second label is higher, since limits may be close together."""
-    ax.axvline(rate, color="C3", linestyle="--", linewidth=1.2, zorder=1)
+    ax.axvline(rate, color=LIMIT, linestyle="--", linewidth=1.2, zorder=1)
     ax.annotate(
         f"{label} {rate:,.0f}", (rate, 1.0), (0, 13 if higher else 1), xycoords=("data", "axes fraction"),
-        textcoords="offset points", ha="center", va="bottom", color="C3", fontsize="small",
+        textcoords="offset points", ha="center", va="bottom", color=LIMIT, fontsize=SMALL_PT,
     )  # fmt: skip
 
 
-def _figure_size(n_rungs: int) -> tuple[float, float]:
-    return 8.5, 1.2 + 0.42 * n_rungs
+def _height_in(n_rungs: int) -> float:
+    return 1.5 + 0.4 * n_rungs

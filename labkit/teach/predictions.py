@@ -8,11 +8,10 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-import seaborn as sns
 from matplotlib.axes import Axes
 
 from labkit.core import png_base64, require_positive
-from labkit.measure import Prediction, guesses, outcomes, speedup_interval
+from labkit.measure import GUESS, SMALL_PT, Prediction, guesses, outcomes, speedup_interval, write_title
 
 _NEAR = 1.25  # a guess within this factor is a good one
 
@@ -136,10 +135,10 @@ def plot_guesses(data: pd.DataFrame, *, ax: Axes | None = None, **kwargs: Any) -
     """
     ax = ax or plt.subplots(figsize=(5, 5), layout="constrained")[1]
     ax.hlines(data["guess"], data["ci_low"], data["ci_high"], color="0.6", zorder=2)
-    style = {"marker": "v", "s": 70, "color": sns.color_palette("colorblind")[1], "edgecolor": "black", "zorder": 3}
+    style = {"marker": "v", "s": 70, "color": GUESS, "edgecolor": "black", "zorder": 3}
     ax.scatter(data["measured"], data["guess"], **{**style, **kwargs})
     for row in data.itertuples():
-        place: dict[str, Any] = {"xytext": (0, 7), "textcoords": "offset points", "ha": "center", "fontsize": "small"}
+        place: dict[str, Any] = {"xytext": (0, 7), "textcoords": "offset points", "ha": "center", "fontsize": SMALL_PT}
         ax.annotate(row.experiment.split()[0], (row.measured, row.guess), **place)
     both = data[["guess", "measured"]].to_numpy()
     ends = [both.min() / 1.5, both.max() * 1.5] if len(data) else [0.5, 2]
@@ -151,6 +150,8 @@ def plot_guesses(data: pd.DataFrame, *, ax: Axes | None = None, **kwargs: Any) -
         axis.set_major_formatter(lambda value, _: f"{value:g}")
         axis.set_minor_formatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in "25" else "")
     ax.set(xlabel="measured speed-up (x)", ylabel="guessed speed-up (x)")
+    inside = data["guess"].between(data["ci_low"], data["ci_high"]).sum()
+    write_title(ax, f"{inside} of {len(data)} guesses lie inside the interval of what was measured")
     return ax
 
 

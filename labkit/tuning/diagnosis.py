@@ -61,26 +61,27 @@ class Diagnosis:
     def _repr_html_(self) -> str:
         from html import escape
 
-        import matplotlib.pyplot as plt
+        from matplotlib.figure import Figure
 
         from labkit.core import png_base64
+        from labkit.measure import WIDTH_IN
 
-        figure, ax = plt.subplots(figsize=(7.5, 2.2), layout="constrained")
-        self.plot(ax=ax)
-        plt.close(figure)
+        figure = Figure(figsize=(WIDTH_IN, 2.6), layout="constrained")
+        self.plot(ax=figure.add_subplot())
         words = "".join(f"<p>{escape(sentence)}</p>" for sentence in self.sentences)
         return f'<img alt="{escape(self.sentences[0])}" src="data:image/png;base64,{png_base64(figure)}">{words}'
 
 
 def plot_costs(costs: Costs, title: str, ax: Any = None) -> Any:
     """Where the time of a batch goes, beside the step alone. Returns the Axes."""
-    from labkit.measure import plot_stalls
+    from labkit.measure import plot_stalls, write_title
 
     parts = {"compute": costs.step, **costs.lost_s}
     rows = [{"variant": "training", "stage": stage, "seconds": seconds} for stage, seconds in parts.items()]
     rows.append({"variant": "if data were free", "stage": "compute", "seconds": costs.step})
     ax = plot_stalls(pd.DataFrame(rows), ax=ax)
-    ax.set(xlabel="seconds per batch", title=title)
+    ax.set(xlabel="seconds per batch")
+    write_title(ax, title)
     return ax
 
 

@@ -63,7 +63,7 @@ def test_speedup_draws_ratios_interval_and_doubt_in_the_row_of_the_variant(frame
         [reach] = bar.lines[2][0].get_segments()
         drawn = [bar.lines[0].get_xdata()[0], *reach[:, 0]]
         assert drawn == pytest.approx(summary.loc[label, ["speedup", "ci_low", "ci_high"]].tolist())
-    assert [bar.lines[0].get_markerfacecolor() for bar in ax.containers] == [plots._ESTIMATE, "white"]
+    assert [bar.lines[0].get_markerfacecolor() for bar in ax.containers] == [plots.ESTIMATE, "white"]
     assert _rows_of_texts(ax) == {(f"{summary.speedup['a']:.2f}x", 0), (f"{summary.speedup['m']:.2f}x ?", 1)}
     assert {"1x", "ceiling 2.5x"} <= set(_texts(ax.texts))
     [above] = [text.get_window_extent() for text in ax.texts if text.get_text() == "ceiling 2.5x"]
@@ -72,6 +72,17 @@ def test_speedup_draws_ratios_interval_and_doubt_in_the_row_of_the_variant(frame
     assert [line.get_xdata()[0] for line in upright] == [1]
     assert ax.get_ylim() == (pytest.approx(1.6), -0.6)  # the first one is on top
     assert _texts(lk.plot_speedup(frame, baseline="m").get_yticklabels()) == ["z", "a"]
+
+
+def test_a_logarithmic_axis_has_room_for_the_estimates_and_refuses_other_scales(frame_of):
+    frame = frame_of({"z": [1.0, 1.01], "a": [230.0, 200.0], "m": [1.0, 9.0]}, "z")
+    ax = lk.plot_speedup(frame, xscale="log")
+    low, high = ax.get_xlim()
+    assert ax.get_xscale() == "log"
+    assert 0.05 < low < 1
+    assert 230 < high < 3000
+    with pytest.raises(ValueError, match="xscale"):
+        lk.plot_speedup(frame, xscale="symlog")
 
 
 def test_ratios_of_runs_that_were_not_interleaved(frame_of):

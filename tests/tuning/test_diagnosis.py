@@ -61,7 +61,7 @@ def test_what_it_draws(found):
     assert rows[0] == pytest.approx([3.0, *found.costs.lost_s.values()])
     assert rows[1] == pytest.approx([3.0, 0, 0, 0, 0, 0])
     assert [label.get_text() for label in ax.get_yticklabels()] == ["training", "if data were free"]
-    assert (ax.get_xlabel(), ax.get_title()) == ("seconds per batch", "ceiling: 3.33x")
+    assert (ax.get_xlabel(), ax.get_title("left")) == ("seconds per batch", "ceiling: 3.33x")
     assert ax.get_legend().get_texts()[0].get_text() == "compute"
 
 
@@ -74,4 +74,4 @@ def test_what_it_shows(found):
     assert head == f'<img alt="{WAITS}" '
     assert words == "".join(f"<p>{each}</p>" for each in found.sentences).replace("<2>", "&lt;2&gt;")
     image = Image.open(io.BytesIO(base64.b64decode(picture)))
-    assert (image.format, image.size) == ("PNG", (825, 242))
+    assert (image.format, image.size) == ("PNG", (770, 286))

@@ -1,19 +1,22 @@
 """One picture of the ledger: claimed ratios beside measured ones, and beside those that are not judged."""
 
 from math import isfinite
+from textwrap import fill
 from typing import Any
 
-import matplotlib.pyplot as plt
 import pandas as pd
-import seaborn as sns
 from matplotlib.axes import Axes
+from matplotlib.ticker import LogLocator, NullFormatter
 
+from labkit.measure import COLORS, SMALL_PT, make_axes, put_legend_below, write_title
 from labkit.teach.claims.verdicts import (
     BESIDE,
     FAILS,
     HOLDS,
     LARGER,
     MEASURED,
+    MISSING,
+    NEEDS_GPU,
     NOT_JUDGED,
     OPEN,
     SIMULATED,
@@ -22,9 +25,9 @@ from labkit.teach.claims.verdicts import (
     format_ratio,
 )  # fmt: skip
 
-_COLORS = sns.color_palette("colorblind")
-_CLAIMED = _COLORS[1]
-_KINDS = {MEASURED: (_COLORS[0], ""), SIMULATED: (_COLORS[4], "D"), UNEQUAL: (_COLORS[3], "P"), BESIDE: ("0.45", "d")}
+_LABEL_WIDTH = 36  # characters in a line
+_CLAIMED = COLORS[1]
+_KINDS = {MEASURED: (COLORS[0], ""), SIMULATED: (COLORS[4], "D"), UNEQUAL: (COLORS[3], "P"), BESIDE: ("0.45", "d")}
 _OUTCOMES = {HOLDS: "o", LARGER: ">", SMALLER: "<", FAILS: "X", OPEN: "s"}
 
 
@@ -40,7 +43,7 @@ def plot_claims(data: pd.DataFrame, *, ax: Axes | None = None, **kwargs: Any) ->
         **kwargs: Passed to `Axes.errorbar` for the ratios.
     """
     tests = pd.DataFrame(data.attrs["tests"])
-    ax = ax or plt.subplots(figsize=(10, 1.5 + 0.27 * len(tests)), layout="constrained")[1]
+    ax = ax or make_axes(2.4 + 0.32 * len(tests))
     for row, test in enumerate(tests.to_dict("records")):
         _draw_test(ax, row, test, **kwargs)
     first = ~tests["id"].duplicated()
@@ -48,14 +51,26 @@ def plot_claims(data: pd.DataFrame, *, ax: Axes | None = None, **kwargs: Any) ->
         f"{name}   {setting}" if new else setting
         for name, setting, new in zip(tests["id"], tests["setting"], first, strict=True)
     ]
-    ax.set_yticks(range(len(tests)), labels, fontsize="small")
+    ax.set_yticks(range(len(tests)), [fill(label, _LABEL_WIDTH) for label in labels], fontsize=SMALL_PT)
     for row in tests.index[first][1:]:
         ax.axhline(row - 0.5, color="0.9", linewidth=0.8, zorder=0)
     ax.axvline(1, color="0.3", linewidth=1.2, zorder=1)
     ax.set(xscale="log", xlabel="ratio (x); 1 is no difference", ylim=(len(tests) - 0.4, -0.6), xlim=_limits(tests))
+    low, high = ax.get_xlim()
+    ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,)))
     ax.xaxis.set_major_formatter("{x:g}")
+    ax.xaxis.set_minor_formatter(NullFormatter())
     _add_legend(ax)
+    write_title(ax, _tell_outcomes(tests))
     return ax
+
+
+def _tell_outcomes(tests: pd.DataFrame) -> str:
+    """How many measured tests ended in which way."""
+    measured = tests[(tests["kind"] == MEASURED) & (tests["outcome"] != NOT_JUDGED)]
+    counts = measured["outcome"].value_counts()
+    parts = [f"{outcome} {counts[outcome]}" for outcome in (*_OUTCOMES, NEEDS_GPU, MISSING) if outcome in counts]
+    return f"{len(measured)} tests: {', '.join(parts)}" if parts else "no test was measured"
 
 
 def _limits(tests: pd.DataFrame) -> tuple[float, float]:
@@ -78,7 +93,7 @@ def _draw_test(ax: Axes, row: int, test: dict[str, Any], **kwargs: Any) -> None:
         }  # fmt: skip
         ax.errorbar(test["measured"], row, xerr=error if isfinite(test["ci_low"]) else None, **{**style, **kwargs})
         _draw_claim(ax, row, test)
-    ax.annotate(f"{ratio}{said}", (1.01, row), xycoords=("axes fraction", "data"), va="center", fontsize="small")
+    ax.annotate(f"{ratio}{said}", (1.01, row), xycoords=("axes fraction", "data"), va="center", fontsize=SMALL_PT)
 
 
 def _draw_claim(ax: Axes, row: int, test: dict[str, Any]) -> None:
@@ -96,4 +111,4 @@ def _add_legend(ax: Axes) -> None:
         ax.plot([], [], marker, color=color, markerfacecolor="white", label=f"{kind}: {NOT_JUDGED}")
     ax.plot([], [], "|", color=_CLAIMED, markersize=12, markeredgewidth=3, label="claimed")
     ax.plot([], [], color=_CLAIMED, linewidth=6, alpha=0.3, label="agrees with it")
-    ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, frameon=False, fontsize="small")
+    put_legend_below(ax, columns=2)

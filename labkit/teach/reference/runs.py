@@ -40,8 +40,7 @@ def show_reference(*experiments: str, folder: Path = FOLDER) -> None:
     for experiment in experiments:
         found = reference_runs(experiment, folder)
         for machine, runs in found.items():
-            title = f"{experiment}: reference run on {machine}"
-            plot_speedup(runs).set_title(title, loc="left", fontsize="medium", pad=18)
+            plot_speedup(runs, about=f"{experiment}: reference run on {machine}")
         missing += [] if found else [f"'{experiment}'"]
     if missing:
         print(

@@ -146,11 +146,12 @@ def last_spans(spans: pd.DataFrame, n_batches: int = 12) -> pd.DataFrame:
 
 
 def _picture(draw: Any, words: str) -> str:
-    import matplotlib.pyplot as plt
+    from matplotlib.figure import Figure
 
-    figure, ax = plt.subplots(figsize=(7.5, 2.4), layout="constrained")
-    draw(ax)
-    plt.close(figure)
+    from labkit.measure import WIDTH_IN
+
+    figure = Figure(figsize=(WIDTH_IN, 2.6), layout="constrained")
+    draw(figure.add_subplot())
     return f'<img alt="{escape(words)}" src="data:image/png;base64,{png_base64(figure)}">'
 
 

@@ -22,5 +22,6 @@ def test_bars_are_the_ceilings_the_scarcest_first(far):
 def test_it_says_what_the_gpus_ask_for_and_that_it_is_predicted(far):
     ax = plot_plan(far, ax=Figure().add_subplot())
     assert ax.get_title("right") == "predicted"
-    assert ax.get_title("left") == far.title
+    title = " ".join(ax.get_title("left").split())
+    assert title == f"{far.title}: {far.bottleneck} allow 658 of 57,200 images/s"
     assert ax.get_legend().get_texts()[0].get_text() == "the GPUs ask for 57,200"

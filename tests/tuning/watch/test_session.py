@@ -179,7 +179,7 @@ def test_at_least_goes_with_the_lower_end_of_the_interval(interval, is_bound, wo
         cpu_share=None, gpu_utilization=None,
     )  # fmt: skip
     assert found.sentences[1] == f"Were data free, it would be {words}."
-    assert found.plot().get_title() == f"ceiling: {title}"
+    assert found.plot().get_title("left") == f"ceiling: {title}"
 
 
 @pytest.mark.exhaustive
