@@ -190,6 +190,8 @@ def storages(request, place, monkeypatch):
         yield
         return
     pytest.importorskip("moto.server", reason='moto is not installed: python -m pip install -e ".[test]"')
+    s3fs = pytest.importorskip("s3fs")
+    s3fs.S3FileSystem.clear_instance_cache()  # clients of earlier tests, whose server has gone
     with tarfile.open("photos.tar", "w") as tar:
         tar.add("photos", ".")
     made = lk.make_depth(place / "depth", 1, tar=True, progress=False)

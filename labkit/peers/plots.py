@@ -43,10 +43,12 @@ def plot_peers(frame: pd.DataFrame, *, ax: Axes | None = None, about: str = "", 
 
     Taught in: notebooks/13_peers.ipynb
     """
-    return draw_table(peer_table(frame), frame, ax=ax, **kwargs)
+    return draw_table(peer_table(frame), frame, ax=ax, about=about, **kwargs)
 
 
-def draw_table(table: pd.DataFrame, frame: pd.DataFrame, *, ax: Axes | None = None, **kwargs: Any) -> Axes:
+def draw_table(
+    table: pd.DataFrame, frame: pd.DataFrame, *, ax: Axes | None = None, about: str = "", **kwargs: Any
+) -> Axes:
     """`plot_peers` for whoever has the table of `peer_table` already, which takes its time."""
     loaders, limits = table[table["kind"] != "limit"], table[table["kind"] == "limit"]
     groups = group_by_class(loaders)
