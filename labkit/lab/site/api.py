@@ -1,6 +1,7 @@
 """The API reference: an entry for each public name of `labkit/__init__.pyi`, on a page for each room."""
 
 import ast
+import gc
 import inspect
 import re
 import sys
@@ -9,6 +10,7 @@ from contextlib import contextmanager
 from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import labkit
@@ -56,7 +58,7 @@ def write_reference(folder: Path) -> None:
 
 @contextmanager
 def documented_as_lk() -> Iterator[None]:
-    """labkit as a module `lk`, so that autodoc calls its names what readers call them."""
+    """labkit as a module `lk`, so that autodoc calls its names what readers call them. It leaves no trace."""
     before = sys.modules.get(ALIAS)
     sys.modules[ALIAS] = labkit
     try:
@@ -65,6 +67,14 @@ def documented_as_lk() -> Iterator[None]:
         del sys.modules[ALIAS]
         if before is not None:
             sys.modules[ALIAS] = before
+        _forget_signatures()
+
+
+def _forget_signatures() -> None:
+    """Take back what autodoc writes into functions, to show a default as it stands in the source."""
+    for each in gc.get_objects():
+        if isinstance(each, FunctionType) and str(each.__module__).startswith("labkit."):
+            vars(each).pop("__signature__", None)
 
 
 def rewrite_docstring(

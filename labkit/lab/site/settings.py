@@ -48,7 +48,7 @@ def make_settings(files: Path, repository: str | None) -> dict[str, Any]:
         "nb_execution_mode": "off", "nb_merge_streams": True,
         "myst_enable_extensions": ["deflist"], "myst_heading_anchors": 4,
         "autodoc_member_order": "bysource", "autodoc_typehints_format": "short",
-        "python_use_unqualified_type_names": True,
+        "autodoc_preserve_defaults": True, "python_use_unqualified_type_names": True,
         "napoleon_numpy_docstring": False, "napoleon_custom_sections": [("Items", "params_style")],
         "toc_object_entries_show_parents": "hide",
     }  # fmt: skip

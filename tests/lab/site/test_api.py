@@ -1,5 +1,6 @@
 """The API reference: its list of names, and docstrings as reStructuredText."""
 
+import inspect
 import sys
 
 import pytest
@@ -42,3 +43,11 @@ def test_lk_is_a_module_only_meanwhile():
 
         assert alias is lk
     assert "lk" not in sys.modules
+
+
+def test_autodoc_leaves_no_trace_in_functions():
+    before = inspect.signature(lk.plan)
+    with api.documented_as_lk():
+        lk.plan.__signature__ = inspect.Signature()
+    assert inspect.signature(lk.plan) == before
+    assert api.ALIAS not in sys.modules
