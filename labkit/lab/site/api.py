@@ -1,7 +1,6 @@
 """The API reference: an entry for each public name of `labkit/__init__.pyi`, on a page for each room."""
 
 import ast
-import gc
 import inspect
 import re
 import sys
@@ -72,9 +71,13 @@ def documented_as_lk() -> Iterator[None]:
 
 def _forget_signatures() -> None:
     """Take back what autodoc writes into functions, to show a default as it stands in the source."""
-    for each in gc.get_objects():
-        if isinstance(each, FunctionType) and str(each.__module__).startswith("labkit."):
-            vars(each).pop("__signature__", None)
+    modules = [module for name, module in sys.modules.items() if name.partition(".")[0] == labkit.__name__]
+    found = [each for module in modules for each in vars(module).values()]
+    members = [member for each in found if isinstance(each, type) for member in vars(each).values()]
+    for each in (*found, *members):
+        function = getattr(each, "__func__", each)  # of a class method or a static one
+        if isinstance(function, FunctionType):
+            vars(function).pop("__signature__", None)
 
 
 def rewrite_docstring(
