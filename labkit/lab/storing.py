@@ -25,11 +25,12 @@ from labkit.core import (
     env_id,
     installed_versions,
     name_run,
+    png_base64,
     write_all_atomic,
 )
 from labkit.lab.notebooks import Executed, outputs_of
 from labkit.measure import MEASURE_VERSION, disturbances, load_frame, measured_runs, save_frame
-from labkit.teach import ladder, start
+from labkit.teach import ladder, start, start_picture
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode
@@ -129,6 +130,8 @@ def store_all(runs: Iterable[Executed], about: dict[str, Any], frames: Path) -> 
         about = {**about, "commit": f"{about['commit'].removesuffix('-dirty')}-dirty"}
     files = {}
     for run in runs:
+        if run.notebook.name == start.NOTEBOOK:
+            _show_tree(run.node, frames)
         files[run.notebook.path] = _stored_bytes(run, about)
         if run.notebook.name == ladder.NOTEBOOK:  # the README's figure shows what it measured
             files |= _ladder_files(frames / ladder.FRAME, run.notebook.path.parent)
@@ -173,6 +176,16 @@ def _start_files(frames: Path, folder: Path) -> dict[Path, bytes]:
         return {}
     with ScratchFolder(gettempdir()) as scratch:
         return {folder / start.FRAME: save_frame(runs, scratch / start.FRAME).read_bytes()}
+
+
+def _show_tree(node: "NotebookNode", frames: Path) -> None:
+    """The decision tree was drawn before anything had run: draw it anew, with the gains of the whole run."""
+    tree = start.start_from(load_frame(path) for path in sorted(frames.glob("*.csv")))
+    picture = {"image/png": png_base64(tree.figure(), dpi=start_picture.DPI), "text/plain": "<decision tree>"}
+    text = {"text/markdown": tree.to_markdown(), "text/plain": str(tree)}
+    for cell in node.cells:
+        if cell.cell_type == "code" and cell.source.endswith("\nlk.where_to_start()"):
+            cell.outputs = [new_output("display_data", data=data) for data in (picture, text)]
 
 
 def _reduce_colors(png: str) -> str:

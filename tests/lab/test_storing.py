@@ -6,6 +6,7 @@ import re
 import subprocess
 from base64 import b64decode, b64encode
 
+import nbformat
 import numpy as np
 import pandas as pd
 import pytest
@@ -207,6 +208,19 @@ def test_the_runs_behind_the_decision_tree_are_stored_beside_its_notebook(clone,
     stored = lk.load_frame(clone / start.FRAME)
     assert set(stored["experiment"]) == {"02 decoders, imagenet"}
     assert set(stored["variant"]) == {"pil", "turbojpeg"}
+
+
+def test_the_decision_tree_is_stored_with_the_gains_of_the_whole_run(clone, runs_of, tmp_path):
+    decoders = runs_of("02 decoders, imagenet", turbojpeg=3, cv2=2).replace({"base": "pil"})
+    lk.save_frame(decoders, tmp_path / "frames" / "02.csv")
+    run = _executed(clone, start.NOTEBOOK)
+    run.node.cells.append(new_code_cell("import labkit as lk\n\nlk.where_to_start()"))
+    storing.store_all([run], storing.describe_run(""), tmp_path / "frames")
+    stored = nbformat.read(clone / f"{start.NOTEBOOK}.ipynb", as_version=4)
+    picture, text = stored.cells[-1].outputs
+    assert "3.00x" in text["data"]["text/markdown"]
+    with Image.open(io.BytesIO(b64decode(picture["data"]["image/png"]))) as image:
+        assert image.width > 600
 
 
 @pytest.mark.parametrize("reason", ["no ladder was recorded", "a file cannot be written"])
