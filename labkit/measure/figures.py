@@ -62,7 +62,7 @@ def write_title(target: Axes | Figure, text: str) -> Text:
     in_column = len({round(ax.get_position().x0, 2) for ax in figure.axes}) == 1
     width = all_in * (1 if in_column else target.get_position().width)
     taken = len(target.get_title("right"))
-    lines = wrap(words, characters_per_line(width, _TITLE_PT) - (taken and taken + 2))
+    lines = wrap(words, characters_per_line(width, _TITLE_PT) - (taken and taken + 2), break_on_hyphens=False)
     title = target.set_title("\n".join(lines), loc="left", fontsize=_TITLE_PT, pad=6 + _height_above(target))
     if in_column:
         title.set_transform(blended_transform_factory(figure.transSubfigure, title.get_transform()))

@@ -115,7 +115,7 @@ def plot_rungs(data: pd.DataFrame, *, ax: Axes | None = None, about: str = "") -
     Args:
         data: Runs from `compare`. Labels that end in "limit" are drawn as lines.
         ax: Axes to draw on; default: a new figure.
-        about: What was measured; the title begins with it.
+        about: What was measured; the title ends with it.
 
     Taught in: notebooks/11b_raw_pixels.ipynb
     """
@@ -133,7 +133,7 @@ def plot_rungs(data: pd.DataFrame, *, ax: Axes | None = None, about: str = "") -
     ax.xaxis.set_major_formatter("{x:,.0f}")
     best = rungs["images_per_s"].idxmax()
     message = tell_ratio(best, summary.index[0], rungs.loc[best])
-    write_title(ax, f"{about}: {message}" if about else message)
+    write_title(ax, f"{message} ({about})" if about else message)
     return ax
 
 

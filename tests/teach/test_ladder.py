@@ -100,7 +100,7 @@ def test_a_stored_figure_says_which_frame_it_shows(runs, tmp_path):
     Image.new("RGB", (8, 8)).save(figure)
     assert ladder.drawn_from(figure) == ""
     title = " ".join(ladder.draw_figure(runs).axes[0].get_title("left").split())
-    assert title.startswith(f"small photos, {lk.env_id()}: ")
+    assert title.endswith(f" (small photos, {lk.env_id()})")
 
 
 @pytest.mark.slow
