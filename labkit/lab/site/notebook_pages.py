@@ -35,6 +35,9 @@ def write_notebook(notebook: Notebook, folder: Path, addresses: Addresses) -> No
             heading = (_HEADING.findall(cell.source) or [heading])[-1]
             cell.source = _DIAGRAM.sub(_DRAWN_THERE, addresses.localized(cell.source, "notebooks"))
         cells.append(cell)
+        for output in cell.get("outputs", []):
+            if text := output.get("data", {}).get("text/markdown"):
+                output.data["text/markdown"] = addresses.localized(text, "notebooks")
         if pictures := [output for output in cell.get("outputs", []) if "image/png" in output.get("data", {})]:
             cell.metadata["mystnb"] = {"image": {"alt": alternative_text(cell.source, heading)}}
             if any(map(_is_widget, pictures)):

@@ -45,7 +45,7 @@ def make_settings(files: Path, repository: str | None) -> dict[str, Any]:
         "html_static_path": [str(STATIC)], "html_css_files": ["site.css"], "html_js_files": ["site.js"],
         "html_extra_path": [str(files)], "html_copy_source": False, "html_show_sourcelink": False,
         "html_context": {"default_mode": "auto"}, "html_sidebars": _SIDEBARS,
-        "nb_execution_mode": "off", "nb_merge_streams": True,
+        "nb_execution_mode": "off", "nb_merge_streams": True, "nb_render_markdown_format": "myst",
         "myst_enable_extensions": ["deflist"], "myst_heading_anchors": 4,
         "autodoc_member_order": "bysource", "autodoc_typehints_format": "short",
         "autodoc_preserve_defaults": True, "python_use_unqualified_type_names": True,

@@ -57,6 +57,12 @@ def test_links_to_notebooks_without_a_page_become_words(written):
     )
 
 
+def test_links_in_an_output_are_changed_like_those_in_a_text(written):
+    text = {"text/markdown": "[there](99_none.ipynb)"}
+    [*_, cell] = written(new_markdown_cell("# A"), new_code_cell("1", outputs=[new_output("display_data", text)]))
+    assert cell.outputs[0].data["text/markdown"] == "there"
+
+
 def test_a_diagram_is_shown_as_text_and_says_who_draws_it(written):
     assert written(new_markdown_cell("```mermaid\ngraph TD\n```"))[-1].source == (
         "JupyterLab draws this diagram:\n\n```text\ngraph TD\n```"
