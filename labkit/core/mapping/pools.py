@@ -100,13 +100,17 @@ def process_pool(function: Callable, num_processes: int) -> Iterator[Pool]:
     def submit(items: list) -> Future:
         try:
             return executor.submit(_run_in_worker, pack_items(items))
-        except BrokenExecutor as error:
+        except (BrokenExecutor, OSError) as error:  # OSError: the executor closes its pipes while it is breaking
             broken: Future = Future()
             broken.set_exception(error)
             return broken
 
     with worker_end, lifeline:
         try:
+            # All start before the first item runs: the executor starts one at a time as items come, and a process that
+            # it starts while it ends the others of a broken pool is waited for in vain.
+            for _ in range(num_processes):
+                submit([])
             yield Pool(submit, unpack_result)
         except BaseException:
             lifeline.close()

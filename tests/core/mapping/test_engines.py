@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import Future
+from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ import pytest
 from labkit.core.atomic import write_atomic
 from labkit.core.mapping import engines as engine_module
 from labkit.core.mapping.engines import ItemErrors, map_items
-from labkit.core.mapping.pools import Pool
+from labkit.core.mapping.pools import Pool, process_pool
 from labkit.data.samples.photos import make_photos, photo_bytes, photo_key
 from tests.loading import eventually
 
@@ -174,6 +174,28 @@ def test_an_item_that_kills_its_workers_is_named():
     assert list(error.failures) == ["3", "60"]
     assert all("died twice" in text for text in error.failures.values())
     assert error.results == [None if item in (3, 60) else item for item in range(100)]
+
+
+def test_nothing_is_lost_if_a_pool_breaks_while_it_takes_items(monkeypatch):
+    taken, submit = [], ProcessPoolExecutor.submit
+
+    def submit_to_a_breaking_pool(executor, *args):
+        taken.append(args)
+        if len(taken) == 6:  # two that start the workers, one that checks them, and two chunks
+            raise OSError("handle is closed")
+        return submit(executor, *args)
+
+    monkeypatch.setattr(ProcessPoolExecutor, "submit", submit_to_a_breaking_pool)
+    assert quiet_map(str, range(100), **PROCESSES) == [str(item) for item in range(100)]
+    assert len(taken) > 6
+
+
+def test_all_workers_start_before_the_first_item():
+    before = set(psutil.Process().children())
+    with process_pool(str, 3) as pool:
+        pool.result(pool.submit([]))
+        workers = [child for child in set(psutil.Process().children()) - before if "spawn_main" in str(child.cmdline())]
+    assert len(workers) == 3
 
 
 def test_what_no_worker_can_load_fails_once():
