@@ -28,6 +28,7 @@ from labkit.core import (
     png_base64,
     write_all_atomic,
 )
+from labkit.lab.agreement import STORED, tabulate
 from labkit.lab.notebooks import Executed, outputs_of
 from labkit.measure import MEASURE_VERSION, disturbances, load_frame, measured_runs, save_frame
 from labkit.teach import ladder, start, start_picture
@@ -115,8 +116,8 @@ def refusal(run: Executed) -> str:
 
 
 def store_all(runs: Iterable[Executed], about: dict[str, Any], frames: Path) -> None:
-    """Write notebooks back in place, with the ladder's frame and figure beside theirs, and the runs behind the decision
-    tree: all files, or none.
+    """Write notebooks back in place, with the ladder's frame and figure beside theirs, the runs behind the decision
+    tree, and all comparisons: all files, or none.
 
     Args:
         runs: All notebooks of a run, without errors.
@@ -137,6 +138,7 @@ def store_all(runs: Iterable[Executed], about: dict[str, Any], frames: Path) -> 
             files |= _ladder_files(frames / ladder.FRAME, run.notebook.path.parent)
         if run.notebook.name == start.NOTEBOOK:
             files |= _start_files(frames, run.notebook.path.parent)
+            files |= _comparison_files(frames, run.notebook.path.parent)
     write_all_atomic(files)
 
 
@@ -176,6 +178,12 @@ def _start_files(frames: Path, folder: Path) -> dict[Path, bytes]:
         return {}
     with ScratchFolder(gettempdir()) as scratch:
         return {folder / start.FRAME: save_frame(runs, scratch / start.FRAME).read_bytes()}
+
+
+def _comparison_files(frames: Path, folder: Path) -> dict[Path, bytes]:
+    """The tour's comparisons, for readers who ask whether their own tour agrees."""
+    table = tabulate([load_frame(path) for path in sorted(frames.glob("*.csv"))])
+    return {} if table.empty else {folder / STORED.name: table.to_csv(index=False, float_format="%.5g").encode()}
 
 
 def _show_tree(node: "NotebookNode", frames: Path) -> None:

@@ -11,11 +11,13 @@ import numpy as np
 import pandas as pd
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook, new_output
+from pandas.testing import assert_frame_equal
 from PIL import Image
 
 import labkit as lk
 from labkit.core import encode_image, environment
 from labkit.lab import storing
+from labkit.lab.agreement import STORED, agreement, read_comparisons
 from labkit.lab.notebooks import Executed, Notebook, find_notebooks
 from labkit.measure import MEASURE_VERSION, plot_stalls
 from labkit.teach import ladder, start
@@ -208,6 +210,15 @@ def test_the_runs_behind_the_decision_tree_are_stored_beside_its_notebook(clone,
     stored = lk.load_frame(clone / start.FRAME)
     assert set(stored["experiment"]) == {"02 decoders, imagenet"}
     assert set(stored["variant"]) == {"pil", "turbojpeg"}
+
+
+def test_the_comparisons_are_stored_beside_the_first_notebook(clone, frame_of, tmp_path):
+    runs = frame_of({"a": [100, 101, 99], "b": [200, 203, 198]}, "a", experiment="01 one")
+    lk.save_frame(runs, tmp_path / "results" / "frames" / "01.csv")
+    storing.store_all([_executed(clone, start.NOTEBOOK)], storing.describe_run(""), tmp_path / "results" / "frames")
+    stored, own = (read_comparisons(path) for path in (clone / STORED.name, tmp_path / "results"))
+    assert agreement(stored, own)["overlap"].tolist() == [True]
+    assert_frame_equal(stored, own, rtol=1e-4, check_dtype=False)
 
 
 def test_the_decision_tree_is_stored_with_the_gains_of_the_whole_run(clone, runs_of, tmp_path):

@@ -1,0 +1,100 @@
+"""Do two tours agree? Their comparisons side by side: of two days, of two machines, or yours and the stored one.
+
+An interval covers the rounds of one session. It does not know that another day's machine may run Python code twice as
+fast and JPEG decoders as before: only a second tour shows that.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from labkit.core import NOTEBOOK_FOLDER
+from labkit.lab.precision import comparisons
+from labkit.measure import format_ratio, load_frame
+
+STORED = NOTEBOOK_FOLDER / "tour.csv"  # the comparisons of the stored tour
+
+_KEYS = ["scale", "experiment", "variant"]
+_VALUES = ["speedup", "ci_low", "ci_high", "images_per_s", "baseline_images_per_s"]
+
+
+def read_comparisons(results: Path) -> pd.DataFrame:
+    """All comparisons of a tour that have an interval, with the columns of `tabulate`.
+
+    Args:
+        results: Folder that holds `frames`, as `results/<env_id>`, or a CSV of a stored tour.
+
+    Raises:
+        FileNotFoundError: there is neither, or no frame has a comparison.
+    """
+    if results.is_file():
+        return pd.read_csv(results, dtype=dict.fromkeys(_KEYS, str))
+    paths = sorted((results / "frames").glob("*.csv"))
+    table = tabulate([load_frame(path) for path in paths])
+    if table.empty:
+        raise FileNotFoundError(
+            f"{results} holds no tour: give the folder that holds index.html and frames, as results/<env_id>, "
+            "after `python -m labkit tour`"
+        )
+    return table
+
+
+def tabulate(frames: list[pd.DataFrame]) -> pd.DataFrame:
+    """One row per comparison: `scale`, `experiment`, `variant`, `speedup`, `ci_low`, `ci_high`, both rates in images/s.
+
+    Args:
+        frames: Of one experiment each, as `compare` returns them.
+    """
+    tables = [_with_rates(runs) for runs in frames]
+    return pd.concat(tables, ignore_index=True)[_KEYS + _VALUES] if tables else pd.DataFrame(columns=_KEYS + _VALUES)
+
+
+def _with_rates(runs: pd.DataFrame) -> pd.DataFrame:
+    found = comparisons(runs)
+    base = runs[(runs["variant"] == runs["baseline"].iloc[0]) & ~runs["is_warmup"]]
+    found = found.rename_axis("variant").reset_index().assign(scale=str(runs["scale"].iloc[0]))
+    return found.assign(baseline_images_per_s=base["images_per_s"].median())
+
+
+def agreement(earlier: pd.DataFrame, later: pd.DataFrame) -> pd.DataFrame:
+    """The comparisons that both tours made at the same scale, those that differ most first.
+
+    Args:
+        earlier, later: From `read_comparisons`.
+
+    Returns:
+        Both tours' columns with `_earlier` and `_later` behind them, and: `overlap` (whether the 95 % intervals do),
+        `baseline_change` and `variant_change` (later rate over earlier).
+    """
+    both = earlier.drop_duplicates(_KEYS).merge(later.drop_duplicates(_KEYS), on=_KEYS, suffixes=("_earlier", "_later"))
+    gap = np.maximum(both["ci_low_later"] / both["ci_high_earlier"], both["ci_low_earlier"] / both["ci_high_later"])
+    changes = {
+        f"{name}_change": both[f"{column}_later"] / both[f"{column}_earlier"]
+        for name, column in (("baseline", "baseline_images_per_s"), ("variant", "images_per_s"))
+    }
+    return both.assign(overlap=gap <= 1, gap=gap, **changes).sort_values("gap", ascending=False, ignore_index=True)
+
+
+def describe_agreement(table: pd.DataFrame) -> list[str]:
+    """Lines that say how many intervals overlap, and which do not, with what changed: the baseline or the variant."""
+    if table.empty:
+        return ["The two tours have no comparison in common: their scales or experiments differ."]
+    n_overlapping = int(table["overlap"].sum())
+    changes = pd.concat([table["baseline_change"], table["variant_change"]])
+    lines = [
+        f"{n_overlapping} of {len(table)} intervals overlap ({n_overlapping / len(table):.1%}).",
+        f"Rates changed {format_ratio(changes.median())} in the median, {format_ratio(changes.quantile(0.05))} to "
+        f"{format_ratio(changes.quantile(0.95))} in nine of ten.",
+    ]
+    return lines + [_describe_row(row) for _, row in table[~table["overlap"]].iterrows()]
+
+
+def _describe_row(row: pd.Series) -> str:
+    before, after = (
+        f"{format_ratio(row[f'speedup_{when}'])} [{format_ratio(row[f'ci_low_{when}'])}, "
+        f"{format_ratio(row[f'ci_high_{when}'])}]"
+        for when in ("earlier", "later")
+    )
+    changes = f"its rate {format_ratio(row['variant_change'])}, its baseline's {format_ratio(row['baseline_change'])}"
+    return f"{row['experiment']}, {row['variant']}: {before}, later {after} ({changes})"
