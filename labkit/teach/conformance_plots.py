@@ -44,7 +44,7 @@ def _tell_agreement(table: pd.DataFrame) -> str:
     n_files = table["file"].nunique()
     best, worst = ([name for name in same.index if same[name] == limit] for limit in (same.max(), same.min()))
     told = f"{' and '.join(best)}: the right pixels of {same.max()} of {n_files} files"
-    return told if best == worst else f"{told}; {' and '.join(worst)}: of {same.min()}"
+    return told if best == worst else f"{told}; {' and '.join(worst)}: those of {same.min()}"
 
 
 def plot_conformance(table: pd.DataFrame, *, ax: Axes | None = None) -> Axes:

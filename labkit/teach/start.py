@@ -194,10 +194,10 @@ def _first(values: pd.Series, default: Any) -> Any:
 def _judgement(table: pd.DataFrame) -> str:
     """In which place an order of steps first helps a training that waits for one part, and what it leaves out."""
     places = table["place"].dropna().sort_values()
-    helps = "; for ".join(f"{part}, number {place}" for part, place in places.items())
+    helps = "; ".join(f"step {place} if it waits for {part}" for part, place in places.items())
     missing = ", ".join(part for part, place in table["place"].items() if pd.isna(place))
     left_out = f" No step is for a training which waits for {missing}." if missing else ""
-    first = f"The first step that helps a training which waits for {helps}."
+    first = f"The first step that helps a training: {helps}."
     return f"{first}{left_out} The tree asks first, and starts there."
 
 

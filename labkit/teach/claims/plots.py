@@ -43,7 +43,7 @@ def plot_claims(data: pd.DataFrame, *, ax: Axes | None = None, **kwargs: Any) ->
         **kwargs: Passed to `Axes.errorbar` for the ratios.
     """
     tests = pd.DataFrame(data.attrs["tests"])
-    ax = ax or make_axes(2.4 + 0.32 * len(tests))
+    ax = ax or make_axes(2.4 + 0.36 * len(tests))
     for row, test in enumerate(tests.to_dict("records")):
         _draw_test(ax, row, test, **kwargs)
     first = ~tests["id"].duplicated()
