@@ -41,6 +41,7 @@ MAX_TRIES = 3  # of a notebook that was disturbed
 # As Python prints it: the cell's place, the warning, and the line of code.
 _MAX_MEAN_DIFFERENCE = 0.5  # of 255, in any channel
 _MIN_AREA = 16  # squares of 2 x 2 equal pixels: letters and edges have few of a color
+_CODES = np.array([1 << 16, 1 << 8, 1], np.uint32)
 _INSTABILITY = re.compile(r"^\S.*: InstabilityWarning: (.+)\n(?:  .*\n?)?", re.MULTILINE)
 
 
@@ -202,8 +203,9 @@ def _reduce_colors(png: str) -> str:
     Colors of areas are kept as they are, also of small ones, as in a legend: two kinds must not look the same.
     """
     plot = Image.open(io.BytesIO(base64.b64decode(png))).convert("RGB")
-    colors, numbers = np.unique(np.asarray(plot).reshape(-1, 3), axis=0, return_inverse=True)
-    numbers = numbers.reshape(plot.height, plot.width)
+    # As one number a color: NumPy sorts those ten times as fast as rows.
+    codes, numbers = np.unique(np.asarray(plot).astype(np.uint32) @ _CODES, return_inverse=True)
+    colors = (codes[:, None] // _CODES % 256).astype(np.uint8)
     for n_colors in (64, 256):
         palette = _choose_palette(colors, numbers, n_colors)
         nearest = cKDTree(palette).query(colors)[1]  # Pillow's own search takes a color near the nearest one
