@@ -17,6 +17,7 @@ from torchvision.transforms.v2 import functional as F
 import labkit as lk
 from labkit.data import partial_jpeg as regions
 from labkit.pipeline.batch_loader.crops import flips, middle_crops, random_crops, uniforms
+from labkit.pipeline.batch_loader.fillers import EncodedFiller
 from labkit.pipeline.batch_loader.loader import BatchLoader
 from labkit.teach.conformance import oracle_files
 from tests.children import in_children
@@ -364,6 +365,15 @@ class TestThreads:
         [again] = in_children("fork", lambda: np.concatenate([images.numpy() for images, _ in loader]), ())
         assert not torch.equal(first, second)
         assert (again == second.numpy()).all()
+
+    @pytest.mark.parametrize(("options", "n_tasks"), [({}, 2), ({"reads_in_flight": 2}, 8)])
+    def test_a_batch_is_as_few_tasks_as_keep_them_busy(self, photos, monkeypatch, options, n_tasks):
+        """Local files: one task per thread. What comes from afar is decoded while the rest of the batch is read."""
+        filled = []
+        fill = EncodedFiller.fill
+        monkeypatch.setattr(EncodedFiller, "fill", lambda self, *part: filled.append(len(part[1])) or fill(self, *part))
+        list(BatchLoader(photos, batch_size=16, num_threads=2, drop_last=True, **options))
+        assert filled == [16 // n_tasks] * n_tasks
 
     def test_a_loop_that_is_left_leaves_its_work(self, photos):
         read = []
