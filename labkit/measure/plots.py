@@ -38,7 +38,7 @@ _DOUBT = {
     False: '"?": inconclusive: one round has no interval',
 }
 
-_LEGEND_ROWS = 1.8  # its height, in rows of variants
+_LEGEND_ROWS = 2.1  # its height, in rows of variants
 _SENTENCE_ROWS = 0.7
 
 _ENDLESS = 1e100  # an infinite end could not be drawn as a line that leaves the picture

@@ -192,12 +192,12 @@ def _first(values: pd.Series, default: Any) -> Any:
 
 
 def _judgement(table: pd.DataFrame) -> str:
-    """In which place an order of steps first helps a training that waits for one part, and what it leaves out."""
+    """In which place an order of steps first turns to the part that a training waits for, and what it leaves out."""
     places = table["place"].dropna().sort_values()
-    helps = "; ".join(f"step {place} if it waits for {part}" for part, place in places.items())
+    meant = "; ".join(f"step {place} for {part}" for part, place in places.items())
     missing = ", ".join(part for part, place in table["place"].items() if pd.isna(place))
     left_out = f" No step is for a training which waits for {missing}." if missing else ""
-    first = f"The first step that helps a training: {helps}."
+    first = f"The first step that is meant for each wait: {meant}."
     return f"{first}{left_out} The tree asks first, and starts there."
 
 

@@ -123,7 +123,7 @@ _CAUSES = {
         "Bring the data nearer: shards read in sequence, a local disk, more requests at once", "08_shard_formats",
     ),
     "prepare": (
-        "waiting for batches that are still decoded and augmented", "decoding",
+        "waiting for batches that are still being decoded and augmented", "decoding",
         "Do less for each sample: lk.BatchLoader decodes only what a crop needs, lk.PixelStore decodes once, "
         "lk.DepthPairs(fast=True) makes Marigold's pairs without detours", "11_resize_once",
     ),

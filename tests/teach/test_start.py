@@ -146,7 +146,7 @@ class TestJudging:
         assert {name: None if pd.isna(place) else place for name, place in table["place"].items()} == first
         assert table.loc["decode", ["first_step", "best_call"]].tolist() == ["read_image", "lk.ImageDataset"]
         assert table.loc["decode", ["measured", "best_gain"]].tolist() == pytest.approx([1.2, 3], rel=0.02)
-        assert f"step {first['read']} if it waits for read" in table.attrs["sentence"]
+        assert f"step {first['read']} for read" in table.attrs["sentence"]
 
     def test_an_order_without_steps_of_a_part(self):
         steps = pd.DataFrame({"step": ["workers"], "place": [1], "measured": [np.nan]})

@@ -60,7 +60,7 @@ def test_what_workers_bring(cores, n_cores, n_workers, costs, speedup):
 
 def test_workers_are_asked_for_with_the_reason(cores):
     cores(2)
-    waits = {"fetch": "waiting for storage", "prepare": "waiting for batches that are still decoded and augmented"}
+    waits = {"fetch": "waiting for storage", "prepare": "waiting for batches that are still being decoded and augmented"}
     for cause, what in waits.items():
         [found] = advise(_costs(**{cause: 1.0}, together=4.0, making=1.0), _loader())
         assert (found.rung, found.why) == ("workers", f"25% of the time goes into {what}")
@@ -90,7 +90,7 @@ def test_with_enough_workers_the_work_itself_is_changed(cores, attributes, rung,
     cores(1)
     cause, why = {
         "storage": ("fetch", "waiting for storage"),
-        "decoding": ("prepare", "waiting for batches that are still decoded and augmented"),
+        "decoding": ("prepare", "waiting for batches that are still being decoded and augmented"),
     }[rung]
     [found] = advise(_costs(**{cause: 3.0}, together=4.0), DataLoader(Wrapped(**attributes), num_workers=1))
     assert (found.rung, found.notebook, found.speedup) == (rung, notebook, 4.0)
