@@ -60,7 +60,10 @@ def test_what_workers_bring(cores, n_cores, n_workers, costs, speedup):
 
 def test_workers_are_asked_for_with_the_reason(cores):
     cores(2)
-    waits = {"fetch": "waiting for storage", "prepare": "waiting for batches that are still being decoded and augmented"}
+    waits = {
+        "fetch": "waiting for storage",
+        "prepare": "waiting for batches that are still being decoded and augmented",
+    }
     for cause, what in waits.items():
         [found] = advise(_costs(**{cause: 1.0}, together=4.0, making=1.0), _loader())
         assert (found.rung, found.why) == ("workers", f"25% of the time goes into {what}")
