@@ -54,20 +54,25 @@ def watch_script(script: Script, options: WatchOptions) -> None:
     try:
         script.run()
     finally:
-        finish()
+        try:
+            finish()
+        except RuntimeError:  # torch's handler of SIGCHLD, which came before it could be held back
+            if finish.is_done:
+                raise
+            finish()
 
 
 class _Finish:
     """Reports once, in the process that watches: not in one that the script forks."""
 
     def __init__(self, watched: Watched, options: WatchOptions):
-        self._watched, self._options, self._pid, self._done = watched, options, os.getpid(), False
+        self._watched, self._options, self._pid, self.is_done = watched, options, os.getpid(), False
 
     def __call__(self) -> None:
-        if self._done or os.getpid() != self._pid:
+        if self.is_done or os.getpid() != self._pid:
             return
-        self._done = True
         with _no_news_of_children(), suppress(BrokenPipeError):
+            self.is_done = True
             self._watched.stop()
             self._say()
 
@@ -116,11 +121,19 @@ def _no_news_of_children() -> Iterator[None]:
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+    was_held_back = signal.SIGCHLD in _set_mask(signal.SIG_BLOCK)
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if not was_held_back:
+            _set_mask(signal.SIG_UNBLOCK)
+
+
+def _set_mask(how: int) -> set[int | signal.Signals]:
+    """The mask before. A handler that was due runs now, once the mask is set; what it says, the script's error says."""
+    with suppress(RuntimeError):
+        return signal.pthread_sigmask(how, {signal.SIGCHLD})
+    return set()
 
 
 def _report_before_termination(finish: _Finish) -> None:

@@ -5,12 +5,13 @@ import os
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from labkit.core import usable_cores
-from labkit.tuning.watch import CannotRun, Script
+from labkit.tuning.watch import CannotRun, Script, program
 from tests.paths import REPO
 
 SCRIPT = REPO / "tests" / "training_script.py"
@@ -57,6 +58,39 @@ def test_however_a_script_ends_there_is_a_report(how, num_workers, statuses, sai
     assert said in watched.stderr
     assert (HEADLINE in watched.stderr) == (how != "exits")
     assert "in watch_script" not in watched.stderr, "frames of labkit's own hide the script's"
+
+
+@pytest.mark.parametrize("when", ["before", "held back"])
+def test_news_of_a_worker_does_not_keep_the_report_back(monkeypatch, when):
+    """torch's handler of SIGCHLD raises wherever the process is, so also as the report begins."""
+    reports, news, set_mask = [], [RuntimeError("DataLoader worker (pid 7) is killed")], signal.pthread_sigmask
+    mask = set_mask(signal.SIG_BLOCK, ())
+
+    def raise_once():
+        if news:
+            raise news.pop()
+
+    def due(how, signals):  # Python runs a handler that was due once the mask is set
+        before = set_mask(how, signals)
+        raise_once()
+        return before
+
+    class Ended(program._Finish):
+        def __call__(self):
+            if when == "before":
+                raise_once()
+            super().__call__()
+
+        def _say(self):
+            reports.append("said")
+
+    monkeypatch.setattr(signal, "pthread_sigmask", due)
+    monkeypatch.setattr(program, "_Finish", Ended)
+    failing = SimpleNamespace(shown="train.py", run=lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        program.watch_script(failing, program.WatchOptions())
+    assert (reports, news) == (["said"], [])
+    assert set_mask(signal.SIG_BLOCK, ()) == mask
 
 
 @pytest.mark.parametrize("options", [["--replay", "--steps", "12"], ["--steps", "12", "--end"]])
