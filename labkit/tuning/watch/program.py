@@ -3,11 +3,13 @@
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from labkit.pipeline import save_trace
 from labkit.tuning.watch.ending import Replay, Steps, end_process
@@ -117,23 +119,26 @@ def _control(watched: Watched, options: WatchOptions, finish: _Finish) -> Contro
 
 @contextmanager
 def _no_news_of_children() -> Iterator[None]:
-    """Hold back SIGCHLD: torch's handler raises an error if a worker was killed, wherever this process is."""
-    if not hasattr(signal, "pthread_sigmask"):
+    """Set a handler of SIGCHLD aside: torch's raises an error if a worker was killed, wherever this process is.
+
+    A mask would not do, since the signal then goes to another thread, and Python's handlers run in the main one.
+    """
+    handler = signal.getsignal(signal.SIGCHLD) if hasattr(signal, "SIGCHLD") else None
+    if not callable(handler) or threading.current_thread() is not threading.main_thread():
         yield
         return
-    was_held_back = signal.SIGCHLD in _set_mask(signal.SIG_BLOCK)
+    _handle_children(lambda number, frame: None)
     try:
         yield
     finally:
-        if not was_held_back:
-            _set_mask(signal.SIG_UNBLOCK)
+        _handle_children(handler)
 
 
-def _set_mask(how: int) -> set[int | signal.Signals]:
-    """The mask before. A handler that was due runs now, once the mask is set; what it says, the script's error says."""
-    with suppress(RuntimeError):
-        return signal.pthread_sigmask(how, {signal.SIGCHLD})
-    return set()
+def _handle_children(handler: Callable[[int, FrameType | None], Any]) -> None:
+    """Python runs a handler that is due before it sets the next one: what that says, the script's own error says."""
+    while signal.getsignal(signal.SIGCHLD) is not handler:
+        with suppress(RuntimeError):
+            signal.signal(signal.SIGCHLD, handler)
 
 
 def _report_before_termination(finish: _Finish) -> None:

@@ -60,20 +60,19 @@ def test_however_a_script_ends_there_is_a_report(how, num_workers, statuses, sai
     assert "in watch_script" not in watched.stderr, "frames of labkit's own hide the script's"
 
 
-@pytest.mark.parametrize("when", ["before", "held back"])
+@pytest.mark.parametrize("when", ["before", "as its handler is set aside", "during"])
 def test_news_of_a_worker_does_not_keep_the_report_back(monkeypatch, when):
-    """torch's handler of SIGCHLD raises wherever the process is, so also as the report begins."""
-    reports, news, set_mask = [], [RuntimeError("DataLoader worker (pid 7) is killed")], signal.pthread_sigmask
-    mask = set_mask(signal.SIG_BLOCK, ())
+    """torch's handler of SIGCHLD raises wherever the process is, so also when the report is made."""
+    reports, news, set_handler = [], [RuntimeError("DataLoader worker (pid 7) is killed")], signal.signal
 
-    def raise_once():
+    def raise_once(*_):
         if news:
             raise news.pop()
 
-    def due(how, signals):  # Python runs a handler that was due once the mask is set
-        before = set_mask(how, signals)
-        raise_once()
-        return before
+    def set_after_what_is_due(number, handler):  # as Python does
+        if when.startswith("as") and number == signal.SIGCHLD:
+            raise_once()
+        return set_handler(number, handler)
 
     class Ended(program._Finish):
         def __call__(self):
@@ -82,15 +81,21 @@ def test_news_of_a_worker_does_not_keep_the_report_back(monkeypatch, when):
             super().__call__()
 
         def _say(self):
+            signal.raise_signal(signal.SIGCHLD)
             reports.append("said")
 
-    monkeypatch.setattr(signal, "pthread_sigmask", due)
-    monkeypatch.setattr(program, "_Finish", Ended)
-    failing = SimpleNamespace(shown="train.py", run=lambda: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        program.watch_script(failing, program.WatchOptions())
-    assert (reports, news) == (["said"], [])
-    assert set_mask(signal.SIG_BLOCK, ()) == mask
+    before = set_handler(signal.SIGCHLD, raise_once)
+    try:
+        monkeypatch.setattr(signal, "signal", set_after_what_is_due)
+        monkeypatch.setattr(program, "_Finish", Ended)
+        failing = SimpleNamespace(shown="train.py", run=lambda: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            program.watch_script(failing, program.WatchOptions())
+        assert signal.getsignal(signal.SIGCHLD) is raise_once
+    finally:
+        set_handler(signal.SIGCHLD, before)
+    assert reports == ["said"]
+    assert len(news) == (when == "during")
 
 
 @pytest.mark.parametrize("options", [["--replay", "--steps", "12"], ["--steps", "12", "--end"]])
