@@ -4,10 +4,15 @@ import os
 import signal
 import sys
 import time
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 
 import torch
 from torch.utils.data import DataLoader, Dataset
+
+with suppress(ImportError):  # torch imports it at exit, if it is there, and then Python forgets an interrupt: status 1
+    import_module("tabulate")
 
 
 class Photos(Dataset):
