@@ -1,9 +1,10 @@
 """Do two tours agree? Their comparisons side by side: of two days, of two machines, or yours and the stored one.
 
-An interval covers the rounds of one session. It does not know that another day's machine may run Python code twice as
-fast and JPEG decoders as before: only a second tour shows that.
+An interval covers the rounds of one session. Another day's machine may run Python code twice as fast, and JPEG decoders
+no faster: only a second tour shows that.
 """
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,8 @@ import pandas as pd
 
 from labkit.core import NOTEBOOK_FOLDER
 from labkit.lab.precision import comparisons
-from labkit.measure import format_ratio, load_frame
+from labkit.measure import format_ratio
+from labkit.teach.claims import read_folder
 
 STORED = NOTEBOOK_FOLDER / "tour.csv"  # the comparisons of the stored tour
 
@@ -19,24 +21,21 @@ _KEYS = ["scale", "experiment", "variant"]
 _VALUES = ["speedup", "ci_low", "ci_high", "images_per_s", "baseline_images_per_s"]
 
 
-def read_comparisons(results: Path) -> pd.DataFrame:
+def read_comparisons(results: str | os.PathLike | None) -> pd.DataFrame:
     """All comparisons of a tour that have an interval, with the columns of `tabulate`.
 
     Args:
-        results: Folder that holds `frames`, as `results/<env_id>`, or a CSV of a stored tour.
+        results: Folder of a tour's results, as `labkit.claims` takes it, or the CSV of a stored tour.
 
     Raises:
-        FileNotFoundError: there is neither, or no frame has a comparison.
+        FileNotFoundError: there is neither, or no comparison in it; says what to run.
+        ValueError: a file in the folder is not a frame of runs; names it.
     """
-    if results.is_file():
-        return pd.read_csv(results, dtype=dict.fromkeys(_KEYS, str))
-    paths = sorted((results / "frames").glob("*.csv"))
-    table = tabulate([load_frame(path) for path in paths])
+    if results is not None and Path(results).is_file():
+        return pd.read_csv(results, dtype=dict.fromkeys(_KEYS, str), keep_default_na=False)
+    table = tabulate(read_folder(results))
     if table.empty:
-        raise FileNotFoundError(
-            f"{results} holds no tour: give the folder that holds index.html and frames, as results/<env_id>, "
-            "after `python -m labkit tour`"
-        )
+        raise FileNotFoundError(f"no comparisons in {results or 'results'}: `python -m labkit tour` records them")
     return table
 
 
@@ -84,8 +83,8 @@ def describe_agreement(table: pd.DataFrame) -> list[str]:
     changes = pd.concat([table["baseline_change"], table["variant_change"]])
     lines = [
         f"{n_overlapping} of {len(table)} intervals overlap ({n_overlapping / len(table):.1%}).",
-        f"Rates changed {format_ratio(changes.median())} in the median, {format_ratio(changes.quantile(0.05))} to "
-        f"{format_ratio(changes.quantile(0.95))} in nine of ten.",
+        f"The later rates are {format_ratio(changes.median())} times the earlier ones in the median, "
+        f"{format_ratio(changes.quantile(0.05))} to {format_ratio(changes.quantile(0.95))} times in nine of ten.",
     ]
     return lines + [_describe_row(row) for _, row in table[~table["overlap"]].iterrows()]
 
@@ -96,5 +95,6 @@ def _describe_row(row: pd.Series) -> str:
         f"{format_ratio(row[f'ci_high_{when}'])}]"
         for when in ("earlier", "later")
     )
-    changes = f"its rate {format_ratio(row['variant_change'])}, its baseline's {format_ratio(row['baseline_change'])}"
-    return f"{row['experiment']}, {row['variant']}: {before}, later {after} ({changes})"
+    own, base = (format_ratio(row[f"{name}_change"]) for name in ("variant", "baseline"))
+    changes = f"its rate is {own} times the earlier one, its baseline's {base} times"
+    return f"{row['experiment']}, {row['variant']}: {before}, later {after}; {changes}"

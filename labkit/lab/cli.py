@@ -222,19 +222,16 @@ def claims(
 @app.command()
 def agreement(
     results: Annotated[
-        str, typer.Argument(help="Folder of a tour, that with its index.html (default: the last tour here).")
+        str, typer.Argument(help="Folder of a tour's results (default: results, here or beside the notebooks' folder).")
     ] = "",
     earlier: Annotated[str, typer.Option(help="Folder of the other tour (default: the stored one of this kit).")] = "",
 ) -> None:
     """Compare two tours, of two days or two machines: how many intervals overlap, and which do not."""
-    from pathlib import Path
-
-    from labkit.core import env_id
     from labkit.lab import agreement as tours
 
     with one_line_errors("labkit", OSError, ValueError):
-        later = tours.read_comparisons(Path(results) if results else Path("results") / env_id())
-        found = tours.agreement(tours.read_comparisons(Path(earlier) if earlier else tours.STORED), later)
+        before, after = map(tours.read_comparisons, (earlier or tours.STORED, results or None))
+    found = tours.agreement(before, after)
     for line in tours.describe_agreement(found):
         typer.echo(line)
 

@@ -38,10 +38,10 @@ if TYPE_CHECKING:
 
 MAX_TRIES = 3  # of a notebook that was disturbed
 
-# As Python prints it: the cell's place, the warning, and the line of code.
 _MAX_MEAN_DIFFERENCE = 0.5  # of 255, in any channel
 _MIN_AREA = 16  # squares of 2 x 2 equal pixels: letters and edges have few of a color
 _CODES = np.array([1 << 16, 1 << 8, 1], np.uint32)
+# As Python prints it: the cell's place, the warning, and the line of code.
 _INSTABILITY = re.compile(r"^\S.*: InstabilityWarning: (.+)\n(?:  .*\n?)?", re.MULTILINE)
 
 
@@ -130,16 +130,16 @@ def store_all(runs: Iterable[Executed], about: dict[str, Any], frames: Path) -> 
     """
     if find_commit(NOTEBOOK_FOLDER) != about["commit"]:  # the notebooks may have run different code
         about = {**about, "commit": f"{about['commit'].removesuffix('-dirty')}-dirty"}
-    files = {}
+    files, recorded = {}, [load_frame(path) for path in sorted(frames.glob("*.csv"))]
     for run in runs:
         if run.notebook.name == start.NOTEBOOK:
-            _show_tree(run.node, frames)
+            _show_tree(run.node, recorded)
         files[run.notebook.path] = _stored_bytes(run, about)
         if run.notebook.name == ladder.NOTEBOOK:  # the README's figure shows what it measured
             files |= _ladder_files(frames / ladder.FRAME, run.notebook.path.parent)
         if run.notebook.name == start.NOTEBOOK:
-            files |= _start_files(frames, run.notebook.path.parent)
-            files |= _comparison_files(frames, run.notebook.path.parent)
+            files |= _start_files(recorded, run.notebook.path.parent)
+            files |= _comparison_files(recorded, run.notebook.path.parent)
     write_all_atomic(files)
 
 
@@ -172,24 +172,24 @@ def _ladder_files(frame: Path, folder: Path) -> dict[Path, bytes]:
         return {folder / name: (scratch / name).read_bytes() for name in (ladder.FRAME, ladder.FIGURE)}
 
 
-def _start_files(frames: Path, folder: Path) -> dict[Path, bytes]:
+def _start_files(recorded: list[pd.DataFrame], folder: Path) -> dict[Path, bytes]:
     """The runs that the decision tree reads, for readers who have none of their own."""
-    runs = start.runs_behind(load_frame(path) for path in sorted(frames.glob("*.csv")))
+    runs = start.runs_behind(recorded)
     if runs is None:
         return {}
     with ScratchFolder(gettempdir()) as scratch:
         return {folder / start.FRAME: save_frame(runs, scratch / start.FRAME).read_bytes()}
 
 
-def _comparison_files(frames: Path, folder: Path) -> dict[Path, bytes]:
+def _comparison_files(recorded: list[pd.DataFrame], folder: Path) -> dict[Path, bytes]:
     """The tour's comparisons, for readers who ask whether their own tour agrees."""
-    table = tabulate([load_frame(path) for path in sorted(frames.glob("*.csv"))])
+    table = tabulate(recorded)
     return {} if table.empty else {folder / STORED.name: table.to_csv(index=False, float_format="%.5g").encode()}
 
 
-def _show_tree(node: "NotebookNode", frames: Path) -> None:
+def _show_tree(node: "NotebookNode", recorded: list[pd.DataFrame]) -> None:
     """The decision tree was drawn before anything had run: draw it anew, with the gains of the whole run."""
-    tree = start.start_from(load_frame(path) for path in sorted(frames.glob("*.csv")))
+    tree = start.start_from(recorded)
     picture = {"image/png": png_base64(tree.figure(), dpi=start_picture.DPI), "text/plain": "<decision tree>"}
     text = {"text/markdown": tree.to_markdown(), "text/plain": str(tree)}
     for cell in node.cells:

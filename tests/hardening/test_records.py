@@ -44,6 +44,20 @@ def test_the_page_states_the_totals_of_the_tables():
         assert words in PAGE.replace("\n", " "), words
 
 
+def test_the_pages_state_how_far_tours_agree():
+    days = pd.read_csv(RECORDS / "days.csv")
+    shares = (100 * days["overlapping"] / days["comparisons"]).round().astype(int)
+    morning, [other] = (
+        shares[days["read_from"] == "frames"],
+        shares.index[days["rate_change"] == days["rate_change"].max()],
+    )
+    for page in (PAGE, (REPO / "labkit" / "lab" / "site" / "pages" / "reliability.md").read_text()):
+        text = " ".join(page.split())
+        n_least = days.loc[morning.index, "comparisons"].min()
+        assert f"{morning.min()} to {morning.max()} % of {n_least} comparisons" in text
+        assert re.search(rf"agree(d)? in {shares[other]} % of {days.loc[other, 'comparisons']}\.", text)
+
+
 def test_no_run_had_a_forbidden_result_and_only_the_planted_leak_grows():
     faults, soak = load("faults"), load("soak")
     assert faults.loc["all", "injected"] >= 500

@@ -32,7 +32,7 @@ def test_an_interval_that_moved_away_is_named_with_the_side_that_changed(days):
     said = describe_agreement(table)
     assert said[0] == "1 of 2 intervals overlap (50.0%)."
     assert said[2].startswith("01 one, quick: 2.00 [")
-    assert said[2].endswith("(its rate 0.50, its baseline's 1.00)")
+    assert said[2].endswith("; its rate is 0.50 times the earlier one, its baseline's 1.00 times")
     assert len(said) == 3
 
 
@@ -75,7 +75,13 @@ def test_the_command_compares_with_the_stored_tour_by_default(days):
 def test_a_folder_without_a_tour_is_refused_by_name(tmp_path):
     ran = CliRunner().invoke(app, ["agreement", str(tmp_path)])
     assert ran.exit_code == 2
-    assert f"labkit: {tmp_path} holds no tour: give the folder" in ran.stderr
+    assert f"in {tmp_path}: `python -m labkit tour` records them" in ran.stderr
+    (tmp_path / "frames").mkdir()
+    ran = CliRunner().invoke(app, ["agreement", str(tmp_path)])
+    assert (ran.exit_code, ran.stderr) == (
+        2,
+        f"labkit: no comparisons in {tmp_path}: `python -m labkit tour` records them\n",
+    )
 
 
 def test_the_stored_tour_agrees_with_itself():

@@ -111,25 +111,31 @@ def _iter_outcomes(
         from labkit.core.mapping.ray import joined_cluster, ray_pool
 
         with joined_cluster(address, num_workers) as num_tasks:
-            yield from _pooled(lambda: ray_pool(function), items, remaining, num_tasks)
+            yield from _pooled(lambda: ray_pool(function), lambda: ray_pool(function), items, remaining, num_tasks)
         return
     count = min(usable_cores() if num_workers is None else num_workers, len(remaining))
     if count <= 1:
         yield from ((position, then(function, (items[position], None))) for position in remaining)
     else:
         open_pool = {"local": process_pool, "threads": thread_pool}[engine]
-        yield from _pooled(lambda: open_pool(function, count), items, remaining, 2 * count)
+        pools = (lambda: open_pool(function, count)), (lambda: open_pool(function, 1))
+        yield from _pooled(*pools, items, remaining, 2 * count)
 
 
-def _pooled(open_pool: OpenPool, items: list, remaining: list[int], window: int) -> Iterator[tuple[int, Outcome]]:
-    """Outcomes from pools with at most `window` chunks in flight; items that a dying worker held run again."""
+def _pooled(
+    open_pool: OpenPool, open_single: OpenPool, items: list, remaining: list[int], window: int
+) -> Iterator[tuple[int, Outcome]]:
+    """Outcomes from pools with at most `window` chunks in flight; items that a dying worker held run again.
+
+    `open_single` opens pools of one worker, for those.
+    """
     waiting = deque(remaining)
     while waiting:
         lost: deque[int] = deque()
         with _open_checked(open_pool) as pool:
             yield from _run_chunks(pool, items, waiting, window, lost)
         while lost:  # a pool may be useless once a worker has died: each pass opens a new one
-            with _open_checked(open_pool) as pool:
+            with _open_checked(open_single) as pool:
                 yield from _run_one_by_one(pool, items, lost)
 
 

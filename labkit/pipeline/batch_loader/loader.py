@@ -95,9 +95,8 @@ class BatchLoader(Resumable):
     """
 
     num_workers = 0
-    # Threads go on with the next batch, so one task per thread is enough. Each task hands over Python's lock: four per
-    # thread cost two threads 6 % of the rate of photos and 14 % of small JPEGs'. Where a thread would have to wait for
-    # the others, as a worker's does at the end of each batch, there are four.
+    # Threads go on with the next batch, so one task per thread is enough; each task more hands over Python's lock again.
+    # There are four where a thread has to wait for the others: at the end of each batch of a worker.
     _tasks_overlap = True
     _reads_ahead: PerProcess[ReadsAhead] | None = None  # in worker processes
     repeats_batch_sampler = True  # `compare` may put another in its place, to go on with the next pass

@@ -256,7 +256,7 @@ def test_a_bounded_number_of_items_is_in_flight():
         yield Pool(submit, Future.result)
 
     count = 50_000
-    outcomes = engine_module._pooled(pool, list(range(count)), list(range(count)), 4)
+    outcomes = engine_module._pooled(pool, pool, list(range(count)), list(range(count)), 4)
     assert sorted(outcomes) == [(item, (item, None)) for item in range(count)]
     assert max(most) <= 4
     assert len(most) < count / 100  # cheap items travel many at a time
