@@ -95,7 +95,7 @@ class BatchLoader(Resumable):
     """
 
     num_workers = 0
-    # Threads go on with the next batch, so one task per thread is enough; each task more hands over Python's lock again.
+    # Threads go on with the next batch, so one task per thread is enough; each further one hands over Python's lock.
     # There are four where a thread has to wait for the others: at the end of each batch of a worker.
     _tasks_overlap = True
     _reads_ahead: PerProcess[ReadsAhead] | None = None  # in worker processes
