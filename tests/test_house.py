@@ -67,6 +67,8 @@ WITHOUT_MODULE = {
     "test_sentence_lengths": "the prose of notebooks/, with sentence_lengths.py",
     "test_stored_notebooks": "the folder notebooks/",
     "test_readme": "README.md and the pages of the site, with pages.py",
+    "lab/test_console_script": "pyproject.toml and the whole command line",
+    "tuning/watch/test_as_python": "labkit watch as a whole, with seen_script.py",
     "test_wheel": "the distribution: its name, and what a wheel holds",
     "test_typing": "the types of all public names",
     "peers/adapters/test_native": "all adapters, which obey the same rules",
@@ -122,9 +124,11 @@ COVERS = {
     "tuning/test_stalls": "tuning/training_loop",
     "tuning/watch/test_program": (
         "tuning/watch/ending tuning/watch/ranks tuning/watch/report tuning/watch/script tuning/watch/settings "
-        "tuning/watch/terminal tuning/watch/trial"
+        "tuning/watch/start tuning/watch/terminal tuning/watch/termination tuning/watch/trial"
     ),
-    "tuning/watch/test_session": "tuning/watch/accounts tuning/watch/fetching tuning/watch/observing",
+    "tuning/watch/test_session": (
+        "tuning/watch/accounts tuning/watch/fetching tuning/watch/findings tuning/watch/imports tuning/watch/observing"
+    ),
 }
 
 
