@@ -6,8 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 import labkit as lk
 from tests.paths import REPO
 
@@ -31,12 +29,9 @@ def test_folders_are_imported_from_their_init():
     assert violations == []
 
 
-@pytest.mark.parametrize("command", ["lint-imports", "lizard -C 10 -L 50 -w labkit data_scripts"])
-def test_linters_find_nothing(command):
-    """Imports run one way, and functions have at most 50 lines and a cyclomatic complexity of at most 10."""
-    program, *arguments = command.split()
-    path = Path(sys.executable).with_name(program)
-    done = subprocess.run([path, *arguments], cwd=REPO, capture_output=True, text=True)
+def test_imports_run_one_way():
+    path = Path(sys.executable).with_name("lint-imports")
+    done = subprocess.run([path], cwd=REPO, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
 
 

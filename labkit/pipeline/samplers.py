@@ -1,0 +1,250 @@
+"""In which order samples come: for one process or shared among ranks, another in each epoch, for any loader."""
+
+import copy
+import os
+import warnings
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch.utils.data import BatchSampler, RandomSampler, Sampler, SequentialSampler
+
+from labkit.pipeline.seeding import SeededIndices, number_of, permutation
+
+
+class LoaderWarning(UserWarning):
+    """A setting was changed, because it would do harm or nothing here; or a loader may not do what is meant."""
+
+
+@runtime_checkable
+class HasEpochs(Protocol):
+    """A sampler with another order each epoch, such as torch's `DistributedSampler`."""
+
+    def set_epoch(self, epoch: int) -> None: ...
+
+
+class ShuffledSampler(RandomSampler):
+    """All indices of a data set, in an order that depends only on (seed, epoch).
+
+    Args:
+        data_source: The data set; its length counts.
+        seed: Of the order.
+
+    Attributes:
+        epoch: The one that was set. Where nobody sets it, each pass is an epoch further than the one before.
+    """
+
+    def __init__(self, data_source: Any, seed: int = 0):
+        super().__init__(data_source)
+        self.seed, self.epoch, self._n_passes = seed, 0, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make this the epoch of the next pass."""
+        self.epoch, self._n_passes = epoch, 0
+
+    def __iter__(self) -> Iterator[int]:
+        epoch = self.epoch + self._n_passes
+        self._n_passes += 1
+        yield from permutation(len(self.data_source), self.seed, epoch).tolist()
+
+
+class SeededBatchSampler(BatchSampler):
+    """torch's BatchSampler, whose batches also carry what their samples' random draws depend on.
+
+    So a loader of another library that takes this one's parts (accelerate does) makes the same batches.
+
+    Args:
+        sampler: Gives the indices. It may be replaced later.
+        batch_size: Indices in a batch.
+        drop_last: Drop a last batch that is not full.
+        seed: Of the draws.
+        dataset: What the indices are of: its generators are seeded where a loader has no workers.
+
+    Attributes:
+        epoch: The one that was set. Where nobody sets it, here or on the sampler, each pass is an epoch further.
+    """
+
+    def __init__(self, sampler: Any, batch_size: int, drop_last: bool, seed: int = 0, dataset: Any = None):
+        super().__init__(sampler, batch_size, drop_last)
+        self.seed, self.dataset, self.epoch, self._n_passes = seed, dataset, 0, 0
+        self._epochs = EpochsOfSamplers()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make this the epoch of the next pass, also for the sampler."""
+        self.epoch, self._n_passes = epoch, 0
+        self._epochs.set([self.sampler], epoch)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        epoch = self._epochs.read([self.sampler], self.epoch + self._n_passes)
+        self._n_passes = epoch + 1 - self.epoch
+        self._epochs.set([self.sampler], epoch)
+        counted = Occurrences()
+        for indices in super().__iter__():
+            yield SeededIndices(indices, self.seed, epoch, counted.add(indices), self.dataset)
+
+
+class EpochsOfSamplers:
+    """Which epoch samplers are in: a loader sets it, unless the training has set another since."""
+
+    def __init__(self) -> None:
+        self._left: dict[int, Any] = {}  # what a sampler's `epoch` was after we set it
+
+    def read(self, samplers: Iterable[Any], epoch: int) -> int:
+        """`epoch`, or what the training has set on one of the samplers since `set`; of a new sampler, what is not 0."""
+        for sampler in samplers:
+            now = getattr(sampler, "epoch", None)
+            if isinstance(now, int) and not isinstance(now, _OwnEpoch) and now is not self._left.get(id(sampler), 0):
+                epoch = int(now)
+        return epoch
+
+    def set(self, samplers: Iterable[Any], epoch: int) -> None:
+        """Tell all samplers that have epochs."""
+        for sampler in samplers:
+            if isinstance(sampler, HasEpochs):
+                sampler.set_epoch(_OwnEpoch(epoch))
+                self._left[id(sampler)] = getattr(sampler, "epoch", None)
+
+
+class _OwnEpoch(int):
+    """An epoch's number as an object of its own: when the training sets the same number, it sets another object."""
+
+
+class Occurrences:
+    """How many times each index came before in an epoch."""
+
+    def __init__(self) -> None:
+        self._of_small = array("I")
+        self._of_others: dict[int, int] = {}
+
+    def add(self, indices: Iterable[Any]) -> list[int]:
+        """Count a batch; returns how many times each of its indices came before."""
+        return [self._add(number_of(index)) for index in indices]
+
+    def _add(self, number: int) -> int:
+        if not 0 <= number < 1 << 28:
+            before = self._of_others.get(number, 0)
+            self._of_others[number] = before + 1
+            return before
+        if number >= len(self._of_small):
+            self._of_small.frombytes(bytes(self._of_small.itemsize * (number + 1024)))  # about twice as many
+        before = self._of_small[number]
+        self._of_small[number] = before + 1
+        return before
+
+
+def choose_sampler(
+    samples: Any, sampler: Sampler[int] | Iterable[int] | None, shuffle: bool | None, seed: int
+) -> Sampler[int] | Iterable[int]:
+    """The order of samples: the sampler's, or that of `samples`, which a seed may shuffle."""
+    if sampler is None:
+        return ShuffledSampler(samples, seed) if shuffle else SequentialSampler(samples)
+    if shuffle:
+        raise ValueError("got shuffle=True and a sampler: leave out one of them, the sampler decides the order")
+    check_repeatable("sampler", sampler)
+    return sampler
+
+
+def check_repeatable(name: str, sampler: Any) -> None:
+    """Raise TypeError for a generator or another iterator, which is used up after one epoch."""
+    inner = getattr(sampler, "sampler", None)
+    if not isinstance(sampler, Iterable):
+        raise TypeError(f"{name} must be iterable, such as torch's samplers or a list, got {type(sampler).__name__}")
+    for each in (sampler, inner):
+        if isinstance(each, Iterator) and not isinstance(each, Sampler):
+            raise TypeError(
+                f"{name} is a {type(each).__name__}, which can be read once: the second epoch would have no batch. "
+                "Give a list, or an object whose __iter__ begins anew each time"
+            )
+
+
+def rank_and_world_size() -> tuple[int, int]:
+    """Of this process: as `torch.distributed` has them, else as torchrun's environment says; else (0, 1)."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    try:
+        rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    except (KeyError, ValueError):  # none, or left empty
+        return 0, 1
+    return (rank, world_size) if 0 <= rank < world_size else (0, 1)
+
+
+def share_of(batch_sampler: Any) -> tuple[int, int]:
+    """Rank and number of ranks among which a batch sampler's epoch is shared out.
+
+    A sampler with `num_replicas` shares it out itself. That of all samples in a fixed order is shared out by the
+    loader. Any other gives each rank what it gives.
+    """
+    for sampler in _chain(batch_sampler):
+        if hasattr(sampler, "num_replicas"):
+            return sampler.rank, sampler.num_replicas
+    return rank_and_world_size() if _is_whole(batch_sampler) else (0, 1)
+
+
+def _is_whole(batch_sampler: Any) -> bool:
+    return type(getattr(batch_sampler, "sampler", None)) in (ShuffledSampler, SequentialSampler)
+
+
+def _chain(batch_sampler: Any) -> tuple[Any, Any]:
+    return batch_sampler, getattr(batch_sampler, "sampler", None)
+
+
+def samplers_of(batch_sampler: Any) -> list[Any]:
+    """A batch sampler and its sampler: those of them that exist."""
+    return [sampler for sampler in _chain(batch_sampler) if sampler is not None]
+
+
+def warn_if_not_shared(batch_sampler: Any) -> None:
+    """Warn where several ranks each read all that a sampler gives, for nothing says that they share it."""
+    rank, world_size = rank_and_world_size()
+    if world_size > 1 and share_of(batch_sampler)[1] == 1:
+        name = type(getattr(batch_sampler, "sampler", batch_sampler)).__name__
+        warnings.warn(
+            f"this is rank {rank} of {world_size}, and each rank loads all that {name} gives: use one that shares the "
+            "samples out, such as torch's DistributedSampler, or leave the sampler out, then labkit does. If it gives "
+            "each rank its own part already, say so by attributes `rank` and `num_replicas`",
+            LoaderWarning,
+            stacklevel=4,
+        )
+
+
+def n_batches_of(batch_sampler: Any) -> int:
+    """Batches of an epoch for this rank."""
+    world_size = share_of(batch_sampler)[1]
+    if world_size == 1 or not _is_whole(batch_sampler):
+        return len(batch_sampler)
+    n_samples = -(-len(batch_sampler.sampler) // world_size)
+    size = batch_sampler.batch_size
+    return n_samples // size if batch_sampler.drop_last else -(-n_samples // size)
+
+
+def batches_of_rank(batch_sampler: Any, before: Sequence[Sequence[int]] = ()) -> Iterable[Any]:
+    """This rank's batches of an epoch, or of what is left of it.
+
+    Args:
+        batch_sampler: Its epoch is set.
+        before: (batches that each rank had, number of ranks), for each number of ranks that the epoch has seen.
+    """
+    rank, world_size = share_of(batch_sampler)
+    if before and hasattr(batch_sampler, "rest"):
+        return batch_sampler.rest(before)
+    is_whole = _is_whole(batch_sampler)
+    if not before and (world_size == 1 or not is_whole):
+        return batch_sampler
+    sampler = batch_sampler.sampler
+    order = list(sampler if is_whole else _of_all_ranks(sampler))
+    rest = order[sum(n_batches * n_ranks for n_batches, n_ranks in before) * batch_sampler.batch_size :]
+    n_over = len(rest) % world_size
+    if n_over and getattr(sampler, "drop_last", False):
+        rest = rest[:-n_over]
+    elif n_over:
+        rest += (order * world_size)[: world_size - n_over]  # as DistributedSampler fills up its last round
+    return BatchSampler(rest[rank::world_size], batch_sampler.batch_size, batch_sampler.drop_last)
+
+
+def _of_all_ranks(sampler: Any) -> Any:
+    """A `DistributedSampler` for a single process: others are not shared out."""
+    whole = copy.copy(sampler)
+    whole.rank, whole.num_replicas = 0, 1
+    whole.num_samples = whole.total_size = len(whole.dataset)
+    return whole
