@@ -34,6 +34,7 @@ class Progress:
         n_batches: Batches that this rank handed out, since the number of ranks last changed.
         before: What was handed out until then: (batches of each rank, number of ranks), one pair for each such number.
         order_crc32: Of the indices in `n_batches`.
+        n_given: Batches that were handed out since the resume.
         is_over: Whether the last was handed out, and another asked for.
         is_running: Whether somebody may still ask for a batch.
     """
@@ -41,6 +42,7 @@ class Progress:
     def __init__(self, epoch: int, n_batches: int = 0, before: Sequence[Pair] = (), order_crc32: int | None = 0):
         self.epoch, self.n_batches, self.before = epoch, n_batches, before
         self.order_crc32, self.is_over, self.is_running = order_crc32, False, True
+        self.n_given = 0
         self._n_to_skip = n_batches
         self._drawn: deque[int] = deque()  # checksums after each batch that is on its way
 
@@ -75,6 +77,7 @@ class Progress:
     def give(self, batch: Batch) -> Batch:
         """Count a batch on its way to the caller."""
         self.n_batches += 1
+        self.n_given += 1
         if self._drawn:
             self.order_crc32 = self._drawn.popleft()
         return batch
@@ -130,7 +133,7 @@ class Resumable(ABC):
 
     Attributes:
         epoch: Number of the next epoch. Each `iter()` takes it and adds one. A look at some batches during an epoch,
-            such as `next(iter(loader))`, gives its number back.
+            such as `next(iter(loader))`, gives its number back, and so does a pass of which no batch was taken.
     """
 
     epoch = 0
@@ -200,11 +203,15 @@ class Resumable(ABC):
         return progress
 
     def _end_pass(self, progress: Progress) -> None:
-        """A pass is over or was left; one that was left during another leaves no trace."""
-        if not progress.is_over and any(each.is_running for each in self._passes):
-            self._passes = tuple(each for each in self._passes if each is not progress)
+        """A pass is over or was left; one that was left during another, or gave nothing, leaves no trace."""
+        others = [each for each in self._passes if each is not progress]
+        if not progress.is_over and (not progress.n_given or any(each.is_running for each in others)):
+            self._passes = tuple(others)
             if self.epoch == progress.epoch + 1:
                 self.epoch = progress.epoch
+                if progress.n_batches and not progress.n_given:  # it was resumed, and the next pass is to be
+                    position = progress.n_batches, progress.before, progress.order_crc32
+                    self._resumed = Progress(progress.epoch, *position)
 
     def _batches_of(self, progress: Progress) -> Iterator[SeededIndices]:
         """Indices of each batch; the samplers learn of the epoch when the first is asked for."""

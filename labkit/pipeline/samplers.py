@@ -24,32 +24,57 @@ class HasEpochs(Protocol):
     def set_epoch(self, epoch: int) -> None: ...
 
 
-class ShuffledSampler(RandomSampler):
+class _OwnEpoch(int):
+    """An epoch's number as an object of its own: when the training sets the same number, it sets another object."""
+
+
+class _CountsEpochs:
+    """Where nobody sets the epoch, each pass is an epoch further than the one before.
+
+    Where somebody does, it stays until a pass has come to its end: whoever sets it may begin a pass twice, as
+    torchdata's loader does when it resumes.
+
+    Attributes:
+        epoch: Of the next pass.
+    """
+
+    epoch = 0
+    _is_set = False
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make this the epoch of the next pass."""
+        self.epoch, self._is_set = epoch, True
+
+    def _begin_pass(self) -> int:
+        epoch = int(self.epoch)
+        if not self._is_set:
+            self.epoch = _OwnEpoch(epoch + 1)
+        return epoch
+
+    def _end_pass(self, epoch: int) -> None:
+        if self._is_set and self.epoch == epoch:
+            self.epoch = _OwnEpoch(epoch + 1)
+
+
+class ShuffledSampler(_CountsEpochs, RandomSampler):
     """All indices of a data set, in an order that depends only on (seed, epoch).
 
     Args:
         data_source: The data set; its length counts.
         seed: Of the order.
-
-    Attributes:
-        epoch: The one that was set. Where nobody sets it, each pass is an epoch further than the one before.
     """
 
     def __init__(self, data_source: Any, seed: int = 0):
         super().__init__(data_source)
-        self.seed, self.epoch, self._n_passes = seed, 0, 0
-
-    def set_epoch(self, epoch: int) -> None:
-        """Make this the epoch of the next pass."""
-        self.epoch, self._n_passes = epoch, 0
+        self.seed = seed
 
     def __iter__(self) -> Iterator[int]:
-        epoch = self.epoch + self._n_passes
-        self._n_passes += 1
+        epoch = self._begin_pass()
         yield from permutation(len(self.data_source), self.seed, epoch).tolist()
+        self._end_pass(epoch)
 
 
-class SeededBatchSampler(BatchSampler):
+class SeededBatchSampler(_CountsEpochs, BatchSampler):
     """torch's BatchSampler, whose batches also carry what their samples' random draws depend on.
 
     So a loader of another library that takes this one's parts (accelerate does) makes the same batches.
@@ -60,28 +85,40 @@ class SeededBatchSampler(BatchSampler):
         drop_last: Drop a last batch that is not full.
         seed: Of the draws.
         dataset: What the indices are of: its generators are seeded where a loader has no workers.
-
-    Attributes:
-        epoch: The one that was set. Where nobody sets it, here or on the sampler, each pass is an epoch further.
     """
 
     def __init__(self, sampler: Any, batch_size: int, drop_last: bool, seed: int = 0, dataset: Any = None):
         super().__init__(sampler, batch_size, drop_last)
-        self.seed, self.dataset, self.epoch, self._n_passes = seed, dataset, 0, 0
-        self._epochs = EpochsOfSamplers()
+        self.seed, self.dataset = seed, dataset
+        self._epochs, self._given, self._n_to_skip = EpochsOfSamplers(), (0, 0), 0
 
     def set_epoch(self, epoch: int) -> None:
         """Make this the epoch of the next pass, also for the sampler."""
-        self.epoch, self._n_passes = epoch, 0
+        super().set_epoch(epoch)
         self._epochs.set([self.sampler], epoch)
 
     def __iter__(self) -> Iterator[list[int]]:
-        epoch = self._epochs.read([self.sampler], self.epoch + self._n_passes)
-        self._n_passes = epoch + 1 - self.epoch
+        told = self._epochs.read([self.sampler], -1)
+        if told >= 0:
+            super().set_epoch(told)
+        epoch, counted = self._begin_pass(), Occurrences()
         self._epochs.set([self.sampler], epoch)
-        counted = Occurrences()
-        for indices in super().__iter__():
-            yield SeededIndices(indices, self.seed, epoch, counted.add(indices), self.dataset)
+        n_to_skip, self._n_to_skip, self._given = self._n_to_skip, 0, (epoch, 0)
+        for number, indices in enumerate(super().__iter__(), 1):
+            occurrences = counted.add(indices)
+            if number > n_to_skip:
+                self._given = epoch, number
+                yield SeededIndices(indices, self.seed, epoch, occurrences, self.dataset)
+        self._end_pass(epoch)
+
+    def state_dict(self) -> dict[str, int]:
+        """Where the newest pass stands, for torchdata's `StatefulDataLoader`."""
+        return dict(zip(("epoch", "n_batches"), self._given, strict=True))
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Let the next pass go on where `state` was taken."""
+        self.set_epoch(state["epoch"])
+        self._n_to_skip = state["n_batches"]
 
 
 class EpochsOfSamplers:
@@ -104,10 +141,6 @@ class EpochsOfSamplers:
             if isinstance(sampler, HasEpochs):
                 sampler.set_epoch(_OwnEpoch(epoch))
                 self._left[id(sampler)] = getattr(sampler, "epoch", None)
-
-
-class _OwnEpoch(int):
-    """An epoch's number as an object of its own: when the training sets the same number, it sets another object."""
 
 
 class Occurrences:

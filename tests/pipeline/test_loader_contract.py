@@ -334,6 +334,20 @@ class TestTwoPasses:
 
 
 class TestEpochs:
+    def test_are_not_counted_where_no_batch_was_taken(self):
+        loader, expected = loader_of(shuffle=True), rows(loader_of(shuffle=True))
+        for _ in range(3):
+            iter(loader)  # as Lightning does, to see whether it can
+        assert rows(loader) == expected
+
+    def test_a_resume_outlives_a_pass_of_which_no_batch_was_taken(self):
+        begun, resumed = loader_of(shuffle=True), loader_of(shuffle=True)
+        iterator = iter(begun)
+        next(iterator)
+        resumed.load_state_dict(begun.state_dict())
+        iter(resumed)
+        assert rows(resumed) == rows(iterator)
+
     def test_that_the_training_sets_on_its_sampler_count(self):
         sampler = DistributedSampler(range(12), num_replicas=2, rank=0, seed=3)
         loader = loader_of(sampler=sampler)

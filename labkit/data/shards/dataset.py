@@ -66,7 +66,18 @@ class ShardDataset(IterableDataset):
         return self._skips.read() if self._skips else []
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch, which changes the order of shuffled samples, in persistent workers too. Call on every rank."""
+        """Set the epoch, which changes the order of shuffled samples, in persistent workers too. Call on every rank.
+
+        Raises:
+            RuntimeError: accelerate calls it, with several processes: it would share out what is shared out already.
+        """
+        caller = sys._getframe(1).f_globals.get("__name__", "")
+        if caller.startswith("accelerate.") and (world_size := self._find_place().world_size) > 1:
+            raise RuntimeError(
+                f"accelerate would give each of {world_size} processes a part of what this one reads, and read_shards "
+                "has shared out the samples already: the rest would be lost. Leave this loader out of "
+                "accelerator.prepare(), and move its batches by .to(accelerator.device)"
+            )
         self._clock.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
