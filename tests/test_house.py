@@ -85,6 +85,7 @@ COVERS = {
     "data/sizes/test_collect": "data/sizes/folders data/sizes/sd_metadata",
     "data/stores/test_base": "core/names",
     "data/tar/test_index": "data/tar/compressions data/tar/errors data/tar/members",
+    "data/tar/test_nothing_lost": "data/tar/end",
     "data/test_decoders": "teach/conformance teach/conformance_plots",
     "hardening/test_bombs": "core/limits",
     "hardening/test_credentials": "core/credentials",

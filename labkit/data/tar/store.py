@@ -3,6 +3,7 @@
 import os
 import tarfile
 import threading
+import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +25,8 @@ from labkit.data.blobs import (
     open_blob,
     refuse_storage_options,
 )
-from labkit.data.tar.errors import TarError
+from labkit.data.tar.end import check_end
+from labkit.data.tar.errors import TarError, TarWarning
 from labkit.data.tar.index import TarIndex, read_index
 from labkit.data.tar.members import UNREADABLE, BoundedInfo, pieces_of, plain_name, scan, size_fault
 
@@ -215,10 +217,18 @@ def _open_tar(blob: Blob) -> _PlainNameTar:
             sparse = (member for member in tar.getmembers() if member.issparse())
             is_sound = not any(size_fault(member.size, pieces_of(member)) for member in sparse)
             if is_sound and not tar.fileobj.read(tarfile.BLOCKSIZE).strip(b"\0"):
+                _check_end(tar, blob)
                 return _PlainNameTar(tar, blob)
         tar.close()
     deque(scan(blob), maxlen=0)  # raises an error that names the last whole member
     raise TarError(f"{blob.name} is cut within the padding of its last member: copy or download it again")
+
+
+def _check_end(tar: tarfile.TarFile, blob: Blob) -> None:
+    names = tar.getnames()
+    tar.fileobj.seek(tar.offset)
+    if doubt := check_end(tar.fileobj.read, blob.name, plain_name(names[-1]) if names else "", tar.offset, tar.offset):
+        warnings.warn(TarWarning(doubt), stacklevel=2)
 
 
 def _check_sparse_size(key: str, size: int, blob: Blob) -> None:
