@@ -156,9 +156,9 @@ def sample_files(tar: TarStream) -> Iterator[tarfile.TarInfo]:
 
 
 def _belongs_to_sample(member: str, name: str) -> bool:
-    if (n_bytes := len(member.encode("utf-8", "surrogateescape"))) > MAX_PATH_BYTES:
-        about = f"{n_bytes} bytes, where a file has at most {MAX_PATH_BYTES}"
-        raise ValueError(f"{name}: {member[:200] + '...'!r} has a path of {about}")
+    if len(member) > MAX_PATH_BYTES:
+        about = f"{len(member)} characters, where a file's path has at most {MAX_PATH_BYTES} bytes"
+        raise ValueError(f"{name}: {member[:200] + '...'!r} has {about}")
     if member.rpartition("/")[2].startswith("."):  # to WebDataset, `d/._a.jpg` is a sample named `d/`
         return False
     key, suffix = base_plus_ext(member)

@@ -46,10 +46,14 @@ class TarStore:
 
     Raises:
         FileNotFoundError: no such tar, or it holds no image (on the first call of `keys()`).
-        TarError: the tar is compressed, cut or damaged, or not a tar; names the remedy. Raised on first use. Also for
-            a sparse member of more than 1024 MB (`LABKIT_MAX_FILE_MB`), and for headers of more than a MiB.
+        TarError: the tar is compressed, cut or damaged, goes on after its end mark, or is not a tar; names the remedy.
+            Raised on first use. Also for a sparse member of more than 1024 MB (`LABKIT_MAX_FILE_MB`), and for headers
+            of more than a MiB.
         ValueError: unknown mode.
         TypeError: options for a place that takes none.
+
+    Warns, on first use:
+        TarWarning: members may be missing: there is no end mark, or it is followed by more zeros than fill a record.
 
     Keys have no leading `./`; `read` takes them with or without. A link gives its target's bytes. The index is built
     again when the tar's size or modification time has changed; it may be deleted at any time.

@@ -373,5 +373,5 @@ def test_the_longest_name_of_a_file_is_extracted(path):
 def test_a_shard_with_a_name_beyond_all_paths_is_an_error(path):
     """WebDataset's rule takes time with the square of it."""
     make_tar(path, {"000.cls": b"0", "000.png": SAMPLES["000.png"], "d/" * 30_000 + "x": b""})
-    with pytest.raises(ValueError, match=r"set\.tar: 'd/d/.* has a path of 60001 bytes, where a file has at most 4096"):
+    with pytest.raises(ValueError, match=r"set\.tar: 'd/d/.* has 60001 characters.* at most 4096 bytes"):
         list(lk.read_shards(path))
