@@ -63,9 +63,7 @@ def scan(blob: Blob) -> Generator[Member, None, str]:
             file.seek(offset)
             header = file.read(_BLOCK)
             if len(header) < _BLOCK or not (header[0] or header.strip(b"\0")):
-                if header.strip(b"\0"):
-                    raise damage_error(blob.name, "it ends within a header", last)
-                return check_end(file.read, blob.name, last, offset, offset + len(header))
+                return _check_end(file, header, blob.name, last)
             member = None if tar.pax_headers else _parse_plain_header(header, offset)
             if member is not None:
                 offset = member.offset + -(-member.size // _BLOCK) * _BLOCK
@@ -81,6 +79,13 @@ def scan(blob: Blob) -> Generator[Member, None, str]:
                 raise damage_error(blob.name, f"{member.name!r} {fault}", last)
             last = member.name
             yield member
+
+
+def _check_end(file: BinaryIO, header: bytes, name: str, last: str) -> str:
+    """What `check_end` says of a tar whose `header`, read last, begins no member."""
+    if header.strip(b"\0"):
+        raise damage_error(name, "it ends within a header", last)
+    return check_end(file.read, name, last, file.tell() - len(header), file.tell())
 
 
 def _parse_plain_header(header: bytes, offset: int) -> Member | None:
