@@ -35,10 +35,10 @@ class ShardDataset(IterableDataset):
     Nothing of a sample is unpickled or executed: an image is decoded, a label is a number.
 
     Raises, while iterating:
-        TarError: a shard is cut or damaged; names it and its last whole member. Or a member is larger than 1024 MB
-            (`LABKIT_MAX_FILE_MB`).
+        TarError: a shard is cut or damaged, or goes on after its end mark; names it and its last whole member. Or a
+            member of a sample is a link or a device, or larger than 1024 MB (`LABKIT_MAX_FILE_MB`).
         DecodeError: an image cannot be decoded; names key and shard.
-        ValueError: a sample has no image or no label, or a shard is not what its manifest says.
+        ValueError: a sample has no image, several, or no label, or a shard is not what its manifest says.
 
     Warns (once, on stderr, in the first worker):
         ShardWarning: there are fewer shards than workers of all ranks.
