@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from labkit import __version__
 from labkit.core import print_utf8
 from labkit.lab.planning import plan
 from labkit.lab.scripts import one_line_errors
@@ -21,7 +22,7 @@ app = typer.Typer(
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"labkit {sys.modules['labkit'].__version__}")
+        typer.echo(f"labkit {__version__}")
         raise typer.Exit
 
 
