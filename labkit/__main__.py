@@ -1,6 +1,6 @@
 """`python -m labkit`."""
 
-from labkit.lab import app
+from labkit.lab import main
 
 if __name__ == "__main__":
-    app()
+    main()

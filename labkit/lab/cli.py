@@ -20,6 +20,11 @@ app = typer.Typer(
 )
 
 
+def main() -> None:
+    """Run the command of the command line."""
+    app()
+
+
 def _show_version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"labkit {__version__}")
@@ -27,7 +32,7 @@ def _show_version(wanted: bool) -> None:
 
 
 @app.callback()
-def main(
+def _options(
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show labkit's version.")
     ] = False,

@@ -56,10 +56,15 @@ def _own_stderr() -> TextIO:
     except OSError:  # it is closed, and a file of the script may get its number
         return io.StringIO()
     if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=lambda: os.close(descriptor))
+        os.register_at_fork(after_in_child=lambda: _close(descriptor))
     encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
     raw = io.FileIO(descriptor, "w", closefd=False)
     return io.TextIOWrapper(raw, encoding, errors="backslashreplace", write_through=True)
+
+
+def _close(descriptor: int) -> None:
+    with suppress(OSError):  # a daemon closes all that it has, and then forks
+        os.close(descriptor)
 
 
 def _copied(descriptor: int) -> int:

@@ -80,10 +80,11 @@ def test_news_of_a_worker_does_not_keep_the_report_back(monkeypatch, tmp_path, w
             signal.raise_signal(signal.SIGCHLD)
             reports.append("said")
 
-    before = set_handler(signal.SIGCHLD, raise_once)
+    before, terminates = set_handler(signal.SIGCHLD, raise_once), signal.getsignal(signal.SIGTERM)
     try:
         monkeypatch.setattr(signal, "signal", set_after_what_is_due)
         monkeypatch.setattr(program, "_Finish", Ended)
+        monkeypatch.setattr(signal, "getsignal", signal.getsignal)
         monkeypatch.setattr("sys.argv", [*sys.argv])
         monkeypatch.setattr("sys.path", [*sys.path])
         monkeypatch.setattr("sys.excepthook", sys.excepthook)
@@ -94,6 +95,7 @@ def test_news_of_a_worker_does_not_keep_the_report_back(monkeypatch, tmp_path, w
         assert signal.getsignal(signal.SIGCHLD) is raise_once
     finally:
         set_handler(signal.SIGCHLD, before)
+        set_handler(signal.SIGTERM, terminates)
     assert reports == ["said"]
     assert len(news) == (when == "during")
 
