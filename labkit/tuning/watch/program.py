@@ -134,9 +134,10 @@ class _Finish:
 
     def _say(self) -> None:
         self._watched.stop()
+        seen = self._watched.report()
         from labkit.tuning.watch.ranks import combine_ranks
 
-        report = combine_ranks(self._watched.report(), self._environment)
+        report = combine_ranks(seen, self._environment)
         if report is not None:
             with suppress(OSError):  # nobody reads it, but files may be asked for
                 self._terminal.show(report)
