@@ -70,6 +70,7 @@ WITHOUT_MODULE = {
     "test_wheel": "the distribution: its name, and what a wheel holds",
     "test_typing": "the types of all public names",
     "peers/adapters/test_native": "all adapters, which obey the same rules",
+    "pipeline/test_plain_torch_loader": "data/shards and pipeline/bucket_sampler in torch's own loaders",
 }
 
 # Test file -> further modules that it covers: parts of its module, or helpers that work only through it.
