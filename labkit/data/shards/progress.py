@@ -35,7 +35,7 @@ class _Entry(NamedTuple):
     rank: int = 0
     seed: int = 0  # of the loader's pass that the worker belongs to
     worker: int = 0
-    spare: int = 0
+    process: int = 0
 
 
 class Pass(NamedTuple):
@@ -72,9 +72,9 @@ class Clock:
         weakref.finalize(self, os.close, file)
         self._epoch, self._is_set = 0, False
         self._known = 0, 0  # an epoch, and where that one begins
-        self._resumed_by: tuple[int, int] | None = None
+        self._resumed: dict[int, tuple[int, int]] = {}  # by rank, the pass that went on from the newest state
         self._n_begun: Counter[tuple[int, int, int]] = Counter()  # by each reader: rank, seed, worker
-        self._own: dict[tuple[int, int, int], Pass] = {}  # the newest of each reader
+        self._own: dict[tuple[int, int, int, int], Pass] = {}  # the newest of each reader and process
         self._passes: dict[tuple[int, tuple[int, int]], Pass] = {}  # by rank, and by seed and number
         self._last: dict[int, int] = {}  # epoch of each rank
         self._n_counted: Counter[int] = Counter()  # passes of each rank
@@ -121,14 +121,15 @@ class Clock:
             place: Of this process.
             resumed_epoch: That of the state it holds, if any. All workers of the first pass over a loader may go on
                 from a state, no later one: workers of that are copies of the same parent, which knows nothing of the
-                first. They have another seed.
+                first.
         """
         worker = get_worker_info()
         seed = worker.seed - worker.id if worker else _NO_WORKER
         epoch = -1 if resumed_epoch is None else resumed_epoch
-        self._write(_Entry(_Kind.BEGUN, epoch, rank=place.rank, seed=seed, worker=place.worker))
+        reader = place.rank, seed, place.worker, os.getpid()
+        self._write(_Entry(_Kind.BEGUN, epoch, 0, 0, *reader))
         self._read()
-        return self._own[place.rank, seed, place.worker]
+        return self._own[reader]
 
     def _write(self, entry: _Entry) -> None:
         os.write(self._file, np.array(entry, np.int64).tobytes())
@@ -145,15 +146,13 @@ class Clock:
                 continue
             self._epoch, self._is_set = entry.epoch, entry.kind == _Kind.SET or bool(entry.is_set) or self._is_set
             if entry.kind == _Kind.RESUMED:
-                self._known, self._resumed_by = (entry.epoch + 1, entry.next_start), None
+                self._known, self._resumed = (entry.epoch + 1, entry.next_start), {}
 
     def _note_pass(self, entry: _Entry) -> None:
         rank, reader = entry.rank, (entry.rank, entry.seed, entry.worker)
         key = entry.seed, self._n_begun[reader]  # persistent workers begin the next pass with the same seed
         self._n_begun[reader] += 1
-        resumes = entry.epoch >= 0 and self._resumed_by in (None, key)
-        if resumes:
-            self._resumed_by = key
+        resumes = entry.epoch >= 0 and self._resumed.setdefault(rank, key) == key
         resumes = resumes and (not self._is_set or entry.epoch == self._epoch)
         if (rank, key) not in self._passes:
             counted = self._last.get(rank, self._epoch - 1) + 1
@@ -161,7 +160,7 @@ class Clock:
             self._n_counted[rank] += not self._is_set
             n_counted = 0 if self._is_set else self._n_counted[rank]
             self._passes[rank, key] = Pass(self._last[rank], resumes, n_counted)
-        self._own[reader] = self._passes[rank, key]._replace(resumes=resumes)
+        self._own[*reader, entry.process] = self._passes[rank, key]._replace(resumes=resumes)
 
 
 def _open_file() -> int:
