@@ -39,5 +39,8 @@ from .rng import preserve_rng_state as preserve_rng_state
 from .scratch import ScratchFolder as ScratchFolder
 from .stdio import print_utf8 as print_utf8
 from .strings import PackedStrings as PackedStrings
-from .tensor_trees import iter_tensors as iter_tensors, map_tensors as map_tensors
+from .tensor_trees import (
+    has_own_to as has_own_to, is_tensor as is_tensor, iter_tensors as iter_tensors, map_tensors as map_tensors,
+    move_tensors as move_tensors,
+)
 from .threads import use_one_torch_thread as use_one_torch_thread

@@ -209,7 +209,9 @@ class Resumable(ABC):
             self._passes = tuple(others)
             if self.epoch == progress.epoch + 1:
                 self.epoch = progress.epoch
-                if (progress.n_batches or progress.before) and not progress.n_given:  # it was resumed, and the next pass is to be
+                if (
+                    progress.n_batches or progress.before
+                ) and not progress.n_given:  # it was resumed, and the next pass is to be
                     position = progress.n_batches, progress.before, progress.order_crc32
                     self._resumed = Progress(progress.epoch, *position)
 
