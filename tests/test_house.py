@@ -82,8 +82,8 @@ COVERS = {
     "data/shards/test_read": (
         "data/shards/layout data/shards/listing data/shards/plan data/shards/sample data/shards/shuffling"
     ),
-    "data/sizes/test_collect": "data/sizes/folders data/sizes/sd_metadata",
-    "data/stores/test_base": "core/names",
+    "data/sizes/test_collect": "data/sizes/sd_metadata",
+    "data/stores/test_base": "core/folders core/names",
     "data/tar/test_index": "data/tar/compressions data/tar/errors data/tar/members",
     "data/test_decoders": "teach/conformance teach/conformance_plots",
     "hardening/test_bombs": "core/limits",

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from torch.utils.data import BatchSampler
 
 from labkit.core import PackedStrings
+from labkit.data import check_same_classes
 
 _VERSION = 1  # of the state; raised when its meaning changes
 _POSITION = ("epoch", "n_batches", "before", "world_size", "rank", "order_crc32")
@@ -89,10 +90,11 @@ class Resumable(ABC):
         self.epoch, self._progress = epoch, None
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the newest epoch stands: the batches handed out so far, as plain data of some 400 bytes.
+        """Where the newest epoch stands: the batches handed out so far, as plain data.
 
-        Batches that workers or threads have made ahead do not count, so they come after the resume. One rank's state
-        serves all. Take it from the wrapper, if there is one (`CUDAPrefetcher`).
+        It takes some 400 bytes, and the names of the classes. Batches that workers or threads have made ahead do not
+        count, so they come after the resume. One rank's state serves all. Take it from the wrapper, if there is one
+        (`CUDAPrefetcher`).
         """
         is_resumed = self._resumed is not None and self._resumed.epoch == self.epoch
         progress = self._resumed if is_resumed else self._progress
@@ -102,7 +104,8 @@ class Resumable(ABC):
         position = [
             progress.epoch, progress.n_batches, list(progress.before), world_size, rank, progress.order_crc32,
         ]  # fmt: skip
-        return {"version": _VERSION, **dict(zip(_POSITION, position, strict=True)), **self._identity()}
+        named = dict(zip(_POSITION, position, strict=True))
+        return {"version": _VERSION, **named, **self._identity(), "classes": self._class_names()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next epoch go on where `state` was taken: its batches are those still missing, bit for bit.
@@ -111,7 +114,7 @@ class Resumable(ABC):
         `BucketBatchSampler` share out what all ranks together had left. Nothing that was handed out is read again.
 
         Raises:
-            ValueError: the state is of other data or settings; names the first that differs.
+            ValueError: the state is of other data, settings or classes; names the first that differs.
         """
         position = self._check(state)
         n_batches, before, order_crc32 = position["n_batches"], position["before"], position["order_crc32"]
@@ -147,6 +150,14 @@ class Resumable(ABC):
         identity = {"n_samples": n_samples, "keys_crc32": self._keys_crc32, "seed": seed, "batch_size": batch_size}
         return {**identity, "sampler": _describe(self._sampler())}
 
+    def _class_names(self) -> list[str]:
+        """The classes of the loader, or of its data set; empty if neither has names for them."""
+        holder = self if hasattr(self, "classes") else getattr(self, "dataset", None)
+        classes = getattr(holder, "classes", None)
+        if isinstance(classes, list | tuple) and all(isinstance(name, str) for name in classes):
+            return list(classes)
+        return []
+
     def _check(self, state: Any) -> Mapping[str, Any]:
         identity = self._identity()
         if not isinstance(state, Mapping) or not state.keys() >= {"version", *_POSITION, *identity}:
@@ -163,6 +174,9 @@ class Resumable(ABC):
                     f"the state was taken with {name}={state[name]!r}, this loader has {value!r}: make the loader as "
                     "it was, or begin the epoch anew"
                 )
+        if "classes" in state:  # states of earlier versions have none
+            remedy = "pass the classes= that it was made with, or begin the epoch anew"
+            check_same_classes("the state", state["classes"], self._class_names(), remedy)
         return state
 
 
