@@ -128,14 +128,14 @@ def _check_tree(name: str, keys: Sequence[str], folders: list[str], labels: np.n
     elif "" in folders:
         outside = np.flatnonzero(labels == folders.index(""))
         raise ValueError(
-            f"{name} has {n_images(len(outside))} of {len(keys)}, such as {keys[outside[0]]!r}, beside the class folders "
-            f"({_listed(folders[1:])}) and in none of them: move them into one, or away (torchvision's ImageFolder "
-            "would leave them out in silence), or pass classes=[] if labels are not used"
+            f"{name} has {n_images(len(outside))} of {len(keys)}, such as {keys[outside[0]]!r}, beside the class "
+            f"folders ({_listed(folders[1:])}) and in none of them: move them into one, or away (torchvision's "
+            "ImageFolder would leave them out in silence), or pass classes=[] if labels are not used"
         )
     elif all(folder.casefold() in _SPLITS for folder in folders) and _is_nested(keys):
         raise ValueError(
-            f"{name}: its folders {_listed(folders)} look like parts of a data set, whose classes are the folders "
-            f"below: open each by itself, such as {folders[0]!r} of this root. If they are the classes, pass "
+            f"{name} holds the parts of a data set ({_listed(folders)}), whose classes are the folders below: open "
+            f"each by itself ({', '.join(f'root/{folder}' for folder in folders)}). If these are the classes, pass "
             f"classes={folders!r}; if labels are not used, classes=[]"
         )
     elif len(folders) == 1 and _is_nested(keys):
