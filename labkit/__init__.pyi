@@ -57,9 +57,10 @@ from .pipeline.batch_loader.loader import BatchLoader as BatchLoader
 from .pipeline.bucket_sampler import BucketBatchSampler as BucketBatchSampler
 from .pipeline.images import plot_images as plot_images
 from .pipeline.limits import decode_limit as decode_limit, memcpy_limit as memcpy_limit
-from .pipeline.loader.config import LoaderConfig as LoaderConfig, LoaderWarning as LoaderWarning
+from .pipeline.loader.config import LoaderConfig as LoaderConfig
 from .pipeline.loader.loader import Loader as Loader, make_loader as make_loader
 from .pipeline.loader.workers import WorkerDied as WorkerDied
+from .pipeline.samplers import LoaderWarning as LoaderWarning
 from .pipeline.mix import cutmix as cutmix, mixup as mixup
 from .pipeline.prefetch import CUDAPrefetcher as CUDAPrefetcher
 from .pipeline.simulation import (

@@ -6,8 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 import labkit as lk
 from tests.paths import REPO
 
@@ -31,12 +29,9 @@ def test_folders_are_imported_from_their_init():
     assert violations == []
 
 
-@pytest.mark.parametrize("command", ["lint-imports", "lizard -C 10 -L 50 -w labkit data_scripts"])
-def test_linters_find_nothing(command):
-    """Imports run one way, and functions have at most 50 lines and a cyclomatic complexity of at most 10."""
-    program, *arguments = command.split()
-    path = Path(sys.executable).with_name(program)
-    done = subprocess.run([path, *arguments], cwd=REPO, capture_output=True, text=True)
+def test_imports_run_one_way():
+    path = Path(sys.executable).with_name("lint-imports")
+    done = subprocess.run([path], cwd=REPO, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
 
 
@@ -69,6 +64,7 @@ WITHOUT_MODULE = {
     "test_readme": "README.md and the pages of the site, with pages.py",
     "test_wheel": "the distribution: its name, and what a wheel holds",
     "test_typing": "the types of all public names",
+    "data/tar/test_nothing_lost": "all readers of tars, which obey the same rules",
     "peers/adapters/test_native": "all adapters, which obey the same rules",
 }
 
@@ -85,6 +81,7 @@ COVERS = {
     "data/sizes/test_collect": "data/sizes/sd_metadata",
     "data/stores/test_base": "core/folders core/names",
     "data/tar/test_index": "data/tar/compressions data/tar/errors data/tar/members",
+    "data/tar/test_nothing_lost": "data/tar/end",
     "data/test_decoders": "teach/conformance teach/conformance_plots",
     "hardening/test_bombs": "core/limits",
     "hardening/test_credentials": "core/credentials",

@@ -13,7 +13,7 @@ from .folders import Folder as Folder, walk as walk
 from .images import encode_image as encode_image, png_base64 as png_base64, png_bytes as png_bytes
 from .lazy import Lazy as Lazy, PerProcess as PerProcess
 from .limits import (
-    MAX_FILE_VARIABLE as MAX_FILE_VARIABLE, MAX_MEMBERS as MAX_MEMBERS,
+    MAX_FILE_VARIABLE as MAX_FILE_VARIABLE, MAX_MEMBERS as MAX_MEMBERS, MAX_PATH_BYTES as MAX_PATH_BYTES,
     MAX_TAR_HEADER_BYTES as MAX_TAR_HEADER_BYTES, MAX_XZ_DICTIONARY_BYTES as MAX_XZ_DICTIONARY_BYTES,
     max_file_bytes as max_file_bytes,
 )

@@ -14,6 +14,9 @@ MAX_TAR_HEADER_BYTES = 1 << 20
 MAX_MEMBERS = 10_000_000
 """Members of an archive that is extracted: all names are kept in memory."""
 
+MAX_PATH_BYTES = 4096
+"""Name of a member, or target of a link, in an archive: Linux's PATH_MAX. Time grows with the square of their depth."""
+
 MAX_XZ_DICTIONARY_BYTES = 256 << 20
 """Dictionary of an xz stream: `xz -9` needs 65 MiB."""
 

@@ -92,7 +92,7 @@ def check_same_classes(
     place: str, found: Sequence[str], asked: Sequence[str], remedy: str, *, error: type[ValueError] = ValueError
 ) -> None:
     """Raise `error` where labels index into other classes than those asked for; it names the first that differs."""
-    found, asked = list(found), checked_classes(asked)
+    found, asked = list(found), list(asked)
     if found == asked:
         return
     label = next((label for label, pair in enumerate(zip(found, asked, strict=False)) if pair[0] != pair[1]), None)

@@ -1,4 +1,4 @@
-"""Every random draw of a sample depends only on (seed, epoch, index), whichever process makes it.
+"""Every random draw of a sample depends only on (seed, epoch, index, occurrence), whichever process makes it.
 
 Seeding workers is not enough: which worker gets which sample depends on how many there are, persistent workers are not
 reseeded between epochs, and a library may draw from a generator of its own that nobody seeds. So before each sample all
@@ -7,42 +7,33 @@ generators that it can reach are seeded: `random`, NumPy, torch, and the private
 
 import functools
 import hashlib
+import operator
+import pickle
 import random
 import sys
+import sysconfig
 import types
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Protocol, runtime_checkable
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import Sampler, SequentialSampler
+from torch.utils.data import get_worker_info
 
-from labkit.core import Lazy
+from labkit.core import Lazy, preserve_rng_state
 
-_MAX_OBJECTS = 10_000  # to look at: enough for any transforms, but not for a list of a million file names
-_MAX_SEQUENCE_LENGTH = 1000
 _128_BITS = (1 << 128) - 1
 _TORCH_SEEDS = (1 << 63) - 1  # as a mask
 _MULTIPLIER = 0xDA942042E4DD58B5DA3E39CB94B95BDB  # of a 128-bit congruential generator, with good spectral properties
-_LIBRARIES = {*sys.stdlib_module_names, "torch", "torchvision", "numpy", "albumentations", "kornia", "labkit"}
-_OPAQUE_TYPES = (
-    str,
-    bytes,
-    int,
-    float,
-    complex,
-    bool,
-    type(None),
-    type,
-    types.ModuleType,
-    torch.Tensor,
-    np.ndarray,
-    Lazy,
-)
+_OF_BATCH, _AGAIN = -1, -2  # follow (seed, epoch, index); private generators are numbered from 0
+_OPAQUE_TYPES = (type(None), types.ModuleType, torch.Tensor, Lazy)
+_INSTALLED = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 
 
 def derived_seed(*numbers: int) -> int:
-    """128 bits derived from integers such as (seed, epoch, index); neighbouring inputs give unrelated seeds."""
+    """128 bits derived from integers such as (seed, epoch, index); neighboring inputs give unrelated seeds."""
     state = _MULTIPLIER
     for number in numbers:  # not a hash function, which takes four times as long: this runs for every sample
         state = (state ^ number) * _MULTIPLIER & _128_BITS
@@ -57,38 +48,75 @@ def permutation(length: int, *numbers: int) -> torch.Tensor:
     return torch.randperm(length, generator=torch.Generator().manual_seed(seed))
 
 
-@runtime_checkable
-class HasEpochs(Protocol):
-    """A sampler with another order each epoch, such as torch's `DistributedSampler`."""
+class SeededIndices(list):
+    """The indices of one batch. Taking them one by one seeds all random generators, anew for each sample.
 
-    def set_epoch(self, epoch: int) -> None: ...
+    So a batch of indices carries its seeds into any loader over the same data set, in this process or in a worker:
+    torch's `DataLoader` makes a batch by `[dataset[index] for index in batch]`.
+
+    Args:
+        indices: As a sampler gave them.
+        seed, epoch: Of the loader, and of the pass over it.
+        occurrences: How many times each index came before in this epoch.
+        sources: What to seed. Default: the generators of the worker's data set, or of `dataset` outside of a worker,
+            where the state of the global ones is restored at the end.
+        dataset: The data set of a loader without workers; it does not travel.
+    """
+
+    def __init__(
+        self, indices: Iterable[Any], seed: int, epoch: int, occurrences: Sequence[int] = (), dataset: Any = None
+    ):
+        super().__init__(indices)
+        self.seed, self.epoch, self.dataset = seed, epoch, dataset
+        self.occurrences = list(occurrences) or [0] * len(self)
+        self.sources: RandomSources | None = None
+
+    def __reduce__(self) -> tuple:
+        return SeededIndices, (self.plain(), self.seed, self.epoch, self.occurrences)
+
+    def __iter__(self) -> Iterator[Any]:
+        is_foreign, worker = self.sources is None, get_worker_info()
+        sources = self.sources or _sources_of(worker.dataset if worker else self.dataset)
+        with preserve_rng_state() if is_foreign and worker is None else nullcontext():
+            for position, index in enumerate(self.plain()):
+                sources.seed(*self.numbers(position))
+                yield index
+            if is_foreign:
+                sources.seed(*self.numbers_of_batch())
+
+    def __getitem__(self, place: Any) -> Any:  # accelerate cuts batches into the shares of its processes
+        found = super().__getitem__(place)
+        if not isinstance(place, slice):
+            return found
+        return SeededIndices(found, self.seed, self.epoch, self.occurrences[place], self.dataset)
+
+    def __add__(self, others: Any) -> Any:  # and fills up the last ones
+        occurrences = getattr(others, "occurrences", [0] * len(others))
+        whole = self.plain() + list.copy(others)
+        return SeededIndices(whole, self.seed, self.epoch, self.occurrences + occurrences, self.dataset)
+
+    __iadd__ = __add__
+
+    def plain(self) -> list[Any]:
+        """The indices alone, as a list that seeds nothing."""
+        return list.copy(self)
+
+    def numbers(self, position: int) -> tuple[int, ...]:
+        """What the draws of the sample at `position` depend on."""
+        numbers = self.seed, self.epoch, number_of(list.__getitem__(self, position))
+        return (*numbers, _AGAIN, again) if (again := self.occurrences[position]) else numbers
+
+    def numbers_of_batch(self) -> tuple[int, ...]:
+        """What the draws of the batch as a whole depend on."""
+        return (*self.numbers(0), _OF_BATCH) if self else (self.seed, self.epoch)
 
 
-class _Shuffled(Sampler[int]):
-    """All indices, in an order that depends only on (seed, epoch)."""
-
-    def __init__(self, n_samples: int, seed: int):
-        self._n_samples, self._seed, self._epoch = n_samples, seed, 0
-
-    def set_epoch(self, epoch: int) -> None:
-        self._epoch = epoch
-
-    def __len__(self) -> int:
-        return self._n_samples
-
-    def __iter__(self) -> Iterator[int]:
-        yield from permutation(self._n_samples, self._seed, self._epoch).tolist()
-
-
-def choose_sampler(
-    samples: Any, sampler: Sampler[int] | Iterable[int] | None, shuffle: bool | None, seed: int
-) -> Sampler[int] | Iterable[int]:
-    """The order of samples: the sampler's, or that of `samples`, which a seed may shuffle."""
-    if sampler is None:
-        return _Shuffled(len(samples), seed) if shuffle else SequentialSampler(samples)
-    if shuffle:
-        raise ValueError("got shuffle=True and a sampler: leave out one of them, the sampler decides the order")
-    return sampler
+def number_of(index: Any) -> int:
+    """An integer for an index of any kind: itself, or a checksum of the text or tuple that a data set is asked for."""
+    try:
+        return operator.index(index)
+    except TypeError:
+        return zlib.crc32(repr(index).encode())
 
 
 class RandomSources:
@@ -112,23 +140,60 @@ class RandomSources:
             _seed_one(generator, derived_seed(*numbers, position))
 
 
+_latest: tuple[Any, RandomSources] | None = None  # in a worker, the sources of its data set
+
+
+def _sources_of(dataset: Any) -> RandomSources:
+    global _latest
+    if _latest is None or _latest[0] is not dataset:
+        _latest = dataset, RandomSources(dataset)
+    return _latest[1]
+
+
 def find_generators(roots: Iterable[Any]) -> list[Any]:
-    """Private generators reachable from `roots`, each once, in the order in which they are found."""
-    found: list[Any] = []
-    seen: set[int] = set()
-    waiting = list(roots)[::-1]
-    while waiting and len(seen) < _MAX_OBJECTS:
-        item = waiting.pop()
-        if id(item) in seen or isinstance(item, _OPAQUE_TYPES):
-            continue
-        seen.add(id(item))
+    """Private generators reachable from `roots`, each once, in the order in which they are found.
+
+    Raises:
+        RecursionError: containers are nested hundreds of levels deep.
+    """
+    finder = _Finder()
+    finder.waiting += list(roots)[::-1]
+    while finder.waiting:
+        finder.dump(finder.waiting.pop())
+    return finder.found
+
+
+class _Finder(pickle.Pickler):
+    """Meets every object that another one holds, each once, as a pickler does: at the speed of C, however many.
+
+    Nothing is pickled. Each object that is no plain container gives way to a constant, and what it holds is looked at
+    later.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(_Nowhere(), pickle.HIGHEST_PROTOCOL)
+        self.found: list[Any] = []
+        self.waiting: list[Any] = []
+
+    def reducer_override(self, item: Any) -> Any:
+        if item is _nothing:
+            return NotImplemented
         if _is_generator(item):
-            found.append(item)
+            self.found.append(item)
         elif hasattr(type(item), "set_random_state") and hasattr(item, "py_random"):
-            found += _share_generators(item)
-        else:
-            waiting += reversed(_contents(item))
-    return found
+            self.found += _share_generators(item)
+        elif not isinstance(item, _OPAQUE_TYPES):
+            self.waiting.append(_contents(item))
+        return _nothing, ()
+
+
+class _Nowhere:
+    def write(self, data: Any) -> int:
+        return len(data)
+
+
+def _nothing() -> None:
+    """Stands for whatever an object is pickled as."""
 
 
 def count_repeats(batches: Iterable[Any]) -> int:
@@ -200,22 +265,41 @@ def _contents(item: Any) -> list[Any]:
 
 def _references(item: Any) -> Iterator[Any]:
     """Objects that an object holds or uses."""
-    if isinstance(item, Mapping):
-        yield from list(item.values())[:_MAX_SEQUENCE_LENGTH]
+    if isinstance(item, np.ndarray):
+        yield from item.ravel().tolist() if item.dtype.hasobject else ()
+        return
+    if isinstance(item, types.FunctionType):
+        yield from () if _is_installed(item.__globals__.get("__name__")) else _function_references(item)
+    elif isinstance(item, type):
+        yield from () if _is_installed(item.__module__) else _class_references(item)
+        return
+    elif isinstance(item, Mapping):
+        yield from item.values()
     elif isinstance(item, list | tuple | set | frozenset):
-        if len(item) <= _MAX_SEQUENCE_LENGTH:
-            yield from item
+        yield from item
     elif isinstance(item, functools.partial):
         yield from (item.func, item.args, item.keywords)
     elif isinstance(item, types.MethodType):
         yield from (item.__self__, item.__func__)
-    elif isinstance(item, types.FunctionType):
-        yield from _function_references(item)
+    elif isinstance(item, staticmethod | classmethod | property):
+        yield item.fget if isinstance(item, property) else item.__func__
     yield from getattr(item, "__dict__", {}).values()
-    kind: Any = type(item)
-    for name in _slot_names(kind):
-        yield getattr(item, name, None)
-    yield from _class_attributes(kind)
+    yield from (getattr(item, name, None) for name in _slot_names(type(item)))  # type: ignore[arg-type]
+    yield type(item)
+
+
+def _class_references(kind: type) -> Iterator[Any]:
+    """Class attributes and methods, which may use global variables, and the classes that they are inherited from."""
+    yield from vars(kind).values()
+    yield from kind.__bases__
+
+
+@functools.cache
+def _is_installed(module: str | None) -> bool:
+    """Whether a module is of Python, of labkit or of an installed package: no function of theirs is looked into."""
+    top = (module or "").partition(".")[0]
+    path = getattr(sys.modules.get(module or ""), "__file__", None) or ""
+    return top in sys.stdlib_module_names - {"__main__"} or top == "labkit" or path.startswith(_INSTALLED)
 
 
 def _function_references(function: types.FunctionType) -> Iterator[Any]:
@@ -235,13 +319,6 @@ def _used_names(code: types.CodeType) -> Iterator[str]:
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from _used_names(constant)
-
-
-@functools.cache
-def _class_attributes(kind: type) -> list[Any]:
-    """Class attributes and methods, which may use global variables; those of libraries are skipped."""
-    own = [parent for parent in kind.__mro__ if parent.__module__.partition(".")[0] not in _LIBRARIES]
-    return [getattr(value, "__func__", value) for parent in own for value in vars(parent).values()]
 
 
 @functools.cache

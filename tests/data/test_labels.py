@@ -13,7 +13,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
+from torch.utils.data import TensorDataset
 from torchvision.datasets import ImageFolder
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
@@ -407,10 +409,15 @@ class TestNumbersThatWouldShift:
         resumed = loader(["cat", "dog"])
         resumed.load_state_dict(state)
         assert len(list(resumed)) == 1
-        del state["classes"]  # as of an earlier version
-        resumed = loader(None)
-        resumed.load_state_dict(state)
-        assert len(list(resumed)) == 1
+
+    def test_a_data_set_of_others_may_name_a_class_twice(self):
+        """As ImageNet does."""
+        dataset = TensorDataset(torch.arange(8))
+        dataset.classes = ["crane", "maillot", "crane"]
+        begun, resumed = (lk.make_loader(dataset, lk.LoaderConfig(batch_size=2, num_workers=0)) for _ in range(2))
+        next(iter(begun))
+        resumed.load_state_dict(begun.state_dict())
+        assert len(list(resumed)) == 3
 
 
 def as_version_1(path: Path) -> Path:

@@ -406,21 +406,38 @@ def test_objects_that_answer_no_questions_are_passed_over():
     assert find_generators([Held(Unconnected()), [Unlisted(a=1)], Held(opened), generator]) == [generator]
 
 
-def test_long_lists_are_not_walked():
-    class Counted(list):
-        walked = 0
+class Annotated(Dataset):
+    """Draws from a generator of its own, which stands behind large annotations: 900 entries of 12 boxes."""
 
-        def __iter__(self):
-            Counted.walked += 1
-            return super().__iter__()
+    def __init__(self, place):
+        self.boxes = [[{"box": (n, k, 1.0, 2.0), "label": str(k)} for k in range(12)] for n in range(900)]
+        self.names = [f"{n}.jpg" for n in range(100_000)]
+        self.drawn = place(np.random.default_rng(3))
 
-        def __getitem__(self, index):
-            Counted.walked += 1
-            return super().__getitem__(index)
+    def __len__(self):
+        return 64
 
-    generator, names = random.Random(1), Counted(str(n) for n in range(2000))
-    assert find_generators([Held(names), Counted(range(2000)), generator]) == [generator]
-    assert Counted.walked == 0
+    def __getitem__(self, index):
+        return self.drawn()
+
+
+PLACES_BEHIND_MUCH = {
+    "an attribute": lambda it: it.random,
+    "a closure": lambda it: lambda: it.random(),
+    "a list": lambda it: functools.partial(lambda held: held[-1][0].random(), [*range(50_000), [it]]),
+    "a dict": lambda it: functools.partial(lambda held: held[-1].random(), dict.fromkeys(range(50_000)) | {-1: it}),
+}
+
+
+@pytest.mark.parametrize("place", PLACES_BEHIND_MUCH.values(), ids=PLACES_BEHIND_MUCH)
+def test_a_generator_is_found_however_much_lies_beside_it(place):
+    def draws(num_workers):
+        config = lk.LoaderConfig(batch_size=8, num_workers=num_workers, start_method="fork" if num_workers else None)
+        return torch.cat(list(lk.make_loader(Annotated(place), config))).tolist()
+
+    drawn = draws(2)
+    assert len(set(drawn)) == 64
+    assert draws(0) == drawn
 
 
 def test_what_a_batch_draws_is_nobody_elses_stream():

@@ -51,8 +51,8 @@ def extract_tars(
         ValueError: an archive's name gives no folder, or two give the same.
         OSError: too little space; names both numbers of bytes. Nothing is extracted.
         ItemErrors: some archives failed; names them, the others are extracted. An archive is refused whole if it is
-            unsafe (`plan_members`), exceeds a limit of `labkit.core.limits`, is cut or damaged, differs from the folder
-            that is there, or has names that differ in case alone where the filesystem ignores case.
+            unsafe (`plan_members`), exceeds a limit of `labkit.core.limits`, is cut, damaged or goes on after its end,
+            differs from the folder that is there, or has names that differ in case alone where case is ignored.
 
     Taught in: notebooks/09_marigold_storage.ipynb
     """

@@ -8,8 +8,11 @@ import tarfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 
-from labkit.core import MAX_MEMBERS, path_from_key
+from labkit.core import MAX_MEMBERS, MAX_PATH_BYTES, path_from_key
+
+_MAX_PART_BYTES = 255  # NAME_MAX of Linux
 
 
 class UnsafeTarError(ValueError):
@@ -33,8 +36,9 @@ def plan_members(archive: str, members: Iterable[tarfile.TarInfo]) -> Plan:
     """The plan for the members of `archive`.
 
     Raises:
-        UnsafeTarError: a member has an absolute name or `..` in it, lies behind a link, is a device or a pipe, or is a
-            link that leads out of the folder or through another link; names the archive, the member and the fault.
+        UnsafeTarError: a member has an absolute name or `..` in it, a name of more than 4096 bytes or a part of it of
+            more than 255, lies behind a link, is a device or a pipe, or is a link that leads out of the folder or
+            through another link; names the archive, the member and the fault.
     """
     tree = _NamedTree()
     for number, info in enumerate(members):
@@ -48,8 +52,15 @@ def plan_members(archive: str, members: Iterable[tarfile.TarInfo]) -> Plan:
 
 
 def safe_path(name: str) -> str:
-    """`name` without `.` and doubled slashes, "" for the archive's own folder. Raises ValueError if it would leave."""
+    """`name` without `.` and doubled slashes, "" for the archive's own folder.
+
+    Raises:
+        ValueError: it would leave the folder, or no file can have it.
+    """
+    _check_length(name)
     parts = [part for part in name.split("/") if part not in ("", ".")]
+    if (longest := max(map(_n_bytes, parts), default=0)) > _MAX_PART_BYTES:
+        raise ValueError(f"has {longest} bytes in a part of its name, where a file has at most {_MAX_PART_BYTES}")
     if name.startswith("/"):
         raise ValueError("is an absolute name")
     if ".." in parts:
@@ -57,6 +68,16 @@ def safe_path(name: str) -> str:
     if "\0" in name:
         raise ValueError("has a zero byte in its name")
     return path_from_key("/".join(parts))
+
+
+def _check_length(path: str) -> None:
+    """Refuse what is longer than a path can be: memory and time for it would grow with the square of its depth."""
+    if (n_bytes := _n_bytes(path)) > MAX_PATH_BYTES:
+        raise ValueError(f"has a path of {n_bytes} bytes, where a file has at most {MAX_PATH_BYTES}")
+
+
+def _n_bytes(text: str) -> int:
+    return len(text.encode("utf-8", "surrogateescape"))
 
 
 def find_case_collision(plan: Plan) -> tuple[str, str] | None:
@@ -114,7 +135,8 @@ def _refusal_error(archive: str, name: str) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        text = f"{archive}: member {name!r} {error}. Nothing of the archive was extracted"
+        shown = name if len(name) <= MAX_PATH_BYTES else name[:200] + "..."
+        text = f"{archive}: member {shown!r} {error}. Nothing of the archive was extracted"
         raise UnsafeTarError(text) from error
 
 
@@ -131,16 +153,18 @@ def _check_paths(archive: str, tree: _NamedTree) -> None:
 
 
 def _find_parents(paths: Iterable[str]) -> set[str]:
-    parents: set[str] = set()
-    for path in paths:
-        while (path := path.rpartition("/")[0]) and path not in parents:
-            parents.add(path)
-    return parents
+    """Those of the paths under which others lie: sorted with the slash as the first letter, one follows at once.
+
+    A set of all folders that lie above a path would take memory with the square of its depth.
+    """
+    ordered = sorted(paths, key=lambda path: path.replace("/", "\0"))
+    return {path for path, following in pairwise(ordered) if following.startswith(path + "/")}
 
 
 def _check_link(path: str, targets: dict[str, str]) -> None:
     """Follow the link at `path` by names alone: it must stay inside, and must not lead through another link."""
     target = targets[path]
+    _check_length(target)
     if not target:
         raise ValueError("is a link without a name")
     if "\0" in target:

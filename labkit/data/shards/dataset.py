@@ -35,10 +35,10 @@ class ShardDataset(IterableDataset):
     Nothing of a sample is unpickled or executed: an image is decoded, a label is a number.
 
     Raises, while iterating:
-        TarError: a shard is cut or damaged; names it and its last whole member. Or a member is larger than 1024 MB
-            (`LABKIT_MAX_FILE_MB`).
+        TarError: a shard is cut or damaged, or goes on after its end mark; names it and its last whole member. Or a
+            member of a sample is a link or a device, or larger than 1024 MB (`LABKIT_MAX_FILE_MB`).
         DecodeError: an image cannot be decoded; names key and shard.
-        ValueError: a sample has no image or no label, or a shard is not what its manifest says.
+        ValueError: a sample has no image, several, or no label, or a shard is not what its manifest says.
 
     Warns (once, on stderr, in the first worker):
         ShardWarning: there are fewer shards than workers of all ranks.
@@ -66,7 +66,18 @@ class ShardDataset(IterableDataset):
         return self._skips.read() if self._skips else []
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch, which changes the order of shuffled samples, in persistent workers too. Call on every rank."""
+        """Set the epoch, which changes the order of shuffled samples, in persistent workers too. Call on every rank.
+
+        Raises:
+            RuntimeError: accelerate calls it, with several processes: it would share out what is shared out already.
+        """
+        caller = sys._getframe(1).f_globals.get("__name__", "")
+        if caller.startswith("accelerate.") and (world_size := self._find_place().world_size) > 1:
+            raise RuntimeError(
+                f"accelerate would give each of {world_size} processes a part of what this one reads, and read_shards "
+                "has shared out the samples already: the rest would be lost. Leave this loader out of "
+                "accelerator.prepare(), and move its batches by .to(accelerator.device)"
+            )
         self._clock.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote
 
-from labkit.core import MAX_FILE_VARIABLE, max_file_bytes
+from webdataset.tariterators import base_plus_ext
+
+from labkit.core import MAX_FILE_VARIABLE, MAX_PATH_BYTES, is_image, max_file_bytes
 from labkit.data.stores import Store
 from labkit.data.tar import TarError, TarStream
 
@@ -113,7 +115,7 @@ def sha256_of(path: Path) -> str:
 
 
 def read_members(stream: io.BufferedReader, name: str) -> Iterator[tuple[str, bytes]]:
-    """(name, data) of every file in a tar, in one pass without seeking.
+    """(name, data) of every file of a sample (`sample_files`) in a tar, in one pass without seeking.
 
     Args:
         stream: The tar from its first byte on, plain or compressed. Unpacked in bounded memory.
@@ -121,12 +123,53 @@ def read_members(stream: io.BufferedReader, name: str) -> Iterator[tuple[str, by
 
     Raises:
         TarError: the tar is cut or damaged, between two members, too; names it and its last whole member. Or a member
-            is larger than `labkit.core.limits.max_file_bytes()`; its data are not read.
+            is larger than `labkit.core.limits.max_file_bytes()`; its data are not read. Or as `sample_files` raises.
+        ValueError: as `sample_files` raises.
     """
     limit = max_file_bytes()
     with TarStream(stream, name, needs_end_mark=True) as tar:
-        for info in filter(tarfile.TarInfo.isreg, tar):
+        for info in sample_files(tar):
             if info.size > limit:
                 about = f"{info.size} bytes, over the limit of {limit} ({MAX_FILE_VARIABLE})"
                 raise TarError(f"{name}: {info.name!r} has {about}")
             yield info.name, b"".join(tar.blocks(info))
+
+
+def sample_files(tar: TarStream) -> Iterator[tarfile.TarInfo]:
+    """The files that make up samples, by WebDataset's rule: what is left of the first dot in a name is the key.
+
+    Folders, hidden files (`._a.jpg`) and names without a dot (`README`) belong to no sample, and are left out.
+
+    Raises:
+        TarError: a member that belongs to a sample is a link, a device or of an unknown type, so that the sample would
+            lack it.
+        ValueError: a member's name is one that WebDataset skips in silence.
+    """
+    for info in tar:
+        if not info.isdir() and _belongs_to_sample(info.name, tar.name):
+            if not info.isreg():
+                raise TarError(
+                    f"{tar.name}: {info.name!r} is {_describe(info)}, not a file, and its sample would lack it: write "
+                    "the shard again with files alone (GNU tar: --dereference --hard-dereference)"
+                )
+            yield info
+
+
+def _belongs_to_sample(member: str, name: str) -> bool:
+    if len(member) > MAX_PATH_BYTES:
+        about = f"{len(member)} characters, where a file's path has at most {MAX_PATH_BYTES} bytes"
+        raise ValueError(f"{name}: {member[:200] + '...'!r} has {about}")
+    if member.rpartition("/")[2].startswith("."):  # to WebDataset, `d/._a.jpg` is a sample named `d/`
+        return False
+    key, suffix = base_plus_ext(member)
+    if key is not None and suffix.startswith("__"):
+        raise ValueError(f"{name}: {member!r} has a suffix that WebDataset reserves: write it under another")
+    if key is None and is_image(member):
+        raise ValueError(f"{name}: {member!r} names no sample to WebDataset: write it without the line break")
+    return key is not None
+
+
+def _describe(info: tarfile.TarInfo) -> str:
+    if info.islnk() or info.issym():
+        return f"a {'hard' if info.islnk() else 'symbolic'} link to {info.linkname!r}"
+    return "a device or a pipe" if info.isdev() else f"of unknown type {info.type!r}"

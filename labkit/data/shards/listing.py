@@ -3,7 +3,6 @@
 import hashlib
 import io
 import os
-import tarfile
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -11,14 +10,14 @@ from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
-from webdataset.tariterators import base_plus_ext, group_by_keys
+from webdataset.tariterators import group_by_keys
 
-from labkit.core import is_image, require_int, strip_credentials
+from labkit.core import require_int, strip_credentials
 from labkit.data.blobs import is_url
 from labkit.data.shards.ahead import ShardsAhead
 from labkit.data.shards.cache import CachedShards, ShardCache
 from labkit.data.shards.gopen import open_url
-from labkit.data.shards.layout import read_members
+from labkit.data.shards.layout import read_members, sample_files
 from labkit.data.shards.write import MANIFEST, UNFINISHED, read_manifest
 from labkit.data.tar import TAR_SUFFIXES, TarStream
 
@@ -106,7 +105,7 @@ def _list_files(shards: ShardList, url: str) -> Iterator[dict[str, Any]]:
     with ExitStack() as stack:
         # A path can be sought in: that skips the data.
         source = stack.enter_context(open_url(url, **shards.storage_options)) if is_url(url) else url
-        for info in filter(tarfile.TarInfo.isreg, stack.enter_context(TarStream(source, name, needs_end_mark=True))):
+        for info in sample_files(stack.enter_context(TarStream(source, name, needs_end_mark=True))):
             yield {"fname": info.name, "data": b"", "__url__": name}
     yield {}
 
@@ -116,20 +115,10 @@ def _read_files(shards: ShardList, url: str, file: io.BufferedReader) -> Iterato
     name, expected_sha256 = name_of(url), shards.sha256.get(url)
     hashing = _HashingReader(file)
     for member, data in read_members(io.BufferedReader(hashing) if expected_sha256 else file, name):
-        _check_member_name(member, name)
         yield {"fname": member, "data": data, "__url__": name}
     if expected_sha256 and hashing.finish() != expected_sha256:
         raise ValueError(f"{name} does not have the SHA-256 of its manifest: copy it again, or write it again")
     yield {}
-
-
-def _check_member_name(member: str, name: str) -> None:
-    """Refuse names that WebDataset silently skips, the first kind with its whole sample."""
-    key, suffix = base_plus_ext(member)
-    if key is not None and suffix.startswith("__"):
-        raise ValueError(f"{name}: {member!r} has a suffix that WebDataset reserves: write it under another")
-    if key is None and is_image(member):
-        raise ValueError(f"{name}: {member!r} names no sample to WebDataset: write it without the line break")
 
 
 def name_of(place: str) -> str:

@@ -93,8 +93,12 @@ class Orders:
         for (url, first, stop), (_, file) in zip(stretches, files, strict=True):
             n_samples = 0
             with file:
-                for sample in islice(read_samples(self.shards, url, file), first, stop):
+                samples = read_samples(self.shards, url, file)
+                for sample in islice(samples, first, stop):
                     n_samples += 1
+                    # Before the last one, not after it: a reader that has all of its samples asks for no more.
+                    if first + n_samples == self._counts.get(url) and next(samples, None):
+                        raise ValueError(f"{name_of(url)} has more samples than its manifest says: copy it again")
                     yield sample
             if stop != sys.maxsize and n_samples < stop - first:
                 raise ValueError(f"{name_of(url)} has fewer samples than the {stop} of its manifest: copy it again")

@@ -7,13 +7,13 @@ from labkit.core import IMAGE_SUFFIXES
 
 
 def find_image(sample: dict[str, Any]) -> tuple[str, bytes]:
-    """Name and data of a sample's image. Raises ValueError if there is none, or no label."""
-    suffix = next((suffix for suffix in sample if f".{suffix}" in IMAGE_SUFFIXES), None)
-    name = f"{sample['__key__']}.{suffix or '*'} in {sample['__url__']}"
-    if suffix is None or "cls" not in sample:
+    """Name and data of a sample's image. Raises ValueError if there is none, more than one, or no label."""
+    suffixes = [suffix for suffix in sample if f".{suffix}" in IMAGE_SUFFIXES]
+    name = f"{sample['__key__']}.{suffixes[0] if suffixes else '*'} in {sample['__url__']}"
+    if len(suffixes) != 1 or "cls" not in sample:
         found = ", ".join(part for part in sample if not part.startswith("__"))
-        raise ValueError(f"{name}: a sample must have an image and a .cls with its label; it has {found}")
-    return name, sample[suffix]
+        raise ValueError(f"{name}: a sample must have one image and a .cls with its label; it has {found}")
+    return name, sample[suffixes[0]]
 
 
 def parse_label(data: bytes, name: str) -> int:

@@ -5,6 +5,7 @@ import gzip
 import io
 import lzma
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from typing import Any, BinaryIO, NamedTuple
 
@@ -30,12 +31,20 @@ class Compression(NamedTuple):
     open: Callable[[BinaryIO], io.BufferedIOBase]
 
 
-class _XzFile(io.RawIOBase):
-    """An unpacked xz file. `lzma.LZMAFile` would give a stream all the memory that its header asks for: up to 4 GiB."""
+class _UnpackedFile(io.RawIOBase):
+    """Compressed streams, one after the other, unpacked to the end of their file.
 
-    def __init__(self, file: BinaryIO):
-        self._file, self._packed, self._is_within = file, b"", False
-        self._start_stream()
+    `bz2.BZ2File` ends in silence where a later stream is damaged, and `lzma.LZMAFile` gives a stream all the memory
+    that its header asks for: up to 4 GiB.
+
+    Args:
+        file: The compressed file.
+        start_stream: Makes the decompressor of one stream.
+    """
+
+    def __init__(self, file: BinaryIO, start_stream: Callable[[], Any]):
+        self._file, self._packed, self._start = file, b"", start_stream
+        self._unpacker, self._is_within = start_stream(), False
 
     def readable(self) -> bool:
         return True
@@ -55,19 +64,23 @@ class _XzFile(io.RawIOBase):
             data, self._packed = self._unpacker.decompress(self._packed, len(buffer)), b""
             if self._unpacker.eof:
                 self._packed = self._unpacker.unused_data
-                self._start_stream()
+                self._unpacker, self._is_within = self._start(), False
         buffer[: len(data)] = data
         return len(data)
 
-    def _start_stream(self) -> None:
-        self._unpacker = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=MAX_XZ_DICTIONARY_BYTES)
-        self._is_within = False
+
+def _open_streams(start_stream: Callable[[], Any], file: BinaryIO) -> io.BufferedReader:
+    return io.BufferedReader(_UnpackedFile(file, start_stream), BLOCK_BYTES)
+
+
+def _start_xz() -> lzma.LZMADecompressor:
+    return lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=MAX_XZ_DICTIONARY_BYTES)
 
 
 COMPRESSIONS = (
     Compression("gzip", b"\x1f\x8b", (".tar.gz", ".tgz"), lambda file: gzip.GzipFile(fileobj=file)),
-    Compression("bzip2", b"BZh", (".tar.bz2", ".tbz2"), bz2.BZ2File),
-    Compression("xz", b"\xfd7zXZ\0", (".tar.xz", ".txz"), lambda file: io.BufferedReader(_XzFile(file), BLOCK_BYTES)),
+    Compression("bzip2", b"BZh", (".tar.bz2", ".tbz2"), partial(_open_streams, bz2.BZ2Decompressor)),
+    Compression("xz", b"\xfd7zXZ\0", (".tar.xz", ".txz"), partial(_open_streams, _start_xz)),
     Compression(
         "zstd", b"\x28\xb5\x2f\xfd", (".tar.zst",), lambda file: import_module("compression.zstd").ZstdFile(file)
     ),

@@ -28,8 +28,3 @@ def not_a_tar_error(name: str, problem: object) -> TarError:
     return TarError(
         f"{name} is not a tar, or is cut or damaged ({problem}): no member is whole. Copy or download it again"
     )
-
-
-def missing_end_mark(name: str, last: str) -> TarWarning:
-    """The warning about a tar that ends after a member, without the zeros that mark its end."""
-    return TarWarning(f"{name} has no end mark: it may be cut after {last!r}")

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import posixpath
+import warnings
 import zipfile
 import zlib
 from array import array
@@ -20,11 +21,11 @@ import numpy as np
 
 from labkit.core import PackedStrings, labkit_home, write_atomic
 from labkit.data.blobs import Blob, LocalBlob
-from labkit.data.tar.errors import TarError
+from labkit.data.tar.errors import TarError, TarWarning
 from labkit.data.tar.members import Member, scan, size_fault
 
 SUFFIX = ".labkit-index.npz"
-_VERSION = 1
+_VERSION = 2
 _NOWHERE = Member("", -1, 0)
 
 
@@ -37,12 +38,14 @@ class TarIndex:
         offsets: int64; -1 for a link that leads nowhere.
         sizes: int64 bytes, holes included.
         sparse: Row -> (offset, size) of each stored piece.
+        doubt: Why members may be missing at the end of the tar; "" if nothing says so.
     """
 
     names: PackedStrings
     offsets: np.ndarray
     sizes: np.ndarray
     sparse: dict[int, Sequence[Sequence[int]]]
+    doubt: str = ""
 
     def __len__(self) -> int:
         return len(self.names)
@@ -81,7 +84,17 @@ def read_index(blob: Blob) -> TarIndex:
     Raises:
         FileNotFoundError: no such tar.
         TarError: the tar is compressed, cut or damaged, or not a tar.
+
+    Warns:
+        TarWarning: members may be missing at its end; each time, also if the index was stored.
     """
+    index = _find_index(blob)
+    if index.doubt:
+        warnings.warn(TarWarning(index.doubt), stacklevel=2)
+    return index
+
+
+def _find_index(blob: Blob) -> TarIndex:
     stamp = blob.fingerprint()
     places = _index_paths(blob) if stamp[1] else []  # without a version, a server's file may be another one next time
     for path in places:
@@ -101,7 +114,8 @@ def read_index(blob: Blob) -> TarIndex:
 
 def build_index(blob: Blob) -> TarIndex:
     """One pass over the headers."""
-    scanned = _Columns(scan(blob))
+    doubts: list[str] = []
+    scanned = _Columns(_scan(blob, doubts))
     if any(member.kind in ("hard", "sym") for member in scanned.odd.values()):
         scanned = _Columns(_with_links_resolved(scanned.members()))
     last = {name: row for row, name in enumerate(scanned.names)}  # of several with one name the last counts
@@ -112,7 +126,12 @@ def build_index(blob: Blob) -> TarIndex:
         np.frombuffer(scanned.offsets, np.int64)[rows],
         np.frombuffer(scanned.sizes, np.int64)[rows],
         {place: scanned.odd[row].sparse for place, row in enumerate(rows) if row in scanned.odd},
+        "".join(doubts),
     )
+
+
+def _scan(blob: Blob, doubts: list[str]) -> Iterator[Member]:
+    doubts.append((yield from scan(blob)))
 
 
 class _Columns:
@@ -173,7 +192,8 @@ def _index_paths(blob: Blob) -> list[Path]:
 
 def _dump(index: TarIndex, stamp: tuple[int, str]) -> bytes:
     block, ends = index.names.arrays()
-    about = json.dumps({"version": _VERSION, "stamp": stamp, "sparse": list(index.sparse.items())})
+    sparse = list(index.sparse.items())
+    about = json.dumps({"version": _VERSION, "stamp": stamp, "sparse": sparse, "doubt": index.doubt})
     buffer = io.BytesIO()
     np.savez(
         buffer, about=np.frombuffer(about.encode(), np.uint8), block=block, ends=ends, offsets=index.offsets,
@@ -194,7 +214,7 @@ def _load(path: Path, stamp: tuple[int, str]) -> TarIndex | None:
                 return None
             names = PackedStrings.from_arrays(stored["block"], stored["ends"])
             sparse = {int(row): pieces for row, pieces in about["sparse"]}
-            index = TarIndex(names, stored["offsets"], stored["sizes"], sparse)
+            index = TarIndex(names, stored["offsets"], stored["sizes"], sparse, str(about["doubt"]))
         return index if _lies_within(index, stamp[0]) else None
     except Exception:  # damaged files make zipfile, NumPy and json raise almost anything
         return None

@@ -4,18 +4,18 @@ import posixpath
 import re
 import shlex
 import tarfile
-import warnings
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from typing import Any, BinaryIO, NamedTuple, Self
 
 from labkit.core import MAX_TAR_HEADER_BYTES
 from labkit.data.blobs import Blob, LocalBlob, is_url, open_buffered
 from labkit.data.tar.compressions import find_compression
-from labkit.data.tar.errors import TarError, TarWarning, damage_error, missing_end_mark, not_a_tar_error
+from labkit.data.tar.end import check_end
+from labkit.data.tar.errors import TarError, damage_error, not_a_tar_error
 
 _BLOCK = tarfile.BLOCKSIZE
-_SEARCHED_BYTES = 1 << 20  # after the end mark
+_DOTS = re.compile(r"(?:\./+)+")
 # Mode, owner, group, time and device as common writers write them; anything else is left to `tarfile`.
 _PLAIN_NUMBER = rb"(?:[0-7]{7}[ \0]|[0-7]{6}[ \0]{2}|\0{8})"
 _PLAIN_TIME = rb"(?:[0-7]{11}[ \0]|[0-7]{10}[ \0]{2}|\0{12})"
@@ -49,11 +49,11 @@ class Member(NamedTuple):
         return size_fault(self.size, self.sparse) or ("lacks its end" if end > tar_bytes else "")
 
 
-def scan(blob: Blob) -> Iterator[Member]:
+def scan(blob: Blob) -> Generator[Member, None, str]:
     """All members, in the order of the tar.
 
     Headers of ordinary files are read here, all others by `tarfile`, which knows GNU long names, pax records, sparse
-    files and the rest.
+    files and the rest. The generator returns what `check_end` says at the end.
     """
     size, last = blob.fingerprint()[0], ""
     with open(blob.name, "rb", 0) if isinstance(blob, LocalBlob) else open_buffered(blob) as file:
@@ -63,8 +63,7 @@ def scan(blob: Blob) -> Iterator[Member]:
             file.seek(offset)
             header = file.read(_BLOCK)
             if len(header) < _BLOCK or not (header[0] or header.strip(b"\0")):
-                _check_end(file, header, blob.name, last)
-                return
+                return _check_end(file, header, blob.name, last)
             member = None if tar.pax_headers else _parse_plain_header(header, offset)
             if member is not None:
                 offset = member.offset + -(-member.size // _BLOCK) * _BLOCK
@@ -80,6 +79,13 @@ def scan(blob: Blob) -> Iterator[Member]:
                 raise damage_error(blob.name, f"{member.name!r} {fault}", last)
             last = member.name
             yield member
+
+
+def _check_end(file: BinaryIO, header: bytes, name: str, last: str) -> str:
+    """What `check_end` says of a tar whose `header`, read last, begins no member."""
+    if header.strip(b"\0"):
+        raise damage_error(name, "it ends within a header", last)
+    return check_end(file.read, name, last, file.tell() - len(header), file.tell())
 
 
 def _parse_plain_header(header: bytes, offset: int) -> Member | None:
@@ -134,9 +140,7 @@ def size_fault(size: int, pieces: Iterable[Sequence[int]] = ()) -> str:
 
 def plain_name(name: str) -> str:
     """A member's name as a key: without the `./` in front that `tar -cf x.tar .` writes."""
-    while name.startswith("./"):
-        name = name[2:].lstrip("/")
-    return name
+    return _DOTS.sub("", name, count=1) if name.startswith("./") else name
 
 
 def _open_tar(file: BinaryIO, name: str) -> tarfile.TarFile:
@@ -155,21 +159,6 @@ def _open_tar(file: BinaryIO, name: str) -> tarfile.TarFile:
         return tarfile.TarFile(fileobj=file, encoding="utf-8", errors="surrogateescape", tarinfo=BoundedInfo)
     except UNREADABLE as error:
         raise not_a_tar_error(name, error) from error
-
-
-def _check_end(file: BinaryIO, header: bytes, name: str, last: str) -> None:
-    """The headers should end with a mark of zeros, and nothing should follow it."""
-    if header.strip(b"\0"):
-        raise damage_error(name, "it ends within a header", last)
-    if len(header) < _BLOCK:
-        warnings.warn(missing_end_mark(name, last), stacklevel=2)
-    elif file.read(_SEARCHED_BYTES).strip(b"\0"):
-        warnings.warn(
-            f"{name} goes on after its end mark (the last member is {last!r}): the rest is not read. The tar is "
-            "damaged, or several were joined by `cat`: `tar --ignore-zeros -xf` unpacks all of them",
-            TarWarning,
-            stacklevel=2,
-        )
 
 
 class BoundedInfo(tarfile.TarInfo):

@@ -3,6 +3,7 @@
 import os
 import tarfile
 import threading
+import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -34,7 +35,8 @@ from labkit.data.blobs import (
     open_blob,
     refuse_storage_options,
 )
-from labkit.data.tar.errors import TarError
+from labkit.data.tar.end import check_end
+from labkit.data.tar.errors import TarError, TarWarning
 from labkit.data.tar.index import TarIndex, read_index
 from labkit.data.tar.members import UNREADABLE, BoundedInfo, pieces_of, plain_name, scan, size_fault
 
@@ -55,11 +57,15 @@ class TarStore:
 
     Raises:
         FileNotFoundError: no such tar, or it holds no image (on the first call of `keys()`).
-        TarError: the tar is compressed, cut or damaged, or not a tar; names the remedy. Raised on first use. Also for
-            a sparse member of more than 1024 MB (`LABKIT_MAX_FILE_MB`), and for headers of more than a MiB.
+        TarError: the tar is compressed, cut or damaged, goes on after its end mark, or is not a tar; names the remedy.
+            Raised on first use. Also for a sparse member of more than 1024 MB (`LABKIT_MAX_FILE_MB`), and for headers
+            of more than a MiB.
         ValueError: unknown mode; or the tar holds images that labkit does not decode and `ignore` does not name (on the
             first call of `keys()`).
         TypeError: options for a place that takes none.
+
+    Warns, on first use:
+        TarWarning: members may be missing: there is no end mark, or it is followed by more zeros than fill a record.
 
     Keys have no leading `./`; `read` takes them with or without. A link gives its target's bytes. The index is built
     again when the tar's size or modification time has changed; it may be deleted at any time.
@@ -234,10 +240,18 @@ def _open_tar(blob: Blob) -> _PlainNameTar:
             sparse = (member for member in tar.getmembers() if member.issparse())
             is_sound = not any(size_fault(member.size, pieces_of(member)) for member in sparse)
             if is_sound and not tar.fileobj.read(tarfile.BLOCKSIZE).strip(b"\0"):
+                _check_end(tar, blob)
                 return _PlainNameTar(tar, blob)
         tar.close()
     deque(scan(blob), maxlen=0)  # raises an error that names the last whole member
     raise TarError(f"{blob.name} is cut within the padding of its last member: copy or download it again")
+
+
+def _check_end(tar: tarfile.TarFile, blob: Blob) -> None:
+    names = tar.getnames()
+    tar.fileobj.seek(tar.offset)
+    if doubt := check_end(tar.fileobj.read, blob.name, plain_name(names[-1]) if names else "", tar.offset, tar.offset):
+        warnings.warn(TarWarning(doubt), stacklevel=2)
 
 
 def _check_sparse_size(key: str, size: int, blob: Blob) -> None:

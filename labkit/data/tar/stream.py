@@ -10,12 +10,14 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 from labkit.core import atomic_path, file_lock, progress_bar, sibling_path
 from labkit.data.tar.compressions import BLOCK_BYTES, is_source_fault, open_unpacked
-from labkit.data.tar.errors import TarError, damage_error, missing_end_mark, not_a_tar_error
+from labkit.data.tar.end import check_end
+from labkit.data.tar.errors import TarError, TarWarning, damage_error, not_a_tar_error
 from labkit.data.tar.members import BoundedInfo
 
 _MAX_EMPTY_READS = 16  # in a row at the end; of a sound tar, tarfile tries twice
@@ -30,16 +32,17 @@ class TarStream:
         needs_end_mark: Whether an archive without an end mark is an error. It may be cut between two members.
 
     Raises, while opened or read:
-        TarError: the archive is cut or damaged; names it and its last whole member.
+        TarError: the archive is cut or damaged, or goes on after its end mark; names it and its last whole member.
         OSError: the disk or the network fails; a note names the archive.
 
     Warns:
-        TarWarning: there is no end mark, and none is needed.
+        TarWarning: there is no end mark, and none is needed; or it is followed by more zeros than fill a record.
     """
 
     def __init__(self, source: str | os.PathLike | io.BufferedReader, name: str = "", *, needs_end_mark: bool = False):
         self._needs_end_mark = needs_end_mark
-        self._last_whole, self._current = "", ""
+        self._last_whole: str | None = ""
+        self._current = ""
         self.name = name or str(source)
         with ExitStack() as stack:
             if isinstance(source, io.BufferedReader):
@@ -60,11 +63,7 @@ class TarStream:
             self._tar.members.clear()  # tarfile would keep them all
             self._last_whole, self._current = self._current, info.name
             yield info
-        if self._tar.has_end_mark:
-            return
-        if self._needs_end_mark:
-            raise damage_error(self.name, "it has no end mark", self._current)
-        warnings.warn(missing_end_mark(self.name, self._current), stacklevel=2)
+        self._check_end()
 
     def blocks(self, info: tarfile.TarInfo) -> Iterator[bytes]:
         """Data of the file that was given last."""
@@ -72,6 +71,16 @@ class TarStream:
         while block := self._raise_on_damage(file.read, BLOCK_BYTES):
             yield block
         self._last_whole = info.name
+
+    def _check_end(self) -> None:
+        """Read on to the end of the source, so that what its compression checks there is checked, too."""
+        if self._needs_end_mark and not self._tar.has_end_mark:
+            raise damage_error(self.name, "it has no end mark", self._current)
+        file = self._tar.fileobj
+        self._last_whole = None  # a checksum at the end is that of all members
+        read = partial(self._raise_on_damage, file.read)
+        if doubt := check_end(read, self.name, self._current, self._tar.offset, file.tell()):
+            warnings.warn(TarWarning(doubt), stacklevel=3)
 
     def _open(self, file: io.BufferedReader, is_seekable: bool) -> "_MarkedTar":
         unpacked = open_unpacked(file, self.name)

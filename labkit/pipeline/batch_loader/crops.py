@@ -1,4 +1,4 @@
-"""Draw crops and flips for many images at once, from numbers that depend only on (seed, epoch, index)."""
+"""Draw crops and flips for many images at once, from numbers that depend only on (seed, epoch, index, occurrence)."""
 
 import numpy as np
 
@@ -13,14 +13,21 @@ _MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _64_BITS = (1 << 64) - 1
 
 
-def uniforms(seed: int, epoch: int, indices: np.ndarray) -> np.ndarray:
-    """Random float64 (len(indices), DRAWS) in [0, 1); each row depends only on seed, epoch and its index.
+def uniforms(seed: int, epoch: int, indices: np.ndarray, occurrences: np.ndarray | None = None) -> np.ndarray:
+    """Random float64 (len(indices), DRAWS) in [0, 1); each row depends only on seed, epoch, its index and occurrence.
+
+    Args:
+        seed, epoch: Integers.
+        indices: int (N,).
+        occurrences: int (N,), how many times each index came before in the epoch. Default: never.
 
     Source: Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (OOPSLA 2014).
     """
-    key = np.uint64(derived_seed(seed, epoch) & _64_BITS)
+    keys = np.full(len(indices), derived_seed(seed, epoch) & _64_BITS, np.uint64)
+    for again in np.unique(occurrences[occurrences > 0]).tolist() if occurrences is not None else ():
+        keys[occurrences == again] = derived_seed(seed, epoch, again) & _64_BITS
     with np.errstate(over="ignore"):
-        counters = (indices.astype(np.uint64) + key)[:, None] + np.arange(1, DRAWS + 1, dtype=np.uint64) * _GOLDEN
+        counters = (indices.astype(np.uint64) + keys)[:, None] + np.arange(1, DRAWS + 1, dtype=np.uint64) * _GOLDEN
         return (_mix_bits(counters) >> np.uint64(11)) * 2.0**-53
 
 

@@ -28,9 +28,9 @@ class Draw:
     ratio: tuple[float, float]
     flip: float
 
-    def numbers(self, epoch: int, indices: np.ndarray) -> np.ndarray:
+    def numbers(self, epoch: int, indices: np.ndarray, occurrences: np.ndarray) -> np.ndarray:
         """Random numbers for each image, drawn before its size is known, (N, DRAWS)."""
-        return uniforms(self.seed, epoch, indices)
+        return uniforms(self.seed, epoch, indices, occurrences)
 
     def crops(self, numbers: np.ndarray, sizes: np.ndarray) -> np.ndarray:
         """Top, left, height and width of each crop, and 1 if it is mirrored, int64 (N, 5)."""
@@ -47,10 +47,10 @@ class PixelFiller:
     def __init__(self, store: Any, draw: Draw, writer: CropWriter):
         self._store, self._draw, self._writer = store, draw, writer
 
-    def plan(self, indices: np.ndarray, epoch: int) -> np.ndarray:
+    def plan(self, indices: np.ndarray, epoch: int, occurrences: np.ndarray) -> np.ndarray:
         """Crops of a batch, (N, 5). Drawn for all at once: NumPy takes as long for one image as for all, and in
         between releases the GIL, which the threads that resize would then have to take back each time."""
-        return self._draw.crops(self._draw.numbers(epoch, indices), self._store.shapes[indices])
+        return self._draw.crops(self._draw.numbers(epoch, indices, occurrences), self._store.shapes[indices])
 
     def fill(self, rows: np.ndarray, indices: np.ndarray, plan: np.ndarray) -> list[int]:
         """Write images into `rows`, the memory of a part of a batch. Return the rows that stay empty: none."""
@@ -110,9 +110,9 @@ class EncodedFiller:
         self._scales = SCALES if scaled_decoding else SCALES[:1]
         self._local = _ThreadDecoder()
 
-    def plan(self, indices: np.ndarray, epoch: int) -> np.ndarray:
+    def plan(self, indices: np.ndarray, epoch: int, occurrences: np.ndarray) -> np.ndarray:
         """Numbers from which crops follow once the sizes of the images are known, (N, DRAWS)."""
-        return self._draw.numbers(epoch, indices)
+        return self._draw.numbers(epoch, indices, occurrences)
 
     def fill(
         self, rows: np.ndarray, indices: np.ndarray, plan: np.ndarray, reads: Sequence[Future] | None = None

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import BatchSampler, Sampler
+from torch.utils.data import Sampler
 
 from labkit.core import (
     PackedStrings,
@@ -30,8 +30,9 @@ from labkit.pipeline.batch_loader.output import CropWriter, PixelFormat
 from labkit.pipeline.batch_loader.processes import ProcessPool
 from labkit.pipeline.batch_loader.reading import AfterReads, Reader, ReadsAhead, with_reads
 from labkit.pipeline.loader import cores_per_rank
-from labkit.pipeline.resume import Progress, Resumable
-from labkit.pipeline.seeding import HasEpochs, choose_sampler
+from labkit.pipeline.resume import Pass, Progress, Resumable
+from labkit.pipeline.samplers import SeededBatchSampler, choose_sampler
+from labkit.pipeline.seeding import SeededIndices
 
 
 class BatchLoader(Labeled, Resumable):
@@ -57,10 +58,13 @@ class BatchLoader(Labeled, Resumable):
             Floats take two to four times the memory of bytes, on the way to the GPU, too.
         mean, std: Of red, green and blue, for floats: what `v2.Normalize` takes. Default: floats from 0 to 1.
         memory_format: `torch.channels_last`, or `torch.contiguous_format`: planes of red, green and blue.
-        seed: Of order, crops and flips, which depend only on (seed, epoch, index).
+        seed: Of order, crops and flips, which depend only on (seed, epoch, index), and on how many times the index came
+            before in the epoch.
         train: False: the centre of each image, as Resize(256) and CenterCrop(224) keep it; nothing is random.
         shuffle: A new order each epoch. Default: the value of `train`.
-        sampler: Gives the indices instead, such as torch's `DistributedSampler`; its `set_epoch` is called.
+        sampler: Gives the indices instead, such as torch's `DistributedSampler`; its `set_epoch` is called, unless the
+            training does so itself. Without one, the ranks that torchrun or `torch.distributed` started share out each
+            epoch as that does: each has as many images, of which some may come a second time.
         drop_last: Leave out a last batch that is not full.
         scale: Smallest and largest share of the image area in a crop.
         ratio: Smallest and largest width / height of a crop.
@@ -146,13 +150,13 @@ class BatchLoader(Labeled, Resumable):
         self._reader = None if reads_in_flight is None else self._open_reader(source, reads_in_flight)
         shuffle = train if shuffle is None and sampler is None else shuffle
         sampler = choose_sampler(self.keys, sampler, shuffle, seed)
-        self.batch_sampler = BatchSampler(sampler, batch_size, drop_last)
+        self.batch_sampler = SeededBatchSampler(sampler, batch_size, drop_last, seed)
+        self._start_counting()
         pinned = torch.cuda.is_available() and pin_memory is not False
         # Kept for all epochs, since OpenCV keeps about 1 KB for each thread that ended.
         self._pool = _thread_pool(self.num_threads)
-        self._buffers = BatchBuffers(
-            self._pixels.shape(batch_size), self._pixels.array_dtype, prefetch_factor + 2, pinned
-        )
+        shape = self._pixels.shape(batch_size)
+        self._buffers = BatchBuffers(shape, self._pixels.array_dtype, prefetch_factor + 2, pinned)
         self._processes = self._start_processes(num_processes, prefetch_factor, pinned) if num_processes else None
 
     def _start_processes(self, num_processes: int, prefetch_factor: int, pinned: bool) -> ProcessPool:
@@ -169,10 +173,10 @@ class BatchLoader(Labeled, Resumable):
         in_flight = sent._reader.reads_in_flight if sent._reader else 0
         return ProcessPool(sent._fill_batch, num_processes, prefetch_factor, pinned, in_flight)
 
-    def _fill_batch(self, epoch: int, indices: Sequence[int], coming: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
+    def _fill_batch(self, indices: SeededIndices, coming: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
         """A batch, in a worker process, which goes on with the `coming` images."""
-        reads = self._reads_ahead().take(indices, coming) if self._reads_ahead else None
-        return self._finish_first(deque([self._start_batch(self._pool(), np.array(indices), epoch, reads)]))
+        reads = self._reads_ahead().take(indices.plain(), coming) if self._reads_ahead else None
+        return self._finish_first(deque([self._start_batch(self._pool(), indices, reads)]))
 
     def _open_reader(self, source: Any, reads_in_flight: int) -> Reader:
         if isinstance(source, PixelStore):
@@ -198,38 +202,29 @@ class BatchLoader(Labeled, Resumable):
         if not len(self.keys):
             raise ValueError(f"{source!r} holds no images")
 
-    def __len__(self) -> int:
-        return len(self.batch_sampler)
-
     @property
     def skipped(self) -> list[Skipped]:
         """Images left out so far, with reasons."""
         return self._skips.read() if self._skips else []
 
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        return self._epoch_of_batches(self._begin_epoch())
+    def __iter__(self) -> Pass:
+        progress = self._begin_epoch()
+        return Pass(self, self._epoch_of_batches(progress), progress)
 
     def _source(self) -> tuple[Any, int, int]:
         return self.keys, len(self.keys), self._seed
 
-    def _batches_of(self, progress: Progress) -> Iterator[list[int]]:
-        """Indices of each batch; the sampler learns of the epoch when the first is asked for."""
-        if isinstance(self.batch_sampler.sampler, HasEpochs):
-            self.batch_sampler.sampler.set_epoch(progress.epoch)
-        yield from progress.draw(self.batch_sampler)
-
     def _epoch_of_batches(self, progress: Progress) -> Iterator[tuple[Tensor, Tensor]]:
         fill = self._processes.run if self._processes else self._fill_by_threads
-        with closing(fill(progress.epoch, self._batches_of(progress))) as batches:
-            yield from map(progress.give, batches)  # no batch is bound to a name here, which would keep its memory
-        progress.is_over = True
+        with closing(fill(self._batches_of(progress))) as batches:
+            yield from batches
 
-    def _fill_by_threads(self, epoch: int, batches: Iterable[list[int]]) -> Generator[Any, None, None]:
+    def _fill_by_threads(self, batches: Iterable[SeededIndices]) -> Generator[Any, None, None]:
         started: deque[_Batch] = deque()
         pool = self._pool()
         try:
             for indices, reads in with_reads(self._reader, batches):
-                started.append(self._start_batch(pool, np.array(indices), epoch, reads))
+                started.append(self._start_batch(pool, indices, reads))
                 del reads  # the batch alone holds its bytes, until they are decoded
                 if len(started) > self.batches_in_flight:
                     yield self._finish_first(started)
@@ -240,12 +235,13 @@ class BatchLoader(Labeled, Resumable):
             wait(task for task in tasks if not task.cancel())
 
     def _start_batch(
-        self, pool: ThreadPoolExecutor, indices: np.ndarray, epoch: int, reads: Sequence[Future] | None = None
+        self, pool: ThreadPoolExecutor, requests: SeededIndices, reads: Sequence[Future] | None = None
     ) -> "_Batch":
         memory, images = self._buffers.take()
+        indices = np.array(requests.plain())
         n_tasks = self.num_threads * (1 if self._tasks_overlap and not reads else 4)
         step = max(self._filler.smallest_task, -(-len(indices) // n_tasks))
-        plan = self._filler.plan(indices, epoch)
+        plan = self._filler.plan(indices, requests.epoch, np.array(requests.occurrences))
         tasks = {}
         for start in range(0, len(indices), step):
             part = slice(start, min(start + step, len(indices)))

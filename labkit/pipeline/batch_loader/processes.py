@@ -12,12 +12,13 @@ from torch.utils.data import DataLoader, Dataset
 
 from labkit.pipeline.batch_loader.reading import look_ahead
 from labkit.pipeline.loader import worker_context
+from labkit.pipeline.seeding import SeededIndices
 
 # A forked worker would inherit locks that threads of OpenCV and torch hold, and wait for ever.
 _START_METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 
-# An epoch, the numbers of a batch's images, and those of images that the same worker will be given next.
-Task = tuple[int, Sequence[int], Sequence[int]]
+# The numbers of a batch's images, and those of images that the same worker will be given next.
+Task = tuple[SeededIndices, Sequence[int]]
 
 
 class _FilledBatches(Dataset):
@@ -34,21 +35,19 @@ class _Tasks:
     """The tasks of an epoch, as a sampler that torch asks anew in each. torch gives them to its workers in turn."""
 
     def __init__(self, num_processes: int, reads_in_flight: int) -> None:
-        self.epoch = 0
-        self.batches: Iterator[Sequence[int]] = iter(())
+        self.batches: Iterator[SeededIndices] = iter(())
         self._num_processes, self._reads_in_flight = num_processes, reads_in_flight
 
     def __iter__(self) -> Iterator[Task]:
-        for indices, coming in look_ahead(self.batches, self._reads_in_flight, self._num_processes):
-            yield self.epoch, list(indices), coming
+        return look_ahead(self.batches, self._reads_in_flight, self._num_processes)
 
 
 class ProcessPool:
     """Worker processes that fill batches. They start with the first epoch and end with this object.
 
     Args:
-        fill: Takes an epoch, the numbers of a batch's images, and of those that it will be given next; returns the
-            batch. Goes to the workers.
+        fill: Takes the numbers of a batch's images, and of those that it will be given next; returns the batch. Goes to
+            the workers.
         num_processes: Workers.
         prefetch_factor: Batches that each makes ahead.
         pin_memory: Copy each batch into page-locked memory, in a thread of this process.
@@ -66,14 +65,14 @@ class ProcessPool:
             multiprocessing_context=worker_context(_START_METHOD),
         )  # fmt: skip
 
-    def run(self, epoch: int, batches: Iterable[Sequence[int]]) -> Generator[Any, None, None]:
+    def run(self, batches: Iterable[SeededIndices]) -> Generator[Any, None, None]:
         """The batches of an epoch, in order.
 
         Raises:
             RuntimeError: another epoch was begun before this one was read to its end: the workers went on with that.
         """
         self._newest = epoch_run = object()
-        self._tasks.epoch, self._tasks.batches = epoch, iter(batches)
+        self._tasks.batches = iter(batches)
         filled = iter(self._loader)
         while self._newest is epoch_run:
             batch = next(filled, None)

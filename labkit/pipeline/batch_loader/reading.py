@@ -13,14 +13,12 @@ from labkit.data.blobs import allow_requests
 from labkit.data.stores import Store
 
 
-def look_ahead(
-    batches: Iterable[Sequence[int]], count: int, stride: int = 1
-) -> Iterator[tuple[Sequence[int], list[int]]]:
+def look_ahead(batches: Iterable[list[int]], count: int, stride: int = 1) -> Iterator[tuple[Any, list[int]]]:
     """Each batch, and `count` indices of those that come `stride`, `2 * stride`, ... batches later; fewer at the end.
 
     No more batches are drawn than that takes: with a count of 0 none ahead.
     """
-    batches, drawn = iter(batches), deque[Sequence[int]]()
+    batches, drawn = iter(batches), deque[list[int]]()
     while True:
         while not drawn or sum(map(len, islice(drawn, stride, None, stride))) < count:
             batch = next(batches, None)
@@ -29,7 +27,7 @@ def look_ahead(
             drawn.append(batch)
         if not drawn:
             return
-        coming = chain.from_iterable(islice(drawn, stride, None, stride))
+        coming: Iterator[int] = chain.from_iterable(map(list.copy, islice(drawn, stride, None, stride)))
         yield drawn[0], list(islice(coming, count))
         drawn.popleft()
 
@@ -81,9 +79,7 @@ class ReadsAhead:
             self._asked.popleft()[1].cancel()
 
 
-def with_reads(
-    reader: Reader | None, batches: Iterable[Sequence[int]]
-) -> Iterator[tuple[Sequence[int], list[Future] | None]]:
+def with_reads(reader: Reader | None, batches: Iterable[list[int]]) -> Iterator[tuple[Any, list[Future] | None]]:
     """Each batch with its bytes, for which the reader is ahead until this ends or is left; without one, with None."""
     if reader is None:
         yield from ((indices, None) for indices in batches)
@@ -91,7 +87,7 @@ def with_reads(
     ahead = ReadsAhead(reader)
     try:
         for indices, coming in look_ahead(batches, reader.reads_in_flight):
-            yield indices, ahead.take(indices, coming)
+            yield indices, ahead.take(list.copy(indices), coming)
     finally:
         ahead.cancel()
 

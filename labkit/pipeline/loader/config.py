@@ -8,12 +8,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from labkit.core import core_limits, require_choice, require_int, usable_cores
+from labkit.pipeline.samplers import LoaderWarning
 
 _MINIMA = {"batch_size": 1, "num_workers": 0, "prefetch_factor": 1, "seed": -(1 << 63)}
-
-
-class LoaderWarning(UserWarning):
-    """A setting was changed, because it would do harm or nothing on this machine."""
 
 
 @dataclass(frozen=True)

@@ -1,29 +1,31 @@
 """make_loader(): torch's DataLoader with the settings that are easy to get wrong already right."""
 
+import copy
 import multiprocessing
+import pickle
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, Dataset, IterableDataset, Sampler, Subset, dataloader
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, Subset, get_worker_info
 
 from labkit.core import preserve_rng_state
 from labkit.data import collate
 from labkit.pipeline.bucket_sampler import check_batch_sampler
 from labkit.pipeline.loader.config import LoaderConfig
-from labkit.pipeline.loader.torch_internals import WorkerLoader
 from labkit.pipeline.loader.workers import (
-    Epoch,
     WorkerDied,
     delay_interrupts,
-    describe_death,
+    explain_death,
+    silence_deaths,
     start_worker,
     worker_context,
 )
-from labkit.pipeline.resume import Progress, Resumable
-from labkit.pipeline.seeding import HasEpochs, RandomSources, choose_sampler
+from labkit.pipeline.resume import Pass, Progress, Resumable
+from labkit.pipeline.samplers import SeededBatchSampler, check_repeatable, choose_sampler
+from labkit.pipeline.seeding import RandomSources, SeededIndices
 
 
 def make_loader(
@@ -43,7 +45,8 @@ def make_loader(
         dataset: Map-style: `__len__` and `__getitem__`, or `__getitems__` (then a batch is fetched by one call).
         config: How to load. Default: `LoaderConfig()`.
         shuffle: A new order each epoch, which depends on the seed alone.
-        sampler: Where the indices come from instead, such as torch's `DistributedSampler`; its `set_epoch` is called.
+        sampler: Where the indices come from instead, such as torch's `DistributedSampler`; its `set_epoch` is called,
+            unless the training does so itself. An index may come several times in an epoch: it is drawn for anew.
         batch_sampler: Where the indices of each batch come from instead, such as `BucketBatchSampler`; its `set_epoch`
             is called, or that of its `sampler`. It decides on order, batch size and last batches; the seed is still
             that of all random draws.
@@ -52,10 +55,13 @@ def make_loader(
         batch_transform: Called with each batch, in the worker.
 
     Returns:
-        A `Loader`. It yields what `collate_fn` makes, by default tensors of shape (batch_size, ...).
+        A `Loader`. It yields what `collate_fn` makes, by default tensors of shape (batch_size, ...). Without `sampler`
+        and `batch_sampler`, the ranks that torchrun or `torch.distributed` started share out each epoch as torch's
+        `DistributedSampler` does: each has as many samples, of which some may come a second time.
 
     Raises:
-        TypeError: an iterable data set, whose samples have no index to seed by.
+        TypeError: an iterable data set, whose samples have no index to seed by; or a sampler that can be read only
+            once, such as a generator.
         ValueError: an empty data set, two arguments that both decide on the order, or a `BucketBatchSampler` whose
             frame has other images than the data set.
 
@@ -66,178 +72,273 @@ def make_loader(
     if len(dataset) == 0:
         raise ValueError(f"{type(dataset).__name__} holds no sample: a loader needs at least one")
     settings = (config or LoaderConfig()).resolved()
+    order: dict[str, Any] = {"batch_sampler": batch_sampler}
     if batch_sampler is None:
-        sampler = choose_sampler(dataset, sampler, shuffle, settings.seed)
-        batch_sampler = BatchSampler(sampler, settings.batch_size, drop_last)
+        chosen = choose_sampler(dataset, sampler, shuffle, settings.seed)
+        order = {"sampler": chosen, "batch_size": settings.batch_size, "drop_last": drop_last}
     else:
         check_batch_sampler(batch_sampler, dataset, shuffle=shuffle, sampler=sampler, drop_last=drop_last)
-        settings = replace(settings, batch_size=getattr(batch_sampler, "batch_size", settings.batch_size))
-    requests = _Requests(batch_sampler)
-    return Loader(_SeededBatches(dataset, settings.seed, collate_fn, batch_transform), requests, settings)
+        check_repeatable("batch_sampler", batch_sampler)
+    if settings.num_workers:
+        order |= {
+            "prefetch_factor": settings.prefetch_factor, "persistent_workers": settings.persistent_workers,
+            "multiprocessing_context": worker_context(settings.start_method), "worker_init_fn": start_worker,
+        }  # fmt: skip
+    return Loader(
+        dataset, seed=settings.seed, batch_transform=batch_transform, collate_fn=collate_fn,
+        num_workers=settings.num_workers or 0, pin_memory=bool(settings.pin_memory), **order,
+    )  # fmt: skip
 
 
-class Loader(Resumable, WorkerLoader):
+class Loader(Resumable, DataLoader):
     """What `make_loader` returns: a DataLoader that numbers its epochs, resumes in them, and leaves no worker behind.
 
+    Its `dataset`, `sampler`, `batch_sampler` and `collate_fn` are those that it was given, for whoever wants to read
+    them, set something on them, or make another loader of them. Where it made the batch sampler itself, the batches of
+    indices carry the seeds of their samples into that other loader.
+
+    Args:
+        dataset: Map-style.
+        seed: Of all random draws of samples and batches.
+        batch_transform: Called with each batch, in the worker.
+        options: The other arguments of torch's DataLoader.
+
     Attributes:
-        epoch: Number of the next epoch. Each `iter()` takes it and adds one; `load_state_dict` sets it, too.
-        config: The `LoaderConfig` in use.
+        epoch: Number of the next epoch. Each `iter()` takes it and adds one; `load_state_dict` sets it, too, and so
+            does a call of the sampler's own `set_epoch`.
 
     Iterating raises what a worker raised, with the key of the sample and the worker's traceback, or `WorkerDied`. After
-    an error, or Ctrl-C while waiting for a batch, the workers are gone; the next epoch starts new ones.
+    an error, or Ctrl-C while waiting for a batch, the workers are gone; the next epoch starts new ones. What is set on
+    the data set between two epochs holds from the next one on: persistent workers then start anew. Two passes may run
+    at a time; each has its own workers.
     """
 
-    def __init__(self, batches: "_SeededBatches", requests: "_Requests", config: LoaderConfig):
-        options: dict[str, Any] = {}
-        if config.num_workers:
-            options = {
-                "prefetch_factor": config.prefetch_factor,
-                "persistent_workers": config.persistent_workers,
-                "multiprocessing_context": worker_context(config.start_method),
-                "worker_init_fn": start_worker,
-            }
-        with warnings.catch_warnings():  # LoaderConfig has already warned of too many workers
-            warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
-            super().__init__(
-                batches, batch_sampler=requests, num_workers=config.num_workers or 0, pin_memory=config.pin_memory,
-                collate_fn=_return_batch,
-                generator=torch.Generator().manual_seed(config.seed),  # else an epoch's start draws from the global one
-                **options,
-            )  # fmt: skip
-        object.__setattr__(self, "batch_size", config.batch_size)  # DataLoader leaves None beside a batch sampler
-        self.config = config
-        self._batches, self._requests = batches, requests
+    def __init__(
+        self, dataset: Any, *, seed: int = 0, batch_transform: Callable[[Any], Any] | None = None, **options: Any
+    ):
+        given = options.get("batch_sampler")
+        options.setdefault("generator", torch.Generator().manual_seed(seed))  # else a start draws from the global one
+        if isinstance(options.get("collate_fn"), _ThenTransform):  # Lightning makes a loader again from its attributes
+            options["collate_fn"] = options["collate_fn"].collate_fn
+        with _no_advice():
+            super().__init__(dataset, **options)
+        self.seed, self.batch_transform = seed, batch_transform
+        if batch_transform is not None:
+            self.collate_fn = _ThenTransform(self.collate_fn, batch_transform)
+        parts = vars(self)  # DataLoader.__setattr__ refuses what follows
+        if given is None:
+            order = self.sampler, self.batch_size or 1, self.drop_last
+            parts["batch_sampler"] = SeededBatchSampler(*order, seed=seed, dataset=dataset)
+        else:  # what DataLoader leaves empty beside a batch sampler
+            parts["sampler"] = getattr(given, "sampler", given)
+            parts["batch_size"] = getattr(given, "batch_size", None)
+            if isinstance(given, SeededBatchSampler):
+                given.seed, given.dataset = seed, dataset
+        self._start_counting()
+        self._idle_runs: list[_Run] = []
 
-    def __iter__(self) -> "Epoch":  # type: ignore[override]  # torch promises its own private class
-        self._requests.progress = self._begin_epoch()
+    def __iter__(self) -> Pass:  # type: ignore[override]  # torch promises its own private class
+        progress = self._begin_epoch()
+        run = self._idle_runs.pop() if self._idle_runs else _Run(self)
         try:
-            return Epoch(self, super().__iter__(), self._requests.progress)
+            batches = run.start(self, progress)
         except BaseException as error:
-            death = describe_death(error, self._iterator)
-            self.close()
+            progress.is_running = False
+            self._end_pass(progress)
+            death = explain_death(error, run.workers)
+            run.end()
             if death:
                 raise WorkerDied(death) from None
             if self.num_workers and isinstance(error, _START_ERRORS):
                 error.add_note(f"while starting {self.num_workers} workers: {_PICKLING_REMEDY}")
             raise
+        return _WorkersPass(self, run, batches, progress)
 
-    def _sampler(self) -> Any:
-        return self._requests.batches
+    def close(self) -> None:
+        """End idle persistent workers now, instead of when the loader is forgotten."""
+        while self._idle_runs:
+            self._idle_runs.pop().end()
 
     def _source(self) -> tuple[Any, int, int]:
-        return getattr(self.dataset, "keys", None), len(self._batches), self.config.seed
-
-    def _get_iterator(self) -> "dataloader._BaseDataLoaderIter":
-        if not self.num_workers:
-            return super()._get_iterator()
-        with delay_interrupts(self.multiprocessing_context):
-            return super()._get_iterator()
+        return getattr(self.dataset, "keys", None), len(self.dataset), self.seed  # type: ignore[arg-type]
 
 
-_PICKLING_REMEDY = (
-    "spawn and forkserver pickle the data set, so it may hold no open file, lock or connection; open those "
-    "where they are first used"
-)
-_START_ERRORS = (TypeError, AttributeError, multiprocessing.ProcessError, OSError)
+@contextmanager
+def _no_advice() -> Iterator[None]:
+    """Leave out torch's warning of too many workers: `LoaderConfig` gives its own."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
+        yield
 
 
-class _Requests(Sampler):
-    """Batches of (epoch, index): persistent workers have no other way to learn the epoch."""
+class _ThenTransform:
+    """A collate function and what transforms the batch that it makes."""
 
-    def __init__(self, batches: Any):
-        self.batches, self.progress = batches, Progress(0)
+    def __init__(self, collate_fn: Callable[[list[Any]], Any], batch_transform: Callable[[Any], Any]):
+        self.collate_fn, self.batch_transform = collate_fn, batch_transform
 
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "batches":  # there are none yet while unpickling
-            raise AttributeError(name)
-        return getattr(self.batches, name)  # batch_size, sampler, ...
-
-    def __iter__(self) -> Iterator[list[Any]]:
-        progress = self.progress  # now: torch may ask for the first batch only when the next epoch has begun
-        for sampler in (self.batches, getattr(self.batches, "sampler", None)):
-            if isinstance(sampler, HasEpochs):
-                sampler.set_epoch(progress.epoch)
-        return ([(progress.epoch, index) for index in batch] for batch in progress.draw(self.batches))
+    def __call__(self, samples: list[Any]) -> Any:
+        return self.batch_transform(self.collate_fn(samples))
 
 
-class _SeededBatches(Dataset):
-    """Fetches, collates and transforms batches; seeds by (seed, epoch, index) before each sample.
+class _Run:
+    """Iterates over a loader's batches, again and again with the same workers if they persist.
 
-    All other attributes are the data set's: `loader.dataset.classes` works.
+    torch's own DataLoader does it, over a copy of the loader whose data set makes whole seeded batches, and whose batch
+    sampler draws those of one pass.
     """
 
-    def __init__(self, dataset: Any, seed: int, collate_fn: Callable, batch_transform: Callable | None):
-        self._parts = dataset, collate_fn, batch_transform
-        self._seed = seed
+    def __init__(self, loader: Loader):
+        self._loader = copy.copy(loader)
+        self._loader._idle_runs = []  # else this would hold itself, and the workers stay
+        self._requests = _Requests()
+        self._iterator: Iterator[Any] | None = None
+        self._attributes: list[Any] = []  # of what the persistent workers were started with
+
+    @property
+    def workers(self) -> list[Any]:
+        """The running processes; a torch that calls them otherwise has none to explain the end of."""
+        return list(getattr(self._iterator, "_workers", ()))
+
+    def start(self, loader: Loader, progress: Progress) -> Iterator[Any]:
+        """The batches of a pass."""
+        parts = loader.dataset, loader.collate_fn
+        attributes = _attributes(parts) if loader.persistent_workers else []
+        if not _are_same(self._attributes, attributes):
+            self.end()
+        self._attributes = attributes
+        self._requests.indices = lambda: loader._batches_of(progress)
+        self._requests.length = len(loader)
+        vars(self._loader).update(dataset=_Batches(*parts), batch_sampler=self._requests, collate_fn=_return_batch)
+        starts = loader.num_workers and self._iterator is None
+        try:
+            with delay_interrupts(loader.multiprocessing_context) if starts else nullcontext(), _no_advice():
+                self._iterator = DataLoader.__iter__(self._loader)
+        finally:
+            self._requests.indices = lambda: iter(())  # else the loader would hold itself
+        if starts:
+            silence_deaths(self._iterator)
+        return self._iterator
+
+    def hand_back(self) -> None:
+        """The pass is over: end workers that do not persist."""
+        if not self._loader.persistent_workers:
+            self.end()
+
+    def end(self) -> None:
+        """End the workers; the next pass starts new ones."""
+        iterator, self._iterator, self._loader._iterator = self._iterator, None, None
+        getattr(iterator, "_shutdown_workers", lambda: None)()  # else they end with the iterator
+
+
+class _WorkersPass(Pass):
+    """A pass that ends its workers when anything goes wrong, and hands on those that persist."""
+
+    def __init__(self, loader: Loader, run: _Run, batches: Iterator[Any], progress: Progress):
+        super().__init__(loader, batches, progress)
+        self._run: _Run | None = run
+        self._idle_runs = loader._idle_runs
+
+    def _end(self, error: BaseException | None) -> None:
+        run, self._run = self._run, None
+        super()._end(error)
+        if run is None:
+            return
+        if error is not None and not isinstance(error, StopIteration):
+            death = explain_death(error, run.workers)
+            run.end()
+            if death:
+                raise WorkerDied(death) from None
+        elif not self._idle_runs:
+            run.hand_back()
+            self._idle_runs.append(run)
+        else:
+            run.end()
+
+
+class _Requests:
+    """A batch sampler that torch's iterator keeps as long as its workers run; it draws for one pass after another."""
+
+    def __init__(self) -> None:
+        self.indices: Callable[[], Iterator[SeededIndices]] = lambda: iter(())
+        self.length = 0
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __iter__(self) -> Iterator[SeededIndices]:
+        return self.indices()
+
+
+class _Batches(Dataset):
+    """Fetches and collates batches; seeds by (seed, epoch, index) before each sample.
+
+    It goes to the workers in the loader's place of a data set.
+    """
+
+    def __init__(self, dataset: Any, collate_fn: Callable[[list[Any]], Any]):
+        self.dataset, self._collate_fn = dataset, collate_fn
         self._sources: RandomSources | None = None
 
     def __len__(self) -> int:
-        return len(self._parts[0])
+        return len(self.dataset)
 
-    def __getitem__(self, index: int) -> Any:
-        return self._parts[0][index]
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # there are no parts yet while unpickling
-            raise AttributeError(name)
-        return getattr(self._parts[0], name)
+    def __getitem__(self, index: int) -> Any:  # what torch asks for if it does not know __getitems__
+        return self.dataset[index]
 
     def __getstate__(self) -> dict[str, Any]:
         import cloudpickle  # unlike pickle, it handles classes and lambdas from a notebook's cells
 
-        return {"_parts": cloudpickle.dumps(self._parts), "_seed": self._seed}
+        return {"parts": cloudpickle.dumps((self.dataset, self._collate_fn))}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        import pickle
+        self.__init__(*pickle.loads(state["parts"]))  # type: ignore[misc]  # noqa: S301 - came inside a pickle that is trusted
 
-        # These bytes came inside a pickle that is already trusted.
-        self.__dict__.update(state, _parts=pickle.loads(state["_parts"]), _sources=None)  # noqa: S301
+    def __getitems__(self, requests: SeededIndices) -> Any:
+        with preserve_rng_state() if get_worker_info() is None else nullcontext():
+            if self._sources is None:
+                self._sources = RandomSources(self.dataset, self._collate_fn)
+            requests.sources = self._sources
+            samples = self._load(requests, self._sources)
+            self._sources.seed(*requests.numbers_of_batch())
+            try:
+                return self._collate_fn(samples)
+            except Exception as error:
+                raise _noted(error, f"while making {self._name(requests)}{_describe_sizes(samples)}")  # noqa: B904
 
-    def __getitems__(self, requests: list[tuple[int, int]]) -> Any:
-        if torch.utils.data.get_worker_info() is not None:
-            return self._make_batch(requests)
-        with preserve_rng_state():
-            return self._make_batch(requests)
+    def _load(self, requests: SeededIndices, sources: RandomSources) -> list[Any]:
+        if callable(getattr(self.dataset, "__getitems__", None)):
+            sources.seed(*requests.numbers_of_batch())
+            try:
+                return self.dataset.__getitems__(requests)
+            except Exception as error:
+                raise _noted(error, f"while loading {self._name(requests)}")  # noqa: B904
+        samples = []
+        for index in requests:
+            try:
+                samples.append(self.dataset[index])
+            except Exception as error:
+                raise _noted(error, f"while loading {key_of(self.dataset, index)}")  # noqa: B904
+        return samples
 
-    def _random_sources(self) -> RandomSources:
-        if self._sources is None:
-            self._sources = RandomSources(*self._parts)
-        return self._sources
-
-    def _make_batch(self, requests: list[tuple[int, int]]) -> Any:
-        dataset, collate_fn, batch_transform = self._parts
-        samples = self._load_samples(dataset, requests)
-        # For what the batch as a whole draws. Private generators are numbered from 0, so none has this stream.
-        self._random_sources().seed(self._seed, *requests[0], -1)
-        try:
-            batch = collate_fn(samples)
-            return batch_transform(batch) if batch_transform else batch
-        except Exception as error:
-            keys = [key_of(dataset, index) for _, index in requests]
-            error.add_note(
-                f"while making a batch of {len(keys)} samples, the first: {keys[0]}{_describe_sizes(samples)}"
-            )
-            raise
-
-    def _load_samples(self, dataset: Any, requests: list[tuple[int, int]]) -> list[Any]:
-        if callable(getattr(dataset, "__getitems__", None)):
-            self._random_sources().seed(self._seed, *requests[0])
-            return dataset.__getitems__([index for _, index in requests])
-        return [self._load_sample(dataset, epoch, index) for epoch, index in requests]
-
-    def _load_sample(self, dataset: Any, epoch: int, index: int) -> Any:
-        self._random_sources().seed(self._seed, epoch, index)
-        try:
-            return dataset[index]
-        except Exception as error:
-            error.add_note(f"while loading {key_of(dataset, index)}")
-            raise
+    def _name(self, requests: SeededIndices) -> str:
+        first = f", the first: {key_of(self.dataset, requests[0])}" if requests else ""
+        return f"a batch of {len(requests)} samples{first}"
 
 
-def key_of(dataset: Dataset, index: int) -> str:
+def _noted(error: Exception, note: str) -> Exception:
+    """An error with a note. A StopIteration, which would end the epoch as if no sample were left, becomes an error."""
+    if isinstance(error, StopIteration):
+        cause, error = error, RuntimeError(
+            "the data set, collate_fn or batch_transform raised StopIteration, which is no end of the epoch: it comes "
+            "from a next() on something that was used up; next(..., None) returns None there"
+        )  # fmt: skip
+        error.__cause__ = cause
+    error.add_note(note)
+    return error
+
+
+def key_of(dataset: Any, index: Any) -> str:
     """A sample's key, if the data set has `keys`, else its number."""
     while isinstance(dataset, Subset):
         index, dataset = dataset.indices[index], dataset.dataset
@@ -259,3 +360,40 @@ def _describe_sizes(samples: list[Any]) -> str:
 
 def _return_batch(batch: Any) -> Any:
     return batch
+
+
+def _attributes(roots: Sequence[Any]) -> list[Any]:
+    """What objects hold, and what that holds in turn: where something is replaced, the list is another one."""
+    found: list[Any] = []
+    waiting, seen = list(roots), set[int]()
+    while waiting:
+        item = waiting.pop()
+        found.append(item)
+        if id(item) in seen or isinstance(item, str | bytes | type | torch.Tensor):
+            continue
+        seen.add(id(item))
+        if isinstance(item, dict):
+            held = list(item.values())
+        elif isinstance(item, list | tuple):
+            held = list(item)
+        else:
+            held = list(getattr(item, "__dict__", {}).values())
+        found.append(len(held))
+        waiting += held if len(held) <= _LONG else []
+    return found
+
+
+def _are_same(before: list[Any], now: list[Any]) -> bool:
+    return len(before) == len(now) and all(
+        one is other or (type(one) is type(other) and isinstance(one, _PLAIN) and one == other)
+        for one, other in zip(before, now, strict=True)
+    )
+
+
+_LONG = 1000  # items of a list that is data, not settings
+_PLAIN = (int, float, complex, str, bytes)
+_PICKLING_REMEDY = (
+    "spawn and forkserver pickle the data set, so it may hold no open file, lock or connection; open those "
+    "where they are first used"
+)
+_START_ERRORS = (TypeError, AttributeError, multiprocessing.ProcessError, OSError)

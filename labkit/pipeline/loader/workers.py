@@ -1,5 +1,7 @@
 """Worker processes: how they start, how they end, and what the caller learns when one dies."""
 
+import multiprocessing.connection
+import multiprocessing.queues
 import multiprocessing.resource_tracker
 import multiprocessing.util
 import os
@@ -7,18 +9,13 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
+import torch
+
 from labkit.core import keep_freed_memory, main_is_script
-from labkit.pipeline.loader.torch_internals import (
-    WorkerLoader,
-    WorkersBatches,
-    send_pickling_errors,
-    watch_starting_process,
-)
-from labkit.pipeline.resume import Progress
 
 _SLOW_IMPORTS = ("torchvision.transforms", "torchvision.transforms.v2", "albumentations", "kornia", "cv2", "simplejpeg")
 _OWN_IMPORTS = ("labkit.data.", "labkit.pipeline.")  # of which data sets are made
@@ -28,45 +25,35 @@ class WorkerDied(RuntimeError):
     """A worker process ended without an error of its own: killed by the system, or crashed in native code."""
 
 
-class Epoch:
-    """One pass over a loader; ends its workers when anything goes wrong."""
+def explain_death(error: BaseException, workers: Sequence[Any]) -> str | None:
+    """How workers died, if `error` is how torch reports that, or what follows from it; else None.
 
-    def __init__(self, loader: WorkerLoader, batches: Iterator[Any], progress: Progress):
-        self._loader, self._progress = loader, progress
-        self._batches: Iterator[Any] | None = batches
-
-    def __iter__(self) -> "Epoch":
-        return self
-
-    def __len__(self) -> int:
-        return len(self._loader)
-
-    def __next__(self) -> Any:
-        if self._batches is None:
-            raise StopIteration
-        try:
-            return self._progress.give(next(self._batches))
-        except BaseException as error:
-            batches, self._batches = self._batches, None
-            if isinstance(error, StopIteration):
-                self._progress.is_over = True
-                raise
-            death = describe_death(error, batches)
-            self._loader.end_workers(batches)
-            if death:
-                raise WorkerDied(death) from None
-            raise
-
-
-def describe_death(error: BaseException, batches: Iterator[Any] | None) -> str | None:
-    """How workers died, if `error` is how torch reports that; else None."""
+    Args:
+        error: What asking for a batch raised.
+        workers: The processes.
+    """
     text = str(error)
     # With pinned memory a thread fetches the batches. It ends when it cannot fetch those of a dead worker.
-    if not isinstance(error, RuntimeError) or not text.startswith(("DataLoader worker (pid", "Pin memory thread")):
-        return None
-    exit_codes = batches.exit_codes() if isinstance(batches, WorkersBatches) else {}
-    causes = [f"worker {pid} {_explain_exit_code(code)}" for pid, code in exit_codes.items()]
+    is_report = isinstance(error, RuntimeError) and text.startswith(("DataLoader worker (pid", "Pin memory thread"))
+    if not is_report:
+        if not isinstance(error, OSError | EOFError) or "in DataLoader worker process" in text:
+            return None
+        # A worker that is being killed closes its sockets before it ends; until then nothing can be fetched.
+        multiprocessing.connection.wait([worker.sentinel for worker in workers], timeout=2.0)
+    codes = {worker.pid: worker.exitcode for worker in workers if worker.exitcode}
+    causes = [f"worker {pid} {_explain_exit_code(code)}" for pid, code in codes.items()]
     return "; ".join(causes) or (text if text.startswith("DataLoader") else None)
+
+
+def silence_deaths(iterator: Any) -> None:
+    """Let only the caller that waits for a batch learn of a dead worker.
+
+    torch's signal handler would raise wherever the main thread happens to be: in a training step, between two epochs,
+    or in code that has nothing to do with the thread that iterates. A torch without this name keeps its handler.
+    """
+    with suppress(AttributeError):
+        torch.utils.data._utils.signal_handling._remove_worker_pids(id(iterator))  # type: ignore[attr-defined]
+        iterator._worker_pids_set = False
 
 
 def _explain_exit_code(exit_code: int) -> str:
@@ -127,10 +114,29 @@ def start_worker(worker_id: int) -> None:
     if "cv2" in sys.modules:
         sys.modules["cv2"].setNumThreads(0)
     keep_freed_memory()
-    send_pickling_errors()
+    # An error in place of what cannot be pickled: the main process would wait for it for ever.
+    multiprocessing.queues.Queue._on_queue_feeder_error = _send_pickling_error  # type: ignore[attr-defined]  # private
     parent = multiprocessing.parent_process()
-    if parent is not None and parent.pid != os.getppid():  # forked by a fork server
-        watch_starting_process()
+    if parent is not None and parent.pid != os.getppid():
+        # Forked by a fork server. torch watches that, which in turn waits for its workers: both would stay for ever
+        # after a kill of the main process.
+        threading.Thread(target=_end_with, args=(parent, folder), daemon=True).start()
+
+
+def _end_with(parent: Any, folder: str) -> None:
+    multiprocessing.connection.wait([parent.sentinel])
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(1)
+
+
+def _send_pickling_error(queue: Any, error: Exception, message: tuple[int, Any]) -> None:
+    number, content = message
+    wrapper = torch._utils.ExceptionWrapper
+    if not isinstance(content, wrapper):
+        error.add_note("while sending a batch to the main process: it may hold only what can be pickled")
+        content = wrapper((type(error), error, error.__traceback__), where="in a DataLoader worker process")
+    content.exc_type = RuntimeError
+    queue.put((number, content))
 
 
 def _remove_if_orphaned(folder: str) -> None:

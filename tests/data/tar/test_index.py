@@ -704,17 +704,6 @@ def test_a_tar_that_ends_with_a_folder_s_header(path):
     assert "it ends within a header): the last whole member is 'd'" in refusal(path)
 
 
-def test_what_lies_behind_the_end_mark_warns(path, plan):
-    """A header of zeros in the middle is the end for the format: `tarfile` and GNU tar read no further."""
-    whole, members = plan
-    at = members["third"].offset
-    for data, last, count in ((whole[:at] + bytes(512) + whole[at + 512 :], "longlong", 2), (whole * 2, "last.jpg", 5)):
-        path.write_bytes(data)
-        said = rf"a\.tar goes on after its end mark \(the last member is '{last}.*--ignore-zeros"
-        with pytest.warns(TarWarning, match=said):
-            assert len(contents(path)) == count
-
-
 @pytest.mark.filterwarnings("ignore::labkit.data.tar.errors.TarWarning")
 @pytest.mark.parametrize("seed", range(8))
 def test_random_damage_gives_one_kind_of_error(path, plan, seed):

@@ -34,6 +34,7 @@ TARGETS = {
     "stored_index": Target("tars", "stored_index", "stored_index_seeds", ("zipfile", "numpy.lib._format_impl")),
     "tar_extract": Target("tars", "tar_extract", "tar_seeds", ("tarfile",)),
     "shards": Target("tars", "shards", "shard_seeds", ("tarfile", "webdataset.tariterators")),
+    "packed": Target("tars", "packed", "packed_seeds", ("tarfile", "gzip")),
     "size_names": Target("tables", "size_names", "size_name_seeds"),
     "json_tables": Target("tables", "json_tables", "json_seeds", ("json",)),
     "listings": Target("tables", "listings", "listing_seeds", ("html.parser", "_markupbase", "urllib.parse")),

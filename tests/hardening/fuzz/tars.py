@@ -113,6 +113,7 @@ def _compare(path, index) -> None:
         last = {plain_name(info.name): info for info in theirs}  # a device, too, takes the place of a file
         infos = {name: info for name, info in last.items() if not (info.isdir() or info.isdev())}
         assert sorted(infos) == list(index.names), (sorted(infos), list(index.names))
+        assert not path.read_bytes()[theirs.offset :].strip(b"\0"), "the tar goes on where tarfile stops"
         for row, name in enumerate(index.names):
             if index.sizes[row] > _SMALL:
                 with may_refuse(TarError, names=path):
@@ -201,6 +202,10 @@ def tar_extract(data: bytes) -> None:
     if root.exists():
         assert set(os.listdir(root)) <= {WORK, "x"}
         _check_inside(root / "x")
+    if (root / "x").exists():
+        with tarfile.open(archive, encoding="utf-8", errors="surrogateescape") as theirs:
+            missing = [info.name for info in theirs if not os.path.lexists(root / "x" / info.name)]
+        assert not missing, missing
 
 
 def _check_inside(folder: Path) -> None:
@@ -246,8 +251,32 @@ def shards(data: bytes) -> None:
             given += 1
         try:
             with tarfile.open(path, encoding="utf-8", errors="surrogateescape") as theirs:
-                names = [info.name for info in theirs if info.isreg() and is_image(info.name)]
+                names = [info.name for info in theirs if not info.isdir() and is_image(info.name)]
         except MemoryError:  # tarfile gives an xz stream all that its header asks for
             return
         n_samples = len({name.rpartition("/")[0] + "/" + name.rpartition("/")[2].partition(".")[0] for name in names})
         assert given + len(dataset.skipped) >= n_samples, (given, names)
+
+
+@cache
+def packed_seeds() -> dict[str, bytes]:
+    """Shards to be compressed, and where a byte of the compressed file is changed: near its begin, and at its end."""
+    tar = shard_seeds()["two samples"][1:]
+    return {
+        f"{name} {at}": struct.pack("<BHB", bits, at, 255) + tar + bytes(1 << 15)
+        for name, bits in {"gzip": _GZIP, "bzip2": _BZIP2, "xz": _XZ}.items()
+        for at in (20, 1 << 15, (1 << 16) - 1)
+    }
+
+
+def packed(data: bytes) -> None:
+    """A changed byte of a compressed shard changes nothing of what is read, or is an error."""
+    options, at, change = struct.unpack("<BHB", data[:4].ljust(4, b"\0"))
+    whole = _PACK[options & 6 or _GZIP](data[4:])
+    path = write_input("x.tar", whole)
+    with may_refuse(TarError, ValueError, names=path), _limited_files():
+        expected = list(read_shards(str(path)).samples())
+        changed = bytearray(whole)
+        changed[at * len(whole) >> 16] ^= change
+        path.write_bytes(changed)
+        assert list(read_shards(str(path)).samples()) == expected

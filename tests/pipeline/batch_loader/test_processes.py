@@ -9,6 +9,7 @@ import torch
 
 import labkit as lk
 from labkit.data.decoders import DecodeError
+from labkit.pipeline.seeding import SeededIndices
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +105,7 @@ def test_the_workers_end_with_the_loader(pixels):
 def test_what_goes_to_a_spawned_worker_can_be_pickled(source, request):
     loader = lk.BatchLoader(request.getfixturevalue(source), size=32, batch_size=8, num_processes=1)
     fill = pickle.loads(pickle.dumps(loader._processes._loader.dataset._fill))
-    images, _ = fill(0, [0, 1, 2])
+    images, _ = fill(SeededIndices([0, 1, 2], seed=0, epoch=0))
     assert images.shape == (3, 3, 32, 32)
 
 

@@ -172,7 +172,10 @@ class TestInFlight:
         data = loader._processes._loader
         data.sampler.batches = loader._batches_of(Progress(0))
         tasks = list(data.sampler)
-        assert [task[1:] for task in tasks[:2]] == [([0, 1, 2, 3], [8, 9, 10]), ([4, 5, 6, 7], [12, 13, 14])]
+        assert [(indices.plain(), coming) for indices, coming in tasks[:2]] == [
+            ([0, 1, 2, 3], [8, 9, 10]),
+            ([4, 5, 6, 7], [12, 13, 14]),
+        ]
         made = [data.dataset[task] for task in tasks[0::2]]  # as the first of two workers
         assert equal(made, expected[0::2])
         assert sorted(asked) == [0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19]

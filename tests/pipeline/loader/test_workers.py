@@ -17,7 +17,6 @@ import pytest
 import torch
 
 import labkit as lk
-from labkit.pipeline.loader.torch_internals import WorkersBatches
 from labkit.pipeline.loader.workers import worker_context
 from tests.loading import Numbers, config, eventually, indices, script_in_session, session_of
 from tests.paths import REPO
@@ -83,21 +82,6 @@ def test_a_worker_killed_while_its_batch_is_waited_for():
     killer.start()
     assert_dies(lambda: indices(loader), "SIGKILL")
     killer.join()
-
-
-@pytest.mark.parametrize("symptom", [ConnectionResetError, EOFError, FileNotFoundError])
-def test_a_worker_that_dies_before_its_batch_is_fetched(monkeypatch, symptom):
-    """Batches lie in shared memory, whose descriptors their worker hands out on request: the dead hand out none."""
-    loader = lk.make_loader(Numbers(80, slow), config())
-    running = iter(loader)
-    next(running)
-
-    def cannot_fetch(self, timeout):
-        kill_one()
-        raise symptom
-
-    monkeypatch.setattr(WorkersBatches.__base__, "_try_get_data", cannot_fetch)
-    assert_dies(lambda: list(running), "SIGKILL")  # the next batch may have come already, out of turn
 
 
 def test_a_worker_killed_between_epochs():
