@@ -10,6 +10,7 @@ from collections import Counter
 
 import cloudpickle
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from PIL import Image
@@ -377,6 +378,17 @@ class TestEpochs:
         assert len({tuple(indices(loader)) for _ in range(3)}) == 3
         loader.sampler.set_epoch(0)
         assert (indices(loader) is not None, loader.epoch) == (True, 1)
+
+    def test_that_the_training_sets_on_buckets_count(self):
+        def sampler():
+            sizes = pd.DataFrame({"path": [str(n) for n in range(12)], "width": [64, 96] * 6, "height": 64})
+            return lk.BucketBatchSampler(sizes, 2, seed=1)
+
+        loader, oracle = loader_of(batch_sampler=sampler()), sampler()
+        for epoch in (4, 4, 1):
+            loader.batch_sampler.set_epoch(epoch)
+            oracle.set_epoch(epoch)
+            assert indices(loader) == list(itertools.chain(*oracle))
 
     def test_resume_and_a_training_that_sets_the_epoch_itself(self):
         def make():
