@@ -69,6 +69,7 @@ WITHOUT_MODULE = {
     "test_readme": "README.md and the pages of the site, with pages.py",
     "test_wheel": "the distribution: its name, and what a wheel holds",
     "test_typing": "the types of all public names",
+    "data/test_scaling": "all that decodes JPEGs at a reduced size",
     "peers/adapters/test_native": "all adapters, which obey the same rules",
 }
 

@@ -20,12 +20,19 @@ from typing import Any
 import numpy as np
 import torch
 from packaging.version import Version
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from labkit.core import require_choice
-from labkit.data.jpeg_segments import APP1, END_OF_IMAGE, START_OF_SCAN, is_scalable, iter_segments
-from labkit.data.upright import orientation_of
+from labkit.data.jpeg_segments import (
+    APP1,
+    END_OF_IMAGE,
+    START_OF_SCAN,
+    is_scalable,
+    iter_segments,
+    without_segments,
+)
+from labkit.data.upright import open_without_metadata, orientation_of
 
 # Pillow's own hard limit against decompression bombs, applied to every decoder.
 MAX_PIXELS = 2 * (Image.MAX_IMAGE_PIXELS or 89_478_485)
@@ -102,12 +109,21 @@ def open_image(data: bytes) -> Image.Image:
     """Read the header only, and refuse what must not reach any decoder."""
     if not data:
         raise ValueError("the file is empty")
-    header = Image.open(io.BytesIO(data), formats=FORMATS)
+    header = _open(data)
     if header.width * header.height > MAX_PIXELS:
         raise ValueError(f"{header.width} x {header.height} pixels exceed the limit of {MAX_PIXELS}")
     if not _is_complete(data, header.format):
         raise ValueError("the file is truncated")
     return header
+
+
+def _open(data: bytes) -> Image.Image:
+    try:
+        return Image.open(io.BytesIO(data), formats=FORMATS)
+    except UnidentifiedImageError:
+        if header := open_without_metadata(data):
+            return header
+        raise
 
 
 def _is_complete(data: bytes, image_format: str | None) -> bool:
@@ -182,19 +198,12 @@ def _decode_torchcodec(decode_image: Any, data: bytes, header: Image.Image, shor
 def _without_exif(data: bytes, header: Image.Image) -> bytes | None:
     """The file without the EXIF by which TorchCodec would turn the image, or refuse it; None if it stays in.
 
-    TorchCodec reads EXIF by other rules than Pillow, and cannot be told to leave it.
+    TorchCodec reads EXIF by other rules than Pillow, and cannot be told to leave it. It stays in PNG and WebP, and in a
+    JPEG with stray bytes between its segments.
     """
     if header.format not in _JPEG_FORMATS:
         return None if "exif" in header.info else data
-    segments = list(iter_segments(data))
-    if not segments or segments[-1].marker != START_OF_SCAN:
-        return None  # stray bytes between segments, behind which EXIF may stand
-    pieces, start = [], 0
-    for segment in segments:
-        if segment.marker == APP1:
-            pieces.append(data[start : segment.start - 4])
-            start = segment.end
-    return b"".join([*pieces, data[start:]]) if pieces else data
+    return without_segments(data, {APP1})
 
 
 @cache

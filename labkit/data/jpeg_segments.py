@@ -4,7 +4,7 @@ Source: ITU-T T.81, annex B.
 """
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import NamedTuple
 
 APP1, COMMENT, START_OF_SCAN = 0xE1, 0xFE, 0xDA
@@ -47,6 +47,21 @@ def iter_segments(data: bytes) -> Iterator[Segment]:
     while segment:
         yield segment
         segment = None if segment.marker == START_OF_SCAN else segment_at(data, segment.end)
+
+
+def segments_before_scan(data: bytes) -> list[Segment]:
+    """All segments up to the first scan header, and that; none if something else stands between them."""
+    segments = list(iter_segments(data))
+    return segments if segments and segments[-1].marker == START_OF_SCAN else []
+
+
+def without_segments(data: bytes, markers: Container[int]) -> bytes | None:
+    """A JPEG without the segments of these markers; None if something else stands between its segments."""
+    segments = segments_before_scan(data)
+    unwanted = [segment for segment in segments if segment.marker in markers]
+    starts = [0, *(segment.end for segment in unwanted)]
+    ends = [*(segment.start - 4 for segment in unwanted), len(data)]
+    return b"".join(data[start:end] for start, end in zip(starts, ends, strict=True)) if segments else None
 
 
 def is_scalable(data: bytes) -> bool:

@@ -7,15 +7,17 @@ answer follows from a few bytes, without Pillow; where these do not settle it, P
 Source: Exif 2.32 (CIPA DC-008), section 4.6.4; TIFF 6.0, section 2; PNG, third edition, section 11.3.
 """
 
+import io
 import struct
 from collections.abc import Callable, Iterable
 
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 from PIL.ExifTags import Base
 
-from labkit.data.jpeg_segments import APP1, START_OF_SCAN, iter_segments
+from labkit.data.jpeg_segments import APP1, APPLICATION_MARKERS, segments_before_scan, without_segments
 
 EXIF_PREFIX = b"Exif\0\0"
+_UNREAD_MARKERS = APPLICATION_MARKERS - {0xE0, 0xEE}  # APP0 and APP14 tell a decoder the color space
 PNG_TEXT_METADATA = (b"exif\0", b"Raw profile type exif", b"XML:com.adobe.xmp")  # keywords that Pillow reads
 _PNG_TEXTS = (b"tEXt", b"zTXt", b"iTXt")
 _CHUNK_START = 32  # bytes: length, kind, and as much of the body as holds the longest keyword
@@ -54,12 +56,29 @@ def pillow_orientation(image: Image.Image, *, load: bool) -> int:
     return int(orientation) if orientation in range(1, 9) else 1
 
 
+def open_without_metadata(data: bytes) -> Image.Image | None:
+    """A JPEG that Pillow does not open for what stands in its metadata, opened without them; None if that fails too.
+
+    Its `info` has EXIF with the orientation that the metadata state, and nothing else of them.
+    """
+    bare = without_segments(data, _UNREAD_MARKERS) if data.startswith(b"\xff\xd8") else None
+    if bare is None:
+        return None
+    try:
+        image = Image.open(io.BytesIO(bare), formats=("JPEG",))
+    except UnidentifiedImageError:
+        return None
+    exif = Image.Exif()
+    exif[Base.Orientation] = jpeg_orientation(data) or 1
+    image.info["exif"] = exif.tobytes()
+    return image
+
+
 def jpeg_orientation(data: bytes) -> int | None:
     """The orientation of a whole JPEG, 1 to 8, without Pillow; None if Pillow must decide."""
-    segments = list(iter_segments(data))
-    if not segments or segments[-1].marker != START_OF_SCAN:
-        return None
-    return stated_orientation([(data[start:end], end - start) for marker, start, end in segments if marker == APP1])
+    segments = segments_before_scan(data)
+    blocks = [(data[start:end], end - start) for marker, start, end in segments if marker == APP1]
+    return stated_orientation(blocks) if segments else None
 
 
 def stated_orientation(blocks: Iterable[tuple[bytes, int]]) -> int | None:

@@ -1,7 +1,8 @@
 """An image's width, height and EXIF orientation from its first bytes, without decoding it.
 
 libjpeg-turbo (simplejpeg) reads a JPEG's frame header; PNG and still WebP state their size at a fixed offset. Any file
-that is not flawless there goes to Pillow, and so does every other format: what Pillow says, or refuses, is final.
+that is not flawless there goes to Pillow, and so does every other format: what Pillow says, or refuses, is final, but
+for a JPEG that it refuses for its metadata alone.
 """
 
 import io
@@ -15,7 +16,13 @@ import simplejpeg
 from PIL import Image, UnidentifiedImageError
 
 from labkit.data.jpeg_segments import APP1, APPLICATION_MARKERS, segment_at
-from labkit.data.upright import PNG_TEXT_METADATA, has_late_metadata, pillow_orientation, stated_orientation
+from labkit.data.upright import (
+    PNG_TEXT_METADATA,
+    has_late_metadata,
+    open_without_metadata,
+    pillow_orientation,
+    stated_orientation,
+)
 
 _PREFIX_BYTES = 4096  # one page, which holds the headers of most files
 _TABLE_BYTES = 1024  # that a JPEG's tables and frame header need, once the application segments are skipped
@@ -82,9 +89,19 @@ class _BoundedFile(io.BufferedReader):
 
 
 def _read_with_pillow(path: str) -> Header:
-    with _BoundedFile(path) as file, Image.open(file) as image:
+    with _BoundedFile(path) as file, _open(file) as image:
         is_late = image.format == "PNG" and _has_late_metadata(file.fileno())
         return Header(*image.size, pillow_orientation(image, load=is_late))
+
+
+def _open(file: _BoundedFile) -> Image.Image:
+    try:
+        return Image.open(file)
+    except UnidentifiedImageError:
+        file.seek(0)
+        if file.peek(2).startswith(b"\xff\xd8") and (image := open_without_metadata(file.read())):
+            return image
+        raise
 
 
 def _has_late_metadata(file: int, offset: int = 8) -> bool:
