@@ -1,6 +1,5 @@
 """Fuzz targets that are handed an encoded image. An input is a byte of options and the image."""
 
-import io
 import math
 import struct
 import zlib
@@ -80,11 +79,10 @@ def decoders(data: bytes) -> None:
         with may_refuse(DecodeError, names=column), patch.object(Image, "MAX_IMAGE_PIXELS", _MAX_PIXELS // 2):
             decode_picture(image, column)
     if shapes:
-        stored = Image.open(io.BytesIO(image)).size
-        assert {tuple(sorted(shape)) for shape in shapes.values()} == {tuple(sorted(stored))}, (shapes, stored)
         assert len(set(shapes.values())) == 1, shapes
-        header = read_header(str(write_input("decoded", image)))
-        assert upright(header) == shapes.popitem()[1], (header, stored)
+        with patch.object(Image, "MAX_IMAGE_PIXELS", None):
+            header = read_header(str(write_input("decoded", image)))  # its size is Pillow's: see `headers`
+        assert upright(header) == shapes.popitem()[1], (header, shapes)
 
 
 def upright(header: Header) -> tuple[int | None, int | None]:
