@@ -54,9 +54,10 @@ def collect_sizes(
 
     Returns:
         One row per image, sorted by path (as `FolderStore.keys()` names it): width, height (Int64, as stored; NA if
-        unreadable); source (`cache`, `metadata`, `header`, `unreadable`); exif_orientation (Int64, tag 274, 1 to 8;
-        from 5 on, width and height are swapped when shown upright; 1 if there is none, NA if not read or damaged);
-        error (why it is unreadable, else empty). A folder that cannot be listed has a row, too.
+        unreadable); source (`cache`, `metadata`, `header`, `unreadable`); exif_orientation (Int64, tag 274, 1 to 8, as
+        `decode` turns the image; from 5 on, width and height are swapped when shown upright; 1 if there is none or if
+        it is damaged, NA if no header was read); error (why it is unreadable, else empty). A folder that cannot be
+        listed has a row, too.
 
     Raises:
         FileNotFoundError: `root` is not a folder, or holds no image.

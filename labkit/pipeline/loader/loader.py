@@ -354,7 +354,8 @@ def _describe_sizes(samples: list[Any]) -> str:
         return ""
     return (
         f"; its images have {len(shapes)} sizes, such as {sorted(shapes)[:2]}: let the transform crop or resize them; "
-        "with buckets, collect the sizes again"
+        "with buckets, collect the sizes again, without caches, which state no orientation: "
+        "collect_sizes(root, caches=False)"
     )
 
 
