@@ -98,3 +98,5 @@ from .tuning.plan.result import Plan as Plan
 from .tuning.stalls import diagnose as diagnose
 from .tuning.watch.session import watch as watch
 from .tuning.tuner import Tuned as Tuned, tune as tune
+
+__version__: str

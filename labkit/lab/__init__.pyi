@@ -1,5 +1,5 @@
 # fmt: off
-from .cli import app as app, main as main
+from .cli import app as app
 from .magic import VariantMagics as VariantMagics
 from .scripts import (
     Address as Address, Engine as Engine, Ignore as Ignore, NumWorkers as NumWorkers, Root as Root, Seed as Seed,

@@ -2,12 +2,11 @@
 
 import os
 import sys
-from collections.abc import Callable
-from functools import partial
 from typing import Annotated
 
 import typer
 
+from labkit import __version__
 from labkit.core import print_utf8
 from labkit.lab.planning import plan
 from labkit.lab.scripts import one_line_errors
@@ -15,24 +14,25 @@ from labkit.lab.site import site
 
 print_utf8()
 app = typer.Typer(
-    help="How image data reaches a GPU in PyTorch, measured one step at a time.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
 
-_afterwards: list[Callable[[], None]] = []  # what must not run within typer, which has its own way with exceptions
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"labkit {__version__}")
+        raise typer.Exit
 
 
-def main() -> None:
-    """Run the command of the command line."""
-    try:
-        app(prog_name="python -m labkit")
-    except SystemExit as ended:
-        if ended.code or not _afterwards:
-            raise
-    for run in _afterwards:
-        run()
+@app.callback()
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show labkit's version.")
+    ] = False,
+) -> None:
+    """How image data reaches a GPU in PyTorch, measured one step at a time."""
 
 
 def _set_scale(name: str) -> str:
@@ -185,16 +185,13 @@ def watch(
     trace: Annotated[str, typer.Option(help="File for the timeline, for ui.perfetto.dev.")] = "",
 ) -> None:
     """Run an unchanged training script, and show what it waited for."""
-    from labkit.tuning.watch import CannotRun, CannotTry, Script, WatchOptions, try_settings, watch_script
+    from labkit.tuning.watch import CannotTry, WatchOptions, run_watched, try_settings
 
-    if try_it:
-        with one_line_errors("labkit", CannotTry):
-            command = [*(["-m"] if module else []), script, *(arguments or [])]
-            typer.echo(repr(try_settings(command, steps or 100, typer.echo)))
-        return
-    with one_line_errors("labkit", CannotRun):
-        program = Script(script, arguments or [], is_module=module)
-    _afterwards.append(partial(watch_script, program, WatchOptions(steps, end, replay, json, html, trace)))
+    program = [*(["-m"] if module else []), script, *(arguments or [])]
+    if not try_it:
+        run_watched(program, WatchOptions(steps, end, replay, json, html, trace))
+    with one_line_errors("labkit", CannotTry):
+        typer.echo(repr(try_settings(program, steps or 100, typer.echo)))
 
 
 app.command()(plan)

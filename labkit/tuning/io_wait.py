@@ -12,7 +12,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from labkit.core import preserve_rng_state
 from labkit.measure import core_time
 
 
@@ -43,6 +42,8 @@ def making_in_one_process(loader: Any, *, limit_s: float, n_batches: int) -> Mak
         limit_s: No batch is started after so many seconds.
         n_batches: At most; another one before them does not count.
     """
+    from labkit.core import preserve_rng_state
+
     with preserve_rng_state(), _one_thread():
         batches = iter(_without_workers(loader))
         next(batches, None)  # opens files, fills caches

@@ -4,9 +4,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from labkit.data.pixels import PixelStore
 from labkit.tuning.epochs import epoch_length
-from labkit.tuning.training_loop import starts_workers, torch_loader
+
+_WRAPPED = ("loader", "dataloader", "base_dataloader")  # where timm, Accelerate and labkit keep the loader they wrap
+_MOST_WRAPPED = 20  # data sets: one may give itself for whatever attribute it is asked for
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class LoaderTraits:
             pin_memory=bool(getattr(workers, "pin_memory", False)),
             decoder=decoder if isinstance(decoder, str) else None,
             tar_mode=getattr(of_data_set(loader, "store"), "mode", None),
-            decodes=not any(isinstance(data, PixelStore) for data in _data_sets(loader)),
+            decodes=not any(_holds_pixels(data) for data in _data_sets(loader)),
             n_batches=epoch_length(loader),
         )  # fmt: skip
 
@@ -56,6 +57,30 @@ def of_data_set(loader: Any, name: str) -> Any:
 def _data_sets(loader: Any) -> Iterator[Any]:
     """The loader's data set, and those that it wraps."""
     data = getattr(loader, "dataset", None)
-    while data is not None:
+    for _ in range(_MOST_WRAPPED):
+        if data is None:
+            return
         yield data
         data = getattr(data, "dataset", None)
+
+
+def _holds_pixels(data: Any) -> bool:
+    """Whether it is a `PixelStore`, which is not imported here: NumPy and Pillow would come with it."""
+    return any(kind.__name__ == "PixelStore" and kind.__module__.startswith("labkit.") for kind in type(data).__mro__)
+
+
+def torch_loader(loader: Any) -> Any:
+    """The `torch.utils.data.DataLoader` that a loader is, or wraps like timm's and labkit's prefetchers; or None."""
+    from torch.utils.data import DataLoader
+
+    for _ in range(4):
+        if loader is None or isinstance(loader, DataLoader):
+            return loader
+        attributes = getattr(loader, "__dict__", {})
+        loader = next((attributes[name] for name in _WRAPPED if name in attributes), None)
+    return None
+
+
+def starts_workers(loader: Any) -> bool:
+    """Whether torch's loader starts its workers again for every epoch."""
+    return loader is not None and loader.num_workers > 0 and not loader.persistent_workers

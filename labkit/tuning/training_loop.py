@@ -14,12 +14,12 @@ from labkit.core import move_tensors
 from labkit.measure import core_time, count_images, fresh, synchronize, tree_usage, versions
 from labkit.tuning.epochs import CannotDiagnose, Epochs
 from labkit.tuning.io_wait import run_queue_s
+from labkit.tuning.loader_traits import starts_workers, torch_loader
 
 STEP, STEP_AND_COPY, RECEIVE, LOADER, TOGETHER = "step", "step and copy", "receive", "loader", "loader and step"
 
 _KEPT = 4  # batches to replay; a single one would stay in the processor's caches
 _UNKNOWN_QUEUE = 8  # batches that an unknown loader may have ready
-_WRAPPED = ("loader", "dataloader", "base_dataloader")  # where timm, Accelerate and labkit keep the loader they wrap
 
 
 class LoopParts:
@@ -149,23 +149,6 @@ class LoopParts:
 
 
 def _ignore(batch: Any) -> None: ...
-
-
-def torch_loader(loader: Any) -> Any:
-    """The `torch.utils.data.DataLoader` that a loader is, or wraps like timm's and labkit's prefetchers; or None."""
-    from torch.utils.data import DataLoader
-
-    for _ in range(4):
-        if loader is None or isinstance(loader, DataLoader):
-            return loader
-        attributes = getattr(loader, "__dict__", {})
-        loader = next((attributes[name] for name in _WRAPPED if name in attributes), None)
-    return None
-
-
-def starts_workers(loader: Any) -> bool:
-    """Whether torch's loader starts its workers again for every epoch."""
-    return loader is not None and loader.num_workers > 0 and not loader.persistent_workers
 
 
 def queue_length(loader: Any) -> int:

@@ -16,6 +16,7 @@ from labkit.tuning.watch.device_time import DeviceTimes
 from labkit.tuning.watch.fetching import Made
 from labkit.tuning.watch.observing import REPLAY, Batch, Epoch, Observer, SeenLoader
 
+_LEAST_S = 1e-9  # what the clock can tell: nothing is left of a step whose time is all that of copies
 _UNSETTLED = 3  # batches in which a training compiles, chooses algorithms and allocates
 _FEW_AT_REST = 5  # batches: with fewer, a worker's last one decides
 _MOST_BLOCKS = 20
@@ -195,6 +196,7 @@ def costs_of(accounts: Accounts, device: DeviceTimes) -> Costs:
     n_batches = max(1, accounts.loader.n_batches)
     copy_s = min(seen_s, sum(device.copy_s) / n_batches)
     step_s = min(seen_s - copy_s, _mean(replayed, "step_s")) if replayed else seen_s - copy_s
+    step_s = max(_LEAST_S, step_s)
     waiting, making_s = (
         _waiting_share(accounts.made),
         statistics.fmean([each.end_s - each.start_s for each in accounts.made] or [wait_s]),
@@ -203,7 +205,8 @@ def costs_of(accounts: Accounts, device: DeviceTimes) -> Costs:
     start_s = _start_s(accounts, wait_s)
     return Costs(
         step=step_s, copy=copy_s, hand_over=hand_over_s, fetch=rest_s * waiting, prepare=rest_s * (1 - waiting),
-        start=start_s, together=steady_s + start_s, making=making_s if accounts.made else None, waiting=waiting,
+        start=start_s, together=max(step_s, steady_s + start_s),
+        making=making_s if accounts.made else None, waiting=waiting,
         step_cpu=_mean(replayed or turns, "step_cpu_s"),
     )  # fmt: skip
 
@@ -211,16 +214,20 @@ def costs_of(accounts: Accounts, device: DeviceTimes) -> Costs:
 def ceiling_interval(accounts: Accounts, costs: Costs) -> tuple[float, float]:
     """95 % interval of `together` over `step`, from blocks of neighbouring batches."""
     turns, replayed = accounts.of("training"), accounts.of(REPLAY)
-    together = _block_means([turn.wait_s + turn.step_s for turn in turns])
+    together = [max(_LEAST_S, mean_s) for mean_s in _block_means([turn.wait_s + turn.step_s for turn in turns])]
     scale = costs.together / statistics.fmean(together) if together else 1.0  # with the starts of epochs
     if replayed:
-        low, high = speedup_interval(np.array(together) * scale, np.array(_block_means([t.step_s for t in replayed])))
+        low, high = speedup_interval(np.array(together) * scale, np.array(_step_blocks(replayed)))
     else:
-        steps = _block_means([turn.step_s for turn in turns])
-        factor = statistics.fmean(steps) / costs.step if steps and costs.step else 1.0  # copies and the device's part
+        steps = _step_blocks(turns)
+        factor = statistics.fmean(steps) / costs.step if steps else 1.0  # copies and the device's part
         low, high = speedup_interval(np.array(together) / np.array(steps) * scale * factor)
     point = costs.together / costs.step
     return min(low, point), max(high, point)  # bursts are trimmed from the interval, not from the mean
+
+
+def _step_blocks(turns: list[Turn]) -> list[float]:
+    return [max(_LEAST_S, mean_s) for mean_s in _block_means([turn.step_s for turn in turns])]
 
 
 def _block_means(seconds: list[float]) -> list[float]:

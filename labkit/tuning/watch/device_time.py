@@ -1,13 +1,9 @@
 """What the loader costs on a CUDA device, by events on the stream that trains: reading them waits for nothing."""
 
+import functools
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
-
-import torch
-from torch import Tensor
-
-from labkit.tuning.gpu_utilization import gpu_utilization
 
 _MAX_PENDING = 64  # pairs of events; the oldest have long been reached when there are so many
 
@@ -33,6 +29,8 @@ class DeviceTimes:
 
     def start(self) -> Callable[[], None]:
         """Time copies by `Tensor.to` and `Tensor.cuda`; returns what undoes it."""
+        from torch import Tensor
+
         originals = {name: getattr(Tensor, name) for name in ("to", "cuda")}
         for name, original in originals.items():
             setattr(Tensor, name, self._timed(original))
@@ -47,12 +45,14 @@ class DeviceTimes:
 
     def asked(self) -> Any:
         """Called when a batch is asked for."""
-        return _event() if torch.cuda.is_initialized() else None
+        return _event() if _has_device() else None
 
     def received(self, asked: Any) -> None:
         """Called when it is there."""
         if asked is not None:
             if not self.idle_s and not self._pending:
+                from labkit.tuning.gpu_utilization import gpu_utilization
+
                 self.busy = self._sampler.enter_context(gpu_utilization())
             self._add(self.idle_s, asked)
 
@@ -69,19 +69,29 @@ class DeviceTimes:
             self.read()
 
     def _timed(self, original: Any) -> Any:
-        def moved(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-            if tensor.is_cuda or not torch.cuda.is_initialized():
-                return original(tensor, *args, **kwargs)
+        @functools.wraps(original)
+        def moved(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if self.is_cuda or not _has_device():
+                return original(self, *args, **kwargs)
             first = _event()
-            result = original(tensor, *args, **kwargs)
+            result = original(self, *args, **kwargs)
             if result.is_cuda:
-                self._add(self.copy_s, first)
+                times._add(times.copy_s, first)
             return result
 
+        times = self
         return moved
 
 
+def _has_device() -> bool:
+    import torch  # by now the script has imported it
+
+    return torch.cuda.is_initialized()
+
+
 def _event() -> Any:
+    import torch
+
     event = torch.cuda.Event(enable_timing=True)
     event.record()
     return event

@@ -5,14 +5,13 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import psutil
-
-from labkit.measure import fresh
 from labkit.tuning.loader_traits import LoaderTraits
 from labkit.tuning.watch.observing import REPLAY, Control, SeenLoader
-from labkit.tuning.watch.session import Watched
+
+if TYPE_CHECKING:
+    from labkit.tuning.watch.session import Watched
 
 _KEPT = 4  # batches to replay
 _LEAST = 8  # batches in each part
@@ -53,7 +52,7 @@ class Replay(Steps):
     the script.
     """
 
-    def __init__(self, watched: Watched, n_steps: int, then: Callable[[], None], progress: Control):
+    def __init__(self, watched: "Watched", n_steps: int, then: Callable[[], None], progress: Control):
         super().__init__(n_steps, then, progress)
         self._watched, self._of, self._kept, self._n_replayed = watched, _NONE, list[Any](), 0
 
@@ -73,11 +72,14 @@ class Replay(Steps):
     def received(self, seen: SeenLoader, data: Any) -> None:
         super().received(seen, data)
         if self.phase == "keep" and seen is self._of:
+            from labkit.measure import fresh  # torch comes with it, which the script has imported by now
+
+            self._fresh = fresh
             self._kept.append(fresh(data, whole=True))
 
     def _kept_batch(self) -> Any:
         self._n_replayed += 1
-        return fresh(self._kept[self._n_replayed % _KEPT], whole=True)
+        return self._fresh(self._kept[self._n_replayed % _KEPT], whole=True)
 
     def _n_observed(self, seen: SeenLoader) -> int:
         """Steps to observe, and again to replay: fewer if the epoch is short."""
@@ -112,8 +114,11 @@ def _loader_alone(give: Callable[[], Any], n_batches: int) -> float | None:
 
 def end_process() -> None:
     """End this process and the workers that it started at once: nothing that the script does at its end is done."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    import psutil
+
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # None, closed, a pipe that nobody reads, or what a script put there
+            stream.flush()
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
             child.kill()

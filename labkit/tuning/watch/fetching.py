@@ -2,14 +2,14 @@
 
 import os
 import struct
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
-
-from torch.utils.data._utils import fetch as torch_fetch
 
 from labkit.tuning.io_wait import run_queue_s
 
@@ -40,22 +40,25 @@ class _Sink:
     n_fetchers = 0
 
 
-def start_timing(put: Callable[[Made], object]) -> Callable[[], None]:
+def start_timing(put: Callable[[Made], object], fetch: ModuleType) -> Callable[[], None]:
     """Time every batch that this process makes for a `DataLoader`; returns what undoes it.
+
+    Args:
+        put: Called with each.
+        fetch: `torch.utils.data._utils.fetch`.
 
     Workers that are forked from it time theirs too once `TimedWorker` tells them where to write.
     """
     _Sink.put = put
-    originals = {kind: (getattr(torch_fetch, kind).__init__, getattr(torch_fetch, kind).fetch) for kind in _KINDS}
-    for kind, (init, fetch) in originals.items():
-        setattr(getattr(torch_fetch, kind), "__init__", _numbered(init))  # noqa: B010 - mypy forbids the plain form
-        setattr(getattr(torch_fetch, kind), "fetch", _timed(fetch))  # noqa: B010
+    kinds = [getattr(fetch, kind) for kind in _KINDS]
+    originals = [(kind, name, getattr(kind, name)) for kind in kinds for name in ("__init__", "fetch")]
+    for kind in kinds:
+        kind.__init__, kind.fetch = _numbered(kind.__init__), _timed(kind.fetch)
 
     def stop() -> None:
         _Sink.put = None
-        for kind, (init, fetch) in originals.items():
-            setattr(getattr(torch_fetch, kind), "__init__", init)  # noqa: B010
-            setattr(getattr(torch_fetch, kind), "fetch", fetch)  # noqa: B010
+        for kind, name, original in originals:
+            setattr(kind, name, original)
 
     return stop
 
@@ -75,10 +78,11 @@ class TimedWorker:
         with suppress(OSError):  # no times are better than no worker
             file = open(os.path.join(self._folder, f"{worker}.times"), "ab", buffering=0)  # noqa: SIM115 - until it ends
             put = partial(_write, file)
-            if getattr(torch_fetch, _KINDS[0]).fetch.__module__ == __name__:  # forked: it has the changed classes
+            fetch = sys.modules["torch.utils.data._utils.fetch"]
+            if _Sink.put is not None:  # forked: it has the changed classes
                 _Sink.put, _Sink.n_fetchers = put, 0
             else:
-                start_timing(put)
+                start_timing(put, fetch)
         if self._own is not None:
             self._own(worker)
 
@@ -99,6 +103,7 @@ def _write(file: Any, made: Made) -> None:
 
 
 def _numbered(init: Callable[..., None]) -> Callable[..., None]:
+    @wraps(init)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         init(self, *args, **kwargs)
         self.collate_fn = _TimedCollate(self.collate_fn)
@@ -109,13 +114,14 @@ def _numbered(init: Callable[..., None]) -> Callable[..., None]:
 
 
 def _timed(fetch: Callable[..., Any]) -> Callable[..., Any]:
-    def timed_fetch(self: Any, index: Any) -> Any:
+    @wraps(fetch)
+    def timed_fetch(self: Any, possibly_batched_index: Any) -> Any:
         put, collate = _Sink.put, self.collate_fn
         if put is None or not isinstance(collate, _TimedCollate):
-            return fetch(self, index)
+            return fetch(self, possibly_batched_index)
         collate.seconds, queued_s, cpu_s = 0.0, run_queue_s(), time.process_time()
         start_s = time.perf_counter()
-        data = fetch(self, index)
+        data = fetch(self, possibly_batched_index)
         end_s = time.perf_counter()
         busy_s = time.process_time() - cpu_s + run_queue_s() - queued_s
         put(Made(start_s, end_s, busy_s, collate.seconds, self._labkit_epoch))

@@ -1,30 +1,32 @@
-"""What a training does with its loaders, seen from outside: torch's classes note it, the script stays as it is."""
+"""What a training does with its loaders, seen from outside: torch's classes note it, the script stays as it is.
+
+Nothing here imports torch: the script does, when it has set what torch reads as it starts.
+"""
 
 import functools
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from multiprocessing import resource_sharer
-from multiprocessing.reduction import ForkingPickler
+from types import ModuleType
 from typing import Any, NamedTuple
-from unittest import mock
 from weakref import ref
 
-from torch.optim.optimizer import register_optimizer_step_post_hook
-from torch.utils.data import DataLoader, dataloader as torch_dataloader
-
-from labkit.core import ScratchFolder
-from labkit.pipeline.batch_loader import BatchLoader
 from labkit.tuning.loader_traits import LoaderTraits
 from labkit.tuning.watch.device_time import DeviceTimes
 from labkit.tuning.watch.fetching import Made, TimedWorker, read_times, start_timing
+from labkit.tuning.watch.imports import WhenImported
 from labkit.tuning.watch.settings import Settings
 
 REPLAY = "replay"  # the phase in which batches are repeated from memory
+FEW = 20  # batches: with fewer the figures are rough
 MOST_NOTED = 50_000  # batches of an epoch, in about 10 MB
+
+
+class NothingSeen(ValueError):
+    """No loader of torch's or labkit's gave two batches while it was watched."""
 
 
 class Batch(NamedTuple):
@@ -103,10 +105,25 @@ class SeenLoader:
         return sum(len(epoch.batches) for epoch in self.epochs)
 
 
+class _Known:
+    """What is noted of objects that are not ours, without a mark on them."""
+
+    def __init__(self) -> None:
+        self._of: dict[int, tuple[ref[Any], Any]] = {}
+
+    def get(self, thing: Any) -> Any:
+        """What was noted of it; None if nothing was."""
+        found = self._of.get(id(thing))
+        return found[1] if found is not None and found[0]() is thing else None
+
+    def put(self, thing: Any, value: Any) -> None:
+        self._of[id(thing)] = (ref(thing), value)
+
+
 class Observer:
     """Notes every batch that `DataLoader`s and `BatchLoader`s of this process give.
 
-    `start` and `stop` change torch's classes and restore them.
+    `start` and `stop` change torch's classes and restore them; those that are not imported yet, as they are.
     """
 
     def __init__(self) -> None:
@@ -115,7 +132,9 @@ class Observer:
         self.control = Control()
         self.settings = Settings()
         self.n_steps = self._n_made = 0
-        self._of_loader: dict[int, tuple[ref[Any], SeenLoader]] = {}
+        self._imports = WhenImported()
+        self._numbers, self._seen, self._epochs = _Known(), _Known(), _Known()
+        self._scratch: str | None = None
         self._undo = ExitStack()
         self._lock = threading.Lock()
 
@@ -124,26 +143,25 @@ class Observer:
         """The loaders between whose batches optimizers step."""
         return [loader for loader in self.loaders if loader.trains]
 
-    def start(self) -> None:
-        iterator = torch_dataloader._BaseDataLoaderIter
-        self.scratch = self._undo.enter_context(_scratch())
-        self._undo.callback(start_timing(self._made_here))
-        self._undo.callback(register_optimizer_step_post_hook(self._stepped).remove)
-        self._undo.callback(self.device.start())
-        self._undo.enter_context(mock.patch("multiprocessing.queues._ForkingPickler", _TimedPickler))
-        if hasattr(resource_sharer, "DupFd"):  # not on Windows
-            self.change(resource_sharer.DupFd, "detach", _answered)
-        self.change(DataLoader, "__init__", self._making)
-        self.change(DataLoader, "_get_iterator", self._starting)
-        self.change(iterator, "_reset", self._resetting)
-        self.change(iterator, "__next__", self._giving)
-        self.change(BatchLoader, "__iter__", self._iterating)
-        with suppress(ImportError):  # its loader has iterators of its own
-            from torchdata.stateful_dataloader import stateful_dataloader as stateful
+    @property
+    def failed(self) -> list[str]:
+        """What could not be observed, and why."""
+        return self._imports.failed
 
-            self.change(stateful.StatefulDataLoader, "_get_iterator", self._starting)
-            self.change(stateful._StatefulBaseDataLoaderIter, "_reset", self._resetting)
-            self.change(stateful._StatefulBaseDataLoaderIter, "__next__", self._giving)
+    def start(self) -> None:
+        self._undo.callback(self._imports.stop)
+        self._imports.start(
+            {
+                "torch": self._observe_device,
+                "torch.utils.data._utils.fetch": self._observe_making,
+                "torch.utils.data.dataloader": self._observe_loaders,
+                "torch.optim.optimizer": self._observe_steps,
+                "torchdata.stateful_dataloader.stateful_dataloader": self._observe_stateful,
+                "labkit.pipeline.batch_loader.loader": self._observe_batch_loader,
+                "multiprocessing.queues": self._observe_queues,
+                "multiprocessing.resource_sharer": self._observe_memory,
+            }
+        )
 
     def stop(self) -> None:
         self._undo.close()
@@ -152,7 +170,37 @@ class Observer:
         """What the workers noted of each batch, by the epoch that started them, and by worker; before `stop`."""
         return {first: read_times(folder) for first, folder in loader.folders.items()}
 
-    def change(self, owner: Any, name: str, hook: Callable[[Any], Any]) -> None:
+    def _observe_device(self, torch: ModuleType) -> None:
+        self._undo.callback(self.device.start())
+
+    def _observe_making(self, fetch: ModuleType) -> None:
+        self._undo.callback(start_timing(self._made_here, fetch))
+
+    def _observe_loaders(self, dataloader: Any) -> None:
+        self._change(dataloader.DataLoader, "__init__", self._making)
+        self._change(dataloader._BaseDataLoaderIter, "__init__", self._starting)
+        self._change(dataloader._BaseDataLoaderIter, "_reset", self._resetting)
+        self._change(dataloader._BaseDataLoaderIter, "__next__", self._giving)
+        self._change(dataloader._MultiProcessingDataLoaderIter, "__init__", self._starting_workers)
+
+    def _observe_stateful(self, stateful: Any) -> None:
+        """torchdata's iterators are torch's, except for how they start workers."""
+        self._change(stateful._StatefulMultiProcessingDataLoaderIter, "__init__", self._starting_workers)
+
+    def _observe_steps(self, optimizer: Any) -> None:
+        self._undo.callback(optimizer.register_optimizer_step_post_hook(self._stepped).remove)
+
+    def _observe_batch_loader(self, module: Any) -> None:
+        self._change(module.BatchLoader, "__iter__", self._iterating)
+
+    def _observe_queues(self, queues: Any) -> None:
+        self._change(queues, "_ForkingPickler", _timed_pickler)
+
+    def _observe_memory(self, sharer: Any) -> None:
+        if hasattr(sharer, "DupFd"):  # not on Windows
+            self._change(sharer.DupFd, "detach", _answered)
+
+    def _change(self, owner: Any, name: str, hook: Callable[[Any], Any]) -> None:
         """Put what `hook` makes of a method in its place, until `stop`."""
         original = owner.__dict__[name]
         setattr(owner, name, hook(original))
@@ -165,81 +213,104 @@ class Observer:
         if (epoch := _asking.epoch) is not None:
             epoch.made_here.append(made)
 
-    def _seen(self, loader: Any) -> SeenLoader:
-        known = self._of_loader.get(id(loader))
-        if known is None or known[0]() is not loader:
+    def _begin(self, loader: Any) -> tuple[SeenLoader, Epoch]:
+        epoch = Epoch(time.perf_counter(), threading.get_ident())
+        seen = self._seen.get(loader)
+        if seen is None:
             with self._lock:
-                seen = SeenLoader(
-                    len(self.loaders),
-                    loader.__dict__.get("_labkit_made"),
-                    type(loader).__name__,
-                    LoaderTraits.of(loader),
-                )
+                made, kind = self._numbers.get(loader), type(loader).__name__
+                seen = SeenLoader(len(self.loaders), made, kind, _traits(loader))
                 self.loaders.append(seen)
-            known = self._of_loader[id(loader)] = (ref(loader), seen)
-        return known[1]
-
-    def _begin(self, loader: Any, began_s: float) -> tuple[SeenLoader, Epoch]:
-        seen, epoch = self._seen(loader), Epoch(began_s, threading.get_ident())
+            self._seen.put(loader, seen)
         seen.epochs.append(epoch)
         return seen, epoch
 
     def _making(self, original: Any) -> Any:
-        def __init__(loader: Any, *args: Any, **kwargs: Any) -> None:
-            number, self._n_made = self._n_made, self._n_made + 1
-            self.settings.make(number, original, loader, *args, **kwargs)
-            loader._labkit_made = number
+        @functools.wraps(original)
+        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+            observer._numbers.put(self, number := observer._n_made)
+            observer._n_made += 1
+            observer.settings.make(number, original, self, *args, **kwargs)
 
-        return functools.wraps(original)(__init__)
+        observer = self
+        return __init__
 
     def _starting(self, original: Any) -> Any:
-        def _get_iterator(loader: Any) -> Any:
-            seen, epoch = self._begin(loader, time.perf_counter())
-            if not loader.num_workers:
-                iterator = original(loader)
-            else:
-                own, folder = loader.worker_init_fn, tempfile.mkdtemp(dir=self.scratch)
-                seen.folders[len(seen.epochs) - 1] = folder
-                loader.worker_init_fn = TimedWorker(own, folder)
-                try:
-                    iterator = original(loader)
-                finally:
-                    loader.worker_init_fn = own
-            iterator._labkit_seen = (seen, epoch)
-            return iterator
+        """torch's iterators, also those that subclasses of its loader make for themselves, begin with their loader."""
 
-        return _get_iterator
+        @functools.wraps(original)
+        def __init__(self: Any, loader: Any) -> None:
+            observer._epochs.put(self, observer._begin(loader))
+            original(self, loader)
+
+        observer = self
+        return __init__
+
+    def _starting_workers(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def __init__(self: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
+            own, folder = loader.worker_init_fn, observer._folder()
+            loader.worker_init_fn = TimedWorker(own, folder) if folder else own
+            try:
+                original(self, loader, *args, **kwargs)
+            finally:
+                loader.worker_init_fn = own
+            if folder:
+                seen, _ = observer._epochs.get(self)
+                seen.folders[len(seen.epochs) - 1] = folder
+
+        observer = self
+        return __init__
+
+    def _folder(self) -> str | None:
+        """A new folder for the times of an iterator's workers; None where none can be made."""
+        from labkit.core import ScratchFolder
+
+        chosen = tempfile.tempdir  # None until it is asked for: the script may yet set TMPDIR
+        try:
+            if self._scratch is None:
+                self._scratch = str(self._undo.enter_context(ScratchFolder(tempfile.gettempdir())))
+            return tempfile.mkdtemp(dir=self._scratch)
+        except OSError:
+            return None
+        finally:
+            tempfile.tempdir = chosen
 
     def _resetting(self, original: Any) -> Any:
-        def _reset(iterator: Any, loader: Any, first_iter: bool = False) -> Any:
-            before = iterator.__dict__.get("_labkit_seen")
-            if not first_iter and before and before[1].batches:  # not again, in the method of a base class
-                iterator._labkit_seen = self._begin(loader, time.perf_counter())
-                iterator._labkit_seen[1].number = before[1].number + 1
-            return original(iterator, loader, first_iter)
+        @functools.wraps(original)
+        def _reset(self: Any, loader: Any, first_iter: bool = False) -> Any:
+            before = observer._epochs.get(self)
+            if before is None or (not first_iter and before[1].batches):
+                seen, epoch = observer._begin(loader)
+                epoch.number = before[1].number + 1 if before else 0
+                observer._epochs.put(self, (seen, epoch))
+            return original(self, loader, first_iter)
 
+        observer = self
         return _reset
 
     def _giving(self, original: Any) -> Any:
-        def __next__(iterator: Any) -> Any:
-            found = iterator.__dict__.get("_labkit_seen")
+        @functools.wraps(original)
+        def __next__(self: Any) -> Any:
+            found = observer._epochs.get(self)
             if found is None:
-                return original(iterator)
+                return original(self)
             seen, epoch = found
-            return self._give(seen, epoch, lambda: original(iterator), iterator)
+            return observer._give(seen, epoch, lambda: original(self), self)
 
+        observer = self
         return __next__
 
     def _iterating(self, original: Any) -> Any:
-        def __iter__(loader: Any) -> Iterator[Any]:
-            seen, epoch = self._begin(loader, time.perf_counter())
-            return _Noted(original(loader), lambda give: self._give(seen, epoch, give, None))
+        @functools.wraps(original)
+        def __iter__(self: Any) -> Iterator[Any]:
+            seen, epoch = observer._begin(self)
+            return _Noted(original(self), lambda give: observer._give(seen, epoch, give, None))
 
+        observer = self
         return __iter__
 
     def _give(self, seen: SeenLoader, epoch: Epoch, give: Callable[[], Any], iterator: Any) -> Any:
-        if _asking.epoch is epoch:  # the method of a base class
-            return give()
         give = self.control.next(seen, give)
         worker, ready = _next_worker(iterator), _ready(iterator)
         outer, _asking.epoch, _asking.loaded_s = _asking.epoch, epoch, 0.0
@@ -263,6 +334,13 @@ class Observer:
         return data
 
 
+def _traits(loader: Any) -> LoaderTraits:
+    try:
+        return LoaderTraits.of(loader)
+    except Exception:  # it asks the script's own data sets and samplers, which need not answer
+        return LoaderTraits()
+
+
 class _Asking(threading.local):
     """The epoch whose next batch this thread waits for, to which a batch that it makes itself belongs."""
 
@@ -273,24 +351,28 @@ class _Asking(threading.local):
 _asking = _Asking()
 
 
-class _TimedPickler(ForkingPickler):
+def _timed_pickler(pickler: Any) -> Any:
     """What queues between processes pickle with."""
 
-    @staticmethod
-    def loads(data: Any, **kwargs: Any) -> Any:  # type: ignore[override]
-        began_s = time.perf_counter()
-        loaded = ForkingPickler.loads(data, **kwargs)
-        _asking.loaded_s += time.perf_counter() - began_s
-        return loaded
+    class TimedPickler(pickler):
+        @staticmethod
+        def loads(data: Any, **kwargs: Any) -> Any:
+            began_s = time.perf_counter()
+            loaded = pickler.loads(data, **kwargs)
+            _asking.loaded_s += time.perf_counter() - began_s
+            return loaded
+
+    return TimedPickler
 
 
 def _answered(detach: Callable[[Any], int]) -> Callable[[Any], int]:
     """`DupFd.detach`, which asks a worker for the memory of a tensor, without its time."""
 
-    def timed_detach(shared: Any) -> int:
+    @functools.wraps(detach)
+    def timed_detach(self: Any) -> int:
         began_s = time.perf_counter()
         try:
-            return detach(shared)
+            return detach(self)
         finally:
             _asking.loaded_s -= time.perf_counter() - began_s
 
@@ -331,7 +413,15 @@ def _ready(iterator: Any) -> int | None:
     return None
 
 
-@contextmanager
-def _scratch() -> Iterator[str]:
-    with ScratchFolder(tempfile.gettempdir()) as folder:
-        yield str(folder)
+def describe_nothing(observer: Observer) -> str:
+    """Why there is nothing to report."""
+    if observer.loaders:
+        n_batches = max(loader.n_batches for loader in observer.loaders)
+        said = f"too few batches were seen ({n_batches}): let the training take at least {FEW} steps"
+    else:
+        said = (
+            "no torch.utils.data.DataLoader and no labkit.BatchLoader was iterated in this process: loaders of other "
+            "libraries cannot be watched, nor processes that the script starts, unless torchrun does; "
+            "lk.diagnose(loader, step) takes any iterable"
+        )
+    return "; ".join([said, *observer.failed])

@@ -28,15 +28,27 @@ def combine_ranks(report: WatchReport, environment: Mapping[str, str] = os.envir
     Returns:
         The report; None in the processes that only hand theirs over.
     """
-    n_local = int(environment.get("LOCAL_WORLD_SIZE", "1"))
-    if n_local == 1:
+    place = _place(environment)
+    if place is None:
         return report
-    folder, rank, local = _meeting_place(environment), int(environment["RANK"]), int(environment["LOCAL_RANK"])
+    (rank, local, n_local), folder = place, _meeting_place(environment)
     if local:
         text = json.dumps({"rank": rank, **report.to_dict()})
         write_atomic(folder / f"{local}.json", text.encode())
         return None
     return _combine(report, rank, _gather(folder, n_local - 1))
+
+
+def _place(environment: Mapping[str, str]) -> tuple[int, int, int] | None:
+    """The rank, that on this machine, and how many there are on it; None if this process trains alone.
+
+    Variables may be left over from another program, and then say nothing or no such thing.
+    """
+    try:
+        rank, local, n_local = (int(environment[name]) for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+    except (KeyError, ValueError):
+        return None
+    return (rank, local, n_local) if n_local > 1 and 0 <= local < n_local and rank >= local else None
 
 
 def _meeting_place(environment: Mapping[str, str]) -> Path:
@@ -51,8 +63,9 @@ def _meeting_place(environment: Mapping[str, str]) -> Path:
 
 def _gather(folder: Path, n_others: int) -> list[dict[str, Any]]:
     """What the other ranks handed over; those that did not in time are missing. Removes the folder."""
-    deadline, found = time.monotonic() + _PATIENCE_S, list[Path]()
-    while len(found) < n_others and time.monotonic() < deadline:
+    deadline, found, comes = time.monotonic() + _PATIENCE_S, list[Path](), True
+    while comes and len(found) < n_others:
+        comes = time.monotonic() < deadline and _has_siblings()  # asked before looking: they end when they have written
         found = sorted(folder.glob("*.json"))
         time.sleep(0.05)
     others = [json.loads(path.read_bytes()) for path in found]
@@ -61,6 +74,16 @@ def _gather(folder: Path, n_others: int) -> list[dict[str, Any]]:
     with suppress(OSError):
         folder.rmdir()
     return others
+
+
+def _has_siblings() -> bool:
+    """Whether whoever started this process has started others that still run, as the ranks of one training are."""
+    import psutil
+
+    with suppress(psutil.Error):
+        siblings = psutil.Process(os.getppid()).children()
+        return any(each.pid != os.getpid() and each.status() != psutil.STATUS_ZOMBIE for each in siblings)
+    return True  # nothing is known of them
 
 
 def _combine(report: WatchReport, rank: int, others: list[dict[str, Any]]) -> WatchReport:

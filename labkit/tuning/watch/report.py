@@ -13,6 +13,8 @@ from labkit.core import png_base64, write_atomic
 from labkit.tuning.advice import Costs, Recommendation
 from labkit.tuning.diagnosis import describe_waiting, plot_costs
 
+_NO_STEP = 1000  # times the step: a ceiling beyond it is no rate that training could reach
+
 
 @dataclass(frozen=True)
 class WatchReport:
@@ -65,6 +67,8 @@ class WatchReport:
         return [describe_waiting(self.shares), self._describe_ceiling(), str(self.recommendation), *self.notes]
 
     def _describe_ceiling(self) -> str:
+        if self.ceiling > _NO_STEP:
+            return f"Were data free, hardly anything would be left: the step is less than 1/{_NO_STEP} of the time."
         within = "" if math.isnan(self.ceiling_low) else f" [{self.ceiling_low:.2f}, {self.ceiling_high:.2f}]"
         words = f"Were data free, it would be {self.ceiling:.2f}x{within} as fast"
         if self.is_bound:
@@ -79,6 +83,7 @@ class WatchReport:
     def plot(self, ax: Any = None) -> Any:
         """Where the time of a batch goes, beside the step alone. Returns the Axes."""
         ceiling = f"at least {self._least:.2f}x" if self.is_bound else f"{self.ceiling:.2f}x"
+        ceiling = f"over {_NO_STEP}x" if self.ceiling > _NO_STEP else ceiling
         return plot_costs(self.costs, f"ceiling: {ceiling}", ax)
 
     @property

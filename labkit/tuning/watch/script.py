@@ -1,11 +1,12 @@
 """Run a Python script or module as `python` would, in this process."""
 
+import builtins
 import importlib.util
 import os
 import sys
 import types
 from collections.abc import Callable, Sequence
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import CodeType, TracebackType
 
 from labkit.tuning.watch.secrets import shown_command
@@ -16,12 +17,11 @@ class CannotRun(ValueError):
 
 
 class Script:
-    """A program of the command line.
+    """A program of the command line, found as `python` finds it.
 
     Args:
-        name: Path of a script or of a folder with a `__main__.py`; or a module's name.
-        arguments: For its `sys.argv`.
-        is_module: As after `python -m`.
+        program: The path of a script, or of a folder or zip with a `__main__.py`, and its arguments; or `-m`, a
+            module's name and its arguments.
 
     Attributes:
         shown: Its command line, without secrets.
@@ -30,36 +30,49 @@ class Script:
         CannotRun: it is not there, or it does not compile.
     """
 
-    def __init__(self, name: str, arguments: Sequence[str] = (), *, is_module: bool = False):
+    def __init__(self, program: Sequence[str]):
         self._spec: ModuleSpec | None = None
-        self._arguments, self.shown = list(arguments), shown_command(name, arguments, is_module=is_module)
+        is_module = program[0] == "-m"
+        name, *arguments = program[1:] if is_module else program
+        self.shown, path = shown_command(name, arguments, is_module=is_module), os.path.join(os.getcwd(), name)
         if is_module:
-            self._first = os.getcwd()
-            self._put_first()
-            self._spec, self._code, self._path = _find_module(name)
+            sys.argv = ["-m", *arguments]  # what the packages around it see
+            _put_first(os.getcwd())
+            self._spec, self._code, path = _find_module(name)
+        elif found := _find_main(path):
+            _put_first(path)
+            self._spec, self._code, path = found
         else:
-            path = os.path.join(name, "__main__.py") if os.path.isdir(name) else name
-            self._path, self._first = path, os.path.dirname(os.path.abspath(path))
-            self._code = _compile_file(path)
+            self._code = _compile_file(name, path)
+            _put_first(os.path.dirname(os.path.realpath(path)))
+        sys.argv, self._path = [path if is_module else name, *arguments], path
 
     def run(self) -> None:
         """Run it as `__main__`, so that worker processes find it; what it raises is passed on."""
-        main = types.ModuleType("__main__")
-        main.__dict__.update(__file__=self._path, __builtins__=__builtins__, __spec__=self._spec)
-        if self._spec is not None:
-            main.__package__, main.__loader__ = self._spec.parent, self._spec.loader
+        main, spec = types.ModuleType("__main__"), self._spec
+        main.__dict__.update(
+            __builtins__=builtins, __annotations__={}, __spec__=spec, __file__=self._path,
+            __loader__=spec.loader if spec else SourceFileLoader("__main__", self._path),
+            __package__=spec.parent if spec else None, __cached__=spec.cached if spec else None,
+        )  # fmt: skip
         sys.modules["__main__"] = main
-        sys.argv = [self._path, *self._arguments]
-        self._put_first()
         try:
             exec(self._code, main.__dict__)  # noqa: S102 - the program that the user asked to run
         except BaseException:
             sys.excepthook = _without_our_frames(sys.excepthook, self._code)
             raise
 
-    def _put_first(self) -> None:
-        if sys.path[:1] != [self._first]:
-            sys.path.insert(0, self._first)
+
+def _put_first(folder: str) -> None:
+    if not sys.flags.safe_path:
+        sys.path.insert(0, folder)
+
+
+def _find_main(path: str) -> tuple[ModuleSpec, CodeType, str] | None:
+    """The `__main__` of a folder or zip; None: the path is of a script."""
+    spec = PathFinder.find_spec("__main__", [path])
+    code = getattr(spec.loader, "get_code", lambda _: None)("__main__") if spec is not None else None
+    return None if spec is None or code is None else (spec, code, spec.origin or path)
 
 
 def _find_module(name: str) -> tuple[ModuleSpec, CodeType, str]:
@@ -80,15 +93,15 @@ def _find_module(name: str) -> tuple[ModuleSpec, CodeType, str]:
     raise CannotRun(f"{name} is a package without __main__: name the module in it that trains")
 
 
-def _compile_file(path: str) -> CodeType:
+def _compile_file(name: str, path: str) -> CodeType:
     try:
         with open(path, "rb") as file:
             return compile(file.read(), path, "exec", dont_inherit=True)
     except OSError as error:
-        hint = "; for a module, write -m before its name" if not path.endswith(".py") else ""
-        raise CannotRun(f"cannot read {path}: {error.strerror}{hint}") from None
+        hint = "; for a module, write -m before its name" if not name.endswith(".py") else ""
+        raise CannotRun(f"cannot read {name}: {error.strerror}{hint}") from None
     except (SyntaxError, ValueError) as error:
-        raise CannotRun(f"{path} is no Python script: {error}") from None
+        raise CannotRun(f"{name} is no Python script: {error}") from None
 
 
 def _without_our_frames(hook: Callable[..., object], code: CodeType) -> Callable[..., None]:

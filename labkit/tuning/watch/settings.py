@@ -23,8 +23,8 @@ class Settings:
 
     @classmethod
     def of_environment(cls) -> "Settings":
-        """What a trial set for this process; none outside of one."""
-        return cls(**json.loads(os.environ.get(_VARIABLE, "{}")))
+        """What a trial set for this process, and for no process that it starts; none outside of one."""
+        return cls(**json.loads(os.environ.pop(_VARIABLE, "{}")))
 
     def environment(self) -> dict[str, str]:
         """For a process that takes them over."""

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -58,7 +57,7 @@ def test_however_a_script_ends_there_is_a_report(how, num_workers, status, said)
 
 
 @pytest.mark.parametrize("when", ["before", "as its handler is set aside", "during"])
-def test_news_of_a_worker_does_not_keep_the_report_back(monkeypatch, when):
+def test_news_of_a_worker_does_not_keep_the_report_back(monkeypatch, tmp_path, when):
     """torch's handler of SIGCHLD raises wherever the process is, so also when the report is made."""
     reports, news, set_handler = [], [RuntimeError("DataLoader worker (pid 7) is killed")], signal.signal
 
@@ -85,9 +84,13 @@ def test_news_of_a_worker_does_not_keep_the_report_back(monkeypatch, when):
     try:
         monkeypatch.setattr(signal, "signal", set_after_what_is_due)
         monkeypatch.setattr(program, "_Finish", Ended)
-        failing = SimpleNamespace(shown="train.py", run=lambda: 1 / 0)
+        monkeypatch.setattr("sys.argv", [*sys.argv])
+        monkeypatch.setattr("sys.path", [*sys.path])
+        monkeypatch.setattr("sys.excepthook", sys.excepthook)
+        monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+        (tmp_path / "train.py").write_text("1 / 0")
         with pytest.raises(ZeroDivisionError):
-            program.watch_script(failing, program.WatchOptions())
+            program.watch_script([str(tmp_path / "train.py")], program.WatchOptions())
         assert signal.getsignal(signal.SIGCHLD) is raise_once
     finally:
         set_handler(signal.SIGCHLD, before)
@@ -136,15 +139,18 @@ def test_ranks_report_once(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "is_module", "said"),
+    ("words", "said"),
     [
-        ("no.py", False, "cannot read no.py"), ("no_script", False, "for a module, write -m"),
-        ("no_module", True, "there is no module no_module here"), ("json", True, "there is no module json.__main__"),
+        (["no.py"], "cannot read no.py"), (["no_script"], "for a module, write -m"),
+        (["-m", "no_module"], "there is no module no_module here"),
+        (["-m", "json"], "there is no module json.__main__"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_run_is_said(name, is_module, said):
+def test_what_cannot_be_run_is_said(words, said, monkeypatch):
+    monkeypatch.setattr("sys.argv", [*sys.argv])
+    monkeypatch.setattr("sys.path", [*sys.path])
     with pytest.raises(CannotRun, match=said):
-        Script(name, is_module=is_module)
+        Script(words)
 
 
 def test_a_script_with_an_error_is_named(tmp_path):
