@@ -27,6 +27,7 @@ from labkit.data.upright import (
 _PREFIX_BYTES = 4096  # one page, which holds the headers of most files
 _TABLE_BYTES = 1024  # that a JPEG's tables and frame header need, once the application segments are skipped
 _JPEG_FRAME = struct.Struct(">BHH")  # of a frame header: bits per sample, height, width
+_FRAME_AND_TABLES = frozenset([0xC0, 0xC1, 0xC2, 0xC4, 0xDB, 0xDD])  # SOF0 to SOF2, DHT, DQT, DRI
 # Chunks that Pillow reads or skips, and the fewest bytes of each that it accepts.
 _PLAIN_CHUNKS = {
     b"PLTE": 0, b"tRNS": 6, b"gAMA": 4, b"cHRM": 32, b"sRGB": 1, b"pHYs": 9, b"bKGD": 0, b"tIME": 0, b"sBIT": 0,
@@ -126,9 +127,19 @@ def _read_jpeg_frame(data: bytes, orientation: int) -> Header | None:
         height, width, _, _ = simplejpeg.decode_jpeg_header(b"\xff\xd8" + data)
     except (ValueError, KeyError):  # KeyError: a subsampling that simplejpeg has no name for, such as 4:4:1
         return None
-    # A frame header with 8 bits per sample: Pillow refuses another depth. No late EXIF, which may stand up to the scan.
-    is_plain = _JPEG_FRAME.pack(8, height, width) in data and b"\xff\xe1" not in data
+    frame = data.find(_JPEG_FRAME.pack(8, height, width))  # 8 bits per sample: Pillow refuses another depth
+    is_plain = frame >= 4 and data.find(b"\xff\xe1", 0, frame) < 0 and _is_scan_next(data, frame - 4)
     return Header(width, height, orientation) if is_plain else None
+
+
+def _is_scan_next(data: bytes, at: int) -> bool:
+    """Whether only tables stand between a frame header and the first scan, and no EXIF, which may."""
+    try:
+        while data[at] == 0xFF and data[at + 1] in _FRAME_AND_TABLES:
+            at += 2 + (data[at + 2] << 8 | data[at + 3])
+    except IndexError:
+        return False
+    return data.startswith(b"\xff\xda", at)
 
 
 def _read_png(data: bytes, file: int) -> Header | None:
