@@ -127,6 +127,13 @@ class TestParts:
         loader = loader_of(num_workers=1, batch_transform=lambda batch: os.getpid())
         assert set(loader) == set(loader)
 
+    @WORKERS
+    def test_a_replaced_collate_function_is_used(self, num_workers):
+        loader = loader_of(num_workers=num_workers, batch_transform=lambda batch: (len(batch), type(batch)))
+        assert list(loader) == [(4, torch.Tensor)] * 3
+        loader.collate_fn = tuple
+        assert list(loader) == [(4, tuple)] * 3
+
     def test_a_replaced_sampler_is_used(self):
         loader = loader_of(shuffle=True)
         loader.batch_sampler.sampler = [3, 1, 2]
@@ -455,6 +462,17 @@ class TestRanksOfTorchrun:
         for one, other in zip(first[1], second[1], strict=True):
             assert sorted(one + other) == list(range(12))
         assert first[0] == 3
+
+    def test_keep_a_batch_sampler_of_another_class(self, monkeypatch):
+        class InPairs(BatchSampler):
+            def __iter__(self):
+                yield from ([index, index + 1] for index in range(0, 12, 4))
+
+        monkeypatch.setenv("RANK", "0")
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        with pytest.warns(lk.LoaderWarning, match="each rank loads all that SequentialSampler gives"):
+            found = indices(loader_of(batch_sampler=InPairs(SequentialSampler(range(12)), 4, False)))
+        assert found == [0, 1, 4, 5, 8, 9]
 
     def test_are_told_of_a_sampler_that_does_not_share(self, tmp_path):
         (first, second), stderr = run_ranks(tmp_path, "sampler", "")
