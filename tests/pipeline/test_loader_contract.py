@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from hypothesis import given, settings, strategies
 from PIL import Image
 from torch.utils.data import (
     BatchSampler,
@@ -505,6 +506,53 @@ class TestRanksThatChange:
         monkeypatch.setenv("RANK", rank)
         monkeypatch.setenv("WORLD_SIZE", world_size)
         assert indices(loader_of()) == list(range(12))
+
+
+ACTS = strategies.sampled_from(["take", "take", "take", "look", "resume", "leave", "tell", "told again", "iter"])
+
+
+class TestAnyCourseOfATraining:
+    """Takes, looks, resumes, epochs left early or set: against a list of each epoch's samples and a few numbers."""
+
+    @settings(max_examples=40, deadline=None)
+    @given(
+        acts=strategies.lists(ACTS, max_size=25),
+        order=strategies.one_of(
+            strategies.none(), strategies.lists(strategies.integers(0, 11), min_size=1, max_size=15)
+        ),
+        batch_size=strategies.integers(1, 5),
+    )
+    def test_gives_the_samples_of_its_epochs(self, acts, order, batch_size):
+        options = {"batch_size": batch_size, **({"shuffle": True} if order is None else {"sampler": order})}
+
+        def samples(epoch):
+            loader = loader_of(**options)
+            loader.set_epoch(epoch)
+            return [[tuple(row) for row in batch.tolist()] for batch in loader]
+
+        loader, running, epoch, n_taken = loader_of(**options), None, 0, 0
+        for act in acts:
+            if act == "take":
+                running = running or iter(loader)
+                expected = samples(epoch)
+                if n_taken == len(expected):
+                    assert next(running, None) is None
+                    running, epoch, n_taken = None, epoch + 1, 0
+                else:
+                    assert [tuple(row) for row in next(running).tolist()] == expected[n_taken]
+                    n_taken += 1
+            elif act == "look" and running and n_taken:
+                assert [tuple(row) for row in next(iter(loader)).tolist()] == samples(epoch + 1)[0]
+            elif act == "resume" and n_taken:
+                state, loader, running = json.loads(json.dumps(loader.state_dict())), loader_of(**options), None
+                loader.load_state_dict(state)
+            elif act == "leave" and running and n_taken:
+                running, epoch, n_taken = None, epoch + 1, 0
+            elif act in ("tell", "told again") and order is None and not n_taken:
+                running, epoch = None, epoch if act == "told again" else 3
+                loader.sampler.set_epoch(epoch)
+            elif act == "iter" and not running:
+                iter(loader)
 
 
 class TestIndices:
