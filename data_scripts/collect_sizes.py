@@ -16,7 +16,7 @@ import typer
 from labkit import collect_sizes
 from labkit.core import write_atomic
 from labkit.data.sizes.sd_metadata import write_metadata_cache
-from labkit.lab import command
+from labkit.lab import Ignore, command
 
 
 @command
@@ -26,10 +26,11 @@ def main(
     recursive: Annotated[bool, typer.Option(help="Include subfolders.")] = True,
     caches: Annotated[bool, typer.Option(help="Trust the names of latent caches and metadata_cache.json.")] = True,
     num_workers: Annotated[int | None, typer.Option(help="Readers of headers. Default: as measured.", min=1)] = None,
+    ignore: Ignore = (),
     write_cache: Annotated[bool, typer.Option("--write-metadata-cache", help="Write metadata_cache.json.")] = False,
 ) -> str:
     """Write a row for every image under ROOT: path, width, height, source, exif_orientation, error."""
-    frame = collect_sizes(root, recursive=recursive, caches=caches, num_workers=num_workers)
+    frame = collect_sizes(root, recursive=recursive, caches=caches, ignore=ignore, num_workers=num_workers)
     write_atomic(table, frame.to_csv(index=False, lineterminator="\n").encode("utf-8", "surrogateescape"))
     if write_cache:
         write_metadata_cache(frame, root)

@@ -12,8 +12,8 @@ from typing import Annotated
 
 import typer
 
-from labkit import PixelStore
-from labkit.lab import Address, Engine, NumWorkers, Source, command
+from labkit import PixelStore, open_store
+from labkit.lab import Address, Engine, Ignore, NumWorkers, Source, command
 
 
 @command
@@ -22,13 +22,14 @@ def main(
     path: Annotated[Path, typer.Argument(readable=False, help="File to write.")],
     short_side: Annotated[int, typer.Option(help="Pixels of the shorter side; smaller images are kept.")] = 256,
     decoder: Annotated[str, typer.Option(help="One of labkit.DECODERS.")] = "turbojpeg",
+    ignore: Ignore = (),
     engine: Engine = "threads",
     address: Address = None,
     num_workers: NumWorkers = None,
 ) -> str:
     """Write the pixels of all images of SOURCE to PATH."""
     options = {"engine": engine, "num_workers": num_workers, "address": address}
-    store = PixelStore.build(source, path, short_side=short_side, decoder=decoder, **options)
+    store = PixelStore.build(open_store(source, ignore=ignore), path, short_side=short_side, decoder=decoder, **options)
     return f"{path}: {len(store)} images, {path.stat().st_size} bytes"
 
 

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from labkit import open_store, write_shards
-from labkit.lab import Address, Engine, NumWorkers, Root, Source, command
+from labkit.lab import Address, Engine, Ignore, NumWorkers, Root, Source, command
 
 
 @command
@@ -23,13 +23,15 @@ def main(
     max_count: Annotated[int, typer.Option(help="Maximum number of samples per shard.")] = 10_000,
     max_mb: Annotated[float, typer.Option(help="Maximum size of a shard, in MB (1e6 bytes).")] = 256,
     seed: Annotated[int | None, typer.Option(help="Shuffle once before writing. Default: the source's order.")] = None,
+    ignore: Ignore = (),
     engine: Engine = "local",
     address: Address = None,
     num_workers: NumWorkers = None,
 ) -> str:
     """Pack the images of SOURCE into tars under ROOT."""
     options = {"seed": seed, "engine": engine, "address": address, "num_workers": num_workers}
-    folder = write_shards(open_store(source), root, max_count=max_count, max_bytes=int(max_mb * 1e6), **options)
+    store = open_store(source, ignore=ignore)
+    folder = write_shards(store, root, max_count=max_count, max_bytes=int(max_mb * 1e6), **options)
     return f"{folder}: {len(list(folder.glob('*.tar')))} shards"
 
 

@@ -13,6 +13,7 @@ from .data.decoders import (
 )
 from .data.depth.pairs import DepthPairs as DepthPairs
 from .data.extract.extract import extract_tars as extract_tars
+from .data.labels import LabelWarning as LabelWarning
 from .data.pixels.store import PixelError as PixelError, PixelStore as PixelStore
 from .data.samples.depth import make_depth as make_depth
 from .data.samples.photos import make_photos as make_photos

@@ -21,8 +21,9 @@ KEYS = (
 """Images of every kind of name that a store has to find."""
 
 HIDDEN = (
-    "notes.txt", "README", "cat/.hidden.jpg", ".cache/e.jpg", "dog/f.gif", "cat/jpg", "dog/d.jpg.partial",
-    "dog/..dots...jpg",
+    "notes.txt", "README", "cat/.hidden.jpg", ".cache/e.jpg", "dog/f.svg", "cat/jpg", "dog/d.jpg.partial",
+    "dog/..dots...jpg", "@eaDir/a.jpeg/thumb.jpg", "cat/@eaDir/a.jpeg/thumb.jpg", "__MACOSX/cat/a.jpeg",
+    "#recycle/cat/e.jpg", "$RECYCLE.BIN/e.jpg",
 )  # fmt: skip
 """Files beside them that are no images, or hidden."""
 

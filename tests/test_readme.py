@@ -4,6 +4,7 @@ import os
 import re
 import runpy
 import shlex
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -172,11 +173,13 @@ class TestSnippets:
 
 @pytest.fixture
 def place(tmp_path, photo_set, monkeypatch):
-    """A scratch folder with the lab's photos in `photos`; the current folder."""
+    """A scratch folder with the lab's photos in `photos`, and those of one class in `val`; the current folder."""
     for path in photo_set.rglob("*.jpg"):
         copied = tmp_path / "photos" / path.relative_to(photo_set)
         copied.parent.mkdir(parents=True, exist_ok=True)
         os.link(path, copied)
+    last_class = max(folder for folder in (tmp_path / "photos").iterdir() if folder.is_dir())
+    shutil.copytree(last_class, tmp_path / "val" / last_class.name)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LABKIT_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("LABKIT_SCALE", "ci")

@@ -9,6 +9,7 @@ from .atomic import (
     write_atomic as write_atomic,
 )
 from .credentials import contains_secret as contains_secret, redact as redact, strip_credentials as strip_credentials
+from .folders import Folder as Folder, walk as walk
 from .images import encode_image as encode_image, png_base64 as png_base64, png_bytes as png_bytes
 from .lazy import Lazy as Lazy, PerProcess as PerProcess
 from .limits import (
@@ -26,8 +27,11 @@ from .machine import (
     package_version as package_version, photo_root as photo_root, scale as scale, usable_cores as usable_cores,
 )
 from .names import (
-    IMAGE_SUFFIXES as IMAGE_SUFFIXES, is_file_key as is_file_key, is_image as is_image,
-    key_from_name as key_from_name, path_from_key as path_from_key, sibling_path as sibling_path,
+    IMAGE_SUFFIXES as IMAGE_SUFFIXES, OTHER_IMAGE_SUFFIXES as OTHER_IMAGE_SUFFIXES,
+    checked_suffixes as checked_suffixes, images_among as images_among, is_file_key as is_file_key,
+    is_hidden as is_hidden, is_image as is_image, key_from_name as key_from_name, n_images as n_images,
+    path_from_key as path_from_key,
+    sibling_path as sibling_path,
 )
 from .progress import progress_bar as progress_bar
 from .resume import (
@@ -39,5 +43,8 @@ from .rng import preserve_rng_state as preserve_rng_state
 from .scratch import ScratchFolder as ScratchFolder
 from .stdio import print_utf8 as print_utf8
 from .strings import PackedStrings as PackedStrings
-from .tensor_trees import iter_tensors as iter_tensors, map_tensors as map_tensors
+from .tensor_trees import (
+    has_own_to as has_own_to, is_tensor as is_tensor, iter_tensors as iter_tensors, map_tensors as map_tensors,
+    move_tensors as move_tensors,
+)
 from .threads import use_one_torch_thread as use_one_torch_thread

@@ -6,18 +6,16 @@ import os
 import sys
 import tempfile
 import weakref
-from collections import defaultdict
 from collections.abc import Callable, Sequence
-from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 from PIL import Image
 from torch.utils.data import Dataset, default_collate
 
 from labkit.core import PackedStrings, require_choice
 from labkit.data.decoders import DECODERS, FORMATS, DecodeError, decode
+from labkit.data.labels import Labeled, labels_of
 from labkit.data.sizes import Buckets
 from labkit.data.stores import Store
 
@@ -29,8 +27,10 @@ class Skipped(NamedTuple):
     reason: str
 
 
-class ImageDataset(Dataset):
-    """Images of a store with their labels; an image's label is its folder.
+class ImageDataset(Labeled, Dataset):
+    """Images of a store with their labels, which are those of torchvision's `ImageFolder`.
+
+    The class of an image is the first folder of its key: `cat/2023/1.jpg` is of class `cat`.
 
     Args:
         store: Source of the encoded images.
@@ -39,9 +39,22 @@ class ImageDataset(Dataset):
         transform: Called with the uint8 (3, H, W) tensor; its result replaces the image.
         on_error: `"raise"` passes `DecodeError` on. `"skip"` leaves the image out: build the loader with
             `collate_fn=labkit.collate`, and read `skipped` at the end; the keys are also printed at exit.
+        classes: Names that labels index into, such as `train.classes` for a validation set, which may lack some of
+            them. An empty list: the images have no labels, and all get 0. Default: the class folders, sorted.
 
     Items: `(image, label)`; image uint8 (3, H, W) RGB (or what `transform` made of it), label an int index into
-    `classes`, the sorted folder names.
+    `classes`.
+
+    Attributes:
+        classes: Names of the classes.
+        class_to_idx: Class -> label.
+        labels: int64 (N,), the label of each image in the order of `keys`; read-only.
+        keys: The images' names, a sequence.
+
+    Raises:
+        ValueError: an unknown option; a folder that is not in `classes`; without `classes`, images beside the class
+            folders, or a root that holds `train` and `val` in place of classes. Where no image lies in a class folder,
+            all labels are 0, and a `LabelWarning` says so.
 
     Taught in: notebooks/01_naive_pil.ipynb
     """
@@ -54,13 +67,14 @@ class ImageDataset(Dataset):
         buckets: Buckets | None = None,
         transform: Callable[[Any], Any] | None = None,  # of a tensor; of a PIL image in `PILDataset`
         on_error: str = "raise",
+        classes: Sequence[str] | None = None,
     ):
         self.store = store
         self.decoder = require_choice("decoder", decoder, DECODERS)
         self.buckets = buckets
         self.transform = transform
         self.keys = PackedStrings(store.keys())  # every worker would copy a list, page by page
-        self.classes, self._labels = labels_of(self.keys)
+        self.classes, self.labels = labels_of(self.keys, classes, source=store)
         self._skips = SkipLog() if require_choice("on_error", on_error, ("raise", "skip")) == "skip" else None
 
     def __len__(self) -> int:
@@ -77,7 +91,7 @@ class ImageDataset(Dataset):
             return self._skips.add(key, str(error))
         if self.buckets is not None:
             image = self.buckets.crop(image)
-        return (self.transform(image) if self.transform else image), int(self._labels[index])
+        return (self.transform(image) if self.transform else image), int(self.labels[index])
 
     def _decode(self, data: bytes, key: str) -> Any:
         return decode(data, self.decoder, key=key)
@@ -95,8 +109,15 @@ class PILDataset(ImageDataset):
     for a file that it cannot read is passed on as `DecodeError`.
     """
 
-    def __init__(self, store: Store, *, transform: Callable[[Image.Image], Any] | None = None, on_error: str = "raise"):
-        super().__init__(store, decoder="pil", transform=transform, on_error=on_error)
+    def __init__(
+        self,
+        store: Store,
+        *,
+        transform: Callable[[Image.Image], Any] | None = None,
+        on_error: str = "raise",
+        classes: Sequence[str] | None = None,
+    ):
+        super().__init__(store, decoder="pil", transform=transform, on_error=on_error, classes=classes)
 
     def _decode(self, data: bytes, key: str) -> Image.Image:
         try:
@@ -161,11 +182,3 @@ def _report_and_remove(path: Path, owner: int) -> None:
     if skipped:
         keys = ", ".join(skip.key for skip in skipped[:10]) + (", ..." if len(skipped) > 10 else "")
         print(f"labkit: {len(skipped)} images were skipped: {keys}", file=sys.stderr)
-
-
-def labels_of(keys: Sequence[str]) -> tuple[list[str], np.ndarray]:
-    """The sorted folder names, and the index of each key's folder among them: int64 (len(keys),)."""
-    numbers: dict[str, int] = defaultdict(count().__next__)  # of the folders, in the order in which they come
-    numbered = np.fromiter((numbers[key.split("/")[-2] if "/" in key else ""] for key in keys), np.int64, len(keys))
-    classes = sorted(numbers)
-    return classes, np.argsort([numbers[name] for name in classes])[numbered]

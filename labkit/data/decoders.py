@@ -3,7 +3,7 @@
 The libraries differ in how they treat EXIF orientation, alpha, 16-bit samples, CMYK and broken files. Here all do the
 same, and the oracle set in `labkit.teach.conformance` checks it:
 
-- orientation is applied as Pillow finds it: in EXIF, in XMP, in a PNG's text;
+- orientation is applied as Pillow finds it: in EXIF, in XMP, in a PNG's text; damaged metadata state none;
 - alpha and palette transparency are dropped, as Pillow's `convert("RGB")` does;
 - 16-bit samples keep their high byte; gray is repeated in the three channels;
 - a file without its end (JPEG's EOI, PNG's IEND, WebP's declared length) is an error, never a half-gray picture.
@@ -20,20 +20,27 @@ from typing import Any
 import numpy as np
 import torch
 from packaging.version import Version
-from PIL import Image
-from PIL.ExifTags import Base
+from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from labkit.core import require_choice
-from labkit.data.jpeg_segments import END_OF_IMAGE, START_OF_SCAN, iter_segments
+from labkit.data.jpeg_segments import (
+    APP1,
+    END_OF_IMAGE,
+    START_OF_SCAN,
+    is_scalable,
+    iter_segments,
+    without_segments,
+)
+from labkit.data.upright import open_without_metadata, orientation_of
 
 # Pillow's own hard limit against decompression bombs, applied to every decoder.
 MAX_PIXELS = 2 * (Image.MAX_IMAGE_PIXELS or 89_478_485)
 
 FORMATS = ("JPEG", "PNG", "WEBP")  # of Pillow's many: for some of the others it starts Ghostscript
 _JPEG_FORMATS = ("JPEG", "MPO")  # MPO: a JPEG followed by further pictures, as phones write them
-_PNG_ORIENTATION_MARKS = (b"eXIf", b"Raw profile type exif", b"XML:com.adobe.xmp")  # chunk, and keywords of text
-_FLIPPED_AXES = {2: (2,), 3: (1, 2), 4: (1,), 5: (), 6: (2,), 7: (1, 2), 8: (1,)}  # by EXIF orientation, of (3, H, W)
+# Axes of (3, H, W) to flip, by EXIF orientation; from 5 on, after height and width have changed places.
+_FLIPPED_AXES: dict[int, tuple[int, ...]] = {1: (), 2: (2,), 3: (1, 2), 4: (1,), 5: (), 6: (2,), 7: (1, 2), 8: (1,)}
 
 
 class DecodeError(ValueError):
@@ -47,11 +54,12 @@ def decode(data: bytes, decoder: str = "turbojpeg", *, key: str | None = None, s
         data: Encoded file contents (JPEG, PNG or WebP).
         decoder: One of `DECODERS`. Three of them pass files that they cannot read safely to Pillow: `turbojpeg` all
             but flawless RGB and gray JPEG, `torchvision` PNG (a damaged one kills the process) and animations,
-            and `torchcodec` before 0.17 PNG with a transparent colour. Of an animation comes the first picture.
+            and `torchcodec` PNG and WebP with EXIF and, before 0.17, PNG with a transparent colour. Of an animation
+            comes the first picture.
         key: Name of the file, for the error message.
         short_side: Pixels that the shorter side must keep. `pil_draft` (at 1/2, 1/4 or 1/8 of the size) and
             `turbojpeg` (at any n/8) then decode a JPEG at the smallest DCT scale that keeps them, so the result may
-            be larger; the other decoders ignore it.
+            be larger; a lossless JPEG has no such scale and comes whole, and the other decoders ignore it.
 
     Returns:
         uint8 tensor, shape (3, H, W), values 0-255, EXIF orientation applied. Most decoders fill rows of
@@ -66,7 +74,9 @@ def decode(data: bytes, decoder: str = "turbojpeg", *, key: str | None = None, s
     """
     function = load_decoder(decoder)
     try:
-        return function(data, open_image(data), short_side)
+        header = open_image(data)
+        image = function(data, header, short_side)
+        return _turned(image, orientation_of(data, header))
     except MemoryError:
         raise
     except Exception as error:
@@ -99,12 +109,21 @@ def open_image(data: bytes) -> Image.Image:
     """Read the header only, and refuse what must not reach any decoder."""
     if not data:
         raise ValueError("the file is empty")
-    header = Image.open(io.BytesIO(data), formats=FORMATS)
+    header = _open(data)
     if header.width * header.height > MAX_PIXELS:
         raise ValueError(f"{header.width} x {header.height} pixels exceed the limit of {MAX_PIXELS}")
     if not _is_complete(data, header.format):
         raise ValueError("the file is truncated")
     return header
+
+
+def _open(data: bytes) -> Image.Image:
+    try:
+        return Image.open(io.BytesIO(data), formats=FORMATS)
+    except UnidentifiedImageError:
+        if header := open_without_metadata(data):
+            return header
+        raise
 
 
 def _is_complete(data: bytes, image_format: str | None) -> bool:
@@ -118,24 +137,21 @@ def _is_complete(data: bytes, image_format: str | None) -> bool:
     return len(data) >= 8 + int.from_bytes(data[4:8], "little")
 
 
-def _to_upright_chw(pixels: np.ndarray, header: Image.Image) -> Tensor:
-    return _undo_exif(torch.from_numpy(pixels).permute(2, 0, 1), header)
+def _to_chw(pixels: np.ndarray) -> Tensor:
+    return torch.from_numpy(pixels).permute(2, 0, 1)
 
 
-def _undo_exif(image: Tensor, header: Image.Image) -> Tensor:
-    """Undo the rotation that EXIF states (orientation 1 to 8)."""
-    orientation = header.getexif().get(Base.Orientation, 1)
-    if orientation not in _FLIPPED_AXES:
-        return image
+def _turned(image: Tensor, orientation: int) -> Tensor:
+    """The image (3, H, W) as EXIF's orientation, 1 to 8, says that it is to be shown."""
     if orientation >= 5:
         image = image.transpose(1, 2)
     axes = _FLIPPED_AXES[orientation]
     return image.flip(axes) if axes else image
 
 
-def _scaled_size(header: Image.Image, short_side: int | None) -> tuple[int, int] | None:
-    """(width, height) with the shorter side at `short_side`, or None if the image is not larger."""
-    if not short_side or min(header.size) <= short_side:
+def _scaled_size(data: bytes, header: Image.Image, short_side: int | None) -> tuple[int, int] | None:
+    """(width, height) with the shorter side at `short_side`, or None if the image is not larger or cannot be scaled."""
+    if not short_side or min(header.size) <= short_side or not is_scalable(data):
         return None
     scale = short_side / min(header.size)
     return math.ceil(header.width * scale), math.ceil(header.height * scale)
@@ -144,12 +160,12 @@ def _scaled_size(header: Image.Image, short_side: int | None) -> tuple[int, int]
 def _decode_pil(_: Any, data: bytes, header: Image.Image, short_side: int | None) -> Tensor:
     if header.mode.startswith("I"):  # 16-bit gray: convert("RGB") would clip it to white
         gray = (np.asarray(header).astype(np.uint16) >> 8).astype(np.uint8)
-        return _to_upright_chw(np.repeat(gray[..., None], 3, axis=2), header)
-    return _to_upright_chw(np.array(header.convert("RGB")), header)
+        return _to_chw(np.repeat(gray[..., None], 3, axis=2))
+    return _to_chw(np.array(header.convert("RGB")))
 
 
 def _decode_pil_draft(_: Any, data: bytes, header: Image.Image, short_side: int | None) -> Tensor:
-    if size := _scaled_size(header, short_side):
+    if size := _scaled_size(data, header, short_side):
         header.draft(None, size)
     return _decode_pil(_, data, header, short_side)
 
@@ -158,7 +174,7 @@ def _decode_cv2(cv2: Any, data: bytes, header: Image.Image, short_side: int | No
     pixels = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION)
     if pixels is None:
         raise ValueError("cv2.imdecode returned nothing")
-    return _to_upright_chw(pixels, header)
+    return _to_chw(pixels)
 
 
 def _decode_torchvision(decode_image: Any, data: bytes, header: Image.Image, short_side: int | None) -> Tensor:
@@ -166,15 +182,28 @@ def _decode_torchvision(decode_image: Any, data: bytes, header: Image.Image, sho
     if header.format == "PNG" or getattr(header, "is_animated", False):
         return _decode_pil(None, data, header, short_side)
     # bytearray: torch warns about tensors over read-only memory.
-    return _undo_exif(decode_image(torch.frombuffer(bytearray(data), dtype=torch.uint8), mode="RGB"), header)
+    return decode_image(torch.frombuffer(bytearray(data), dtype=torch.uint8), mode="RGB")
 
 
 def _decode_torchcodec(decode_image: Any, data: bytes, header: Image.Image, short_side: int | None) -> Tensor:
     if header.format == "PNG" and "transparency" in header.info and _torchcodec_writes_alpha():
         return _decode_pil(None, data, header, short_side)
-    image = decode_image(data)
-    image = image[0] if image.ndim == 4 else image
-    return image if _is_turned_by_torchcodec(data, header) else _undo_exif(image, header)
+    stored = _without_exif(data, header)
+    if stored is None:
+        return _decode_pil(None, data, header, short_side)
+    image = decode_image(stored)
+    return image[0] if image.ndim == 4 else image
+
+
+def _without_exif(data: bytes, header: Image.Image) -> bytes | None:
+    """The file without the EXIF by which TorchCodec would turn the image, or refuse it; None if it stays in.
+
+    TorchCodec reads EXIF by other rules than Pillow, and cannot be told to leave it. It stays in PNG and WebP, and in a
+    JPEG with stray bytes between its segments.
+    """
+    if header.format not in _JPEG_FORMATS:
+        return None if "exif" in header.info else data
+    return without_segments(data, {APP1})
 
 
 @cache
@@ -186,31 +215,17 @@ def _torchcodec_writes_alpha() -> bool:
     return Version(version("torchcodec")) < Version("0.17")
 
 
-def _is_turned_by_torchcodec(data: bytes, header: Image.Image) -> bool:
-    """Whether TorchCodec has turned the image, or nothing asks for it.
-
-    TorchCodec reads an EXIF block in front of the pixels. Pillow, and so the other decoders, also reads XMP, the text
-    in which ImageMagick keeps EXIF in a PNG, and chunks behind the pixels.
-    """
-    exif = Image.Exif()
-    exif.load(header.info.get("exif", b""))
-    if Base.Orientation in exif:
-        return True
-    # Pillow decodes all pixels of a PNG to look behind them: only if there is something to find.
-    return header.format == "PNG" and not any(mark in data for mark in _PNG_ORIENTATION_MARKS)
-
-
 def _decode_turbojpeg(decode_jpeg: Any, data: bytes, header: Image.Image, short_side: int | None) -> Tensor:
     if header.format not in _JPEG_FORMATS or header.mode not in ("RGB", "L"):
         return _decode_pil(None, data, header, short_side)
-    width, height = _scaled_size(header, short_side) or (0, 0)
+    width, height = _scaled_size(data, header, short_side) or (0, 0)
     try:
         pixels = decode_jpeg(data, "RGB", min_height=height, min_width=width)
     except ValueError:
         # A warning (stray bytes between markers, say) or an error: Pillow tells them apart. strict=False does not: it
         # also ignores an error that follows a warning, and returns memory that nothing was decoded into.
         return _decode_pil_draft(None, data, header, short_side)
-    return _to_upright_chw(pixels, header)
+    return _to_chw(pixels)
 
 
 # Each with its library, which the function gets first, and the remedy if that is missing.

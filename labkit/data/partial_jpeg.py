@@ -20,6 +20,7 @@ import numpy as np
 import simplejpeg
 
 from labkit.core import install_command
+from labkit.data.jpeg_segments import is_scalable
 
 LIBRARY_VARIABLE = "LABKIT_LIBTURBOJPEG"
 REMEDY = f"{install_command('fast')}, or name a libturbojpeg of version 3 in {LIBRARY_VARIABLE}"
@@ -137,7 +138,9 @@ class WholeDecoder:
     """As `RegionDecoder`, but it decodes the whole image, with simplejpeg."""
 
     def header(self, data: bytes) -> Frame | None:
-        """Size of the image, or None if it is not a JPEG that this decoder can read."""
+        """Size of the image, or None if it is not a JPEG that this decoder can read at each scale."""
+        if not is_scalable(data):
+            return None
         try:
             height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data)
         except (ValueError, KeyError):  # KeyError: a subsampling that simplejpeg has no name for, such as 4:4:1

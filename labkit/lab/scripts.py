@@ -13,6 +13,7 @@ import typer
 from labkit.core import print_utf8
 
 Source = Annotated[str, typer.Argument(help="A folder of images, a tar, or a URL of either.")]
+Ignore = Annotated[list[str], typer.Option(help="Suffix of files to leave out, such as .gif; may be repeated.")]
 # Paths are not checked by the parser (`readable=False`): it would print a box with the usage, not one line.
 Root = Annotated[Path, typer.Argument(readable=False, help="Folder to fill; created if missing.")]
 Seed = Annotated[int, typer.Option(help="Another seed gives another set.")]

@@ -1,11 +1,10 @@
 """Batches from memory: how fast training could be if data were free."""
 
-import copy
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
 
-from labkit.core import iter_tensors, map_tensors, require_int
+from labkit.core import iter_tensors, map_tensors, move_tensors, require_int
 
 
 class ReplayLoader:
@@ -34,7 +33,7 @@ class ReplayLoader:
         kept = [map_tensors(batch, _copy_if_shared) for batch in islice(loader, n_batches)]
         if len(kept) < n_batches:
             raise ValueError(f"n_batches is {n_batches}, but the loader gave only {len(kept)} batches: ask for fewer")
-        self._batches = kept if device is None else [map_tensors(batch, lambda item: item.to(device)) for batch in kept]
+        self._batches = kept if device is None else [move_tensors(batch, device) for batch in kept]
         self.batch_size = getattr(loader, "batch_size", None)
         self.num_workers = 0
 
@@ -45,9 +44,8 @@ class ReplayLoader:
         return (self._batches[position % len(self._batches)] for position in self.batch_sampler)
 
 
-def _copy_if_shared(item: Any) -> Any:
-    in_shared_memory = hasattr(item, "is_shared") and item.device.type == "cpu" and item.is_shared()
-    return item.clone() if in_shared_memory else item
+def _copy_if_shared(tensor: Any) -> Any:
+    return tensor.clone() if tensor.device.type == "cpu" and tensor.is_shared() else tensor
 
 
 def fresh(batch: Any, *, whole: bool = False) -> Any:
@@ -56,23 +54,9 @@ def fresh(batch: Any, *, whole: bool = False) -> Any:
     Args:
         whole: Copy its tensors too, for a step that writes into them.
     """
-
-    def taken(item: Any) -> Any:
-        if isinstance(item, Mapping):  # with a method `to`, as Transformers' batches: `map_tensors` leaves it whole
-            own: Any = copy.copy(item)
-            for key in item:
-                own[key] = map_tensors(item[key], taken)
-            return own
-        return item.clone() if whole and hasattr(item, "clone") else item
-
-    return map_tensors(batch, taken)
+    return map_tensors(batch, lambda tensor: tensor.clone() if whole else tensor)
 
 
 def versions(batches: Any) -> list[int]:
     """How often each tensor was written to, as counted by torch."""
-    return [item._version for item in _iter_leaves(batches) if hasattr(item, "_version") and not item.is_inference()]
-
-
-def _iter_leaves(batches: Any) -> Iterator[Any]:
-    for item in iter_tensors(batches):
-        yield from _iter_leaves(dict(item)) if isinstance(item, Mapping) else (item,)
+    return [tensor._version for tensor in iter_tensors(batches) if not tensor.is_inference()]

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 _COLD_SHARE = 0.9  # of the evicted bytes that must come from storage for a run to count as cold
@@ -16,6 +17,8 @@ def count_images(batch: Any) -> int:
         return 1 if len(shape) == 3 else int(shape[0])
     if isinstance(batch, Mapping):
         return count_images(next(iter(batch.values())))
+    if is_dataclass(batch) and fields(batch):
+        return count_images(getattr(batch, fields(batch)[0].name))
     if isinstance(batch, list | tuple) and len(batch):
         return count_images(batch[0])
     raise TypeError(f"cannot count the images of a {type(batch).__name__}: pass count= to compare")

@@ -64,7 +64,7 @@ def compare(
 
     Args:
         variants: Label -> function without arguments that returns an iterable of batches: arrays or tensors (4-D: the
-            first axis counts images, 3-D: one image), tuples, lists or dicts that begin with one, or ints.
+            first axis counts images, 3-D: one image), tuples, lists, dicts or data classes that begin with one, ints.
         baseline: Label of the variant that speed-ups refer to.
         rounds: Measured rounds. Default: as many as `precision` asks for, see `labkit.measure.stopping`.
         precision: Half-width of a 95 % interval that is narrow enough: 0.05 is 5 %.

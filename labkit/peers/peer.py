@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.core import package_version, usable_cores, write_atomic
+from labkit.data import labels_of
 from labkit.data.stores import FolderStore
 from labkit.pipeline import Recipe
 
@@ -157,6 +158,6 @@ def _digest_photos(work: Work) -> str:
 
 def labelled_photos(work: Work) -> list[tuple[Path, int]]:
     """Path and label of every photo, sorted by name."""
-    photos = FolderStore(work.root).paths()
-    label_of = {name: label for label, name in enumerate(sorted({photo.parent.name for photo in photos}))}
-    return [(photo, label_of[photo.parent.name]) for photo in photos]
+    photos = FolderStore(work.root)
+    _, labels = labels_of(photos.keys(), source=photos)
+    return list(zip(photos.paths(), labels.tolist(), strict=True))

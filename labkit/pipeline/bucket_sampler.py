@@ -1,5 +1,6 @@
 """BucketBatchSampler: batches of images that share a bucket, and so a shape."""
 
+import warnings
 import zlib
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -40,13 +41,14 @@ class BucketBatchSampler(Sampler[list[int]]):
             from the epoch's beginning are repeated until the ranks can share them evenly. All batches are full, and
             each image comes at least once.
         shuffle: A new order of images and of batches each epoch. False: bucket by bucket, in the order of the rows.
-        seed: The order depends only on (seed, epoch).
+        seed: The order depends only on (seed, epoch). Each pass is the next epoch, unless `set_epoch` is called.
         rank, world_size: Of this process. Default: those of `torchrun`'s environment, or of `torch.distributed`, when
             an epoch begins. Each rank gets every `world_size`-th batch. All get equally many batches, but in one step
             two ranks may have different shapes.
 
     Attributes:
         buckets: The `Buckets` in use, for the data set.
+        epoch: The one that was set last.
 
     Raises:
         ValueError: a wrong argument or frame; no batch for some rank; or, with `"keep"`, too few images for equally
@@ -74,7 +76,10 @@ class BucketBatchSampler(Sampler[list[int]]):
         self.buckets = Buckets.fit(sizes) if buckets is None else buckets
         self._numbers = self.buckets.select(*upright_sizes(sizes))
         self._indices, self._paths = _indices_of(sizes), PackedStrings(sizes["path"])
-        self._epoch = self._n_given = self._first = 0
+        self.epoch = self._epoch = self._n_given = self._first = 0
+        self._counts, self._has_begun = True, False  # passes, as `set_epoch` was not called; the one of this epoch
+        self._has_warned = False
+        self._newest: Any = None  # the pass whose batches `state_dict` counts
         len(self)  # refuses what cannot be shared out, now and not in the first epoch
 
     def __repr__(self) -> str:
@@ -100,21 +105,44 @@ class BucketBatchSampler(Sampler[list[int]]):
             check_halving(len(self._indices), n_batches, world_size)
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch, which changes the order. Call it before each, on every rank; `make_loader`'s loaders do."""
+        """Set the epoch, which changes the order: from now on this decides, and passes are no longer counted.
+
+        Call it before each epoch, on every rank; the loaders of `make_loader` and accelerate do.
+        """
+        self._counts, self.epoch = False, epoch
         if epoch != self._epoch:
-            self._epoch, self._n_given, self._first = epoch, 0, 0
+            self._epoch, self._n_given, self._first, self._newest = epoch, 0, 0, None
 
     def __iter__(self) -> Iterator[list[int]]:
-        # The epoch counts as it is now. A place to go on from is used up when a batch is asked for, and not here: torch
-        # calls this twice when workers start.
-        return self._give(self._epoch, self._first)
+        # An epoch that was set counts as it is now. A pass that is counted, or goes on from a place, is that when a
+        # batch is asked for, and not here: torch calls this twice when workers start.
+        return self._give(None if self._counts else self._epoch)
 
-    def _give(self, epoch: int, first: int) -> Iterator[list[int]]:
+    def _give(self, epoch: int | None) -> Iterator[list[int]]:
+        newest = self._newest = object()
+        if epoch is None:
+            epoch = self._count_pass()
+        first, self._first = (self._first, 0) if epoch == self._epoch else (0, self._first)
         batches = self._batches(epoch)
         for number in range(first, len(batches)):
-            self._first, self._n_given = 0, number + 1
+            if self._newest is newest and epoch == self._epoch:  # another pass may have begun meanwhile
+                self._n_given = number + 1
             yield self._indices[batches[number]].tolist()
-        self._first = 0
+
+    def _count_pass(self) -> int:
+        """The epoch of a pass that begins, if `set_epoch` has not been called."""
+        if self._has_begun:
+            self._epoch, self._n_given = self._epoch + 1, 0
+            n_ranks = self.num_replicas
+            if self.shuffle and n_ranks > 1 and not self._has_warned:
+                self._has_warned = True
+                warnings.warn(
+                    f"BucketBatchSampler: each of {n_ranks} ranks counts its own passes, and after one pass more than "
+                    "the others it would get their images: call set_epoch(epoch) before each epoch, on every rank",
+                    stacklevel=3,
+                )
+        self._has_begun = True
+        return self._epoch
 
     @property
     def rank(self) -> int:
@@ -171,6 +199,7 @@ class BucketBatchSampler(Sampler[list[int]]):
         if batch > len(self):
             raise ValueError(f"the state's batch must be at most {len(self)}, as an epoch has no more, got {batch}")
         self._epoch, self._n_given, self._first = epoch, batch, batch
+        self._has_begun, self._newest = False, None
 
     def _settings(self) -> dict[str, Any]:
         """What decides on the batches, except for the epoch and the rank."""

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from labkit.core import require_choice, require_int, usable_cores
-from labkit.data import DECODERS, decode
+from labkit.data import DECODERS, decode, is_scalable
 from labkit.data.stores import Store
 
 BATCH = 64
@@ -56,8 +56,7 @@ def entropy_limit(store: Store, *, num_threads: int | None = None) -> "Limit":
 
     Taught in: notebooks/13_peers.ipynb
     """
-    eighth: dict[str, Any] = {"fastdct": True, "fastupsample": True, "min_height": 1, "min_width": 1}
-    return _limit_of_images(store, partial(_decode_unchecked, **eighth), num_threads)
+    return _limit_of_images(store, _decode_at_an_eighth, num_threads)
 
 
 def _limit_of_images(store: Store, work: Callable[[str, bytes], None], num_threads: int | None) -> "Limit":
@@ -153,6 +152,11 @@ class Limit:
         reports = _run_in_threads(items, self._work, self.num_threads, self._report_every)
         for size, _ in zip(self._sizes, reports, strict=True):
             yield size
+
+
+def _decode_at_an_eighth(key: str, data: bytes) -> None:
+    eighth = {"fastdct": True, "fastupsample": True, "min_height": 1, "min_width": 1}
+    _decode_unchecked(key, data, **(eighth if is_scalable(data) else {}))
 
 
 def _decode_unchecked(key: str, data: bytes, **options: Any) -> None:

@@ -8,6 +8,7 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from labkit.core import PackedStrings
+from labkit.data import check_same_classes
 from labkit.pipeline.samplers import (
     EpochsOfSamplers,
     Occurrences,
@@ -150,10 +151,11 @@ class Resumable(ABC):
         self.epoch, self._passes = epoch, ()
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the epoch stands that gave a batch last: batches handed out so far, as plain data of some 400 bytes.
+        """Where the epoch stands that gave a batch last: batches handed out so far, as plain data.
 
-        Batches that workers or threads have made ahead do not count, so they come after the resume. One rank's state
-        serves all. Take it from the wrapper, if there is one (`CUDAPrefetcher`).
+        It takes some 400 bytes, and the names of the classes. Batches that workers or threads have made ahead do not
+        count, so they come after the resume. One rank's state serves all. Take it from the wrapper, if there is one
+        (`CUDAPrefetcher`).
         """
         is_resumed = self._resumed is not None and self._resumed.epoch == self.epoch
         progress = self._resumed if is_resumed else self._passes[-1] if self._passes else None
@@ -163,7 +165,8 @@ class Resumable(ABC):
         position = [
             progress.epoch, progress.n_batches, list(progress.before), world_size, rank, progress.order_crc32,
         ]  # fmt: skip
-        return {"version": _VERSION, **dict(zip(_POSITION, position, strict=True)), **self._identity()}
+        named = dict(zip(_POSITION, position, strict=True))
+        return {"version": _VERSION, **named, **self._identity(), "classes": self._class_names()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next epoch go on where `state` was taken: its batches are those still missing, bit for bit.
@@ -173,7 +176,7 @@ class Resumable(ABC):
         was handed out is read again.
 
         Raises:
-            ValueError: the state is of other data or settings; names the first that differs.
+            ValueError: the state is of other data, settings or classes; names the first that differs.
         """
         position = self._check(state)
         n_batches, before, order_crc32 = position["n_batches"], position["before"], position["order_crc32"]
@@ -209,7 +212,7 @@ class Resumable(ABC):
             self._passes = tuple(others)
             if self.epoch == progress.epoch + 1:
                 self.epoch = progress.epoch
-                if progress.n_batches and not progress.n_given:  # it was resumed, and the next pass is to be
+                if (progress.n_batches or progress.before) and not progress.n_given:  # then the next pass resumes
                     position = progress.n_batches, progress.before, progress.order_crc32
                     self._resumed = Progress(progress.epoch, *position)
 
@@ -230,6 +233,14 @@ class Resumable(ABC):
         identity = {"n_samples": n_samples, "keys_crc32": self._keys_crc32, "seed": seed, "batch_size": batch_size}
         return {**identity, "sampler": _describe(self.batch_sampler)}
 
+    def _class_names(self) -> list[str]:
+        """The classes of the loader, or of its data set; empty if neither has names for them."""
+        holder = self if hasattr(self, "classes") else getattr(self, "dataset", None)
+        classes = getattr(holder, "classes", None)
+        if isinstance(classes, list | tuple) and all(isinstance(name, str) for name in classes):
+            return list(classes)
+        return []
+
     def _check(self, state: Any) -> Mapping[str, Any]:
         identity = self._identity()
         if not isinstance(state, Mapping) or not state.keys() >= {"version", *_POSITION, *identity}:
@@ -246,6 +257,8 @@ class Resumable(ABC):
                     f"the state was taken with {name}={state[name]!r}, this loader has {value!r}: make the loader as "
                     "it was, or begin the epoch anew"
                 )
+        remedy = "pass the classes= that it was made with, or begin the epoch anew"
+        check_same_classes("the state", state.get("classes", ()), self._class_names(), remedy)
         return state
 
 

@@ -215,7 +215,9 @@ def share_of(batch_sampler: Any) -> tuple[int, int]:
 
 
 def _is_whole(batch_sampler: Any) -> bool:
-    return type(getattr(batch_sampler, "sampler", None)) in (ShuffledSampler, SequentialSampler)
+    # Exact types: another class may choose or order the samples in its own way.
+    is_plain = type(batch_sampler) in (BatchSampler, SeededBatchSampler)
+    return is_plain and type(batch_sampler.sampler) in (ShuffledSampler, SequentialSampler)
 
 
 def _chain(batch_sampler: Any) -> tuple[Any, Any]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, get_worker_info
 
-from labkit.core import map_tensors, require_choice
+from labkit.core import move_tensors, require_choice
 from labkit.pipeline.prefetch import CopyStream, CUDAPrefetcher
 from labkit.pipeline.simulation import is_simulated
 
@@ -79,7 +79,7 @@ def trace(
         batch, stamps = item
         if device.type != "cpu" and copy != "prefetch":
             with recorder.host("copy", number), recorder.on_device("copy", number):
-                batch = map_tensors(batch, lambda part: part.to(device, non_blocking=copy == "non_blocking"))
+                batch = move_tensors(batch, device, non_blocking=copy == "non_blocking")
         with recorder.host("step", number), recorder.on_device("compute", number):
             step(batch)
         recorder.workers(stamps, number)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from labkit.core import map_tensors
+from labkit.core import move_tensors
 from labkit.measure import core_time, count_images, fresh, synchronize, tree_usage, versions
 from labkit.tuning.epochs import CannotDiagnose, Epochs
 from labkit.tuning.io_wait import run_queue_s
@@ -50,7 +50,7 @@ class LoopParts:
         self.host = [next(self._batches) for _ in range(_KEPT)]
         self.on_device = self.host
         if self._device is not None:
-            self.on_device = [map_tensors(batch, lambda item: item.to(self._device)) for batch in self.host]
+            self.on_device = [move_tensors(batch, self._device) for batch in self.host]
         self.n_images = sum(self._count(batch) for batch in self.host) / _KEPT
         first = [fresh(batch, whole=True) for batch in self.host[:2]]
         before = versions(first)

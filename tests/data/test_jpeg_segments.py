@@ -2,7 +2,15 @@
 
 import pytest
 
-from labkit.data.jpeg_segments import APP1, START_OF_SCAN, Segment, has_exif, iter_segments, segment_at
+from labkit.data.jpeg_segments import (
+    APP1,
+    START_OF_SCAN,
+    Segment,
+    iter_segments,
+    segment_at,
+    segments_before_scan,
+    without_segments,
+)
 from labkit.teach.conformance import exif_of, picture
 from tests.image_files import encoded
 
@@ -14,15 +22,24 @@ def test_segments_up_to_the_first_scan(fill):
     segments = list(iter_segments(padded))
     assert [segment.marker for segment in segments if segment.marker in (APP1, START_OF_SCAN)] == [APP1, START_OF_SCAN]
     assert segments[-1].marker == START_OF_SCAN
-    assert has_exif(padded)
-    assert not has_exif(encoded(picture()))
+    assert segments_before_scan(padded) == segments
 
 
-@pytest.mark.parametrize("data", [b"", b"\xff", b"\xff\xff\xff", b"\xff\xe1\x00", b"abcdef"])
+def test_without_the_segments_of_a_marker():
+    data, plain = encoded(picture(), exif=exif_of(6)), encoded(picture())
+    assert without_segments(data, {APP1}) == without_segments(plain, {APP1}) == plain
+    assert without_segments(plain[:20] + b"stray" + plain[20:], {APP1}) is None
+
+
+# The last three: a length below 2, and markers that have none.
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"\xff", b"\xff\xff\xff", b"\xff\xe1\x00", b"abcdef", b"\xff\xe1\0\1", b"\xff\x01\0\4", b"\xff\xd0\0\4"],
+)
 def test_where_no_segment_begins(data):
     assert segment_at(data, 0) is None
     assert list(iter_segments(b"\xff\xd8" + data)) == []
-    assert not has_exif(b"\xff\xd8" + data)
+    assert segments_before_scan(b"\xff\xd8" + data) == []
 
 
 def test_offsets_are_those_of_the_body():

@@ -51,7 +51,7 @@ TRAINER = """
 import sys
 import torch
 from transformers import Trainer, TrainingArguments
-from tests.frameworks.samples import Drawn, loader_of
+from tests.frameworks.samples import Drawn, loader_of, rows
 
 seen = []
 
@@ -61,7 +61,7 @@ class Model(torch.nn.Module):
         self.layer = torch.nn.Linear(1, 1)
 
     def forward(self, x):
-        seen.append(x.tolist())
+        seen.extend(map(tuple, x.tolist()))
         return {"loss": self.layer(torch.ones(1, 1)).sum()}
 
 def collate(samples):
@@ -77,13 +77,14 @@ if __name__ == "__main__":
         disable_tqdm=True, remove_unused_columns=False,
     )
     Ours(Model(), arguments, train_dataset=Drawn()).train()
-    own = loader_of()
-    assert seen == [batch.tolist() for _ in range(2) for batch in own], seen
+    own, epochs = loader_of(), [seen[:24], seen[24:]]
+    assert [sorted(epoch) for epoch in epochs] == [sorted(rows(own)) for _ in range(2)], epochs
+    assert [index for index, _ in epochs[0]] != [index for index, _ in epochs[1]]
 """
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_the_trainer_of_transformers_gets_the_loaders_own_batches(tmp_path, num_workers):
+def test_the_trainer_of_transformers_gets_the_loaders_own_draws_in_an_order_of_accelerates(tmp_path, num_workers):
     pytest.importorskip("transformers")
     (tmp_path / "train.py").write_text(TRAINER)
     command = [sys.executable, "train.py", str(num_workers)]

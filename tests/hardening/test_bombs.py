@@ -10,6 +10,7 @@ import tarfile
 import zlib
 from collections.abc import Callable
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -27,14 +28,15 @@ from labkit.data.blobs import LocalBlob
 from labkit.data.blobs.http_client import HttpClient
 from labkit.data.depth.pairs import decode_picture
 from labkit.data.extract.extract import extract_tars
-from labkit.data.pixels.format import Origin, laid_out, packed_head
+from labkit.data.pixels.format import Contents, Origin, laid_out, packed_head
 from labkit.data.shards.layout import read_members
 from labkit.data.shards.write import read_manifest
 from labkit.data.tar.errors import TarError
 from labkit.data.tar.index import SUFFIX, read_index
 from labkit.data.tar.stream import TarStream, convert_tar
 from labkit.teach.conformance import encode_png, png_chunk
-from tests.hardening.inputs import image_bytes, sparse_member, tar_bytes
+from tests.hardening.inputs import fix_pixel_file, image_bytes, sparse_member, tar_bytes
+from tests.memory_store import MemoryStore
 from tests.serving import Quiet, serving
 from tests.tars import make_tar, member
 
@@ -328,15 +330,23 @@ def test_a_stored_index_that_unpacks_to_much(tmp_path):
 
 
 def test_a_pixel_file_whose_images_are_larger_than_numbers(tmp_path):
-    keys, shapes = PackedStrings(["a/b.jpg"]), np.array([[2**31 - 1, 2**31 - 1]], np.int32)
-    index, _ = laid_out(keys, np.array([[4, 4]]), np.array([0]))
-    index = index.__class__(keys, index.offsets, shapes, index.crcs)
+    contents = Contents(PackedStrings(["a/b.jpg"]), np.array([0]), ["a"])
+    index, _ = laid_out(contents, np.array([[4, 4]]), np.array([0]), contents.index_bytes())
+    index = replace(index, shapes=np.array([[2**31 - 1, 2**31 - 1]], np.int32))
     head = packed_head(Origin(bytes(32), 4, "pil"), index, 1024)
     with pytest.raises(lk.PixelError, match="leads out of the file"):
         lk.PixelStore(written(tmp_path / "x.pixels", head.ljust(1024, b"\0")))
 
 
 DEEP = "[" * 100_000
+
+
+def test_a_pixel_file_whose_classes_are_nested_deep(tmp_path):
+    store, classes = MemoryStore({"a/b.png": image_bytes()}), ["a", "b" * len(DEEP)]
+    path = lk.PixelStore.build(store, tmp_path / "x.pixels", classes=classes, num_workers=0, progress=False).path
+    data = path.read_bytes().replace(b"b" * len(DEEP), DEEP.encode()).replace(b'["a", "', b"[[[[[[[")
+    with pytest.raises(lk.PixelError, match="is damaged: its index"):
+        lk.PixelStore(written(tmp_path / "deep.pixels", fix_pixel_file(data)))
 
 
 def test_lists_nested_deep(tmp_path, recorded_frames):

@@ -130,11 +130,13 @@ def test_pixels_come_back(sizes):
     path.unlink(missing_ok=True)
     images = {key: Image.new("RGB", size, (*size, 7)) for key, size in sizes.items()}
     store = MemoryStore({key: encoded(image, "PNG") for key, image in images.items()})
-    built = lk.PixelStore.build(store, path, short_side=64, decoder="pil", num_workers=0, progress=False)
+    folder_of = {key: key.split("/")[0] if "/" in key else "" for key in sizes}
+    options = {"decoder": "pil", "num_workers": 0, "progress": False, "classes": sorted(set(folder_of.values()))}
+    built = lk.PixelStore.build(store, path, short_side=64, **options)
     assert list(built.keys) == sorted(sizes)
     for index, key in enumerate(built.keys):
         np.testing.assert_array_equal(built.pixels(index), np.asarray(images[key]))
-        assert built.classes[built.labels[index]] == key.rpartition("/")[0]
+        assert built.classes[built.labels[index]] == folder_of[key]
     built.verify(progress=False)
 
 

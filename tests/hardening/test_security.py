@@ -144,7 +144,7 @@ def test_a_tar_hides_members_that_lead_out(tmp_path):
 
 
 def test_shards_and_pixels_of_hostile_keys_stay_in_their_folder(tmp_path):
-    root = lk.write_shards(HOSTILE, tmp_path / "shards", engine="threads", progress=False)
+    root = lk.write_shards(HOSTILE, tmp_path / "shards", classes=[], engine="threads", progress=False)
     [shard] = root.glob("*.tar")
     with tarfile.open(shard) as tar:
         names = tar.getnames()
@@ -153,7 +153,7 @@ def test_shards_and_pixels_of_hostile_keys_stay_in_their_folder(tmp_path):
     assert images == HOSTILE.files
     assert len(list(lk.read_shards(root))) == len(images)
     extract(shard, tmp_path / "out" / "deep", verify=True)
-    store = lk.PixelStore.build(HOSTILE, tmp_path / "made" / "x.pixels", progress=False)
+    store = lk.PixelStore.build(HOSTILE, tmp_path / "made" / "x.pixels", classes=[], progress=False)
     assert list(store.keys) == list(HOSTILE.keys())
     assert os.listdir(tmp_path / "made") == ["x.pixels"]
     assert set(os.listdir(tmp_path)) == {"shards", "out", "made"}

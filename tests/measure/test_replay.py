@@ -4,7 +4,8 @@ from collections import namedtuple
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, default_collate
+from transformers import BatchEncoding
 
 from labkit import ReplayLoader
 
@@ -71,3 +72,23 @@ def test_batches_are_the_kept_ones_but_for_shared_memory():
     assert one.data_ptr() == plain.data_ptr()
     assert other.data_ptr() != shared.data_ptr()
     assert len(list(ReplayLoader([plain, shared], 2, length=1))) == 1
+
+
+def encoded(samples):
+    return BatchEncoding(default_collate(samples))
+
+
+def test_a_loaders_encodings_stay_where_they_are():
+    """Their own `to` moves them in place."""
+    kept = [BatchEncoding({"ids": one(number)}) for number in range(2)]
+    assert [batch["ids"].device.type for batch in ReplayLoader(kept, 2, device="meta")] == ["meta"] * 2
+    assert [batch["ids"].device.type for batch in kept] == ["cpu"] * 2
+
+
+def test_encodings_of_workers_hold_no_file_open():
+    samples = [{"ids": one(number)} for number in range(8)]
+    loader = DataLoader(samples, 4, num_workers=1, multiprocessing_context="fork", collate_fn=encoded)
+    assert all(batch["ids"].is_shared() for batch in loader)
+    replay = list(ReplayLoader(loader, 2))
+    assert [type(batch) for batch in replay] == [BatchEncoding] * 2
+    assert not any(batch["ids"].is_shared() for batch in replay)

@@ -7,6 +7,7 @@ import signal
 import time
 import types
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -169,11 +170,18 @@ def test_named_experiments_are_recorded():
     assert recorded is named
 
 
+@dataclass
+class Labeled:
+    images: torch.Tensor
+    names: list
+
+
 @pytest.mark.parametrize(
     ("batch", "n_images"),
     [
         (torch.zeros(7, 3, 4, 4), 7), (np.zeros((5, 4, 4, 3)), 5), (torch.zeros(3, 9, 9), 1), (6, 6),
         ((torch.zeros(4, 3, 2, 2), torch.zeros(4)), 4), ({"rgb": torch.zeros(2, 3, 2, 2)}, 2), (torch.zeros(8), 8),
+        (Labeled(torch.zeros(9, 3, 2, 2), ["a"]), 9),
     ],
 )  # fmt: skip
 def test_count_images(batch, n_images):

@@ -10,8 +10,10 @@ from collections import Counter
 
 import cloudpickle
 import numpy as np
+import pandas as pd
 import pytest
 import torch
+from hypothesis import given, settings, strategies
 from PIL import Image
 from torch.utils.data import (
     BatchSampler,
@@ -125,6 +127,13 @@ class TestParts:
     def test_workers_stay_where_nothing_was_set(self):
         loader = loader_of(num_workers=1, batch_transform=lambda batch: os.getpid())
         assert set(loader) == set(loader)
+
+    @WORKERS
+    def test_a_replaced_collate_function_is_used(self, num_workers):
+        loader = loader_of(num_workers=num_workers, batch_transform=lambda batch: (len(batch), type(batch)))
+        assert list(loader) == [(4, torch.Tensor)] * 3
+        loader.collate_fn = tuple
+        assert list(loader) == [(4, tuple)] * 3
 
     def test_a_replaced_sampler_is_used(self):
         loader = loader_of(shuffle=True)
@@ -378,6 +387,17 @@ class TestEpochs:
         loader.sampler.set_epoch(0)
         assert (indices(loader) is not None, loader.epoch) == (True, 1)
 
+    def test_that_the_training_sets_on_buckets_count(self):
+        def sampler():
+            sizes = pd.DataFrame({"path": [str(n) for n in range(12)], "width": [64, 96] * 6, "height": 64})
+            return lk.BucketBatchSampler(sizes, 2, seed=1)
+
+        loader, oracle = loader_of(batch_sampler=sampler()), sampler()
+        for epoch in (4, 4, 1):
+            loader.batch_sampler.set_epoch(epoch)
+            oracle.set_epoch(epoch)
+            assert indices(loader) == list(itertools.chain(*oracle))
+
     def test_resume_and_a_training_that_sets_the_epoch_itself(self):
         def make():
             return loader_of(sampler=DistributedSampler(range(24), num_replicas=2, rank=0))
@@ -444,6 +464,17 @@ class TestRanksOfTorchrun:
             assert sorted(one + other) == list(range(12))
         assert first[0] == 3
 
+    def test_keep_a_batch_sampler_of_another_class(self, monkeypatch):
+        class InPairs(BatchSampler):
+            def __iter__(self):
+                yield from ([index, index + 1] for index in range(0, 12, 4))
+
+        monkeypatch.setenv("RANK", "0")
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        with pytest.warns(lk.LoaderWarning, match="each rank loads all that SequentialSampler gives"):
+            found = indices(loader_of(batch_sampler=InPairs(SequentialSampler(range(12)), 4, False)))
+        assert found == [0, 1, 4, 5, 8, 9]
+
     def test_are_told_of_a_sampler_that_does_not_share(self, tmp_path):
         (first, second), stderr = run_ranks(tmp_path, "sampler", "")
         assert first[1] == second[1] == [[3, 4, 5]] * 2
@@ -475,6 +506,53 @@ class TestRanksThatChange:
         monkeypatch.setenv("RANK", rank)
         monkeypatch.setenv("WORLD_SIZE", world_size)
         assert indices(loader_of()) == list(range(12))
+
+
+ACTS = strategies.sampled_from(["take", "take", "take", "look", "resume", "leave", "tell", "told again", "iter"])
+
+
+class TestAnyCourseOfATraining:
+    """Takes, looks, resumes, epochs left early or set: against a list of each epoch's samples and a few numbers."""
+
+    @settings(max_examples=40, deadline=None)
+    @given(
+        acts=strategies.lists(ACTS, max_size=25),
+        order=strategies.one_of(
+            strategies.none(), strategies.lists(strategies.integers(0, 11), min_size=1, max_size=15)
+        ),
+        batch_size=strategies.integers(1, 5),
+    )
+    def test_gives_the_samples_of_its_epochs(self, acts, order, batch_size):
+        options = {"batch_size": batch_size, **({"shuffle": True} if order is None else {"sampler": order})}
+
+        def samples(epoch):
+            loader = loader_of(**options)
+            loader.set_epoch(epoch)
+            return [[tuple(row) for row in batch.tolist()] for batch in loader]
+
+        loader, running, epoch, n_taken = loader_of(**options), None, 0, 0
+        for act in acts:
+            if act == "take":
+                running = running or iter(loader)
+                expected = samples(epoch)
+                if n_taken == len(expected):
+                    assert next(running, None) is None
+                    running, epoch, n_taken = None, epoch + 1, 0
+                else:
+                    assert [tuple(row) for row in next(running).tolist()] == expected[n_taken]
+                    n_taken += 1
+            elif act == "look" and running and n_taken:
+                assert [tuple(row) for row in next(iter(loader)).tolist()] == samples(epoch + 1)[0]
+            elif act == "resume" and n_taken:
+                state, loader, running = json.loads(json.dumps(loader.state_dict())), loader_of(**options), None
+                loader.load_state_dict(state)
+            elif act == "leave" and running and n_taken:
+                running, epoch, n_taken = None, epoch + 1, 0
+            elif act in ("tell", "told again") and order is None and not n_taken:
+                running, epoch = None, epoch if act == "told again" else 3
+                loader.sampler.set_epoch(epoch)
+            elif act == "iter" and not running:
+                iter(loader)
 
 
 class TestIndices:

@@ -236,13 +236,90 @@ def test_cutmix_takes_bytes_and_mixup_names_the_remedy(labels):
         ({"alpha": float("nan")}, "alpha must be .*, got nan"),
         ({"lam": 1.5}, "lam must be a number from 0 to 1, got 1.5"),
         ({"lam": torch.rand(N - 1)}, r"lam must hold 1 or 6 numbers, .*got shape \(5,\)"),
+        ({"lam": torch.tensor([float("nan")])}, "lam must hold numbers from 0 to 1, got nan"),
         ({"partner": torch.tensor([1])}, r"partner must hold one index for each of 6 images, got shape \(1,\)"),
+        ({"partner": torch.arange(N) - 1}, "partner must hold indices from 0 to 5, got -1"),
+        ({"partner": torch.ones(N, dtype=torch.bool)}, r"partner must hold indices as torch\.int64, got torch\.bool"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_mixed(mix, change, message):
     arguments = {"x": torch.rand(N, 3, 8, 8), "y": torch.arange(N), "num_classes": CLASSES, **change}
     with pytest.raises(ValueError, match=message):
         mix(arguments.pop("x"), arguments.pop("y"), **arguments)
+
+
+CLASS_NUMBERS = torch.tensor([0, 3, 3, 9, 1, 7])
+ACCEPTED = (
+    r"pass class numbers \(6,\), integers, with num_classes=; or probabilities \(6, num_classes\), floating point"
+)
+
+
+@either
+@pytest.mark.parametrize(
+    ("y", "num_classes", "said"),
+    [
+        (CLASS_NUMBERS.view(-1, 1), CLASSES, rf"shape \(6, 1\): {ACCEPTED}\. y is torch.int64 .*y.squeeze\(1\).long"),
+        (CLASS_NUMBERS.view(-1, 1), None, r"shape \(6, 1\): .* y\.squeeze\(1\)\.long\(\) makes class numbers"),
+        (CLASS_NUMBERS.view(-1, 1).float(), None, r"shape \(6, 1\): .* y is torch\.float32 and num_classes None"),
+        (torch.full((N, 7), 1 / 7), 5, rf"shape \(6, 7\): {ACCEPTED}\. y is torch.float32 and num_classes 5"),
+        (torch.zeros(N, 7, dtype=torch.int64), 5, r"shape \(6, 7\): .* num_classes 5"),
+        (torch.eye(N).long(), None, r"y\.float\(\) makes probabilities of one-hot rows"),
+        (torch.eye(N).bool(), N, r"y is torch\.bool and num_classes 6\. y\.float\(\) makes"),
+        (CLASS_NUMBERS.float(), CLASSES, r"shape \(6,\): .*y is torch\.float32 .*\. y\.long\(\) makes integers"),
+        (CLASS_NUMBERS > 3, 2, r"y is torch\.bool .*\. y\.long\(\) makes integers"),
+        (CLASS_NUMBERS, None, rf"shape \(6,\): {ACCEPTED}\. y is torch.int64 and num_classes None$"),
+        (CLASS_NUMBERS, 9, "num_classes is 9, so y must hold class numbers from 0 to 8, got 9"),
+        (CLASS_NUMBERS - 1, CLASSES, "num_classes is 10, so y must hold class numbers from 0 to 9, got -1"),
+        (CLASS_NUMBERS, 0, "num_classes must be an integer >= 1, got 0"),
+        (CLASS_NUMBERS, 2.5, "num_classes must be an integer >= 1, got 2.5"),
+        (torch.eye(N) * 6.6, None, r"y must hold probabilities from 0 to 1; class numbers are .*got 6\.6"),
+        (torch.full((N, 2), float("nan")), None, "y must hold probabilities from 0 to 1; .*got nan"),
+        (torch.tensor(3), CLASSES, r"y hold N labels, got \(6, 3, 20, 31\) and \(\)"),
+        (torch.eye(N + 1), None, r"y hold N labels, got \(6, 3, 20, 31\) and \(7, 7\)"),
+    ],
+)  # fmt: skip
+def test_labels_of_another_kind_are_refused_with_what_is_accepted(mix, images, y, num_classes, said):
+    with pytest.raises(ValueError, match=said):
+        mix(images, y, num_classes=num_classes)
+
+
+@either
+def test_labels_that_are_no_tensor_are_refused(mix, images):
+    with pytest.raises(TypeError, match=r"y must be a tensor, got list: torch\.as_tensor makes one"):
+        mix(images, CLASS_NUMBERS.tolist(), num_classes=CLASSES)
+
+
+@pytest.mark.parametrize("kind", [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint16])
+def test_class_numbers_of_every_integer_type_are_torchvisions(images, neighbours, kind):
+    theirs = v2.MixUp(num_classes=CLASSES).transform(
+        CLASS_NUMBERS, {"labels": CLASS_NUMBERS, "batch_size": N, "lam": 0.3}
+    )
+    _, targets = lk.mixup(images, CLASS_NUMBERS.to(kind), num_classes=CLASSES, lam=0.3, partner=neighbours)
+    torch.testing.assert_close(targets, theirs.float(), atol=1e-6, rtol=0)
+
+
+@either
+def test_probabilities_of_one_class_or_of_several_at_once(mix, images):
+    one, several = torch.tensor([[0.0], [1], [1], [0], [1], [0]]), torch.ones(N, CLASSES)
+    assert mix(images, one, num_classes=1)[1].shape == (N, 1)
+    assert torch.equal(mix(images, several)[1], several)
+
+
+def test_centers_of_another_shape_are_refused(images, labels):
+    for shape in ((N - 1, 2), (2,)):
+        with pytest.raises(
+            ValueError, match=r"center must hold \(row, column\) once or for each of 6 images, got shape"
+        ):
+            lk.cutmix(images, labels, num_classes=CLASSES, center=torch.ones(shape))
+
+
+def test_labels_on_a_device_reach_images_on_the_host_whole(cuda):
+    """A copy to the host that is left running is read before it has come."""
+    images, y = torch.rand(N, 3, 8, 8), CLASS_NUMBERS.cuda()
+    torch.cuda._sleep(20_000_000)
+    y = y + torch.ones_like(y) - 1
+    _, targets = lk.mixup(images, y, num_classes=CLASSES, lam=1.0)
+    assert targets.argmax(1).tolist() == CLASS_NUMBERS.tolist()
 
 
 class NothingReadBack(TorchDispatchMode):

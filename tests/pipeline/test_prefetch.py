@@ -5,13 +5,21 @@ import pickle
 import traceback
 import warnings
 import weakref
-from collections import namedtuple
+from collections import OrderedDict, UserDict, defaultdict, deque, namedtuple
+from collections.abc import MutableMapping
 from dataclasses import dataclass
 from itertools import cycle
+from operator import itemgetter
 
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
+from torch.nn.utils.rnn import PackedSequence
+from torch.utils.data._utils.pin_memory import pin_memory
+from torchvision import tv_tensors
+from torchvision.models.detection.image_list import ImageList
+from transformers import BatchEncoding, BatchFeature
+from transformers.modeling_outputs import BaseModelOutput
 
 import labkit as lk
 from labkit.pipeline.prefetch import CopyStream
@@ -319,7 +327,7 @@ class Mended(WriteUp):
 
 class WithoutRecordStream(CopyStream):
     def hand_over(self, sent, copied):
-        torch.cuda.current_stream(self.device).wait_event(copied)
+        torch.cuda.current_stream(self.device).wait_event(copied.event)
         return sent
 
 
@@ -433,3 +441,187 @@ def test_a_loader_with_workers_feeds_cuda(cuda):
             assert all((images[:, 0, 0, 0] == labels).all() for images, labels in found)
     finally:
         loader.close()
+
+
+class Fields(dict):
+    """A dict with attributes, as many projects have one."""
+
+    def __init__(self, source, *, image, name):
+        super().__init__(source)
+        self.image, self.name = image, name
+
+
+class AttributeDict(dict):
+    def __init__(self, **items):
+        super().__init__(items)
+        self.__dict__ = self
+
+
+class Instances:
+    """As detectron's: `to` makes a new object, which holds its tensors in a dict."""
+
+    def __init__(self, size, **found):
+        self._size, self._found = size, found
+
+    def to(self, *args, **kwargs):
+        return Instances(self._size, **{name: value.to(*args, **kwargs) for name, value in self._found.items()})
+
+
+class Store(MutableMapping):
+    """As the stores of torch_geometric's graphs, which know their graph."""
+
+    def __init__(self, graph, **items):
+        self._items, self._graph = items, weakref.ref(graph)
+
+    def __getitem__(self, name):
+        return self._items[name]
+
+    def __setitem__(self, name, value):
+        self._items[name] = value
+
+    def __delitem__(self, name):
+        del self._items[name]
+
+    def __iter__(self):
+        return iter(self._items)
+
+    def __len__(self):
+        return len(self._items)
+
+
+class Graph:
+    """As torch_geometric's: `to` moves in place and returns the graph itself."""
+
+    def __init__(self, **items):
+        self._store = Store(self, **items)
+
+    def __copy__(self):
+        return Graph(**self._store)
+
+    def to(self, device, *, non_blocking=False):
+        assert self._store._graph() is self
+        for name, value in self._store.items():
+            self._store[name] = value.to(device, non_blocking=non_blocking)
+        return self
+
+
+class MovesItself:
+    """`to` takes a device alone, moves in place and returns nothing."""
+
+    __slots__ = ("images",)
+
+    def __init__(self, images):
+        self.images = images
+
+    def to(self, device):
+        self.images = [image.to(device) for image in self.images]
+
+
+class Hiding:
+    """Nobody finds its tensor by looking through attributes."""
+
+    def __init__(self, image):
+        self.read = lambda: image
+
+    def to(self, device, non_blocking=False):
+        return Hiding(self.read().to(device, non_blocking=non_blocking) + 0)
+
+    def pin_memory(self):
+        return Hiding(self.read().pin_memory())
+
+
+# How a batch of this kind is made of a pinned tensor, and how the consumer finds that tensor in it.
+KINDS = {
+    "dict": (lambda image: {"image": image}, lambda batch: batch["image"]),
+    "ordered dict": (lambda image: OrderedDict(image=image), lambda batch: batch["image"]),
+    "defaultdict": (lambda image: defaultdict(list, image=image), lambda batch: batch["image"]),
+    "user dict": (lambda image: UserDict(image=image), lambda batch: batch["image"]),
+    "dict with a tensor for an attribute": (lambda image: Fields({}, image=image, name="n"), lambda batch: batch.image),
+    "attribute dict": (lambda image: AttributeDict(image=image), lambda batch: batch.image),
+    "list in a tuple": (lambda image: ([image],), lambda batch: batch[0][0]),
+    "deque": (lambda image: deque([image]), lambda batch: batch[0]),
+    "named tuple": (lambda image: Pair(image, None), lambda batch: batch.image),
+    "frozen data class": (lambda image: Sample(image, "name"), lambda batch: batch.image),
+    "image of torchvision": (lambda image: tv_tensors.Image(image.view(1, 1, -1)), lambda batch: batch[0, 0]),
+    "list of images": (lambda image: ImageList(image, [(1, 1)]), lambda batch: batch.tensors),
+    "packed sequence": (lambda image: PackedSequence(image, torch.ones(len(image), dtype=torch.int64)), itemgetter(0)),
+    "encoding": (lambda image: BatchEncoding({"image": image}), lambda batch: batch["image"]),
+    "features": (lambda image: BatchFeature({"image": image}), lambda batch: batch.image),
+    "output of a model": (lambda image: BaseModelOutput(last_hidden_state=image), lambda batch: batch[0]),
+    "instances": (lambda image: [Instances((1, 1), boxes=image)], lambda batch: batch[0]._found["boxes"]),
+    "graph": (lambda image: Graph(image=image), lambda batch: batch._store["image"]),
+    "moves itself": (lambda image: MovesItself([image]), lambda batch: batch.images[0]),
+    "hiding": (lambda image: {"deep": Hiding(image)}, lambda batch: batch["deep"].read()),
+}  # fmt: skip
+kinds = pytest.mark.parametrize(("make", "find"), KINDS.values(), ids=KINDS)
+
+
+@kinds
+def test_no_kind_of_batch_is_overwritten_and_each_keeps_its_type(cuda, make, find):
+    """The host is far ahead of the device: a batch's memory is free for the next copy before its sum has begun."""
+    n_batches, n_items = n_batches_for(cuda), 1 << 14
+    pinned = torch.arange(n_batches).view(-1, 1).repeat(1, n_items).pin_memory()
+    sums = torch.full((n_batches,), -1, device="cuda")
+    torch.cuda.synchronize()
+    for number, batch in enumerate(lk.CUDAPrefetcher(make(pinned[number]) for number in range(n_batches))):
+        assert type(batch) is type(make(pinned[0])) or isinstance(batch, torch.Tensor)  # simulated ones have one type
+        assert find(batch).is_cuda
+        torch.cuda._sleep(2_000_000)
+        sums[number] = find(batch).sum()
+        del batch
+    torch.cuda.synchronize()
+    assert sums.tolist() == [number * n_items for number in range(n_batches)]
+    assert cuda is None or cuda.races == []
+
+
+@kinds
+def test_batches_that_the_loader_keeps_stay_on_the_host(make, find):
+    with lk.simulated_cuda():
+        kept = [make(torch.full((3,), number).pin_memory()) for number in range(3)]
+        for _ in range(2):
+            assert [int(find(batch)[0]) for batch in lk.CUDAPrefetcher(kept)] == [0, 1, 2]
+            assert not any(find(batch).is_cuda for batch in kept)
+
+
+def test_other_attributes_of_a_batch_are_kept():
+    with lk.simulated_cuda():
+        image = torch.ones(3).pin_memory()
+        batches = [Fields({"a": image}, image=image, name="n"), BatchEncoding({"image": image}, n_sequences=2)]
+        fields, encoding = lk.CUDAPrefetcher(batches)
+        assert fields.name == "n"
+        assert fields["a"] is fields.image  # the same tensor twice is copied once
+        assert encoding.n_sequences == 2
+
+
+@pytest.mark.parametrize("kind", ["packed sequence", "encoding", "hiding"])
+def test_what_torch_pins_gives_no_warning(kind):
+    make, _ = KINDS[kind]
+    with lk.simulated_cuda(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        list(lk.CUDAPrefetcher([pin_memory(make(torch.ones(3)))]))
+
+
+def test_what_torch_does_not_pin_is_said_with_the_remedy():
+    with lk.simulated_cuda(), pytest.warns(UserWarning, match=r"data classes among them, only by a method pin_memory"):
+        list(lk.CUDAPrefetcher([pin_memory(Sample(torch.ones(3), "name"))]))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda image: torch.nested.nested_tensor([image, image], layout=torch.jagged, pin_memory=True),
+        lambda image: torch.nested.nested_tensor([image, image]).pin_memory(),
+        lambda image: image.view(128, -1).to_sparse().pin_memory(),
+        lambda image: image.view(128, -1).to_sparse_csr().pin_memory(),
+    ],
+    ids=["jagged", "nested", "sparse", "compressed"],
+)
+def test_tensors_of_several_parts_are_not_overwritten(make):
+    n_batches, sums = 200, torch.full((200,), -1.0, device="cuda")
+    kept = [make(torch.full((1 << 14,), number + 1.0)) for number in range(n_batches)]
+    for number, batch in enumerate(lk.CUDAPrefetcher(kept)):
+        torch.cuda._sleep(2_000_000)
+        sums[number] = (batch.values() if batch.layout is torch.jagged else batch.to_dense()).max()
+        del batch
+    assert sums.tolist() == [number + 1.0 for number in range(n_batches)]

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from labkit.core import Lazy
-from labkit.data.datasets import labels_of
+from labkit.data.labels import Labeled
 from labkit.data.pixels.format import REBUILD, Head, PixelError, read_head
 from labkit.data.pixels.read_ahead import DiskReads, are_consecutive, will_need
 
 
-class PixelMap:
+class PixelMap(Labeled):
     """The images of one pixel file; `PixelStore` documents its attributes.
 
     Raises:
@@ -27,10 +27,10 @@ class PixelMap:
     def __init__(self, path: str | os.PathLike):
         self.path = Path(path)
         self.head = read_head(self.path)
-        self.keys, self.shapes = self.head.index.keys, self.head.index.shapes
+        contents, self.shapes = self.head.index.contents, self.head.index.shapes
+        self.keys, self.labels, self.classes = contents.keys, contents.labels, contents.classes
         # Views: reading an item takes a third of the time of an array's, and writes no reference count as a list does.
         self._offsets, self._sides = self.head.index.offsets.data, self.shapes.reshape(-1).data
-        self.classes, self.labels = labels_of(self.keys)
         self._view = Lazy(partial(_map_file, self.path, self.head))
         self._disk_reads, self._copied = DiskReads(), -2  # the image that was copied last
         self._read_from_file = {*vars(self), "_read_from_file"}

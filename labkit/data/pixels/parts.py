@@ -16,11 +16,21 @@ from torch import Tensor
 from labkit.core import PackedStrings, atomic_path
 from labkit.core.mapping import ItemErrors, format_error
 from labkit.data.decoders import DecodeError, decode
-from labkit.data.pixels.format import ALIGNMENT, VERSION, Origin, PixelError, laid_out, packed_head, pixels_start
+from labkit.data.pixels.format import (
+    ALIGNMENT,
+    HEADER_BYTES,
+    Contents,
+    Origin,
+    PixelError,
+    aligned,
+    laid_out,
+    packed_head,
+)
 from labkit.data.pixels.mapped import PixelMap
 from labkit.data.stores import HasSizes, Store
 
 _MAX_PART_IMAGES = 256
+_RECIPE = 1  # of the pixels; raised when the same images and settings give others
 _MIN_PARTS = 32  # few images are spread over the cores, too
 
 
@@ -43,7 +53,7 @@ def plan_parts(store: Store, short_side: int, decoder: str) -> tuple[Origin, lis
     count = min(_MAX_PART_IMAGES, -(-len(keys) // _MIN_PARTS))  # whatever the number of workers: a rerun may have more
 
     def origin(slot: slice) -> Origin:
-        digest = hashlib.sha256(json.dumps([VERSION, short_side, decoder]).encode())
+        digest = hashlib.sha256(json.dumps([_RECIPE, short_side, decoder]).encode())
         for key, size in zip(keys[slot], sizes[slot], strict=True):
             digest.update(f"\0{key}\0{size}".encode(errors="surrogateescape"))
         return Origin(digest.digest(), short_side, decoder)
@@ -69,9 +79,14 @@ def make_part(store: Store, folder: Path, part: Part) -> dict[str, str]:
     return {}
 
 
-def fill_in_head(file: BinaryIO, origin: Origin, keys: PackedStrings, shapes: np.ndarray, crcs: np.ndarray) -> None:
+def pixels_start(contents: Contents) -> int:
+    """Where the first image begins in a new file."""
+    return aligned(HEADER_BYTES + contents.index_bytes())
+
+
+def fill_in_head(file: BinaryIO, origin: Origin, contents: Contents, shapes: np.ndarray, crcs: np.ndarray) -> None:
     """Write header and index of a file that has all its images."""
-    index, file_bytes = laid_out(keys, shapes, crcs)
+    index, file_bytes = laid_out(contents, shapes, crcs, contents.index_bytes())
     file.truncate(file_bytes)
     file.seek(0)
     file.write(packed_head(origin, index, file_bytes))
@@ -108,12 +123,14 @@ def _load_images(store: Store, part: Part) -> Iterator[np.ndarray]:
 
 def _write_part(path: Path, part: Part, images: Iterable[np.ndarray]) -> None:
     """Write a pixel file in one pass: leave space for header and index, write the images, then fill that in."""
-    keys, shapes, crcs = PackedStrings(part.keys), [], []
+    # Labels are those of the whole file: the pixels of a part do not depend on them.
+    contents = Contents(PackedStrings(part.keys), np.zeros(len(part.keys), np.int64), [])
+    shapes, crcs = [], []
     with atomic_path(path) as partial, open(partial, "wb") as file:
-        file.seek(pixels_start(keys))
+        file.seek(pixels_start(contents))
         for image in images:
             file.write(image.data)
             file.seek(-file.tell() % ALIGNMENT, os.SEEK_CUR)
             shapes.append(image.shape[:2])
             crcs.append(zlib.crc32(image.data))
-        fill_in_head(file, part.origin, keys, np.array(shapes), np.array(crcs))
+        fill_in_head(file, part.origin, contents, np.array(shapes), np.array(crcs))

@@ -1,7 +1,7 @@
 """Images decoded and resized once, then read as raw pixels from one memory-mapped file."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from labkit.core.mapping import map_items
-from labkit.data.pixels.format import REBUILD, PixelError
+from labkit.data.labels import warn_of_innermost_folders, warn_of_no_classes
+from labkit.data.pixels.format import LABELED_SINCE, REBUILD, PixelError
 from labkit.data.pixels.mapped import PixelMap
 from labkit.data.stores import Store
 
@@ -19,7 +20,7 @@ _MAX_NAMED = 10
 
 
 class PixelStore(PixelMap, Dataset):
-    """Raw RGB images in one file, as `PixelStore.build` writes it; an image's label is its folder.
+    """Raw RGB images and their labels in one file, as `PixelStore.build` writes it.
 
     Nothing is decoded: reading an image is a look-up and, in `pixels`, not even a copy. The price is disk space,
     H x W x 3 bytes per image, and detail: what the resize took away is gone for every epoch. While images come from a
@@ -38,8 +39,10 @@ class PixelStore(PixelMap, Dataset):
             before the store that reads it is opened, with all earlier ones gone.
         keys: Names of the images, a sequence.
         shapes: int32 (N, 2), height and width of each image.
-        classes: Sorted folder names.
-        labels: int64 (N,), the label of each image.
+        classes: Names of the classes, as `build` made them. A file that an earlier version of labkit built keeps its
+            labels; where these are not those that `build` gives now, a `LabelWarning` says so.
+        class_to_idx: Class -> label.
+        labels: int64 (N,), the label of each image; read-only.
 
     Raises:
         FileNotFoundError: no such file.
@@ -53,6 +56,16 @@ class PixelStore(PixelMap, Dataset):
     def __init__(self, path: str | os.PathLike, *, transform: Callable[[Tensor], Any] | None = None):
         super().__init__(path)
         self.transform = transform
+        self._tell_of_labels()
+
+    def _tell_of_labels(self) -> None:
+        """Warn of labels that are all 0, or of an earlier version. Only here: workers, too, open the file again."""
+        if self.classes == [""]:
+            warn_of_no_classes(str(self.path), len(self))
+        elif self.head.version < LABELED_SINCE:
+            first = [key.partition("/")[0] for key in self.keys]
+            if [self.classes[label] for label in self.labels] != first:
+                warn_of_innermost_folders(str(self.path))
 
     @classmethod
     def build(
@@ -62,6 +75,7 @@ class PixelStore(PixelMap, Dataset):
         *,
         short_side: int = 256,
         decoder: str = "turbojpeg",
+        classes: Sequence[str] | None = None,
         engine: str = "threads",
         num_workers: int | None = None,
         address: str | None = None,
@@ -83,15 +97,18 @@ class PixelStore(PixelMap, Dataset):
             path: The file to write; missing folders are made.
             short_side: Pixels.
             decoder: One of `labkit.DECODERS`.
+            classes: Names that labels index into, as for `ImageDataset`. The file keeps them, and the labels.
             engine, num_workers, address: As in `labkit.map_items`. Threads are as fast as processes here, and start
                 at once: decoders and resizing release the GIL.
             progress: Show a live bar.
 
         Raises:
-            PixelError: something else is at `path`, or the source holds no image; names the file and the remedy.
+            PixelError: something else is at `path`, or the same pixels with other classes, or the source holds no
+                image; names the file and the remedy.
             ItemErrors: images could not be read or decoded; has their keys. No file is written, but the parts without
                 such images are kept for a rerun.
-            ValueError: unknown decoder or engine, or `short_side` below 1.
+            ValueError: unknown decoder or engine, `short_side` below 1, or folders that cannot be classes, as for
+                `ImageDataset`.
 
         Source: H x W x 3 bytes in row order, the layout that NumPy and OpenCV read.
         Taught in: notebooks/11b_raw_pixels.ipynb
@@ -99,7 +116,7 @@ class PixelStore(PixelMap, Dataset):
         from labkit.data.pixels.build import build_pixels  # a loader's workers only read: they never need it
 
         options = {"engine": engine, "num_workers": num_workers, "address": address, "progress": progress}
-        build_pixels(source, path, short_side, decoder, options)
+        build_pixels(source, path, short_side, decoder, classes, options)
         return cls(path)
 
     def __repr__(self) -> str:

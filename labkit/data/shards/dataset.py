@@ -21,7 +21,7 @@ from labkit.data.shards.states import Saved, read_states, state_of
 
 
 class ShardWarning(UserWarning):
-    """Some workers or ranks have nothing to read."""
+    """Some workers or ranks have nothing to read, or ranks may read different epochs."""
 
 
 @dataclass(eq=False, repr=False)
@@ -41,7 +41,7 @@ class ShardDataset(IterableDataset):
         ValueError: a sample has no image, several, or no label, or a shard is not what its manifest says.
 
     Warns (once, on stderr, in the first worker):
-        ShardWarning: there are fewer shards than workers of all ranks.
+        ShardWarning: there are fewer shards than workers of all ranks; or each of several ranks counts its own epochs.
     """
 
     orders: Orders
@@ -66,7 +66,10 @@ class ShardDataset(IterableDataset):
         return self._skips.read() if self._skips else []
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch, which changes the order of shuffled samples, in persistent workers too. Call on every rank.
+        """Set the epoch, which changes the order of shuffled samples, in persistent workers too.
+
+        From then on this decides: call it before each epoch, on every rank. Without it each pass over the data set, or
+        over a loader of it, is the next epoch. With several ranks it is needed, as each counts its own passes.
 
         Raises:
             RuntimeError: accelerate calls it, with several processes: it would share out what is shared out already.
@@ -85,10 +88,11 @@ class ShardDataset(IterableDataset):
 
         Take it between two samples, or let torchdata's `StatefulDataLoader` do so in its workers.
         """
-        place, progress = self._find_place(), self._progress
-        if progress is None or progress.epoch != self._clock.epoch:
-            progress = self._new_progress(place)
-        return state_of(progress, place, self.orders.crc32)
+        place, progress, is_set = self._find_place(), self._progress, self._clock.is_set
+        epoch = self._clock.epoch(place.rank)
+        if progress is None or (is_set and progress.epoch != epoch):
+            progress = self._new_progress(place, epoch)
+        return state_of(progress, place, self.orders.crc32, is_set=is_set)
 
     def load_state_dict(self, state: Any) -> None:
         """Let the next iterator go on where `state` was taken. What was given before is not decoded again.
@@ -115,24 +119,32 @@ class ShardDataset(IterableDataset):
         """
         saved = read_states(state, self.orders.crc32)
         self._progress = progress = saved.resume(self._find_place(), self.orders)
-        self._clock.resume(progress.epoch, progress.start + self.orders.epoch_length(progress.world_size))
+        next_start = progress.start + self.orders.epoch_length(progress.world_size)
+        self._clock.resume(progress.epoch, next_start, is_set=saved.is_set)
         self._saved = saved
 
     def __iter__(self) -> Iterator[tuple[Any, int]]:
         place = self._find_place()
         saved, self._saved = self._saved, None
-        if saved and self._clock.take_up() and saved.epoch == self._clock.epoch:
+        begun = self._clock.begin(place, saved.epoch if saved else None)
+        if saved and begun.resumes:
             self._progress = saved.resume(place, self.orders)
         else:
             self._warn_if_idle(place)
-            self._progress = self._new_progress(place)
+            self._progress = self._new_progress(place, begun.epoch)
+        if begun.n_counted == 2:
+            self._warn_of_ranks(place)
         return self._items(self._progress)
 
     def samples(self) -> Iterator[dict[str, Any]]:
-        """This process' part of an epoch, undecoded: `__key__`, `__url__`, and each member's bytes by its suffix."""
+        """This process' part of an epoch, undecoded: `__key__`, `__url__`, and each member's bytes by its suffix.
+
+        It is that of the epoch that was set, or of the next pass, and does not count as one.
+        """
         place = self._find_place()
         self._warn_if_idle(place)
-        return self.orders.samples(place, self._clock.epoch, self._start(place))
+        epoch = self._clock.epoch(place.rank)
+        return self.orders.samples(place, epoch, self._start(place, epoch))
 
     def __getstate__(self) -> dict[str, Any]:
         # A spawned worker does not inherit the rank that torch.distributed has.
@@ -144,12 +156,12 @@ class ShardDataset(IterableDataset):
             return place._replace(rank=self._parent_place.rank, world_size=self._parent_place.world_size)
         return place
 
-    def _start(self, place: Place) -> int:
-        return self._clock.start(self.orders.epoch_length(place.world_size))
+    def _start(self, place: Place, epoch: int) -> int:
+        return self._clock.start(epoch, self.orders.epoch_length(place.world_size))
 
-    def _new_progress(self, place: Place) -> Progress:
-        start = self._start(place)
-        return Progress(self._clock.epoch, start, place.world_size, place.num_workers, self.orders.whole(place))
+    def _new_progress(self, place: Place, epoch: int) -> Progress:
+        start = self._start(place, epoch)
+        return Progress(epoch, start, place.world_size, place.num_workers, self.orders.whole(place))
 
     def _items(self, progress: Progress) -> Iterator[tuple[Any, int]]:
         while progress.streams:
@@ -194,6 +206,16 @@ class ShardDataset(IterableDataset):
                 f"{n_shards} shards for {place.world_size} ranks x {place.num_workers} workers: "
                 f"{n_readers - n_shards} of them have nothing to read. Write smaller shards "
                 "(write_shards(..., max_count=...)), or use fewer workers",
+                ShardWarning,
+                stacklevel=3,
+            )
+
+    def _warn_of_ranks(self, place: Place) -> None:
+        has_epochs = self.orders.shuffle or self.orders.samples_per_rank
+        if has_epochs and place.world_size > 1 and place.rank == 0 and place.worker == 0:
+            warnings.warn(
+                f"each of {place.world_size} ranks counts its own passes, and after one pass more than the others it "
+                "would get their samples: call set_epoch(epoch) of the data set before each epoch, on every rank",
                 ShardWarning,
                 stacklevel=3,
             )

@@ -2,11 +2,13 @@
 
 import hashlib
 import tarfile
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from labkit.core import progress_bar
+from labkit.data.labels import labels_of
 from labkit.data.shards.layout import Sample, member_names, sample_bytes
 from labkit.data.stores import HasSizes, Store
 
@@ -19,9 +21,11 @@ class Plan(NamedTuple):
     digest: str
 
 
-def make_plan(store: Store, max_count: int, max_bytes: int, seed: int | None, progress: bool) -> Plan:
+def make_plan(
+    store: Store, max_count: int, max_bytes: int, seed: int | None, classes: Sequence[str] | None, progress: bool
+) -> Plan:
     """The plan for a store, from its keys and sizes."""
-    samples, classes = _list_samples(store, progress)
+    samples, classes = _list_samples(store, classes, progress)
     if seed is not None:
         samples = [samples[position] for position in np.random.default_rng(seed).permutation(len(samples))]
     parts = _split_into_shards(samples, max_count, max_bytes)
@@ -32,11 +36,9 @@ def make_plan(store: Store, max_count: int, max_bytes: int, seed: int | None, pr
     return Plan(shards, classes, digest.hexdigest())
 
 
-def _list_samples(store: Store, progress: bool) -> tuple[list[Sample], list[str]]:
-    from labkit.data.datasets import labels_of  # here, because it imports torch, which no writing process needs
-
+def _list_samples(store: Store, classes: Sequence[str] | None, progress: bool) -> tuple[list[Sample], list[str]]:
     keys = list(store.keys())
-    classes, labels = labels_of(keys)
+    classes, labels = labels_of(keys, classes, source=store)
     if isinstance(store, HasSizes):
         sizes = store.sizes().tolist()
     else:

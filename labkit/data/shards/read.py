@@ -41,9 +41,9 @@ def read_shards(
         transform: Called with the uint8 (3, H, W) tensor. Generators other than torch's need a `worker_init_fn`.
         shuffle: Above 0, each epoch has an order of shards of its own, and a buffer of so many samples mixes them.
         shuffle_initial: Samples in that buffer before it gives its first. The default is WebDataset's.
-        seed: The same (seed, epoch) gives the same order, for the same number of ranks and workers.
-        samples_per_rank: Of each epoch, which goes on where the one before it ended, pass after pass (`set_epoch`).
-            Without a manifest, the shards are read once to count their samples.
+        seed: The same (seed, epoch) gives the same order, for as many ranks and workers. Each pass is the next epoch,
+            unless `set_epoch` is called. With several ranks, it must be.
+        samples_per_rank: Of each epoch; the next goes on where it ended. Without a manifest, samples are counted first.
         on_error: `"raise"` or `"skip"`, as in `ImageDataset`.
         verify: Compare each shard's SHA-256 with the manifest's, when its end is reached.
         storage_options: Passed to fsspec, for object storage; its configuration and the environment fill in.

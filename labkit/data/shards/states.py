@@ -19,8 +19,8 @@ _REMEDY = (
 )
 
 
-def state_of(progress: Progress, place: Place, order_crc32: int) -> dict[str, Any]:
-    """Plain data for a checkpoint."""
+def state_of(progress: Progress, place: Place, order_crc32: int, *, is_set: bool) -> dict[str, Any]:
+    """Plain data for a checkpoint; `is_set` says whether `set_epoch` decides on the epoch."""
     return {
         "version": VERSION,
         "epoch": progress.epoch,
@@ -29,14 +29,16 @@ def state_of(progress: Progress, place: Place, order_crc32: int) -> dict[str, An
         "began_with": [progress.world_size, progress.num_workers],
         "streams": [list(stream) for stream in progress.streams],
         "order_crc32": order_crc32,
+        "is_set": is_set,
     }
 
 
 @dataclass(frozen=True)
 class Saved:
-    """What the states of some readers say: how far each had come in the same epoch."""
+    """What the states of some readers say: how far each had come in the same epoch, and whether that was set."""
 
     readers: dict[Place, Progress]
+    is_set: bool
 
     @property
     def epoch(self) -> int:
@@ -114,8 +116,10 @@ def read_states(state: Any, order_crc32: int) -> Saved:
             differs.
     """
     readers: dict[Place, Progress] = {}
+    is_set = False
     for found in _find_states(state):
         place, progress = _read_state(found, order_crc32)
+        is_set |= bool(found.get("is_set"))  # which older states do not say
         if place in readers:
             raise ValueError(f"two states are of {place}: {_REMEDY}")
         readers[place] = progress
@@ -133,7 +137,7 @@ def read_states(state: Any, order_crc32: int) -> Saved:
         if len(values) > 1:
             found_values = " and ".join(map(str, sorted(values)))
             raise ValueError(f"the states are not of one moment: they have other {what}, {found_values}; {_REMEDY}")
-    return Saved(readers)
+    return Saved(readers, is_set)
 
 
 def _find_states(state: Any) -> list[Any]:

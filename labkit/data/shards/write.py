@@ -4,9 +4,9 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from labkit.core import (
     atomic_path,
@@ -18,6 +18,7 @@ from labkit.core import (
     write_record,
 )
 from labkit.core.mapping import map_items
+from labkit.data.labels import check_same_classes
 from labkit.data.shards.layout import Sample, sha256_of, write_tar
 from labkit.data.shards.plan import Plan, make_plan
 from labkit.data.stores import Store
@@ -36,6 +37,7 @@ def write_shards(
     max_count: int = 10_000,
     max_bytes: int = 256_000_000,
     seed: int | None = None,
+    classes: Sequence[str] | None = None,
     engine: str = "local",
     num_workers: int | None = None,
     address: str | None = None,
@@ -43,10 +45,10 @@ def write_shards(
 ) -> Path:
     """Pack the images of a store into tars that WebDataset, `labkit.read_shards` and Hugging Face `datasets` read.
 
-    Each sample is two members: `<key>.cls` with the label (an index into the sorted folder names), and `<key>.jpg`,
-    the image byte for byte (dots in keys: `labkit.data.shards.layout.member_names`). `manifest.json`, written last,
-    has the class names, and count, bytes and SHA-256 of each shard. The same images and settings give the same bytes,
-    for any engine and number of workers. After a kill, a rerun verifies what is there and writes the rest.
+    Each sample is two members: `<key>.cls` with the label, and `<key>.jpg`, the image byte for byte (dots in keys:
+    `labkit.data.shards.layout.member_names`). `manifest.json`, written last, has the class names, and count, bytes and
+    SHA-256 of each shard. The same images and settings give the same bytes, for any engine and number of workers. After
+    a kill, a rerun verifies what is there and writes the rest.
 
     Args:
         store: The images.
@@ -54,28 +56,28 @@ def write_shards(
         max_count: Most samples in a shard.
         max_bytes: Largest size of a shard's file; only a single image that is larger exceeds it.
         seed: Shuffle the images once, so that classes mix. None keeps the order of `store.keys()`.
-        engine, num_workers, address: As in `labkit.map_items`; one item is one shard.
-        progress: Show a live bar.
+        classes: Names that labels index into, as for `ImageDataset`; the manifest has them.
+        engine, num_workers, address, progress: As in `labkit.map_items`; one item is one shard.
 
     Returns:
         `root` as a Path.
 
     Raises:
-        ValueError: a limit is below 1, or `root` holds something else; names the folder and the remedy.
+        ValueError: a limit is below 1, folders cannot be classes (see `ImageDataset`), or `root` holds something else;
+            names the folder and the remedy.
         ItemErrors: some shards could not be written; the others are.
 
     Taught in: notebooks/08_shard_formats.ipynb
     """
-    root = Path(root)
-    plan = make_plan(store, require_int("max_count", max_count), require_int("max_bytes", max_bytes), seed, progress)
+    root, limits = Path(root), (require_int("max_count", max_count), require_int("max_bytes", max_bytes))
+    plan = make_plan(store, *limits, seed, classes, progress)
     settings = {"max_count": max_count, "max_bytes": max_bytes, "seed": seed, "names_and_sizes_sha256": plan.digest}
-    known_rows = _read_known_rows(root, settings)
-    _remove_leftovers(root)
+    known_rows = _take_up(root, settings, plan.classes)
     items = [(name, samples, known_rows.get(name)) for name, samples in plan.shards.items()]
-    options: dict[str, Any] = {"engine": engine, "num_workers": num_workers, "address": address, "progress": progress}
-    options |= {"key": lambda item: item[0], "description": "shards", "unit": "shard"}
-    rows = map_items(partial(_make_shard, store, root), items, **options)
-    _remove_leftovers(root)  # again: a worker that was killed may have died only now
+    rows = map_items(
+        partial(_make_shard, store, root), items, engine=engine, num_workers=num_workers, address=address,
+        progress=progress, key=lambda item: item[0], description="shards", unit="shard",
+    )  # fmt: skip
     _finish(root, settings, plan, rows)
     return root
 
@@ -88,7 +90,8 @@ def read_manifest(text: bytes, name: str) -> dict:
     """
     try:
         content = json.loads(text)
-        if content.keys() >= _MANIFEST_KEYS and all(map(_is_row, content["shards"])):
+        has_entries = content.keys() >= _MANIFEST_KEYS and isinstance(content["classes"], list)
+        if has_entries and all(map(_is_row, content["shards"])):
             return content
         cause = "entries are missing, or a shard is not a file in its folder"
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
@@ -101,17 +104,20 @@ def _is_row(row: dict) -> bool:
     return row.keys() >= _ROW_KEYS and re.fullmatch(r"shard-\d{6,}\.tar", str(row["name"])) is not None
 
 
-def _read_known_rows(root: Path, settings: dict) -> dict[str, dict]:
+def _take_up(root: Path, settings: dict, classes: list[str]) -> dict[str, dict]:
     """Rows of the shards that earlier runs wrote, by name. Raises ValueError if `root` holds another set."""
     manifest = root / MANIFEST
     if manifest.exists():
         content = read_manifest(manifest.read_bytes(), str(manifest))
+        check_same_classes(str(root), content["classes"], classes, "choose another folder, or remove this one")
         check_same_job(root, content["settings"], settings, what="shards")
         rows = content["shards"]
     else:
         claim_folder(root, f"{UNFINISHED}/{_SETTINGS}", settings, what="shards")
         rows = filter(_is_row, map(read_record, (root / UNFINISHED).glob("shard-*.json")))
-    return {row["name"]: row for row in rows}
+    known_rows = {row["name"]: row for row in rows}
+    _remove_leftovers(root)
+    return known_rows
 
 
 def _remove_leftovers(root: Path) -> None:
@@ -138,6 +144,7 @@ def _make_shard(store: Store, root: Path, item: tuple[str, list[Sample], dict | 
 
 
 def _finish(root: Path, settings: dict, plan: Plan, rows: list[dict]) -> None:
+    _remove_leftovers(root)  # again: a worker that was killed may have died only now
     if not (root / MANIFEST).exists():
         n_samples = sum(row["n_samples"] for row in rows)
         content = {"settings": settings, "classes": plan.classes, "n_samples": n_samples, "shards": rows}

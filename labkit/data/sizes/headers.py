@@ -1,7 +1,8 @@
 """An image's width, height and EXIF orientation from its first bytes, without decoding it.
 
 libjpeg-turbo (simplejpeg) reads a JPEG's frame header; PNG and still WebP state their size at a fixed offset. Any file
-that is not flawless there goes to Pillow, and so does every other format: what Pillow says, or refuses, is final.
+that is not flawless there goes to Pillow, and so does every other format: what Pillow says, or refuses, is final, but
+for a JPEG that it refuses for its metadata alone.
 """
 
 import io
@@ -13,16 +14,20 @@ from zlib import crc32
 
 import simplejpeg
 from PIL import Image, UnidentifiedImageError
-from PIL.ExifTags import Base
 
-from labkit.data.jpeg_segments import APP1, APPLICATION_MARKERS, EXIF_PREFIX, segment_at
+from labkit.data.jpeg_segments import APP1, APPLICATION_MARKERS, segment_at
+from labkit.data.upright import (
+    PNG_TEXT_METADATA,
+    has_late_metadata,
+    open_without_metadata,
+    pillow_orientation,
+    stated_orientation,
+)
 
 _PREFIX_BYTES = 4096  # one page, which holds the headers of most files
 _TABLE_BYTES = 1024  # that a JPEG's tables and frame header need, once the application segments are skipped
 _JPEG_FRAME = struct.Struct(">BHH")  # of a frame header: bits per sample, height, width
-# Where a PNG keeps its orientation, by Pillow's names: a chunk of its own, or text.
-_TEXT_METADATA = (b"Raw profile type exif", b"XML:com.adobe.xmp")
-_PNG_METADATA = {"exif", *(key.decode() for key in _TEXT_METADATA)}
+_FRAME_AND_TABLES = frozenset([0xC0, 0xC1, 0xC2, 0xC4, 0xDB, 0xDD])  # SOF0 to SOF2, DHT, DQT, DRI
 # Chunks that Pillow reads or skips, and the fewest bytes of each that it accepts.
 _PLAIN_CHUNKS = {
     b"PLTE": 0, b"tRNS": 6, b"gAMA": 4, b"cHRM": 32, b"sRGB": 1, b"pHYs": 9, b"bKGD": 0, b"tIME": 0, b"sBIT": 0,
@@ -35,8 +40,8 @@ _MAX_PROFILE_BYTES = 1000  # so few cannot unpack to more than Pillow's limit
 class Header(NamedTuple):
     """What a file's header states.
 
-    width, height: Pixels as stored, not rotated. orientation: EXIF tag 274, 1 to 8; 1 if there is none, None if it is
-    unknown. error: Why there is no size.
+    width, height: Pixels as stored, not rotated. orientation: As `lk.decode` turns the image, 1 to 8; None where there
+    is no size. error: Why there is none.
     """
 
     width: int | None = None
@@ -47,8 +52,6 @@ class Header(NamedTuple):
 
 def read_header(path: str) -> Header:
     """Size and orientation of one image file, as Pillow states them. What Pillow refuses has an `error` and no size.
-
-    A PNG's orientation counts only if it precedes the pixels: finding it behind them would mean reading them all.
 
     Taught in: notebooks/10b_image_headers.ipynb
     """
@@ -87,32 +90,35 @@ class _BoundedFile(io.BufferedReader):
 
 
 def _read_with_pillow(path: str) -> Header:
-    with _BoundedFile(path) as file, Image.open(file) as image:
-        return Header(*image.size, _pillow_orientation(image))
+    with _BoundedFile(path) as file, _open(file) as image:
+        is_late = image.format == "PNG" and _has_late_metadata(file.fileno())
+        return Header(*image.size, pillow_orientation(image, load=is_late))
 
 
-def _pillow_orientation(image: Image.Image) -> int | None:
-    if image.format == "PNG" and not _PNG_METADATA & image.info.keys():
-        return 1  # getexif would decode the pixels, to look for metadata behind them
+def _open(file: _BoundedFile) -> Image.Image:
     try:
-        orientation = image.getexif().get(Base.Orientation, 1)
-    except Exception:  # damaged metadata must not hide the size
-        return None
-    return orientation if orientation in range(1, 9) else 1
+        return Image.open(file)
+    except UnidentifiedImageError:
+        file.seek(0)
+        if file.peek(2).startswith(b"\xff\xd8") and (image := open_without_metadata(file.read())):
+            return image
+        raise
+
+
+def _has_late_metadata(file: int, offset: int = 8) -> bool:
+    return has_late_metadata(lambda n, at: os.pread(file, n, at), os.fstat(file).st_size, offset)
 
 
 def _read_jpeg(data: bytes, file: int) -> Header | None:
     """Skip the application segments, thumbnails included, and leave the frame header to libjpeg-turbo."""
-    orientation: int | None = 0
-    offset, data = 2, data[2:]
+    offset, data, blocks = 2, data[2:], []
     while (segment := segment_at(data, 0)) and segment.marker in APPLICATION_MARKERS:
-        if segment.marker == APP1 and not orientation:
-            orientation = _app1_orientation(data[segment.start : segment.end], segment.end - segment.start)
-            if orientation is None:
-                return None
+        if segment.marker == APP1:
+            blocks.append((data[segment.start : segment.end], segment.end - segment.start))
         offset += segment.end
         data = data[segment.end :] if len(data) >= segment.end + _TABLE_BYTES else os.pread(file, _PREFIX_BYTES, offset)
-    return _read_jpeg_frame(data, orientation or 1)
+    orientation = stated_orientation(blocks)
+    return _read_jpeg_frame(data, orientation) if orientation else None
 
 
 def _read_jpeg_frame(data: bytes, orientation: int) -> Header | None:
@@ -121,37 +127,22 @@ def _read_jpeg_frame(data: bytes, orientation: int) -> Header | None:
         height, width, _, _ = simplejpeg.decode_jpeg_header(b"\xff\xd8" + data)
     except (ValueError, KeyError):  # KeyError: a subsampling that simplejpeg has no name for, such as 4:4:1
         return None
-    frame = data.find(_JPEG_FRAME.pack(8, height, width))  # a frame header with 8 bits per sample
-    if frame < 0 or data.find(b"\xff\xe1", 0, frame) >= 0:  # another depth, which Pillow refuses; late EXIF
-        return None
-    return Header(width, height, orientation)
+    frame = data.find(_JPEG_FRAME.pack(8, height, width))  # 8 bits per sample: Pillow refuses another depth
+    is_plain = frame >= 4 and data.find(b"\xff\xe1", 0, frame) < 0 and _is_scan_next(data, frame - 4)
+    return Header(width, height, orientation) if is_plain else None
 
 
-def _app1_orientation(segment: bytes, length: int) -> int | None:
-    """Orientation in an APP1 segment: 1 to 8, 0 if it states none, None if Pillow must decide."""
-    if segment.startswith(EXIF_PREFIX):
-        return _tiff_orientation(segment[6:])
-    return None if len(segment) < length or b"tiff:Orientation" in segment else 0
-
-
-def _tiff_orientation(tiff: bytes) -> int | None:
-    """Orientation in the first directory of a TIFF block; see `_app1_orientation`."""
-    order = {b"II*\0": "<", b"MM\0*": ">"}.get(tiff[:4])
-    if order is None:
-        return None
+def _is_scan_next(data: bytes, at: int) -> bool:
+    """Whether only tables stand between a frame header and the first scan, and no EXIF, which may."""
     try:
-        (start,) = struct.unpack_from(f"{order}I", tiff, 4)
-        (count,) = struct.unpack_from(f"{order}H", tiff, start)
-        entries = tiff[start + 2 : start + 2 + 12 * count]
-        for tag, kind, n_values, value in struct.iter_unpack(f"{order}HHIH2x", entries):
-            if tag == Base.Orientation:
-                return value if (kind, n_values) == (3, 1) and 1 <= value <= 8 else None
-    except struct.error:  # the directory is outside the bytes read so far
-        return None
-    return 0
+        while data[at] == 0xFF and data[at + 1] in _FRAME_AND_TABLES:
+            at += 2 + (data[at + 2] << 8 | data[at + 3])
+    except IndexError:
+        return False
+    return data.startswith(b"\xff\xda", at)
 
 
-def _read_png(data: bytes, _: int) -> Header | None:
+def _read_png(data: bytes, file: int) -> Header | None:
     """The size, after checking every chunk before the pixels, as Pillow does."""
     if data[8:16] != b"\0\0\0\rIHDR" or len(data) < 33 or data[24] not in _PNG_DEPTHS.get(data[25], ()) or data[27]:
         return None
@@ -162,6 +153,8 @@ def _read_png(data: bytes, _: int) -> Header | None:
         if not is_sound or (at > 8 and not _is_plain_chunk(kind, data[at + 8 : end])):
             return None
         at = end + 4
+    if _has_late_metadata(file, at):
+        return None
     width, height = struct.unpack_from(">II", data, 16)
     return Header(width, height, 1)
 
@@ -169,7 +162,7 @@ def _read_png(data: bytes, _: int) -> Header | None:
 def _is_plain_chunk(kind: bytes, body: bytes) -> bool:
     if kind == b"iCCP":  # name, zero, method 0, profile
         return len(body) <= _MAX_PROFILE_BYTES and body.partition(b"\0")[2].startswith(b"\0")
-    return len(body) >= _PLAIN_CHUNKS.get(kind, len(body) + 1) and not body.startswith(_TEXT_METADATA)
+    return len(body) >= _PLAIN_CHUNKS.get(kind, len(body) + 1) and not body.startswith(PNG_TEXT_METADATA)
 
 
 def _read_webp(data: bytes, file: int) -> Header | None:

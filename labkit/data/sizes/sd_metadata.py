@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from labkit.core import key_from_name, path_from_key, write_atomic
-from labkit.data.sizes.folders import METADATA
 from labkit.data.sizes.latent_caches import MAX_SIDE, Size
+
+METADATA = "metadata_cache.json"
 
 
 class Entry(NamedTuple):

@@ -8,7 +8,15 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from labkit.core import IMAGE_SUFFIXES, PackedStrings, is_image, key_from_name, path_from_key
+from labkit.core import (
+    IMAGE_SUFFIXES,
+    PackedStrings,
+    checked_suffixes,
+    images_among,
+    key_from_name,
+    path_from_key,
+    walk,
+)
 from labkit.data.blobs import Extent, evict
 
 
@@ -44,13 +52,14 @@ class ListedStore(ABC):
 
     Args:
         name: Where it reads from, for messages; holds no credentials.
+        ignore: Suffixes to leave out.
     """
 
     _keys: PackedStrings | None = None
     _if_empty = "holds no image"
 
-    def __init__(self, name: str):
-        self.name = name
+    def __init__(self, name: str, ignore: str | Iterable[str] = ()):
+        self.name, self._ignore = name, checked_suffixes(ignore)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r}, {len(self)} images)"
@@ -59,7 +68,12 @@ class ListedStore(ABC):
         return len(self.keys())
 
     def keys(self) -> PackedStrings:
-        """Relative paths of all JPEG, PNG and WebP files, sorted. Raises FileNotFoundError if there are none."""
+        """Relative paths of all JPEG, PNG and WebP files, sorted.
+
+        Raises:
+            FileNotFoundError: there are none.
+            ValueError: there are images of other formats, such as GIF, that `ignore` does not name; counts them.
+        """
         if self._keys is None:
             keys = PackedStrings(sorted(self._list_keys()))
             if not keys:
@@ -73,22 +87,28 @@ class ListedStore(ABC):
 
 
 class FolderStore(ListedStore):
-    """Image files under one folder, at any depth. Hidden files and folders are left out.
+    """Image files under one folder, at any depth. Links are followed, but never in a circle.
+
+    Hidden files and folders are left out, and so is what a system keeps for itself, such as `@eaDir` and `__MACOSX`.
 
     Args:
         root: The folder. It is listed once, on the first call of `keys()`.
+        ignore: Suffixes of files to leave out, such as `(".gif", ".bmp")`, which labkit does not decode.
 
     Raises:
         FileNotFoundError: `root` is not a folder, or holds no image.
+        ValueError: it holds images that labkit does not decode and `ignore` does not name (on the first call of
+            `keys()`); counts them by suffix.
+        OSError: a folder cannot be listed.
 
     Taught in: notebooks/01_naive_pil.ipynb
     """
 
     _if_empty = f"holds no image ({', '.join(IMAGE_SUFFIXES)})"
 
-    def __init__(self, root: str | os.PathLike):
+    def __init__(self, root: str | os.PathLike, *, ignore: str | Iterable[str] = ()):
         self.root = Path(root)
-        super().__init__(str(self.root))
+        super().__init__(str(self.root), ignore)
         if not self.root.is_dir():
             raise FileNotFoundError(f"{self.root} is not a folder: make photos with labkit.make_photos(root, count)")
 
@@ -113,12 +133,20 @@ class FolderStore(ListedStore):
 
     def sizes(self) -> np.ndarray:
         """Bytes of each file, int64, in the order of `keys()`."""
-        return np.fromiter((os.stat(self._path(key)).st_size for key in self.keys()), np.int64, len(self))
+        return np.fromiter(map(self._size, self.keys()), np.int64, len(self))
 
     def extents(self, key: str, first: bool) -> Iterator[Extent]:
         """What a disk does for `read(key)`, for `SimulatedStore`: it opens one file and reads its bytes."""
-        path = self._path(key)
-        yield Extent(path, 0, os.stat(path).st_size, opens=True)
+        yield Extent(self._path(key), 0, self._size(key), opens=True)
+
+    def _size(self, key: str) -> int:
+        try:
+            return os.stat(self._path(key)).st_size
+        except FileNotFoundError as error:
+            state = "is a link to nothing" if os.path.islink(self._path(key)) else "is gone"
+            raise FileNotFoundError(
+                f"{key!r} under {self.root} {state}: restore the file, or remove the link"
+            ) from error
 
     def _path(self, key: str) -> str:
         if key.startswith("/") or ".." in key.split("/"):
@@ -126,15 +154,11 @@ class FolderStore(ListedStore):
         return os.path.join(self.root, path_from_key(key))
 
     def _list_keys(self) -> Iterator[str]:
-        return _walk_images(self.root, "")
+        return images_among(self._list_files(), self._ignore, self.name)
 
-
-def _walk_images(folder: os.PathLike[str] | str, prefix: str) -> Iterator[str]:
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.name.startswith("."):
-                continue
-            if entry.is_dir():
-                yield from _walk_images(entry.path, f"{prefix}{key_from_name(entry.name)}/")
-            elif is_image(entry.name):
-                yield prefix + key_from_name(entry.name)
+    def _list_files(self) -> Iterator[str]:
+        for folder in walk(self.root):
+            if folder.error:
+                raise folder.error
+            # A link to nothing is a key, too: reading it says so.
+            yield from (key_from_name(folder.prefix + name) for name in (*folder.files, *folder.broken))

@@ -1,11 +1,11 @@
-"""The images that a server's listing pages link to, in the forms that common servers write."""
+"""The files that a server's listing pages link to, in the forms that common servers write."""
 
 import os
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit
 
-from labkit.core import is_image, strip_credentials
+from labkit.core import is_hidden, strip_credentials
 from labkit.data.blobs import HttpClient
 
 _MAX_DEPTH = 32  # of folders: a link to its own folder would lead deeper without end
@@ -16,8 +16,8 @@ def key_url(top: SplitResult, key: str) -> str:
     return top._replace(path=top.path + quote(key, errors="surrogateescape")).geturl()
 
 
-def list_images(client: HttpClient, top: SplitResult) -> list[str]:
-    """Keys of the images below `top`, the URL of a folder.
+def list_files(client: HttpClient, top: SplitResult) -> list[str]:
+    """Keys of the files below `top`, the URL of a folder; hidden ones are left out.
 
     Raises:
         OSError: a page cannot be fetched or parsed, or folders never end. Half the keys would be worse than none.
@@ -33,7 +33,7 @@ def list_images(client: HttpClient, top: SplitResult) -> list[str]:
         new_keys = [key for key in dict.fromkeys(_linked_keys(client, top, folder)) if key not in seen]
         seen.update(new_keys)
         folders += [key for key in new_keys if key.endswith("/")]
-        keys += filter(is_image, new_keys)
+        keys += [key for key in new_keys if not key.endswith("/")]
     return keys
 
 
@@ -50,9 +50,9 @@ def _linked_keys(client: HttpClient, top: SplitResult, folder: str) -> Iterator[
         raise OSError(f"{strip_credentials(page)} is not a readable listing ({error}): pass keys=") from error
     for link in parser.links:
         key = _key_below(top, page, link)
-        if any(part[:1] in ("", ".") for part in key.rstrip("/").split("/")):  # elsewhere, or hidden
+        if is_hidden(key) or "" in key.rstrip("/").split("/"):  # "": it leads elsewhere
             continue
-        is_folder = not is_image(key) and not os.path.splitext(key)[1]
+        is_folder = not os.path.splitext(key)[1]
         yield key + "/" if is_folder and not key.endswith("/") else key
 
 

@@ -6,7 +6,7 @@ import threading
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,17 @@ from typing import Any
 
 import numpy as np
 
-from labkit.core import MAX_FILE_VARIABLE, Lazy, PackedStrings, PerProcess, is_image, max_file_bytes, require_choice
+from labkit.core import (
+    MAX_FILE_VARIABLE,
+    Lazy,
+    PackedStrings,
+    PerProcess,
+    checked_suffixes,
+    images_among,
+    is_image,
+    max_file_bytes,
+    require_choice,
+)
 from labkit.data.blobs import (
     Blob,
     Extent,
@@ -42,6 +52,7 @@ class TarStore:
             headers, and reads by one `pread`. `"tarfile"` opens the tar once per process and asks `tarfile` for each
             member, as Marigold does: the first look-up reads every header, and every look-up searches all names.
             `"reopen"` opens the tar again for each image, and so reads all headers each time.
+        ignore: Suffixes of members to leave out of `keys()`, as for `FolderStore`.
         **storage_options: Passed to fsspec, for object storage.
 
     Raises:
@@ -49,7 +60,8 @@ class TarStore:
         TarError: the tar is compressed, cut or damaged, goes on after its end mark, or is not a tar; names the remedy.
             Raised on first use. Also for a sparse member of more than 1024 MB (`LABKIT_MAX_FILE_MB`), and for headers
             of more than a MiB.
-        ValueError: unknown mode.
+        ValueError: unknown mode; or the tar holds images that labkit does not decode and `ignore` does not name (on the
+            first call of `keys()`).
         TypeError: options for a place that takes none.
 
     Warns, on first use:
@@ -61,12 +73,19 @@ class TarStore:
     Taught in: notebooks/09_marigold_storage.ipynb
     """
 
-    def __init__(self, path: str | os.PathLike, mode: str = "index", **storage_options: Any):
+    def __init__(
+        self,
+        path: str | os.PathLike,
+        mode: str = "index",
+        *,
+        ignore: str | Iterable[str] = (),
+        **storage_options: Any,
+    ):
         require_choice("mode", mode, MODES)
         if is_url(path) and mode != "index":
             raise ValueError(f"mode={mode!r} needs a local file: mode='index' reads URLs")
         refuse_storage_options(path, storage_options)
-        self.mode = mode
+        self.mode, self._ignore = mode, checked_suffixes(ignore)
         self._blob = open_blob(path, **storage_options)
         if isinstance(self._blob, LocalBlob):
             self._blob.fingerprint()  # raise for a missing file here, not in a worker
@@ -89,8 +108,8 @@ class TarStore:
         """Names of all JPEG, PNG and WebP members, sorted; hidden ones are left out."""
         if self._keys is None:
             names = self.names()
-            all_images = all(map(is_image, names))  # then the index and the keys share their memory
-            keys = PackedStrings(names if all_images else filter(is_image, names))
+            are_keys = not self._ignore and all(map(is_image, names))  # then the index and the keys share their memory
+            keys = PackedStrings(names if are_keys else images_among(names, self._ignore, self._blob.name))
             if not len(keys):
                 raise FileNotFoundError(f"{self._blob.name} holds no image")
             self._keys = keys

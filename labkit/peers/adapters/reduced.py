@@ -5,9 +5,9 @@ https://docs.opencv.org/4.x/d8/d6a/group__imgcodecs__flags.html (`IMREAD_REDUCED
 The crop is drawn from the size in the header, by torchvision's own `get_params`, before anything is decoded.
 """
 
-import math
 from collections.abc import Callable, Iterable
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from labkit.data import is_scalable
 from labkit.peers.adapters.torchvision import folder_loader, output_steps
 from labkit.peers.peer import Work, pip_peer
 
@@ -22,7 +23,7 @@ _REDUCTIONS = (8, 4, 2)
 
 
 class _ReducedCrops:
-    """The work on a file's path; `decode(path, header, box, size)` gives uint8 pixels (size, size, 3)."""
+    """The work on a file's path; `decode(path, header, box, size, reduction)` gives uint8 pixels (size, size, 3)."""
 
     def __init__(self, work: Work, decode: Callable[..., np.ndarray]):
         from torchvision.transforms import v2
@@ -35,23 +36,26 @@ class _ReducedCrops:
 
         with Image.open(path) as header:  # reads no pixels
             box = RandomResizedCrop.get_params(header, scale=(0.08, 1.0), ratio=(3 / 4, 4 / 3))
-            pixels = self._decode(path, header, box, self._size)
+            reduction = next((number for number in _REDUCTIONS if min(box[2:]) >= number * self._size), 1)
+            if reduction > 1 and not is_scalable(Path(path).read_bytes()):
+                reduction = 1
+            pixels = self._decode(path, header, box, self._size, reduction)
         return self._finish(torch.from_numpy(pixels).permute(2, 0, 1))
 
 
-def _decode_by_draft(path: str, image: Any, box: tuple[int, int, int, int], size: int) -> np.ndarray:
+def _decode_by_draft(path: str, image: Any, box: tuple[int, int, int, int], size: int, reduction: int) -> np.ndarray:
     width = image.width
-    image.draft("RGB", tuple(math.ceil(side * size / min(box[2:])) for side in image.size))
+    if reduction > 1:
+        image.draft("RGB", tuple(side // reduction for side in image.size))
     top, left, height, width = (side * image.width / width for side in box)
     corners = (left, top, min(left + width, image.width), min(top + height, image.height))
     image = image if image.mode == "RGB" else image.convert("RGB")
     return np.array(image.resize((size, size), Image.Resampling.BILINEAR, box=corners))
 
 
-def _decode_by_opencv(path: str, header: Any, box: tuple[int, int, int, int], size: int) -> np.ndarray:
+def _decode_by_opencv(path: str, header: Any, box: tuple[int, int, int, int], size: int, reduction: int) -> np.ndarray:
     import cv2
 
-    reduction = next((number for number in _REDUCTIONS if min(box[2:]) >= number * size), 1)
     flag = getattr(cv2, f"IMREAD_REDUCED_COLOR_{reduction}") if reduction > 1 else cv2.IMREAD_COLOR
     image = cv2.imread(path, flag | cv2.IMREAD_IGNORE_ORIENTATION)
     if image is None:

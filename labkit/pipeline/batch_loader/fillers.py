@@ -1,6 +1,5 @@
 """Write the images of a store straight into their places in a batch."""
 
-import io
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -8,10 +7,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from PIL import Image
-from PIL.ExifTags import Base
 
-from labkit.data import MAX_PIXELS, SCALES, DecodeError, Frame, Part, SkipLog, decode, has_exif, open_decoder
+from labkit.data import (
+    MAX_PIXELS,
+    SCALES,
+    DecodeError,
+    Frame,
+    Part,
+    SkipLog,
+    decode,
+    jpeg_orientation,
+    open_decoder,
+)
 from labkit.data.stores import Store
 from labkit.pipeline.batch_loader.crops import flips, middle_crops, random_crops, uniforms
 from labkit.pipeline.batch_loader.output import CropWriter
@@ -71,8 +78,8 @@ class _EncodedImage:
         self.size = self._partial_decode_size() or Frame(*self._decode_whole().shape[:2])
 
     def _partial_decode_size(self) -> Frame | None:
-        """The size of a JPEG that can be decoded in parts: complete, upright and not too large."""
-        if not self.data.endswith(b"\xff\xd9") or _has_other_orientation(self.data):
+        """The size of a JPEG that can be decoded in parts: complete, upright beyond doubt, and not too large."""
+        if not self.data.endswith(b"\xff\xd9") or jpeg_orientation(self.data) != 1:
             return None
         frame = self._decoder.header(self.data)
         return frame if frame and frame.height * frame.width <= MAX_PIXELS else None
@@ -154,14 +161,4 @@ class EncodedFiller:
         smallest = min(crop[2:]) // self._draw.size
         part = image.part(crop, max((scale for scale in self._scales if scale <= smallest), default=1))
         self._writer.write(row, *part, mirror)
-        return True
-
-
-def _has_other_orientation(data: bytes) -> bool:
-    """Whether EXIF says that the image is to be rotated or mirrored."""
-    if not has_exif(data):
-        return False
-    try:
-        return Image.open(io.BytesIO(data)).getexif().get(Base.Orientation, 1) != 1
-    except Exception:  # `decode` reports what is wrong
         return True

@@ -21,7 +21,7 @@ from labkit.core import (
     require_int,
     use_one_torch_thread,
 )
-from labkit.data import DecodeError, SkipLog, Skipped, labels_of
+from labkit.data import DecodeError, Labeled, SkipLog, Skipped, check_same_classes, labels_of
 from labkit.data.pixels import PixelStore
 from labkit.data.stores import Store
 from labkit.pipeline.batch_loader.buffers import BatchBuffers
@@ -35,7 +35,7 @@ from labkit.pipeline.samplers import SeededBatchSampler, choose_sampler
 from labkit.pipeline.seeding import SeededIndices
 
 
-class BatchLoader(Resumable):
+class BatchLoader(Labeled, Resumable):
     """Load random resized crops of a store's images as batches of bytes or of normalised floats.
 
     libjpeg-turbo and OpenCV release the GIL while they work, so threads can do what `DataLoader` needs processes for,
@@ -43,7 +43,7 @@ class BatchLoader(Resumable):
     smallest of 1/1, 1/2, 1/4 and 1/8 of its size that still has as many pixels as the crop.
 
     Args:
-        source: A store of encoded images, or a `PixelStore`. Labels number the folders in alphabetical order.
+        source: A store of encoded images, or a `PixelStore`. Labels are those of `ImageDataset`, or the store's own.
         size: Height and width of the crops in pixels.
         batch_size: Images in a batch.
         num_threads: Default: one per usable core, shared among the ranks that torchrun starts on this machine.
@@ -81,6 +81,8 @@ class BatchLoader(Resumable):
             up what has not begun. Default: the threads that decode read, each its own image.
         on_error: `"raise"` raises `DecodeError`. `"skip"` leaves the image out of its batch and adds it to `skipped`,
             which is also printed at exit.
+        classes: As for `ImageDataset`: `BatchLoader(val, classes=train.classes)` gives the numbers of the training set
+            to a validation set that lacks some of its classes. A `PixelStore` must have been built with these.
 
     Batches: `(images, labels)`; images (batch_size, 3, size, size) RGB of `dtype` in `memory_format`, labels int64
     (batch_size,). Floats are those of `v2.ToDtype(torch.float32, scale=True)` and `v2.Normalize`, of the half types
@@ -90,10 +92,11 @@ class BatchLoader(Resumable):
 
     Attributes:
         epoch: Number of the next epoch. Each `iter()` takes it and adds one; `load_state_dict` sets it, too.
+        classes, class_to_idx, labels: As of `ImageDataset`.
 
     Raises:
-        ValueError: a wrong argument, an empty store, both `shuffle` and `sampler`, or `reads_in_flight` for a
-            `PixelStore`.
+        ValueError: a wrong argument, folders that cannot be classes (see `ImageDataset`), an empty store, both
+            `shuffle` and `sampler`, or `reads_in_flight` for a `PixelStore`.
 
     Taught in: notebooks/11b_raw_pixels.ipynb
     """
@@ -131,9 +134,9 @@ class BatchLoader(Resumable):
         pin_memory: bool | None = None,
         reads_in_flight: int | None = None,
         on_error: str = "raise",
+        classes: Sequence[str] | None = None,
     ):
-        self.batch_size, self.size = require_int("batch_size", batch_size), require_int("size", size)
-        self._seed = seed
+        self.batch_size, self.size, self._seed = require_int("batch_size", batch_size), require_int("size", size), seed
         self.num_threads = cores_per_rank() if num_threads is None else require_int("num_threads", num_threads)
         self.batches_in_flight = require_int("prefetch_factor", prefetch_factor)
         _check_range("scale", scale, 1.0)
@@ -143,7 +146,7 @@ class BatchLoader(Resumable):
             raise ValueError('on_error="skip" needs num_processes=0: what workers skip, nobody would list')
         self._pixels = PixelFormat(size, dtype, mean, std, memory_format)
         draw = Draw(size, train, seed, scale, ratio, require_fraction("flip", flip))
-        self._open(source, draw, CropWriter(self._pixels, antialias), scaled_decoding)
+        self._open(source, classes, draw, CropWriter(self._pixels, antialias), scaled_decoding)
         self._reader = None if reads_in_flight is None else self._open_reader(source, reads_in_flight)
         shuffle = train if shuffle is None and sampler is None else shuffle
         sampler = choose_sampler(self.keys, sampler, shuffle, seed)
@@ -152,9 +155,8 @@ class BatchLoader(Resumable):
         pinned = torch.cuda.is_available() and pin_memory is not False
         # Kept for all epochs, since OpenCV keeps about 1 KB for each thread that ended.
         self._pool = _thread_pool(self.num_threads)
-        self._buffers = BatchBuffers(
-            self._pixels.shape(batch_size), self._pixels.array_dtype, prefetch_factor + 2, pinned
-        )
+        shape = self._pixels.shape(batch_size)
+        self._buffers = BatchBuffers(shape, self._pixels.array_dtype, prefetch_factor + 2, pinned)
         self._processes = self._start_processes(num_processes, prefetch_factor, pinned) if num_processes else None
 
     def _start_processes(self, num_processes: int, prefetch_factor: int, pinned: bool) -> ProcessPool:
@@ -184,13 +186,18 @@ class BatchLoader(Resumable):
             )
         return Reader(source, self.keys, require_int("reads_in_flight", reads_in_flight))
 
-    def _open(self, source: Any, draw: Draw, writer: CropWriter, scaled_decoding: bool) -> None:
+    def _open(
+        self, source: Any, classes: Sequence[str] | None, draw: Draw, writer: CropWriter, scaled_decoding: bool
+    ) -> None:
         if isinstance(source, PixelStore):
-            self.keys, self.classes, self._labels = source.keys, source.classes, source.labels
+            if classes is not None:
+                remedy = "build it again, under another name, with the same classes="
+                check_same_classes(str(source.path), source.classes, classes, remedy)
+            self.keys, self.classes, self.labels = source.keys, source.classes, source.labels
             self._filler: PixelFiller | EncodedFiller = PixelFiller(source, draw, writer)
         else:
             self.keys = PackedStrings(source.keys())
-            self.classes, self._labels = labels_of(self.keys)
+            self.classes, self.labels = labels_of(self.keys, classes, source=source)
             self._filler = EncodedFiller(source, self.keys, draw, writer, scaled_decoding, self._skips)
         if not len(self.keys):
             raise ValueError(f"{source!r} holds no images")
@@ -248,7 +255,7 @@ class BatchLoader(Resumable):
         # One wait for all: waiting for each task in turn would take the GIL from the working threads each time.
         wait(batch.tasks.values(), return_when=FIRST_EXCEPTION)
         empty = [start + row for start, task in batch.tasks.items() for row in task.result()]
-        labels = torch.from_numpy(self._labels[batch.indices])
+        labels = torch.from_numpy(self.labels[batch.indices])
         started.popleft()
         if not empty:
             return batch.images, labels

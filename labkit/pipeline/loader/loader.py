@@ -202,7 +202,10 @@ class _Run:
 
     def start(self, loader: Loader, progress: Progress) -> Iterator[Any]:
         """The batches of a pass."""
-        parts = loader.dataset, loader.collate_fn
+        collate_fn = loader.collate_fn
+        if loader.batch_transform and not isinstance(collate_fn, _ThenTransform):  # it was set on the loader
+            collate_fn = _ThenTransform(collate_fn, loader.batch_transform)
+        parts = loader.dataset, collate_fn
         attributes = _attributes(parts) if loader.persistent_workers else []
         if not _are_same(self._attributes, attributes):
             self.end()
@@ -354,7 +357,8 @@ def _describe_sizes(samples: list[Any]) -> str:
         return ""
     return (
         f"; its images have {len(shapes)} sizes, such as {sorted(shapes)[:2]}: let the transform crop or resize them; "
-        "with buckets, collect the sizes again"
+        "with buckets, collect the sizes again, without caches, which state no orientation: "
+        "collect_sizes(root, caches=False)"
     )
 
 

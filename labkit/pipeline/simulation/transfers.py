@@ -17,7 +17,7 @@ _on_host: Callable[..., Tensor] = Tensor.to  # before anything replaces it
 class _ToDevice(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, source: Tensor, options: dict) -> Tensor:
-        return active().call(aten._to_copy.default, (source.detach(),), {**options, "device": torch.device("cuda")})
+        return aten._to_copy.default(source.detach(), device=torch.device("cuda"), **options)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:

@@ -9,7 +9,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from labkit.core import Scale, map_tensors
+from labkit.core import Scale, move_tensors
 from labkit.data import ImageDataset
 from labkit.measure import ReplayLoader, compare, with_step
 from labkit.pipeline import RECIPES, CUDAPrefetcher, cutmix, make_augment, mixup
@@ -270,4 +270,4 @@ def _repeat(n: int, function: Callable[..., Any], *args: Any) -> Iterator[Any]:
 
 def move_to(device: torch.device, *, non_blocking: bool) -> Callable[[Any], Any]:
     """A function that moves the tensors of a batch to the device."""
-    return partial(map_tensors, function=lambda item: item.to(device, non_blocking=non_blocking))
+    return partial(move_tensors, device=device, non_blocking=non_blocking)

@@ -1,5 +1,6 @@
 """PixelStore: the pixels of torchvision's resize, in the documented file, read back as they are, damage refused."""
 
+import json
 import os
 import pickle
 import struct
@@ -78,15 +79,19 @@ def test_keys_and_labels_are_those_of_the_folders(images, store):
 def test_the_file_is_as_documented(store):
     data = store.path.read_bytes()
     magic, version, short_side, n, index_bytes, file_bytes, crc = struct.unpack_from("<8sIIQQQI", data)
-    assert (magic, version, short_side, n, file_bytes) == (b"LKPIXELS", 1, SHORT_SIDE, 10, len(data))
-    assert data[76:124] == b"turbojpeg".ljust(48, b"\0")
+    assert (magic, version, short_side, n, file_bytes) == (b"LKPIXELS", 2, SHORT_SIDE, 10, len(data))
+    (class_bytes,) = struct.unpack_from("<Q", data, 92)
+    assert data[76:92] + data[100:124] == b"turbojpeg".ljust(40, b"\0")
     assert struct.unpack_from("<I", data, 124) == (zlib.crc32(data[:124]),)
     assert zlib.crc32(data[HEADER : HEADER + index_bytes]) == crc
     offsets = struct.unpack_from(f"<{n}Q", data, 128)
     ends = struct.unpack_from(f"<{n + 1}Q", data, 128 + 8 * n)
     shapes = struct.unpack_from(f"<{2 * n}i", data, 136 + 16 * n)
     crcs = struct.unpack_from(f"<{n}I", data, 136 + 24 * n)
-    block = data[136 + 28 * n : HEADER + index_bytes]
+    assert list(struct.unpack_from(f"<{n}i", data, 136 + 28 * n)) == store.labels.tolist()
+    keys_start = 136 + 32 * n + class_bytes
+    assert json.loads(data[136 + 32 * n : keys_start]) == store.classes
+    block = data[keys_start : HEADER + index_bytes]
     at = -(-(HEADER + index_bytes) // 64) * 64
     for index in range(n):
         height, width = shapes[2 * index : 2 * index + 2]
@@ -151,7 +156,7 @@ def refused(path: Path, said: str) -> None:
         (lambda data: data[:3], "is not a pixel store"),
         *((lambda data, n=n: data[:n], "is cut short") for n in (8, 20, HEADER - 1, HEADER, HEADER + 40, 1000, -1)),
         (lambda data: data + bytes(64), "is damaged: it has"),
-        (lambda data: patched(data, 8, "<I", 2), "is of version 2, .* update labkit"),
+        (lambda data: patched(data, 8, "<I", 3), "is of version 3, .* update labkit"),
         *((lambda data, n=n: patched(data, 16, "<Q", n), "is damaged: its index") for n in (0, 9, 11, 1 << 40)),
         # Indices that lead out of the file.
         (lambda data: patched(data, 128, "<Q", 1 << 40), "is damaged: its index"),
@@ -159,6 +164,9 @@ def refused(path: Path, said: str) -> None:
         (lambda data: patched(data, 136 + 160, "<i", 1 << 20), "is damaged: its index"),
         (lambda data: patched(data, 136 + 160, "<i", -1), "is damaged: its index"),
         (lambda data: patched(data, 208, "<Q", 5), "is damaged: its index"),
+        # Labels of no class, and classes that end behind the index.
+        *((lambda data, n=n: patched(data, 136 + 280, "<i", n), "is damaged: its index") for n in (-1, 3, 1 << 30)),
+        *((lambda data, n=n: patched(data, 92, "<Q", n), "is damaged: its index") for n in (0, 3, 1 << 63)),
     ],
 )
 def test_foreign_cut_and_damaged_files_are_refused(store, tmp_path, change, said):

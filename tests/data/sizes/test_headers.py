@@ -170,11 +170,17 @@ def by_pillow(path: Path) -> tuple:
     """The oracle: ((width, height), orientation), or (None, None) where Pillow refuses the file."""
     try:
         with Image.open(path) as image:
-            before_pixels = {"exif", "Raw profile type exif", "XML:com.adobe.xmp"} & image.info.keys()
-            orientation = image.getexif().get(0x0112, 1) if image.format != "PNG" or before_pixels else 1
-            return image.size, orientation if orientation in range(1, 9) else 1
+            return image.size, _orientation(image)
     except Exception:
         return None, None
+
+
+def _orientation(image: Image.Image) -> int:
+    try:
+        orientation = image.getexif().get(0x0112, 1)  # of a PNG also what stands behind the pixels
+    except Exception:
+        return 1
+    return orientation if orientation in range(1, 9) else 1
 
 
 def by_labkit(path: Path) -> tuple:
@@ -255,7 +261,7 @@ def test_the_reason_is_given_without_the_path(tmp_path, name, said):
     assert str(tmp_path) not in error
 
 
-def test_damaged_metadata_does_not_hide_the_size(tmp_path):
+def test_damaged_metadata_hides_no_size_and_states_no_orientation(tmp_path):
     info = text("Raw profile type exif", "\nexif\n 4\nnot hexadecimal")
     (tmp_path / "a.png").write_bytes(saved("PNG", **info))
-    assert read_header(str(tmp_path / "a.png")) == Header(95, 63, None)
+    assert read_header(str(tmp_path / "a.png")) == Header(95, 63, 1)

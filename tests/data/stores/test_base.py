@@ -14,7 +14,8 @@ from tests.image_files import KEYS
 def by_pathlib(root: Path) -> list[str]:
     """The oracle: every image file with no hidden part in its path."""
     found = [path.relative_to(root) for path in root.rglob("*") if path.is_file()]
-    shown = [path for path in found if not any(part.startswith(".") for part in path.parts)]
+    kept_by_systems = {"@eaDir", "#recycle", "$RECYCLE.BIN", "__MACOSX"}
+    shown = [path for path in found if not any(part[0] == "." or part in kept_by_systems for part in path.parts)]
     return sorted(path.as_posix() for path in shown if path.suffix.lower() in IMAGE_SUFFIXES)
 
 

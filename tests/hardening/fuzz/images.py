@@ -1,6 +1,5 @@
 """Fuzz targets that are handed an encoded image. An input is a byte of options and the image."""
 
-import io
 import math
 import struct
 import zlib
@@ -15,8 +14,10 @@ from labkit.data.datasets import PILDataset
 from labkit.data.decoders import DECODERS, DecodeError, decode, missing_decoders
 from labkit.data.depth.pairs import decode_picture
 from labkit.data.partial_jpeg import SCALES, WholeDecoder, open_decoder
-from labkit.data.sizes.headers import read_header
+from labkit.data.sizes.headers import Header, read_header
+from labkit.data.upright import jpeg_orientation
 from labkit.teach.conformance import broken_files, oracle_files, png_chunk
+from tests.data.test_upright import broken, stated_oddly
 from tests.hardening.fuzz.oracle import may_refuse, split_options, write_input
 from tests.hardening.inputs import fix_png, image_bytes
 
@@ -30,6 +31,7 @@ def image_seeds() -> dict[str, bytes]:
     formats = {"JPEG": {}, "WEBP": {}, "WEBP lossless": {"lossless": True}}
     small = {f"small {name}": image_bytes((9, 7), name.split()[0], **options) for name, options in formats.items()}
     files = {**oracle_files(), **broken_files(), **_small_pngs(), **small}
+    files |= {**stated_oddly(), **broken()}
     plain = {name: b"\0" + data for name, data in files.items()}
     return {**plain, **{f"fixed {name}": b"\1" + data for name, data in files.items() if name.endswith(".png")}}
 
@@ -76,13 +78,22 @@ def decoders(data: bytes) -> None:
         with may_refuse(DecodeError, names=column), patch.object(Image, "MAX_IMAGE_PIXELS", _MAX_PIXELS // 2):
             decode_picture(image, column)
     if shapes:
-        stored = Image.open(io.BytesIO(image)).size
-        assert {tuple(sorted(shape)) for shape in shapes.values()} == {tuple(sorted(stored))}, (shapes, stored)
         assert len(set(shapes.values())) == 1, shapes
+        with patch.object(Image, "MAX_IMAGE_PIXELS", None):
+            header = read_header(str(write_input("decoded", image)))  # its size is Pillow's: see `headers`
+        assert upright(header) == shapes.popitem()[1], (header, shapes)
+
+
+def upright(header: Header) -> tuple[int | None, int | None]:
+    """Height and width as an image is to be shown."""
+    return (header.width, header.height) if (header.orientation or 1) >= 5 else (header.height, header.width)
 
 
 def headers(data: bytes) -> None:
-    """The header's size is the one that Pillow states, and what Pillow refuses has an error."""
+    """The header's size and orientation are those that Pillow states.
+
+    What Pillow refuses has an error, or is a JPEG that it refuses for its metadata, with the size in a frame header.
+    """
     _, image = _image(data)
     path = write_input("header", image)
     with may_refuse(names=path):
@@ -90,18 +101,32 @@ def headers(data: bytes) -> None:
         try:
             with Image.open(path) as theirs:
                 size = theirs.size
+                orientation = orientation_by_pillow(theirs)
         except MemoryError:  # of a length that the header states: labkit's reads are bounded by the file's own
             return
         except Exception:
             size = None
-    if size is None:
-        assert header.error, header
-        assert header.width is None
-    else:
+    if size is not None:
         assert (header.width, header.height) == size, (header, size)
-        assert header.orientation in (None, *range(1, 9))
+        assert header.orientation == orientation or orientation is None, (header, orientation)
+        assert jpeg_orientation(image) in (None, header.orientation), header
+    elif not header.error:
+        assert struct.pack(">BHH", 8, header.height, header.width) in image, header
+    else:
+        assert header.width is None
     assert "struct" not in header.error
     assert not header.error.startswith(("error:", "IndexError", "KeyError")), header
+
+
+def orientation_by_pillow(image: Image.Image) -> int | None:
+    """What `exif_transpose` would do, or None where it fails or its pixels cannot be decoded."""
+    try:
+        if image.format == "PNG":
+            image.load()
+        orientation = image.getexif().get(0x0112, 1)
+    except Exception:
+        return None
+    return orientation if orientation in range(1, 9) else 1
 
 
 def regions(data: bytes) -> None:

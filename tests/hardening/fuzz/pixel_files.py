@@ -17,7 +17,7 @@ def pixel_seeds() -> dict[str, bytes]:
     PixelStore.build(MemoryStore(dict.fromkeys(keys, image_bytes((5, 3)))), path, num_workers=0, progress=False)
     whole = path.read_bytes()
     files = {"whole": whole, "cut": whole[:-1], "short": whole[:100], "empty": b""}
-    files["newer"] = whole[:8] + b"\2" + whole[9:]
+    files["newer"] = whole[:8] + b"\3" + whole[9:]
     return {f"{name} {options}": bytes([options]) + data for name, data in files.items() for options in (0, 7)}
 
 
@@ -38,7 +38,7 @@ def pixel_file(data: bytes) -> None:
             end = offset + pixels.nbytes
             assert end <= len(file)
             assert pixels.tobytes() == file[offset:end]
-        assert all(0 <= label < len(store.classes) for label in store.labels)
+        assert all(0 <= label < max(1, len(store.classes)) for label in store.labels)
         assert repr(store)
         with may_refuse(PixelError, names=path):
             store.verify(progress=False)

@@ -128,7 +128,7 @@ def tar_random_reads(root: Path, count: int) -> dict[str, Any]:
 
 def tar_dataset(root: Path, count: int) -> dict[str, Any]:
     dataset, costs = measured(lambda: ImageDataset(TarStore(root / "all.tar")))
-    labels = [dataset._labels[row].item() for row in range(0, count, 101)]
+    labels = [dataset.labels[row].item() for row in range(0, count, 101)]
     return {**costs, "is_right": labels == [int(dataset.keys[row][:2]) for row in range(0, count, 101)]}
 
 

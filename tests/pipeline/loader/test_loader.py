@@ -159,7 +159,9 @@ class TestBatchSampler:
         dataset.numbers[:] = range(50) % np.array(5)
         with pytest.raises(RuntimeError) as failure:
             list(lk.make_loader(dataset, config(0), batch_sampler=sampler))
-        assert "with buckets, collect the sizes again" in "".join(failure.value.__notes__)
+        notes = "".join(failure.value.__notes__)
+        assert "with buckets, collect the sizes again" in notes
+        assert "collect_sizes(root, caches=False)" in notes
 
 
 class Whole(Numbers):
