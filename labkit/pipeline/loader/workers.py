@@ -9,6 +9,7 @@ import shutil
 import signal
 import sys
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -46,14 +47,18 @@ def explain_death(error: BaseException, workers: Sequence[Any]) -> str | None:
 
 
 def silence_deaths(iterator: Any) -> None:
-    """Let only the caller that waits for a batch learn of a dead worker.
+    """Let only the caller that waits for a batch learn of a dead worker, within a second.
 
     torch's signal handler would raise wherever the main thread happens to be: in a training step, between two epochs,
-    or in code that has nothing to do with the thread that iterates. A torch without this name keeps its handler.
+    or in code that has nothing to do with the thread that iterates. Who waits looks for dead workers every 5 s. A torch
+    without these names keeps its ways.
     """
     with suppress(AttributeError):
         torch.utils.data._utils.signal_handling._remove_worker_pids(id(iterator))  # type: ignore[attr-defined]
         iterator._worker_pids_set = False
+    if (look := getattr(type(iterator), "_try_get_data", None)) is not None:
+        itself = weakref.ref(iterator)  # else the iterator would hold itself, and the workers stay
+        iterator._try_get_data = lambda timeout=1.0: look(itself(), timeout)
 
 
 def _explain_exit_code(exit_code: int) -> str:
