@@ -5,9 +5,9 @@ from collections import namedtuple
 import pytest
 import torch
 from torch.utils.data import DataLoader, default_collate
-from transformers import BatchEncoding
 
 from labkit import ReplayLoader
+from tests.encodings import Encoding
 
 Pair = namedtuple("Pair", "image label")
 
@@ -75,12 +75,12 @@ def test_batches_are_the_kept_ones_but_for_shared_memory():
 
 
 def encoded(samples):
-    return BatchEncoding(default_collate(samples))
+    return Encoding(default_collate(samples))
 
 
 def test_a_loaders_encodings_stay_where_they_are():
     """Their own `to` moves them in place."""
-    kept = [BatchEncoding({"ids": one(number)}) for number in range(2)]
+    kept = [Encoding({"ids": one(number)}) for number in range(2)]
     assert [batch["ids"].device.type for batch in ReplayLoader(kept, 2, device="meta")] == ["meta"] * 2
     assert [batch["ids"].device.type for batch in kept] == ["cpu"] * 2
 
@@ -90,5 +90,5 @@ def test_encodings_of_workers_hold_no_file_open():
     loader = DataLoader(samples, 4, num_workers=1, multiprocessing_context="fork", collate_fn=encoded)
     assert all(batch["ids"].is_shared() for batch in loader)
     replay = list(ReplayLoader(loader, 2))
-    assert [type(batch) for batch in replay] == [BatchEncoding] * 2
+    assert [type(batch) for batch in replay] == [Encoding] * 2
     assert not any(batch["ids"].is_shared() for batch in replay)

@@ -10,6 +10,7 @@ from collections.abc import MutableMapping
 from dataclasses import dataclass
 from itertools import cycle
 from operator import itemgetter
+from pkgutil import resolve_name
 
 import pytest
 import torch
@@ -18,11 +19,10 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data._utils.pin_memory import pin_memory
 from torchvision import tv_tensors
 from torchvision.models.detection.image_list import ImageList
-from transformers import BatchEncoding, BatchFeature
-from transformers.modeling_outputs import BaseModelOutput
 
 import labkit as lk
 from labkit.pipeline.prefetch import CopyStream
+from tests.encodings import Encoding
 
 Pair = namedtuple("Pair", "image label")
 
@@ -545,15 +545,36 @@ KINDS = {
     "image of torchvision": (lambda image: tv_tensors.Image(image.view(1, 1, -1)), lambda batch: batch[0, 0]),
     "list of images": (lambda image: ImageList(image, [(1, 1)]), lambda batch: batch.tensors),
     "packed sequence": (lambda image: PackedSequence(image, torch.ones(len(image), dtype=torch.int64)), itemgetter(0)),
-    "encoding": (lambda image: BatchEncoding({"image": image}), lambda batch: batch["image"]),
-    "features": (lambda image: BatchFeature({"image": image}), lambda batch: batch.image),
-    "output of a model": (lambda image: BaseModelOutput(last_hidden_state=image), lambda batch: batch[0]),
+    "encoding": (lambda image: Encoding({"image": image}), lambda batch: batch["image"]),
     "instances": (lambda image: [Instances((1, 1), boxes=image)], lambda batch: batch[0]._found["boxes"]),
     "graph": (lambda image: Graph(image=image), lambda batch: batch._store["image"]),
     "moves itself": (lambda image: MovesItself([image]), lambda batch: batch.images[0]),
     "hiding": (lambda image: {"deep": Hiding(image)}, lambda batch: batch["deep"].read()),
 }  # fmt: skip
-kinds = pytest.mark.parametrize(("make", "find"), KINDS.values(), ids=KINDS)
+
+
+def of_transformers(path, **data):
+    return resolve_name(f"transformers.{path}")(**data)
+
+
+OF_TRANSFORMERS = {
+    "encoding of transformers": (
+        lambda image: of_transformers("BatchEncoding", data={"image": image}), lambda batch: batch["image"],
+    ),
+    "features of transformers": (
+        lambda image: of_transformers("BatchFeature", data={"image": image}), lambda batch: batch.image,
+    ),
+    "output of a model of transformers": (
+        lambda image: of_transformers("modeling_outputs:BaseModelOutput", last_hidden_state=image), itemgetter(0),
+    ),
+}  # fmt: skip
+kinds = pytest.mark.parametrize(
+    ("make", "find"),
+    [
+        *(pytest.param(*kind, id=name) for name, kind in KINDS.items()),
+        *(pytest.param(*kind, id=name, marks=pytest.mark.frameworks) for name, kind in OF_TRANSFORMERS.items()),
+    ],
+)
 
 
 @kinds
@@ -586,7 +607,7 @@ def test_batches_that_the_loader_keeps_stay_on_the_host(make, find):
 def test_other_attributes_of_a_batch_are_kept():
     with lk.simulated_cuda():
         image = torch.ones(3).pin_memory()
-        batches = [Fields({"a": image}, image=image, name="n"), BatchEncoding({"image": image}, n_sequences=2)]
+        batches = [Fields({"a": image}, image=image, name="n"), Encoding({"image": image}, n_sequences=2)]
         fields, encoding = lk.CUDAPrefetcher(batches)
         assert fields.name == "n"
         assert fields["a"] is fields.image  # the same tensor twice is copied once
