@@ -151,7 +151,7 @@ def test_an_experiment_is_closed_and_is_no_rung(home):
 def other_crops(make_loaders):
     def make(store, scale):
         both = make_loaders(store, scale)
-        both[1].dataset._seed = 1
+        both[1].seed = 1
         return both
 
     return make
