@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -43,7 +44,8 @@ def test_training_stays_the_same_bit_for_bit(tmp_path, num_workers):
     ("how", "num_workers", "status", "said"),
     [
         ("exits", 0, 7, "no torch.utils.data.DataLoader"), ("raises", 0, 1, "KeyError: 'photo 120'"),
-        ("worker dies", 1, 1, "killed"), ("interrupted", 0, -signal.SIGINT, "KeyboardInterrupt"),
+        # torch itself says either, by whether the worker dies while its batch is fetched
+        ("worker dies", 1, 1, "killed|Connection reset by peer"), ("interrupted", 0, -signal.SIGINT, "KeyboardInterrupt"),
         ("terminated", 0, -signal.SIGTERM, ""),
     ],
 )  # fmt: skip
@@ -51,7 +53,7 @@ def test_however_a_script_ends_there_is_a_report(how, num_workers, status, said)
     plain, watched = run(SCRIPT, how, num_workers, watched=False), run(SCRIPT, how, num_workers)
     assert watched.returncode == plain.returncode == status
     assert watched.stdout == plain.stdout
-    assert said in watched.stderr
+    assert re.search(said, watched.stderr)
     assert (HEADLINE in watched.stderr) == (how != "exits")
     assert "in watch_script" not in watched.stderr, "frames of labkit's own hide the script's"
 
