@@ -45,7 +45,8 @@ def test_training_stays_the_same_bit_for_bit(tmp_path, num_workers):
     [
         ("exits", 0, 7, "no torch.utils.data.DataLoader"), ("raises", 0, 1, "KeyError: 'photo 120'"),
         # torch itself says either, by whether the worker dies while its batch is fetched
-        ("worker dies", 1, 1, "killed|Connection reset by peer"), ("interrupted", 0, -signal.SIGINT, "KeyboardInterrupt"),
+        ("worker dies", 1, 1, "killed|Connection reset by peer"),
+        ("interrupted", 0, -signal.SIGINT, "KeyboardInterrupt"),
         ("terminated", 0, -signal.SIGTERM, ""),
     ],
 )  # fmt: skip
