@@ -1,7 +1,5 @@
 """The C library's allocator: have the process keep the memory that it frees."""
 
-import numpy as np
-
 _LARGEST_BLOCK_BYTES = 32 * 2**20 - 2**16  # glibc learns from blocks of at most 32 MiB, header and rounding included
 
 
@@ -16,4 +14,6 @@ def keep_freed_memory() -> None:
 
     Taught in: notebooks/02_read_image.ipynb
     """
+    import numpy as np
+
     np.empty(_LARGEST_BLOCK_BYTES, np.uint8)

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 import psutil
 
+SLOWED = 1.3  # processor seconds with all cores busy, over those of a process alone: the most that was seen
+
 
 @dataclass(frozen=True)
 class CoreTime:

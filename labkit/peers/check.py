@@ -10,9 +10,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from labkit.peers import probe_images
 from labkit.peers.peer import MEAN, RAW_PIXELS, STD, Peer, Work
-from labkit.peers.probe_images import HEIGHT, N_PICTURES, WIDTH, CropReading
+from labkit.peers.probe_images import (
+    HEIGHT,
+    N_PICTURES,
+    WIDTH,
+    CropReading,
+    make_probe_pictures,
+    picture_key,
+    picture_label,
+    read_crops,
+)
 
 _AREA, _RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
 _MEAN_AREA = 0.43  # less than the middle of the range: a large crop that does not fit the picture is drawn again
@@ -72,7 +80,7 @@ def check_peer(peer: Peer, work: Work) -> dict[str, float]:
 
 def make_pictures(work: Work) -> Path:
     """Make the pictures for `check_peer`, unless they are there, and return their folder."""
-    return probe_images.make_pictures(work.scratch / "check" / "pictures")
+    return make_probe_pictures(work.scratch / "check" / "pictures")
 
 
 class _Batch(NamedTuple):
@@ -113,7 +121,7 @@ def _check_batch(batch: Any, work: Work) -> _Batch:
     _expect(len(labels) == len(images), f"gives {len(labels)} labels with {len(images)} images")
     pixels = _undo_normalisation(images) if work.is_float else images
     moments = (pixels.mean((2, 3)), pixels.square().mean((2, 3))) if work.is_float else None
-    return _Batch(probe_images.read_crops(pixels), labels, moments)
+    return _Batch(read_crops(pixels), labels, moments)
 
 
 def _undo_normalisation(images: Tensor) -> Tensor:
@@ -149,17 +157,17 @@ def _check_complete(numbers: np.ndarray, labels: np.ndarray, work: Work, peer: P
     n_droppable = N_PICTURES % work.batch_size if peer.drops_last else 0
     if (counts == 0).sum() > n_droppable:
         raise PeerError(f"{_describe_images(counts == 0)} never came in an epoch")
-    n_wrong = int(np.count_nonzero(probe_images.picture_label(numbers) != labels))
+    n_wrong = int(np.count_nonzero(picture_label(numbers) != labels))
     _expect(not n_wrong, f"{n_wrong} of {len(labels)} labels are not those of the image's folder")
 
 
 def _describe_images(chosen: np.ndarray) -> str:
     numbers = np.flatnonzero(chosen)
-    return f"{len(numbers)} of {len(chosen)} images, the first {probe_images.picture_key(numbers[0])},"
+    return f"{len(numbers)} of {len(chosen)} images, the first {picture_key(numbers[0])},"
 
 
 def _check_order(numbers: np.ndarray) -> None:
-    names = [probe_images.picture_key(number) for number in numbers]
+    names = [picture_key(number) for number in numbers]
     sortedness = np.corrcoef(np.argsort(np.argsort(names)), np.arange(len(names)))[0, 1]
     _expect(sortedness <= 0.95, "images come in the order of their names: nothing is shuffled")
 

@@ -34,7 +34,7 @@ def picture_label(number: int | np.ndarray) -> int | np.ndarray:
     return number % len(CLASSES)
 
 
-def make_pictures(root: Path) -> Path:
+def make_probe_pictures(root: Path) -> Path:
     """Write the pictures that are missing, as JPEG with 4:4:4 chroma and quality 95."""
     from PIL import Image
 

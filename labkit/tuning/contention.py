@@ -2,10 +2,11 @@
 
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # it needs torch, and a plan needs only the number below
+from labkit.measure.cores import SLOWED
+
+if TYPE_CHECKING:
     from labkit.tuning.io_wait import Making
 
-SLOWED = 1.3  # processor seconds with all cores busy, over those of a process alone: the most that was seen
 _THREADED = 1.2  # processor seconds a second: above, the step has several threads that wait for each other
 
 

@@ -9,14 +9,13 @@ import pandas as pd
 
 from labkit.core import preserve_rng_state, require_int
 from labkit.measure import make_frame, page_cache_state, speedup_interval, tree_usage
-from labkit.tuning import training_loop as loop_parts
 from labkit.tuning.advice import Costs, advise
 from labkit.tuning.diagnosis import Diagnosis
 from labkit.tuning.epochs import CannotDiagnose
 from labkit.tuning.gpu_utilization import gpu_utilization
 from labkit.tuning.io_wait import Making, making_in_one_process, waiting_of
 from labkit.tuning.loader_traits import LoaderTraits, of_data_set
-from labkit.tuning.training_loop import LOADER, RECEIVE, STEP, STEP_AND_COPY, TOGETHER, LoopParts
+from labkit.tuning.training_loop import LOADER, RECEIVE, STEP, STEP_AND_COPY, TOGETHER, LoopParts, counted
 
 _MIN_BATCHES = 4  # per part of a round: with fewer, one odd batch decides
 
@@ -60,7 +59,7 @@ def diagnose(
     """
     _check_arguments(step, batches, rounds)
     device = _default_device() if device is None else device
-    parts = LoopParts(loader, step, device=device, count=count or loop_parts.counted)
+    parts = LoopParts(loader, step, device=device, count=count or counted)
     return _measure(parts, batches, rounds, limit_s, evict)
 
 

@@ -47,7 +47,7 @@ cloudpickle.register_pickle_by_value(__import__(__name__, fromlist=["_"]))  # ho
 @pytest.fixture(scope="module")
 def work(tmp_path_factory) -> Work:
     folder = tmp_path_factory.mktemp("peers")
-    photos = pictures.make_pictures(folder / "check" / "pictures")
+    photos = pictures.make_probe_pictures(folder / "check" / "pictures")
     return Work(photos, folder, num_workers=2)
 
 
@@ -115,7 +115,7 @@ def test_grain_does_not_make_a_small_crop_look_like_a_wrong_one(work, antialias)
 
 
 def test_pictures_are_made_once_and_the_same(work, tmp_path):
-    again = pictures.make_pictures(tmp_path)
+    again = pictures.make_probe_pictures(tmp_path)
     assert FolderStore(again).keys() == FolderStore(work.root).keys()
     assert (again / "blue/001.jpg").read_bytes() == (work.root / "blue/001.jpg").read_bytes()
 
@@ -296,7 +296,7 @@ def test_each_own_row_does_the_work(peer, dtype, work):
 
 def test_a_format_is_built_once_for_the_same_photos(work, tmp_path):
     photos = tmp_path / "photos"
-    pictures.make_pictures(photos)
+    pictures.make_probe_pictures(photos)
     own, built = Work(photos, tmp_path / "scratch"), []
 
     def build(folder):

@@ -126,7 +126,7 @@ def open_blob(place: str | os.PathLike, **storage_options: Any) -> Blob:
     """The blob at a path or URL: urllib3 reads HTTP, fsspec every other scheme."""
     if not is_url(place):
         return LocalBlob(Path(place))
-    from labkit.data.blobs import remote  # loads urllib3, which local files do not need
+    from labkit.data.blobs.remote import HttpBlob, ObjectBlob  # loads urllib3, which local files do not need
 
     url = os.fspath(place)
-    return remote.HttpBlob(url) if is_http_url(url) else remote.ObjectBlob(url, **storage_options)
+    return HttpBlob(url) if is_http_url(url) else ObjectBlob(url, **storage_options)

@@ -84,7 +84,7 @@ class ShardCache:
         """Give the file its size, for which the oldest shards make room."""
         with file_lock(partial.with_name("room.lock")):
             remove_leftovers(partial.parent)
-            found = sorted(_list_files(partial.parent), key=lambda file: file[1].st_mtime_ns)
+            found = sorted(_list_cached(partial.parent), key=lambda file: file[1].st_mtime_ns)
             excess = sum(status.st_size for _, status in found) + size - self.max_bytes
             for path, status in found:
                 if excess > 0 and path.endswith(_SUFFIX):
@@ -96,7 +96,7 @@ class ShardCache:
             os.truncate(partial, size)
 
 
-def _list_files(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
+def _list_cached(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
     with os.scandir(folder) as entries:
         for entry in entries:
             with suppress(FileNotFoundError):

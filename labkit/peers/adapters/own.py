@@ -65,17 +65,17 @@ def _best_dataloader(work: Work) -> Iterable:
 
 @lru_cache(maxsize=1)
 def _image_limit(name: str, work: Work) -> Iterable:
-    from labkit import pipeline
+    from labkit.pipeline import limits
 
-    return getattr(pipeline, name)(_open_photos(work), num_threads=work.num_workers)
+    return getattr(limits, name)(_open_photos(work), num_threads=work.num_workers)
 
 
 @lru_cache(maxsize=1)
 def _memory_limit(name: str, work: Work) -> Iterable:
-    from labkit import pipeline
+    from labkit.pipeline import limits
 
     n_images = len(_open_photos(work))
-    return getattr(pipeline, name)(n_images, size=work.size, num_threads=work.num_workers)
+    return getattr(limits, name)(n_images, size=work.size, num_threads=work.num_workers)
 
 
 def _from_pixels(name: str, antialias: bool) -> Peer:

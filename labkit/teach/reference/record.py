@@ -13,8 +13,8 @@ from labkit.core import Scale, env_id, environment, photo_root, scale, write_ato
 from labkit.data.samples import make_photos
 from labkit.data.stores import FolderStore
 from labkit.pipeline.simulation import is_simulated, simulated_cuda
-from labkit.teach.reference import experiments, fast_path
-from labkit.teach.reference.experiments import Experiment
+from labkit.teach.reference.experiments import Experiment, augment_on_device, mixing, overlap, pinning, who_augments
+from labkit.teach.reference.fast_path import copying, nvjpeg, peers_on_gpu
 from labkit.teach.reference.runs import FOLDER
 
 _MAX_ROUNDS = 7  # all experiments together take less than eight minutes
@@ -75,13 +75,13 @@ def _make_experiments(device: torch.device, size: Scale) -> Iterator[Experiment]
     store = FolderStore(make_photos(photo_root("imagenet"), size.n_photos))
     is_real = device.type == "cuda" and not is_simulated()
     compiled = is_real  # in a rehearsal, compiling would take longer than everything else
-    yield experiments.pinning(store, device, size)
-    yield experiments.augment_on_device(device, size, "light", compiled=compiled)
-    yield experiments.augment_on_device(device, size, "heavy", compiled=compiled)
-    yield experiments.mixing(device, size)
-    yield experiments.who_augments(store, device, size)
-    yield experiments.overlap(store, device, size)
-    yield fast_path.copying(device, size)
+    yield pinning(store, device, size)
+    yield augment_on_device(device, size, "light", compiled=compiled)
+    yield augment_on_device(device, size, "heavy", compiled=compiled)
+    yield mixing(device, size)
+    yield who_augments(store, device, size)
+    yield overlap(store, device, size)
+    yield copying(device, size)
     if is_real or device.type == "cpu":
-        yield fast_path.nvjpeg(store, device, size)
-    yield fast_path.peers_on_gpu(store, device, size)
+        yield nvjpeg(store, device, size)
+    yield peers_on_gpu(store, device, size)

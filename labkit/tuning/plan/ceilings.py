@@ -10,7 +10,7 @@ compares them with a simulation.
 import numpy as np
 
 from labkit.tuning.plan.line import Draws, Line, line
-from labkit.tuning.plan.needs import LINES as NEEDS
+from labkit.tuning.plan.needs import NEEDS
 
 # Ceiling -> the resource, in texts.
 RESOURCES = {

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from labkit.core import require_int
-from labkit.tuning.contention import SLOWED
+from labkit.measure.cores import SLOWED
 from labkit.tuning.plan.estimate import Estimate, as_estimate
 from labkit.tuning.plan.published import IMAGENET_IMAGES, IMAGENET_KB
 

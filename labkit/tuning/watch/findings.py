@@ -70,7 +70,7 @@ def _table(observer: Observer, accounts: Accounts) -> pd.DataFrame:
         is_main = loader is accounts.loader
         made = accounts.made if is_main else [made for epoch in loader.epochs for made in epoch.made_here]
         role = "training" if is_main else "training, too" if loader.trains else "other"
-        rows.append({**_counts(loader, role), **_waits(loader), **_making(made)})
+        rows.append({**_counts(loader, role), **_wait_counts(loader), **_making(made)})
     return pd.DataFrame(rows)
 
 
@@ -81,7 +81,7 @@ def _counts(loader: SeenLoader, role: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _waits(loader: SeenLoader) -> dict[str, float]:
+def _wait_counts(loader: SeenLoader) -> dict[str, float]:
     """Milliseconds that a batch was waited for, without the first ones of epochs, and how many were ready then."""
     batches = [batch for epoch in loader.epochs for batch in epoch.batches[1:] or epoch.batches]
     ready = [batch.ready for batch in batches if batch.ready is not None]
