@@ -104,9 +104,9 @@ def _draw_claim(ax: Axes, row: int, test: dict[str, Any]) -> None:
 
 def _add_legend(ax: Axes) -> None:
     blue = _KINDS[MEASURED][0]
-    for outcome, marker in _OUTCOMES.items():
-        face = "white" if outcome == OPEN else blue
-        ax.plot([], [], marker, color=blue, markerfacecolor=face, label=f"{MEASURED}: {outcome}")
+    for kind, marker in _OUTCOMES.items():
+        face = "white" if kind == OPEN else blue
+        ax.plot([], [], marker, color=blue, markerfacecolor=face, label=f"{MEASURED}: {kind}")
     for kind, (color, marker) in list(_KINDS.items())[1:]:
         ax.plot([], [], marker, color=color, markerfacecolor="white", label=f"{kind}: {NOT_JUDGED}")
     ax.plot([], [], "|", color=_CLAIMED, markersize=12, markeredgewidth=3, label="claimed")
