@@ -1,4 +1,4 @@
-"""README.md and the pages of the site: their code blocks, and the commands in them."""
+"""README.md and the pages of the guide: their code blocks, and the commands in them."""
 
 import re
 from dataclasses import dataclass
@@ -6,8 +6,12 @@ from pathlib import Path
 
 from tests.paths import REPO
 
+_WITHOUT_CODE = ("index", "api", "records")
 README = REPO / "README.md"
-PAGES = sorted((REPO / "labkit" / "lab" / "site" / "pages").glob("*.md"))
+PAGES = sorted(
+    set((REPO / "notebooks" / "guide").glob("*.md"))
+    - {REPO / "notebooks" / "guide" / f"{name}.md" for name in _WITHOUT_CODE}
+)
 TEXTS = {path.stem: path for path in [README, *PAGES]}
 
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)

@@ -59,7 +59,7 @@ class TestText:
 
     def test_the_readme_leads_to_every_page_and_notebook(self):
         text = README.read_text()
-        assert [path.name for path in PAGES if f"labkit/lab/site/pages/{path.name})" not in text] == []
+        assert [path.name for path in PAGES if f"notebooks/guide/{path.name})" not in text] == []
         rows = dict(re.findall(r"^\| \[[^\]]+\]\(notebooks/(\w+)\.ipynb\) \| (.*?) \|$", text, re.MULTILINE))
         assert rows.keys() == {notebook.name for notebook in find_notebooks()}
 

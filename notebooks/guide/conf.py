@@ -1,0 +1,55 @@
+"""Sphinx's settings for the site: `python -m labkit site FOLDER`.
+
+Sphinx makes plain files whose search, links and API reference work from a disk without a network. MyST-NB shows the
+stored outputs of the notebooks; no cell runs.
+"""
+
+import inspect
+
+import labkit as lk
+
+project = "labkit"
+version = release = lk.__version__
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+root_doc = "guide/index"
+exclude_patterns = ["**/.ipynb_checkpoints"]
+
+html_theme = "pydata_sphinx_theme"
+html_title = "labkit"
+html_theme_options = {"secondary_sidebar_items": ["page-toc"], "navigation_with_keys": False, "footer_end": []}
+html_copy_source = False
+
+nb_execution_mode = "off"
+nb_merge_streams = True
+nb_render_markdown_format = "myst"
+myst_heading_anchors = 4
+default_role = "code"  # docstrings write names in single backticks
+autodoc_member_order = "bysource"
+autodoc_typehints_format = "short"
+napoleon_numpy_docstring = False
+napoleon_custom_sections = [("Items", "params_style")]
+linkcheck_timeout = 20  # seconds
+suppress_warnings = ["misc.highlighting_failure"]  # `%timeit` and `!pip` are no Python
+
+
+def _api_page() -> str:
+    """Directives of autodoc for every name of `lk.`, as Markdown."""
+    entries = []
+    for name in lk.__all__:
+        value = getattr(lk, name)
+        if inspect.isclass(value):
+            entries.append(f".. autoclass:: labkit.{name}\n   :members:")
+        elif inspect.isroutine(value):
+            entries.append(f".. autofunction:: labkit.{name}")
+        else:  # what a mapping or tuple inherits its docstring from says nothing of it
+            entries.append(f".. py:data:: labkit.{name}\n\n   {', '.join(f'``{each}``' for each in value)}")
+    return "# API\n\n```{eval-rst}\n" + "\n\n".join(entries) + "\n```\n"
+
+
+def _read_source(app: object, page: str, source: list[str]) -> None:
+    if page == "guide/api":
+        source[0] = _api_page()
+
+
+def setup(app) -> None:
+    app.connect("source-read", _read_source)

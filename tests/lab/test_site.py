@@ -1,0 +1,91 @@
+"""The site: built from the stored notebooks and the guide, without a dead link, readable from a disk."""
+
+import re
+import shutil
+from html import unescape
+from urllib.parse import unquote, urlsplit
+
+import pytest
+from typer.testing import CliRunner
+
+import labkit as lk
+from labkit.lab.cli import app
+from labkit.lab.site import build_site
+from tests.paths import REPO
+
+for module in ("sphinx", "myst_nb", "pydata_sphinx_theme"):
+    pytest.importorskip(module, reason=f"{module} is missing: python -m pip install -e '.[site]'")
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def notebooks(tmp_path_factory):
+    """All notebooks and the guide, as in a clone."""
+    folder = tmp_path_factory.mktemp("source") / "notebooks"
+    shutil.copytree(REPO / "notebooks", folder, ignore=shutil.ignore_patterns("*.csv", ".ipynb_checkpoints"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pages(notebooks, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("built") / "site"
+    build_site(folder, notebooks)
+    return {path: path.read_text() for path in folder.rglob("*.html")}, folder
+
+
+def test_every_notebook_and_every_page_of_the_guide_is_there(pages, notebooks):
+    texts, folder = pages
+    wanted = [*notebooks.glob("*.ipynb"), *notebooks.glob("guide/*.md"), notebooks / "glossary.md"]
+    assert len(wanted) > 20
+    for path in wanted:
+        assert folder / path.relative_to(notebooks).with_suffix(".html") in texts
+
+
+def test_every_public_name_has_an_entry(pages):
+    texts, folder = pages
+    entries = set(re.findall(r'<dt[^>]* id="labkit\.(\w+)"', texts[folder / "guide" / "api.html"]))
+    assert entries == set(lk.__all__)
+
+
+def test_no_link_within_the_site_is_dead_and_nothing_is_fetched(pages):
+    texts, folder = pages
+    for path, text in ((path, text) for path, text in texts.items() if path.parent.name != "_static"):
+        for target in re.findall(r'<(?:a|img|script|link)\b[^>]*?(?:href|src)="([^"]+)"', text):
+            address = urlsplit(unescape(target))
+            if not address.scheme and not address.netloc and address.path:
+                assert (path.parent / unquote(address.path)).resolve().exists(), (path, target)
+        assert re.findall(r'<(?:img|script)\b[^>]*?src="(https?:[^"]+)"', text) == []
+
+
+def test_a_stored_plot_and_a_stored_table_are_shown(pages):
+    text = pages[0][pages[1] / "00_measure.html"]
+    assert "<img" in text
+    assert "speedup" in text
+
+
+def test_a_rerun_replaces_the_site_and_a_dead_link_writes_nothing(pages, notebooks, tmp_path):
+    small, site = tmp_path / "notebooks", tmp_path / "site"
+    shutil.copytree(notebooks / "guide", small / "guide")
+    (small / "guide" / "index.md").write_text("# labkit\n\n[commands](commands.md)\n")
+    for path in small.glob("guide/*.md"):
+        if path.stem not in ("index", "commands"):
+            path.unlink()
+    (small / "guide" / "commands.md").write_text("---\norphan: true\n---\n# Commands\n\nThe first.\n")
+    build_site(site, small)
+    (small / "guide" / "commands.md").write_text("---\norphan: true\n---\n# Commands\n\nThe second.\n")
+    build_site(site, small)
+    assert "The second." in (site / "guide" / "commands.html").read_text()
+    (small / "guide" / "index.md").write_text("# labkit\n\n[gone](gone.md)\n")
+    with pytest.raises(RuntimeError, match="nothing was written"):
+        build_site(site, small)
+    assert "The second." in (site / "guide" / "commands.html").read_text()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["notebooks", "site"]
+
+
+def test_a_folder_with_something_else_is_refused(tmp_path):
+    (tmp_path / "thesis.tex").write_text("")
+    result = CliRunner().invoke(app, ["site", str(tmp_path)])
+    assert result.exit_code == 2
+    assert "thesis.tex" in result.output
+    assert "name another folder" in result.output
