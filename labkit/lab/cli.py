@@ -222,23 +222,6 @@ def claims(
 
 
 @app.command()
-def agreement(
-    results: Annotated[
-        str, typer.Argument(help="Folder of a tour's results (default: results, here or beside the notebooks' folder).")
-    ] = "",
-    earlier: Annotated[str, typer.Option(help="Folder of the other tour (default: the stored one of this kit).")] = "",
-) -> None:
-    """Compare two tours, of two days or two machines: how many intervals overlap, and which do not."""
-    from labkit.lab import agreement as tours
-
-    with one_line_errors("labkit", OSError, ValueError):
-        before, after = map(tours.read_comparisons, (earlier or tours.STORED, results or None))
-    found = tours.agreement(before, after)
-    for line in tours.describe_agreement(found):
-        typer.echo(line)
-
-
-@app.command()
 def convert(
     source: Annotated[str, typer.Argument(metavar="SRC", help="Compressed tar: .tar.gz, .tar.bz2, .tar.xz.")],
     target: Annotated[str, typer.Argument(metavar="DST", help="Plain tar to write; it must not exist yet.")],

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 import jinja2
@@ -11,7 +11,6 @@ from matplotlib.figure import Figure
 
 from labkit.core import environment, png_base64, scale, write_atomic
 from labkit.lab.notebooks import Executed
-from labkit.lab.precision import comparisons, describe_precision
 from labkit.measure import WIDTH_IN, ladder_rungs, load_frame, plot_ladder
 from labkit.teach import Start, draw_figure, is_ladder, is_limit, start_from
 from labkit.teach.claims import judged, ratios
@@ -31,7 +30,6 @@ _PAGE = """<!doctype html>
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 1rem auto; padding: 0 1rem; }
 img { max-width: 100%; height: auto; }
 .wide img { min-width: 40rem; }
-img.tree { max-width: min(100%, 45rem); }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; margin: .5rem 0 1.5rem; }
 th, td { text-align: left; padding: .25rem .75rem .25rem 0; border-bottom: 1px solid #ccc; vertical-align: top; }
@@ -48,14 +46,9 @@ td.number { text-align: right; font-variant-numeric: tabular-nums; }
 reloads itself until the tour has ended.{% endif %}</p>
 {% endif %}
 <p>Measured on this machine at <code>{{ scale }}</code> scale.
-Speed-ups are means of paired rounds against each experiment's own baseline; brackets show the 95&nbsp;% interval.
-{{ precision }}</p>
+Speed-ups are means of paired rounds against each experiment's own baseline; brackets show the 95&nbsp;% interval.</p>
 <h2>Where do I start?</h2>
-<p class="wide"><img class="tree" alt="Decision tree: from what a step waits for to what to change"
-src="data:image/png;base64,{{ tree_picture }}"></p>
-<details><summary>The same as text, with whose runs the gains are from</summary>
-{{ tree_text|safe }}
-</details>
+<div class="wide">{{ start|safe }}</div>
 {% if ladders %}
 <h2>The ladder</h2>
 <p>From the loader of the first tutorial to the fast path, all rungs timed in one run, so they can be compared with
@@ -132,11 +125,9 @@ def write_index(folder: Path, runs: Sequence[Executed], *, status: str = "", is_
     """
     recorded = [_read_recorded(*key) for key in frame_keys(folder)]
     rungs = [each.rungs.assign(file=each.file) for each in recorded if len(each.rungs)]
-    start = _start(recorded)
     page = jinja2.Environment(autoescape=True).from_string(_PAGE)
     html = page.render(
-        status=status, is_running=is_running, precision=describe_precision([each.comparisons for each in recorded]),
-        tree_picture=png_base64(start.figure()), tree_text=start.to_html(partial(_link, folder)),
+        status=status, is_running=is_running, start=_start(recorded).to_html(),
         reload_s=_RELOAD_S, scale=scale().name, runs=runs, machine=environment(),
         ladders=[each.ladder for each in recorded if each.ladder], image=_draw_steps(recorded),
         rungs=list(pd.concat(rungs).sort_values("experiment").itertuples()) if rungs else [],
@@ -144,11 +135,6 @@ def write_index(folder: Path, runs: Sequence[Executed], *, status: str = "", is_
     )  # fmt: skip
     write_atomic(folder / "index.html", html.encode())
     return folder / "index.html"
-
-
-def recorded_precision(folder: Path) -> str:
-    """`describe_precision` of the frames in `folder/frames`."""
-    return describe_precision([_read_recorded(*key).comparisons for key in frame_keys(folder)])
 
 
 def frame_keys(folder: Path) -> list[tuple[Path, int, int]]:
@@ -164,7 +150,6 @@ class _Recorded:
     file: str
     runs: pd.DataFrame
     rungs: pd.DataFrame
-    comparisons: pd.DataFrame
     ladder: str  # a base64 PNG, or empty
 
 
@@ -173,20 +158,15 @@ def _read_recorded(path: Path, inode: int, modified_ns: int) -> _Recorded:
     runs = load_frame(path)
     loaders = runs[~is_limit(runs["variant"])]
     ladder = png_base64(draw_figure(runs), dpi=120) if is_ladder(runs) else ""
-    return _Recorded(path.name, runs, ladder_rungs(loaders), comparisons(runs), ladder)
+    return _Recorded(path.name, runs, ladder_rungs(loaders), ladder)
 
 
 def _start(recorded: list[_Recorded]) -> Start:
-    """The decision tree of these frames; without them, if they are of another machine."""
+    """The table of `where_to_start` for these frames; without them, if they are of another machine."""
     try:
         return start_from(each.runs for each in recorded)
     except ValueError:
         return start_from([])
-
-
-def _link(folder: Path, notebook: str) -> str:
-    """A notebook's name, as a link once its page is there."""
-    return f'<a href="{notebook}.html">{notebook}</a>' if (folder / f"{notebook}.html").is_file() else notebook
 
 
 def _judge_claims(frames: list[pd.DataFrame]) -> list | str:

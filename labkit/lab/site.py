@@ -1,4 +1,4 @@
-"""`python -m labkit site`: the notebooks as they are stored, the guide and the API, as pages that open from the disk."""
+"""`python -m labkit site`: the stored notebooks, the guide and the API as pages that open from the disk."""
 
 import os
 from importlib.util import find_spec

@@ -1,7 +1,5 @@
 """Stored notebooks: all from one run of one commit, or none. For maintainers, in a clone with git."""
 
-import base64
-import io
 import re
 import shutil
 import subprocess
@@ -11,36 +9,27 @@ from tempfile import gettempdir
 from typing import TYPE_CHECKING, Any
 
 import nbformat
-import numpy as np
 import pandas as pd
 from nbformat.v4 import new_output
-from PIL import Image, ImageChops, ImageStat
-from scipy.spatial import cKDTree
 
 from labkit.core import (
     IS_CLONE,
     NOTEBOOK_FOLDER,
     ScratchFolder,
-    encode_image,
     env_id,
     installed_versions,
     name_run,
-    png_base64,
     write_all_atomic,
 )
-from labkit.lab.agreement import STORED, tabulate
-from labkit.lab.notebooks import Executed, outputs_of
+from labkit.lab.notebooks import Executed
 from labkit.measure import MEASURE_VERSION, disturbances, load_frame, measured_runs, save_frame
-from labkit.teach import ladder, start, start_picture
+from labkit.teach import ladder, start
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode
 
 MAX_TRIES = 3  # of a notebook that was disturbed
 
-_MAX_MEAN_DIFFERENCE = 0.5  # of 255, in any channel
-_MIN_AREA = 16  # squares of 2 x 2 equal pixels: letters and edges have few of a color
-_CODES = np.array([1 << 16, 1 << 8, 1], np.uint32)
 # As Python prints it: the cell's place, the warning, and the line of code.
 _INSTABILITY = re.compile(r"^\S.*: InstabilityWarning: (.+)\n(?:  .*\n?)?", re.MULTILINE)
 
@@ -117,8 +106,8 @@ def refusal(run: Executed) -> str:
 
 
 def store_all(runs: Iterable[Executed], about: dict[str, Any], frames: Path) -> None:
-    """Write notebooks back in place, with the ladder's frame and figure beside theirs, the runs behind the decision
-    tree, and all comparisons: all files, or none.
+    """Write notebooks back in place, with the ladder's frame and figure beside theirs, and the runs behind
+    `where_to_start`: all files, or none.
 
     Args:
         runs: All notebooks of a run, without errors.
@@ -133,13 +122,12 @@ def store_all(runs: Iterable[Executed], about: dict[str, Any], frames: Path) -> 
     files, recorded = {}, [load_frame(path) for path in sorted(frames.glob("*.csv"))]
     for run in runs:
         if run.notebook.name == start.NOTEBOOK:
-            _show_tree(run.node, recorded)
+            _show_gains(run.node, recorded)
         files[run.notebook.path] = _stored_bytes(run, about)
         if run.notebook.name == ladder.NOTEBOOK:  # the README's figure shows what it measured
             files |= _ladder_files(frames / ladder.FRAME, run.notebook.path.parent)
         if run.notebook.name == start.NOTEBOOK:
             files |= _start_files(recorded, run.notebook.path.parent)
-            files |= _comparison_files(recorded, run.notebook.path.parent)
     write_all_atomic(files)
 
 
@@ -152,9 +140,6 @@ def _stored_bytes(run: Executed, about: dict[str, Any]) -> bytes:
     for cell in node.cells:
         cell.metadata.pop("execution", None)
         _show_instability(cell)
-    for output in outputs_of(node):
-        if "image/png" in output.get("data", {}):
-            output.data["image/png"] = _reduce_colors(output.data["image/png"])
     return f"{nbformat.writes(node)}\n".encode()
 
 
@@ -173,7 +158,7 @@ def _ladder_files(frame: Path, folder: Path) -> dict[Path, bytes]:
 
 
 def _start_files(recorded: list[pd.DataFrame], folder: Path) -> dict[Path, bytes]:
-    """The runs that the decision tree reads, for readers who have none of their own."""
+    """The runs that `where_to_start` reads, for readers who have none of their own."""
     runs = start.runs_behind(recorded)
     if runs is None:
         return {}
@@ -181,59 +166,13 @@ def _start_files(recorded: list[pd.DataFrame], folder: Path) -> dict[Path, bytes
         return {folder / start.FRAME: save_frame(runs, scratch / start.FRAME).read_bytes()}
 
 
-def _comparison_files(recorded: list[pd.DataFrame], folder: Path) -> dict[Path, bytes]:
-    """The tour's comparisons, for readers who ask whether their own tour agrees."""
-    table = tabulate(recorded)
-    return {} if table.empty else {folder / STORED.name: table.to_csv(index=False, float_format="%.5g").encode()}
-
-
-def _show_tree(node: "NotebookNode", recorded: list[pd.DataFrame]) -> None:
-    """The decision tree was drawn before anything had run: draw it anew, with the gains of the whole run."""
-    tree = start.start_from(recorded)
-    picture = {"image/png": png_base64(tree.figure(), dpi=start_picture.DPI), "text/plain": "<decision tree>"}
-    text = {"text/markdown": tree.to_markdown(), "text/plain": str(tree)}
+def _show_gains(node: "NotebookNode", recorded: list[pd.DataFrame]) -> None:
+    """The table was shown before anything had run: show it anew, with the gains of the whole run."""
+    table = start.start_from(recorded)
+    data = {"text/html": table.to_html(), "text/plain": str(table)}
     for cell in node.cells:
         if cell.cell_type == "code" and cell.source.endswith("\nlk.where_to_start()"):
-            cell.outputs = [new_output("display_data", data=data) for data in (picture, text)]
-
-
-def _reduce_colors(png: str) -> str:
-    """A plot's base64 PNG in 64 colors, or in 256 if 64 change it visibly: a quarter of the bytes, or less.
-
-    Colors of areas are kept as they are, also of small ones, as in a legend: two kinds must not look the same.
-    """
-    plot = Image.open(io.BytesIO(base64.b64decode(png))).convert("RGB")
-    # As one number a color: NumPy sorts those ten times as fast as rows.
-    codes, numbers = np.unique(np.asarray(plot).astype(np.uint32) @ _CODES, return_inverse=True)
-    colors = (codes[:, None] // _CODES % 256).astype(np.uint8)
-    for n_colors in (64, 256):
-        palette = _choose_palette(colors, numbers, n_colors)
-        nearest = cKDTree(palette).query(colors)[1]  # Pillow's own search takes a color near the nearest one
-        reduced = Image.fromarray(nearest.astype(np.uint8)[numbers])
-        reduced.putpalette(palette.ravel().tolist())
-        difference = ImageStat.Stat(ImageChops.difference(plot, reduced.convert("RGB"))).mean
-        if max(difference) < _MAX_MEAN_DIFFERENCE:
-            break
-    return base64.b64encode(encode_image(reduced, "PNG", optimize=True)).decode()
-
-
-def _choose_palette(colors: np.ndarray, numbers: np.ndarray, n_colors: int) -> np.ndarray:
-    """At most so many colors: half of them those of areas, the largest first; the rest stands for all others.
-
-    Args:
-        colors: (N, 3), uint8.
-        numbers: (height, width): which of them a pixel has.
-    """
-    corner = numbers[1:, 1:]
-    is_flat = (corner == numbers[:-1, 1:]) & (corner == numbers[1:, :-1]) & (corner == numbers[:-1, :-1])
-    n_flat = np.bincount(corner[is_flat], minlength=len(colors))
-    largest = np.argsort(-n_flat, kind="stable")[: n_colors // 2]
-    kept = largest[n_flat[largest] >= _MIN_AREA]
-    others = colors[numbers[~np.isin(numbers, kept)]]
-    if not len(others):
-        return colors[kept]
-    standing_for = np.asarray(Image.fromarray(others[None]).quantize(n_colors - len(kept)).convert("RGB"))
-    return np.concatenate([colors[kept], np.unique(standing_for[0], axis=0)])
+            cell.outputs = [new_output("execute_result", data=data, execution_count=cell.execution_count)]
 
 
 def _stderr(cell: "NotebookNode") -> str:

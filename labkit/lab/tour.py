@@ -15,7 +15,7 @@ from labkit.data.samples import make_photos
 from labkit.lab.copies import update_copies
 from labkit.lab.live import LiveReport
 from labkit.lab.notebooks import Executed, Notebook, execute, find_notebooks
-from labkit.lab.report import frame_keys, recorded_precision
+from labkit.lab.report import frame_keys
 from labkit.lab.storing import describe_run, run_until_quiet, store_all
 from labkit.measure import RESULTS_VARIABLE
 
@@ -107,8 +107,6 @@ def _summarize(report: LiveReport, *, stored: bool) -> None:
         for run in report.runs:
             if run.note:
                 _say(f"stored with a note {run.notebook.name}: {run.note}")
-    if precision := recorded_precision(report.path.parent):
-        _say(precision)
     _say(f"{len(report.runs) - len(failed)} of {len(report.runs)} notebooks ran. Open {report.path}")
 
 

@@ -24,7 +24,7 @@ if __name__ == "__main__":
     sys.exit({name}())
 """
 COMMANDS = (
-    "tour", "lab", "list", "doctor", "peers", "watch", "diagnose", "plan", "claims", "agreement", "reference",
+    "tour", "lab", "list", "doctor", "peers", "watch", "diagnose", "plan", "claims", "reference",
     "convert", "site",
 )  # fmt: skip
 

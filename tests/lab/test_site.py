@@ -49,8 +49,7 @@ def test_every_public_name_has_an_entry(pages):
 
 
 def test_no_link_within_the_site_is_dead_and_nothing_is_fetched(pages):
-    texts, folder = pages
-    for path, text in ((path, text) for path, text in texts.items() if path.parent.name != "_static"):
+    for path, text in ((path, text) for path, text in pages[0].items() if path.parent.name != "_static"):
         for target in re.findall(r'<(?:a|img|script|link)\b[^>]*?(?:href|src)="([^"]+)"', text):
             address = urlsplit(unescape(target))
             if not address.scheme and not address.netloc and address.path:
