@@ -1,28 +1,37 @@
 """Download Imagenette (10 classes of ImageNet, 13,394 photos) into a folder.
 
     python data_scripts/download.py data
-    python data_scripts/download.py data --size 320px --url https://mirror.example/imagenette2-320.tgz
+    python data_scripts/download.py data --size 320px
 
-Then `labkit.FolderStore("data/imagenette2-160/train")` reads it. A rerun resumes, or leaves a complete set alone.
+Then `labkit.FolderStore("data/imagenette2-160/train")` reads it. A rerun keeps a whole archive, or leaves a complete set
+alone.
 """
 
+import shutil
+from pathlib import Path
 from typing import Annotated
 
 import typer
+from torchvision.datasets import Imagenette
 
-from labkit.data.samples.imagenette import count_images, download_imagenette
+from labkit.core import require_choice
 from labkit.lab import Root, command
 
 
 @command
 def main(
-    root: Root,
-    size: Annotated[str, typer.Option(help="Short side of the photos: full, 320px or 160px.")] = "160px",
-    url: Annotated[str | None, typer.Option(help="Mirror to download from; the md5 is still checked.")] = None,
+    root: Root, size: Annotated[str, typer.Option(help="Short side of the photos: full, 320px or 160px.")] = "160px"
 ) -> str:
-    """Download Imagenette, verify it, and extract it into ROOT."""
-    folder = download_imagenette(root, size=size, url=url)
-    counts = count_images(root, size=size)
+    """Download Imagenette with torchvision, which checks its md5, and extract it into ROOT."""
+    url, _ = Imagenette._ARCHIVES[require_choice("size", size, Imagenette._ARCHIVES)]
+    folder = Path(root) / Path(url).stem
+    if not folder.is_dir():  # torchvision would take the half set of a killed extraction for whole
+        partial = folder.with_name(f".{folder.name}.partial")
+        shutil.rmtree(partial / folder.name, ignore_errors=True)
+        Imagenette(partial, size=size, download=True)
+        (partial / folder.name).rename(folder)
+        shutil.rmtree(partial)
+    counts = {split: len(Imagenette(root, split=split, size=size)) for split in ("train", "val")}
     return f"{folder}: " + ", ".join(f"{count} images in {split}" for split, count in counts.items())
 
 

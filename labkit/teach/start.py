@@ -134,7 +134,7 @@ def start_from(runs: Iterable[pd.DataFrame]) -> "Start":
                 "gain": found.ratio, "ci_low": found.low, "ci_high": found.high, "n_runs": found.n_runs,
                 "origin": origin, "doubt": found.doubt, "notebook": change.notebook, "step": change.step,
             })  # fmt: skip
-    return Start(pd.DataFrame(rows, columns=_COLUMNS))
+    return Start(pd.DataFrame(rows, columns=_COLUMNS).astype({"gain": float}))  # also where there are no rows
 
 
 _COLUMNS = ["waits_for", "call", "does", "compared", "gain", "ci_low", "ci_high", "n_runs", "origin", "doubt",

@@ -24,7 +24,7 @@ def worst_s(num_workers: int, making: "Making", step_s: float, step_cpu_s: float
     """The same at worst: busy cores slow one another, and threads that wait for one another keep theirs meanwhile.
 
     Processes on all cores share caches, memory and the kernel: with two workers beside the step, eleven trainings of
-    public repositories took up to 1.28 times as long as the sum of their parts (`tests/hardening/records`).
+    public repositories took up to 1.28 times as long as the sum of their parts (`notebooks/guide/records.md`).
 
     The threads of an operator end it together. While one of them has no core, as a worker has it, the others wait at
     the barrier, and OpenMP's threads wait by spinning. So the step takes up a core for as long as workers compute

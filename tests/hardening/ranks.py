@@ -1,6 +1,6 @@
 """Train with several processes under torchrun, as on several GPUs, and look at what each rank gets and takes.
 
-    python -m tests.hardening.ranks --record tests/hardening/records/ranks.csv
+    python -m tests.hardening.ranks --record results/hardening/ranks.csv
 
 The ranks train a small model with DistributedDataParallel over gloo, by each of three loaders. Each image has one
 color, which is its number, so that a rank knows what it was given. In a second run, one rank kills itself.

@@ -1,6 +1,6 @@
 """Kill loaders with SIGKILL at random batches, resume each in a new process, and compare with the undisturbed epoch.
 
-    python -m tests.hardening.resume --kills 200 --record tests/hardening/records/resume.csv
+    python -m tests.hardening.resume --kills 200 --record results/hardening/resume.csv
 
 A child process loads an epoch. After each batch it writes the loader's state to a file and the batch's checksum to a
 pipe. Killed at a random place, it is followed by another that begins with the last state in the file, on another number

@@ -1,4 +1,4 @@
-"""Writing the small tables in records/, which records/README.md explains."""
+"""Writing the small tables of runs by hand, in results/hardening."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import pandas as pd
 
 from labkit.core import file_lock, write_atomic
 
-RECORDS = Path(__file__).parent / "records"
+RECORDS = Path("results") / "hardening"
 
 
 def update_table(path: Path, rows: list[dict]) -> None:

@@ -1,7 +1,6 @@
 """Passwords, tokens and signatures: in no message, log, frame, file or file name, whether things go well or not."""
 
 import base64
-import hashlib
 import logging
 import traceback
 from pathlib import Path
@@ -11,19 +10,17 @@ import fsspec
 import nbformat
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
-from torchvision.datasets import Imagenette
 
 import labkit as lk
 from labkit.core.credentials import contains_secret, redact, strip_credentials
 from labkit.core.mapping.engines import ItemErrors
 from labkit.data.blobs import http_client
-from labkit.data.samples import imagenette as download
 from labkit.lab import notebooks
 from labkit.lab.doctor import findings
 from labkit.measure.frames import load_frame, make_frame
 from labkit.measure.timing import VariantError
 from tests.hardening.inputs import image_bytes
-from tests.scripted_server import Handler, cut, serve_script, status
+from tests.scripted_server import Handler, cut, serve_script
 from tests.tars import make_tar
 
 USER, PASSWORD, SIGNATURE = "someone", "hush%2Fhush", "hu5h5ignature"
@@ -56,7 +53,6 @@ def guarded(tmp_path, monkeypatch):
     (root / "set").mkdir(parents=True)
     (root / "set" / "a.jpg").write_bytes(JPEG)
     make_tar(root / "x.tar", {"d/a.jpg": JPEG})
-    make_tar(root / "imagenette2-160.tgz", {"imagenette2-160/train/a/a.JPEG": JPEG}, "w:gz")
     lk.write_shards(lk.FolderStore(root / "set"), root / "shards", engine="threads", progress=False)
     monkeypatch.setenv("LABKIT_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("no_proxy", "127.0.0.1")
@@ -143,28 +139,6 @@ def test_what_fails(guarded, told, path):
 @pytest.mark.parametrize("host", ["[bad", "127.0.0.1:9", "127.0.0.1:notaport", "no.such.host.invalid"])
 def test_addresses_that_lead_nowhere(guarded, told, tmp_path, host):
     told.failing(lambda: lk.HttpStore(guarded("set", host), keys=["a.jpg"], retries=0).read("a.jpg"))
-    told.failing(download.download_imagenette, tmp_path / "data", url=guarded("imagenette2-160.tgz", host))
-
-
-def test_the_download(guarded, told, tmp_path, monkeypatch):
-    md5 = hashlib.md5((tmp_path / "served" / "imagenette2-160.tgz").read_bytes()).hexdigest()
-    monkeypatch.setitem(Imagenette._ARCHIVES, "160px", ("http://127.0.0.1:9/imagenette2-160.tgz", md5))
-    for path in ("missing/x.tgz", "failing/x.tgz", "x.tar"):
-        error = told.failing(download.download_imagenette, tmp_path / "data", url=guarded(path))
-        assert "could not be downloaded" in str(error)
-    folder = download.download_imagenette(tmp_path / "data", url=guarded("imagenette2-160.tgz"))
-    assert (folder / "train" / "a" / "a.JPEG").read_bytes() == JPEG
-    told(folder)
-
-
-def test_a_password_goes_to_no_other_host(tmp_path, monkeypatch):
-    """Where the mirror redirects."""
-    monkeypatch.setenv("no_proxy", "127.0.0.1,localhost")
-    with serve_script() as server:
-        server.script["/here"] = [status(302, Location=server.url.replace("127.0.0.1", "localhost"))]
-        with pytest.raises(OSError, match="404"):
-            download.download_imagenette(tmp_path, url=f"http://me:hush@{server.url[7:]}/here")
-    assert [bool(authorization) for authorization in server.authorization] == [True, False]
 
 
 # Object storage: other libraries' words.

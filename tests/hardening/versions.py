@@ -6,7 +6,7 @@
     python -m tests.hardening.versions newest tests/data/test_decoders.py --durations=5
 
 Run it from the repository's root. Further arguments go to pytest; uv's own variables work too. A run of the whole suite
-replaces its row of records/versions.csv.
+replaces its row of results/hardening/versions.csv.
 """
 
 import os

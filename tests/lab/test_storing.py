@@ -1,10 +1,9 @@
 """Storing: all notebooks of one run of one commit, or none."""
 
-import io
 import json
 import re
 import subprocess
-from base64 import b64decode, b64encode
+from base64 import b64encode
 
 import nbformat
 import pytest
@@ -178,7 +177,6 @@ def test_a_stored_notebook_names_its_run_and_shows_what_disturbed_it(clone):
     texts = [output.get("text") for output in second["cells"][0]["outputs"]]
     assert texts == [["InstabilityWarning: pil: unstable: spread 40%\n"], None]
     assert second["cells"][0]["outputs"][0]["name"] == "stdout"
-    assert Image.open(io.BytesIO(b64decode(first["cells"][0]["outputs"][0]["data"]["image/png"]))).mode == "P"
     assert (clone / "00_a.ipynb").read_text().endswith("}\n")
 
 

@@ -43,7 +43,7 @@ INPUTS = {
     "cpu_ms_per_image": Input("core time of an image", "ms"),
     "slowdown": Input(
         "slowdown with all cores busy", "x",
-        _assume(1.1, 1.0, SLOWED, f"up to {SLOWED}, as eleven trainings showed: tests/hardening/records"),
+        _assume(1.1, 1.0, SLOWED, f"up to {SLOWED}, as eleven trainings showed"),
     ),
     "gil_us_per_image": Input("time of an image under Python's lock", "us"),
     "processes_per_gpu": Input(

@@ -1,6 +1,6 @@
 """Inject faults into everything that labkit writes, reads and starts, and judge the results.
 
-    python -m tests.hardening.faults --count 640 --seed 0 --record tests/hardening/records/faults.csv
+    python -m tests.hardening.faults --count 640 --seed 0 --record results/hardening/faults.csv
     python -m tests.hardening.faults --count 20 --only "make_shards.*SIGKILL" --scratch /tmp/faults
 
 The exit status is 1 if a fault had a forbidden result. As root on Linux the harness also fills small disks and removes
@@ -116,7 +116,7 @@ def _import_all() -> None:
     for name in (
         "cv2", "nbclient", "s3fs", "scipy.stats", "skimage.data", "torchvision.datasets.utils",
         "torchvision.transforms.v2", "labkit.lab.cli", "labkit.lab.report", "labkit.lab.tour",
-        "labkit.data.samples.imagenette", "labkit.data.pixels.build",
+        "labkit.data.pixels.build",
     ):  # fmt: skip
         import_module(name)
     import labkit

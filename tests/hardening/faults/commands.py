@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.hardening.faults.launch import REPO
-from tests.hardening.faults.sources import IMAGENETTE, md5_of
 
 
 @dataclass(frozen=True)
@@ -48,16 +47,6 @@ class Command:
         return (*re.findall(r"{src}/(\S+)", self.arguments), *self.other_sources)
 
 
-def _own_imagenette(src: Path, server: str) -> None:
-    """The stand-in's own md5 in place of the real one's, and a server that stalls is given up soon."""
-    from torchvision.datasets import Imagenette
-
-    from labkit.data.samples import imagenette as download
-
-    Imagenette._ARCHIVES["160px"] = (f"{server}{IMAGENETTE}.tgz", md5_of(src / f"{IMAGENETTE}.tgz"))
-    download._TIMEOUT_S = 1.0
-
-
 def _own_notebooks(src: Path, server: str) -> None:
     from labkit.lab import notebooks
 
@@ -86,7 +75,6 @@ _COMMANDS = (
     Command("extract_tars local", "{out}/set {src}/photos.tar {src}/other.tar --num-workers 2"),
     Command("collect_sizes", "{src}/photos {out}/sizes.csv --no-caches --write-metadata-cache"),
     Command("collect_sizes local", "{src}/many {out}/sizes.csv --num-workers 2"),
-    Command("download", "{out}/set", (f"{IMAGENETTE}.tgz",), prepare=_own_imagenette),
     Command("labkit convert", "convert {src}/photos.tar.gz {out}/plain.tar", ready="exists: remove it"),
     Command("labkit tour", "tour", ("notebooks",), prepare=_few_photos, timed=True),
     Command("labkit tour --only 00", "tour --only 00 --scale ci", timed=True, seconds=400.0),

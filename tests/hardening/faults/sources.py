@@ -12,7 +12,6 @@ from PIL import Image
 from tests.image_files import encoded
 from tests.tars import make_tar
 
-IMAGENETTE = "imagenette2-160"
 _WNIDS = ("n01440764", "n03888257")
 
 _TITLE = "# {name}\n\n**Question.** Why {name}?\n\n**Prerequisites.** None\n\n**Minutes.** 1"
@@ -47,7 +46,6 @@ def make_sources(root: Path) -> Path:
     _tar(root / "other.tar", photos / "a", "w")
     write_shards(FolderStore(photos), root / "shards", max_count=4, engine="threads", num_workers=1, progress=False)
     PixelStore.build(FolderStore(photos), root / "photos.pixels", short_side=32, num_workers=1, progress=False)
-    _imagenette(root / f"{IMAGENETTE}.tgz", photos)
     (root / "notebooks").mkdir()
     for name in ("10_first", "11_second"):
         cells = [new_markdown_cell(_TITLE.format(name=name)), new_code_cell(_MEASURING.format(name=name))]
@@ -80,11 +78,3 @@ def _photo(path: Path, number: int, size: tuple[int, int] = (96, 64)) -> None:
 def _tar(path: Path, folder: Path, mode: str) -> None:
     files = sorted(folder.rglob("*.jpg"))
     make_tar(path, {f"{folder.name}/{file.relative_to(folder)}": file.read_bytes() for file in files}, mode)
-
-
-def _imagenette(path: Path, photos: Path) -> None:
-    files = {}
-    for number, file in enumerate(sorted(photos.rglob("*.jpg"))):
-        part = "train" if number % 3 else "val"
-        files[f"{IMAGENETTE}/{part}/{_WNIDS[number % 2]}/{number}.JPEG"] = file.read_bytes()
-    make_tar(path, files, "w:gz")

@@ -1,6 +1,6 @@
 """Coverage-guided fuzzing (atheris) of everything in labkit that reads bytes from outside.
 
-    python -m tests.hardening.fuzz all --minutes 10 --record tests/hardening/records/fuzz.csv
+    python -m tests.hardening.fuzz all --minutes 10 --record results/hardening/fuzz.csv
     python -m tests.hardening.fuzz tar_index --minutes 1 --corpus /tmp/corpus
 
 Each target runs in its own process, with limits on memory and on the time of an input; a native crash may kill it. The
