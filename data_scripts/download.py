@@ -3,8 +3,8 @@
     python data_scripts/download.py data
     python data_scripts/download.py data --size 320px
 
-Then `labkit.FolderStore("data/imagenette2-160/train")` reads it. A rerun keeps a whole archive, or leaves a complete set
-alone.
+Then `labkit.FolderStore("data/imagenette2-160/train")` reads it. A rerun keeps a whole archive, or a complete
+set.
 """
 
 import shutil

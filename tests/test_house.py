@@ -1,38 +1,11 @@
-"""The rooms of the package: who may import what, and what CONTRIBUTING says of them."""
+"""What CONTRIBUTING says of the house is so."""
 
-import ast
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import labkit as lk
 from tests.paths import REPO
 
 PACKAGE = REPO / "labkit"
-
-
-def _modules() -> dict[str, Path]:
-    return {".".join(path.relative_to(REPO).with_suffix("").parts): path for path in PACKAGE.rglob("*.py")}
-
-
-def test_folders_are_imported_from_their_init():
-    """Modules outside a folder use only what its `__init__` hands on."""
-    modules = _modules()
-    violations = [
-        f"{path.relative_to(REPO)}:{node.lineno} imports {node.module}: import it from its folder"
-        for name, path in modules.items()
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.ImportFrom) and node.module in modules
-        if not name.startswith(node.module.rpartition(".")[0] + ".")
-    ]
-    assert violations == []
-
-
-def test_imports_run_one_way():
-    path = Path(sys.executable).with_name("lint-imports")
-    done = subprocess.run([path], cwd=REPO, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
 
 
 CONTRIBUTING = (REPO / ".github" / "CONTRIBUTING.md").read_text()

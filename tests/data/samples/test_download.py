@@ -10,6 +10,7 @@ from tests.paths import contents, run_script
 from tests.tars import make_tar
 
 NAME = "imagenette2-160"
+LABELS = ("n01440764", "n02102040")
 FILES = {
     f"{NAME}/{split}/{label}/1.JPEG": b"jpeg" for split in ("train", "val") for label in ("n01440764", "n02102040")
 }
