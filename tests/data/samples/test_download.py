@@ -29,10 +29,10 @@ def archive(tmp_path, monkeypatch):
 
 def test_the_set_is_downloaded_counted_and_left_alone_by_a_rerun(archive, tmp_path):
     ran = run_script("download", tmp_path / "sets")
-    assert ran.output.strip() == f"{tmp_path / 'sets' / NAME}: 2 images in train, 2 images in val"
+    assert ran.stdout.strip() == f"{tmp_path / 'sets' / NAME}: 2 images in train, 2 images in val"
     assert set(contents(tmp_path / "sets")) == set(FILES)
     archive.unlink()
-    assert run_script("download", tmp_path / "sets").output == ran.output
+    assert run_script("download", tmp_path / "sets").stdout == ran.stdout
 
 
 def test_the_half_set_of_a_killed_extraction_is_not_taken_for_whole(archive, tmp_path):
