@@ -13,10 +13,9 @@ from typing import Annotated
 
 import typer
 
-from labkit import collect_sizes
-from labkit.core import write_atomic
-from labkit.data.sizes.sd_metadata import write_metadata_cache
-from labkit.lab import Ignore, command
+from labkit.app.scripts import Ignore, command
+from labkit.data.sizes import collect_sizes, write_metadata_cache
+from labkit.util.files import write_atomic
 
 
 @command

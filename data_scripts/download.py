@@ -14,8 +14,8 @@ from typing import Annotated
 import typer
 from torchvision.datasets import Imagenette
 
-from labkit.core import require_choice
-from labkit.lab import Root, command
+from labkit.app.scripts import Root, command
+from labkit.util.arguments import require_choice
 
 
 @command

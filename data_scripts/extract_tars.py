@@ -12,8 +12,8 @@ from typing import Annotated
 
 import typer
 
-from labkit import extract_tars
-from labkit.lab import Address, Engine, NumWorkers, Root, command
+from labkit.app.scripts import Address, Engine, NumWorkers, Root, command
+from labkit.data.extract import extract_tars
 
 
 @command

@@ -10,8 +10,8 @@ from typing import Annotated
 
 import typer
 
-from labkit import make_depth
-from labkit.lab import Address, Engine, NumWorkers, Root, Seed, command
+from labkit.app.scripts import Address, Engine, NumWorkers, Root, Seed, command
+from labkit.data.samples import make_depth
 
 
 @command

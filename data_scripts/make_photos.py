@@ -11,8 +11,8 @@ from typing import Annotated
 
 import typer
 
-from labkit import make_photos
-from labkit.lab import Address, Engine, Root, Seed, command
+from labkit.app.scripts import Address, Engine, Root, Seed, command
+from labkit.data.samples import make_photos
 
 
 @command

@@ -12,8 +12,9 @@ from typing import Annotated
 
 import typer
 
-from labkit import PixelStore, open_store
-from labkit.lab import Address, Engine, Ignore, NumWorkers, Source, command
+from labkit.app.scripts import Address, Engine, Ignore, NumWorkers, Source, command
+from labkit.data.pixels import PixelStore
+from labkit.data.remote import open_store
 
 
 @command

@@ -12,8 +12,9 @@ from typing import Annotated
 
 import typer
 
-from labkit import open_store, write_shards
-from labkit.lab import Address, Engine, Ignore, NumWorkers, Root, Source, command
+from labkit.app.scripts import Address, Engine, Ignore, NumWorkers, Root, Source, command
+from labkit.data.remote import open_store
+from labkit.data.shards_write import write_shards
 
 
 @command

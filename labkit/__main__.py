@@ -1,6 +1,6 @@
 """`python -m labkit`."""
 
-from labkit.lab import main
+from labkit.app.cli import main
 
 if __name__ == "__main__":
     main()

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import labkit as lk
-from labkit.core import usable_cores
+from labkit.util.machine import usable_cores
 from tests import children, turns
 
 matplotlib.use("Agg")
@@ -134,7 +134,8 @@ def _nothing_is_left_for_the_next_test():
         yield
     from matplotlib import pyplot
 
-    from labkit.measure import guess_log, set_recorder
+    from labkit.measure import guesses as guess_log
+    from labkit.measure.frames import set_recorder
 
     set_recorder(None)
     guess_log.guesses.clear()
@@ -145,8 +146,8 @@ def _nothing_is_left_for_the_next_test():
 @pytest.fixture
 def recorded_frames(tmp_path):
     """The folder where frames are recorded during the test, as in the kernels of a tour."""
-    from labkit.lab.recording import FolderRecorder
-    from labkit.measure import set_recorder
+    from labkit.app.notebooks import FolderRecorder
+    from labkit.measure.frames import set_recorder
 
     set_recorder(FolderRecorder(tmp_path / "frames"))
     return tmp_path / "frames"
@@ -173,7 +174,7 @@ def photo_set(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def first_photos(photo_set, tmp_path_factory):
     """`first_photos(n)`: a folder of the first n of `photo_set`, n up to 24, without a manifest: to read."""
-    from labkit.data.samples.photos import photo_key
+    from labkit.data.samples import photo_key
 
     @cache
     def link(count: int) -> Path:

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import urllib3
 
-from labkit.lab import jupyter as lab_server
+from labkit.app import jupyter as lab_server
 
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 

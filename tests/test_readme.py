@@ -16,9 +16,9 @@ import typer
 from typer.testing import CliRunner
 
 import labkit as lk
-from labkit.core import DISTRIBUTION
-from labkit.lab.cli import app
-from labkit.lab.notebooks import find_notebooks
+from labkit.app.cli import app
+from labkit.app.notebooks import find_notebooks
+from labkit.util.machine import DISTRIBUTION
 from tests.pages import PAGES, README, TEXTS, blocks, commands
 from tests.paths import REPO, SCRIPTS, run_script
 

@@ -10,7 +10,7 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 
-from labkit.measure import MEASURE_VERSION
+from labkit.measure.frames import MEASURE_VERSION
 from tests.paths import REPO
 
 PATHS = sorted((REPO / "notebooks").glob("*.ipynb"))

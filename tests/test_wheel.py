@@ -17,7 +17,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import labkit as lk
-from labkit.core import DISTRIBUTION, IS_CLONE
+from labkit.util.machine import DISTRIBUTION, IS_CLONE
 from tests.lab_server import free_port, running_server
 from tests.paths import REPO, contents
 

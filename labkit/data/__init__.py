@@ -1,5 +1,1 @@
-"""Files on disk or behind a network, and how they become tensors."""
-
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+"""From keys and bytes to pixels: stores, archives, shards, decoders, stored pixels, sizes."""

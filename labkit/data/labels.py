@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from labkit.core import n_images
+from labkit.util.files import n_images
 
 _SPLITS = {"train", "training", "val", "valid", "validation", "test", "testing"}
 _MAX_NAMED = 5

@@ -1,5 +1,1 @@
-"""Timing, results and plots, for any kind of batches."""
-
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+"""Time any iterable of batches, compare variants, and say what the difference is."""

@@ -1,4 +1,6 @@
-"""Frames of runs: one row per run, made from measurements, saved and loaded.
+"""Frames of runs: columns, files, and what they say of an epoch.
+
+Frames of runs: one row per run, made from measurements, saved and loaded.
 
 What `compare` fills in, seconds by the wall clock:
 
@@ -16,18 +18,25 @@ n_images: All images of the run.
 peak_mem_mb: Taken in the first round only, since reading it would disturb the others.
 torch_num_threads: torch's threads when `compare` was called, the same for all variants.
 n_looks, has_verdict: How often the runs were looked at before `compare` stopped; whether `summarize` judges.
+
+What an epoch of some length takes, from the parts of shorter or longer runs.
+
+Where a recorder is installed, which keeps what `compare` and `plot_speedup` find. Without one, nothing is kept.
 """
 
 import os
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import pandas as pd
 
-from labkit.core import device_kind, env_id, redact, scale, write_atomic
+from labkit.util.arguments import require_int
+from labkit.util.files import write_atomic
+from labkit.util.machine import device_kind, env_id, scale
+from labkit.util.redact import redact
 
 # Raise it when figures change their meaning, as when a rate leaves out what it included: stored runs are then too old.
 MEASURE_VERSION = 4
@@ -143,3 +152,76 @@ def _frame_from_seconds(seconds: Iterable[float], label: str, n_images: int, tim
         for number, run in enumerate(seconds)
     ]  # fmt: skip
     return make_frame(rows, experiment=timer)
+
+
+def epoch_time(frame: pd.DataFrame, n_batches: int) -> pd.DataFrame:
+    """Seconds of an epoch of `n_batches` batches, start and end of the workers included.
+
+    Args:
+        frame: Runs, as `compare` returns them.
+        n_batches: Batches of the epoch: of your own data set, not of the run that was timed.
+
+    Returns:
+        One row per variant, in order of appearance, medians over its runs: `startup_s`, `first_batch_s`, `batches_s`
+        (the wait for all the other batches), `shutdown_s`, `epoch_s` (their sum) with `epoch_s_low` and `epoch_s_high`
+        (its quartiles), and `overhead`: the share of the epoch that is not spent at the steady rate.
+
+    Raises:
+        ValueError: `n_batches` is below 1, or the frame has no runs of `compare`.
+
+    Taught in: notebooks/03_persistent_workers.ipynb
+    """
+    require_int("n_batches", n_batches)
+    runs = measured_runs(frame).dropna(subset=["startup_s", "first_batch_s", "steady_s", "shutdown_s"])
+    if runs.empty:
+        raise ValueError("no run of the frame has a start-up and an end: pass a frame from labkit.compare")
+    n_more = n_batches - 1
+    n_settling = runs["n_settle_batches"].clip(upper=n_more)
+    settling_s = runs["settle_s"] * (n_settling / runs["n_settle_batches"].where(runs["n_settle_batches"] > 0, 1))
+    # A run of one batch has no other to tell how long the next takes.
+    batch_s = (runs["steady_s"] / runs["n_steady_batches"]).where(runs["n_steady_batches"] > 0, runs["first_batch_s"])
+    parts = runs[["variant", "startup_s", "first_batch_s"]].assign(
+        batches_s=settling_s + (n_more - n_settling) * batch_s, shutdown_s=runs["shutdown_s"]
+    )
+    parts["epoch_s"] = parts.drop(columns="variant").sum(axis=1)
+    parts["overhead"] = 1 - n_batches * batch_s / parts["epoch_s"]
+    table = parts.groupby("variant", sort=False)
+    found = table.median()
+    low, high = (table["epoch_s"].quantile(q) for q in (0.25, 0.75))
+    return found.assign(epoch_s_low=low, epoch_s_high=high)[
+        ["startup_s", "first_batch_s", "batches_s", "shutdown_s", "epoch_s", "epoch_s_low", "epoch_s_high", "overhead"]
+    ]
+
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+RESULTS_VARIABLE = "LABKIT_RESULTS"  # the folder for frames, set by `labkit tour` and `labkit lab` for their kernels
+OUTCOME_COLUMNS = ("experiment", "label", "guess", "measured", "ci_low", "ci_high", "because")
+
+
+class Recorder(Protocol):
+    """Keeps the results of named experiments."""
+
+    def record_frame(self, frame: "pd.DataFrame") -> None:
+        """Keep an experiment's runs, in place of earlier ones."""
+
+    def record_outcomes(self, experiment: str, outcomes: list[dict[str, Any]]) -> None:
+        """Keep an experiment's guesses and what was measured, as dicts of `OUTCOME_COLUMNS`."""
+
+    def recorded_outcomes(self) -> list[dict[str, Any]]:
+        """The outcomes kept so far, of all sessions."""
+
+
+_installed: Recorder | None = None
+
+
+def set_recorder(recorder: Recorder | None) -> None:
+    """Install the recorder of this process; None removes it."""
+    global _installed
+    _installed = recorder
+
+
+def current_recorder() -> Recorder | None:
+    """The recorder of this process, if one is installed."""
+    return _installed

@@ -12,9 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from labkit.core import install_command
-from labkit.measure.runs import count_images
-from labkit.measure.steady import Factory
+from labkit.measure.steady import Factory, count_images
+from labkit.util.machine import install_command
 
 _PR_SET_PTRACER, _ANY = 0x59616D61, ctypes.c_ulong(-1)
 _RATE_HZ = 250  # each sample stops the process for a moment

@@ -1,18 +1,226 @@
-"""One run of a variant: its start, its first batch, its steady state and its end, each timed on its own.
+"""Time a loader's start, first batch and steady state.
+
+Details of a run: its images, the end of its work on the GPU, where its bytes came from.
+
+Loaders that go on with the next pass while a clock needs them, with the workers and queues that already run.
+
+One run of a variant: its start, its first batch, its steady state and its end, each timed on its own.
 
 The rate is that of the steady state. A clock over a short epoch would time the start and the end of the workers, and a
 queue that filled before the first batch: four batches of two workers read as slower than no workers at all.
+
+Where the time of a hand-written loop goes, stage by stage.
+
+Batches from memory: how fast training could be if data were free.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, is_dataclass
+from itertools import islice
 from typing import Any
 
-from labkit.measure.cores import CoreTime, core_time
-from labkit.measure.processes import apart_cpu_s, tree_usage
-from labkit.measure.repetition import batches_in_flight, batches_per_pass, repeating
-from labkit.measure.runs import synchronize
+import pandas as pd
+
+from labkit.measure.usage import CoreTime, apart_cpu_s, core_time, tree_usage
+from labkit.util.arguments import require_int
+from labkit.util.tensor_trees import iter_tensors, map_tensors, move_tensors
+
+_COLD_SHARE = 0.9  # of the evicted bytes that must come from storage for a run to count as cold
+
+
+def count_images(batch: Any) -> int:
+    """Images in a batch, by the rule in `compare`."""
+    if isinstance(batch, int):
+        return batch
+    shape = getattr(batch, "shape", None)
+    if shape is not None:
+        return 1 if len(shape) == 3 else int(shape[0])
+    if isinstance(batch, Mapping):
+        return count_images(next(iter(batch.values())))
+    if is_dataclass(batch) and fields(batch):
+        return count_images(getattr(batch, fields(batch)[0].name))
+    if isinstance(batch, list | tuple) and len(batch):
+        return count_images(batch[0])
+    raise TypeError(f"cannot count the images of a {type(batch).__name__}: pass count= to compare")
+
+
+def synchronize() -> None:
+    """Wait for the GPU, if one is in use, so that queued work is part of the measured time."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
+def page_cache_state(before: int | None, after: int | None, *, asked: bool = False, evicted: int = 0) -> str:
+    """The state of the page cache, from `read_bytes` before and after a run."""
+    if before is None or after is None:
+        return "unknown"
+    read = after - before
+    if asked:
+        return "cold" if evicted and read >= _COLD_SHARE * evicted else "not cold"
+    return "warm" if read == 0 else "unknown"
+
+
+class LoaderWrapper:
+    """A loader around another one, `loader`, whose batches it hands on one by one.
+
+    Attributes:
+        batches_ahead: Batches that it takes before it hands out the first.
+    """
+
+    loader: Any
+    batches_ahead = 0
+
+
+class WithStep(LoaderWrapper):
+    """What `with_step` returns."""
+
+    def __init__(self, loader: Iterable[Any], step: Callable[[Any], Any]):
+        self.loader, self._step = loader, step
+        self.batch_size = getattr(loader, "batch_size", None)
+        self.num_workers = getattr(loader, "num_workers", 0)
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self.loader:
+            self._step(batch)
+            yield batch
+
+
+def with_step(loader: Iterable[Any], step: Callable[[Any], Any]) -> WithStep:
+    """A loader and the step that takes its batches, as one iterable: a training loop for `compare`.
+
+    Args:
+        loader: Any iterable of batches.
+        step: Called with each batch, in this process, before the batch is handed on.
+
+    A generator would do the same, but `compare` cannot see through it: it knows neither how many batches the loader
+    holds ready nor how to lengthen its epoch.
+
+    Taught in: notebooks/07_cuda_prefetch.ipynb
+    """
+    return WithStep(loader, step)
+
+
+def whole_pass(loader: Iterable[Any], count: Callable[[Any], int] = count_images) -> Iterator[int]:
+    """One pass over a loader as a single batch, for `compare`: the start, the first batch and the end are in its rate.
+
+    Args:
+        loader: Any iterable of batches.
+        count: Returns the images of a batch.
+
+    Taught in: notebooks/12_find_the_stall.ipynb
+    """
+    yield sum(map(count, loader))
+
+
+@contextmanager
+def repeating(iterable: Any, is_wanted: Callable[[], bool]) -> Iterator[bool]:
+    """While open, `iter(iterable)` goes on with another pass as long as `is_wanted()`; gives whether it can.
+
+    The passes are one to the loader: its workers keep running and its queue stays filled. Batches that were requested
+    before `is_wanted()` turned false are still delivered.
+
+    Args:
+        iterable: torch's DataLoader over a map-style data set, a loader with `repeats_batch_sampler`, or a
+            `LoaderWrapper` around one. Others are left alone.
+        is_wanted: Asked before each batch after the first.
+    """
+    loader, name = _innermost(iterable), _sampler_name(iterable)
+    if name is None:
+        yield False
+        return
+    sampler = vars(loader)[name]
+    repeated = _RepeatedSampler(sampler, is_wanted)
+    _put_sampler(loader, name, repeated)
+    try:
+        yield True
+    finally:
+        _put_sampler(loader, name, sampler)
+        repeated.is_wanted = None  # should anything still hold it, it gives the loader's own pass
+
+
+def batches_in_flight(iterable: Any) -> int:
+    """Batches that a loader requests before it hands out the first; 0 for an iterable that is not known."""
+    ahead = 0
+    while isinstance(iterable, LoaderWrapper):
+        ahead += iterable.batches_ahead
+        iterable = iterable.loader
+    if _is_dataloader(iterable):
+        return ahead + iterable.num_workers * (iterable.prefetch_factor or 0)
+    return ahead + int(getattr(iterable, "batches_in_flight", 0))
+
+
+def batches_per_pass(iterable: Any) -> int | None:
+    """Batches of one pass over a loader that can be repeated; None if it does not tell."""
+    name = _sampler_name(iterable)
+    try:
+        return len(vars(_innermost(iterable))[name]) if name else None
+    except TypeError:  # a sampler without a length
+        return None
+
+
+def _put_sampler(loader: Any, name: str, sampler: Any) -> None:
+    vars(loader)[name] = sampler  # past DataLoader.__setattr__, which refuses it
+    running = vars(loader).get("_iterator")  # of persistent workers: torch keeps the sampler there, too
+    if running is not None:
+        running._index_sampler = sampler
+
+
+class _RepeatedSampler:
+    """A sampler's indices, pass after pass, until no more are wanted."""
+
+    def __init__(self, sampler: Any, is_wanted: Callable[[], bool]):
+        self._sampler = sampler
+        self.is_wanted: Callable[[], bool] | None = is_wanted  # None: the sampler's one pass
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sampler, name)  # set_epoch, batch_size, sampler, ...
+
+    def __iter__(self) -> Iterator[Any]:
+        n_given = n_before = 0
+        while True:
+            for indices in self._sampler:
+                if n_given and self.is_wanted and not self.is_wanted():
+                    return
+                n_given += 1
+                yield indices
+            if n_given == n_before or not (
+                self.is_wanted and self.is_wanted()
+            ):  # an empty pass would be repeated for ever
+                return
+            n_before = n_given
+
+
+def _innermost(iterable: Any) -> Any:
+    while isinstance(iterable, LoaderWrapper):
+        iterable = iterable.loader
+    return iterable
+
+
+def _sampler_name(iterable: Any) -> str | None:
+    """The attribute that holds a loader's sampler of batches; None if it has none that can be repeated."""
+    loader = _innermost(iterable)
+    if getattr(loader, "repeats_batch_sampler", False):
+        return "batch_sampler"
+    if not _is_dataloader(loader) or isinstance(loader.dataset, sys.modules["torch"].utils.data.IterableDataset):
+        return None
+    return "sampler" if loader.batch_sampler is None else "batch_sampler"
+
+
+def _is_dataloader(iterable: Any) -> bool:
+    torch = sys.modules.get("torch")  # whoever has a DataLoader has imported it
+    return torch is not None and isinstance(iterable, torch.utils.data.DataLoader)
+
 
 Factory = Callable[[], Iterable[Any]]
 
@@ -219,3 +427,89 @@ class _Run:
 def _round_up(number: float, unit: int) -> int:
     """To a multiple of `unit`; a hair above one counts as that one."""
     return math.ceil(number / unit - 1e-9) * unit
+
+
+class StageClock:
+    """Adds up the wall time of named stages::
+
+        watch = StageClock()
+        with watch("decode"):
+            ...
+
+    Args:
+        clock: Seconds; for tests.
+
+    Taught in: notebooks/01_naive_pil.ipynb
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter):
+        self.seconds: dict[str, float] = {}
+        self._clock = clock
+
+    @contextmanager
+    def __call__(self, stage: str) -> Iterator[None]:
+        start = self._clock()
+        try:
+            yield
+        finally:
+            self.seconds[stage] = self.seconds.get(stage, 0.0) + self._clock() - start
+
+    def frame(self, variant: str) -> pd.DataFrame:
+        """One row per stage: variant, stage, seconds; for `plot_stalls`."""
+        seconds = list(self.seconds.values())
+        return pd.DataFrame({"variant": variant, "stage": list(self.seconds), "seconds": seconds})
+
+
+class ReplayLoader:
+    """The first batches of a loader, kept in memory and repeated: no loader can be faster.
+
+    Args:
+        loader: Any iterable of batches; the first `n_batches` are taken at once.
+        n_batches: Batches to keep.
+        length: Batches in an epoch; the kept ones are repeated. Default: `n_batches`.
+        device: Keep the batches there, so that copying to the device is free too.
+
+    Raises:
+        ValueError: the loader ended before `n_batches`.
+
+    The batches are the kept tensors themselves, not copies: a step that changes its input in place changes the replay.
+    Only tensors in shared memory, which come from workers, are copied, once: each would keep a file open.
+
+    Taught in: notebooks/07_cuda_prefetch.ipynb
+    """
+
+    repeats_batch_sampler = True
+
+    def __init__(self, loader: Iterable[Any], n_batches: int, *, length: int | None = None, device: Any = None):
+        require_int("n_batches", n_batches)
+        self.batch_sampler = range(n_batches if length is None else require_int("length", length))
+        kept = [map_tensors(batch, _copy_if_shared) for batch in islice(loader, n_batches)]
+        if len(kept) < n_batches:
+            raise ValueError(f"n_batches is {n_batches}, but the loader gave only {len(kept)} batches: ask for fewer")
+        self._batches = kept if device is None else [move_tensors(batch, device) for batch in kept]
+        self.batch_size = getattr(loader, "batch_size", None)
+        self.num_workers = 0
+
+    def __len__(self) -> int:
+        return len(self.batch_sampler)
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self._batches[position % len(self._batches)] for position in self.batch_sampler)
+
+
+def _copy_if_shared(tensor: Any) -> Any:
+    return tensor.clone() if tensor.device.type == "cpu" and tensor.is_shared() else tensor
+
+
+def fresh(batch: Any, *, whole: bool = False) -> Any:
+    """The batch in new containers, so that a step that takes items out of a dict changes no other's.
+
+    Args:
+        whole: Copy its tensors too, for a step that writes into them.
+    """
+    return map_tensors(batch, lambda tensor: tensor.clone() if whole else tensor)
+
+
+def versions(batches: Any) -> list[int]:
+    """How often each tensor was written to, as counted by torch."""
+    return [tensor._version for tensor in iter_tensors(batches) if not tensor.is_inference()]

@@ -1,23 +1,120 @@
-"""A separate process for each loader of a comparison.
+"""Run a peer in a process of its own.
+
+What runs in a host: `python -m labkit.peers.host DESCRIPTOR FOLDER`, started by `labkit.peers.host.Host`.
+
+A separate process for each loader of a comparison.
 
 A loader that crashes, hangs or changes global settings cannot harm the others, and its memory and CPU time do not
 include workers that another loader keeps.
 """
 
 import contextlib
+import gc
 import os
+import pickle
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from multiprocessing.connection import Pipe
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
-from labkit.measure import apart
+from labkit.measure.usage import apart
 from labkit.peers.peer import Peer, Work
+from labkit.peers.run import PeerRun
+from labkit.util.machine import Lazy, keep_freed_memory
+
+_MAX_ERROR_LENGTH = 200
+
+
+def serve(pipe: Connection) -> None:
+    """Answer commands until the pipe is closed. Each answer is ("value", ...) or ("error", line)."""
+    from labkit.measure.usage import PeakMemory
+
+    keep_freed_memory()  # the same for all peers, whatever they have imported
+    sys.path[:] = pipe.recv()
+    pickled = pipe.recv_bytes()
+    peer_and_work = Lazy(lambda: pickle.loads(pickled))  # noqa: S301 - from `Host`, which started this process
+    with PeakMemory() as memory, suppress(OSError, EOFError):  # of the pipe
+        while command := pipe.recv():
+            try:
+                for value in _COMMANDS[command](*peer_and_work(), memory):
+                    pipe.send(("value", value))
+            except Exception as error:
+                pipe.send(("error", one_line(error)))
+
+
+def one_line(error: BaseException) -> str:
+    """An exception's message in one line: of a group the first's, of a worker's the last line of its traceback."""
+    while isinstance(error, BaseExceptionGroup):  # as SPDL raises, and its message says only how many
+        error = error.exceptions[0]
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
+    if "Original Traceback" in str(error):
+        return lines[-1][:_MAX_ERROR_LENGTH]
+    kind = "" if type(error).__name__ == "PeerError" else f"{type(error).__name__}: "
+    return f"{kind}{lines[0]}"[:_MAX_ERROR_LENGTH]
+
+
+def _prepare(peer: Peer, work: Work, memory: Any) -> Iterator[None]:
+    if peer.prepare:
+        peer.prepare(work)
+    yield None
+
+
+def _check(peer: Peer, work: Work, memory: Any) -> Iterator[dict]:
+    from labkit.peers.check import check_peer
+
+    yield check_peer(peer, work)
+
+
+def _epoch(peer: Peer, work: Work, memory: Any) -> Iterator[Any]:
+    """Yields None when ready, then the number of images in the first batch and in the rest, then the costs of all."""
+    from labkit.measure.steady import page_cache_state
+    from labkit.measure.usage import core_time, tree_usage
+
+    gc.collect()
+    memory.begin()
+    before, cores_before, run = tree_usage(), core_time(), PeerRun(peer, work)
+    run.start()
+    yield None
+    n_first = run.take_first()
+    if not n_first:
+        raise ValueError("gives no batch")
+    yield n_first
+    memory.now()
+    run.take_rest()
+    yield run.n_images - n_first
+    after, cores, peak_mem_mb = tree_usage(), core_time() - cores_before, memory.end()
+    yield {
+        **run.columns(after.cpu_s - before.cpu_s, cores),
+        "peak_mem_mb": peak_mem_mb,
+        "page_cache": page_cache_state(before.read_bytes, after.read_bytes),
+    }
+
+
+def _gil(peer: Peer, work: Work, memory: Any) -> Iterator[float]:
+    from labkit.measure.gil import gil_us_per_image
+
+    # With one thread: one that holds the lock and waits for a core, as among several, would count as holding it.
+    yield gil_us_per_image(partial(peer.loader, replace(work, num_workers=1)))
+
+
+_COMMANDS: dict[str, Callable[..., Iterator[Any]]] = {
+    "prepare": _prepare, "check": _check, "epoch": _epoch, "gil": _gil,
+}  # fmt: skip
+
+
+if __name__ == "__main__":
+    os.environ["TMPDIR"] = tempfile.tempdir = sys.argv[2]
+    serve(Connection(int(sys.argv[1])))
+    shutil.rmtree(sys.argv[2], ignore_errors=True)  # the host does it too, but may have been killed
+
 
 TIMEOUT_S = 900.0  # for one answer: preparing a format, or a whole epoch
 _EXIT_TIMEOUT_S = 10.0
@@ -28,7 +125,7 @@ class HostError(Exception):
 
 
 class Host(contextlib.AbstractContextManager):
-    """A loader in its own process. A context manager; `ask` takes a command of `labkit.peers.serve`."""
+    """A loader in its own process. A context manager; `ask` takes a command of `labkit.peers.host`."""
 
     def __init__(self, peer: Peer, work: Work, *, timeout_s: float = TIMEOUT_S):
         import cloudpickle  # a loader may be defined in a notebook
@@ -38,7 +135,7 @@ class Host(contextlib.AbstractContextManager):
         self._folder = tempfile.mkdtemp(prefix="labkit-peer-")  # for what killed workers leave behind
         with child_pipe:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "labkit.peers.serve", str(child_pipe.fileno()), self._folder],
+                [sys.executable, "-m", "labkit.peers.host", str(child_pipe.fileno()), self._folder],
                 pass_fds=[child_pipe.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL, start_new_session=True,  # Ctrl-C comes to us, and we close the host
             )  # fmt: skip

@@ -11,17 +11,28 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from labkit.core import labkit_home, progress_bar, require_choice, require_int, scale
 from labkit.data.samples import make_photos
-from labkit.measure import DifferentWorkWarning, VariantError, compare
-from labkit.peers.adapters import BASELINE, LIMITS, NAIVE, OWN
+from labkit.measure.compare import DifferentWorkWarning, VariantError, compare
+from labkit.peers.adapters.own import BASELINE, LIMITS, NAIVE, OWN
 from labkit.peers.check import PeerError, check_peer, make_pictures
-from labkit.peers.classes import CLASSES, PeerClass, class_of_profile
 from labkit.peers.host import Host, HostedLoader, HostError
-from labkit.peers.peer import FLOAT32, JPEG_FILES, JPEG_PACKED, RAW_PIXELS, UINT8, Peer, Work, missing_modules
-from labkit.peers.photos import make_small_photos, repeat_photos
-from labkit.peers.plots import plot_peers
-from labkit.peers.table import against_best, left_out, peer_table
+from labkit.peers.peer import (
+    CLASSES,
+    FLOAT32,
+    JPEG_FILES,
+    JPEG_PACKED,
+    RAW_PIXELS,
+    UINT8,
+    Peer,
+    PeerClass,
+    Work,
+    class_of_profile,
+    missing_modules,
+)
+from labkit.peers.ranking import against_best, left_out, peer_table, plot_peers
+from labkit.peers.run import make_small_photos, repeat_photos
+from labkit.util.arguments import require_choice, require_int
+from labkit.util.machine import labkit_home, progress_bar, scale
 
 __all__ = [
     "CLASSES", "FLOAT32", "JPEG_FILES", "JPEG_PACKED", "PEERS", "RAW_PIXELS", "UINT8", "Peer", "PeerError", "Work",

@@ -1,4 +1,12 @@
-"""One timed run of a loader, in its host: whole epochs, of which the steady states count.
+"""Runs of peers: photos, collections, cores.
+
+Folders of photos made from others: reduced and encoded again, or under several names.
+
+One CSV of comparisons: several classes, several machines, each run whole.
+
+What the measured costs predict for more cores: threads of one process share one lock (GIL).
+
+One timed run of a loader, in its host: whole epochs, of which the steady states count.
 
 `compare` lengthens an epoch only where a loader's sampler is known. Here each loader begins its epochs anew, and its
 queue is filled anew: the first quarter of an epoch's images, and at least a batch of each worker, lets it settle, and
@@ -6,13 +14,220 @@ the rest is timed. So no loader gains by beginning its next epoch early, or by b
 """
 
 import math
+import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter
+from PIL import Image
+
+from labkit.data.decode import decode
+from labkit.data.pixels import shrink
 from labkit.data.stores import FolderStore
-from labkit.measure import CoreTime
+from labkit.measure.frames import MEASURE_VERSION, load_frame, save_frame
+from labkit.measure.plots import COLORS, MARKERS, make_axes, put_legend_below, write_title
+from labkit.measure.statistics import format_ratio
+from labkit.measure.usage import CoreTime
 from labkit.peers.peer import Peer, Work
+from labkit.util.files import write_atomic
+from labkit.util.machine import NOTEBOOK_FOLDER, name_run, usable_cores
+from labkit.util.pictures import encode_image
+
+_QUALITY = 90
+
+
+def make_small_photos(photos: Path, root: Path, short_side: int) -> Path:
+    """Reduce photos once, as most people who store JPEGs do before training.
+
+    Each is written as a JPEG of quality 90, its shorter side at most `short_side` pixels.
+
+    Args:
+        photos: Folder of photos in sub-folders.
+        root: Where the small ones go, under the same names. Those that are there are kept.
+
+    Returns:
+        `root`.
+
+    Raises:
+        DecodeError: a photo cannot be decoded; names it.
+    """
+    store = FolderStore(photos)
+    with ThreadPoolExecutor(usable_cores()) as pool:
+        for _ in pool.map(partial(_make_small, store, root, short_side), store.keys()):
+            pass
+    return root
+
+
+def _make_small(store: FolderStore, root: Path, short_side: int, key: str) -> None:
+    path = root / key
+    if not path.exists():
+        image = Image.fromarray(shrink(decode(store.read(key), key=key), short_side))
+        write_atomic(path, encode_image(image, "JPEG", quality=_QUALITY))
+
+
+def repeat_photos(photos: Path, root: Path, n_names: int) -> Path:
+    """A folder in which each photo has `n_names` names, so that an epoch of a few large photos is a long one.
+
+    The names are links to one and the same bytes. Those that are there are kept.
+    """
+    store = FolderStore(photos)
+    for path, key in zip(store.paths(), store.keys(), strict=True):
+        for number in range(n_names):
+            name = root / Path(key).with_stem(f"{Path(key).stem}-{number}")
+            if not name.exists():
+                name.parent.mkdir(parents=True, exist_ok=True)
+                _link(path, name)
+    return root
+
+
+def _link(path: Path, name: Path) -> None:
+    try:
+        name.hardlink_to(path)
+    except OSError:  # a file system without them
+        write_atomic(name, path.read_bytes())
+
+
+STORED = "13_peers.csv"  # beside the notebook
+
+
+def append_runs(frame: pd.DataFrame, path: str | os.PathLike) -> pd.DataFrame:
+    """Add a comparison to a CSV, which is created if it is not there.
+
+    A run of the same class on the same machine replaces the one before. Runs of other machines stay beside it:
+    nothing is compared across machines, since `lk.summarize` refuses that.
+
+    Args:
+        frame: Runs of one comparison, as `compare_peers` returns them.
+        path: The CSV.
+
+    Returns:
+        The whole collection, with the columns `run`, which names each comparison, and `measure`, the version of what
+        its figures mean.
+
+    Raises:
+        ValueError: the file holds something else, or figures of another meaning; names it and the remedy.
+    """
+    path, added = Path(path), frame.assign(run=name_run(), measure=MEASURE_VERSION)
+    if path.exists():
+        stored = read_collection(path)
+        same = [stored[name] == added[name].iloc[0] for name in ("env_id", "peer_class")]
+        added = pd.concat([stored[~(same[0] & same[1])], added], ignore_index=True)
+    save_frame(added, path)
+    return added
+
+
+def read_collection(path: str | os.PathLike) -> pd.DataFrame:
+    """Read a collection; errors as for `append_runs`."""
+    stored = load_frame(path)
+    if not {"run", "measure", "peer_class"} <= set(stored):
+        raise ValueError(f"{path} is no collection of peers' runs: name another file, which will be created")
+    if (stored["measure"] != MEASURE_VERSION).any():
+        raise ValueError(
+            f"{path} holds figures of measure {sorted(set(stored['measure']))}, and this version writes "
+            f"{MEASURE_VERSION}: name another file, or run all classes again"
+        )
+    return stored
+
+
+def stored_runs() -> pd.DataFrame:
+    """The collection that is stored beside notebook 13: every class, on the machine of the stored notebooks.
+
+    Raises:
+        FileNotFoundError: it is not there.
+        ValueError: its figures have another meaning than this version's.
+
+    Taught in: notebooks/13_peers.ipynb
+    """
+    return read_collection(NOTEBOOK_FOLDER / STORED)
+
+
+def comparisons(collection: pd.DataFrame) -> Iterator[tuple[str, str, pd.DataFrame]]:
+    """Machine (`env_id`), class and runs of each comparison in a collection, in their order."""
+    for (machine, name), runs in collection.groupby(["env_id", "peer_class"], sort=False):
+        yield str(machine), str(name), runs
+
+
+CORES = (1, 2, 4, 8, 16, 32, 64, 128)
+
+
+def predict_cores(table: pd.DataFrame, cores: Sequence[int] = CORES) -> pd.DataFrame:
+    """Images per second of threads in one process, on so many cores: a prediction, not a measurement.
+
+    The cores deliver `cores` / CPU seconds per image, until the lock is held all the time. Memory bandwidth, clock
+    rates and hyper-threads are left out, so the truth lies below.
+
+    Args:
+        table: As `peer_table` returns it, with `cpu_s_per_1000` and `gil_us_per_image`; rows without both are left out.
+        cores: Numbers of cores.
+
+    Returns:
+        One row per loader and number of cores: `variant`, `cores`, `images_per_s`, `n_processes`, how many processes
+        would lift the bound of the lock, and `simulated` (`"predicted"`).
+
+    Taught in: notebooks/13_peers.ipynb
+    """
+    known = table.dropna(subset=["cpu_s_per_1000", "gil_us_per_image"])
+    rows = []
+    for name, row in known[known["gil_us_per_image"] > 0].iterrows():
+        lock = 1e6 / row["gil_us_per_image"]
+        for number in cores:
+            free = number * 1000 / row["cpu_s_per_1000"]
+            rows.append({
+                "variant": name, "cores": number, "images_per_s": min(free, lock),
+                "n_processes": max(1, -int(-free // lock)), "simulated": "predicted",
+            })  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def plot_cores(
+    predicted: pd.DataFrame, measured: pd.DataFrame, *, ax: Axes | None = None, about: str = "", **kwargs: Any
+) -> Axes:
+    """Predicted rates over cores as dashed lines, and what was measured as filled marks.
+
+    The title says where the lock ends the growth of the fastest.
+
+    Args:
+        predicted: From `predict_cores`.
+        measured: Columns `variant`, as in `predicted`, `cores` and `images_per_s`.
+        about: What was measured; the title begins with it.
+        **kwargs: Passed to `Axes.plot` for the lines.
+
+    Taught in: notebooks/13_peers.ipynb
+    """
+    ax = ax or make_axes(5)
+    for color, marker, (name, line) in zip(COLORS, MARKERS, predicted.groupby("variant", sort=False), strict=False):
+        style = {"linestyle": "--", "color": color, "marker": marker, "markerfacecolor": "white", "label": name}
+        ax.plot(line["cores"], line["images_per_s"], **{**style, **kwargs})
+        dots = measured[measured["variant"] == name]
+        ax.scatter(dots["cores"], dots["images_per_s"], color=color, marker=marker, s=70, zorder=3)
+    ax.plot([], [], "--", color="0.4", label="predicted: cores, then the lock")
+    ax.scatter([], [], color="0.4", label="measured")
+    ax.set(xscale="log", yscale="log", xlabel="cores of one process", ylabel="images per second")
+    ax.set_xticks(sorted(set(predicted["cores"])), [str(number) for number in sorted(set(predicted["cores"]))])
+    ax.minorticks_off()
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda rate, _: f"{rate:,.0f}"))
+    ax.grid(alpha=0.3)
+    put_legend_below(ax, columns=2)
+    message = _tell_growth(predicted)
+    write_title(ax, f"{about}: {message}" if about else message)
+    return ax
+
+
+def _tell_growth(predicted: pd.DataFrame) -> str:
+    """How far the fastest loader grows with cores."""
+    if predicted.empty:
+        return "no loader has a measured lock: nothing is predicted"
+    best = predicted[predicted["variant"] == predicted.loc[predicted["images_per_s"].idxmax(), "variant"]]
+    first, top = best.iloc[0], best.loc[best["images_per_s"].idxmax()]
+    ratio = format_ratio(top["images_per_s"] / first["images_per_s"])
+    return f"{top['variant']} on {top['cores']} cores: predicted {ratio}x of {first['cores']}"
+
 
 _SETTLING_SHARE = 1 / 4
 _MIN_BATCHES = 4  # of an epoch: fewer have no steady state, and the whole run counts
@@ -96,7 +311,7 @@ class PeerRun:
             self.n_steady_images += self.n_images - n_before
 
     def _take(self) -> bool:
-        from labkit.measure import count_images, synchronize
+        from labkit.measure.steady import count_images, synchronize
 
         batch = next(self._batches, None)
         if batch is None:

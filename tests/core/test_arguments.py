@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from labkit.core.arguments import require_choice, require_fraction, require_int, require_positive
+from labkit.util.arguments import require_choice, require_fraction, require_int, require_positive
 
 
 @pytest.mark.parametrize(

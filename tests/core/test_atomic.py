@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from labkit.core import locks
-from labkit.core.atomic import atomic_path, remove_leftovers, write_all_atomic, write_atomic
+from labkit.util import files as locks
+from labkit.util.files import atomic_path, remove_leftovers, write_all_atomic, write_atomic
 
 fcntl = pytest.importorskip("fcntl", reason="this system has no file locks")
 
@@ -54,7 +54,7 @@ def test_nothing_is_left_of_a_file_that_failed(tmp_path):
 WRITE_HALF = """
 import os, signal, sys
 from pathlib import Path
-from labkit.core.atomic import atomic_path
+from labkit.util.files import atomic_path
 with atomic_path(Path(sys.argv[1])) as partial:
     partial.write_bytes(b"half")
     os.kill(os.getpid(), signal.SIGKILL)
@@ -93,7 +93,7 @@ def test_where_there_is_no_room_the_file_is_named(tmp_path, n_bytes):
     code = f"""
 import resource, sys
 from pathlib import Path
-from labkit.core.atomic import write_atomic
+from labkit.util.files import write_atomic
 resource.setrlimit(resource.RLIMIT_FSIZE, ({n_bytes}, {n_bytes}))
 try:
     write_atomic(Path(sys.argv[1]), b"x" * 10_000)

@@ -6,7 +6,7 @@ import io
 from matplotlib import pyplot
 from PIL import Image
 
-from labkit.core.images import png_base64
+from labkit.util.pictures import png_base64
 
 
 def test_a_figure_is_a_png_of_the_asked_size_whatever_the_users_settings():

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from labkit.core.locks import file_lock
+from labkit.util.files import file_lock
 
 fcntl = pytest.importorskip("fcntl", reason="this system has no file locks")
 
@@ -34,7 +34,7 @@ def test_a_killed_process_holds_nothing(tmp_path):
     code = f"""
 import time
 from pathlib import Path
-from labkit.core.locks import file_lock
+from labkit.util.files import file_lock
 with file_lock(Path({str(tmp_path)!r}, "lock")):
     print("held", flush=True)
     time.sleep(60)
@@ -60,8 +60,8 @@ def test_a_script_without_a_guard_ends(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         "from pathlib import Path\n"
-        "from labkit.core.mapping.engines import map_items\n"
-        "from labkit.core.locks import file_lock\n"
+        "from labkit.util.parallel import map_items\n"
+        "from labkit.util.files import file_lock\n"
         f"with file_lock(Path({str(tmp_path / 'lock')!r})):\n"
         "    map_items(str, range(4), num_workers=2, progress=False)\n"
     )

@@ -11,7 +11,7 @@ import psutil
 import pytest
 import torch
 
-from labkit.core import machine as env
+from labkit.util import machine as env
 
 
 def v1(controllers: str, quota: str, period: str) -> dict[str, str]:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from labkit.core import resume
-from labkit.core.resume import claim_folder, holds_record, read_record, write_record
+from labkit.util import files as resume
+from labkit.util.files import claim_folder, holds_record, read_record, write_record
 
 RECORD = {"seed": 0, "kind": "day"}
 
@@ -42,7 +42,7 @@ def test_another_process_claims_the_folder_meanwhile(tmp_path, monkeypatch):
         write_record(folder / "settings.json", RECORD)
         return []
 
-    monkeypatch.setattr("labkit.core.resume.os.listdir", list_before_the_other_writes)
+    monkeypatch.setattr("labkit.util.files.os.listdir", list_before_the_other_writes)
     assert claim(tmp_path) == RECORD
 
 

@@ -11,8 +11,8 @@ import threading
 import pytest
 
 import labkit as lk
-from labkit.core import locks, scratch
-from labkit.lab.notebooks import Notebook, execute
+from labkit.app.notebooks import Notebook, execute
+from labkit.util import files as locks, files as scratch
 
 fcntl = pytest.importorskip("fcntl", reason="this system has no file locks")
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from labkit import PackedStrings
-from labkit.core import strings as module
+from labkit.util import strings as module
 from tests.children import in_children
 
 BROKEN = os.fsdecode(b"caf\xe9/\xff.jpg")  # a file name that is no UTF-8

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from labkit.core.tensor_trees import iter_tensors, map_tensors
+from labkit.util.tensor_trees import iter_tensors, map_tensors
 
 Pair = namedtuple("Pair", "image label")
 

@@ -27,9 +27,9 @@ from labkit import (
     collect_sizes,
     decode,
 )
-from labkit.data import labels_of
-from labkit.data.datasets import Skipped
-from labkit.teach.conformance import broken_files, oracle_files, reference
+from labkit.course.conformance import broken_files, oracle_files, reference
+from labkit.data.dataset import Skipped
+from labkit.data.labels import labels_of
 
 WORKERS = [0, 2]
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from labkit.data.jpeg_segments import (
+from labkit.course.conformance import exif_of, picture
+from labkit.data.partial_jpeg import (
     APP1,
     START_OF_SCAN,
     Segment,
@@ -11,7 +12,6 @@ from labkit.data.jpeg_segments import (
     segments_before_scan,
     without_segments,
 )
-from labkit.teach.conformance import exif_of, picture
 from tests.image_files import encoded
 
 

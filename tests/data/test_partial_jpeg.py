@@ -9,9 +9,9 @@ import pytest
 import simplejpeg
 from PIL import Image
 
+from labkit.course.conformance import broken_files, oracle_files
 from labkit.data import partial_jpeg as regions
 from labkit.data.partial_jpeg import RegionDecoder, WholeDecoder, load_library, open_decoder
-from labkit.teach.conformance import broken_files, oracle_files
 from tests.image_files import encoded
 
 needs_library = pytest.mark.skipif(isinstance(open_decoder(), WholeDecoder), reason=regions.REMEDY)

@@ -16,9 +16,8 @@ import pytest
 from PIL import Image
 
 import labkit as lk
-from labkit.data.jpeg_segments import is_scalable
-from labkit.data.partial_jpeg import LIBRARY_VARIABLE
-from labkit.pipeline.limits import entropy_limit
+from labkit.data.partial_jpeg import LIBRARY_VARIABLE, is_scalable
+from labkit.loading.limits import entropy_limit
 from tests.image_files import encoded
 from tests.lossless_jpeg import lossless_jpeg
 from tests.memory_store import MemoryStore

@@ -13,8 +13,8 @@ import pytest
 from PIL import Image, ImageOps
 
 import labkit as lk
-from labkit.data import jpeg_orientation
-from labkit.teach.conformance import exif_of, png_chunk
+from labkit.course.conformance import exif_of, png_chunk
+from labkit.data.decode import jpeg_orientation
 from tests.image_files import encoded
 from tests.memory_store import MemoryStore
 

@@ -23,7 +23,7 @@ from typing import Any
 import typer
 
 import labkit as lk
-from labkit.core import write_atomic
+from labkit.util.files import write_atomic
 from tests.hardening.tables import RECORDS, update_table
 
 N_PHOTOS, BATCH_SIZE = 96, 4

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from labkit.core import file_lock, write_atomic
+from labkit.util.files import file_lock, write_atomic
 
 RECORDS = Path("results") / "hardening"
 

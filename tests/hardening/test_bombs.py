@@ -19,22 +19,20 @@ import pytest
 from PIL import Image, PngImagePlugin
 
 import labkit as lk
-from labkit.core import limits as bounds
-from labkit.core.limits import MAX_FILE_VARIABLE, MAX_TAR_HEADER_BYTES, max_file_bytes
-from labkit.core.mapping.engines import ItemErrors
-from labkit.core.strings import PackedStrings
-from labkit.data import decoders as decode
-from labkit.data.blobs import LocalBlob
-from labkit.data.blobs.http_client import HttpClient
-from labkit.data.depth.pairs import decode_picture
-from labkit.data.extract.extract import extract_tars
-from labkit.data.pixels.format import Contents, Origin, laid_out, packed_head
-from labkit.data.shards.layout import read_members
-from labkit.data.shards.write import read_manifest
-from labkit.data.tar.errors import TarError
-from labkit.data.tar.index import SUFFIX, read_index
-from labkit.data.tar.stream import TarStream, convert_tar
-from labkit.teach.conformance import encode_png, png_chunk
+from labkit.course.conformance import encode_png, png_chunk
+from labkit.data import decode
+from labkit.data.blobs import HttpClient, LocalBlob
+from labkit.data.depth import decode_picture
+from labkit.data.extract import extract_tars
+from labkit.data.pixels import Contents, Origin, laid_out, packed_head
+from labkit.data.shards_write import read_manifest, read_members
+from labkit.data.tar import SUFFIX, read_index
+from labkit.data.tar_members import TarError
+from labkit.data.tar_stream import TarStream, convert_tar
+from labkit.util import arguments as bounds
+from labkit.util.arguments import MAX_FILE_VARIABLE, MAX_TAR_HEADER_BYTES, max_file_bytes
+from labkit.util.parallel import ItemErrors
+from labkit.util.strings import PackedStrings
 from tests.hardening.inputs import fix_pixel_file, image_bytes, sparse_member, tar_bytes
 from tests.memory_store import MemoryStore
 from tests.serving import Quiet, serving

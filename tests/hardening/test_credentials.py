@@ -12,13 +12,13 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 import labkit as lk
-from labkit.core.credentials import contains_secret, redact, strip_credentials
-from labkit.core.mapping.engines import ItemErrors
-from labkit.data.blobs import http_client
-from labkit.lab import notebooks
-from labkit.lab.doctor import findings
+from labkit.app import notebooks
+from labkit.app.doctor import findings
+from labkit.data import blobs as http_client
+from labkit.measure.compare import VariantError
 from labkit.measure.frames import load_frame, make_frame
-from labkit.measure.timing import VariantError
+from labkit.util.parallel import ItemErrors
+from labkit.util.redact import contains_secret, redact, strip_credentials
 from tests.hardening.inputs import image_bytes
 from tests.scripted_server import Handler, cut, serve_script
 from tests.tars import make_tar

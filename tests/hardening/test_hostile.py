@@ -6,14 +6,14 @@ import tarfile
 import pytest
 
 import labkit as lk
-from labkit.data.depth.presets import PRESETS, read_list
-from labkit.data.pixels.store import PixelError, PixelStore
-from labkit.data.shards.write import UNFINISHED, write_shards
-from labkit.data.tar.errors import TarError
-from labkit.data.tar.store import TarStore
-from labkit.lab.recording import FolderRecorder
+from labkit.app.notebooks import FolderRecorder
+from labkit.data.depth import PRESETS, read_list
+from labkit.data.pixels import PixelError, PixelStore
+from labkit.data.shards_write import UNFINISHED, write_shards
+from labkit.data.tar import TarStore
+from labkit.data.tar_members import TarError
 from labkit.measure.frames import load_frame, save_frame
-from labkit.measure.summary import quiet_summary
+from labkit.measure.statistics import quiet_summary
 from tests.hardening.inputs import fix_pixel_file, fix_tar, image_bytes, sparse_member
 from tests.memory_store import MemoryStore
 from tests.tars import make_tar

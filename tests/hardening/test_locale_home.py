@@ -7,8 +7,8 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from labkit.core import stdio as streams
-from labkit.lab import cli
+from labkit.app import cli
+from labkit.util import machine as streams
 from tests.hardening.odd_places import run_there
 from tests.paths import SCRIPTS
 

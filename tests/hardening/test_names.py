@@ -10,10 +10,10 @@ import pytest
 from typer.testing import CliRunner
 
 import labkit as lk
-from labkit.data.depth.presets import PRESETS, read_list
-from labkit.data.shards.layout import store_key
-from labkit.data.sizes.sd_metadata import write_metadata_cache
-from labkit.lab import cli
+from labkit.app import cli
+from labkit.data.depth import PRESETS, read_list
+from labkit.data.shards_write import store_key
+from labkit.data.sizes import write_metadata_cache
 from tests.hardening.test_hostile import PNG
 from tests.paths import contents, run_script
 from tests.tars import make_tar

@@ -16,13 +16,13 @@ from hypothesis import HealthCheck, example, given, settings, strategies as st
 from PIL import Image
 
 import labkit as lk
-from labkit.core.strings import PackedStrings
-from labkit.data.extract.plan import safe_path
-from labkit.data.shards.layout import member_names, store_key
-from labkit.data.sizes.latent_caches import parse_cache_name
-from labkit.lab.recording import file_stem
-from labkit.measure.summary import quiet_summary
-from labkit.teach.conformance import oracle_files
+from labkit.app.notebooks import file_stem
+from labkit.course.conformance import oracle_files
+from labkit.data.extract import safe_path
+from labkit.data.shards_write import member_names, store_key
+from labkit.data.sizes import parse_cache_name
+from labkit.measure.statistics import quiet_summary
+from labkit.util.strings import PackedStrings
 from tests.hardening.fuzz.images import decoders, headers
 from tests.hardening.fuzz.oracle import scratch
 from tests.hardening.test_hostile import PNG

@@ -15,13 +15,14 @@ import pytest
 import torch
 
 import labkit as lk
-from labkit.core import atomic, file_lock
-from labkit.data.extract import files as tar_files, plan
-from labkit.data.extract.extract import WORK
-from labkit.data.shards.layout import store_key
-from labkit.data.tar.stream import convert_tar
-from labkit.tuning.entry_point import made_training
-from labkit.tuning.epochs import CannotDiagnose
+from labkit.data import extract as plan, extract as tar_files
+from labkit.data.extract import WORK
+from labkit.data.shards_write import store_key
+from labkit.data.tar_stream import convert_tar
+from labkit.util import files as atomic
+from labkit.util.files import file_lock
+from labkit.watch.diagnose import made_training
+from labkit.watch.timings import CannotDiagnose
 from tests.hardening.test_hostile import PNG
 from tests.memory_store import MemoryStore
 from tests.paths import contents

@@ -4,7 +4,7 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
-from labkit.lab import notebooks
+from labkit.app import notebooks
 from tests.lab_server import FLAGS, find_chromium
 
 TITLE = "# {name}\n\n**Question.** Why {name}?\n\n**Prerequisites.** None\n\n**Minutes.** 3"

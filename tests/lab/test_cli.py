@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 import labkit as lk
-from labkit.lab import cli, copies, notebooks, tour
-from labkit.lab.cli import app
+from labkit.app import cli, notebooks, notebooks as copies, tour
+from labkit.app.cli import app
 from tests.pages import TEXTS, blocks, commands
 from tests.paths import contents
 from tests.stalling import stopped_time
@@ -113,7 +113,7 @@ def test_list(lab):
 def test_what_needs_no_library_starts_without_them(argument):
     heavy = {"torch", "numpy", "pandas", "nbformat", "PIL", "IPython", "matplotlib", "jsonschema"}
     code = (
-        "import sys, labkit.lab.cli as cli\n"
+        "import sys, labkit.app.cli as cli\n"
         f"try: cli.app([{argument!r}])\n"
         f"except SystemExit as end: print(end.code, sorted({heavy} & sys.modules.keys()))"
     )
@@ -137,7 +137,7 @@ def test_lab_opens_the_notebooks_and_keeps_its_runs_where_a_tour_does(monkeypatc
 def test_lab_of_a_wheel_opens_copies(lab, monkeypatch):
     calls = []
     monkeypatch.setattr(cli.os, "execv", lambda _, command: calls.append(command))
-    monkeypatch.setattr("labkit.core.IS_CLONE", False)
+    monkeypatch.setattr("labkit.util.machine.IS_CLONE", False)
     monkeypatch.setattr(copies.update_copies, "__defaults__", (lab / "notebooks",))
     result = CliRunner().invoke(app, ["lab"])
     assert result.exit_code == 0, result.output
@@ -154,7 +154,7 @@ def test_lab_of_a_wheel_opens_copies(lab, monkeypatch):
 
 def test_where_no_copies_can_be_made_lab_and_tour_say_so_in_one_line(lab, monkeypatch):
     (lab / "labkit-notebooks").write_text("a file")
-    monkeypatch.setattr("labkit.core.IS_CLONE", False)
+    monkeypatch.setattr("labkit.util.machine.IS_CLONE", False)
     monkeypatch.setattr(tour, "IS_CLONE", False)
     for command in ("lab", "tour"):
         result = CliRunner().invoke(app, [command])

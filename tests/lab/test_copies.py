@@ -7,8 +7,8 @@ from contextlib import suppress
 
 import pytest
 
-from labkit.core import file_lock
-from labkit.lab import copies
+from labkit.app import notebooks as copies
+from labkit.util.files import file_lock
 from tests.paths import contents
 
 NOTEBOOK, SCRIPT = "00_measure.ipynb", "data_scripts/make_photos.py"

@@ -4,7 +4,7 @@ from email.message import Message
 
 from typer.testing import CliRunner
 
-from labkit.lab import cli, doctor, tour
+from labkit.app import cli, doctor, tour
 
 
 def test_doctor_reports_everything(lab):

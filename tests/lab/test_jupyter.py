@@ -16,7 +16,7 @@ import urllib3
 from nbconvert.preprocessors import ClearOutputPreprocessor
 from PIL import Image
 
-from labkit.lab import jupyter as lab_server
+from labkit.app import jupyter as lab_server
 from tests.lab_server import free_port, jupyterlab, running_server
 from tests.paths import REPO
 
@@ -41,7 +41,7 @@ def test_on_this_machine_and_with_its_token(tmp_path):
         children = server.children(recursive=True)
         commands = [child.cmdline() for child in children if child.status() != psutil.STATUS_ZOMBIE]
         [kernel] = [command for command in commands if "ipykernel_launcher" in command]
-        assert kernel[-2:] == ["--ext", "labkit.lab.recording"]
+        assert kernel[-2:] == ["--ext", "labkit.app.notebooks"]
 
 
 def test_without_a_token_it_does_not_start(monkeypatch):

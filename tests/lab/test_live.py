@@ -6,9 +6,9 @@ import re
 import pytest
 
 import labkit as lk
-from labkit.lab import live as live_module, report
-from labkit.lab.live import LiveReport, minutes_left
-from labkit.lab.notebooks import Executed, Notebook, find_notebooks
+from labkit.app import tour_page as live_module, tour_page as report
+from labkit.app.notebooks import Executed, Notebook, find_notebooks
+from labkit.app.tour_page import LiveReport, minutes_left
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from unittest.mock import AsyncMock, Mock
 import psutil
 import pytest
 
-from labkit.lab import notebooks
+from labkit.app import notebooks
 
 
 def test_a_kernel_that_was_ended_is_not_ended_again_at_exit(tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 import labkit as lk
-from labkit.lab.cli import app
+from labkit.app.cli import app
 
 OWN = ["--images-per-s", "1000", "--cores", "4", "--cpu-ms", "2"]
 
@@ -39,7 +39,7 @@ class TestPlan:
 
     def test_measured_costs_are_kept_and_read(self, tmp_path, monkeypatch):
         found = lk.LoaderCosts({"photos": {"cpu_ms_per_image": lk.Estimate(3, source="a run", kind="measured here")}})
-        monkeypatch.setattr("labkit.tuning.plan.loader_costs", lambda source: found)
+        monkeypatch.setattr("labkit.plan.formulas.loader_costs", lambda source: found)
         path = str(tmp_path / "costs.json")
         measured = run("--images-per-s", "100", "--cores", "2", "--measure", "photos", "--costs", path)
         assert f"wrote {path}" in measured.output.replace("\n", "")

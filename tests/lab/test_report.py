@@ -5,8 +5,8 @@ import re
 import pytest
 
 import labkit as lk
-from labkit.lab import report
-from labkit.lab.notebooks import Executed, Notebook
+from labkit.app import tour_page as report
+from labkit.app.notebooks import Executed, Notebook
 
 
 def test_an_index_without_frames(tmp_path):

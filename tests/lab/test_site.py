@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 import labkit as lk
-from labkit.lab.cli import app
-from labkit.lab.site import build_site
+from labkit.app.cli import app
+from labkit.app.site import build_site
 from tests.paths import REPO
 
 for module in ("sphinx", "myst_nb", "pydata_sphinx_theme"):

@@ -11,11 +11,12 @@ from nbformat.v4 import new_code_cell, new_notebook, new_output
 from PIL import Image
 
 import labkit as lk
-from labkit.core import encode_image, environment
-from labkit.lab import storing
-from labkit.lab.notebooks import Executed, Notebook, find_notebooks
-from labkit.measure import MEASURE_VERSION
-from labkit.teach import ladder, start
+from labkit.app import storing
+from labkit.app.notebooks import Executed, Notebook, find_notebooks
+from labkit.course import ladder, starting as start
+from labkit.measure.frames import MEASURE_VERSION
+from labkit.util.machine import environment
+from labkit.util.pictures import encode_image
 from tests.paths import contents
 
 UNSTABLE = "/tmp/ipykernel_1/2.py:3: InstabilityWarning: {}: unstable: spread 40%\n  lk.summarize(runs)\n"
@@ -122,7 +123,7 @@ def test_what_a_run_wrote_to_stderr_disturbs_or_refuses_it(tmp_path, outputs, re
     ],
 )
 def test_time_that_others_took_disturbs_a_run(tmp_path, frame_of, monkeypatch, steal_s, others_cpu_s, reason):
-    monkeypatch.setattr("labkit.measure.summary.usable_cores", lambda: 2)
+    monkeypatch.setattr("labkit.measure.statistics.usable_cores", lambda: 2)
     run = _executed(tmp_path, "00_a")
     for experiment, share in (("one", 0.5), ("two", 1.5)):  # what counts is the whole notebook
         taken = {"steal_s": share * steal_s, "others_cpu_s": share * others_cpu_s}

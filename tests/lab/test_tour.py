@@ -15,8 +15,8 @@ from nbformat.v4 import new_notebook
 from typer.testing import CliRunner
 
 import labkit as lk
-from labkit.lab import cli, copies, storing, tour
-from labkit.lab.notebooks import Executed
+from labkit.app import cli, notebooks as copies, storing, tour
+from labkit.app.notebooks import Executed
 from tests.paths import contents
 
 

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 import labkit as lk
-from labkit.measure import conclusion
-from labkit.measure.conclusion import format_ratio
-from labkit.measure.summary import quiet_summary
+from labkit.measure import statistics as conclusion
+from labkit.measure.statistics import format_ratio, quiet_summary
 
 ROW = {"speedup": 1.0, "ci_low": 1.0, "ci_high": 1.0, "verdict": "baseline", "note": ""}
 FASTER = {"speedup": 1.58, "ci_low": 1.45, "ci_high": 1.744, "verdict": "faster", "note": ""}

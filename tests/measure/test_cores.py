@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from labkit.measure.cores import CoreTime, core_time
+from labkit.measure.usage import CoreTime, core_time
 from tests.stealing import Host
 
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")

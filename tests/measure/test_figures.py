@@ -15,11 +15,10 @@ from matplotlib.patches import Patch
 from matplotlib.text import Text
 
 import labkit as lk
-from labkit.measure import figures
-from labkit.peers import plot_cores, predict_cores
-from labkit.teach import ladder
-from labkit.teach.explore import plot_runs
-from labkit.teach.feeding import Feeding
+from labkit.course import ladder
+from labkit.course.feeding import Feeding, plot_runs
+from labkit.measure import plots as figures
+from labkit.peers.run import plot_cores, predict_cores
 
 WIDTH_PX = 600  # of a page on a small screen
 SMALLEST_PX = 10  # of the font: its capitals are then about 7.5 pixels high

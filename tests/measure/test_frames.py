@@ -11,7 +11,7 @@ from torch.utils.benchmark import Timer
 
 import labkit as lk
 from labkit.measure.frames import COLUMNS, make_frame
-from labkit.measure.summary import quiet_summary
+from labkit.measure.statistics import quiet_summary
 
 
 def test_a_frame_says_where_it_comes_from_and_what_a_row_says_itself_stays():

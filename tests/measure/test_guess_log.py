@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 
 import labkit as lk
-from labkit.core.machine import env_id
-from labkit.measure import guess_log
+from labkit.measure import guesses as guess_log
+from labkit.util.machine import env_id
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from labkit.measure.intervals import speedup_interval, speedup_of, verdict_of
+from labkit.measure.statistics import speedup_interval, speedup_of, verdict_of
 
 LOGS = np.array([0.1, 0.4, 0.2, 0.35, 0.15])
 LONG = np.random.default_rng(0).standard_t(3, 23) / 10

@@ -4,8 +4,8 @@ import pandas as pd
 import pytest
 
 import labkit as lk
-from labkit.measure import messages
-from labkit.measure.summary import quiet_summary
+from labkit.measure import statistics as messages
+from labkit.measure.statistics import quiet_summary
 
 
 def _speedup(frame, baseline=None):

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from matplotlib.collections import PathCollection
 
 import labkit as lk
-from labkit.measure import plots, summary as summaries
+from labkit.measure import plots, statistics as summaries
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import labkit as lk
-from labkit.measure.repetition import LoaderWrapper, batches_in_flight, batches_per_pass, repeating
+from labkit.measure.steady import LoaderWrapper, batches_in_flight, batches_per_pass, repeating
 
 NUMBERS = TensorDataset(torch.arange(10))
 FORK = {"num_workers": 2, "multiprocessing_context": "fork"}

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import labkit as lk
-from labkit.measure.intervals import speedup_interval, verdict_of
-from labkit.measure.stopping import FixedRounds, Stopping
+from labkit.measure.compare import FixedRounds, Stopping
+from labkit.measure.statistics import speedup_interval, verdict_of
 
 
 class Rounds:

@@ -8,9 +8,8 @@ import pytest
 from scipy import stats
 
 import labkit as lk
-from labkit.measure import summary as summaries
-from labkit.measure.intervals import speedup_interval
-from labkit.measure.summary import paired_ratios, quiet_summary
+from labkit.measure import statistics as summaries
+from labkit.measure.statistics import paired_ratios, quiet_summary, speedup_interval
 
 
 def test_verdicts(frame_of):

@@ -18,12 +18,11 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import labkit as lk
-from labkit.measure import processes, runs as batches, sampler, timing
-from labkit.measure.frames import COLUMNS
-from labkit.measure.recording import set_recorder
-from labkit.measure.runs import page_cache_state, synchronize
-from labkit.measure.summary import quiet_summary
-from labkit.measure.timing import count_images
+from labkit.measure import compare as timing, sampler, steady as batches, usage as processes
+from labkit.measure.compare import count_images
+from labkit.measure.frames import COLUMNS, set_recorder
+from labkit.measure.statistics import quiet_summary
+from labkit.measure.steady import page_cache_state, synchronize
 from tests.unsampled import leave_memory_out
 
 FORK = multiprocessing.get_context("fork")

@@ -4,9 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from labkit.peers.adapters import LIMITS, OWN
-from labkit.peers.classes import CLASSES, chosen_classes, class_of_profile
-from labkit.peers.peer import FLOAT32, RAW_PIXELS
+from labkit.peers.adapters.own import LIMITS, OWN
+from labkit.peers.peer import CLASSES, FLOAT32, RAW_PIXELS, chosen_classes, class_of_profile
 from labkit.peers.registry import PEERS
 
 

@@ -4,10 +4,9 @@ import nbformat
 import pandas as pd
 import pytest
 
-from labkit.measure import MEASURE_VERSION
-from labkit.measure.frames import load_frame, make_frame, save_frame
-from labkit.peers import append_runs, comparisons, stored_runs
-from labkit.peers.classes import CLASSES
+from labkit.measure.frames import MEASURE_VERSION, load_frame, make_frame, save_frame
+from labkit.peers.peer import CLASSES
+from labkit.peers.run import append_runs, comparisons, stored_runs
 from tests.paths import REPO
 
 

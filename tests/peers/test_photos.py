@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from labkit.data import DecodeError
+from labkit.data.decode import DecodeError
 from labkit.data.stores import FolderStore
-from labkit.peers.photos import make_small_photos, repeat_photos
+from labkit.peers.run import make_small_photos, repeat_photos
 
 
 @pytest.fixture

@@ -21,25 +21,29 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 from typer.testing import CliRunner
 
-from labkit.core import env_id
-from labkit.data.stores.base import FolderStore
-from labkit.lab.cli import app
+from labkit.app.cli import app
+from labkit.data.stores import FolderStore
 from labkit.measure.frames import load_frame, make_frame, save_frame
-from labkit.measure.processes import apart
-from labkit.peers import (
-    append_runs,
-    check as peer_check,
-    comparisons,
-    probe_images as pictures,
-    registry as peers,
-    report as peer_report,
-)
+from labkit.measure.usage import apart
+from labkit.peers import check as peer_check, check as pictures, command as peer_report, registry as peers
 from labkit.peers.adapters.own import BASELINE, DECODE_LIMIT, MEMCPY_LIMIT, NAIVE, OWN, WRITE_LIMIT
-from labkit.peers.classes import CLASSES
 from labkit.peers.host import Host, HostedLoader, HostError
-from labkit.peers.peer import JPEG_FILES, JPEG_PACKED, MEAN, RAW_PIXELS, STD, Peer, Work, labelled_photos, prepare_once
+from labkit.peers.peer import (
+    CLASSES,
+    JPEG_FILES,
+    JPEG_PACKED,
+    MEAN,
+    RAW_PIXELS,
+    STD,
+    Peer,
+    Work,
+    labelled_photos,
+    prepare_once,
+)
+from labkit.peers.ranking import against_best, left_out, peer_table
 from labkit.peers.registry import PEERS, PeerError, check_peer, compare_peers, missing_modules, plot_peers
-from labkit.peers.table import against_best, left_out, peer_table
+from labkit.peers.run import append_runs, comparisons
+from labkit.util.machine import env_id
 
 cloudpickle.register_pickle_by_value(__import__(__name__, fromlist=["_"]))  # hosts cannot import test modules
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from labkit.measure import CoreTime
+from labkit.measure.usage import CoreTime
 from labkit.peers import run
 from labkit.peers.peer import JPEG_FILES, Peer, Work
 from labkit.peers.run import PeerRun

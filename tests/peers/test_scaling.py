@@ -5,7 +5,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from labkit.peers.scaling import plot_cores, predict_cores
+from labkit.peers.run import plot_cores, predict_cores
 
 
 @pytest.fixture

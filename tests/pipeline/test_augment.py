@@ -14,9 +14,9 @@ from torchvision.transforms import RandomResizedCrop
 from torchvision.transforms.v2 import functional
 
 import labkit as lk
-from labkit.pipeline.agreement import FIXED
-from labkit.pipeline.augment import LIBRARIES, PARTS
-from labkit.pipeline.seeding import RandomSources
+from labkit.loading.agreement import FIXED
+from labkit.loading.augment import LIBRARIES, PARTS
+from labkit.loading.seeding import RandomSources
 
 N_DRAWS = 1000
 P_VALUE = 1e-3

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from labkit.pipeline.bucket_batches import check_halving, cut_batches, even_out
+from labkit.loading.bucket_sampler import check_halving, cut_batches, even_out
 
 
 def batches_of(lengths: list[int]) -> list[np.ndarray]:

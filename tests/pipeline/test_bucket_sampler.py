@@ -14,7 +14,7 @@ from hypothesis import given, settings, strategies as st
 from torch.utils.data import DataLoader, Subset
 
 import labkit as lk
-from labkit.pipeline.bucket_sampler import BucketBatchSampler, check_batch_sampler
+from labkit.loading.bucket_sampler import BucketBatchSampler, check_batch_sampler
 
 SHAPES = ((100, 200), (150, 150), (200, 100), (300, 75))
 BUCKETS = lk.Buckets(SHAPES)

@@ -10,8 +10,8 @@ import simplejpeg
 from PIL import Image
 
 import labkit as lk
-from labkit.data.decoders import DecodeError
-from labkit.pipeline import limits
+from labkit.data.decode import DecodeError
+from labkit.loading import limits
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torchvision.transforms import v2
 
 import labkit as lk
-from labkit.teach.reference.experiments import writeup_cutmix
+from labkit.course.reference import writeup_cutmix
 
 N, CLASSES, HEIGHT, WIDTH = 6, 10, 20, 31
 MIXES = {"mixup": lk.mixup, "cutmix": lk.cutmix}

@@ -21,7 +21,7 @@ from torchvision import tv_tensors
 from torchvision.models.detection.image_list import ImageList
 
 import labkit as lk
-from labkit.pipeline.prefetch import CopyStream
+from labkit.loading.prefetch import CopyStream
 from tests.encodings import Encoding
 
 Pair = namedtuple("Pair", "image label")

@@ -23,7 +23,7 @@ from labkit import (
     PixelStore,
     make_loader,
 )
-from labkit.pipeline.resume import Progress
+from labkit.loading.resume import Progress
 
 COLUMNS = ["path", "width", "height"]
 

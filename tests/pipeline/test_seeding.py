@@ -15,8 +15,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 import labkit as lk
-from labkit.core.lazy import Lazy
-from labkit.pipeline.seeding import derived_seed, find_generators
+from labkit.loading.seeding import derived_seed, find_generators
+from labkit.util.machine import Lazy
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # spawned workers cannot import a test file
 

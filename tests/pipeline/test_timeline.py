@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import Dataset
 
 import labkit as lk
-from labkit.pipeline.timeline import COPIES
+from labkit.simulation.timeline import COPIES
 
 LOAD_S, STEP_S, BATCH = 0.02, 0.05, 2
 SLACK_S = 0.001  # clocks of two calls

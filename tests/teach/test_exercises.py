@@ -13,8 +13,8 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 import labkit as lk
-from labkit.data.sizes.latent_caches import parse_cache_name, sizes_from_caches
-from labkit.teach.exercises import exercises
+from labkit.course.exercises import exercises
+from labkit.data.sizes import parse_cache_name, sizes_from_caches
 
 
 def _size(data):

@@ -13,8 +13,8 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from PIL import Image
 
 import labkit as lk
-from labkit.lab import notebooks, storing
-from labkit.teach.explore import WIDGET_VIEW, factors_of, plot_runs, pooled_over
+from labkit.app import notebooks, storing
+from labkit.course.feeding import WIDGET_VIEW, factors_of, plot_runs, pooled_over
 
 
 @pytest.fixture

@@ -7,8 +7,7 @@ import torch
 from hypothesis import example, given, settings, strategies as st
 
 import labkit as lk
-from labkit.teach.explore import WIDGET_VIEW
-from labkit.teach.feeding import _SLIDERS, WAYS, Feeding, step_seconds
+from labkit.course.feeding import _SLIDERS, WAYS, WIDGET_VIEW, Feeding, step_seconds
 
 SLOW_COPY = Feeding(step_s=20e-3, load_s=10e-3, num_workers=4, batch_bytes=100_000_000, pcie_bytes_per_s=10e9,
                     staging_bytes_per_s=5e9)  # fmt: skip

@@ -10,9 +10,9 @@ import torch
 from PIL import Image
 
 import labkit as lk
-from labkit.lab import report
-from labkit.measure.timing import count_images
-from labkit.teach import ladder
+from labkit.app import tour_page as report
+from labkit.course import ladder
+from labkit.measure.compare import count_images
 from tests.paths import REPO
 
 STORED = REPO / "notebooks"

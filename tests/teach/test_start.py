@@ -7,11 +7,10 @@ import pandas as pd
 import pytest
 
 import labkit as lk
-from labkit.core import NOTEBOOK_FOLDER
-from labkit.measure.recording import RESULTS_VARIABLE
-from labkit.teach import start
-from labkit.teach.claims import checklist
-from labkit.teach.claims.steps import _STEPS
+from labkit.course import starting as start
+from labkit.course.claims import _STEPS, checklist
+from labkit.measure.frames import RESULTS_VARIABLE
+from labkit.util.machine import NOTEBOOK_FOLDER
 
 
 @pytest.fixture(autouse=True)

@@ -7,13 +7,12 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from labkit.tuning.advice import Costs, Recommendation, advise as advise_on
-from labkit.tuning.loader_traits import LoaderTraits
+from labkit.watch.advice import Costs, LoaderTraits, Recommendation, advise as advise_on
 
 
 @pytest.fixture
 def cores(monkeypatch):
-    return lambda count: monkeypatch.setattr("labkit.tuning.advice.usable_cores", lambda: count)
+    return lambda count: monkeypatch.setattr("labkit.watch.advice.usable_cores", lambda: count)
 
 
 def _loader(**options):

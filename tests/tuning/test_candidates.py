@@ -3,11 +3,10 @@
 import pytest
 
 import labkit as lk
-from labkit.tuning import candidates as field
-from labkit.tuning.candidates import DEFAULT, worth_measuring
-from labkit.tuning.contention import expected_s
-from labkit.tuning.io_wait import Making
-from labkit.tuning.tuner import _CostsAlone
+from labkit.watch import tune as field
+from labkit.watch.advice import expected_s
+from labkit.watch.timings import Making
+from labkit.watch.tune import DEFAULT, _CostsAlone, worth_measuring
 
 pytestmark = pytest.mark.alone
 

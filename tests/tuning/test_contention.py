@@ -2,8 +2,8 @@
 
 import pytest
 
-from labkit.tuning.contention import expected_s, worst_s
-from labkit.tuning.io_wait import Making
+from labkit.watch.advice import expected_s, worst_s
+from labkit.watch.timings import Making
 
 
 @pytest.mark.parametrize(

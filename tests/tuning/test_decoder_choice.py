@@ -6,9 +6,8 @@ import pytest
 import torch
 
 import labkit as lk
-from labkit.tuning import decoder_choice
-from labkit.tuning.candidates import with_decoder
-from labkit.tuning.decoder_choice import fastest_decoder
+from labkit.watch import tune as decoder_choice
+from labkit.watch.tune import fastest_decoder, with_decoder
 
 pytestmark = pytest.mark.alone
 

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from labkit.tuning.entry_point import made_training, named_function
-from labkit.tuning.epochs import CannotDiagnose
+from labkit.watch.diagnose import made_training, named_function
+from labkit.watch.timings import CannotDiagnose
 
 SCRIPT = """
 import sys

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from labkit.tuning.epochs import CannotDiagnose, Epochs
+from labkit.watch.timings import CannotDiagnose, Epochs
 
 
 def test_one_after_the_other():

@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 
-from labkit.tuning import gpu_utilization as utilization
+from labkit.watch import timings as utilization
 
 
 @pytest.fixture(autouse=True)

@@ -7,8 +7,7 @@ import torch
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
 import labkit as lk
-from labkit.tuning.advice import Costs, advise
-from labkit.tuning.loader_traits import LoaderTraits
+from labkit.watch.advice import Costs, LoaderTraits, advise
 
 
 def test_a_loaders_settings():

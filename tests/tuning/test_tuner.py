@@ -8,9 +8,8 @@ from torch.utils.data import ChainDataset, Dataset
 from torchvision.transforms import v2
 
 import labkit as lk
-from labkit.tuning import candidates as field
-from labkit.tuning.candidates import DEFAULT, Candidate, Source
-from labkit.tuning.race import STEP_ALONE
+from labkit.watch import tune as field
+from labkit.watch.tune import DEFAULT, STEP_ALONE, Candidate, Source
 
 pytestmark = pytest.mark.alone
 

@@ -1,5 +1,1 @@
-"""One module per library: how it does the work of the comparison."""
-
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+"""One module for each loader that is compared."""

@@ -11,9 +11,9 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
+from labkit.loading.augment import import_albumentations
 from labkit.peers.adapters.torchvision import folder_loader
 from labkit.peers.peer import MEAN, STD, Work, pip_peer
-from labkit.pipeline import import_albumentations
 
 
 class _Transform:

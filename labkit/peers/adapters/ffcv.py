@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from labkit.data import ImageDataset
+from labkit.data.dataset import ImageDataset
 from labkit.data.pixels import PixelStore
 from labkit.data.stores import FolderStore
 from labkit.peers.peer import JPEG_PACKED, MEAN, RAW_PIXELS, STD, Peer, Work, pip_peer, prepare_once

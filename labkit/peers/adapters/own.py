@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from labkit.data import ImageDataset, PILDataset
+from labkit.data.dataset import ImageDataset, PILDataset
 from labkit.data.pixels import PixelStore
 from labkit.data.stores import FolderStore
 from labkit.peers.adapters.torchvision import pil_transform, tensor_transform
@@ -39,7 +39,7 @@ def _build_pixels(work: Work, folder: Path) -> None:
 
 @lru_cache(maxsize=1)
 def _batch_loader(open_source: Callable[[Work], Any], antialias: bool, work: Work) -> Iterable:
-    from labkit.pipeline.batch_loader import BatchLoader
+    from labkit.loading.batch_loader import BatchLoader
 
     floats: dict[str, Any] = {"dtype": torch.float32, "mean": MEAN, "std": STD} if work.is_float else {}
     return BatchLoader(
@@ -56,7 +56,7 @@ def _load_naively(work: Work) -> Iterable:
 
 @lru_cache(maxsize=1)
 def _best_dataloader(work: Work) -> Iterable:
-    from labkit.pipeline.loader import LoaderConfig, make_loader
+    from labkit.loading.torch_loader import LoaderConfig, make_loader
 
     photos = ImageDataset(_open_photos(work), transform=tensor_transform(work))
     config = LoaderConfig(batch_size=work.batch_size, num_workers=work.num_workers, seed=work.seed)
@@ -65,14 +65,14 @@ def _best_dataloader(work: Work) -> Iterable:
 
 @lru_cache(maxsize=1)
 def _image_limit(name: str, work: Work) -> Iterable:
-    from labkit.pipeline import limits
+    from labkit.loading import limits
 
     return getattr(limits, name)(_open_photos(work), num_threads=work.num_workers)
 
 
 @lru_cache(maxsize=1)
 def _memory_limit(name: str, work: Work) -> Iterable:
-    from labkit.pipeline import limits
+    from labkit.loading import limits
 
     n_images = len(_open_photos(work))
     return getattr(limits, name)(n_images, size=work.size, num_threads=work.num_workers)

@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from labkit.data import is_scalable
+from labkit.data.partial_jpeg import is_scalable
 from labkit.peers.adapters.torchvision import folder_loader, output_steps
 from labkit.peers.peer import Work, pip_peer
 

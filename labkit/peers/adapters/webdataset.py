@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from functools import lru_cache, partial
 from pathlib import Path
 
-from labkit.data.shards import write_shards
+from labkit.data.shards_write import write_shards
 from labkit.data.stores import FolderStore
 from labkit.peers.adapters.torchvision import decode_bytes, fast_settings, tensor_transform
 from labkit.peers.peer import JPEG_PACKED, Work, pip_peer, prepare_once

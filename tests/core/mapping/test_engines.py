@@ -17,11 +17,10 @@ import cloudpickle
 import psutil
 import pytest
 
-from labkit.core.atomic import write_atomic
-from labkit.core.mapping import engines as engine_module
-from labkit.core.mapping.engines import ItemErrors, map_items
-from labkit.core.mapping.pools import Pool, process_pool
-from labkit.data.samples.photos import make_photos, photo_bytes, photo_key
+from labkit.data.samples import make_photos, photo_bytes, photo_key
+from labkit.util import parallel as engine_module
+from labkit.util.files import write_atomic
+from labkit.util.parallel import ItemErrors, Pool, map_items, process_pool
 from tests.loading import eventually
 
 # As if its functions stood in a notebook: workers cannot import a test module.

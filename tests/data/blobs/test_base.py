@@ -12,7 +12,7 @@ import fsspec
 import pytest
 
 from labkit import TarStore, open_store
-from labkit.data.blobs.base import Blob, BlobFile, LocalBlob, is_url, open_blob, open_buffered
+from labkit.data.blobs import Blob, BlobFile, LocalBlob, is_url, open_blob, open_buffered
 
 DATA = random.Random(0).randbytes(100_000)
 

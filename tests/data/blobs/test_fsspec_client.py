@@ -6,7 +6,7 @@ import fsspec
 import pytest
 
 from labkit import ObjectStore, TarStore
-from labkit.data.blobs.remote import ObjectBlob
+from labkit.data.blobs import ObjectBlob
 
 
 class ClientError(Exception):

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from labkit.data.blobs.http_client import HttpClient
+from labkit.data.blobs import HttpClient
 from tests.scripted_server import ScriptedServer, cut, drop, noise, stall, status
 
 PATH = "/p/a.jpg"

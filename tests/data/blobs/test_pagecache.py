@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from labkit import FolderStore, evict, make_photos, open_store, resident_fraction
-from labkit.measure.processes import tree_usage
+from labkit.measure.usage import tree_usage
 
 
 def bytes_read_from_storage() -> int:

@@ -6,10 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from labkit import FolderStore, SimulatedStore, TarStore, open_store
-from labkit.data.blobs.remote import HttpBlob
-from labkit.data.stores.simulated import Disk
-from labkit.data.tar.errors import TarError
-from labkit.data.tar.index import SUFFIX
+from labkit.data.blobs import HttpBlob
+from labkit.data.simulated_disks import Disk
+from labkit.data.tar import SUFFIX
+from labkit.data.tar_members import TarError
 from tests.image_files import KEYS, read_all
 from tests.scripted_server import Handler, drop, noise, status
 

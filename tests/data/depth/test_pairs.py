@@ -15,11 +15,8 @@ from PIL import Image
 
 import labkit as lk
 from labkit import DecodeError, DepthPairs, FolderStore, TarStore
-from labkit.data.depth import fast as depth_fast
-from labkit.data.depth.fast import fast_sample
-from labkit.data.depth.pairs import make_sample
-from labkit.data.depth.presets import PRESETS
-from labkit.data.depth.reference import plain_sample
+from labkit.data import depth as depth_fast
+from labkit.data.depth import PRESETS, fast_sample, make_sample, plain_sample
 from tests.memory_store import MemoryStore
 
 # What the sets are, stated here once more: stored integers a metre, limits, size (height, width), files of a pair.

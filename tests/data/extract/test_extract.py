@@ -13,9 +13,9 @@ from unittest.mock import Mock
 
 import pytest
 
-from labkit.core.mapping.engines import ItemErrors
-from labkit.data.extract import files as tar_files
-from labkit.data.extract.extract import WORK, extract_tars
+from labkit.data import extract as tar_files
+from labkit.data.extract import WORK, extract_tars
+from labkit.util.parallel import ItemErrors
 from tests.tars import Member, make_tar, member, numbered_files
 
 quietly = partial(extract_tars, progress=False)

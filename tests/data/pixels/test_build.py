@@ -19,7 +19,7 @@ import pytest
 from PIL import Image
 
 from labkit import FolderStore, ItemErrors, PixelError, PixelStore
-from labkit.data.pixels import build as pixel_build, parts as pixel_parts
+from labkit.data import pixels as pixel_build, pixels as pixel_parts
 from tests.memory_store import MemoryStore
 
 # As if its classes stood in a notebook: workers cannot import a test module.

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from labkit import BatchLoader, PixelStore, evict, resident_fraction
-from labkit.data.pixels import read_ahead
+from labkit.data import pixels as read_ahead
 
 COUNT, SIDE = 200, 100  # 30 kB an image, so that a read-ahead of 128 KiB would show
 PAGE = mmap.PAGESIZE

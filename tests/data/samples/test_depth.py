@@ -14,8 +14,8 @@ from PIL import Image
 from skimage import data as skimage_data
 
 from labkit import DepthPairs, FolderStore, TarStore, make_depth
-from labkit.data.samples import depth as depth_photos
-from labkit.data.samples.depth import pair_bytes, pair_names
+from labkit.data import samples as depth_photos
+from labkit.data.samples import pair_bytes, pair_names
 from tests import paths
 from tests.paths import run_script
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from labkit.data.samples import photos as samples
-from labkit.data.samples.photos import MANIFEST, PHOTOGRAPHS, PROFILES, make_photos, photo_bytes, photo_key
+from labkit.data import samples
+from labkit.data.samples import MANIFEST, PHOTOGRAPHS, PROFILES, make_photos, photo_bytes, photo_key
 from tests import paths
 from tests.paths import SCRIPTS, run_script
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings, strategies as st
 from torch.utils.data import DataLoader
 
 import labkit as lk
-from labkit.data.shards import ahead
-from labkit.data.shards.ahead import Opener, ShardsAhead
+from labkit.data import shard_cache as ahead
+from labkit.data.shard_cache import Opener, ShardsAhead
 from tests.loading import eventually
 from tests.shard_samples import samples
 

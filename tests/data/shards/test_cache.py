@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 import labkit as lk
-from labkit.data.shards import cache as cache_module
-from labkit.data.shards.cache import CachedShards, NoRoomError, ShardCache
+from labkit.data import shard_cache as cache_module
+from labkit.data.shard_cache import CachedShards, NoRoomError, ShardCache
 from tests.children import in_children
 from tests.loading import eventually
 from tests.shard_samples import samples

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from labkit import FolderStore, read_shards, write_shards
-from labkit.data.shards import dataset as module
+from labkit.data import shards_read as module
 from tests.data.shards.test_read import PICTURE, at, numbered, numbers
 from tests.tars import make_tar
 

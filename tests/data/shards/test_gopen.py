@@ -12,9 +12,9 @@ from webdataset import gopen as wds_gopen
 from webdataset.gopen import gopen_schemes
 
 from labkit import FolderStore, read_shards, serve_folder, serve_s3, write_shards
-from labkit.data.shards import gopen
-from labkit.data.shards.gopen import ReadAhead, open_url
-from labkit.data.tar.errors import TarError
+from labkit.data import shard_cache as gopen
+from labkit.data.shard_cache import ReadAhead, open_url
+from labkit.data.tar_members import TarError
 
 
 @pytest.fixture(scope="module")

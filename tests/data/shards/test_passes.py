@@ -7,7 +7,7 @@ from itertools import chain
 import pytest
 from hypothesis import given, strategies
 
-from labkit.data.shards.passes import Passes, Stretch, cut, shard_order
+from labkit.data.shards_read import Passes, Stretch, cut, shard_order
 
 COUNTS = strategies.lists(strategies.integers(0, 7), min_size=1, max_size=6).filter(any)
 

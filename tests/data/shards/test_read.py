@@ -28,8 +28,8 @@ from labkit import (
     shuffle_quality,
     write_shards,
 )  # fmt: skip
-from labkit.data.shards.place import Place
-from labkit.data.tar.errors import TarError
+from labkit.data.shards_read import Place
+from labkit.data.tar_members import TarError
 from tests.memory_store import MemoryStore
 from tests.paths import REPO
 from tests.tars import make_tar

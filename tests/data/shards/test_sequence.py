@@ -9,7 +9,7 @@ import webdataset as wds
 from hypothesis import given, strategies
 from scipy.stats import ks_2samp
 
-from labkit.data.shards.sequence import resume, shuffled
+from labkit.data.shards_read import resume, shuffled
 
 SIZES = strategies.integers(1, 40)
 

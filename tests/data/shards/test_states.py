@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from labkit import read_shards
-from labkit.data.shards import dataset as module
+from labkit.data import shards_read as module
 from tests.data.shards.test_read import PICTURE, at, numbered, numbers, picture
 from tests.tars import make_tar
 

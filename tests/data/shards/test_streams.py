@@ -5,8 +5,7 @@ from itertools import product
 import pytest
 from hypothesis import given, strategies
 
-from labkit.data.shards.place import Place
-from labkit.data.shards.streams import Stream, part_of
+from labkit.data.shards_read import Place, Stream, part_of
 
 SMALL = strategies.integers(0, 9)
 STREAMS = strategies.lists(strategies.builds(Stream, SMALL, SMALL, SMALL, SMALL), max_size=7)

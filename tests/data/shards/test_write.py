@@ -14,10 +14,9 @@ import pytest
 import webdataset as wds
 
 from labkit import FolderStore, ImageDataset, ItemErrors, TarStore, read_shards, write_shards
-from labkit.core.atomic import atomic_path
-from labkit.data.shards import write as shard_writer
-from labkit.data.shards.layout import member_names, store_key
-from labkit.data.shards.write import MANIFEST, UNFINISHED
+from labkit.data import shards_write as shard_writer
+from labkit.data.shards_write import MANIFEST, UNFINISHED, member_names, store_key
+from labkit.util.files import atomic_path
 from tests import killed_shards
 from tests.memory_store import MemoryStore
 from tests.paths import contents, run_script

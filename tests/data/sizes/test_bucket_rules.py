@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from labkit.data.sizes.bucket_rules import bucket_shapes, parse_resolution, round_half_up, shrink
+from labkit.data.buckets import bucket_shapes, parse_resolution, round_half_up, shrink
 
 
 def every_shape(area: int, step: int, low: int, high: int) -> set[tuple[int, int]]:

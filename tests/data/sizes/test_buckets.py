@@ -10,8 +10,7 @@ from hypothesis import given, settings, strategies as st
 from PIL import Image
 
 import labkit as lk
-from labkit.data.sizes.bucket_rules import shrink
-from labkit.data.sizes.buckets import Buckets, upright_sizes
+from labkit.data.buckets import Buckets, shrink, upright_sizes
 
 SIDES = st.integers(1, 5000)
 

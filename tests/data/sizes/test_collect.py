@@ -11,9 +11,9 @@ import pytest
 from PIL import Image
 
 from labkit import FolderStore, collect_sizes
-from labkit.data.sizes import collect as sizes
-from labkit.data.sizes.sd_metadata import read_metadata, write_metadata_cache
-from labkit.teach.conformance import exif_of
+from labkit.course.conformance import exif_of
+from labkit.data import sizes
+from labkit.data.sizes import read_metadata, write_metadata_cache
 from tests.paths import contents, run_script
 
 # Name -> size. A name that ends in .jpg, .png or so is written in that format.

@@ -11,9 +11,9 @@ import pytest
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
+from labkit.course.conformance import broken_files, exif_of, oracle_files
+from labkit.data.headers import Header, read_header
 from labkit.data.partial_jpeg import WholeDecoder
-from labkit.data.sizes.headers import Header, read_header
-from labkit.teach.conformance import broken_files, exif_of, oracle_files
 from tests.image_files import encoded
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Pillow's, of damaged files

@@ -2,7 +2,7 @@
 
 import pytest
 
-from labkit.data.sizes.latent_caches import parse_cache_name, sizes_from_caches
+from labkit.data.sizes import parse_cache_name, sizes_from_caches
 
 SD = "_0512x0512_sd.npz"
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from labkit import FolderStore, Store
-from labkit.core import IMAGE_SUFFIXES
+from labkit.util.files import IMAGE_SUFFIXES
 from tests.image_files import KEYS
 
 

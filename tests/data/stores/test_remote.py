@@ -24,8 +24,9 @@ from labkit import (
     make_loader,
     serve_folder,
 )  # fmt: skip
-from labkit.data.tar import TarError, index as tar_index
-from labkit.data.tar.index import build_index
+from labkit.data import tar as tar_index
+from labkit.data.tar import build_index
+from labkit.data.tar_members import TarError
 from tests.children import in_children
 from tests.image_files import KEYS, put_in_memory, read_all, read_each
 from tests.serving import Quiet, serving

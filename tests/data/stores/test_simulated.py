@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from labkit import DISKS, FolderStore, HttpStore, SimulatedStore, TarStore
-from labkit.data.stores import simulated
-from labkit.data.stores.base import HasExtents
-from labkit.data.stores.simulated import Disk
+from labkit.data import simulated_disks as simulated
+from labkit.data.simulated_disks import Disk
+from labkit.data.stores import HasExtents
 from tests.children import in_children
 from tests.memory_store import MemoryStore
 from tests.tars import make_tar

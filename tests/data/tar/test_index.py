@@ -23,11 +23,10 @@ import numpy as np
 import pytest
 
 from labkit import TarStore
+from labkit.data import tar as tar_index
 from labkit.data.blobs import LocalBlob
-from labkit.data.tar import index as tar_index
-from labkit.data.tar.errors import TarError, TarWarning
-from labkit.data.tar.index import SUFFIX, build_index, read_index
-from labkit.data.tar.members import plain_name, scan
+from labkit.data.tar import SUFFIX, build_index, read_index
+from labkit.data.tar_members import TarError, TarWarning, plain_name, scan
 from tests.children import in_children
 from tests.tars import add, make_tar, member
 

@@ -21,9 +21,9 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import labkit as lk
-from labkit.core.mapping import ItemErrors
-from labkit.data.tar.errors import TarError, TarWarning
-from labkit.lab.cli import app
+from labkit.app.cli import app
+from labkit.data.tar_members import TarError, TarWarning
+from labkit.util.parallel import ItemErrors
 from tests.hardening.inputs import sparse_member
 from tests.paths import run_script
 from tests.tars import make_tar, member

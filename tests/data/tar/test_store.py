@@ -15,9 +15,9 @@ import torch
 from PIL import Image
 
 from labkit import FolderStore, ImageDataset, LoaderConfig, Store, TarStore, make_loader, open_store
-from labkit.data.tar import index as tar_index
-from labkit.data.tar.errors import TarError
-from labkit.data.tar.index import SUFFIX, build_index
+from labkit.data import tar as tar_index
+from labkit.data.tar import SUFFIX, build_index
+from labkit.data.tar_members import TarError
 from tests.children import in_children
 from tests.tars import make_tar, member
 

@@ -18,9 +18,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from labkit.data.tar.errors import TarError, TarWarning
-from labkit.data.tar.stream import TarStream, convert_tar
-from labkit.lab.cli import app
+from labkit.app.cli import app
+from labkit.data.tar_members import TarError, TarWarning
+from labkit.data.tar_stream import TarStream, convert_tar
 from tests.tars import make_tar, member, numbered_files
 
 FILE_BYTES = 3 * 512  # of a numbered file: its header and two blocks

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from labkit.core import write_atomic
+from labkit.util.files import write_atomic
 from tests.hardening.faults import bad_server, sandbox
 from tests.hardening.faults.judge import LATE, OUTCOMES
 from tests.hardening.faults.launch import REPO
@@ -115,7 +115,7 @@ def prepare_place(scratch: Path | None = None) -> Iterator[Place]:
 def _import_all() -> None:
     for name in (
         "cv2", "nbclient", "s3fs", "scipy.stats", "skimage.data", "torchvision.datasets.utils",
-        "torchvision.transforms.v2", "labkit.lab.cli", "labkit.lab.report", "labkit.lab.tour",
+        "torchvision.transforms.v2", "labkit.app.cli", "labkit.app.tour_page", "labkit.app.tour",
         "labkit.data.pixels.build",
     ):  # fmt: skip
         import_module(name)

@@ -48,14 +48,14 @@ class Command:
 
 
 def _own_notebooks(src: Path, server: str) -> None:
-    from labkit.lab import notebooks
+    from labkit.app import notebooks
 
     notebooks.find_notebooks.__defaults__ = ("", src / "notebooks")
     os.environ["LABKIT_SCALE"] = "ci"
 
 
 def _few_photos(src: Path, server: str) -> None:
-    from labkit.lab import tour
+    from labkit.app import tour
 
     _own_notebooks(src, server)
     tour.make_scale_photos = lambda: None

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import labkit as lk
-from labkit.data.tar import TarError
+from labkit.data.tar_members import TarError
 from tests.hardening.faults.judge import CLEAR, RIGHT
 from tests.hardening.faults.startup.sitecustomize import harm
 from tests.hardening.faults.trial import Place

@@ -5,8 +5,8 @@ from contextlib import suppress
 from typing import Any
 
 import labkit as lk
+from labkit.data import shard_cache as gopen
 from labkit.data.blobs import HttpClient
-from labkit.data.shards import gopen
 from tests.hardening.faults.bad_server import BUCKET, configure
 from tests.hardening.faults.drills import Items, Result, digest, judge_reading, read_batches, read_store
 from tests.hardening.faults.judge import LATE

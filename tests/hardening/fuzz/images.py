@@ -9,14 +9,13 @@ from unittest.mock import patch
 import numpy as np
 from PIL import Image
 
-from labkit.data import decoders as decoding
-from labkit.data.datasets import PILDataset
-from labkit.data.decoders import DECODERS, DecodeError, decode, missing_decoders
-from labkit.data.depth.pairs import decode_picture
+from labkit.course.conformance import broken_files, oracle_files, png_chunk
+from labkit.data import decode as decoding
+from labkit.data.dataset import PILDataset
+from labkit.data.decode import DECODERS, DecodeError, decode, jpeg_orientation, missing_decoders
+from labkit.data.depth import decode_picture
+from labkit.data.headers import Header, read_header
 from labkit.data.partial_jpeg import SCALES, WholeDecoder, open_decoder
-from labkit.data.sizes.headers import Header, read_header
-from labkit.data.upright import jpeg_orientation
-from labkit.teach.conformance import broken_files, oracle_files, png_chunk
 from tests.data.test_upright import broken, stated_oddly
 from tests.hardening.fuzz.oracle import may_refuse, split_options, write_input
 from tests.hardening.inputs import fix_png, image_bytes

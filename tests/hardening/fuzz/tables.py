@@ -10,17 +10,14 @@ from urllib.parse import urlsplit
 
 import pandas as pd
 
-from labkit.data.depth.presets import PRESETS, read_list
-from labkit.data.samples.photos import MANIFEST, make_photos
-from labkit.data.shards.listing import ShardList
-from labkit.data.sizes.collect import collect_sizes
-from labkit.data.sizes.latent_caches import parse_cache_name
-from labkit.data.sizes.sd_metadata import write_metadata_cache
-from labkit.data.stores.http_listing import list_files
-from labkit.data.stores.remote import HttpStore
+from labkit.data.depth import PRESETS, read_list
+from labkit.data.remote import HttpStore, list_files
+from labkit.data.samples import MANIFEST, make_photos
+from labkit.data.shard_cache import ShardList
+from labkit.data.sizes import collect_sizes, parse_cache_name, write_metadata_cache
 from labkit.measure import plots
 from labkit.measure.frames import COLUMNS, load_frame, make_frame, save_frame
-from labkit.measure.summary import quiet_summary
+from labkit.measure.statistics import quiet_summary
 from tests.hardening.fuzz.oracle import empty_folder, may_refuse, scratch, split_options, write_input
 
 

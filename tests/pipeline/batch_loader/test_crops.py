@@ -8,7 +8,7 @@ import torch
 from scipy.stats import ks_2samp, kstest
 from torchvision.transforms import RandomResizedCrop
 
-from labkit.pipeline.batch_loader.crops import DRAWS, flips, middle_crops, random_crops, uniforms
+from labkit.loading.crops import DRAWS, flips, middle_crops, random_crops, uniforms
 
 SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
 SIZES = {

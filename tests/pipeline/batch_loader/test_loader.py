@@ -15,11 +15,11 @@ from torch.utils.data import DistributedSampler
 from torchvision.transforms.v2 import functional as F
 
 import labkit as lk
+from labkit.course.conformance import oracle_files
 from labkit.data import partial_jpeg as regions
-from labkit.pipeline.batch_loader.crops import flips, middle_crops, random_crops, uniforms
-from labkit.pipeline.batch_loader.fillers import EncodedFiller
-from labkit.pipeline.batch_loader.loader import BatchLoader
-from labkit.teach.conformance import oracle_files
+from labkit.loading.batch_loader import BatchLoader
+from labkit.loading.crops import flips, middle_crops, random_crops, uniforms
+from labkit.loading.fill import EncodedFiller
 from tests.children import in_children
 
 SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
@@ -317,8 +317,8 @@ class TestErrors:
 
     def test_a_bomb(self, tmp_path, photos, monkeypatch):
         good = photos.read(photos.keys()[0])
-        monkeypatch.setattr("labkit.pipeline.batch_loader.fillers.MAX_PIXELS", 1000)
-        monkeypatch.setattr("labkit.data.decoders.MAX_PIXELS", 1000)
+        monkeypatch.setattr("labkit.loading.fill.MAX_PIXELS", 1000)
+        monkeypatch.setattr("labkit.data.decode.MAX_PIXELS", 1000)
         with pytest.raises(lk.DecodeError, match="exceed the limit"):
             list(BatchLoader(stored(tmp_path, {"large.jpg": good})))
 
@@ -405,7 +405,7 @@ class TestThreads:
         assert seen == [before] == [torch.get_num_threads()]
 
     def test_ranks_on_one_machine_share_the_cores(self, photos, monkeypatch):
-        monkeypatch.setattr("labkit.pipeline.loader.config.usable_cores", lambda: 8)
+        monkeypatch.setattr("labkit.loading.torch_loader.usable_cores", lambda: 8)
         assert BatchLoader(photos).num_threads == 8
         monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
         assert BatchLoader(photos).num_threads == 2

@@ -6,7 +6,7 @@ import torch
 from torchvision.transforms import v2
 
 import labkit as lk
-from labkit.pipeline.batch_loader.loader import BatchLoader
+from labkit.loading.batch_loader import BatchLoader
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 FLOATS = [torch.float32, torch.float16, torch.bfloat16]

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import labkit as lk
-from labkit.data.decoders import DecodeError
-from labkit.pipeline.seeding import SeededIndices
+from labkit.data.decode import DecodeError
+from labkit.loading.seeding import SeededIndices
 
 
 @pytest.fixture(scope="module")

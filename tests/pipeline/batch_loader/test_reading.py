@@ -11,9 +11,9 @@ import torch
 from hypothesis import given, strategies as st
 
 import labkit as lk
-from labkit.pipeline.batch_loader.loader import BatchLoader
-from labkit.pipeline.batch_loader.reading import AfterReads, Reader, ReadsAhead, look_ahead
-from labkit.pipeline.resume import Progress
+from labkit.loading.batch_loader import BatchLoader
+from labkit.loading.read_ahead import AfterReads, Reader, ReadsAhead, look_ahead
+from labkit.loading.resume import Progress
 from tests.loading import eventually
 from tests.scripted_server import serve_script
 

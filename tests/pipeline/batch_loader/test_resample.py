@@ -6,7 +6,7 @@ import pytest
 import torch
 from torchvision.transforms.v2 import functional as F
 
-from labkit.pipeline.batch_loader.resample import flip_into, resize_into
+from labkit.loading.fill import flip_into, resize_into
 
 BOXES = [(0, 0, 300, 400), (10, 20, 250, 260), (5, 7, 100, 120), (0, 0, 224, 224), (3, 9, 290, 120), (1, 2, 60, 300)]
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import labkit as lk
-from labkit.pipeline.loader import config as settings
+from labkit.loading import torch_loader as settings
 from tests.loading import Numbers, config
 
 

@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, Subset, TensorDataset
 
 import labkit as lk
-from labkit.pipeline.loader import loader as loaders
+from labkit.loading import torch_loader as loaders
 from tests.loading import Numbers, config, indices
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # spawned workers cannot import a test file
@@ -322,7 +322,7 @@ CELLS = [
 
 @pytest.mark.exhaustive
 def test_classes_and_lambdas_of_a_notebook(tmp_path):
-    from labkit.lab.notebooks import Notebook, execute
+    from labkit.app.notebooks import Notebook, execute
 
     path = tmp_path / "01_cells.ipynb"
     nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in CELLS]), path)

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from torchvision.transforms import v2
 
 import labkit as lk
-from labkit.pipeline.simulation.tensor import SimulatedTensor
+from labkit.simulation.tensor import SimulatedTensor
 
 MIB = 2**20
 SLOW = lk.SimulatedDevice(

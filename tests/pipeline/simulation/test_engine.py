@@ -4,7 +4,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, strategies as st
 
-from labkit.pipeline.simulation.engine import ENGINES, Engine, Operation, Queue
+from labkit.simulation.engine import ENGINES, Engine, Operation, Queue
 
 KERNEL, TO_DEVICE, TO_HOST = ENGINES
 

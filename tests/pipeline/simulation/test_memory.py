@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from labkit.pipeline.simulation.engine import Engine, Operation
-from labkit.pipeline.simulation.memory import Access, Allocator, Block, Memory, Races
+from labkit.simulation.engine import Engine, Operation
+from labkit.simulation.memory import Access, Allocator, Block, Memory, Races
 
 
 @pytest.fixture

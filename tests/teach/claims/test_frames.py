@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from labkit.teach.claims.frames import Frames, reckoned, separate
+from labkit.course.claim_trials import Frames, reckoned, separate
 
 BURST = [100.0, 101, 99, 100, 102, 98, 100, 101, 99, 1]  # the last run was disturbed
 

@@ -11,14 +11,12 @@ from scipy import stats
 from typer.testing import CliRunner
 
 import labkit as lk
-from labkit.data.stores.simulated import DISKS
-from labkit.lab import cli, report
-from labkit.measure.recording import RESULTS_VARIABLE
-from labkit.teach.claims import frames as claim_frames, trials as claim_trials
-from labkit.teach.claims.judging import judged
-from labkit.teach.claims.ledger import LEDGER
-from labkit.teach.claims.text import lines_of
-from labkit.teach.claims.verdicts import VERDICTS, unchanged
+from labkit.app import cli, tour_page as report
+from labkit.course import claim_trials, claim_trials as claim_frames
+from labkit.course.claim_trials import VERDICTS, unchanged
+from labkit.course.claims import LEDGER, judged, lines_of
+from labkit.data.simulated_disks import DISKS
+from labkit.measure.frames import RESULTS_VARIABLE
 
 IDS = [
     "sizes-4000-20min", "sizes-6x", "workers-clamp", "persistent-zero", "marigold-tar", "decode-pil", "decode-cv2",

@@ -4,9 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from labkit.measure.recording import RESULTS_VARIABLE
-from labkit.teach.claims import checklist
-from labkit.teach.claims.steps import _STEPS
+from labkit.course.claims import _STEPS, checklist
+from labkit.measure.frames import RESULTS_VARIABLE
 
 
 @pytest.fixture(autouse=True)

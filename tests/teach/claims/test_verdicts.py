@@ -2,7 +2,7 @@
 
 import pytest
 
-from labkit.teach.claims.verdicts import (
+from labkit.course.claim_trials import (
     Reading,
     agreeing_range,
     faster,

@@ -16,11 +16,11 @@ from torchvision.transforms import v2
 from typer.testing import CliRunner
 
 import labkit as lk
-from labkit.core import machine as env
-from labkit.lab.cli import app
+from labkit.app.cli import app
+from labkit.course import reference as experiments, reference as fast_path, reference as record
+from labkit.course.reference import FOLDER
 from labkit.peers.peer import missing_modules
-from labkit.teach.reference import experiments, fast_path, record
-from labkit.teach.reference.runs import FOLDER
+from labkit.util import machine as env
 from tests.unsampled import leave_memory_out
 
 CPU = torch.device("cpu")
@@ -317,9 +317,9 @@ WITHOUT_JUPYTER = """
     env._SCALES["ci"] = env.Scale("ci", n_photos=4, n_camera=1, batch_size=2, rounds=1)
     from labkit.teach.reference import experiments, record
     record._make_experiments = lambda device, size: iter([experiments.mixing(device, size)])
-    import labkit.lab.cli
+    import labkit.app.cli
     sys.argv = ["labkit", "reference", "--device", "cpu", "--scale", "ci", "--folder", sys.argv[1]]
-    labkit.lab.cli.app()
+    labkit.app.cli.app()
 """
 
 

@@ -6,7 +6,7 @@ import matplotlib.pyplot as plt
 import pytest
 
 import labkit as lk
-from labkit.teach.reference.runs import COMMAND
+from labkit.course.reference import COMMAND
 
 
 @pytest.fixture

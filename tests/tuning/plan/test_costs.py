@@ -5,7 +5,7 @@ import json
 import pytest
 
 import labkit as lk
-from labkit.measure import GilError
+from labkit.measure.gil import GilError
 from tests.memory_store import MemoryStore
 
 
@@ -17,7 +17,7 @@ def photos(tmp_path_factory):
 @pytest.fixture(scope="module")
 def costs(photos):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("labkit.measure.gil_us_per_image", lambda factory, seconds: sum(1 for _ in factory()) * 30.0)
+        patch.setattr("labkit.measure.gil.gil_us_per_image", lambda factory, seconds: sum(1 for _ in factory()) * 30.0)
         return lk.loader_costs(photos, n_images=8, rounds=1)
 
 
@@ -48,7 +48,7 @@ class TestMeasuring:
         def missing(factory, seconds):
             raise GilError("py-spy is missing")
 
-        monkeypatch.setattr("labkit.measure.gil_us_per_image", missing)
+        monkeypatch.setattr("labkit.measure.gil.gil_us_per_image", missing)
         found = lk.loader_costs(photos, n_images=2, rounds=1)
         assert found.notes == ["time under Python's lock is not known: py-spy is missing"]
         assert "gil_us_per_image" not in found.by_data["photos"]

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 import labkit as lk
-from labkit.tuning.advice import Costs
+from labkit.watch.advice import Costs
 
 OWN = {"cores_per_node": 8, "cpu_ms_per_image": 2}
 

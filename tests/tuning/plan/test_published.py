@@ -5,8 +5,8 @@ import re
 import pytest
 
 import labkit as lk
-from labkit.tuning.plan.inputs import INPUTS
-from labkit.tuning.plan.published import STORAGES, cores_of, demand_of, find_training, pcie, rented_cores
+from labkit.plan.planning import INPUTS
+from labkit.plan.published import STORAGES, cores_of, demand_of, find_training, pcie, rented_cores
 
 KEYS = list(lk.PUBLISHED_TRAINING)
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from labkit.tuning.watch.device_time import DeviceTimes
+from labkit.watch.timings import DeviceTimes
 
 
 def test_without_cuda_nothing_is_recorded(monkeypatch):

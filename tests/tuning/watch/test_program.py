@@ -10,8 +10,9 @@ import sys
 import pytest
 import torch
 
-from labkit.core import usable_cores
-from labkit.tuning.watch import CannotRun, Script, program
+from labkit.util.machine import usable_cores
+from labkit.watch import program
+from labkit.watch.script import CannotRun, Script
 from tests.paths import REPO
 
 SCRIPT = REPO / "tests" / "training_script.py"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from labkit.tuning.watch.secrets import shown_command
+from labkit.watch.script import shown_command
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,9 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import labkit as lk
-from labkit.tuning.diagnosis import SHARES
-from labkit.tuning.watch import NothingSeen
-from labkit.tuning.watch.ending import Replay, Steps
-from labkit.tuning.watch.observing import Control
+from labkit.watch.findings import SHARES
+from labkit.watch.observe import Control, NothingSeen
+from labkit.watch.program import Replay, Steps
 from tests.noted_stalls import NotedStalls, Notes
 from tests.tuning.test_stalls import KNOWN
 
@@ -55,7 +54,7 @@ RUNGS = {name: rung for name, (_, rung) in KNOWN.items()} | {"copy": "none", "fe
 @pytest.mark.parametrize("replays", [False, True], ids=["observed", "replayed"])
 @pytest.mark.parametrize("name", KNOWN)
 def test_known_stalls_in_real_time(name, replays, monkeypatch):
-    monkeypatch.setattr("labkit.tuning.advice.usable_cores", lambda: 2)
+    monkeypatch.setattr("labkit.watch.advice.usable_cores", lambda: 2)
     stalls, _ = KNOWN[name]
     notes = Notes()
     notes._round.value = 0

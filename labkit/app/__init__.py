@@ -1,0 +1,1 @@
+"""The command line, the tour of the notebooks and its pages."""

@@ -1,0 +1,364 @@
+"""The command line.
+
+`python -m labkit plan`: the options, and a plan as tables.
+
+The command line: `python -m labkit`.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from labkit import __version__
+from labkit.app.scripts import one_line_errors
+from labkit.app.site import site
+from labkit.util.machine import print_utf8
+
+NUMBERS = "a number, LOW:HIGH or LOW:VALUE:HIGH"
+_Text = Annotated[str, typer.Option(help=NUMBERS)]
+
+
+def _numbers(name: str, text: str) -> float | Sequence[float] | None:
+    """What stands after an option."""
+    if not text:
+        return None
+    try:
+        found = [float(part) for part in text.split(":")]
+    except ValueError:
+        found = []
+    if not 1 <= len(found) <= 3:
+        raise ValueError(f"{name} must be {NUMBERS}, got {text!r}")
+    return found[0] if len(found) == 1 else found
+
+
+def plan(
+    gpu: Annotated[str, typer.Option(help="Published rate, bus and cores of a GPU, such as h100.")] = "",
+    model: Annotated[str, typer.Option(help="The model of the published rate.")] = "ResNet-50",
+    images_per_s: Annotated[
+        str, typer.Option(help=f"Your own images/s of a GPU: {NUMBERS}, as all options here.")
+    ] = "",
+    watched: Annotated[str, typer.Option(help="In its place, what `labkit watch --json` wrote.")] = "",
+    batch_size: Annotated[int | None, typer.Option(help="Images of a batch, one GPU.")] = None,
+    n_gpus: Annotated[int, typer.Option(help="GPUs in all.")] = 1,
+    n_nodes: Annotated[int, typer.Option(help="Machines that share them.")] = 1,
+    cores: Annotated[str, typer.Option(help="Cores of a node.")] = "",
+    vcpus: Annotated[float | None, typer.Option(help="In their place, its vCPUs.")] = None,
+    measure: Annotated[str, typer.Option(help="Images (folder, tar, URL) to measure here what one costs.")] = "",
+    costs: Annotated[str, typer.Option(help="File to keep it in with --measure, and else to read it from.")] = "",
+    data: Annotated[str, typer.Option(help="What is stored: photos, 'photos at 256', 'pixels at 256'.")] = "photos",
+    cpu_ms: Annotated[str, typer.Option(help="Core time of an image, ms.")] = "",
+    gil_us: Annotated[str, typer.Option(help="Time of an image under Python's lock, us.")] = "",
+    kb: Annotated[str, typer.Option(help="An image in storage, KB.")] = "",
+    n_images: Annotated[int | None, typer.Option(help="Images of an epoch.")] = None,
+    storage: Annotated[str, typer.Option(help="nvme, s3 or memory; the options below change it.")] = "nvme",
+    given: Annotated[
+        list[str] | None, typer.Option("--set", help="Any other input: NAME=NUMBER, such as latency_ms=5:20.")
+    ] = None,
+    json: Annotated[str, typer.Option(help="File for the plan.")] = "",
+) -> None:
+    """Predict the cores, storage and network that many GPUs ask for, what limits them, and the cheapest cure."""
+    from labkit.plan.formulas import LoaderCosts, loader_costs
+    from labkit.plan.planning import plan as make_plan
+
+    with one_line_errors("labkit", OSError, ValueError):
+        inputs = {
+            "cores_per_node": _numbers("--cores", cores), "cpu_ms_per_image": _numbers("--cpu-ms", cpu_ms),
+            "gil_us_per_image": _numbers("--gil-us", gil_us), "kb_per_image": _numbers("--kb", kb),
+            **dict(map(_pair, given or [])),
+        }  # fmt: skip
+        found: LoaderCosts | None = None
+        if measure:
+            found = loader_costs(measure)
+            if costs:
+                typer.echo(f"wrote {found.save_json(costs)}")
+        made = make_plan(
+            watched or _numbers("--images-per-s", images_per_s), gpu=gpu, model=model, n_gpus=n_gpus, n_nodes=n_nodes,
+            costs=found or costs or None, data=data, storage=storage, vcpus_per_node=vcpus, batch_size=batch_size,
+            n_images=n_images, **inputs,
+        )  # fmt: skip
+        _print(made)
+        if json:
+            typer.echo(f"wrote {made.save_json(Path(json))}")
+
+
+def _pair(text: str) -> tuple[str, Any]:
+    name, equals, numbers = text.partition("=")
+    if not equals:
+        raise ValueError(f"--set must be NAME=NUMBER, got {text!r}")
+    number = _numbers(f"--set {name}", numbers)
+    return name, int(number) if isinstance(number, float) and number.is_integer() else number
+
+
+def _print(made: Any) -> None:
+    """The page in words, and each group of lines as a table."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    from labkit.plan.planning import Page
+
+    page, console = Page.of(made), Console(soft_wrap=False)
+    console.print(f"[bold]{escape(page.title)}[/bold]")
+    for sentence in [*page.sentences, *page.notes]:
+        console.print(escape(sentence), highlight=False)
+    for heading, rows in page.sections.items():
+        table = Table(title=heading, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
+        table.add_column("")
+        table.add_column("median", justify="right")
+        for name in ("95 % interval", "from", "sources"):
+            table.add_column(name)
+        for row in rows:
+            table.add_row(*map(escape, row))
+        console.print(table)
+    for at, source in enumerate(page.sources, 1):
+        console.print(escape(f"[{at}] {source}"), highlight=False)
+
+
+print_utf8()
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def main() -> None:
+    """Run the command of the command line."""
+    app()
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"labkit {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show labkit's version.")
+    ] = False,
+) -> None:
+    """How image data reaches a GPU in PyTorch, measured one step at a time."""
+
+
+def _set_scale(name: str) -> str:
+    from labkit.util.machine import scale
+
+    if name:
+        os.environ["LABKIT_SCALE"] = name
+    with one_line_errors("labkit", ValueError):
+        scale()
+    return name
+
+
+_SCALE_HELP = "Size of the experiments: ci, laptop or gpu (default: LABKIT_SCALE, else laptop)."
+_Scale = Annotated[str, typer.Option(help=_SCALE_HELP, callback=_set_scale)]
+
+
+@app.command()
+def tour(
+    scale: _Scale = "",
+    only: Annotated[str, typer.Option(help="Notebooks to run, by the start of their names: 00,02.")] = "",
+    store: Annotated[bool, typer.Option("--store", help="Write all executed notebooks back, or none.")] = False,
+) -> None:
+    """Make the photos, run every notebook in a fresh kernel, and write results/<env_id>/index.html."""
+    from labkit.app.tour import run_tour
+
+    with one_line_errors("labkit", OSError, ValueError):
+        failed = run_tour(only=only, store_outputs=store)
+    raise typer.Exit(1 if failed else 0)
+
+
+@app.command("list")
+def list_notebooks() -> None:
+    """List the notebooks in order, each with the question it answers."""
+    from labkit.app.notebooks import find_notebooks
+
+    with one_line_errors("labkit", FileNotFoundError, ValueError):
+        notebooks = find_notebooks()
+    for notebook in notebooks:
+        typer.echo(f"{notebook.name:<22} {notebook.minutes:>3} min  {notebook.question}")
+
+
+@app.command()
+def doctor(scale: _Scale = "") -> None:
+    """Show what this machine offers, and what is missing."""
+    from labkit.app.doctor import findings
+
+    for subject, finding in findings():
+        typer.echo(f"{subject:<24} {finding}")
+
+
+@app.command()
+def reference(
+    scale: _Scale = "",
+    device: Annotated[str, typer.Option(help="cuda; or cpu for a trial run into a folder of your own.")] = "cuda",
+    simulated: Annotated[
+        bool, typer.Option("--simulated", help="Rehearse on a simulated CUDA device, into a folder of your own.")
+    ] = False,
+    folder: Annotated[str, typer.Option(help="Folder for the CSV and JSON (default: labkit/teach/reference/).")] = "",
+) -> None:
+    """Measure what needs a CUDA GPU, at gpu scale by default, and store it for readers without one."""
+    default = "ci" if simulated else "gpu" if device == "cuda" else ""
+    _set_scale(scale or os.environ.get("LABKIT_SCALE") or default)
+    from pathlib import Path
+
+    from labkit.app.notebooks import record_to_results_folder
+    from labkit.course.reference import FOLDER, record_reference
+
+    record_to_results_folder()
+
+    with one_line_errors("labkit", RuntimeError, ValueError):
+        path = record_reference(Path(folder) if folder else FOLDER, device=device, simulated=simulated, say=typer.echo)
+    typer.echo(f"stored {path} and its .json")
+
+
+@app.command()
+def peers(
+    profile: Annotated[str, typer.Option(help="Photos: imagenet or camera.")] = "imagenet",
+    classes: Annotated[
+        str, typer.Option("--class", help="Classes instead of a profile, comma-separated, or `all`; --list names them.")
+    ] = "",
+    only: Annotated[str, typer.Option(help="Names of peers, comma-separated; labkit's own loaders always run.")] = "",
+    scale: _Scale = "",
+    rounds: Annotated[int, typer.Option(help="Measured rounds (default: set by the scale).")] = 0,
+    list_only: Annotated[bool, typer.Option("--list", help="Only list which peers are installed.")] = False,
+    append: Annotated[str, typer.Option(help="CSV that collects comparisons, also of other machines.")] = "",
+) -> None:
+    """Compare labkit with other loaders; write results/<env_id>/peers-<profile or class>.csv, .png and .html."""
+    from labkit.app.notebooks import record_to_results_folder
+    from labkit.peers.command import list_peers, run_peers
+    from labkit.peers.peer import chosen_classes
+
+    if list_only:
+        list_peers()
+        return
+    record_to_results_folder()
+    names = [name.strip() for name in only.split(",") if name.strip()]
+    with one_line_errors("labkit", OSError, ValueError):
+        for name in chosen_classes(classes):
+            run_peers(profile, peer_class=name, only=names, rounds=rounds or None, append=append)
+
+
+@app.command()
+def diagnose(
+    training: Annotated[
+        str, typer.Argument(metavar="MODULE:FUNCTION", help="A function with no arguments that returns (loader, step).")
+    ],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="-- ARGUMENTS", help="Arguments for the script's own command line.")
+    ] = None,
+    batches: Annotated[int, typer.Option(help="Batches per measured part of a round.")] = 20,
+    rounds: Annotated[int, typer.Option(help="Number of measured rounds.")] = 3,
+    limit: Annotated[float, typer.Option(help="Approximate time limit, in seconds.")] = 100.0,
+    picture: Annotated[str, typer.Option(help="File for the picture, such as stalls.png.")] = "",
+    trace: Annotated[str, typer.Option(help="File for a timeline, for ui.perfetto.dev, such as trace.json.")] = "",
+) -> None:
+    """Show whether a training waits for data, for which part, and what to change first."""
+    from labkit.watch.diagnose import diagnose as find_stalls, made_training
+    from labkit.watch.timings import CannotDiagnose
+
+    with one_line_errors("labkit", CannotDiagnose):  # an error of the training itself keeps its traceback
+        loader, step = made_training(training, arguments or [])
+        found = find_stalls(loader, step, batches=batches, rounds=rounds, limit_s=limit)
+    for name, share in found.shares.items():
+        typer.echo(f"{name:<10} {share:6.1%}  {'#' * round(40 * share)}")
+    typer.echo(repr(found))
+    for other in found.recommendations[1:]:
+        typer.echo(f"Then: {other}")
+    if picture:
+        found.plot().figure.savefig(picture, dpi=150)
+        typer.echo(f"wrote {picture}")
+    if trace:
+        from labkit.measure.traces import save_trace
+
+        typer.echo(f"wrote {save_trace(found.spans, trace)}")
+
+
+@app.command(context_settings={"allow_interspersed_args": False})
+def watch(
+    script: Annotated[str, typer.Argument(metavar="SCRIPT", help="A training script, or after -m a module's name.")],
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="[ARGUMENTS]", help="Its own arguments.")] = None,
+    module: Annotated[bool, typer.Option("-m", help="Run a module, as `python -m` does.")] = False,
+    steps: Annotated[int, typer.Option(min=0, help="Report after so many batches (default: at the end).")] = 0,
+    replay: Annotated[
+        bool, typer.Option("--replay", help="Measure the ceiling by repeating batches; no training.")
+    ] = False,
+    try_it: Annotated[
+        bool, typer.Option("--try", help="Also run it with the recommended loader settings, in turns; no training.")
+    ] = False,
+    end: Annotated[bool, typer.Option("--end", help="End the script after --steps, before it saves anything.")] = False,
+    json: Annotated[str, typer.Option(help="File for the figures.")] = "",
+    html: Annotated[str, typer.Option(help="File for a page with the timeline.")] = "",
+    trace: Annotated[str, typer.Option(help="File for the timeline, for ui.perfetto.dev.")] = "",
+) -> None:
+    """Run an unchanged training script, and show what it waited for."""
+    from labkit.watch.program import WatchOptions, run_watched
+    from labkit.watch.trial import CannotTry, try_settings
+
+    program = [*(["-m"] if module else []), script, *(arguments or [])]
+    if not try_it:
+        run_watched(program, WatchOptions(steps, end, replay, json, html, trace))
+    with one_line_errors("labkit", CannotTry):
+        typer.echo(repr(try_settings(program, steps or 100, typer.echo)))
+
+
+app.command()(plan)
+app.command()(site)
+
+
+@app.command()
+def claims(
+    results: Annotated[
+        str, typer.Option(help="Folder of a tour's results (default: results, here or beside the notebooks' folder).")
+    ] = "",
+    scale: _Scale = "",
+) -> None:
+    """Check the write-ups' claims against the runs that tours have recorded on this machine."""
+    from shutil import get_terminal_size
+
+    from labkit.course.claims import claims as judged, lines_of
+
+    with one_line_errors("labkit", OSError, ValueError):
+        table = judged(results or None)
+    for line in lines_of(table, get_terminal_size((100, 24)).columns):
+        typer.echo(line)
+
+
+@app.command()
+def convert(
+    source: Annotated[str, typer.Argument(metavar="SRC", help="Compressed tar: .tar.gz, .tar.bz2, .tar.xz.")],
+    target: Annotated[str, typer.Argument(metavar="DST", help="Plain tar to write; it must not exist yet.")],
+) -> None:
+    """Decompress a tar to a plain one, which TarStore reads in any order."""
+    from labkit.data.tar_stream import convert_tar
+
+    with one_line_errors("labkit", OSError):
+        path = convert_tar(source, target)
+    typer.echo(os.fsencode(f"{path}: {path.stat().st_size} bytes"))  # bytes: file names may be invalid UTF-8
+
+
+@app.command()
+def lab(port: Annotated[int, typer.Option(help="Port of JupyterLab.")] = 8888) -> None:
+    """Open JupyterLab with the notebooks (on this machine only, behind its token); its runs are kept in results/."""
+    from labkit.app import jupyter as lab_server
+    from labkit.app.notebooks import update_copies
+    from labkit.measure.frames import RESULTS_VARIABLE
+    from labkit.util.machine import IS_CLONE, NOTEBOOK_FOLDER, env_id
+
+    with one_line_errors("labkit", OSError):
+        folder = NOTEBOOK_FOLDER if IS_CLONE else update_copies(typer.echo)
+    os.environ.setdefault(RESULTS_VARIABLE, os.path.abspath(os.path.join("results", env_id(), "frames")))
+
+    # -P: modules beside the file must not hide others. --ip: a configuration may have another address.
+    command = [sys.executable, "-P", lab_server.__file__, "--ip=127.0.0.1", f"--port={port}"]
+    command.append(f"--ServerApp.root_dir={folder}")
+    if hasattr(os, "geteuid") and os.geteuid() == 0:
+        command.append("--allow-root")
+    os.execv(sys.executable, command)  # noqa: S606 - not a child process: ending this command ends JupyterLab

@@ -1,0 +1,1 @@
+"""What only the notebooks need: predictions, exercises, claims, local servers, reference runs."""

@@ -1,0 +1,527 @@
+"""Reference runs on a GPU.
+
+Stored runs of machines with a CUDA GPU, for readers without one: `<env_id>.csv` (runs) and `.json` (machine).
+
+`python -m labkit reference` on such a machine adds its two files.
+
+The experiments of notebooks 03, 06 and 07, which a CUDA machine also records as reference runs.
+
+Reference experiments for notebooks 11b and 13: the limits of a GPU, and loaders that come close to them.
+
+`python -m labkit reference`: check, measure and store the experiments that need a CUDA GPU; needs no Jupyter.
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor, nn
+
+from labkit.data.dataset import ImageDataset
+from labkit.data.decode import decode
+from labkit.data.labels import labels_of
+from labkit.data.samples import make_photos
+from labkit.data.stores import FolderStore
+from labkit.loading.augment import RECIPES, make_augment
+from labkit.loading.batch_loader import BatchLoader
+from labkit.loading.limits import decode_limit
+from labkit.loading.mix import cutmix, mixup
+from labkit.loading.prefetch import CUDAPrefetcher
+from labkit.loading.torch_loader import Loader, LoaderConfig, make_loader
+from labkit.measure.compare import compare
+from labkit.measure.steady import ReplayLoader, with_step
+from labkit.peers.adapters.dali import PEERS_HERE as DALI
+from labkit.peers.peer import Work, missing_modules
+from labkit.simulation.context import simulated_cuda
+from labkit.simulation.simulated_device import is_simulated
+from labkit.util.files import write_atomic
+from labkit.util.machine import Scale, env_id, environment, labkit_home, photo_root, scale
+from labkit.util.tensor_trees import move_tensors
+
+FOLDER = Path(__file__).resolve().parent
+COMMAND = "python -m labkit reference"
+
+
+def reference_runs(experiment: str, folder: Path = FOLDER) -> dict[str, pd.DataFrame]:
+    """Stored runs of one experiment: name of the machine's GPU -> frame, as `compare` returns it.
+
+    A rehearsal on a CPU has the CPU's name; a second machine with the same GPU has its file's name added.
+
+    Raises:
+        ValueError: a stored file is damaged; names it.
+    """
+    from labkit.measure.frames import load_frame
+
+    found = {}
+    for path in sorted(folder.glob("*.csv")):
+        frame = load_frame(path)
+        runs = frame[frame["experiment"] == experiment].reset_index(drop=True)
+        if len(runs):
+            machine = _read_machine(path.with_suffix(".json"))
+            found[machine if machine not in found else f"{machine} ({path.stem})"] = runs
+    return found
+
+
+def show_reference(*experiments: str, folder: Path = FOLDER) -> None:
+    """Plot stored runs, one picture per experiment and machine; if there are none, print once how to record them."""
+    from labkit.measure.plots import plot_speedup
+
+    missing = []
+    for experiment in experiments:
+        found = reference_runs(experiment, folder)
+        for machine, runs in found.items():
+            plot_speedup(runs, about=f"{experiment}: reference run on {machine}")
+        missing += [] if found else [f"'{experiment}'"]
+    if missing:
+        print(
+            f"No reference run of {', '.join(missing)} is stored: nobody has recorded one on a CUDA machine yet.\n"
+            f"`{COMMAND}` does, on a machine with a CUDA GPU."
+        )
+
+
+def _read_machine(path: Path) -> str:
+    try:
+        environment = json.loads(path.read_text())["environment"]
+        return environment["gpu"] or environment["cpu"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} does not name the machine of its runs: record them again with `{COMMAND}`") from error
+
+
+Factory = Callable[[], Iterable[Any]]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Arguments of `compare`, and a check of what must be true before timing.
+
+    Args:
+        name: As in `compare(experiment=...)`.
+        baseline: One of `variants`.
+        variants: Label -> factory of an iterable of batches.
+        check: Raises AssertionError if the variants do not do the same work.
+        close: Ends workers.
+    """
+
+    name: str
+    baseline: str
+    variants: Mapping[str, Factory]
+    check: Callable[[], None]
+    close: Callable[[], None] = lambda: None
+
+    def run(self, rounds: int | None = None, *, progress: bool = True) -> pd.DataFrame:
+        """Check, `compare`, then close. The runs are no rung of the ladder.
+
+        Raises:
+            RuntimeError: the variants do not do the same work; nothing was timed.
+        """
+        try:
+            self.check()
+            return compare(
+                self.variants,
+                baseline=self.baseline,
+                rounds=rounds,
+                experiment=self.name,
+                progress=progress,
+                rung=False,
+            )
+        except AssertionError as error:
+            raise RuntimeError(f"{self.name}: the variants do not do the same work: {error}") from error
+        finally:
+            self.close()
+
+
+def ensure(condition: bool | Tensor, message: str) -> None:
+    """`assert`, also under `python -O`: runs of variants that do different work must not be stored."""
+    if not condition:
+        raise AssertionError(message)
+
+
+def augment_on_device(
+    device: torch.device, scale: Scale, recipe: str = "light", *, compiled: bool = True
+) -> Experiment:
+    """v2 (one draw per batch) against Kornia (one per image), eager and compiled, on uint8 batches on the device."""
+    batch = _make_pictures(scale.batch_size, device)
+    variants: dict[str, Callable[[Any], Tensor]] = {
+        "v2, one draw per batch": make_augment(recipe, "v2"),
+        "Kornia": make_augment(recipe, "kornia").to(device),
+    }
+    if compiled:
+        variants["Kornia, compiled"] = torch.compile(make_augment(recipe, "kornia").to(device))
+    for augment in variants.values():
+        augment(batch)  # compiles
+
+    def check() -> None:
+        for label, augment in variants.items():
+            result = augment(batch)
+            ensure(result.shape == (len(batch), 3, 224, 224), f"{label} gives {tuple(result.shape)}")
+            ensure(result.isfinite().all(), f"{label} gives values that are not finite")
+            distinct = len({row.numpy().tobytes() for row in augment(batch[:1].expand_as(batch)).cpu()})
+            expected = 1 if label.startswith("v2") else len(batch)
+            ensure(distinct == expected, f"{label}: {distinct} different results of one picture, not {expected}")
+
+    factories = {label: partial(_repeat, _count_batches(scale), augment, batch) for label, augment in variants.items()}
+    return Experiment(f"06 {recipe} recipe on the device", "v2, one draw per batch", factories, check)
+
+
+def mixing(device: torch.device, scale: Scale) -> Experiment:
+    """A float batch, mixed by torchvision, by labkit, and as in write-ups, where the host waits for the GPU."""
+    from torchvision.transforms import v2
+
+    batch = _make_pictures(scale.batch_size, device, size=224).float().div_(255)
+    labels = torch.arange(len(batch), device=device) % 10
+    variants = {
+        "v2.MixUp": v2.MixUp(num_classes=10),
+        "lk.mixup": partial(mixup, num_classes=10),
+        "v2.CutMix": v2.CutMix(num_classes=10),
+        "lk.cutmix": partial(cutmix, num_classes=10),
+        "write-up's CutMix": partial(writeup_cutmix, num_classes=10),
+    }
+
+    def check() -> None:
+        before = batch.clone()
+        for label in ("lk.mixup", "lk.cutmix"):
+            images, targets = variants[label](batch, labels)
+            ensure(torch.allclose(targets.sum(1), torch.ones_like(targets[:, 0])), f"{label}: targets do not sum to 1")
+            ensure(images.shape == batch.shape, f"{label} gives {tuple(images.shape)}")
+        ensure(torch.equal(batch, before), "the input was changed")
+        partner = torch.arange(len(batch), device=device).roll(1)
+        own, _ = mixup(batch, labels, num_classes=10, lam=0.3, partner=partner)
+        theirs = variants["v2.MixUp"].transform(batch, {"labels": labels, "batch_size": len(batch), "lam": 0.3})
+        ensure(torch.allclose(own, theirs, atol=1e-6), "lk.mixup and v2.MixUp differ for the same draw")
+
+    n_steps = 4 * _count_batches(scale)
+    factories = {label: partial(_repeat, n_steps, mix, batch, labels) for label, mix in variants.items()}
+    return Experiment("06 mixing on the device", "v2.CutMix", factories, check)
+
+
+def writeup_cutmix(x: Tensor, y: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
+    """As in write-ups: `int()` of a device tensor waits for the device, and the caller's batch is overwritten."""
+    share = torch.distributions.Beta(1.0, 1.0).sample().to(x.device)
+    partner = torch.randperm(len(x), device=x.device)
+    height, width = x.shape[-2:]
+    cut = (1 - share).sqrt()
+    rows, columns = int(height * cut), int(width * cut)
+    row, column = int(torch.randint(height, (1,), device=x.device)), int(torch.randint(width, (1,), device=x.device))
+    top, bottom = max(row - rows // 2, 0), min(row + rows // 2, height)
+    left, right = max(column - columns // 2, 0), min(column + columns // 2, width)
+    x[:, :, top:bottom, left:right] = x[partner, :, top:bottom, left:right]
+    targets = nn.functional.one_hot(y, num_classes).float()
+    kept = 1 - (bottom - top) * (right - left) / (height * width)
+    return x, kept * targets + (1 - kept) * targets[partner]
+
+
+def who_augments(store: Any, device: torch.device, scale: Scale, recipe: str = "heavy") -> Experiment:
+    """The CPU does everything, or decodes and crops while the device changes colors."""
+    config = LoaderConfig(batch_size=scale.batch_size)
+    on_cpu = make_loader(ImageDataset(store, transform=make_augment(recipe, "v2")), config, drop_last=True)
+    cropped = ImageDataset(store, transform=make_augment(recipe, "v2", part="geometry"))
+    for_device = make_loader(cropped, config, drop_last=True)
+    photometry = make_augment(recipe, "kornia", part="photometry").to(device)
+
+    def check() -> None:
+        (ours, labels), (crops, same_labels) = next(iter(on_cpu)), next(iter(for_device))
+        theirs = photometry(crops.to(device))
+        ensure(ours.shape == theirs.shape, f"{tuple(ours.shape)} and {tuple(theirs.shape)}")
+        ensure(torch.equal(labels, same_labels), "the two loaders give different samples")
+        # Colors are drawn at random, so compare only the steps without a random draw.
+        plain = replace(RECIPES[recipe], jitter=0, gray=0, blur=0, solarize=0)
+        ours, theirs = (
+            make_augment(plain, "v2", part="photometry")(crops.to(device)),
+            make_augment(plain, "kornia", part="photometry").to(device)(crops.to(device)),
+        )
+        ensure(torch.allclose(ours, theirs, atol=1e-3), "the two normalise differently")
+
+    move = move_to(device, non_blocking=True)
+    return Experiment(
+        "06 who augments", "CPU does all",
+        {
+            "CPU does all": partial(with_step, on_cpu, move),
+            "CPU crops, device colors": partial(with_step, for_device, lambda batch: photometry(move(batch)[0])),
+            "CPU crops only": partial(with_step, for_device, move),
+        },
+        check, partial(_close, on_cpu, for_device),
+    )  # fmt: skip
+
+
+def pinning(store: Any, device: torch.device, scale: Scale) -> Experiment:
+    """Loading and copying, without a step: is page-locked memory worth the copy into it?"""
+    pageable, pinned = _make_loaders(store, scale)
+    move, move_async = (move_to(device, non_blocking=flag) for flag in (False, True))
+
+    def check() -> None:
+        pairs = zip(map(move_async, pageable), map(move_async, pinned), strict=True)
+        same = all(torch.equal(own, other) for one, two in pairs for own, other in zip(one, two, strict=True))
+        ensure(same, "pinned batches differ from pageable ones")
+
+    variants = {
+        "pin_memory=False": partial(with_step, pageable, move),
+        "pin_memory=True": partial(with_step, pinned, move),
+        "pin_memory=True, non_blocking": partial(with_step, pinned, move_async),
+    }
+    close = partial(_close, pageable, pinned)
+    return Experiment("03 pinned memory", "pin_memory=False", variants, check, close)
+
+
+def overlap(store: Any, device: torch.device, scale: Scale) -> Experiment:
+    """Training steps fed in four ways, and their limits: loading alone and computing alone."""
+    pageable, pinned = _make_loaders(store, scale)
+    move, move_async = (move_to(device, non_blocking=flag) for flag in (False, True))
+    step = training_step(device)
+    n_batches = len(pinned)
+    resident = ReplayLoader(pageable, min(4, n_batches), length=n_batches, device=device)
+
+    def check() -> None:
+        sums = []
+        for loader in (pageable, pinned, CUDAPrefetcher(pinned, device)):
+            loader.set_epoch(0)
+            sums.append([int(images.long().sum()) for images, _ in loader])
+        ensure(all(epoch == sums[0] for epoch in sums), "the ways of feeding give different batches")
+
+    variants: dict[str, Factory] = {
+        "pageable": partial(with_step, pageable, lambda batch: step(move(batch))),
+        "pinned": partial(with_step, pinned, lambda batch: step(move(batch))),
+        "pinned, non_blocking": partial(with_step, pinned, lambda batch: step(move_async(batch))),
+        "prefetched": partial(with_step, CUDAPrefetcher(pinned, device), step),
+        "load alone": lambda: pinned,
+        "compute alone": partial(with_step, resident, step),
+    }
+    return Experiment("07 feeding a training step", "pageable", variants, check, partial(_close, pageable, pinned))
+
+
+def training_step(device: torch.device) -> Callable[[Any], Any]:
+    """One step with a uint8 batch on the device: of ResNet-50; without a GPU, of ResNet-18 on pictures shrunk to 32."""
+    from torchvision import models
+
+    on_gpu = device.type == "cuda" and not is_simulated()
+    model = (models.resnet50 if on_gpu else models.resnet18)(num_classes=10).to(device)
+    model = model.to(memory_format=torch.channels_last)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def step(batch: Any) -> Tensor:
+        images, labels = batch
+        images = images.to(torch.float32).div_(255).contiguous(memory_format=torch.channels_last)
+        if not on_gpu:
+            images = nn.functional.interpolate(images, (32, 32))
+        with torch.autocast(device.type, torch.bfloat16, enabled=on_gpu):
+            loss = nn.functional.cross_entropy(model(images), labels)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+
+    return step
+
+
+def _make_loaders(store: Any, scale: Scale) -> tuple[Loader, Loader]:
+    """A pageable and a pinned loader of the same uint8 crops; without CUDA neither pins."""
+    cropped = ImageDataset(store, transform=make_augment("light", "v2", part="geometry"))
+    pageable, pinned = (LoaderConfig(batch_size=scale.batch_size, pin_memory=pin) for pin in (False, None))
+    return make_loader(cropped, pageable, drop_last=True), make_loader(cropped, pinned, drop_last=True)
+
+
+def _close(*loaders: Loader) -> None:
+    for loader in loaders:
+        loader.close()
+
+
+def _make_pictures(n: int, device: torch.device, size: int = 256) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    coarse = torch.rand(n, 3, 16, 16, generator=generator)
+    smooth = nn.functional.interpolate(coarse, (size, size), mode="bilinear").mul_(255)
+    return smooth.to(torch.uint8).to(device)
+
+
+def _count_batches(scale: Scale) -> int:
+    return max(2, scale.n_photos // scale.batch_size)
+
+
+def _repeat(n: int, function: Callable[..., Any], *args: Any) -> Iterator[Any]:
+    return (function(*args) for _ in range(n))
+
+
+def move_to(device: torch.device, *, non_blocking: bool) -> Callable[[Any], Any]:
+    """A function that moves the tensors of a batch to the device."""
+    return partial(move_tensors, device=device, non_blocking=non_blocking)
+
+
+_MAX_MEAN_DIFFERENCE = 3.0  # of 255: decoders may enlarge chroma and round differently
+
+
+def copying(device: torch.device, scale: Scale) -> Experiment:
+    """uint8 batches copied to the device: pageable, page-locked, without waiting, and as one block.
+
+    The last is the limit for anything that starts in memory. An image has 3 x 224 x 224 bytes.
+    """
+    n_batches = 8
+    pageable = torch.randint(256, (n_batches, scale.batch_size, 3, 224, 224), dtype=torch.uint8)
+    pinned = pageable.pin_memory() if device.type == "cuda" else pageable
+    block = torch.empty_like(pageable, device=device)
+    batches: dict[str, Factory] = {
+        "pageable": partial(_copy_batches, pageable, device, non_blocking=False),
+        "pinned": partial(_copy_batches, pinned, device, non_blocking=False),
+        "pinned, non_blocking": partial(_copy_batches, pinned, device, non_blocking=True),
+        "bandwidth: one block": lambda: iter([block.copy_(pinned, non_blocking=True)]),
+    }
+
+    def check() -> None:
+        for label, make in batches.items():
+            copied = torch.stack(list(make())).cpu().view_as(pageable)
+            ensure(torch.equal(copied, pageable), f"{label}: the copy differs from the original")
+
+    n_times = max(1, 16 * scale.n_photos // (n_batches * scale.batch_size))
+    variants = {label: partial(_count_copies, make, n_times) for label, make in batches.items()}
+    return Experiment("11 copy to the GPU", "pageable", variants, check)
+
+
+def _copy_batches(batches: Tensor, device: torch.device, *, non_blocking: bool) -> Iterator[Tensor]:
+    return (batch.to(device, non_blocking=non_blocking) for batch in batches)
+
+
+def _count_copies(make: Callable[[], Iterable[Tensor]], n_times: int) -> Iterator[int]:
+    for _ in range(n_times):
+        for copied in make():
+            yield copied.shape[:-3].numel()
+
+
+def nvjpeg(store: FolderStore, device: torch.device, scale: Scale) -> Experiment:
+    """JPEGs decoded by the GPU, a batch per call, beside the CPU decoder's limit and the whole CPU path."""
+    encoded = [torch.frombuffer(bytearray(store.read(key)), dtype=torch.uint8) for key in store.keys()]  # noqa: SIM118
+    batches = [encoded[start : start + scale.batch_size] for start in range(0, len(encoded), scale.batch_size)]
+    loader = BatchLoader(store, batch_size=scale.batch_size)
+    augment = make_augment("light", "v2", part="geometry")
+
+    def decode_batch(batch: list[Tensor]) -> list[Tensor]:
+        from torchvision.io import ImageReadMode, decode_jpeg
+
+        return decode_jpeg(batch, mode=ImageReadMode.RGB, device=device)
+
+    def crop_batch(batch: list[Tensor]) -> Tensor:
+        return torch.stack([augment(image) for image in decode_batch(batch)])
+
+    def check() -> None:
+        for key, image in zip(store.keys(), decode_batch(batches[0]), strict=False):
+            expected = decode(store.read(key)).float()
+            ensure(image.shape == expected.shape, f"{key}: {tuple(image.shape)} and {tuple(expected.shape)}")
+            difference = (image.cpu().float() - expected).abs().mean().item()
+            ensure(difference < _MAX_MEAN_DIFFERENCE, f"{key}: the two decoders differ by {difference:.1f} of 255")
+        ours, _ = next(iter(loader))
+        theirs = crop_batch(batches[0])
+        ensure(theirs.shape == ours.shape, f"{tuple(theirs.shape)} and {tuple(ours.shape)}")
+        ensure(theirs.dtype == ours.dtype, f"{theirs.dtype} and {ours.dtype}")
+
+    limit = decode_limit(store)
+    variants: dict[str, Factory] = {
+        "BatchLoader, copied": partial(map, move_to(device, non_blocking=True), loader),
+        "BatchLoader": lambda: loader,
+        "decode limit of the CPU": lambda: limit,
+        "nvJPEG, decoding alone": lambda: (len(decode_batch(batch)) for batch in batches),
+        "nvJPEG, cropped on the GPU": lambda: map(crop_batch, batches),
+    }
+    return Experiment("11 nvJPEG", "BatchLoader, copied", variants, check)
+
+
+def peers_on_gpu(store: FolderStore, device: torch.device, scale: Scale) -> Experiment:
+    """Epochs of uint8 batches on the device: DataLoader, BatchLoader and, if installed, DALI on the CPU and the GPU."""
+    augment = make_augment("light", "v2", part="geometry")
+    config = LoaderConfig(batch_size=scale.batch_size)
+    dataloader = make_loader(ImageDataset(store, transform=augment), config, shuffle=True)
+    work = Work(store.root, labkit_home() / "peers", batch_size=scale.batch_size)
+    threaded = BatchLoader(store, batch_size=scale.batch_size)
+    factories: dict[str, Factory] = {
+        "DataLoader": lambda: dataloader,
+        "BatchLoader": lambda: threaded,
+        **{peer.name: partial(peer.loader, work) for peer in DALI if not missing_modules(peer)},
+    }
+    move = move_to(device, non_blocking=True)
+    variants = {label: lambda make=make: with_step(make(), move) for label, make in factories.items()}
+
+    def check() -> None:
+        _, expected = labels_of(store.keys())
+        for label, make in factories.items():
+            found = []
+            for images, labels in map(move, make()):
+                shape = (len(labels), 3, 224, 224)
+                ensure(images.shape == shape, f"{label} gives {tuple(images.shape)}, not {shape}")
+                ensure(images.dtype == torch.uint8, f"{label} gives {images.dtype}")
+                ensure(images.device.type == device.type, f"{label} leaves its batches on the {images.device.type}")
+                found += labels.tolist()
+            ensure(sorted(found) == sorted(expected.tolist()), f"{label}: not every image came once, with its label")
+
+    return Experiment("13 peers on a GPU", "DataLoader", variants, check, dataloader.close)
+
+
+_MAX_ROUNDS = 7  # all experiments together take less than eight minutes
+
+
+def record_reference(
+    folder: Path = FOLDER,
+    *,
+    device: str = "cuda",
+    simulated: bool = False,
+    say: Callable[[str], None] = lambda line: None,
+) -> Path:
+    """Measure at the current scale; write `<env_id>.json` and `<env_id>.csv`, each as a whole.
+
+    Args:
+        folder: Folder for the two files; the package's own folder takes CUDA runs only.
+        device: `"cuda"`, or `"cpu"` to rehearse, with a folder of your own.
+        simulated: Rehearse the CUDA code on `lk.simulated_cuda()`, with a smaller model and without what only a real
+            device has (nvJPEG, torch.compile). The times are those of the simulation's own work: they say nothing.
+        say: Called with a line for each experiment.
+
+    Returns:
+        Path of the CSV.
+
+    Raises:
+        RuntimeError: no CUDA device, or the variants of an experiment do not do the same work.
+        ValueError: `folder` is the package's own, and `device` is not `"cuda"`, or simulated.
+    """
+    if (device != "cuda" or simulated) and folder.resolve() == FOLDER:
+        kind = "a simulated device" if simulated else f"device={device!r}"
+        raise ValueError(f"runs with {kind} are not reference runs: choose another folder than {folder}")
+    with simulated_cuda() if simulated else nullcontext():
+        if device == "cuda" and not torch.cuda.is_available():
+            raise RuntimeError(
+                "no CUDA device found: run this on a machine that has one, or rehearse it with --simulated and a "
+                "--folder of your own"
+            )
+        return _record(folder, torch.device(device), 1 if simulated else min(_MAX_ROUNDS, scale().rounds), say)
+
+
+def _record(folder: Path, device: torch.device, rounds: int, say: Callable[[str], None]) -> Path:
+    frames, seconds = [], {}
+    for experiment in _make_experiments(device, scale()):
+        say(f"{experiment.name}: checking, then {rounds} rounds of {len(experiment.variants)} variants")
+        start = time.perf_counter()
+        frames.append(experiment.run(rounds, progress=False))
+        seconds[experiment.name] = round(time.perf_counter() - start, 1)
+    path = folder / f"{env_id()}.csv"
+    facts = {"environment": environment(), "scale": scale().name, "seconds": seconds}
+    # The machine first: without it, nobody could tell where the runs come from.
+    write_atomic(path.with_suffix(".json"), json.dumps(facts, indent=1).encode())
+    write_atomic(path, pd.concat(frames, ignore_index=True).to_csv(index=False).encode())
+    return path
+
+
+def _make_experiments(device: torch.device, size: Scale) -> Iterator[Experiment]:
+    """Makes one at a time, so that memory holds the models and batches of one only."""
+    store = FolderStore(make_photos(photo_root("imagenet"), size.n_photos))
+    is_real = device.type == "cuda" and not is_simulated()
+    compiled = is_real  # in a rehearsal, compiling would take longer than everything else
+    yield pinning(store, device, size)
+    yield augment_on_device(device, size, "light", compiled=compiled)
+    yield augment_on_device(device, size, "heavy", compiled=compiled)
+    yield mixing(device, size)
+    yield who_augments(store, device, size)
+    yield overlap(store, device, size)
+    yield copying(device, size)
+    if is_real or device.type == "cpu":
+        yield nvjpeg(store, device, size)
+    yield peers_on_gpu(store, device, size)

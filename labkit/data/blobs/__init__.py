@@ -1,5 +1,0 @@
-"""Bytes at an offset: of a local file, over HTTP, or from object storage."""
-
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,396 @@
+"""Decode image files to RGB uint8 CHW, upright.
+
+Which way is up: the orientation of an encoded image, the same for all that decode it or read its size.
+
+It is what Pillow's `ImageOps.exif_transpose` finds: in EXIF, or else in XMP, in front of the pixels or, in a PNG,
+behind them. Metadata that Pillow cannot read state nothing, and the image counts as upright. For the usual JPEG the
+answer follows from a few bytes, without Pillow; where these do not settle it, Pillow decides.
+
+Source: Exif 2.32 (CIPA DC-008), section 4.6.4; TIFF 6.0, section 2; PNG, third edition, section 11.3.
+
+Encoded bytes to an RGB tensor: six decoders under one contract.
+
+The libraries differ in how they treat EXIF orientation, alpha, 16-bit samples, CMYK and broken files. Here all do the
+same, and the oracle set in `labkit.course.conformance` checks it:
+
+- orientation is applied as Pillow finds it: in EXIF, in XMP, in a PNG's text; damaged metadata state none;
+- alpha and palette transparency are dropped, as Pillow's `convert("RGB")` does;
+- 16-bit samples keep their high byte; gray is repeated in the three channels;
+- a file without its end (JPEG's EOI, PNG's IEND, WebP's declared length) is an error, never a half-gray picture.
+"""
+
+import io
+import math
+import struct
+from collections.abc import Callable, Iterable
+from functools import cache, partial
+from importlib.metadata import version
+from pkgutil import resolve_name
+from typing import Any
+
+import numpy as np
+import torch
+from packaging.version import Version
+from PIL import Image, UnidentifiedImageError
+from PIL.ExifTags import Base
+from torch import Tensor
+
+from labkit.data.partial_jpeg import (
+    APP1,
+    APPLICATION_MARKERS,
+    END_OF_IMAGE,
+    START_OF_SCAN,
+    is_scalable,
+    iter_segments,
+    segments_before_scan,
+    without_segments,
+)
+from labkit.util.arguments import require_choice
+
+EXIF_PREFIX = b"Exif\0\0"
+_UNREAD_MARKERS = APPLICATION_MARKERS - {0xE0, 0xEE}  # APP0 and APP14 tell a decoder the color space
+PNG_TEXT_METADATA = (b"exif\0", b"Raw profile type exif", b"XML:com.adobe.xmp")  # keywords that Pillow reads
+_PNG_TEXTS = (b"tEXt", b"zTXt", b"iTXt")
+_CHUNK_START = 32  # bytes: length, kind, and as much of the body as holds the longest keyword
+_TIFF_ORDERS = {b"II*\0": "<", b"MM\0*": ">"}
+_SHORT = 3
+_VALUE_BYTES = {1: 1, 2: 1, _SHORT: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8}  # by TIFF type
+
+
+def orientation_of(data: bytes, image: Image.Image) -> int:
+    """The EXIF orientation, 1 to 8, of a JPEG, PNG or WebP.
+
+    Args:
+        data: The encoded bytes.
+        image: The same, opened by Pillow. Its pixels are decoded if only that shows what a PNG has behind them.
+    """
+    is_late = image.format == "PNG" and has_late_metadata(lambda n, at: data[at : at + n], len(data))
+    return pillow_orientation(image, load=is_late)
+
+
+def pillow_orientation(image: Image.Image, *, load: bool) -> int:
+    """The orientation as Pillow finds it, 1 to 8; 1 where it finds none, or only damaged metadata.
+
+    Args:
+        image: An opened image.
+        load: Decode the pixels first, for the metadata behind them.
+    """
+    try:
+        if load:
+            image.load()
+        # Of the base class: a PNG's own would decode the pixels whenever no EXIF stands in front of them.
+        orientation = Image.Image.getexif(image).get(Base.Orientation, 1)
+    except MemoryError:
+        raise
+    except Exception:  # Pillow's readers of metadata raise errors of any kind
+        return 1
+    return int(orientation) if orientation in range(1, 9) else 1
+
+
+def open_without_metadata(data: bytes) -> Image.Image | None:
+    """A JPEG that Pillow does not open for what stands in its metadata, opened without them; None if that fails too.
+
+    Its `info` has EXIF with the orientation that the metadata state, and nothing else of them.
+    """
+    bare = without_segments(data, _UNREAD_MARKERS) if data.startswith(b"\xff\xd8") else None
+    if bare is None:
+        return None
+    try:
+        image = Image.open(io.BytesIO(bare), formats=("JPEG",))
+    except UnidentifiedImageError:
+        return None
+    exif = Image.Exif()
+    exif[Base.Orientation] = jpeg_orientation(data) or 1
+    image.info["exif"] = exif.tobytes()
+    return image
+
+
+def jpeg_orientation(data: bytes) -> int | None:
+    """The orientation of a whole JPEG, 1 to 8, without Pillow; None if Pillow must decide."""
+    segments = segments_before_scan(data)
+    blocks = [(data[start:end], end - start) for marker, start, end in segments if marker == APP1]
+    return stated_orientation(blocks) if segments else None
+
+
+def stated_orientation(blocks: Iterable[tuple[bytes, int]]) -> int | None:
+    """What the APP1 segments of a JPEG state, 1 to 8: 1 if there are none; None if Pillow must decide.
+
+    Args:
+        blocks: Of each segment in front of the first scan, the first bytes or all, and the number of all.
+    """
+    n_exif, orientation, may_be_in_xmp = 0, 0, False
+    for block, n_bytes in blocks:
+        if block.startswith(EXIF_PREFIX):
+            n_exif += 1
+            found = _tiff_orientation(block[len(EXIF_PREFIX) :], n_bytes - len(EXIF_PREFIX))
+            if found is None or n_exif > 1:  # Pillow joins several
+                return None
+            orientation = found
+        else:
+            may_be_in_xmp |= len(block) < n_bytes or b"tiff:Orientation" in block
+    return None if may_be_in_xmp and not orientation else orientation or 1
+
+
+def _tiff_orientation(tiff: bytes, n_bytes: int) -> int | None:
+    """Orientation in the first directory of a TIFF block, 1 to 8; 0 if it has none, None if Pillow must decide.
+
+    Args:
+        tiff: The first bytes of the block, or all.
+        n_bytes: The number of all.
+    """
+    order = _TIFF_ORDERS.get(tiff[:4])
+    if order is None:
+        return None
+    try:
+        (start,) = struct.unpack_from(f"{order}I", tiff, 4)
+        (count,) = struct.unpack_from(f"{order}H", tiff, start)
+        entries = tiff[start + 2 : start + 2 + 12 * count]
+        for tag, kind, n_values, value in struct.iter_unpack(f"{order}HHI4s", entries):
+            if tag == Base.Orientation:
+                (number,) = struct.unpack_from(f"{order}H", value)
+                return None if (kind, n_values) != (_SHORT, 1) else number if 1 <= number <= 8 else 1
+            size = _VALUE_BYTES.get(kind, n_bytes) * n_values
+            if size > 4 and struct.unpack(f"{order}I", value)[0] + size > n_bytes:  # Pillow reads no further
+                return None
+    except struct.error:  # the directory is outside the bytes at hand
+        return None
+    return 0 if len(entries) == 12 * count else None
+
+
+def has_late_metadata(read: Callable[[int, int], bytes], n_bytes: int, offset: int = 8) -> bool:
+    """Whether a PNG may have EXIF or XMP behind its pixels, as many programs write them.
+
+    Args:
+        read: `read(n, offset)` gives up to n bytes of the file.
+        n_bytes: Of the file.
+        offset: Where a chunk begins, in front of the pixels or at their first.
+    """
+    is_behind = False
+    while len(start := read(_CHUNK_START, offset)) >= 12:
+        length, kind = int.from_bytes(start[:4], "big"), start[4:8]
+        if kind == b"IEND":
+            return False
+        if is_behind and _is_metadata(kind, start[8:]):
+            return True
+        if kind == b"IDAT" and not is_behind:
+            is_behind = True
+            # Nearly all writers give all chunks of pixels but the last the same length: go to where the last but one
+            # is, if nothing stands behind them.
+            last = offset + ((n_bytes - offset - 12) // (length + 12) - 1) * (length + 12)
+            offset = last if last > offset and read(8, last) == start[:8] else offset
+        offset += length + 12
+    return False
+
+
+def _is_metadata(kind: bytes, body: bytes) -> bool:
+    return kind == b"eXIf" or (kind in _PNG_TEXTS and body.startswith(PNG_TEXT_METADATA))
+
+
+# Pillow's own hard limit against decompression bombs, applied to every decoder.
+MAX_PIXELS = 2 * (Image.MAX_IMAGE_PIXELS or 89_478_485)
+
+FORMATS = ("JPEG", "PNG", "WEBP")  # of Pillow's many: for some of the others it starts Ghostscript
+_JPEG_FORMATS = ("JPEG", "MPO")  # MPO: a JPEG followed by further pictures, as phones write them
+# Axes of (3, H, W) to flip, by EXIF orientation; from 5 on, after height and width have changed places.
+_FLIPPED_AXES: dict[int, tuple[int, ...]] = {1: (), 2: (2,), 3: (1, 2), 4: (1,), 5: (), 6: (2,), 7: (1, 2), 8: (1,)}
+
+
+class DecodeError(ValueError):
+    """`data` is not a complete JPEG, PNG or WebP image; the message names the key, the decoder and the cause."""
+
+
+def decode(data: bytes, decoder: str = "turbojpeg", *, key: str | None = None, short_side: int | None = None) -> Tensor:
+    """Decode one image to RGB on the CPU.
+
+    Args:
+        data: Encoded file contents (JPEG, PNG or WebP).
+        decoder: One of `DECODERS`. Three of them pass files that they cannot read safely to Pillow: `turbojpeg` all
+            but flawless RGB and gray JPEG, `torchvision` PNG (a damaged one kills the process) and animations,
+            and `torchcodec` PNG and WebP with EXIF and, before 0.17, PNG with a transparent colour. Of an animation
+            comes the first picture.
+        key: Name of the file, for the error message.
+        short_side: Pixels that the shorter side must keep. `pil_draft` (at 1/2, 1/4 or 1/8 of the size) and
+            `turbojpeg` (at any n/8) then decode a JPEG at the smallest DCT scale that keeps them, so the result may
+            be larger; a lossless JPEG has no such scale and comes whole, and the other decoders ignore it.
+
+    Returns:
+        uint8 tensor, shape (3, H, W), values 0-255, EXIF orientation applied. Most decoders fill rows of
+        interleaved pixels, so the strides are channels-last; call `.contiguous()` where planes are needed.
+
+    Raises:
+        DecodeError: `data` is truncated, not an image, or has more than `MAX_PIXELS` pixels.
+        ImportError: the decoder's library is missing; names the remedy.
+        ValueError: unknown decoder.
+
+    Source: ITU-T T.81 via libjpeg-turbo. Taught in: notebooks/02_read_image.ipynb
+    """
+    function = load_decoder(decoder)
+    try:
+        header = open_image(data)
+        image = function(data, header, short_side)
+        return _turned(image, orientation_of(data, header))
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise DecodeError(f"{key or 'image'}: {decoder} cannot decode {len(data)} bytes: {error}") from error
+
+
+def missing_decoders() -> dict[str, str]:
+    """Decoders that cannot run here, each with the reason and the remedy."""
+    missing = {}
+    for decoder in DECODERS:
+        try:
+            load_decoder(decoder)
+        except ImportError as error:
+            missing[decoder] = str(error)
+    return missing
+
+
+@cache
+def load_decoder(decoder: str) -> Callable[[bytes, Image.Image, int | None], Tensor]:
+    """The function of a decoder, its library imported. Raises ImportError and ValueError as `decode` does."""
+    function, library, remedy = _DECODERS[require_choice("decoder", decoder, DECODERS)]
+    try:
+        return partial(function, resolve_name(library))
+    except (ImportError, OSError, RuntimeError, AttributeError) as error:
+        cause = next(iter(str(error).splitlines()), "")  # torchcodec's error has two hundred lines
+        raise ImportError(f"{library} is not usable here ({cause}): {remedy}") from error
+
+
+def open_image(data: bytes) -> Image.Image:
+    """Read the header only, and refuse what must not reach any decoder."""
+    if not data:
+        raise ValueError("the file is empty")
+    header = _open(data)
+    if header.width * header.height > MAX_PIXELS:
+        raise ValueError(f"{header.width} x {header.height} pixels exceed the limit of {MAX_PIXELS}")
+    if not _is_complete(data, header.format):
+        raise ValueError("the file is truncated")
+    return header
+
+
+def _open(data: bytes) -> Image.Image:
+    try:
+        return Image.open(io.BytesIO(data), formats=FORMATS)
+    except UnidentifiedImageError:
+        if header := open_without_metadata(data):
+            return header
+        raise
+
+
+def _is_complete(data: bytes, image_format: str | None) -> bool:
+    """Whether the end of the file is there: some decoders paint what is missing gray and report no error."""
+    if image_format in _JPEG_FORMATS:
+        # Within a scan FF D9 can only be the end; before the scan it may belong to an EXIF thumbnail.
+        scans = (segment.start for segment in iter_segments(data) if segment.marker == START_OF_SCAN)
+        return data.endswith(END_OF_IMAGE) or data.find(END_OF_IMAGE, next(scans, len(data))) >= 0
+    if image_format == "PNG":
+        return data.rfind(b"IEND\xaeB`\x82") >= 0
+    return len(data) >= 8 + int.from_bytes(data[4:8], "little")
+
+
+def _to_chw(pixels: np.ndarray) -> Tensor:
+    return torch.from_numpy(pixels).permute(2, 0, 1)
+
+
+def _turned(image: Tensor, orientation: int) -> Tensor:
+    """The image (3, H, W) as EXIF's orientation, 1 to 8, says that it is to be shown."""
+    if orientation >= 5:
+        image = image.transpose(1, 2)
+    axes = _FLIPPED_AXES[orientation]
+    return image.flip(axes) if axes else image
+
+
+def _scaled_size(data: bytes, header: Image.Image, short_side: int | None) -> tuple[int, int] | None:
+    """(width, height) with the shorter side at `short_side`, or None if the image is not larger or cannot be scaled."""
+    if not short_side or min(header.size) <= short_side or not is_scalable(data):
+        return None
+    scale = short_side / min(header.size)
+    return math.ceil(header.width * scale), math.ceil(header.height * scale)
+
+
+def _decode_pil(_: Any, data: bytes, header: Image.Image, short_side: int | None) -> Tensor:
+    if header.mode.startswith("I"):  # 16-bit gray: convert("RGB") would clip it to white
+        gray = (np.asarray(header).astype(np.uint16) >> 8).astype(np.uint8)
+        return _to_chw(np.repeat(gray[..., None], 3, axis=2))
+    return _to_chw(np.array(header.convert("RGB")))
+
+
+def _decode_pil_draft(_: Any, data: bytes, header: Image.Image, short_side: int | None) -> Tensor:
+    if size := _scaled_size(data, header, short_side):
+        header.draft(None, size)
+    return _decode_pil(_, data, header, short_side)
+
+
+def _decode_cv2(cv2: Any, data: bytes, header: Image.Image, short_side: int | None) -> Tensor:
+    pixels = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION)
+    if pixels is None:
+        raise ValueError("cv2.imdecode returned nothing")
+    return _to_chw(pixels)
+
+
+def _decode_torchvision(decode_image: Any, data: bytes, header: Image.Image, short_side: int | None) -> Tensor:
+    # torchvision 0.29 crashes (SIGSEGV) on a PNG whose image data is damaged, and refuses an animated WebP.
+    if header.format == "PNG" or getattr(header, "is_animated", False):
+        return _decode_pil(None, data, header, short_side)
+    # bytearray: torch warns about tensors over read-only memory.
+    return decode_image(torch.frombuffer(bytearray(data), dtype=torch.uint8), mode="RGB")
+
+
+def _decode_torchcodec(decode_image: Any, data: bytes, header: Image.Image, short_side: int | None) -> Tensor:
+    if header.format == "PNG" and "transparency" in header.info and _torchcodec_writes_alpha():
+        return _decode_pil(None, data, header, short_side)
+    stored = _without_exif(data, header)
+    if stored is None:
+        return _decode_pil(None, data, header, short_side)
+    image = decode_image(stored)
+    return image[0] if image.ndim == 4 else image
+
+
+def _without_exif(data: bytes, header: Image.Image) -> bytes | None:
+    """The file without the EXIF by which TorchCodec would turn the image, or refuse it; None if it stays in.
+
+    TorchCodec reads EXIF by other rules than Pillow, and cannot be told to leave it. It stays in PNG and WebP, and in a
+    JPEG with stray bytes between its segments.
+    """
+    if header.format not in _JPEG_FORMATS:
+        return None if "exif" in header.info else data
+    return without_segments(data, {APP1})
+
+
+@cache
+def _torchcodec_writes_alpha() -> bool:
+    """Whether TorchCodec writes four channels into three for a PNG with a tRNS chunk.
+
+    Source: https://github.com/meta-pytorch/torchcodec/issues/1731
+    """
+    return Version(version("torchcodec")) < Version("0.17")
+
+
+def _decode_turbojpeg(decode_jpeg: Any, data: bytes, header: Image.Image, short_side: int | None) -> Tensor:
+    if header.format not in _JPEG_FORMATS or header.mode not in ("RGB", "L"):
+        return _decode_pil(None, data, header, short_side)
+    width, height = _scaled_size(data, header, short_side) or (0, 0)
+    try:
+        pixels = decode_jpeg(data, "RGB", min_height=height, min_width=width)
+    except ValueError:
+        # A warning (stray bytes between markers, say) or an error: Pillow tells them apart. strict=False does not: it
+        # also ignores an error that follows a warning, and returns memory that nothing was decoded into.
+        return _decode_pil_draft(None, data, header, short_side)
+    return _to_chw(pixels)
+
+
+# Each with its library, which the function gets first, and the remedy if that is missing.
+_DECODERS = {
+    "pil": (_decode_pil, "PIL", "pip install pillow"),
+    "pil_draft": (_decode_pil_draft, "PIL", "pip install pillow"),
+    "cv2": (_decode_cv2, "cv2", "pip install opencv-python-headless"),
+    "torchvision": (_decode_torchvision, "torchvision.io:decode_image", "pip install torchvision"),
+    "torchcodec": (
+        _decode_torchcodec, "torchcodec.decoders:decode_image",
+        f"pip install -U 'torchcodec>=0.16' (a build for torch {torch.__version__})",
+    ),
+    "turbojpeg": (_decode_turbojpeg, "simplejpeg:decode_jpeg", "pip install simplejpeg"),
+}  # fmt: skip
+#: Names of the decoders that `decode` and `ImageDataset` accept, whether installed here or not: `missing_decoders`.
+DECODERS = tuple(_DECODERS)

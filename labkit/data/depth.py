@@ -1,0 +1,471 @@
+"""Pairs of images and depth maps, as Marigold reads them.
+
+Marigold's depth sets: how each stores depth, which pixels are valid, and how its list file names the pairs.
+
+Marigold's tensors by Marigold's own steps in their own order: all at full size, resized last.
+
+Marigold's tensors by a faster way, with the same bits.
+
+After decoding, all steps but one treat each pixel alone: they can follow the resize, and a table over all pixel values
+can replace them. The exception is the quantiles. They need the whole picture, but only how often each value occurs.
+
+Marigold's training pairs, over any store: RGB, depth in metres, masks and normalised depth.
+"""
+
+import os
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import interpolate
+from torch.utils.data import Dataset
+from torchvision.transforms import InterpolationMode
+from torchvision.transforms.functional import resize
+
+from labkit.data.decode import DecodeError, open_image
+from labkit.data.stores import Store
+from labkit.util.arguments import require_choice
+from labkit.util.strings import PackedStrings
+
+# (top, bottom, left, right): fractions of height and width, or pixels.
+REGIONS = {
+    "garg": (0.40810811, 0.99189189, 0.03594771, 0.96405229),
+    "eigen": (0.3324324, 0.91351351, 0.0359477, 0.96405229),
+    "nyu": (45, 471, 41, 601),
+}
+
+
+@dataclass(frozen=True)
+class Preset:
+    """How one depth set is stored, cropped and masked.
+
+    Args:
+        per_metre: The stored integer for one metre.
+        min_m: Valid depths are greater than this, in metres.
+        max_m: Valid depths are less than this, in metres.
+        columns: The files that a line of the list names, in order. After a pair, a third column may follow (KITTI's
+            focal length); it is ignored.
+        crop: (height, width) cropped from the bottom centre before anything else.
+        train_mask: Region outside which no pixel is valid in training, a key of `REGIONS`.
+        eval_mask: The same in evaluation.
+        train_size: (height, width) of the result in training.
+    """
+
+    per_metre: float
+    min_m: float
+    max_m: float
+    columns: tuple[str, ...] = ("rgb", "depth")
+    crop: tuple[int, int] | None = None
+    train_mask: str | None = None
+    eval_mask: str | None = None
+    train_size: tuple[int, int] | None = None
+
+    def crop_slices(self, height: int, width: int) -> tuple[slice, slice]:
+        """Rows and columns of a picture that the crop keeps. Raises ValueError if the picture is too small."""
+        new_height, new_width = self.crop or (height, width)
+        top, left = height - new_height, (width - new_width) // 2
+        if min(top, left) < 0:
+            raise ValueError(f"{height} x {width} pixels (height x width) cannot be cropped to {self.crop}")
+        return slice(top, height), slice(left, left + new_width)
+
+    def region(self, *, train: bool) -> str | None:
+        """Name of the region that the masks keep, or None."""
+        return self.train_mask if train else self.eval_mask
+
+
+def region_slices(name: str | None, height: int, width: int) -> tuple[slice, slice]:
+    """Rows and columns of a region; all of them without a name."""
+    top, bottom, left, right = REGIONS[name] if name else (0, height, 0, width)
+    if isinstance(top, float):
+        top, bottom, left, right = int(top * height), int(bottom * height), int(left * width), int(right * width)
+    return slice(top, bottom), slice(left, right)
+
+
+_REMEDY = "labkit.make_depth(root, count) makes pairs and a list"
+_KITTI_CROP = (352, 1216)
+
+PRESETS = {
+    "hypersim": Preset(1000.0, 1e-5, 65.0, train_size=(480, 640)),
+    "vkitti": Preset(100.0, 1e-5, 80, crop=_KITTI_CROP, eval_mask="eigen"),
+    "nyu": Preset(1000.0, 1e-3, 10.0, columns=("rgb", "depth", "filled"), train_mask="nyu", eval_mask="nyu"),
+    "kitti": Preset(256.0, 1e-5, 80, crop=_KITTI_CROP, train_mask="eigen", eval_mask="eigen"),
+}
+
+
+def find_preset(preset: str | Preset) -> Preset:
+    """`preset` itself, or the preset of that name. Raises ValueError for an unknown name."""
+    return preset if isinstance(preset, Preset) else PRESETS[require_choice("preset", preset, PRESETS)]
+
+
+@dataclass(frozen=True)
+class FileList:
+    """The pairs of a list file that have a depth.
+
+    Args:
+        path: The list file.
+        names: Column -> file names, in the order of the list.
+        lines: Line number of each pair, from 1.
+        n_without_depth: Lines left out because their depth is `None`.
+    """
+
+    path: Path
+    names: dict[str, PackedStrings]
+    lines: np.ndarray
+    n_without_depth: int
+
+    def place(self, index: int) -> str:
+        """The line that names a pair, for an error message."""
+        return f"line {self.lines[index]} of {self.path}"
+
+
+def read_list(path: str | os.PathLike, preset: Preset) -> FileList:
+    """Read a list file: one pair per line, its file names separated by white space.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: a line has a wrong number of columns, or there is no pair; names the file, the line and a remedy.
+    """
+    path, names_by_line, number = Path(path), {}, 0
+    for number, line in enumerate(_read_lines(path), 1):
+        names = line.split()
+        _check_columns(names, f"line {number} of {path}", preset)
+        if names[1] != "None":  # KITTI has pictures without a depth map
+            names_by_line[number] = names[: len(preset.columns)]
+    if not names_by_line:
+        raise ValueError(f"{path} names no pair that has a depth: {_REMEDY}")
+    columns = map(PackedStrings, zip(*names_by_line.values(), strict=True))
+    lines = np.fromiter(names_by_line, np.int64)
+    return FileList(path, dict(zip(preset.columns, columns, strict=True)), lines, number - len(lines))
+
+
+def _read_lines(path: Path) -> list[str]:
+    """Lines as Python reads a file: `str.splitlines` would also split at U+2028 and the like."""
+    try:
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:
+            return file.readlines()
+    except (FileNotFoundError, IsADirectoryError) as error:
+        raise FileNotFoundError(f"{path} is not a list file: {_REMEDY}") from error
+
+
+def _check_columns(names: list[str], place: str, preset: Preset) -> None:
+    accepted = sorted({len(preset.columns), 3})
+    if len(names) not in accepted:
+        raise ValueError(
+            f"{place} has {len(names)} columns instead of {' or '.join(map(str, accepted))}: each line lists "
+            f"{', '.join(preset.columns)}, in this order, as names without blanks; is this list for another preset?"
+        )
+
+
+QUANTILES = (0.02, 1.0 - 0.02)  # of the valid depths; normalised to -1 and 1
+FAR_PLANE = 1.0  # value of invalid pixels in the filled depth
+
+
+def plain_sample(pictures: dict[str, np.ndarray], preset: Preset, *, train: bool, flipped: bool) -> dict[str, Tensor]:
+    """All tensors of one pair.
+
+    Args:
+        pictures: Column of the list -> pixels as stored: `rgb` uint8 (H, W, 3), `depth` and `filled` uint16 (H, W).
+        preset: The set that the pictures belong to.
+        train: Add normalised depth, mirror if `flipped`, and resize.
+        flipped: Mirror left and right.
+
+    Returns:
+        The tensors of a `DepthPairs` item, without `index` and the path.
+
+    Raises:
+        ValueError: the pictures are too small for the crop, or none of their pixels has a valid depth.
+    """
+    rows, columns = preset.crop_slices(*pictures["rgb"].shape[:2])
+    rasters = {**rgb_tensors(pictures["rgb"]), **depth_tensors(pictures, preset)}
+    rasters = {name: raster[:, rows, columns] for name, raster in rasters.items()}
+    region = preset.region(train=train)
+    for kind in ("raw", "filled"):
+        rasters[f"valid_mask_{kind}"] = valid_mask(rasters[f"depth_{kind}_linear"], preset, region)
+    return _prepare_for_training(rasters, preset, flipped) if train else rasters
+
+
+def rgb_tensors(pixels: np.ndarray) -> dict[str, Tensor]:
+    """RGB as int32, 0 to 255, and as float32, -1 to 1; computed in int64 and float64."""
+    rgb = np.transpose(pixels, (2, 0, 1)).astype(int)
+    return {"rgb_int": torch.from_numpy(rgb).int(), "rgb_norm": torch.from_numpy(rgb / 255.0 * 2.0 - 1.0).float()}
+
+
+def depth_tensors(pictures: dict[str, np.ndarray], preset: Preset) -> dict[str, Tensor]:
+    """Depth in metres, float32, computed in float64. A set without filled depth uses the raw one."""
+    raw = torch.from_numpy(pictures["depth"] / preset.per_metre).float()[None]
+    filled = raw.clone()
+    if "filled" in pictures:
+        filled = torch.from_numpy(pictures["filled"] / preset.per_metre).float()[None]
+    return {"depth_raw_linear": raw, "depth_filled_linear": filled}
+
+
+def valid_mask(depth: Tensor, preset: Preset, region: str | None = None) -> Tensor:
+    """Whether each depth is strictly between the preset's limits and inside the region; bool."""
+    rows, columns = region_slices(region, *depth.shape[-2:])
+    inside = torch.zeros_like(depth, dtype=torch.bool)
+    inside[:, rows, columns] = True
+    return (depth > preset.min_m) & (depth < preset.max_m) & inside
+
+
+def normalise_depth(depth: Tensor, valid: Tensor) -> Tensor:
+    """Scale linearly from the 2 % quantile of the valid depths, -1, to the 98 % quantile, 1; clip there."""
+    depths = depth[valid & (depth > 0)]
+    require_valid_depths(len(depths))
+    return scale_depth(depth, torch.quantile(depths, torch.tensor(QUANTILES)))
+
+
+def scale_depth(depth: Tensor, near_far: Tensor) -> Tensor:
+    """Scale linearly from near, -1, to far, 1; clip there."""
+    near, far = near_far
+    return torch.clip((depth - near) / (far - near) * 2.0 - 1.0, -1.0, 1.0)
+
+
+def require_valid_depths(n_valid: int) -> None:
+    """Raise ValueError if there is no depth to take quantiles of."""
+    if not n_valid:
+        raise ValueError("no pixel has a valid depth: remove the pair from the list, or check the preset")
+
+
+def _prepare_for_training(rasters: dict[str, Tensor], preset: Preset, flipped: bool) -> dict[str, Tensor]:
+    if flipped:
+        rasters = {name: raster.flip(-1) for name, raster in rasters.items()}
+    for kind in ("raw", "filled"):
+        depth, valid = rasters[f"depth_{kind}_linear"], rasters[f"valid_mask_{kind}"]
+        rasters[f"depth_{kind}_norm"] = normalise_depth(depth, valid)
+    rasters["depth_filled_norm"][~rasters["valid_mask_filled"]] = FAR_PLANE
+    if preset.train_size is None:
+        return rasters
+    size = list(preset.train_size)
+    return {name: resize(raster, size, InterpolationMode.NEAREST_EXACT) for name, raster in rasters.items()}
+
+
+class _View(NamedTuple):
+    """The pixels of the cropped picture that make the result: int64 rows and columns, and which lie in the region."""
+
+    rows: np.ndarray
+    columns: np.ndarray
+    inside: np.ndarray
+    region: tuple[slice, slice]
+
+    def select(self, pixels: np.ndarray) -> np.ndarray:
+        return pixels.take(self.rows, axis=0).take(self.columns, axis=1)
+
+
+def fast_sample(pictures: dict[str, np.ndarray], preset: Preset, *, train: bool, flipped: bool) -> dict[str, Tensor]:
+    """The tensors of `plain_sample`, bit for bit."""
+    crop = preset.crop_slices(*pictures["rgb"].shape[:2])
+    pictures = {column: pixels[crop] for column, pixels in pictures.items()}
+    sides = pictures["rgb"].shape[:2]
+    region = region_slices(preset.region(train=train), *sides)
+    view = _make_view(sides, (train and preset.train_size) or sides, region, flipped)
+    raw = _depth_tensors(pictures["depth"], preset, view, train)
+    if "filled" in pictures:
+        filled = _depth_tensors(pictures["filled"], preset, view, train)
+    else:
+        filled = {name: tensor.clone() for name, tensor in raw.items()}
+    if train:
+        filled["depth_{}_norm"][~filled["valid_mask_{}"]] = FAR_PLANE
+    depth = {name.format(kind): tensors[name] for name in raw for kind, tensors in (("raw", raw), ("filled", filled))}
+    return {**_rgb_tensors(view.select(pictures["rgb"])), **depth}
+
+
+def _make_view(sides: tuple[int, int], new_sides: tuple[int, int], region: tuple[slice, slice], flipped: bool) -> _View:
+    rows, columns = map(_nearest_pixels, sides, new_sides)
+    if flipped:
+        columns = sides[1] - 1 - columns  # mirror first: mirroring a resized picture would pick other neighbours
+    in_rows, in_columns = (
+        (pixels >= part.start) & (pixels < part.stop) for pixels, part in zip((rows, columns), region, strict=True)
+    )
+    return _View(rows, columns, in_rows[:, None] & in_columns, region)
+
+
+@cache
+def _nearest_pixels(length: int, new_length: int) -> np.ndarray:
+    """The pixel that each pixel of a resized side copies. torch does the rounding: its result is resized numbers."""
+    numbers = torch.arange(length, dtype=torch.float32).view(1, 1, -1, 1)  # float32: rounding depends on the dtype
+    return interpolate(numbers, size=(new_length, 1), mode="nearest-exact").flatten().long().numpy()
+
+
+def _rgb_tensors(pixels: np.ndarray) -> dict[str, Tensor]:
+    planes = np.ascontiguousarray(pixels.transpose(2, 0, 1))
+    return {"rgb_int": torch.from_numpy(planes).int(), "rgb_norm": torch.from_numpy(_rgb_table().take(planes))}
+
+
+def _depth_tensors(pixels: np.ndarray, preset: Preset, view: _View, train: bool) -> dict[str, Tensor]:
+    """Depth in metres, its mask and, in training, normalised depth."""
+    metres, valid = _depth_tables(preset)
+    selected = view.select(pixels)
+    linear = torch.from_numpy(metres.take(selected))[None]
+    mask = torch.from_numpy(valid.take(selected) & view.inside)[None]
+    tensors = {"depth_{}_linear": linear, "valid_mask_{}": mask}
+    if train:
+        tensors["depth_{}_norm"] = scale_depth(linear, _near_far(pixels[view.region], preset))
+    return tensors
+
+
+@cache
+def _rgb_table() -> np.ndarray:
+    """`rgb_norm` of each value."""
+    values = np.arange(256, dtype=np.uint8)
+    return rgb_tensors(values[None, :, None])["rgb_norm"].numpy().ravel()
+
+
+@cache
+def _depth_tables(preset: Preset) -> tuple[np.ndarray, np.ndarray]:
+    """Metres, float32, and validity of each 16-bit value."""
+    metres = torch.from_numpy(np.arange(1 << 16) / preset.per_metre).float()
+    return metres.numpy(), valid_mask(metres[None, None], preset)[0, 0].numpy()
+
+
+def _near_far(pixels: np.ndarray, preset: Preset) -> Tensor:
+    """`torch.quantile` of the valid depths, by counting values instead of sorting pixels."""
+    metres, valid = _depth_tables(preset)
+    values = np.flatnonzero(valid & (metres > 0))
+    counts = np.bincount(pixels.ravel(), minlength=1 << 16)[values]
+    last_ranks = counts.cumsum()
+    require_valid_depths(last_ranks[-1])
+    ranks = torch.tensor(QUANTILES).to(_rank_dtype()) * (last_ranks[-1].item() - 1)
+    neighbours = torch.stack([ranks, ranks.ceil()]).long().numpy()
+    below, above = torch.from_numpy(metres[values[np.searchsorted(last_ranks, neighbours, side="right")]])
+    return torch.lerp(below, above, (ranks - ranks.long()).float())
+
+
+@cache
+def _rank_dtype() -> torch.dtype:
+    """The dtype in which `torch.quantile` computes ranks: float32, or float64 since PyTorch's pull request 187574."""
+    length, q = 96_313, torch.tensor(QUANTILES[1])
+    rank = q * (length - 1)
+    step = (torch.arange(length) > rank.long()).float()  # 0, then 1: its quantile is the fraction of the rank
+    return torch.float32 if torch.quantile(step, q) == rank.frac() else torch.float64
+
+
+MODES = ("train", "evaluate")
+_RGB = (3,), ("uint8",), "8-bit RGB"
+_DEPTH = (), ("uint8", "uint16"), "8- or 16-bit gray"
+
+
+class DepthPairs(Dataset):
+    """Pairs of a photo and its depth, the same bits as Marigold's own data set.
+
+    Args:
+        store: Where the encoded pictures are: a folder, a tar (with or without `./` before its names), a server.
+        filename_list: Text file, one pair per line: `rgb depth`, for NYU `rgb depth filled`. KITTI's lines may end with
+            a focal length; lines whose depth is `None` are left out. Names are relative to the store's root.
+        preset: `"hypersim"`, `"vkitti"`, `"nyu"`, `"kitti"`, or a `Preset`, such as
+            `dataclasses.replace(PRESETS["kitti"], eval_mask="garg")`.
+        mode: `"train"`: mirror at random, normalise depth, resize. `"evaluate"`: none of these.
+        flip_p: Probability of mirroring a pair in training; one call of `random.random()` per pair.
+        fast: Resize before computing, skip Marigold's detours through int64 and float64, and take quantiles from a
+            histogram. The bits are the same: the difference is 0, for every key of every preset.
+
+    An item is a dict; H x W is the preset's `train_size`, or else the size of the (cropped) picture.
+
+    Items:
+        rgb_int: int32 (3, H, W), 0 to 255. rgb_norm: float32 (3, H, W), -1 to 1.
+        depth_raw_linear, depth_filled_linear: float32 (1, H, W), metres; equal if the set has no filled depth.
+        valid_mask_raw, valid_mask_filled: bool (1, H, W).
+        depth_raw_norm, depth_filled_norm: float32 (1, H, W), -1 to 1 from the 2 % to the 98 % quantile of the valid
+            depths; invalid pixels of the filled one are 1. Training only.
+        index: int. rgb_relative_path: str.
+
+    Raises:
+        FileNotFoundError: no list file. ValueError: a line that names no pair, an unknown preset or mode.
+        KeyError: (items) the store has no such file. DecodeError: (items) a file is not the expected picture.
+
+    Source: prs-eth/Marigold, src/dataset, src/util/depth_transform.py. Taught in: notebooks/09_marigold_storage.ipynb
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        filename_list: str | os.PathLike,
+        *,
+        preset: str | Preset = "hypersim",
+        mode: str = "train",
+        flip_p: float = 0.5,
+        fast: bool = False,
+    ):
+        self.store = store
+        self.preset = find_preset(preset)
+        self.mode = require_choice("mode", mode, MODES)
+        self.flip_p = flip_p
+        self.fast = fast
+        self.files = read_list(filename_list, self.preset)
+        self.keys = self.files.names["rgb"]
+
+    def __repr__(self) -> str:
+        n_without = self.files.n_without_depth
+        note = f", {n_without} lines without depth left out" if n_without else ""
+        return f"DepthPairs({self.files.path.name!r}, {len(self)} pairs, mode={self.mode!r}{note})"
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        encoded = {column: self._read(column, index) for column in self.preset.columns}
+        try:
+            rasters = make_sample(encoded, self.preset, mode=self.mode, flip_p=self.flip_p, fast=self.fast)
+        except ValueError as error:
+            raise type(error)(f"{self.keys[index]} ({self.files.place(index)}): {error}") from error
+        return {**rasters, "index": index, "rgb_relative_path": self.keys[index]}
+
+    def _read(self, column: str, index: int) -> bytes:
+        try:
+            return self.store.read(self.files.names[column][index])
+        except KeyError as error:
+            place = self.files.place(index)
+            raise KeyError(f"{error.args[0]}, but {place} names it: names are relative to the store's root") from error
+
+
+def make_sample(
+    encoded: Mapping[str, bytes],
+    preset: str | Preset = "hypersim",
+    *,
+    mode: str = "train",
+    flip_p: float = 0.5,
+    fast: bool = False,
+) -> dict[str, Tensor]:
+    """The tensors of one pair whose files do not come from a store, but from WebDataset shards, for example.
+
+    Args:
+        encoded: Contents of the files `rgb`, `depth` and, if the preset has it, `filled`.
+        preset, mode, flip_p, fast: As in `DepthPairs`.
+
+    Returns:
+        A dict like an item of `DepthPairs`, without `index` and `rgb_relative_path`.
+
+    Raises:
+        DecodeError: a file is not the expected picture; names the column.
+        ValueError: the pictures differ in size, are too small for the crop, or have no valid depth.
+    """
+    preset, train = find_preset(preset), require_choice("mode", mode, MODES) == "train"
+    pictures = {column: decode_picture(encoded[column], column) for column in preset.columns}
+    sizes = {column: pixels.shape[:2] for column, pixels in pictures.items()}
+    if len(set(sizes.values())) > 1:
+        raise ValueError(f"the pictures of a pair differ in size (height, width): {sizes}")
+    flipped = train and random.random() < flip_p
+    return (fast_sample if fast else plain_sample)(pictures, preset, train=train, flipped=flipped)
+
+
+def decode_picture(data: bytes, column: str) -> np.ndarray:
+    """Pixels as they are stored: `rgb` uint8 (H, W, 3); `depth` and `filled` uint16 or uint8 (H, W).
+
+    Raises:
+        DecodeError: not such a picture; names the column.
+    """
+    channels, dtypes, kind = _RGB if column == "rgb" else _DEPTH
+    try:
+        pixels = np.asarray(open_image(data))
+    except MemoryError:
+        raise
+    except Exception as error:  # Pillow's plug-ins raise all kinds of errors
+        raise DecodeError(f"{column}: no complete picture in {len(data)} bytes: {error}") from error
+    if pixels.ndim < 2 or pixels.shape[2:] != channels or pixels.dtype not in dtypes:
+        raise DecodeError(f"{column}: {pixels.dtype} of shape {pixels.shape} is not {kind}: are the columns in order?")
+    return pixels

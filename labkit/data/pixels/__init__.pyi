@@ -1,3 +1,0 @@
-# fmt: off
-from .parts import shrink as shrink
-from .store import PixelStore as PixelStore

@@ -1,2 +1,0 @@
-# fmt: off
-from .photos import make_photos as make_photos

@@ -1,5 +1,0 @@
-"""WebDataset shards: written, listed, read."""
-
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

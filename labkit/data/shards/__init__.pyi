@@ -1,2 +1,0 @@
-# fmt: off
-from .write import write_shards as write_shards

@@ -1,0 +1,157 @@
+"""What a store is: named bytes, such as the image files in a folder. Decoding is in `labkit.data.decode`."""
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from labkit.data.blobs import Extent, evict
+from labkit.util.files import IMAGE_SUFFIXES, checked_suffixes, images_among, key_from_name, path_from_key, walk
+from labkit.util.strings import PackedStrings
+
+
+@runtime_checkable
+class Store(Protocol):
+    """Named bytes. Stores survive fork and pickling (spawn): each process opens its own files on first use."""
+
+    def keys(self) -> Sequence[str]:
+        """Names of all images, sorted, with `/` between their parts."""
+
+    def read(self, key: str) -> bytes:
+        """Encoded contents of one image. Raises KeyError for an unknown key."""
+
+
+@runtime_checkable
+class HasSizes(Protocol):
+    """A store that knows the size of its images."""
+
+    def sizes(self) -> np.ndarray:
+        """Bytes of each image, int64, in the order of `keys()`."""
+
+
+@runtime_checkable
+class HasExtents(Protocol):
+    """A store that knows what a disk does for a read."""
+
+    def extents(self, key: str, first: bool) -> Iterator[Extent]:
+        """What `read(key)` touches; `first`: the first read of the process."""
+
+
+class ListedStore(ABC):
+    """A store that lists its keys once, on the first call of `keys()`.
+
+    Args:
+        name: Where it reads from, for messages; holds no credentials.
+        ignore: Suffixes to leave out.
+    """
+
+    _keys: PackedStrings | None = None
+    _if_empty = "holds no image"
+
+    def __init__(self, name: str, ignore: str | Iterable[str] = ()):
+        self.name, self._ignore = name, checked_suffixes(ignore)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r}, {len(self)} images)"
+
+    def __len__(self) -> int:
+        return len(self.keys())
+
+    def keys(self) -> PackedStrings:
+        """Relative paths of all JPEG, PNG and WebP files, sorted.
+
+        Raises:
+            FileNotFoundError: there are none.
+            ValueError: there are images of other formats, such as GIF, that `ignore` does not name; counts them.
+        """
+        if self._keys is None:
+            keys = PackedStrings(sorted(self._list_keys()))
+            if not keys:
+                raise FileNotFoundError(f"{self.name} {self._if_empty}")
+            self._keys = keys
+        return self._keys
+
+    @abstractmethod
+    def _list_keys(self) -> Iterable[str]:
+        """Keys of all images, in any order."""
+
+
+class FolderStore(ListedStore):
+    """Image files under one folder, at any depth. Links are followed, but never in a circle.
+
+    Hidden files and folders are left out, and so is what a system keeps for itself, such as `@eaDir` and `__MACOSX`.
+
+    Args:
+        root: The folder. It is listed once, on the first call of `keys()`.
+        ignore: Suffixes of files to leave out, such as `(".gif", ".bmp")`, which labkit does not decode.
+
+    Raises:
+        FileNotFoundError: `root` is not a folder, or holds no image.
+        ValueError: it holds images that labkit does not decode and `ignore` does not name (on the first call of
+            `keys()`); counts them by suffix.
+        OSError: a folder cannot be listed.
+
+    Taught in: notebooks/01_naive_pil.ipynb
+    """
+
+    _if_empty = f"holds no image ({', '.join(IMAGE_SUFFIXES)})"
+
+    def __init__(self, root: str | os.PathLike, *, ignore: str | Iterable[str] = ()):
+        self.root = Path(root)
+        super().__init__(str(self.root), ignore)
+        if not self.root.is_dir():
+            raise FileNotFoundError(f"{self.root} is not a folder: make photos with labkit.make_photos(root, count)")
+
+    def __repr__(self) -> str:
+        return f"FolderStore({self.root.name!r}, {len(self)} images)"
+
+    def read(self, key: str) -> bytes:
+        """Contents of the file `key`, read with one `read` call. Raises KeyError if there is none."""
+        try:
+            with open(self._path(key), "rb", buffering=0) as file:
+                return file.read()
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError) as error:  # ValueError: NUL
+            raise KeyError(f"{key!r} is not a file under {self.root}") from error
+
+    def paths(self) -> list[Path]:
+        """The files in the order of `keys()`, for functions that take paths (page-cache eviction, `read_image`)."""
+        return [self.root / path_from_key(key) for key in self.keys()]
+
+    def evict(self) -> int:
+        """Drop all files from the page cache; returns their bytes. Raises OSError where the system cannot."""
+        return evict(self.paths())
+
+    def sizes(self) -> np.ndarray:
+        """Bytes of each file, int64, in the order of `keys()`."""
+        return np.fromiter(map(self._size, self.keys()), np.int64, len(self))
+
+    def extents(self, key: str, first: bool) -> Iterator[Extent]:
+        """What a disk does for `read(key)`, for `SimulatedStore`: it opens one file and reads its bytes."""
+        yield Extent(self._path(key), 0, self._size(key), opens=True)
+
+    def _size(self, key: str) -> int:
+        try:
+            return os.stat(self._path(key)).st_size
+        except FileNotFoundError as error:
+            state = "is a link to nothing" if os.path.islink(self._path(key)) else "is gone"
+            raise FileNotFoundError(
+                f"{key!r} under {self.root} {state}: restore the file, or remove the link"
+            ) from error
+
+    def _path(self, key: str) -> str:
+        if key.startswith("/") or ".." in key.split("/"):
+            raise KeyError(f"{key!r} is outside {self.root}")
+        return os.path.join(self.root, path_from_key(key))
+
+    def _list_keys(self) -> Iterator[str]:
+        return images_among(self._list_files(), self._ignore, self.name)
+
+    def _list_files(self) -> Iterator[str]:
+        for folder in walk(self.root):
+            if folder.error:
+                raise folder.error
+            # A link to nothing is a key, too: reading it says so.
+            yield from (key_from_name(folder.prefix + name) for name in (*folder.files, *folder.broken))

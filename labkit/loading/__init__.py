@@ -1,0 +1,1 @@
+"""From images to batches on the device: loaders, seeds, resume, augmentation, prefetch."""

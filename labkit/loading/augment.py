@@ -1,0 +1,265 @@
+"""Augmentation on the device, and plots of its images.
+
+One augmentation recipe in four libraries, doing the same work, so that their speeds can be compared.
+
+Show the images of a batch.
+"""
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from textwrap import fill
+from typing import Any, Literal, overload
+
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+
+from labkit.measure.plots import SMALL_PT, WIDTH_IN, characters_per_line, write_title
+from labkit.util.arguments import require_choice
+
+Range = tuple[float, float]
+
+LIBRARIES = ("pil", "v2", "albumentations", "kornia")
+PARTS = ("all", "geometry", "photometry")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What an augmentation does. The library that does it is the other argument of `make_augment`.
+
+    Args:
+        size: Pixels of the square output.
+        scale: Range of the crop's share of the image area.
+        ratio: Range of the crop's width / height.
+        flip: Probability of a left-right flip.
+        brightness, contrast, saturation: Ranges of the factors of the color jitter; 1 changes nothing.
+        hue: Range of the hue shift, in turns of the color circle.
+        jitter: Probability of the color jitter.
+        gray: Probability of dropping all color.
+        blur: Probability of a Gaussian blur of `blur_kernel` pixels with a sigma from `blur_sigma`.
+        solarize: Probability of inverting all values >= `solarize_from`.
+        mean, std: Per channel, on the scale of 0 to 1, for the normalisation.
+    """
+
+    size: int = 224
+    scale: Range = (0.08, 1.0)
+    ratio: Range = (3 / 4, 4 / 3)
+    flip: float = 0.5
+    brightness: Range = (0.6, 1.4)
+    contrast: Range = (0.6, 1.4)
+    saturation: Range = (0.6, 1.4)
+    hue: Range = (-0.1, 0.1)
+    jitter: float = 1.0
+    gray: float = 0.0
+    blur: float = 0.0
+    blur_sigma: Range = (0.1, 2.0)
+    blur_kernel: int = 23
+    solarize: float = 0.0
+    solarize_from: int = 128
+    mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
+    std: tuple[float, float, float] = (0.229, 0.224, 0.225)
+
+    def color_ranges(self) -> dict[str, Range]:
+        """The arguments of every library's ColorJitter."""
+        return {name: getattr(self, name) for name in ("brightness", "contrast", "saturation", "hue")}
+
+
+#: Recipes that `make_augment` knows by name. light: as in supervised training on ImageNet. heavy: the photometric part
+#: of self-supervised training (SimCLR, BYOL: jitter, gray, blur, solarize).
+RECIPES = {"light": Recipe(), "heavy": Recipe(jitter=0.8, gray=0.2, blur=0.5, solarize=0.2)}
+
+
+@overload
+def make_augment(recipe: str | Recipe, library: Literal["kornia"], *, part: str = "all") -> nn.Module: ...
+@overload
+def make_augment(
+    recipe: str | Recipe = "light", library: str = "v2", *, part: str = "all"
+) -> Callable[[Any], Tensor]: ...
+def make_augment(recipe: str | Recipe = "light", library: str = "v2", *, part: str = "all") -> Callable[[Any], Tensor]:
+    """Build a recipe as a callable, which can be pickled and so sent to workers.
+
+    Args:
+        recipe: A key of `RECIPES`, or a `Recipe`.
+        library: `"pil"` (torchvision's first transforms, on PIL images), `"v2"` (torchvision's second, on tensors),
+            `"albumentations"` (on NumPy arrays, by OpenCV) or `"kornia"` (on float batches, on any device).
+        part: `"geometry"` crops, resizes and flips; `"photometry"` changes colors, converts and normalises;
+            `"all"` does both, in that order.
+
+    Returns:
+        A function of a uint8 tensor (3, H, W); `"pil"` also takes a PIL image. `"kornia"` takes a uint8 batch
+        (N, 3, H, W) and draws for each image; `"v2"` also takes such a batch, with one draw for all of it.
+        It returns normalised float32 (..., 3, size, size); with `"geometry"` values of 0-255, uint8 (kornia: float32).
+
+    Raises:
+        ValueError: unknown recipe, library or part.
+
+    Taught in: notebooks/04_tensor_transforms.ipynb
+    """
+    if isinstance(recipe, str):
+        recipe = RECIPES[require_choice("recipe", recipe, RECIPES)]
+    require_choice("part", part, PARTS)
+    build: dict[str, Callable[[Recipe, bool, bool], Callable[[Any], Tensor]]] = {
+        "pil": _pil,
+        "v2": _v2,
+        "albumentations": _Albumentations,
+        "kornia": _Kornia,
+    }
+    return build[require_choice("library", library, LIBRARIES)](recipe, part != "photometry", part != "geometry")
+
+
+def _pil(recipe: Recipe, geometry: bool, photometry: bool) -> Callable[[Any], Tensor]:
+    from torchvision import transforms
+
+    steps = _torchvision_steps(transforms, recipe, geometry, photometry, transforms.ToTensor())
+    return transforms.Compose([_to_pil, *steps, *[transforms.PILToTensor()] * (not photometry)])
+
+
+def _v2(recipe: Recipe, geometry: bool, photometry: bool) -> Callable[[Tensor], Tensor]:
+    from torchvision.transforms import v2
+
+    return v2.Compose(_torchvision_steps(v2, recipe, geometry, photometry, v2.ToDtype(torch.float32, scale=True)))
+
+
+def _torchvision_steps(transforms: Any, recipe: Recipe, geometry: bool, photometry: bool, to_float: Any) -> list[Any]:
+    """Transforms that have the same names in both generations of torchvision."""
+    steps = []
+    if geometry:
+        steps += [
+            transforms.RandomResizedCrop(recipe.size, scale=recipe.scale, ratio=recipe.ratio, antialias=True),
+            transforms.RandomHorizontalFlip(recipe.flip),
+        ]
+    if photometry:  # uint8 for as long as possible: a quarter of the bytes
+        steps += [*_torchvision_colors(transforms, recipe), to_float, transforms.Normalize(recipe.mean, recipe.std)]
+    return steps
+
+
+def _torchvision_colors(transforms: Any, recipe: Recipe) -> list[Any]:
+    blur = transforms.GaussianBlur(recipe.blur_kernel, recipe.blur_sigma)
+    steps = {
+        transforms.RandomApply([transforms.ColorJitter(**recipe.color_ranges())], recipe.jitter): recipe.jitter,
+        transforms.RandomGrayscale(recipe.gray): recipe.gray,
+        transforms.RandomApply([blur], recipe.blur): recipe.blur,
+        transforms.RandomSolarize(recipe.solarize_from, recipe.solarize): recipe.solarize,
+    }
+    return [step for step, probability in steps.items() if probability > 0]
+
+
+class _Albumentations:
+    """Arrays are (H, W, 3), as decoded images already lie in memory, so neither conversion copies."""
+
+    def __init__(self, recipe: Recipe, geometry: bool, photometry: bool):
+        albumentations = import_albumentations()
+        steps = []
+        if geometry:
+            crop = {"size": (recipe.size, recipe.size), "scale": recipe.scale, "ratio": recipe.ratio}
+            steps += [
+                # Without area_for_downscale it samples when shrinking, where the other libraries filter.
+                albumentations.RandomResizedCrop(**crop, area_for_downscale="image"),
+                albumentations.HorizontalFlip(p=recipe.flip),
+            ]
+        if photometry:
+            steps += [*_albumentations_colors(albumentations, recipe)]
+            steps += [albumentations.Normalize(recipe.mean, recipe.std)]
+        self.compose = albumentations.Compose(steps)
+
+    def __call__(self, image: Tensor) -> Tensor:
+        pixels = np.ascontiguousarray(image.permute(1, 2, 0).numpy())
+        return torch.from_numpy(self.compose(image=pixels)["image"]).permute(2, 0, 1)
+
+
+def _albumentations_colors(albumentations: Any, recipe: Recipe) -> list[Any]:
+    kernel, start = (recipe.blur_kernel, recipe.blur_kernel), recipe.solarize_from / 255
+    steps = {
+        albumentations.ColorJitter(**recipe.color_ranges(), p=recipe.jitter): recipe.jitter,
+        albumentations.ToGray(p=recipe.gray): recipe.gray,
+        albumentations.GaussianBlur(kernel, recipe.blur_sigma, p=recipe.blur): recipe.blur,
+        albumentations.Solarize((start, start), p=recipe.solarize): recipe.solarize,
+    }
+    return [step for step, probability in steps.items() if probability > 0]
+
+
+class _Kornia(nn.Module):
+    """A whole batch at once, with draws for each image."""
+
+    takes_batches = True
+
+    def __init__(self, recipe: Recipe, geometry: bool, photometry: bool):
+        super().__init__()
+        from kornia import augmentation
+
+        steps = []
+        if geometry:
+            steps += [
+                augmentation.RandomResizedCrop(
+                    (recipe.size, recipe.size), recipe.scale, recipe.ratio,
+                    cropping_mode="resample",  # one grid sampling; the default, "slice", loops over images
+                ),
+                augmentation.RandomHorizontalFlip(recipe.flip),
+            ]  # fmt: skip
+        if photometry:
+            steps += [*_kornia_colors(augmentation, recipe), augmentation.Normalize(recipe.mean, recipe.std)]
+        self.steps = nn.Sequential(*steps)
+        self.full_white = 1.0 if photometry else 255.0
+
+    def forward(self, batch: Tensor) -> Tensor:
+        if batch.ndim != 4 or batch.dtype != torch.uint8:
+            raise ValueError(f"batch must be uint8 (N, 3, H, W), got {batch.dtype} of shape {tuple(batch.shape)}")
+        augmented = self.steps(batch.to(torch.float32).div_(255))
+        return augmented if self.full_white == 1 else augmented * self.full_white
+
+
+def _kornia_colors(augmentation: Any, recipe: Recipe) -> list[nn.Module]:
+    kernel, start = (recipe.blur_kernel, recipe.blur_kernel), (recipe.solarize_from - 0.5) / 255
+    steps = {
+        augmentation.ColorJitter(**recipe.color_ranges(), p=recipe.jitter): recipe.jitter,
+        augmentation.RandomGrayscale(p=recipe.gray): recipe.gray,
+        augmentation.RandomGaussianBlur(kernel, recipe.blur_sigma, p=recipe.blur): recipe.blur,
+        augmentation.RandomSolarize((start, start), (0.0, 0.0), p=recipe.solarize): recipe.solarize,
+    }
+    return [step for step, probability in steps.items() if probability > 0]
+
+
+def import_albumentations() -> Any:
+    """Import the library without letting it ask its server for a newer version."""
+    os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")
+    import albumentations
+
+    return albumentations
+
+
+def _to_pil(image: Any) -> Any:
+    from torchvision.transforms.functional import to_pil_image
+
+    return to_pil_image(image) if isinstance(image, Tensor) else image
+
+
+def plot_images(
+    images: Tensor | Sequence[Tensor], titles: Sequence[str] | None = None, *, columns: int = 8, message: str = ""
+) -> Figure:
+    """Draw images side by side.
+
+    Args:
+        images: uint8 (3, H, W), or floating point with values 0 to 1.
+        titles: One per image.
+        columns: Images per row.
+        message: What the images show, computed from them; written above all.
+    """
+    rows, width = math.ceil(len(images) / columns), WIDTH_IN / columns
+    names = [fill(title, characters_per_line(width, 1.1 * SMALL_PT)) for title in titles or ()]
+    n_lines = max((name.count("\n") + 1 for name in names), default=0)
+    size = (WIDTH_IN, (width + 0.17 * n_lines) * rows + (0.3 if message else 0))
+    figure, axes = plt.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False)
+    for axis in axes.flat:
+        axis.set_axis_off()
+    for number, (axis, image) in enumerate(zip(axes.flat, images, strict=False)):
+        pixels = image if image.dtype == torch.uint8 else image.clamp(0, 1)
+        axis.imshow(pixels.cpu().permute(1, 2, 0).numpy())
+        if names:
+            axis.set_title(names[number], fontsize=SMALL_PT)
+    if message:
+        write_title(figure, message)
+    return figure

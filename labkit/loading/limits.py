@@ -1,0 +1,214 @@
+"""Upper limits of this machine, measured beside the loaders: decoding alone, copying alone, writing alone."""
+
+import math
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import count, cycle
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+
+from labkit.data.decode import DECODERS, decode
+from labkit.data.partial_jpeg import is_scalable
+from labkit.data.stores import Store
+from labkit.util.arguments import require_choice, require_int
+from labkit.util.machine import usable_cores
+
+BATCH = 64
+_BLOCK_BYTES = 128 * 2**20  # of sources, and the same of targets: together several times the usual caches
+
+
+def decode_limit(store: Store, *, num_threads: int | None = None, decoder: str = "turbojpeg") -> "Limit":
+    """Decode every image of a store at full size on all cores, and do nothing else: the limit of the JPEG path.
+
+    The files are read into memory once, when this is called. Each pass decodes them to RGB in threads and drops the
+    pixels: no reading, no crop, no resize, no batch. No loader that decodes whole images with this decoder on these
+    cores can be faster. A loader that decodes only part of an image (at a DCT scale, or only the crop) can.
+
+    Args:
+        store: Encoded images.
+        num_threads: Default: the usable cores.
+        decoder: One of `DECODERS`. `"turbojpeg"`, the fastest, gets the bytes without the checks of `lk.decode`; what
+            it refuses (a PNG, a warning) goes to `lk.decode`, as every image does with another decoder.
+
+    Returns:
+        An iterable for `compare`: each pass yields the number of images decoded, 64 at a time and then the rest.
+
+    Raises:
+        ValueError: unknown decoder, or fewer than one thread.
+        DecodeError: while iterating, an image cannot be decoded; names it.
+
+    Taught in: notebooks/11_resize_once.ipynb
+    """
+    require_choice("decoder", decoder, DECODERS)
+    decode_one = _decode_unchecked if decoder == "turbojpeg" else partial(_decode_checked, decoder=decoder)
+    return _limit_of_images(store, decode_one, num_threads)
+
+
+def entropy_limit(store: Store, *, num_threads: int | None = None) -> "Limit":
+    """Undo the entropy coding of every JPEG on all cores, and little else: what no choice of a crop can avoid.
+
+    libjpeg-turbo decodes each image at 1/8 of its size. It then reads every Huffman code, but computes only one pixel
+    of each block of 64. A loader that stops below the rows of its crop can be a little faster; one that skips columns
+    or decodes at a reduced size cannot.
+
+    Arguments and the iterable as for `decode_limit`; images that are no plain JPEGs are decoded whole.
+
+    Taught in: notebooks/13_peers.ipynb
+    """
+    return _limit_of_images(store, _decode_at_an_eighth, num_threads)
+
+
+def _limit_of_images(store: Store, work: Callable[[str, bytes], None], num_threads: int | None) -> "Limit":
+    num_threads = _thread_count(num_threads)
+    images = [(key, store.read(key)) for key in store.keys()]  # noqa: SIM118
+    return Limit(len(images), num_threads, lambda sizes: images, work, report_every=BATCH)
+
+
+def memcpy_limit(n_images: int, *, size: int = 224, num_threads: int | None = None) -> "Limit":
+    """Copy batches of pixels from memory to memory on all cores, and do nothing else: the limit of raw pixels.
+
+    Each thread copies whole uint8 batches (64, size, size, 3), one at a time, between blocks that are allocated and
+    filled once, when this is called. The batches rotate through blocks larger than the caches, from pass to pass too,
+    so this measures the bandwidth of memory. No loader that moves as many raw pixels as a batch holds can be faster,
+    unless its images lie in a cache or it reads fewer pixels than it delivers. There is no crop, resize or flip.
+
+    Args:
+        n_images: Images in a pass.
+        size: Side of the square images in pixels.
+        num_threads: Default: the usable cores.
+
+    Returns:
+        An iterable for `compare`: each pass yields the number of images copied, 64 at a time and then the rest.
+
+    Raises:
+        ValueError: fewer than one image, pixel or thread.
+
+    Taught in: notebooks/11b_raw_pixels.ipynb
+    """
+    num_threads = _thread_count(num_threads)
+    # Filled, because untouched memory would be mapped page by page during the copy. Targets are filled last, which
+    # evicts the sources from the caches.
+    sources, targets = (_filled_blocks(size, num_threads, np.uint8, value) for value in (1, 2))
+
+    def copy(size: int, block: int) -> None:
+        np.copyto(targets[block, :size], sources[block, :size])  # releases the GIL
+
+    return _limit_of_blocks(n_images, copy, len(targets), num_threads)
+
+
+def write_limit(n_images: int, *, size: int = 224, num_threads: int | None = None) -> "Limit":
+    """Write batches of float32 to memory on all cores, and do nothing else: the limit of loaders that deliver floats.
+
+    As `memcpy_limit`, but nothing is read: each thread sets whole batches (64, size, size, 3) of float32, four times
+    the bytes of uint8, to a constant. Arguments, iterable and errors are the same.
+
+    Taught in: notebooks/13_peers.ipynb
+    """
+    num_threads = _thread_count(num_threads)
+    targets = _filled_blocks(size, num_threads, np.float32, 1)
+
+    def write(size: int, block: int) -> None:
+        targets[block, :size].fill(0)  # releases the GIL
+
+    return _limit_of_blocks(n_images, write, len(targets), num_threads)
+
+
+def _filled_blocks(size: int, num_threads: int, dtype: type, value: int) -> np.ndarray:
+    """Memory for batches, larger than the caches: (blocks, 64, size, size, 3)."""
+    shape = (BATCH, require_int("size", size), size, 3)
+    # At least two for each thread, so that no two threads write one target at a time.
+    n_blocks = max(2 * num_threads, math.ceil(_BLOCK_BYTES / (math.prod(shape) * np.dtype(dtype).itemsize)))
+    return np.full((n_blocks, *shape), value, dtype)
+
+
+def _limit_of_blocks(n_images: int, work: Callable[[int, int], None], n_blocks: int, num_threads: int) -> "Limit":
+    blocks = cycle(range(n_blocks))  # the next pass goes on with the next block
+    n_images = require_int("n_images", n_images)
+    return Limit(n_images, num_threads, lambda sizes: list(zip(sizes, blocks, strict=False)), work, report_every=1)
+
+
+class Limit:
+    """What the limits return: work in threads, as an iterable for `compare`.
+
+    A pass yields the sizes of its batches as they are done.
+    """
+
+    batch_size, num_workers = BATCH, 0
+
+    def __init__(
+        self, n_images: int, num_threads: int, items_of_pass: Callable[[list[int]], list[tuple]],
+        work: Callable[..., Any], report_every: int,
+    ):  # fmt: skip
+        self.num_threads = num_threads
+        self._sizes = [min(BATCH, n_images - start) for start in range(0, n_images, BATCH)]
+        self._items_of_pass, self._work, self._report_every = items_of_pass, work, report_every
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    def __iter__(self) -> Iterator[int]:
+        items = self._items_of_pass(self._sizes)
+        reports = _run_in_threads(items, self._work, self.num_threads, self._report_every)
+        for size, _ in zip(self._sizes, reports, strict=True):
+            yield size
+
+
+def _decode_at_an_eighth(key: str, data: bytes) -> None:
+    eighth = {"fastdct": True, "fastupsample": True, "min_height": 1, "min_width": 1}
+    _decode_unchecked(key, data, **(eighth if is_scalable(data) else {}))
+
+
+def _decode_unchecked(key: str, data: bytes, **options: Any) -> None:
+    import simplejpeg
+
+    try:
+        simplejpeg.decode_jpeg(data, "RGB", **options)  # releases the GIL
+    except ValueError:
+        _decode_checked(key, data, "turbojpeg")
+
+
+def _decode_checked(key: str, data: bytes, decoder: str) -> None:
+    decode(data, decoder, key=key)
+
+
+def _thread_count(num_threads: int | None) -> int:
+    return usable_cores() if num_threads is None else require_int("num_threads", num_threads)
+
+
+def _run_in_threads(
+    items: list[tuple], work: Callable[..., Any], num_threads: int, report_every: int
+) -> Iterator[None]:
+    """Call `work(*item)` in threads; yield after each `report_every` items, and at the end for the rest.
+
+    The threads take items from one iterator: an executor would create a future for each image, and chunks of images
+    would leave cores idle behind the last chunk. The caller is woken only once per report.
+    """
+    reports: SimpleQueue[Any] = SimpleQueue()
+    remaining, finished = iter(items), count(1)  # `next` is atomic on both iterators
+
+    def run() -> None:
+        try:
+            for item in remaining:
+                work(*item)
+                n_finished = next(finished)
+                if n_finished % report_every == 0 or n_finished == len(items):
+                    reports.put(None)
+        except BaseException as error:
+            reports.put(error)
+
+    threads = [threading.Thread(target=run, daemon=True) for _ in range(num_threads)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(math.ceil(len(items) / report_every)):
+            if error := reports.get():
+                raise error
+            yield
+    finally:
+        for _ in remaining:  # a caller that stops early leaves no work for the threads
+            pass
+        for thread in threads:
+            thread.join()

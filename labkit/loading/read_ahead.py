@@ -1,0 +1,137 @@
+"""Many requests at a time: threads that only wait for bytes, apart from those that decode."""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from itertools import chain, islice
+from threading import Lock
+from typing import Any
+
+from labkit.data.blobs import allow_requests
+from labkit.data.stores import Store
+from labkit.util.machine import PerProcess
+
+
+def look_ahead(batches: Iterable[list[int]], count: int, stride: int = 1) -> Iterator[tuple[Any, list[int]]]:
+    """Each batch, and `count` indices of those that come `stride`, `2 * stride`, ... batches later; fewer at the end.
+
+    No more batches are drawn than that takes: with a count of 0 none ahead.
+    """
+    batches, drawn = iter(batches), deque[list[int]]()
+    while True:
+        while not drawn or sum(map(len, islice(drawn, stride, None, stride))) < count:
+            batch = next(batches, None)
+            if batch is None:
+                break
+            drawn.append(batch)
+        if not drawn:
+            return
+        coming: Iterator[int] = chain.from_iterable(map(list.copy, islice(drawn, stride, None, stride)))
+        yield drawn[0], list(islice(coming, count))
+        drawn.popleft()
+
+
+class Reader:
+    """Reads a store's images in threads of its own, in each process that uses it.
+
+    Args:
+        store: Where the bytes come from. A remote one is allowed as many connections as there are threads.
+        keys: Of the store's images; indices count in them.
+        reads_in_flight: Threads, each with one request at a time.
+    """
+
+    def __init__(self, store: Store, keys: Sequence[str], reads_in_flight: int):
+        self._store, self._keys, self.reads_in_flight = store, keys, reads_in_flight
+        allow_requests(store, reads_in_flight)
+        self._threads = PerProcess(partial(ThreadPoolExecutor, reads_in_flight, "labkit-reads"))
+
+    def share(self, num_processes: int) -> "Reader":
+        """The reader of one of several processes, which divide the requests among them."""
+        return Reader(self._store, self._keys, -(-self.reads_in_flight // num_processes))
+
+    def ask(self, index: int) -> Future:
+        """Bytes of one image, when they are there."""
+        return self._threads().submit(self._store.read, self._keys[index])
+
+
+class ReadsAhead:
+    """What one reader of batches has asked for: images are asked for in order, and each once."""
+
+    def __init__(self, reader: Reader):
+        self._reader = reader
+        self._asked: deque[tuple[int, Future]] = deque()
+
+    def take(self, indices: Sequence[int], coming: Sequence[int]) -> list[Future]:
+        """The bytes of a batch; those of the `coming` images are asked for, and kept for the batches after it.
+
+        Other images than those that were coming may be taken: what was asked for is then given up.
+        """
+        wanted = [*indices, *coming]
+        if [index for index, _ in self._asked] != wanted[: len(self._asked)]:
+            self.cancel()
+        self._asked.extend((index, self._reader.ask(index)) for index in wanted[len(self._asked) :])
+        return [self._asked.popleft()[1] for _ in indices]
+
+    def cancel(self) -> None:
+        """Give up what was not taken. Reads that have begun end in their threads; nobody waits for them."""
+        while self._asked:
+            self._asked.popleft()[1].cancel()
+
+
+def with_reads(reader: Reader | None, batches: Iterable[list[int]]) -> Iterator[tuple[Any, list[Future] | None]]:
+    """Each batch with its bytes, for which the reader is ahead until this ends or is left; without one, with None."""
+    if reader is None:
+        yield from ((indices, None) for indices in batches)
+        return
+    ahead = ReadsAhead(reader)
+    try:
+        for indices, coming in look_ahead(batches, reader.reads_in_flight):
+            yield indices, ahead.take(list.copy(indices), coming)
+    finally:
+        ahead.cancel()
+
+
+class AfterReads(Future):
+    """A task that waits for reads without a thread, and is then given to `pool`.
+
+    Args:
+        pool: Threads that decode.
+        reads: What the task needs. Their bytes are let go when it has run.
+        task: Called with `reads`, which are all done. An error of a read is in its future, for the task to raise.
+    """
+
+    def __init__(self, pool: ThreadPoolExecutor, reads: Sequence[Future], task: Callable[[Sequence[Future]], Any]):
+        super().__init__()
+        self._pool, self._reads, self._task = pool, reads, task
+        self._n_left, self._lock = len(reads), Lock()
+        for read in reads:
+            read.add_done_callback(self._count)
+
+    def cancel(self) -> bool:
+        """Cancel the task and its reads, unless it runs."""
+        is_cancelled = super().cancel()
+        if is_cancelled:
+            for read in self._reads:
+                read.cancel()
+        return is_cancelled
+
+    def _count(self, _: Future) -> None:
+        with self._lock:
+            self._n_left -= 1
+            is_last = not self._n_left
+        if is_last and not self.cancelled():
+            try:
+                self._pool.submit(self._run)
+            except RuntimeError as error:  # the interpreter ends
+                self.set_exception(error)
+
+    def _run(self) -> None:
+        reads, self._reads = self._reads, ()
+        if not self.set_running_or_notify_cancel():
+            return
+        try:
+            self.set_result(self._task(reads))
+        except BaseException as error:
+            self.set_exception(error)
+            del self, reads  # the error's traceback holds this frame

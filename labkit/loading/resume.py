@@ -1,0 +1,283 @@
+"""Loaders that go on in the middle of an epoch: what they count, and the state they save."""
+
+import zlib
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, TypeVar
+
+from labkit.data.labels import check_same_classes
+from labkit.loading.samplers import (
+    EpochsOfSamplers,
+    Occurrences,
+    batches_of_rank,
+    n_batches_of,
+    samplers_of,
+    share_of,
+    warn_if_not_shared,
+)
+from labkit.loading.seeding import SeededIndices, number_of
+from labkit.util.strings import PackedStrings
+
+_VERSION = 2  # of the state; raised when its meaning changes
+_POSITION = ("epoch", "n_batches", "before", "world_size", "rank", "order_crc32")
+
+Batch = TypeVar("Batch")
+Pair = Sequence[int]  # batches of each rank, number of ranks
+
+
+class Progress:
+    """How far a pass has come. Batches count when they are handed out, not when they are drawn ahead.
+
+    Attributes:
+        epoch: Its number.
+        n_batches: Batches that this rank handed out, since the number of ranks last changed.
+        before: What was handed out until then: (batches of each rank, number of ranks), one pair for each such number.
+        order_crc32: Of the indices in `n_batches`.
+        n_given: Batches that were handed out since the resume.
+        is_over: Whether the last was handed out, and another asked for.
+        is_running: Whether somebody may still ask for a batch.
+    """
+
+    def __init__(self, epoch: int, n_batches: int = 0, before: Sequence[Pair] = (), order_crc32: int | None = 0):
+        self.epoch, self.n_batches, self.before = epoch, n_batches, before
+        self.order_crc32, self.is_over, self.is_running = order_crc32, False, True
+        self.n_given = 0
+        self._n_to_skip = n_batches
+        self._drawn: deque[int] = deque()  # checksums after each batch that is on its way
+
+    def draw(self, batch_sampler: Any, seed: int) -> Iterator[SeededIndices]:
+        """The batches of indices that are still missing.
+
+        Raises:
+            ValueError: the sampler begins with other indices than those of the state.
+            RuntimeError: it has a length, and gives nothing.
+        """
+        batches, counted = iter(batches_of_rank(batch_sampler, self.before)), Occurrences()
+        order_crc32 = n_drawn = 0
+        for indices in islice(batches, self._n_to_skip):
+            indices, order_crc32, n_drawn = _plain(indices), _add(indices, order_crc32), n_drawn + 1
+            counted.add(indices)
+        if self._n_to_skip and self.order_crc32 not in (None, order_crc32):
+            raise ValueError(
+                f"the sampler does not begin epoch {self.epoch} with the {self.n_batches} batches that were handed out "
+                "before: use one whose order depends on a seed and the epoch alone, such as shuffle=True gives"
+            )
+        self._n_to_skip = 0  # `compare` may ask for another pass
+        for indices in batches:
+            indices, order_crc32, n_drawn = _plain(indices), _add(indices, order_crc32), n_drawn + 1
+            self._drawn.append(order_crc32)
+            yield SeededIndices(indices, seed, self.epoch, counted.add(indices))
+        if not n_drawn and not self.before and hasattr(batch_sampler, "__len__") and len(batch_sampler):
+            raise RuntimeError(
+                f"{type(batch_sampler).__name__} gave no batch in epoch {self.epoch}, although its length is "
+                f"{len(batch_sampler)}: its __iter__ must begin anew each time, and so must that of its sampler"
+            )
+
+    def give(self, batch: Batch) -> Batch:
+        """Count a batch on its way to the caller."""
+        self.n_batches += 1
+        self.n_given += 1
+        if self._drawn:
+            self.order_crc32 = self._drawn.popleft()
+        return batch
+
+
+def _plain(indices: Any) -> Any:
+    return indices.plain() if isinstance(indices, SeededIndices) else indices
+
+
+def _add(indices: Any, crc32: int) -> int:
+    return zlib.crc32(repr([number_of(index) for index in _plain(indices)]).encode(), crc32)
+
+
+class Pass(Iterator[Any]):
+    """One pass over a loader: an iterator that counts the batches it gives, and tells the loader when it is left."""
+
+    def __init__(self, loader: "Resumable", batches: Iterator[Any], progress: Progress):
+        self._loader, self._batches, self._progress = loader, batches, progress
+
+    def __next__(self) -> Any:
+        if not self._progress.is_running:
+            raise StopIteration
+        try:
+            batch = next(self._batches)
+        except BaseException as error:
+            self._progress.is_over = isinstance(error, StopIteration)
+            self._end(error)
+            raise
+        self._loader._passes = (*(each for each in self._loader._passes if each is not self._progress), self._progress)
+        return self._progress.give(batch)
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def close(self) -> None:
+        """Leave the pass: it gives no more batches."""
+        self._end(None)
+
+    __del__ = close
+
+    def _end(self, error: BaseException | None) -> None:
+        if self._progress.is_running:
+            self._progress.is_running = False
+            self._batches = iter(())
+            self._loader._end_pass(self._progress)
+
+
+class Resumable(ABC):
+    """A loader that numbers its epochs, and can save where it stands.
+
+    Subclasses call `_start_counting()` when they are made, return a `Pass` over `_begin_epoch()` from `__iter__`, and
+    load the indices that `_batches_of` draws.
+
+    Attributes:
+        epoch: Number of the next epoch. Each `iter()` takes it and adds one. A look at some batches during an epoch,
+            such as `next(iter(loader))`, gives its number back, and so does a pass of which no batch was taken.
+    """
+
+    epoch = 0
+    batch_sampler: Any
+    _passes: tuple[Progress, ...] = ()  # the one that gave a batch last is the last
+    _resumed: Progress | None = None
+    _keys_crc32: int | None = None
+
+    def __len__(self) -> int:
+        return n_batches_of(self.batch_sampler)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make this the number of the next epoch."""
+        self.epoch, self._passes = epoch, ()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the epoch stands that gave a batch last: batches handed out so far, as plain data.
+
+        It takes some 400 bytes, and the names of the classes. Batches that workers or threads have made ahead do not
+        count, so they come after the resume. One rank's state serves all. Take it from the wrapper, if there is one
+        (`CUDAPrefetcher`).
+        """
+        is_resumed = self._resumed is not None and self._resumed.epoch == self.epoch
+        progress = self._resumed if is_resumed else self._passes[-1] if self._passes else None
+        if progress is None or progress.is_over:
+            progress = Progress(self.epoch)
+        rank, world_size = share_of(self.batch_sampler)
+        position = [
+            progress.epoch, progress.n_batches, list(progress.before), world_size, rank, progress.order_crc32,
+        ]  # fmt: skip
+        named = dict(zip(_POSITION, position, strict=True))
+        return {"version": _VERSION, **named, **self._identity(), "classes": self._class_names()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the next epoch go on where `state` was taken: its batches are those still missing, bit for bit.
+
+        The number of workers or threads may have changed. If the number of ranks has, they share out what all ranks
+        together had left: by themselves, or as torch's `DistributedSampler` and `BucketBatchSampler` do. Nothing that
+        was handed out is read again.
+
+        Raises:
+            ValueError: the state is of other data, settings or classes; names the first that differs.
+        """
+        position = self._check(state)
+        n_batches, before, order_crc32 = position["n_batches"], position["before"], position["order_crc32"]
+        rank, world_size = share_of(self.batch_sampler)
+        if world_size != position["world_size"]:
+            before = [*before, [n_batches, position["world_size"]]] if n_batches else before
+            n_batches = 0
+        known_crc32 = order_crc32 if rank == position["rank"] else None
+        self.epoch = position["epoch"]
+        self._resumed = Progress(self.epoch, n_batches, before, known_crc32 if n_batches else 0)
+
+    def _start_counting(self) -> None:
+        self._epochs, self._has_warned = EpochsOfSamplers(), False
+        self.epoch = self._epochs.read(samplers_of(self.batch_sampler), 0)
+        self._epochs.set(samplers_of(self.batch_sampler), self.epoch)
+
+    def _begin_epoch(self) -> Progress:
+        """The progress of a new epoch: that of a state, if it is of this epoch."""
+        if not self._has_warned:
+            self._has_warned = True
+            warn_if_not_shared(self.batch_sampler)
+        self.epoch = self._epochs.read(samplers_of(self.batch_sampler), self.epoch)
+        resumed, self._resumed = self._resumed, None
+        progress = resumed if resumed and resumed.epoch == self.epoch else Progress(self.epoch)
+        self.epoch += 1
+        self._passes = (*(each for each in self._passes if each.is_running), progress)
+        return progress
+
+    def _end_pass(self, progress: Progress) -> None:
+        """A pass is over or was left; one that was left during another, or gave nothing, leaves no trace."""
+        others = [each for each in self._passes if each is not progress]
+        if not progress.is_over and (not progress.n_given or any(each.is_running for each in others)):
+            self._passes = tuple(others)
+            if self.epoch == progress.epoch + 1:
+                self.epoch = progress.epoch
+                if (progress.n_batches or progress.before) and not progress.n_given:  # then the next pass resumes
+                    position = progress.n_batches, progress.before, progress.order_crc32
+                    self._resumed = Progress(progress.epoch, *position)
+
+    def _batches_of(self, progress: Progress) -> Iterator[SeededIndices]:
+        """Indices of each batch; the samplers learn of the epoch when the first is asked for."""
+        return _draw(self._epochs, self.batch_sampler, progress, self._source()[2])
+
+    @abstractmethod
+    def _source(self) -> tuple[Any, int, int]:
+        """Keys or None, the number of samples, and the seed: what the batches depend on."""
+
+    def _identity(self) -> dict[str, Any]:
+        """What must be the same where a state is loaded."""
+        keys, n_samples, seed = self._source()
+        if self._keys_crc32 is None:
+            self._keys_crc32 = _crc32_of(keys)
+        batch_size = getattr(self.batch_sampler, "batch_size", None)
+        identity = {"n_samples": n_samples, "keys_crc32": self._keys_crc32, "seed": seed, "batch_size": batch_size}
+        return {**identity, "sampler": _describe(self.batch_sampler)}
+
+    def _class_names(self) -> list[str]:
+        """The classes of the loader, or of its data set; empty if neither has names for them."""
+        holder = self if hasattr(self, "classes") else getattr(self, "dataset", None)
+        classes = getattr(holder, "classes", None)
+        if isinstance(classes, list | tuple) and all(isinstance(name, str) for name in classes):
+            return list(classes)
+        return []
+
+    def _check(self, state: Any) -> Mapping[str, Any]:
+        identity = self._identity()
+        if not isinstance(state, Mapping) or not state.keys() >= {"version", *_POSITION, *identity}:
+            raise ValueError(
+                f"this is not a state of {type(self).__name__}: give the one that its state_dict() returned"
+            )
+        if state["version"] != _VERSION:
+            raise ValueError(
+                f"the state has version {state['version']}, this labkit reads {_VERSION}: begin the epoch anew"
+            )
+        for name, value in identity.items():
+            if state[name] != value:
+                raise ValueError(
+                    f"the state was taken with {name}={state[name]!r}, this loader has {value!r}: make the loader as "
+                    "it was, or begin the epoch anew"
+                )
+        remedy = "pass the classes= that it was made with, or begin the epoch anew"
+        check_same_classes("the state", state.get("classes", ()), self._class_names(), remedy)
+        return state
+
+
+def _draw(epochs: EpochsOfSamplers, batch_sampler: Any, progress: Progress, seed: int) -> Iterator[SeededIndices]:
+    # No method: workers' iterators keep this generator, and must not keep the loader, which keeps them.
+    epochs.set(samplers_of(batch_sampler), progress.epoch)
+    yield from progress.draw(batch_sampler, seed)
+
+
+def _crc32_of(keys: Any) -> int:
+    """Of all keys in their order; 0 if there are none."""
+    if not isinstance(keys, Sequence):
+        return 0
+    block, offsets = PackedStrings(map(str, keys) if not isinstance(keys, PackedStrings) else keys).arrays()
+    return zlib.crc32(offsets.tobytes(), zlib.crc32(block.tobytes()))
+
+
+def _describe(batch_sampler: Any) -> str:
+    sampler = getattr(batch_sampler, "sampler", batch_sampler)
+    names = ("shuffle", "seed", "drop_last", "remainder", "sizes_crc32")
+    settings = {name: getattr(sampler, name) for name in names if hasattr(sampler, name)}
+    return f"{type(sampler).__name__.lstrip('_')}({', '.join(f'{name}={value}' for name, value in settings.items())})"

@@ -1,0 +1,327 @@
+"""Every random draw of a sample depends only on (seed, epoch, index, occurrence), whichever process makes it.
+
+Seeding workers is not enough: which worker gets which sample depends on how many there are, persistent workers are not
+reseeded between epochs, and a library may draw from a generator of its own that nobody seeds. So before each sample all
+generators that it can reach are seeded: `random`, NumPy, torch, and the private ones of the data set.
+"""
+
+import functools
+import hashlib
+import operator
+import pickle
+import random
+import sys
+import sysconfig
+import types
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import get_worker_info
+
+from labkit.util.machine import Lazy, preserve_rng_state
+
+_128_BITS = (1 << 128) - 1
+_TORCH_SEEDS = (1 << 63) - 1  # as a mask
+_MULTIPLIER = 0xDA942042E4DD58B5DA3E39CB94B95BDB  # of a 128-bit congruential generator, with good spectral properties
+_OF_BATCH, _AGAIN = -1, -2  # follow (seed, epoch, index); private generators are numbered from 0
+_OPAQUE_TYPES = (type(None), types.ModuleType, torch.Tensor, Lazy)
+_INSTALLED = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+
+
+def derived_seed(*numbers: int) -> int:
+    """128 bits derived from integers such as (seed, epoch, index); neighboring inputs give unrelated seeds."""
+    state = _MULTIPLIER
+    for number in numbers:  # not a hash function, which takes four times as long: this runs for every sample
+        state = (state ^ number) * _MULTIPLIER & _128_BITS
+        state ^= state >> 67
+    state = state * _MULTIPLIER & _128_BITS
+    return state ^ state >> 61
+
+
+def permutation(length: int, *numbers: int) -> torch.Tensor:
+    """An order of 0 to length - 1 that depends only on integers such as (seed, epoch): int64 (length,)."""
+    seed = derived_seed(*numbers) & _TORCH_SEEDS
+    return torch.randperm(length, generator=torch.Generator().manual_seed(seed))
+
+
+class SeededIndices(list):
+    """The indices of one batch. Taking them one by one seeds all random generators, anew for each sample.
+
+    So a batch of indices carries its seeds into any loader over the same data set, in this process or in a worker:
+    torch's `DataLoader` makes a batch by `[dataset[index] for index in batch]`.
+
+    Args:
+        indices: As a sampler gave them.
+        seed, epoch: Of the loader, and of the pass over it.
+        occurrences: How many times each index came before in this epoch.
+        sources: What to seed. Default: the generators of the worker's data set, or of `dataset` outside of a worker,
+            where the state of the global ones is restored at the end.
+        dataset: The data set of a loader without workers; it does not travel.
+    """
+
+    def __init__(
+        self, indices: Iterable[Any], seed: int, epoch: int, occurrences: Sequence[int] = (), dataset: Any = None
+    ):
+        super().__init__(indices)
+        self.seed, self.epoch, self.dataset = seed, epoch, dataset
+        self.occurrences = list(occurrences) or [0] * len(self)
+        self.sources: RandomSources | None = None
+
+    def __reduce__(self) -> tuple:
+        return SeededIndices, (self.plain(), self.seed, self.epoch, self.occurrences)
+
+    def __iter__(self) -> Iterator[Any]:
+        is_foreign, worker = self.sources is None, get_worker_info()
+        sources = self.sources or _sources_of(worker.dataset if worker else self.dataset)
+        with preserve_rng_state() if is_foreign and worker is None else nullcontext():
+            for position, index in enumerate(self.plain()):
+                sources.seed(*self.numbers(position))
+                yield index
+            if is_foreign:
+                sources.seed(*self.numbers_of_batch())
+
+    def __getitem__(self, place: Any) -> Any:  # accelerate cuts batches into the shares of its processes
+        found = super().__getitem__(place)
+        if not isinstance(place, slice):
+            return found
+        return SeededIndices(found, self.seed, self.epoch, self.occurrences[place], self.dataset)
+
+    def __add__(self, others: Any) -> Any:  # and fills up the last ones
+        occurrences = getattr(others, "occurrences", [0] * len(others))
+        whole = self.plain() + list.copy(others)
+        return SeededIndices(whole, self.seed, self.epoch, self.occurrences + occurrences, self.dataset)
+
+    __iadd__ = __add__
+
+    def plain(self) -> list[Any]:
+        """The indices alone, as a list that seeds nothing."""
+        return list.copy(self)
+
+    def numbers(self, position: int) -> tuple[int, ...]:
+        """What the draws of the sample at `position` depend on."""
+        numbers = self.seed, self.epoch, number_of(list.__getitem__(self, position))
+        return (*numbers, _AGAIN, again) if (again := self.occurrences[position]) else numbers
+
+    def numbers_of_batch(self) -> tuple[int, ...]:
+        """What the draws of the batch as a whole depend on."""
+        return (*self.numbers(0), _OF_BATCH) if self else (self.seed, self.epoch)
+
+
+def number_of(index: Any) -> int:
+    """An integer for an index of any kind: itself, or a checksum of the text or tuple that a data set is asked for."""
+    try:
+        return operator.index(index)
+    except TypeError:
+        return zlib.crc32(repr(index).encode())
+
+
+class RandomSources:
+    """All generators that code reachable from some objects may draw from, seeded together.
+
+    The global ones (`random`, `numpy.random`, torch's CPU generator) are always included. Private ones are found in the
+    objects' attributes and containers, and in the variables that their functions and methods use: `random.Random`,
+    `numpy.random.Generator` and `RandomState`, `torch.Generator` (CPU), and the pair in Albumentations' transforms.
+    """
+
+    def __init__(self, *roots: Any):
+        self._private = find_generators(roots)
+
+    def seed(self, *numbers: int) -> None:
+        """Seed all of them from integers."""
+        number = derived_seed(*numbers)
+        random.seed(number)
+        np.random.mtrand._rand.seed(number & 0xFFFFFFFF)  # what np.random.seed calls, without its overhead
+        torch.default_generator.manual_seed(number & _TORCH_SEEDS)  # torch.manual_seed would take 100 us
+        for position, generator in enumerate(self._private):
+            _seed_one(generator, derived_seed(*numbers, position))
+
+
+_latest: tuple[Any, RandomSources] | None = None  # in a worker, the sources of its data set
+
+
+def _sources_of(dataset: Any) -> RandomSources:
+    global _latest
+    if _latest is None or _latest[0] is not dataset:
+        _latest = dataset, RandomSources(dataset)
+    return _latest[1]
+
+
+def find_generators(roots: Iterable[Any]) -> list[Any]:
+    """Private generators reachable from `roots`, each once, in the order in which they are found.
+
+    Raises:
+        RecursionError: containers are nested hundreds of levels deep.
+    """
+    finder = _Finder()
+    finder.waiting += list(roots)[::-1]
+    while finder.waiting:
+        finder.dump(finder.waiting.pop())
+    return finder.found
+
+
+class _Finder(pickle.Pickler):
+    """Meets every object that another one holds, each once, as a pickler does: at the speed of C, however many.
+
+    Nothing is pickled. Each object that is no plain container gives way to a constant, and what it holds is looked at
+    later.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(_Nowhere(), pickle.HIGHEST_PROTOCOL)
+        self.found: list[Any] = []
+        self.waiting: list[Any] = []
+
+    def reducer_override(self, item: Any) -> Any:
+        if item is _nothing:
+            return NotImplemented
+        if _is_generator(item):
+            self.found.append(item)
+        elif hasattr(type(item), "set_random_state") and hasattr(item, "py_random"):
+            self.found += _share_generators(item)
+        elif not isinstance(item, _OPAQUE_TYPES):
+            self.waiting.append(_contents(item))
+        return _nothing, ()
+
+
+class _Nowhere:
+    def write(self, data: Any) -> int:
+        return len(data)
+
+
+def _nothing() -> None:
+    """Stands for whatever an object is pickled as."""
+
+
+def count_repeats(batches: Iterable[Any]) -> int:
+    """Count images that equal an earlier one bit for bit.
+
+    If one image is loaded many times through random transforms, a repeat means that two draws came from the same
+    stream: two workers shared a seed, or an epoch repeated the one before.
+
+    Args:
+        batches: Tensors of shape (N, ...), or tuples, lists or dicts whose first entry is one.
+
+    Taught in: notebooks/05_albumentations.ipynb
+    """
+    seen, repeats = set(), 0
+    for batch in batches:
+        for image in _first_tensor(batch):
+            digest = hashlib.blake2b(image.contiguous().numpy().tobytes(), digest_size=16).digest()
+            repeats += digest in seen
+            seen.add(digest)
+    return repeats
+
+
+def _first_tensor(batch: Any) -> torch.Tensor:
+    while not isinstance(batch, torch.Tensor):
+        batch = next(iter(batch.values())) if isinstance(batch, Mapping) else batch[0]
+    return batch
+
+
+def _is_generator(item: Any) -> bool:
+    if isinstance(item, torch.Generator):
+        return item.device.type == "cpu"
+    is_system = isinstance(item, random.SystemRandom)  # cannot be seeded, by design
+    return isinstance(item, random.Random | np.random.Generator | np.random.RandomState) and not is_system
+
+
+def _share_generators(transform: Any) -> list[Any]:
+    """Make an Albumentations pipeline draw from one pair of generators.
+
+    Its own `set_random_seed` gives each transform a generator with the *same* seed, so their draws are equal: of two
+    flips with p=0.5 either both happen or neither.
+    """
+    pair = [np.random.Generator(np.random.PCG64()), random.Random()]
+    transform.set_random_state(*pair)
+    return pair
+
+
+def _seed_one(generator: Any, number: int) -> None:
+    if isinstance(generator, random.Random):
+        generator.seed(number)
+    elif isinstance(generator, torch.Generator):
+        generator.manual_seed(number & _TORCH_SEEDS)
+    elif isinstance(generator, np.random.RandomState):
+        generator.seed(number & 0xFFFFFFFF)
+    elif type(generator.bit_generator) is np.random.PCG64:  # set by its state, ten times as fast as by SeedSequence
+        increment = (number >> 64 | number << 64) & _128_BITS | 1
+        generator.bit_generator.state = {
+            "bit_generator": "PCG64", "state": {"state": number, "inc": increment}, "has_uint32": 0, "uinteger": 0,
+        }  # fmt: skip
+    else:
+        generator.bit_generator.state = type(generator.bit_generator)(number).state
+
+
+def _contents(item: Any) -> list[Any]:
+    try:
+        return list(_references(item))
+    except Exception:  # such as a proxy without a connection: no transform draws from that
+        return []
+
+
+def _references(item: Any) -> Iterator[Any]:
+    """Objects that an object holds or uses."""
+    if isinstance(item, np.ndarray):
+        yield from item.ravel().tolist() if item.dtype.hasobject else ()
+        return
+    if isinstance(item, types.FunctionType):
+        yield from () if _is_installed(item.__globals__.get("__name__")) else _function_references(item)
+    elif isinstance(item, type):
+        yield from () if _is_installed(item.__module__) else _class_references(item)
+        return
+    elif isinstance(item, Mapping):
+        yield from item.values()
+    elif isinstance(item, list | tuple | set | frozenset):
+        yield from item
+    elif isinstance(item, functools.partial):
+        yield from (item.func, item.args, item.keywords)
+    elif isinstance(item, types.MethodType):
+        yield from (item.__self__, item.__func__)
+    elif isinstance(item, staticmethod | classmethod | property):
+        yield item.fget if isinstance(item, property) else item.__func__
+    yield from getattr(item, "__dict__", {}).values()
+    yield from (getattr(item, name, None) for name in _slot_names(type(item)))  # type: ignore[arg-type]
+    yield type(item)
+
+
+def _class_references(kind: type) -> Iterator[Any]:
+    """Class attributes and methods, which may use global variables, and the classes that they are inherited from."""
+    yield from vars(kind).values()
+    yield from kind.__bases__
+
+
+@functools.cache
+def _is_installed(module: str | None) -> bool:
+    """Whether a module is of Python, of labkit or of an installed package: no function of theirs is looked into."""
+    top = (module or "").partition(".")[0]
+    path = getattr(sys.modules.get(module or ""), "__file__", None) or ""
+    return top in sys.stdlib_module_names - {"__main__"} or top == "labkit" or path.startswith(_INSTALLED)
+
+
+def _function_references(function: types.FunctionType) -> Iterator[Any]:
+    for cell in function.__closure__ or ():
+        try:
+            yield cell.cell_contents
+        except ValueError:  # an empty cell
+            continue
+    yield from function.__defaults__ or ()
+    yield from (function.__kwdefaults__ or {}).values()
+    yield from (function.__globals__[name] for name in _used_names(function.__code__) if name in function.__globals__)
+
+
+def _used_names(code: types.CodeType) -> Iterator[str]:
+    """Names used by a function and by the lambdas and comprehensions in it."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _used_names(constant)
+
+
+@functools.cache
+def _slot_names(kind: type) -> tuple[str, ...]:
+    names = [getattr(parent, "__slots__", ()) for parent in kind.__mro__]
+    return tuple(name for slots in names for name in ([slots] if isinstance(slots, str) else slots))

@@ -1,0 +1,633 @@
+"""`make_loader`: a torch DataLoader with repeatable seeds and exact resume.
+
+LoaderConfig: how to load, with defaults that fit the machine.
+
+Worker processes: how they start, how they end, and what the caller learns when one dies.
+
+make_loader(): torch's DataLoader with the settings that are easy to get wrong already right.
+"""
+
+import copy
+import multiprocessing
+import multiprocessing.connection
+import multiprocessing.queues
+import multiprocessing.resource_tracker
+import multiprocessing.util
+import os
+import pickle
+import shutil
+import signal
+import sys
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, Subset, get_worker_info
+
+from labkit.data.dataset import collate
+from labkit.loading.bucket_sampler import check_batch_sampler
+from labkit.loading.resume import Pass, Progress, Resumable
+from labkit.loading.samplers import LoaderWarning, SeededBatchSampler, check_repeatable, choose_sampler
+from labkit.loading.seeding import RandomSources, SeededIndices
+from labkit.util.arguments import require_choice, require_int
+from labkit.util.machine import core_limits, keep_freed_memory, main_is_script, preserve_rng_state, usable_cores
+
+_MINIMA = {"batch_size": 1, "num_workers": 0, "prefetch_factor": 1, "seed": -(1 << 63)}
+
+
+@dataclass(frozen=True)
+class LoaderConfig:
+    """How to load; what to load is `make_loader`'s other argument. None: what fits the machine.
+
+    Args:
+        batch_size: Images in a batch.
+        num_workers: Worker processes. None: one per usable core, shared among the ranks that torchrun starts here.
+        prefetch_factor: Batches that each worker keeps ready. None: torch's default, 2.
+        persistent_workers: Keep the workers between epochs. None: yes.
+        pin_memory: Page-locked batches, for copies that overlap. None: where CUDA is available.
+        seed: Of the order of samples and of every random draw in them.
+        start_method: `"fork"`, `"spawn"` or `"forkserver"`. None: `"forkserver"` in a notebook or console on Linux, as
+            a fork may catch one of the kernel's threads holding a lock; elsewhere Python's default. A fork shares the
+            data set with the workers; the others send a copy to each.
+        oversubscribe: Allow more workers than usable cores.
+
+    Raises:
+        ValueError: a value that no loader can have; names the setting.
+    """
+
+    batch_size: int = 64
+    num_workers: int | None = None
+    prefetch_factor: int | None = None
+    persistent_workers: bool | None = None
+    pin_memory: bool | None = None
+    seed: int = 0
+    start_method: str | None = None
+    oversubscribe: bool = False
+
+    def __post_init__(self) -> None:
+        for name, minimum in _MINIMA.items():
+            if getattr(self, name) is not None or name in ("batch_size", "seed"):
+                object.__setattr__(self, name, require_int(name, getattr(self, name), minimum))
+        if self.start_method is not None:
+            require_choice("start_method", self.start_method, multiprocessing.get_all_start_methods())
+
+    def resolved(self) -> "LoaderConfig":
+        """This configuration as it will be used on this machine, every None filled in. Warns of changes."""
+        num_workers = self._limit_workers()
+        if not num_workers:
+            self._warn_of_idle_settings()
+        return replace(
+            self,
+            num_workers=num_workers,
+            prefetch_factor=(self.prefetch_factor or 2) if num_workers else None,
+            persistent_workers=num_workers > 0 and self.persistent_workers is not False,
+            pin_memory=self._can_pin(),
+            start_method=self.start_method if num_workers else None,
+        )
+
+    def _limit_workers(self) -> int:
+        if self.num_workers is None:
+            return cores_per_rank()
+        usable = usable_cores()
+        if self.num_workers <= usable or self.oversubscribe:
+            return self.num_workers
+        limits = ", ".join(f"{name} {value}" for name, value in core_limits().items())
+        _warn(
+            f"num_workers={self.num_workers} reduced to {usable}: this process may use {usable} cores ({limits}), and "
+            "more workers would only take turns. LoaderConfig(oversubscribe=True) keeps them"
+        )
+        return usable
+
+    def _can_pin(self) -> bool:
+        has_cuda = torch.cuda.is_available()
+        if self.pin_memory and not has_cuda:
+            _warn("pin_memory=True is left out: this machine has no CUDA device to copy to")
+        return has_cuda and self.pin_memory is not False
+
+    def _warn_of_idle_settings(self) -> None:
+        of_workers = ("persistent_workers", "prefetch_factor", "start_method")
+        idle = [f"{name}={value!r}" for name in of_workers if (value := getattr(self, name))]
+        if idle:
+            _warn(f"{', '.join(idle)} left out: with num_workers=0 there is no worker to apply it to")
+
+
+def cores_per_rank() -> int:
+    """Usable cores for this process, at least one: the ranks that torchrun starts on this machine share them."""
+    return max(1, usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, LoaderWarning, stacklevel=5)
+
+
+_SLOW_IMPORTS = ("torchvision.transforms", "torchvision.transforms.v2", "albumentations", "kornia", "cv2", "simplejpeg")
+_OWN_IMPORTS = ("labkit.data.", "labkit.pipeline.")  # of which data sets are made
+
+
+class WorkerDied(RuntimeError):
+    """A worker process ended without an error of its own: killed by the system, or crashed in native code."""
+
+
+def explain_death(error: BaseException, workers: Sequence[Any]) -> str | None:
+    """How workers died, if `error` is how torch reports that, or what follows from it; else None.
+
+    Args:
+        error: What asking for a batch raised.
+        workers: The processes.
+    """
+    text = str(error)
+    # With pinned memory a thread fetches the batches. It ends when it cannot fetch those of a dead worker.
+    is_report = isinstance(error, RuntimeError) and text.startswith(("DataLoader worker (pid", "Pin memory thread"))
+    if not is_report:
+        if not isinstance(error, OSError | EOFError) or "in DataLoader worker process" in text:
+            return None
+        # A worker that is being killed closes its sockets before it ends; until then nothing can be fetched.
+        multiprocessing.connection.wait([worker.sentinel for worker in workers], timeout=2.0)
+    codes = {worker.pid: worker.exitcode for worker in workers if worker.exitcode}
+    causes = [f"worker {pid} {_explain_exit_code(code)}" for pid, code in codes.items()]
+    return "; ".join(causes) or (text if text.startswith("DataLoader") else None)
+
+
+def silence_deaths(iterator: Any) -> None:
+    """Let only the caller that waits for a batch learn of a dead worker, within a second.
+
+    torch's signal handler would raise wherever the main thread happens to be: in a training step, between two epochs,
+    or in code that has nothing to do with the thread that iterates. Who waits looks for dead workers every 5 s. A torch
+    without these names keeps its ways.
+    """
+    with suppress(AttributeError):
+        torch.utils.data._utils.signal_handling._remove_worker_pids(id(iterator))  # type: ignore[attr-defined]
+        iterator._worker_pids_set = False
+    if (look := getattr(type(iterator), "_try_get_data", None)) is not None:
+        itself = weakref.ref(iterator)  # else the iterator would hold itself, and the workers stay
+        iterator._try_get_data = lambda timeout=1.0: look(itself(), timeout)
+
+
+def _explain_exit_code(exit_code: int) -> str:
+    if exit_code == -signal.SIGKILL:
+        return (
+            "was killed (SIGKILL): most often the system ran out of memory. Use fewer workers, a smaller batch or a "
+            "smaller prefetch_factor"
+        )
+    if exit_code == -signal.SIGBUS:
+        return "ended with SIGBUS: most often /dev/shm is full. Enlarge it (docker run --shm-size), or load less ahead"
+    if exit_code < 0:
+        return f"ended with {signal.Signals(-exit_code).name}: native code crashed, or something killed it"
+    return f"ended with exit status {exit_code}; its own message is on stderr"
+
+
+def worker_context(start_method: str | None) -> multiprocessing.context.BaseContext:
+    """The context to start workers in; a fork server imports slow libraries once, before the first worker.
+
+    None, in a notebook or console: a fork server where Python would fork. The kernel's threads hold locks, which a fork
+    copies as they are. In a script: Python's own, since a fork alone needs no main guard.
+    """
+    context = multiprocessing.get_context(start_method)
+    if start_method is None and context.get_start_method() == "fork" and not main_is_script():
+        context = multiprocessing.get_context("forkserver")
+    if context.get_start_method() == "forkserver":
+        # Every worker is forked from the server: with these imported it starts in a tenth of a second.
+        loaded = [name for name in sys.modules if name in _SLOW_IMPORTS or name.startswith(_OWN_IMPORTS)]
+        context.set_forkserver_preload(["__main__", "labkit.loading.torch_loader", *loaded])
+    return context
+
+
+@contextmanager
+def delay_interrupts(context: multiprocessing.context.BaseContext) -> Iterator[None]:
+    """Delay Ctrl-C while workers start: a half-started worker cannot be ended, and an importing one would complain."""
+    if context.get_start_method() != "fork":
+        multiprocessing.resource_tracker.ensure_running()  # started later, it would unblock the signal
+    multiprocessing.util.get_temp_dir()  # shared with the workers: one of a worker's own would outlive a kill
+    delayed = []
+    is_main = threading.current_thread() is threading.main_thread()
+    handler = signal.signal(signal.SIGINT, lambda *call: delayed.append(call)) if is_main else None
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited by the workers
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if handler is not None:
+            signal.signal(signal.SIGINT, handler)
+        if delayed:
+            signal.raise_signal(signal.SIGINT)
+
+
+def start_worker(worker_id: int) -> None:
+    """Set up a worker: no Ctrl-C, one thread for OpenCV, freed memory is kept, errors and kills are noticed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    folder = multiprocessing.util.get_temp_dir()
+    multiprocessing.util.Finalize(None, _remove_if_orphaned, (folder,), exitpriority=-100)
+    os.environ["OPENCV_FOR_THREADS_NUM"] = "1"  # for a cv2 that is imported later
+    if "cv2" in sys.modules:
+        sys.modules["cv2"].setNumThreads(0)
+    keep_freed_memory()
+    # An error in place of what cannot be pickled: the main process would wait for it for ever.
+    multiprocessing.queues.Queue._on_queue_feeder_error = _send_pickling_error  # type: ignore[attr-defined]  # private
+    parent = multiprocessing.parent_process()
+    if parent is not None and parent.pid != os.getppid():
+        # Forked by a fork server. torch watches that, which in turn waits for its workers: both would stay for ever
+        # after a kill of the main process.
+        threading.Thread(target=_end_with, args=(parent, folder), daemon=True).start()
+
+
+def _end_with(parent: Any, folder: str) -> None:
+    multiprocessing.connection.wait([parent.sentinel])
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(1)
+
+
+def _send_pickling_error(queue: Any, error: Exception, message: tuple[int, Any]) -> None:
+    number, content = message
+    wrapper = torch._utils.ExceptionWrapper
+    if not isinstance(content, wrapper):
+        error.add_note("while sending a batch to the main process: it may hold only what can be pickled")
+        content = wrapper((type(error), error, error.__traceback__), where="in a DataLoader worker process")
+    content.exc_type = RuntimeError
+    queue.put((number, content))
+
+
+def _remove_if_orphaned(folder: str) -> None:
+    """Remove the main process's folder of sockets, if that was killed and cannot do it."""
+    parent = multiprocessing.parent_process()
+    if parent is not None and not parent.is_alive():
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def make_loader(
+    dataset: Dataset,
+    config: LoaderConfig | None = None,
+    *,
+    shuffle: bool = False,
+    sampler: Sampler[int] | Iterable[int] | None = None,
+    batch_sampler: Sampler[list[int]] | Iterable[list[int]] | None = None,
+    drop_last: bool = False,
+    collate_fn: Callable[[list[Any]], Any] = collate,
+    batch_transform: Callable[[Any], Any] | None = None,
+) -> "Loader":
+    """A DataLoader over a map-style data set: the same seed gives the same batches, for any number of workers.
+
+    Args:
+        dataset: Map-style: `__len__` and `__getitem__`, or `__getitems__` (then a batch is fetched by one call).
+        config: How to load. Default: `LoaderConfig()`.
+        shuffle: A new order each epoch, which depends on the seed alone.
+        sampler: Where the indices come from instead, such as torch's `DistributedSampler`; its `set_epoch` is called,
+            unless the training does so itself. An index may come several times in an epoch: it is drawn for anew.
+        batch_sampler: Where the indices of each batch come from instead, such as `BucketBatchSampler`; its `set_epoch`
+            is called, or that of its `sampler`. It decides on order, batch size and last batches; the seed is still
+            that of all random draws.
+        drop_last: Drop a last batch that is not full.
+        collate_fn: Makes a batch of a list of samples.
+        batch_transform: Called with each batch, in the worker.
+
+    Returns:
+        A `Loader`. It yields what `collate_fn` makes, by default tensors of shape (batch_size, ...). Without `sampler`
+        and `batch_sampler`, the ranks that torchrun or `torch.distributed` started share out each epoch as torch's
+        `DistributedSampler` does: each has as many samples, of which some may come a second time.
+
+    Raises:
+        TypeError: an iterable data set, whose samples have no index to seed by; or a sampler that can be read only
+            once, such as a generator.
+        ValueError: an empty data set, two arguments that both decide on the order, or a `BucketBatchSampler` whose
+            frame has other images than the data set.
+
+    Taught in: notebooks/03_persistent_workers.ipynb
+    """
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+        raise TypeError(f"{type(dataset).__name__} is not a map-style data set: use torch's DataLoader for it")
+    if len(dataset) == 0:
+        raise ValueError(f"{type(dataset).__name__} holds no sample: a loader needs at least one")
+    settings = (config or LoaderConfig()).resolved()
+    order: dict[str, Any] = {"batch_sampler": batch_sampler}
+    if batch_sampler is None:
+        chosen = choose_sampler(dataset, sampler, shuffle, settings.seed)
+        order = {"sampler": chosen, "batch_size": settings.batch_size, "drop_last": drop_last}
+    else:
+        check_batch_sampler(batch_sampler, dataset, shuffle=shuffle, sampler=sampler, drop_last=drop_last)
+        check_repeatable("batch_sampler", batch_sampler)
+    if settings.num_workers:
+        order |= {
+            "prefetch_factor": settings.prefetch_factor, "persistent_workers": settings.persistent_workers,
+            "multiprocessing_context": worker_context(settings.start_method), "worker_init_fn": start_worker,
+        }  # fmt: skip
+    return Loader(
+        dataset, seed=settings.seed, batch_transform=batch_transform, collate_fn=collate_fn,
+        num_workers=settings.num_workers or 0, pin_memory=bool(settings.pin_memory), **order,
+    )  # fmt: skip
+
+
+class Loader(Resumable, DataLoader):
+    """What `make_loader` returns: a DataLoader that numbers its epochs, resumes in them, and leaves no worker behind.
+
+    Its `dataset`, `sampler`, `batch_sampler` and `collate_fn` are those that it was given, for whoever wants to read
+    them, set something on them, or make another loader of them. Where it made the batch sampler itself, the batches of
+    indices carry the seeds of their samples into that other loader.
+
+    Args:
+        dataset: Map-style.
+        seed: Of all random draws of samples and batches.
+        batch_transform: Called with each batch, in the worker.
+        options: The other arguments of torch's DataLoader.
+
+    Attributes:
+        epoch: Number of the next epoch. Each `iter()` takes it and adds one; `load_state_dict` sets it, too, and so
+            does a call of the sampler's own `set_epoch`.
+
+    Iterating raises what a worker raised, with the key of the sample and the worker's traceback, or `WorkerDied`. After
+    an error, or Ctrl-C while waiting for a batch, the workers are gone; the next epoch starts new ones. What is set on
+    the data set between two epochs holds from the next one on: persistent workers then start anew. Two passes may run
+    at a time; each has its own workers.
+    """
+
+    def __init__(
+        self, dataset: Any, *, seed: int = 0, batch_transform: Callable[[Any], Any] | None = None, **options: Any
+    ):
+        given = options.get("batch_sampler")
+        options.setdefault("generator", torch.Generator().manual_seed(seed))  # else a start draws from the global one
+        if isinstance(options.get("collate_fn"), _ThenTransform):  # Lightning makes a loader again from its attributes
+            options["collate_fn"] = options["collate_fn"].collate_fn
+        with _no_advice():
+            super().__init__(dataset, **options)
+        self.seed, self.batch_transform = seed, batch_transform
+        if batch_transform is not None:
+            self.collate_fn = _ThenTransform(self.collate_fn, batch_transform)
+        parts = vars(self)  # DataLoader.__setattr__ refuses what follows
+        if given is None:
+            order = self.sampler, self.batch_size or 1, self.drop_last
+            parts["batch_sampler"] = SeededBatchSampler(*order, seed=seed, dataset=dataset)
+        else:  # what DataLoader leaves empty beside a batch sampler
+            parts["sampler"] = getattr(given, "sampler", given)
+            parts["batch_size"] = getattr(given, "batch_size", None)
+            if isinstance(given, SeededBatchSampler):
+                given.seed, given.dataset = seed, dataset
+        self._start_counting()
+        self._idle_runs: list[_Run] = []
+
+    def __iter__(self) -> Pass:  # type: ignore[override]  # torch promises its own private class
+        progress = self._begin_epoch()
+        run = self._idle_runs.pop() if self._idle_runs else _Run(self)
+        try:
+            batches = run.start(self, progress)
+        except BaseException as error:
+            progress.is_running = False
+            self._end_pass(progress)
+            death = explain_death(error, run.workers)
+            run.end()
+            if death:
+                raise WorkerDied(death) from None
+            if self.num_workers and isinstance(error, _START_ERRORS):
+                error.add_note(f"while starting {self.num_workers} workers: {_PICKLING_REMEDY}")
+            raise
+        return _WorkersPass(self, run, batches, progress)
+
+    def close(self) -> None:
+        """End idle persistent workers now, instead of when the loader is forgotten."""
+        while self._idle_runs:
+            self._idle_runs.pop().end()
+
+    def _source(self) -> tuple[Any, int, int]:
+        return getattr(self.dataset, "keys", None), len(self.dataset), self.seed  # type: ignore[arg-type]
+
+
+@contextmanager
+def _no_advice() -> Iterator[None]:
+    """Leave out torch's warning of too many workers: `LoaderConfig` gives its own."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
+        yield
+
+
+class _ThenTransform:
+    """A collate function and what transforms the batch that it makes."""
+
+    def __init__(self, collate_fn: Callable[[list[Any]], Any], batch_transform: Callable[[Any], Any]):
+        self.collate_fn, self.batch_transform = collate_fn, batch_transform
+
+    def __call__(self, samples: list[Any]) -> Any:
+        return self.batch_transform(self.collate_fn(samples))
+
+
+class _Run:
+    """Iterates over a loader's batches, again and again with the same workers if they persist.
+
+    torch's own DataLoader does it, over a copy of the loader whose data set makes whole seeded batches, and whose batch
+    sampler draws those of one pass.
+    """
+
+    def __init__(self, loader: Loader):
+        self._loader = copy.copy(loader)
+        self._loader._idle_runs = []  # else this would hold itself, and the workers stay
+        self._requests = _Requests()
+        self._iterator: Iterator[Any] | None = None
+        self._attributes: list[Any] = []  # of what the persistent workers were started with
+
+    @property
+    def workers(self) -> list[Any]:
+        """The running processes; a torch that calls them otherwise has none to explain the end of."""
+        return list(getattr(self._iterator, "_workers", ()))
+
+    def start(self, loader: Loader, progress: Progress) -> Iterator[Any]:
+        """The batches of a pass."""
+        collate_fn = loader.collate_fn
+        if loader.batch_transform and not isinstance(collate_fn, _ThenTransform):  # it was set on the loader
+            collate_fn = _ThenTransform(collate_fn, loader.batch_transform)
+        parts = loader.dataset, collate_fn
+        attributes = _attributes(parts) if loader.persistent_workers else []
+        if not _are_same(self._attributes, attributes):
+            self.end()
+        self._attributes = attributes
+        self._requests.indices = lambda: loader._batches_of(progress)
+        self._requests.length = len(loader)
+        vars(self._loader).update(dataset=_Batches(*parts), batch_sampler=self._requests, collate_fn=_return_batch)
+        starts = loader.num_workers and self._iterator is None
+        try:
+            with delay_interrupts(loader.multiprocessing_context) if starts else nullcontext(), _no_advice():
+                self._iterator = DataLoader.__iter__(self._loader)
+        finally:
+            self._requests.indices = lambda: iter(())  # else the loader would hold itself
+        if starts:
+            silence_deaths(self._iterator)
+        return self._iterator
+
+    def hand_back(self) -> None:
+        """The pass is over: end workers that do not persist."""
+        if not self._loader.persistent_workers:
+            self.end()
+
+    def end(self) -> None:
+        """End the workers; the next pass starts new ones."""
+        iterator, self._iterator, self._loader._iterator = self._iterator, None, None
+        getattr(iterator, "_shutdown_workers", lambda: None)()  # else they end with the iterator
+
+
+class _WorkersPass(Pass):
+    """A pass that ends its workers when anything goes wrong, and hands on those that persist."""
+
+    def __init__(self, loader: Loader, run: _Run, batches: Iterator[Any], progress: Progress):
+        super().__init__(loader, batches, progress)
+        self._run: _Run | None = run
+        self._idle_runs = loader._idle_runs
+
+    def _end(self, error: BaseException | None) -> None:
+        run, self._run = self._run, None
+        super()._end(error)
+        if run is None:
+            return
+        if error is not None and not isinstance(error, StopIteration):
+            death = explain_death(error, run.workers)
+            run.end()
+            if death:
+                raise WorkerDied(death) from None
+        elif not self._idle_runs:
+            run.hand_back()
+            self._idle_runs.append(run)
+        else:
+            run.end()
+
+
+class _Requests:
+    """A batch sampler that torch's iterator keeps as long as its workers run; it draws for one pass after another."""
+
+    def __init__(self) -> None:
+        self.indices: Callable[[], Iterator[SeededIndices]] = lambda: iter(())
+        self.length = 0
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __iter__(self) -> Iterator[SeededIndices]:
+        return self.indices()
+
+
+class _Batches(Dataset):
+    """Fetches and collates batches; seeds by (seed, epoch, index) before each sample.
+
+    It goes to the workers in the loader's place of a data set.
+    """
+
+    def __init__(self, dataset: Any, collate_fn: Callable[[list[Any]], Any]):
+        self.dataset, self._collate_fn = dataset, collate_fn
+        self._sources: RandomSources | None = None
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:  # what torch asks for if it does not know __getitems__
+        return self.dataset[index]
+
+    def __getstate__(self) -> dict[str, Any]:
+        import cloudpickle  # unlike pickle, it handles classes and lambdas from a notebook's cells
+
+        return {"parts": cloudpickle.dumps((self.dataset, self._collate_fn))}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(*pickle.loads(state["parts"]))  # type: ignore[misc]  # noqa: S301 - came inside a pickle that is trusted
+
+    def __getitems__(self, requests: SeededIndices) -> Any:
+        with preserve_rng_state() if get_worker_info() is None else nullcontext():
+            if self._sources is None:
+                self._sources = RandomSources(self.dataset, self._collate_fn)
+            requests.sources = self._sources
+            samples = self._load(requests, self._sources)
+            self._sources.seed(*requests.numbers_of_batch())
+            try:
+                return self._collate_fn(samples)
+            except Exception as error:
+                raise _noted(error, f"while making {self._name(requests)}{_describe_sizes(samples)}")  # noqa: B904
+
+    def _load(self, requests: SeededIndices, sources: RandomSources) -> list[Any]:
+        if callable(getattr(self.dataset, "__getitems__", None)):
+            sources.seed(*requests.numbers_of_batch())
+            try:
+                return self.dataset.__getitems__(requests)
+            except Exception as error:
+                raise _noted(error, f"while loading {self._name(requests)}")  # noqa: B904
+        samples = []
+        for index in requests:
+            try:
+                samples.append(self.dataset[index])
+            except Exception as error:
+                raise _noted(error, f"while loading {key_of(self.dataset, index)}")  # noqa: B904
+        return samples
+
+    def _name(self, requests: SeededIndices) -> str:
+        first = f", the first: {key_of(self.dataset, requests[0])}" if requests else ""
+        return f"a batch of {len(requests)} samples{first}"
+
+
+def _noted(error: Exception, note: str) -> Exception:
+    """An error with a note. A StopIteration, which would end the epoch as if no sample were left, becomes an error."""
+    if isinstance(error, StopIteration):
+        cause, error = error, RuntimeError(
+            "the data set, collate_fn or batch_transform raised StopIteration, which is no end of the epoch: it comes "
+            "from a next() on something that was used up; next(..., None) returns None there"
+        )  # fmt: skip
+        error.__cause__ = cause
+    error.add_note(note)
+    return error
+
+
+def key_of(dataset: Any, index: Any) -> str:
+    """A sample's key, if the data set has `keys`, else its number."""
+    while isinstance(dataset, Subset):
+        index, dataset = dataset.indices[index], dataset.dataset
+    keys = getattr(dataset, "keys", None)
+    return str(keys[index]) if isinstance(keys, Sequence) else f"sample {index}"
+
+
+def _describe_sizes(samples: list[Any]) -> str:
+    """The images' sizes if they differ: the usual reason why a batch cannot be made."""
+    images = [sample[0] if isinstance(sample, tuple) else sample for sample in samples]
+    shapes = {tuple(image.shape) for image in images if isinstance(image, torch.Tensor)}
+    if len(shapes) < 2:
+        return ""
+    return (
+        f"; its images have {len(shapes)} sizes, such as {sorted(shapes)[:2]}: let the transform crop or resize them; "
+        "with buckets, collect the sizes again, without caches, which state no orientation: "
+        "collect_sizes(root, caches=False)"
+    )
+
+
+def _return_batch(batch: Any) -> Any:
+    return batch
+
+
+def _attributes(roots: Sequence[Any]) -> list[Any]:
+    """What objects hold, and what that holds in turn: where something is replaced, the list is another one."""
+    found: list[Any] = []
+    waiting, seen = list(roots), set[int]()
+    while waiting:
+        item = waiting.pop()
+        found.append(item)
+        if id(item) in seen or isinstance(item, str | bytes | type | torch.Tensor):
+            continue
+        seen.add(id(item))
+        if isinstance(item, dict):
+            held = list(item.values())
+        elif isinstance(item, list | tuple):
+            held = list(item)
+        else:
+            held = list(getattr(item, "__dict__", {}).values())
+        found.append(len(held))
+        waiting += held if len(held) <= _LONG else []
+    return found
+
+
+def _are_same(before: list[Any], now: list[Any]) -> bool:
+    return len(before) == len(now) and all(
+        one is other or (type(one) is type(other) and isinstance(one, _PLAIN) and one == other)
+        for one, other in zip(before, now, strict=True)
+    )
+
+
+_LONG = 1000  # items of a list that is data, not settings
+_PLAIN = (int, float, complex, str, bytes)
+_PICKLING_REMEDY = (
+    "spawn and forkserver pickle the data set, so it may hold no open file, lock or connection; open those "
+    "where they are first used"
+)
+_START_ERRORS = (TypeError, AttributeError, multiprocessing.ProcessError, OSError)

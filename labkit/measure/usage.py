@@ -1,0 +1,183 @@
+"""Processor time, memory and cores of a process and its children.
+
+Time of all cores together: used, and stolen by the host of a virtual machine.
+
+What a run costs the process tree, with all workers: CPU seconds, memory, bytes read from storage.
+"""
+
+import os
+import resource
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import psutil
+
+from labkit.measure import sampler
+
+SLOWED = 1.3  # processor seconds with all cores busy, over those of a process alone: the most that was seen
+
+
+@dataclass(frozen=True)
+class CoreTime:
+    """Seconds of all cores together, since the machine started.
+
+    busy_s: Running something.
+    stolen_s: Ready to run something while the host ran something else.
+    """
+
+    busy_s: float
+    stolen_s: float
+
+    def __sub__(self, earlier: "CoreTime") -> "CoreTime":
+        return CoreTime(max(0.0, self.busy_s - earlier.busy_s), max(0.0, self.stolen_s - earlier.stolen_s))
+
+    def with_stolen(self, cpu_s: float) -> float:
+        """`cpu_s` used since then, plus a share of the stolen time: the same as their share of the work."""
+        since = core_time() - self
+        busy_s = max(since.busy_s, cpu_s)  # two clocks of the kernel
+        return cpu_s + (since.stolen_s * cpu_s / busy_s if busy_s > 0 else 0.0)
+
+
+def core_time() -> CoreTime:
+    """Core time of this machine; zeros if the kernel does not report it.
+
+    Source: psutil.cpu_times, /proc/stat on Linux.
+    """
+    try:
+        times = psutil.cpu_times()
+    except (OSError, ValueError):  # a container that hides them
+        return CoreTime(0.0, 0.0)
+    busy_s = sum(getattr(times, kind, 0.0) for kind in ("user", "nice", "system", "irq", "softirq"))
+    return CoreTime(busy_s, getattr(times, "steal", 0.0))
+
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+# Ids of processes that are not measured, with their descendants: our samplers, and processes that measure themselves.
+apart: set[int] = set()
+
+_CHILDREN_FILE = "/proc/thread-self/children"  # exists if the kernel lists the children of processes
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Totals of a process tree since its start: `cpu_s` in seconds, `read_bytes` from storage (None: unknown)."""
+
+    cpu_s: float
+    read_bytes: int | None
+
+
+def tree_usage() -> Usage:
+    """Usage of this process and all its descendants, including those that have ended.
+
+    The totals of a process that ends go to the parent that waits for it, so nothing is lost between two calls.
+    """
+    own, reaped = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu_s = own.ru_utime + own.ru_stime + reaped.ru_utime + reaped.ru_stime
+    pids, read_bytes = _descendants(), _read_bytes(os.getpid())
+    if read_bytes is not None:
+        read_bytes += sum(_read_bytes(pid) or 0 for pid in pids)
+    return Usage(cpu_s + sum(map(_cpu_s, pids)), read_bytes)
+
+
+def apart_cpu_s() -> float:
+    """CPU seconds so far of the processes that are not measured, which are ours all the same."""
+    pids = {child for pid in apart for child in (pid, *sampler.descendants(pid))} if apart else ()
+    return sum(map(_cpu_s, pids))
+
+
+class PeakMemory:
+    """Largest memory of the process tree between `begin()` and `end()`, in MB (1e6 bytes).
+
+    PSS if the kernel reports it, so that forked workers do not count as copies of their parent; otherwise one sample of
+    USS, without shared pages, at the end. A context manager, which can be used for many runs; those with `is_sampled`
+    set to False have NaN.
+    """
+
+    is_sampled = True
+
+    def __enter__(self) -> "PeakMemory":
+        self._process = None
+        if os.path.exists("/proc/self/smaps_rollup") and os.path.exists(_CHILDREN_FILE):
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", sampler.__file__, str(os.getpid())],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0,
+                start_new_session=True,  # Ctrl-C is for the measured processes
+            )  # fmt: skip
+            apart.add(self._process.pid)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._process is not None:
+            with self._process:  # waits for its end and closes the pipes
+                self._process.kill()  # it has nothing to save
+            apart.discard(self._process.pid)
+
+    def begin(self) -> None:
+        self._send(f"begin:{','.join(map(str, apart))}")
+
+    def now(self) -> None:
+        """Ask for a sample, without waiting for it: a short run may have no other while its workers live."""
+        self._send("now")
+
+    def end(self) -> float:
+        if not self.is_sampled:
+            return float("nan")
+        if self._process is None or self._process.stdout is None:
+            return sum(_uss_bytes(pid) for pid in (os.getpid(), *_descendants())) / 1e6
+        self._send("end")
+        answer = self._process.stdout.readline()
+        return int(answer) / 1e6 if answer else float("nan")  # empty: the sampler was killed
+
+    def _send(self, command: str) -> None:
+        if self.is_sampled and self._process is not None and self._process.stdin is not None:
+            with suppress(BrokenPipeError):
+                self._process.stdin.write(f"{command}\n".encode())
+
+
+def tree_memory() -> "pd.DataFrame":
+    """Current memory of this process and of each of its descendants.
+
+    Returns:
+        One row per process: `process` ("main", "child 1", ...), `pid`, `pss_mb` (shared pages divided among users)
+        and `private_mb` (unshared pages), in MB (1e6 bytes). Linux only: elsewhere no rows.
+    """
+    import pandas as pd  # here, since processes that only measure themselves do not need it
+
+    rows = []
+    for number, pid in enumerate((os.getpid(), *_descendants())):
+        with suppress(psutil.Error, AttributeError):  # it has ended, or the system does not report PSS
+            memory = psutil.Process(pid).memory_full_info()
+            name = f"child {number}" if number else "main"
+            rows.append({"process": name, "pid": pid, "pss_mb": memory.pss / 1e6, "private_mb": memory.uss / 1e6})
+    return pd.DataFrame(rows, columns=["process", "pid", "pss_mb", "private_mb"])
+
+
+def _descendants() -> list[int]:
+    """Live descendants of this process, from the kernel's lists: far cheaper than psutil, which reads all processes."""
+    if os.path.exists(_CHILDREN_FILE):
+        return sampler.descendants(os.getpid(), apart)
+    return [child.pid for child in psutil.Process().children(recursive=True) if child.pid not in apart]
+
+
+def _cpu_s(pid: int) -> float:
+    with suppress(psutil.Error):
+        times = psutil.Process(pid).cpu_times()
+        return times.user + times.system + getattr(times, "children_user", 0.0) + getattr(times, "children_system", 0.0)
+    return 0.0  # it has ended: its time counts for its parent
+
+
+def _read_bytes(pid: int) -> int | None:
+    with suppress(psutil.Error, OSError, AttributeError):
+        return psutil.Process(pid).io_counters().read_bytes
+    return None
+
+
+def _uss_bytes(pid: int) -> int:
+    with suppress(psutil.Error):
+        return psutil.Process(pid).memory_full_info().uss
+    return 0

@@ -1,0 +1,1 @@
+"""What a training of a given size would wait for, from rates and published figures."""

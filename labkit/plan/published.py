@@ -1,0 +1,185 @@
+"""What others have published and a plan may start from: training rates, storages, the cores of rented machines.
+
+None of these figures is labkit's; each has its source beside it. What is only theory says so.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from labkit.plan.formulas import Estimate
+from labkit.util.arguments import require_choice
+
+
+@dataclass(frozen=True)
+class PublishedTraining:
+    """A training rate that somebody published, with the theoretical rate of the device's bus.
+
+    Args:
+        images_per_s: Of one device.
+        pcie_bytes_per_s: One direction, 16 lanes, by the generation of the device's bus; real copies are slower.
+        source: Of the training rate.
+        url: Where it is published.
+        is_tuned: Made for a benchmark: an upper bound for other trainings.
+    """
+
+    images_per_s: float
+    pcie_bytes_per_s: float
+    source: str
+    url: str = ""
+    is_tuned: bool = False
+
+    def step_s(self, batch_size: int = 64) -> float:
+        return batch_size / self.images_per_s
+
+
+_RESULTS = "https://github.com/mlcommons/training_results_v4.0/tree/main/Dell/results"
+_MLPERF = "MLPerf Training v4.0, Dell's results (MXNet and DALI, tuned: an upper bound)"
+_H100 = (_MLPERF, f"{_RESULTS}/XE9680x8H100-SXM-80GB/resnet", True)
+_L40S = (_MLPERF, f"{_RESULTS}/R760xax4L40S/resnet", True)
+_EXAMPLES = (
+    "NVIDIA DeepLearningExamples, ResNet-50 v1.5 for PyTorch, README (AMP)",
+    "https://github.com/NVIDIA/DeepLearningExamples/blob/master/PyTorch/Classification/ConvNets/resnet50v1.5/README.md",
+)
+_TIMM = (
+    "timm, results/benchmark-train-amp-nhwc-pt112-cu113-rtx3090.csv",
+    "https://github.com/huggingface/pytorch-image-models/blob/main/results/benchmark-train-amp-nhwc-pt112-cu113-rtx3090.csv",
+)
+_GEN3, _GEN4, _GEN5 = 16e9, 32e9, 64e9
+
+#: Published images/s of one GPU in training, by `model, GPU`, each with its source: what `plan` takes for a `gpu`.
+PUBLISHED_TRAINING = {
+    "ResNet-50, H100 SXM": PublishedTraining(7150, _GEN5, *_H100),
+    "ResNet-50, A100 80GB": PublishedTraining(2470, _GEN4, *_EXAMPLES),
+    "ResNet-50, L40S": PublishedTraining(2180, _GEN4, *_L40S),
+    "ResNet-50, V100 16GB": PublishedTraining(1200, _GEN3, *_EXAMPLES),
+    "ResNet-18, RTX 3090": PublishedTraining(3482, _GEN4, *_TIMM),
+    "ResNet-50, RTX 3090": PublishedTraining(1218, _GEN4, *_TIMM),
+    "ViT-B/16, RTX 3090": PublishedTraining(393, _GEN4, *_TIMM),
+    "ConvNeXt-T, RTX 3090": PublishedTraining(819, _GEN4, *_TIMM),
+}
+
+# Lower demands for the same training: what MLPerf Storage emulates, batch / computation_time of its configuration.
+_EMULATED = {"ResNet-50, H100 SXM": (1786, "resnet50_h100"), "ResNet-50, A100 80GB": (920, "resnet50_a100")}
+_STORAGE_URL = "https://github.com/mlcommons/storage/blob/main/storage-conf/workload"
+
+
+def find_training(gpu: str, model: str) -> tuple[str, PublishedTraining]:
+    """The published training of a model on a GPU, by a name such as "h100" or "RTX 3090".
+
+    Raises:
+        ValueError: none is published; says which are.
+    """
+    gpus = list(dict.fromkeys(key.split(", ")[1] for key in PUBLISHED_TRAINING))
+    found = [each for each in gpus if _simple(gpu) and _simple(gpu) in _simple(each)]
+    if len(found) != 1:
+        raise ValueError(
+            f"gpu must name one of {', '.join(gpus)}, got {gpu!r}: for others no training rate was found to cite, so "
+            "enter the images/s that you measured"
+        )
+    models = {key.split(", ")[0]: key for key in PUBLISHED_TRAINING if key.endswith(f", {found[0]}")}
+    key = models[require_choice("model", model, models)]
+    return key, PUBLISHED_TRAINING[key]
+
+
+def _simple(name: str) -> str:
+    return name.lower().replace(" ", "").replace("-", "")
+
+
+def demand_of(key: str) -> Estimate:
+    """Images/s of one GPU, with the published limits of what to expect of another training of the same kind."""
+    training = PUBLISHED_TRAINING[key]
+    rate, source = training.images_per_s, f"{key}: {training.source}, {training.url}"
+    low, why = 0.8 * rate, "20 % less assumed possible"
+    if key in _EMULATED:
+        low, name = _EMULATED[key]
+        why = f"low: what MLPerf Storage emulates, {_STORAGE_URL}/{name}.yaml"
+    high = rate if training.is_tuned else 1.1 * rate
+    return Estimate(rate, low, high, f"{source}; {why}" + ("" if training.is_tuned else ", and 10 % more"), "published")
+
+
+def pcie_of(key: str) -> Estimate:
+    """GB/s of one GPU's bus."""
+    return pcie(PUBLISHED_TRAINING[key].pcie_bytes_per_s)
+
+
+def pcie(bytes_per_s: float = _GEN4) -> Estimate:
+    generation = {_GEN3: "Gen3", _GEN4: "Gen4", _GEN5: "Gen5"}[bytes_per_s]
+    rate = bytes_per_s / 1e9
+    source = (
+        f"PCIe {generation} x16, one direction, {rate:.0f} GB/s in theory (https://pcisig.com/specifications); "
+        "copies assumed at 60 % to 100 % of it"
+    )
+    return Estimate(0.8 * rate, 0.6 * rate, rate, source, "theory")
+
+
+# Device -> (vCPUs a GPU, instance)
+_RENTED = {"H100 SXM": (24, "p5.48xlarge"), "A100 80GB": (12, "p4de.24xlarge")}
+_INSTANCES = "https://aws.amazon.com/ec2/instance-types/"
+_VCPU = (
+    "a vCPU is a thread of a core (https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/instance-optimize-cpu.html), "
+    "so half a core; two threads together do up to 30 % more than one (Marr et al., Intel Technology Journal 6, 2002)"
+)
+
+
+def cores_of(vcpus: float, source: str = "entered", kind: str = "entered") -> Estimate:
+    """Cores that so many vCPUs are worth."""
+    return Estimate(0.5 * vcpus, 0.5 * vcpus, 0.65 * vcpus, f"{vcpus:g} vCPUs, {source}; {_VCPU}", kind)
+
+
+def rented_cores(key: str, gpus_per_node: float) -> Estimate | None:
+    """Cores of a rented machine with such GPUs; None if no figure was found."""
+    rented = _RENTED.get(key.split(", ")[1])
+    if rented is None:
+        return None
+    return cores_of(rented[0] * gpus_per_node, f"{rented[0]} a GPU as in {rented[1]}, {_INSTANCES}", "published")
+
+
+IMAGENET_KB = Estimate(
+    114.66, source=f"ImageNet's mean record, {_STORAGE_URL}/resnet50_h100.yaml (record_length)", kind="published"
+)
+IMAGENET_IMAGES = Estimate(
+    1_281_167, source="ImageNet-1k's training set, https://www.image-net.org/challenges/LSVRC/2012/", kind="published"
+)
+
+
+@dataclass(frozen=True)
+class Storage:
+    """Where the images are.
+
+    Args:
+        name: For texts.
+        rates: Input of a plan -> its value: `latency_ms` (a request's, until its first byte), `mb_per_s_per_request`,
+            `requests_per_s` and `storage_mb_per_s` (together; of each node's own storage if it is local). What is left
+            out has no limit.
+        is_local: Each node has one of its own; nothing comes over the network.
+    """
+
+    name: str
+    rates: Mapping[str, Any] = field(default_factory=dict)
+    is_local: bool = False
+
+
+_S3 = "https://docs.aws.amazon.com/AmazonS3/latest/userguide/optimizing-performance"
+_SSD = (
+    "as announced for the Samsung 980 PRO (an upper bound), "
+    "https://techbriefly.com/2020/08/31/samsung-980-pro-the-fastest-ssd-on-the-market"
+)
+
+STORAGES = {
+    "s3": Storage("S3", {
+        "latency_ms": Estimate(140, 100, 200, f"100 to 200 ms for small objects, {_S3}.html", "published"),
+        "mb_per_s_per_request": Estimate(
+            87.5, 85, 90, f"85 to 90 MB/s a request, {_S3}-design-patterns.html", "published"
+        ),
+        "requests_per_s": Estimate(5500, source=f"GET requests a prefix, {_S3}.html", kind="published"),
+        "n_prefixes": Estimate(1, source="all images under one prefix", kind="assumed"),
+    }),
+    "nvme": Storage("a local NVMe disk", {
+        "latency_ms": Estimate(0.1, 0.05, 0.2, "0.05 to 0.2 ms", "assumed"),
+        "mb_per_s_per_request": Estimate(2500, 1000, 5000, "one reader gets a part of the disk's rate", "assumed"),
+        "requests_per_s": Estimate(500_000, 200_000, 1_000_000, f"1,000,000 reads/s of 4 KB, {_SSD}", "published"),
+        "storage_mb_per_s": Estimate(5000, 3000, 7000, f"7000 MB/s in sequence, {_SSD}", "published"),
+    }, is_local=True),
+    "memory": Storage("memory (the page cache)", is_local=True),
+}  # fmt: skip

@@ -1,5 +1,0 @@
-"""The write-ups' claims, held against runs of this machine."""
-
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,5 +1,0 @@
-"""What a training script waits for, seen from outside: the script stays as it is."""
-
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

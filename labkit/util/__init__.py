@@ -1,0 +1,1 @@
+"""What every room needs: files, parallel work, the machine, argument checks."""

@@ -1,0 +1,475 @@
+"""Files and folders: names, locks, whole-file writes, resumed jobs, scratch folders, walks.
+
+File names: which count as images, which may be keys, and how they are encoded.
+
+File locks: one process at a time, until the file is closed or the process ends.
+
+A killed process holds nothing: the kernel releases its locks. Windows and some filesystems have no such locks.
+
+Write files whole: a reader never sees half of one.
+
+Resume a job where an earlier run stopped: its folder holds a JSON record of what was asked for.
+
+A run claims the folder with `claim_folder`. The first run writes the record; a run of the same job goes on from what
+is there; any other job is refused. Files are written with `write_atomic`, so a file that has its name is whole.
+
+Temporary folders that are removed even if their process is killed.
+
+One walk over the folders of a data set, for all that look for images in them.
+"""
+
+import errno
+import json
+import multiprocessing
+import os
+import re
+import secrets
+import shutil
+import sys
+import tempfile
+import weakref
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import IO
+
+from labkit.util.machine import labkit_home
+
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")  # what labkit decodes
+OTHER_IMAGE_SUFFIXES = (
+    ".avif", ".bmp", ".gif", ".heic", ".heif", ".jfif", ".jp2", ".jpe", ".jxl", ".pbm", ".pgm", ".pnm", ".ppm", ".tif",
+    ".tiff",
+)  # fmt: skip
+# Hidden, or made by a system for itself: thumbnails and deleted files of a NAS or Windows, attributes of macOS' files.
+_HIDDEN = re.compile(r"(?:^|/)(?:\.|(?:@eaDir|#recycle|\$RECYCLE\.BIN|__MACOSX)(?:/|$))")
+_MAX_NAME_BYTES = 255  # on almost every filesystem
+_NAMES_ARE_UTF8 = sys.getfilesystemencoding() == "utf-8"
+
+
+def is_hidden(key: str) -> bool:
+    """Whether a part of a key begins with a dot, or is a folder that a system keeps for itself, such as `__MACOSX`."""
+    return _HIDDEN.search(key) is not None
+
+
+def is_image(key: str) -> bool:
+    """Whether a key names a JPEG, PNG or WebP file that is not hidden."""
+    return key.lower().endswith(IMAGE_SUFFIXES) and not is_hidden(key)
+
+
+def checked_suffixes(ignore: str | Iterable[str]) -> tuple[str, ...]:
+    """Suffixes to leave out, in lower case; ValueError if one does not begin with a dot."""
+    suffixes = (ignore,) if isinstance(ignore, str) else tuple(ignore)
+    if wrong := [suffix for suffix in suffixes if not isinstance(suffix, str) or not re.match(r"\.\w", suffix)]:
+        raise ValueError(f"ignore takes suffixes, such as ignore=('.gif', '.bmp'), got {wrong[0]!r}")
+    return tuple(suffix.lower() for suffix in suffixes)
+
+
+def n_images(number: int) -> str:
+    """A number of images in words, such as `2 images`."""
+    return f"{number} image{'s' if number != 1 else ''}"
+
+
+def images_among(names: Iterable[str], ignore: tuple[str, ...], place: str) -> Iterator[str]:
+    """Those of some names that are images; hidden ones and those with suffixes to `ignore` are left out.
+
+    Raises:
+        ValueError: at the end, where there are images that labkit does not decode; counts them, and names `place`.
+    """
+    others: Counter[str] = Counter()
+    for name in names:
+        suffix = os.path.splitext(name)[1].lower()
+        if suffix in ignore or is_hidden(name):
+            continue
+        if suffix in IMAGE_SUFFIXES:
+            yield name
+        elif suffix in OTHER_IMAGE_SUFFIXES:
+            others[suffix] += 1
+    if others:
+        counts = ", ".join(f"{n_files} {suffix}" for suffix, n_files in others.most_common())
+        raise ValueError(
+            f"{place} holds {n_images(others.total())} with suffixes that labkit does not read ({counts}; it reads "
+            f"{', '.join(IMAGE_SUFFIXES)}): convert them, or leave them out with ignore={tuple(sorted(others))!r}"
+        )
+
+
+def is_file_key(key: str) -> bool:
+    """Whether a key can name a file below a folder: it does not lead out of the folder, and does not name a folder."""
+    try:
+        key.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:  # half of a surrogate pair, which no file name holds
+        return False
+    parts = key.split("/")
+    return parts[0] != "" and parts[-1] not in ("", ".") and ".." not in parts
+
+
+def key_from_name(name: str) -> str:
+    """A file name, as the system gives it, as a key: UTF-8, whatever the locale.
+
+    In a C locale without Python's UTF-8 mode, names arrive as ASCII with all other bytes as surrogates.
+    """
+    return name if _NAMES_ARE_UTF8 else os.fsencode(name).decode("utf-8", "surrogateescape")
+
+
+def path_from_key(key: str) -> str:
+    """A key, or a name from an archive or a list, as the system takes it; ValueError if it cannot be a file name."""
+    return key if _NAMES_ARE_UTF8 else os.fsdecode(key.encode("utf-8", "surrogateescape"))
+
+
+def sibling_path(path: Path, ending: str, *, hidden: bool = False) -> Path:
+    """`path` with an ending added to its name; if that is too long, a checksum takes the place of the name."""
+    prefix = "." if hidden else ""
+    name = f"{prefix}{path.name}{ending}"
+    if len(os.fsencode(name)) > _MAX_NAME_BYTES:
+        name = f"{prefix}{zlib.crc32(os.fsencode(path.name)):08x}{ending}"
+    return path.with_name(name)
+
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]  # a module that may be missing has no other spelling
+
+
+def has_file_locks() -> bool:
+    """Whether this system can lock files."""
+    return fcntl is not None
+
+
+def acquire_lock(file: int | IO, *, wait: bool = True) -> None:
+    """Lock an open file for this process, until the file is closed.
+
+    Args:
+        file: A file object or descriptor.
+        wait: Wait while another process holds the lock.
+
+    Raises:
+        BlockingIOError: another process holds the lock, and `wait` is False.
+        OSError: the system or the filesystem has no locks.
+    """
+    if not has_file_locks():
+        raise OSError(errno.ENOLCK, "this system has no file locks")
+    fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def open_locked(path: Path, mode: str) -> IO:
+    """Open a file and lock it, unless the filesystem has no locks; repeated if it is removed before it is locked."""
+    while True:
+        file = open(path, mode, opener=_open_without_links)  # noqa: SIM115
+        with suppress(OSError):
+            acquire_lock(file)
+        with suppress(FileNotFoundError):  # the previous holder may have removed it: then this is another file
+            if os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
+                return file
+        file.close()
+
+
+@contextmanager
+def file_lock(path: Path) -> Iterator[None]:
+    """Wait until no other process holds `path`, then hold it; the file is removed with the lock.
+
+    Without file locks nothing is held. Makes missing folders.
+
+    Raises:
+        RuntimeError: a worker process is importing the script that started it, and that script takes the lock while
+            it is imported: the worker would wait for its own parent.
+    """
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise RuntimeError(
+            'processes are started while the script is imported: call this under `if __name__ == "__main__":`'
+        )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as held:
+        if has_file_locks():
+            held.enter_context(open_locked(path, "a"))
+            held.callback(path.unlink, missing_ok=True)
+        yield
+
+
+def _open_without_links(path: str, flags: int) -> int:
+    """Refuse symbolic links: the name of a lock can be guessed, and a link there would create a file elsewhere."""
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
+
+
+_PARTIAL_NAME = re.compile(r"\.\d+-[0-9a-f]{8}\.partial")
+_NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}  # errors of a write, which do not name the file
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Write `data` under a temporary name, then rename: `path` is whole or unchanged. Makes missing folders."""
+    with atomic_path(path) as partial:
+        partial.write_bytes(data)
+
+
+def write_all_atomic(contents: Mapping[Path, bytes]) -> None:
+    """Write several files under temporary names, and rename them only when all have been written."""
+    with ExitStack() as stack:
+        for path, data in contents.items():
+            stack.enter_context(atomic_path(path)).write_bytes(data)
+
+
+@contextmanager
+def atomic_path(path: Path) -> Iterator[Path]:
+    """A temporary path beside `path`, renamed to it at the end and removed on an error. Makes missing folders.
+
+    The first time that a process writes to a folder, it removes the partial files that killed processes left there.
+    If the disk is full, the OSError names `path`.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _remove_leftovers_once(path.parent.absolute())
+    # Without `path.name`, which may have the longest length allowed; random, as containers on one disk share pids.
+    partial = path.with_name(f".{os.getpid()}-{secrets.token_hex(4)}.partial")
+    try:
+        with _create_locked(partial):
+            yield partial
+            partial.replace(path)
+    except OSError as error:
+        if error.errno in _NO_SPACE or error.filename == os.fspath(partial):
+            raise OSError(error.errno, error.strerror, os.fspath(path)) from error
+        raise
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove the partial files of killed processes. A writer that lives, on any machine, holds a lock on its own."""
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if _PARTIAL_NAME.fullmatch(entry.name):
+                with suppress(OSError), open(entry.path, "ab") as file:
+                    acquire_lock(file, wait=False)
+                    os.unlink(entry.path)
+
+
+_remove_leftovers_once = cache(remove_leftovers)
+
+
+def _create_locked(partial: Path) -> AbstractContextManager:
+    """Create the file, never through a link or over another, and lock it while it is written."""
+    if has_file_locks():
+        return open_locked(partial, "xb")
+    partial.open("x").close()  # Windows renames no open file
+    return nullcontext()
+
+
+REMEDY = "choose another folder, or remove this one"
+
+
+def claim_folder(folder: Path, record_name: str, record: dict, *, what: str, key: str | None = None) -> dict:
+    """Claim `folder` for the job that `record` describes.
+
+    Args:
+        folder: Made if missing.
+        record_name: The record's path inside `folder`. Its first part may exist before the record does.
+        record: JSON object to write where there is none.
+        what: What the job makes, for errors: `"photos"`.
+        key: Entry of the record that must be the same in each run; the rest is progress. None: the whole record.
+
+    Returns:
+        The record in the folder: `record`, or the one that an earlier run left.
+
+    Raises:
+        ValueError: the folder holds something else, another job, or a damaged record; names the folder and the remedy.
+    """
+    path, own_name = folder / record_name, Path(record_name).parts[0]
+    # Listed before the record is read: another process that runs the same job may write it in between.
+    foreign = foreign_names(folder, lambda name: name == own_name)
+    found = read_record(path)
+    if found is None:
+        if foreign:
+            raise ValueError(f"{folder} is not empty and holds no {what}, but {foreign[0]!r}: {REMEDY}")
+        write_record(path, record)
+        return record
+    with damage_named(path):
+        check_same_job(folder, found if key is None else found[key], record if key is None else record[key], what=what)
+    return found
+
+
+def check_same_job(
+    target: object, found: dict, asked: dict, *, what: str, remedy: str = REMEDY, error: type[Exception] = ValueError
+) -> None:
+    """Raise `error` where the record that made `target` is not the one asked for; it lists the differing entries."""
+    if found != asked:
+        names = [name for name in {**asked, **found} if found.get(name) != asked.get(name)]
+        listed = ", ".join(f"{name} {found.get(name)!r}, not {asked.get(name)!r}" for name in names)
+        raise error(f"{target} holds other {what} ({listed}): {remedy}")
+
+
+def check_count(folder: Path, n_found: int, n_asked: int, *, what: str) -> None:
+    """Raise ValueError where a folder holds more items than asked for: a job adds items and never removes one."""
+    if n_found > n_asked:
+        raise ValueError(f"{folder} holds {n_found} {what}, more than {n_asked}: {REMEDY}")
+
+
+def foreign_names(folder: Path, is_own: Callable[[str], bool]) -> list[str]:
+    """Sorted names in a folder that no run of the job wrote. Files that are being written do not count."""
+    names = sorted(os.listdir(folder)) if folder.exists() else []
+    return [name for name in names if not is_own(name) and not name.endswith(".partial")]
+
+
+def read_record(path: Path) -> dict | None:
+    """The JSON object in a file, or None where there is no file. ValueError, with the remedy, where it is damaged."""
+    with suppress(FileNotFoundError), damage_named(path):
+        return dict(json.loads(path.read_bytes()).items())
+    return None
+
+
+def write_record(path: Path, record: dict, *, indent: int | None = None) -> None:
+    """Write a record whole or not at all. Makes missing folders."""
+    write_atomic(path, json.dumps(record, indent=indent).encode())
+
+
+def holds_record(path: Path, record: dict) -> bool:
+    """Whether a file holds this very record; a missing or damaged one does not."""
+    with suppress(ValueError):
+        return read_record(path) == record
+    return False
+
+
+@contextmanager
+def damage_named(path: Path) -> Iterator[None]:
+    """Turn what a record of the wrong shape raises into a ValueError that names the file and the remedy."""
+    try:
+        yield
+    except (KeyError, TypeError, AttributeError, RecursionError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path} is damaged, or not labkit's ({type(error).__name__}: {error}): {REMEDY}") from error
+
+
+_PREFIX = "labkit-scratch-"
+_PATTERN = _PREFIX + 8 * "[a-z0-9_]"  # the names that mkdtemp makes
+
+
+class ScratchFolder:
+    """A temporary folder, removed by `cleanup()`, the end of `with`, or of the process.
+
+    A process that is killed, as a notebook's kernel may be, cannot remove its folder: the next `ScratchFolder` in the
+    same place does. A folder in use is locked; without file locks, only a process's own folders are removed.
+
+    Args:
+        folder: Where to make it; missing folders are made. Default: beside the photos, and so on the same disk.
+
+    Attributes:
+        path: The folder.
+
+    Raises:
+        OSError: the folder cannot be made there.
+
+    Taught in: notebooks/08_shard_formats.ipynb
+    """
+
+    def __init__(self, folder: Path | str | None = None):
+        parent = Path(folder or labkit_home() / "photos")
+        parent.mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(parent)
+        self.path, lock = _make_locked(parent)
+        self._finalizer = weakref.finalize(self, _remove_owned, self.path, lock, os.getpid())
+
+    def cleanup(self) -> None:
+        """Remove the folder; a second call does nothing."""
+        self._finalizer()
+
+    def __enter__(self) -> Path:
+        return self.path
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.cleanup()
+
+    def __repr__(self) -> str:
+        return f"ScratchFolder({str(self.path)!r})"
+
+
+def _make_locked(parent: Path) -> tuple[Path, int | None]:
+    """A new folder, and the descriptor that holds its lock."""
+    while True:
+        path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent.absolute()))
+        if not has_file_locks():
+            return path, None
+        with suppress(FileNotFoundError):  # another process removed it before it was locked
+            lock = _open_folder(path)
+            with suppress(OSError):
+                acquire_lock(lock)
+            if path.exists():
+                return path, lock
+            os.close(lock)
+
+
+def _remove_abandoned(parent: Path) -> None:
+    for path in parent.glob(_PATTERN) if has_file_locks() else ():
+        with suppress(OSError):  # in use, not a folder, or owned by another user
+            lock = _open_folder(path)
+            try:
+                acquire_lock(lock, wait=False)
+                shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(lock)
+
+
+def _open_folder(path: Path) -> int:
+    return os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+
+
+def _remove_owned(path: Path, lock: int | None, owner: int) -> None:
+    if os.getpid() != owner:  # the end of a fork; the owner still needs it
+        return
+    shutil.rmtree(path, ignore_errors=True)
+    if lock is not None:
+        os.close(lock)
+
+
+@dataclass
+class Folder:
+    """What one folder holds, without what is hidden. Names are as the system gives them.
+
+    prefix: Its path under the root, `""` or `"a/b/"`. broken: Names of what is neither a file nor a folder, such as a
+    link to nothing. error: Why it cannot be listed, if so.
+    """
+
+    path: str
+    prefix: str
+    files: list[str] = field(default_factory=list)
+    folders: list[str] = field(default_factory=list)
+    broken: list[str] = field(default_factory=list)
+    error: OSError | None = None
+
+
+def walk(root: str | os.PathLike, *, recursive: bool = True) -> Iterator[Folder]:
+    """Every folder from the root down, parents first. Follows links, but never in a circle.
+
+    Raises:
+        OSError: the root cannot be listed. A folder below it that cannot be listed has an `error` instead.
+    """
+    to_list: list[tuple[str, str, tuple]] = [(os.fspath(root), "", ())]
+    while to_list:
+        path, prefix, parents = to_list.pop()
+        folder = Folder(path, prefix)
+        try:
+            status = os.stat(path)
+            identity = status.st_dev, status.st_ino
+            if identity in parents:  # a link to one of the folders above: all in it is listed already
+                continue
+            _list(folder)
+        except OSError as error:
+            if not parents:
+                raise
+            folder.error = error
+        yield folder
+        if recursive and folder.folders:
+            above = (*parents, identity)
+            to_list += [(os.path.join(path, name), f"{prefix}{name}/", above) for name in reversed(folder.folders)]
+
+
+def _list(folder: Folder) -> None:
+    with os.scandir(folder.path) as entries:
+        for entry in entries:
+            if not is_hidden(entry.name):
+                _kind(folder, entry).append(entry.name)
+
+
+def _kind(folder: Folder, entry: os.DirEntry) -> list[str]:
+    try:
+        return folder.folders if entry.is_dir() else folder.files if entry.is_file() else folder.broken
+    except OSError as error:  # of a link; where it is one to itself, there is nothing to lose, else listing it tells
+        return folder.broken if error.errno == errno.ELOOP else folder.folders

@@ -1,0 +1,347 @@
+"""The machine and this process: cores, memory, versions, threads, random state.
+
+The machine: its usable cores, its description, and the size of experiments on it.
+
+The C library's allocator: have the process keep the memory that it frees.
+
+Limit torch to one thread inside our worker threads.
+
+Save and restore the global random generators.
+
+Values made on first use: once for a process and its forks, or once per process.
+
+Output of commands in any locale.
+
+The progress bar of all long tasks: a widget in a notebook, a line in a shell.
+"""
+
+import hashlib
+import io
+import math
+import os
+import platform
+import random
+import re
+import secrets
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import torch
+from tqdm.auto import tqdm
+
+from labkit.util.arguments import require_choice
+
+DISTRIBUTION = "labkit-images"  # what pip calls labkit
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+_COURSE = _PACKAGE / "course"  # only wheels have it: see pyproject.toml
+IS_CLONE = not _COURSE.is_dir()
+NOTEBOOK_FOLDER = (_PACKAGE.parent if IS_CLONE else _COURSE) / "notebooks"
+
+_CGROUP = Path("/sys/fs/cgroup")
+_VERSIONS = (
+    "torch", "torchvision", "torchcodec", "pillow", "opencv-python-headless", "simplejpeg", "numpy",
+    "albumentations", "kornia",
+)  # fmt: skip
+
+
+def usable_cores() -> int:
+    """Cores that this process may use: the minimum of CPU affinity, cgroup quota and `os.cpu_count()`.
+
+    `os.cpu_count()` alone counts the host's cores, which are too many inside a container or under `taskset`.
+
+    Returns:
+        At least 1. A quota of 1.5 cores counts as 1.
+
+    Source: sched_getaffinity(2); the kernel's cgroup-v1 and cgroup-v2 documentation.
+    """
+    return min(core_limits().values())
+
+
+def core_limits() -> dict[str, int]:
+    """The limits on the cores that apply here: `cpu_count`, `affinity`, `cgroup_quota`."""
+    limits = {"cpu_count": os.cpu_count() or 1}
+    if hasattr(os, "sched_getaffinity"):
+        limits["affinity"] = len(os.sched_getaffinity(0))
+    if (quota := cgroup_quota()) is not None:
+        limits["cgroup_quota"] = max(1, math.floor(quota))
+    return limits
+
+
+def main_is_script() -> bool:
+    """Whether this process runs a script, which new processes would import again, and not a notebook or console."""
+    return hasattr(sys.modules["__main__"], "__file__")
+
+
+def cgroup_quota(root: Path = _CGROUP, membership: Path = Path("/proc/self/cgroup")) -> float | None:
+    """Cores that the cgroup's CPU quota grants, or None if there is no quota.
+
+    A parent's quota limits its children too, so the lowest between this process's group and the root counts.
+    """
+    quotas = [quota for group in _cgroup_folders(root, membership) if (quota := _read_quota(group)) is not None]
+    return min(quotas, default=None)
+
+
+def _cgroup_folders(root: Path, membership: Path) -> list[Path]:
+    """Folders of this process's groups and all their parents (cgroup v2, and the cpu controller of v1)."""
+    groups = []
+    for line in membership.read_text().splitlines() if membership.exists() else ():
+        _, controllers, group = line.split(":", 2)
+        if controllers == "":
+            base = root
+        elif "cpu" in controllers.split(","):
+            base = root / controllers if (root / controllers).is_dir() else root / "cpu"
+        else:
+            continue
+        parts = [part for part in group.split("/") if part]
+        groups += [base.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1)]
+    return groups
+
+
+def _read_quota(group: Path) -> float | None:
+    for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
+        with suppress(OSError, ValueError):
+            quota, period = " ".join((group / name).read_text() for name in names).split()
+            return float(quota) / float(period) if quota not in ("max", "-1") else None
+    return None
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The size of experiments.
+
+    n_photos, n_camera, batch_size: In images.
+    rounds: The fewest measured rounds of `labkit.compare`.
+    budget_s: Seconds for them, for each variant.
+    min_steady_s: Seconds for which a loader's steady state is timed, at least.
+    """
+
+    name: str
+    n_photos: int
+    n_camera: int
+    batch_size: int
+    rounds: int
+    warmups: int = 1
+    budget_s: float = 3.0
+    min_steady_s: float = 0.25
+
+
+_SCALES = {
+    "ci": Scale("ci", n_photos=24, n_camera=3, batch_size=4, rounds=2, budget_s=0.0, min_steady_s=0.0),
+    "laptop": Scale("laptop", n_photos=128, n_camera=16, batch_size=16, rounds=5),
+    "gpu": Scale("gpu", n_photos=2048, n_camera=128, batch_size=64, rounds=5, budget_s=20.0, min_steady_s=1.0),
+}
+
+
+def scale() -> Scale:
+    """The scale that `LABKIT_SCALE` names (`ci`, `laptop`, `gpu`); by default `ci` under pytest, else `laptop`.
+
+    Raises:
+        ValueError: unknown scale.
+    """
+    # pytest sets PYTEST_VERSION, and the kernels that nbval starts inherit it.
+    name = os.environ.get("LABKIT_SCALE") or ("ci" if "PYTEST_VERSION" in os.environ else "laptop")
+    return _SCALES[require_choice("LABKIT_SCALE", name, _SCALES)]
+
+
+def photo_root(profile: str) -> Path:
+    """Folder for the photos of one profile at the current scale, under `LABKIT_HOME` (default `~/.cache/labkit`).
+
+    The number of photos is in its name, so that no set ever needs to shrink.
+    """
+    count = scale().n_camera if profile == "camera" else scale().n_photos
+    return labkit_home() / "photos" / f"{profile}-{count}"
+
+
+def labkit_home() -> Path:
+    """labkit's own folder: `LABKIT_HOME`, by default `~/.cache/labkit`."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return Path(os.environ.get("LABKIT_HOME") or cache / "labkit")
+
+
+@cache
+def environment() -> dict[str, str | int | float]:
+    """What measurements depend on: CPU, cores, memory, GPU, operating system and library versions."""
+    import psutil
+    import torch
+
+    return {
+        "cpu": _cpu_name(),
+        "usable_cores": usable_cores(),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30),
+        "gpu": torch.cuda.get_device_name(0) if torch.cuda.is_available() else "",
+        "system": f"{platform.system()} {platform.release()}",
+        **installed_versions(),
+    }
+
+
+def device_kind() -> str:
+    """Where batches can go: `"cpu"`, `"cuda"`, or `"cuda (simulated)"` within `lk.simulated_cuda`."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return "cpu"
+    return "cuda (simulated)" if torch.cuda.get_device_name().endswith("(simulated)") else "cuda"
+
+
+def installed_versions() -> dict[str, str]:
+    """Versions of Python and of the libraries that handle pixels, as far as they are installed."""
+    libraries = {name: found for name in _VERSIONS if (found := package_version(name))}
+    return {"python": platform.python_version(), **libraries}
+
+
+def env_id() -> str:
+    """Short name of this environment, such as `intel-xeon-2c-cpu-3fa91c`. Frames are compared only within one.
+
+    Its last part is a digest of the machine and of the minor versions of Python and the libraries that handle pixels.
+    """
+    facts = environment()
+    minor = [".".join(str(facts.get(name, "")).split(".")[:2]) for name in ("python", *_VERSIONS)]
+    measured_on = [facts[name] for name in ("cpu", "usable_cores", "memory_gib", "gpu")]
+    digest = hashlib.sha256(repr([*measured_on, minor]).encode())
+    parts = [_slug(str(facts["cpu"]), 3), f"{facts['usable_cores']}c", _slug(str(facts["gpu"]), 3) or "cpu"]
+    return "-".join([*parts, digest.hexdigest()[:6]])
+
+
+def package_version(name: str) -> str | None:
+    """Installed version of a distribution, or None."""
+    with suppress(PackageNotFoundError):
+        return version(name)
+    return None
+
+
+def name_run() -> str:
+    """A name for a run that is stored: its start, in UTC, and a random part."""
+    return f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
+
+
+def install_command(extra: str) -> str:
+    """The command that installs one of labkit's extras, in a clone or where a wheel was installed."""
+    return f'python -m pip install -e ".[{extra}]"' if IS_CLONE else f'python -m pip install "{DISTRIBUTION}[{extra}]"'
+
+
+def _slug(name: str, n_words: int) -> str:
+    words = re.sub(r"\((r|tm)\)|@.*|processor|cpu", " ", name.lower())
+    return "-".join(re.findall(r"[a-z0-9]+", words)[:n_words])
+
+
+def _cpu_name() -> str:
+    with suppress(OSError):
+        if name := re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE):
+            return name[1]
+    return platform.processor() or platform.machine()
+
+
+_LARGEST_BLOCK_BYTES = 32 * 2**20 - 2**16  # glibc learns from blocks of at most 32 MiB, header and rounding included
+
+
+def keep_freed_memory() -> None:
+    """Free one large block, which was never touched: from then on, glibc keeps most memory that the process frees.
+
+    glibc gives large freed blocks back to the system, and the next image then pays a page fault for every 4 KB. What is
+    large, it learns from the blocks that are freed: the limits rise up to 32 MiB for a block and 64 MiB for the end of
+    the heap, and stay there (M_MMAP_THRESHOLD in mallopt(3)). A long run gets there sooner or later. A new process is
+    below, and PIL's rate on large photos then depends, twofold and more, on what ran before. Forked processes inherit
+    the limits. Limits set by hand stay as they are, and so do other allocators.
+
+    Taught in: notebooks/02_read_image.ipynb
+    """
+    import numpy as np
+
+    np.empty(_LARGEST_BLOCK_BYTES, np.uint8)
+
+
+_lock = threading.Lock()
+
+
+def use_one_torch_thread() -> None:
+    """Limit torch to the calling thread; worker threads that each start more threads would compete for the cores.
+
+    `torch.set_num_threads` sets the number for this thread and for all threads started later, so another thread
+    restores the latter. Does nothing if torch is not loaded.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return
+    with _lock:
+        default = torch.get_num_threads()
+        torch.set_num_threads(1)
+        restorer = threading.Thread(target=torch.set_num_threads, args=(default,))
+        restorer.start()
+        restorer.join()
+
+
+@contextmanager
+def preserve_rng_state(*generators: torch.Generator) -> Iterator[None]:
+    """Restore the global generators at the end: loading in the main process must not reseed the model's dropout.
+
+    Args:
+        generators: Further generators to restore.
+    """
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    with ExitStack() as restorers, torch.random.fork_rng(devices):
+        restorers.callback(random.setstate, random.getstate())
+        restorers.callback(np.random.set_state, np.random.get_state())
+        for generator in generators:
+            restorers.callback(generator.set_state, generator.get_state())
+        yield
+
+
+Made = TypeVar("Made")
+
+
+class Lazy(Generic[Made]):
+    """A value made on first use, once for all threads. Forks keep their parent's value; a pickle makes its own."""
+
+    def __init__(self, make: Callable[[], Made]):
+        self._make = make
+        self._value: Made
+        self._owner: int | None = None
+        self._locks: dict[int, threading.Lock] = {}  # by process: another thread may hold one during a fork
+
+    def __call__(self) -> Made:
+        if not self._is_made():
+            with self._locks.setdefault(os.getpid(), threading.Lock()):
+                if not self._is_made():
+                    self._value = self._make()
+                    self._owner = os.getpid()
+        return self._value
+
+    def _is_made(self) -> bool:
+        return self._owner is not None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._make,)
+
+
+class PerProcess(Lazy[Made]):
+    """A value that each process makes for itself, forks included, such as a connection or an open file."""
+
+    def _is_made(self) -> bool:
+        return self._owner == os.getpid()
+
+
+def print_utf8() -> None:
+    """Switch ASCII streams to UTF-8, as in a C locale without coercion; for commands only.
+
+    Otherwise a file name, or the ellipsis in shortened help, would make a command fail.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.encoding in ("ascii", "ANSI_X3.4-1968", "US-ASCII"):
+            stream.reconfigure(encoding="utf-8", errors="surrogateescape")
+
+
+def progress_bar(iterable: Any = None, *, show: bool = True, **options: Any) -> tqdm:
+    """A `tqdm.auto` bar that disappears when done; `TQDM_DISABLE=1` hides it, like any tqdm bar."""
+    # tqdm's notebook bar ignores the variable.
+    silent = os.environ.get("TQDM_DISABLE", "0") not in ("", "0")
+    return tqdm(iterable, leave=False, disable=silent or not show, **options)

@@ -1,0 +1,1 @@
+"""See what a training waits for, say why, and try what would help."""

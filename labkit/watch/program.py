@@ -1,0 +1,386 @@
+"""`labkit watch` and `lk.watch`.
+
+watch(): observe the loaders of whatever runs in a block, and tell what it waited for.
+
+Watching for a number of steps: then report, and let the script go on or end it.
+
+Watch a training script from its start to its end, and report in every case.
+"""
+
+import contextlib
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from labkit.measure.usage import core_time
+from labkit.watch.advice import LoaderTraits
+from labkit.watch.observe import REPLAY, Control, NothingSeen, Observer, SeenLoader, Settings, describe_nothing
+from labkit.watch.script import CannotRun, ProgressLine, Script, Terminal, before_termination
+
+if TYPE_CHECKING:  # the libraries of a report are imported when there is one to make
+    from labkit.watch.findings import WatchReport
+
+
+class Watched:
+    """What `watch` observes; `report()` tells what it saw so far."""
+
+    def __init__(self, command: str = ""):
+        self.observer = Observer()
+        self.command = command
+        self._cores, self._began_s = core_time(), time.perf_counter()
+        self._report: WatchReport | None = None
+        self.loader_s: float | None = None
+
+    def start(self) -> None:
+        self.observer.start()
+
+    def stop(self) -> None:
+        """End the observation; its report stays."""
+        try:
+            self._report = self.report()
+        except NothingSeen:
+            self._report = None
+        finally:
+            self.observer.stop()
+
+    def report(self) -> "WatchReport":
+        """What the training waited for.
+
+        Raises:
+            NothingSeen: a ValueError: fewer than two batches were asked for.
+        """
+        if self._report is not None:
+            return self._report
+        if all(loader.n_batches < 2 for loader in self.observer.loaders):
+            raise NothingSeen(describe_nothing(self.observer))
+        used, seconds = core_time() - self._cores, time.perf_counter() - self._began_s
+        from labkit.watch.findings import make_report
+
+        self.observer.device.read()
+        return make_report(self.observer, used, seconds, loader_s=self.loader_s, command=self.command)
+
+
+@contextmanager
+def watch() -> Iterator[Watched]:
+    """Observe what the training in this block waits for; nothing in it is changed.
+
+    Every `torch.utils.data.DataLoader`, and whatever wraps one, and every `BatchLoader` is noted: when a batch was
+    asked for and when it was there, how many were ready, and in the workers how long storage, `__getitem__` and the
+    collate function took. On CUDA, events tell for how long the device had nothing to do.
+
+    Yields:
+        A `Watched`: its `report()` has the shares, the ceiling and what to change, in the block and after it.
+
+    Taught in: notebooks/12_find_the_stall.ipynb
+    """
+    watched = Watched()
+    watched.start()
+    try:
+        yield watched
+    finally:
+        watched.stop()
+
+
+_KEPT = 4  # batches to replay
+_LEAST = 8  # batches in each part
+_UNSETTLED = 8  # batches before the figures begin
+_MOST_REST_S = 30.0
+
+
+class Steps(Control):
+    """Counts batches of the training, and acts when there are enough, or when their epoch ends before that.
+
+    Args:
+        n_steps: Batches to see, besides the first ones.
+        then: Called once, after the last of them.
+        at_end: Whether the end of an epoch of the training also calls it.
+        progress: What else is told of each batch.
+    """
+
+    def __init__(self, n_steps: int, then: Callable[[], None], progress: Control, *, at_end: bool = True):
+        self._n_steps, self._then, self._progress, self._at_end = n_steps, then, progress, at_end
+
+    def next(self, seen: SeenLoader, give: Callable[[], Any]) -> Callable[[], Any]:
+        if seen.trains and seen.n_batches >= self._n_steps + _UNSETTLED:
+            self._then()
+        return give
+
+    def received(self, seen: SeenLoader, data: Any) -> None:
+        self._progress.received(seen, data)
+
+    def ended(self, seen: SeenLoader) -> None:
+        if self._at_end and seen.trains:
+            self._then()
+
+
+class Replay(Steps):
+    """After the observed steps, kept batches again in the script's own loop: the step alone; then the loader alone.
+
+    An epoch must hold all of it, so that the loop does not end, nor a schedule of the learning rate. `then` must end
+    the script.
+    """
+
+    def __init__(self, watched: "Watched", n_steps: int, then: Callable[[], None], progress: Control):
+        super().__init__(n_steps, then, progress)
+        self._watched, self._of, self._kept, self._n_replayed = watched, _NONE, list[Any](), 0
+
+    def next(self, seen: SeenLoader, give: Callable[[], Any]) -> Callable[[], Any]:
+        if self.phase == "training" and seen.trains and seen.n_batches >= self._n_observed(seen) + _UNSETTLED:
+            self.phase, self._of = "keep", seen
+        if seen is not self._of:
+            return give
+        if self.phase == "keep" and len(self._kept) == _KEPT:
+            self.phase = REPLAY
+            _rest(seen)
+        if self.phase == REPLAY and self._n_replayed == self._n_observed(seen) + 2:
+            self._watched.loader_s = _loader_alone(give, self._n_observed(seen))
+            self._then()
+        return self._kept_batch if self.phase == REPLAY else give
+
+    def received(self, seen: SeenLoader, data: Any) -> None:
+        super().received(seen, data)
+        if self.phase == "keep" and seen is self._of:
+            from labkit.measure.steady import fresh
+
+            self._fresh = fresh
+            self._kept.append(fresh(data, whole=True))
+
+    def _kept_batch(self) -> Any:
+        self._n_replayed += 1
+        return self._fresh(self._kept[self._n_replayed % _KEPT], whole=True)
+
+    def _n_observed(self, seen: SeenLoader) -> int:
+        """Steps to observe, and again to replay: fewer if the epoch is short."""
+        if seen.traits.n_batches is None:
+            return self._n_steps
+        return max(_LEAST, min(self._n_steps, (seen.traits.n_batches - _UNSETTLED - _KEPT - 4) // 2))
+
+
+_NONE = SeenLoader(-1, None, "", LoaderTraits())  # no loader yet
+
+
+def _rest(seen: SeenLoader) -> None:
+    """Let workers fill their queue: working ahead would slow down what is timed."""
+    batches = seen.epochs[-1].batches
+    a_batch_s = (batches[-1].received_s - batches[0].received_s) / max(1, len(batches) - 1)
+    n_ahead = (seen.traits.num_workers or 0) * (seen.traits.prefetch_factor or 2)
+    time.sleep(min(_MOST_REST_S, 1.3 * n_ahead * a_batch_s))
+
+
+def _loader_alone(give: Callable[[], Any], n_batches: int) -> float | None:
+    """Seconds per batch of the loader alone, without those that it had ready; None at the end of the epoch."""
+    began_s, times_s = time.perf_counter(), list[float]()
+    with contextlib.suppress(StopIteration):
+        for _ in range(n_batches):
+            give()
+            times_s.append(time.perf_counter())
+    later = times_s[len(times_s) // 2 :]
+    if len(later) < 2:
+        return (times_s[-1] - began_s) / len(times_s) if times_s else None
+    return (later[-1] - later[0]) / (len(later) - 1)
+
+
+def end_process() -> None:
+    """End this process and the workers that it started at once: nothing that the script does at its end is done."""
+    import psutil
+
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # None, closed, a pipe that nobody reads, or what a script put there
+            stream.flush()
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            child.kill()
+    os._exit(0)
+
+
+if TYPE_CHECKING:
+    from labkit.watch.findings import WatchReport
+
+_START = Path(__file__).with_name("start.py")
+REPLAY_STEPS = 60
+
+
+@dataclass(frozen=True)
+class WatchOptions:
+    """How to watch.
+
+    steps: Report after so many batches of the training; 0: at its end.
+    ends: End the script with the report, before anything is saved.
+    replay: Repeat kept batches after `steps`, to measure the ceiling; the script ends with the report.
+    json, html, trace: Files to write; empty: none.
+    """
+
+    steps: int = 0
+    ends: bool = False
+    replay: bool = False
+    json: str = ""
+    html: str = ""
+    trace: str = ""
+
+
+def run_watched(program: Sequence[str], options: WatchOptions) -> NoReturn:
+    """Become a process that runs a program watched, started as this one was: `watch_script` is what it does.
+
+    Args:
+        program: A script and its arguments; or `-m`, a module and its arguments.
+        options: Its files are those of this folder, wherever the script goes.
+    """
+    files = {name: os.path.abspath(path) for name in ("json", "html", "trace") if (path := getattr(options, name))}
+    words = [str(_START), json.dumps({**asdict(options), **files}), *program]
+    command = [sys.executable, *_interpreter_options(sys.orig_argv, len(sys.argv) - 1), *words]
+    if os.name == "nt":  # there execv starts another process, and ends this one at once
+        raise SystemExit(subprocess.call(command))
+    os.execv(sys.executable, command)  # noqa: S606 - no shell
+
+
+def _interpreter_options(command: Sequence[str], n_arguments: int) -> list[str]:
+    """What stands between `python` and the program, such as `-u` or `-W error`; in front of the last `n_arguments`."""
+    *words, name = command[1 : len(command) - n_arguments]
+    if name.startswith("-"):  # -mlabkit
+        words, name = [*words, re.split("[mc]", name, maxsplit=1)[0] + "m"], ""
+    if words and re.fullmatch("-[bBdEhiIOPqsSuvx]*[mc]", words[-1]):
+        words[-1] = words[-1][:-1]
+    return [word for word in words if word != "-"]
+
+
+def watch_script(program: Sequence[str], options: WatchOptions) -> None:
+    """Run a script as `python` would, and report on stderr what it waited for: in every case, also after an error.
+
+    What the script raises, and its exit status, are passed on; nothing that happens to the report changes them.
+
+    Args:
+        program: A script and its arguments; or `-m`, a module and its arguments.
+
+    Raises:
+        SystemExit: with status 2, if there is no such script.
+    """
+    terminal, watched = Terminal(), Watched()
+    finish = _Finish(watched, options, terminal)
+    watched.observer.control = _control(watched, options, finish, terminal)
+    watched.observer.settings = Settings.of_environment()
+    before_termination(finish)
+    watched.start()
+    try:
+        script = Script(program)
+    except CannotRun as error:
+        terminal.tell(str(error))
+        raise SystemExit(2) from None
+    watched.command = script.shown
+    try:
+        script.run()
+    finally:
+        try:
+            finish()
+        except RuntimeError:  # torch's handler of SIGCHLD, which came before it could be held back
+            if finish.is_done:
+                raise
+            finish()
+
+
+class _Finish:
+    """Reports once, in the process that watches: not in one that the script forks."""
+
+    def __init__(self, watched: Watched, options: WatchOptions, terminal: Terminal):
+        self._watched, self._options, self._terminal = watched, options, terminal
+        self._pid, self._environment, self.is_done = os.getpid(), dict(os.environ), False
+
+    def __call__(self) -> None:
+        if self.is_done or os.getpid() != self._pid:
+            return
+        with _no_news_of_children(), _as_it_was():
+            self.is_done = True
+            try:
+                self._say()
+            except NothingSeen as error:
+                self._terminal.tell(str(error))
+            except BaseException as error:  # also Ctrl-C: the script has ended, or goes on, in its own way
+                self._terminal.tell(f"there is no report: {type(error).__name__}: {error}")
+
+    def and_end(self) -> None:
+        self()
+        end_process()
+
+    def _say(self) -> None:
+        self._watched.stop()
+        seen = self._watched.report()
+        from labkit.watch.ranks import combine_ranks
+
+        report = combine_ranks(seen, self._environment)
+        if report is not None:
+            with suppress(OSError):  # nobody reads it, but files may be asked for
+                self._terminal.show(report)
+            self._save(report)
+
+    def _save(self, report: "WatchReport") -> None:
+        from labkit.measure.traces import save_trace
+
+        writers: list[tuple[str, Callable[[str], Path]]] = [
+            (self._options.json, report.save_json), (self._options.html, report.save_html),
+            (self._options.trace, lambda path: save_trace(report.spans, path)),
+        ]  # fmt: skip
+        for path, write in writers:
+            if path:
+                try:
+                    self._terminal.tell(f"wrote {write(path)}")
+                except Exception as error:
+                    why = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+                    self._terminal.tell(f"cannot write {path}: {why}")
+
+
+def _control(watched: Watched, options: WatchOptions, finish: _Finish, terminal: Terminal) -> Control:
+    progress = ProgressLine(terminal)
+    if options.replay:
+        terminal.tell("--replay repeats batches: this run is no training, and saves nothing.")
+        return Replay(watched, options.steps or REPLAY_STEPS, finish.and_end, progress)
+    if options.steps:
+        then = finish.and_end if options.ends else finish
+        return Steps(options.steps, then, progress, at_end=options.ends)
+    return progress
+
+
+@contextmanager
+def _as_it_was() -> Iterator[None]:
+    """Undo what importing the libraries of a report changes: the script may go on after it."""
+    with ExitStack() as undo, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the script may have made them errors
+        undo.callback(setattr, tempfile, "tempdir", tempfile.tempdir)
+        undo.callback(random.setstate, random.getstate())  # rich draws from it
+        yield
+
+
+@contextmanager
+def _no_news_of_children() -> Iterator[None]:
+    """Set a handler of SIGCHLD aside: torch's raises an error if a worker was killed, wherever this process is.
+
+    A mask would not do, since the signal then goes to another thread, and Python's handlers run in the main one.
+    """
+    handler = signal.getsignal(signal.SIGCHLD) if hasattr(signal, "SIGCHLD") else None
+    if not callable(handler) or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    _handle_children(lambda number, frame: None)
+    try:
+        yield
+    finally:
+        _handle_children(handler)
+
+
+def _handle_children(handler: Callable[[int, FrameType | None], Any]) -> None:
+    """Python runs a handler that is due before it sets the next one: what that says, the script's own error says."""
+    while signal.getsignal(signal.SIGCHLD) is not handler:
+        with suppress(RuntimeError):
+            signal.signal(signal.SIGCHLD, handler)

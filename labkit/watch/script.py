@@ -1,0 +1,296 @@
+"""Run a script as Python would.
+
+The command line as it may be shown: without the values of passwords and tokens.
+
+Run a Python script or module as `python` would, in this process.
+
+SIGTERM, as from a scheduler or torchrun, ends a script at once: report first, unless it has a handler itself.
+
+What `watch` says, as a page in the terminal: on the stderr it was started with, whatever the script makes of it.
+"""
+
+import builtins
+import functools
+import importlib.util
+import io
+import os
+import re
+import shlex
+import signal
+import sys
+import time
+import types
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from types import CodeType, FrameType, TracebackType
+from typing import TYPE_CHECKING, Any, TextIO
+
+from labkit.util.redact import redact
+from labkit.watch.observe import Control, SeenLoader
+
+_SECRET = re.compile(
+    r"token|passw|secret|credential|api[-_]?key|access[-_]?key|\bauth|(^|[-_])(key|pw|pwd)$", re.IGNORECASE
+)
+
+
+def shown_command(name: str, arguments: Sequence[str], *, is_module: bool = False) -> str:
+    """`train.py --epochs 1`, with `...` for what an option named like a secret is given, and without home folders."""
+    shown, hides = list[str](), False
+    for argument in arguments:
+        shown.append("..." if hides and not argument.startswith("-") else _shown(argument))
+        hides = argument.startswith("-") and _names_a_secret(argument)
+    words = [*(["-m"] if is_module else []), name, *shown]
+    return " ".join(word if word == "..." else _without_home(shlex.quote(word)) for word in words)
+
+
+def _shown(argument: str) -> str:
+    option, equals, _ = argument.partition("=")
+    return f"{option}=..." if equals and _names_a_secret(option) else redact(argument)
+
+
+def _names_a_secret(option: str) -> bool:
+    return re.fullmatch(r"[\w.-]+", option) is not None and _SECRET.search(option) is not None
+
+
+def _without_home(word: str) -> str:
+    return re.sub(r"^'?(/home/[^/\s]+|/Users/[^/\s]+|/root)(?=/|$)", "~", word)
+
+
+class CannotRun(ValueError):
+    """There is no such script or module; the message says what was looked for."""
+
+
+class Script:
+    """A program of the command line, found as `python` finds it.
+
+    Args:
+        program: The path of a script, or of a folder or zip with a `__main__.py`, and its arguments; or `-m`, a
+            module's name and its arguments.
+
+    Attributes:
+        shown: Its command line, without secrets.
+
+    Raises:
+        CannotRun: it is not there, or it does not compile.
+    """
+
+    def __init__(self, program: Sequence[str]):
+        self._spec: ModuleSpec | None = None
+        is_module = program[0] == "-m"
+        name, *arguments = program[1:] if is_module else program
+        self.shown, path = shown_command(name, arguments, is_module=is_module), os.path.join(os.getcwd(), name)
+        if is_module:
+            sys.argv = ["-m", *arguments]  # what the packages around it see
+            _put_first(os.getcwd())
+            self._spec, self._code, path = _find_module(name)
+        elif found := _find_main(path):
+            _put_first(path)
+            self._spec, self._code, path = found
+        else:
+            self._code = _compile_file(name, path)
+            _put_first(os.path.dirname(os.path.realpath(path)))
+        sys.argv, self._path = [path if is_module else name, *arguments], path
+
+    def run(self) -> None:
+        """Run it as `__main__`, so that worker processes find it; what it raises is passed on."""
+        main, spec = types.ModuleType("__main__"), self._spec
+        main.__dict__.update(
+            __builtins__=builtins, __annotations__={}, __spec__=spec, __file__=self._path,
+            __loader__=spec.loader if spec else SourceFileLoader("__main__", self._path),
+            __package__=spec.parent if spec else None, __cached__=spec.cached if spec else None,
+        )  # fmt: skip
+        sys.modules["__main__"] = main
+        try:
+            exec(self._code, main.__dict__)  # noqa: S102 - the program that the user asked to run
+        except BaseException:
+            sys.excepthook = _without_our_frames(sys.excepthook, self._code)
+            raise
+
+
+def _put_first(folder: str) -> None:
+    if not sys.flags.safe_path:
+        sys.path.insert(0, folder)
+
+
+def _find_main(path: str) -> tuple[ModuleSpec, CodeType, str] | None:
+    """The `__main__` of a folder or zip; None: the path is of a script."""
+    spec = PathFinder.find_spec("__main__", [path])
+    code = getattr(spec.loader, "get_code", lambda _: None)("__main__") if spec is not None else None
+    return None if spec is None or code is None else (spec, code, spec.origin or path)
+
+
+def _find_module(name: str) -> tuple[ModuleSpec, CodeType, str]:
+    for candidate in (name, f"{name}.__main__"):
+        try:
+            spec = importlib.util.find_spec(candidate)
+        except (ImportError, ValueError) as error:
+            raise CannotRun(
+                f"there is no module {candidate} here ({os.getcwd()}), and none is installed: {error}"
+            ) from None
+        if spec is None:
+            raise CannotRun(f"there is no module {candidate} here ({os.getcwd()}), and none is installed")
+        if spec.submodule_search_locations is None:
+            code = getattr(spec.loader, "get_code", lambda _: None)(spec.name)
+            if code is None:
+                raise CannotRun(f"{candidate} is no Python module that can be run")
+            return spec, code, spec.origin or name
+    raise CannotRun(f"{name} is a package without __main__: name the module in it that trains")
+
+
+def _compile_file(name: str, path: str) -> CodeType:
+    try:
+        with open(path, "rb") as file:
+            return compile(file.read(), path, "exec", dont_inherit=True)
+    except OSError as error:
+        hint = "; for a module, write -m before its name" if not name.endswith(".py") else ""
+        raise CannotRun(f"cannot read {name}: {error.strerror}{hint}") from None
+    except (SyntaxError, ValueError) as error:
+        raise CannotRun(f"{name} is no Python script: {error}") from None
+
+
+def _without_our_frames(hook: Callable[..., object], code: CodeType) -> Callable[..., None]:
+    """`sys.excepthook` that shows a traceback from the script's own first frame on, as `python` does."""
+
+    def excepthook(kind: type[BaseException], error: BaseException, frames: TracebackType | None) -> None:
+        found = frames
+        while found is not None and found.tb_frame.f_code is not code:
+            found = found.tb_next
+        hook(kind, error.with_traceback(found or frames), found or frames)
+
+    return excepthook
+
+
+def before_termination(report: Callable[[], object]) -> None:
+    """Call `report` when SIGTERM would end this process, then let it end so.
+
+    The script finds what it would find without this: `signal.getsignal` and `signal.signal` say that there is no
+    handler, one that it sets takes this one's place, and `SIG_DFL` brings this one back. A process that it forks has
+    none.
+    """
+    set_handler, get_handler = signal.signal, signal.getsignal
+    if get_handler(signal.SIGTERM) is not signal.SIG_DFL:
+        return
+
+    def terminate(number: int, frame: FrameType | None) -> None:
+        report()
+        set_handler(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    def shown(handler: Any) -> Any:
+        return signal.SIG_DFL if handler is terminate else handler
+
+    @functools.wraps(set_handler)
+    def set_shown(signalnum: int, handler: Any) -> Any:
+        is_default = signalnum == signal.SIGTERM and not callable(handler) and handler == signal.SIG_DFL
+        return shown(set_handler(signalnum, terminate if is_default else handler))
+
+    @functools.wraps(get_handler)
+    def get_shown(signalnum: int) -> Any:
+        return shown(get_handler(signalnum))
+
+    def end_in_child() -> None:
+        if get_handler(signal.SIGTERM) is terminate:
+            with suppress(ValueError):
+                set_handler(signal.SIGTERM, signal.SIG_DFL)
+
+    set_handler(signal.SIGTERM, terminate)
+    signal.signal, signal.getsignal = set_shown, get_shown
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=end_in_child)
+
+
+if TYPE_CHECKING:
+    from labkit.watch.findings import WatchReport
+
+_BAR = 40
+_EVERY_S = 10.0
+_ABOVE = (200, 3)  # lowest numbers to try for a descriptor: those from 3 on are the script's files
+
+
+class Terminal:
+    """The process's stderr as it was at the start: a script may close it, replace `sys.stderr`, or redirect it.
+
+    It is silent where there was none, and once nobody reads it.
+    """
+
+    def __init__(self) -> None:
+        self.stream = _own_stderr()
+
+    def tell(self, text: str) -> None:
+        """Say one line."""
+        with suppress(OSError, ValueError):
+            self.stream.write(f"labkit watch: {text}\n")
+
+    def show(self, report: "WatchReport") -> None:
+        """Shares as bars, then the sentences, the loaders, and the ranks."""
+        from rich.console import Console
+
+        width = None if self.stream.isatty() else 160
+        console = Console(file=self.stream, highlight=False, soft_wrap=True, width=width)
+        console.print(f"\n[bold]labkit watch[/bold] {report.n_batches} batches", markup=True)
+        for name, share in report.shares.items():
+            console.print(f"{name:<10} {share:6.1%}  {'#' * round(_BAR * share)}", markup=False)
+        for sentence in report.sentences:
+            console.print(sentence, markup=False)
+        for other in report.recommendations[1:]:
+            console.print(f"Then: {other}", markup=False)
+        console.print(_table(report.loaders.drop(columns="made")), crop=False)
+        if report.ranks is not None:
+            console.print(_table(report.ranks), crop=False)
+
+
+def _own_stderr() -> TextIO:
+    """stderr under a descriptor of its own, which processes that the script starts or forks do not keep open."""
+    try:
+        descriptor = _copied(2)
+    except OSError:  # it is closed, and a file of the script may get its number
+        return io.StringIO()
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=lambda: _close(descriptor))
+    encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
+    raw = io.FileIO(descriptor, "w", closefd=False)
+    return io.TextIOWrapper(raw, encoding, errors="backslashreplace", write_through=True)
+
+
+def _close(descriptor: int) -> None:
+    with suppress(OSError):  # a daemon closes all that it has, and then forks
+        os.close(descriptor)
+
+
+def _copied(descriptor: int) -> int:
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return os.dup(descriptor)
+    for above in _ABOVE[:-1]:
+        with suppress(ValueError, OSError):  # a process may be allowed fewer files
+            return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, above)
+    return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _ABOVE[-1])
+
+
+def _table(frame: Any) -> Any:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for name in frame.columns:
+        table.add_column(str(name), justify="left" if name in ("loader", "role") else "right", no_wrap=True)
+    for row in frame.itertuples(index=False):
+        table.add_row(*(f"{value:.3g}" if isinstance(value, float) else str(value) for value in row))
+    return table
+
+
+class ProgressLine(Control):
+    """Says every ten seconds how far the training is, and how much of the time it waited."""
+
+    def __init__(self, terminal: Terminal) -> None:
+        self._terminal, self._next_s = terminal, time.perf_counter() + _EVERY_S
+
+    def received(self, seen: SeenLoader, data: object) -> None:
+        if (now := time.perf_counter()) >= self._next_s:
+            self._next_s = now + _EVERY_S
+            batches = [batch for epoch in seen.epochs for batch in epoch.batches[-50:]]
+            if len(batches) > 1:
+                waited_s = sum(batch.received_s - batch.asked_s for batch in batches[1:])
+                share = waited_s / max(1e-9, batches[-1].received_s - batches[0].received_s)
+                self._terminal.tell(f"{seen.kind}, batch {seen.n_batches}; waiting {share:.0%} of the time")
