@@ -36,10 +36,9 @@ class Clock:
 def stopped_time(monkeypatch: Any) -> Clock:
     """Let `diagnose` read a clock that only stalls move, on a machine where nothing is stolen and no thread queues."""
     clock = Clock()
-    for module in ("training_loop", "epochs", "io_wait"):
-        monkeypatch.setattr(f"labkit.tuning.{module}.time", clock)
-    for module in ("training_loop", "io_wait"):
-        monkeypatch.setattr(f"labkit.tuning.{module}.run_queue_s", lambda: 0.0)
+    for module in ("diagnose", "timings"):
+        monkeypatch.setattr(f"labkit.watch.{module}.time", clock)
+        monkeypatch.setattr(f"labkit.watch.{module}.run_queue_s", lambda: 0.0)
     monkeypatch.setattr("psutil.cpu_times", lambda: None)
     return clock
 

@@ -94,7 +94,7 @@ def test_it_lists_its_notebooks_and_names_its_extras_without_the_clone(wheel, tm
     done = _run(wheel, tmp_path, "-m", "labkit", "list")
     names = [line.split()[0] for line in done.stdout.splitlines()]
     assert names == [path.stem for path in sorted((REPO / "notebooks").glob("*.ipynb"))], done.stderr
-    code = "import labkit.core as c; print(c.IS_CLONE, c.NOTEBOOK_FOLDER, c.install_command('s3'))"
+    code = "import labkit.util.machine as c; print(c.IS_CLONE, c.NOTEBOOK_FOLDER, c.install_command('s3'))"
     says = f'False {wheel}/labkit/course/notebooks python -m pip install "{DISTRIBUTION}[s3]"'
     assert _run(wheel, tmp_path, "-c", code).stdout.strip() == says
     assert list(tmp_path.iterdir()) == []

@@ -79,7 +79,7 @@ def _server_process(*arguments: str) -> Iterator[int]:
 
     The server also ends when its standard input does: then this process was killed.
     """
-    command = [sys.executable, "-m", "labkit.data.stores.local_servers", *arguments]
+    command = [sys.executable, "-m", "labkit.course.servers", *arguments]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
         start_new_session=True,  # Ctrl-C goes to the caller, who then ends the server

@@ -659,7 +659,7 @@ class PixelStore(PixelMap, Dataset):
             reads all pixels, finds damaged ones. A later cut is noticed before each image is read; if the file is cut
             within those microseconds, the process ends (SIGBUS), as with any mapped file.
 
-    The format is documented in `labkit.data.pixels.format`. Taught in: notebooks/11b_raw_pixels.ipynb
+    The format is documented in `labkit.data.pixels`. Taught in: notebooks/11b_raw_pixels.ipynb
     """
 
     def __init__(self, path: str | os.PathLike, *, transform: Callable[[Tensor], Any] | None = None):

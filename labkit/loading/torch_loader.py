@@ -126,7 +126,7 @@ def _warn(message: str) -> None:
 
 
 _SLOW_IMPORTS = ("torchvision.transforms", "torchvision.transforms.v2", "albumentations", "kornia", "cv2", "simplejpeg")
-_OWN_IMPORTS = ("labkit.data.", "labkit.pipeline.")  # of which data sets are made
+_OWN_IMPORTS = ("labkit.data.", "labkit.loading.")  # of which data sets are made
 
 
 class WorkerDied(RuntimeError):

@@ -47,7 +47,7 @@ time.sleep(60)
     code = f"""
 import pathlib, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
-from labkit.lab import cli, notebooks, tour
+from labkit.app import cli, notebooks, tour
 notebooks.find_notebooks.__defaults__ = ("", pathlib.Path({str(lab / "notebooks")!r}))
 tour.make_scale_photos = lambda: None
 sys.argv = ["labkit", "tour", "--only", "13,10"]

@@ -54,7 +54,7 @@ class TestSelect:
     def test_many_images_at_once(self, monkeypatch):
         sizes = np.random.default_rng(2).integers(1, 3000, (500, 2)).T
         at_once = default().select(*sizes)
-        monkeypatch.setattr("labkit.data.sizes.buckets._ROWS_AT_ONCE", 7)
+        monkeypatch.setattr("labkit.data.buckets._ROWS_AT_ONCE", 7)
         assert default().select(*sizes).tolist() == at_once.tolist()
         assert at_once.dtype == np.int64
         assert default().select([], []).tolist() == []

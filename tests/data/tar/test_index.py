@@ -660,7 +660,7 @@ def test_a_tar_cut_where_nothing_is_lost_warns(path, plan):
         assert all(len(data) == 700 for data in found.values())
 
 
-@pytest.mark.filterwarnings("ignore::labkit.data.tar.errors.TarWarning")
+@pytest.mark.filterwarnings("ignore::labkit.data.tar_members.TarWarning")
 @pytest.mark.parametrize("mode", ["tarfile", "reopen"])
 def test_tarfile_wants_the_padding_but_no_end_mark(path, plan, mode):
     whole, members = plan
@@ -703,7 +703,7 @@ def test_a_tar_that_ends_with_a_folder_s_header(path):
     assert "it ends within a header): the last whole member is 'd'" in refusal(path)
 
 
-@pytest.mark.filterwarnings("ignore::labkit.data.tar.errors.TarWarning")
+@pytest.mark.filterwarnings("ignore::labkit.data.tar_members.TarWarning")
 @pytest.mark.parametrize("seed", range(8))
 def test_random_damage_gives_one_kind_of_error(path, plan, seed):
     """Headers damaged so that their checksums fit: only bytes, KeyError and TarError may come of them."""

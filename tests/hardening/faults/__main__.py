@@ -116,7 +116,7 @@ def _import_all() -> None:
     for name in (
         "cv2", "nbclient", "s3fs", "scipy.stats", "skimage.data", "torchvision.datasets.utils",
         "torchvision.transforms.v2", "labkit.app.cli", "labkit.app.tour_page", "labkit.app.tour",
-        "labkit.data.pixels.build",
+        "labkit.data.pixels",
     ):  # fmt: skip
         import_module(name)
     import labkit

@@ -313,10 +313,10 @@ WITHOUT_JUPYTER = """
                 raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
     sys.meta_path.insert(0, Missing())
-    from labkit.core import machine as env
+    from labkit.util import machine as env
     env._SCALES["ci"] = env.Scale("ci", n_photos=4, n_camera=1, batch_size=2, rounds=1)
-    from labkit.teach.reference import experiments, record
-    record._make_experiments = lambda device, size: iter([experiments.mixing(device, size)])
+    from labkit.course import reference
+    reference._make_experiments = lambda device, size: iter([reference.mixing(device, size)])
     import labkit.app.cli
     sys.argv = ["labkit", "reference", "--device", "cpu", "--scale", "ci", "--folder", sys.argv[1]]
     labkit.app.cli.app()

@@ -144,7 +144,7 @@ def test_no_torch():
         "text = repr(lk.plan(gpu='h100', n_gpus=8, cpu_ms_per_image=(1, 2), storage='s3'))\n"
         "assert 'Bottleneck: the requests in flight' in text\n"
         "sys.argv[1:] = 'plan --gpu 3090 --cores 4 --cpu-ms 2'.split()\n"
-        "from labkit.lab import main; main()"
+        "from labkit.app.cli import main; main()"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
