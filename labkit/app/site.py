@@ -54,7 +54,12 @@ def build_site(folder: Path, notebooks: Path = NOTEBOOK_FOLDER) -> None:
         _check(folder)  # a build takes long enough for somebody to put a file there
         if folder.exists():
             os.rename(folder, scratch / "before")
-        os.rename(html, folder)
+        try:
+            os.rename(html, folder)
+        except OSError:
+            if (scratch / "before").exists():
+                os.rename(scratch / "before", folder)
+            raise
 
 
 def _check(folder: Path) -> None:

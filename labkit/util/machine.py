@@ -43,8 +43,8 @@ from labkit.util.arguments import require_choice
 DISTRIBUTION = "labkit-images"  # what pip calls labkit
 
 _PACKAGE = Path(__file__).resolve().parents[1]
-_COURSE = _PACKAGE / "course"  # only wheels have it: see pyproject.toml
-IS_CLONE = not _COURSE.is_dir()
+_COURSE = _PACKAGE / "course"
+IS_CLONE = not (_COURSE / "notebooks").is_dir()  # only wheels have that folder: see pyproject.toml
 NOTEBOOK_FOLDER = (_PACKAGE.parent if IS_CLONE else _COURSE) / "notebooks"
 
 _CGROUP = Path("/sys/fs/cgroup")

@@ -1,5 +1,6 @@
 """The site: built from the stored notebooks and the guide, without a dead link, readable from a disk."""
 
+import os
 import re
 import shutil
 from html import unescape
@@ -21,9 +22,12 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def notebooks(tmp_path_factory):
-    """All notebooks and the guide, as in a clone."""
+    """All notebooks and the guide, as in a clone, and what a reader may have beside them."""
     folder = tmp_path_factory.mktemp("source") / "notebooks"
     shutil.copytree(REPO / "notebooks", folder, ignore=shutil.ignore_patterns("*.csv", ".ipynb_checkpoints"))
+    shutil.copy(folder / "00_measure.ipynb", folder / "Untitled.ipynb")
+    (folder / "results").mkdir()
+    (folder / "results" / "mine.md").write_text("# Mine\n\n[gone](gone.md)\n")
     return folder
 
 
@@ -36,10 +40,11 @@ def pages(notebooks, tmp_path_factory):
 
 def test_every_notebook_and_every_page_of_the_guide_is_there(pages, notebooks):
     texts, folder = pages
-    wanted = [*notebooks.glob("*.ipynb"), *notebooks.glob("guide/*.md"), notebooks / "glossary.md"]
+    wanted = [*notebooks.glob("[0-9]*.ipynb"), *notebooks.glob("guide/*.md"), notebooks / "glossary.md"]
     assert len(wanted) > 20
     for path in wanted:
         assert folder / path.relative_to(notebooks).with_suffix(".html") in texts
+    assert not [path for path in texts if path.stem in ("Untitled", "mine")]
 
 
 def test_every_public_name_has_an_entry(pages):
@@ -80,6 +85,33 @@ def test_a_rerun_replaces_the_site_and_a_dead_link_writes_nothing(pages, noteboo
         build_site(site, small)
     assert "The second." in (site / "guide" / "commands.html").read_text()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["notebooks", "site"]
+
+
+def test_the_earlier_site_comes_back_if_the_new_one_cannot_take_its_place(notebooks, tmp_path, monkeypatch):
+    small, site = tmp_path / "notebooks", tmp_path / "site"
+    (small / "guide").mkdir(parents=True)
+    shutil.copy(notebooks / "guide" / "conf.py", small / "guide")
+    (small / "guide" / "index.md").write_text("# labkit\n\nThe first.\n")
+    build_site(site, small)
+    rename = os.rename
+
+    def refuse(source, target):
+        if source.name == "html":
+            raise OSError("no")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", refuse)
+    with pytest.raises(OSError, match="no"):
+        build_site(site, small)
+    assert "The first." in (site / "guide" / "index.html").read_text()
+
+
+def test_a_missing_package_names_the_extra(monkeypatch, tmp_path):
+    monkeypatch.setattr("labkit.app.site.find_spec", lambda name: None if name == "myst_nb" else name)
+    result = CliRunner().invoke(app, ["site", str(tmp_path / "site")])
+    assert result.exit_code == 2
+    assert 'labkit site needs myst_nb: python -m pip install -e ".[site]"' in result.output
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_with_something_else_is_refused(tmp_path):
