@@ -16,7 +16,7 @@ import typer
 from labkit import __version__
 from labkit.app.scripts import one_line_errors
 from labkit.app.site import site
-from labkit.util.machine import print_utf8
+from labkit.util.process import print_utf8
 
 NUMBERS = "a number, LOW:HIGH or LOW:VALUE:HIGH"
 _Text = Annotated[str, typer.Option(help=NUMBERS)]

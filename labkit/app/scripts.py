@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from labkit.util.machine import print_utf8
+from labkit.util.process import print_utf8
 
 Source = Annotated[str, typer.Argument(help="A folder of images, a tar, or a URL of either.")]
 Ignore = Annotated[list[str], typer.Option(help="Suffix of files to leave out, such as .gif; may be repeated.")]

@@ -34,7 +34,8 @@ import numpy as np
 import urllib3
 
 from labkit.util.arguments import MAX_FILE_VARIABLE, max_file_bytes
-from labkit.util.machine import Lazy, PerProcess, install_command
+from labkit.util.machine import install_command
+from labkit.util.process import Lazy, PerProcess
 from labkit.util.redact import contains_secret, redact, strip_credentials
 
 _BUFFER_BYTES = 1 << 20  # one request fetches the headers of many small members

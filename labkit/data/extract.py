@@ -31,8 +31,8 @@ from labkit.data.tar_members import TAR_SUFFIXES
 from labkit.data.tar_stream import TarStream
 from labkit.util.arguments import MAX_MEMBERS, MAX_PATH_BYTES
 from labkit.util.files import file_lock, holds_record, path_from_key, sibling_path, write_record
-from labkit.util.machine import progress_bar
 from labkit.util.parallel import ItemErrors, check_engine, map_items
+from labkit.util.process import progress_bar
 
 _MAX_PART_BYTES = 255  # NAME_MAX of Linux
 

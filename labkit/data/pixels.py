@@ -74,8 +74,8 @@ from labkit.data.remote import open_store
 from labkit.data.stores import HasSizes, Store
 from labkit.util.arguments import require_int
 from labkit.util.files import atomic_path, check_same_job, file_lock, foreign_names, sibling_path
-from labkit.util.machine import Lazy
 from labkit.util.parallel import ItemErrors, check_engine, format_error, map_items
+from labkit.util.process import Lazy
 from labkit.util.strings import PackedStrings
 
 MAGIC, VERSION, ALIGNMENT = b"LKPIXELS", 2, 64

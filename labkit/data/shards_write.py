@@ -42,8 +42,8 @@ from labkit.util.files import (
     remove_leftovers,
     write_record,
 )
-from labkit.util.machine import progress_bar
 from labkit.util.parallel import map_items
+from labkit.util.process import progress_bar
 
 
 def find_image(sample: dict[str, Any]) -> tuple[str, bytes]:

@@ -14,7 +14,7 @@ from itertools import count
 from labkit.data.blobs import Extent, allow_requests
 from labkit.data.stores import HasExtents, Store
 from labkit.util.files import acquire_lock, has_file_locks
-from labkit.util.machine import PerProcess
+from labkit.util.process import PerProcess
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,8 @@ from labkit.data.tar_members import (
 )
 from labkit.util.arguments import MAX_FILE_VARIABLE, max_file_bytes, require_choice
 from labkit.util.files import checked_suffixes, images_among, is_image, write_atomic
-from labkit.util.machine import Lazy, PerProcess, labkit_home
+from labkit.util.machine import labkit_home
+from labkit.util.process import Lazy, PerProcess
 from labkit.util.strings import PackedStrings
 
 SUFFIX = ".labkit-index.npz"

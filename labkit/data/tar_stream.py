@@ -26,7 +26,7 @@ from labkit.data.tar_members import (
     open_unpacked,
 )
 from labkit.util.files import atomic_path, file_lock, sibling_path
-from labkit.util.machine import progress_bar
+from labkit.util.process import progress_bar
 
 _MAX_EMPTY_READS = 16  # in a row at the end; of a sound tar, tarfile tries twice
 

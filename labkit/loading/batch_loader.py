@@ -26,7 +26,7 @@ from labkit.loading.samplers import SeededBatchSampler, choose_sampler
 from labkit.loading.seeding import SeededIndices
 from labkit.loading.torch_loader import cores_per_rank
 from labkit.util.arguments import require_choice, require_fraction, require_int
-from labkit.util.machine import PerProcess, use_one_torch_thread
+from labkit.util.process import PerProcess, use_one_torch_thread
 from labkit.util.strings import PackedStrings
 
 

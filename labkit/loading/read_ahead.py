@@ -10,7 +10,7 @@ from typing import Any
 
 from labkit.data.blobs import allow_requests
 from labkit.data.stores import Store
-from labkit.util.machine import PerProcess
+from labkit.util.process import PerProcess
 
 
 def look_ahead(batches: Iterable[list[int]], count: int, stride: int = 1) -> Iterator[tuple[Any, list[int]]]:

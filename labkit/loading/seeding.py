@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
-from labkit.util.machine import Lazy, preserve_rng_state
+from labkit.util.process import Lazy, preserve_rng_state
 
 _128_BITS = (1 << 128) - 1
 _TORCH_SEEDS = (1 << 63) - 1  # as a mask

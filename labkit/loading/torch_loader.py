@@ -35,7 +35,8 @@ from labkit.loading.resume import Pass, Progress, Resumable
 from labkit.loading.samplers import LoaderWarning, SeededBatchSampler, check_repeatable, choose_sampler
 from labkit.loading.seeding import RandomSources, SeededIndices
 from labkit.util.arguments import require_choice, require_int
-from labkit.util.machine import core_limits, keep_freed_memory, main_is_script, preserve_rng_state, usable_cores
+from labkit.util.machine import core_limits, main_is_script, usable_cores
+from labkit.util.process import keep_freed_memory, preserve_rng_state
 
 _MINIMA = {"batch_size": 1, "num_workers": 0, "prefetch_factor": 1, "seed": -(1 << 63)}
 

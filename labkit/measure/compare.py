@@ -27,7 +27,8 @@ from labkit.measure.statistics import paired_ratios, speedup_interval, speedup_o
 from labkit.measure.steady import Factory, NoBatch, Stopwatch, count_images, page_cache_state
 from labkit.measure.usage import PeakMemory, tree_usage
 from labkit.util.arguments import require_choice, require_int
-from labkit.util.machine import keep_freed_memory, progress_bar, scale
+from labkit.util.machine import scale
+from labkit.util.process import keep_freed_memory, progress_bar
 from labkit.util.redact import contains_secret, redact
 
 _MAX_GROWTH = 4  # times the rounds before the first look: more would narrow an interval by less than half again

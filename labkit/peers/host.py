@@ -28,7 +28,7 @@ from typing import Any
 from labkit.measure.usage import apart
 from labkit.peers.peer import Peer, Work
 from labkit.peers.run import PeerRun
-from labkit.util.machine import Lazy, keep_freed_memory
+from labkit.util.process import Lazy, keep_freed_memory
 
 _MAX_ERROR_LENGTH = 200
 

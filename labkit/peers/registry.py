@@ -32,7 +32,8 @@ from labkit.peers.peer import (
 from labkit.peers.ranking import against_best, left_out, peer_table, plot_peers
 from labkit.peers.run import make_small_photos, repeat_photos
 from labkit.util.arguments import require_choice, require_int
-from labkit.util.machine import labkit_home, progress_bar, scale
+from labkit.util.machine import labkit_home, scale
+from labkit.util.process import progress_bar
 
 __all__ = [
     "CLASSES", "FLOAT32", "JPEG_FILES", "JPEG_PACKED", "PEERS", "RAW_PIXELS", "UINT8", "Peer", "PeerError", "Work",

@@ -1,42 +1,18 @@
-"""The machine and this process: cores, memory, versions, threads, random state.
-
-The machine: its usable cores, its description, and the size of experiments on it.
-
-The C library's allocator: have the process keep the memory that it frees.
-
-Limit torch to one thread inside our worker threads.
-
-Save and restore the global random generators.
-
-Values made on first use: once for a process and its forks, or once per process.
-
-Output of commands in any locale.
-
-The progress bar of all long tasks: a widget in a notebook, a line in a shell.
-"""
+"""The machine: its usable cores, its description, and the size of experiments on it."""
 
 import hashlib
-import io
 import math
 import os
 import platform
-import random
 import re
 import secrets
 import sys
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Generic, TypeVar
-
-import numpy as np
-import torch
-from tqdm.auto import tqdm
 
 from labkit.util.arguments import require_choice
 
@@ -239,109 +215,3 @@ def _cpu_name() -> str:
         if name := re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE):
             return name[1]
     return platform.processor() or platform.machine()
-
-
-_LARGEST_BLOCK_BYTES = 32 * 2**20 - 2**16  # glibc learns from blocks of at most 32 MiB, header and rounding included
-
-
-def keep_freed_memory() -> None:
-    """Free one large block, which was never touched: from then on, glibc keeps most memory that the process frees.
-
-    glibc gives large freed blocks back to the system, and the next image then pays a page fault for every 4 KB. What is
-    large, it learns from the blocks that are freed: the limits rise up to 32 MiB for a block and 64 MiB for the end of
-    the heap, and stay there (M_MMAP_THRESHOLD in mallopt(3)). A long run gets there sooner or later. A new process is
-    below, and PIL's rate on large photos then depends, twofold and more, on what ran before. Forked processes inherit
-    the limits. Limits set by hand stay as they are, and so do other allocators.
-
-    Taught in: notebooks/02_read_image.ipynb
-    """
-    import numpy as np
-
-    np.empty(_LARGEST_BLOCK_BYTES, np.uint8)
-
-
-_lock = threading.Lock()
-
-
-def use_one_torch_thread() -> None:
-    """Limit torch to the calling thread; worker threads that each start more threads would compete for the cores.
-
-    `torch.set_num_threads` sets the number for this thread and for all threads started later, so another thread
-    restores the latter. Does nothing if torch is not loaded.
-    """
-    torch = sys.modules.get("torch")
-    if torch is None:
-        return
-    with _lock:
-        default = torch.get_num_threads()
-        torch.set_num_threads(1)
-        restorer = threading.Thread(target=torch.set_num_threads, args=(default,))
-        restorer.start()
-        restorer.join()
-
-
-@contextmanager
-def preserve_rng_state(*generators: torch.Generator) -> Iterator[None]:
-    """Restore the global generators at the end: loading in the main process must not reseed the model's dropout.
-
-    Args:
-        generators: Further generators to restore.
-    """
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-    with ExitStack() as restorers, torch.random.fork_rng(devices):
-        restorers.callback(random.setstate, random.getstate())
-        restorers.callback(np.random.set_state, np.random.get_state())
-        for generator in generators:
-            restorers.callback(generator.set_state, generator.get_state())
-        yield
-
-
-Made = TypeVar("Made")
-
-
-class Lazy(Generic[Made]):
-    """A value made on first use, once for all threads. Forks keep their parent's value; a pickle makes its own."""
-
-    def __init__(self, make: Callable[[], Made]):
-        self._make = make
-        self._value: Made
-        self._owner: int | None = None
-        self._locks: dict[int, threading.Lock] = {}  # by process: another thread may hold one during a fork
-
-    def __call__(self) -> Made:
-        if not self._is_made():
-            with self._locks.setdefault(os.getpid(), threading.Lock()):
-                if not self._is_made():
-                    self._value = self._make()
-                    self._owner = os.getpid()
-        return self._value
-
-    def _is_made(self) -> bool:
-        return self._owner is not None
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._make,)
-
-
-class PerProcess(Lazy[Made]):
-    """A value that each process makes for itself, forks included, such as a connection or an open file."""
-
-    def _is_made(self) -> bool:
-        return self._owner == os.getpid()
-
-
-def print_utf8() -> None:
-    """Switch ASCII streams to UTF-8, as in a C locale without coercion; for commands only.
-
-    Otherwise a file name, or the ellipsis in shortened help, would make a command fail.
-    """
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper) and stream.encoding in ("ascii", "ANSI_X3.4-1968", "US-ASCII"):
-            stream.reconfigure(encoding="utf-8", errors="surrogateescape")
-
-
-def progress_bar(iterable: Any = None, *, show: bool = True, **options: Any) -> tqdm:
-    """A `tqdm.auto` bar that disappears when done; `TQDM_DISABLE=1` hides it, like any tqdm bar."""
-    # tqdm's notebook bar ignores the variable.
-    silent = os.environ.get("TQDM_DISABLE", "0") not in ("", "0")
-    return tqdm(iterable, leave=False, disable=silent or not show, **options)

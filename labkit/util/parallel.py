@@ -32,7 +32,8 @@ import cloudpickle
 import psutil
 
 from labkit.util.arguments import require_choice, require_int
-from labkit.util.machine import install_command, progress_bar, usable_cores, use_one_torch_thread
+from labkit.util.machine import install_command, usable_cores
+from labkit.util.process import progress_bar, use_one_torch_thread
 from labkit.util.redact import redact
 
 Outcome = tuple[Any, str | None]  # (value, None) or (None, error text)

@@ -29,7 +29,7 @@ from labkit.measure.statistics import speedup_interval
 from labkit.measure.steady import count_images, fresh, page_cache_state, synchronize, versions
 from labkit.measure.usage import core_time, tree_usage
 from labkit.util.arguments import require_int
-from labkit.util.machine import preserve_rng_state
+from labkit.util.process import preserve_rng_state
 from labkit.util.tensor_trees import move_tensors
 from labkit.watch.advice import Costs, LoaderTraits, advise, of_data_set, starts_workers, torch_loader
 from labkit.watch.findings import Diagnosis

@@ -127,7 +127,7 @@ def making_in_one_process(loader: Any, *, limit_s: float, n_batches: int) -> Mak
         limit_s: No batch is started after so many seconds.
         n_batches: At most; another one before them does not count.
     """
-    from labkit.util.machine import preserve_rng_state
+    from labkit.util.process import preserve_rng_state
 
     with preserve_rng_state(), _one_thread():
         batches = iter(_without_workers(loader))

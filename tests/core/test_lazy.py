@@ -11,7 +11,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from labkit.util.machine import Lazy, PerProcess
+from labkit.util.process import Lazy, PerProcess
 from tests.children import in_children
 
 

@@ -67,7 +67,9 @@ def test_usable_cores_is_the_least_limit(monkeypatch, n_cpus, quota, affinity, l
 
 
 def test_affinity_of_a_child_counts():
-    code = "import os; os.sched_setaffinity(0, {0}); from labkit.util.machine import usable_cores; print(usable_cores())"
+    code = (
+        "import os; os.sched_setaffinity(0, {0}); from labkit.util.machine import usable_cores; print(usable_cores())"
+    )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "1\n"
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from labkit.util.machine import preserve_rng_state
+from labkit.util.process import preserve_rng_state
 
 
 def test_all_generators_are_restored_after_an_error():

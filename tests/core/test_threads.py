@@ -4,7 +4,7 @@ import threading
 
 import torch
 
-from labkit.util.machine import use_one_torch_thread
+from labkit.util.process import use_one_torch_thread
 
 
 def test_compute_alone_leaves_other_threads_as_they_were():

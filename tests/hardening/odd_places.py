@@ -18,7 +18,7 @@ import pytest
 import labkit as lk
 from labkit.data.decode import missing_decoders
 from labkit.util.files import path_from_key
-from labkit.util.machine import print_utf8
+from labkit.util.process import print_utf8
 from tests.paths import REPO, SCRIPTS
 
 C_LOCALE = {"LC_ALL": "C", "LANG": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": ""}

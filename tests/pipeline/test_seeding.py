@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import labkit as lk
 from labkit.loading.seeding import derived_seed, find_generators
-from labkit.util.machine import Lazy
+from labkit.util.process import Lazy
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # spawned workers cannot import a test file
 

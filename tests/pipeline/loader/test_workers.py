@@ -276,8 +276,9 @@ def test_workers_fork_unasked_only_in_a_script(monkeypatch, python_default):
 
 def test_a_fork_server_imports_what_data_sets_are_made_of(monkeypatch):
     """Else each worker would, in every epoch that starts new ones."""
-    import labkit.data.depth  # noqa: F401
     import torchvision.transforms  # noqa: F401
+
+    import labkit.data.depth  # noqa: F401
 
     context, preloaded = worker_context("forkserver"), []
     monkeypatch.setattr(type(context), "set_forkserver_preload", lambda self, names: preloaded.extend(names))
