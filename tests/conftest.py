@@ -135,7 +135,7 @@ def _nothing_is_left_for_the_next_test():
     from matplotlib import pyplot
 
     from labkit.measure import guesses as guess_log
-    from labkit.measure.frames import set_recorder
+    from labkit.measure.recorder import set_recorder
 
     set_recorder(None)
     guess_log.guesses.clear()
@@ -146,8 +146,8 @@ def _nothing_is_left_for_the_next_test():
 @pytest.fixture
 def recorded_frames(tmp_path):
     """The folder where frames are recorded during the test, as in the kernels of a tour."""
-    from labkit.app.notebooks import FolderRecorder
-    from labkit.measure.frames import set_recorder
+    from labkit.app.recording import FolderRecorder
+    from labkit.measure.recorder import set_recorder
 
     set_recorder(FolderRecorder(tmp_path / "frames"))
     return tmp_path / "frames"

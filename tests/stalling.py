@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from labkit.watch import diagnose, timings
+
 BATCH = 4
 
 
@@ -36,9 +38,9 @@ class Clock:
 def stopped_time(monkeypatch: Any) -> Clock:
     """Let `diagnose` read a clock that only stalls move, on a machine where nothing is stolen and no thread queues."""
     clock = Clock()
-    for module in ("diagnose", "timings"):
-        monkeypatch.setattr(f"labkit.watch.{module}.time", clock)
-        monkeypatch.setattr(f"labkit.watch.{module}.run_queue_s", lambda: 0.0)
+    for module in (diagnose, timings):
+        monkeypatch.setattr(module, "time", clock)
+        monkeypatch.setattr(module, "run_queue_s", lambda: 0.0)
     monkeypatch.setattr("psutil.cpu_times", lambda: None)
     return clock
 

@@ -209,7 +209,7 @@ def reference(
     _set_scale(scale or os.environ.get("LABKIT_SCALE") or default)
     from pathlib import Path
 
-    from labkit.app.notebooks import record_to_results_folder
+    from labkit.app.recording import record_to_results_folder
     from labkit.course.reference import FOLDER, record_reference
 
     record_to_results_folder()
@@ -232,7 +232,7 @@ def peers(
     append: Annotated[str, typer.Option(help="CSV that collects comparisons, also of other machines.")] = "",
 ) -> None:
     """Compare labkit with other loaders; write results/<env_id>/peers-<profile or class>.csv, .png and .html."""
-    from labkit.app.notebooks import record_to_results_folder
+    from labkit.app.recording import record_to_results_folder
     from labkit.peers.command import list_peers, run_peers
     from labkit.peers.peer import chosen_classes
 
@@ -349,7 +349,7 @@ def lab(port: Annotated[int, typer.Option(help="Port of JupyterLab.")] = 8888) -
     """Open JupyterLab with the notebooks (on this machine only, behind its token); its runs are kept in results/."""
     from labkit.app import jupyter as lab_server
     from labkit.app.notebooks import update_copies
-    from labkit.measure.frames import RESULTS_VARIABLE
+    from labkit.measure.recorder import RESULTS_VARIABLE
     from labkit.util.machine import IS_CLONE, NOTEBOOK_FOLDER, env_id
 
     with one_line_errors("labkit", OSError):

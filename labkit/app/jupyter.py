@@ -17,7 +17,7 @@ from IPython.core.magic_arguments import argument, magic_arguments, parse_argstr
 from IPython.display import display
 from jupyter_client.ioloop.manager import AsyncIOLoopKernelManager
 
-from labkit.app.notebooks import EXTENSION_ARGUMENTS
+from labkit.app.recording import EXTENSION_ARGUMENTS
 from labkit.measure.compare import compare
 from labkit.util.machine import scale
 from labkit.watch.observe import NothingSeen

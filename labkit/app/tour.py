@@ -14,7 +14,7 @@ from labkit.app.notebooks import Executed, Notebook, execute, find_notebooks, up
 from labkit.app.storing import describe_run, run_until_quiet, store_all
 from labkit.app.tour_page import LiveReport, frame_keys
 from labkit.data.samples import make_photos
-from labkit.measure.frames import RESULTS_VARIABLE
+from labkit.measure.recorder import RESULTS_VARIABLE
 from labkit.util.files import write_atomic
 from labkit.util.machine import IS_CLONE, env_id, labkit_home, photo_root, scale
 

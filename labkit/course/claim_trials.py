@@ -27,7 +27,8 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from labkit.course.reference import reference_runs
 from labkit.data.decode import decode
 from labkit.data.stores import FolderStore
-from labkit.measure.frames import RESULTS_VARIABLE, load_frame, measured_runs
+from labkit.measure.frames import load_frame, measured_runs
+from labkit.measure.recorder import RESULTS_VARIABLE
 from labkit.measure.statistics import quiet_summary, speedup_interval, speedup_of
 from labkit.util.machine import IS_CLONE, NOTEBOOK_FOLDER, env_id, photo_root
 

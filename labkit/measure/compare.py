@@ -22,7 +22,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from labkit.measure.frames import current_recorder, make_frame
+from labkit.measure.frames import make_frame
+from labkit.measure.recorder import current_recorder
 from labkit.measure.statistics import paired_ratios, speedup_interval, speedup_of
 from labkit.measure.steady import Factory, NoBatch, Stopwatch, count_images, page_cache_state
 from labkit.measure.usage import PeakMemory, tree_usage

@@ -5,7 +5,7 @@ from typing import Any
 
 import pandas as pd
 
-from labkit.measure.frames import OUTCOME_COLUMNS, current_recorder
+from labkit.measure.recorder import OUTCOME_COLUMNS, current_recorder
 from labkit.util.machine import env_id
 
 

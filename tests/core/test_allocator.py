@@ -14,7 +14,7 @@ _PASSES = """
 import resource, sys
 import numpy
 if sys.argv[1] == "prepared":
-    from labkit.util.machine import keep_freed_memory
+    from labkit.util.process import keep_freed_memory
     keep_freed_memory()
 bytearray(12_000_000)
 def one_pass():

@@ -6,7 +6,7 @@ import tarfile
 import pytest
 
 import labkit as lk
-from labkit.app.notebooks import FolderRecorder
+from labkit.app.recording import FolderRecorder
 from labkit.data.depth import PRESETS, read_list
 from labkit.data.pixels import PixelError, PixelStore
 from labkit.data.shards_write import UNFINISHED, write_shards

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, example, given, settings, strategies as st
 from PIL import Image
 
 import labkit as lk
-from labkit.app.notebooks import file_stem
+from labkit.app.recording import file_stem
 from labkit.course.conformance import oracle_files
 from labkit.data.extract import safe_path
 from labkit.data.shards_write import member_names, store_key

@@ -152,7 +152,10 @@ def test_a_folder_that_cannot_be_written_to_is_named_with_the_remedy(wheel):
 
 
 def test_several_processes_take_turns(wheel):
-    code = "import sys, pathlib; from labkit.app.notebooks import update_copies; update_copies(print, pathlib.Path(sys.argv[1]))"
+    code = (
+        "import sys, pathlib; from labkit.app.notebooks import update_copies; "
+        "update_copies(print, pathlib.Path(sys.argv[1]))"
+    )
     with file_lock(copies.COPIES / f"{copies._RECORD}.lock"):
         processes = [subprocess.Popen([sys.executable, "-c", code, str(wheel / "notebooks")]) for _ in range(3)]
         with suppress(subprocess.TimeoutExpired):

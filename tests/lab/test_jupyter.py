@@ -41,7 +41,7 @@ def test_on_this_machine_and_with_its_token(tmp_path):
         children = server.children(recursive=True)
         commands = [child.cmdline() for child in children if child.status() != psutil.STATUS_ZOMBIE]
         [kernel] = [command for command in commands if "ipykernel_launcher" in command]
-        assert kernel[-2:] == ["--ext", "labkit.app.notebooks"]
+        assert kernel[-2:] == ["--ext", "labkit.app.recording"]
 
 
 def test_without_a_token_it_does_not_start(monkeypatch):

@@ -4,10 +4,10 @@ import pytest
 from jupyter_client.kernelspec import KernelSpec
 
 import labkit as lk
-from labkit.app import notebooks as recording
+from labkit.app import recording
 from labkit.app.jupyter import RecordingKernelManager
 from labkit.app.notebooks import Notebook, execute
-from labkit.measure.frames import current_recorder
+from labkit.measure.recorder import current_recorder
 from tests.paths import contents
 
 MEASURING = """
@@ -42,7 +42,7 @@ def test_outside_a_tour_it_writes_nothing(notebook, tmp_path, monkeypatch):
 def test_a_kernel_of_the_lab_records(tmp_path, monkeypatch):
     monkeypatch.setenv("LABKIT_RESULTS", str(tmp_path / "frames"))
     manager = RecordingKernelManager(kernel_name="python3")
-    assert manager.format_kernel_cmd()[-2:] == ["--ext", "labkit.app.notebooks"]
+    assert manager.format_kernel_cmd()[-2:] == ["--ext", "labkit.app.recording"]
     manager._kernel_spec = KernelSpec(argv=["ir", "{connection_file}"], language="R")
     assert "--ext" not in manager.format_kernel_cmd()
     recording.load_ipython_extension(None)

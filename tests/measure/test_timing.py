@@ -20,7 +20,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import labkit as lk
 from labkit.measure import compare as timing, sampler, steady as batches, usage as processes
 from labkit.measure.compare import count_images
-from labkit.measure.frames import COLUMNS, set_recorder
+from labkit.measure.frames import COLUMNS
+from labkit.measure.recorder import set_recorder
 from labkit.measure.statistics import quiet_summary
 from labkit.measure.steady import page_cache_state, synchronize
 from tests.unsampled import leave_memory_out

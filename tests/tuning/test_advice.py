@@ -7,12 +7,13 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
+from labkit.watch import advice
 from labkit.watch.advice import Costs, LoaderTraits, Recommendation, advise as advise_on
 
 
 @pytest.fixture
 def cores(monkeypatch):
-    return lambda count: monkeypatch.setattr("labkit.watch.advice.usable_cores", lambda: count)
+    return lambda count: monkeypatch.setattr(advice, "usable_cores", lambda: count)
 
 
 def _loader(**options):
@@ -109,9 +110,9 @@ def test_every_other_loss_has_its_advice_the_largest_first():
         ("hand-over", f"25%{of_time}receiving batches that are ready", "06_kornia_gpu"),
         ("copy", f"12%{of_time}copying batches to the device", "07_cuda_prefetch"),
     ]
-    assert [advice.speedup for advice in found] == pytest.approx([8 / 5, 8 / 6, 8 / 7])
-    for advice, words in zip(found, ("Begin fewer epochs", "uint8", "lk.CUDAPrefetcher"), strict=True):
-        assert words in advice.action
+    assert [each.speedup for each in found] == pytest.approx([8 / 5, 8 / 6, 8 / 7])
+    for each, words in zip(found, ("Begin fewer epochs", "uint8", "lk.CUDAPrefetcher"), strict=True):
+        assert words in each.action
     assert advise(_costs(fetch=2.0, together=2.0), [])[0].speedup == 2.0  # not beyond the step
 
 

@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, get_worker_info
 
 import labkit as lk
+from labkit.watch import advice, diagnose as loop
 from labkit.watch.diagnose import LoopParts, diagnose, torch_loader
 from labkit.watch.findings import SHARES
 from labkit.watch.timings import CannotDiagnose
@@ -40,7 +41,7 @@ KNOWN = {
 
 @pytest.fixture
 def clock(monkeypatch):
-    monkeypatch.setattr("labkit.watch.advice.usable_cores", lambda: 2)
+    monkeypatch.setattr(advice, "usable_cores", lambda: 2)
     return stopped_time(monkeypatch)
 
 
@@ -55,7 +56,7 @@ def test_known_stalls(stalls, rung, clock):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", KNOWN)
 def test_known_stalls_in_real_time(name, monkeypatch):
-    monkeypatch.setattr("labkit.watch.advice.usable_cores", lambda: 2)
+    monkeypatch.setattr(advice, "usable_cores", lambda: 2)
     stalls, rung = KNOWN[name]
     # A moment's load of the machine is no cause of a stall: three attempts. A wrong share is wrong in each of them.
     for _ in range(3):
@@ -202,7 +203,7 @@ class TestLoaders:
     def _received(self, loader, run_queue_s, monkeypatch):
         """Two batches of 0.03 s, or one."""
         parts, clock = LoopParts(loader, _nap, device=None, count=len), iter((7.0, 7.0 + run_queue_s))
-        monkeypatch.setattr("labkit.watch.diagnose.run_queue_s", lambda: next(clock))
+        monkeypatch.setattr(loop, "run_queue_s", lambda: next(clock))
         monkeypatch.setattr(parts, "_seconds_per_batch", lambda *args, **options: 0.03)
         return parts.receive()
 
@@ -317,7 +318,7 @@ def _slow_start(worker):
 
 class TestWorkers:
     def test_what_a_wrapper_holds_is_found(self, monkeypatch):
-        monkeypatch.setattr("labkit.watch.advice.usable_cores", lambda: 2)
+        monkeypatch.setattr(advice, "usable_cores", lambda: 2)
         inner, _ = Stalls(prepare=0.03).loader_and_step(RealClock)
         assert torch_loader(_Wrapper(_Wrapper(inner))) is inner
         assert torch_loader([1]) is None

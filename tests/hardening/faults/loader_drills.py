@@ -16,8 +16,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 import labkit as lk
-from labkit.app.notebooks import FolderRecorder
-from labkit.measure.frames import set_recorder
+from labkit.app.recording import FolderRecorder
+from labkit.measure.recorder import set_recorder
 from tests.hardening.faults.drills import Result, describe
 from tests.hardening.faults.judge import CLEAR, RIGHT, judge_frame
 from tests.hardening.faults.trial import Place

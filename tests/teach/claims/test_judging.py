@@ -16,7 +16,7 @@ from labkit.course import claim_trials, claim_trials as claim_frames
 from labkit.course.claim_trials import VERDICTS, unchanged
 from labkit.course.claims import LEDGER, judged, lines_of
 from labkit.data.simulated_disks import DISKS
-from labkit.measure.frames import RESULTS_VARIABLE
+from labkit.measure.recorder import RESULTS_VARIABLE
 
 IDS = [
     "sizes-4000-20min", "sizes-6x", "workers-clamp", "persistent-zero", "marigold-tar", "decode-pil", "decode-cv2",

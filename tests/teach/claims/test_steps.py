@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from labkit.course.claims import _STEPS, checklist
-from labkit.measure.frames import RESULTS_VARIABLE
+from labkit.measure.recorder import RESULTS_VARIABLE
 
 
 @pytest.fixture(autouse=True)

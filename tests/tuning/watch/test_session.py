@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import labkit as lk
+from labkit.watch import advice
 from labkit.watch.findings import SHARES
 from labkit.watch.observe import Control, NothingSeen
 from labkit.watch.program import Replay, Steps
@@ -54,7 +55,7 @@ RUNGS = {name: rung for name, (_, rung) in KNOWN.items()} | {"copy": "none", "fe
 @pytest.mark.parametrize("replays", [False, True], ids=["observed", "replayed"])
 @pytest.mark.parametrize("name", KNOWN)
 def test_known_stalls_in_real_time(name, replays, monkeypatch):
-    monkeypatch.setattr("labkit.watch.advice.usable_cores", lambda: 2)
+    monkeypatch.setattr(advice, "usable_cores", lambda: 2)
     stalls, _ = KNOWN[name]
     notes = Notes()
     notes._round.value = 0
