@@ -288,9 +288,10 @@ class BucketBatchSampler(Sampler[list[int]]):
         remedy = 'sizes = sizes.set_index("path").loc[list(dataset.keys)].reset_index() puts the rows in their order'
         if (last := int(self._indices.max())) >= len(dataset):
             raise ValueError(f"sizes has a row {last}, and the data set only {len(dataset)} images: {remedy}")
-        keys = _keys_of(dataset)
+        if (keys := _keys_of(dataset)) is None:
+            return
         for index, path in zip(self._indices.tolist(), self._paths, strict=True):
-            if keys is not None and keys[index] != path:
+            if keys[index] != path:
                 raise ValueError(f"row {index} of sizes is {path!r}, but image {index} is {keys[index]!r}: {remedy}")
 
 

@@ -28,8 +28,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-import torch
-
 from labkit.measure.usage import core_time
 
 
@@ -353,6 +351,7 @@ class DeviceTimes:
         self.idle_s: list[float] = []
         self.copy_s: list[float] = []
         self._pending: list[tuple[list[float], Any, Any]] = []
+        self._lock = threading.Lock()  # a script may copy in several threads
 
     def start(self) -> Callable[[], None]:
         """Time copies by `Tensor.to` and `Tensor.cuda`; returns what undoes it."""
@@ -383,14 +382,18 @@ class DeviceTimes:
 
     def read(self, *, wait: bool = False) -> None:
         """Take over the times of the events that the device has reached; all of them, if it waits."""
-        while self._pending and (wait or self._pending[0][2].query()):
-            into, first, last = self._pending.pop(0)
-            last.synchronize()
-            into.append(first.elapsed_time(last) / 1e3)
+        with self._lock:
+            while self._pending and (wait or self._pending[0][2].query()):
+                into, first, last = self._pending.pop(0)
+                last.synchronize()
+                into.append(first.elapsed_time(last) / 1e3)
 
     def _add(self, into: list[float], first: Any) -> None:
-        self._pending.append((into, first, _event()))
-        if len(self._pending) > _MAX_PENDING:
+        last = _event()
+        with self._lock:
+            self._pending.append((into, first, last))
+            is_full = len(self._pending) > _MAX_PENDING
+        if is_full:
             self.read()
 
     def _timed(self, original: Any) -> Any:
@@ -434,6 +437,8 @@ def gpu_utilization() -> Iterator[list[float]]:
 
     Source: nvmlDeviceGetUtilizationRates, via torch.cuda.utilization.
     """
+    import torch
+
     samples, ended = [], threading.Event()
 
     def sample() -> None:

@@ -1,8 +1,13 @@
 """What a CUDA device is seen to wait for, on the simulated device and on a real one."""
 
+import threading
+from contextlib import nullcontext
+from random import random
+
 import pytest
 import torch
 
+from labkit.watch import timings
 from labkit.watch.timings import DeviceTimes
 
 
@@ -31,3 +36,40 @@ def test_a_wait_behind_a_kernel_is_no_idle_time(cuda):
     assert len(times.copy_s) == 1
     assert times.copy_s[0] > 0
     assert times.idle_s == [pytest.approx(0, abs=1e-4)]
+
+
+class ReachedSoon:
+    """An event of a busy device."""
+
+    def query(self):
+        return random() < 0.5
+
+    def synchronize(self):
+        pass
+
+    def elapsed_time(self, other):
+        return 1000.0
+
+
+def test_threads_of_a_script_may_copy_at_once(monkeypatch):
+    """Without a lock two threads took the same event from the list, and the script's `.to()` raised IndexError."""
+    monkeypatch.setattr(timings, "_has_device", lambda: True)
+    monkeypatch.setattr(timings, "_event", ReachedSoon)
+    monkeypatch.setattr(timings, "gpu_utilization", lambda: nullcontext([]))
+    times, errors = DeviceTimes(), []
+
+    def train():
+        try:
+            for _ in range(4000):
+                times.received(times.asked())
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=train) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    times.read(wait=True)
+    assert errors == []
+    assert times.idle_s == [1.0] * 32_000
