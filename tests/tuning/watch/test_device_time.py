@@ -3,6 +3,7 @@
 import threading
 from contextlib import nullcontext
 from random import random
+from time import sleep
 
 import pytest
 import torch
@@ -42,6 +43,7 @@ class ReachedSoon:
     """An event of a busy device."""
 
     def query(self):
+        sleep(0)  # another thread goes on here
         return random() < 0.5
 
     def synchronize(self):
@@ -60,7 +62,7 @@ def test_threads_of_a_script_may_copy_at_once(monkeypatch):
 
     def train():
         try:
-            for _ in range(4000):
+            for _ in range(1000):
                 times.received(times.asked())
         except Exception as error:
             errors.append(error)
@@ -72,4 +74,4 @@ def test_threads_of_a_script_may_copy_at_once(monkeypatch):
         thread.join()
     times.read(wait=True)
     assert errors == []
-    assert times.idle_s == [1.0] * 32_000
+    assert times.idle_s == [1.0] * 8000
