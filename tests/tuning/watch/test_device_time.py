@@ -57,14 +57,18 @@ def test_threads_of_a_script_may_copy_at_once(monkeypatch):
     monkeypatch.setattr(timings, "_has_device", lambda: True)
     monkeypatch.setattr(timings, "_event", ReachedSoon)
     monkeypatch.setattr(timings, "gpu_utilization", lambda: nullcontext([]))
-    times, errors = DeviceTimes(), []
+    times, errors, together = DeviceTimes(), [], threading.Barrier(8)
 
     def train():
         try:
-            for _ in range(1000):
-                times.received(times.asked())
+            for _ in range(100):
+                together.wait()
+                for _ in range(10):
+                    times.received(times.asked())
+                times.read()
         except Exception as error:
             errors.append(error)
+            together.abort()
 
     threads = [threading.Thread(target=train) for _ in range(8)]
     for thread in threads:
