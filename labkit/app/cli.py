@@ -202,7 +202,7 @@ def reference(
     simulated: Annotated[
         bool, typer.Option("--simulated", help="Rehearse on a simulated CUDA device, into a folder of your own.")
     ] = False,
-    folder: Annotated[str, typer.Option(help="Folder for the CSV and JSON (default: labkit/course/).")] = "",
+    folder: Annotated[str, typer.Option(help="Folder for the CSV and JSON (default: notebooks/reference/).")] = "",
 ) -> None:
     """Measure what needs a CUDA GPU, at gpu scale by default, and store it for readers without one."""
     default = "ci" if simulated else "gpu" if device == "cuda" else ""

@@ -42,10 +42,10 @@ from labkit.peers.peer import Work, missing_modules
 from labkit.simulation.context import simulated_cuda
 from labkit.simulation.simulated_device import is_simulated
 from labkit.util.files import write_atomic
-from labkit.util.machine import Scale, env_id, environment, labkit_home, photo_root, scale
+from labkit.util.machine import NOTEBOOK_FOLDER, Scale, env_id, environment, labkit_home, photo_root, scale
 from labkit.util.tensor_trees import move_tensors
 
-FOLDER = Path(__file__).resolve().parent
+FOLDER = NOTEBOOK_FOLDER / "reference"
 COMMAND = "python -m labkit reference"
 
 

@@ -14,7 +14,7 @@ if not sys.flags.safe_path:
     del sys.path[0]  # this file's folder, whose modules would hide some of the standard library
 
 
-_FOLDER = os.path.abspath(os.path.join(os.path.dirname(__file__), *[os.pardir] * 3))
+_FOLDER = os.path.abspath(os.path.join(os.path.dirname(__file__), *[os.pardir] * 2))
 
 
 def main() -> None:

@@ -215,8 +215,8 @@ _DANGEROUS = {
     "os.popen", "marshal.loads", "yaml.load", "pd.read_pickle", "joblib.load", "shelve.open", "subprocess.getoutput",
 }  # fmt: skip
 _ALLOWED = {
-    ("core/mapping/pools.py", "pickle.loads"), ("pipeline/loader/loader.py", "pickle.loads"),
-    ("lab/magic.py", "exec"), ("tuning/watch/script.py", "exec"), ("peers/serve.py", "pickle.loads"),
+    ("util/parallel.py", "pickle.loads"), ("loading/torch_loader.py", "pickle.loads"),
+    ("app/jupyter.py", "exec"), ("watch/script.py", "exec"), ("peers/host.py", "pickle.loads"),
 }  # fmt: skip
 
 

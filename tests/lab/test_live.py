@@ -62,7 +62,8 @@ def test_the_rest_is_estimated_from_the_stored_run_and_the_pace_of_this_one(note
 
 def test_frames_of_the_first_notebook_are_on_the_page_before_it_ends(live, notebooks, frame_of, monkeypatch):
     written = []
-    monkeypatch.setattr(live_module, "write_index", lambda *args, **kw: written.append(report.write_index(*args, **kw)))
+    write_index = report.write_index
+    monkeypatch.setattr(live_module, "write_index", lambda *args, **kw: written.append(write_index(*args, **kw)))
 
     def measure(name):
         frame = frame_of({"a": [1, 1.1], "b": [2, 2.2]}, "a", experiment=f"00 {name}")
