@@ -101,15 +101,6 @@ from .peers.registry import (
     compare_peers as compare_peers,
     plot_peers as plot_peers,
 )
-from .course.claims import claims as claims, plot_claims as plot_claims
-from .course.conformance import (
-    broken_files as broken_files,
-    child_exits as child_exits,
-    conformance as conformance,
-    oracle_files as oracle_files,
-    plot_conformance as plot_conformance,
-    plot_pictures as plot_pictures,
-)
 from .course.exercises import check as check
 from .course.feeding import (
     Feeding as Feeding,
@@ -119,7 +110,16 @@ from .course.feeding import (
     plot_feeding as plot_feeding,
     simulate_feeding as simulate_feeding,
 )
-from .course.predict import (
+from .course.ledger import claims as claims, plot_claims as plot_claims
+from .course.oracles import (
+    broken_files as broken_files,
+    child_exits as child_exits,
+    conformance as conformance,
+    oracle_files as oracle_files,
+    plot_conformance as plot_conformance,
+    plot_pictures as plot_pictures,
+)
+from .course.predictions import (
     Score as Score,
     plot_guesses as plot_guesses,
     predict as predict,

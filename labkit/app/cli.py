@@ -323,7 +323,7 @@ def claims(
     """Check the write-ups' claims against the runs that tours have recorded on this machine."""
     from shutil import get_terminal_size
 
-    from labkit.course.claims import claims as judged, lines_of
+    from labkit.course.ledger import claims as judged, lines_of
 
     with one_line_errors("labkit", OSError, ValueError):
         table = judged(results or None)

@@ -18,8 +18,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from labkit.app.notebooks import Executed, Notebook
-from labkit.course.claims import judged, ratios
 from labkit.course.ladder import draw_figure, is_ladder, is_limit
+from labkit.course.ledger import judged, ratios
 from labkit.course.starting import Start, start_from
 from labkit.measure.frames import load_frame
 from labkit.measure.plots import WIDTH_IN, ladder_rungs, plot_ladder

@@ -460,7 +460,7 @@ def check_end_of_lead(answer: Any) -> None:
 @exercise("02.5")
 def check_own_files(answer: Any) -> None:
     """A pair: a dict of your files' bytes by name, and the set of decoders that get all of them right."""
-    from labkit.course.conformance import conformance
+    from labkit.course.oracles import conformance
 
     files, names = expect_pair(answer, "(files, {names})")
     is_dict = isinstance(files, dict) and len(files) > 0

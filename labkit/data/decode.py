@@ -11,7 +11,7 @@ Source: Exif 2.32 (CIPA DC-008), section 4.6.4; TIFF 6.0, section 2; PNG, third 
 Encoded bytes to an RGB tensor: six decoders under one contract.
 
 The libraries differ in how they treat EXIF orientation, alpha, 16-bit samples, CMYK and broken files. Here all do the
-same, and the oracle set in `labkit.course.conformance` checks it:
+same, and the oracle set in `labkit.course.oracles` checks it:
 
 - orientation is applied as Pillow finds it: in EXIF, in XMP, in a PNG's text; damaged metadata state none;
 - alpha and palette transparency are dropped, as Pillow's `convert("RGB")` does;

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image, ImageOps
 
 import labkit as lk
-from labkit.course.conformance import exif_of, png_chunk
+from labkit.course.oracles import exif_of, png_chunk
 from labkit.data.decode import jpeg_orientation
 from tests.image_files import encoded
 from tests.memory_store import MemoryStore

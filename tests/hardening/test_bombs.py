@@ -19,7 +19,7 @@ import pytest
 from PIL import Image, PngImagePlugin
 
 import labkit as lk
-from labkit.course.conformance import encode_png, png_chunk
+from labkit.course.oracles import encode_png, png_chunk
 from labkit.data import decode
 from labkit.data.blobs import HttpClient, LocalBlob
 from labkit.data.depth import decode_picture

@@ -17,7 +17,7 @@ from PIL import Image
 
 import labkit as lk
 from labkit.app.recording import file_stem
-from labkit.course.conformance import oracle_files
+from labkit.course.oracles import oracle_files
 from labkit.data.extract import safe_path
 from labkit.data.shards_write import member_names, store_key
 from labkit.data.sizes import parse_cache_name

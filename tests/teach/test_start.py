@@ -8,7 +8,7 @@ import pytest
 
 import labkit as lk
 from labkit.course import starting as start
-from labkit.course.claims import _STEPS, checklist
+from labkit.course.ledger import _STEPS, checklist
 from labkit.measure.recorder import RESULTS_VARIABLE
 from labkit.util.machine import NOTEBOOK_FOLDER
 

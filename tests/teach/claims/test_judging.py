@@ -14,7 +14,7 @@ import labkit as lk
 from labkit.app import cli, tour_page as report
 from labkit.course import claim_trials, claim_trials as claim_frames
 from labkit.course.claim_trials import VERDICTS, unchanged
-from labkit.course.claims import LEDGER, judged, lines_of
+from labkit.course.ledger import LEDGER, judged, lines_of
 from labkit.data.simulated_disks import DISKS
 from labkit.measure.recorder import RESULTS_VARIABLE
 
