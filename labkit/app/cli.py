@@ -1,9 +1,4 @@
-"""The command line.
-
-`python -m labkit plan`: the options, and a plan as tables.
-
-The command line: `python -m labkit`.
-"""
+"""The command line: `python -m labkit`. Each command imports what it needs, so that `labkit list` answers at once."""
 
 import os
 import sys

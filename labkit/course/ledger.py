@@ -1,17 +1,8 @@
-"""Claims of write-ups, and what the measured frames say of them.
-
-The write-ups' checklist of steps, in their order, beside what each step brought in the runs of this machine.
-
-The ledger: every claim of the write-ups in our words, its figure as they give it, and what tests it here.
+"""The ledger: every claim of the write-ups in our words, its figure as they give it, and what tests it here.
 
 Claims and figures are theirs; no measurement of ours is in this file. A claim about seconds on another machine is
-tested as a ratio of two of its figures, or as a direction if it has only one figure.
-
-The ledger in words: why a claim has its verdict, and the whole table as plain text for a terminal or a pipe.
-
-claims(): the claims of the write-ups, compared with the runs of this machine.
-
-One picture of the ledger: claimed ratios beside measured ones, and beside those that are not judged.
+tested as a ratio of two of its figures, or as a direction if it has only one figure. `claims` compares the ledger with
+the runs of this machine, in words and as a picture.
 """
 
 import os

@@ -1,10 +1,6 @@
-"""Compare decoders with each other on many files.
-
-The oracle set: small files that tell decoders apart, and the result of each decoder for each file.
+"""The oracle set: small files that tell decoders apart, and the result of each decoder for each file.
 
 All files show the same picture, so the right answer is known before any decoder runs.
-
-Plots of the oracle set: each file as each decoder returns it.
 """
 
 import contextlib

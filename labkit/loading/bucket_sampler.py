@@ -1,9 +1,4 @@
-"""Batches of images of like size.
-
-How the images of buckets become batches, and how ranks share these evenly.
-
-BucketBatchSampler: batches of images that share a bucket, and so a shape.
-"""
+"""`BucketBatchSampler`: batches of images that share a bucket, and so a shape, shared evenly among ranks."""
 
 import warnings
 import zlib

@@ -1,16 +1,8 @@
-"""Fill batches: decode, resample and write into one buffer.
+"""Write the images of a store straight into their places in a batch: decode, resize, and convert to bytes or floats.
 
-Memory for batches, used again when nobody holds it.
-
-Resize a crop of decoded pixels straight into its place in a batch.
-
-There are two kinds of result, because the loaders that people use differ: `antialias=True` gives what torchvision's v2
+There are two kinds of resize, because the loaders that people use differ: `antialias=True` gives what torchvision's v2
 transforms and Pillow give, `antialias=False` OpenCV's bilinear, as Albumentations uses it. Enlarged crops are the same
-in both, except for rounding.
-
-What the pixels of a batch are written as: bytes or normalised floats, channels last or in planes.
-
-Write the images of a store straight into their places in a batch.
+in both, except for rounding. Batches are channels last or in planes. Their memory is used again when nobody holds it.
 """
 
 import threading

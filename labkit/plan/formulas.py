@@ -1,25 +1,14 @@
-"""The formulas of a plan.
+"""The formulas of a plan: what it takes to keep the GPUs busy, what each resource gives at most, and what follows.
 
-A line of a plan: a formula whose parameters name what it uses, and how a list of them is computed.
-
-A number with its uncertainty and its source, and random draws of it.
-
-What an image costs a loader on this machine: core time, time under Python's lock, bytes; as files and prepared.
-
-The formulas of a plan, first part: what it takes to keep the GPUs busy.
+A formula is a function whose parameters name what it uses. Every input is an `Estimate`, a number with its uncertainty
+and source, and random draws carry them through all formulas. `loader_costs` measures what an image costs here.
 
 Requests in flight follow Little's law, L = rate x time (J. D. C. Little, Operations Research 9, 1961,
-https://doi.org/10.1287/opre.9.3.383).
-
-The formulas of a plan, second part: what each resource can give at most, and what comes of it.
-
-The ceilings are those of operational analysis: a resource gives at most its number of servers / the time that an image
-holds one, and the whole no more than its scarcest resource (Denning and Buzen, ACM Computing Surveys 10, 1978,
-https://doi.org/10.1145/356733.356735). They are upper limits. Where two resources are equally scarce,
-times vary and few batches are made ahead, the rate is up to a third lower: tests/tuning/plan/test_ceilings.py
-compares them with a simulation.
-
-What a plan is computed from, and what follows: draws of every line, the rate, and the scarcest resource.
+https://doi.org/10.1287/opre.9.3.383). The ceilings are those of operational analysis: a resource gives at most its
+number of servers / the time that an image holds one, and the whole no more than its scarcest resource (Denning and
+Buzen, ACM Computing Surveys 10, 1978, https://doi.org/10.1145/356733.356735). They are upper limits. Where two
+resources are equally scarce, times vary and few batches are made ahead, the rate is up to a third lower:
+tests/tuning/plan/test_ceilings.py compares them with a simulation.
 """
 
 import inspect

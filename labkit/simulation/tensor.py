@@ -1,8 +1,6 @@
-"""Tensors on the simulated device, and torch functions on them.
+"""Tensors of a simulated device: their bytes are in the host's memory, and change in simulated time.
 
-Tensors of a simulated device: their bytes are in the host's memory, and change in simulated time.
-
-Each call of an operator with device tensors becomes a kernel on the current stream.
+Each call of an operator with such tensors becomes a kernel on the current stream.
 """
 
 from collections.abc import Iterator

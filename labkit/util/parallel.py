@@ -1,10 +1,4 @@
-"""Call a function for many items, in threads, processes or on a Ray cluster.
-
-Workers of this machine for `map_items`.
-
-A Ray cluster for `map_items`: tasks run where cores are free, and again if a machine is lost.
-
-One function over many items: in processes or threads of this machine, or on a Ray cluster, with the same results.
+"""`map_items`: one function over many items, in processes or threads of this machine, or on a Ray cluster.
 
 Items travel in chunks that take about `_CHUNK_S` each: cheap items do not pay for one message each, and slow ones do
 not wait for one another. An outcome is `(value, None)` or `(None, error text)`: errors are passed on, not raised.

@@ -1,11 +1,4 @@
-"""What to change, from what was seen.
-
-Workers and the step on the same cores: how long a batch takes in training, from what its parts take alone.
-
-What advice needs to know of a loader, noted so that the loader itself need not be kept alive.
-
-From measured costs to what to change next: why, how much it should gain, and where it is taught.
-"""
+"""From measured costs to what to change next: why, how much it should gain, and where it is taught."""
 
 import math
 from collections.abc import Iterator, Mapping

@@ -1,12 +1,6 @@
-"""What was observed, accounted for and reported.
+"""What watching or diagnosing a training showed: as numbers, in words, as a picture, and as files.
 
-What `diagnose` found, as numbers, in words and as a picture.
-
-What watching a training showed: as numbers, in words, as a picture, and as files.
-
-From what was noted of a training to what a batch costs it, and to a report.
-
-From what was observed to a report. Its libraries, such as pandas, are imported only when there is one to make.
+The libraries for it, such as pandas, are imported only when there is a report to make.
 """
 
 import json

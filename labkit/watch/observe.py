@@ -1,12 +1,7 @@
-"""Observe loaders and steps of a program that is not edited.
+"""What a training does with its loaders, seen from outside: torch's classes note it, the script stays as it is.
 
-Loader settings that are set from outside of a script, to try what a change would bring.
-
-Change modules as the program imports them, without importing any: what it sets before an import still has effect.
-
-What a training does with its loaders, seen from outside: torch's classes note it, the script stays as it is.
-
-Nothing here imports torch: the script does, when it has set what torch reads as it starts.
+Nothing here imports torch: the script does, when it has set what torch reads as it starts. Modules are changed as the
+program imports them. Loader settings can be set from outside, to try what a change would bring.
 """
 
 import functools

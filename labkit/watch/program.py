@@ -1,11 +1,4 @@
-"""`labkit watch` and `lk.watch`.
-
-watch(): observe the loaders of whatever runs in a block, and tell what it waited for.
-
-Watching for a number of steps: then report, and let the script go on or end it.
-
-Watch a training script from its start to its end, and report in every case.
-"""
+"""`lk.watch` and `labkit watch`: observe a block or a script, and tell in every case what it waited for."""
 
 import contextlib
 import json

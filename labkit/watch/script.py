@@ -1,12 +1,8 @@
-"""Run a script as Python would.
+"""Run a Python script or module as `python` would, in this process, and speak to its terminal.
 
-The command line as it may be shown: without the values of passwords and tokens.
-
-Run a Python script or module as `python` would, in this process.
-
-SIGTERM, as from a scheduler or torchrun, ends a script at once: report first, unless it has a handler itself.
-
-What `watch` says, as a page in the terminal: on the stderr it was started with, whatever the script makes of it.
+SIGTERM, as from a scheduler or torchrun, ends a script at once: the report comes first, unless the script has a handler
+itself. What `watch` says goes to the stderr it was started with, whatever the script makes of it, and a command line is
+shown without the values of passwords and tokens.
 """
 
 import builtins

@@ -1,16 +1,8 @@
-"""Where the time of a step goes: waiting, fetching, copies, the device.
+"""Where the time of a step goes: making a batch, waiting for storage, standing in line for a core, copies, the device.
 
-A loader's batches, epoch after epoch, and what it costs to start an epoch.
-
-Whether a loader computes or waits for storage: a process that waits uses no processor time.
-
-In the run queue, or while the host of a virtual machine runs others, a process neither computes nor waits for data.
-
-How a `DataLoader` makes its batches: timed where they are made, in a worker or in the training process.
-
-What the loader costs on a CUDA device, by events on the stream that trains: reading them waits for nothing.
-
-How busy the GPU is, according to its driver.
+A process that waits uses no processor time; in the run queue, or while the host of a virtual machine runs others, it
+neither computes nor waits for data. Batches of a `DataLoader` are timed where they are made, in a worker or in the
+training process; the device's time by events on the stream that trains, whose reading waits for nothing.
 """
 
 import functools

@@ -1,12 +1,7 @@
-"""`lk.tune`: try configurations of a loader.
+"""`lk.tune`: choose how to load by measuring, in a minute instead of a grid's hour.
 
-Which decoder is fastest on these very files.
-
-Which loaders `tune` measures: a model of their speed excludes most of the grid.
-
-A race of loaders in interleaved rounds: whoever is slower every time drops out, until the winner is certain.
-
-tune(): choose how to load by measuring, in a minute instead of a grid's hour.
+A model of their speed excludes most of the grid. The others race in interleaved rounds: whoever is slower every time
+drops out, until the winner is certain.
 """
 
 import copy

@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, get_worker_info
 
 import labkit as lk
+from labkit.data.blobs import resident_fraction
 from labkit.watch import advice, diagnose as loop
 from labkit.watch.diagnose import LoopParts, diagnose, torch_loader
 from labkit.watch.findings import SHARES
@@ -109,7 +110,7 @@ class TestCold:
     def photos(self, tmp_path):
         store = lk.FolderStore(lk.make_photos(tmp_path / "photos", 16))
         store.evict()
-        if lk.resident_fraction(store.paths()) > 0.1:
+        if resident_fraction(store.paths()) > 0.1:
             pytest.skip("this file system's pages cannot be evicted")
         return lk.ImageDataset(store, transform=lambda image: image[:, :64, :64])
 
