@@ -294,7 +294,7 @@ def on_gpu(read: Read) -> Read:
     return lambda frames: read(_GPUFrames(frames))
 
 
-def more_by(read: Read) -> Read:
+def derived_ratio(read: Read) -> Read:
     """One plus a share that was read, with its interval: the cost of something added."""
 
     def more(frames: Frames) -> Reading | None:

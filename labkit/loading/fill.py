@@ -233,7 +233,7 @@ def _write_float_planes(tables: np.ndarray, image: np.ndarray, row: np.ndarray) 
 
 
 @dataclass(frozen=True)
-class Draw:
+class CropPolicy:
     """What happens to an image on its way into a batch. The arguments are those of `BatchLoader`."""
 
     size: int
@@ -259,7 +259,7 @@ class PixelFiller:
 
     smallest_task = 8  # images; for fewer, a task costs more than it saves
 
-    def __init__(self, store: Any, draw: Draw, writer: CropWriter):
+    def __init__(self, store: Any, draw: CropPolicy, writer: CropWriter):
         self._store, self._draw, self._writer = store, draw, writer
 
     def plan(self, indices: np.ndarray, epoch: int, occurrences: np.ndarray) -> np.ndarray:
@@ -318,7 +318,7 @@ class EncodedFiller:
     smallest_task = 2
 
     def __init__(
-        self, store: Store, keys: Sequence[str], draw: Draw, writer: CropWriter, scaled_decoding: bool,
+        self, store: Store, keys: Sequence[str], draw: CropPolicy, writer: CropWriter, scaled_decoding: bool,
         skips: SkipLog | None,
     ):  # fmt: skip
         self._store, self._keys, self._draw, self._writer, self._skips = store, keys, draw, writer, skips

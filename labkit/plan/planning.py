@@ -195,7 +195,7 @@ def _of_costs(costs: Mapping[str, Any], n_images: float, source: str) -> dict[st
 
 
 EFFORTS = ("a setting", "a conversion, once", "hardware")
-LITTLE = 1.02  # times as fast: what brings less at best is no cure
+MIN_GAIN = 1.02  # times as fast: what brings less at best is no cure
 _SURE = 0.975  # quantile of a need that a cure should meet
 
 
@@ -236,7 +236,7 @@ def find_cures(setup: Setup) -> list[Cure]:
     Those whose effect is not known come last. Empty if the GPUs are the scarcest in nearly all draws.
     """
     made = [make(setup) for make in _CURES.get(setup.to_cure or "", ())]
-    cures = [cure for cure in made if cure is not None and cure.gain[2] >= LITTLE]
+    cures = [cure for cure in made if cure is not None and cure.gain[2] >= MIN_GAIN]
     return sorted(cures, key=lambda cure: (not cure.is_known, EFFORTS.index(cure.effort), -cure.gain[0]))
 
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from weakref import ref
 
 from labkit.watch.advice import LoaderTraits
-from labkit.watch.timings import DeviceTimes, Made, TimedWorker, read_times, start_timing
+from labkit.watch.timings import BatchTiming, DeviceTimes, TimedWorker, read_times, start_timing
 
 _VARIABLE = "LABKIT_WATCH_SETTINGS"
 _OF_WORKERS = ("persistent_workers", "prefetch_factor")
@@ -178,7 +178,7 @@ class Epoch:
     thread: int
     batches: list[Batch] = field(default_factory=list)
     ended_s: float | None = None
-    made_here: list[Made] = field(default_factory=list)
+    made_here: list[BatchTiming] = field(default_factory=list)
     number: int = 0  # of the epoch of its iterator, as its workers count them
 
 
@@ -268,7 +268,7 @@ class Observer:
     def stop(self) -> None:
         self._undo.close()
 
-    def times(self, loader: SeenLoader) -> dict[int, dict[int, list[Made]]]:
+    def times(self, loader: SeenLoader) -> dict[int, dict[int, list[BatchTiming]]]:
         """What the workers noted of each batch, by the epoch that started them, and by worker; before `stop`."""
         return {first: read_times(folder) for first, folder in loader.folders.items()}
 
@@ -311,7 +311,7 @@ class Observer:
     def _stepped(self, *_: Any) -> None:
         self.n_steps += 1
 
-    def _made_here(self, made: Made) -> None:
+    def _made_here(self, made: BatchTiming) -> None:
         if (epoch := _asking.epoch) is not None:
             epoch.made_here.append(made)
 
