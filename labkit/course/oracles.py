@@ -347,7 +347,7 @@ def plot_conformance(table: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     """Draw the table of `conformance`: files in rows, decoders in columns; signs repeat the colours.
 
     Args:
-        table: The result of `labkit.conformance`.
+        table: The result of `course.conformance`.
         ax: Axes to draw on; default: a new figure.
     """
     wide = table.pivot(index="file", columns="decoder", values="outcome")

@@ -82,7 +82,7 @@ def region_slices(name: str | None, height: int, width: int) -> tuple[slice, sli
     return slice(top, bottom), slice(left, right)
 
 
-_REMEDY = "labkit.make_depth(root, count) makes pairs and a list"
+_REMEDY = "course.make_depth(root, count) makes pairs and a list"
 _KITTI_CROP = (352, 1216)
 
 PRESETS = {
