@@ -44,10 +44,10 @@ from .loading.mix import cutmix as cutmix, mixup as mixup
 from .loading.prefetch import CUDAPrefetcher as CUDAPrefetcher
 from .loading.torch_loader import LoaderConfig as LoaderConfig, make_loader as make_loader
 from .simulation.context import simulated_cuda as simulated_cuda
-from .watch.diagnose import diagnose as diagnose
-from .watch.program import watch as watch
-from .watch.tune import tune as tune
-from .plan.formulas import loader_costs as loader_costs
-from .plan.planning import plan as plan
+from .watching.diagnose import diagnose as diagnose
+from .watching.program import watch as watch
+from .watching.tune import tune as tune
+from .planning.formulas import loader_costs as loader_costs
+from .planning.plan import plan as plan
 
 __version__: str

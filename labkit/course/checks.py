@@ -42,8 +42,8 @@ from labkit.data.decode import DecodeError, decode
 from labkit.loading.seeding import count_repeats
 from labkit.measure.statistics import quiet_summary, summarize
 from labkit.peers.peer import JPEG_FILES, JPEG_PACKED, RAW_PIXELS
-from labkit.plan.formulas import LoaderCosts
-from labkit.plan.planning import Plan
+from labkit.planning.formulas import LoaderCosts
+from labkit.planning.plan import Plan
 from labkit.util.pictures import encode_image
 
 number_exercise("12.1", "A number: the rate with free data over the rate now.", 200 / 80)

@@ -22,8 +22,8 @@ from labkit.data.tar_stream import convert_tar
 from labkit.util import files as atomic
 from labkit.util.files import file_lock
 from labkit.util.parallel import ItemErrors
-from labkit.watch.diagnose import made_training
-from labkit.watch.timings import CannotDiagnose
+from labkit.watching.diagnose import made_training
+from labkit.watching.timings import CannotDiagnose
 from tests.hardening.test_hostile import PNG
 from tests.memory_store import MemoryStore
 from tests.paths import contents
@@ -217,7 +217,7 @@ _DANGEROUS = {
 }  # fmt: skip
 _ALLOWED = {
     ("util/parallel.py", "pickle.loads"), ("loading/torch_loader.py", "pickle.loads"),
-    ("app/jupyter.py", "exec"), ("watch/script.py", "exec"), ("peers/host.py", "pickle.loads"),
+    ("app/jupyter.py", "exec"), ("watching/script.py", "exec"), ("peers/host.py", "pickle.loads"),
 }  # fmt: skip
 
 

@@ -7,8 +7,8 @@ from typer.testing import CliRunner
 
 import labkit as lk
 from labkit.app.cli import app
-from labkit.plan import formulas
-from labkit.plan.formulas import Estimate, LoaderCosts
+from labkit.planning import formulas
+from labkit.planning.formulas import Estimate, LoaderCosts
 
 OWN = ["--images-per-s", "1000", "--cores", "4", "--cpu-ms", "2"]
 

@@ -16,7 +16,7 @@ import labkit as lk
 from labkit import course
 from labkit.course.exercises import exercises
 from labkit.data.sizes import parse_cache_name, sizes_from_caches
-from labkit.plan.formulas import Estimate, LoaderCosts
+from labkit.planning.formulas import Estimate, LoaderCosts
 
 
 def _size(data):

@@ -7,8 +7,8 @@ import torch
 
 import labkit as lk
 from labkit import course
-from labkit.watch import tune as decoder_choice
-from labkit.watch.tune import fastest_decoder, with_decoder
+from labkit.watching import tune as decoder_choice
+from labkit.watching.tune import fastest_decoder, with_decoder
 
 pytestmark = pytest.mark.alone
 

@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from labkit.watch.advice import MIN_SHARE, Costs, Recommendation
-from labkit.watch.findings import Diagnosis
+from labkit.watching.advice import MIN_SHARE, Costs, Recommendation
+from labkit.watching.findings import Diagnosis
 
 SHARES = {"compute": 0.3, "fetch": 0.104, "prepare": 0.4, "copy": 0.004, "hand-over": 0.092, "start": 0.1}
 WAITS = "Training waits for its data 70% of the time: prepare 40%, fetch 10%, start 10%, hand-over 9%."

@@ -6,7 +6,7 @@ import pytest
 
 import labkit as lk
 from labkit.measure.gil import GilError
-from labkit.plan.formulas import LoaderCosts
+from labkit.planning.formulas import LoaderCosts
 from tests.memory_store import MemoryStore
 
 

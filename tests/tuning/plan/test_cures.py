@@ -3,8 +3,8 @@
 import pytest
 
 import labkit as lk
-from labkit.plan.formulas import Estimate, LoaderCosts
-from labkit.plan.planning import EFFORTS
+from labkit.planning.formulas import Estimate, LoaderCosts
+from labkit.planning.plan import EFFORTS
 
 MACHINE = {"cores_per_node": 16, "cpu_ms_per_image": 1, "step_cores_per_gpu": 0, "slowdown": 1, "storage": "memory"}
 

@@ -5,7 +5,7 @@ from hypothesis import given, settings, strategies as st
 
 import labkit as lk
 from labkit import course
-from labkit.plan.formulas import LINES
+from labkit.planning.formulas import LINES
 
 EXACT = {
     "cores_per_node": 32, "step_cores_per_gpu": 1, "cpu_ms_per_image": 2, "slowdown": 1.25, "gil_us_per_image": 1500,

@@ -11,7 +11,7 @@ import pytest
 
 import labkit as lk
 from labkit import course
-from labkit.watch.advice import Costs
+from labkit.watching.advice import Costs
 
 OWN = {"cores_per_node": 8, "cpu_ms_per_image": 2}
 

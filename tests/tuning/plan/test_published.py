@@ -5,8 +5,8 @@ import re
 import pytest
 
 from labkit import course
-from labkit.plan.planning import INPUTS
-from labkit.plan.published import STORAGES, cores_of, demand_of, find_training, pcie, rented_cores
+from labkit.planning.plan import INPUTS
+from labkit.planning.published import STORAGES, cores_of, demand_of, find_training, pcie, rented_cores
 
 KEYS = list(course.PUBLISHED_TRAINING)
 

@@ -20,8 +20,8 @@ from types import ModuleType
 from typing import Any, NamedTuple
 from weakref import ref
 
-from labkit.watch.advice import LoaderTraits
-from labkit.watch.timings import BatchTiming, DeviceTimes, TimedWorker, read_times, start_timing
+from labkit.watching.advice import LoaderTraits
+from labkit.watching.timings import BatchTiming, DeviceTimes, TimedWorker, read_times, start_timing
 
 _VARIABLE = "LABKIT_WATCH_SETTINGS"
 _OF_WORKERS = ("persistent_workers", "prefetch_factor")

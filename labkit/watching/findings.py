@@ -22,9 +22,9 @@ from labkit.measure.statistics import speedup_interval
 from labkit.measure.usage import CoreTime
 from labkit.util.files import write_atomic
 from labkit.util.pictures import png_base64
-from labkit.watch.advice import MIN_SHARE, Costs, Recommendation, advise
-from labkit.watch.observe import FEW, REPLAY, Batch, Epoch, NothingSeen, Observer, SeenLoader, describe_nothing
-from labkit.watch.timings import BatchTiming, DeviceTimes
+from labkit.watching.advice import MIN_SHARE, Costs, Recommendation, advise
+from labkit.watching.observe import FEW, REPLAY, Batch, Epoch, NothingSeen, Observer, SeenLoader, describe_nothing
+from labkit.watching.timings import BatchTiming, DeviceTimes
 
 SHARES = ("compute", "fetch", "prepare", "copy", "hand-over", "start")
 

@@ -27,9 +27,9 @@ from labkit.measure.statistics import paired_ratios, quiet_summary
 from labkit.measure.steady import ReplayLoader, synchronize, with_step
 from labkit.util.arguments import require_positive
 from labkit.util.machine import usable_cores
-from labkit.watch.advice import expected_s
-from labkit.watch.diagnose import counted
-from labkit.watch.timings import Making, making_in_one_process
+from labkit.watching.advice import expected_s
+from labkit.watching.diagnose import counted
+from labkit.watching.timings import Making, making_in_one_process
 
 _OTHER_WORK = {"pil_draft"}  # decodes to another size
 

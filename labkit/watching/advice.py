@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.measure.usage import SLOWED
 from labkit.util.machine import usable_cores
-from labkit.watch.timings import Making, epoch_length
+from labkit.watching.timings import Making, epoch_length
 
 if TYPE_CHECKING:
-    from labkit.watch.timings import Making
+    from labkit.watching.timings import Making
 
 _THREADED = 1.2  # processor seconds a second: above, the step has several threads that wait for each other
 

@@ -18,8 +18,8 @@ import numpy as np
 import pandas as pd
 
 from labkit.measure.usage import SLOWED
-from labkit.plan.formulas import DATA, RESOURCES, Estimate, LoaderCosts, Setup, as_estimate, format_number, of_draws
-from labkit.plan.published import (
+from labkit.planning.formulas import DATA, RESOURCES, Estimate, LoaderCosts, Setup, as_estimate, format_number, of_draws
+from labkit.planning.published import (
     IMAGENET_IMAGES,
     IMAGENET_KB,
     STORAGES,
@@ -659,7 +659,7 @@ def plan(
         storage: "nvme", "s3", "memory", or a `Storage`.
         dtype: Of the values that are sent to a GPU: uint8, float16, bfloat16 or float32.
         vcpus_per_node: In place of `cores_per_node`, for rented machines.
-        **inputs: Any of `labkit.plan.planning.INPUTS`, such as `cores_per_node`, `cpu_ms_per_image`, `latency_ms`.
+        **inputs: Any of `labkit.planning.plan.INPUTS`, such as `cores_per_node`, `cpu_ms_per_image`, `latency_ms`.
 
     Raises: FileNotFoundError, ValueError (a wrong or unknown argument, or one is missing that has no default).
     Taught in: notebooks/15_at_scale.ipynb

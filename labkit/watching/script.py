@@ -23,7 +23,7 @@ from types import CodeType, FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
 from labkit.util.redact import redact
-from labkit.watch.observe import Control, SeenLoader
+from labkit.watching.observe import Control, SeenLoader
 
 _SECRET = re.compile(
     r"token|passw|secret|credential|api[-_]?key|access[-_]?key|\bauth|(^|[-_])(key|pw|pwd)$", re.IGNORECASE
@@ -197,7 +197,7 @@ def before_termination(report: Callable[[], object]) -> None:
 
 
 if TYPE_CHECKING:
-    from labkit.watch.findings import WatchReport
+    from labkit.watching.findings import WatchReport
 
 _BAR = 40
 _EVERY_S = 10.0

@@ -26,9 +26,9 @@ from labkit.measure.usage import core_time, tree_usage
 from labkit.util.arguments import require_int
 from labkit.util.process import preserve_rng_state
 from labkit.util.tensor_trees import move_tensors
-from labkit.watch.advice import Costs, LoaderTraits, advise, of_data_set, starts_workers, torch_loader
-from labkit.watch.findings import Diagnosis
-from labkit.watch.timings import (
+from labkit.watching.advice import Costs, LoaderTraits, advise, of_data_set, starts_workers, torch_loader
+from labkit.watching.findings import Diagnosis
+from labkit.watching.timings import (
     CannotDiagnose,
     Epochs,
     Making,
