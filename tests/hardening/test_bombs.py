@@ -25,7 +25,8 @@ from labkit.data.blobs import HttpClient, LocalBlob
 from labkit.data.depth import decode_picture
 from labkit.data.extract import extract_tars
 from labkit.data.pixels import Contents, Origin, laid_out, packed_head
-from labkit.data.shards_write import read_manifest, read_members
+from labkit.data.shard_cache import read_members
+from labkit.data.shards_write import read_manifest
 from labkit.data.tar import SUFFIX, read_index
 from labkit.data.tar_members import TarError
 from labkit.data.tar_stream import TarStream, convert_tar

@@ -114,7 +114,7 @@ def test_what_works(guarded, told, tmp_path):
     assert len(list(tmp_path.glob("home/tar_index/*"))) == 1
     assert len(list(shards)) == 1
     told(shards)
-    told(shards.orders)
+    told(shards.order)
     told(next(iter(shards.samples()))["__url__"])
     lk.write_shards(folder, tmp_path / "shards", engine="threads", progress=False)
     lk.PixelStore.build(tar, tmp_path / "x.pixels", progress=False)
