@@ -138,20 +138,16 @@ def _copy(blob: Blob, size: int, path: Path, threads: ThreadPoolExecutor) -> Non
 
     def fetch(offset: int) -> None:
         data = blob.read_at(offset, min(CHUNK_BYTES, size - offset))
-        if len(data) != min(CHUNK_BYTES, size - offset) or os.pwrite(descriptor, data, offset) != len(data):
-            raise OSError(f"{blob.name} could not be copied to {path.parent}: {len(data)} bytes at {offset}")
+        # Opened for each chunk: after an error, the other threads may still be about to write.
+        with open(path, "r+b") as file:
+            n_written = os.pwrite(file.fileno(), data, offset)
+        if n_written != min(CHUNK_BYTES, size - offset):
+            raise OSError(f"{blob.name} could not be copied to {path.parent}: {n_written} bytes at {offset}")
 
-    descriptor = os.open(path, os.O_WRONLY)
-    try:
-        tasks = [threads.submit(fetch, offset) for offset in range(0, size, CHUNK_BYTES)]
-        try:
-            for task in tasks:  # not `wait`, which is not told when the loop is left and its executor cancels them
-                task.result()
-        finally:
-            wait([task for task in tasks if not task.cancel()])  # none may write once the file is closed
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    for _ in threads.map(fetch, range(0, size, CHUNK_BYTES)):
+        pass
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
 
 
 class BlockStream(io.RawIOBase):
@@ -396,10 +392,36 @@ def name_of(place: str) -> str:
 def read_samples(shards: ShardList, url: str, file: io.BufferedReader) -> Iterator[dict[str, Any]]:
     """The samples of one shard, whose `file` stays open: `__key__`, `__url__`, and each member's bytes by its suffix.
 
+    The tar, plain or compressed, is read in one pass without seeking, in bounded memory.
+
     Raises:
+        TarError: the tar is cut or damaged, between two members, too; names it and its last whole member. Or a member
+            is larger than `labkit.util.arguments.max_file_bytes()`; its data are not read. Or as `sample_files` raises.
         ValueError: names that make no sample, or a checksum that is not the manifest's; names the shard.
     """
-    return _group(_read_verified(file, name_of(url), shards.sha256.get(url)), name_of(url))
+    name, sha256, digest = name_of(url), shards.sha256.get(url), hashlib.sha256()
+
+    def hashed_blocks() -> Generator[bytes]:
+        while data := file.read(_LOCAL_BUFFER_BYTES):
+            digest.update(data)
+            yield data
+
+    def members() -> Iterator[tuple[str, bytes]]:
+        limit = max_file_bytes()
+        stream: io.BufferedReader = io.BufferedReader(BlockStream(hashed_blocks())) if sha256 else file
+        with TarStream(stream, name, needs_end_mark=True) as tar:
+            for info in sample_files(tar):
+                if info.size > limit:
+                    about = f"{info.size} bytes, over the limit of {limit} ({MAX_FILE_VARIABLE})"
+                    raise TarError(f"{name}: {info.name!r} has {about}")
+                yield info.name, b"".join(tar.blocks(info))
+        if sha256:
+            while stream.read(_LOCAL_BUFFER_BYTES):  # what follows the tar's end mark
+                pass
+            if digest.hexdigest() != sha256:
+                raise ValueError(f"{name} does not have the SHA-256 of its manifest: copy it again, or write it again")
+
+    return _group(members(), name)
 
 
 def count_samples(shards: ShardList) -> dict[str, int]:
@@ -431,47 +453,6 @@ def _group(members: Iterable[tuple[str, bytes]], shard: str) -> Iterator[dict[st
         sample[suffix] = data
     if sample:
         yield sample
-
-
-def _read_verified(file: io.BufferedReader, shard: str, sha256: str | None) -> Iterator[tuple[str, bytes]]:
-    """A shard's members, and at their end its checksum compared, if one is known."""
-    if sha256 is None:
-        yield from read_members(file, shard)
-        return
-    digest = hashlib.sha256()
-
-    def blocks() -> Generator[bytes]:
-        while data := file.read(_LOCAL_BUFFER_BYTES):
-            digest.update(data)
-            yield data
-
-    stream: io.BufferedReader = io.BufferedReader(BlockStream(blocks()))
-    yield from read_members(stream, shard)
-    while stream.read(_LOCAL_BUFFER_BYTES):  # what follows the tar's end mark
-        pass
-    if digest.hexdigest() != sha256:
-        raise ValueError(f"{shard} does not have the SHA-256 of its manifest: copy it again, or write it again")
-
-
-def read_members(stream: io.BufferedReader, name: str) -> Iterator[tuple[str, bytes]]:
-    """(name, data) of every file of a sample (`sample_files`) in a tar, in one pass without seeking.
-
-    Args:
-        stream: The tar from its first byte on, plain or compressed. Unpacked in bounded memory.
-        name: What messages call the tar.
-
-    Raises:
-        TarError: the tar is cut or damaged, between two members, too; names it and its last whole member. Or a member
-            is larger than `labkit.util.arguments.max_file_bytes()`; its data are not read. Or as `sample_files` raises.
-        ValueError: as `sample_files` raises.
-    """
-    limit = max_file_bytes()
-    with TarStream(stream, name, needs_end_mark=True) as tar:
-        for info in sample_files(tar):
-            if info.size > limit:
-                about = f"{info.size} bytes, over the limit of {limit} ({MAX_FILE_VARIABLE})"
-                raise TarError(f"{name}: {info.name!r} has {about}")
-            yield info.name, b"".join(tar.blocks(info))
 
 
 def sample_files(tar: TarStream) -> Iterator[tarfile.TarInfo]:

@@ -422,12 +422,6 @@ class Progress:
         """The reader whose order a run is part of."""
         return ReaderRank(run.rank, self.world_size, run.worker, self.num_workers)
 
-    def advance(self, *, counts: bool) -> None:
-        """The next sample is done. One that does not count was skipped, and is made up for."""
-        run = self.remaining[0]
-        n_left = None if run.n_left is None else run.n_left - counts
-        self.remaining[:1] = [] if n_left == 0 else [run._replace(first=run.first + 1, n_left=n_left)]
-
 
 def part_of(runs: Iterable[RemainingSamples], here: ReaderRank, *, is_equal: bool) -> list[RemainingSamples]:
     """The part of all that is left that `here` reads: each sample has one reader, and none has two more than another.
@@ -773,18 +767,22 @@ class ShardDataset(IterableDataset):
 
     def _items(self, progress: Progress) -> Iterator[tuple[Any, int]]:
         while progress.remaining:
-            n_runs, run = len(progress.remaining), progress.remaining[0]
+            run = progress.remaining[0]
             reader = progress.reader_of(run)
             share = self.order.share(reader)
             # In a second round, samples of this epoch come again, in place of those that were skipped.
             n_read, n_given = run.first % (share or sys.maxsize), 0
             for sample in self.order.samples(reader, progress.epoch, progress.start, n_read):
                 item = self._decode(sample)
-                progress.advance(counts=item is not None or share is None)
+                n_left = run.n_left
+                if n_left is not None and (item is not None or share is None):  # else what is skipped is made up for
+                    n_left -= 1
+                run = run._replace(first=run.first + 1, n_left=n_left)
+                progress.remaining[:1] = [] if n_left == 0 else [run]
                 if item is not None:
                     n_given += 1
                     yield item
-                if len(progress.remaining) < n_runs:
+                if n_left == 0:
                     break
             else:
                 if share is None:

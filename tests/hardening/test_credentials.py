@@ -169,7 +169,7 @@ def test_errors_of_object_storage(told):
     for act in (store.keys, lambda: store.read("a.jpg"), lambda: lk.TarStore("leaky://bucket/x.tar", **options).keys()):
         assert isinstance(told.failing(act), PermissionError)
     told.failing(lambda: lk.read_shards("leaky://bucket/shards", storage_options=options))
-    told(lk.read_shards("leaky://bucket/x.tar", storage_options=options).orders)
+    told(lk.read_shards("leaky://bucket/x.tar", storage_options=options).order)
 
 
 def test_the_environment_is_not_told(told, monkeypatch):
