@@ -167,7 +167,7 @@ def compare(
         experiment: Its name; with `rung=False` it is no rung of the ladder.
         seed: Of the order of variants within rounds; every second round mirrors the one before.
         evict: Called before each run, outside the clock: drops files from the page cache and returns their bytes, as
-            `lambda: labkit.evict(paths)`. A mapping applies to the variants it names. Such runs read each byte once.
+            `lambda: course.evict(paths)`. A mapping applies to the variants it names. Such runs read each byte once.
         count, clock: Return the images of other kinds of batches, and, for tests, the seconds.
         progress: Show a progress bar.
         **factors: Further columns, `storage="folder"` or, by variant, `storage={"tar": "simulated hard disk"}`.

@@ -19,7 +19,8 @@ import pytest
 from PIL import Image, PngImagePlugin
 
 import labkit as lk
-from labkit.course.conformance import encode_png, png_chunk
+from labkit import course
+from labkit.course.oracles import encode_png, png_chunk
 from labkit.data import decode
 from labkit.data.blobs import HttpClient, LocalBlob
 from labkit.data.depth import decode_picture
@@ -332,7 +333,7 @@ def test_a_pixel_file_whose_images_are_larger_than_numbers(tmp_path):
     index, _ = laid_out(contents, np.array([[4, 4]]), np.array([0]), contents.index_bytes())
     index = replace(index, shapes=np.array([[2**31 - 1, 2**31 - 1]], np.int32))
     head = packed_head(Origin(bytes(32), 4, "pil"), index, 1024)
-    with pytest.raises(lk.PixelError, match="leads out of the file"):
+    with pytest.raises(course.PixelError, match="leads out of the file"):
         lk.PixelStore(written(tmp_path / "x.pixels", head.ljust(1024, b"\0")))
 
 
@@ -343,7 +344,7 @@ def test_a_pixel_file_whose_classes_are_nested_deep(tmp_path):
     store, classes = MemoryStore({"a/b.png": image_bytes()}), ["a", "b" * len(DEEP)]
     path = lk.PixelStore.build(store, tmp_path / "x.pixels", classes=classes, num_workers=0, progress=False).path
     data = path.read_bytes().replace(b"b" * len(DEEP), DEEP.encode()).replace(b'["a", "', b"[[[[[[[")
-    with pytest.raises(lk.PixelError, match="is damaged: its index"):
+    with pytest.raises(course.PixelError, match="is damaged: its index"):
         lk.PixelStore(written(tmp_path / "deep.pixels", fix_pixel_file(data)))
 
 
@@ -358,12 +359,12 @@ def test_lists_nested_deep(tmp_path, recorded_frames):
     (tmp_path / "set" / "a.png").write_bytes(image_bytes())
     with pytest.warns(UserWarning, match="is not JSON"):
         assert len(lk.collect_sizes(tmp_path / "set", progress=False)) == 1
-    with lk.serve_folder(tmp_path / "set") as url:
+    with course.serve_folder(tmp_path / "set") as url:
         assert list(lk.HttpStore(url).keys()) == ["a.png"]
     (tmp_path / "predictions").mkdir()
     (tmp_path / "predictions" / "x.json").write_text(DEEP)
     with pytest.raises(ValueError, match="holds no predictions"):
-        lk.score()
+        course.score()
 
 
 # Bodies over HTTP.

@@ -5,6 +5,7 @@ import pytest
 
 import labkit as lk
 from labkit.measure import statistics as messages
+from labkit.measure.plots import ladder_rungs
 from labkit.measure.statistics import quiet_summary
 
 
@@ -81,4 +82,4 @@ class TestOthers:
         steps = {"01 a": 1.5, "02 b": 3.0}
         frames = [frame_of({"x": [100, 101, 99, 100, 100], "y": [ratio * 100] * 5}, "x", experiment=name)
                   for name, ratio in steps.items()]  # fmt: skip
-        assert messages.tell_ladder(lk.measure.ladder_rungs(pd.concat(frames))) == "02 b: y: 3.00x of x"
+        assert messages.tell_ladder(ladder_rungs(pd.concat(frames))) == "02 b: y: 3.00x of x"

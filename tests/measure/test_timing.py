@@ -18,8 +18,10 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import labkit as lk
+from labkit import course
+from labkit.data.blobs import resident_fraction
 from labkit.measure import compare as timing, sampler, steady as batches, usage as processes
-from labkit.measure.compare import count_images
+from labkit.measure.compare import VariantError, count_images
 from labkit.measure.frames import COLUMNS
 from labkit.measure.recorder import set_recorder
 from labkit.measure.statistics import quiet_summary
@@ -127,7 +129,7 @@ def test_a_slow_round_cancels_in_the_ratio():
         return lambda: (lambda factor: clock.loader(0, factor * seconds, factor * seconds)())(next(mood))
 
     runs = lk.compare({"a": moody(2.0), "b": moody(1.0)}, baseline="a", rounds=4, warmups=0, clock=clock)
-    with pytest.warns(lk.InstabilityWarning):
+    with pytest.warns(course.InstabilityWarning):
         b = lk.summarize(runs).loc["b"]
     assert (b.speedup, b.ci_low, b.ci_high) == pytest.approx((2.0, 2.0, 2.0))
 
@@ -202,7 +204,7 @@ def broken():
     ],
 )
 def test_an_error_names_the_variant_and_thaws_the_heap(unfrozen, factory, said, cause):
-    with pytest.raises(lk.VariantError, match=f"^variant 'bad' {said}$") as caught:
+    with pytest.raises(VariantError, match=f"^variant 'bad' {said}$") as caught:
         lk.compare({"good": lambda: [1], "bad": factory}, baseline="good")
     assert type(caught.value.__cause__) is cause
     assert caught.value.__suppress_context__
@@ -307,7 +309,7 @@ def test_the_memory_of_each_process_is_told_apart():
     receiver, sender = FORK.Pipe(duplex=False)
     with forked(_touch_and_wait, block, sender) as child:
         receiver.recv()
-        table = lk.tree_memory()
+        table = course.tree_memory()
     assert table["process"].tolist()[:2] == ["main", "child 1"]
     assert table["pid"][0] == os.getpid()
     own_mb = table.set_index("pid")["private_mb"][child.pid]
@@ -330,13 +332,13 @@ def test_cold_is_said_only_where_the_kernel_read_the_bytes(tmp_path):
     def read():
         return (len(file.read_bytes()) and 1 for file in files)
 
-    runs = lk.compare({"cold": read}, baseline="cold", rounds=1, warmups=0, evict=lambda: lk.evict(files))
-    if lk.resident_fraction(files) == 1 and runs.page_cache[0] == "not cold":
+    runs = lk.compare({"cold": read}, baseline="cold", rounds=1, warmups=0, evict=lambda: course.evict(files))
+    if resident_fraction(files) == 1 and runs.page_cache[0] == "not cold":
         pytest.skip("this file system's pages cannot be evicted")
     assert runs.page_cache[0] == "cold"
     pretended = lk.compare({"cold": read}, baseline="cold", rounds=1, warmups=1, evict=lambda: 8_000_000)
     assert pretended.page_cache.iloc[-1] == "not cold"
-    one = lk.compare({"c": read, "w": read}, baseline="w", rounds=1, evict={"c": lambda: lk.evict(files)})
+    one = lk.compare({"c": read, "w": read}, baseline="w", rounds=1, evict={"c": lambda: course.evict(files)})
     assert one.set_index("variant").page_cache["c"].tolist() == ["cold", "cold"]
 
 
@@ -495,7 +497,7 @@ def test_where_the_kernel_tells_less_psutil_is_asked(monkeypatch):
         processes.apart.add(worker.pid)
         assert processes._descendants() == []
     assert processes.tree_usage().read_bytes is None
-    assert lk.tree_memory().empty
+    assert course.tree_memory().empty
 
 
 def test_a_process_that_has_ended_costs_nothing():
@@ -509,7 +511,7 @@ def test_a_process_that_has_ended_costs_nothing():
 def test_sizes_are_those_that_the_kernel_and_psutil_tell():
     own = psutil.Process().memory_full_info()
     assert sampler.pss_bytes(os.getpid()) == pytest.approx(own.pss, rel=0.1)
-    row = lk.tree_memory().iloc[0]
+    row = course.tree_memory().iloc[0]
     assert row.pss_mb == pytest.approx(own.pss / 1e6, rel=0.1)
     assert row.private_mb == pytest.approx(own.uss / 1e6, rel=0.1)
     assert processes._uss_bytes(os.getpid()) == pytest.approx(own.uss, rel=0.1)

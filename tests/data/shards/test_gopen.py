@@ -12,7 +12,8 @@ from torch.utils.data import ChainDataset, DataLoader
 from webdataset import gopen as wds_gopen
 from webdataset.gopen import gopen_schemes
 
-from labkit import FolderStore, read_shards, serve_folder, serve_s3, write_shards
+from labkit import FolderStore, read_shards, write_shards
+from labkit.course import serve_folder, serve_s3
 from labkit.data.shard_cache import open_url, register
 from labkit.data.tar_members import TarError
 

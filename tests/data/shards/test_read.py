@@ -19,15 +19,9 @@ from PIL import Image
 from scipy.stats import spearmanr
 from torch.utils.data import DataLoader
 
-from labkit import (
-    DecodeError,
-    FolderStore,
-    ImageDataset,
-    ShardWarning,
-    read_shards,
-    shuffle_quality,
-    write_shards,
-)  # fmt: skip
+from labkit import DecodeError, FolderStore, ImageDataset, read_shards, write_shards
+from labkit.course import shuffle_quality
+from labkit.data.shards_read import ShardWarning
 from labkit.data.tar_members import TarError
 from tests.memory_store import MemoryStore
 from tests.paths import REPO
@@ -112,7 +106,7 @@ def test_bad_arguments(forty, urls, options, error, said):
         read_shards(forty if urls is None else urls, **options)
 
 
-@pytest.mark.filterwarnings("ignore::labkit.ShardWarning")
+@pytest.mark.filterwarnings("ignore::labkit.data.shards_read.ShardWarning")
 @pytest.mark.parametrize("world_size", range(1, 5))
 @pytest.mark.parametrize("num_workers", range(1, 5))
 def test_every_shard_has_one_reader(forty, monkeypatch, world_size, num_workers):

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from labkit import DISKS, FolderStore, HttpStore, SimulatedStore, TarStore
+from labkit import FolderStore, HttpStore, TarStore
+from labkit.course import DISKS, SimulatedStore
 from labkit.data import simulated_disks as simulated
 from labkit.data.simulated_disks import Disk
 from labkit.data.stores import HasExtents

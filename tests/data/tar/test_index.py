@@ -574,7 +574,7 @@ def test_processes_that_build_at_once(photos, stored):
 
 KILLED = """
 import sys
-from labkit.data.tar import index as tar_index
+from labkit.data import tar as tar_index
 from labkit.data.blobs import LocalBlob
 blob = LocalBlob(sys.argv[1])
 whole = tar_index._dump(tar_index.build_index(blob), blob.fingerprint())
