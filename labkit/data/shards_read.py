@@ -47,7 +47,7 @@ from labkit.util.files import IMAGE_SUFFIXES, ScratchFolder
 
 
 class ReaderRank(NamedTuple):
-    """Which of all readers one is: a worker of a rank."""
+    """A reader among all: one worker of one rank."""
 
     rank: int
     world_size: int
@@ -99,7 +99,7 @@ def cut(runs: Iterable[Run], start: int, stop: int = sys.maxsize) -> Iterator[Ru
 
 
 def shuffled(items: Iterable[Item], size: int, initial: int, seed: str) -> Iterator[Item]:
-    """Items through a buffer of `size`, from which random ones are given once `initial` are in it.
+    """Items through a buffer of `size`, from which random ones are given once `initial` are in it; 0 keeps their order.
 
     As WebDataset's `shuffle`, two items come in for each that is given, until the buffer is full. The order depends on
     the seed and the number of items alone, so that it can be drawn without reading the items.
@@ -193,17 +193,14 @@ class EpochOrder:
 
     def samples(self, reader: ReaderRank, epoch: int, start: int, n_read: int = 0) -> Iterator[dict[str, Any]]:
         """A reader's samples of an epoch that begins at `start` in the row of passes, after the first `n_read`."""
-
-        def mixed(items: Iterable[Item]) -> Iterator[Item]:
-            seed = f"{self.seed} {epoch} {tuple(reader)}"
-            return shuffled(items, self.shuffle, self.shuffle_initial, seed) if self.shuffle else iter(items)
-
+        seed = f"{self.seed} {epoch} {tuple(reader)}"
         slices = self._slices(reader, epoch, start)
         if not n_read:
-            return mixed(self._read(slices))
+            return shuffled(self._read(slices), self.shuffle, self.shuffle_initial, seed)
         slices = self._bounded(slices)
         numbers = range(sum(part.n_left or 0 for part in slices))
-        return resume(mixed(numbers), n_read, lambda first: self._read(list(cut(slices, first))))
+        order = shuffled(numbers, self.shuffle, self.shuffle_initial, seed)
+        return resume(order, n_read, lambda first: self._read(list(cut(slices, first))))
 
     def _slices(self, reader: ReaderRank, epoch: int, start: int) -> list[ShardSlice]:
         """What a reader reads in an epoch, before the buffer mixes it."""
