@@ -35,7 +35,7 @@ def test_every_name_is_there_and_lists_itself():
 def test_every_name_of_the_course_is_there():
     assert set(course.__all__) <= set(dir(course))
     assert [name for name in course.__all__ if getattr(course, name) is None] == []
-    with pytest.raises(AttributeError, match="'labkit.course' has no attribute 'nothing'"):
+    with pytest.raises(AttributeError, match=r"'labkit\.course' has no attribute 'nothing'"):
         course.nothing  # noqa: B018
 
 
