@@ -93,7 +93,14 @@ def write_shards(
     require_int("max_count", max_count)
     require_int("max_bytes", max_bytes)
 
-    samples, classes = _list_samples(store, classes, progress)
+    keys = list(store.keys())
+    classes, labels = labels_of(keys, classes, source=store)
+    if isinstance(store, HasSizes):
+        sizes = store.sizes().tolist()
+    else:
+        sizes = [len(store.read(key)) for key in progress_bar(keys, show=progress, desc="sizes", unit="image")]
+    columns = zip(keys, member_names(keys), sizes, labels.tolist(), strict=True)
+    samples = [Sample(*column) for column in columns]
     if seed is not None:
         samples = [samples[position] for position in np.random.default_rng(seed).permutation(len(samples))]
     digest = hashlib.sha256()
@@ -166,17 +173,6 @@ def _read_known_rows(root: Path, settings: dict, classes: list[str]) -> dict[str
         claim_folder(root, f"{UNFINISHED}/settings.json", settings, what="shards")
         rows = filter(_is_row, map(read_record, (root / UNFINISHED).glob("shard-*.json")))
     return {row["name"]: row for row in rows}
-
-
-def _list_samples(store: Store, classes: Sequence[str] | None, progress: bool) -> tuple[list[Sample], list[str]]:
-    keys = list(store.keys())
-    classes, labels = labels_of(keys, classes, source=store)
-    if isinstance(store, HasSizes):
-        sizes = store.sizes().tolist()
-    else:
-        sizes = [len(store.read(key)) for key in progress_bar(keys, show=progress, desc="sizes", unit="image")]
-    columns = zip(keys, member_names(keys), sizes, labels.tolist(), strict=True)
-    return [Sample(*column) for column in columns], classes
 
 
 def member_names(keys: Iterable[str]) -> list[str]:
