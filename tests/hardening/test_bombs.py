@@ -26,7 +26,7 @@ from labkit.data.blobs import HttpClient, LocalBlob
 from labkit.data.depth import decode_picture
 from labkit.data.extract import extract_tars
 from labkit.data.pixels import Contents, Origin, laid_out, packed_head
-from labkit.data.shards_write import read_manifest, read_members
+from labkit.data.shards_write import read_manifest
 from labkit.data.tar import SUFFIX, read_index
 from labkit.data.tar_members import TarError
 from labkit.data.tar_stream import TarStream, convert_tar
@@ -212,8 +212,8 @@ def stream(path: Path) -> None:
 
 
 def stream_file(path: Path) -> None:
-    with open(path, "rb") as file:
-        list(read_members(file, "x"))
+    with open(path, "rb") as file, TarStream(file, "x") as members:
+        list(members)
 
 
 INDEXERS = [lambda path, mode=mode: lk.TarStore(path, mode=mode).keys() for mode in MODES]

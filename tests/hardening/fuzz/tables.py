@@ -13,7 +13,7 @@ import pandas as pd
 from labkit.data.depth import PRESETS, read_list
 from labkit.data.remote import HttpStore, list_files
 from labkit.data.samples import MANIFEST, make_photos
-from labkit.data.shard_cache import ShardList
+from labkit.data.shard_cache import find_shards
 from labkit.data.sizes import collect_sizes, parse_cache_name, write_metadata_cache
 from labkit.measure import plots
 from labkit.measure.frames import COLUMNS, load_frame, make_frame, save_frame
@@ -108,7 +108,7 @@ def _sizes(folder, text: bytes) -> None:
 def _shards(folder, text: bytes) -> None:
     (folder / MANIFEST).write_bytes(text)
     with may_refuse(ValueError, names=folder / MANIFEST):
-        found = ShardList.find(folder, verify=True, storage_options={})
+        found = find_shards(folder, verify=True, storage_options={})
         assert all(isinstance(url, str) for url in found.urls)
 
 
