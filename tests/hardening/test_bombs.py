@@ -10,7 +10,6 @@ import tarfile
 import zlib
 from collections.abc import Callable
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -24,7 +23,6 @@ from labkit.data import decode
 from labkit.data.blobs import HttpClient, LocalBlob
 from labkit.data.depth import decode_picture
 from labkit.data.extract import extract_tars
-from labkit.data.pixels import Contents, Origin, laid_out, packed_head
 from labkit.data.shards_write import read_manifest, read_members
 from labkit.data.tar import SUFFIX, read_index
 from labkit.data.tar_members import TarError
@@ -32,7 +30,6 @@ from labkit.data.tar_stream import TarStream, convert_tar
 from labkit.util import arguments as bounds
 from labkit.util.arguments import MAX_FILE_VARIABLE, MAX_TAR_HEADER_BYTES, max_file_bytes
 from labkit.util.parallel import ItemErrors
-from labkit.util.strings import PackedStrings
 from tests.hardening.inputs import fix_pixel_file, image_bytes, sparse_member, tar_bytes
 from tests.memory_store import MemoryStore
 from tests.serving import Quiet, serving
@@ -328,12 +325,11 @@ def test_a_stored_index_that_unpacks_to_much(tmp_path):
 
 
 def test_a_pixel_file_whose_images_are_larger_than_numbers(tmp_path):
-    contents = Contents(PackedStrings(["a/b.jpg"]), np.array([0]), ["a"])
-    index, _ = laid_out(contents, np.array([[4, 4]]), np.array([0]), contents.index_bytes())
-    index = replace(index, shapes=np.array([[2**31 - 1, 2**31 - 1]], np.int32))
-    head = packed_head(Origin(bytes(32), 4, "pil"), index, 1024)
+    store = MemoryStore({"a/b.png": image_bytes()})
+    data = bytearray(lk.PixelStore.build(store, tmp_path / "x.pixels", num_workers=0, progress=False).path.read_bytes())
+    struct.pack_into("<2i", data, 136 + 16, 2**31 - 1, 2**31 - 1)
     with pytest.raises(lk.PixelError, match="leads out of the file"):
-        lk.PixelStore(written(tmp_path / "x.pixels", head.ljust(1024, b"\0")))
+        lk.PixelStore(written(tmp_path / "x.pixels", fix_pixel_file(bytes(data))))
 
 
 DEEP = "[" * 100_000
