@@ -7,7 +7,7 @@ import time
 import weakref
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 
@@ -153,4 +153,5 @@ def _move(position: _Position, extent: Extent, disk: Disk) -> float:
 
 def _remove(path: str, owner: int) -> None:
     if os.getpid() == owner:  # a forked worker that ends must leave the file to its parent
-        os.unlink(path)
+        with suppress(FileNotFoundError):  # a system may clear its temporary files
+            os.unlink(path)

@@ -81,6 +81,16 @@ def test_a_tar_that_changes_on_the_server(remote, server):
         remote.read("dog/d.WebP")
 
 
+@pytest.mark.parametrize("code", [404, 410])
+def test_a_tar_that_is_deleted_on_the_server_is_missing(remote, server, code):
+    """While it is read, and before its first byte."""
+    remote.read("dog/d.WebP")
+    server.script["/t/a.tar"] = [status(code)] * 2
+    for read in (lambda: remote.read("dog/d.WebP"), TarStore(f"{server.url}/t/a.tar").keys):
+        with pytest.raises(FileNotFoundError, match=rf"{server.url}/t/a\.tar does not exist"):
+            read()
+
+
 def test_a_remote_tar_that_is_cut(remote, server):
     remote.keys()
     server.files["/t/a.tar"] = server.files["/t/a.tar"][:3000]
