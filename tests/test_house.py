@@ -2,7 +2,11 @@
 
 import re
 
+import cloudpickle
+import pytest
+
 import labkit as lk
+from labkit import course
 from tests.paths import REPO
 
 PACKAGE = REPO / "labkit"
@@ -26,3 +30,18 @@ def test_contributing_names_what_is_there():
 def test_every_name_is_there_and_lists_itself():
     assert set(lk.__all__) <= set(dir(lk))
     assert [name for name in lk.__all__ if getattr(lk, name) is None] == []
+
+
+def test_every_name_of_the_course_is_there():
+    assert set(course.__all__) <= set(dir(course))
+    assert [name for name in course.__all__ if getattr(course, name) is None] == []
+    with pytest.raises(AttributeError, match=r"'labkit\.course' has no attribute 'nothing'"):
+        course.nothing  # noqa: B018
+
+
+def test_the_package_can_be_pickled_whatever_was_imported():
+    """A room of a public function's name would hide the function, or make the package a thing that no pickle knows."""
+
+    assert callable(lk.watch)
+    assert callable(lk.plan)
+    assert cloudpickle.loads(cloudpickle.dumps(lambda: lk))() is lk

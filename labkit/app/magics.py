@@ -12,8 +12,8 @@ from IPython.display import display
 
 from labkit.measure.compare import compare
 from labkit.util.machine import scale
-from labkit.watch.observe import NothingSeen
-from labkit.watch.program import watch
+from labkit.watching.observe import NothingSeen
+from labkit.watching.program import watch
 
 
 @magics_class

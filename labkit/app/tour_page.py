@@ -1,8 +1,6 @@
-"""The tour's page.
+"""The tour's page: one file that opens from the disk, without a network, while the tour runs and after it.
 
-The tour's index page: one file that opens from the disk, without a network, while the tour runs and after it.
-
-The report of a tour that is running: what has been measured so far, and how long the rest takes.
+It shows what has been measured so far, and how long the rest takes.
 """
 
 import time

@@ -89,7 +89,7 @@ class Score:
     def sentences(self) -> list[str]:
         """The result in words: one sentence per guess, then all guesses together."""
         if self.walk.empty:
-            return ["There is no guess to compare yet: write one into lk.predict(label, ...), and plot the runs."]
+            return ["There is no guess to compare yet: write one into course.predict(label, ...), and plot the runs."]
         sentences = [_describe_guess(row) for row in self.frame.itertuples()]
         return [*(sentences or ["None of these experiments has a guess."]), *_describe_all(self)]
 

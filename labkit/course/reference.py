@@ -1,14 +1,7 @@
-"""Reference runs on a GPU.
+"""Reference runs on a GPU: the experiments of notebooks 03, 06, 07, 11b and 13 that need one, stored for readers
 
-Stored runs of machines with a CUDA GPU, for readers without one: `<env_id>.csv` (runs) and `.json` (machine).
-
-`python -m labkit reference` on such a machine adds its two files.
-
-The experiments of notebooks 03, 06 and 07, which a CUDA machine also records as reference runs.
-
-Reference experiments for notebooks 11b and 13: the limits of a GPU, and loaders that come close to them.
-
-`python -m labkit reference`: check, measure and store the experiments that need a CUDA GPU; needs no Jupyter.
+`python -m labkit reference` on a CUDA machine checks and measures them, and writes `<env_id>.csv` (runs) and `.json`
+(machine) to `notebooks/reference/`. It needs no Jupyter.
 """
 
 import json

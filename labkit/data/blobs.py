@@ -424,7 +424,7 @@ def evict(paths: Iterable[os.PathLike]) -> int:
     Raises:
         OSError: this system cannot evict single files (macOS, Windows).
 
-    >>> lk.evict(lk.FolderStore("photos").paths())
+    >>> course.evict(lk.FolderStore("photos").paths())
     34210816
 
     Source: posix_fadvise(2), POSIX_FADV_DONTNEED. Taught in: notebooks/00_measure.ipynb
@@ -446,7 +446,7 @@ def evict(paths: Iterable[os.PathLike]) -> int:
 def resident_fraction(paths: Iterable[os.PathLike]) -> float:
     """Share of the files' pages that are in the page cache, 0.0 to 1.0, by mincore(2).
 
-    >>> lk.resident_fraction(lk.FolderStore("photos").paths())
+    >>> resident_fraction(lk.FolderStore("photos").paths())
     1.0
     """
     resident = pages = 0

@@ -34,6 +34,7 @@ import mmap
 import os
 import re
 import struct
+import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -174,7 +175,7 @@ class PixelStore(Labeled, Dataset):
             ValueError: unknown decoder or engine, `short_side` below 1, or folders that cannot be classes, as for
                 `ImageDataset`.
 
-            >>> store = lk.PixelStore.build("photos", "photos.pixels")
+        >>> store = lk.PixelStore.build("photos", "photos.pixels")
 
         Source: H x W x 3 bytes in row order, the layout that NumPy and OpenCV read.
         Taught in: notebooks/11b_raw_pixels.ipynb
@@ -265,8 +266,9 @@ class PixelStore(Labeled, Dataset):
             indices: Of the images, each at least 0.
             rows: The first row of each part, and the number of rows.
         """
-        is_in_order = len(indices) > 1 and list(indices) == list(range(indices[0], indices[0] + len(indices)))
-        if self._disk_reads.are_likely(len(indices)) and not is_in_order:
+        if self._disk_reads.are_likely(len(indices)):
+            if len(indices) > 1 and list(indices) == list(range(indices[0], indices[0] + len(indices))):
+                return
             for index, (top, height) in zip(indices, rows, strict=True):
                 self._begin_to_read(index, top, height)
 
@@ -275,7 +277,7 @@ class PixelStore(Labeled, Dataset):
         row_bytes = 3 * self._sides[2 * index + 1]
         start = self._offsets[index] + top * row_bytes
         before = start % mmap.PAGESIZE  # what is asked for begins with a page
-        with suppress(OSError):  # only a hint: what the kernel refuses is read when it is touched
+        with suppress(OSError, AttributeError):  # only a hint, which Windows lacks: a page is read when it is touched
             _advise(self._view(), start - before, before + height * row_bytes)
 
     def verify(self, *, progress: bool = True) -> None:
@@ -332,7 +334,9 @@ class _DiskReads:
 
 def _count_reads() -> int:
     """Blocks that this process had read from disks, and its page faults that waited for one."""
-    import resource  # not on Windows
+    if sys.platform == "win32":
+        return 0
+    import resource
 
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_inblock + usage.ru_majflt

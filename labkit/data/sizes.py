@@ -1,12 +1,7 @@
-"""Collect the sizes of images, from headers, caches and tables.
+"""The sizes of all images under a folder, from the cheapest source that states each.
 
-Many headers, with as many readers as pay off: the time of the first files decides.
-
-Image sizes from the names of latent caches, which kohya-ss/sd-scripts writes beside the images.
-
-`metadata_cache.json`, in which kohya-ss/sd-scripts keeps captions and sizes: validated, and written atomically.
-
-The sizes of all images under a folder, from the cheapest source that states each.
+Names of latent caches and `metadata_cache.json`, both of kohya-ss/sd-scripts, state sizes without opening an image. The
+other images' headers are read with as many readers as pay off: the time of the first files decides.
 """
 
 import json

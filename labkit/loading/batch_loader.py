@@ -18,7 +18,7 @@ from labkit.data.decode import DecodeError
 from labkit.data.labels import Labeled, check_same_classes, labels_of
 from labkit.data.pixels import PixelStore
 from labkit.data.stores import Store
-from labkit.loading.fill import BatchBuffers, CropWriter, Draw, EncodedFiller, PixelFiller, PixelFormat
+from labkit.loading.fill import BatchBuffers, CropPolicy, CropWriter, EncodedFiller, PixelFiller, PixelFormat
 from labkit.loading.processes import ProcessPool
 from labkit.loading.read_ahead import AfterReads, Reader, ReadsAhead, with_reads
 from labkit.loading.resume import Pass, Progress, Resumable
@@ -140,7 +140,7 @@ class BatchLoader(Labeled, Resumable):
         if require_int("num_processes", num_processes, 0) and self._skips:
             raise ValueError('on_error="skip" needs num_processes=0: what workers skip, nobody would list')
         self._pixels = PixelFormat(size, dtype, mean, std, memory_format)
-        draw = Draw(size, train, seed, scale, ratio, require_fraction("flip", flip))
+        draw = CropPolicy(size, train, seed, scale, ratio, require_fraction("flip", flip))
         self._open(source, classes, draw, CropWriter(self._pixels, antialias), scaled_decoding)
         self._reader = None if reads_in_flight is None else self._open_reader(source, reads_in_flight)
         shuffle = train if shuffle is None and sampler is None else shuffle
@@ -182,7 +182,7 @@ class BatchLoader(Labeled, Resumable):
         return Reader(source, self.keys, require_int("reads_in_flight", reads_in_flight))
 
     def _open(
-        self, source: Any, classes: Sequence[str] | None, draw: Draw, writer: CropWriter, scaled_decoding: bool
+        self, source: Any, classes: Sequence[str] | None, draw: CropPolicy, writer: CropWriter, scaled_decoding: bool
     ) -> None:
         if isinstance(source, PixelStore):
             if classes is not None:

@@ -202,7 +202,7 @@ def plot_speedup(
     The title is the ratio to speak of, and the sentence of `conclude` stands below. An open square means that the
     verdict is inconclusive, a diamond that there is none: the legend says so. Where an interval is much wider than the
     rounds are apart, as that of two rounds can be, the rounds set the axis, and an arrow says that the interval goes
-    on. Guesses made with `labkit.predict` are drawn as triangles and compared with the measurement: `labkit.score`
+    on. Guesses made with `course.predict` are drawn as triangles and compared with the measurement: `course.score`
     tells how good they were.
 
     Args:

@@ -18,7 +18,10 @@ from torchvision.datasets import ImageFolder
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
 import labkit as lk
+from labkit import course
+from labkit.data.labels import LabelWarning
 from labkit.peers.peer import labelled_photos
+from labkit.peers.registry import Work
 from tests.memory_store import MemoryStore
 from tests.paths import run_script
 
@@ -109,7 +112,7 @@ def test_labels_and_classes_are_those_of_image_folder(tmp_path, labeled):
 
 def test_the_loaders_that_labkit_is_compared_with_get_the_same_labels(tmp_path):
     root = write_images(tmp_path / "set", *NESTED)
-    found = {path.relative_to(root).as_posix(): label for path, label in labelled_photos(lk.Work(root, tmp_path))}
+    found = {path.relative_to(root).as_posix(): label for path, label in labelled_photos(Work(root, tmp_path))}
     assert found == of_image_folder(root)[1]
 
 
@@ -158,7 +161,7 @@ class TestFoldersThatAreNoClasses:
         root = write_images(tmp_path / "set", "1.png", "2.png")
         with pytest.raises(FileNotFoundError, match="Couldn't find any class folder"):
             ImageFolder(root)
-        with pytest.warns(lk.LabelWarning, match=r"2 images, and none lies in a class folder.*classes=\[\]") as told:
+        with pytest.warns(LabelWarning, match=r"2 images, and none lies in a class folder.*classes=\[\]") as told:
             _, labels = labeled(root, tmp_path)
         assert labels == {"1.png": 0, "2.png": 0}
         assert {each.filename for each in told} == {__file__}  # the line that called labkit
@@ -202,7 +205,7 @@ class TestFoldersThatAreNoClasses:
     @every_way
     def test_one_folder_above_all_classes_is_told(self, tmp_path, labeled):
         root = write_images(tmp_path / "set", "photos/cat/1.png", "photos/dog/1.png")
-        with pytest.warns(lk.LabelWarning, match="all in one folder, 'photos', so all labels are 0.*make it the root"):
+        with pytest.warns(LabelWarning, match="all in one folder, 'photos', so all labels are 0.*make it the root"):
             found, labels = labeled(root, tmp_path)
         assert (found.classes, labels) == of_image_folder(root)
 
@@ -219,7 +222,7 @@ class TestFoldersThatAreNoClasses:
         assert list(lk.collect_sizes(root)["path"]) == list(names)
 
     def test_workers_that_open_a_pixel_file_again_do_not_tell_again(self, tmp_path):
-        with pytest.warns(lk.LabelWarning):
+        with pytest.warns(LabelWarning):
             lk.PixelStore.build(write_images(tmp_path / "set", "1.png", "2.png"), tmp_path / "x.pixels", **QUIET)
         script = """
 import sys, labkit as lk
@@ -261,7 +264,7 @@ class TestSuffixes:
     def test_every_store_counts_what_it_would_leave_out(self, mixed, kind):
         with tarfile.open(mixed.parent / "x.tar", "w") as tar:
             tar.add(mixed, ".")
-        with lk.serve_folder(mixed) as url:
+        with course.serve_folder(mixed) as url:
             place = {"folder": mixed, "tar": mixed.parent / "x.tar", "http": url, "object": f"file://{mixed}"}[kind]
             with pytest.raises(ValueError, match=r"13 images with suffixes .*\(3 \.gif, 1 \.\w+, ") as failure:
                 lk.open_store(place).keys()
@@ -420,5 +423,5 @@ class TestNumbersThatWouldShift:
 
 def test_own_stores_are_told_by_their_class(tmp_path):
     data = write_images(tmp_path, "1.png").joinpath("1.png").read_bytes()
-    with pytest.warns(lk.LabelWarning, match="^MemoryStore has 1 image, and none lies"):
+    with pytest.warns(LabelWarning, match="^MemoryStore has 1 image, and none lies"):
         lk.ImageDataset(MemoryStore({"1.png": data}))

@@ -18,6 +18,7 @@ import pytest
 from PIL import Image, PngImagePlugin
 
 import labkit as lk
+from labkit import course
 from labkit.course.oracles import encode_png, png_chunk
 from labkit.data import decode
 from labkit.data.blobs import HttpClient, LocalBlob
@@ -328,7 +329,7 @@ def test_a_pixel_file_whose_images_are_larger_than_numbers(tmp_path):
     store = MemoryStore({"a/b.png": image_bytes()})
     data = bytearray(lk.PixelStore.build(store, tmp_path / "x.pixels", num_workers=0, progress=False).path.read_bytes())
     struct.pack_into("<2i", data, 136 + 16, 2**31 - 1, 2**31 - 1)
-    with pytest.raises(lk.PixelError, match="leads out of the file"):
+    with pytest.raises(course.PixelError, match="leads out of the file"):
         lk.PixelStore(written(tmp_path / "x.pixels", fix_pixel_file(bytes(data))))
 
 
@@ -339,7 +340,7 @@ def test_a_pixel_file_whose_classes_are_nested_deep(tmp_path):
     store, classes = MemoryStore({"a/b.png": image_bytes()}), ["a", "b" * len(DEEP)]
     path = lk.PixelStore.build(store, tmp_path / "x.pixels", classes=classes, num_workers=0, progress=False).path
     data = path.read_bytes().replace(b"b" * len(DEEP), DEEP.encode()).replace(b'["a", "', b"[[[[[[[")
-    with pytest.raises(lk.PixelError, match="is damaged: its index"):
+    with pytest.raises(course.PixelError, match="is damaged: its index"):
         lk.PixelStore(written(tmp_path / "deep.pixels", fix_pixel_file(data)))
 
 
@@ -354,12 +355,12 @@ def test_lists_nested_deep(tmp_path, recorded_frames):
     (tmp_path / "set" / "a.png").write_bytes(image_bytes())
     with pytest.warns(UserWarning, match="is not JSON"):
         assert len(lk.collect_sizes(tmp_path / "set", progress=False)) == 1
-    with lk.serve_folder(tmp_path / "set") as url:
+    with course.serve_folder(tmp_path / "set") as url:
         assert list(lk.HttpStore(url).keys()) == ["a.png"]
     (tmp_path / "predictions").mkdir()
     (tmp_path / "predictions" / "x.json").write_text(DEEP)
     with pytest.raises(ValueError, match="holds no predictions"):
-        lk.score()
+        course.score()
 
 
 # Bodies over HTTP.

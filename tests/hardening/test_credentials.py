@@ -12,6 +12,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 import labkit as lk
+from labkit import course
 from labkit.app import notebooks
 from labkit.app.doctor import findings
 from labkit.data import blobs as http_client
@@ -108,7 +109,7 @@ def test_the_check_itself(guarded):
 def test_what_works(guarded, told, tmp_path):
     folder = lk.HttpStore(guarded("set"), keys=["a.jpg"])
     tar, shards = lk.open_store(guarded("x.tar")), lk.read_shards(guarded("shards/shard-000000.tar"))
-    for store in (folder, tar, lk.SimulatedStore(tar, wait=False)):
+    for store in (folder, tar, course.SimulatedStore(tar, wait=False)):
         assert store.read(store.keys()[0]) == JPEG
         told(store)
     assert len(list(tmp_path.glob("home/tar_index/*"))) == 1
@@ -187,7 +188,7 @@ def test_frames(guarded, told, recorded_frames):
     url = guarded("set")
     frame = lk.compare(
         {url: lambda: [3], "b": lambda: [3]}, baseline="b", rounds=1, warmups=0, progress=False,
-        experiment=f"from {url}", storage={url: url, "b": "a folder"}, note=url,
+        experiment=f"from {url}", factors={"storage": {url: url, "b": "a folder"}, "note": url},
     )  # fmt: skip
     told(frame.to_csv())
     [path] = recorded_frames.glob("*.csv")

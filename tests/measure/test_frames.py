@@ -10,7 +10,7 @@ from IPython.core.magics.execution import TimeitResult
 from torch.utils.benchmark import Timer
 
 import labkit as lk
-from labkit.measure.frames import COLUMNS, make_frame
+from labkit.measure.frames import COLUMNS, make_frame, save_frame
 from labkit.measure.statistics import quiet_summary
 
 
@@ -51,7 +51,7 @@ LABELS = ["a\rb", "a\nb", 'a"b', "a,b", "naïve, PIL", "1", "None", "nan", ""]
 
 def test_a_frame_survives_the_disk(frame_of, tmp_path):
     frame = frame_of({label: [1.0, 2.0] for label in LABELS}, LABELS[0], storage="").assign(peak_mem_mb=np.nan)
-    path = lk.save_frame(frame, tmp_path / "deep" / "frame.csv")
+    path = save_frame(frame, tmp_path / "deep" / "frame.csv")
     assert list((tmp_path / "deep").iterdir()) == [path]
     again = lk.load_frame(path)
     assert list(again) == list(frame)
@@ -64,12 +64,12 @@ def test_a_frame_survives_the_disk(frame_of, tmp_path):
 def test_text_that_is_missing_comes_back_empty_and_a_missing_column_is_named(frame_of, tmp_path):
     text = ("variant", "baseline", "storage", "page_cache", "experiment", "device", "env_id")
     frame = frame_of({"a": [1.5]}, "a", seed=None).assign(**dict.fromkeys(text, ""))
-    path = lk.save_frame(frame, tmp_path / "frame.csv")
+    path = save_frame(frame, tmp_path / "frame.csv")
     again = lk.load_frame(str(path)).iloc[0]
     assert again[list(text)].tolist() == [""] * len(text)
     assert again.images_per_s == 1.5
     assert np.isnan(again.seed)
-    lk.save_frame(frame.drop(columns=["seed", "order"]), path)
+    save_frame(frame.drop(columns=["seed", "order"]), path)
     with pytest.raises(ValueError, match=r"it lacks order, seed$"):
         lk.load_frame(path)
 
@@ -93,7 +93,7 @@ def test_a_foreign_file_is_refused_by_name(tmp_path, text):
 )  # fmt: skip
 def test_what_cannot_have_been_measured_is_refused(frame_of, tmp_path, column, value, message):
     frame = frame_of({"a": [0.5, 2.0], "b": [3.0, 4.0]}, "a").astype(str)
-    path = lk.save_frame(frame, tmp_path / "a.csv")
+    path = save_frame(frame, tmp_path / "a.csv")
     assert len(lk.load_frame(path)) == 4
     frame.loc[1, column] = value
     path.write_text(frame.to_csv(index=False).replace(f'"{value}"', value))

@@ -5,7 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from labkit import FolderStore, SimulatedStore, TarStore, open_store
+from labkit import FolderStore, TarStore, open_store
+from labkit.course import SimulatedStore
 from labkit.data.blobs import HttpBlob
 from labkit.data.simulated_disks import Disk
 from labkit.data.tar import SUFFIX

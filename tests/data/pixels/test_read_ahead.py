@@ -8,8 +8,10 @@ import pytest
 import torch
 from PIL import Image
 
-from labkit import BatchLoader, PixelStore, evict, resident_fraction
+from labkit import BatchLoader, PixelStore
+from labkit.course import evict
 from labkit.data import pixels as read_ahead
+from labkit.data.blobs import resident_fraction
 
 COUNT, SIDE = 200, 100  # 30 kB an image, so that a read-ahead of 128 KiB would show
 PAGE = mmap.PAGESIZE

@@ -14,7 +14,9 @@ from PIL import Image, ImageOps
 from torch.utils.data import DataLoader
 from torchvision.transforms import v2
 
-from labkit import FolderStore, PixelError, PixelStore, evict, resident_fraction
+from labkit import FolderStore, PixelStore
+from labkit.course import PixelError, evict
+from labkit.data.blobs import resident_fraction
 
 SHORT_SIDE = 24
 HEADER = 128

@@ -9,6 +9,7 @@ from hypothesis import given, settings, strategies as st
 from torch.utils.data import DataLoader
 
 import labkit as lk
+from labkit import course
 from labkit.data import shard_cache as ahead
 from labkit.data.shard_cache import Opener, ShardsAhead
 from tests.loading import eventually
@@ -122,7 +123,7 @@ class TestInFlight:
     def test_s3_is_allowed_as_many(self):
         pytest.importorskip("s3fs")
         options = {"key": "a", "secret": "b", "config_kwargs": {"read_timeout": 3}}
-        filesystem, _ = Opener(40, options).blob("s3://bucket/a.tar")._client._filesystem()
+        filesystem, _ = Opener(40, options).blob("s3://bucket/a.tar")._filesystem()
         assert filesystem.config_kwargs == {"read_timeout": 3, "max_pool_connections": 40}
 
 
@@ -182,7 +183,7 @@ class TestReadShards:
     @pytest.mark.parametrize("shuffle", [0, 8])
     def test_the_same_samples_in_the_same_order(self, shards, reads_in_flight, shuffle, monkeypatch):
         monkeypatch.setattr(ahead.ShardsAhead.__init__, "__defaults__", (50_000,))
-        with lk.serve_folder(shards) as url:
+        with course.serve_folder(shards) as url:
             far = lk.read_shards(url, shuffle=shuffle, verify=True, reads_in_flight=reads_in_flight)
             assert samples(far) == samples(lk.read_shards(shards, shuffle=shuffle))
 
@@ -192,7 +193,7 @@ class TestReadShards:
             return [int(image.long().sum()) for image, _ in dataset]
 
         expected = sums(lk.read_shards(shards, **options))
-        with lk.serve_folder(shards) as url:
+        with course.serve_folder(shards) as url:
             for far in ({"reads_in_flight": 3}, {"cache": lk.ShardCache(tmp_path, 10**8)}):
                 stopped, resumed = (lk.read_shards(url, **options, **far) for _ in range(2))
                 begun = iter(stopped)
@@ -201,7 +202,7 @@ class TestReadShards:
                 assert first + sums(resumed) == expected
 
     def test_in_workers(self, shards):
-        with lk.serve_folder(shards) as url:
+        with course.serve_folder(shards) as url:
             loaded = DataLoader(lk.read_shards(url, reads_in_flight=3), batch_size=None, num_workers=2)
             expected = DataLoader(lk.read_shards(shards), batch_size=None, num_workers=2)
             sums = [[int(image.long().sum()) for image, _ in loader] for loader in (loaded, expected)]
@@ -209,7 +210,7 @@ class TestReadShards:
 
     def test_from_s3(self, shards):
         pytest.importorskip("moto.server", reason='moto is not installed: python -m pip install -e ".[test]"')
-        with lk.serve_s3({"photos": shards}) as options:
+        with course.serve_s3({"photos": shards}) as options:
             far = lk.read_shards("s3://photos", storage_options=options, reads_in_flight=4)
             assert samples(far) == samples(lk.read_shards(shards))
 

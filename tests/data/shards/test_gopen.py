@@ -11,7 +11,8 @@ from torch.utils.data import ChainDataset, DataLoader
 from webdataset import gopen as wds_gopen
 from webdataset.gopen import gopen_schemes
 
-from labkit import FolderStore, read_shards, serve_folder, serve_s3, write_shards
+from labkit import FolderStore, read_shards, write_shards
+from labkit.course import serve_folder, serve_s3
 from labkit.data import shard_cache as gopen
 from labkit.data.shard_cache import ReadAhead, open_url
 from labkit.data.tar_members import TarError

@@ -19,16 +19,9 @@ from PIL import Image
 from scipy.stats import spearmanr
 from torch.utils.data import DataLoader
 
-from labkit import (
-    DecodeError,
-    FolderStore,
-    ImageDataset,
-    ShardWarning,
-    read_shards,
-    shuffle_quality,
-    write_shards,
-)  # fmt: skip
-from labkit.data.shards_read import Place
+from labkit import DecodeError, FolderStore, ImageDataset, read_shards, write_shards
+from labkit.course import shuffle_quality
+from labkit.data.shards_read import Place, ShardWarning
 from labkit.data.tar_members import TarError
 from tests.memory_store import MemoryStore
 from tests.paths import REPO

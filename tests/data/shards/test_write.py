@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 import webdataset as wds
 
-from labkit import FolderStore, ImageDataset, ItemErrors, TarStore, read_shards, write_shards
+from labkit import FolderStore, ImageDataset, TarStore, read_shards, write_shards
 from labkit.data import shards_write as shard_writer
 from labkit.data.shards_write import MANIFEST, UNFINISHED, member_names, store_key
 from labkit.util.files import atomic_path
+from labkit.util.parallel import ItemErrors
 from tests import killed_shards
 from tests.memory_store import MemoryStore
 from tests.paths import contents, run_script

@@ -13,19 +13,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from labkit import (
-    FolderStore,
-    HttpStore,
-    ImageDataset,
-    LoaderConfig,
-    ObjectStore,
-    Store,
-    TarStore,
-    make_loader,
-    open_store,
-    serve_folder,
-)  # fmt: skip
+from labkit import FolderStore, HttpStore, ImageDataset, LoaderConfig, ObjectStore, TarStore, make_loader, open_store
+from labkit.course import serve_folder
 from labkit.data import tar as tar_index
+from labkit.data.stores import Store
 from labkit.data.tar import build_index
 from labkit.data.tar_members import TarError
 from tests.children import in_children

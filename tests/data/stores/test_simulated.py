@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from labkit import DISKS, FolderStore, HttpStore, SimulatedStore, TarStore
+from labkit import FolderStore, HttpStore, TarStore
+from labkit.course import DISKS, SimulatedStore
 from labkit.data import simulated_disks as simulated
 from labkit.data.simulated_disks import Disk
 from labkit.data.stores import HasExtents
@@ -272,8 +273,8 @@ def test_a_killed_reader_leaves_the_head_free(folder):
 def test_a_file_that_is_gone_before_it_is_no_error(folder):
     """As where a system clears its temporary files: nothing may be printed at the end."""
     program = (
-        "import sys, labkit as lk, tempfile, pathlib\n"
-        "store = lk.SimulatedStore(lk.FolderStore(sys.argv[1]))\n"
+        "import sys, labkit as lk, labkit.course, tempfile, pathlib\n"
+        "store = labkit.course.SimulatedStore(lk.FolderStore(sys.argv[1]))\n"
         "for path in pathlib.Path(tempfile.gettempdir()).glob('labkit-disk-*'): path.unlink()\n"
         "del store\n"
     )

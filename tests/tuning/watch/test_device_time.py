@@ -7,8 +7,8 @@ from time import sleep
 import pytest
 import torch
 
-from labkit.watch import timings
-from labkit.watch.timings import DeviceTimes
+from labkit.watching import timings
+from labkit.watching.timings import DeviceTimes
 
 
 def test_without_cuda_nothing_is_recorded(monkeypatch):

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from labkit.watch import ranks
+from labkit.watching import ranks
 
 ENVIRONMENT = {"RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": "29500"}
 

@@ -22,7 +22,7 @@ def main() -> None:
     found = find_spec("labkit")
     if found is None or found.origin != os.path.join(_FOLDER, "labkit", "__init__.py"):
         sys.path.insert(0, _FOLDER)  # a clone that is not installed: its workers must find it, too
-    from labkit.watch.program import WatchOptions, watch_script
+    from labkit.watching.program import WatchOptions, watch_script
 
     _, options, *program = sys.argv
     watch_script(program, WatchOptions(**json.loads(options)))

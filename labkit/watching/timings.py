@@ -1,16 +1,8 @@
-"""Where the time of a step goes: waiting, fetching, copies, the device.
+"""Where the time of a step goes: making a batch, waiting for storage, standing in line for a core, copies, the device.
 
-A loader's batches, epoch after epoch, and what it costs to start an epoch.
-
-Whether a loader computes or waits for storage: a process that waits uses no processor time.
-
-In the run queue, or while the host of a virtual machine runs others, a process neither computes nor waits for data.
-
-How a `DataLoader` makes its batches: timed where they are made, in a worker or in the training process.
-
-What the loader costs on a CUDA device, by events on the stream that trains: reading them waits for nothing.
-
-How busy the GPU is, according to its driver.
+A process that waits uses no processor time; in the run queue, or while the host of a virtual machine runs others, it
+neither computes nor waits for data. Batches of a `DataLoader` are timed where they are made, in a worker or in the
+training process; the device's time by events on the stream that trains, whose reading waits for nothing.
 """
 
 import functools
@@ -202,7 +194,7 @@ _FORMAT = struct.Struct("<5d")
 _KINDS = ("_MapDatasetFetcher", "_IterableDatasetFetcher")
 
 
-class Made(NamedTuple):
+class BatchTiming(NamedTuple):
     """One batch, as whoever made it saw it.
 
     start_s, end_s: `time.perf_counter()`, which on Linux is one clock for all processes.
@@ -221,11 +213,11 @@ class Made(NamedTuple):
 class _Sink:
     """Where this process puts what it times; one a process, since torch's classes are changed for all."""
 
-    put: Callable[[Made], object] | None = None
+    put: Callable[[BatchTiming], object] | None = None
     n_fetchers = 0
 
 
-def start_timing(put: Callable[[Made], object], fetch: ModuleType) -> Callable[[], None]:
+def start_timing(put: Callable[[BatchTiming], object], fetch: ModuleType) -> Callable[[], None]:
     """Time every batch that this process makes for a `DataLoader`; returns what undoes it.
 
     Args:
@@ -272,17 +264,17 @@ class TimedWorker:
             self._own(worker)
 
 
-def read_times(folder: str) -> dict[int, list[Made]]:
+def read_times(folder: str) -> dict[int, list[BatchTiming]]:
     """What the workers of one iterator wrote, by worker."""
     found = {}
     for path in Path(folder).glob("*.times"):
         data = path.read_bytes()
         whole = data[: len(data) // _FORMAT.size * _FORMAT.size]  # a killed worker may leave part of one
-        found[int(path.stem)] = [Made(*values) for values in _FORMAT.iter_unpack(whole)]
+        found[int(path.stem)] = [BatchTiming(*values) for values in _FORMAT.iter_unpack(whole)]
     return found
 
 
-def _write(file: Any, made: Made) -> None:
+def _write(file: Any, made: BatchTiming) -> None:
     with suppress(OSError):  # a full disk must not end the training
         file.write(_FORMAT.pack(*made))
 
@@ -309,7 +301,7 @@ def _timed(fetch: Callable[..., Any]) -> Callable[..., Any]:
         data = fetch(self, possibly_batched_index)
         end_s = time.perf_counter()
         busy_s = time.process_time() - cpu_s + run_queue_s() - queued_s
-        put(Made(start_s, end_s, busy_s, collate.seconds, self._labkit_epoch))
+        put(BatchTiming(start_s, end_s, busy_s, collate.seconds, self._labkit_epoch))
         return data
 
     return timed_fetch

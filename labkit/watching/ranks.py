@@ -15,8 +15,8 @@ from typing import Any
 import pandas as pd
 
 from labkit.util.files import write_atomic
-from labkit.watch.advice import Costs
-from labkit.watch.findings import WatchReport
+from labkit.watching.advice import Costs
+from labkit.watching.findings import WatchReport
 
 _PATIENCE_S = 60.0
 
