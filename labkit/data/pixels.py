@@ -111,6 +111,8 @@ class PixelStore(Labeled, Dataset):
             image is read; if the file is cut within those microseconds, the process ends (SIGBUS), as with any mapped
             file.
 
+    >>> image, label = lk.PixelStore("photos.pixels")[0]
+
     The format is documented in `labkit.data.pixels`. Taught in: notebooks/11b_raw_pixels.ipynb
     """
 

@@ -22,7 +22,7 @@ _TAR_NAME = re.compile(r"\.(tar(\.\w+)?|t[gbx]z2?)$", re.IGNORECASE)
 
 
 class HttpStore(ListedStore):
-    """Image files under one URL.
+    r"""Image files under one URL.
 
     Args:
         url: `http(s)://host/folder`. For a `.tar` at a URL use `TarStore(url)`: it reads with range requests.

@@ -68,6 +68,11 @@ class SimulatedStore:
     Raises:
         OSError: the system has no file locks (Windows).
 
+    >>> store = SimulatedStore(lk.FolderStore("photos"), DISKS["object"], wait=False)
+    >>> data = store.read(store.keys()[0])
+    >>> store.busy_s
+    0.0617
+
     Taught in: notebooks/09_marigold_storage.ipynb
     """
 

@@ -21,7 +21,7 @@ import labkit as lk
 from labkit import course
 from labkit.course.oracles import encode_png, png_chunk
 from labkit.data import decode
-from labkit.data.blobs import HttpClient, LocalBlob
+from labkit.data.blobs import LocalBlob
 from labkit.data.depth import decode_picture
 from labkit.data.extract import extract_tars
 from labkit.data.shards_write import read_manifest, read_members
@@ -55,7 +55,7 @@ def _all_is_loaded(tmp_path_factory):
     lk.write_shards(store, root / "shards", engine="threads", progress=False)
     list(lk.read_shards(root / "shards"))
     with pytest.raises(OSError, match="gave no complete answer"):
-        HttpClient(retries=0).get("http://127.0.0.1:9/")
+        lk.HttpStore("http://127.0.0.1:9", retries=0).read("a.jpg")
 
 
 @contextmanager
@@ -392,14 +392,12 @@ def bodies():
 def test_a_body_without_end(bodies, monkeypatch, path, said):
     monkeypatch.setenv(MAX_FILE_VARIABLE, "20")
     with little_memory(), pytest.raises(OSError, match=f"{said} bytes, more than the limit of 20000000"):
-        HttpClient().get(f"{bodies}/{path}")
-    with little_memory(), pytest.raises(OSError, match=said):
         lk.HttpStore(bodies, keys=[path]).read(path)
 
 
 def test_a_body_that_is_packed_unasked_stays_packed(bodies):
     with little_memory():
-        assert HttpClient().get(f"{bodies}/packed").data == gzipped_zeros()
+        assert lk.HttpStore(bodies).read("packed") == gzipped_zeros()
 
 
 def test_the_limits_are_what_the_documentation_says():

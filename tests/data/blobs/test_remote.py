@@ -7,7 +7,7 @@ import pytest
 
 from labkit import FolderStore, TarStore, open_store
 from labkit.course import SimulatedStore
-from labkit.data.blobs import HttpBlob
+from labkit.data.blobs import open_blob
 from labkit.data.simulated_disks import Disk
 from labkit.data.tar import SUFFIX
 from labkit.data.tar_members import TarError
@@ -141,7 +141,7 @@ NO_RANGES = "the server does not support range requests"
 )
 def test_answers_other_than_the_range_that_was_asked_for(server, content_range, n_bytes, said):
     """A server may answer a part of it."""
-    blob = HttpBlob(f"{server.url}/a.bin")
+    blob = open_blob(f"{server.url}/a.bin")
     server.script["/a.bin"] = [lambda handler: handler.say(206, bytes(n_bytes), Content_Range=content_range)] * 2
     with pytest.raises(OSError, match=rf"/a\.bin: {said}"):
         blob.read_at(1000, 100)
