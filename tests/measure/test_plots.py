@@ -11,6 +11,8 @@ import labkit as lk
 from labkit import course
 from labkit.measure import plots, statistics as summaries
 
+PLOTS = {"plot_throughput": lk.plot_throughput, "plot_speedup": lk.plot_speedup, "plot_ladder": course.plot_ladder}
+
 
 @pytest.fixture
 def runs(frame_of):
@@ -148,7 +150,7 @@ def test_the_legend_lies_below_the_axes_and_inside_the_picture(frame_of, name, c
     if name == "plot_speedup":  # one experiment of many variants
         parts = [part.assign(experiment="all") for part in [parts[0], *(part[3:] for part in parts[1:])]]
     course.predict("variant 0", 1.2)
-    ax = getattr(lk, name)(pd.concat(parts, ignore_index=True))
+    ax = PLOTS[name](pd.concat(parts, ignore_index=True))
     ax.figure.canvas.draw()
     box = ax.get_legend().get_window_extent()
     assert box.y1 < ax.xaxis.label.get_window_extent().y0
@@ -348,14 +350,14 @@ def test_stages_and_kinds_differ_without_color():
 
 @pytest.mark.parametrize("name", ["plot_speedup", "plot_ladder"])
 def test_estimates_take_options(runs, name):
-    ax = getattr(lk, name)(runs, markersize=3)
+    ax = PLOTS[name](runs, markersize=3)
     assert {bar.lines[0].get_markersize() for bar in ax.containers} == {3}
 
 
 @pytest.mark.parametrize("name", ["plot_throughput", "plot_speedup", "plot_ladder"])
 def test_plots_draw_into_the_axes_they_are_given(runs, name):
     ax = plt.subplots()[1]
-    assert getattr(lk, name)(runs, ax=ax) is ax
+    assert PLOTS[name](runs, ax=ax) is ax
     assert len(plt.get_fignums()) == 1
 
 
