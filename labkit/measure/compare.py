@@ -151,7 +151,8 @@ def compare(
     count: Callable[[Any], int] | None = None,
     clock: Callable[[], float] = time.perf_counter,
     progress: bool = True,
-    **factors: Any,
+    rung: bool = True,
+    factors: Mapping[str, Any] | None = None,
 ) -> pd.DataFrame:
     """Time variants in interleaved rounds, until their speed-ups are known precisely enough.
 
@@ -164,13 +165,14 @@ def compare(
         budget_s: Seconds for all measured rounds. Default: `lk.scale().budget_s` for each variant.
         verdicts: Which variants `summarize` judges: all (True), none (False) or these.
         warmups: Rounds before them, of about one pass per variant, marked `is_warmup`, never summarized.
-        experiment: Its name; with `rung=False` it is no rung of the ladder.
+        experiment: Its name.
         seed: Of the order of variants within rounds; every second round mirrors the one before.
         evict: Called before each run, outside the clock: drops files from the page cache and returns their bytes, as
             `lambda: course.evict(paths)`. A mapping applies to the variants it names. Such runs read each byte once.
         count, clock: Return the images of other kinds of batches, and, for tests, the seconds.
         progress: Show a progress bar.
-        **factors: Further columns, `storage="folder"` or, by variant, `storage={"tar": "simulated hard disk"}`.
+        rung: Whether it is a rung of the ladder, which a tour's page draws.
+        factors: Further columns, `{"storage": "folder"}` or, by variant, `{"storage": {"tar": "simulated hard disk"}}`.
 
     Returns:
         One row per run, with the columns of `labkit.measure.frames`; `images_per_s` is the steady state's.
@@ -184,8 +186,8 @@ def compare(
     runner = _Runner(variants, baseline, experiment or "compare", evict, count or count_images, clock)
     rows = runner.run_rounds(stopping, warmups, seed, progress)
     _warn_of_different_work(rows)
-    own = {"experiment": experiment, "baseline": baseline, "seed": seed, "has_verdict": has_verdict}
-    return _recorded(rows, {**own, "n_looks": stopping.n_looks, **factors})
+    own = {"experiment": experiment, "baseline": baseline, "seed": seed, "has_verdict": has_verdict, "rung": rung}
+    return _recorded(rows, {**own, "n_looks": stopping.n_looks, **(factors or {})})
 
 
 def _recorded(rows: list[dict[str, Any]], factors: dict[str, Any]) -> pd.DataFrame:

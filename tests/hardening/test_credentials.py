@@ -188,7 +188,7 @@ def test_frames(guarded, told, recorded_frames):
     url = guarded("set")
     frame = lk.compare(
         {url: lambda: [3], "b": lambda: [3]}, baseline="b", rounds=1, warmups=0, progress=False,
-        experiment=f"from {url}", storage={url: url, "b": "a folder"}, note=url,
+        experiment=f"from {url}", factors={"storage": {url: url, "b": "a folder"}, "note": url},
     )  # fmt: skip
     told(frame.to_csv())
     [path] = recorded_frames.glob("*.csv")

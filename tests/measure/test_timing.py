@@ -158,7 +158,7 @@ def test_different_numbers_of_images_are_said_to_the_caller():
 
 def test_the_frame_has_the_columns_of_the_contract():
     loader = DataLoader(TensorDataset(torch.zeros(8, 3, 4, 4)), batch_size=4)
-    run = measure(lambda: loader, experiment="e", storage="folder", flavour="x")
+    run = measure(lambda: loader, experiment="e", factors={"storage": "folder", "flavour": "x"})
     assert list(run.index[: len(COLUMNS)]) == list(COLUMNS)
     own = ["experiment", "storage", "flavour", "batch_size", "num_workers", "env_id"]
     assert run[own].tolist() == ["e", "folder", "x", 4, 0, lk.env_id()]
@@ -225,6 +225,12 @@ def test_an_error_names_the_variant_and_thaws_the_heap(unfrozen, factory, said, 
 def test_bad_arguments(variants, options, message):
     with pytest.raises(ValueError, match=message):
         lk.compare(variants, **{"baseline": "a", **options})
+
+
+@pytest.mark.parametrize("misspelt", [{"round": 2}, {"warmup": 0}, {"budget": 1}, {"storage": "folder"}])
+def test_a_misspelt_option_is_an_error_and_no_column(misspelt):
+    with pytest.raises(TypeError, match=f"unexpected keyword argument '{next(iter(misspelt))}'"):
+        lk.compare({"a": lambda: [1]}, baseline="a", rounds=1, **misspelt)
 
 
 def _burn():
@@ -362,7 +368,9 @@ def test_cuda_work_is_inside_the_clock(cuda):
 
 def test_a_factor_may_differ_between_variants():
     variants = {"a": lambda: [1], "b": lambda: [1]}
-    frame = lk.compare(variants, baseline="a", rounds=1, storage={"b": "simulated hard disk"}, host="here")
+    frame = lk.compare(
+        variants, baseline="a", rounds=1, factors={"storage": {"b": "simulated hard disk"}, "host": "here"}
+    )
     assert frame[frame.variant == "a"].storage.isna().all()
     assert set(frame[frame.variant == "b"].storage) == {"simulated hard disk"}
     assert set(frame.host) == {"here"}

@@ -73,7 +73,7 @@ def test_the_photos_must_be_the_same(pixels, first_photos):
 
 
 def test_measuring_takes_unequal_numbers_of_images_in_silence(recwarn):
-    runs = ladder.measure_rungs({"a": lambda: [4, 4], "b limit": lambda: [64]}, rounds=2, experiment="x", photos="p")
+    runs = ladder.measure_rungs({"a": lambda: [4, 4], "b limit": lambda: [64]}, experiment="x", factors={"photos": "p"})
     # Garbage of other tests may be collected here, and say so.
     assert [str(warning.message) for warning in recwarn if warning.category is not ResourceWarning] == []
     assert set(runs.baseline) == {"a"}
