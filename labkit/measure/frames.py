@@ -35,8 +35,8 @@ from labkit.util.redact import redact
 # Raise it when figures change their meaning, as when a rate leaves out what it included: stored runs are then too old.
 MEASURE_VERSION = 4
 
-# Column -> what `load_frame` insists on: text, finite numbers, or anything. Units are in the names; any further column is
-# a factor. A file may lack a column that is younger than it.
+# Column -> what `load_frame` insists on: text, finite numbers, or anything. Units are in the names. Any further column
+# is a factor, and a file may lack a column that is younger than it.
 _KINDS: dict[str, type] = {
     "experiment": str,
     "variant": str,
@@ -149,9 +149,9 @@ def load_frame(path: str | os.PathLike) -> pd.DataFrame:
             frame = pd.read_csv(path, dtype=text, keep_default_na=False, na_values=empty, **options)
         if lacking := [name for name in _NEEDED if name not in frame]:
             raise ValueError(f"it lacks {', '.join(lacking)}")
-        if lacking := {name: "" if name in text else np.nan for name in COLUMNS if name not in frame}:
+        if younger := {name: "" if name in text else np.nan for name in COLUMNS if name not in frame}:
             others = [name for name in frame if name not in COLUMNS]
-            frame = frame.assign(**lacking)[[*COLUMNS, *others]]
+            frame = frame.assign(**younger)[[*COLUMNS, *others]]
         if not frame.empty:
             _check_values(frame)
     except (ValueError, pd.errors.ParserWarning) as error:
