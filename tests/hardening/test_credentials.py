@@ -115,7 +115,7 @@ def test_what_works(guarded, told, tmp_path):
     assert len(list(tmp_path.glob("home/tar_index/*"))) == 1
     assert len(list(shards)) == 1
     told(shards)
-    told(shards.orders)
+    told(shards.order)
     told(next(iter(shards.samples()))["__url__"])
     lk.write_shards(folder, tmp_path / "shards", engine="threads", progress=False)
     lk.PixelStore.build(tar, tmp_path / "x.pixels", progress=False)
@@ -170,7 +170,7 @@ def test_errors_of_object_storage(told):
     for act in (store.keys, lambda: store.read("a.jpg"), lambda: lk.TarStore("leaky://bucket/x.tar", **options).keys()):
         assert isinstance(told.failing(act), PermissionError)
     told.failing(lambda: lk.read_shards("leaky://bucket/shards", storage_options=options))
-    told(lk.read_shards("leaky://bucket/x.tar", storage_options=options).orders)
+    told(lk.read_shards("leaky://bucket/x.tar", storage_options=options).order)
 
 
 def test_the_environment_is_not_told(told, monkeypatch):

@@ -14,7 +14,7 @@ import pytest
 import labkit as lk
 from labkit import course
 from labkit.data import shard_cache as cache_module
-from labkit.data.shard_cache import CachedShards, NoRoomError, ShardCache
+from labkit.data.shard_cache import NoRoomError, ReadAhead, ShardCache
 from tests.children import in_children
 from tests.loading import eventually
 from tests.shard_samples import samples
@@ -195,7 +195,7 @@ class TestReadShards:
         expected = samples(lk.read_shards(shards, shuffle=4))
         with course.serve_folder(shards) as url:
             options = {"shuffle": 4, "verify": True, "cache": ShardCache(tmp_path / "kept", cache_bytes)}
-            for reads_in_flight in (None, 3):
+            for reads_in_flight in (1, 3):
                 dataset = lk.read_shards(url, reads_in_flight=reads_in_flight, **options)
                 for _ in range(2):
                     assert samples(dataset) == expected
@@ -228,10 +228,8 @@ class TestReadShards:
 
     def test_a_loop_that_is_left_closes_its_files(self, shards, tmp_path):
         with course.serve_folder(shards) as url:
-            reading = iter(
-                CachedShards([f"{url}shard-00000{n}.tar" for n in range(5)], ShardCache(tmp_path, 10**8), 2, {})
-            )
-            next(reading)[1].close()
+            reading = ReadAhead(2, {}, ShardCache(tmp_path, 10**8)).files(f"{url}shard-00000{n}.tar" for n in range(5))
+            next(reading)
             reading.close()
             assert eventually(
                 lambda: not any(str(tmp_path) in path for path in [file.path for file in psutil.Process().open_files()])
