@@ -73,10 +73,14 @@ def keep_outcome(runs: "pd.DataFrame", label: str, estimate: "pd.Series") -> Non
         return
     if guess := guesses[label]:
         session_outcomes[experiment, label] = {
-            "experiment": experiment, "label": label, "because": guess.because, "guess": guess.speedup,
-            "measured": float(estimate["speedup"]), "ci_low": float(estimate["ci_low"]),
+            "experiment": experiment,
+            "label": label,
+            "because": guess.because,
+            "guess": guess.speedup,
+            "measured": float(estimate["speedup"]),
+            "ci_low": float(estimate["ci_low"]),
             "ci_high": float(estimate["ci_high"]),
-        }  # fmt: skip
+        }
     else:
         session_outcomes.pop((experiment, label), None)
     if recorder := current_recorder():
