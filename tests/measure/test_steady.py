@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-import labkit as lk
 from labkit.measure import steady
 from labkit.measure.steady import NoBatch, Stopwatch
 from labkit.measure.usage import CoreTime
