@@ -55,7 +55,7 @@ class BatchLoader(Labeled, Resumable):
         memory_format: `torch.channels_last`, or `torch.contiguous_format`: planes of red, green and blue.
         seed: Of order, crops and flips, which depend only on (seed, epoch, index), and on how many times the index came
             before in the epoch.
-        train: False: the centre of each image, as Resize(256) and CenterCrop(224) keep it for `size=224`; nothing is random.
+        train: False: the centre of each image, as Resize(256) and CenterCrop(224) keep it for `size=224`, and no draws.
         shuffle: A new order each epoch. Default: the value of `train`.
         sampler: Gives the indices instead, such as torch's `DistributedSampler`; its `set_epoch` is called, unless the
             training does so itself. Without one, the ranks that torchrun or `torch.distributed` started share out each
