@@ -155,9 +155,11 @@ def compare_peers(
     work = make_work(
         profile, peer_class=peer_class, n_photos=n_photos, batch_size=batch_size, scratch=scratch, progress=progress
     )
-    options = {"rounds": rounds, "experiment": experiment, "progress": progress}
-    factors = {"profile": in_class.profile, "peer_class": peer_class or in_class.profile}
-    return _compare_hosts(chosen, omitted, in_class, work, check=check, gil=gil, **options, **factors)
+    options = {
+        "rounds": rounds, "experiment": experiment, "progress": progress,
+        "factors": {"profile": in_class.profile, "peer_class": peer_class or in_class.profile},
+    }  # fmt: skip
+    return _compare_hosts(chosen, omitted, in_class, work, check=check, gil=gil, **options)
 
 
 def _compare_hosts(
@@ -248,11 +250,14 @@ def _leave_out(name: str, error: BaseException, rows: dict[str, _PeerRun], omitt
     omitted[name] = ("broke", str(error))
 
 
-def _time_all(rows: dict[str, _PeerRun], omitted: dict, work: Work, **options: Any) -> pd.DataFrame:
+def _time_all(
+    rows: dict[str, _PeerRun], omitted: dict, work: Work, *, factors: dict[str, str], **options: Any
+) -> pd.DataFrame:
     """Time all hosts in interleaved rounds. If one breaks, start over without it, so that all share every round."""
     while True:
         loaders = {name: partial(HostedLoader, row.host, work) for name, row in rows.items()}
-        factors: dict[str, Any] = {
+        columns: dict[str, Any] = {
+            **factors,
             "kind": {name: row.kind for name, row in rows.items()},
             "source": {name: row.peer.source for name, row in rows.items()},
             "antialias": {name: row.peer.antialias for name, row in rows.items()},
@@ -263,6 +268,6 @@ def _time_all(rows: dict[str, _PeerRun], omitted: dict, work: Work, **options: A
         }
         try:
             with warnings.catch_warnings(action="ignore", category=DifferentWorkWarning):
-                return compare(loaders, baseline=BASELINE, rung=False, verdicts=False, factors=factors, **options)
+                return compare(loaders, baseline=BASELINE, rung=False, verdicts=False, factors=columns, **options)
         except VariantError as error:
             _leave_out(error.label, error.__cause__ or error, rows, omitted)

@@ -160,7 +160,7 @@ def test_blocks_exceed_the_caches_and_take_turns(copied):
 
 
 def test_no_two_threads_share_a_block(monkeypatch, copied):
-    monkeypatch.setattr(limits, "_BLOCK_BYTES", 1)
+    monkeypatch.setattr(limits, "_BLOCKS_BYTES", 1)
     list(course.memcpy_limit(64, size=8, num_threads=3))
     assert len(copied[0][0].base) == 6
 
