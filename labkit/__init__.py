@@ -13,6 +13,6 @@ __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
 def load_ipython_extension(shell) -> None:
     """`%load_ext labkit` gives the cell magic `%%variant`."""
-    from labkit.app.jupyter import VariantMagics
+    from labkit.app.magics import VariantMagics
 
     shell.register_magics(VariantMagics)

@@ -9,7 +9,7 @@ from pathlib import Path
 import fsspec
 from PIL import Image
 
-from labkit import Store
+from labkit.data.stores import Store
 from tests.paths import contents
 
 KEYS = (

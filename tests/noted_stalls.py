@@ -15,7 +15,7 @@ from unittest import mock
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from labkit.watch.diagnose import Diagnosis, LoopParts, diagnose
+from labkit.watching.diagnose import Diagnosis, LoopParts, diagnose
 from tests.stalling import BATCH, Stalls
 
 _CAUSES = ("step", "fetch", "prepare", "copy", "hand_over")

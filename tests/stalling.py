@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from labkit.watch import diagnose, timings
+from labkit.watching import diagnose, timings
 
 BATCH = 4
 

@@ -2,7 +2,11 @@
 
 import re
 
+import cloudpickle
+import pytest
+
 import labkit as lk
+from labkit import course
 from tests.paths import REPO
 
 PACKAGE = REPO / "labkit"
@@ -18,7 +22,7 @@ def test_contributing_names_what_is_there():
     assert len(paths) > 20
     assert [path for path in sorted(paths) if not (REPO / path).exists()] == []
     rooms = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
-    assert set(re.findall(r"\b(\w+)/(?= {2,})", CONTRIBUTING)) == rooms
+    assert set(re.findall(r"\w+", re.search(r"^    app -> .*$", CONTRIBUTING, re.MULTILINE)[0])) == rooms
     linters = re.search(r"    (ruff check .*)", CONTRIBUTING)[1].split(" && ")
     assert set(linters) <= set((REPO / ".ci" / "run").read_text().splitlines())
 
@@ -26,3 +30,18 @@ def test_contributing_names_what_is_there():
 def test_every_name_is_there_and_lists_itself():
     assert set(lk.__all__) <= set(dir(lk))
     assert [name for name in lk.__all__ if getattr(lk, name) is None] == []
+
+
+def test_every_name_of_the_course_is_there():
+    assert set(course.__all__) <= set(dir(course))
+    assert [name for name in course.__all__ if getattr(course, name) is None] == []
+    with pytest.raises(AttributeError, match=r"'labkit\.course' has no attribute 'nothing'"):
+        course.nothing  # noqa: B018
+
+
+def test_the_package_can_be_pickled_whatever_was_imported():
+    """A room of a public function's name would hide the function, or make the package a thing that no pickle knows."""
+
+    assert callable(lk.watch)
+    assert callable(lk.plan)
+    assert cloudpickle.loads(cloudpickle.dumps(lambda: lk))() is lk

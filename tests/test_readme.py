@@ -16,6 +16,7 @@ import typer
 from typer.testing import CliRunner
 
 import labkit as lk
+from labkit import course
 from labkit.app.cli import app
 from labkit.app.notebooks import find_notebooks
 from labkit.util.machine import DISTRIBUTION
@@ -197,13 +198,13 @@ def storages(request, place, monkeypatch):
     s3fs.S3FileSystem.clear_instance_cache()  # clients of earlier tests, whose server has gone
     with tarfile.open("photos.tar", "w") as tar:
         tar.add("photos", ".")
-    made = lk.make_depth(place / "depth", 1, tar=True, progress=False)
+    made = course.make_depth(place / "depth", 1, tar=True, progress=False)
     (made / "train.tar").rename("hypersim.tar")
     (made / "filename_list_train.txt").rename("train.txt")
     lk.write_shards(lk.FolderStore("photos"), "bucket/shards", progress=False)
     (place / "photos").rename("bucket/photos")
     (place / "photos").symlink_to("bucket/photos")
-    with lk.serve_s3({"bucket": place / "bucket"}) as options:
+    with course.serve_s3({"bucket": place / "bucket"}) as options:
         monkeypatch.setenv("AWS_ENDPOINT_URL", options["endpoint_url"])
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", options["key"])
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", options["secret"])

@@ -1,9 +1,4 @@
-"""The command line.
-
-`python -m labkit plan`: the options, and a plan as tables.
-
-The command line: `python -m labkit`.
-"""
+"""The command line: `python -m labkit`. Each command imports what it needs, so that `labkit list` answers at once."""
 
 import os
 import sys
@@ -61,8 +56,8 @@ def plan(
     json: Annotated[str, typer.Option(help="File for the plan.")] = "",
 ) -> None:
     """Predict the cores, storage and network that many GPUs ask for, what limits them, and the cheapest cure."""
-    from labkit.plan.formulas import LoaderCosts, loader_costs
-    from labkit.plan.planning import plan as make_plan
+    from labkit.planning.formulas import LoaderCosts, loader_costs
+    from labkit.planning.plan import plan as make_plan
 
     with one_line_errors("labkit", OSError, ValueError):
         inputs = {
@@ -100,7 +95,7 @@ def _print(made: Any) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from labkit.plan.planning import Page
+    from labkit.planning.plan import Page
 
     page, console = Page.of(made), Console(soft_wrap=False)
     console.print(f"[bold]{escape(page.title)}[/bold]")
@@ -202,7 +197,7 @@ def reference(
     simulated: Annotated[
         bool, typer.Option("--simulated", help="Rehearse on a simulated CUDA device, into a folder of your own.")
     ] = False,
-    folder: Annotated[str, typer.Option(help="Folder for the CSV and JSON (default: labkit/course/).")] = "",
+    folder: Annotated[str, typer.Option(help="Folder for the CSV and JSON (default: notebooks/reference/).")] = "",
 ) -> None:
     """Measure what needs a CUDA GPU, at gpu scale by default, and store it for readers without one."""
     default = "ci" if simulated else "gpu" if device == "cuda" else ""
@@ -261,8 +256,8 @@ def diagnose(
     trace: Annotated[str, typer.Option(help="File for a timeline, for ui.perfetto.dev, such as trace.json.")] = "",
 ) -> None:
     """Show whether a training waits for data, for which part, and what to change first."""
-    from labkit.watch.diagnose import diagnose as find_stalls, made_training
-    from labkit.watch.timings import CannotDiagnose
+    from labkit.watching.diagnose import diagnose as find_stalls, made_training
+    from labkit.watching.timings import CannotDiagnose
 
     with one_line_errors("labkit", CannotDiagnose):  # an error of the training itself keeps its traceback
         loader, step = made_training(training, arguments or [])
@@ -299,8 +294,8 @@ def watch(
     trace: Annotated[str, typer.Option(help="File for the timeline, for ui.perfetto.dev.")] = "",
 ) -> None:
     """Run an unchanged training script, and show what it waited for."""
-    from labkit.watch.program import WatchOptions, run_watched
-    from labkit.watch.trial import CannotTry, try_settings
+    from labkit.watching.program import WatchOptions, run_watched
+    from labkit.watching.trial import CannotTry, try_settings
 
     program = [*(["-m"] if module else []), script, *(arguments or [])]
     if not try_it:
@@ -323,7 +318,7 @@ def claims(
     """Check the write-ups' claims against the runs that tours have recorded on this machine."""
     from shutil import get_terminal_size
 
-    from labkit.course.claims import claims as judged, lines_of
+    from labkit.course.ledger import claims as judged, lines_of
 
     with one_line_errors("labkit", OSError, ValueError):
         table = judged(results or None)

@@ -1,8 +1,6 @@
-"""Run notebooks.
+"""The numbered notebooks: found, described, run in fresh kernels, and copied for readers who installed a wheel.
 
-The numbered notebooks: find them, describe them, and run them in fresh kernels.
-
-Copies of the notebooks and scripts, for readers who installed a wheel: kept up to date, never over their edits.
+Copies are kept up to date, and never written over a reader's edits.
 """
 
 import asyncio

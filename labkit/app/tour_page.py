@@ -1,8 +1,6 @@
-"""The tour's page.
+"""The tour's page: one file that opens from the disk, without a network, while the tour runs and after it.
 
-The tour's index page: one file that opens from the disk, without a network, while the tour runs and after it.
-
-The report of a tour that is running: what has been measured so far, and how long the rest takes.
+It shows what has been measured so far, and how long the rest takes.
 """
 
 import time
@@ -18,8 +16,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from labkit.app.notebooks import Executed, Notebook
-from labkit.course.claims import judged, ratios
 from labkit.course.ladder import draw_figure, is_ladder, is_limit
+from labkit.course.ledger import judged, ratios
 from labkit.course.starting import Start, start_from
 from labkit.measure.frames import load_frame
 from labkit.measure.plots import WIDTH_IN, ladder_rungs, plot_ladder

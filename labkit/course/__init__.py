@@ -1,1 +1,72 @@
-"""What only the notebooks need: predictions, exercises, claims, local servers, reference runs."""
+"""What only the notebooks need: predictions, exercises, claims, local servers, reference runs, and parts taken apart.
+
+`from labkit import course` gives these names, and its modules `ladder`, `reference` and `peers`. Each is imported on
+first use, as those of `lk.`; what a training script needs is there.
+"""
+
+from importlib import import_module
+from typing import Any
+
+_NAMES = {
+    "course.exercises": ["check"],
+    "course.feeding": ["Feeding", "FeedingExplorer", "explore", "feeding_times", "simulate_feeding"],
+    "course.ledger": ["checklist", "claims", "plot_claims"],
+    "course.oracles": [
+        "broken_files",
+        "child_exits",
+        "conformance",
+        "oracle_files",
+        "plot_conformance",
+        "plot_pictures",
+    ],
+    "course.predictions": ["predict", "score"],
+    "course.reference": ["show_reference"],
+    "course.servers": ["serve_folder", "serve_s3"],
+    "course.starting": ["where_to_start"],
+    "data.blobs": ["Extent", "LocalBlob", "evict"],
+    "data.buckets": ["bucket_shapes"],
+    "data.decode": ["missing_decoders"],
+    "data.depth": ["make_sample"],
+    "data.pixels": ["PixelError"],
+    "data.samples": ["make_depth"],
+    "data.shards_read": ["shuffle_quality"],
+    "data.simulated_disks": ["DISKS", "SimulatedStore"],
+    "data.sizes": ["choose_readers", "parse_cache_name"],
+    "data.tar": ["read_index"],
+    "loading.agreement": ["FIXED", "agreement", "drawn_crops"],
+    "loading.crops": ["flips", "middle_crops", "random_crops", "uniforms"],
+    "loading.fill": ["flip_into", "resize_into"],
+    "loading.limits": ["decode_limit", "memcpy_limit"],
+    "loading.seeding": ["count_repeats"],
+    "measure.compare": ["DifferentWorkWarning"],
+    "measure.plots": ["plot_ladder", "plot_pareto", "plot_timeline", "put_legend_below", "write_title"],
+    "measure.readbacks": ["count_readbacks"],
+    "measure.statistics": ["InstabilityWarning"],
+    "measure.usage": ["tree_memory"],
+    "peers.check": ["make_pictures"],
+    "peers.host": ["Host", "HostError"],
+    "peers.registry": ["PEERS", "Peer", "compare_peers", "plot_peers"],
+    "peers.run": ["comparisons", "plot_cores", "predict_cores", "stored_runs"],
+    "planning.plan": ["Plan", "plot_plan"],
+    "planning.published": ["PUBLISHED_TRAINING", "Storage"],
+    "simulation.simulated_device": ["SimulatedDevice"],
+    "simulation.timeline": ["Stamped", "trace"],
+    "util.files": ["ScratchFolder"],
+    "util.machine": ["photo_root"],
+}
+_MODULES = {"peers": "labkit.peers.registry"}
+_HOME = {name: f"labkit.{module}" for module, names in _NAMES.items() for name in names}
+
+__all__ = sorted([*_HOME, *_MODULES])
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(_MODULES[name])
+    if name not in _HOME:
+        raise AttributeError(f"module 'labkit.course' has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,13 +1,4 @@
-"""The checks of the exercises.
-
-The checks of the exercises in notebooks 12 to 15: finding the stall, other loaders, claims, at scale.
-
-The checks of the exercises in notebooks 03 to 07: workers, transforms, the device.
-
-The checks of the exercises in notebooks 00 to 02: measuring, taking apart, decoding.
-
-The checks of the exercises in notebooks 08 to 11b: shards, Marigold's storage, image sizes, decoding once.
-"""
+"""The checks of the exercises, by notebook. An exercise's docstring is the hint for an empty answer."""
 
 import hashlib
 import random
@@ -51,8 +42,8 @@ from labkit.data.decode import DecodeError, decode
 from labkit.loading.seeding import count_repeats
 from labkit.measure.statistics import quiet_summary, summarize
 from labkit.peers.peer import JPEG_FILES, JPEG_PACKED, RAW_PIXELS
-from labkit.plan.formulas import LoaderCosts
-from labkit.plan.planning import Plan
+from labkit.planning.formulas import LoaderCosts
+from labkit.planning.plan import Plan
 from labkit.util.pictures import encode_image
 
 number_exercise("12.1", "A number: the rate with free data over the rate now.", 200 / 80)
@@ -106,10 +97,10 @@ def check_comparable(answer: Any) -> None:
 
 @exercise("13.4")
 def check_own_peer(answer: Any) -> None:
-    """A frame of your loader, from lk.compare_peers(peers=[...]) or from lk.compare with source= and antialias=."""
+    """A frame of your loader, from course.compare_peers(peers=[...]) or from lk.compare with source= and antialias=."""
     expect_settled(answer, speedup=1.1)
     has_class = {"source", "antialias"} <= set(answer.columns)
-    remedy = "make it with lk.compare_peers, or pass lk.compare source= and antialias="
+    remedy = "make it with course.compare_peers, or pass lk.compare source= and antialias="
     expect(has_class, f"it does not say what its variants read and how they resample: {remedy}")
     left_out = [f"{row['name']} {row['state']}: {row['why']}" for row in answer.attrs.get("left_out", [])]
     has_peer = "kind" not in answer or (answer["kind"] == "peer").any()
@@ -165,7 +156,7 @@ def check_own_costs(answer: Any) -> None:
 
 @exercise("15.3")
 def check_own_plan(answer: Any) -> None:
-    """An lk.Plan of your own cluster."""
+    """An course.Plan of your own cluster."""
     expect(isinstance(answer, Plan), f"it is a {type(answer).__name__}; lk.plan gives a Plan")
     kinds = {name: each.kind for name, each in answer.setup.inputs.items()}
     for name, remedy in (
@@ -460,7 +451,7 @@ def check_end_of_lead(answer: Any) -> None:
 @exercise("02.5")
 def check_own_files(answer: Any) -> None:
     """A pair: a dict of your files' bytes by name, and the set of decoders that get all of them right."""
-    from labkit.course.conformance import conformance
+    from labkit.course.oracles import conformance
 
     files, names = expect_pair(answer, "(files, {names})")
     is_dict = isinstance(files, dict) and len(files) > 0

@@ -1,10 +1,6 @@
-"""The measurements that claims are judged by.
+"""The rules and readings behind the verdicts on claims: from recorded frames to ratios, outcomes and verdicts.
 
-The rules that turn readings into outcomes of tests, and outcomes into the verdict on a claim.
-
-Frames that notebooks have recorded, and ratios read from them with their intervals.
-
-Claims that need no timing: a call is tried on the spot, and the effect of a resize is read from pixels.
+Claims that need no timing are tried on the spot.
 """
 
 import functools
@@ -298,7 +294,7 @@ def on_gpu(read: Read) -> Read:
     return lambda frames: read(_GPUFrames(frames))
 
 
-def more_by(read: Read) -> Read:
+def derived_ratio(read: Read) -> Read:
     """One plus a share that was read, with its interval: the cost of something added."""
 
     def more(frames: Frames) -> Reading | None:

@@ -1,9 +1,4 @@
-"""How a loader feeds a device: the explorer.
-
-explore(): look at a frame of runs by its factors, with menus in a notebook and a picture everywhere else.
-
-Ways to feed a training step, on a simulated device: as timelines, as times, and with sliders.
-"""
+"""Ways to feed a training step on a simulated device, and `explore`, which shows a frame by its factors."""
 
 import math
 import textwrap
@@ -130,7 +125,7 @@ class Explorer:
         factors = f"{self.x} and {self.hue}" if self.hue and self.hue != self.x else self.x
         text = f"{METRICS[self.metric]} by {factors}, {len(self.runs)} runs"
         menus = "" if self.controls else " (no menus: ipywidgets is not installed)"
-        return f"{text}. Another view{menus}: lk.explore(frame, x=..., hue=..., metric=...)"
+        return f"{text}. Another view{menus}: course.explore(frame, x=..., hue=..., metric=...)"
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
         """The menus, and in the same output the picture, for readers without a kernel."""
@@ -271,7 +266,7 @@ def _plot_medians(groups: dict[str, Any]) -> None:
         )
 
 
-# Way -> is the batch in page-locked memory, and how `lk.trace` copies it.
+# Way -> is the batch in page-locked memory, and how `course.trace` copies it.
 WAYS = {
     "pageable": (False, "blocking"),
     "pinned": (True, "blocking"),
@@ -317,10 +312,10 @@ class Feeding:
 def simulate_feeding(way: str, feeding: Feeding, *, n_steps: int = _N_STEPS) -> pd.DataFrame:
     """Run training steps on a simulated device, fed in one of `WAYS`; the step is a kernel of a stated time.
 
-    The loop is that of a real device: `lk.trace` and `lk.CUDAPrefetcher`, unchanged.
+    The loop is that of a real device: `course.trace` and `lk.CUDAPrefetcher`, unchanged.
 
     Returns:
-        Spans as of `lk.trace`, with `simulated`; `plot_timeline` draws them, `step_seconds` sums them up.
+        Spans as of `course.trace`, with `simulated`; `plot_timeline` draws them, `step_seconds` sums them up.
 
     Raises:
         ValueError: unknown way.

@@ -2,7 +2,7 @@
 
 import hashlib
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from itertools import chain, repeat
 from pathlib import Path
@@ -77,7 +77,9 @@ def ladder_variants(store: Store, pixels: PixelStore, scale: Scale) -> dict[str,
     }
 
 
-def measure_rungs(variants: dict[str, Factory], *, experiment: str, **factors: Any) -> pd.DataFrame:
+def measure_rungs(
+    variants: dict[str, Factory], *, experiment: str, factors: Mapping[str, Any] | None = None
+) -> pd.DataFrame:
     """Compare loaders and limits whose runs may load different numbers of images; the first is the baseline.
 
     The frame stays out of the tour's table of steps, since limits are not loaders, and its rows carry no verdict.
@@ -85,7 +87,7 @@ def measure_rungs(variants: dict[str, Factory], *, experiment: str, **factors: A
     # Rates are per image, and an image costs the same work each time.
     with warnings.catch_warnings(action="ignore", category=DifferentWorkWarning):
         baseline = next(iter(variants))
-        return compare(variants, baseline=baseline, experiment=experiment, rung=False, verdicts=False, **factors)
+        return compare(variants, baseline=baseline, experiment=experiment, rung=False, verdicts=False, factors=factors)
 
 
 def is_limit(variants: pd.Series) -> pd.Series:

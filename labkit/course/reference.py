@@ -1,14 +1,7 @@
-"""Reference runs on a GPU.
+"""Reference runs on a GPU: the experiments of notebooks 03, 06, 07, 11b and 13 that need one, stored for readers
 
-Stored runs of machines with a CUDA GPU, for readers without one: `<env_id>.csv` (runs) and `.json` (machine).
-
-`python -m labkit reference` on such a machine adds its two files.
-
-The experiments of notebooks 03, 06 and 07, which a CUDA machine also records as reference runs.
-
-Reference experiments for notebooks 11b and 13: the limits of a GPU, and loaders that come close to them.
-
-`python -m labkit reference`: check, measure and store the experiments that need a CUDA GPU; needs no Jupyter.
+`python -m labkit reference` on a CUDA machine checks and measures them, and writes `<env_id>.csv` (runs) and `.json`
+(machine) to `notebooks/reference/`. It needs no Jupyter.
 """
 
 import json
@@ -42,10 +35,10 @@ from labkit.peers.peer import Work, missing_modules
 from labkit.simulation.context import simulated_cuda
 from labkit.simulation.simulated_device import is_simulated
 from labkit.util.files import write_atomic
-from labkit.util.machine import Scale, env_id, environment, labkit_home, photo_root, scale
+from labkit.util.machine import NOTEBOOK_FOLDER, Scale, env_id, environment, labkit_home, photo_root, scale
 from labkit.util.tensor_trees import move_tensors
 
-FOLDER = Path(__file__).resolve().parent
+FOLDER = NOTEBOOK_FOLDER / "reference"
 COMMAND = "python -m labkit reference"
 
 

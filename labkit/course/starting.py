@@ -84,7 +84,7 @@ _CHANGES = (
             "prefetch to the GPU", needs_gpu=True),
     _Change("Python's lock", "lk.BatchLoader", "11b_raw_pixels", "threads that work without the lock",
             "threads over workers", _LADDER, "threads: BatchLoader", "OpenCV crops*"),
-    _Change("Python's lock", "lk.compare_peers", "13_peers", "another library's loader",
+    _Change("Python's lock", "course.compare_peers", "13_peers", "another library's loader",
             "DALI on the CPU over torchvision", "13 peers imagenet", "DALI", "torchvision v1", "DALI"),
     _Change("start", "lk.LoaderConfig", "03_persistent_workers", "workers that stay alive",
             "second epoch, kept over new", "12 epochs 1 and 2*", "*persistent*epoch 2*", "*default*epoch 2*",
@@ -114,7 +114,7 @@ def where_to_start(results: str | os.PathLike | None = None, *, runs: Iterable[p
         ValueError: a file in it is not a frame, or runs come from another machine.
 
     Example:
-        >>> print(lk.where_to_start())
+        >>> print(course.where_to_start())
 
     Taught in: notebooks/00_measure.ipynb
     """

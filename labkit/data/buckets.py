@@ -1,9 +1,4 @@
-"""Group images by size.
-
-The rules of kohya-ss/sd-scripts for buckets: the shapes, and how an image shrinks where none may be enlarged.
-
-Buckets by aspect ratio, as in kohya-ss/sd-scripts: images of one bucket are resized and cropped to one shape.
-"""
+"""Buckets by aspect ratio, as in kohya-ss/sd-scripts: images of one bucket are resized and cropped to one shape."""
 
 import math
 from dataclasses import dataclass
@@ -12,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from labkit.data.sizes import MAX_SIDE, Size
+from labkit.data.headers import MAX_SIDE, Size
 from labkit.util.arguments import require_int
 
 

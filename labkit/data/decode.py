@@ -1,22 +1,16 @@
-"""Decode image files to RGB uint8 CHW, upright.
-
-Which way is up: the orientation of an encoded image, the same for all that decode it or read its size.
-
-It is what Pillow's `ImageOps.exif_transpose` finds: in EXIF, or else in XMP, in front of the pixels or, in a PNG,
-behind them. Metadata that Pillow cannot read state nothing, and the image counts as upright. For the usual JPEG the
-answer follows from a few bytes, without Pillow; where these do not settle it, Pillow decides.
-
-Source: Exif 2.32 (CIPA DC-008), section 4.6.4; TIFF 6.0, section 2; PNG, third edition, section 11.3.
-
-Encoded bytes to an RGB tensor: six decoders under one contract.
+"""Encoded bytes to an RGB tensor: six decoders under one contract.
 
 The libraries differ in how they treat EXIF orientation, alpha, 16-bit samples, CMYK and broken files. Here all do the
-same, and the oracle set in `labkit.course.conformance` checks it:
+same, and the oracle set in `labkit.course.oracles` checks it:
 
-- orientation is applied as Pillow finds it: in EXIF, in XMP, in a PNG's text; damaged metadata state none;
+- orientation is what Pillow's `ImageOps.exif_transpose` finds: in EXIF, or else in XMP, in front of the pixels or, in a
+  PNG, behind them. Metadata that Pillow cannot read state nothing. For the usual JPEG the answer follows from a few
+  bytes, without Pillow; where these do not settle it, Pillow decides. `sizes` asks the same function;
 - alpha and palette transparency are dropped, as Pillow's `convert("RGB")` does;
 - 16-bit samples keep their high byte; gray is repeated in the three channels;
 - a file without its end (JPEG's EOI, PNG's IEND, WebP's declared length) is an error, never a half-gray picture.
+
+Source: Exif 2.32 (CIPA DC-008), section 4.6.4; TIFF 6.0, section 2; PNG, third edition, section 11.3.
 """
 
 import io

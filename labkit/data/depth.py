@@ -1,15 +1,10 @@
-"""Pairs of images and depth maps, as Marigold reads them.
+"""Marigold's training pairs, over any store: RGB, depth in metres, masks and normalised depth.
 
-Marigold's depth sets: how each stores depth, which pixels are valid, and how its list file names the pairs.
-
-Marigold's tensors by Marigold's own steps in their own order: all at full size, resized last.
-
-Marigold's tensors by a faster way, with the same bits.
-
-After decoding, all steps but one treat each pixel alone: they can follow the resize, and a table over all pixel values
-can replace them. The exception is the quantiles. They need the whole picture, but only how often each value occurs.
-
-Marigold's training pairs, over any store: RGB, depth in metres, masks and normalised depth.
+Each set has a preset: how it stores depth, which pixels are valid, how its list file names the pairs. The tensors are
+Marigold's, bit for bit: `reference` computes them by its own steps in its own order, all at full size, resized last;
+the fast way gives the same bits. After decoding, all steps but one treat each pixel alone, so they can follow the
+resize, and a table over all pixel values can replace them. The exception is the quantiles, which need the whole
+picture, but only how often each value occurs.
 """
 
 import os
@@ -87,7 +82,7 @@ def region_slices(name: str | None, height: int, width: int) -> tuple[slice, sli
     return slice(top, bottom), slice(left, right)
 
 
-_REMEDY = "labkit.make_depth(root, count) makes pairs and a list"
+_REMEDY = "course.make_depth(root, count) makes pairs and a list"
 _KITTI_CROP = (352, 1216)
 
 PRESETS = {

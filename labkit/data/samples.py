@@ -1,15 +1,10 @@
-"""Make photos and depth maps for experiments.
+"""Photos, and photos with real depth, without a download: made from the photographs that scikit-image carries.
 
-A photo set without a download: any number of JPEGs, made from the photographs that scikit-image carries.
-
-Each file is a pure function of (profile, seed, number): a window of a photograph, mirrored or not, with other colours
-and film grain, so that its JPEG has the entropy of a camera's. Decoding time depends on entropy.
-
-Photos with real depth, without a download: windows of the stereo pair that comes with scikit-image.
-
-Its left picture has a measured disparity for nearly every pixel (Middlebury 2014, "Motorcycle"), and with the camera's
-focal length and baseline that gives a depth. A window, a zoom or a mirror image moves points in the picture and keeps
-their depth, so every stored depth is a true one; where none was measured it is 0, as in Hypersim.
+Each photo is a pure function of (profile, seed, number): a window of a photograph, mirrored or not, with other colors
+and film grain, so that its JPEG has the entropy of a camera's; decoding time depends on entropy. Depth comes from the
+left picture of a stereo pair with a measured disparity for nearly every pixel (Middlebury 2014, "Motorcycle"), its
+focal length and its baseline. A window, a zoom or a mirror image moves points in the picture and keeps their depth, so
+every stored depth is a true one; where none was measured it is 0, as in Hypersim.
 """
 
 import hashlib

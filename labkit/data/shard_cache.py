@@ -1,314 +1,39 @@
-"""Shards on their way: opened, listed, read ahead, cached.
+"""Shards on their way: listed, opened, read ahead, kept in a local folder, and given sample by sample.
 
-Open a path or URL for one pass from beginning to end; importing this teaches WebDataset the scheme `s3://`.
-
-WebDataset opens URLs by `gopen`, whose table has no entry for `s3`. The one added here reads through fsspec: endpoint
-and credentials come from fsspec's configuration or the environment (`AWS_ENDPOINT_URL`, `AWS_PROFILE`, ...). Spawned
-workers do not inherit the table: in WebDataset's own pipelines, use `DataLoader(..., worker_init_fn=gopen.register)`.
-`labkit.read_shards` does not need that.
-
-Those pipelines also run what follows `pipe:` in a list of shards, and unpickle members with such suffixes, unless the
-variable `WDS_SECURE` is 1. `labkit.read_shards` never does either.
-
-Remote shards one after the other, by many requests at a time: those of the next begin before one has ended.
-
-Whole shards kept in a local folder, up to a size, for all processes of a machine.
-
-List the shards of a set, and read one shard's members, checked against its manifest.
+WebDataset opens URLs by its own `gopen`, whose table has no entry for `s3://`: `register` adds one, which
+`labkit.read_shards` calls. Spawned workers do not inherit the table; in WebDataset's own pipelines, use
+`DataLoader(..., worker_init_fn=register)`. Those pipelines also run what follows `pipe:` in a list of shards, and
+unpickle members with such suffixes, unless the variable `WDS_SECURE` is 1. `labkit.read_shards` never does either.
 """
 
 import hashlib
 import io
 import os
+import re
+import tarfile
 from collections import deque
-from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Generator, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from threading import Condition
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 from urllib.parse import urlsplit
 
-from webdataset.gopen import gopen_schemes
-from webdataset.tariterators import group_by_keys
-
-from labkit.data.blobs import Blob, HttpBlob, HttpClient, LocalBlob, allow_requests, is_http_url, is_url, open_blob
-from labkit.data.shards_write import MANIFEST, UNFINISHED, read_manifest, read_members, sample_files
-from labkit.data.tar_members import TAR_SUFFIXES
+from labkit.data.blobs import Blob, HttpBlob, HttpClient, allow_requests, is_http_url, is_url, open_blob
+from labkit.data.shards_write import MANIFEST, UNFINISHED, read_manifest
+from labkit.data.tar_members import TAR_SUFFIXES, TarError
 from labkit.data.tar_stream import TarStream
-from labkit.util.arguments import require_int
-from labkit.util.files import atomic_path, file_lock, remove_leftovers
+from labkit.util.arguments import MAX_FILE_VARIABLE, MAX_PATH_BYTES, max_file_bytes, require_int
+from labkit.util.files import atomic_path, file_lock, is_image, remove_leftovers
 from labkit.util.redact import strip_credentials
 
-CHUNK_BYTES = 4 << 20  # about forty photos: decoding them takes longer than fetching the next chunk
+CHUNK_BYTES = 4 << 20  # of a request: about forty photos, and decoding them takes longer than fetching the next chunk
+
 _LOCAL_BUFFER_BYTES = 1 << 20
-
-
-def open_url(place: str | os.PathLike, **storage_options: Any) -> io.BufferedReader:
-    """A file, from its first byte on. Remote ones are fetched one chunk ahead, with retries.
-
-    Args:
-        place: A path, `http(s)://`, `s3://`, or any other scheme that fsspec reads.
-        **storage_options: Passed to fsspec.
-
-    Raises:
-        FileNotFoundError: no such file.
-        OSError: no whole answer after all tries; names the URL without credentials.
-        ImportError: the scheme's package is missing; names it.
-    """
-    blob = open_blob(place, **storage_options)
-    if isinstance(blob, LocalBlob):
-        return io.BufferedReader(io.FileIO(blob.name), _LOCAL_BUFFER_BYTES)
-    return io.BufferedReader(ReadAhead(blob))
-
-
-def register(*_: Any) -> None:
-    """Let WebDataset's `gopen` open `s3://`, unless it does already. Arguments are ignored."""
-    gopen_schemes.setdefault("s3", _gopen_s3)
-
-
-def _gopen_s3(url: str, mode: str = "rb", bufsize: int = -1, **storage_options: Any) -> BinaryIO:
-    if mode == "rb":
-        return open_url(url, **storage_options)
-    import fsspec
-
-    return fsspec.open(url, mode, **storage_options).open()
-
-
-class ReadAhead(io.RawIOBase):
-    """A blob read in order: a thread fetches the next chunk while one is used."""
-
-    def __init__(self, blob: Blob, chunk_bytes: int = CHUNK_BYTES):
-        self._thread = ThreadPoolExecutor(1)
-        size = blob.fingerprint()[0]
-        self._requests = (
-            self._thread.submit(blob.read_at, offset, min(chunk_bytes, size - offset))
-            for offset in range(0, size, chunk_bytes)
-        )
-        self._chunk, self._next = memoryview(b""), next(self._requests, None)
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        if not self._chunk and self._next is not None:
-            self._chunk = memoryview(self._next.result())
-            self._next = next(self._requests, None)
-        n_bytes = min(len(buffer), len(self._chunk))
-        buffer[:n_bytes] = self._chunk[:n_bytes]
-        self._chunk = self._chunk[n_bytes:]
-        return n_bytes
-
-    def close(self) -> None:
-        self._thread.shutdown(wait=False, cancel_futures=True)
-        super().close()
-
-
-register()
-
-
-class Remote(NamedTuple):
-    """An opened blob, and its size in bytes."""
-
-    blob: Blob
-    size: int
-
-
-class Opener:
-    """Opens the blobs of one set of shards: over HTTP all share their connections.
-
-    Args:
-        reads_in_flight: Connections.
-        storage_options: Passed to fsspec.
-    """
-
-    def __init__(self, reads_in_flight: int, storage_options: dict[str, Any]):
-        self._client = HttpClient(num_connections=reads_in_flight)
-        self._reads_in_flight, self._storage_options = reads_in_flight, storage_options
-
-    def blob(self, url: str) -> Blob:
-        """The blob of a URL, before its first request."""
-        if is_http_url(url):
-            return HttpBlob(url, self._client)
-        blob = open_blob(url, **self._storage_options)
-        allow_requests(blob, self._reads_in_flight)
-        return blob
-
-    def open(self, url: str) -> Remote:
-        """Ask for its size."""
-        blob = self.blob(url)
-        return Remote(blob, blob.fingerprint()[0])
-
-
-class _Pending:
-    """A shard on its way: what is known of it, the chunks asked for, and where the next one begins."""
-
-    def __init__(self, url: str):
-        self.url = url
-        self.remote: Future[Remote] = Future()
-        self.chunks: deque[Future[bytes]] = deque()
-        self.next_offset = 0
-
-    def is_sound(self) -> bool:
-        """Whether it was opened and holds something. An error is left to whoever reads it."""
-        is_opened = self.remote.done() and not self.remote.cancelled() and self.remote.exception() is None
-        return is_opened and self.remote.result().size > 0
-
-    def has_more(self) -> bool:
-        """Whether a chunk can be asked for."""
-        return self.is_sound() and self.next_offset < self.remote.result().size
-
-
-class ShardsAhead:
-    """Files of shards in order, whose chunks are fetched in order by threads, over the ends of shards.
-
-    At most `reads_in_flight` chunks are asked for, or wait to be read, at a time; with the one being read, they take
-    `(reads_in_flight + 1) * chunk_bytes` of memory. A local shard is opened when its turn comes.
-
-    Args:
-        urls: Paths or URLs. Drawn as they are asked for, some before their turn, from any thread but one at a time.
-        reads_in_flight: Threads, each with one request at a time.
-        storage_options: Passed to fsspec.
-        chunk_bytes: Size of a request.
-    """
-
-    def __init__(
-        self,
-        urls: Iterable[str],
-        reads_in_flight: int,
-        storage_options: dict[str, Any],
-        chunk_bytes: int = CHUNK_BYTES,
-    ):
-        self._urls, self._limit, self._chunk_bytes = iter(urls), reads_in_flight, chunk_bytes
-        self._opener = Opener(reads_in_flight, storage_options)
-        self._threads = ThreadPoolExecutor(reads_in_flight, "labkit-shards")
-        self._changed = Condition()  # its lock can be taken again by the thread that holds it
-        self._n_held = 0  # chunks asked for and not read yet, and shards of unknown size
-        self._in_turn: deque[_Pending] = deque()  # shards that nobody reads yet
-        self._asking: deque[_Pending] = deque()  # shards not all of whose chunks were asked for
-        self._is_closed = False
-
-    def __iter__(self) -> Iterator[tuple[str, io.BufferedReader]]:
-        """Each shard's URL, and its file, to be closed before the next is asked for."""
-        try:
-            while (shard := self._next()) is not None:
-                yield shard.url, self._open(shard)
-        finally:
-            with self._changed:
-                self._is_closed = True
-                self._changed.notify_all()
-            self._threads.shutdown(wait=False, cancel_futures=True)
-
-    def _next(self) -> _Pending | None:
-        with self._changed:
-            self._ask()
-            if not self._in_turn:  # this is the end, or all places are held
-                self._draw()
-            return self._in_turn.popleft() if self._in_turn else None
-
-    def _open(self, shard: _Pending) -> io.BufferedReader:
-        return io.BufferedReader(_ShardFile(self, shard)) if is_url(shard.url) else open_url(shard.url)
-
-    def _ask(self) -> None:
-        """Send requests while there are places: chunks in their order first, then sizes of later shards."""
-        while self._n_held < self._limit and not self._is_closed:
-            while self._asking and self._asking[0].is_sound() and not self._asking[0].has_more():
-                self._asking.popleft()
-            if not (self._ask_chunk() or self._draw()):
-                return
-
-    def _ask_chunk(self) -> bool:
-        """Ask for the next chunk of the first shard that lacks some; False if its size is not known yet."""
-        if not self._asking or not self._asking[0].has_more():
-            return False
-        shard = self._asking[0]
-        remote, offset = shard.remote.result(), shard.next_offset
-        size = min(self._chunk_bytes, remote.size - offset)
-        shard.chunks.append(self._threads.submit(remote.blob.read_at, offset, size))
-        shard.next_offset += size
-        self._n_held += 1
-        return True
-
-    def _draw(self) -> bool:
-        """Ask for the size of one more shard; False if there is none, or one before it is broken."""
-        is_broken = bool(self._asking) and self._asking[0].remote.done() and not self._asking[0].is_sound()
-        url = None if is_broken else next(self._urls, None)
-        if url is None:
-            return False
-        shard = _Pending(os.fspath(url))
-        self._in_turn.append(shard)
-        if is_url(shard.url):
-            self._asking.append(shard)
-            self._n_held += 1
-            shard.remote = self._threads.submit(self._opener.open, shard.url)
-            shard.remote.add_done_callback(self._note_size)
-        return True
-
-    def _note_size(self, _: Future) -> None:
-        with suppress(RuntimeError):  # the interpreter ends
-            self._free(1)
-
-    def _free(self, n_places: int) -> None:
-        with self._changed:
-            self._n_held -= n_places
-            self._ask()
-            self._changed.notify_all()
-
-    def read_chunk(self, shard: _Pending) -> bytes:
-        """The next chunk of a shard; b"" at its end. Raises what its request raised."""
-        shard.remote.result()
-        with self._changed:
-            self._changed.wait_for(lambda: shard.chunks or self._is_closed or not shard.has_more())
-            if not shard.chunks and not shard.has_more():
-                return b""
-            if self._is_closed:
-                raise ValueError(f"{shard.remote.result().blob.name} is read after the loop over its shards was left")
-            chunk = shard.chunks.popleft()
-        try:
-            return chunk.result()
-        finally:
-            self._free(1)
-
-    def give_up(self, shard: _Pending) -> None:
-        """Free the places of what is left of a shard."""
-        with self._changed:
-            with suppress(ValueError):
-                self._asking.remove(shard)
-            n_left = len(shard.chunks)
-            while shard.chunks:
-                shard.chunks.popleft().cancel()
-            self._free(n_left)
-
-
-class _ShardFile(io.RawIOBase):
-    """One shard of several, read in order."""
-
-    def __init__(self, shards: ShardsAhead, shard: _Pending):
-        self._shards, self._shard = shards, shard
-        self._chunk = memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        if not self._chunk:
-            self._chunk = memoryview(self._shards.read_chunk(self._shard))
-        n_bytes = min(len(buffer), len(self._chunk))
-        buffer[:n_bytes] = self._chunk[:n_bytes]
-        self._chunk = self._chunk[n_bytes:]
-        return n_bytes
-
-    def close(self) -> None:
-        if not self.closed:
-            self._shards.give_up(self._shard)
-        super().close()
-
-
-_SUFFIX = ".shard"
-_BUFFER_BYTES = 1 << 20
-_N_AHEAD = 2  # shards that are opened, and if need be fetched, while one is read
+_N_CACHED_AHEAD = 2  # shards that are fetched into a cache while one is read
+_SUFFIX = ".shard"  # of a file in a cache
+_SAMPLE_NAME = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")  # WebDataset's: all before the first dot is the key
 
 
 class NoRoomError(Exception):
@@ -317,7 +42,7 @@ class NoRoomError(Exception):
 
 @dataclass(frozen=True)
 class ShardCache:
-    """A local folder for remote shards: `read_shards(..., cache=ShardCache(folder, max_bytes))`.
+    """A local folder for remote shards.
 
     All processes of a machine may use it at a time. The next two shards are fetched while one is read; who wants a
     shard that another process fetches waits for it. A shard is found by its URL (without credentials), size and
@@ -327,7 +52,9 @@ class ShardCache:
 
     Shards used longest ago make room. A process that has one open still reads its bytes, and the disk holds them
     until then, beyond the limit: at most four shards per process (POSIX; the folder must be on a local disk). What
-    has no room, or no version (ETag or date), is streamed.
+    has no room, or no version (ETag or date), is streamed::
+
+        lk.read_shards("s3://bucket/shards", cache=lk.ShardCache("/scratch/shards", max_bytes=200_000_000_000))
 
     Args:
         folder: Made if missing. Nothing else should be in it.
@@ -359,49 +86,45 @@ class ShardCache:
             raise NoRoomError
         digest = hashlib.sha256(f"{blob.name}\0{size}\0{version}".encode(errors="surrogateescape")).hexdigest()
         path = Path(self.folder) / f"{digest[:32]}{_SUFFIX}"
-        return _open_whole(path, size) or self._fetch(blob, size, path, threads)
-
-    def _fetch(self, blob: Blob, size: int, path: Path, threads: ThreadPoolExecutor) -> io.BufferedReader:
+        if file := _open_whole(path, size):
+            return file
         with file_lock(path.with_suffix(".lock")):
             if file := _open_whole(path, size):  # another process was faster
                 return file
             with atomic_path(path) as partial:
                 self._reserve(partial, size)
-                _write(blob, size, partial, threads)
-                return _open(partial)  # before it can be removed again
+                _copy(blob, size, partial, threads)
+                return _open_local(partial)  # before it can be removed again
 
     def _reserve(self, partial: Path, size: int) -> None:
-        """Give the file its size, for which the oldest shards make room."""
+        """Give the file its size, for which the shards used longest ago make room."""
         with file_lock(partial.with_name("room.lock")):
             remove_leftovers(partial.parent)
-            found = sorted(_list_cached(partial.parent), key=lambda file: file[1].st_mtime_ns)
-            excess = sum(status.st_size for _, status in found) + size - self.max_bytes
-            for path, status in found:
+            found = []
+            with os.scandir(partial.parent) as entries:
+                for entry in entries:
+                    if entry.name.endswith((_SUFFIX, ".partial")):
+                        with suppress(FileNotFoundError):
+                            found.append((entry.stat().st_mtime_ns, entry.stat().st_size, entry.path))
+            excess = sum(n_bytes for _, n_bytes, _ in found) + size - self.max_bytes
+            for _, n_bytes, path in sorted(found):
                 if excess > 0 and path.endswith(_SUFFIX):
                     with suppress(FileNotFoundError):
                         os.unlink(path)
-                    excess -= status.st_size
+                    excess -= n_bytes
             if excess > 0:
                 raise NoRoomError
             os.truncate(partial, size)
 
 
-def _list_cached(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            with suppress(FileNotFoundError):
-                if entry.name.endswith((_SUFFIX, ".partial")):
-                    yield entry.path, entry.stat()
-
-
-def _open(path: Path) -> io.BufferedReader:
-    return io.BufferedReader(io.FileIO(path), _BUFFER_BYTES)
+def _open_local(path: str | os.PathLike) -> io.BufferedReader:
+    return io.BufferedReader(io.FileIO(path), _LOCAL_BUFFER_BYTES)
 
 
 def _open_whole(path: Path, size: int) -> io.BufferedReader | None:
     """The file, which counts as used now; None if it is not there, or not whole."""
     with suppress(FileNotFoundError):
-        file = _open(path)
+        file = _open_local(path)
         if os.fstat(file.fileno()).st_size == size:
             with suppress(OSError):  # removed meanwhile, or another user's
                 os.utime(path)
@@ -410,75 +133,194 @@ def _open_whole(path: Path, size: int) -> io.BufferedReader | None:
     return None
 
 
-def _write(blob: Blob, size: int, path: Path, threads: ThreadPoolExecutor) -> None:
+def _copy(blob: Blob, size: int, path: Path, threads: ThreadPoolExecutor) -> None:
     """Fetch a blob into a file, as many chunks at a time as there are threads. A thread holds one chunk in memory."""
 
     def fetch(offset: int) -> None:
         data = blob.read_at(offset, min(CHUNK_BYTES, size - offset))
-        if len(data) != min(CHUNK_BYTES, size - offset) or os.pwrite(descriptor, data, offset) != len(data):
-            raise OSError(f"{blob.name} could not be copied to {path.parent}: {len(data)} bytes at {offset}")
+        # Opened for each chunk: after an error, the other threads may still be about to write.
+        with open(path, "r+b") as file:
+            n_written = os.pwrite(file.fileno(), data, offset)
+        if n_written != min(CHUNK_BYTES, size - offset):
+            raise OSError(f"{blob.name} could not be copied to {path.parent}: {n_written} bytes at {offset}")
 
-    descriptor = os.open(path, os.O_WRONLY)
-    try:
-        tasks = [threads.submit(fetch, offset) for offset in range(0, size, CHUNK_BYTES)]
-        try:
-            for task in tasks:  # not `wait`, which is not told when the loop is left and its executor cancels them
-                task.result()
-        finally:
-            wait([task for task in tasks if not task.cancel()])  # none may write once the file is closed
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    for _ in threads.map(fetch, range(0, size, CHUNK_BYTES)):
+        pass
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
 
 
-class CachedShards:
-    """Files of shards in order, out of a cache: the next two are opened, and if need be fetched, while one is read.
+class BlockStream(io.RawIOBase):
+    """The blocks of bytes that a generator gives, as a file; closing it closes the generator."""
 
-    What the cache has no room for, or what has no version, is streamed, as `ShardsAhead` does. A local shard is opened
-    where it is.
+    def __init__(self, blocks: Generator[bytes]):
+        self._blocks, self._block = blocks, memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        if not self._block:
+            self._block = memoryview(next(self._blocks, b""))
+        n_bytes = min(len(buffer), len(self._block))
+        buffer[:n_bytes] = self._block[:n_bytes]
+        self._block = self._block[n_bytes:]
+        return n_bytes
+
+    def close(self) -> None:
+        self._blocks.close()
+        super().close()
+
+
+@dataclass(eq=False)
+class _ComingShard:
+    """A shard that is read or comes next. It has a file in the cache, or a blob of `size` bytes that is streamed."""
+
+    url: str
+    opened: Future[None] | None = None  # None: a local shard, which is opened when it is read
+    file: io.BufferedReader | None = None
+    blob: Blob | None = None
+    size: int = 0
+    chunks: deque[Future[bytes]] = field(default_factory=deque)  # asked for and not read yet
+    next_offset: int = 0  # of the first chunk that was not asked for
+
+    def close_file(self, _: Future) -> None:
+        if self.file:
+            self.file.close()
+
+
+class ReadAhead:
+    """Shards that are read one after another, while chunks of what follows are fetched, over the ends of shards.
+
+    At most `reads_in_flight` chunks are on their way or wait to be read; with the one being read, they take
+    `(reads_in_flight + 1) * CHUNK_BYTES` of memory. Only who reads asks for chunks, so nothing needs a lock.
 
     Args:
-        urls: Paths or URLs.
-        cache: Where shards are kept.
-        reads_in_flight: Requests at a time, each for 4 MiB, which are written to the disk as they come.
+        reads_in_flight: Requests at a time.
         storage_options: Passed to fsspec.
+        cache: Where shards are kept: the next ones are then fetched whole. What it has no room for is streamed.
     """
 
-    def __init__(self, urls: Iterable[str], cache: ShardCache, reads_in_flight: int, storage_options: dict[str, Any]):
-        self._urls, self._cache = iter(urls), cache
-        self._reads_in_flight, self._storage_options = reads_in_flight, storage_options
-        self._opener = Opener(reads_in_flight + _N_AHEAD, storage_options)
-        # Apart from each other: a shard's thread may wait for another process, and no chunk may wait behind it.
-        self._fetching = ThreadPoolExecutor(reads_in_flight, "labkit-shards")
-        self._opening = ThreadPoolExecutor(_N_AHEAD + 1, "labkit-cache")
+    def __init__(self, reads_in_flight: int, storage_options: dict[str, Any], cache: ShardCache | None = None):
+        self._reads_in_flight, self._storage_options, self._cache = reads_in_flight, storage_options, cache
+        self._n_ahead = _N_CACHED_AHEAD if cache else reads_in_flight
+        self._threads = self._opening = ThreadPoolExecutor(reads_in_flight, "labkit-shards")
+        self._n_connections = reads_in_flight
+        if cache:  # a shard's thread may wait for another process, and no chunk may wait behind it
+            self._opening = ThreadPoolExecutor(_N_CACHED_AHEAD + 1, "labkit-cache")
+            self._n_connections += _N_CACHED_AHEAD
+        self._client = HttpClient(self._n_connections)
+        self._shards: deque[_ComingShard] = deque()  # the one that is read comes first
 
-    def __iter__(self) -> Iterator[tuple[str, io.BufferedReader]]:
-        """Each shard's URL, and its file, to be closed before the next is asked for."""
-        coming: deque[tuple[str, Future[io.BufferedReader]]] = deque()
+    def files(self, urls: Iterable[str]) -> Iterator[io.BufferedReader]:
+        """The file of each path or URL. It is closed when the next is asked for. URLs are drawn before their turn."""
+        coming = iter(urls)
         try:
             while True:
-                while len(coming) <= _N_AHEAD and (url := next(self._urls, None)) is not None:
-                    coming.append((url, self._opening.submit(self._open, url)))
-                if not coming:
+                while len(self._shards) <= self._n_ahead and (url := next(coming, None)) is not None:
+                    self._begin(url)
+                if not self._shards:
                     return
-                url, opened = coming.popleft()
-                if isinstance(opened.exception(), NoRoomError):
-                    yield from ShardsAhead([url], self._reads_in_flight, self._storage_options)
-                else:
-                    yield url, opened.result()
+                with self._open(self._shards[0]) as file:
+                    yield file
+                for chunk in self._shards.popleft().chunks:
+                    chunk.cancel()
         finally:
-            self._opening.shutdown(wait=False, cancel_futures=True)
-            self._fetching.shutdown(wait=False, cancel_futures=True)
-            for _, opened in coming:
-                opened.add_done_callback(_close_unread)
+            for pool in (self._opening, self._threads):
+                pool.shutdown(wait=False, cancel_futures=True)
+            for shard in self._shards:
+                if shard.opened:
+                    shard.opened.add_done_callback(shard.close_file)
 
-    def _open(self, url: str) -> io.BufferedReader:
-        return self._cache.open(self._opener.blob(url), self._fetching) if is_url(url) else open_url(url)
+    def file(self, url: str) -> io.BufferedReader:
+        """One file, to be closed by the caller."""
+        self._begin(url)
+        return self._open(self._shards[0])
+
+    def _begin(self, url: str) -> None:
+        shard = _ComingShard(url)
+        self._shards.append(shard)
+        if is_url(url):
+            shard.opened = self._opening.submit(self._find, shard)
+
+    def _find(self, shard: _ComingShard) -> None:
+        """Find the shard in the cache, where it is put if need be; else learn its size."""
+        if is_http_url(shard.url):
+            blob: Blob = HttpBlob(shard.url, self._client)  # all share their connections
+        else:
+            blob = open_blob(shard.url, **self._storage_options)
+            allow_requests(blob, self._n_connections)
+        if self._cache:
+            with suppress(NoRoomError):
+                shard.file = self._cache.open(blob, self._threads)
+                return
+        shard.size = blob.fingerprint()[0]
+        shard.blob = blob
+
+    def _open(self, shard: _ComingShard) -> io.BufferedReader:
+        if not shard.opened:
+            return _open_local(shard.url)
+        shard.opened.result()
+        return shard.file or io.BufferedReader(BlockStream(self._read_chunks(shard)))
+
+    def _read_chunks(self, shard: _ComingShard) -> Generator[bytes]:
+        while True:
+            self._ask_for_chunks()
+            if not shard.chunks:
+                return
+            if shard.chunks[0].done():
+                chunk = shard.chunks.popleft()
+                self._ask_for_chunks()
+                yield chunk.result()
+            else:  # when the size of another shard becomes known, more can be asked for
+                awaited: list[Future[Any]] = [shard.chunks[0]]
+                awaited += [other.opened for other in self._shards if other.opened and not other.opened.done()]
+                wait(awaited, return_when=FIRST_COMPLETED)
+
+    def _ask_for_chunks(self) -> None:
+        """Ask for chunks in their order, as far as sizes are known, and none behind a shard that failed."""
+        n_free = self._reads_in_flight - sum(len(shard.chunks) for shard in self._shards)
+        for shard in self._shards:
+            if shard.opened and (not shard.opened.done() or shard.opened.exception()):
+                return
+            while n_free and shard.blob and shard.next_offset < shard.size:
+                n_bytes = min(CHUNK_BYTES, shard.size - shard.next_offset)
+                shard.chunks.append(self._threads.submit(shard.blob.read_at, shard.next_offset, n_bytes))
+                shard.next_offset += n_bytes
+                n_free -= 1
 
 
-def _close_unread(opened: Future[io.BufferedReader]) -> None:
-    if not opened.cancelled() and not opened.exception():
-        opened.result().close()
+def open_url(place: str | os.PathLike, **storage_options: Any) -> io.BufferedReader:
+    """A file, from its first byte on. Remote ones are fetched one chunk ahead, with retries.
+
+    Args:
+        place: A path, `http(s)://`, `s3://`, or any other scheme that fsspec reads.
+        **storage_options: Passed to fsspec.
+
+    Raises:
+        FileNotFoundError: no such file.
+        OSError: no whole answer after all tries; names the URL without credentials.
+        ImportError: the scheme's package is missing; names it.
+    """
+    return ReadAhead(1, storage_options).file(os.fspath(place))
+
+
+def register(*_: Any) -> None:
+    """Let WebDataset's `gopen` open `s3://`, through fsspec, unless it does already. Arguments are ignored.
+
+    Endpoint and credentials come from fsspec's configuration or the environment (`AWS_ENDPOINT_URL`, `AWS_PROFILE`).
+    """
+    from webdataset.gopen import gopen_schemes  # here: its import takes a while
+
+    gopen_schemes.setdefault("s3", _gopen_s3)
+
+
+def _gopen_s3(url: str, mode: str = "rb", bufsize: int = -1, **storage_options: Any) -> BinaryIO:
+    if mode == "rb":
+        return open_url(url, **storage_options)
+    import fsspec
+
+    return fsspec.open(url, mode, **storage_options).open()
 
 
 @dataclass(frozen=True)
@@ -491,7 +333,7 @@ class ShardList:
         sha256: URL -> checksum, compared at the shard's end.
         n_samples: URL -> number of samples, as the manifest says; empty without one.
         storage_options: Passed to fsspec.
-        reads_in_flight: Requests at a time. None: one chunk of the shard that is read.
+        reads_in_flight: Requests at a time.
         cache: Where shards are kept, or None.
     """
 
@@ -500,133 +342,34 @@ class ShardList:
     sha256: dict[str, str] = field(default_factory=dict, repr=False)
     n_samples: dict[str, int] = field(default_factory=dict, repr=False)
     storage_options: dict[str, Any] = field(default_factory=dict, repr=False)
-    reads_in_flight: int | None = None
+    reads_in_flight: int = 1
     cache: ShardCache | None = None
 
-    def __post_init__(self) -> None:
-        if self.reads_in_flight is not None:
-            require_int("reads_in_flight", self.reads_in_flight)
 
-    @classmethod
-    def find(cls, places: Any, *, verify: bool, storage_options: dict[str, Any]) -> "ShardList":
-        """The shards that `places` names, as `read_shards` takes them."""
-        _refuse_commands([places] if isinstance(places, str) else [])
-        if isinstance(places, str | os.PathLike) and not _is_shard(places):
-            return _from_manifest(os.fspath(places), verify, storage_options)
-        if verify:
-            raise ValueError("verify=True needs the checksums of a manifest: name the folder, not its shards")
-        urls = _expand(places)
-        _refuse_commands(urls)
-        if not urls:
-            raise ValueError("the list of shards is empty: there is no shard to read")
-        if missing := [url for url in urls if not is_url(url) and not os.path.isfile(url)]:
-            raise FileNotFoundError(f"{missing[0]} does not exist, nor do {len(missing) - 1} other shards")
-        return cls(urls, storage_options=storage_options)
-
-    def open_in_turn(self, urls: Iterable[str]) -> Iterator[tuple[str, io.BufferedReader]]:
-        """Each URL and its file, to be closed before the next is asked for. Some URLs are drawn before their turn."""
-        if self.cache:
-            return iter(CachedShards(urls, self.cache, self.reads_in_flight or 1, self.storage_options))
-        if self.reads_in_flight:
-            return iter(ShardsAhead(urls, self.reads_in_flight, self.storage_options))
-        return ((url, open_url(url, **self.storage_options)) for url in urls)
-
-
-def read_samples(shards: ShardList, url: str, file: io.BufferedReader) -> Iterator[dict[str, Any]]:
-    """The samples of one shard, whose `file` stays open: `__key__`, `__url__`, and each member's bytes by its suffix.
-
-    Raises:
-        ValueError: names that make no sample, or a checksum that is not the manifest's; names the shard.
-    """
-    return _group(_read_files(shards, url, file), url)
-
-
-def count_samples(shards: ShardList) -> dict[str, int]:
-    """URL -> number of samples: the manifest's, or counted. Only headers are read of local tars, all of others."""
-    return {url: shards.n_samples.get(url) or _count(shards, url) for url in shards.urls}
-
-
-def _count(shards: ShardList, url: str) -> int:
-    return sum(1 for _ in _group(_list_files(shards, url), url))
-
-
-def _group(files: Iterator[dict[str, Any]], url: str) -> Iterator[dict[str, Any]]:
-    return group_by_keys(files, handler=partial(_raise_group_error, url))
-
-
-def _raise_group_error(url: str, error: Exception) -> None:
-    raise ValueError(f"{name_of(url)}: {error.args[0]}") from error
-
-
-def _list_files(shards: ShardList, url: str) -> Iterator[dict[str, Any]]:
-    """As `_read_files`, without the data."""
-    name = name_of(url)
-    with ExitStack() as stack:
-        # A path can be sought in: that skips the data.
-        source = stack.enter_context(open_url(url, **shards.storage_options)) if is_url(url) else url
-        for info in sample_files(stack.enter_context(TarStream(source, name, needs_end_mark=True))):
-            yield {"fname": info.name, "data": b"", "__url__": name}
-    yield {}
-
-
-def _read_files(shards: ShardList, url: str, file: io.BufferedReader) -> Iterator[dict[str, Any]]:
-    """One shard's files as WebDataset's dictionaries, and an empty one at the end."""
-    name, expected_sha256 = name_of(url), shards.sha256.get(url)
-    hashing = _HashingReader(file)
-    for member, data in read_members(io.BufferedReader(hashing) if expected_sha256 else file, name):
-        yield {"fname": member, "data": data, "__url__": name}
-    if expected_sha256 and hashing.finish() != expected_sha256:
-        raise ValueError(f"{name} does not have the SHA-256 of its manifest: copy it again, or write it again")
-    yield {}
-
-
-def name_of(place: str) -> str:
-    """A path or URL as messages show it, without credentials."""
-    return strip_credentials(place) if is_url(place) else place
-
-
-class _HashingReader(io.RawIOBase):
-    """A stream that computes its SHA-256 while it is read."""
-
-    def __init__(self, file: io.BufferedReader):
-        self._file, self._hash = file, hashlib.sha256()
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        n_bytes = self._file.readinto(buffer)
-        self._hash.update(buffer[:n_bytes])
-        return n_bytes
-
-    def finish(self) -> str:
-        """Read to the end; returns the SHA-256 of the whole stream."""
-        while self.read(1 << 20):
-            pass
-        return self._hash.hexdigest()
-
-
-def _is_shard(place: str | os.PathLike) -> bool:
-    path = urlsplit(os.fspath(place)).path if is_url(place) else os.fspath(place)
-    return path.endswith(TAR_SUFFIXES)
-
-
-def _refuse_commands(places: list[str]) -> None:
-    """WebDataset's own `gopen` runs what follows `pipe:` in a shell; here no list of shards runs anything."""
-    if any(place.startswith("pipe:") for place in places):
-        raise ValueError("`pipe:` in a list of shards is a command, which labkit does not run: name paths or URLs")
-
-
-def _expand(places: Any) -> list[str]:
-    from braceexpand import braceexpand  # as WebDataset does
-
+def find_shards(places: Any, *, verify: bool, storage_options: dict[str, Any]) -> ShardList:
+    """The shards that `places` names, as `read_shards` takes them."""
+    is_one = isinstance(places, str | os.PathLike)
+    urls = [os.fspath(place) for place in ([places] if is_one else places)]
+    if is_one and not urls[0].startswith("pipe:"):
+        path = urlsplit(urls[0]).path if is_url(urls[0]) else urls[0]
+        if not path.endswith(TAR_SUFFIXES):
+            return _from_manifest(urls[0].rstrip("/"), verify, storage_options)
+    if verify:
+        raise ValueError("verify=True needs the checksums of a manifest: name the folder, not its shards")
     if isinstance(places, str) and not os.path.isfile(places):  # else the braces are part of the name
-        return list(braceexpand(places))
-    return [os.fspath(place) for place in ([places] if isinstance(places, str | os.PathLike) else places)]
+        from braceexpand import braceexpand  # as WebDataset does
+
+        urls = list(braceexpand(places))
+    if any(url.startswith("pipe:") for url in urls):  # WebDataset's own `gopen` runs what follows in a shell
+        raise ValueError("`pipe:` in a list of shards is a command, which labkit does not run: name paths or URLs")
+    if not urls:
+        raise ValueError("the list of shards is empty: there is no shard to read")
+    if missing := [url for url in urls if not is_url(url) and not os.path.isfile(url)]:
+        raise FileNotFoundError(f"{missing[0]} does not exist, nor do {len(missing) - 1} other shards")
+    return ShardList(urls, storage_options=storage_options)
 
 
 def _from_manifest(folder: str, verify: bool, storage_options: dict[str, Any]) -> ShardList:
-    folder = folder.rstrip("/")
     name = f"{name_of(folder)}/{MANIFEST}"
     try:
         with open_url(f"{folder}/{MANIFEST}", **storage_options) as file:
@@ -639,3 +382,111 @@ def _from_manifest(folder: str, verify: bool, storage_options: dict[str, Any]) -
     sha256 = {url: row["sha256"] for url, row in rows.items()} if verify else {}
     n_samples = {url: row["n_samples"] for url, row in rows.items()}
     return ShardList(list(rows), content["classes"], sha256, n_samples, storage_options)
+
+
+def name_of(place: str) -> str:
+    """A path or URL as messages show it, without credentials."""
+    return strip_credentials(place) if is_url(place) else place
+
+
+def read_samples(shards: ShardList, url: str, file: io.BufferedReader) -> Iterator[dict[str, Any]]:
+    """The samples of one shard, whose `file` stays open: `__key__`, `__url__`, and each member's bytes by its suffix.
+
+    The tar, plain or compressed, is read in one pass without seeking, in bounded memory.
+
+    Raises:
+        TarError: the tar is cut or damaged, between two members, too; names it and its last whole member. Or a member
+            is larger than `labkit.util.arguments.max_file_bytes()`; its data are not read. Or as `sample_files` raises.
+        ValueError: names that make no sample, or a checksum that is not the manifest's; names the shard.
+    """
+    name, sha256, digest = name_of(url), shards.sha256.get(url), hashlib.sha256()
+
+    def hashed_blocks() -> Generator[bytes]:
+        while data := file.read(_LOCAL_BUFFER_BYTES):
+            digest.update(data)
+            yield data
+
+    def members() -> Iterator[tuple[str, bytes]]:
+        limit = max_file_bytes()
+        stream: io.BufferedReader = io.BufferedReader(BlockStream(hashed_blocks())) if sha256 else file
+        with TarStream(stream, name, needs_end_mark=True) as tar:
+            for info in sample_files(tar):
+                if info.size > limit:
+                    about = f"{info.size} bytes, over the limit of {limit} ({MAX_FILE_VARIABLE})"
+                    raise TarError(f"{name}: {info.name!r} has {about}")
+                yield info.name, b"".join(tar.blocks(info))
+        if sha256:
+            while stream.read(_LOCAL_BUFFER_BYTES):  # what follows the tar's end mark
+                pass
+            if digest.hexdigest() != sha256:
+                raise ValueError(f"{name} does not have the SHA-256 of its manifest: copy it again, or write it again")
+
+    return _group(members(), name)
+
+
+def count_samples(shards: ShardList) -> dict[str, int]:
+    """URL -> number of samples: the manifest's, or counted. Only headers are read of local tars, all of others."""
+    counts = {}
+    for url in shards.urls:
+        counts[url] = shards.n_samples.get(url, 0)
+        if not counts[url]:
+            with ExitStack() as stack:  # a path can be sought in: that skips the data
+                source = stack.enter_context(open_url(url, **shards.storage_options)) if is_url(url) else url
+                tar = stack.enter_context(TarStream(source, name_of(url), needs_end_mark=True))
+                members = ((info.name, b"") for info in sample_files(tar))
+                counts[url] = sum(1 for _ in _group(members, name_of(url)))
+    return counts
+
+
+def _group(members: Iterable[tuple[str, bytes]], shard: str) -> Iterator[dict[str, Any]]:
+    """Samples of consecutive members with the same key, as WebDataset groups them."""
+    sample: dict[str, Any] = {}
+    for name, data in members:
+        suffix = name.rpartition("/")[2].partition(".")[2]
+        key, suffix = name.removesuffix(f".{suffix}"), suffix.lower()
+        if sample and key != sample["__key__"]:
+            yield sample
+            sample = {}
+        if suffix in sample:
+            raise ValueError(f"{shard}: {name}: duplicate file name in tar file: its sample has one of suffix {suffix}")
+        sample = sample or {"__key__": key, "__url__": shard}
+        sample[suffix] = data
+    if sample:
+        yield sample
+
+
+def sample_files(tar: TarStream) -> Iterator[tarfile.TarInfo]:
+    """The files that make up samples, by WebDataset's rule: what is left of the first dot in a name is the key.
+
+    Folders, hidden files (`._a.jpg`) and names without a dot (`README`) belong to no sample, and are left out.
+
+    Raises:
+        TarError: a member that belongs to a sample is a link, a device or of an unknown type, so that the sample would
+            lack it.
+        ValueError: a member's name is one that WebDataset skips in silence.
+    """
+    for info in tar:
+        if info.isdir():
+            continue
+        name = f"{tar.name}: {info.name!r}"
+        if len(info.name) > MAX_PATH_BYTES:
+            about = f"{len(info.name)} characters, where a file's path has at most {MAX_PATH_BYTES} bytes"
+            raise ValueError(f"{tar.name}: {info.name[:200] + '...'!r} has {about}")
+        if info.name.rpartition("/")[2].startswith("."):  # to WebDataset, `d/._a.jpg` is a sample named `d/`
+            continue
+        found = _SAMPLE_NAME.match(info.name)
+        if found is None and is_image(info.name):
+            raise ValueError(f"{name} names no sample to WebDataset: write it without the line break")
+        if found is None:
+            continue
+        if found[2].startswith("__"):
+            raise ValueError(f"{name} has a suffix that WebDataset reserves: write it under another")
+        if not info.isreg():
+            kind = "a device or a pipe" if info.isdev() else f"of unknown type {info.type!r}"
+            if info.islnk() or info.issym():
+                kind = f"a {'hard' if info.islnk() else 'symbolic'} link to {info.linkname!r}"
+            raise TarError(
+                f"{name} is {kind}, not a file, and its sample would lack it: write the shard again with files alone "
+                "(GNU tar: --dereference --hard-dereference)"
+            )
+        yield info

@@ -1,24 +1,8 @@
-"""Read shards, shuffled, shared out and resumable.
+"""Read WebDataset shards: each sample once per epoch, for any number of ranks and workers, from any place on.
 
-Which rank and worker a process is, and so what it reads.
-
-The order in which a shuffle buffer gives samples, and reading in that order from any place in it.
-
-Passes over all shards, one after another without end: what samples each stretch of them holds.
-
-What is left of an epoch, and which part of it a reader gets when the ranks or workers have changed.
-
-Which samples each rank and worker reads in an epoch, and in which order, read from any place in it on.
-
-How far a data set of shards has come, and the clock that its workers share.
-
-States of `read_shards`: found in what a loader saved, checked, and joined to what is left of an epoch.
-
-The data set that `read_shards` returns: which samples a process reads, in which order, from any place on.
-
-Read WebDataset shards: each sample once per epoch, for any number of ranks and workers.
-
-Measure how well a shuffle buffer shuffles.
+A reader is one worker of one rank. Its order of samples in an epoch depends on the seed and on the numbers of ranks and
+workers alone (`EpochOrder`), so that little has to be saved to go on: which samples of which orders are still to come
+(`Progress`). When the ranks or workers have changed, what is left of the old orders is shared out anew (`SavedEpoch`).
 """
 
 import json
@@ -31,11 +15,12 @@ import weakref
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from enum import IntEnum
-from itertools import accumulate, islice, product
+from itertools import islice, product
 from multiprocessing import reduction
 from multiprocessing.context import get_spawning_popen
+from operator import index
 from tempfile import gettempdir
 from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeVar
@@ -43,67 +28,100 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
-from webdataset.utils import pytorch_worker_info
 
 from labkit.data.dataset import SkipLog, Skipped
 from labkit.data.decode import DECODERS, DecodeError, decode
-from labkit.data.shard_cache import ShardCache, ShardList, count_samples, name_of, read_samples
-from labkit.data.shards_write import find_image, parse_label, write_shards
+from labkit.data.shard_cache import (
+    ReadAhead,
+    ShardCache,
+    ShardList,
+    count_samples,
+    find_shards,
+    name_of,
+    read_samples,
+    register,
+)
+from labkit.data.shards_write import write_shards
 from labkit.util.arguments import require_choice, require_int
-from labkit.util.files import ScratchFolder
+from labkit.util.files import IMAGE_SUFFIXES, ScratchFolder
 
 
-class Place(NamedTuple):
-    """Which part of the shards this process reads."""
+class ReaderRank(NamedTuple):
+    """A reader among all: one worker of one rank."""
 
     rank: int
     world_size: int
     worker: int
     num_workers: int
 
-    def part(self, shards: Sequence[Any]) -> Sequence[Any]:
-        """A rank has every `world_size`-th shard, and each of its workers every `num_workers`-th of these."""
-        return shards[self.rank :: self.world_size][self.worker :: self.num_workers]
-
     def share(self, count: int) -> int:
         """This worker's part of a rank's `count` samples."""
         return len(range(self.worker, count, self.num_workers))
-
-    def offset(self, count: int) -> int:
-        """Where that part begins among the `count` samples of every rank, one rank after another."""
-        parts_before = sum(self._replace(worker=worker).share(count) for worker in range(self.worker))
-        return self.rank * count + parts_before
 
     def __str__(self) -> str:
         return f"worker {self.worker} of {self.num_workers} on rank {self.rank} of {self.world_size}"
 
 
+class ShardSlice(NamedTuple):
+    """`n_left` samples of one shard, from its sample `first` on, in their order there. None: all up to its end."""
+
+    url: str
+    first: int
+    n_left: int | None
+
+
+class RemainingSamples(NamedTuple):
+    """`n_left` samples that are still to come, from number `first` on, of the order of a worker of a rank.
+
+    The order is the one that this worker had when the epoch began. None: all up to the order's end. With
+    `samples_per_rank`, the end is followed by the beginning, in place of what was skipped.
+    """
+
+    rank: int
+    worker: int
+    first: int
+    n_left: int | None
+
+
+Run = TypeVar("Run", ShardSlice, RemainingSamples)
 Item = TypeVar("Item")
 
 
+def cut(runs: Iterable[Run], start: int, stop: int = sys.maxsize) -> Iterator[Run]:
+    """The parts of runs of known length that hold samples `start` to `stop`, counted over all of them."""
+    begin = 0
+    for run in runs:
+        length = run.n_left or 0
+        skipped, end = max(start - begin, 0), min(stop - begin, length)
+        if skipped < end:
+            yield run._replace(first=run.first + skipped, n_left=end - skipped)
+        begin += length
+
+
 def shuffled(items: Iterable[Item], size: int, initial: int, seed: str) -> Iterator[Item]:
-    """Items through a buffer of `size`, from which random ones are given once `initial` are in it.
+    """Items through a buffer of `size`, from which random ones are given once `initial` are in it; 0 keeps their order.
 
     As WebDataset's `shuffle`, two items come in for each that is given, until the buffer is full. The order depends on
     the seed and the number of items alone, so that it can be drawn without reading the items.
     """
     draw = random.Random(seed).random
     initial = min(initial, size)
-    source, buffer = iter(items), []
+    source = iter(items)
+    buffer: list[Item] = []
+
+    def take() -> Item:
+        position = int(draw() * len(buffer))
+        buffer[position], buffer[-1] = buffer[-1], buffer[position]  # nothing has to move then
+        return buffer.pop()
+
     for item in source:
         buffer.append(item)
         if len(buffer) < size:
             buffer.extend(islice(source, 1))
         if len(buffer) >= initial:
-            yield _take(buffer, int(draw() * len(buffer)))
+            yield take()
     while buffer:
-        yield _take(buffer, int(draw() * len(buffer)))
-
-
-def _take(buffer: list[Item], position: int) -> Item:
-    """Take an item out; the last one fills its place, as nothing has to move then."""
-    buffer[position], buffer[-1] = buffer[-1], buffer[position]
-    return buffer.pop()
+        yield take()
 
 
 def resume(order: Iterator[int], n_read: int, read_from: Callable[[int], Iterator[Any]]) -> Iterator[Any]:
@@ -128,128 +146,15 @@ def resume(order: Iterator[int], n_read: int, read_from: Callable[[int], Iterato
         yield held.pop(position)
 
 
-Shard = TypeVar("Shard")
-
-
-class Stretch(NamedTuple):
-    """Samples `first` to `stop` (without it) of one shard, in their order there."""
-
-    url: str
-    first: int
-    stop: int
-
-
-def shard_order(shards: Sequence[Shard], shuffle: int, seed: str) -> list[Shard]:
-    """The shards in an order that depends on the seed alone; in their own without `shuffle`."""
-    shards = list(shards)
-    if shuffle:
-        random.Random(seed).shuffle(shards)
-    return shards
-
-
-class Passes:
-    """All samples of all shards, then all again, and so on.
-
-    Args:
-        shards: Each shard's URL and number of samples.
-        shuffle: Whether each pass has an order of shards of its own.
-        seed: Of these orders.
-    """
-
-    def __init__(self, shards: Sequence[tuple[str, int]], shuffle: int, seed: int):
-        self._shards, self._shuffle, self._seed = [Stretch(url, 0, count) for url, count in shards], shuffle, seed
-        self._pass_length = sum(shard.stop for shard in self._shards)
-
-    def stretches(self, start: int, length: int) -> Iterator[Stretch]:
-        """The stretches that hold `length` samples from position `start` on; position 0 begins the first pass.
-
-        Raises:
-            ValueError: there is no sample in any shard.
-        """
-        if not self._pass_length:
-            raise ValueError(f"all {len(self._shards)} shards are empty: there is no sample to read")
-        while length > 0:
-            number, position = divmod(start, self._pass_length)
-            n_here = min(length, self._pass_length - position)
-            yield from self._of_pass(number, position, position + n_here)
-            start, length = start + n_here, length - n_here
-
-    def _of_pass(self, number: int, start: int, stop: int) -> Iterator[Stretch]:
-        return cut(shard_order(self._shards, self._shuffle, f"{self._seed} pass {number}"), start, stop)
-
-
-def cut(stretches: Sequence[Stretch], start: int, stop: int | None = None) -> Iterator[Stretch]:
-    """The parts of the stretches with samples `start` to `stop`, counted over all of them."""
-    ends = accumulate(stretch.stop - stretch.first for stretch in stretches)
-    for stretch, end in zip(stretches, ends, strict=True):
-        begin = end - (stretch.stop - stretch.first)
-        first = max(start - begin, 0)
-        last = (end if stop is None else min(stop, end)) - begin
-        if first < last:
-            yield Stretch(stretch.url, stretch.first + first, stretch.first + last)
-
-
-class Stream(NamedTuple):
-    """Samples still to come, one after another, of the order that a worker had when the epoch began.
-
-    Attributes:
-        rank: The worker's rank then.
-        worker: Its number there.
-        first: Number of the next sample in that order. With `samples_per_rank`, the order's end is followed by its
-            beginning, for what was skipped.
-        n_left: How many are to come; None stands for all up to the order's end.
-    """
-
-    rank: int
-    worker: int
-    first: int
-    n_left: int | None
-
-
-def part_of(streams: Sequence[Stream], here: Place, *, is_equal: bool) -> list[Stream]:
-    """The part of all that is left that `here` reads: each sample has one reader, and none has two more than another.
-
-    The streams are laid end to end and cut there, so that each reader has its samples close together in the shards.
-
-    Args:
-        streams: Of all ranks, in the same order on each; the number of samples left is known.
-        here: A reader.
-        is_equal: Give all ranks, and their workers of the same number, equally many, as DistributedDataParallel needs
-            it. Up to `world_size - 1` samples of this epoch come again for that.
-    """
-    streams = [stream for stream in streams if stream.n_left]
-    total = sum(n_left for *_, n_left in streams if n_left)
-    if streams and is_equal:
-        n_more = -total % here.world_size
-        rank, worker, first, n_left = streams[-1]
-        streams[-1] = Stream(rank, worker, first, (n_left or 0) + n_more)
-        total += n_more
-    start = 0
-    for rank, worker in product(range(here.world_size), range(here.num_workers)):
-        count = here._replace(worker=worker).share(len(range(rank, total, here.world_size)))
-        if (rank, worker) == (here.rank, here.worker):
-            return list(_cut(streams, start, start + count))
-        start += count
-    raise ValueError(f"there is no {here}")
-
-
-def _cut(streams: Sequence[Stream], start: int, stop: int) -> Iterator[Stream]:
-    """The parts of the streams with samples `start` to `stop`, counted over all of them."""
-    begin = 0
-    for rank, worker, first, n_left in streams:
-        length = n_left or 0
-        skipped, end = max(start - begin, 0), min(stop - begin, length)
-        if skipped < end:
-            yield Stream(rank, worker, first + skipped, end - skipped)
-        begin += length
-
-
 @dataclass
-class Orders:
-    """The order of every place, in every epoch. Arguments are those of `read_shards`.
+class EpochOrder:
+    """Which samples each reader gives in an epoch, and in which order. Arguments are those of `read_shards`.
+
+    Without `samples_per_rank`, the shards of an epoch are shared out, and each is read to its end. With it, all shards
+    are passed through again and again, without end, and an epoch is the next part of this row of samples.
 
     Attributes:
-        crc32: Of all that decides on the order of samples, but for the ranks and workers.
+        crc32: Of all that decides on the order, but for the ranks and workers.
     """
 
     shards: ShardList
@@ -268,81 +173,89 @@ class Orders:
         if self.samples_per_rank is not None:
             require_int("samples_per_rank", self.samples_per_rank)
             self._counts = count_samples(self.shards)
-            sizes = [(url, self._counts[url]) for url in self.shards.urls]
-            self._passes = Passes(sizes, self.shuffle, self.seed)
 
-    def share(self, place: Place) -> int | None:
-        """Samples that a place gives in an epoch; None without a limit."""
-        return None if self.samples_per_rank is None else place.share(self.samples_per_rank)
+    def share(self, reader: ReaderRank) -> int | None:
+        """Samples that a reader gives in an epoch; None without a limit."""
+        return None if self.samples_per_rank is None else reader.share(self.samples_per_rank)
 
-    def whole(self, place: Place) -> list[Stream]:
-        """All that a place gives in an epoch."""
-        share = self.share(place)
-        return [] if share == 0 else [Stream(place.rank, place.worker, 0, share)]
+    def whole(self, reader: ReaderRank) -> list[RemainingSamples]:
+        """All that a reader gives in an epoch."""
+        share = self.share(reader)
+        return [] if share == 0 else [RemainingSamples(reader.rank, reader.worker, 0, share)]
 
     def epoch_length(self, world_size: int) -> int:
         """Samples of an epoch over all ranks, if they are limited; else 0."""
         return world_size * (self.samples_per_rank or 0)
 
-    def count(self, place: Place, epoch: int, start: int) -> int:
-        """Samples in the order of a place."""
-        return sum(stop - first for _, first, stop in self._bounded(self._stretches(place, epoch, start)))
+    def count(self, reader: ReaderRank, epoch: int, start: int) -> int:
+        """Samples in the order of a reader."""
+        return sum(part.n_left or 0 for part in self._bounded(self._slices(reader, epoch, start)))
 
-    def samples(self, place: Place, epoch: int, start: int, n_read: int = 0) -> Iterator[dict[str, Any]]:
-        """A place's samples of an epoch that begins at `start` in the row of passes, after the first `n_read`."""
-        seed = f"{self.seed} {epoch} {tuple(place)}"
-        stretches = self._stretches(place, epoch, start)
+    def samples(self, reader: ReaderRank, epoch: int, start: int, n_read: int = 0) -> Iterator[dict[str, Any]]:
+        """A reader's samples of an epoch that begins at `start` in the row of passes, after the first `n_read`."""
+        seed = f"{self.seed} {epoch} {tuple(reader)}"
+        slices = self._slices(reader, epoch, start)
         if not n_read:
-            return self._mixed(self._read(stretches), seed)
-        stretches = self._bounded(stretches)
-        numbers = range(sum(stop - first for _, first, stop in stretches))
-        return resume(self._mixed(numbers, seed), n_read, lambda first: self._read(list(cut(stretches, first))))
+            return shuffled(self._read(slices), self.shuffle, self.shuffle_initial, seed)
+        slices = self._bounded(slices)
+        numbers = range(sum(part.n_left or 0 for part in slices))
+        order = shuffled(numbers, self.shuffle, self.shuffle_initial, seed)
+        return resume(order, n_read, lambda first: self._read(list(cut(slices, first))))
 
-    def _mixed(self, items: Any, seed: str) -> Iterator[Any]:
-        return shuffled(items, self.shuffle, self.shuffle_initial, seed) if self.shuffle else iter(items)
+    def _slices(self, reader: ReaderRank, epoch: int, start: int) -> list[ShardSlice]:
+        """What a reader reads in an epoch, before the buffer mixes it."""
+        if self.samples_per_rank is None:
+            urls = self._shard_order(f"{self.seed} {epoch}")  # the same on every rank, before they share
+            own = urls[reader.rank :: reader.world_size][reader.worker :: reader.num_workers]
+            return [ShardSlice(url, 0, None) for url in own]
+        pass_length = sum(self._counts[url] for url in self.shards.urls)
+        if not pass_length:
+            raise ValueError(f"all {len(self.shards.urls)} shards are empty: there is no sample to read")
+        workers_before = (reader._replace(worker=worker) for worker in range(reader.worker))
+        start += reader.rank * self.samples_per_rank
+        start += sum(other.share(self.samples_per_rank) for other in workers_before)
+        stop = start + reader.share(self.samples_per_rank)
+        slices: list[ShardSlice] = []
+        for number in range(start // pass_length, -(-stop // pass_length)):
+            urls, begin = self._shard_order(f"{self.seed} pass {number}"), number * pass_length
+            whole = [ShardSlice(url, 0, self._counts[url]) for url in urls]
+            slices += cut(whole, start - begin, stop - begin)
+        return slices
 
-    def _stretches(self, place: Place, epoch: int, start: int) -> list[Stretch]:
-        """What a place reads in an epoch. Without `samples_per_rank`, shards to their end, wherever that is."""
-        if self.samples_per_rank is not None:
-            first = start + place.offset(self.samples_per_rank)
-            return list(self._passes.stretches(first, place.share(self.samples_per_rank)))
-        # The same on every rank, before they share.
-        urls = shard_order(self.shards.urls, self.shuffle, f"{self.seed} {epoch}")
-        return [Stretch(url, 0, sys.maxsize) for url in place.part(urls)]
+    def _shard_order(self, seed: str) -> list[str]:
+        urls = list(self.shards.urls)
+        if self.shuffle:
+            random.Random(seed).shuffle(urls)
+        return urls
 
-    def _bounded(self, stretches: list[Stretch]) -> list[Stretch]:
-        """The stretches, with the ends of whole shards filled in."""
-        unknown = [url for url, _, stop in stretches if stop == sys.maxsize and url not in self._counts]
+    def _bounded(self, slices: list[ShardSlice]) -> list[ShardSlice]:
+        """The slices, with the lengths of whole shards filled in."""
+        unknown = [part.url for part in slices if part.n_left is None and part.url not in self._counts]
         self._counts |= count_samples(replace(self.shards, urls=unknown))
-        return [Stretch(url, first, min(stop, self._counts[url])) for url, first, stop in stretches]
+        return [part._replace(n_left=self._counts[part.url]) if part.n_left is None else part for part in slices]
 
-    def _read(self, stretches: Sequence[Stretch]) -> Iterator[dict[str, Any]]:
-        files = self.shards.open_in_turn(stretch.url for stretch in stretches)
-        for (url, first, stop), (_, file) in zip(stretches, files, strict=True):
-            n_samples = 0
-            with file:
-                samples = read_samples(self.shards, url, file)
-                for sample in islice(samples, first, stop):
-                    n_samples += 1
-                    # Before the last one, not after it: a reader that has all of its samples asks for no more.
-                    if first + n_samples == self._counts.get(url) and next(samples, None):
-                        raise ValueError(f"{name_of(url)} has more samples than its manifest says: copy it again")
-                    yield sample
-            if stop != sys.maxsize and n_samples < stop - first:
+    def _read(self, slices: Sequence[ShardSlice]) -> Iterator[dict[str, Any]]:
+        ahead = ReadAhead(self.shards.reads_in_flight, self.shards.storage_options, self.shards.cache)
+        files = ahead.files(part.url for part in slices)
+        for (url, first, n_left), file in zip(slices, files, strict=True):
+            stop = sys.maxsize if n_left is None else first + n_left
+            samples, n_read = read_samples(self.shards, url, file), first
+            for sample in islice(samples, first, stop):
+                n_read += 1
+                # Before the last one, not after it: a reader that has all of its samples asks for no more.
+                if n_read == self._counts.get(url) and next(samples, None):
+                    raise ValueError(f"{name_of(url)} has more samples than its manifest says: copy it again")
+                yield sample
+            if n_left is not None and n_read < stop:
                 raise ValueError(f"{name_of(url)} has fewer samples than the {stop} of its manifest: copy it again")
 
 
+_SET, _RESUMED, _BEGUN = range(3)  # what happened: an epoch was set, a state was loaded, a worker began a pass
 _NO_WORKER = -1  # beside the seeds of loaders' passes, which are not negative
 
 
-class _Kind(IntEnum):
-    SET = 0  # an epoch was set
-    RESUMED = 1  # a state was loaded
-    BEGUN = 2  # a worker began a pass
-
-
-class _Entry(NamedTuple):
-    """What happened to the clock: eight numbers, so that none is written across two pages of memory."""
+class _Event(NamedTuple):
+    """What happened to the epoch: eight numbers, so that none is written across two pages of memory."""
 
     kind: int
     epoch: int = -1  # that was set; of a state that was loaded, or that a worker holds
@@ -368,7 +281,7 @@ class Pass(NamedTuple):
     n_counted: int
 
 
-class Clock:
+class EpochCounter:
     """The number of the epoch, and where its samples begin in the endless row of passes. Workers share it.
 
     If `set_epoch` was called, it decides. Else passes are counted, of each rank by itself: worker by worker it is noted
@@ -380,36 +293,38 @@ class Clock:
     """
 
     def __init__(self, content: bytes = b"") -> None:
-        self._open(_open_file())
-        os.write(self._file, content)
+        import fcntl  # here: Windows has none
 
-    def _open(self, file: int) -> None:
+        if hasattr(os, "memfd_create"):
+            file = os.memfd_create("labkit-epochs")
+        else:
+            with tempfile.TemporaryFile() as unnamed:
+                file = os.dup(unnamed.fileno())
+        fcntl.fcntl(file, fcntl.F_SETFL, os.O_APPEND)
+        os.write(file, content)
+        self._use(file)
+
+    def _use(self, file: int) -> None:
         self._file, self._n_read = file, 0
         weakref.finalize(self, os.close, file)
         self._epoch, self._is_set = 0, False
         self._known = 0, 0  # an epoch, and where that one begins
-        self._resumed: dict[int, tuple[int, int]] = {}  # by rank, the pass that went on from the newest state
-        self._n_begun: Counter[tuple[int, int, int]] = Counter()  # by each reader: rank, seed, worker
-        self._own: dict[tuple[int, int, int, int], Pass] = {}  # the newest of each reader and process
-        self._passes: dict[tuple[int, tuple[int, int]], Pass] = {}  # by rank, and by seed and number
-        self._last: dict[int, int] = {}  # epoch of each rank
-        self._n_counted: Counter[int] = Counter()  # passes of each rank
+        self._resumed: dict[int, tuple] = {}  # by rank, the pass that went on from the newest state
+        self._n_begun: Counter[tuple] = Counter()  # by each reader: rank, seed, worker
+        self._passes: dict[tuple, Pass] = {}  # by rank, seed and number among those of the seed
+        self._newest: dict[int, Pass] = {}  # of each rank
+        self._own: dict[tuple, Pass] = {}  # the newest of each reader and process
 
     def __getstate__(self) -> dict[str, Any]:
-        if get_spawning_popen() is None:  # a copy has a clock of its own, which goes on from here
+        if get_spawning_popen() is None:  # a copy has a counter of its own, which goes on from here
             return {"content": os.pread(self._file, os.fstat(self._file).st_size, 0)}
         return {"file": reduction.DupFd(self._file)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         if "file" in state:
-            self._open(state["file"].detach())
+            self._use(state["file"].detach())
         else:
-            Clock.__init__(self, state["content"])
-
-    def epoch(self, rank: int) -> int:
-        """That was set, else that of the rank's next pass."""
-        self._read()
-        return self._epoch if self._is_set or rank not in self._last else self._last[rank] + 1
+            EpochCounter.__init__(self, state["content"])
 
     @property
     def is_set(self) -> bool:
@@ -417,8 +332,10 @@ class Clock:
         self._read()
         return self._is_set
 
-    def set_epoch(self, epoch: int) -> None:
-        self._write(_Entry(_Kind.SET, epoch))
+    def epoch(self, rank: int) -> int:
+        """That was set, else that of the rank's next pass."""
+        self._read()
+        return self._epoch if self._is_set or rank not in self._newest else self._newest[rank].epoch + 1
 
     def start(self, epoch: int, n_samples: int) -> int:
         """Where an epoch begins, if each has `n_samples`."""
@@ -426,15 +343,18 @@ class Clock:
         known_epoch, known_start = self._known
         return known_start + (epoch - known_epoch) * n_samples
 
+    def set_epoch(self, epoch: int) -> None:
+        self._write(_Event(_SET, epoch))
+
     def resume(self, epoch: int, next_start: int, *, is_set: bool) -> None:
         """Go on with `epoch`; the next one begins at `next_start`."""
-        self._write(_Entry(_Kind.RESUMED, epoch, next_start, is_set))
+        self._write(_Event(_RESUMED, epoch, next_start, is_set))
 
-    def begin(self, place: Place, resumed_epoch: int | None) -> Pass:
+    def begin(self, reader: ReaderRank, resumed_epoch: int | None) -> Pass:
         """A pass of this process.
 
         Args:
-            place: Of this process.
+            reader: This process.
             resumed_epoch: That of the state it holds, if any. All workers of the first pass over a loader may go on
                 from a state, no later one: workers of that are copies of the same parent, which knows nothing of the
                 first.
@@ -442,54 +362,39 @@ class Clock:
         worker = get_worker_info()
         seed = worker.seed - worker.id if worker else _NO_WORKER
         epoch = -1 if resumed_epoch is None else resumed_epoch
-        reader = place.rank, seed, place.worker, os.getpid()
-        self._write(_Entry(_Kind.BEGUN, epoch, 0, 0, *reader))
+        event = _Event(_BEGUN, epoch, 0, 0, reader.rank, seed, reader.worker, os.getpid())
+        self._write(event)
         self._read()
-        return self._own[reader]
+        return self._own[event[4:]]
 
-    def _write(self, entry: _Entry) -> None:
-        os.write(self._file, np.array(entry, np.int64).tobytes())
+    def _write(self, event: _Event) -> None:
+        os.write(self._file, np.array(event, np.int64).tobytes())
 
     def _read(self) -> None:
         """Learn of what happened since the last time, here and in other processes."""
         size = os.fstat(self._file).st_size
         data = os.pread(self._file, size - self._n_read, self._n_read)
         self._n_read = size
-        for values in np.frombuffer(data, np.int64).reshape(-1, len(_Entry._fields)).tolist():
-            entry = _Entry(*values)
-            if entry.kind == _Kind.BEGUN:
-                self._note_pass(entry)
+        for values in np.frombuffer(data, np.int64).reshape(-1, len(_Event._fields)).tolist():
+            event = _Event(*values)
+            if event.kind == _BEGUN:
+                self._note_pass(event)
                 continue
-            self._epoch, self._is_set = entry.epoch, entry.kind == _Kind.SET or bool(entry.is_set) or self._is_set
-            if entry.kind == _Kind.RESUMED:
-                self._known, self._resumed = (entry.epoch + 1, entry.next_start), {}
+            self._epoch, self._is_set = event.epoch, event.kind == _SET or bool(event.is_set) or self._is_set
+            if event.kind == _RESUMED:
+                self._known, self._resumed = (event.epoch + 1, event.next_start), {}
 
-    def _note_pass(self, entry: _Entry) -> None:
-        rank, reader = entry.rank, (entry.rank, entry.seed, entry.worker)
-        key = entry.seed, self._n_begun[reader]  # persistent workers begin the next pass with the same seed
+    def _note_pass(self, event: _Event) -> None:
+        rank, reader = event.rank, event[4:7]
+        key = rank, event.seed, self._n_begun[reader]  # persistent workers begin the next pass with the same seed
         self._n_begun[reader] += 1
-        resumes = entry.epoch >= 0 and self._resumed.setdefault(rank, key) == key
-        resumes = resumes and (not self._is_set or entry.epoch == self._epoch)
-        if (rank, key) not in self._passes:
-            counted = self._last.get(rank, self._epoch - 1) + 1
-            self._last[rank] = self._epoch if self._is_set else entry.epoch if resumes else counted
-            self._n_counted[rank] += not self._is_set
-            n_counted = 0 if self._is_set else self._n_counted[rank]
-            self._passes[rank, key] = Pass(self._last[rank], resumes, n_counted)
-        self._own[*reader, entry.process] = self._passes[rank, key]._replace(resumes=resumes)
-
-
-def _open_file() -> int:
-    """A file without a name, to whose end all writing goes; open in this process and in its forks."""
-    import fcntl  # here: Windows has none
-
-    if hasattr(os, "memfd_create"):
-        file = os.memfd_create("labkit-clock")
-    else:
-        with tempfile.TemporaryFile() as unnamed:
-            file = os.dup(unnamed.fileno())
-    fcntl.fcntl(file, fcntl.F_SETFL, os.O_APPEND)
-    return file
+        resumes = event.epoch >= 0 and self._resumed.setdefault(rank, key) == key
+        resumes = resumes and (not self._is_set or event.epoch == self._epoch)
+        if key not in self._passes:
+            before = self._newest.get(rank, Pass(self._epoch - 1, False, 0))
+            counted = Pass(event.epoch if resumes else before.epoch + 1, resumes, before.n_counted + 1)
+            self._newest[rank] = self._passes[key] = Pass(self._epoch, resumes, 0) if self._is_set else counted
+        self._own[event[4:]] = self._passes[key]._replace(resumes=resumes)
 
 
 @dataclass
@@ -501,154 +406,146 @@ class Progress:
         start: Where that epoch begins in the row of passes.
         world_size: Number of ranks when it began.
         num_workers: Number of workers then.
-        streams: What is still to come, the current one first; none when it is over.
+        remaining: What is still to come, the current run first; none when it is over.
     """
 
     epoch: int
     start: int
     world_size: int
     num_workers: int
-    streams: list[Stream]
+    remaining: list[RemainingSamples]
 
-    def place_of(self, stream: Stream) -> Place:
-        """The place whose order a stream is part of."""
-        return Place(stream.rank, self.world_size, stream.worker, self.num_workers)
-
-    def advance(self, *, counts: bool) -> None:
-        """The next sample is done. One that does not count was skipped, and is made up for."""
-        stream = self.streams[0]
-        n_left = None if stream.n_left is None else stream.n_left - counts
-        self.streams[:1] = [] if n_left == 0 else [stream._replace(first=stream.first + 1, n_left=n_left)]
+    def reader_of(self, run: RemainingSamples) -> ReaderRank:
+        """The reader whose order a run is part of."""
+        return ReaderRank(run.rank, self.world_size, run.worker, self.num_workers)
 
 
-VERSION = 2  # of the state; raised when its meaning changes
-_NUMBERS = ("version", "epoch", "start", "order_crc32")
-_LISTS = ("place", "began_with", "streams")
+def part_of(runs: Iterable[RemainingSamples], here: ReaderRank, *, is_equal: bool) -> list[RemainingSamples]:
+    """The part of all that is left that `here` reads: each sample has one reader, and none has two more than another.
+
+    The runs are laid end to end and cut there, so that each reader has its samples close together in the shards.
+
+    Args:
+        runs: Of all ranks, in the same order on each; the number of samples left is known.
+        here: A reader.
+        is_equal: Give all ranks, and their workers of the same number, equally many, as DistributedDataParallel needs
+            it. Up to `world_size - 1` samples of this epoch come again for that.
+    """
+    runs = [run for run in runs if run.n_left]
+    total = sum(run.n_left or 0 for run in runs)
+    if runs and is_equal:
+        n_more = -total % here.world_size
+        runs[-1] = runs[-1]._replace(n_left=(runs[-1].n_left or 0) + n_more)
+        total += n_more
+    counts = [
+        here._replace(worker=worker).share(len(range(rank, total, here.world_size)))
+        for rank, worker in product(range(here.world_size), range(here.num_workers))
+    ]
+    number = here.rank * here.num_workers + here.worker
+    start = sum(counts[:number])
+    return list(cut(runs, start, start + counts[number]))
+
+
+STATE_VERSION = 2  # raised when the meaning of a state changes
 _REMEDY = (
     "give load_state_dict() what StatefulDataLoader.state_dict() returned, or a list of the states of all workers; "
     "after a change of ranks, a list of those of all ranks"
 )
 
 
-def state_of(progress: Progress, place: Place, order_crc32: int, *, is_set: bool) -> dict[str, Any]:
-    """Plain data for a checkpoint; `is_set` says whether `set_epoch` decides on the epoch."""
-    return {
-        "version": VERSION,
-        "epoch": progress.epoch,
-        "start": progress.start,
-        "place": list(place),
-        "began_with": [progress.world_size, progress.num_workers],
-        "streams": [list(stream) for stream in progress.streams],
-        "order_crc32": order_crc32,
-        "is_set": is_set,
-    }
-
-
 @dataclass(frozen=True)
-class Saved:
+class SavedEpoch:
     """What the states of some readers say: how far each had come in the same epoch, and whether that was set."""
 
-    readers: dict[Place, Progress]
+    readers: dict[ReaderRank, Progress]
     is_set: bool
 
     @property
     def epoch(self) -> int:
-        return self._any.epoch
+        return next(iter(self.readers.values())).epoch
 
-    @property
-    def _any(self) -> Progress:
-        return next(iter(self.readers.values()))
+    @classmethod
+    def from_states(cls, state: Any, order_crc32: int) -> "SavedEpoch":
+        """The states in what a caller gives, checked.
 
-    def resume(self, here: Place, orders: Orders) -> Progress:
+        Args:
+            state: A state of `ShardDataset`, one of torchdata's `StatefulDataLoader`, or a list of such.
+            order_crc32: That of the data set that goes on.
+
+        Raises:
+            ValueError: there is none in it, or one of other shards or settings, or they are not of one moment; says
+                what differs.
+        """
+        readers: dict[ReaderRank, Progress] = {}
+        is_set = False
+        for found in _find_states(state):
+            reader, progress = _read_state(found, order_crc32)
+            is_set |= bool(found.get("is_set"))  # which older states do not say
+            if reader in readers:
+                raise ValueError(f"two states are of {reader}: {_REMEDY}")
+            readers[reader] = progress
+        if not readers:
+            raise ValueError(f"there is no state in {state!r}: {_REMEDY}")
+        all_progress = readers.values()
+        alike: dict[str, set[Any]] = {
+            "epochs": {progress.epoch for progress in all_progress},
+            "beginnings of an epoch": {progress.start for progress in all_progress},
+            "numbers of ranks and workers": {(reader.world_size, reader.num_workers) for reader in readers},
+            "ranks and workers at the epoch's beginning": {
+                (each.world_size, each.num_workers) for each in all_progress
+            },
+        }
+        for what, values in alike.items():
+            if len(values) > 1:
+                listed = " and ".join(map(str, sorted(values)))
+                raise ValueError(f"the states are not of one moment: they have other {what}, {listed}; {_REMEDY}")
+        return cls(readers, is_set)
+
+    def resume(self, here: ReaderRank, order: EpochOrder) -> Progress:
         """What a reader has to do now: the rest of its own, or its part of what others have left.
 
         Raises:
             ValueError: the states of some ranks or workers are missing; names them.
         """
-        begun = self._any
         if here in self.readers:
-            return self._with(self.readers[here].streams)
-        if not any(progress.streams for progress in self.readers.values()):  # the epoch is over
-            return self._with([])
-        if all(self._is_untouched(place, orders.whole(place)) for place in self.readers):
-            self._require({place.rank for place in self.readers}, here)
-            return Progress(begun.epoch, begun.start, here.world_size, here.num_workers, orders.whole(here))
-        return self._with(self._share_of(here, orders))
+            return replace(self.readers[here], remaining=list(self.readers[here].remaining))
+        begun = next(iter(self.readers.values()))
+        if not any(progress.remaining for progress in self.readers.values()):  # the epoch is over
+            return replace(begun, remaining=[])
 
-    def _share_of(self, here: Place, orders: Orders) -> list[Stream]:
-        world_size = next(iter(self.readers)).world_size
-        has_same_ranks = world_size == here.world_size
-        ranks = {here.rank} if has_same_ranks else set(range(world_size))
-        self._require(ranks, here)
-        places = [place for place in sorted(self.readers) if place.rank in ranks]
-        left = [self._bounded(stream, orders) for place in places for stream in self.readers[place].streams]
-        here = here._replace(rank=0, world_size=1) if has_same_ranks else here  # each goes on with its own
-        return part_of(left, here, is_equal=orders.samples_per_rank is not None)
-
-    def _bounded(self, stream: Stream, orders: Orders) -> Stream:
-        """The stream, with how many are left if it goes to the order's end."""
-        begun = self._any
-        if stream.n_left is not None:
-            return stream
-        return stream._replace(n_left=orders.count(begun.place_of(stream), begun.epoch, begun.start) - stream.first)
-
-    def _with(self, streams: list[Stream]) -> Progress:
-        begun = self._any
-        return Progress(begun.epoch, begun.start, begun.world_size, begun.num_workers, list(streams))
-
-    def _is_untouched(self, place: Place, whole: list[Stream]) -> bool:
-        progress = self.readers[place]
-        began_with = progress.world_size, progress.num_workers
-        return began_with == (place.world_size, place.num_workers) and progress.streams == whole
-
-    def _require(self, ranks: Iterable[int], here: Place) -> None:
-        """Refuse states that lack a worker of these ranks."""
         _, world_size, _, num_workers = next(iter(self.readers))
-        readers = product(sorted(ranks), range(num_workers))
-        needed = [Place(rank, world_size, worker, num_workers) for rank, worker in readers]
-        if missing := [str(place) for place in needed if place not in self.readers]:
-            whose = "all workers of its rank" if here.world_size == world_size else "all ranks and workers"
+        has_same_ranks = world_size == here.world_size
+        is_untouched = all(
+            (progress.world_size, progress.num_workers) == (world_size, num_workers)
+            and progress.remaining == order.whole(reader)
+            for reader, progress in self.readers.items()
+        )
+        if is_untouched:
+            ranks = {reader.rank for reader in self.readers}
+        else:
+            ranks = {here.rank} if has_same_ranks else set(range(world_size))
+        needed = [
+            ReaderRank(rank, world_size, worker, num_workers)
+            for rank, worker in product(sorted(ranks), range(num_workers))
+        ]
+        if missing := [reader for reader in needed if reader not in self.readers]:
+            whose = "all workers of its rank" if has_same_ranks else "all ranks and workers"
             more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
             raise ValueError(
                 f"the state was taken in the middle of an epoch by {next(iter(self.readers))}, and this is {here}: it "
                 f"goes on with the states of {whose}, and there is none of {missing[0]}{more}; {_REMEDY}"
             )
+        if is_untouched:
+            return Progress(begun.epoch, begun.start, here.world_size, here.num_workers, order.whole(here))
 
-
-def read_states(state: Any, order_crc32: int) -> Saved:
-    """The states in what a caller gives, checked.
-
-    Args:
-        state: A state of `ShardDataset`, one of torchdata's `StatefulDataLoader`, or a list of such.
-        order_crc32: That of the data set that goes on.
-
-    Raises:
-        ValueError: there is none in it, or one of other shards or settings, or they are not of one moment; says what
-            differs.
-    """
-    readers: dict[Place, Progress] = {}
-    is_set = False
-    for found in _find_states(state):
-        place, progress = _read_state(found, order_crc32)
-        is_set |= bool(found.get("is_set"))  # which older states do not say
-        if place in readers:
-            raise ValueError(f"two states are of {place}: {_REMEDY}")
-        readers[place] = progress
-    if not readers:
-        raise ValueError(f"there is no state in {state!r}: {_REMEDY}")
-    alike: dict[str, set[Any]] = {
-        "epochs": {progress.epoch for progress in readers.values()},
-        "beginnings of an epoch": {progress.start for progress in readers.values()},
-        "numbers of ranks and workers": {(place.world_size, place.num_workers) for place in readers},
-        "ranks and workers at the epoch's beginning": {
-            (progress.world_size, progress.num_workers) for progress in readers.values()
-        },
-    }
-    for what, values in alike.items():
-        if len(values) > 1:
-            found_values = " and ".join(map(str, sorted(values)))
-            raise ValueError(f"the states are not of one moment: they have other {what}, {found_values}; {_REMEDY}")
-    return Saved(readers, is_set)
+        runs = [run for reader in needed for run in self.readers[reader].remaining]
+        for number, run in enumerate(runs):
+            if run.n_left is None:
+                n_samples = order.count(begun.reader_of(run), begun.epoch, begun.start)
+                runs[number] = run._replace(n_left=n_samples - run.first)
+        if has_same_ranks:  # each goes on with its own
+            here = here._replace(rank=0, world_size=1)
+        return replace(begun, remaining=part_of(runs, here, is_equal=order.samples_per_rank is not None))
 
 
 def _find_states(state: Any) -> list[Any]:
@@ -667,41 +564,32 @@ def _find_states(state: Any) -> list[Any]:
     return [state["dataset_state"]] if "dataset_state" in state else [state]  # without workers
 
 
-def _read_state(state: Any, order_crc32: int) -> tuple[Place, Progress]:
+def _read_state(state: Any, order_crc32: int) -> tuple[ReaderRank, Progress]:
     remedy = "give the one that state_dict() of the same data set returned"
-    if isinstance(state, Mapping) and isinstance(state.get("version"), int) and state["version"] != VERSION:
-        raise ValueError(f"the state has version {state['version']}, this labkit reads {VERSION}: begin the epoch anew")
-    if not _has_layout(state):
-        raise ValueError(f"this is not a state of read_shards, which holds {', '.join(_NUMBERS + _LISTS)}: {remedy}")
-    if not _are_numbers(state["place"], 4):
-        place = state["place"]
+    if isinstance(state, Mapping) and isinstance(state.get("version"), int) and state["version"] != STATE_VERSION:
+        version = state["version"]
+        raise ValueError(f"the state has version {version}, this labkit reads {STATE_VERSION}: begin the epoch anew")
+    try:
+        # `index` takes integers alone: `int` would read "1" and 1.5.
+        _, epoch, start, crc32 = (index(state[name]) for name in ("version", "epoch", "start", "order_crc32"))
+        world_size, num_workers = map(index, state["began_with"])
+        remaining = []
+        for rank, worker, first, n_left in state["streams"]:
+            is_limited = n_left is not None
+            run = RemainingSamples(index(rank), index(worker), index(first), index(n_left) if is_limited else None)
+            remaining.append(run)
+        place = list(state["place"])
+    except (KeyError, TypeError, ValueError) as error:
+        names = "version, epoch, start, order_crc32, place, began_with, streams"
+        raise ValueError(f"this is not a state of read_shards, which holds {names}: {remedy}") from error
+    if len(place) != 4 or not all(isinstance(number, int) for number in place):
         raise ValueError(f"the place of a state is rank, world size, worker and number of workers, not {place!r}")
-    if state["order_crc32"] != order_crc32:
+    if crc32 != order_crc32:
         raise ValueError(
             "the state is of another order of samples: shards, shuffle, shuffle_initial, seed or samples_per_rank "
             f"differ; {remedy}"
         )
-    streams = [Stream(*stream) for stream in state["streams"]]
-    world_size, num_workers = state["began_with"]
-    return Place(*state["place"]), Progress(state["epoch"], state["start"], world_size, num_workers, streams)
-
-
-def _has_layout(state: Any) -> bool:
-    if not isinstance(state, Mapping) or not all(isinstance(state.get(name), int) for name in _NUMBERS):
-        return False
-    if not all(isinstance(state.get(name), list | tuple) for name in _LISTS):
-        return False
-    return _are_numbers(state["began_with"], 2) and all(map(_is_stream, state["streams"]))
-
-
-def _is_stream(values: Any) -> bool:
-    if not isinstance(values, list | tuple) or len(values) != 4:
-        return False
-    return _are_numbers(values if values[3] is not None else [*values[:3], 0], 4)
-
-
-def _are_numbers(values: Any, count: int) -> bool:
-    return len(values) == count and all(isinstance(value, int) for value in values)
+    return ReaderRank(*place), Progress(epoch, start, world_size, num_workers, remaining)
 
 
 class ShardWarning(UserWarning):
@@ -728,7 +616,7 @@ class ShardDataset(IterableDataset):
         ShardWarning: there are fewer shards than workers of all ranks; or each of several ranks counts its own epochs.
     """
 
-    orders: Orders
+    order: EpochOrder
     decoder: str
     transform: Callable[[Tensor], Any] | None
     on_error: str
@@ -736,11 +624,11 @@ class ShardDataset(IterableDataset):
     def __post_init__(self) -> None:
         require_choice("decoder", self.decoder, DECODERS)
         require_choice("on_error", self.on_error, ("raise", "skip"))
-        self.urls, self.classes = self.orders.shards.urls, self.orders.shards.classes
-        self._clock = Clock()
+        self.urls, self.classes = self.order.shards.urls, self.order.shards.classes
+        self._counter = EpochCounter()
         self._progress: Progress | None = None
-        self._saved: Saved | None = None
-        self._parent_place: Place | None = None
+        self._saved: SavedEpoch | None = None
+        self._parent: ReaderRank | None = None
         self._skips = SkipLog() if self.on_error == "skip" else None
         self._has_warned = False
 
@@ -759,24 +647,33 @@ class ShardDataset(IterableDataset):
             RuntimeError: accelerate calls it, with several processes: it would share out what is shared out already.
         """
         caller = sys._getframe(1).f_globals.get("__name__", "")
-        if caller.startswith("accelerate.") and (world_size := self._find_place().world_size) > 1:
+        if caller.startswith("accelerate.") and (world_size := self._find_reader().world_size) > 1:
             raise RuntimeError(
                 f"accelerate would give each of {world_size} processes a part of what this one reads, and read_shards "
                 "has shared out the samples already: the rest would be lost. Leave this loader out of "
                 "accelerator.prepare(), and move its batches by .to(accelerator.device)"
             )
-        self._clock.set_epoch(epoch)
+        self._counter.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the newest iterator of this process stands, as plain data of some 200 bytes.
 
         Take it between two samples, or let torchdata's `StatefulDataLoader` do so in its workers.
         """
-        place, progress, is_set = self._find_place(), self._progress, self._clock.is_set
-        epoch = self._clock.epoch(place.rank)
+        reader, progress, is_set = self._find_reader(), self._progress, self._counter.is_set
+        epoch = self._counter.epoch(reader.rank)
         if progress is None or (is_set and progress.epoch != epoch):
-            progress = self._new_progress(place, epoch)
-        return state_of(progress, place, self.orders.crc32, is_set=is_set)
+            progress = self._new_progress(reader, epoch)
+        return {
+            "version": STATE_VERSION,
+            "epoch": progress.epoch,
+            "start": progress.start,
+            "place": list(reader),
+            "began_with": [progress.world_size, progress.num_workers],
+            "streams": [list(run) for run in progress.remaining],
+            "order_crc32": self.order.crc32,
+            "is_set": is_set,
+        }
 
     def load_state_dict(self, state: Any) -> None:
         """Let the next iterator go on where `state` was taken. What was given before is not decoded again.
@@ -801,23 +698,29 @@ class ShardDataset(IterableDataset):
             ValueError: the state is of other shards or settings; or in mid-epoch, states are missing, of two moments,
                 or older than the last batch (`snapshot_every_n_steps`). Says what differs and what to give.
         """
-        saved = read_states(state, self.orders.crc32)
-        self._progress = progress = saved.resume(self._find_place(), self.orders)
-        next_start = progress.start + self.orders.epoch_length(progress.world_size)
-        self._clock.resume(progress.epoch, next_start, is_set=saved.is_set)
+        saved = SavedEpoch.from_states(state, self.order.crc32)
+        self._progress = progress = saved.resume(self._find_reader(), self.order)
+        next_start = progress.start + self.order.epoch_length(progress.world_size)
+        self._counter.resume(progress.epoch, next_start, is_set=saved.is_set)
         self._saved = saved
 
     def __iter__(self) -> Iterator[tuple[Any, int]]:
-        place = self._find_place()
+        reader = self._find_reader()
         saved, self._saved = self._saved, None
-        begun = self._clock.begin(place, saved.epoch if saved else None)
+        begun = self._counter.begin(reader, saved.epoch if saved else None)
         if saved and begun.resumes:
-            self._progress = saved.resume(place, self.orders)
+            self._progress = saved.resume(reader, self.order)
         else:
-            self._warn_if_idle(place)
-            self._progress = self._new_progress(place, begun.epoch)
-        if begun.n_counted == 2:
-            self._warn_of_ranks(place)
+            self._warn_if_idle(reader)
+            self._progress = self._new_progress(reader, begun.epoch)
+        has_epochs = self.order.shuffle or self.order.samples_per_rank
+        if begun.n_counted == 2 and has_epochs and reader.world_size > 1 and reader.rank == 0 and reader.worker == 0:
+            warnings.warn(
+                f"each of {reader.world_size} ranks counts its own passes, and after one pass more than the others it "
+                "would get their samples: call set_epoch(epoch) of the data set before each epoch, on every rank",
+                ShardWarning,
+                stacklevel=2,
+            )
         return self._items(self._progress)
 
     def samples(self) -> Iterator[dict[str, Any]]:
@@ -825,84 +728,85 @@ class ShardDataset(IterableDataset):
 
         It is that of the epoch that was set, or of the next pass, and does not count as one.
         """
-        place = self._find_place()
-        self._warn_if_idle(place)
-        epoch = self._clock.epoch(place.rank)
-        return self.orders.samples(place, epoch, self._start(place, epoch))
+        reader = self._find_reader()
+        self._warn_if_idle(reader)
+        progress = self._new_progress(reader, self._counter.epoch(reader.rank))
+        return self.order.samples(reader, progress.epoch, progress.start)
 
     def __getstate__(self) -> dict[str, Any]:
         # A spawned worker does not inherit the rank that torch.distributed has.
-        return {**self.__dict__, "_parent_place": self._find_place()}
+        return {**self.__dict__, "_parent": self._find_reader()}
 
-    def _find_place(self) -> Place:
-        place = Place(*pytorch_worker_info())
-        if place.world_size == 1 and self._parent_place is not None:
-            return place._replace(rank=self._parent_place.rank, world_size=self._parent_place.world_size)
-        return place
+    def _find_reader(self) -> ReaderRank:
+        from webdataset.utils import pytorch_worker_info  # here: its import takes a while
 
-    def _start(self, place: Place, epoch: int) -> int:
-        return self._clock.start(epoch, self.orders.epoch_length(place.world_size))
+        reader = ReaderRank(*pytorch_worker_info())
+        if reader.world_size == 1 and self._parent is not None:
+            return reader._replace(rank=self._parent.rank, world_size=self._parent.world_size)
+        return reader
 
-    def _new_progress(self, place: Place, epoch: int) -> Progress:
-        start = self._start(place, epoch)
-        return Progress(epoch, start, place.world_size, place.num_workers, self.orders.whole(place))
+    def _new_progress(self, reader: ReaderRank, epoch: int) -> Progress:
+        start = self._counter.start(epoch, self.order.epoch_length(reader.world_size))
+        return Progress(epoch, start, reader.world_size, reader.num_workers, self.order.whole(reader))
 
-    def _items(self, progress: Progress) -> Iterator[tuple[Any, int]]:
-        while progress.streams:
-            n_streams, stream = len(progress.streams), progress.streams[0]
-            place = progress.place_of(stream)
-            share = self.orders.share(place)
-            # In a second round, samples of this epoch come again, in place of those that were skipped.
-            n_read, n_given = stream.first % (share or sys.maxsize), 0
-            for sample in self.orders.samples(place, progress.epoch, progress.start, n_read):
-                item = self._decode(sample)
-                progress.advance(counts=item is not None or share is None)
-                if item is not None:
-                    n_given += 1
-                    yield item
-                if len(progress.streams) < n_streams:
-                    break
-            else:
-                if share is None:
-                    del progress.streams[0]
-                elif not n_read and not n_given:
-                    raise ValueError(f"only 0 of {share} samples could be read: all of them were skipped")
-
-    def _decode(self, sample: dict[str, Any]) -> tuple[Any, int] | None:
-        """The sample's image and label; None if it is skipped."""
-        name, data = find_image(sample)
-        label = parse_label(sample["cls"], name)
-        try:
-            image = decode(data, self.decoder, key=name)
-        except DecodeError as error:
-            if self._skips is None:
-                raise
-            self._skips.add(name, str(error))
-            return None
-        return (self.transform(image) if self.transform else image), label
-
-    def _warn_if_idle(self, place: Place) -> None:
-        n_readers, n_shards = place.world_size * place.num_workers, len(self.urls)
-        is_first = place.rank == 0 and place.worker == 0 and not self._has_warned
-        if is_first and n_shards < n_readers and self.orders.samples_per_rank is None:
+    def _warn_if_idle(self, reader: ReaderRank) -> None:
+        n_readers, n_shards = reader.world_size * reader.num_workers, len(self.urls)
+        is_first = reader.rank == 0 and reader.worker == 0 and not self._has_warned
+        if is_first and n_shards < n_readers and self.order.samples_per_rank is None:
             self._has_warned = True
             warnings.warn(
-                f"{n_shards} shards for {place.world_size} ranks x {place.num_workers} workers: "
+                f"{n_shards} shards for {reader.world_size} ranks x {reader.num_workers} workers: "
                 f"{n_readers - n_shards} of them have nothing to read. Write smaller shards "
                 "(write_shards(..., max_count=...)), or use fewer workers",
                 ShardWarning,
                 stacklevel=3,
             )
 
-    def _warn_of_ranks(self, place: Place) -> None:
-        has_epochs = self.orders.shuffle or self.orders.samples_per_rank
-        if has_epochs and place.world_size > 1 and place.rank == 0 and place.worker == 0:
-            warnings.warn(
-                f"each of {place.world_size} ranks counts its own passes, and after one pass more than the others it "
-                "would get their samples: call set_epoch(epoch) of the data set before each epoch, on every rank",
-                ShardWarning,
-                stacklevel=3,
-            )
+    def _items(self, progress: Progress) -> Iterator[tuple[Any, int]]:
+        while progress.remaining:
+            run = progress.remaining[0]
+            reader = progress.reader_of(run)
+            share = self.order.share(reader)
+            # In a second round, samples of this epoch come again, in place of those that were skipped.
+            n_read, n_given = run.first % (share or sys.maxsize), 0
+            for sample in self.order.samples(reader, progress.epoch, progress.start, n_read):
+                item = self._decode(sample)
+                n_left = run.n_left
+                if n_left is not None and (item is not None or share is None):  # else what is skipped is made up for
+                    n_left -= 1
+                run = run._replace(first=run.first + 1, n_left=n_left)
+                progress.remaining[:1] = [] if n_left == 0 else [run]
+                if item is not None:
+                    n_given += 1
+                    yield item
+                if n_left == 0:
+                    break
+            else:
+                if share is None:
+                    del progress.remaining[0]
+                elif not n_read and not n_given:
+                    raise ValueError(f"only 0 of {share} samples could be read: all of them were skipped")
+
+    def _decode(self, sample: dict[str, Any]) -> tuple[Any, int] | None:
+        """The sample's image and label; None if it is skipped."""
+        suffixes = [suffix for suffix in sample if f".{suffix}" in IMAGE_SUFFIXES]
+        name = f"{sample['__key__']}.{suffixes[0] if suffixes else '*'} in {sample['__url__']}"
+        if len(suffixes) != 1 or "cls" not in sample:
+            found = ", ".join(part for part in sample if not part.startswith("__"))
+            raise ValueError(f"{name}: a sample must have one image and a .cls with its label; it has {found}")
+        label = None
+        with suppress(ValueError):
+            label = int(sample["cls"])
+        if label is None or not -(1 << 63) <= label < 1 << 63:  # a tensor of labels is int64
+            raise ValueError(f"{name}: its label must be a 64-bit integer, got {sample['cls'][:20]!r}")
+        try:
+            image = decode(sample[suffixes[0]], self.decoder, key=name)
+        except DecodeError as error:
+            if self._skips is None:
+                raise
+            self._skips.add(name, str(error))
+            return None
+        return (self.transform(image) if self.transform else image), label
 
 
 def read_shards(
@@ -917,14 +821,17 @@ def read_shards(
     on_error: str = "raise",
     verify: bool = False,
     storage_options: dict[str, Any] | None = None,
-    reads_in_flight: int | None = None,
+    reads_in_flight: int = 1,
     cache: ShardCache | None = None,
 ) -> ShardDataset:
     """Images and labels of WebDataset shards, as a data set for torch's `DataLoader`.
 
     Ranks (`torchrun`'s, or `torch.distributed`'s) and their workers share the shards: every sample comes exactly once
     per epoch. Ranks may have unequally many, and with DistributedDataParallel one would wait for another for ever: set
-    `samples_per_rank`, or wrap the loop in `torch.distributed.algorithms.join.Join`.
+    `samples_per_rank`, or wrap the loop in `torch.distributed.algorithms.join.Join`::
+
+        dataset = lk.read_shards("shards", shuffle=1000, transform=transform)
+        loader = DataLoader(dataset, batch_size=64, num_workers=2)
 
     Args:
         urls: A folder that `write_shards` filled, or its URL; or one shard, or a list; braces stand for several
@@ -951,10 +858,12 @@ def read_shards(
 
     Taught in: notebooks/08b_shard_order.ipynb
     """
-    shards = ShardList.find(urls, verify=verify, storage_options=storage_options or {})
+    register()
+    require_int("reads_in_flight", reads_in_flight)
+    shards = find_shards(urls, verify=verify, storage_options=storage_options or {})
     shards = replace(shards, reads_in_flight=reads_in_flight, cache=cache)
-    orders = Orders(shards, shuffle, shuffle_initial, seed, samples_per_rank)
-    return ShardDataset(orders, decoder, transform, on_error)
+    order = EpochOrder(shards, shuffle, shuffle_initial, seed, samples_per_rank)
+    return ShardDataset(order, decoder, transform, on_error)
 
 
 def shuffle_quality(n_samples: int, shuffle: int, *, initial: int = 100, n_shards: int = 1, seed: int = 0) -> float:

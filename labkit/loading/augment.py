@@ -1,9 +1,4 @@
-"""Augmentation on the device, and plots of its images.
-
-One augmentation recipe in four libraries, doing the same work, so that their speeds can be compared.
-
-Show the images of a batch.
-"""
+"""One augmentation recipe in four libraries, doing the same work, so that their speeds can be compared."""
 
 import math
 import os

@@ -1,9 +1,4 @@
-"""Batches of images of like size.
-
-How the images of buckets become batches, and how ranks share these evenly.
-
-BucketBatchSampler: batches of images that share a bucket, and so a shape.
-"""
+"""`BucketBatchSampler`: batches of images that share a bucket, and so a shape, shared evenly among ranks."""
 
 import warnings
 import zlib
@@ -43,7 +38,7 @@ def _cut(group: np.ndarray, batch_size: int, remainder: str) -> list[np.ndarray]
     return [group[at : at + batch_size] for at in range(0, len(group), batch_size)]
 
 
-def even_out(batches: list[np.ndarray], world_size: int, remainder: str) -> list[np.ndarray]:
+def balance_over_ranks(batches: list[np.ndarray], world_size: int, remainder: str) -> list[np.ndarray]:
     """A multiple of `world_size` batches: the last are dropped, the first repeated, or the largest halved.
 
     Raises:
@@ -233,8 +228,8 @@ class BucketBatchSampler(Sampler[list[int]]):
         if self.shuffle:
             batches = [batches[place] for place in permutation(len(batches), self.seed, epoch, _OF_BATCHES).tolist()]
         for n_batches, n_ranks in before:
-            batches = even_out(batches, n_ranks, self.remainder)[n_batches * n_ranks :]
-        return even_out(batches, world_size, self.remainder)[rank::world_size]
+            batches = balance_over_ranks(batches, n_ranks, self.remainder)[n_batches * n_ranks :]
+        return balance_over_ranks(batches, world_size, self.remainder)[rank::world_size]
 
     def state_dict(self) -> dict[str, Any]:
         """Where this epoch is: plain numbers and texts, the same on every rank.
@@ -288,9 +283,10 @@ class BucketBatchSampler(Sampler[list[int]]):
         remedy = 'sizes = sizes.set_index("path").loc[list(dataset.keys)].reset_index() puts the rows in their order'
         if (last := int(self._indices.max())) >= len(dataset):
             raise ValueError(f"sizes has a row {last}, and the data set only {len(dataset)} images: {remedy}")
-        keys = _keys_of(dataset)
+        if (keys := _keys_of(dataset)) is None:
+            return
         for index, path in zip(self._indices.tolist(), self._paths, strict=True):
-            if keys is not None and keys[index] != path:
+            if keys[index] != path:
                 raise ValueError(f"row {index} of sizes is {path!r}, but image {index} is {keys[index]!r}: {remedy}")
 
 

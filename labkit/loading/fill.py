@@ -1,16 +1,8 @@
-"""Fill batches: decode, resample and write into one buffer.
+"""Write the images of a store straight into their places in a batch: decode, resize, and convert to bytes or floats.
 
-Memory for batches, used again when nobody holds it.
-
-Resize a crop of decoded pixels straight into its place in a batch.
-
-There are two kinds of result, because the loaders that people use differ: `antialias=True` gives what torchvision's v2
+There are two kinds of resize, because the loaders that people use differ: `antialias=True` gives what torchvision's v2
 transforms and Pillow give, `antialias=False` OpenCV's bilinear, as Albumentations uses it. Enlarged crops are the same
-in both, except for rounding.
-
-What the pixels of a batch are written as: bytes or normalised floats, channels last or in planes.
-
-Write the images of a store straight into their places in a batch.
+in both, except for rounding. Batches are channels last or in planes. Their memory is used again when nobody holds it.
 """
 
 import threading
@@ -241,7 +233,7 @@ def _write_float_planes(tables: np.ndarray, image: np.ndarray, row: np.ndarray) 
 
 
 @dataclass(frozen=True)
-class Draw:
+class CropPolicy:
     """What happens to an image on its way into a batch. The arguments are those of `BatchLoader`."""
 
     size: int
@@ -267,7 +259,7 @@ class PixelFiller:
 
     smallest_task = 8  # images; for fewer, a task costs more than it saves
 
-    def __init__(self, store: Any, draw: Draw, writer: CropWriter):
+    def __init__(self, store: Any, draw: CropPolicy, writer: CropWriter):
         self._store, self._draw, self._writer = store, draw, writer
 
     def plan(self, indices: np.ndarray, epoch: int, occurrences: np.ndarray) -> np.ndarray:
@@ -326,7 +318,7 @@ class EncodedFiller:
     smallest_task = 2
 
     def __init__(
-        self, store: Store, keys: Sequence[str], draw: Draw, writer: CropWriter, scaled_decoding: bool,
+        self, store: Store, keys: Sequence[str], draw: CropPolicy, writer: CropWriter, scaled_decoding: bool,
         skips: SkipLog | None,
     ):  # fmt: skip
         self._store, self._keys, self._draw, self._writer, self._skips = store, keys, draw, writer, skips

@@ -3,9 +3,10 @@
 import math
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
-from itertools import count, cycle
-from queue import SimpleQueue
+from itertools import cycle
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from labkit.util.arguments import require_choice, require_int
 from labkit.util.machine import usable_cores
 
 BATCH = 64
-_BLOCK_BYTES = 128 * 2**20  # of sources, and the same of targets: together several times the usual caches
+_BLOCKS_BYTES = 128 * 2**20  # all blocks of sources, and the same of targets: together several times the usual caches
 
 
 def decode_limit(store: Store, *, num_threads: int | None = None, decoder: str = "turbojpeg") -> "Limit":
@@ -120,7 +121,7 @@ def _filled_blocks(size: int, num_threads: int, dtype: type, value: int) -> np.n
     """Memory for batches, larger than the caches: (blocks, 64, size, size, 3)."""
     shape = (BATCH, require_int("size", size), size, 3)
     # At least two for each thread, so that no two threads write one target at a time.
-    n_blocks = max(2 * num_threads, math.ceil(_BLOCK_BYTES / (math.prod(shape) * np.dtype(dtype).itemsize)))
+    n_blocks = max(2 * num_threads, math.ceil(_BLOCKS_BYTES / (math.prod(shape) * np.dtype(dtype).itemsize)))
     return np.full((n_blocks, *shape), value, dtype)
 
 
@@ -183,19 +184,27 @@ def _run_in_threads(
 ) -> Iterator[None]:
     """Call `work(*item)` in threads; yield after each `report_every` items, and at the end for the rest.
 
-    The threads take items from one iterator: an executor would create a future for each image, and chunks of images
+    The threads take items from one queue: an executor would create a future for each image, and chunks of images
     would leave cores idle behind the last chunk. The caller is woken only once per report.
     """
     reports: SimpleQueue[Any] = SimpleQueue()
-    remaining, finished = iter(items), count(1)  # `next` is atomic on both iterators
+    remaining: SimpleQueue[tuple] = SimpleQueue()
+    for item in items:
+        remaining.put(item)
+    lock, n_finished = threading.Lock(), 0
 
     def run() -> None:
+        nonlocal n_finished
         try:
-            for item in remaining:
-                work(*item)
-                n_finished = next(finished)
-                if n_finished % report_every == 0 or n_finished == len(items):
+            while True:
+                work(*remaining.get_nowait())
+                with lock:
+                    n_finished += 1
+                    is_report = n_finished % report_every == 0 or n_finished == len(items)
+                if is_report:
                     reports.put(None)
+        except Empty:
+            pass
         except BaseException as error:
             reports.put(error)
 
@@ -208,7 +217,8 @@ def _run_in_threads(
                 raise error
             yield
     finally:
-        for _ in remaining:  # a caller that stops early leaves no work for the threads
-            pass
+        with suppress(Empty):  # a caller that stops early leaves no work for the threads
+            while True:
+                remaining.get_nowait()
         for thread in threads:
             thread.join()

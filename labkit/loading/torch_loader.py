@@ -1,10 +1,7 @@
-"""`make_loader`: a torch DataLoader with repeatable seeds and exact resume.
+"""`make_loader`: torch's DataLoader with the settings that are easy to get wrong already right.
 
-LoaderConfig: how to load, with defaults that fit the machine.
-
-Worker processes: how they start, how they end, and what the caller learns when one dies.
-
-make_loader(): torch's DataLoader with the settings that are easy to get wrong already right.
+`LoaderConfig` has defaults that fit the machine. Workers start from a server that has imported what they need, end with
+the process that started them, and one that dies is named with its reason. Epochs repeat, and resume exactly.
 """
 
 import copy

@@ -8,7 +8,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ def gil_us_per_image(factory: Factory, *, seconds: float = 4.0, count: Callable[
     images_per_s = _rate(factory, count, lambda elapsed_s: elapsed_s < seconds / 2)
     with tempfile.TemporaryDirectory(prefix="labkit-gil-") as folder:
         samples = Path(folder) / "samples"
-        with _start_sampling(program, seconds, samples) as sampler:
+        with _may_be_watched(), _start_sampling(program, seconds, samples) as sampler:
             _rate(factory, count, lambda _: sampler.poll() is None)
             message = sampler.communicate()[1].decode(errors="replace").strip()
         if sampler.returncode:
@@ -75,9 +76,18 @@ def find_sampler() -> str:
     return program
 
 
+@contextmanager
+def _may_be_watched() -> Iterator[None]:
+    """Let a child watch this process meanwhile, which Linux (Yama) may else allow a parent alone."""
+    prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else lambda *_: 0
+    prctl(_PR_SET_PTRACER, _ANY, 0, 0, 0)
+    try:
+        yield
+    finally:
+        prctl(_PR_SET_PTRACER, ctypes.c_ulong(0), 0, 0, 0)
+
+
 def _start_sampling(program: str, seconds: float, path: Path) -> subprocess.Popen:
-    if sys.platform == "linux":  # else a child may not watch its parent
-        ctypes.CDLL(None).prctl(_PR_SET_PTRACER, _ANY, 0, 0, 0)
     options = ["--gil", "--rate", str(_RATE_HZ), "--duration", str(seconds), "--format", "raw"]
     command = [program, "record", "--pid", str(os.getpid()), *options, "--output", str(path)]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)

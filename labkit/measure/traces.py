@@ -20,7 +20,7 @@ def save_trace(spans: pd.DataFrame, path: Path | str) -> Path:
     of the process.
 
     Args:
-        spans: One row per span: `lane`, `kind`, `start_s`, `end_s`, as `lk.trace` and `Simulation.timeline` give them.
+        spans: One row per span: `lane`, `kind`, `start_s`, `end_s`, as `course.trace` gives them.
         path: File to write, as a whole; a former one is replaced.
 
     Returns:
@@ -55,9 +55,14 @@ def _event(span: dict[str, Any], thread: int, number: int) -> dict[str, Any]:
     arguments = {name: value for name, value in span.items() if name not in _COLUMNS and not pd.isna(value)}
     length = {"ph": "X", "dur": end_us - start_us} if end_us > start_us else {"ph": "i", "s": "t"}
     return {
-        "name": str(span["kind"]), "cat": str(span["lane"]), "ts": start_us, "pid": 1, "tid": thread,
-        "args": {**arguments, "span": number}, **length,  # the number: speedscope takes events that are alike for one
-    }  # fmt: skip
+        "name": str(span["kind"]),
+        "cat": str(span["lane"]),
+        "ts": start_us,
+        "pid": 1,
+        "tid": thread,
+        "args": {**arguments, "span": number},
+        **length,  # the number: speedscope takes events that are alike for one
+    }
 
 
 def _on_grid(seconds: float) -> float:

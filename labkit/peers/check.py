@@ -1,12 +1,8 @@
-"""Check a peer's batches on coded pictures.
-
-Pictures that show, in any crop of them, which picture it is, what was cut out and whether it was flipped.
+"""`check_peer`: does a loader do the work that it is timed on? Pictures show, in any crop of them, what was done.
 
 Each picture has its own color (the same chroma in every pixel), a brightness that rises to the right and, less, to the
 bottom, and grain. A crop keeps the color. The rise of brightness across it is the crop's share of the width and height;
 a falling brightness shows a flip. The grain that is left distinguishes a filter that averages from one that samples.
-
-check_peer(): does a loader do the work that it is timed on?
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,4 @@
-"""Run a peer in a process of its own.
-
-What runs in a host: `python -m labkit.peers.host DESCRIPTOR FOLDER`, started by `labkit.peers.host.Host`.
-
-A separate process for each loader of a comparison.
+"""A process of its own for each loader of a comparison: `python -m labkit.peers.host DESCRIPTOR FOLDER`.
 
 A loader that crashes, hangs or changes global settings cannot harm the others, and its memory and CPU time do not
 include workers that another loader keeps.

@@ -1,8 +1,6 @@
-"""What a peer is: its work, its class, how it is installed.
+"""What every loader of the comparison has to do, how a loader is described, and the classes of the comparison.
 
-What every loader of the comparison has to do, and how a loader is described.
-
-The classes of the comparison: what is read, and what is delivered. Only within one does a ratio mean anything.
+A class says what is read and what is delivered; only within one does a ratio mean anything.
 """
 
 import hashlib

@@ -1,9 +1,4 @@
-"""Tables and plots of peers.
-
-Summaries of compare_peers' runs: the table, and labkit's rows against the best peer of their class.
-
-The plot of compare_peers: every loader in its class, with the limit for what it reads.
-"""
+"""What the runs of `compare_peers` say: the table, labkit's rows against the best peer, and the plot by class."""
 
 from typing import Any
 

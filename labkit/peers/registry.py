@@ -259,10 +259,10 @@ def _time_all(rows: dict[str, _PeerRun], omitted: dict, work: Work, **options: A
             "version": {name: row.peer.version for name, row in rows.items()},
             "differs": {name: row.peer.note for name, row in rows.items()},
             "dtype": work.dtype,
+            "storage": "folder",
         }
         try:
             with warnings.catch_warnings(action="ignore", category=DifferentWorkWarning):
-                own: dict[str, Any] = {"rung": False, "verdicts": False, "storage": "folder"}
-                return compare(loaders, baseline=BASELINE, **own, **factors, **options)
+                return compare(loaders, baseline=BASELINE, rung=False, verdicts=False, factors=factors, **options)
         except VariantError as error:
             _leave_out(error.label, error.__cause__ or error, rows, omitted)

@@ -1,12 +1,4 @@
-"""Runs of peers: photos, collections, cores.
-
-Folders of photos made from others: reduced and encoded again, or under several names.
-
-One CSV of comparisons: several classes, several machines, each run whole.
-
-What the measured costs predict for more cores: threads of one process share one lock (GIL).
-
-One timed run of a loader, in its host: whole epochs, of which the steady states count.
+"""One timed run of a loader, in its host, with its photos, its collections and the prediction for more cores.
 
 `compare` lengthens an epoch only where a loader's sampler is known. Here each loader begins its epochs anew, and its
 queue is filled anew: the first quarter of an epoch's images, and at least a batch of each worker, lets it settle, and

@@ -1,9 +1,4 @@
-"""`simulated_cuda`, and a loader with a stated rate.
-
-A loader that takes simulated time, as workers would.
-
-`lk.simulated_cuda`: within it, code for CUDA runs on a simulated device.
-"""
+"""`lk.simulated_cuda`: within it, code for CUDA runs on a simulated device. And a loader that takes simulated time."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -35,7 +30,7 @@ class SimulatedLoader:
         load_s: Seconds that one worker takes for a batch.
         num_workers: 0: the host loads.
         prefetch_factor: Batches ahead for each worker.
-        stamped: Yield `(batch, stamps)` as a loader over `lk.Stamped` does, for `lk.trace`.
+        stamped: Yield `(batch, stamps)` as a loader over `course.Stamped` does, for `course.trace`.
 
     Raises:
         RuntimeError: iterated outside of a simulation.

@@ -1,8 +1,6 @@
-"""Operations in queues on a simulated clock.
+"""The clock of a simulated device: streams are queues, and each engine runs one operation at a time.
 
-The clock of a simulated device: streams are queues, and each engine runs one operation at a time.
-
-Kernels and copies: real bytes that move when the simulated clock says so.
+Kernels and copies move real bytes when the simulated clock says so.
 """
 
 import heapq

@@ -1,9 +1,4 @@
-"""The simulated device's memory, and page-locked memory of the host.
-
-Memory of the simulated device: a caching allocator as torch's, and the accesses that no order keeps apart.
-
-Memory of the host that the simulation takes for page-locked.
-"""
+"""Memory of the simulated device, a caching allocator as torch's, its races, and page-locked memory of the host."""
 
 import weakref
 from collections import defaultdict

@@ -1,9 +1,4 @@
-"""A simulated device: its rates, and what runs on it.
-
-What a simulated device can do: its rates, and those that makers publish for theirs.
-
-One simulated device and its host: what both do, and what is known about them afterwards.
-"""
+"""One simulated device and its host: its rates, what both do, and what is known about them afterwards."""
 
 import random
 import warnings

@@ -1,9 +1,4 @@
-"""Simulated streams and events, and methods that cross between host and device.
-
-Streams and events with the names and rules of `torch.cuda.Stream` and `torch.cuda.Event`.
-
-Methods of tensors that cross between host and device, or ask where a tensor is.
-"""
+"""Streams and events with the names and rules of `torch.cuda`, and the methods of tensors that cross to the device."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

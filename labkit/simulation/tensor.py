@@ -1,8 +1,6 @@
-"""Tensors on the simulated device, and torch functions on them.
+"""Tensors of a simulated device: their bytes are in the host's memory, and change in simulated time.
 
-Tensors of a simulated device: their bytes are in the host's memory, and change in simulated time.
-
-Each call of an operator with device tensors becomes a kernel on the current stream.
+Each call of an operator with such tensors becomes a kernel on the current stream.
 """
 
 from collections.abc import Iterator
@@ -171,8 +169,8 @@ def _on_device(simulation: Simulation, func: Any, args: Any, kwargs: dict) -> An
     name = func.overloadpacket.__name__
     if name.endswith("_like"):  # which asks for a shape, and no values
         return args, kwargs
-    strangers = [item for item in _tensors(args, kwargs) if not isinstance(item, SimulatedTensor) and item.dim()]
-    if strangers and name not in _TAKES_HOST_INDICES:
+    host_tensors = [item for item in _tensors(args, kwargs) if not isinstance(item, SimulatedTensor) and item.dim()]
+    if host_tensors and name not in _TAKES_HOST_INDICES:
         raise RuntimeError(
             f"Expected all tensors to be on the same device, but {func.overloadpacket} got at least two devices, "
             "cuda:0 and cpu!"

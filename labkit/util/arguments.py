@@ -1,10 +1,7 @@
-"""Checks of arguments and limits, with one form of error.
+"""Argument checks with one form of error, and the limits on the memory that one file may take.
 
-Argument checks with one form of error: the argument, what it accepts, and what was given.
-
-Limits on the memory that one file may take: a damaged or hostile file that states more is refused.
-
-Pixels have a limit of their own, `labkit.data.decode.MAX_PIXELS`.
+An error names the argument, what it accepts, and what was given. A damaged or hostile file that states more than a
+limit is refused. Pixels have a limit of their own, `labkit.data.decode.MAX_PIXELS`.
 """
 
 import math

@@ -1,21 +1,9 @@
-"""Files and folders: names, locks, whole-file writes, resumed jobs, scratch folders, walks.
+"""Files and folders: names, locks, whole-file writes, resumed jobs, temporary folders, and one walk for all.
 
-File names: which count as images, which may be keys, and how they are encoded.
-
-File locks: one process at a time, until the file is closed or the process ends.
-
-A killed process holds nothing: the kernel releases its locks. Windows and some filesystems have no such locks.
-
-Write files whole: a reader never sees half of one.
-
-Resume a job where an earlier run stopped: its folder holds a JSON record of what was asked for.
-
-A run claims the folder with `claim_folder`. The first run writes the record; a run of the same job goes on from what
-is there; any other job is refused. Files are written with `write_atomic`, so a file that has its name is whole.
-
-Temporary folders that are removed even if their process is killed.
-
-One walk over the folders of a data set, for all that look for images in them.
+Files are written under a temporary name and renamed, so a reader never sees half of one, and a file that has its name
+is whole. A job claims its folder with `claim_folder`: the first run writes a JSON record of what was asked for, a run
+of the same job goes on from what is there, and any other job is refused. Locks hold until their file is closed or the
+process ends, however it ends; Windows and some filesystems have none.
 """
 
 import errno

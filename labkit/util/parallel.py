@@ -1,10 +1,4 @@
-"""Call a function for many items, in threads, processes or on a Ray cluster.
-
-Workers of this machine for `map_items`.
-
-A Ray cluster for `map_items`: tasks run where cores are free, and again if a machine is lost.
-
-One function over many items: in processes or threads of this machine, or on a Ray cluster, with the same results.
+"""`map_items`: one function over many items, in processes or threads of this machine, or on a Ray cluster.
 
 Items travel in chunks that take about `_CHUNK_S` each: cheap items do not pay for one message each, and slow ones do
 not wait for one another. An outcome is `(value, None)` or `(None, error text)`: errors are passed on, not raised.
@@ -26,15 +20,17 @@ from functools import cache, partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import cloudpickle
-import psutil
 
 from labkit.util.arguments import require_choice, require_int
 from labkit.util.machine import install_command, usable_cores
 from labkit.util.process import progress_bar, use_one_torch_thread
 from labkit.util.redact import redact
+
+if TYPE_CHECKING:
+    import psutil
 
 Outcome = tuple[Any, str | None]  # (value, None) or (None, error text)
 
@@ -50,7 +46,7 @@ class Pool(NamedTuple):
     result: Callable[[Future], tuple[float, list[Outcome]]]
 
 
-def then(function: Callable, outcome: Outcome) -> Outcome:
+def apply_to_outcome(function: Callable, outcome: Outcome) -> Outcome:
     """`function` of the outcome's value; an error, earlier or now, becomes the outcome."""
     value, error = outcome
     if error is not None:
@@ -70,13 +66,13 @@ def format_error(error: BaseException) -> str:
 
 def pack_items(items: list) -> list[Outcome]:
     """Items as bytes, one by one: what cannot be pickled is an error of that item alone."""
-    return [then(cloudpickle.dumps, (item, None)) for item in items]
+    return [apply_to_outcome(cloudpickle.dumps, (item, None)) for item in items]
 
 
 def run_chunk(function: Callable, chunk: list[Outcome]) -> tuple[float, list[Outcome]]:
     """In a worker: seconds that the chunk took, and its outcomes."""
     start = time.perf_counter()
-    outcomes = [then(function, item) for item in chunk]
+    outcomes = [apply_to_outcome(function, item) for item in chunk]
     return time.perf_counter() - start, outcomes
 
 
@@ -92,7 +88,7 @@ def run_packed(function: Callable, packed: list[Outcome]) -> tuple[float, list[O
 def unpack_result(future: Future) -> tuple[float, list[Outcome]]:
     """What `run_packed` returned to a future, with its outcomes unpacked."""
     seconds, outcomes = future.result()
-    return seconds, [then(pickle.loads, outcome) for outcome in outcomes]
+    return seconds, [apply_to_outcome(pickle.loads, outcome) for outcome in outcomes]
 
 
 @contextmanager
@@ -184,6 +180,8 @@ def ray_pool(function: Callable) -> Iterator[Pool]:
 
 
 def _start_or_join_cluster(ray: ModuleType, address: str | None) -> None:
+    import psutil
+
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     options = {} if address else {"num_cpus": usable_cores(), "include_dashboard": False}
     before = set(psutil.Process().children())
@@ -199,8 +197,10 @@ def _start_or_join_cluster(ray: ModuleType, address: str | None) -> None:
         ) from error
 
 
-def _kill(processes: set[psutil.Process], program: Path) -> None:
+def _kill(processes: "set[psutil.Process]", program: Path) -> None:
     """End those that run a program of Ray's: what it started before it failed, and would keep until this one ends."""
+    import psutil
+
     for process in processes:
         with suppress(psutil.Error):
             if str(program) in " ".join(process.cmdline()):
@@ -321,7 +321,7 @@ def _iter_outcomes(
         return
     count = min(usable_cores() if num_workers is None else num_workers, len(remaining))
     if count <= 1:
-        yield from ((position, then(function, (items[position], None))) for position in remaining)
+        yield from ((position, apply_to_outcome(function, (items[position], None))) for position in remaining)
     else:
         open_pool = {"local": process_pool, "threads": thread_pool}[engine]
         pools = (lambda: open_pool(function, count)), (lambda: open_pool(function, 1))

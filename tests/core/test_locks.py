@@ -78,7 +78,7 @@ import labkit.data
 for module in pkgutil.walk_packages(labkit.data.__path__, "labkit.data."):
     importlib.import_module(module.name)
 try:
-    labkit.SimulatedStore([])
+    labkit.data.simulated_disks.SimulatedStore([])
 except OSError as error:
     print(error)
 """

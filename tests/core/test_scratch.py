@@ -10,15 +10,16 @@ import threading
 
 import pytest
 
-import labkit as lk
+from labkit import course
 from labkit.app.notebooks import Notebook, execute
 from labkit.util import files as locks, files as scratch
 
 fcntl = pytest.importorskip("fcntl", reason="this system has no file locks")
 
 CODE = """
-import os, signal, sys, labkit as lk
-kept = lk.ScratchFolder(sys.argv[1])
+import os, signal, sys
+from labkit import course
+kept = course.ScratchFolder(sys.argv[1])
 (kept.path / "folder").mkdir()
 (kept.path / "folder" / "file").touch()
 """
@@ -30,10 +31,10 @@ def run(code: str, folder: os.PathLike) -> int:
 
 def test_it_is_beside_the_photos_and_goes(tmp_path, monkeypatch, n_open_files):
     monkeypatch.setenv("LABKIT_HOME", str(tmp_path / "home"))
-    with lk.ScratchFolder() as path:
-        assert path.parent == lk.photo_root("imagenet").parent
+    with course.ScratchFolder() as path:
+        assert path.parent == course.photo_root("imagenet").parent
         (path / "a").write_bytes(b"a")
-    one, other = lk.ScratchFolder(), lk.ScratchFolder()
+    one, other = course.ScratchFolder(), course.ScratchFolder()
     assert sorted(path.parent.iterdir()) == sorted([one.path, other.path])
     assert str(one.path) in repr(one)
     n_open = n_open_files()
@@ -58,7 +59,7 @@ def test_the_next_one_removes_what_a_sigkill_left(tmp_path):
     for _ in range(2):
         assert run("os.kill(os.getpid(), signal.SIGKILL)", tmp_path) == -signal.SIGKILL
         assert len(list(tmp_path.iterdir())) == 1  # the second has removed the first one's
-    with lk.ScratchFolder(tmp_path) as own:
+    with course.ScratchFolder(tmp_path) as own:
         assert list(tmp_path.iterdir()) == [own]
         assert run("", tmp_path) == 0
         assert list(tmp_path.iterdir()) == [own], "a living process's folder was removed"
@@ -71,7 +72,7 @@ def test_only_its_own_kind_is_removed(tmp_path):
     (elsewhere / "kept").touch()
     (place / "labkit-scratch-aaaaaaaa").symlink_to(elsewhere, target_is_directory=True)
     (place / "labkit-scratch-bbbbbbbb").touch()
-    lk.ScratchFolder(place).cleanup()
+    course.ScratchFolder(place).cleanup()
     names = ["labkit-scratch-aaaaaaaa", "labkit-scratch-abcdefghi", "labkit-scratch-bbbbbbbb"]
     assert sorted(os.listdir(place)) == names
     assert os.listdir(elsewhere) == ["kept"]
@@ -85,11 +86,11 @@ def test_without_locks_nothing_of_others_is_removed(tmp_path, monkeypatch):
 
     with monkeypatch.context() as patched:
         patched.setattr(fcntl, "flock", refused)
-        with lk.ScratchFolder(tmp_path) as path:
+        with course.ScratchFolder(tmp_path) as path:
             assert path.is_dir()
     with monkeypatch.context() as patched:
         patched.setattr(locks, "fcntl", None)  # Windows
-        with lk.ScratchFolder(tmp_path) as other:
+        with course.ScratchFolder(tmp_path) as other:
             assert other.is_dir()
     assert not path.exists()
     assert os.listdir(tmp_path) == ["labkit-scratch-abcdefgh"]
@@ -111,7 +112,7 @@ def test_a_folder_that_is_swept_before_it_is_held_is_made_again(tmp_path, monkey
         return made[-1]
 
     monkeypatch.setattr(scratch.tempfile, "mkdtemp", swept)
-    with lk.ScratchFolder(tmp_path) as path:
+    with course.ScratchFolder(tmp_path) as path:
         for thread in threads:
             thread.join()
         assert (str(path), len(made)) == (made[-1], 2)
@@ -121,7 +122,7 @@ def test_a_folder_that_is_swept_before_it_is_held_is_made_again(tmp_path, monkey
 def test_a_place_that_cannot_be_written_to(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match="file"):
-        lk.ScratchFolder(tmp_path / "file")
+        course.ScratchFolder(tmp_path / "file")
 
 
 def test_what_a_kernel_leaves_goes_with_it(tmp_path, monkeypatch):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from labkit import serve_folder, serve_s3
+from labkit.course import serve_folder, serve_s3
 from tests.image_files import write_images
 from tests.scripted_server import serve_script
 

@@ -27,7 +27,7 @@ from labkit import (
     collect_sizes,
     decode,
 )
-from labkit.course.conformance import broken_files, oracle_files, reference
+from labkit.course.oracles import broken_files, oracle_files, reference
 from labkit.data.dataset import Skipped
 from labkit.data.labels import labels_of
 

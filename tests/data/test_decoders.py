@@ -12,8 +12,9 @@ import torch
 from packaging.version import Version
 from PIL import Image
 
-from labkit import DECODERS, DecodeError, conformance, decode, missing_decoders, oracle_files
-from labkit.course.conformance import HEIGHT, WIDTH, broken_files, encode_png, exif_of, picture, png_chunk, reference
+from labkit import DECODERS, DecodeError, decode
+from labkit.course import conformance, missing_decoders, oracle_files
+from labkit.course.oracles import HEIGHT, WIDTH, broken_files, encode_png, exif_of, picture, png_chunk, reference
 from labkit.data import decode as decode_module
 from tests.image_files import encoded
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from labkit.course.conformance import exif_of, picture
+from labkit.course.oracles import exif_of, picture
 from labkit.data.partial_jpeg import (
     APP1,
     START_OF_SCAN,

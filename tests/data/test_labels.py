@@ -2,12 +2,10 @@
 
 import json
 import os
-import struct
 import subprocess
 import sys
 import tarfile
 import warnings
-import zlib
 from ast import literal_eval
 from pathlib import Path
 
@@ -20,7 +18,10 @@ from torchvision.datasets import ImageFolder
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
 import labkit as lk
+from labkit import course
+from labkit.data.labels import LabelWarning
 from labkit.peers.peer import labelled_photos
+from labkit.peers.registry import Work
 from tests.memory_store import MemoryStore
 from tests.paths import run_script
 
@@ -111,7 +112,7 @@ def test_labels_and_classes_are_those_of_image_folder(tmp_path, labeled):
 
 def test_the_loaders_that_labkit_is_compared_with_get_the_same_labels(tmp_path):
     root = write_images(tmp_path / "set", *NESTED)
-    found = {path.relative_to(root).as_posix(): label for path, label in labelled_photos(lk.Work(root, tmp_path))}
+    found = {path.relative_to(root).as_posix(): label for path, label in labelled_photos(Work(root, tmp_path))}
     assert found == of_image_folder(root)[1]
 
 
@@ -160,7 +161,7 @@ class TestFoldersThatAreNoClasses:
         root = write_images(tmp_path / "set", "1.png", "2.png")
         with pytest.raises(FileNotFoundError, match="Couldn't find any class folder"):
             ImageFolder(root)
-        with pytest.warns(lk.LabelWarning, match=r"2 images, and none lies in a class folder.*classes=\[\]") as told:
+        with pytest.warns(LabelWarning, match=r"2 images, and none lies in a class folder.*classes=\[\]") as told:
             _, labels = labeled(root, tmp_path)
         assert labels == {"1.png": 0, "2.png": 0}
         assert {each.filename for each in told} == {__file__}  # the line that called labkit
@@ -204,7 +205,7 @@ class TestFoldersThatAreNoClasses:
     @every_way
     def test_one_folder_above_all_classes_is_told(self, tmp_path, labeled):
         root = write_images(tmp_path / "set", "photos/cat/1.png", "photos/dog/1.png")
-        with pytest.warns(lk.LabelWarning, match="all in one folder, 'photos', so all labels are 0.*make it the root"):
+        with pytest.warns(LabelWarning, match="all in one folder, 'photos', so all labels are 0.*make it the root"):
             found, labels = labeled(root, tmp_path)
         assert (found.classes, labels) == of_image_folder(root)
 
@@ -221,7 +222,7 @@ class TestFoldersThatAreNoClasses:
         assert list(lk.collect_sizes(root)["path"]) == list(names)
 
     def test_workers_that_open_a_pixel_file_again_do_not_tell_again(self, tmp_path):
-        with pytest.warns(lk.LabelWarning):
+        with pytest.warns(LabelWarning):
             lk.PixelStore.build(write_images(tmp_path / "set", "1.png", "2.png"), tmp_path / "x.pixels", **QUIET)
         script = """
 import sys, labkit as lk
@@ -263,7 +264,7 @@ class TestSuffixes:
     def test_every_store_counts_what_it_would_leave_out(self, mixed, kind):
         with tarfile.open(mixed.parent / "x.tar", "w") as tar:
             tar.add(mixed, ".")
-        with lk.serve_folder(mixed) as url:
+        with course.serve_folder(mixed) as url:
             place = {"folder": mixed, "tar": mixed.parent / "x.tar", "http": url, "object": f"file://{mixed}"}[kind]
             with pytest.raises(ValueError, match=r"13 images with suffixes .*\(3 \.gif, 1 \.\w+, ") as failure:
                 lk.open_store(place).keys()
@@ -420,57 +421,7 @@ class TestNumbersThatWouldShift:
         assert len(list(resumed)) == 3
 
 
-def as_version_1(path: Path) -> Path:
-    """The pixel file as labkit wrote it when a file held neither labels nor classes: as that version documented it."""
-    data = path.read_bytes()
-    short_side, n, index_bytes, _, _ = struct.unpack_from("<IQQQI", data, 12)
-    (class_bytes,) = struct.unpack_from("<Q", data, 92)
-    start = 128 + 8 + 28 * n
-    offsets = np.frombuffer(data, "<u8", n, 128)
-    keys = data[start + 4 * n + class_bytes : 128 + index_bytes]
-    first = -(-(start + len(keys)) // 64) * 64
-    rows = (offsets - offsets[0] + first).astype("<u8").tobytes() + data[128 + 8 * n : start] + keys
-    pixels = data[int(offsets[0]) :]
-    head = struct.pack("<8sIIQQQI", b"LKPIXELS", 1, short_side, n, len(rows), first + len(pixels), zlib.crc32(rows))
-    head += data[44:92] + bytes(32)
-    whole = (head + struct.pack("<I", zlib.crc32(head)) + rows).ljust(first, b"\0") + pixels
-    path.write_bytes(whole)
-    return path
-
-
-class TestPixelFilesOfAnEarlierVersion:
-    def test_they_keep_their_labels_and_say_so(self, tmp_path):
-        root = write_images(tmp_path / "set", "cat/2023/1.png", "cat/2024/2.png", "dog/2023/3.png")
-        path = as_version_1(lk.PixelStore.build(root, tmp_path / "x.pixels", **QUIET).path)
-        with pytest.warns(lk.LabelWarning, match=r"x\.pixels was built by an earlier version .*Build it again"):
-            store = lk.PixelStore(path)
-        assert store.classes == ["2023", "2024"]
-        assert store.labels.tolist() == [0, 1, 0]
-        assert [int(image[0, 0, 0]) for image, _ in store] == [0, 1, 2]
-        store.verify(progress=False)
-        before = path.read_bytes()
-        with pytest.raises(lk.PixelError, match=r"label 0 is '2023' there, and 'cat' in what was asked for: choose"):
-            lk.PixelStore.build(root, path, **QUIET)
-        assert path.read_bytes() == before
-
-    def test_they_are_taken_as_they_are_where_labels_are_the_same(self, tmp_path):
-        root = write_images(tmp_path / "set", "cat/1.png", "cat/2.png", "dog/3.png")
-        path = as_version_1(lk.PixelStore.build(root, tmp_path / "x.pixels", **QUIET).path)
-        before = path.read_bytes()
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            store = lk.PixelStore.build(root, path, **QUIET)
-        assert path.read_bytes() == before
-        assert (store.classes, by_key(store.keys, store.labels)) == of_image_folder(root)
-
-    def test_the_same_classes_in_another_part_of_the_name_are_other_labels(self, tmp_path):
-        root = write_images(tmp_path / "set", "a/b/1.png", "b/a/2.png")
-        path = as_version_1(lk.PixelStore.build(root, tmp_path / "x.pixels", **QUIET).path)
-        with pytest.raises(lk.PixelError, match="has other labels, those of an earlier version of labkit: choose"):
-            lk.PixelStore.build(root, path, **QUIET)
-
-
 def test_own_stores_are_told_by_their_class(tmp_path):
     data = write_images(tmp_path, "1.png").joinpath("1.png").read_bytes()
-    with pytest.warns(lk.LabelWarning, match="^MemoryStore has 1 image, and none lies"):
+    with pytest.warns(LabelWarning, match="^MemoryStore has 1 image, and none lies"):
         lk.ImageDataset(MemoryStore({"1.png": data}))

@@ -9,7 +9,7 @@ import pytest
 import simplejpeg
 from PIL import Image
 
-from labkit.course.conformance import broken_files, oracle_files
+from labkit.course.oracles import broken_files, oracle_files
 from labkit.data import partial_jpeg as regions
 from labkit.data.partial_jpeg import RegionDecoder, WholeDecoder, load_library, open_decoder
 from tests.image_files import encoded

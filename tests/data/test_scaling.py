@@ -16,6 +16,7 @@ import pytest
 from PIL import Image
 
 import labkit as lk
+from labkit import course
 from labkit.data.partial_jpeg import LIBRARY_VARIABLE, is_scalable
 from labkit.loading.limits import entropy_limit
 from tests.image_files import encoded
@@ -26,7 +27,7 @@ from tests.paths import REPO
 HEIGHT, WIDTH = 192, 256
 ROWS, COLUMNS = np.mgrid[:HEIGHT, :WIDTH]
 PICTURE = np.stack([COLUMNS * 255 // WIDTH, ROWS * 255 // HEIGHT, (ROWS + COLUMNS) * 255 // (HEIGHT + WIDTH)], 2)
-TRIED = [name for name in lk.DECODERS if name not in lk.missing_decoders()]
+TRIED = [name for name in lk.DECODERS if name not in course.missing_decoders()]
 
 # 64 x 48 pixels of libjpeg-turbo 3 with arithmetic coding, sequential and progressive, and 16 x 16 of 12 bits a sample.
 ARITHMETIC = """\

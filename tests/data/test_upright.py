@@ -13,7 +13,8 @@ import pytest
 from PIL import Image, ImageOps
 
 import labkit as lk
-from labkit.course.conformance import exif_of, png_chunk
+from labkit import course
+from labkit.course.oracles import exif_of, png_chunk
 from labkit.data.decode import jpeg_orientation
 from tests.image_files import encoded
 from tests.memory_store import MemoryStore
@@ -28,7 +29,7 @@ SEEN = {
     ("blue", "white", "red", "green"): 4, ("red", "blue", "green", "white"): 5, ("blue", "red", "white", "green"): 6,
     ("white", "green", "blue", "red"): 7, ("green", "white", "red", "blue"): 8,
 }  # fmt: skip
-DECODERS = [name for name in lk.DECODERS if name not in lk.missing_decoders()]
+DECODERS = [name for name in lk.DECODERS if name not in course.missing_decoders()]
 
 
 @cache

@@ -16,7 +16,9 @@ from pathlib import Path
 import pytest
 
 import labkit as lk
+from labkit import course
 from labkit.data.decode import missing_decoders
+from labkit.data.stores import Store
 from labkit.util.files import path_from_key
 from labkit.util.process import print_utf8
 from tests.paths import REPO, SCRIPTS
@@ -78,7 +80,7 @@ def show_help() -> None:
         run_script(path.stem, "--help")
 
 
-def contents(store: lk.Store) -> dict[str, bytes]:
+def contents(store: Store) -> dict[str, bytes]:
     return {key: store.read(key) for key in list(store.keys())}
 
 
@@ -94,7 +96,7 @@ def read_stores(made: Path, photos: Path, tars: dict[Path, int]) -> None:
             tar.add(photos, ".")
         for mode in ("index", "tarfile", "reopen"):
             assert contents(lk.TarStore(path, mode=mode)) == expected, (path.name, mode)
-    with lk.serve_folder(photos) as url:
+    with course.serve_folder(photos) as url:
         assert contents(lk.HttpStore(url)) == expected
 
 

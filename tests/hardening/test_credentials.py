@@ -12,6 +12,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 import labkit as lk
+from labkit import course
 from labkit.app import notebooks
 from labkit.app.doctor import findings
 from labkit.data import blobs as http_client
@@ -108,13 +109,13 @@ def test_the_check_itself(guarded):
 def test_what_works(guarded, told, tmp_path):
     folder = lk.HttpStore(guarded("set"), keys=["a.jpg"])
     tar, shards = lk.open_store(guarded("x.tar")), lk.read_shards(guarded("shards/shard-000000.tar"))
-    for store in (folder, tar, lk.SimulatedStore(tar, wait=False)):
+    for store in (folder, tar, course.SimulatedStore(tar, wait=False)):
         assert store.read(store.keys()[0]) == JPEG
         told(store)
     assert len(list(tmp_path.glob("home/tar_index/*"))) == 1
     assert len(list(shards)) == 1
     told(shards)
-    told(shards.orders)
+    told(shards.order)
     told(next(iter(shards.samples()))["__url__"])
     lk.write_shards(folder, tmp_path / "shards", engine="threads", progress=False)
     lk.PixelStore.build(tar, tmp_path / "x.pixels", progress=False)
@@ -169,7 +170,7 @@ def test_errors_of_object_storage(told):
     for act in (store.keys, lambda: store.read("a.jpg"), lambda: lk.TarStore("leaky://bucket/x.tar", **options).keys()):
         assert isinstance(told.failing(act), PermissionError)
     told.failing(lambda: lk.read_shards("leaky://bucket/shards", storage_options=options))
-    told(lk.read_shards("leaky://bucket/x.tar", storage_options=options).orders)
+    told(lk.read_shards("leaky://bucket/x.tar", storage_options=options).order)
 
 
 def test_the_environment_is_not_told(told, monkeypatch):
@@ -187,7 +188,7 @@ def test_frames(guarded, told, recorded_frames):
     url = guarded("set")
     frame = lk.compare(
         {url: lambda: [3], "b": lambda: [3]}, baseline="b", rounds=1, warmups=0, progress=False,
-        experiment=f"from {url}", storage={url: url, "b": "a folder"}, note=url,
+        experiment=f"from {url}", factors={"storage": {url: url, "b": "a folder"}, "note": url},
     )  # fmt: skip
     told(frame.to_csv())
     [path] = recorded_frames.glob("*.csv")

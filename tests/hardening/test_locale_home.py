@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from labkit.app import cli
-from labkit.util import machine as streams
+from labkit.util import process as streams
 from tests.hardening.odd_places import run_there
 from tests.paths import SCRIPTS
 

@@ -10,10 +10,13 @@ import pytest
 from typer.testing import CliRunner
 
 import labkit as lk
+from labkit import course
 from labkit.app import cli
 from labkit.data.depth import PRESETS, read_list
 from labkit.data.shards_write import store_key
 from labkit.data.sizes import write_metadata_cache
+from labkit.measure.frames import save_frame
+from labkit.util.parallel import ItemErrors
 from tests.hardening.test_hostile import PNG
 from tests.paths import contents, run_script
 from tests.tars import make_tar
@@ -51,7 +54,7 @@ def read_all(store) -> dict[str, bytes]:
 
 def test_folders_and_servers(folder):
     assert contents(folder) == TREE
-    with lk.serve_folder(folder) as url:
+    with course.serve_folder(folder) as url:
         stores = [lk.FolderStore(folder), lk.HttpStore(url), lk.ObjectStore(f"file://{folder}")]
         for store in (*stores, pickle.loads(pickle.dumps(lk.open_store(str(folder))))):
             assert read_all(store) == TREE
@@ -64,7 +67,7 @@ def test_folders_and_servers(folder):
 def test_s3(tmp_path):
     pytest.importorskip("moto.server", reason='moto is not installed: python -m pip install -e ".[test]"')
     tree = {key: data for key, data in TREE.items() if key.isprintable()}  # UTF-8, and no newline, which moto refuses
-    with lk.serve_s3({"photos": write_tree(tmp_path, tree)}) as options:
+    with course.serve_s3({"photos": write_tree(tmp_path, tree)}) as options:
         assert read_all(lk.ObjectStore("s3://photos", **options)) == tree
 
 
@@ -132,7 +135,7 @@ def test_everything_that_labkit_writes(tmp_path, monkeypatch, frame_of, folder, 
     lk.PixelStore.build(store, root / f"{stem}.pix", **QUIET)
     assert list(lk.PixelStore(root / f"{stem}.pix").keys) == list(tree)
     frame = frame_of({"a": [1.0]}, baseline="a")
-    assert len(lk.load_frame(lk.save_frame(frame, root / f"{stem}.csv"))) == 1
+    assert len(lk.load_frame(save_frame(frame, root / f"{stem}.csv"))) == 1
     packed, plain = make_tar(root / f"{stem}.tgz", tree, "w:gz"), root / f"{stem}.tar"
     relative = [os.path.join(folder, path.name) for path in (packed, plain)]
     result = CliRunner().invoke(cli.app, ["convert", "--", *relative], catch_exceptions=False)
@@ -159,7 +162,7 @@ def test_scripts_and_servers(tmp_path, monkeypatch, name):
         assert result.exit_code == 0, result.output
 
     run("make_photos", photos, 1)
-    with lk.serve_folder(photos) as url:
+    with course.serve_folder(photos) as url:
         assert url.startswith("http://127.0.0.1:")
         assert read_all(lk.HttpStore(url)) == read_all(lk.FolderStore(photos))
     run("make_depth", root / "depth", 1)
@@ -175,7 +178,7 @@ def test_scripts_and_servers(tmp_path, monkeypatch, name):
 
 def test_an_error_names_the_file_and_the_cause_in_one_line(tmp_path):
     (tmp_path / "a\nb.tar").write_bytes(b"no tar at all")
-    with pytest.raises(lk.ItemErrors) as caught:
+    with pytest.raises(ItemErrors) as caught:
         lk.extract_tars(tmp_path / "a\nb.tar", tmp_path / "out", engine="threads", **QUIET)
     [text] = caught.value.failures.values()
     assert "\n" not in text

@@ -17,10 +17,11 @@ from PIL import Image
 
 import labkit as lk
 from labkit.app.recording import file_stem
-from labkit.course.conformance import oracle_files
+from labkit.course.oracles import oracle_files
 from labkit.data.extract import safe_path
 from labkit.data.shards_write import member_names, store_key
 from labkit.data.sizes import parse_cache_name
+from labkit.measure.frames import save_frame
 from labkit.measure.statistics import quiet_summary
 from labkit.util.strings import PackedStrings
 from tests.hardening.fuzz.images import decoders, headers
@@ -169,7 +170,7 @@ about_same = partial(np.testing.assert_allclose, rtol=1e-6, equal_nan=True)
 @given(measured, labels, labels)
 def test_a_frame_comes_back(frame_of, values, experiment, storage):
     frame = frame_of(values, next(iter(values)), experiment=experiment, storage=storage)
-    again = lk.load_frame(lk.save_frame(frame, scratch() / "frame.csv"))
+    again = lk.load_frame(save_frame(frame, scratch() / "frame.csv"))
     for name in ("variant", "experiment", "baseline", "storage"):
         assert list(again[name]) == list(frame[name])
     np.testing.assert_allclose(again["images_per_s"], frame["images_per_s"], rtol=1e-15)

@@ -21,8 +21,9 @@ from labkit.data.shards_write import store_key
 from labkit.data.tar_stream import convert_tar
 from labkit.util import files as atomic
 from labkit.util.files import file_lock
-from labkit.watch.diagnose import made_training
-from labkit.watch.timings import CannotDiagnose
+from labkit.util.parallel import ItemErrors
+from labkit.watching.diagnose import made_training
+from labkit.watching.timings import CannotDiagnose
 from tests.hardening.test_hostile import PNG
 from tests.memory_store import MemoryStore
 from tests.paths import contents
@@ -51,7 +52,7 @@ def test_a_folder_that_another_process_replaces_by_a_link_between_two_members(tm
             folder.symlink_to(outside)
 
     monkeypatch.setattr(tar_files, "_write_file", write_and_replace)
-    with pytest.raises(lk.ItemErrors, match="is a link or a file where a folder was"):
+    with pytest.raises(ItemErrors, match="is a link or a file where a folder was"):
         extract(archive, tmp_path / "root")
     assert len(written) >= replaced_after
     assert contents(outside) == {}
@@ -66,7 +67,7 @@ def test_a_link_in_what_a_killed_run_left(tmp_path):
     tree = (root / "set").rename(root / WORK / "set" / "tree")  # as if it had been killed just before
     shutil.rmtree(tree / "d")
     (tree / "d").symlink_to(outside)
-    with pytest.raises(lk.ItemErrors, match="is a link or a file where a folder was"):
+    with pytest.raises(ItemErrors, match="is a link or a file where a folder was"):
         extract(archive, root)
     assert contents(outside) == {}
 
@@ -93,7 +94,7 @@ def test_an_unfinished_extraction_is_private_and_the_umask_applies(tmp_path, mon
 def test_too_many_members(tmp_path, monkeypatch):
     monkeypatch.setattr(plan, "MAX_MEMBERS", 3)
     extract(make_tar(tmp_path / "three.tar", dict.fromkeys("abc", b"x")), tmp_path)
-    with pytest.raises(lk.ItemErrors, match="one more than the 3"):
+    with pytest.raises(ItemErrors, match="one more than the 3"):
         extract(make_tar(tmp_path / "four.tar", dict.fromkeys("abcd", b"x")), tmp_path)
 
 
@@ -215,8 +216,8 @@ _DANGEROUS = {
     "os.popen", "marshal.loads", "yaml.load", "pd.read_pickle", "joblib.load", "shelve.open", "subprocess.getoutput",
 }  # fmt: skip
 _ALLOWED = {
-    ("core/mapping/pools.py", "pickle.loads"), ("pipeline/loader/loader.py", "pickle.loads"),
-    ("lab/magic.py", "exec"), ("tuning/watch/script.py", "exec"), ("peers/serve.py", "pickle.loads"),
+    ("util/parallel.py", "pickle.loads"), ("loading/torch_loader.py", "pickle.loads"),
+    ("app/magics.py", "exec"), ("watching/script.py", "exec"), ("peers/host.py", "pickle.loads"),
 }  # fmt: skip
 
 

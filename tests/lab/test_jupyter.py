@@ -171,15 +171,15 @@ EVEN = 'runs["images_per_s"] = runs.variant.map({"no workers": 100.0, "2 workers
 
 def test_a_changed_prediction_moves_its_mark(browser_lab, results):
     plot, notebook = "lk.plot_speedup(runs)", browser_lab["00"]
-    notebook.run("lk.predict(", f'lk.predict("2 workers", 1.5)\n{EVEN}')
+    notebook.run("course.predict(", f'course.predict("2 workers", 1.5)\n{EVEN}')
     notebook.run(plot)
     before = notebook.picture(plot)
-    notebook.run("lk.predict(", 'lk.predict("2 workers", 0.25)')
+    notebook.run("course.predict(", 'course.predict("2 workers", 0.25)')
     assert np.array_equal(notebook.picture(plot), before)  # nothing was drawn yet
     notebook.run(plot)
     assert _mark_of_guess(notebook.picture(plot)) < _mark_of_guess(before) - 100
-    notebook.run("lk.score(")
-    assert "2 workers (00 two workers): 0.25x guessed" in notebook.cell("lk.score(").inner_text()
+    notebook.run("course.score(")
+    assert "2 workers (00 two workers): 0.25x guessed" in notebook.cell("course.score(").inner_text()
     (kept,) = (results / "predictions").glob("00*.json")
     assert json.loads(kept.read_text())[0]["guess"] == 0.25
     assert notebook.errors == []

@@ -5,10 +5,10 @@ import re
 
 import pytest
 
-import labkit as lk
 from labkit.app import tour_page as live_module, tour_page as report
 from labkit.app.notebooks import Executed, Notebook, find_notebooks
 from labkit.app.tour_page import LiveReport, minutes_left
+from labkit.measure.frames import save_frame
 
 
 @pytest.fixture
@@ -62,11 +62,12 @@ def test_the_rest_is_estimated_from_the_stored_run_and_the_pace_of_this_one(note
 
 def test_frames_of_the_first_notebook_are_on_the_page_before_it_ends(live, notebooks, frame_of, monkeypatch):
     written = []
-    monkeypatch.setattr(live_module, "write_index", lambda *args, **kw: written.append(report.write_index(*args, **kw)))
+    write_index = report.write_index
+    monkeypatch.setattr(live_module, "write_index", lambda *args, **kw: written.append(write_index(*args, **kw)))
 
     def measure(name):
         frame = frame_of({"a": [1, 1.1], "b": [2, 2.2]}, "a", experiment=f"00 {name}")
-        lk.save_frame(frame, live.path.parent / "frames" / f"{name}.csv")
+        save_frame(frame, live.path.parent / "frames" / f"{name}.csv")
 
     with live:
         live.begin(notebooks[0])
@@ -129,7 +130,7 @@ def test_the_first_plot_is_on_the_page_within_a_minute(tmp_path, runs_of):
             live.on_cell(cell, len(cells))
         now_s += tour[0].seconds
         assert PLOT not in live.path.read_text()
-        lk.save_frame(runs_of("00 two workers", many=2), tmp_path / "results" / "frames" / "00.csv")
+        save_frame(runs_of("00 two workers", many=2), tmp_path / "results" / "frames" / "00.csv")
         live.on_cell(measuring + 1, len(cells))
         assert PLOT in live.path.read_text()
         assert now_s <= 60

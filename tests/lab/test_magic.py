@@ -5,6 +5,7 @@ from IPython.core.error import UsageError
 from IPython.testing.globalipapp import start_ipython
 
 import labkit as lk
+from labkit.measure.compare import VariantError
 
 
 @pytest.fixture
@@ -52,5 +53,5 @@ def test_mistakes_are_usage_errors(shell):
 
 
 def test_an_error_in_the_cell_names_the_variant(shell):
-    with pytest.raises(lk.VariantError, match="variant 'a' raised ZeroDivisionError"):
+    with pytest.raises(VariantError, match="variant 'a' raised ZeroDivisionError"):
         shell.run_cell_magic("variant", "a -n 1", "1 / 0")

@@ -7,7 +7,8 @@ from typer.testing import CliRunner
 
 import labkit as lk
 from labkit.app.cli import app
-from labkit.plan import formulas
+from labkit.planning import formulas
+from labkit.planning.formulas import Estimate, LoaderCosts
 
 OWN = ["--images-per-s", "1000", "--cores", "4", "--cpu-ms", "2"]
 
@@ -39,7 +40,7 @@ class TestPlan:
         assert values["n_prefixes"] == [3, 3, 3]
 
     def test_measured_costs_are_kept_and_read(self, tmp_path, monkeypatch):
-        found = lk.LoaderCosts({"photos": {"cpu_ms_per_image": lk.Estimate(3, source="a run", kind="measured here")}})
+        found = LoaderCosts({"photos": {"cpu_ms_per_image": Estimate(3, source="a run", kind="measured here")}})
         monkeypatch.setattr(formulas, "loader_costs", lambda source: found)
         path = str(tmp_path / "costs.json")
         measured = run("--images-per-s", "100", "--cores", "2", "--measure", "photos", "--costs", path)

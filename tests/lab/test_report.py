@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-import labkit as lk
 from labkit.app import tour_page as report
 from labkit.app.notebooks import Executed, Notebook
+from labkit.measure.frames import save_frame
 
 
 def test_an_index_without_frames(tmp_path):
@@ -14,7 +14,7 @@ def test_an_index_without_frames(tmp_path):
 
 
 def test_what_ifs_stay_off_the_ladder(frame_of, tmp_path):
-    lk.save_frame(frame_of({"a": [1, 2], "b": [3, 4]}, "a", experiment="x", rung=False), tmp_path / "frames" / "x.csv")
+    save_frame(frame_of({"a": [1, 2], "b": [3, 4]}, "a", experiment="x", rung=False), tmp_path / "frames" / "x.csv")
     page = report.write_index(tmp_path, []).read_text()
     assert page.count("base64") == 0
     assert "frames/x.csv" in page
@@ -30,7 +30,7 @@ def index(frame_of, tmp_path):
     }
     for number, (experiment, rates) in enumerate(runs.items()):
         frame = frame_of(rates, next(iter(rates)), experiment=experiment)
-        lk.save_frame(frame, tmp_path / "frames" / f"{number}.csv")
+        save_frame(frame, tmp_path / "frames" / f"{number}.csv")
     notebooks = [Notebook(tmp_path / f"{name}.ipynb", "Which?", "3") for name in ("02_read_image", "08_shards")]
     too_long = "ValueError: " + "a_word_that_is_far_too_long_for_a_phone/" * 4
     done = [Executed(notebooks[0], None, 12.0), Executed(notebooks[1], None, 3.0, too_long)]

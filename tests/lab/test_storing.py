@@ -14,7 +14,7 @@ import labkit as lk
 from labkit.app import storing
 from labkit.app.notebooks import Executed, Notebook, find_notebooks
 from labkit.course import ladder, starting as start
-from labkit.measure.frames import MEASURE_VERSION
+from labkit.measure.frames import MEASURE_VERSION, save_frame
 from labkit.util.machine import environment
 from labkit.util.pictures import encode_image
 from tests.paths import contents
@@ -130,7 +130,7 @@ def test_time_that_others_took_disturbs_a_run(tmp_path, frame_of, monkeypatch, s
         frame = frame_of({"a": [1, 2], "b": [3, 4]}, "a", experiment=experiment).assign(
             first_batch_s=0.1, steady_s=1.0, is_steady=True, **taken
         )
-        run.frames.append(lk.save_frame(frame, tmp_path / f"{experiment}.csv"))
+        run.frames.append(save_frame(frame, tmp_path / f"{experiment}.csv"))
     assert storing.disturbance(run) == reason
 
 
@@ -191,7 +191,7 @@ def test_a_commit_that_changes_during_the_run_is_dirty(clone):
 
 def test_the_ladders_frame_and_figure_are_stored_with_the_notebooks(clone, tmp_path, frame_of):
     runs = frame_of({"naive": [1, 1.1], "quick": [2, 2.2]}, "naive", experiment=ladder.EXPERIMENT, photos="p")
-    frame = lk.save_frame(runs, tmp_path / "frames" / ladder.FRAME)
+    frame = save_frame(runs, tmp_path / "frames" / ladder.FRAME)
     storing.store_all([_executed(clone, ladder.NOTEBOOK)], storing.describe_run(""), frame.parent)
     assert (clone / ladder.FRAME).read_bytes() == frame.read_bytes()
     assert ladder.drawn_from(clone / ladder.FIGURE)
@@ -199,8 +199,8 @@ def test_the_ladders_frame_and_figure_are_stored_with_the_notebooks(clone, tmp_p
 
 def test_the_runs_behind_the_decision_tree_are_stored_beside_its_notebook(clone, runs_of, tmp_path):
     decoders = runs_of("02 decoders, imagenet", turbojpeg=3, cv2=2).replace({"base": "pil"})
-    lk.save_frame(decoders, tmp_path / "frames" / "02.csv")
-    lk.save_frame(runs_of("00 twins", other=1), tmp_path / "frames" / "00.csv")
+    save_frame(decoders, tmp_path / "frames" / "02.csv")
+    save_frame(runs_of("00 twins", other=1), tmp_path / "frames" / "00.csv")
     storing.store_all([_executed(clone, start.NOTEBOOK)], storing.describe_run(""), tmp_path / "frames")
     stored = lk.load_frame(clone / start.FRAME)
     assert set(stored["experiment"]) == {"02 decoders, imagenet"}
@@ -209,7 +209,7 @@ def test_the_runs_behind_the_decision_tree_are_stored_beside_its_notebook(clone,
 
 def test_the_decision_tree_is_stored_with_the_gains_of_the_whole_run(clone, runs_of, tmp_path):
     decoders = runs_of("02 decoders, imagenet", turbojpeg=3, cv2=2).replace({"base": "pil"})
-    lk.save_frame(decoders, tmp_path / "frames" / "02.csv")
+    save_frame(decoders, tmp_path / "frames" / "02.csv")
     run = _executed(clone, start.NOTEBOOK)
     run.node.cells.append(new_code_cell("import labkit as lk\n\nlk.where_to_start()"))
     storing.store_all([run], storing.describe_run(""), tmp_path / "frames")

@@ -15,8 +15,10 @@ from nbformat.v4 import new_notebook
 from typer.testing import CliRunner
 
 import labkit as lk
+from labkit import course
 from labkit.app import cli, notebooks as copies, storing, tour
 from labkit.app.notebooks import Executed
+from labkit.measure.frames import save_frame
 from tests.paths import contents
 
 
@@ -81,7 +83,7 @@ def test_one_notebook_with_photos_and_links_in_an_environment_left_alone(lab, ca
     assert tour.run_tour(only="10") == 0
     assert dict(os.environ) == before
     assert "1 of 1 notebooks ran" in capsys.readouterr().out
-    assert len(lk.FolderStore(lk.photo_root("imagenet"))) == lk.scale().n_photos
+    assert len(lk.FolderStore(course.photo_root("imagenet"))) == lk.scale().n_photos
     folder = lab / "results" / lk.env_id()
     page = (folder / "index.html").read_text()
     assert re.findall(r'(?:src|href)="(https?:)?//', page) == []
@@ -120,7 +122,7 @@ ONCE_UNSTABLE = """
 import pathlib, warnings, labkit as lk
 if not pathlib.Path("quiet").exists():
     pathlib.Path("quiet").touch()
-    warnings.warn("pil: unstable: spread 40%", lk.InstabilityWarning)
+    warnings.warn("pil: unstable: spread 40%", course.InstabilityWarning)
 """
 
 
@@ -192,7 +194,7 @@ def test_a_frame_is_on_the_page_while_its_notebook_runs(lab, monkeypatch):
     def execute(notebook, *, environment, on_cell):
         frames = Path(environment["LABKIT_RESULTS"])
         on_cell(0, 2)
-        lk.save_frame(lk.compare(TWO, baseline="a", rounds=2, experiment="10 small"), frames / "10_small.csv")
+        save_frame(lk.compare(TWO, baseline="a", rounds=2, experiment="10 small"), frames / "10_small.csv")
         on_cell(1, 2)
         pages.append((frames.parent / "index.html").read_text())
         return Executed(notebook, new_notebook(), 1.0)

@@ -15,8 +15,10 @@ from matplotlib.patches import Patch
 from matplotlib.text import Text
 
 import labkit as lk
+from labkit import course
 from labkit.course import ladder
-from labkit.course.feeding import Feeding, plot_runs
+from labkit.course.feeding import Feeding, plot_feeding, plot_runs
+from labkit.course.predictions import plot_guesses
 from labkit.measure import plots as figures
 from labkit.peers.run import plot_cores, predict_cores
 
@@ -36,7 +38,7 @@ def _runs(frame_of, ratio, **factors):
 
 def _ladder(frame_of, ratio):
     runs = pd.concat([_runs(frame_of, ratio).assign(experiment=f"0{number} step") for number in (1, 2)])
-    return lk.plot_ladder(runs)
+    return course.plot_ladder(runs)
 
 
 def _timeline(frame_of, ratio, **columns):
@@ -44,12 +46,12 @@ def _timeline(frame_of, ratio, **columns):
     spans += [(start + 0.1, start + 0.2 * ratio, "step") for start in (0, 0.2 * ratio)]
     frame = pd.DataFrame(spans, columns=["start_s", "end_s", "kind"]).assign(lane="host")
     worker = frame.iloc[:1].assign(lane="worker 0", kind="load")
-    return lk.plot_timeline(pd.concat([worker, frame], ignore_index=True).assign(**columns))
+    return course.plot_timeline(pd.concat([worker, frame], ignore_index=True).assign(**columns))
 
 
 def _pareto(frame_of, ratio):
     table = pd.DataFrame({"KB_per_photo": [100, 99, 26], "images_per_s": [2000, 1990, 2000 * ratio]})
-    return lk.plot_pareto(
+    return course.plot_pareto(
         table.assign(variant=["JPEG folder", "tar with an index", "JPEG at 256"]), cost="KB_per_photo"
     )
 
@@ -70,7 +72,7 @@ def _peers(frame_of, ratio):
     }
     runs = frame_of({name: list(rate * WOBBLE) for name, rate in rates.items()}, "naive PIL", antialias="True")
     kinds = {"naive PIL": "baseline", "torchvision v2": "peer", "decode limit": "limit"}
-    return lk.plot_peers(runs.assign(kind=runs.variant.map(kinds).fillna("labkit"), source="JPEG files"))
+    return course.plot_peers(runs.assign(kind=runs.variant.map(kinds).fillna("labkit"), source="JPEG files"))
 
 
 def _cores(frame_of, ratio):
@@ -104,20 +106,20 @@ def _claims(frame_of, ratio):
     tests = tests.assign(agrees_from=tests.claimed * 0.8, agrees_to=tests.claimed * 1.2)
     table = pd.DataFrame({"id": tests.id.unique()})
     table.attrs["tests"] = tests.to_dict("records")
-    return lk.plot_claims(table)
+    return course.plot_claims(table)
 
 
 def _conformance(frame_of, ratio):
     files = ["subsampling 420.jpeg", "cmyk.jpeg", "exif 6 as text.png"]
     rows = [(name, decoder, "same" if decoder == "pil" and ratio < 2 else "differs")
             for name in files for decoder in ("pil", "torchvision", "turbojpeg")]  # fmt: skip
-    return lk.plot_conformance(pd.DataFrame(rows, columns=["file", "decoder", "outcome"]))
+    return course.plot_conformance(pd.DataFrame(rows, columns=["file", "decoder", "outcome"]))
 
 
 def _guesses(frame_of, ratio):
     rows = [("02 decoders", 1.5, 1.4, 1.6), ("03 workers", 3 / ratio, 1.8, 2.2)]
     frame = pd.DataFrame(rows, columns=["experiment", "guess", "ci_low", "ci_high"])
-    return lk.plot_guesses(frame.assign(measured=[1.5, 2.0]))
+    return plot_guesses(frame.assign(measured=[1.5, 2.0]))
 
 
 def _images(frame_of, ratio):
@@ -125,11 +127,13 @@ def _images(frame_of, ratio):
 
 
 def _pictures(frame_of, ratio):
-    return lk.plot_pictures(["cmyk.jpeg", "rgba.png"] if ratio < 2 else ["subsampling 420.jpeg"], ["pil", "turbojpeg"])
+    return course.plot_pictures(
+        ["cmyk.jpeg", "rgba.png"] if ratio < 2 else ["subsampling 420.jpeg"], ["pil", "turbojpeg"]
+    )
 
 
 def _plan(frame_of, ratio):
-    return lk.plot_plan(lk.plan(gpu="h100", n_gpus=8, cpu_ms_per_image=ratio, storage="nvme"))
+    return course.plot_plan(lk.plan(gpu="h100", n_gpus=8, cpu_ms_per_image=ratio, storage="nvme"))
 
 
 PLOTS = {
@@ -148,7 +152,7 @@ PLOTS = {
     "plot_pictures": _pictures,
     "plot_images": _images,
     "plot_guesses": _guesses,
-    "plot_feeding": lambda frame_of, ratio: lk.plot_feeding(Feeding(step_s=0.01, load_s=0.03 * ratio)),
+    "plot_feeding": lambda frame_of, ratio: plot_feeding(Feeding(step_s=0.01, load_s=0.03 * ratio)),
     "plot_runs": lambda frame_of, ratio: plot_runs(_two_factors(frame_of, ratio), x="storage", hue="variant"),
     "plot_plan": _plan,
 }  # fmt: skip

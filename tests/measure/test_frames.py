@@ -10,7 +10,7 @@ from IPython.core.magics.execution import TimeitResult
 from torch.utils.benchmark import Timer
 
 import labkit as lk
-from labkit.measure.frames import COLUMNS, make_frame
+from labkit.measure.frames import COLUMNS, make_frame, save_frame
 from labkit.measure.statistics import quiet_summary
 
 
@@ -51,7 +51,7 @@ LABELS = ["a\rb", "a\nb", 'a"b', "a,b", "naïve, PIL", "1", "None", "nan", ""]
 
 def test_a_frame_survives_the_disk(frame_of, tmp_path):
     frame = frame_of({label: [1.0, 2.0] for label in LABELS}, LABELS[0], storage="").assign(peak_mem_mb=np.nan)
-    path = lk.save_frame(frame, tmp_path / "deep" / "frame.csv")
+    path = save_frame(frame, tmp_path / "deep" / "frame.csv")
     assert list((tmp_path / "deep").iterdir()) == [path]
     again = lk.load_frame(path)
     assert list(again) == list(frame)
@@ -61,16 +61,30 @@ def test_a_frame_survives_the_disk(frame_of, tmp_path):
     pd.testing.assert_frame_equal(quiet_summary(again), quiet_summary(frame))
 
 
-def test_text_that_is_missing_comes_back_empty_and_a_missing_column_is_named(frame_of, tmp_path):
+def test_text_that_is_missing_comes_back_empty(frame_of, tmp_path):
     text = ("variant", "baseline", "storage", "page_cache", "experiment", "device", "env_id")
     frame = frame_of({"a": [1.5]}, "a", seed=None).assign(**dict.fromkeys(text, ""))
-    path = lk.save_frame(frame, tmp_path / "frame.csv")
-    again = lk.load_frame(str(path)).iloc[0]
+    again = lk.load_frame(str(save_frame(frame, tmp_path / "frame.csv"))).iloc[0]
     assert again[list(text)].tolist() == [""] * len(text)
     assert again.images_per_s == 1.5
     assert np.isnan(again.seed)
-    lk.save_frame(frame.drop(columns=["seed", "order"]), path)
-    with pytest.raises(ValueError, match=r"it lacks order, seed$"):
+
+
+@pytest.mark.parametrize("missing", [["seed", "order"], ["storage"], ["n_looks", "has_verdict"], ["cpu_s"]])
+def test_a_file_that_is_older_than_a_column_can_be_read_and_summarized(frame_of, tmp_path, missing):
+    frame = frame_of({"a": [1.0, 1.1, 1.2], "b": [2.0, 2.3, 2.4]}, "a", storage="")
+    again = lk.load_frame(save_frame(frame.drop(columns=missing), tmp_path / "frame.csv"))
+    assert list(again) == list(frame)
+    assert again[missing].isin([""]).all().all() if missing == ["storage"] else again[missing].isna().all().all()
+    columns = ["n_runs", "images_per_s", "peak_mem_mb"]
+    pd.testing.assert_frame_equal(quiet_summary(again)[columns], quiet_summary(frame)[columns])
+    assert lk.conclude(again, "b").startswith('"b" ')
+
+
+@pytest.mark.parametrize("column", ["variant", "round", "is_warmup", "images_per_s", "env_id"])
+def test_a_file_without_what_makes_it_a_frame_is_refused(frame_of, tmp_path, column):
+    path = save_frame(frame_of({"a": [1.0]}, "a").drop(columns=column), tmp_path / "frame.csv")
+    with pytest.raises(ValueError, match=rf"frame\.csv is not a frame of runs: it lacks {column}$"):
         lk.load_frame(path)
 
 
@@ -93,7 +107,7 @@ def test_a_foreign_file_is_refused_by_name(tmp_path, text):
 )  # fmt: skip
 def test_what_cannot_have_been_measured_is_refused(frame_of, tmp_path, column, value, message):
     frame = frame_of({"a": [0.5, 2.0], "b": [3.0, 4.0]}, "a").astype(str)
-    path = lk.save_frame(frame, tmp_path / "a.csv")
+    path = save_frame(frame, tmp_path / "a.csv")
     assert len(lk.load_frame(path)) == 4
     frame.loc[1, column] = value
     path.write_text(frame.to_csv(index=False).replace(f'"{value}"', value))

@@ -8,7 +8,11 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from matplotlib.collections import PathCollection
 
 import labkit as lk
+from labkit import course
 from labkit.measure import plots, statistics as summaries
+from labkit.measure.statistics import format_ratio
+
+PLOTS = {"plot_throughput": lk.plot_throughput, "plot_speedup": lk.plot_speedup, "plot_ladder": course.plot_ladder}
 
 
 @pytest.fixture
@@ -64,9 +68,12 @@ def test_speedup_draws_ratios_interval_and_doubt_in_the_row_of_the_variant(frame
         drawn = [bar.lines[0].get_xdata()[0], *reach[:, 0]]
         assert drawn == pytest.approx(summary.loc[label, ["speedup", "ci_low", "ci_high"]].tolist())
     assert [bar.lines[0].get_markerfacecolor() for bar in ax.containers] == [plots.ESTIMATE, "white"]
-    assert _rows_of_texts(ax) == {(f"{summary.speedup['a']:.2f}x", 0), (f"{summary.speedup['m']:.2f}x ?", 1)}
-    assert {"1x", "ceiling 2.5x"} <= set(_texts(ax.texts))
-    [above] = [text.get_window_extent() for text in ax.texts if text.get_text() == "ceiling 2.5x"]
+    assert _rows_of_texts(ax) == {
+        (f"{format_ratio(summary.speedup['a'])}x", 0),
+        (f"{format_ratio(summary.speedup['m'])}x ?", 1),
+    }
+    assert {"1x", "ceiling 2.50x"} <= set(_texts(ax.texts))
+    [above] = [text.get_window_extent() for text in ax.texts if text.get_text() == "ceiling 2.50x"]
     assert above.y0 >= ax.get_window_extent().y1 - 1
     upright = [line for line in ax.lines if len(line.get_xdata()) == 2 and line.get_linestyle() == "-"]
     assert [line.get_xdata()[0] for line in upright] == [1]
@@ -103,11 +110,11 @@ def test_a_prediction_is_drawn_and_moves_and_an_open_one_is_not(runs):
         return [tuple(points.get_offsets()[0]) for points in _dots(ax) if len(points.get_offsets()) == 1]
 
     for guess in (1.5, 3.0):
-        lk.predict("fast", guess)
+        course.predict("fast", guess)
         ax = lk.plot_speedup(runs)
         assert triangles(ax) == [(guess, pytest.approx(-0.28))]
         assert "your prediction" in _legend(ax)
-    lk.predict("fast", ...)
+    course.predict("fast", ...)
     ax = lk.plot_speedup(runs)
     assert triangles(ax) == []
     assert "your prediction" not in _legend(ax)
@@ -117,7 +124,7 @@ ROUND, INTERVAL = "one round", "95 % interval, over the rounds of this session"
 DOUBT = '"?": inconclusive: the 99 % interval contains 1'
 
 
-@pytest.mark.parametrize("plot", [lk.plot_speedup, lk.plot_ladder])
+@pytest.mark.parametrize("plot", [lk.plot_speedup, course.plot_ladder])
 def test_the_legend_explains_the_marks_that_are_there_and_no_others(frame_of, plot):
     base, same, fast = [100, 104, 98], [99, 103, 100], [210, 200, 199]
     assert _legend(plot(frame_of({"a": base, "b": fast}, "a"))) == {ROUND, INTERVAL}
@@ -134,7 +141,7 @@ def test_a_comparison_without_a_verdict_has_a_mark_of_its_own(runs, monkeypatch)
     ax = lk.plot_speedup(runs)
     assert [bar.lines[0].get_marker() for bar in ax.containers] == ["D", "s"]
     assert _legend(ax) == {ROUND, INTERVAL, DOUBT, "no verdict"}
-    assert (f"{summary.speedup['fast']:.2f}x", 0) in _rows_of_texts(ax)
+    assert (f"{format_ratio(summary.speedup['fast'])}x", 0) in _rows_of_texts(ax)
 
 
 @pytest.mark.parametrize("count", [1, 2, 8, 20])
@@ -146,8 +153,8 @@ def test_the_legend_lies_below_the_axes_and_inside_the_picture(frame_of, name, c
     ]
     if name == "plot_speedup":  # one experiment of many variants
         parts = [part.assign(experiment="all") for part in [parts[0], *(part[3:] for part in parts[1:])]]
-    lk.predict("variant 0", 1.2)
-    ax = getattr(lk, name)(pd.concat(parts, ignore_index=True))
+    course.predict("variant 0", 1.2)
+    ax = PLOTS[name](pd.concat(parts, ignore_index=True))
     ax.figure.canvas.draw()
     box = ax.get_legend().get_window_extent()
     assert box.y1 < ax.xaxis.label.get_window_extent().y0
@@ -161,7 +168,7 @@ def test_a_ladder_draws_the_fastest_of_each_experiment_in_its_row(runs, frame_of
     both = pd.concat([runs, other], ignore_index=True)
     rungs = plots.ladder_rungs(both)
     assert rungs[["experiment", "variant"]].to_numpy().tolist() == [["00 cache", "warm"], ["02 loader", "fast"]]
-    ax = lk.plot_ladder(both)
+    ax = course.plot_ladder(both)
     assert "over cold" in ax.get_yticklabels()[0].get_text()
     assert [bar.lines[0].get_ydata()[0] for bar in ax.containers] == [0, 1]
     assert "1x" in _texts(ax.texts)
@@ -170,7 +177,7 @@ def test_a_ladder_draws_the_fastest_of_each_experiment_in_its_row(runs, frame_of
 
 def test_a_ladder_of_one_pair_names_it_once(frame_of):
     places = [frame_of({"files": [10, 11], "tar": [30, 33]}, "files", experiment=f"08 {place}") for place in "ab"]
-    ax = lk.plot_ladder(pd.concat(places, ignore_index=True))
+    ax = course.plot_ladder(pd.concat(places, ignore_index=True))
     assert _texts(ax.get_yticklabels()) == ["08 a", "08 b"]
     assert ax.get_xlabel() == "speed-up of tar over files (x)"
 
@@ -189,7 +196,7 @@ def test_a_ladder_has_a_logarithmic_axis_with_plain_ticks(frame_of, speedups, ti
         frame_of({"slow": [10, 10.1, 9.9], "fast": [10 * ratio, 10.1 * ratio, 9.9 * ratio]}, "slow", experiment=name)
         for name, ratio in speedups.items()
     ]
-    ax = lk.plot_ladder(pd.concat(frames, ignore_index=True))
+    ax = course.plot_ladder(pd.concat(frames, ignore_index=True))
     low, high = ax.get_xlim()
     ax.figure.canvas.draw()
     shown = [text.get_text() for at, text in zip(ax.get_xticks(), ax.get_xticklabels(), strict=True) if low < at < high]
@@ -200,7 +207,7 @@ def test_a_ladder_has_a_logarithmic_axis_with_plain_ticks(frame_of, speedups, ti
 def test_a_wild_interval_does_not_set_the_axis_of_a_ladder(frame_of):
     wild = frame_of({"slow": [10, 10], "fast": [10, 60]}, "slow", experiment="wild")
     assert plots.ladder_rungs(wild)["ci_high"].iloc[0] > 10_000
-    low, high = lk.plot_ladder(wild).get_xlim()
+    low, high = course.plot_ladder(wild).get_xlim()
     assert (low, high) == (pytest.approx(0.1), pytest.approx(10 * 6**0.5))
 
 
@@ -223,7 +230,7 @@ class TestWideIntervals:
         assert _legend(ax) == {ROUND, INTERVAL, DOUBT, "the interval goes on"}
 
     def test_on_the_logarithmic_axis_too(self, frame_of):
-        ax = lk.plot_ladder(frame_of(self.WILD, "base").query("variant != 'steady'"))
+        ax = course.plot_ladder(frame_of(self.WILD, "base").query("variant != 'steady'"))
         assert _arrows(ax) == [(0, 0), (0, 1)]
         assert "the interval goes on" in _legend(ax)
 
@@ -262,14 +269,14 @@ class TestWideIntervals:
 
 def test_long_labels_of_a_ladder_are_wrapped(frame_of):
     frame = frame_of({"files": [1, 2], "shards of 1000, read by four threads": [2, 3]}, "files", experiment="08 " * 15)
-    [label] = _texts(lk.plot_ladder(frame).get_yticklabels())
+    [label] = _texts(course.plot_ladder(frame).get_yticklabels())
     assert max(map(len, label.splitlines())) <= 48
     assert label.replace("\n", " ").endswith("shards of 1000, read by four threads over files")
 
 
 def test_a_ladder_without_a_rung_is_named(frame_of):
     with pytest.raises(ValueError, match="no rung"):
-        lk.plot_ladder(frame_of({"a": [1.0, 2.0]}, baseline="a"))
+        course.plot_ladder(frame_of({"a": [1.0, 2.0]}, baseline="a"))
 
 
 def test_a_timeline_draws_spans_in_their_lanes_and_kinds():
@@ -277,7 +284,7 @@ def test_a_timeline_draws_spans_in_their_lanes_and_kinds():
         "lane": ["cpu", "cpu", "gpu", "gpu"], "start_s": [0, 2, 1, 5], "end_s": [1, 3, 2, 7],
         "kind": ["load", "other", "step", "load"],
     })  # fmt: skip
-    ax = lk.plot_timeline(spans)
+    ax = course.plot_timeline(spans)
     ax.figure.canvas.draw()
     colors = {label: handle.get_facecolor() for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
     found = {}
@@ -292,19 +299,19 @@ def test_a_timeline_draws_spans_in_their_lanes_and_kinds():
     assert ax.get_legend().get_window_extent().x0 > ax.get_window_extent().x1
     assert (ax.get_xlabel(), ax.get_xlim()[0]) == ("time (s)", 0)
     assert ax.get_ylim() == (pytest.approx(1.6), -0.6)
-    assert lk.plot_timeline(spans.drop(columns="kind")).get_legend() is None
+    assert course.plot_timeline(spans.drop(columns="kind")).get_legend() is None
 
 
 def test_pareto_front():
     table = pd.DataFrame({"variant": list("abcde"), "bytes": [1, 1, 2, 3, 4], "images_per_s": [5, 10, 30, 30, 40]})
     assert list(plots.pareto_front(table, "bytes", "images_per_s").variant) == list("bce")
-    ax = lk.plot_pareto(table.set_index("variant"), cost="bytes")
+    ax = course.plot_pareto(table.set_index("variant"), cost="bytes")
     assert set("abcde") <= set(_texts(ax.texts))
     assert (ax.get_xlim()[0], ax.get_ylim()[0]) == (0, 0)
     ax.figure.canvas.draw()
     boxes = [text.get_window_extent() for text in ax.texts]
     assert not any(one.overlaps(other) for number, one in enumerate(boxes) for other in boxes[:number])
-    named = lk.plot_pareto(table.rename(columns={"bytes": "KB_per_photo"}), cost="KB_per_photo")
+    named = course.plot_pareto(table.rename(columns={"bytes": "KB_per_photo"}), cost="KB_per_photo")
     assert (named.get_xlabel(), named.get_ylabel()) == ("KB per photo", "images per second")
 
 
@@ -329,10 +336,12 @@ def test_stalls_are_stacked_in_their_rows():
 
 
 def test_shares_stand_out_from_their_ground():
-    ax = plt.subplots()[1]
-    for ground in ((0.9, 0.9, 0.9), (0.1, 0.1, 0.1), (0.0, 0.4, 0.7), (1.0, 0.9, 0.0)):
-        plots._write_shares(ax, np.zeros(1), np.ones(1), np.ones(1), ground)
-    assert [text.get_color() for text in ax.texts] == ["black", "white", "white", "black"]
+    grounds = ((0.9, 0.9, 0.9), (0.1, 0.1, 0.1), (0.0, 0.4, 0.7), (1.0, 0.9, 0.0))
+    assert list(map(plots.ink_on, grounds)) == ["black", "white", "white", "black"]
+    parts = pd.DataFrame({"variant": "x", "stage": [f"stage {number}" for number in range(8)], "seconds": 1.0})
+    ax = lk.plot_stalls(parts)
+    assert len(ax.texts) == 8
+    assert [text.get_color() for text in ax.texts] == [plots.ink_on(bar.get_facecolor()) for bar in ax.patches]
 
 
 def test_stages_and_kinds_differ_without_color():
@@ -340,21 +349,21 @@ def test_stages_and_kinds_differ_without_color():
     parts = pd.DataFrame({"variant": "x", "stage": stages, "seconds": 1.0})
     assert len({bar.get_hatch() for bar in lk.plot_stalls(parts).patches}) == 8
     spans = pd.DataFrame({"lane": "cpu", "start_s": range(8), "end_s": range(1, 9), "kind": stages})
-    ax = lk.plot_timeline(spans)
+    ax = course.plot_timeline(spans)
     assert len({bars.get_hatch() for bars in ax.collections}) == 8
     assert sorted(_texts(ax.get_legend().get_texts())) == stages
 
 
 @pytest.mark.parametrize("name", ["plot_speedup", "plot_ladder"])
 def test_estimates_take_options(runs, name):
-    ax = getattr(lk, name)(runs, markersize=3)
+    ax = PLOTS[name](runs, markersize=3)
     assert {bar.lines[0].get_markersize() for bar in ax.containers} == {3}
 
 
 @pytest.mark.parametrize("name", ["plot_throughput", "plot_speedup", "plot_ladder"])
 def test_plots_draw_into_the_axes_they_are_given(runs, name):
     ax = plt.subplots()[1]
-    assert getattr(lk, name)(runs, ax=ax) is ax
+    assert PLOTS[name](runs, ax=ax) is ax
     assert len(plt.get_fignums()) == 1
 
 
@@ -365,6 +374,6 @@ def test_simulated_storage_is_said_on_every_plot(frame_of):
         labels = _texts(plot(frame).get_yticklabels())
         assert labels[-2:] == ["tar (simulated)", "tar, simulated"]
         assert "folder (simulated)" not in labels
-    assert "tar (simulated)" in lk.plot_ladder(frame).get_yticklabels()[0].get_text()
+    assert "tar (simulated)" in course.plot_ladder(frame).get_yticklabels()[0].get_text()
     frame["baseline"] = "tar"
     assert "over tar (simulated)" in lk.plot_speedup(frame).get_xlabel()

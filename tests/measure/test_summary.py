@@ -8,6 +8,7 @@ import pytest
 from scipy import stats
 
 import labkit as lk
+from labkit import course
 from labkit.measure import statistics as summaries
 from labkit.measure.statistics import paired_ratios, quiet_summary, speedup_interval
 
@@ -79,7 +80,7 @@ def test_a_warning_names_the_variant_and_points_at_the_caller_and_a_quiet_summar
     frame = frame_of({"a": [10, 10], "wild": [10, 90]}, "a")
     quiet = quiet_summary(frame, "wild")
     assert not recwarn
-    with pytest.warns(lk.InstabilityWarning, match="wild: unstable: spread") as caught:
+    with pytest.warns(course.InstabilityWarning, match="wild: unstable: spread") as caught:
         pd.testing.assert_frame_equal(lk.summarize(frame, "wild"), quiet)
     assert caught[0].filename == __file__
 

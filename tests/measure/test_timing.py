@@ -18,12 +18,14 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import labkit as lk
+from labkit import course
+from labkit.data.blobs import resident_fraction
 from labkit.measure import compare as timing, sampler, steady as batches, usage as processes
-from labkit.measure.compare import count_images
+from labkit.measure.compare import VariantError
 from labkit.measure.frames import COLUMNS
 from labkit.measure.recorder import set_recorder
 from labkit.measure.statistics import quiet_summary
-from labkit.measure.steady import page_cache_state, synchronize
+from labkit.measure.steady import count_images, page_cache_state, synchronize
 from tests.unsampled import leave_memory_out
 
 FORK = multiprocessing.get_context("fork")
@@ -127,7 +129,7 @@ def test_a_slow_round_cancels_in_the_ratio():
         return lambda: (lambda factor: clock.loader(0, factor * seconds, factor * seconds)())(next(mood))
 
     runs = lk.compare({"a": moody(2.0), "b": moody(1.0)}, baseline="a", rounds=4, warmups=0, clock=clock)
-    with pytest.warns(lk.InstabilityWarning):
+    with pytest.warns(course.InstabilityWarning):
         b = lk.summarize(runs).loc["b"]
     assert (b.speedup, b.ci_low, b.ci_high) == pytest.approx((2.0, 2.0, 2.0))
 
@@ -156,7 +158,7 @@ def test_different_numbers_of_images_are_said_to_the_caller():
 
 def test_the_frame_has_the_columns_of_the_contract():
     loader = DataLoader(TensorDataset(torch.zeros(8, 3, 4, 4)), batch_size=4)
-    run = measure(lambda: loader, experiment="e", storage="folder", flavour="x")
+    run = measure(lambda: loader, experiment="e", factors={"storage": "folder", "flavour": "x"})
     assert list(run.index[: len(COLUMNS)]) == list(COLUMNS)
     own = ["experiment", "storage", "flavour", "batch_size", "num_workers", "env_id"]
     assert run[own].tolist() == ["e", "folder", "x", 4, 0, lk.env_id()]
@@ -202,7 +204,7 @@ def broken():
     ],
 )
 def test_an_error_names_the_variant_and_thaws_the_heap(unfrozen, factory, said, cause):
-    with pytest.raises(lk.VariantError, match=f"^variant 'bad' {said}$") as caught:
+    with pytest.raises(VariantError, match=f"^variant 'bad' {said}$") as caught:
         lk.compare({"good": lambda: [1], "bad": factory}, baseline="good")
     assert type(caught.value.__cause__) is cause
     assert caught.value.__suppress_context__
@@ -223,6 +225,19 @@ def test_an_error_names_the_variant_and_thaws_the_heap(unfrozen, factory, said, 
 def test_bad_arguments(variants, options, message):
     with pytest.raises(ValueError, match=message):
         lk.compare(variants, **{"baseline": "a", **options})
+
+
+@pytest.mark.parametrize(
+    ("misspelt", "near"), [("round", "rounds"), ("warmup", "warmups"), ("budget", "budget_s"), ("verdict", "verdicts")]
+)
+def test_a_misspelt_option_is_an_error_that_names_the_near_one(misspelt, near):
+    with pytest.raises(TypeError, match=f"unexpected keyword argument '{misspelt}': did you mean {near}[?]"):
+        lk.compare({"a": lambda: [1]}, baseline="a", **{misspelt: 1})
+
+
+def test_a_column_outside_of_factors_is_an_error_that_says_where_it_goes():
+    with pytest.raises(TypeError, match=r"argument 'storage': a column .* goes into factors=\{'storage': \.\.\.\}$"):
+        lk.compare({"a": lambda: [1]}, baseline="a", rounds=1, storage="folder")
 
 
 def _burn():
@@ -307,7 +322,7 @@ def test_the_memory_of_each_process_is_told_apart():
     receiver, sender = FORK.Pipe(duplex=False)
     with forked(_touch_and_wait, block, sender) as child:
         receiver.recv()
-        table = lk.tree_memory()
+        table = course.tree_memory()
     assert table["process"].tolist()[:2] == ["main", "child 1"]
     assert table["pid"][0] == os.getpid()
     own_mb = table.set_index("pid")["private_mb"][child.pid]
@@ -330,13 +345,13 @@ def test_cold_is_said_only_where_the_kernel_read_the_bytes(tmp_path):
     def read():
         return (len(file.read_bytes()) and 1 for file in files)
 
-    runs = lk.compare({"cold": read}, baseline="cold", rounds=1, warmups=0, evict=lambda: lk.evict(files))
-    if lk.resident_fraction(files) == 1 and runs.page_cache[0] == "not cold":
+    runs = lk.compare({"cold": read}, baseline="cold", rounds=1, warmups=0, evict=lambda: course.evict(files))
+    if resident_fraction(files) == 1 and runs.page_cache[0] == "not cold":
         pytest.skip("this file system's pages cannot be evicted")
     assert runs.page_cache[0] == "cold"
     pretended = lk.compare({"cold": read}, baseline="cold", rounds=1, warmups=1, evict=lambda: 8_000_000)
     assert pretended.page_cache.iloc[-1] == "not cold"
-    one = lk.compare({"c": read, "w": read}, baseline="w", rounds=1, evict={"c": lambda: lk.evict(files)})
+    one = lk.compare({"c": read, "w": read}, baseline="w", rounds=1, evict={"c": lambda: course.evict(files)})
     assert one.set_index("variant").page_cache["c"].tolist() == ["cold", "cold"]
 
 
@@ -360,7 +375,9 @@ def test_cuda_work_is_inside_the_clock(cuda):
 
 def test_a_factor_may_differ_between_variants():
     variants = {"a": lambda: [1], "b": lambda: [1]}
-    frame = lk.compare(variants, baseline="a", rounds=1, storage={"b": "simulated hard disk"}, host="here")
+    frame = lk.compare(
+        variants, baseline="a", rounds=1, factors={"storage": {"b": "simulated hard disk"}, "host": "here"}
+    )
     assert frame[frame.variant == "a"].storage.isna().all()
     assert set(frame[frame.variant == "b"].storage) == {"simulated hard disk"}
     assert set(frame.host) == {"here"}
@@ -495,7 +512,7 @@ def test_where_the_kernel_tells_less_psutil_is_asked(monkeypatch):
         processes.apart.add(worker.pid)
         assert processes._descendants() == []
     assert processes.tree_usage().read_bytes is None
-    assert lk.tree_memory().empty
+    assert course.tree_memory().empty
 
 
 def test_a_process_that_has_ended_costs_nothing():
@@ -509,7 +526,7 @@ def test_a_process_that_has_ended_costs_nothing():
 def test_sizes_are_those_that_the_kernel_and_psutil_tell():
     own = psutil.Process().memory_full_info()
     assert sampler.pss_bytes(os.getpid()) == pytest.approx(own.pss, rel=0.1)
-    row = lk.tree_memory().iloc[0]
+    row = course.tree_memory().iloc[0]
     assert row.pss_mb == pytest.approx(own.pss / 1e6, rel=0.1)
     assert row.private_mb == pytest.approx(own.uss / 1e6, rel=0.1)
     assert processes._uss_bytes(os.getpid()) == pytest.approx(own.uss, rel=0.1)

@@ -14,6 +14,7 @@ from torchvision.transforms import RandomResizedCrop
 from torchvision.transforms.v2 import functional
 
 import labkit as lk
+from labkit import course
 from labkit.loading.agreement import FIXED
 from labkit.loading.augment import LIBRARIES, PARTS
 from labkit.loading.seeding import RandomSources
@@ -44,7 +45,7 @@ def photos(first_photos):
 
 @pytest.fixture(scope="module")
 def differences(photos):
-    return lk.agreement(photos).set_index(["operation", "library"])
+    return course.agreement(photos).set_index(["operation", "library"])
 
 
 def applied(augment, image):
@@ -88,14 +89,14 @@ def test_fixed_draws_give_the_same_pixels(differences, library, operation):
 def test_agreement_sees_a_library_that_does_something_else(photos, monkeypatch):
     monkeypatch.setitem(FIXED, "flip", replace(FIXED["flip"], flip=0.5))
     torch.manual_seed(0)
-    frame = lk.agreement(photos, ["pil"]).set_index("operation")
+    frame = course.agreement(photos, ["pil"]).set_index("operation")
     assert frame.loc["flip", "mean"] > 5
     assert list(frame.index) == list(FIXED)
 
 
 def test_agreement_wants_pictures_that_need_no_resizing():
     with pytest.raises(ValueError, match=r"images must have shape \(3, 224, 224\), got \(3, 100, 224\)"):
-        lk.agreement([torch.zeros(3, 100, 224, dtype=torch.uint8)])
+        course.agreement([torch.zeros(3, 100, 224, dtype=torch.uint8)])
 
 
 def grayed(pixels):
@@ -228,7 +229,7 @@ def expected_crops():
 def crops(library, recipe):
     augment = lk.make_augment(recipe, library, part="geometry")
     RandomSources(augment).seed(0)
-    return lk.drawn_crops(augment, N_DRAWS)
+    return course.drawn_crops(augment, N_DRAWS)
 
 
 def p_values(found, expected):
@@ -266,7 +267,7 @@ def test_drawn_crops_reads_a_known_box(height, width, flipped):
 
     if height == 256:
         augment = functional.horizontal_flip if flipped else (lambda picture: picture)
-    frame = lk.drawn_crops(augment, 2)
+    frame = course.drawn_crops(augment, 2)
     assert frame.area.tolist() == pytest.approx([height * width / 256**2] * 2, rel=0.03)
     assert frame.aspect.tolist() == pytest.approx([width / height] * 2, rel=0.03)
     assert frame.flipped.tolist() == [flipped] * 2
@@ -361,7 +362,7 @@ def test_make_loader_seeds_every_library():
         assert torch.equal(first[index], again[index])
         assert not torch.equal(first[index], other[index])
         for channels in first[index].split(3, dim=1):
-            assert lk.count_repeats([channels]) == 0  # neither within an epoch nor between them
+            assert course.count_repeats([channels]) == 0  # neither within an epoch nor between them
 
 
 @pytest.mark.exhaustive

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from labkit.loading.bucket_sampler import check_halving, cut_batches, even_out
+from labkit.loading.bucket_sampler import balance_over_ranks, check_halving, cut_batches
 
 
 def batches_of(lengths: list[int]) -> list[np.ndarray]:
@@ -34,10 +34,10 @@ def test_keep_halves_until_the_ranks_have_equally_many(lengths, world_size):
         with pytest.raises(
             ValueError, match=rf"cannot give {world_size} ranks equally many batches: {sum(lengths)} im"
         ):
-            even_out(batches, world_size, "keep")
+            balance_over_ranks(batches, world_size, "keep")
         return
     check_halving(sum(lengths), len(lengths), world_size)
-    shared = contents(even_out(batches, world_size, "keep"))
+    shared = contents(balance_over_ranks(batches, world_size, "keep"))
     assert len(shared) == n_needed
     assert all(shared)
     assert list(chain(*shared)) == list(range(sum(lengths)))  # in their order, each once
@@ -45,13 +45,15 @@ def test_keep_halves_until_the_ranks_have_equally_many(lengths, world_size):
 
 
 def test_the_largest_are_halved_first():
-    assert [len(batch) for batch in even_out(batches_of([8, 1, 8]), 5, "keep")] == [4, 4, 1, 4, 4]
-    assert [len(batch) for batch in even_out(batches_of([3, 2, 5]), 4, "keep")] == [3, 2, 3, 2]
+    assert [len(batch) for batch in balance_over_ranks(batches_of([8, 1, 8]), 5, "keep")] == [4, 4, 1, 4, 4]
+    assert [len(batch) for batch in balance_over_ranks(batches_of([3, 2, 5]), 4, "keep")] == [3, 2, 3, 2]
 
 
 def test_what_is_dropped_and_what_is_repeated():
     batches = batches_of([2] * 5)
-    assert contents(even_out(batches, 2, "drop")) == contents(batches[:4])
-    assert contents(even_out(batches, 3, "fill")) == contents([*batches, batches[0]])
-    assert contents(even_out(batches[:2], 5, "fill")) == contents([batches[number] for number in (0, 1, 0, 1, 0)])
-    assert all(even_out([], 3, remainder) == [] for remainder in ("keep", "drop", "fill"))
+    assert contents(balance_over_ranks(batches, 2, "drop")) == contents(batches[:4])
+    assert contents(balance_over_ranks(batches, 3, "fill")) == contents([*batches, batches[0]])
+    assert contents(balance_over_ranks(batches[:2], 5, "fill")) == contents(
+        [batches[number] for number in (0, 1, 0, 1, 0)]
+    )
+    assert all(balance_over_ranks([], 3, remainder) == [] for remainder in ("keep", "drop", "fill"))

@@ -10,6 +10,7 @@ import simplejpeg
 from PIL import Image
 
 import labkit as lk
+from labkit import course
 from labkit.data.decode import DecodeError
 from labkit.loading import limits
 
@@ -44,7 +45,7 @@ def copied(monkeypatch):
 
 @pytest.mark.parametrize("num_threads", [1, 2, 5])
 def test_every_image_is_decoded_once_at_full_size(photos, decoded, num_threads):
-    limit = lk.decode_limit(photos, num_threads=num_threads)
+    limit = course.decode_limit(photos, num_threads=num_threads)
     assert (len(limit), limit.batch_size, limit.num_workers, limit.num_threads) == (2, 64, 0, num_threads)
     for _ in range(2):
         decoded.clear()
@@ -62,7 +63,7 @@ def test_all_threads_take_part_and_files_were_read_before(photos, monkeypatch):
             seen.add(threading.get_ident())
             both.wait()
 
-    seen, limit = set(), lk.decode_limit(photos, num_threads=2)
+    seen, limit = set(), course.decode_limit(photos, num_threads=2)
     monkeypatch.setattr(photos, "read", lambda key: pytest.fail("read while decoding"))
     monkeypatch.setattr(simplejpeg, "decode_jpeg", decode_jpeg)
     assert sum(limit) == 70
@@ -70,7 +71,7 @@ def test_all_threads_take_part_and_files_were_read_before(photos, monkeypatch):
 
 
 def test_a_count_comes_when_so_many_are_done(photos, decoded):
-    passes = iter(lk.decode_limit(photos, num_threads=1))
+    passes = iter(course.decode_limit(photos, num_threads=1))
     assert next(passes) == 64
     assert len(decoded) >= 64
     assert next(passes) == 6
@@ -93,7 +94,7 @@ def test_other_decoders_and_other_formats(tmp_path, decoder, monkeypatch):
     monkeypatch.setattr(
         limits, "decode", lambda data, decoder, key: keys.append((key, decoder)) or original(data, decoder, key=key)
     )
-    assert list(lk.decode_limit(mixed(tmp_path / "set"), decoder=decoder)) == [3]
+    assert list(course.decode_limit(mixed(tmp_path / "set"), decoder=decoder)) == [3]
     by_turbojpeg = ["b.jpg"] if decoder == "turbojpeg" else []
     assert sorted(keys) == [(key, decoder) for key in ("a.png", "b.jpg", "c.webp") if key not in by_turbojpeg]
 
@@ -102,7 +103,7 @@ def test_other_decoders_and_other_formats(tmp_path, decoder, monkeypatch):
 def test_a_broken_image_is_named_and_nothing_goes_on(photos, tmp_path, num_threads):
     store = mixed(tmp_path / "set")
     (store.root / "broken.jpg").write_bytes(photos.read(photos.keys()[0])[:5000])
-    limit = lk.decode_limit(lk.FolderStore(store.root), num_threads=num_threads)
+    limit = course.decode_limit(lk.FolderStore(store.root), num_threads=num_threads)
     before = threading.active_count()
     with pytest.raises(DecodeError, match=r"broken\.jpg: turbojpeg cannot decode 5000 bytes: the file is truncated"):
         list(limit)
@@ -120,7 +121,7 @@ def test_leaving_early_ends_the_threads(photos, decoded, monkeypatch):
 
     monkeypatch.setattr(simplejpeg, "decode_jpeg", held_back)
     before = threading.active_count()
-    batches = iter(lk.decode_limit(photos, num_threads=2))
+    batches = iter(course.decode_limit(photos, num_threads=2))
     next(batches)
     waking = threading.Timer(1, left.set)
     waking.start()
@@ -132,7 +133,7 @@ def test_leaving_early_ends_the_threads(photos, decoded, monkeypatch):
 
 @pytest.mark.parametrize(("n_images", "counts"), [(1, [1]), (64, [64]), (150, [64, 64, 22])])
 def test_batches_are_copied(copied, n_images, counts):
-    limit = lk.memcpy_limit(n_images, size=32, num_threads=2)
+    limit = course.memcpy_limit(n_images, size=32, num_threads=2)
     assert (len(limit), limit.batch_size, limit.num_workers) == (len(counts), 64, 0)
     assert list(limit) == counts
     assert sorted(len(target) for target, _, _ in copied) == sorted(counts)
@@ -144,7 +145,7 @@ def test_batches_are_copied(copied, n_images, counts):
 
 
 def test_blocks_exceed_the_caches_and_take_turns(copied):
-    limit = lk.memcpy_limit(130, size=224, num_threads=2)
+    limit = course.memcpy_limit(130, size=224, num_threads=2)
     list(limit)
     target, source, _ = copied.pop()
     assert min(target.base.nbytes, source.base.nbytes) >= 128 * 2**20
@@ -160,18 +161,18 @@ def test_blocks_exceed_the_caches_and_take_turns(copied):
 
 def test_no_two_threads_share_a_block(monkeypatch, copied):
     monkeypatch.setattr(limits, "_BLOCK_BYTES", 1)
-    list(lk.memcpy_limit(64, size=8, num_threads=3))
+    list(course.memcpy_limit(64, size=8, num_threads=3))
     assert len(copied[0][0].base) == 6
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda store: lk.decode_limit(store, decoder="jpeg"), "decoder must be one of pil, .*, got 'jpeg'"),
-        (lambda store: lk.decode_limit(store, num_threads=0), "num_threads must be an integer >= 1, got 0"),
-        (lambda store: lk.memcpy_limit(0), "n_images must be an integer >= 1, got 0"),
-        (lambda store: lk.memcpy_limit(1, size=0), "size must be an integer >= 1, got 0"),
-        (lambda store: lk.memcpy_limit(1, num_threads=-1), "num_threads must be an integer >= 1, got -1"),
+        (lambda store: course.decode_limit(store, decoder="jpeg"), "decoder must be one of pil, .*, got 'jpeg'"),
+        (lambda store: course.decode_limit(store, num_threads=0), "num_threads must be an integer >= 1, got 0"),
+        (lambda store: course.memcpy_limit(0), "n_images must be an integer >= 1, got 0"),
+        (lambda store: course.memcpy_limit(1, size=0), "size must be an integer >= 1, got 0"),
+        (lambda store: course.memcpy_limit(1, num_threads=-1), "num_threads must be an integer >= 1, got -1"),
     ],
 )
 def test_bad_arguments(photos, make, message):
@@ -180,11 +181,11 @@ def test_bad_arguments(photos, make, message):
 
 
 def test_default_is_every_usable_core(photos):
-    assert lk.decode_limit(photos).num_threads == lk.memcpy_limit(1, size=8).num_threads == lk.usable_cores()
+    assert course.decode_limit(photos).num_threads == course.memcpy_limit(1, size=8).num_threads == lk.usable_cores()
 
 
 def test_both_stand_in_one_frame(photos):
-    decode, memcpy = lk.decode_limit(photos), lk.memcpy_limit(70)
+    decode, memcpy = course.decode_limit(photos), course.memcpy_limit(70)
     runs = lk.compare({"decode": lambda: decode, "memcpy": lambda: memcpy}, baseline="decode", rounds=1, progress=False)
     assert set(runs.n_images) == {70}
     assert set(runs.batch_size) == {64}

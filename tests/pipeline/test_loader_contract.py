@@ -27,6 +27,7 @@ from torch.utils.data import (
 )
 
 import labkit as lk
+from labkit.loading.samplers import LoaderWarning
 from tests.paths import REPO
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # spawned workers cannot import a test file
@@ -471,7 +472,7 @@ class TestRanksOfTorchrun:
 
         monkeypatch.setenv("RANK", "0")
         monkeypatch.setenv("WORLD_SIZE", "2")
-        with pytest.warns(lk.LoaderWarning, match="each rank loads all that SequentialSampler gives"):
+        with pytest.warns(LoaderWarning, match="each rank loads all that SequentialSampler gives"):
             found = indices(loader_of(batch_sampler=InPairs(SequentialSampler(range(12)), 4, False)))
         assert found == [0, 1, 4, 5, 8, 9]
 

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import labkit as lk
+from labkit.data.shards_read import ShardWarning
 from tests.data.shards.test_read import at, numbered, numbers
 
 # Of torchdata, about torch itself; and of torch, about this machine's cores.
@@ -150,7 +151,7 @@ class TestShards:
         dataset = read(shards)
         list(dataset)
         with pytest.warns(
-            lk.ShardWarning, match=r"each of 2 ranks counts its own passes.*call set_epoch\(epoch\)"
+            ShardWarning, match=r"each of 2 ranks counts its own passes.*call set_epoch\(epoch\)"
         ) as caught:
             list(dataset)
         assert caught[0].filename == __file__

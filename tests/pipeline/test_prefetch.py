@@ -21,6 +21,7 @@ from torchvision import tv_tensors
 from torchvision.models.detection.image_list import ImageList
 
 import labkit as lk
+from labkit import course
 from labkit.loading.prefetch import CopyStream
 from tests.encodings import Encoding
 
@@ -212,7 +213,7 @@ def nested_pinned(n):
 
 
 def test_every_tensor_is_copied_waited_for_and_recorded():
-    with lk.simulated_cuda(lk.SimulatedDevice(pcie_bytes_per_s=1.0, launch_s=0.0)) as simulation:
+    with lk.simulated_cuda(course.SimulatedDevice(pcie_bytes_per_s=1.0, launch_s=0.0)) as simulation:
         consumer = torch.cuda.Stream()
         with torch.cuda.stream(consumer):
             first = next(iter(lk.CUDAPrefetcher([nested_pinned(n) for n in range(2)], "cuda")))
@@ -357,7 +358,7 @@ def planted(lane):
     [(WriteUp, 25e9), (planted(WithoutRecordStream), 25e9), (planted(WithoutWaiting), 1e6)],  # the last: a slow copy
 )
 def test_a_forgotten_promise_is_found(feed, bytes_per_s):
-    with lk.simulated_cuda(lk.SimulatedDevice(pcie_bytes_per_s=bytes_per_s)) as simulation:
+    with lk.simulated_cuda(course.SimulatedDevice(pcie_bytes_per_s=bytes_per_s)) as simulation:
         assert wrong_sums(feed, 20) > 0
         assert simulation.races
 

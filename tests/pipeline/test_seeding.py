@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 import labkit as lk
+from labkit import course
 from labkit.loading.seeding import derived_seed, find_generators
 from labkit.util.process import Lazy
 
@@ -202,27 +203,27 @@ def torch_loader(transform: A.Compose, **settings) -> DataLoader:
 
 def test_repeats_are_found_in_workers_and_across_epochs_of_a_plain_loader():
     """Albumentations' generators are copied into every worker as they are, and anew each epoch."""
-    assert lk.count_repeats(torch_loader(compose(), num_workers=2)) == 16  # both workers draw the same
+    assert course.count_repeats(torch_loader(compose(), num_workers=2)) == 16  # both workers draw the same
     loader = torch_loader(compose(seed=137), num_workers=1)
-    assert lk.count_repeats(loader) == 0
-    assert lk.count_repeats(itertools.chain(loader, loader)) == 32
+    assert course.count_repeats(loader) == 0
+    assert course.count_repeats(itertools.chain(loader, loader)) == 32
 
 
 @pytest.mark.parametrize("persistent", [True, False])
 def test_no_repeats_in_ours(persistent):
     config = lk.LoaderConfig(batch_size=4, num_workers=2, start_method="fork", persistent_workers=persistent)
     loader = lk.make_loader(pictures(compose(seed=137)), config)
-    assert lk.count_repeats(itertools.chain(loader, loader)) == 0
+    assert course.count_repeats(itertools.chain(loader, loader)) == 0
     loader.close()
 
 
 def test_repeats_count_each_later_one():
     one, other = torch.zeros(1, 2), torch.ones(1, 2)
-    assert lk.count_repeats([one, other, one, torch.cat([one, other])]) == 3
-    assert lk.count_repeats([(one, 5), [other], {"image": one}]) == 1
-    assert lk.count_repeats([]) == 0
+    assert course.count_repeats([one, other, one, torch.cat([one, other])]) == 3
+    assert course.count_repeats([(one, 5), [other], {"image": one}]) == 1
+    assert course.count_repeats([]) == 0
     transposed = torch.arange(12.0).reshape(2, 2, 3).transpose(1, 2)
-    assert lk.count_repeats([transposed, transposed.contiguous()]) == 2
+    assert course.count_repeats([transposed, transposed.contiguous()]) == 2
 
 
 FLIPS = [lambda x: x, lambda x: x[:, ::-1], lambda x: x[::-1], lambda x: x[::-1, ::-1]]

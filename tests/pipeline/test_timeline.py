@@ -8,6 +8,7 @@ import torch
 from torch.utils.data import Dataset
 
 import labkit as lk
+from labkit import course
 from labkit.simulation.timeline import COPIES
 
 LOAD_S, STEP_S, BATCH = 0.02, 0.05, 2
@@ -28,9 +29,9 @@ def step(batch):
 
 
 def traced(num_workers, *, n_batches=5, **options):
-    loader = lk.make_loader(lk.Stamped(Sleepy()), lk.LoaderConfig(batch_size=BATCH, num_workers=num_workers))
+    loader = lk.make_loader(course.Stamped(Sleepy()), lk.LoaderConfig(batch_size=BATCH, num_workers=num_workers))
     try:
-        return lk.trace(loader, step, n_batches=n_batches, **options)
+        return course.trace(loader, step, n_batches=n_batches, **options)
     finally:
         loader.close()
 
@@ -100,18 +101,18 @@ def test_what_came_before_the_first_step_is_left_out(spans):
 def test_the_step_gets_the_batch_without_its_stamps():
     got = []
     stamped = [(torch.full((2,), n), torch.tensor([[-1.0, 0.0, 1.0]] * 2, dtype=torch.float64)) for n in range(4)]
-    lk.trace(stamped, lambda batch: got.append(int(batch[0])), n_batches=2)
+    course.trace(stamped, lambda batch: got.append(int(batch[0])), n_batches=2)
     assert got == [0, 1, 2, 3]
 
 
 def test_stamps_name_worker_and_time():
     before = time.perf_counter()
-    item, stamp = lk.Stamped(Sleepy())[3]
+    item, stamp = course.Stamped(Sleepy())[3]
     assert item.tolist() == [3, 3, 3]
     worker, start, end = stamp.tolist()
     assert worker == -1
     assert before <= start <= end - LOAD_S <= time.perf_counter() - LOAD_S
-    assert len(lk.Stamped(Sleepy())) == 16
+    assert len(course.Stamped(Sleepy())) == 16
 
 
 @pytest.mark.parametrize("copy", COPIES)
@@ -125,13 +126,13 @@ def test_what_cannot_be_traced():
     with pytest.raises(ValueError, match="the loader must give 7 batches after 2 to warm up, got 6"):
         traced(0, n_batches=7)
     with pytest.raises(ValueError, match="copy must be one of blocking, non_blocking, prefetch, got 'telepathy'"):
-        lk.trace([], step, n_batches=1, copy="telepathy")
+        course.trace([], step, n_batches=1, copy="telepathy")
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_the_plot_draws_every_span_in_its_lane(spans, num_workers):
     frame = spans[num_workers]
-    ax = lk.plot_timeline(frame)
+    ax = course.plot_timeline(frame)
     assert [label.get_text() for label in ax.get_yticklabels()] == list(dict.fromkeys(frame.lane))
     boxes = [path.get_extents() for bars in ax.collections for path in bars.get_paths()]
     drawn = sorted((box.x0, box.x1) for box in boxes)
@@ -148,7 +149,7 @@ def traced_on_cuda(copy):
         torch.cuda._sleep(8_000_000)
         return batch.sum()
 
-    return lk.trace([(image, stamps) for image in images], compute, n_batches=6, device="cuda", copy=copy)
+    return course.trace([(image, stamps) for image in images], compute, n_batches=6, device="cuda", copy=copy)
 
 
 @pytest.mark.parametrize("copy", COPIES)
@@ -162,4 +163,4 @@ def test_on_cuda_only_prefetched_copies_overlap_compute(cuda, copy):
     first, then = (of(part, kind).set_index("batch") for part, kind in ((copied, "copy"), (computed, "compute")))
     both = first.index.intersection(then.index)
     assert (first.end_s[both] <= then.start_s[both] + SLACK_S).all()  # no batch is computed on before it is there
-    lk.plot_timeline(frame)
+    course.plot_timeline(frame)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import labkit as lk
+from labkit import course
 
 SPANS = pd.DataFrame({
     "lane": ["worker 0", "host", "worker 0"], "kind": ["load", "wait", "load"],
@@ -51,7 +52,7 @@ def test_the_process_says_what_it_is(tmp_path, simulated, name):
 
 
 def test_a_simulation_is_saved_as_it_ran(tmp_path):
-    with lk.simulated_cuda(lk.SimulatedDevice(clock_hz=1000.0, launch_s=0.0)) as simulation:
+    with lk.simulated_cuda(course.SimulatedDevice(clock_hz=1000.0, launch_s=0.0)) as simulation:
         torch.cuda._sleep(2000)
         torch.cuda.synchronize()
         path = lk.save_trace(simulation.timeline(), tmp_path / "trace.json")

@@ -13,8 +13,10 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 import labkit as lk
+from labkit import course
 from labkit.course.exercises import exercises
 from labkit.data.sizes import parse_cache_name, sizes_from_caches
+from labkit.planning.formulas import Estimate, LoaderCosts
 
 
 def _size(data):
@@ -73,7 +75,7 @@ def _stages(*seconds, variant="mine"):
 
 def _own_files(*kinds):
     """Files in the forms of a reader's folder, by name."""
-    return {kind: lk.oracle_files()[kind] for kind in kinds}
+    return {kind: course.oracle_files()[kind] for kind in kinds}
 
 
 def _to_tensor(pixels):
@@ -124,8 +126,8 @@ def _reversed_columns(width, new_width):
 
 
 def _loader_costs(low, high, *, kind="measured here", data="photos"):
-    cost = lk.Estimate(1.0, low, high, source="a run", kind=kind)
-    return lk.LoaderCosts({data: {"cpu_ms_per_image": cost}})
+    cost = Estimate(1.0, low, high, source="a run", kind=kind)
+    return LoaderCosts({data: {"cpu_ms_per_image": cost}})
 
 
 def _sample_key(name):
@@ -196,7 +198,7 @@ def _buckets(batch_size=4, *, sizes=SIZES, shapes=((600, 400), (400, 600)), **op
 
 
 def _costs(low, value, high, kind="measured here"):
-    return lk.LoaderCosts({"photos": {"cpu_ms_per_image": lk.Estimate(value, low, high, kind=kind)}})
+    return LoaderCosts({"photos": {"cpu_ms_per_image": Estimate(value, low, high, kind=kind)}})
 
 
 OWN_SIZES = pd.DataFrame({"width": [1000, 768, 100, None], "height": [500, 1152, 200, None]}, dtype="Int64")
@@ -234,8 +236,8 @@ ANSWERS = {
     "02.3": ([(375, 500), [375, 500]], [(500, 375), (256, 341), (188, 250), 375]),
     "02.5": (
         [
-            (_own_files("subsampling 420.jpeg"), set(lk.DECODERS) - {"cv2", *lk.missing_decoders()}),
-            (_own_files("subsampling 420.jpeg", "exif 6.jpeg"), {"torchcodec"} - set(lk.missing_decoders())),
+            (_own_files("subsampling 420.jpeg"), set(lk.DECODERS) - {"cv2", *course.missing_decoders()}),
+            (_own_files("subsampling 420.jpeg", "exif 6.jpeg"), {"torchcodec"} - set(course.missing_decoders())),
             (_own_files("exif 6 as text.png"), set()),
         ],
         [
@@ -244,7 +246,7 @@ ANSWERS = {
             (_own_files("subsampling 420.jpeg", "exif 6.jpeg"), {"torchcodec", "torchvision"}),
             (_own_files("exif 6 as text.png"), "torchcodec"),
             (_own_files("exif 6 as text.png"), {"jpegli"}),
-            ({"broken.png": lk.broken_files()["bad chunk.png"]}, set()),
+            ({"broken.png": course.broken_files()["bad chunk.png"]}, set()),
             ({}, set()),
             {"torchcodec"},
         ],
@@ -418,7 +420,7 @@ ANSWERS = {
         [
             lk.plan(gpu="h100", cores_per_node=8, cpu_ms_per_image=1),
             lk.plan(900, gpu="h100", cpu_ms_per_image=1),
-            lk.plan(900, cores_per_node=8, cpu_ms_per_image=lk.Estimate(1, kind="published")),
+            lk.plan(900, cores_per_node=8, cpu_ms_per_image=Estimate(1, kind="published")),
             900,
         ],
     ),
@@ -438,7 +440,7 @@ def judge(capsys):
     """What a check prints."""
 
     def judge(name, answer):
-        lk.check(name, answer)
+        course.check(name, answer)
         return capsys.readouterr().out
 
     return judge
@@ -494,7 +496,7 @@ STALL = {"a": BASE, "b": [150, 151, 150, 149, 150], "step alone": [160, 161, 160
         ("12.5", {**STALL, "b": [250, 400, 190, 330, 250], "step alone": [400, 600, 300, 500, 400]}, "12.5: right"),
         ("12.5", {"step alone": FASTER, "a": BASE}, "make a loader the baseline"),
         ("12.5", {"a": BASE[:2], "step alone": BASE[:2]}, "2 measured rounds"),
-        ("13.4", {"a": BASE, "b": FASTER}, "make it with lk.compare_peers"),
+        ("13.4", {"a": BASE, "b": FASTER}, "make it with course.compare_peers"),
         *[
             (name, rates, said)
             for name in ("13.4", "15.4")
@@ -533,7 +535,7 @@ def test_frames_are_judged(name, rates, said, frame_of, judge):
         ("01.5", 3.0, "a float is not the pair"),
         ("02.5", (_own_files("subsampling 420.jpeg"), {"cv2"}), "cv2 differs for 'subsampling 420.jpeg'"),
         ("02.5", (_own_files("subsampling 420.jpeg"), {"pil"}), "more of the decoders give the right pixels for all 1"),
-        ("02.5", ({"x.png": lk.broken_files()["bad chunk.png"]}, {"pil"}), "leave 'x.png' out"),
+        ("02.5", ({"x.png": course.broken_files()["bad chunk.png"]}, {"pil"}), "leave 'x.png' out"),
         ("04.5", (_flip_by_chance, PHOTO), "draws once per call"),
         ("04.5", (lambda batch: batch.flip(3), PHOTO), "nothing in it is random"),
     ],
@@ -552,7 +554,7 @@ def test_a_peer_of_your_own_is_judged_by_what_ran(frame_of, judge):
     good = frame_of(rates, "naive", **factors)
     good["kind"] = good["variant"].map({"naive": "baseline", "mine": "peer"})
     assert judge("13.4", good) == "13.4: right\n"
-    assert "make it with lk.compare_peers" in judge("13.4", frame_of(rates, "naive"))
+    assert "make it with course.compare_peers" in judge("13.4", frame_of(rates, "naive"))
     assert "2 measured rounds" in judge("13.4", good[good["round"] < 2])
     broken = frame_of(rates, "naive", kind="labkit", **factors)
     broken.attrs["left_out"] = [{"name": "mine", "state": "broke", "why": "no batch"}]

@@ -12,7 +12,7 @@ import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from PIL import Image
 
-import labkit as lk
+from labkit import course
 from labkit.app import notebooks, storing
 from labkit.course.feeding import WIDGET_VIEW, factors_of, plot_runs, pooled_over
 
@@ -58,7 +58,7 @@ def test_factors_are_what_varies(frame):
 def test_memory_is_drawn_for_every_variant_though_only_warm_ups_took_it(frame):
     first = ~frame.duplicated(["variant"])
     runs = frame.assign(peak_mem_mb=np.where(first, 1000.0 + np.arange(len(frame)), np.nan), is_warmup=first)
-    ax = lk.explore(runs, x="variant", hue="variant", metric="peak_mem_mb").ax
+    ax = course.explore(runs, x="variant", hue="variant", metric="peak_mem_mb").ax
     assert _medians(ax) == sorted(runs.peak_mem_mb[first])
     assert ax.get_ylim()[1] > runs.peak_mem_mb.max() * 1.05  # no marker is cut by the frame
 
@@ -70,7 +70,7 @@ def test_wide_ranges_are_drawn_on_a_logarithmic_axis(frame):
 
 
 def test_the_menus_change_the_picture(frame):
-    explorer = lk.explore(frame)
+    explorer = course.explore(frame)
     assert plt.get_fignums() == []  # no figure waits to be shown, as a script's would
     assert (explorer.x, explorer.hue) == ("variant", "num_workers")
     before, picture = _medians(explorer.ax), explorer._picture.value
@@ -94,7 +94,7 @@ def test_the_menus_change_the_picture(frame):
 
 
 def test_levels_that_nobody_stated_can_be_chosen(frame):
-    explorer = lk.explore(frame.assign(antialias=[True, None] * 6), x="antialias")
+    explorer = course.explore(frame.assign(antialias=[True, None] * 6), x="antialias")
     explorer.controls["where antialias"].value = "not stated"
     assert len(_dots(explorer.ax)) == 6
 
@@ -105,13 +105,13 @@ def _is_png(text):
 
 
 def test_a_notebook_gets_menus_and_a_picture_in_one_output(frame, monkeypatch):
-    bundle = lk.explore(frame)._repr_mimebundle_()
+    bundle = course.explore(frame)._repr_mimebundle_()
     assert bundle.keys() == {"text/plain", "image/png", WIDGET_VIEW}
     assert bundle[WIDGET_VIEW]["model_id"]
     assert _is_png(bundle["image/png"])
     assert "images per second by variant and num_workers" in bundle["text/plain"]
     monkeypatch.setitem(sys.modules, "ipywidgets", None)
-    explorer = lk.explore(frame, x="storage", hue="variant", metric="cpu_s")
+    explorer = course.explore(frame, x="storage", hue="variant", metric="cpu_s")
     bundle = explorer._repr_mimebundle_()
     assert set(bundle) == {"text/plain", "image/png"}
     assert _is_png(bundle["image/png"])
@@ -132,13 +132,14 @@ def test_a_notebook_gets_menus_and_a_picture_in_one_output(frame, monkeypatch):
 )
 def test_what_cannot_be_explored_is_refused(frame, change, options, message):
     with pytest.raises(ValueError, match=message):
-        lk.explore(change(frame), **options)
+        course.explore(change(frame), **options)
 
 
 SOURCE = """
 import labkit as lk
+from labkit import course
 runs = lk.compare({"slow": lambda: [1, 1], "quick": lambda: [1, 1]}, baseline="slow", rounds=2, progress=False)
-lk.explore(runs)
+course.explore(runs)
 """
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from hypothesis import example, given, settings, strategies as st
 
-import labkit as lk
-from labkit.course.feeding import _SLIDERS, WAYS, WIDGET_VIEW, Feeding, step_seconds
+from labkit import course
+from labkit.course.feeding import _SLIDERS, WAYS, WIDGET_VIEW, Feeding, plot_feeding, step_seconds
 
 SLOW_COPY = Feeding(step_s=20e-3, load_s=10e-3, num_workers=4, batch_bytes=100_000_000, pcie_bytes_per_s=10e9,
                     staging_bytes_per_s=5e9)  # fmt: skip
@@ -15,7 +15,7 @@ SLOW_COPY = Feeding(step_s=20e-3, load_s=10e-3, num_workers=4, batch_bytes=100_0
 
 @pytest.fixture(scope="module")
 def times():
-    return lk.feeding_times(SLOW_COPY)
+    return course.feeding_times(SLOW_COPY)
 
 
 def test_what_each_way_takes(times):
@@ -33,7 +33,7 @@ def test_what_each_way_takes(times):
 @pytest.mark.parametrize("step_s", [2e-3, 50e-3])
 def test_prefetched_costs_as_much_as_its_longest_part(load_s, batch_bytes, step_s):
     loop = replace(SLOW_COPY, load_s=load_s, batch_bytes=batch_bytes, step_s=step_s)
-    seconds = step_seconds(lk.simulate_feeding("prefetched", loop, n_steps=16))
+    seconds = step_seconds(course.simulate_feeding("prefetched", loop, n_steps=16))
     assert seconds == pytest.approx(max(loop.parts_s.values()), rel=0.05)
 
 
@@ -55,7 +55,7 @@ LOOPS = st.builds(
 @settings(max_examples=10, deadline=None)
 def test_no_way_is_faster_than_the_longest_part_and_prefetched_is_as_fast(loop):
     """Whatever the sliders say: copies, steps and each worker's loading are one after another."""
-    over = lk.feeding_times(loop).over_longest
+    over = course.feeding_times(loop).over_longest
     assert over.min() > 1 - 1e-5
     assert over["prefetched"] < 1.02  # kernels of a millisecond: launching them counts
 
@@ -86,37 +86,37 @@ def test_a_real_device_takes_as_long_as_the_simulated_one():
     )  # fmt: skip
     for way, (is_pinned, copy) in WAYS.items():
         if is_pinned:
-            spans = lk.trace(
+            spans = course.trace(
                 [(pinned, stamps)] * 18,
                 lambda batch: torch.cuda._sleep(n_cycles),
                 n_batches=16,
                 device="cuda",
                 copy=copy,
             )
-            simulated_s = step_seconds(lk.simulate_feeding(way, loop, n_steps=16))
+            simulated_s = step_seconds(course.simulate_feeding(way, loop, n_steps=16))
             assert step_seconds(spans) == pytest.approx(simulated_s, rel=0.15), way
 
 
 def test_without_workers_the_loop_loads():
     loop = replace(SLOW_COPY, num_workers=0)
-    assert step_seconds(lk.simulate_feeding("pinned", loop)) == pytest.approx(
+    assert step_seconds(course.simulate_feeding("pinned", loop)) == pytest.approx(
         30e-3, rel=0.01
     )  # loading beside computing, then copying
     assert loop.parts_s["load"] == loop.load_s
 
 
 def test_the_timeline_says_that_it_is_simulated():
-    frame = lk.simulate_feeding("prefetched", replace(SLOW_COPY, load_s=60e-3))
+    frame = course.simulate_feeding("prefetched", replace(SLOW_COPY, load_s=60e-3))
     assert frame.simulated.all()
     assert {"host", "copy", "GPU", "worker 0"} <= set(frame.lane)
-    ax = lk.plot_timeline(frame)
+    ax = course.plot_timeline(frame)
     assert ax.get_title(loc="right") == "simulated"
 
 
 def test_the_plot_has_every_way_and_the_word():
-    ax = lk.plot_feeding(SLOW_COPY)
+    ax = plot_feeding(SLOW_COPY)
     assert [label.get_text() for label in ax.get_yticklabels()] == list(WAYS)
-    assert [bar.get_width() for bar in ax.patches] == pytest.approx(list(lk.feeding_times(SLOW_COPY).ms_per_step))
+    assert [bar.get_width() for bar in ax.patches] == pytest.approx(list(course.feeding_times(SLOW_COPY).ms_per_step))
     assert ax.get_title(loc="right") == "simulated"
     assert matplotlib.colors.to_hex(ax.get_facecolor()) != "#ffffff"
 
@@ -125,12 +125,12 @@ def test_the_plot_has_every_way_and_the_word():
     ("num_workers", "name"), [(0, "load alone"), (1, "load alone"), (4, "load alone, by 4 workers")]
 )
 def test_the_plot_says_that_loading_is_divided_by_the_workers(num_workers, name):
-    ax = lk.plot_feeding(replace(SLOW_COPY, num_workers=num_workers))
+    ax = plot_feeding(replace(SLOW_COPY, num_workers=num_workers))
     assert [text.get_text() for text in ax.get_legend().get_texts()] == [name, "copy alone", "compute alone"]
 
 
 def test_sliders_change_the_picture():
-    explorer = lk.FeedingExplorer(SLOW_COPY)
+    explorer = course.FeedingExplorer(SLOW_COPY)
     before = explorer._picture.value
     explorer.sliders["num_workers"].value = 0
     explorer.sliders["step_s"].value = 100
@@ -141,14 +141,14 @@ def test_sliders_change_the_picture():
 
 
 def test_published_rates_name_their_source():
-    for one in lk.PUBLISHED_TRAINING.values():
+    for one in course.PUBLISHED_TRAINING.values():
         assert one.source
         assert one.step_s(64) == 64 / one.images_per_s
 
 
 def test_loops_that_cannot_be():
     with pytest.raises(ValueError, match=r"way must be one of pageable, pinned, .*, got 'telepathy'"):
-        lk.simulate_feeding("telepathy", SLOW_COPY)
+        course.simulate_feeding("telepathy", SLOW_COPY)
     with pytest.raises(ValueError, match="step_s must be a number > 0, got 0"):
         Feeding(step_s=0, load_s=1)
     with pytest.raises(ValueError, match="num_workers must be an integer >= 0, got -1"):

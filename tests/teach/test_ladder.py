@@ -13,6 +13,7 @@ import labkit as lk
 from labkit.app import tour_page as report
 from labkit.course import ladder
 from labkit.measure.compare import count_images
+from labkit.measure.frames import save_frame
 from tests.paths import REPO
 
 STORED = REPO / "notebooks"
@@ -72,7 +73,7 @@ def test_the_photos_must_be_the_same(pixels, first_photos):
 
 
 def test_measuring_takes_unequal_numbers_of_images_in_silence(recwarn):
-    runs = ladder.measure_rungs({"a": lambda: [4, 4], "b limit": lambda: [64]}, rounds=2, experiment="x", photos="p")
+    runs = ladder.measure_rungs({"a": lambda: [4, 4], "b limit": lambda: [64]}, experiment="x", factors={"photos": "p"})
     # Garbage of other tests may be collected here, and say so.
     assert [str(warning.message) for warning in recwarn if warning.category is not ResourceWarning] == []
     assert set(runs.baseline) == {"a"}
@@ -91,7 +92,7 @@ def test_the_plot_has_rungs_in_rows_and_limits_as_lines(runs):
 
 
 def test_a_stored_figure_says_which_frame_it_shows(runs, tmp_path):
-    frame = lk.save_frame(runs, tmp_path / "frames" / ladder.FRAME)
+    frame = save_frame(runs, tmp_path / "frames" / ladder.FRAME)
     figure = ladder.store_figure(frame, tmp_path)
     assert (tmp_path / ladder.FRAME).read_bytes() == frame.read_bytes()
     assert ladder.drawn_from(figure) == hashlib.sha256(frame.read_bytes()).hexdigest()
@@ -107,9 +108,9 @@ def test_a_stored_figure_says_which_frame_it_shows(runs, tmp_path):
 def test_the_index_page_shows_every_ladder_and_no_limit_as_a_step(runs, tmp_path):
     for experiment in (ladder.EXPERIMENT, f"{ladder.EXPERIMENT}, camera"):
         path = tmp_path / "frames" / f"{experiment}.csv"
-        lk.save_frame(runs.assign(experiment=experiment), path)
+        save_frame(runs.assign(experiment=experiment), path)
     page = report.write_index(tmp_path, []).read_text()
-    assert page.count("data:image/png;base64,") == 3  # the tree, and both
+    assert page.count("data:image/png;base64,") == 2
     assert re.findall(r"<td>(quick|decode limit)</td>", page) == ["quick", "quick"]
 
 

@@ -6,49 +6,51 @@ import matplotlib.pyplot as plt
 import pytest
 
 import labkit as lk
+from labkit import course
+from labkit.course.predictions import plot_guesses, predictions
 
 
 def test_a_prediction_is_kept_and_replaced():
-    lk.predict("a", 2, because="why not")
-    assert "a: you expect 3x" in repr(lk.predict("a", 3))
-    assert lk.predictions().to_dict("records") == [{"label": "a", "speedup": 3.0, "because": ""}]
+    course.predict("a", 2, because="why not")
+    assert "a: you expect 3x" in repr(course.predict("a", 3))
+    assert predictions().to_dict("records") == [{"label": "a", "speedup": 3.0, "because": ""}]
 
 
 @pytest.mark.parametrize("speedup", [..., None])
 def test_an_open_prediction_says_what_to_do_and_counts_as_none(runs_of, capsys, speedup):
-    assert lk.predict("2 workers", speedup) is None
+    assert course.predict("2 workers", speedup) is None
     [line] = capsys.readouterr().out.splitlines()
     assert line.startswith("2 workers: no guess yet. Replace ... with yours")
-    assert lk.predictions().empty
+    assert predictions().empty
     lk.plot_speedup(runs_of("00 step", **{"2 workers": 2.0}))
-    assert lk.score().walk.empty
-    assert repr(lk.score("00")) == repr(lk.score())
-    assert "write one into lk.predict(label, ...)" in repr(lk.score())
-    lk.predict("2 workers", 2)
+    assert course.score().walk.empty
+    assert repr(course.score("00")) == repr(course.score())
+    assert "write one into course.predict(label, ...)" in repr(course.score())
+    course.predict("2 workers", 2)
     assert capsys.readouterr().out == ""
-    assert len(lk.predictions()) == 1
+    assert len(predictions()) == 1
 
 
 def test_a_wrong_guess_leaves_the_earlier_one():
-    lk.predict("a", 2)
+    course.predict("a", 2)
     with pytest.raises(ValueError, match="speedup must be a number"):
-        lk.predict("a", "fast")
-    assert list(lk.predictions()["speedup"]) == [2]
+        course.predict("a", "fast")
+    assert list(predictions()["speedup"]) == [2]
 
 
 @pytest.mark.parametrize("speedup", [0, -1, float("nan"), float("inf")])
 def test_a_prediction_must_be_a_ratio(speedup):
     with pytest.raises(ValueError, match=f"speedup must be a number > 0, got {speedup}"):
-        lk.predict("a", speedup)
+        course.predict("a", speedup)
 
 
 @pytest.fixture
 def found(runs_of):
     """The score of guesses that are twice, half, once and four times what is measured."""
     for number, (guess, measured) in enumerate([(4, 2), (1.5, 3), (2, 2), (8, 2)]):
-        lk.predict("fast", guess)
+        course.predict("fast", guess)
         lk.plot_speedup(runs_of(f"0{number} step", fast=measured))
-    return lk.score()
+    return course.score()
 
 
 def test_the_score_is_as_worked_out_by_hand(found):
@@ -73,31 +75,31 @@ def test_the_score_in_words(found):
 @pytest.mark.parametrize(("factor", "kind"), [(2, "an optimist"), (0.5, "a pessimist")])
 def test_a_leaning_is_named_where_it_is_certain(runs_of, factor, kind):
     for number, wobble in enumerate([0.9, 1.0, 1.1, 1.0, 0.95]):
-        lk.predict("fast", 3 * factor * wobble)
+        course.predict("fast", 3 * factor * wobble)
         lk.plot_speedup(runs_of(f"0{number} step", fast=3))
-    assert kind in repr(lk.score())
+    assert kind in repr(course.score())
 
 
 @pytest.mark.usefixtures("found")
 def test_a_notebook_scores_itself_and_names_the_score_walk():
-    found = lk.score("01")
+    found = course.score("01")
     assert list(found.frame["experiment"]) == ["01 step"]
     assert len(found.walk) == 4
     assert "00 step" not in repr(found)
     assert "Of 4 guesses" in repr(found)
     assert "<img" not in found._repr_html_()
-    assert "None of these experiments has a guess" in repr(lk.score("12"))
+    assert "None of these experiments has a guess" in repr(course.score("12"))
 
 
 def test_no_guess_and_a_single_one(runs_of):
-    assert "lk.predict(label, ...)" in repr(lk.score())
-    assert "<img" not in lk.score()._repr_html_()
-    lk.predict("<fast>", 1.5)
+    assert "course.predict(label, ...)" in repr(course.score())
+    assert "<img" not in course.score()._repr_html_()
+    course.predict("<fast>", 1.5)
     lk.plot_speedup(runs_of("00 step", **{"<fast>": 2.0}))
-    html = lk.score()._repr_html_()
+    html = course.score()._repr_html_()
     assert "&lt;fast&gt; (00 step): 1.5x guessed" in html
     assert "only guess so far" in html
-    assert "<img" not in lk.score("00")._repr_html_()
+    assert "<img" not in course.score("00")._repr_html_()
     assert "nan" not in html
     assert html.startswith("<img alt=")
 
@@ -111,4 +113,4 @@ def test_the_plot_puts_right_guesses_on_the_diagonal(found):
     assert list(diagonal.get_xdata()) == list(diagonal.get_ydata())
     assert ax.get_xlim() == ax.get_ylim()
     assert {"00", "01", "02", "03", "guessed too high", "guessed too low"} <= {text.get_text() for text in ax.texts}
-    assert lk.plot_guesses(found.frame.iloc[:0]).collections
+    assert plot_guesses(found.frame.iloc[:0]).collections

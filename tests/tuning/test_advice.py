@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from labkit.watch import advice
-from labkit.watch.advice import Costs, LoaderTraits, Recommendation, advise as advise_on
+from labkit.watching import advice
+from labkit.watching.advice import Costs, LoaderTraits, Recommendation, advise as advise_on
 
 
 @pytest.fixture

@@ -3,10 +3,10 @@
 import pytest
 
 import labkit as lk
-from labkit.watch import tune as field
-from labkit.watch.advice import expected_s
-from labkit.watch.timings import Making
-from labkit.watch.tune import DEFAULT, _CostsAlone, worth_measuring
+from labkit.watching import tune as field
+from labkit.watching.advice import expected_s
+from labkit.watching.timings import Making
+from labkit.watching.tune import DEFAULT, _CostsAlone, worth_measuring
 
 pytestmark = pytest.mark.alone
 

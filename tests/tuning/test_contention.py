@@ -2,8 +2,8 @@
 
 import pytest
 
-from labkit.watch.advice import expected_s, worst_s
-from labkit.watch.timings import Making
+from labkit.watching.advice import expected_s, worst_s
+from labkit.watching.timings import Making
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 import labkit as lk
-from labkit.watch import tune as decoder_choice
-from labkit.watch.tune import fastest_decoder, with_decoder
+from labkit import course
+from labkit.watching import tune as decoder_choice
+from labkit.watching.tune import fastest_decoder, with_decoder
 
 pytestmark = pytest.mark.alone
 
@@ -34,7 +35,7 @@ def test_a_slow_one_is_left(photos, decoding):
     decoding(lambda decoder: time.sleep(0.02 * (decoder == "pil")))
     name, frame = fastest_decoder(lk.ImageDataset(photos.store, decoder="pil"), limit_s=2)
     assert name not in (None, "pil", "pil_draft")
-    assert set(frame["variant"]) == set(lk.DECODERS) - {"pil_draft"} - set(lk.missing_decoders())
+    assert set(frame["variant"]) == set(lk.DECODERS) - {"pil_draft"} - set(course.missing_decoders())
 
 
 def test_one_that_cannot_read_the_files_is_left_out(photos, decoding):

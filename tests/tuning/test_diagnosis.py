@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from labkit.watch.advice import LITTLE, Costs, Recommendation
-from labkit.watch.findings import Diagnosis
+from labkit.watching.advice import MIN_SHARE, Costs, Recommendation
+from labkit.watching.findings import Diagnosis
 
 SHARES = {"compute": 0.3, "fetch": 0.104, "prepare": 0.4, "copy": 0.004, "hand-over": 0.092, "start": 0.1}
 WAITS = "Training waits for its data 70% of the time: prepare 40%, fetch 10%, start 10%, hand-over 9%."
@@ -46,7 +46,7 @@ def test_little_is_no_waiting(found):
     little = dict.fromkeys(SHARES, 0.0) | {"compute": 0.97, "fetch": 0.03}
     expected = "Training does not wait for its data: 97% of the time is the step itself."
     assert replace(found, shares=little).sentences[0] == expected
-    just_enough = dict.fromkeys(SHARES, 0.0) | {"compute": 1 - LITTLE, "fetch": LITTLE}
+    just_enough = dict.fromkeys(SHARES, 0.0) | {"compute": 1 - MIN_SHARE, "fetch": MIN_SHARE}
     assert replace(found, shares=just_enough).sentences[0].startswith("Training waits")
 
 

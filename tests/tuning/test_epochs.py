@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from labkit.watch.timings import CannotDiagnose, Epochs
+from labkit.watching.timings import CannotDiagnose, Epochs
 
 
 def test_one_after_the_other():

@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 
-from labkit.watch import timings as utilization
+from labkit.watching import timings as utilization
 
 
 @pytest.fixture(autouse=True)

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from labkit.watch.diagnose import diagnose
-from labkit.watch.timings import Making, making_in_one_process, waiting_of
+from labkit.watching.diagnose import diagnose
+from labkit.watching.timings import Making, making_in_one_process, waiting_of
 from tests.stalling import RealClock, Stalls, stopped_time
 from tests.stealing import Host
 

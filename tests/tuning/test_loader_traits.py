@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
 import labkit as lk
-from labkit.watch.advice import Costs, LoaderTraits, advise
+from labkit.watching.advice import Costs, LoaderTraits, advise
 
 
 def test_a_loaders_settings():

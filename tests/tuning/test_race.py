@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 import labkit as lk
-from labkit.watch import tune as race
+from labkit.watching import tune as race
 
 
 def _runs(**rates):

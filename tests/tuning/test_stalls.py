@@ -12,10 +12,11 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, get_worker_info
 
 import labkit as lk
-from labkit.watch import advice, diagnose as loop
-from labkit.watch.diagnose import LoopParts, diagnose, torch_loader
-from labkit.watch.findings import SHARES
-from labkit.watch.timings import CannotDiagnose
+from labkit.data.blobs import resident_fraction
+from labkit.watching import advice, diagnose as loop
+from labkit.watching.diagnose import LoopParts, diagnose, torch_loader
+from labkit.watching.findings import SHARES
+from labkit.watching.timings import CannotDiagnose
 from tests.noted_stalls import NotedStalls
 from tests.stalling import RealClock, Stalls, stopped_time
 
@@ -109,7 +110,7 @@ class TestCold:
     def photos(self, tmp_path):
         store = lk.FolderStore(lk.make_photos(tmp_path / "photos", 16))
         store.evict()
-        if lk.resident_fraction(store.paths()) > 0.1:
+        if resident_fraction(store.paths()) > 0.1:
             pytest.skip("this file system's pages cannot be evicted")
         return lk.ImageDataset(store, transform=lambda image: image[:, :64, :64])
 

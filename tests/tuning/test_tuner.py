@@ -8,8 +8,8 @@ from torch.utils.data import ChainDataset, Dataset
 from torchvision.transforms import v2
 
 import labkit as lk
-from labkit.watch import tune as field
-from labkit.watch.tune import DEFAULT, STEP_ALONE, Candidate, Source
+from labkit.watching import tune as field
+from labkit.watching.tune import DEFAULT, STEP_ALONE, Candidate, Source
 
 pytestmark = pytest.mark.alone
 

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from labkit import FolderStore, evict, make_photos, open_store, resident_fraction
+from labkit import FolderStore, make_photos, open_store
+from labkit.course import evict
+from labkit.data.blobs import resident_fraction
 from labkit.measure.usage import tree_usage
 
 

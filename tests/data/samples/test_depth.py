@@ -13,7 +13,8 @@ import pytest
 from PIL import Image
 from skimage import data as skimage_data
 
-from labkit import DepthPairs, FolderStore, TarStore, make_depth
+from labkit import DepthPairs, FolderStore, TarStore
+from labkit.course import make_depth
 from labkit.data import samples as depth_photos
 from labkit.data.samples import pair_bytes, pair_names
 from tests import paths

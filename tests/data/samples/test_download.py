@@ -5,7 +5,7 @@ import hashlib
 import pytest
 from torchvision.datasets import Imagenette
 
-import labkit as lk
+from labkit import course
 from tests.paths import contents, run_script
 from tests.tars import make_tar
 
@@ -21,7 +21,7 @@ def archive(tmp_path, monkeypatch):
     path = tmp_path / "served" / f"{NAME}.tgz"
     path.parent.mkdir()
     make_tar(path, FILES, "w:gz")
-    with lk.serve_folder(path.parent) as url:
+    with course.serve_folder(path.parent) as url:
         md5 = hashlib.md5(path.read_bytes()).hexdigest()
         monkeypatch.setitem(Imagenette._ARCHIVES, "160px", (f"{str(url).rstrip('/')}/{path.name}", md5))
         yield path

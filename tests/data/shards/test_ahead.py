@@ -9,8 +9,9 @@ from hypothesis import given, settings, strategies as st
 from torch.utils.data import DataLoader
 
 import labkit as lk
-from labkit.data import shard_cache as ahead
-from labkit.data.shard_cache import Opener, ShardsAhead
+from labkit import course
+from labkit.data import shard_cache
+from labkit.data.shard_cache import ReadAhead, open_url
 from tests.loading import eventually
 from tests.shard_samples import samples
 
@@ -49,116 +50,122 @@ def put(remote, sizes) -> list[str]:
     return [f"hooked://{number}.tar" for number in range(len(sizes))]
 
 
-def read_all(shards):
-    found = []
-    for _, file in shards:
-        with file:
-            found.append(file.read())
-    return found
+@pytest.fixture
+def chunks_of(monkeypatch):
+    return lambda n_bytes: monkeypatch.setattr(shard_cache, "CHUNK_BYTES", n_bytes)
+
+
+def read_all(urls, reads_in_flight):
+    return [file.read() for file in ReadAhead(reads_in_flight, {}).files(urls)]
 
 
 class TestBytes:
     @settings(max_examples=30, deadline=None)
-    @given(st.lists(st.integers(1, 40), max_size=8), st.integers(1, 5), st.integers(1, 20))
+    @given(st.lists(st.integers(0, 40), max_size=8), st.integers(1, 5), st.integers(1, 20))
     def test_in_order_for_any_sizes(self, sizes, reads_in_flight, chunk_bytes):
         fsspec.register_implementation("hooked", HookedFiles, clobber=True)
         urls = put(HookedFiles, sizes)
-        found = read_all(ShardsAhead(urls, reads_in_flight, {}, chunk_bytes))
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            monkeypatch.setattr(shard_cache, "CHUNK_BYTES", chunk_bytes)
+            found = read_all(urls, reads_in_flight)
         assert found == [HookedFiles.files[f"{number}.tar"] for number in range(len(sizes))]
 
-    def test_by_parts(self, remote):
+    def test_by_parts(self, remote, chunks_of):
+        chunks_of(7)
         (url,) = put(remote, [50])
-        shards = ShardsAhead([url], 2, {}, 7)
-        for _, file in shards:
+        with open_url(url) as file:
             assert file.read(3) + file.read(20) + file.read() == remote.files["0.tar"]
-        assert shards._n_held == 0
+            assert file.read() == b""
 
-    def test_local_ones_are_opened_in_their_turn(self, remote, tmp_path):
+    def test_local_ones_are_opened_in_their_turn(self, remote, chunks_of, tmp_path):
+        chunks_of(4)
         (tmp_path / "a.tar").write_bytes(b"local")
         first, last = put(remote, [9, 9])
         urls = [first, str(tmp_path / "a.tar"), last]
-        assert read_all(ShardsAhead(urls, 3, {}, 4)) == [remote.files["0.tar"], b"local", remote.files["1.tar"]]
+        assert read_all(urls, 3) == [remote.files["0.tar"], b"local", remote.files["1.tar"]]
 
 
 class TestInFlight:
     @pytest.mark.parametrize("sizes", [[40], [5] * 8, [10, 20, 5, 5]])
-    def test_as_many_as_asked_for_over_the_ends_of_shards(self, remote, sizes):
+    def test_as_many_as_asked_for_over_the_ends_of_shards(self, remote, chunks_of, sizes):
         """No chunk comes before four were asked for."""
+        chunks_of(5)
         barrier = threading.Barrier(4, timeout=_LONGEST_S)
         remote.hook = staticmethod(lambda path, start: barrier.wait())
         urls = put(remote, sizes)
-        assert read_all(ShardsAhead(urls, 4, {}, 5)) == [remote.files[f"{number}.tar"] for number in range(len(sizes))]
+        assert read_all(urls, 4) == [remote.files[f"{number}.tar"] for number in range(len(sizes))]
 
-    def test_no_more_chunks_than_stated(self, remote):
+    def test_no_more_chunks_than_stated(self, remote, chunks_of):
+        chunks_of(10)
         asked = []
         remote.hook = staticmethod(lambda path, start: asked.append((path, start)))
         urls = put(remote, [30, 30, 30])
         order = [(f"{number}.tar", start) for number in range(3) for start in (0, 10, 20)]
-        shards = iter(ShardsAhead(urls, 4, {}, 10))
-        for number, count in ((0, 5), (1, 8)):
-            with next(shards)[1] as file:
-                file.read(1)  # the first chunk is being read, and four more wait or come
-                assert eventually(lambda count=count: len(asked) >= count, _LONGEST_S)
-                assert sorted(asked) == order[:count]
-                assert file.read() == remote.files[f"{number}.tar"][1:]
-        shards.close()
+        for number, file in enumerate(ReadAhead(4, {}).files(urls)):
+            for n_read in range(3 * number + 1, 3 * number + 4):
+                assert file.read(10) == remote.files[f"{number}.tar"][10 * (n_read - 1) % 30 :][:10]
+                assert set(order[:n_read]) <= set(asked) <= set(order[: n_read + 4])
+        assert sorted(asked) == order
 
-    def test_what_is_left_of_a_shard_frees_its_places(self, remote):
-        urls = put(remote, [1000, 8])
-        shards = iter(ShardsAhead(urls, 2, {}, 4))
-        with next(shards)[1] as file:
-            assert file.read(1)
-        with next(shards)[1] as file:
-            assert file.read() == remote.files["1.tar"]
+    def test_one_chunk_ahead_where_nothing_else_is_asked_for(self, remote, chunks_of):
+        chunks_of(10)
+        asked = []
+        remote.hook = staticmethod(lambda path, start: asked.append(start))
+        with open_url(*put(remote, [100])) as file:
+            file.read(1)
+            assert eventually(lambda: len(asked) == 2, _LONGEST_S)
+        assert sorted(asked) == [0, 10]
+
+    def test_what_is_left_of_a_shard_frees_its_places(self, remote, chunks_of):
+        chunks_of(4)
+        shards = ReadAhead(2, {}).files(put(remote, [1000, 8]))
+        assert next(shards).read(1)
+        assert next(shards).read() == remote.files["1.tar"]
         assert list(shards) == []
 
-    def test_connections_are_shared(self, server):
+    def test_connections_are_shared(self, server, chunks_of):
+        chunks_of(10)
         for number in range(6):
             server.files[f"/{number}.tar"] = os.urandom(30)
         urls = [f"{server.url}/{number}.tar" for number in range(6)]
-        assert read_all(ShardsAhead(urls, 3, {}, 10)) == list(server.files.values())
+        assert read_all(urls, 3) == list(server.files.values())
         assert server.connections <= 3
-
-    def test_s3_is_allowed_as_many(self):
-        pytest.importorskip("s3fs")
-        options = {"key": "a", "secret": "b", "config_kwargs": {"read_timeout": 3}}
-        filesystem, _ = Opener(40, options).blob("s3://bucket/a.tar")._client._filesystem()
-        assert filesystem.config_kwargs == {"read_timeout": 3, "max_pool_connections": 40}
 
 
 class TestErrors:
-    def test_a_missing_shard_in_its_turn(self, remote):
+    def test_a_missing_shard_in_its_turn(self, remote, chunks_of):
+        chunks_of(5)
         urls = put(remote, [9, 9])
         asked = []
         remote.hook = staticmethod(lambda path, start: asked.append(path))
-        shards = iter(ShardsAhead([urls[0], "hooked://none.tar", urls[1]], 2, {}, 5))
-        with next(shards)[1] as file:
-            assert len(file.read()) == 9
-        with next(shards)[1] as file, pytest.raises(FileNotFoundError, match=r"none\.tar"):
-            file.read()
+        shards = ReadAhead(2, {}).files([urls[0], "hooked://none.tar", urls[1]])
+        assert len(next(shards).read()) == 9
+        with pytest.raises(FileNotFoundError, match=r"none\.tar"):
+            next(shards)
         assert set(asked) == {"0.tar"}, "nothing is fetched behind it"
-        with next(shards)[1] as file:
-            assert file.read() == remote.files["1.tar"]
 
-    def test_a_chunk_that_fails(self, remote):
+    def test_a_chunk_that_fails(self, remote, chunks_of):
+        chunks_of(5)
+
         def fail(path, start):
             if start == 10:
                 raise OSError("gone")
 
         remote.hook = staticmethod(fail)
-        for _, file in ShardsAhead(put(remote, [30]), 3, {}, 5):
+        with open_url(*put(remote, [30])) as file:
             assert len(file.read(10)) == 10
             with pytest.raises(OSError, match=r"0\.tar gave no complete answer"):
                 file.read(1)
 
-    def test_a_file_whose_loop_was_left(self, remote):
-        shards = iter(ShardsAhead(put(remote, [30]), 2, {}, 5))
-        _, file = next(shards)
+    def test_a_file_whose_loop_was_left_is_closed(self, remote):
+        shards = ReadAhead(2, {}).files(put(remote, [30]))
+        file = next(shards)
         shards.close()
-        with pytest.raises(ValueError, match=r"0\.tar is read after the loop"):
+        with pytest.raises(ValueError, match="closed"):
             file.read()
 
-    def test_a_loop_that_is_left_asks_for_no_more(self, remote):
+    def test_a_loop_that_is_left_asks_for_no_more(self, remote, chunks_of):
+        chunks_of(10)
         asked, go_on = [], threading.Event()
 
         def wait(path, start):
@@ -167,8 +174,8 @@ class TestErrors:
                 go_on.wait(_LONGEST_S)
 
         remote.hook = staticmethod(wait)
-        shards = iter(ShardsAhead(put(remote, [100, 100]), 3, {}, 10))
-        next(shards)[1].read(10)
+        shards = ReadAhead(3, {}).files(put(remote, [100, 100]))
+        next(shards).read(10)
         shards.close()
         go_on.set()
         for thread in threading.enumerate():
@@ -180,9 +187,9 @@ class TestErrors:
 class TestReadShards:
     @pytest.mark.parametrize("reads_in_flight", [1, 4, 30])
     @pytest.mark.parametrize("shuffle", [0, 8])
-    def test_the_same_samples_in_the_same_order(self, shards, reads_in_flight, shuffle, monkeypatch):
-        monkeypatch.setattr(ahead.ShardsAhead.__init__, "__defaults__", (50_000,))
-        with lk.serve_folder(shards) as url:
+    def test_the_same_samples_in_the_same_order(self, shards, reads_in_flight, shuffle, chunks_of):
+        chunks_of(50_000)
+        with course.serve_folder(shards) as url:
             far = lk.read_shards(url, shuffle=shuffle, verify=True, reads_in_flight=reads_in_flight)
             assert samples(far) == samples(lk.read_shards(shards, shuffle=shuffle))
 
@@ -192,7 +199,7 @@ class TestReadShards:
             return [int(image.long().sum()) for image, _ in dataset]
 
         expected = sums(lk.read_shards(shards, **options))
-        with lk.serve_folder(shards) as url:
+        with course.serve_folder(shards) as url:
             for far in ({"reads_in_flight": 3}, {"cache": lk.ShardCache(tmp_path, 10**8)}):
                 stopped, resumed = (lk.read_shards(url, **options, **far) for _ in range(2))
                 begun = iter(stopped)
@@ -201,7 +208,7 @@ class TestReadShards:
                 assert first + sums(resumed) == expected
 
     def test_in_workers(self, shards):
-        with lk.serve_folder(shards) as url:
+        with course.serve_folder(shards) as url:
             loaded = DataLoader(lk.read_shards(url, reads_in_flight=3), batch_size=None, num_workers=2)
             expected = DataLoader(lk.read_shards(shards), batch_size=None, num_workers=2)
             sums = [[int(image.long().sum()) for image, _ in loader] for loader in (loaded, expected)]
@@ -209,7 +216,7 @@ class TestReadShards:
 
     def test_from_s3(self, shards):
         pytest.importorskip("moto.server", reason='moto is not installed: python -m pip install -e ".[test]"')
-        with lk.serve_s3({"photos": shards}) as options:
+        with course.serve_s3({"photos": shards}) as options:
             far = lk.read_shards("s3://photos", storage_options=options, reads_in_flight=4)
             assert samples(far) == samples(lk.read_shards(shards))
 

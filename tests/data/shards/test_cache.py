@@ -12,8 +12,9 @@ import psutil
 import pytest
 
 import labkit as lk
+from labkit import course
 from labkit.data import shard_cache as cache_module
-from labkit.data.shard_cache import CachedShards, NoRoomError, ShardCache
+from labkit.data.shard_cache import NoRoomError, ReadAhead, ShardCache
 from tests.children import in_children
 from tests.loading import eventually
 from tests.shard_samples import samples
@@ -192,9 +193,9 @@ class TestReadShards:
     @pytest.mark.parametrize("cache_bytes", [10**8, 700_000, 1000], ids=["all fit", "some fit", "none fits"])
     def test_the_same_samples(self, shards, tmp_path, cache_bytes):
         expected = samples(lk.read_shards(shards, shuffle=4))
-        with lk.serve_folder(shards) as url:
+        with course.serve_folder(shards) as url:
             options = {"shuffle": 4, "verify": True, "cache": ShardCache(tmp_path / "kept", cache_bytes)}
-            for reads_in_flight in (None, 3):
+            for reads_in_flight in (1, 3):
                 dataset = lk.read_shards(url, reads_in_flight=reads_in_flight, **options)
                 for _ in range(2):
                     assert samples(dataset) == expected
@@ -218,7 +219,7 @@ class TestReadShards:
         assert not (tmp_path / "kept").exists()
 
     def test_a_missing_shard_is_named(self, shards, tmp_path):
-        with lk.serve_folder(shards) as url:
+        with course.serve_folder(shards) as url:
             dataset = lk.read_shards([f"{url}shard-000000.tar", f"{url}no.tar"], cache=lk.ShardCache(tmp_path, 10**8))
             found = dataset.samples()
             assert [next(found)["__key__"] for _ in range(3)]
@@ -226,11 +227,9 @@ class TestReadShards:
                 next(found)
 
     def test_a_loop_that_is_left_closes_its_files(self, shards, tmp_path):
-        with lk.serve_folder(shards) as url:
-            reading = iter(
-                CachedShards([f"{url}shard-00000{n}.tar" for n in range(5)], ShardCache(tmp_path, 10**8), 2, {})
-            )
-            next(reading)[1].close()
+        with course.serve_folder(shards) as url:
+            reading = ReadAhead(2, {}, ShardCache(tmp_path, 10**8)).files(f"{url}shard-00000{n}.tar" for n in range(5))
+            next(reading)
             reading.close()
             assert eventually(
                 lambda: not any(str(tmp_path) in path for path in [file.path for file in psutil.Process().open_files()])

@@ -79,6 +79,11 @@ class TestSamplesPerRank:
         assert first + numbers(dataset) == [*range(40), *range(20)]
         assert numbers(read_shards([urls[0], urls[0]], samples_per_rank=12)) == [*range(6), *range(6)]
 
+    def test_shards_without_samples_are_said(self, tmp_path):
+        paths = [make_tar(tmp_path / f"{number}.tar", {}) for number in range(2)]
+        with pytest.raises(ValueError, match="all 2 shards are empty: there is no sample to read"):
+            list(read_shards(paths, samples_per_rank=1))
+
     def test_what_is_skipped_is_made_up_for(self, tmp_path):
         members = {f"{number}.{suffix}": data for number, suffix, data in [
             (0, "cls", b"0"), (0, "png", PICTURE), (1, "cls", b"1"), (1, "png", PICTURE[:40]), (2, "cls", b"2"),

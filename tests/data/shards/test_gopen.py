@@ -1,7 +1,8 @@
 """Shards behind a network: the same samples as from the disk, over HTTP and S3, by labkit and by WebDataset itself."""
 
 import io
-import os
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
@@ -11,9 +12,9 @@ from torch.utils.data import ChainDataset, DataLoader
 from webdataset import gopen as wds_gopen
 from webdataset.gopen import gopen_schemes
 
-from labkit import FolderStore, read_shards, serve_folder, serve_s3, write_shards
-from labkit.data import shard_cache as gopen
-from labkit.data.shard_cache import ReadAhead, open_url
+from labkit import FolderStore, read_shards, write_shards
+from labkit.course import serve_folder, serve_s3
+from labkit.data.shard_cache import open_url, register
 from labkit.data.tar_members import TarError
 
 
@@ -77,6 +78,7 @@ def test_workers_open_connections_of_their_own(http, s3, expected, method):
 
 
 def test_webdataset_itself_reads_s3(s3_by_environment, shards):
+    register()
     samples = list(wds.WebDataset("s3://photos/shard-{000000..000002}.tar", shardshuffle=False))
     local = list(wds.WebDataset(str(shards / "shard-{000000..000002}.tar"), shardshuffle=False))
     assert [sample["jpg"] for sample in samples] == [sample["jpg"] for sample in local]
@@ -84,22 +86,35 @@ def test_webdataset_itself_reads_s3(s3_by_environment, shards):
 
 
 def test_webdataset_itself_writes_s3(s3_by_environment):
+    register()
     with wds.TarWriter("s3://photos/written.tar") as writer:
         writer.write({"__key__": "a", "txt": "hello"})
     with open_url("s3://photos/written.tar") as file, tarfile.open(fileobj=io.BytesIO(file.read())) as tar:
         assert tar.extractfile("a.txt").read() == b"hello"
 
 
-def test_registering_twice_changes_nothing(monkeypatch):
-    assert gopen_schemes["s3"] is gopen._gopen_s3
-    gopen.register(0)
-    assert gopen_schemes["s3"] is gopen._gopen_s3
+IMPORTING = """
+import sys
+import labkit.data.shard_cache, labkit.data.shards_read, labkit.data.shards_write
+print([name for name in ("webdataset", "fsspec", "s3fs") if name in sys.modules])
+"""
+
+
+def test_an_import_loads_neither_webdataset_nor_a_client():
+    done = subprocess.run([sys.executable, "-c", IMPORTING], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_webdataset_learns_s3_when_shards_are_read_or_on_a_call(shards, monkeypatch):
+    for call in (lambda: read_shards(shards), register, lambda: register(0)):
+        monkeypatch.delitem(gopen_schemes, "s3", raising=False)
+        with pytest.raises(ValueError, match="no gopen handler"):
+            wds_gopen("s3://photos/shard-000000.tar")
+        call()
+        assert callable(gopen_schemes["s3"])
     monkeypatch.setitem(gopen_schemes, "s3", print)
-    gopen.register()
-    assert gopen_schemes["s3"] is print
-    monkeypatch.delitem(gopen_schemes, "s3")
-    with pytest.raises(ValueError, match="no gopen handler"):
-        wds_gopen("s3://photos/shard-000000.tar")
+    register()
+    assert gopen_schemes["s3"] is print, "an opener that is there stays"
 
 
 def test_a_cut_shard_is_named(http, s3):
@@ -120,46 +135,4 @@ def test_what_is_not_there_is_named_without_credentials(http, s3):
         assert "hush" not in str(failure.value)
     with pytest.raises(FileNotFoundError, match=r"photos/no\.tar"):
         list(read_shards("s3://photos/no.tar", storage_options=s3))
-    assert s3["secret"] not in repr(read_shards("s3://photos", storage_options={**s3, "secret": "hush"}).orders)
-
-
-class Pieces:
-    """A blob that notes what is asked of it."""
-
-    name = "pieces"
-
-    def __init__(self, data: bytes):
-        self.data, self.asked = data, []
-
-    def fingerprint(self) -> tuple[int, str]:
-        return len(self.data), ""
-
-    def read_at(self, offset: int, size: int) -> bytes:
-        self.asked.append((offset, size))
-        if self.data[offset : offset + 1] == b"!":
-            raise OSError("gone")
-        return self.data[offset : offset + size]
-
-
-@pytest.mark.parametrize("size", [0, 1, 6, 7, 8, 100])
-def test_read_ahead_gives_the_bytes_in_order(size):
-    blob = Pieces(os.urandom(size).replace(b"!", b"."))
-    with io.BufferedReader(ReadAhead(blob, chunk_bytes=7), 3) as file:
-        assert file.read(2) + file.read() == blob.data
-        assert file.read() == b""
-    assert blob.asked == [(offset, min(7, size - offset)) for offset in range(0, size, 7)]
-
-
-def test_read_ahead_is_one_chunk_ahead_and_no_more():
-    blob = Pieces(bytes(100))
-    with ReadAhead(blob, chunk_bytes=10) as file:
-        file.read(1)
-        file._next.result()
-        assert blob.asked == [(0, 10), (10, 10)]
-
-
-def test_an_error_ahead_comes_when_it_is_reached():
-    with ReadAhead(Pieces(b"0123456!"), chunk_bytes=7) as file:
-        assert file.read(7) == b"0123456"
-        with pytest.raises(OSError, match="gone"):
-            file.read(1)
+    assert s3["secret"] not in repr(read_shards("s3://photos", storage_options={**s3, "secret": "hush"}).order)

@@ -14,7 +14,7 @@ from labkit.data.shards_read import resume, shuffled
 SIZES = strategies.integers(1, 40)
 
 
-@given(strategies.integers(0, 120), SIZES, SIZES, strategies.text(max_size=3))
+@given(strategies.integers(0, 120), strategies.integers(0, 40), SIZES, strategies.text(max_size=3))
 def test_it_is_a_permutation_that_the_buffer_could_give(count, size, initial, seed):
     taken = []
 
@@ -69,3 +69,8 @@ def test_nothing_is_held_that_was_given():
     for _given in islice(resume(iter(order), 3000, lambda first: (Item() for _ in range(first, 5000))), 1000):
         held.append(Item.alive)
     assert max(held) <= 52  # the buffer, and the two that are being handed over
+
+
+@pytest.mark.parametrize("size", [0, 1])
+def test_without_a_buffer_the_order_stays(size):
+    assert list(shuffled(range(50), size, 100, "0")) == list(range(50))

@@ -61,7 +61,7 @@ CUTS = strategies.tuples(strategies.integers(1, 9), strategies.integers(0, 9), s
 
 
 class TestOtherReaders:
-    @pytest.mark.filterwarnings("ignore::labkit.ShardWarning")
+    @pytest.mark.filterwarnings("ignore::labkit.data.shards_read.ShardWarning")
     @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(strategies.lists(strategies.tuples(READERS, CUTS), min_size=1, max_size=2), READERS,
            strategies.booleans(), strategies.sampled_from([None, 3, 13, 40]))  # fmt: skip

@@ -10,6 +10,7 @@ from hypothesis import given, settings, strategies as st
 from PIL import Image
 
 import labkit as lk
+from labkit import course
 from labkit.data.buckets import Buckets, shrink, upright_sizes
 
 SIDES = st.integers(1, 5000)
@@ -23,7 +24,7 @@ def frame_of_sizes(*sizes, **columns) -> pd.DataFrame:
 
 
 def default() -> Buckets:
-    return Buckets(tuple(lk.bucket_shapes()))
+    return Buckets(tuple(course.bucket_shapes()))
 
 
 def nearest(size: tuple[int, int], shapes: list[tuple[int, int]]) -> tuple[int, int]:
@@ -112,7 +113,7 @@ class TestBuckets:
 
     def test_fit_takes_the_shapes_of_bucket_shapes(self):
         settings = {"resolution": (640, 480), "step": 32, "min_side": 320, "max_side": 900}
-        assert Buckets.fit(frame_of_sizes((9, 9)), **settings).shapes == tuple(lk.bucket_shapes(**settings))
+        assert Buckets.fit(frame_of_sizes((9, 9)), **settings).shapes == tuple(course.bucket_shapes(**settings))
 
     @pytest.mark.parametrize(
         ("options", "said"),
@@ -167,7 +168,7 @@ def cropped_by_pillow(pixels: np.ndarray, resized: tuple[int, int], shape: tuple
 class TestCrop:
     @pytest.mark.parametrize("size", [(500, 375), (375, 501), (40, 30), (1500, 300), (96, 96), (96, 95)])
     def test_as_pillow_does_it(self, size):
-        buckets = Buckets(tuple(lk.bucket_shapes(96, step=8, min_side=48, max_side=192)))
+        buckets = Buckets(tuple(course.bucket_shapes(96, step=8, min_side=48, max_side=192)))
         pixels = np.random.default_rng(3).integers(0, 256, (*size[::-1], 3), np.uint8)
         number, resized = buckets.select([size[0]], [size[1]])[0], buckets.resized([size[0]], [size[1]])[0].tolist()
         expected = cropped_by_pillow(pixels, tuple(resized), buckets.shapes[number])

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from labkit import FolderStore, collect_sizes
-from labkit.course.conformance import exif_of
+from labkit.course.oracles import exif_of
 from labkit.data import sizes
 from labkit.data.sizes import read_metadata, write_metadata_cache
 from tests.paths import contents, run_script

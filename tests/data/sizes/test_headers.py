@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from labkit.course.conformance import broken_files, exif_of, oracle_files
+from labkit.course.oracles import broken_files, exif_of, oracle_files
 from labkit.data.headers import Header, read_header
 from labkit.data.partial_jpeg import WholeDecoder
 from tests.image_files import encoded

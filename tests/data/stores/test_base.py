@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from labkit import FolderStore, Store
+from labkit import FolderStore
+from labkit.data.stores import Store
 from labkit.util.files import IMAGE_SUFFIXES
 from tests.image_files import KEYS
 

@@ -11,7 +11,8 @@ import time
 import pytest
 import urllib3
 
-from labkit import HttpStore, ObjectStore, serve_folder, serve_s3
+from labkit import HttpStore, ObjectStore
+from labkit.course import serve_folder, serve_s3
 
 
 def connect(url: str) -> socket.socket:
@@ -93,7 +94,7 @@ def test_the_server_ends_though_a_worker_lives(image_folder):
 
 ABANDONED = """
 import os, signal, sys
-from labkit import serve_folder
+from labkit.course import serve_folder
 with serve_folder(sys.argv[1]) as url:
     print(url, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)

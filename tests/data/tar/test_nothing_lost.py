@@ -21,6 +21,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import labkit as lk
+from labkit import course
 from labkit.app.cli import app
 from labkit.data.tar_members import TarError, TarWarning
 from labkit.util.parallel import ItemErrors
@@ -121,7 +122,7 @@ def test_a_hole_before_the_first_member_is_an_error(path, whole):
 def test_a_hole_in_a_shard_on_a_server_is_an_error(path, whole):
     at = offset_of("050.cls", whole)
     path.write_bytes(whole[:at] + bytes(HEADER) + whole[at + HEADER :])
-    with lk.serve_folder(path.parent) as url:
+    with course.serve_folder(path.parent) as url:
         for read in (
             lambda place: list(lk.read_shards(place)),
             lambda place: list(lk.read_shards(place, reads_in_flight=2)),

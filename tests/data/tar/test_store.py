@@ -14,8 +14,9 @@ import pytest
 import torch
 from PIL import Image
 
-from labkit import FolderStore, ImageDataset, LoaderConfig, Store, TarStore, make_loader, open_store
+from labkit import FolderStore, ImageDataset, LoaderConfig, TarStore, make_loader, open_store
 from labkit.data import tar as tar_index
+from labkit.data.stores import Store
 from labkit.data.tar import SUFFIX, build_index
 from labkit.data.tar_members import TarError
 from tests.children import in_children

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import labkit as lk
+from labkit import course
 from labkit.data.tar_members import TarError
 from tests.hardening.faults.judge import CLEAR, RIGHT
 from tests.hardening.faults.startup.sitecustomize import harm
@@ -82,7 +83,7 @@ READINGS = {
     "TarStore reopen": Reading(lambda src: read_store(lk.TarStore(f"{src}/photos.tar", "reopen")), "photos.tar"),
     "read_shards": Reading(_read_samples, "shards", "shards/shard-000001.tar"),
 }
-_DOCUMENTED = (lk.DecodeError, lk.PixelError, TarError, KeyError, OSError, ValueError)
+_DOCUMENTED = (lk.DecodeError, course.PixelError, TarError, KeyError, OSError, ValueError)
 
 
 def describe(error: Exception) -> str:

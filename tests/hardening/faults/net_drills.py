@@ -5,7 +5,7 @@ from contextlib import suppress
 from typing import Any
 
 import labkit as lk
-from labkit.data import shard_cache as gopen
+from labkit.data import shard_cache
 from labkit.data.blobs import HttpClient
 from tests.hardening.faults.bad_server import BUCKET, configure
 from tests.hardening.faults.drills import Items, Result, digest, judge_reading, read_batches, read_store
@@ -41,7 +41,7 @@ CLIENTS: dict[str, Callable[[int], Items]] = {
 def _give_up_soon() -> None:
     """Shorten what clients without options of their own wait, and what s3fs waits between tries."""
     HttpClient.__init__.__defaults__ = (8, 2, 0.5)
-    gopen.ReadAhead.__init__.__defaults__ = (16 << 10,)  # small shards, too, take several requests
+    shard_cache.CHUNK_BYTES = 16 << 10  # small shards, too, take several requests
     with suppress(ImportError):
         import s3fs
 

@@ -9,7 +9,7 @@ from unittest.mock import patch
 import numpy as np
 from PIL import Image
 
-from labkit.course.conformance import broken_files, oracle_files, png_chunk
+from labkit.course.oracles import broken_files, oracle_files, png_chunk
 from labkit.data import decode as decoding
 from labkit.data.dataset import PILDataset
 from labkit.data.decode import DECODERS, DecodeError, decode, jpeg_orientation, missing_decoders

@@ -15,7 +15,7 @@ from torch.utils.data import DistributedSampler
 from torchvision.transforms.v2 import functional as F
 
 import labkit as lk
-from labkit.course.conformance import oracle_files
+from labkit.course.oracles import oracle_files
 from labkit.data import partial_jpeg as regions
 from labkit.loading.batch_loader import BatchLoader
 from labkit.loading.crops import flips, middle_crops, random_crops, uniforms

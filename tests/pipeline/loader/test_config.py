@@ -10,6 +10,7 @@ import torch
 
 import labkit as lk
 from labkit.loading import torch_loader as settings
+from labkit.loading.samplers import LoaderWarning
 from tests.loading import Numbers, config
 
 
@@ -29,7 +30,7 @@ def warnings_of(make) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         make()
-    assert {(warning.category, warning.filename) for warning in caught} <= {(lk.LoaderWarning, __file__)}
+    assert {(warning.category, warning.filename) for warning in caught} <= {(LoaderWarning, __file__)}
     return [str(warning.message) for warning in caught]
 
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import labkit as lk
-from labkit.loading.torch_loader import worker_context
+from labkit.loading.torch_loader import WorkerDied, worker_context
 from tests.loading import Numbers, config, eventually, indices, script_in_session, session_of
 from tests.paths import REPO
 
@@ -53,7 +53,7 @@ HARM = {
 
 def assert_dies(iterate, said: str, within_s: float = 10.0) -> None:
     start = time.monotonic()
-    with pytest.raises(lk.WorkerDied, match=said):
+    with pytest.raises(WorkerDied, match=said):
         iterate()
     assert time.monotonic() - start < within_s
     assert multiprocessing.active_children() == []
@@ -105,7 +105,7 @@ if __name__ == "__main__":
     loader = lk.make_loader(Numbers(40, die), lk.LoaderConfig(batch_size=2, num_workers=2, oversubscribe=True))
     try:
         list(loader)
-    except lk.WorkerDied as error:
+    except WorkerDied as error:
         print("SIGKILL" in str(error))
 """
 
@@ -144,7 +144,7 @@ def test_a_worker_killed_while_another_thread_iterates():
     thread = threading.Thread(target=iterate)
     thread.start()
     thread.join(15)  # here torch's own handler would raise
-    assert [type(error) for error in seen] == [lk.WorkerDied]
+    assert [type(error) for error in seen] == [WorkerDied]
     assert "SIGKILL" in str(seen[0])
 
 

@@ -12,10 +12,11 @@ from torch.utils.data import DataLoader
 from torchvision.transforms import v2
 
 import labkit as lk
+from labkit import course
 from labkit.simulation.tensor import SimulatedTensor
 
 MIB = 2**20
-SLOW = lk.SimulatedDevice(
+SLOW = course.SimulatedDevice(
     pcie_bytes_per_s=MIB, staging_bytes_per_s=MIB / 2, launch_s=0.0, kernel_s=1.0, clock_hz=1000.0
 )  # a second for each MiB copied and for each kernel
 
@@ -138,7 +139,7 @@ class TestTime:
         assert slow.now_s == 2
 
     def test_kernels_take_what_they_compute_and_what_they_move(self):
-        device = lk.SimulatedDevice(flops_per_s=1e6, memory_bytes_per_s=1e6, launch_s=0.0, min_kernel_s=0.0)
+        device = course.SimulatedDevice(flops_per_s=1e6, memory_bytes_per_s=1e6, launch_s=0.0, min_kernel_s=0.0)
         with lk.simulated_cuda(device) as simulation:
             a, b = torch.empty(100, 50, device="cuda"), torch.empty(50, 10, device="cuda")
             _ = a @ b
@@ -149,7 +150,7 @@ class TestTime:
             assert simulation.now_s == pytest.approx(0.1 + 2 * 4 * 100 * 50 / 1e6)
 
     def test_the_host_is_busy_with_launching(self):
-        with lk.simulated_cuda(lk.SimulatedDevice(launch_s=0.5)) as simulation:
+        with lk.simulated_cuda(course.SimulatedDevice(launch_s=0.5)) as simulation:
             x = torch.zeros(4, device="cuda")
             x.view(2, 2)  # no kernel
             _ = x + 1
@@ -354,4 +355,4 @@ class TestOfTheContext:
     @pytest.mark.parametrize(("field", "value"), [("flops_per_s", 0), ("launch_s", -1.0), ("clock_hz", float("nan"))])
     def test_figures_that_cannot_be(self, field, value):
         with pytest.raises(ValueError, match=f"{field} must be"):
-            lk.SimulatedDevice(**{field: value})
+            course.SimulatedDevice(**{field: value})

@@ -2,11 +2,12 @@ import pytest
 import torch
 
 import labkit as lk
+from labkit.simulation.context import SimulatedLoader
 
 
 def taken_at(num_workers, host_s=0.0, **options):
     with lk.simulated_cuda() as simulation:
-        loader = lk.SimulatedLoader(lambda n: n, 6, load_s=3.0, num_workers=num_workers, **options)
+        loader = SimulatedLoader(lambda n: n, 6, load_s=3.0, num_workers=num_workers, **options)
         times = []
         for number, item in enumerate(loader):
             assert item == number
@@ -36,16 +37,16 @@ def test_a_queue_of_one_batch_a_worker_holds_workers_up():
 
 def test_stamps_and_length():
     with lk.simulated_cuda():
-        loader = lk.SimulatedLoader(lambda n: torch.zeros(n), 2, load_s=1.0, num_workers=2, stamped=True)
+        loader = SimulatedLoader(lambda n: torch.zeros(n), 2, load_s=1.0, num_workers=2, stamped=True)
         assert len(loader) == 2
         assert [stamps.tolist() for _, stamps in loader] == [[[0, 0, 1]], [[1, 0, 1]]]
-        assert [
-            int(stamps[0, 0]) for _, stamps in lk.SimulatedLoader(int, 1, load_s=1, num_workers=0, stamped=True)
-        ] == [-1]
+        assert [int(stamps[0, 0]) for _, stamps in SimulatedLoader(int, 1, load_s=1, num_workers=0, stamped=True)] == [
+            -1
+        ]
 
 
 def test_only_in_a_simulation():
     with pytest.raises(RuntimeError, match="no simulated device is active"):
-        list(lk.SimulatedLoader(int, 1, load_s=1.0))
+        list(SimulatedLoader(int, 1, load_s=1.0))
     with pytest.raises(ValueError, match="n_batches must be an integer >= 1, got 0"):
-        lk.SimulatedLoader(int, 0, load_s=1.0)
+        SimulatedLoader(int, 0, load_s=1.0)

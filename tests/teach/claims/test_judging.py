@@ -11,11 +11,13 @@ from scipy import stats
 from typer.testing import CliRunner
 
 import labkit as lk
+from labkit import course
 from labkit.app import cli, tour_page as report
 from labkit.course import claim_trials, claim_trials as claim_frames
 from labkit.course.claim_trials import VERDICTS, unchanged
-from labkit.course.claims import LEDGER, judged, lines_of
+from labkit.course.ledger import LEDGER, judged, lines_of
 from labkit.data.simulated_disks import DISKS
+from labkit.measure.frames import save_frame
 from labkit.measure.recorder import RESULTS_VARIABLE
 
 IDS = [
@@ -57,7 +59,7 @@ def _tests(name, *runs):
 
 
 def test_every_claim_has_one_row_in_order():
-    table = lk.claims()
+    table = course.claims()
     assert list(table["id"]) == IDS
     assert set(table["verdict"]) <= set(VERDICTS)
     assert (table["because"].str.len() > 0).all()
@@ -71,7 +73,7 @@ def test_claimed_ratios_follow_from_the_figures():
 
 
 def test_without_any_frame_nothing_measured_is_invented():
-    table = lk.claims().set_index("id")
+    table = course.claims().set_index("id")
     assert table["measured"].isna().all()
     tried_here = {"persistent-zero", "workers-clamp", "seeded-workers"}
     assert set(table.index[~table["verdict"].isin(["not measured yet", "needs a GPU"])]) == tried_here
@@ -214,7 +216,7 @@ def test_the_second_epoch(frame_of, rate, verdict):
 
 def _stored(folder, *frames):
     folder.mkdir(exist_ok=True)
-    lk.save_frame(pd.concat(frames, ignore_index=True).assign(env_id="elsewhere"), folder / "elsewhere.csv")
+    save_frame(pd.concat(frames, ignore_index=True).assign(env_id="elsewhere"), folder / "elsewhere.csv")
     (folder / "elsewhere.json").write_text(json.dumps({"environment": {"gpu": "Some GPU", "cpu": ""}}))
 
 
@@ -268,7 +270,7 @@ def test_a_bound_process_asks_for_the_hosts_cores():
 
 
 def test_detail_is_lost_by_resizing_first_and_kept_where_nothing_is_resized(tmp_path, monkeypatch):
-    lk.make_photos(lk.photo_root("imagenet"), 4)
+    lk.make_photos(course.photo_root("imagenet"), 4)
     reading = claim_trials.detail_kept("imagenet")(claim_frames.Frames([]))
     assert reading.n_runs == 4
     assert unchanged(reading) == "does not hold"
@@ -283,17 +285,19 @@ def test_detail_is_lost_by_resizing_first_and_kept_where_nothing_is_resized(tmp_
 
 def _folder(tmp_path, *frames):
     for number, frame in enumerate(frames):
-        lk.save_frame(frame, tmp_path / "results" / lk.env_id() / "frames" / f"{number}.csv")
+        save_frame(frame, tmp_path / "results" / lk.env_id() / "frames" / f"{number}.csv")
     return tmp_path / "results"
 
 
 def test_stored_frames_are_read_and_fresh_ones_replace_them(frame_of, tmp_path):
     stored = _transforms(frame_of, 80)
     results = _folder(tmp_path, stored)
-    assert lk.claims(results).equals(lk.claims(results / lk.env_id()))
-    assert lk.claims(results).set_index("id").loc["v2-tensors", "verdict"] == "does not hold"
+    assert course.claims(results).equals(course.claims(results / lk.env_id()))
+    assert course.claims(results).set_index("id").loc["v2-tensors", "verdict"] == "does not hold"
     fresh = _transforms(frame_of, 120)
-    assert lk.claims(results, runs=[fresh]).set_index("id").loc["v2-tensors", "verdict"] == "holds under a condition"
+    assert (
+        course.claims(results, runs=[fresh]).set_index("id").loc["v2-tensors", "verdict"] == "holds under a condition"
+    )
 
 
 def test_copies_of_a_wheels_notebooks_find_the_results_beside_their_folder(tmp_path, frame_of, monkeypatch):
@@ -308,10 +312,10 @@ def test_copies_of_a_wheels_notebooks_find_the_results_beside_their_folder(tmp_p
 def test_runs_of_other_machines_are_refused(frame_of):
     runs = _transforms(frame_of, 80)
     with pytest.raises(ValueError, match=f"runs of elsewhere cannot be judged here: this machine is {lk.env_id()}"):
-        lk.claims(runs=[runs.assign(env_id="elsewhere")])
+        course.claims(runs=[runs.assign(env_id="elsewhere")])
     mixed = runs.assign(env_id=np.where(runs["round"] > 2, "elsewhere", lk.env_id()))
     with pytest.raises(ValueError, match=r"runs of .*elsewhere.* cannot be judged"):
-        lk.claims(runs=[mixed])
+        course.claims(runs=[mixed])
 
 
 def test_the_command_prints_every_claim_within_the_width(frame_of, tmp_path):
@@ -322,7 +326,7 @@ def test_the_command_prints_every_claim_within_the_width(frame_of, tmp_path):
     assert re.search(r"^v2-tensors +DOES NOT HOLD +0\.80x \[", result.output, re.MULTILINE)
     assert "20 claims: " in result.output
     for width, limit in ((10, 80), (100, 100), (300, 120)):
-        assert max(map(len, lines_of(lk.claims(results), width))) <= limit
+        assert max(map(len, lines_of(course.claims(results), width))) <= limit
 
 
 @pytest.mark.parametrize("place", ["nowhere", "empty", "foreign"])
@@ -352,8 +356,8 @@ def test_the_page_survives_frames_that_cannot_be_judged(frame_of, tmp_path):
 
 def test_the_plot_says_every_outcome_in_words(frame_of):
     runs = _runs(frame_of, "02 decoders, imagenet", {"pil": 100, "cv2": 120, "torchvision": 150})
-    table = lk.claims(runs=[runs])
-    ax = lk.plot_claims(table)
+    table = course.claims(runs=[runs])
+    ax = course.plot_claims(table)
     ax.figure.canvas.draw()
     tests = pd.DataFrame(table.attrs["tests"])
     texts = [text.get_text() for text in ax.texts]
@@ -367,17 +371,17 @@ def test_the_plot_says_every_outcome_in_words(frame_of):
 
 def test_a_wide_interval_does_not_hide_the_ratios(frame_of):
     wild = frame_of({"pil": [100, 100], "cv2": [20, 900]}, "pil", experiment="02 decoders, imagenet", scale="laptop")
-    table = lk.claims(runs=[wild, _transforms(frame_of, 90)])
+    table = course.claims(runs=[wild, _transforms(frame_of, 90)])
     measured = pd.DataFrame(table.attrs["tests"])["measured"].dropna()
-    low, high = lk.plot_claims(table).get_xlim()
+    low, high = course.plot_claims(table).get_xlim()
     assert 0.2 < low < measured.min()
     assert measured.max() < high < 10
-    assert lk.plot_claims(lk.claims()).get_xlim() == (0.5, 2)
+    assert course.plot_claims(course.claims()).get_xlim() == (0.5, 2)
 
 
 def test_the_plot_keeps_what_is_not_measured_apart(frame_of):
-    table = lk.claims(runs=[_runs(frame_of, "09 an iteration of Marigold", {"tarfile": 10, "folder": 16})])
-    marks = [container[0] for container in lk.plot_claims(table).containers]
+    table = course.claims(runs=[_runs(frame_of, "09 an iteration of Marigold", {"tarfile": 10, "folder": 16})])
+    marks = [container[0] for container in course.plot_claims(table).containers]
     assert [mark.get_xdata()[0] > 0 for mark in marks] == [True] * 3
     looks = {(mark.get_marker(), mark.get_color(), mark.get_markerfacecolor() == "white") for mark in marks}
     assert len({marker for marker, _, _ in looks}) == len({color for _, color, _ in looks}) == 2

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from labkit.course.claims import _STEPS, checklist
+from labkit.course.ledger import _STEPS, checklist
 from labkit.measure.recorder import RESULTS_VARIABLE
 
 

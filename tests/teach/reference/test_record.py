@@ -16,11 +16,13 @@ from torchvision.transforms import v2
 from typer.testing import CliRunner
 
 import labkit as lk
+from labkit import course
 from labkit.app.cli import app
 from labkit.course import reference as experiments, reference as fast_path, reference as record
 from labkit.course.reference import FOLDER
 from labkit.peers.peer import missing_modules
 from labkit.util import machine as env
+from labkit.util.machine import environment
 from tests.unsampled import leave_memory_out
 
 CPU = torch.device("cpu")
@@ -74,7 +76,7 @@ def rehearsal(home, tmp_path_factory):
 
 @pytest.fixture
 def store(home):
-    return lk.FolderStore(lk.make_photos(lk.photo_root("imagenet"), TINY.n_photos, progress=False))
+    return lk.FolderStore(lk.make_photos(course.photo_root("imagenet"), TINY.n_photos, progress=False))
 
 
 @pytest.mark.exhaustive
@@ -92,9 +94,9 @@ def test_a_rehearsal_stores_every_experiment(rehearsal):
     assert (frame.images_per_s > 0).all()
     assert f"stored {folder / lk.env_id()}.csv and its .json" in output.replace("\n", "")
     facts = json.loads((folder / f"{lk.env_id()}.json").read_text())
-    assert (facts["environment"], facts["scale"], list(facts["seconds"])) == (lk.environment(), "ci", list(VARIANTS))
-    lk.show_reference("06 mixing on the device", folder=folder)
-    machine = lk.environment()["gpu"] or lk.environment()["cpu"]
+    assert (facts["environment"], facts["scale"], list(facts["seconds"])) == (environment(), "ci", list(VARIANTS))
+    course.show_reference("06 mixing on the device", folder=folder)
+    machine = environment()["gpu"] or environment()["cpu"]
     title = " ".join(plt.gca().get_title("left").split())
     assert title.startswith(f"06 mixing on the device: reference run on {' '.join(machine.split())}: ")
 
@@ -109,11 +111,11 @@ def test_without_cuda_nothing_is_written(home, tmp_path):
 
 @pytest.mark.parametrize("folder", [[], ["--folder", FOLDER], ["--folder", FOLDER / ".." / "reference"]])
 def test_a_cpus_runs_are_no_reference(home, folder):
-    before = sorted(FOLDER.iterdir())
+    before = sorted(FOLDER.glob("*"))
     result = labkit("--device", "cpu", *folder)
     assert result.exit_code == 2
     assert "runs with device='cpu' are not reference runs: choose another folder" in result.output
-    assert sorted(FOLDER.iterdir()) == before
+    assert sorted(FOLDER.glob("*")) == before
 
 
 def refusing(message="apples are no pears"):

@@ -5,10 +5,11 @@ from dataclasses import replace
 import pytest
 
 import labkit as lk
+from labkit import course
 from tests.pipeline_simulation import Pipeline, constant, exponential, images_per_s
 
 
-def predicted(of: Pipeline) -> lk.Plan:
+def predicted(of: Pipeline) -> course.Plan:
     """The plan of a pipeline: every input exact."""
     rates = {"latency_ms": 1e3 * of.latency_s, "mb_per_s_per_request": 1e9}
     if of.gap_s:
@@ -21,7 +22,7 @@ def predicted(of: Pipeline) -> lk.Plan:
     return lk.plan(
         of.batch_size / of.step_s, cores_per_node=of.cores, cpu_ms_per_image=1e3 * of.cpu_s, step_cores_per_gpu=0,
         batch_size=of.batch_size, batches_ahead=of.ahead + 2,  # one in use, one being made
-        slowdown=1, kb_per_image=100, storage=lk.Storage("simulated", rates), **inputs,
+        slowdown=1, kb_per_image=100, storage=course.Storage("simulated", rates), **inputs,
     )  # fmt: skip
 
 

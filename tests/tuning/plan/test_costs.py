@@ -6,6 +6,7 @@ import pytest
 
 import labkit as lk
 from labkit.measure.gil import GilError
+from labkit.planning.formulas import LoaderCosts
 from tests.memory_store import MemoryStore
 
 
@@ -71,7 +72,7 @@ class TestMeasuring:
 class TestKeeping:
     def test_a_file(self, costs, tmp_path):
         path = costs.save_json(tmp_path / "costs.json")
-        assert lk.LoaderCosts.load_json(path) == costs
+        assert LoaderCosts.load_json(path) == costs
         one, other = (lk.plan(100, cores_per_node=2, costs=each) for each in (costs, path))
         assert str(one) == str(other)
 
@@ -82,7 +83,7 @@ class TestKeeping:
     def test_another_file(self, tmp_path, text):
         (tmp_path / "other.json").write_text(text)
         with pytest.raises(ValueError, match=r"other.json holds no costs of labkit.loader_costs"):
-            lk.LoaderCosts.load_json(tmp_path / "other.json")
+            LoaderCosts.load_json(tmp_path / "other.json")
 
     def test_a_plan_takes_those_of_its_data(self, costs):
         for data, found in costs.by_data.items():

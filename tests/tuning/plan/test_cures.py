@@ -3,8 +3,8 @@
 import pytest
 
 import labkit as lk
-from labkit.plan.formulas import LoaderCosts
-from labkit.plan.planning import EFFORTS
+from labkit.planning.formulas import Estimate, LoaderCosts
+from labkit.planning.plan import EFFORTS
 
 MACHINE = {"cores_per_node": 16, "cpu_ms_per_image": 1, "step_cores_per_gpu": 0, "slowdown": 1, "storage": "memory"}
 
@@ -19,7 +19,7 @@ def costs(**cpu_ms):
     kb = {"photos": 100, "small": 25, "pixels": 250}
     return LoaderCosts({
         names[each]: {
-            "cpu_ms_per_image": lk.Estimate(ms, source="a run"), "kb_per_image": lk.Estimate(kb[each], source="a run"),
+            "cpu_ms_per_image": Estimate(ms, source="a run"), "kb_per_image": Estimate(kb[each], source="a run"),
         }
         for each, ms in cpu_ms.items()
     })  # fmt: skip

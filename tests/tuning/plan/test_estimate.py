@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from labkit.plan.formulas import Estimate, as_estimate, format_number, of_draws
+from labkit.planning.formulas import Estimate, as_estimate, format_number, of_draws
 
 sizes = st.floats(1e-3, 1e6)
 

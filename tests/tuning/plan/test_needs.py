@@ -4,14 +4,15 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import labkit as lk
-from labkit.plan.formulas import LINES
+from labkit import course
+from labkit.planning.formulas import LINES
 
 EXACT = {
     "cores_per_node": 32, "step_cores_per_gpu": 1, "cpu_ms_per_image": 2, "slowdown": 1.25, "gil_us_per_image": 1500,
     "kb_per_image": 100, "n_images": 3_600_000, "process_gb": 0.5, "batches_ahead": 4, "batch_size": 250,
     "pixel_kb_per_image": 250, "price_per_gpu_hour": 3, "price_per_1000_requests": 0.0004,
 }  # fmt: skip
-NFS = lk.Storage(
+NFS = course.Storage(
     "NFS", {"latency_ms": 9, "mb_per_s_per_request": 100, "requests_per_s": 1000, "storage_mb_per_s": 2000}
 )
 

@@ -10,7 +10,8 @@ import pandas as pd
 import pytest
 
 import labkit as lk
-from labkit.watch.advice import Costs
+from labkit import course
+from labkit.watching.advice import Costs
 
 OWN = {"cores_per_node": 8, "cpu_ms_per_image": 2}
 
@@ -44,7 +45,7 @@ class TestInputs:
         assert lk.plan(100, dtype=dtype, **OWN).value("batch_kb_per_image")[0] == pytest.approx(150.528 * n_bytes)
 
     def test_a_storage_of_ones_own(self):
-        plan = lk.plan(100, storage=lk.Storage("NFS", {"latency_ms": (1, 4), "mb_per_s_per_request": 200}), **OWN)
+        plan = lk.plan(100, storage=course.Storage("NFS", {"latency_ms": (1, 4), "mb_per_s_per_request": 200}), **OWN)
         assert plan.setup.storage == "NFS"
         assert plan.value("latency_ms") == (2, 1, 4)
         assert "bandwidth_ceiling" not in set(plan.frame["name"])
@@ -64,7 +65,7 @@ class TestMistakes:
             ({"demand": 1, **OWN, "n_images": 1.5}, "n_images must be an integer >= 1, got 1.5"),
             ({"demand": 1, **OWN, "n_gpus": 8, "n_nodes": 3}, "a multiple of n_nodes, got 8 GPUs on 3 nodes"),
             ({"demand": 1, **OWN, "storage": "tape"}, "storage must be one of s3, nvme, memory, got 'tape'"),
-            ({"demand": 1, **OWN, "storage": lk.Storage("x", {"speed": 1})}, "speed is no input of a plan"),
+            ({"demand": 1, **OWN, "storage": course.Storage("x", {"speed": 1})}, "speed is no input of a plan"),
             ({"demand": 1, **OWN, "dtype": "int4"}, "dtype must be one of uint8, float16"),
             ({"demand": 1, **OWN, "data": "video"}, "data must be one of photos, photos at 256"),
             ({"demand": 1, **OWN, "costs": 3}, "costs must be what lk.loader_costs gives, or its file, got a int"),

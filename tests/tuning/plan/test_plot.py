@@ -3,7 +3,8 @@
 import pytest
 from matplotlib.figure import Figure
 
-from labkit import plan, plot_plan
+from labkit import plan
+from labkit.course import plot_plan
 
 
 @pytest.fixture(scope="module")

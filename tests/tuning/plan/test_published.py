@@ -4,17 +4,17 @@ import re
 
 import pytest
 
-import labkit as lk
-from labkit.plan.planning import INPUTS
-from labkit.plan.published import STORAGES, cores_of, demand_of, find_training, pcie, rented_cores
+from labkit import course
+from labkit.planning.plan import INPUTS
+from labkit.planning.published import STORAGES, cores_of, demand_of, find_training, pcie, rented_cores
 
-KEYS = list(lk.PUBLISHED_TRAINING)
+KEYS = list(course.PUBLISHED_TRAINING)
 
 
 class TestSources:
     @pytest.mark.parametrize("key", KEYS)
     def test_each_rate_has_an_address(self, key):
-        training = lk.PUBLISHED_TRAINING[key]
+        training = course.PUBLISHED_TRAINING[key]
         assert training.url.startswith("https://github.com/")
         demand = demand_of(key)
         assert (demand.value, demand.kind) == (training.images_per_s, "published")
@@ -37,7 +37,7 @@ class TestSources:
         assert pcie(64e9).interval == (38.4, 64)
 
     def test_a_step(self):
-        assert lk.PUBLISHED_TRAINING["ResNet-50, V100 16GB"].step_s(60) == 0.05
+        assert course.PUBLISHED_TRAINING["ResNet-50, V100 16GB"].step_s(60) == 0.05
 
 
 class TestNames:

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from labkit.util.machine import usable_cores
-from labkit.watch import program
-from labkit.watch.script import CannotRun, Script
+from labkit.watching import program
+from labkit.watching.script import CannotRun, Script
 from tests.paths import REPO
 
 SCRIPT = REPO / "tests" / "training_script.py"

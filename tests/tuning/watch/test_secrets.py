@@ -2,7 +2,7 @@
 
 import pytest
 
-from labkit.watch.script import shown_command
+from labkit.watching.script import shown_command
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import labkit as lk
-from labkit.watch import advice
-from labkit.watch.findings import SHARES
-from labkit.watch.observe import Control, NothingSeen
-from labkit.watch.program import Replay, Steps
+from labkit.watching import advice
+from labkit.watching.findings import SHARES
+from labkit.watching.observe import Control, NothingSeen
+from labkit.watching.program import Replay, Steps
 from tests.noted_stalls import NotedStalls, Notes
 from tests.tuning.test_stalls import KNOWN
 

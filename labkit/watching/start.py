@@ -14,7 +14,7 @@ if not sys.flags.safe_path:
     del sys.path[0]  # this file's folder, whose modules would hide some of the standard library
 
 
-_FOLDER = os.path.abspath(os.path.join(os.path.dirname(__file__), *[os.pardir] * 3))
+_FOLDER = os.path.abspath(os.path.join(os.path.dirname(__file__), *[os.pardir] * 2))
 
 
 def main() -> None:
@@ -22,7 +22,7 @@ def main() -> None:
     found = find_spec("labkit")
     if found is None or found.origin != os.path.join(_FOLDER, "labkit", "__init__.py"):
         sys.path.insert(0, _FOLDER)  # a clone that is not installed: its workers must find it, too
-    from labkit.watch.program import WatchOptions, watch_script
+    from labkit.watching.program import WatchOptions, watch_script
 
     _, options, *program = sys.argv
     watch_script(program, WatchOptions(**json.loads(options)))

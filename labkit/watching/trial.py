@@ -13,7 +13,7 @@ import numpy as np
 
 from labkit.measure.statistics import speedup_interval
 from labkit.util.files import ScratchFolder
-from labkit.watch.observe import Settings
+from labkit.watching.observe import Settings
 
 _PAIRS = 3
 

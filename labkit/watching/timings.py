@@ -1,16 +1,8 @@
-"""Where the time of a step goes: waiting, fetching, copies, the device.
+"""Where the time of a step goes: making a batch, waiting for storage, standing in line for a core, copies, the device.
 
-A loader's batches, epoch after epoch, and what it costs to start an epoch.
-
-Whether a loader computes or waits for storage: a process that waits uses no processor time.
-
-In the run queue, or while the host of a virtual machine runs others, a process neither computes nor waits for data.
-
-How a `DataLoader` makes its batches: timed where they are made, in a worker or in the training process.
-
-What the loader costs on a CUDA device, by events on the stream that trains: reading them waits for nothing.
-
-How busy the GPU is, according to its driver.
+A process that waits uses no processor time; in the run queue, or while the host of a virtual machine runs others, it
+neither computes nor waits for data. Batches of a `DataLoader` are timed where they are made, in a worker or in the
+training process; the device's time by events on the stream that trains, whose reading waits for nothing.
 """
 
 import functools
@@ -27,8 +19,6 @@ from functools import partial, wraps
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
-
-import torch
 
 from labkit.measure.usage import core_time
 
@@ -204,7 +194,7 @@ _FORMAT = struct.Struct("<5d")
 _KINDS = ("_MapDatasetFetcher", "_IterableDatasetFetcher")
 
 
-class Made(NamedTuple):
+class BatchTiming(NamedTuple):
     """One batch, as whoever made it saw it.
 
     start_s, end_s: `time.perf_counter()`, which on Linux is one clock for all processes.
@@ -223,11 +213,11 @@ class Made(NamedTuple):
 class _Sink:
     """Where this process puts what it times; one a process, since torch's classes are changed for all."""
 
-    put: Callable[[Made], object] | None = None
+    put: Callable[[BatchTiming], object] | None = None
     n_fetchers = 0
 
 
-def start_timing(put: Callable[[Made], object], fetch: ModuleType) -> Callable[[], None]:
+def start_timing(put: Callable[[BatchTiming], object], fetch: ModuleType) -> Callable[[], None]:
     """Time every batch that this process makes for a `DataLoader`; returns what undoes it.
 
     Args:
@@ -274,17 +264,17 @@ class TimedWorker:
             self._own(worker)
 
 
-def read_times(folder: str) -> dict[int, list[Made]]:
+def read_times(folder: str) -> dict[int, list[BatchTiming]]:
     """What the workers of one iterator wrote, by worker."""
     found = {}
     for path in Path(folder).glob("*.times"):
         data = path.read_bytes()
         whole = data[: len(data) // _FORMAT.size * _FORMAT.size]  # a killed worker may leave part of one
-        found[int(path.stem)] = [Made(*values) for values in _FORMAT.iter_unpack(whole)]
+        found[int(path.stem)] = [BatchTiming(*values) for values in _FORMAT.iter_unpack(whole)]
     return found
 
 
-def _write(file: Any, made: Made) -> None:
+def _write(file: Any, made: BatchTiming) -> None:
     with suppress(OSError):  # a full disk must not end the training
         file.write(_FORMAT.pack(*made))
 
@@ -311,7 +301,7 @@ def _timed(fetch: Callable[..., Any]) -> Callable[..., Any]:
         data = fetch(self, possibly_batched_index)
         end_s = time.perf_counter()
         busy_s = time.process_time() - cpu_s + run_queue_s() - queued_s
-        put(Made(start_s, end_s, busy_s, collate.seconds, self._labkit_epoch))
+        put(BatchTiming(start_s, end_s, busy_s, collate.seconds, self._labkit_epoch))
         return data
 
     return timed_fetch
@@ -353,6 +343,7 @@ class DeviceTimes:
         self.idle_s: list[float] = []
         self.copy_s: list[float] = []
         self._pending: list[tuple[list[float], Any, Any]] = []
+        self._lock = threading.Lock()  # a script may copy in several threads
 
     def start(self) -> Callable[[], None]:
         """Time copies by `Tensor.to` and `Tensor.cuda`; returns what undoes it."""
@@ -383,14 +374,18 @@ class DeviceTimes:
 
     def read(self, *, wait: bool = False) -> None:
         """Take over the times of the events that the device has reached; all of them, if it waits."""
-        while self._pending and (wait or self._pending[0][2].query()):
-            into, first, last = self._pending.pop(0)
-            last.synchronize()
-            into.append(first.elapsed_time(last) / 1e3)
+        with self._lock:
+            while self._pending and (wait or self._pending[0][2].query()):
+                into, first, last = self._pending.pop(0)
+                last.synchronize()
+                into.append(first.elapsed_time(last) / 1e3)
 
     def _add(self, into: list[float], first: Any) -> None:
-        self._pending.append((into, first, _event()))
-        if len(self._pending) > _MAX_PENDING:
+        last = _event()
+        with self._lock:
+            self._pending.append((into, first, last))
+            is_full = len(self._pending) > _MAX_PENDING
+        if is_full:
             self.read()
 
     def _timed(self, original: Any) -> Any:
@@ -434,6 +429,8 @@ def gpu_utilization() -> Iterator[list[float]]:
 
     Source: nvmlDeviceGetUtilizationRates, via torch.cuda.utilization.
     """
+    import torch
+
     samples, ended = [], threading.Event()
 
     def sample() -> None:

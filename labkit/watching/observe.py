@@ -1,12 +1,7 @@
-"""Observe loaders and steps of a program that is not edited.
+"""What a training does with its loaders, seen from outside: torch's classes note it, the script stays as it is.
 
-Loader settings that are set from outside of a script, to try what a change would bring.
-
-Change modules as the program imports them, without importing any: what it sets before an import still has effect.
-
-What a training does with its loaders, seen from outside: torch's classes note it, the script stays as it is.
-
-Nothing here imports torch: the script does, when it has set what torch reads as it starts.
+Nothing here imports torch: the script does, when it has set what torch reads as it starts. Modules are changed as the
+program imports them. Loader settings can be set from outside, to try what a change would bring.
 """
 
 import functools
@@ -25,8 +20,8 @@ from types import ModuleType
 from typing import Any, NamedTuple
 from weakref import ref
 
-from labkit.watch.advice import LoaderTraits
-from labkit.watch.timings import DeviceTimes, Made, TimedWorker, read_times, start_timing
+from labkit.watching.advice import LoaderTraits
+from labkit.watching.timings import BatchTiming, DeviceTimes, TimedWorker, read_times, start_timing
 
 _VARIABLE = "LABKIT_WATCH_SETTINGS"
 _OF_WORKERS = ("persistent_workers", "prefetch_factor")
@@ -183,7 +178,7 @@ class Epoch:
     thread: int
     batches: list[Batch] = field(default_factory=list)
     ended_s: float | None = None
-    made_here: list[Made] = field(default_factory=list)
+    made_here: list[BatchTiming] = field(default_factory=list)
     number: int = 0  # of the epoch of its iterator, as its workers count them
 
 
@@ -273,7 +268,7 @@ class Observer:
     def stop(self) -> None:
         self._undo.close()
 
-    def times(self, loader: SeenLoader) -> dict[int, dict[int, list[Made]]]:
+    def times(self, loader: SeenLoader) -> dict[int, dict[int, list[BatchTiming]]]:
         """What the workers noted of each batch, by the epoch that started them, and by worker; before `stop`."""
         return {first: read_times(folder) for first, folder in loader.folders.items()}
 
@@ -316,7 +311,7 @@ class Observer:
     def _stepped(self, *_: Any) -> None:
         self.n_steps += 1
 
-    def _made_here(self, made: Made) -> None:
+    def _made_here(self, made: BatchTiming) -> None:
         if (epoch := _asking.epoch) is not None:
             epoch.made_here.append(made)
 

@@ -1,10 +1,6 @@
-"""Compare decoders with each other on many files.
-
-The oracle set: small files that tell decoders apart, and the result of each decoder for each file.
+"""The oracle set: small files that tell decoders apart, and the result of each decoder for each file.
 
 All files show the same picture, so the right answer is known before any decoder runs.
-
-Plots of the oracle set: each file as each decoder returns it.
 """
 
 import contextlib
@@ -351,7 +347,7 @@ def plot_conformance(table: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     """Draw the table of `conformance`: files in rows, decoders in columns; signs repeat the colours.
 
     Args:
-        table: The result of `labkit.conformance`.
+        table: The result of `course.conformance`.
         ax: Axes to draw on; default: a new figure.
     """
     wide = table.pivot(index="file", columns="decoder", values="outcome")

@@ -1,12 +1,6 @@
-"""What was observed, accounted for and reported.
+"""What watching or diagnosing a training showed: as numbers, in words, as a picture, and as files.
 
-What `diagnose` found, as numbers, in words and as a picture.
-
-What watching a training showed: as numbers, in words, as a picture, and as files.
-
-From what was noted of a training to what a batch costs it, and to a report.
-
-From what was observed to a report. Its libraries, such as pandas, are imported only when there is one to make.
+The libraries for it, such as pandas, are imported only when there is a report to make.
 """
 
 import json
@@ -28,9 +22,9 @@ from labkit.measure.statistics import speedup_interval
 from labkit.measure.usage import CoreTime
 from labkit.util.files import write_atomic
 from labkit.util.pictures import png_base64
-from labkit.watch.advice import LITTLE, Costs, Recommendation, advise
-from labkit.watch.observe import FEW, REPLAY, Batch, Epoch, NothingSeen, Observer, SeenLoader, describe_nothing
-from labkit.watch.timings import DeviceTimes, Made
+from labkit.watching.advice import MIN_SHARE, Costs, Recommendation, advise
+from labkit.watching.observe import FEW, REPLAY, Batch, Epoch, NothingSeen, Observer, SeenLoader, describe_nothing
+from labkit.watching.timings import BatchTiming, DeviceTimes
 
 SHARES = ("compute", "fetch", "prepare", "copy", "hand-over", "start")
 
@@ -114,7 +108,7 @@ def describe_waiting(shares: dict[str, float]) -> str:
     """A sentence on the shares of the time."""
     lost = {name: shares[name] for name in SHARES[1:]}
     total = sum(lost.values())
-    if total < LITTLE:
+    if total < MIN_SHARE:
         return f"Training does not wait for its data: {shares['compute']:.0%} of the time is the step itself."
     ordered = sorted(lost.items(), key=lambda item: -item[1])
     parts = ", ".join(f"{name} {share:.0%}" for name, share in ordered if share >= 0.005)
@@ -296,7 +290,7 @@ class _Ready(NamedTuple):
     at_rest: bool
 
 
-class Turn(NamedTuple):
+class StepTiming(NamedTuple):
     """One batch and its step; seconds.
 
     wait_s: For all loaders that the step takes batches from.
@@ -322,8 +316,8 @@ class Accounts:
     """
 
     loader: SeenLoader
-    turns: list[Turn]
-    made_by: dict[int, list[Made]]
+    turns: list[StepTiming]
+    made_by: dict[int, list[BatchTiming]]
 
     @property
     def starts_s(self) -> list[float]:
@@ -331,10 +325,10 @@ class Accounts:
         return [each.batches[0].received_s - each.began_s for each in self.loader.epochs if each.batches]
 
     @property
-    def made(self) -> list[Made]:
+    def made(self) -> list[BatchTiming]:
         return [made for of_worker in self.made_by.values() for made in of_worker]
 
-    def of(self, phase: str) -> list[Turn]:
+    def of(self, phase: str) -> list[StepTiming]:
         return [turn for turn in self.turns if turn.phase == phase]
 
 
@@ -350,9 +344,9 @@ def find_accounts(observer: Observer) -> Accounts | None:
     return Accounts(loader, _settled(loader, ends, beside, apart), made)
 
 
-def _settled(loader: SeenLoader, ends: dict[Batch, _Ready], beside: "_Spent", apart: "_Spent") -> list[Turn]:
+def _settled(loader: SeenLoader, ends: dict[Batch, _Ready], beside: "_Spent", apart: "_Spent") -> list[StepTiming]:
     """The turns of all epochs, without the first ones of each."""
-    answering_s, turns = _answering_s(ends), list[Turn]()
+    answering_s, turns = _answering_s(ends), list[StepTiming]()
     for number, epoch in enumerate(loader.epochs):
         of_epoch = list(_turns(epoch, answering_s, beside, apart))
         turns += of_epoch[_n_unsettled(loader, number) :] or of_epoch[1:]
@@ -364,10 +358,10 @@ def _n_unsettled(loader: SeenLoader, epoch: int) -> int:
     return max(1, loader.traits.num_workers or 0) + (0 if epoch else _UNSETTLED)
 
 
-def _made_of(loader: SeenLoader, observer: Observer) -> tuple[dict[int, list[Made]], dict[Batch, _Ready]]:
+def _made_of(loader: SeenLoader, observer: Observer) -> tuple[dict[int, list[BatchTiming]], dict[Batch, _Ready]]:
     """How its batches were made, by worker, and for each that is known when it was ready."""
     times, ends = observer.times(loader), dict[Batch, _Ready]()
-    made: dict[int, list[Made]] = defaultdict(list)
+    made: dict[int, list[BatchTiming]] = defaultdict(list)
     for number, epoch in enumerate(loader.epochs):
         of_workers = times.get(number - epoch.number, {})
         own = {worker: [each for each in of if each.epoch == epoch.number] for worker, of in of_workers.items()}
@@ -377,7 +371,7 @@ def _made_of(loader: SeenLoader, observer: Observer) -> tuple[dict[int, list[Mad
     return made, ends
 
 
-def _ready_in(epoch: Epoch, made: dict[int, list[Made]]) -> dict[Batch, _Ready]:
+def _ready_in(epoch: Epoch, made: dict[int, list[BatchTiming]]) -> dict[Batch, _Ready]:
     """When the batches of an epoch were ready: each worker's in the order in which it made them."""
     in_order, found = {worker: iter(of_worker) for worker, of_worker in made.items()}, {}
     for batch in epoch.batches:
@@ -386,7 +380,7 @@ def _ready_in(epoch: Epoch, made: dict[int, list[Made]]) -> dict[Batch, _Ready]:
     return found
 
 
-def _rests(made: list[Made], at_s: float) -> bool:
+def _rests(made: list[BatchTiming], at_s: float) -> bool:
     """Whether a worker makes no batch at a time."""
     last = bisect_right(made, at_s, key=lambda each: each.start_s) - 1
     return last < 0 or made[last].end_s <= at_s
@@ -405,7 +399,7 @@ def _answering_s(ends: dict[Batch, _Ready]) -> float:
     return statistics.median(at_rest_s) if len(at_rest_s) >= _FEW_AT_REST else 0.0
 
 
-def _turns(epoch: Epoch, answering_s: float, beside: "_Spent", apart: "_Spent") -> Iterator[Turn]:
+def _turns(epoch: Epoch, answering_s: float, beside: "_Spent", apart: "_Spent") -> Iterator[StepTiming]:
     """The batches of an epoch with their steps.
 
     Args:
@@ -424,7 +418,7 @@ def _turns(epoch: Epoch, answering_s: float, beside: "_Spent", apart: "_Spent") 
         step_s = gap_s - theirs_s - apart.within(batch.received_s, until_s)
         cpu_s = following.cpu_asked_s - batch.cpu_received_s if following else float("nan")
         hand_over_s = min(wait_s, max(0.0, batch.loaded_s) + answering_s)
-        yield Turn(wait_s + theirs_s, hand_over_s, max(0.0, step_s), cpu_s, batch.phase)
+        yield StepTiming(wait_s + theirs_s, hand_over_s, max(0.0, step_s), cpu_s, batch.phase)
 
 
 class _Spent:
@@ -492,7 +486,7 @@ def ceiling_interval(accounts: Accounts, costs: Costs) -> tuple[float, float]:
     return min(low, point), max(high, point)  # bursts are trimmed from the interval, not from the mean
 
 
-def _step_blocks(turns: list[Turn]) -> list[float]:
+def _step_blocks(turns: list[StepTiming]) -> list[float]:
     return [max(_LEAST_S, mean_s) for mean_s in _block_means([turn.step_s for turn in turns])]
 
 
@@ -501,12 +495,12 @@ def _block_means(seconds: list[float]) -> list[float]:
     return [float(block.mean()) for block in np.array_split(seconds, n_blocks)] if n_blocks >= 2 else seconds
 
 
-def _mean(turns: list[Turn], name: str) -> float:
+def _mean(turns: list[StepTiming], name: str) -> float:
     known = [value for turn in turns if not math.isnan(value := getattr(turn, name))]
     return statistics.fmean(known or [0.0])
 
 
-def _waiting_share(made: list[Made]) -> float:
+def _waiting_share(made: list[BatchTiming]) -> float:
     """Share of the making in which nothing was computed."""
     wall_s, busy_s = sum(each.end_s - each.start_s for each in made), sum(each.busy_s for each in made)
     return min(1.0, max(0.0, 1 - busy_s / wall_s)) if wall_s > 0 else 0.0
@@ -595,7 +589,7 @@ def _wait_counts(loader: SeenLoader) -> dict[str, float]:
     return {"wait_ms": 1e3 * wait_s, "ready": statistics.fmean(ready) if ready else float("nan")}
 
 
-def _making(made: list[Made]) -> dict[str, float]:
+def _making(made: list[BatchTiming]) -> dict[str, float]:
     """Milliseconds of the parts of a batch, where it was made."""
     if not made:
         return dict.fromkeys(("storage_ms", "getitem_ms", "collate_ms"), float("nan"))

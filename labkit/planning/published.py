@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from labkit.plan.formulas import Estimate
+from labkit.planning.formulas import Estimate
 from labkit.util.arguments import require_choice
 
 

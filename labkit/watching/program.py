@@ -1,11 +1,4 @@
-"""`labkit watch` and `lk.watch`.
-
-watch(): observe the loaders of whatever runs in a block, and tell what it waited for.
-
-Watching for a number of steps: then report, and let the script go on or end it.
-
-Watch a training script from its start to its end, and report in every case.
-"""
+"""`lk.watch` and `labkit watch`: observe a block or a script, and tell in every case what it waited for."""
 
 import contextlib
 import json
@@ -27,12 +20,12 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from labkit.measure.usage import core_time
-from labkit.watch.advice import LoaderTraits
-from labkit.watch.observe import REPLAY, Control, NothingSeen, Observer, SeenLoader, Settings, describe_nothing
-from labkit.watch.script import CannotRun, ProgressLine, Script, Terminal, before_termination
+from labkit.watching.advice import LoaderTraits
+from labkit.watching.observe import REPLAY, Control, NothingSeen, Observer, SeenLoader, Settings, describe_nothing
+from labkit.watching.script import CannotRun, ProgressLine, Script, Terminal, before_termination
 
 if TYPE_CHECKING:  # the libraries of a report are imported when there is one to make
-    from labkit.watch.findings import WatchReport
+    from labkit.watching.findings import WatchReport
 
 
 class Watched:
@@ -68,7 +61,7 @@ class Watched:
         if all(loader.n_batches < 2 for loader in self.observer.loaders):
             raise NothingSeen(describe_nothing(self.observer))
         used, seconds = core_time() - self._cores, time.perf_counter() - self._began_s
-        from labkit.watch.findings import make_report
+        from labkit.watching.findings import make_report
 
         self.observer.device.read()
         return make_report(self.observer, used, seconds, loader_s=self.loader_s, command=self.command)
@@ -208,7 +201,7 @@ def end_process() -> None:
 
 
 if TYPE_CHECKING:
-    from labkit.watch.findings import WatchReport
+    from labkit.watching.findings import WatchReport
 
 _START = Path(__file__).with_name("start.py")
 REPLAY_STEPS = 60
@@ -317,7 +310,7 @@ class _Finish:
     def _say(self) -> None:
         self._watched.stop()
         seen = self._watched.report()
-        from labkit.watch.ranks import combine_ranks
+        from labkit.watching.ranks import combine_ranks
 
         report = combine_ranks(seen, self._environment)
         if report is not None:

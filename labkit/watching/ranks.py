@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import stat
 import tempfile
 import time
 from collections.abc import Mapping
@@ -14,8 +15,8 @@ from typing import Any
 import pandas as pd
 
 from labkit.util.files import write_atomic
-from labkit.watch.advice import Costs
-from labkit.watch.findings import WatchReport
+from labkit.watching.advice import Costs
+from labkit.watching.findings import WatchReport
 
 _PATIENCE_S = 60.0
 
@@ -32,6 +33,9 @@ def combine_ranks(report: WatchReport, environment: Mapping[str, str] = os.envir
     if place is None:
         return report
     (rank, local, n_local), folder = place, _meeting_place(environment)
+    if folder is None:
+        note = "Another user owns the folder where the ranks would meet, so each reports for itself."
+        return replace(report, notes=[*report.notes, note])
     if local:
         text = json.dumps({"rank": rank, **report.to_dict()})
         write_atomic(folder / f"{local}.json", text.encode())
@@ -51,14 +55,24 @@ def _place(environment: Mapping[str, str]) -> tuple[int, int, int] | None:
     return (rank, local, n_local) if n_local > 1 and 0 <= local < n_local and rank >= local else None
 
 
-def _meeting_place(environment: Mapping[str, str]) -> Path:
-    """A folder that the ranks of one start share, and nobody else."""
+def _meeting_place(environment: Mapping[str, str]) -> Path | None:
+    """A folder that the ranks of one start share, and nobody else; None if it is somebody else's, or a link.
+
+    When their parent started is part of its name, so that an earlier run whose parent had the same number is no
+    part of this one. Other users can guess the name, so it is used only if this user owns it.
+    """
+    import psutil
+
     names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
-    key = "-".join([str(os.getppid()), *(environment.get(name, "") for name in names)])
+    started = psutil.Process(os.getppid()).create_time()
+    key = "-".join([str(os.getppid()), repr(started), *(environment.get(name, "") for name in names)])
     user = os.getuid() if hasattr(os, "getuid") else 0
     folder = Path(tempfile.gettempdir()) / f"labkit-watch-{user}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    return folder
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    found = folder.lstat()
+    is_own = stat.S_ISDIR(found.st_mode) and found.st_uid == user and not found.st_mode & 0o077
+    return folder if is_own else None
 
 
 def _gather(folder: Path, n_others: int) -> list[dict[str, Any]]:

@@ -1,12 +1,7 @@
-"""`lk.tune`: try configurations of a loader.
+"""`lk.tune`: choose how to load by measuring, in a minute instead of a grid's hour.
 
-Which decoder is fastest on these very files.
-
-Which loaders `tune` measures: a model of their speed excludes most of the grid.
-
-A race of loaders in interleaved rounds: whoever is slower every time drops out, until the winner is certain.
-
-tune(): choose how to load by measuring, in a minute instead of a grid's hour.
+A model of their speed excludes most of the grid. The others race in interleaved rounds: whoever is slower every time
+drops out, until the winner is certain.
 """
 
 import copy
@@ -32,9 +27,9 @@ from labkit.measure.statistics import paired_ratios, quiet_summary
 from labkit.measure.steady import ReplayLoader, synchronize, with_step
 from labkit.util.arguments import require_positive
 from labkit.util.machine import usable_cores
-from labkit.watch.advice import expected_s
-from labkit.watch.diagnose import counted
-from labkit.watch.timings import Making, making_in_one_process
+from labkit.watching.advice import expected_s
+from labkit.watching.diagnose import counted
+from labkit.watching.timings import Making, making_in_one_process
 
 _OTHER_WORK = {"pil_draft"}  # decodes to another size
 

@@ -1,11 +1,4 @@
-"""What to change, from what was seen.
-
-Workers and the step on the same cores: how long a batch takes in training, from what its parts take alone.
-
-What advice needs to know of a loader, noted so that the loader itself need not be kept alive.
-
-From measured costs to what to change next: why, how much it should gain, and where it is taught.
-"""
+"""From measured costs to what to change next: why, how much it should gain, and where it is taught."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -14,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.measure.usage import SLOWED
 from labkit.util.machine import usable_cores
-from labkit.watch.timings import Making, epoch_length
+from labkit.watching.timings import Making, epoch_length
 
 if TYPE_CHECKING:
-    from labkit.watch.timings import Making
+    from labkit.watching.timings import Making
 
 _THREADED = 1.2  # processor seconds a second: above, the step has several threads that wait for each other
 
@@ -142,7 +135,7 @@ def starts_workers(loader: Any) -> bool:
     return loader is not None and loader.num_workers > 0 and not loader.persistent_workers
 
 
-LITTLE = 0.05  # share of the time: smaller costs are not worth a change
+MIN_SHARE = 0.05  # share of the time: smaller costs are not worth a change
 _SHORT_EPOCH = 100  # batches: in a shorter one the start weighs more than it will in any real training
 
 
@@ -224,7 +217,7 @@ def advise(costs: Costs, traits: LoaderTraits) -> list[Recommendation]:
     """What to change, the largest gain first; a single "none" if training does not wait for data."""
     found: dict[str, Recommendation] = {}
     for cause, share in sorted(costs.lost.items(), key=lambda item: -item[1]):
-        if share >= LITTLE and _applies(cause, traits):
+        if share >= MIN_SHARE and _applies(cause, traits):
             advice = _advise_on(cause, share, costs, traits)
             found.setdefault(advice.rung, advice)
     return list(found.values()) or [_advise_nothing(costs)]
@@ -243,7 +236,7 @@ def _advise_nothing(costs: Costs) -> Recommendation:
     share = max(0.0, 1 - costs.step / costs.together)
     why = f"without waiting for data it would take {1 - share:.0%} of the time"
     start = costs.lost["start"]
-    if start >= LITTLE:  # of an epoch so short that nothing is advised against it
+    if start >= MIN_SHARE:  # of an epoch so short that nothing is advised against it
         why += f"; {start:.0%} is the start of an epoch, which weighs less in a longer one"
     return Recommendation("none", "Leave the loader as it is: it is not the bottleneck", why, 1.0, notebook="")
 

@@ -1,18 +1,7 @@
-"""`lk.plan`: inputs, result, plot and page.
+"""`lk.plan`: what a training on many GPUs asks of cores, storage and network, what limits it, and what would help.
 
-The inputs of a plan: their names and units, what is assumed of them, and the check of what a reader entered.
-
-What `diagnose` and `watch` saw of a training, as inputs of a plan.
-
-What would help against the scarcest resource, the cheapest first, and how much.
-
-A plan as a picture: what each resource gives at most, beside what the GPUs ask for.
-
-A plan as one page of text: its result, then every line with its formula and the numbers of its sources.
-
-A plan: its lines with their formulas and sources, what limits the training, and what helps.
-
-plan(): what a training on many GPUs asks of cores, storage and network, and what limits it.
+From top to bottom: the inputs and their checks, what `diagnose` and `watch` saw as inputs, the cures (the cheapest
+first), the plot, the page of text, the result, and `plan` itself.
 """
 
 import json
@@ -29,8 +18,8 @@ import numpy as np
 import pandas as pd
 
 from labkit.measure.usage import SLOWED
-from labkit.plan.formulas import DATA, RESOURCES, Estimate, LoaderCosts, Setup, as_estimate, format_number, of_draws
-from labkit.plan.published import (
+from labkit.planning.formulas import DATA, RESOURCES, Estimate, LoaderCosts, Setup, as_estimate, format_number, of_draws
+from labkit.planning.published import (
     IMAGENET_IMAGES,
     IMAGENET_KB,
     STORAGES,
@@ -206,7 +195,7 @@ def _of_costs(costs: Mapping[str, Any], n_images: float, source: str) -> dict[st
 
 
 EFFORTS = ("a setting", "a conversion, once", "hardware")
-LITTLE = 1.02  # times as fast: what brings less at best is no cure
+MIN_GAIN = 1.02  # times as fast: what brings less at best is no cure
 _SURE = 0.975  # quantile of a need that a cure should meet
 
 
@@ -247,7 +236,7 @@ def find_cures(setup: Setup) -> list[Cure]:
     Those whose effect is not known come last. Empty if the GPUs are the scarcest in nearly all draws.
     """
     made = [make(setup) for make in _CURES.get(setup.to_cure or "", ())]
-    cures = [cure for cure in made if cure is not None and cure.gain[2] >= LITTLE]
+    cures = [cure for cure in made if cure is not None and cure.gain[2] >= MIN_GAIN]
     return sorted(cures, key=lambda cure: (not cure.is_known, EFFORTS.index(cure.effort), -cure.gain[0]))
 
 
@@ -663,14 +652,14 @@ def plan(
     Args:
         demand: Images/s of one GPU: a number, or what was measured: a `Diagnosis`, a `WatchReport` or the path of what
             `labkit watch --json` wrote (both with `batch_size`). None: what is published for `gpu` and `model`.
-        gpu, model: As `lk.PUBLISHED_TRAINING` names them, such as "h100"; also gives the bus, and rented cores.
+        gpu, model: As `course.PUBLISHED_TRAINING` names them, such as "h100"; also gives the bus, and rented cores.
         n_gpus, n_nodes: GPUs in all, and the machines that share them evenly.
         costs: What `lk.loader_costs` measured, or the path where it was saved.
         data: What is stored: "photos", "photos at 256" or "pixels at 256", for `costs`.
         storage: "nvme", "s3", "memory", or a `Storage`.
         dtype: Of the values that are sent to a GPU: uint8, float16, bfloat16 or float32.
         vcpus_per_node: In place of `cores_per_node`, for rented machines.
-        **inputs: Any of `labkit.plan.planning.INPUTS`, such as `cores_per_node`, `cpu_ms_per_image`, `latency_ms`.
+        **inputs: Any of `labkit.planning.plan.INPUTS`, such as `cores_per_node`, `cpu_ms_per_image`, `latency_ms`.
 
     Raises: FileNotFoundError, ValueError (a wrong or unknown argument, or one is missing that has no default).
     Taught in: notebooks/15_at_scale.ipynb
@@ -749,7 +738,7 @@ def _of_shards(entered: Mapping[str, Estimate]) -> dict[str, Estimate]:
 
 
 _MISSING = {
-    "images_per_s_per_gpu": "enter demand, the images/s of a GPU, or gpu, one of lk.PUBLISHED_TRAINING",
+    "images_per_s_per_gpu": "enter demand, the images/s of a GPU, or gpu, one of course.PUBLISHED_TRAINING",
     "cores_per_node": "enter cores_per_node, or vcpus_per_node of a rented machine",
     "cpu_ms_per_image": "enter it, or measure it: costs=lk.loader_costs(FOLDER), or demand=lk.diagnose(loader, step)",
 }

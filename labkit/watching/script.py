@@ -1,12 +1,8 @@
-"""Run a script as Python would.
+"""Run a Python script or module as `python` would, in this process, and speak to its terminal.
 
-The command line as it may be shown: without the values of passwords and tokens.
-
-Run a Python script or module as `python` would, in this process.
-
-SIGTERM, as from a scheduler or torchrun, ends a script at once: report first, unless it has a handler itself.
-
-What `watch` says, as a page in the terminal: on the stderr it was started with, whatever the script makes of it.
+SIGTERM, as from a scheduler or torchrun, ends a script at once: the report comes first, unless the script has a handler
+itself. What `watch` says goes to the stderr it was started with, whatever the script makes of it, and a command line is
+shown without the values of passwords and tokens.
 """
 
 import builtins
@@ -27,7 +23,7 @@ from types import CodeType, FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
 from labkit.util.redact import redact
-from labkit.watch.observe import Control, SeenLoader
+from labkit.watching.observe import Control, SeenLoader
 
 _SECRET = re.compile(
     r"token|passw|secret|credential|api[-_]?key|access[-_]?key|\bauth|(^|[-_])(key|pw|pwd)$", re.IGNORECASE
@@ -201,7 +197,7 @@ def before_termination(report: Callable[[], object]) -> None:
 
 
 if TYPE_CHECKING:
-    from labkit.watch.findings import WatchReport
+    from labkit.watching.findings import WatchReport
 
 _BAR = 40
 _EVERY_S = 10.0

@@ -1,13 +1,8 @@
-"""`lk.diagnose`: what a training loop waits for.
+"""`lk.diagnose`: does this training wait for its data, for which part of it, and what to change first?
 
-Find the function that a command line names as module:function, and call it for a loader and a step.
-
-The parts of a training loop, timed alone and together, from which `diagnose` works out the costs.
-
-A loader that works ahead has batches ready after every pause. So a part is timed only from a known state of the queue:
-full, to time the receiving of a batch that is ready; empty, to time the making of one.
-
-diagnose(): does this training wait for its data, for which part of it, and what to change first.
+Its parts are timed alone and together. A loader that works ahead has batches ready after every pause, so a part is
+timed only from a known state of the queue: full, to time the receiving of a batch that is ready; empty, to time the
+making of one.
 """
 
 import contextlib
@@ -31,9 +26,9 @@ from labkit.measure.usage import core_time, tree_usage
 from labkit.util.arguments import require_int
 from labkit.util.process import preserve_rng_state
 from labkit.util.tensor_trees import move_tensors
-from labkit.watch.advice import Costs, LoaderTraits, advise, of_data_set, starts_workers, torch_loader
-from labkit.watch.findings import Diagnosis
-from labkit.watch.timings import (
+from labkit.watching.advice import Costs, LoaderTraits, advise, of_data_set, starts_workers, torch_loader
+from labkit.watching.findings import Diagnosis
+from labkit.watching.timings import (
     CannotDiagnose,
     Epochs,
     Making,

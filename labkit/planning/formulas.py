@@ -1,25 +1,14 @@
-"""The formulas of a plan.
+"""The formulas of a plan: what it takes to keep the GPUs busy, what each resource gives at most, and what follows.
 
-A line of a plan: a formula whose parameters name what it uses, and how a list of them is computed.
-
-A number with its uncertainty and its source, and random draws of it.
-
-What an image costs a loader on this machine: core time, time under Python's lock, bytes; as files and prepared.
-
-The formulas of a plan, first part: what it takes to keep the GPUs busy.
+A formula is a function whose parameters name what it uses. Every input is an `Estimate`, a number with its uncertainty
+and source, and random draws carry them through all formulas. `loader_costs` measures what an image costs here.
 
 Requests in flight follow Little's law, L = rate x time (J. D. C. Little, Operations Research 9, 1961,
-https://doi.org/10.1287/opre.9.3.383).
-
-The formulas of a plan, second part: what each resource can give at most, and what comes of it.
-
-The ceilings are those of operational analysis: a resource gives at most its number of servers / the time that an image
-holds one, and the whole no more than its scarcest resource (Denning and Buzen, ACM Computing Surveys 10, 1978,
-https://doi.org/10.1145/356733.356735). They are upper limits. Where two resources are equally scarce,
-times vary and few batches are made ahead, the rate is up to a third lower: tests/tuning/plan/test_ceilings.py
-compares them with a simulation.
-
-What a plan is computed from, and what follows: draws of every line, the rate, and the scarcest resource.
+https://doi.org/10.1287/opre.9.3.383). The ceilings are those of operational analysis: a resource gives at most its
+number of servers / the time that an image holds one, and the whole no more than its scarcest resource (Denning and
+Buzen, ACM Computing Surveys 10, 1978, https://doi.org/10.1145/356733.356735). They are upper limits. Where two
+resources are equally scarce, times vary and few batches are made ahead, the rate is up to a third lower:
+tests/tuning/plan/test_ceilings.py compares them with a simulation.
 """
 
 import inspect
@@ -46,7 +35,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
-class Line:
+class Formula:
     """A quantity that is computed.
 
     Args:
@@ -82,7 +71,7 @@ class Line:
         return {name for name, each in parameters.items() if each.default is inspect.Parameter.empty}
 
 
-def compute(lines: Iterable[Line], draws: dict[str, Draws]) -> dict[str, Draws]:
+def compute(lines: Iterable[Formula], draws: dict[str, Draws]) -> dict[str, Draws]:
     """The draws, and after them those of every line whose inputs are known."""
     found = dict(draws)
     for line in lines:
@@ -91,11 +80,11 @@ def compute(lines: Iterable[Line], draws: dict[str, Draws]) -> dict[str, Draws]:
     return found
 
 
-def line(lines: list[Line], group: str, label: str, unit: str, *, is_remote: bool = False) -> Callable[[_F], _F]:
+def formula(lines: list[Formula], group: str, label: str, unit: str, *, is_remote: bool = False) -> Callable[[_F], _F]:
     """Add the function that follows to `lines`."""
 
     def add(function: _F) -> _F:
-        lines.append(Line(group, label, unit, function, is_remote))
+        lines.append(Formula(group, label, unit, function, is_remote))
         return function
 
     return add
@@ -382,82 +371,82 @@ def _size(of: Any, n_images: int) -> Estimate:
     return Estimate(mean, mean / (1 + spread), mean * (1 + spread), f"lk.loader_costs: {source}", "measured here")
 
 
-NEEDS: list[Line] = []
+NEEDS: list[Formula] = []
 
 
-@line(NEEDS, "need", "images, all GPUs", "images/s")
+@formula(NEEDS, "need", "images, all GPUs", "images/s")
 def demand(images_per_s_per_gpu: Draws, n_gpus: Draws) -> Draws:
     """images/s of a GPU x GPUs"""
     return images_per_s_per_gpu * n_gpus
 
 
-@line(NEEDS, "need", "GPUs a node", "")
+@formula(NEEDS, "need", "GPUs a node", "")
 def gpus_per_node(n_gpus: Draws, n_nodes: Draws) -> Draws:
     """GPUs / nodes"""
     return n_gpus / n_nodes
 
 
-@line(NEEDS, "need", "core time of an image, all cores busy", "ms")
+@formula(NEEDS, "need", "core time of an image, all cores busy", "ms")
 def busy_cpu_ms(cpu_ms_per_image: Draws, slowdown: Draws) -> Draws:
     """core time of an image x slowdown with all cores busy"""
     return cpu_ms_per_image * slowdown
 
 
-@line(NEEDS, "need", "cores a GPU", "cores")
+@formula(NEEDS, "need", "cores a GPU", "cores")
 def cores_per_gpu(images_per_s_per_gpu: Draws, busy_cpu_ms: Draws, step_cores_per_gpu: Draws) -> Draws:
     """images/s of a GPU x core time of an image + cores of its step"""
     return images_per_s_per_gpu * busy_cpu_ms / 1e3 + step_cores_per_gpu
 
 
-@line(NEEDS, "need", "cores a node", "cores")
+@formula(NEEDS, "need", "cores a node", "cores")
 def cores_needed_per_node(cores_per_gpu: Draws, gpus_per_node: Draws) -> Draws:
     """cores a GPU x GPUs a node"""
     return cores_per_gpu * gpus_per_node
 
 
-@line(NEEDS, "need", "loader processes a GPU", "processes")
+@formula(NEEDS, "need", "loader processes a GPU", "processes")
 def processes_needed(images_per_s_per_gpu: Draws, gil_us_per_image: Draws) -> Draws:
     """images/s of a GPU x time under Python's lock, rounded up"""
     return np.maximum(1, np.ceil(images_per_s_per_gpu * gil_us_per_image / 1e6))
 
 
-@line(NEEDS, "need", "from storage, a node", "MB/s")
+@formula(NEEDS, "need", "from storage, a node", "MB/s")
 def mb_per_s_per_node(images_per_s_per_gpu: Draws, gpus_per_node: Draws, kb_per_image: Draws) -> Draws:
     """images/s of a GPU x GPUs a node x KB of an image"""
     return images_per_s_per_gpu * gpus_per_node * kb_per_image / 1e3
 
 
-@line(NEEDS, "need", "network, a node", "Gbit/s", is_remote=True)
+@formula(NEEDS, "need", "network, a node", "Gbit/s", is_remote=True)
 def gbit_per_s_per_node(mb_per_s_per_node: Draws) -> Draws:
     """MB/s of a node x 8 bits; gradients not included"""
     return mb_per_s_per_node * 8 / 1e3
 
 
-@line(NEEDS, "need", "network, in all", "Gbit/s", is_remote=True)
+@formula(NEEDS, "need", "network, in all", "Gbit/s", is_remote=True)
 def gbit_per_s(gbit_per_s_per_node: Draws, n_nodes: Draws) -> Draws:
     """Gbit/s of a node x nodes"""
     return gbit_per_s_per_node * n_nodes
 
 
-@line(NEEDS, "need", "images a request", "images")
+@formula(NEEDS, "need", "images a request", "images")
 def images_per_request(kb_per_image: Draws, request_mb: Draws | None = None) -> Draws:
     """MB of a request / KB of an image, at least 1; without shards 1"""
     return np.ones_like(kb_per_image) if request_mb is None else np.maximum(1, request_mb * 1e3 / kb_per_image)
 
 
-@line(NEEDS, "need", "requests, in all", "requests/s")
+@formula(NEEDS, "need", "requests, in all", "requests/s")
 def requests_needed_per_s(demand: Draws, images_per_request: Draws) -> Draws:
     """images/s / images a request"""
     return demand / images_per_request
 
 
-@line(NEEDS, "need", "prefixes", "prefixes", is_remote=True)
+@formula(NEEDS, "need", "prefixes", "prefixes", is_remote=True)
 def prefixes_needed(requests_needed_per_s: Draws, requests_per_s: Draws, n_prefixes: Draws) -> Draws:
     """requests/s / requests/s of a prefix, rounded up"""
     return np.ceil(requests_needed_per_s / requests_per_s)
 
 
-@line(NEEDS, "need", "time of a request", "ms")
+@formula(NEEDS, "need", "time of a request", "ms")
 def request_ms(
     latency_ms: Draws, mb_per_s_per_request: Draws, images_per_request: Draws, kb_per_image: Draws,
 ) -> Draws:  # fmt: skip
@@ -465,31 +454,31 @@ def request_ms(
     return latency_ms + images_per_request * kb_per_image / mb_per_s_per_request
 
 
-@line(NEEDS, "need", "requests in flight, in all", "requests")
+@formula(NEEDS, "need", "requests in flight, in all", "requests")
 def in_flight_needed(requests_needed_per_s: Draws, request_ms: Draws) -> Draws:
     """Little's law: requests/s x time of a request"""
     return requests_needed_per_s * request_ms / 1e3
 
 
-@line(NEEDS, "need", "requests in flight, a GPU", "requests")
+@formula(NEEDS, "need", "requests in flight, a GPU", "requests")
 def in_flight_needed_per_gpu(in_flight_needed: Draws, n_gpus: Draws) -> Draws:
     """requests in flight / GPUs"""
     return in_flight_needed / n_gpus
 
 
-@line(NEEDS, "need", "KB of an image on the bus", "KB")
+@formula(NEEDS, "need", "KB of an image on the bus", "KB")
 def batch_kb_per_image(crop_size: Draws, bytes_per_value: Draws) -> Draws:
     """crop size squared x 3 colours x bytes of a value"""
     return crop_size**2 * 3 * bytes_per_value / 1e3
 
 
-@line(NEEDS, "need", "PCIe, a GPU", "GB/s")
+@formula(NEEDS, "need", "PCIe, a GPU", "GB/s")
 def pcie_needed_gb_per_s(images_per_s_per_gpu: Draws, batch_kb_per_image: Draws) -> Draws:
     """images/s of a GPU x KB of an image on the bus"""
     return images_per_s_per_gpu * batch_kb_per_image / 1e6
 
 
-@line(NEEDS, "need", "memory of the loaders, a node", "GB")
+@formula(NEEDS, "need", "memory of the loaders, a node", "GB")
 def memory_gb(
     gpus_per_node: Draws, batch_kb_per_image: Draws, batch_size: Draws, batches_ahead: Draws,
     processes_per_gpu: Draws, process_gb: Draws, kb_per_image: Draws, images_per_request: Draws,
@@ -502,25 +491,25 @@ def memory_gb(
     return gpus_per_node * (batches_gb + in_flight * images_per_request * kb_per_image / 1e6 + processes * process_gb)
 
 
-@line(NEEDS, "need", "disk for the images", "GB")
+@formula(NEEDS, "need", "disk for the images", "GB")
 def dataset_gb(n_images: Draws, kb_per_image: Draws) -> Draws:
     """images x KB of an image"""
     return n_images * kb_per_image / 1e6
 
 
-@line(NEEDS, "need", "disk for prepared pixels", "GB")
+@formula(NEEDS, "need", "disk for prepared pixels", "GB")
 def pixels_gb(n_images: Draws, pixel_kb_per_image: Draws) -> Draws:
     """images x KB of an image's pixels"""
     return n_images * pixel_kb_per_image / 1e6
 
 
-@line(NEEDS, "need", "shards", "shards")
+@formula(NEEDS, "need", "shards", "shards")
 def shards(dataset_gb: Draws, shard_mb: Draws) -> Draws:
     """GB of all images / MB of a shard, rounded up"""
     return np.ceil(dataset_gb * 1e3 / shard_mb)
 
 
-@line(NEEDS, "need", "shards at least", "shards")
+@formula(NEEDS, "need", "shards at least", "shards")
 def fewest_shards(
     n_gpus: Draws, processes_per_gpu: Draws, shard_mb: Draws, processes_needed: Draws | None = None,
 ) -> Draws:  # fmt: skip
@@ -540,46 +529,46 @@ RESOURCES = {
     "in_flight_ceiling": "the requests in flight",
 }
 
-_OWN: list[Line] = []
+_OWN: list[Formula] = []
 
 
-@line(_OWN, "ceiling", "the GPUs", "images/s")
+@formula(_OWN, "ceiling", "the GPUs", "images/s")
 def gpu_ceiling(demand: Draws) -> Draws:
     """what the GPUs ask for"""
     return demand
 
 
-@line(_OWN, "need", "cores left for loading, a node", "cores")
+@formula(_OWN, "need", "cores left for loading, a node", "cores")
 def loading_cores_per_node(cores_per_node: Draws, step_cores_per_gpu: Draws, gpus_per_node: Draws) -> Draws:
     """cores a node - cores of the steps; at least half, since the system shares cores evenly"""
     return np.maximum(cores_per_node - step_cores_per_gpu * gpus_per_node, cores_per_node / 2)
 
 
-@line(_OWN, "ceiling", "the cores", "images/s")
+@formula(_OWN, "ceiling", "the cores", "images/s")
 def core_ceiling(loading_cores_per_node: Draws, n_nodes: Draws, busy_cpu_ms: Draws) -> Draws:
     """cores for loading x nodes / core time of an image"""
     return loading_cores_per_node * n_nodes * 1e3 / busy_cpu_ms
 
 
-@line(_OWN, "ceiling", "Python's lock", "images/s")
+@formula(_OWN, "ceiling", "Python's lock", "images/s")
 def lock_ceiling(n_gpus: Draws, processes_per_gpu: Draws, gil_us_per_image: Draws) -> Draws:
     """GPUs x loader processes a GPU / time under Python's lock"""
     return n_gpus * processes_per_gpu * 1e6 / gil_us_per_image
 
 
-@line(_OWN, "ceiling", "the PCIe bus", "images/s")
+@formula(_OWN, "ceiling", "the PCIe bus", "images/s")
 def pcie_ceiling(n_gpus: Draws, pcie_gb_per_s: Draws, batch_kb_per_image: Draws) -> Draws:
     """GPUs x GB/s of a bus / KB of an image on the bus"""
     return n_gpus * pcie_gb_per_s * 1e6 / batch_kb_per_image
 
 
-@line(_OWN, "ceiling", "the network", "images/s", is_remote=True)
+@formula(_OWN, "ceiling", "the network", "images/s", is_remote=True)
 def network_ceiling(n_nodes: Draws, network_gbit_per_node: Draws, kb_per_image: Draws) -> Draws:
     """nodes x Gbit/s of a node / 8 bits / KB of an image"""
     return n_nodes * network_gbit_per_node / 8 * 1e6 / kb_per_image
 
 
-@line(_OWN, "ceiling", "the storage's requests per second", "images/s")
+@formula(_OWN, "ceiling", "the storage's requests per second", "images/s")
 def request_rate_ceiling(
     requests_per_s: Draws, images_per_request: Draws, n_storages: Draws, n_prefixes: Draws | float = 1.0,
 ) -> Draws:  # fmt: skip
@@ -587,13 +576,13 @@ def request_rate_ceiling(
     return requests_per_s * images_per_request * n_storages * n_prefixes
 
 
-@line(_OWN, "ceiling", "the storage's MB per second", "images/s")
+@formula(_OWN, "ceiling", "the storage's MB per second", "images/s")
 def bandwidth_ceiling(storage_mb_per_s: Draws, kb_per_image: Draws, n_storages: Draws) -> Draws:
     """MB/s x storages / KB of an image"""
     return storage_mb_per_s * n_storages * 1e3 / kb_per_image
 
 
-@line(_OWN, "need", "requests in flight that there are, a GPU", "requests")
+@formula(_OWN, "need", "requests in flight that there are, a GPU", "requests")
 def in_flight_per_gpu(
     loading_cores_per_node: Draws, gpus_per_node: Draws, batch_size: Draws, batches_ahead: Draws,
     requests_in_flight_per_gpu: Draws | None = None, request_mb: Draws | None = None,
@@ -604,7 +593,7 @@ def in_flight_per_gpu(
     return np.minimum(requests, (batches_ahead - 1) * batch_size) if request_mb is None else requests
 
 
-@line(_OWN, "ceiling", "the requests in flight", "images/s")
+@formula(_OWN, "ceiling", "the requests in flight", "images/s")
 def in_flight_ceiling(
     in_flight_per_gpu: Draws, n_gpus: Draws, request_ms: Draws, images_per_request: Draws, busy_cpu_ms: Draws,
     requests_in_flight_per_gpu: Draws | None = None,
@@ -614,7 +603,7 @@ def in_flight_ceiling(
     return n_gpus * in_flight_per_gpu * images_per_request * 1e3 / (request_ms + decoding_ms)
 
 
-@line(_OWN, "result", "training", "images/s")
+@formula(_OWN, "result", "training", "images/s")
 def images_per_s(
     gpu_ceiling: Draws, core_ceiling: Draws, pcie_ceiling: Draws, lock_ceiling: Draws | None = None,
     network_ceiling: Draws | None = None, request_rate_ceiling: Draws | None = None,
@@ -625,31 +614,31 @@ def images_per_s(
     return np.minimum.reduce([gpu_ceiling, core_ceiling, pcie_ceiling, *(c for c in optional if c is not None)])
 
 
-@line(_OWN, "result", "the GPUs' time that they train", "of 1")
+@formula(_OWN, "result", "the GPUs' time that they train", "of 1")
 def busy_share(images_per_s: Draws, demand: Draws) -> Draws:
     """images/s / what the GPUs ask for"""
     return images_per_s / demand
 
 
-@line(_OWN, "result", "an epoch", "hours")
+@formula(_OWN, "result", "an epoch", "hours")
 def epoch_hours(n_images: Draws, images_per_s: Draws) -> Draws:
     """images / images/s"""
     return n_images / images_per_s / 3600
 
 
-@line(_OWN, "result", "an epoch if data were free", "hours")
+@formula(_OWN, "result", "an epoch if data were free", "hours")
 def fed_epoch_hours(n_images: Draws, demand: Draws) -> Draws:
     """images / what the GPUs ask for"""
     return n_images / demand / 3600
 
 
-@line(_OWN, "result", "GPUs, an epoch", "of your currency")
+@formula(_OWN, "result", "GPUs, an epoch", "of your currency")
 def gpu_cost(epoch_hours: Draws, n_gpus: Draws, price_per_gpu_hour: Draws) -> Draws:
     """hours x GPUs x price of a GPU hour"""
     return epoch_hours * n_gpus * price_per_gpu_hour
 
 
-@line(_OWN, "result", "requests, an epoch", "of your currency")
+@formula(_OWN, "result", "requests, an epoch", "of your currency")
 def request_cost(n_images: Draws, images_per_request: Draws, price_per_1000_requests: Draws) -> Draws:
     """images / images a request / 1000 x price of 1000 requests"""
     return n_images / images_per_request / 1e3 * price_per_1000_requests
@@ -680,7 +669,7 @@ class Setup:
     known: Mapping[str, Mapping[str, Estimate]] = field(default_factory=dict)
 
     @property
-    def lines(self) -> list[Line]:
+    def lines(self) -> list[Formula]:
         """Those that have a meaning here and whose inputs are known."""
         return [line for line in LINES if line.name in self.draws]
 

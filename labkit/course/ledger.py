@@ -1,17 +1,8 @@
-"""Claims of write-ups, and what the measured frames say of them.
-
-The write-ups' checklist of steps, in their order, beside what each step brought in the runs of this machine.
-
-The ledger: every claim of the write-ups in our words, its figure as they give it, and what tests it here.
+"""The ledger: every claim of the write-ups in our words, its figure as they give it, and what tests it here.
 
 Claims and figures are theirs; no measurement of ours is in this file. A claim about seconds on another machine is
-tested as a ratio of two of its figures, or as a direction if it has only one figure.
-
-The ledger in words: why a claim has its verdict, and the whole table as plain text for a terminal or a pipe.
-
-claims(): the claims of the write-ups, compared with the runs of this machine.
-
-One picture of the ledger: claimed ratios beside measured ones, and beside those that are not judged.
+tested as a ratio of two of its figures, or as a direction if it has only one figure. `claims` compares the ledger with
+the runs of this machine, in words and as a picture.
 """
 
 import os
@@ -50,10 +41,10 @@ from labkit.course.claim_trials import (
     Reading,
     Rule,
     agreeing_range,
+    derived_ratio,
     faster,
     format_interval,
     format_ratio,
-    more_by,
     on_gpu,
     outcome,
     paired,
@@ -370,9 +361,9 @@ LEDGER = (
         "mixup-free", "MixUp and CutMix on the GPU cost nothing.", "\"zero cost\"",
         (
             _gpu_test("a step with mixing over one without", "06",
-                      more_by(separate((_FEEDING, _ALONE), (_MIXING, "lk.mixup"))), unchanged),
+                      derived_ratio(separate((_FEEDING, _ALONE), (_MIXING, "lk.mixup"))), unchanged),
             _beside_test("a small step with mixing over one without, all on the CPU", "06",
-                         more_by(separate(("07 loading behind computing", _ALONE), (_MIXING, "lk.mixup")))),
+                         derived_ratio(separate(("07 loading behind computing", _ALONE), (_MIXING, "lk.mixup")))),
             _beside_test("the snippet that goes around", "06", trials.read_trial(trials.reading_back)),
         ),
         claimed=1.0,
