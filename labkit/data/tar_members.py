@@ -47,7 +47,8 @@ def reading(name: str, damage: Callable[[Exception], TarError]) -> Iterator[None
     """Tell what fails while the tar `name` is read.
 
     An error of the disk, the network or memory is no damage: it stays what it is, and names the tar. Anything else
-    that `tarfile` and the decompressors raise is damage: each compression has its own class of error.
+    that `tarfile` and the decompressors raise is damage (each compression has its own class of error), but for the
+    limit on the memory of xz.
 
     Args:
         name: The tar.
@@ -60,6 +61,9 @@ def reading(name: str, damage: Callable[[Exception], TarError]) -> Iterator[None
     except MemoryError as error:
         raise MemoryError(f"there is too little memory to read {name}") from error
     except Exception as error:
+        if isinstance(error, lzma.LZMAError) and "Memory usage limit" in str(error):
+            limit = f"the limit of {MAX_XZ_DICTIONARY_BYTES} bytes"
+            raise TarError(f"{name} needs more memory than {limit}: unpack it by `xz -d {name}`") from error
         if not isinstance(error, OSError) or isinstance(error, gzip.BadGzipFile):
             raise damage(error) from error
         if error.errno is not None and error.filename is None:
