@@ -251,14 +251,14 @@ def _plan_members(archive: Path) -> _Plan:
             name = path or "."
             if path in folders and (number in sizes or number in links):
                 raise ValueError("is a folder to other members, and a link or a file itself")
-            target = links.get(number)
+            leads_to = links.get(number)
             for _ in range(40):  # as many as Linux follows
                 if number not in links:
                     break
                 number = filled.get(links[number], -1)
-            if target is not None and number not in sizes:
+            if leads_to is not None and number not in sizes:
                 raise ValueError(
-                    f"is a link to {target!r}, which is not a file in the archive (`tar --dereference` packs what "
+                    f"is a link to {leads_to!r}, which is not a file in the archive (`tar --dereference` packs what "
                     "links lead to)"
                 )
             plan.paths.setdefault(number, []).append(path)

@@ -456,9 +456,8 @@ def _dump(index: TarIndex, stamp: tuple[int, str]) -> bytes:
     block, ends = index.names.arrays()
     sparse = list(index.sparse.items())
     about = json.dumps({"version": _VERSION, "stamp": stamp, "sparse": sparse, "doubt": index.doubt})
-    arrays = {"block": block, "ends": ends, "offsets": index.offsets, "sizes": index.sizes}
-    buffer = io.BytesIO()
-    np.savez(buffer, about=np.frombuffer(about.encode(), np.uint8), **arrays)
+    header, buffer = np.frombuffer(about.encode(), np.uint8), io.BytesIO()
+    np.savez(buffer, about=header, block=block, ends=ends, offsets=index.offsets, sizes=index.sizes)
     return buffer.getvalue()
 
 
