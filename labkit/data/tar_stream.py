@@ -9,30 +9,27 @@ import tarfile
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from functools import partial
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from labkit.data.tar_members import (
     BLOCK_BYTES,
-    BoundedInfo,
     TarError,
     TarWarning,
     check_end,
     damage_error,
-    is_source_fault,
-    not_a_tar_error,
+    open_tar,
     open_unpacked,
+    read_header,
+    reading,
 )
 from labkit.util.files import atomic_path, file_lock, sibling_path
 from labkit.util.process import progress_bar
 
-_MAX_EMPTY_READS = 16  # in a row at the end; of a sound tar, tarfile tries twice
-
 
 class TarStream:
-    """The members of a tar in their order, and the data of the one just given.
+    """The members of a tar in their order, and the data of the one just given. It can be iterated over once.
 
     Args:
         source: The archive's path; or a buffered file, which is read without seeking and stays open.
@@ -41,23 +38,25 @@ class TarStream:
 
     Raises, while opened or read:
         TarError: the archive is cut or damaged, or goes on after its end mark; names it and its last whole member.
-        OSError: the disk or the network fails; a note names the archive.
+        OSError, MemoryError: the disk, the network or memory fails; names the archive.
 
     Warns:
         TarWarning: there is no end mark, and none is needed; or it is followed by more zeros than fill a record.
     """
 
     def __init__(self, source: str | os.PathLike | io.BufferedReader, name: str = "", *, needs_end_mark: bool = False):
+        self.name = name or str(source)
         self._needs_end_mark = needs_end_mark
         self._last_whole: str | None = ""
-        self._current = ""
-        self.name = name or str(source)
-        with ExitStack() as stack:
-            if isinstance(source, io.BufferedReader):
-                self._tar = self._open(source, is_seekable=False)
-            else:
-                self._tar = self._open(stack.enter_context(open(source, "rb")), is_seekable=True)
-            stack.callback(self._tar.close)
+        with ExitStack() as stack, self._reading():
+            is_path = not isinstance(source, io.BufferedReader)
+            file: Any = stack.enter_context(open(source, "rb")) if is_path else source  # type: ignore[arg-type]
+            unpacked = open_unpacked(file, self.name)
+            if unpacked is not None:  # read1: what was unpacked before a fault is not lost with it
+                file = _ForwardFile(unpacked.read1)
+            elif not is_path:
+                file = _ForwardFile(file.read)
+            self._tar = open_tar(file, self.name)
             self._resources = stack.pop_all()
 
     def __enter__(self) -> "TarStream":
@@ -67,101 +66,58 @@ class TarStream:
         self._resources.close()
 
     def __iter__(self) -> Iterator[tarfile.TarInfo]:
-        while (info := self._raise_on_damage(self._tar.next)) is not None:
-            self._tar.members.clear()  # tarfile would keep them all
-            self._last_whole, self._current = self._current, info.name
-            yield info
-        self._check_end()
+        file: Any = self._tar.fileobj
+        info, last = self._tar.firstmember, ""  # type: ignore[attr-defined]  # not in typeshed
+        with self._reading():
+            while info is not None:
+                self._last_whole, last = last, info.name
+                yield info
+                if file.tell() != (end := self._tar.offset):
+                    file.seek(end - 1)  # a file takes a seek beyond its end
+                    if not file.read(1):
+                        raise EOFError("unexpected end of data")
+                info = read_header(self._tar, self.name, last)
+            if self._needs_end_mark and file.tell() == self._tar.offset:
+                raise damage_error(self.name, "it has no end mark", last)
+            self._last_whole = None  # a checksum at the end of a compression is that of all members
+            doubt = check_end(file, self.name, last, self._tar.offset)
+        if doubt:
+            warnings.warn(TarWarning(doubt), stacklevel=2)
 
     def blocks(self, info: tarfile.TarInfo) -> Iterator[bytes]:
         """Data of the file that was given last."""
         file: Any = self._tar.extractfile(info)  # of a file it is not None
-        while block := self._raise_on_damage(file.read, BLOCK_BYTES):
-            yield block
+        with self._reading():
+            while block := file.read(BLOCK_BYTES):
+                yield block
         self._last_whole = info.name
 
-    def _check_end(self) -> None:
-        """Read on to the end of the source, so that what its compression checks there is checked, too."""
-        if self._needs_end_mark and not self._tar.has_end_mark:
-            raise damage_error(self.name, "it has no end mark", self._current)
-        file = self._tar.fileobj
-        self._last_whole = None  # a checksum at the end is that of all members
-        read = partial(self._raise_on_damage, file.read)
-        if doubt := check_end(read, self.name, self._current, self._tar.offset, file.tell()):
-            warnings.warn(TarWarning(doubt), stacklevel=3)
-
-    def _open(self, file: io.BufferedReader, is_seekable: bool) -> "_MarkedTar":
-        unpacked = open_unpacked(file, self.name)
-        try:
-            if is_seekable and unpacked is None:
-                return _MarkedTar(fileobj=file, tarinfo=_StrictInfo, encoding="utf-8")
-            # "|": no seeking, not even back by the one byte for which tarfile would unpack all from the start.
-            # read1: what was unpacked before a fault is not lost with it.
-            source: Any = _EndGuard(unpacked.read1 if unpacked else file.read)
-            return _MarkedTar.open(fileobj=source, mode="r|", tarinfo=_StrictInfo, encoding="utf-8")
-        except Exception as error:  # each compression has its own class of error
-            if is_source_fault(error):
-                error.add_note(f"while opening {self.name}")
-                raise
-            raise not_a_tar_error(self.name, error) from error
-
-    def _raise_on_damage(self, read: Callable[..., Any], *arguments: int) -> Any:
-        """What `read` returns; a TarError for what `tarfile` and the decompressors raise."""
-        try:
-            return read(*arguments)
-        except MemoryError:
-            raise
-        except _HeaderFault as fault:  # the member before this header is whole
-            raise damage_error(self.name, fault, self._current) from fault
-        except Exception as error:
-            if is_source_fault(error):
-                error.add_note(f"while reading {self.name}, after {self._last_whole!r}")
-                raise
-            raise damage_error(self.name, error, self._last_whole) from error
+    def _reading(self) -> AbstractContextManager[None]:
+        return reading(self.name, lambda error: damage_error(self.name, error, self._last_whole))
 
 
-class _EndGuard:
-    """A stream for `tarfile`, which skips a member by reads of 10 kB and goes on long after the end: EOFError then."""
+class _ForwardFile:
+    """A stream as a file for `tarfile`, which is read and skipped over without going back."""
 
     def __init__(self, read: Callable[[int], bytes]):
-        self._read, self._n_empty = read, 0
+        self._read, self._position = read, 0
 
     def read(self, size: int) -> bytes:
         data = self._read(size)
-        self._n_empty = 0 if data else self._n_empty + 1
-        if self._n_empty > _MAX_EMPTY_READS:
-            raise EOFError("unexpected end of data")
+        while len(data) < size and (more := self._read(size - len(data))):
+            data += more
+        self._position += len(data)
         return data
 
+    def tell(self) -> int:
+        return self._position
 
-class _MarkedTar(tarfile.TarFile):
-    """A tar that knows whether its end mark was read."""
+    def seek(self, position: int) -> None:
+        while self._position < position and self.read(min(position - self._position, BLOCK_BYTES)):
+            pass
 
-    members: list[tarfile.TarInfo]
-    has_end_mark = False
-
-
-class _HeaderFault(Exception):
-    pass
-
-
-class _StrictInfo(BoundedInfo):
-    """A member whose header is read strictly: `tarfile` takes one that it cannot read for the end of the archive."""
-
-    @classmethod
-    def fromtarfile(cls, tar: tarfile.TarFile) -> Self:
-        try:
-            return super().fromtarfile(tar)
-        except tarfile.EOFHeaderError:  # type: ignore[attr-defined]  # missing in typeshed
-            if isinstance(tar, _MarkedTar):
-                tar.has_end_mark = True
-            raise
-        except tarfile.EmptyHeaderError:  # type: ignore[attr-defined]  # missing in typeshed
-            raise
-        except Exception as error:
-            if is_source_fault(error):
-                raise
-            raise _HeaderFault(f"the header at byte {tar.offset}: {error}") from error
+    def seekable(self) -> bool:
+        return False
 
 
 def convert_tar(source: str | os.PathLike, target: str | os.PathLike, *, progress: bool = True) -> Path:
@@ -186,26 +142,29 @@ def convert_tar(source: str | os.PathLike, target: str | os.PathLike, *, progres
     Taught in: notebooks/09_marigold_storage.ipynb
     """
     source, target = Path(source), Path(target)
+    name = str(source)
+
+    def damage(error: Exception) -> TarError:
+        return damage_error(name, error)
+
     with open(source, "rb") as file:
-        stream = open_unpacked(file, str(source))
+        with reading(name, damage):
+            stream = open_unpacked(file, name)
         if stream is None:
-            raise TarError(f"{source} is not compressed: use it as it is")
+            raise TarError(f"{name} is not compressed: use it as it is")
         with file_lock(sibling_path(target, ".lock", hidden=True)):
             if target.exists():
                 raise FileExistsError(f"{target} exists: remove it, or choose another name")
             bar = progress_bar(show=progress, total=source.stat().st_size, unit="B", unit_scale=True, desc="convert")
             with atomic_path(target) as partial, bar:
                 with open(partial, "wb") as plain:
-                    while block := _read_block(stream, source):
+                    while True:
+                        with reading(name, damage):
+                            block = stream.read(BLOCK_BYTES)
+                        if not block:
+                            break
                         plain.write(block)
                         bar.update(file.tell() - bar.n)
-                with TarStream(partial, str(source)) as tar:
+                with TarStream(partial, name) as tar:
                     deque(tar, maxlen=0)  # raises an error if it is cut or damaged
     return target
-
-
-def _read_block(stream: io.BufferedIOBase, source: Path) -> bytes:
-    try:
-        return stream.read(BLOCK_BYTES)
-    except Exception as error:  # each compression has its own class of error
-        raise damage_error(str(source), error) from error
