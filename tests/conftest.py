@@ -134,12 +134,11 @@ def _nothing_is_left_for_the_next_test():
         yield
     from matplotlib import pyplot
 
-    from labkit.measure import guesses as guess_log
-    from labkit.measure.recorder import set_recorder
+    from labkit.measure import recorder
 
-    set_recorder(None)
-    guess_log.guesses.clear()
-    guess_log._session_outcomes.clear()
+    recorder.set_recorder(None)
+    recorder.guesses.clear()
+    recorder.session_outcomes.clear()
     pyplot.close("all")
 
 

@@ -1,7 +1,7 @@
 """What must not change while the house is rebuilt: digests of batches, pixels, frames, plans and texts.
 
     python -m tests.net record FILE      # on the code before
-    python -m tests.net compare FILE     # on the code after; names each entry that differs, and ends with 1
+    python -m tests.net compare FILE     # on the code after; names each recorded entry that differs, and ends with 1
 
 Only public names and the command line are used. Digests are of one machine and its libraries.
 """
@@ -11,6 +11,7 @@ import hashlib
 import io
 import json
 import os
+import random
 import re
 import signal
 import subprocess
@@ -119,6 +120,18 @@ def loaders(photos: Path, folder: Path):
         second = lk.BatchLoader(store, size=96, batch_size=5, seed=seed)
         second.load_state_dict(state)
         yield f"BatchLoader resumed {seed}", [list(map(torch.clone, batch)) for batch in second]
+        for name, used, options in (
+            ("processes", store, {"num_processes": 2}),
+            ("pixels", pixels, {"dtype": torch.float16, **mean_std}),
+        ):
+            first = lk.BatchLoader(used, size=96, batch_size=5, seed=seed, num_threads=2, **options)
+            first.set_epoch(1)
+            iterator = iter(first)
+            next(iterator)
+            second = lk.BatchLoader(used, size=96, batch_size=5, seed=seed, num_threads=2, **options)
+            second.load_state_dict(first.state_dict())
+            yield f"BatchLoader resumed {name} {seed}", [list(map(torch.clone, batch)) for batch in second]
+            del iterator
         dataset = lk.ImageDataset(store, transform=Noise(), decoder="pil")
         for workers in (0, 2):
             config = lk.LoaderConfig(batch_size=5, num_workers=workers, seed=seed)
@@ -154,17 +167,113 @@ def loaders(photos: Path, folder: Path):
         yield f"read_shards workers {seed}", [[list(sample) for sample in batch] for batch in loader]
 
 
+@contextlib.contextmanager
+def as_rank(rank: int, world_size: int):
+    """What torchrun tells its processes."""
+    given = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
+    os.environ.update({name: str(value) for name, value in given.items()})
+    try:
+        yield
+    finally:
+        for name in given:
+            del os.environ[name]
+
+
+def ranks(photos: Path, folder: Path):
+    """Shares of two ranks, also with workers, resumed on two and on one, and those of the other loaders."""
+    shards, store = folder / "shards", lk.FolderStore(photos)
+    options = {"shuffle": 7, "shuffle_initial": 3}
+    for seed in SEEDS:
+        for rank in range(2):
+            with as_rank(rank, 2):
+                given = lk.read_shards(str(shards), seed=seed, **options)
+                given.set_epoch(1)
+                yield f"read_shards rank {rank} {seed}", [list(sample) for sample in given]
+                dataset = lk.read_shards(str(shards), seed=seed, **options)
+                dataset.set_epoch(1)
+                loader = torch.utils.data.DataLoader(dataset, 3, num_workers=2, collate_fn=list)
+                yield f"read_shards rank {rank} workers {seed}", [list(map(list, batch)) for batch in loader]
+                loader = lk.BatchLoader(store, size=96, batch_size=5, seed=seed)
+                yield f"BatchLoader rank {rank} {seed}", epochs(loader)
+                config = lk.LoaderConfig(batch_size=5, num_workers=0, seed=seed)
+                loader = lk.make_loader(lk.ImageDataset(store, decoder="pil"), config, shuffle=True, collate_fn=list)
+                yield f"make_loader rank {rank} {seed}", [[list(map(list, b)) for b in loader] for _ in range(2)]
+    # Which sample comes where is each run's own: what is promised is that each of them comes once.
+    for seed in SEEDS:
+        came, states = [], []
+        for rank in range(2):
+            with as_rank(rank, 2):
+                given = lk.read_shards(str(shards), seed=seed, **options)
+                given.set_epoch(1)
+                iterator = iter(given)
+                came += [digest(list(next(iterator))) for _ in range(4)]
+                states.append(json.loads(json.dumps(given.state_dict())))
+                again = lk.read_shards(str(shards), seed=seed, **options)
+                again.load_state_dict(given.state_dict())
+                yield f"read_shards rank {rank} resumed {seed}", [list(sample) for sample in again]
+        alone = lk.read_shards(str(shards), seed=seed, **options)
+        alone.load_state_dict(states)
+        came += [digest(list(sample)) for sample in alone]
+        yield f"read_shards two ranks, then one {seed}", sorted(came)
+
+
+def depth_and_device(photos: Path, folder: Path):
+    pairs = folder / "pairs"
+    pairs.mkdir()
+    for number in range(2):
+        rng = np.random.default_rng(number)
+        for name, pixels in {
+            "rgb": rng.integers(0, 256, (96, 128, 3), dtype=np.uint8),
+            "depth": rng.integers(0, 40_000, (96, 128), dtype=np.uint16),
+        }.items():
+            Image.fromarray(pixels).save(pairs / f"{name}_{number}.png")
+    names = folder / "pairs.txt"
+    names.write_text("".join(f"rgb_{number}.png depth_{number}.png\n" for number in range(2)))
+    for options in ({"mode": "train"}, {"mode": "train", "fast": True}, {"mode": "evaluate"}, {"preset": "kitti"}):
+        random.seed(0)
+        dataset = lk.DepthPairs(lk.FolderStore(pairs), names, **options)
+        if options.get("preset") == "kitti":  # whose crop is larger
+            yield f"DepthPairs {options}", error_of(lambda dataset=dataset: dataset[0], folder)
+        else:
+            yield f"DepthPairs {options}", [dataset[number] for number in range(len(dataset))]
+    images, targets = torch.rand(6, 3, 32, 40, generator=torch.Generator().manual_seed(0)), torch.arange(6) % 3
+    for seed in SEEDS:
+        for mix in (lk.mixup, lk.cutmix):
+            for per_sample in (False, True):
+                torch.manual_seed(seed)
+                mixed = mix(images, targets, num_classes=3, alpha=0.7, per_sample=per_sample)
+                yield f"{mix.__name__} {per_sample} {seed}", list(mixed)
+    loader = lk.BatchLoader(lk.FolderStore(photos), size=96, batch_size=5)
+    yield "CUDAPrefetcher cpu", [list(map(torch.clone, batch)) for batch in lk.CUDAPrefetcher(loader, "cpu")]
+    loader.set_epoch(0)
+    with lk.simulated_cuda():
+        moved = [[part.cpu() for part in batch] for batch in lk.CUDAPrefetcher(loader, "cuda", depth=2)]
+    yield "CUDAPrefetcher simulated", moved
+    (folder / "broken").mkdir()
+    for number, path in enumerate(sorted(photos.rglob("*.jpg"))[:4]):
+        (folder / "broken" / f"{number}.jpg").write_bytes(path.read_bytes()[: 900 if number == 2 else None])
+    dataset = lk.ImageDataset(lk.FolderStore(folder / "broken"), decoder="pil", on_error="skip", classes=[])
+    yield "skipped", [lk.collate([dataset[2], dataset[2 - 1]]), [tuple(skipped) for skipped in dataset.skipped]]
+
+
 def stores(photos: Path, folder: Path):
     for name, store in {
         "folder": lk.FolderStore(photos), "tar": lk.TarStore(folder / "x.tar"),
-        "opened": lk.open_store(str(folder / "x.tar")),
+        "opened": lk.open_store(str(folder / "x.tar")), "tarfile": lk.TarStore(folder / "x.tar", mode="tarfile"),
+        "reopen": lk.TarStore(folder / "x.tar", mode="reopen"),
     }.items():  # fmt: skip
         yield f"store {name}", [(key, store.read(key)) for key in store.keys()]  # noqa: SIM118
+    made = lk.make_photos(folder / "made", 6, seed=3, progress=False)
+    yield "make_photos", {str(path.relative_to(made)): path.read_bytes() for path in sorted(made.rglob("*.jpg"))}
+    dataset = lk.ImageDataset(lk.FolderStore(photos), decoder="pil")
+    yield "labels", [list(dataset.keys), dataset.classes, dataset.labels, dataset[4][0]]
     for decoder in lk.DECODERS:
         pixels = []
         for path in sorted(photos.rglob("*.*")):
             pixels.append(lk.decode(path.read_bytes(), decoder))
         yield f"decode {decoder}", pixels
+        scaled = [lk.decode(path.read_bytes(), decoder, short_side=60) for path in sorted(photos.rglob("*.*"))]
+        yield f"decode {decoder} scaled", scaled
     sizes = lk.collect_sizes(photos)
     yield "sizes", sizes.assign(path=[str(path).replace(str(folder), "FOLDER") for path in sizes["path"]])
     for seed in SEEDS:
@@ -184,6 +293,7 @@ def tables(folder: Path):
             try:
                 yield f"summarize {name} {machine} {experiment}", lk.summarize(runs)
                 yield f"conclude {name} {machine} {experiment}", lk.conclude(runs)
+                yield f"epoch_time {name} {machine} {experiment}", lk.epoch_time(runs, 1000).reset_index()
             except ValueError as error:
                 yield f"summarize {name} {machine} {experiment}", str(error)
     for number, given in enumerate([
@@ -203,6 +313,9 @@ def errors(photos: Path, folder: Path):
     whole = (folder / "x.tar").read_bytes()
     (folder / "cut.tar").write_bytes(whole[: len(whole) // 2])
     (folder / "cut.jpg").write_bytes((photos / "a" / "000.jpg").read_bytes()[:900])
+    empty = folder / "empty"
+    empty.mkdir()
+    config = lk.LoaderConfig(batch_size=5, num_workers=0)
     calls = {
         "cut tar": lambda: lk.TarStore(folder / "cut.tar").keys(),
         "cut tar extracted": lambda: lk.extract_tars([folder / "cut.tar"], folder / "no", progress=False),
@@ -222,6 +335,50 @@ def errors(photos: Path, folder: Path):
         "sizes": lambda: lk.collect_sizes(folder / "no"),
         "shards": lambda: list(lk.read_shards(str(folder / "no"))),
         "scheme": lambda: lk.open_store("ftp://x/y"),
+        "tar mode": lambda: lk.TarStore(folder / "x.tar", mode="sequential"),
+        "missing tar": lambda: lk.TarStore(folder / "no.tar"),
+        "missing member": lambda: lk.TarStore(folder / "x.tar").read("photos/a/no.jpg"),
+        "compressed tarfile": lambda: lk.TarStore(folder / "x.tar.gz", mode="tarfile").keys(),
+        "empty folder": lambda: lk.FolderStore(empty).keys(),
+        "classes": lambda: lk.ImageDataset(store, classes=["a"]),
+        "dataset decoder": lambda: lk.ImageDataset(store, decoder="jpeg9000"),
+        "on_error": lambda: lk.ImageDataset(store, on_error="ignore"),
+        "size": lambda: lk.BatchLoader(store, size=0),
+        "threads": lambda: lk.BatchLoader(store, num_threads=0),
+        "dtype": lambda: lk.BatchLoader(store, dtype=torch.int32),
+        "mean alone": lambda: lk.BatchLoader(store, dtype=torch.float16, mean=(0.5, 0.5, 0.5)),
+        "uint8 with mean": lambda: lk.BatchLoader(store, mean=(0.5,) * 3, std=(0.2,) * 3),
+        "another seed": lambda: lk.BatchLoader(store, seed=1).load_state_dict(lk.BatchLoader(store).state_dict()),
+        "no state": lambda: lk.BatchLoader(store).load_state_dict({"epoch": 1}),
+        "make_loader state": lambda: lk.make_loader(lk.ImageDataset(store), config).load_state_dict({"epoch": 1}),
+        "make_loader option": lambda: lk.make_loader(lk.ImageDataset(store), config, shufle=True),
+        "prefetch_factor": lambda: lk.LoaderConfig(prefetch_factor=0),
+        "start_method": lambda: lk.LoaderConfig(start_method="thread"),
+        "shards shuffle": lambda: lk.read_shards(str(folder / "shards"), shuffle=-1),
+        "shards decoder": lambda: lk.read_shards(str(folder / "shards"), decoder="jpeg9000"),
+        "shards pipe": lambda: lk.read_shards("pipe:cat x.tar"),
+        "shards state": lambda: lk.read_shards(str(folder / "shards")).load_state_dict({"epoch": 1}),
+        "write_shards count": lambda: lk.write_shards(store, folder / "none", max_count=0, progress=False),
+        "pixels short_side": lambda: lk.PixelStore.build(store, folder / "no.pixels", short_side=0, progress=False),
+        "buckets batch_size": lambda: lk.BucketBatchSampler(lk.collect_sizes(photos), 0),
+        "buckets frame": lambda: lk.BucketBatchSampler(pd.DataFrame({"path": ["a"]}), 4),
+        "depth list": lambda: lk.DepthPairs(store, folder / "no.txt"),
+        "depth preset": lambda: lk.DepthPairs(store, folder / "pairs.txt", preset="kity"),
+        "mixup dtype": lambda: lk.mixup(torch.zeros(2, 3, 4, 4, dtype=torch.uint8), torch.zeros(2)),
+        "mixup classes": lambda: lk.mixup(torch.zeros(2, 3, 4, 4), torch.tensor([0, 1])),
+        "cutmix label": lambda: lk.cutmix(torch.zeros(2, 3, 4, 4), torch.tensor([0, 9]), num_classes=3),
+        "prefetcher device": lambda: lk.CUDAPrefetcher([], "cuda"),
+        "prefetcher depth": lambda: lk.CUDAPrefetcher([], "cpu", depth=-1),
+        "photos profile": lambda: lk.make_photos(folder / "none", 1, profile="cats", progress=False),
+        "compare baseline": lambda: lk.compare({"a": list}, baseline="b"),
+        "compare option": lambda: lk.compare({"a": list}, baseline="a", round=2),
+        "compare empty": lambda: lk.compare({"a": list}, baseline="a", rounds=1, budget_s=0, progress=False),
+        "summarize columns": lambda: lk.summarize(pd.DataFrame({"variant": ["a"]})),
+        "load_frame": lambda: lk.load_frame(folder / "no.csv"),
+        "epoch_time": lambda: lk.epoch_time(lk.load_frame(REPO / "notebooks" / "11_ladder.csv"), 0),
+        "plan gpu": lambda: lk.plan(gpu="h1000", cpu_ms_per_image=1),
+        "plan storage": lambda: lk.plan(demand=100, cpu_ms_per_image=1, storage="floppy"),
+        "extract twice": lambda: lk.extract_tars([folder / "no.tar"], folder / "none", progress=False),
     }
     for name, call in calls.items():
         yield f"error {name}", error_of(call, folder)
@@ -262,8 +419,8 @@ def main() -> int:
         folder = Path(name)
         os.environ["LABKIT_HOME"] = str(folder / "home")
         photos = make_sources(folder)
-        for part in (loaders(photos, folder), stores(photos, folder), tables(folder), errors(photos, folder),
-                     watched(folder)):  # fmt: skip
+        parts = [make(photos, folder) for make in (loaders, ranks, stores, depth_and_device, errors)]
+        for part in (*parts, tables(folder), watched(folder)):
             for entry, value in part:
                 text = digest(value)
                 if found.setdefault(entry, text) != text:
@@ -276,10 +433,11 @@ def main() -> int:
         print(f"{len(found)} entries")
         return 0
     before = json.loads(Path(path).read_text())
-    wrong = [entry for entry in {**before, **found} if before.get(entry) != found.get(entry)]
+    wrong = [entry for entry in before if before[entry] != found.get(entry)]
     for entry in wrong:
         print(f"{entry}:\n  before {before.get(entry)}\n  after  {found.get(entry)}")
-    print(f"{len(before) - len(wrong)} of {len(before)} entries are the same")
+    n_new = len(found.keys() - before.keys())
+    print(f"{len(before) - len(wrong)} of {len(before)} entries are the same, {n_new} were not recorded")
     return bool(wrong)
 
 

@@ -29,7 +29,7 @@ def problems(node) -> list[str]:
     cells = _code(node)
     outputs = [output for cell in cells for output in cell.outputs]
     text = json.dumps(outputs)
-    plots = [cell for cell in cells if re.search(r"^(ax = )?lk\.plot_\w+\(", cell.source, re.MULTILINE)]
+    plots = [cell for cell in cells if re.search(r"^(ax = )?(?:lk|course)\.plot_\w+\(", cell.source, re.MULTILINE)]
     checked = [cell for cell in cells if "NBVAL_CHECK_OUTPUT" in cell.source]
     found = {
         "not one whole run in order": [cell.execution_count for cell in cells] != list(range(1, len(cells) + 1)),
@@ -60,7 +60,7 @@ def test_follows_the_skeleton(path):
     assert len(_code(node)[0].source.splitlines()) <= 6
     assert len(re.search(r"## The idea\n(.*?)(?=\n## |\Z)", text, re.DOTALL)[1].split()) <= 150
     assert max(len(cell.source.splitlines()) for cell in _code(node)) <= 25
-    assert len(re.findall(r"lk\.check\(", str(node))) in range(3, 6)
+    assert len(re.findall(r"course\.check\(", str(node))) in range(3, 6)
     assert "NBVAL_CHECK_OUTPUT" in str(node)
     assert "Next:" in node.cells[-1].source
 

@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from labkit.measure.guesses import Prediction, guesses, outcomes
 from labkit.measure.plots import GUESS, SMALL_PT, write_title
+from labkit.measure.recorder import OUTCOME_COLUMNS, Prediction, current_recorder, guesses, session_outcomes
 from labkit.measure.statistics import speedup_interval
 from labkit.util.arguments import require_positive
 from labkit.util.pictures import png_base64
@@ -121,8 +121,14 @@ def score(experiment: str = "") -> Score:
 
     Returns:
         A `Score`; a notebook shows it in words, and without `experiment` also as a picture.
+
+    Raises:
+        ValueError: a file of recorded guesses is damaged; names it.
     """
-    walk = outcomes()
+    recorder = current_recorder()
+    rows = [*session_outcomes.values(), *(recorder.recorded_outcomes() if recorder else ())]
+    latest = {(row["experiment"], row["label"]): row for row in rows}  # a recorded one may be newer
+    walk = pd.DataFrame(list(latest.values()), columns=list(OUTCOME_COLUMNS)).sort_values("experiment", kind="stable")
     walk["error"] = walk["guess"] / walk["measured"]
     walk["inside"] = walk["guess"].between(walk["ci_low"], walk["ci_high"])
     return Score(walk[walk["experiment"].str.startswith(experiment)], walk, experiment)

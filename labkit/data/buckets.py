@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from labkit.data.sizes import MAX_SIDE, Size
+from labkit.data.headers import MAX_SIDE, Size
 from labkit.util.arguments import require_int
 
 

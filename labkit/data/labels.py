@@ -19,7 +19,7 @@ _MAX_NAMED = 5
 
 
 class LabelWarning(UserWarning):
-    """All images have label 0, or labels are not those that `ImageFolder` would give."""
+    """All images have label 0."""
 
 
 class Labeled:
@@ -110,14 +110,6 @@ def warn_of_no_classes(name: str, number: int) -> None:
     _warn(
         f"{name} has {n_images(number)}, and none lies in a class folder, so all labels are 0: sort the images into "
         "folders, such as root/cat/1.jpg, or pass classes=[] if labels are not used"
-    )
-
-
-def warn_of_innermost_folders(name: str) -> None:
-    """Say that a file of an earlier version has other labels than would be made today."""
-    _warn(
-        f"{name} was built by an earlier version of labkit and has its labels: the last folder before the file's name "
-        "is the class, where now, as in torchvision's ImageFolder, the first is. Build it again to have those labels"
     )
 
 

@@ -1,11 +1,4 @@
-"""Stores over HTTP and object storage, and `open_store`.
-
-The files that a server's listing pages link to, in the forms that common servers write.
-
-Image files on an HTTP server, or in object storage.
-
-The right kind of store for a path or URL.
-"""
+"""Image files on an HTTP server or in object storage, and the store that fits a path or URL."""
 
 import json
 import os
@@ -13,9 +6,9 @@ import re
 from collections.abc import Iterable, Iterator
 from html.parser import HTMLParser
 from typing import Any
-from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit
+from urllib.parse import quote, unquote, urljoin, urlsplit
 
-from labkit.data.blobs import HttpClient, ObjectClient, is_http_url, is_url, known_schemes, refuse_storage_options
+from labkit.data.blobs import MISSING, HttpClient, ObjectClient, is_http_url, is_url, refuse_storage_options
 from labkit.data.stores import FolderStore, ListedStore, Store
 from labkit.data.tar import TarStore
 from labkit.util.files import images_among, is_file_key, is_hidden
@@ -23,78 +16,13 @@ from labkit.util.redact import strip_credentials
 from labkit.util.strings import PackedStrings
 
 _MAX_DEPTH = 32  # of folders: a link to its own folder would lead deeper without end
-
-
-def key_url(top: SplitResult, key: str) -> str:
-    """The URL of a key below a folder's URL. It keeps the folder's query, which may hold a signature."""
-    return top._replace(path=top.path + quote(key, errors="surrogateescape")).geturl()
-
-
-def list_files(client: HttpClient, top: SplitResult) -> list[str]:
-    """Keys of the files below `top`, the URL of a folder; hidden ones are left out.
-
-    Raises:
-        OSError: a page cannot be fetched or parsed, or folders never end. Half the keys would be worse than none.
-    """
-    folders, seen = [""], {""}
-    keys: list[str] = []
-    while folders:
-        folder = folders.pop()
-        if folder.count("/") > _MAX_DEPTH:
-            raise OSError(
-                f"{strip_credentials(top.geturl())} lists folders without end (a link to its own folder?): pass keys="
-            )
-        new_keys = [key for key in dict.fromkeys(_linked_keys(client, top, folder)) if key not in seen]
-        seen.update(new_keys)
-        folders += [key for key in new_keys if key.endswith("/")]
-        keys += [key for key in new_keys if not key.endswith("/")]
-    return keys
-
-
-def _linked_keys(client: HttpClient, top: SplitResult, folder: str) -> Iterator[str]:
-    """Keys that a folder's page links to; folders end with a slash."""
-    page = key_url(top, folder)
-    answer = client.get(page)
-    if answer.status != 200 or "html" not in answer.headers.get("Content-Type", ""):
-        return
-    parser = _LinkParser()
-    try:
-        parser.feed(answer.data.decode("utf-8", "replace"))
-    except AssertionError as error:  # html.parser's answer to some broken markup
-        raise OSError(f"{strip_credentials(page)} is not a readable listing ({error}): pass keys=") from error
-    for link in parser.links:
-        key = _key_below(top, page, link)
-        if is_hidden(key) or "" in key.rstrip("/").split("/"):  # "": it leads elsewhere
-            continue
-        is_folder = not os.path.splitext(key)[1]
-        yield key + "/" if is_folder and not key.endswith("/") else key
-
-
-class _LinkParser(HTMLParser):
-    """Collects the targets of links."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.links: list[str] = []
-
-    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        self.links += [value for name, value in attributes if tag == "a" and name == "href" and value]
-
-
-def _key_below(top: SplitResult, page: str, link: str) -> str:
-    """The key that a link leads to; "" if it leads elsewhere."""
-    try:
-        target = urlsplit(urljoin(page, link))
-        is_same_host = (target.hostname, target.port) == (top.hostname, top.port)
-    except ValueError:  # not a URL
-        return ""
-    path, top_path = (unquote(url.path, errors="surrogateescape") for url in (target, top))
-    is_below = target.scheme in ("http", "https") and is_same_host and path.startswith(top_path)
-    return path.removeprefix(top_path) if is_below else ""
+_NAME_FILES = "name the files, HttpStore(url, keys=[...])"
+# Compressed tars too: TarStore's error says how to convert one.
+_TAR_NAME = re.compile(r"\.(tar(\.\w+)?|t[gbx]z2?)$", re.IGNORECASE)
 
 
 class HttpStore(ListedStore):
-    """Image files under one URL.
+    r"""Image files under one URL.
 
     Args:
         url: `http(s)://host/folder`. For a `.tar` at a URL use `TarStore(url)`: it reads with range requests.
@@ -109,17 +37,20 @@ class HttpStore(ListedStore):
     Raises:
         ValueError: not an HTTP URL, or the URL of a tar; or the listing pages link to images that labkit does not
             decode and `ignore` does not name (on the first call of `keys()`).
-        FileNotFoundError: the server lists no images (on the first call of `keys()`).
+        FileNotFoundError: the server has no such folder, or lists no images (on the first call of `keys()`).
         OSError: no complete answer after all attempts, or one longer than `LABKIT_MAX_FILE_MB` (1024). No message holds
             a password or a signed query.
 
     A server that states too small a length, and sends as much, cannot be told from one with a shorter file; decoding
     such an image fails. A listing page that is cut short goes unnoticed: a manifest, or `keys=`, is safer.
 
+    >>> lk.HttpStore("https://host/photos", keys=["cat/1.jpg"]).read("cat/1.jpg")[:2]
+    b'\xff\xd8'
+
     Taught in: notebooks/08_shard_formats.ipynb
     """
 
-    _if_empty = "lists no images: pass keys=, or store a manifest"
+    _if_empty = f"lists no images: {_NAME_FILES}, or store a manifest"
 
     def __init__(
         self,
@@ -149,24 +80,93 @@ class HttpStore(ListedStore):
     def read(self, key: str) -> bytes:
         """Contents of one file. Raises KeyError if the server has none."""
         if is_file_key(key):
-            answer = self._client.get(key_url(self._url, key))
+            answer = self._client.get(self._url_of(key))
             is_listing = urlsplit(answer.url).path.endswith("/")  # a folder, to which the server redirected
             if answer.status == 200 and not is_listing:
                 return answer.data
         raise KeyError(f"{key!r} is not a file under {self.name}")
 
+    def _url_of(self, key: str) -> str:
+        """It keeps the folder's query, which may hold a signature."""
+        return self._url._replace(path=self._url.path + quote(key, errors="surrogateescape")).geturl()
+
     def _list_keys(self) -> list[str]:
         if listed := self._read_manifest():
             return [key for key in listed if not key.lower().endswith(self._ignore)]
-        return list(images_among(list_files(self._client, self._url), self._ignore, self.name))
+        return list(images_among(self._list_files(), self._ignore, self.name))
 
     def _read_manifest(self) -> list[str]:
-        answer = self._client.get(key_url(self._url, "manifest.json"))
+        answer = self._client.get(self._url_of("manifest.json"))
         try:
             keys = [row["key"] for row in json.loads(answer.data)["photos"]] if answer.status == 200 else []
         except (ValueError, KeyError, TypeError, RecursionError):  # some other program's manifest
             return []
         return keys if all(isinstance(key, str) for key in keys) else []
+
+    def _list_files(self) -> Iterator[str]:
+        """Keys of the files that the listing pages link to, each once; hidden ones are left out.
+
+        Raises:
+            FileNotFoundError: the server has no such folder.
+            OSError: a page cannot be fetched or parsed, or folders never end. Half the keys would be worse than none.
+        """
+        folders, seen = [""], {""}
+        while folders:
+            folder = folders.pop()
+            if folder.count("/") > _MAX_DEPTH:
+                raise OSError(f"{self.name} lists folders without end (a link to its own folder?): {_NAME_FILES}")
+            for key in self._linked_keys(folder):
+                if key in seen:
+                    continue
+                seen.add(key)
+                if key.endswith("/"):
+                    folders.append(key)
+                else:
+                    yield key
+
+    def _linked_keys(self, folder: str) -> Iterator[str]:
+        """Keys that a folder's page links to; folders end with a slash."""
+        page, parser = self._url_of(folder), _LinkParser()
+        answer = self._client.get(page)
+        if answer.status in MISSING and not folder:
+            raise FileNotFoundError(
+                f"{self.name} does not exist ({answer.status}): check the URL; "
+                f"if the server has the files and only lists no folders, {_NAME_FILES}"
+            )
+        if answer.status != 200 or "html" not in answer.headers.get("Content-Type", ""):
+            return
+        try:
+            parser.feed(answer.data.decode("utf-8", "replace"))
+        except AssertionError as error:  # html.parser's answer to some broken markup
+            raise OSError(f"{strip_credentials(page)} is not a readable listing ({error}): {_NAME_FILES}") from error
+        for link in parser.links:
+            key = self._key_of(page, link)
+            if is_hidden(key) or "" in key.rstrip("/").split("/"):  # "": it leads elsewhere
+                continue
+            is_folder = not os.path.splitext(key)[1]
+            yield key + "/" if is_folder and not key.endswith("/") else key
+
+    def _key_of(self, page: str, link: str) -> str:
+        """The key that a link leads to; "" if it leads elsewhere."""
+        try:
+            target = urlsplit(urljoin(page, link))
+            is_same_host = (target.hostname, target.port) == (self._url.hostname, self._url.port)
+        except ValueError:  # not a URL
+            return ""
+        path, top = (unquote(url.path, errors="surrogateescape") for url in (target, self._url))
+        is_below = target.scheme in ("http", "https") and is_same_host and path.startswith(top)
+        return path.removeprefix(top) if is_below else ""
+
+
+class _LinkParser(HTMLParser):
+    """Collects the targets of links."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.links: list[str] = []
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.links += [value for name, value in attributes if tag == "a" and name == "href" and value]
 
 
 class ObjectStore(ListedStore):
@@ -180,10 +180,12 @@ class ObjectStore(ListedStore):
 
     Raises:
         ImportError: the scheme's package is missing; names it.
-        FileNotFoundError: no image under the prefix (on the first call of `keys()`).
+        FileNotFoundError: no image under the prefix, or no such bucket (on the first call of `keys()`).
         ValueError: images that labkit does not decode and `ignore` does not name (on the first call of `keys()`).
         OSError: no complete answer; names the object. Its client decides how often to retry and how long to wait: for
             S3 set `config_kwargs={"read_timeout": 10, "retries": {"max_attempts": 2}}`.
+
+    >>> store = lk.ObjectStore("s3://bucket/photos", anon=True)
 
     Taught in: notebooks/08_shard_formats.ipynb
     """
@@ -212,10 +214,6 @@ class ObjectStore(ListedStore):
         return list(images_among((path.removeprefix(root).lstrip("/") for path in paths), self._ignore, self.name))
 
 
-# Compressed tars too: TarStore's error says how to convert one.
-_TAR_NAME = re.compile(r"\.(tar(\.\w+)?|t[gbx]z2?)$", re.IGNORECASE)
-
-
 def open_store(path_or_url: str | os.PathLike, *, ignore: str | Iterable[str] = (), **storage_options: Any) -> Store:
     """The store that fits a path or URL.
 
@@ -227,6 +225,9 @@ def open_store(path_or_url: str | os.PathLike, *, ignore: str | Iterable[str] = 
         ignore: Suffixes of files to leave out, such as `(".gif", ".bmp")`, which labkit does not decode.
         **storage_options: Passed to fsspec, for object storage.
 
+    >>> lk.open_store("photos")
+    FolderStore('photos', 256 images)
+
     Raises:
         ValueError: no store reads such a place; says what is accepted.
         TypeError: options for a place that takes none.
@@ -235,14 +236,21 @@ def open_store(path_or_url: str | os.PathLike, *, ignore: str | Iterable[str] = 
     refuse_storage_options(place, storage_options)
     if os.path.isdir(place):
         return FolderStore(place, ignore=ignore)
-    is_readable = place.partition("://")[0] in known_schemes() if is_url(place) else os.path.isfile(place)
+    is_readable = _is_known_scheme(place) if is_url(place) else os.path.isfile(place)
     if is_readable and _TAR_NAME.search(urlsplit(place).path if is_url(place) else place):
         return TarStore(place, ignore=ignore, **storage_options)
+    if is_readable and is_http_url(place):
+        return HttpStore(place, ignore=ignore)
     if is_readable and is_url(place):
-        return (
-            HttpStore(place, ignore=ignore)
-            if is_http_url(place)
-            else ObjectStore(place, ignore=ignore, **storage_options)
-        )
+        return ObjectStore(place, ignore=ignore, **storage_options)
     shown = strip_credentials(place) if is_url(place) else place
     raise ValueError(f"{shown!r} is not a folder of images, a .tar or a URL of a known scheme")
+
+
+def _is_known_scheme(url: str) -> bool:
+    """Whether a store can be opened for a URL; some schemes need an extra package."""
+    if is_http_url(url):
+        return True
+    import fsspec
+
+    return url.partition("://")[0] in fsspec.available_protocols()

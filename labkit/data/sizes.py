@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from labkit.data.headers import Header, read_header
+from labkit.data.headers import MAX_SIDE, Header, Size, read_header
 from labkit.util.arguments import require_int
 from labkit.util.files import (
     IMAGE_SUFFIXES,
@@ -141,9 +141,6 @@ def _read_batches(paths: list[str], readers: Readers, batch_size: int, progress:
 def _read_batch(paths: list[str]) -> list[Header]:
     return [read_header(path) for path in paths]
 
-
-Size = tuple[int, int]  # (width, height), pixels as stored
-MAX_SIDE = 999_999_999  # pixels; a larger number is not a size
 
 # `{stem}_{width:04d}x{height:04d}_{model}.npz`. Other names in .npz state no size: text-encoder outputs
 # (`{stem}_te_outputs.npz`, `{stem}_flux_te.npz`, ...) and the oldest caches, which are `{stem}.npz`.

@@ -80,7 +80,7 @@ class ListedStore(ABC):
 
 
 class FolderStore(ListedStore):
-    """Image files under one folder, at any depth. Links are followed, but never in a circle.
+    r"""Image files under one folder, at any depth. Links are followed, but never in a circle.
 
     Hidden files and folders are left out, and so is what a system keeps for itself, such as `@eaDir` and `__MACOSX`.
 
@@ -93,6 +93,10 @@ class FolderStore(ListedStore):
         ValueError: it holds images that labkit does not decode and `ignore` does not name (on the first call of
             `keys()`); counts them by suffix.
         OSError: a folder cannot be listed.
+
+    >>> store = lk.FolderStore("photos")
+    >>> store.read(store.keys()[0])[:2]
+    b'\xff\xd8'
 
     Taught in: notebooks/01_naive_pil.ipynb
     """

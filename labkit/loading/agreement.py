@@ -39,6 +39,9 @@ def agreement(images: Sequence[Tensor], libraries: Sequence[str] = LIBRARIES) ->
         One row per operation and library: `operation`, `library`, `mean` and `largest` absolute difference, on the
         scale of 0 to 255.
 
+    Raises:
+        ValueError: an image has another shape.
+
     Taught in: notebooks/04_tensor_transforms.ipynb
     """
     wrong = [tuple(image.shape) for image in images if tuple(image.shape) != (3, 224, 224)]

@@ -35,7 +35,7 @@ class BatchLoader(Labeled, Resumable):
 
     libjpeg-turbo and OpenCV release the GIL while they work, so threads can do what `DataLoader` needs processes for,
     and write into the batch itself. Only the rows and columns of a JPEG that the crop needs are decoded, at the
-    smallest of 1/1, 1/2, 1/4 and 1/8 of its size that still has as many pixels as the crop.
+    smallest of 1/1, 1/2, 1/4 and 1/8 of its size at which the crop still has `size` pixels in height and width.
 
     Args:
         source: A store of encoded images, or a `PixelStore`. Labels are those of `ImageDataset`, or the store's own.
@@ -55,7 +55,7 @@ class BatchLoader(Labeled, Resumable):
         memory_format: `torch.channels_last`, or `torch.contiguous_format`: planes of red, green and blue.
         seed: Of order, crops and flips, which depend only on (seed, epoch, index), and on how many times the index came
             before in the epoch.
-        train: False: the centre of each image, as Resize(256) and CenterCrop(224) keep it; nothing is random.
+        train: False: the centre of each image, as Resize(256) and CenterCrop(224) keep it for `size=224`, and no draws.
         shuffle: A new order each epoch. Default: the value of `train`.
         sampler: Gives the indices instead, such as torch's `DistributedSampler`; its `set_epoch` is called, unless the
             training does so itself. Without one, the ranks that torchrun or `torch.distributed` started share out each
@@ -65,7 +65,7 @@ class BatchLoader(Labeled, Resumable):
         ratio: Smallest and largest width / height of a crop.
         flip: Probability of mirroring.
         scaled_decoding: False: always decode at full size.
-        prefetch_factor: Number of batches made ahead.
+        prefetch_factor: Batches made ahead: of the loader, or of each of its `num_processes`.
         pin_memory: Page-locked batches. Default: if CUDA is available.
         reads_in_flight: Requests to the store at a time, by so many threads that only read, apart from those that
             decode: for storage far away. Latency in seconds times the images per second that the cores can decode

@@ -18,7 +18,7 @@ from labkit.util.arguments import require_choice, require_int
 from labkit.util.machine import usable_cores
 
 BATCH = 64
-_BLOCK_BYTES = 128 * 2**20  # of sources, and the same of targets: together several times the usual caches
+_BLOCKS_BYTES = 128 * 2**20  # all blocks of sources, and the same of targets: together several times the usual caches
 
 
 def decode_limit(store: Store, *, num_threads: int | None = None, decoder: str = "turbojpeg") -> "Limit":
@@ -121,7 +121,7 @@ def _filled_blocks(size: int, num_threads: int, dtype: type, value: int) -> np.n
     """Memory for batches, larger than the caches: (blocks, 64, size, size, 3)."""
     shape = (BATCH, require_int("size", size), size, 3)
     # At least two for each thread, so that no two threads write one target at a time.
-    n_blocks = max(2 * num_threads, math.ceil(_BLOCK_BYTES / (math.prod(shape) * np.dtype(dtype).itemsize)))
+    n_blocks = max(2 * num_threads, math.ceil(_BLOCKS_BYTES / (math.prod(shape) * np.dtype(dtype).itemsize)))
     return np.full((n_blocks, *shape), value, dtype)
 
 

@@ -1,4 +1,4 @@
-"""In which order samples come: for one process or shared among ranks, another in each epoch, for any loader."""
+"""In which order samples come: a new order for each epoch, for one process or shared among ranks, for any loader."""
 
 import copy
 import os

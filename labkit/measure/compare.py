@@ -1,13 +1,10 @@
 """Compare variants in interleaved, mirrored rounds until the answer is precise.
 
-When a comparison has run long enough: its intervals are narrow, or its time is spent.
-
-compare(): run variants of a loader side by side, so that their ratio means something.
-
 Two loops timed one after the other measure the state of the machine as much as the code. Here each round runs every
 variant once, in random order, and speed-ups are ratios within a round: what slows down a whole round cancels.
 """
 
+import difflib
 import gc
 import math
 import random
@@ -15,9 +12,9 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Never
 
 import numpy as np
 import pandas as pd
@@ -32,96 +29,23 @@ from labkit.util.machine import scale
 from labkit.util.process import keep_freed_memory, progress_bar
 from labkit.util.redact import contains_secret, redact
 
-_MAX_GROWTH = 4  # times the rounds before the first look: more would narrow an interval by less than half again
-_SHARE_OF_EFFECT = 0.1  # "ten times, within a quarter" is precise enough
-
-
-@dataclass
-class Stopping:
-    """Rounds until every speed-up is known precisely enough, or until the time is spent.
-
-    The runs are looked at three times at most. When is planned once, from the time that the first rounds took and not
-    from what they showed, so the intervals of `speedup_interval` stay valid with that number of looks.
-
-    Args:
-        min_rounds: Rounds before the first look.
-        precision: Half-width of a 95 % interval that is narrow enough, as a share: 0.05 is 5 %. A tenth of the effect,
-            on a logarithmic scale, is enough too.
-        budget_s: Seconds after which no round is started that would not be looked at.
-        clock: Returns seconds.
-
-    Attributes:
-        n_looks: Looks planned. 1 until the first rounds have been timed.
-    """
-
-    min_rounds: int
-    precision: float
-    budget_s: float
-    clock: Callable[[], float] = time.perf_counter
-    n_looks: int = 1
-    _looks: list[int] = field(default_factory=list)
-
-    def begin(self) -> None:
-        self._started_s = self.clock()
-
-    def next_round(self, rows: list[dict], labels: list[str], baseline: str, n_rounds: int) -> list[str]:
-        """The variants that go on after `n_rounds` rounds; none: the comparison is over.
-
-        Args:
-            rows: The runs so far that are no warm-ups.
-            labels: The variants of the last round.
-            baseline: Runs in every round.
-        """
-        if n_rounds == self.min_rounds:
-            self._looks = self._plan(n_rounds)
-            self.n_looks = len(self._looks)
-        if n_rounds not in self._looks:
-            return labels
-        if n_rounds == self._looks[-1]:
-            return []
-        return self._vague(rows, labels, baseline)
-
-    def _vague(self, rows: list[dict], labels: list[str], baseline: str) -> list[str]:
-        others = [label for label in labels if label != baseline]
-        vague = [label for label in others if not self._is_precise(rows, label, baseline)]
-        return [label for label in labels if label in (baseline, *vague)] if vague else []
-
-    def _plan(self, n_rounds: int) -> list[int]:
-        """Numbers of rounds after which to look: now, at the end of the time, and between them."""
-        elapsed_s = self.clock() - self._started_s
-        n_more = (self.budget_s - elapsed_s) * n_rounds / elapsed_s if elapsed_s > 0 else math.inf
-        last = n_rounds + max(0, int(min(n_more, (_MAX_GROWTH - 1) * n_rounds)))
-        between = round(math.sqrt(n_rounds * last))
-        return sorted({n_rounds, between, last}) if last > n_rounds + 1 else [last]
-
-    def _is_precise(self, rows: list[dict], label: str, baseline: str) -> bool:
-        frame = pd.DataFrame(rows).assign(experiment="")
-        own, base = (frame[frame["variant"] == name] for name in (label, baseline))
-        ratios = paired_ratios(own, base)["speedup"].to_numpy(float)
-        low, high = speedup_interval(ratios, n_looks=self.n_looks)
-        enough = max(math.log1p(self.precision), _SHARE_OF_EFFECT * abs(math.log(speedup_of(ratios))))
-        return bool(np.log(high / low) / 2 <= enough)
-
-
-@dataclass
-class FixedRounds:
-    """So many rounds, whatever they show."""
-
-    rounds: int
-    n_looks: int = 1
-
-    def begin(self) -> None:
-        """Nothing depends on the time."""
-
-    def next_round(self, rows: list[dict], labels: list[str], baseline: str, n_rounds: int) -> list[str]:
-        return labels if n_rounds < self.rounds else []
-
-
 # Taken from the iterable, if it has them: a loader that works outside this process tree reports its own rate and costs.
 _REPORTED_BY_LOADERS = (
-    "batch_size", "num_workers", "images_per_s", "steady_s", "n_steady_batches", "n_steady_images", "is_steady",
-    "cpu_s", "steal_s", "others_cpu_s", "peak_mem_mb", "page_cache",
-)  # fmt: skip
+    "batch_size",
+    "num_workers",
+    "images_per_s",
+    "steady_s",
+    "n_steady_batches",
+    "n_steady_images",
+    "is_steady",
+    "cpu_s",
+    "steal_s",
+    "others_cpu_s",
+    "peak_mem_mb",
+    "page_cache",
+)
+_MAX_GROWTH = 4  # times the rounds before the first look: more would narrow an interval by less than half again
+_SHARE_OF_EFFECT = 0.1  # "ten times, within a quarter" is precise enough
 
 
 class DifferentWorkWarning(UserWarning):
@@ -153,6 +77,7 @@ def compare(
     progress: bool = True,
     rung: bool = True,
     factors: Mapping[str, Any] | None = None,
+    **misspelt: Never,
 ) -> pd.DataFrame:
     """Time variants in interleaved rounds, until their speed-ups are known precisely enough.
 
@@ -160,7 +85,7 @@ def compare(
         variants: Label -> function without arguments that returns an iterable of batches: arrays or tensors (4-D: the
             first axis counts images, 3-D: one image), tuples, lists, dicts or data classes that begin with one, ints.
         baseline: Label of the variant that speed-ups refer to.
-        rounds: Measured rounds. Default: as many as `precision` asks for, see `labkit.measure.compare`.
+        rounds: Measured rounds. Default: as many as `precision` asks for, see `Stopping`.
         precision: Half-width of a 95 % interval that is narrow enough: 0.05 is 5 %.
         budget_s: Seconds for all measured rounds. Default: `lk.scale().budget_s` for each variant.
         verdicts: Which variants `summarize` judges: all (True), none (False) or these.
@@ -177,32 +102,56 @@ def compare(
     Returns:
         One row per run, with the columns of `labkit.measure.frames`; `images_per_s` is the steady state's.
 
-    Raises: VariantError (a variant raised, or yielded no batch), ValueError (arguments).
+    Raises:
+        VariantError: a variant raised, or yielded no batch.
+        ValueError, TypeError: an argument is impossible or unknown.
+
+    Example: `lk.compare({"one": lambda: one, "two": lambda: two}, baseline="one", experiment="loaders")`
+
     Taught in: notebooks/00_measure.ipynb
     """
+    if misspelt:
+        raise TypeError(f"compare() got an unexpected keyword argument {_describe_misspelt(next(iter(misspelt)))}")
     _check_arguments(variants, baseline, rounds, precision, warmups, experiment)
-    has_verdict = _judged(variants, verdicts)
-    stopping = _make_stopping(rounds, precision, budget_s, len(variants), clock)
+    has_verdict: bool | dict[str, bool]
+    if isinstance(verdicts, bool):
+        has_verdict = verdicts
+    else:
+        judged = [require_choice("verdicts", label, variants) for label in verdicts]
+        has_verdict = {label: label in judged for label in variants}
+    if rounds is not None:
+        stopping = Stopping(rounds, precision, 0, clock)
+    else:
+        seconds = scale().budget_s * len(variants) if budget_s is None else budget_s
+        stopping = Stopping(scale().rounds, precision, seconds, clock)
     runner = _Runner(variants, baseline, experiment or "compare", evict, count or count_images, clock)
     rows = runner.run_rounds(stopping, warmups, seed, progress)
-    _warn_of_different_work(rows)
-    own = {"experiment": experiment, "baseline": baseline, "seed": seed, "has_verdict": has_verdict, "rung": rung}
-    return _recorded(rows, {**own, "n_looks": stopping.n_looks, **(factors or {})})
-
-
-def _recorded(rows: list[dict[str, Any]], factors: dict[str, Any]) -> pd.DataFrame:
-    frame = make_frame(_move_own_factors(rows, factors), **factors)
-    if factors["experiment"] and (recorder := current_recorder()):
+    # What one pass delivers: how often a loader was lengthened depends on its speed.
+    n_images = {row["variant"]: images for row in rows if (images := row.pop("pass_images")) is not None}
+    if len(set(n_images.values())) > 1:
+        message = f"the variants did not deliver the same number of images: {n_images}"
+        warnings.warn(message, DifferentWorkWarning, stacklevel=2)
+    columns: dict[str, Any] = {
+        "experiment": experiment,
+        "baseline": baseline,
+        "seed": seed,
+        "has_verdict": has_verdict,
+        "rung": rung,
+    }
+    columns |= {"n_looks": stopping.n_looks, **(factors or {})}
+    for name in [name for name, values in columns.items() if isinstance(values, Mapping)]:
+        by_variant = columns.pop(name)
+        rows = [{**row, name: by_variant.get(row["variant"])} for row in rows]
+    frame = make_frame(rows, **columns)
+    if experiment and (recorder := current_recorder()):
         recorder.record_frame(frame)
     return frame
 
 
-def _make_stopping(
-    rounds: int | None, precision: float, budget_s: float | None, n_variants: int, clock: Callable[[], float]
-) -> Stopping | FixedRounds:
-    if rounds is not None:
-        return FixedRounds(rounds)
-    return Stopping(scale().rounds, precision, scale().budget_s * n_variants if budget_s is None else budget_s, clock)
+def _describe_misspelt(name: str) -> str:
+    near = difflib.get_close_matches(name, ["variants", "baseline", *(compare.__kwdefaults__ or ())], n=1)
+    advice = f"did you mean {near[0]}? A" if near else "a"
+    return f"{name!r}: {advice} column of your own goes into factors={{{name!r}: ...}}"
 
 
 def _check_arguments(
@@ -224,35 +173,68 @@ def _check_arguments(
             raise ValueError(f"{name!r} cannot be saved in a table: remove zero bytes and broken UTF-8")
 
 
-def _judged(variants: Mapping[str, Factory], verdicts: bool | Collection[str]) -> bool | dict[str, bool]:
-    """A factor: which variants carry a verdict."""
-    if isinstance(verdicts, bool):
-        return verdicts
-    for label in verdicts:
-        require_choice("verdicts", label, variants)
-    return {label: label in verdicts for label in variants}
+@dataclass
+class Stopping:
+    """Rounds until every speed-up is known precisely enough, or until the time is spent.
 
+    The runs are looked at three times at most. When is planned once, from the time that the first rounds took and not
+    from what they showed, so the intervals of `speedup_interval` stay valid with that number of looks.
 
-def _move_own_factors(rows: list[dict[str, Any]], factors: dict[str, Any]) -> list[dict[str, Any]]:
-    """Take the factors that differ between variants out of `factors`, and add them to the rows."""
-    own = {name: factors.pop(name) for name in list(factors) if isinstance(factors[name], Mapping)}
-    return [{**row, **{name: values.get(row["variant"]) for name, values in own.items()}} for row in rows]
+    Args:
+        min_rounds: Rounds before the first look.
+        precision: Half-width of a 95 % interval that is narrow enough, as a share: 0.05 is 5 %. A tenth of the effect,
+            on a logarithmic scale, is enough too.
+        budget_s: Seconds after which no round is started that would not be looked at. 0: `min_rounds` rounds, and one
+            look.
+        clock: Returns seconds.
 
+    Attributes:
+        n_looks: Looks planned. 1 until the first rounds have been timed.
+    """
 
-def _shuffled_orders(labels: list[str], shuffler: random.Random) -> Iterator[list[str]]:
-    """Random orders, each followed by its reverse: over two rounds no variant comes earlier than another."""
-    while True:
-        shuffler.shuffle(labels)
-        yield list(labels)
-        yield labels[::-1]
+    min_rounds: int
+    precision: float
+    budget_s: float
+    clock: Callable[[], float] = time.perf_counter
+    n_looks: int = 1
+    _looks: list[int] = field(default_factory=list)
 
+    def begin(self) -> None:
+        self._started_s = self.clock()
 
-def _warn_of_different_work(rows: list[dict[str, Any]]) -> None:
-    """Compare what one pass delivers: how often a loader was lengthened depends on its speed."""
-    n_images = {row["variant"]: images for row in rows if (images := row.pop("pass_images")) is not None}
-    if len(set(n_images.values())) > 1:
-        message = f"the variants did not deliver the same number of images: {n_images}"
-        warnings.warn(message, DifferentWorkWarning, stacklevel=3)
+    def next_round(self, rows: list[dict], labels: list[str], baseline: str, n_rounds: int) -> list[str]:
+        """The variants that go on after `n_rounds` rounds; none: the comparison is over.
+
+        Args:
+            rows: The runs so far that are no warm-ups.
+            labels: The variants of the last round.
+            baseline: Runs in every round.
+        """
+        if n_rounds == self.min_rounds:
+            self._looks = self._plan(n_rounds)
+            self.n_looks = len(self._looks)
+        if n_rounds not in self._looks:
+            return labels
+        if n_rounds == self._looks[-1]:
+            return []
+        vague = [label for label in labels if label != baseline and not self._is_precise(rows, label, baseline)]
+        return [label for label in labels if label in (baseline, *vague)] if vague else []
+
+    def _plan(self, n_rounds: int) -> list[int]:
+        """Numbers of rounds after which to look: now, at the end of the time, and between them."""
+        elapsed_s = self.clock() - self._started_s
+        n_more = (self.budget_s - elapsed_s) * n_rounds / max(elapsed_s, 1e-9)
+        last = n_rounds + max(0, int(min(n_more, (_MAX_GROWTH - 1) * n_rounds)))
+        between = round(math.sqrt(n_rounds * last))
+        return sorted({n_rounds, between, last}) if last > n_rounds + 1 else [last]
+
+    def _is_precise(self, rows: list[dict], label: str, baseline: str) -> bool:
+        frame = pd.DataFrame(rows).assign(experiment="")
+        own, base = (frame[frame["variant"] == name] for name in (label, baseline))
+        ratios = paired_ratios(own, base)["speedup"].to_numpy(float)
+        low, high = speedup_interval(ratios, n_looks=self.n_looks)
+        enough = max(math.log1p(self.precision), _SHARE_OF_EFFECT * abs(math.log(speedup_of(ratios))))
+        return bool(np.log(high / low) / 2 <= enough)
 
 
 @dataclass(frozen=True)
@@ -267,14 +249,13 @@ class _Runner:
     clock: Callable[[], float]
     n_steady_batches: dict[str, int | None] = field(default_factory=dict)  # as planned in a variant's first run
 
-    def run_rounds(
-        self, stopping: Stopping | FixedRounds, warmups: int, seed: int, progress: bool
-    ) -> list[dict[str, Any]]:
+    def run_rounds(self, stopping: Stopping, warmups: int, seed: int, progress: bool) -> list[dict[str, Any]]:
         """One row per run, by round and in the order of the variants."""
         labels, rows, number = list(self.variants), [], 0
-        active, orders = labels, _shuffled_orders(list(labels), random.Random(seed))
+        active, orders = labels, _mirrored_orders(list(labels), random.Random(seed))
         keep_freed_memory()  # else a rate depends on what this process ran before
-        with _frozen_heap(), _same_torch_threads() as n_threads, PeakMemory() as memory, self._bar(progress) as bar:
+        bars = progress_bar(show=progress, unit="run")
+        with _frozen_heap(), _same_torch_threads() as n_threads, PeakMemory() as memory, bars as bar:
             while active:
                 memory.is_sampled = number == 0
                 if number == warmups:
@@ -291,39 +272,40 @@ class _Runner:
                     active = stopping.next_round(measured, active, self.baseline, number - warmups)
         return sorted(rows, key=lambda row: (row["round"], labels.index(row["variant"])))
 
-    def _bar(self, progress: bool) -> Any:
-        return progress_bar(show=progress, unit="run")
-
     def _run(self, label: str, memory: PeakMemory, *, is_warmup: bool) -> dict[str, Any]:
         evict = self.evict.get(label) if isinstance(self.evict, Mapping) else self.evict
         evicted = evict() if evict else 0
         gc.collect()
         memory.begin()
-        before = tree_usage()
+        before, peaks = tree_usage(), []
+        watch = Stopwatch(
+            self.count,
+            self.clock,
+            scale().min_steady_s,
+            is_warmup=is_warmup,
+            on_steady=lambda: peaks.append(memory.end()),
+            n_steady_batches=self.n_steady_batches.get(label),
+        )
         try:
-            measured = self._time(label, memory, is_warmup=is_warmup, lengthen=evict is None)
+            iterable, measured = watch.time(self.variants[label], lengthen=evict is None)
+            reported = {name: getattr(iterable, name) for name in _REPORTED_BY_LOADERS if hasattr(iterable, name)}
+        except NoBatch:
+            raise VariantError(redact(f"variant {label!r} yielded no batch"), label) from None
         except Exception as error:
-            is_named = isinstance(error, VariantError)
-            what = error if is_named else f"raised {type(error).__name__}: {error}"
-            cause = None if is_named or contains_secret(error) else error
-            raise VariantError(redact(f"variant {label!r} {what}"), label) from cause
+            message = redact(f"variant {label!r} raised {type(error).__name__}: {error}")
+            raise VariantError(message, label) from (None if contains_secret(error) else error)
+        self.n_steady_batches[label] = watch.n_steady_batches
         asked = evict is not None
         page_cache = page_cache_state(before.read_bytes, tree_usage().read_bytes, asked=asked, evicted=evicted)
-        return {"page_cache": page_cache, **measured}
+        return {"page_cache": page_cache, **measured, "peak_mem_mb": peaks[0], **reported}
 
-    def _time(self, label: str, memory: PeakMemory, *, is_warmup: bool, lengthen: bool) -> dict[str, Any]:
-        peaks: list[float] = []
-        watch = Stopwatch(
-            self.count, self.clock, scale().min_steady_s, is_warmup, lambda: peaks.append(memory.end()),
-            self.n_steady_batches.get(label),
-        )  # fmt: skip
-        try:
-            iterable, measured = watch.time(self.variants[label], lengthen=lengthen)
-        except NoBatch:
-            raise VariantError("yielded no batch") from None
-        self.n_steady_batches[label] = watch.n_steady_batches
-        reported = {name: getattr(iterable, name) for name in _REPORTED_BY_LOADERS if hasattr(iterable, name)}
-        return {**measured, "peak_mem_mb": peaks[0], **reported}
+
+def _mirrored_orders(labels: list[str], shuffler: random.Random) -> Iterator[list[str]]:
+    """Random orders, each followed by its reverse: over two rounds no variant comes earlier than another."""
+    while True:
+        shuffler.shuffle(labels)
+        yield list(labels)
+        yield labels[::-1]
 
 
 @contextmanager
@@ -345,13 +327,12 @@ def _same_torch_threads() -> Iterator[Callable[[], int | None]]:
 def _frozen_heap() -> Iterator[None]:
     """Exempt all living objects from garbage collection: between runs it then takes microseconds, not 0.1 s."""
     gc.collect()
-    with ExitStack() as frozen:
-        if not _is_frozen():  # a freeze by somebody else stays
-            gc.freeze()
-            frozen.callback(gc.unfreeze)
+    # A freeze by somebody else stays. Counts would not tell of it: Python 3.12 exempts some objects of its own.
+    is_ours = any(item is sys.modules for item in gc.get_objects())
+    if is_ours:
+        gc.freeze()
+    try:
         yield
-
-
-def _is_frozen() -> bool:
-    """Whether what lives as long as the process is exempt. Counts do not tell: Python 3.12 exempts some of its own."""
-    return not any(item is sys.modules for item in gc.get_objects())
+    finally:
+        if is_ours:
+            gc.unfreeze()

@@ -1,6 +1,4 @@
-"""Frames of runs: columns, files, and what they say of an epoch.
-
-Frames of runs: one row per run, made from measurements, saved and loaded.
+"""Frames of runs: one row per run, made from measurements, saved and loaded; and what they say of an epoch.
 
 What `compare` fills in, seconds by the wall clock:
 
@@ -18,15 +16,13 @@ n_images: All images of the run.
 peak_mem_mb: Taken in the first round only, since reading it would disturb the others.
 torch_num_threads: torch's threads when `compare` was called, the same for all variants.
 n_looks, has_verdict: How often the runs were looked at before `compare` stopped; whether `summarize` judges.
-
-What an epoch of some length takes, from the parts of shorter or longer runs.
 """
 
 import os
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -39,19 +35,43 @@ from labkit.util.redact import redact
 # Raise it when figures change their meaning, as when a rate leaves out what it included: stored runs are then too old.
 MEASURE_VERSION = 4
 
-# Units are in the names; any further column is a factor.
-COLUMNS = (
-    "experiment", "variant", "baseline", "round", "order", "is_warmup", "n_images", "startup_s", "first_batch_s",
-    "settle_s", "n_settle_batches", "steady_s", "n_steady_batches", "n_steady_images", "shutdown_s", "is_steady",
-    "images_per_s", "cpu_s", "steal_s", "others_cpu_s", "peak_mem_mb", "batch_size", "num_workers", "torch_num_threads",
-    "storage", "page_cache", "device", "seed", "n_looks", "has_verdict", "env_id",
-)  # fmt: skip
-
-_TEXT_COLUMNS = ("experiment", "variant", "baseline", "storage", "page_cache", "device", "env_id")
-_NUMBER_COLUMNS = (
-    "round", "order", "n_images", "startup_s", "first_batch_s", "settle_s", "steady_s", "shutdown_s", "images_per_s",
-    "cpu_s", "peak_mem_mb",
-)  # fmt: skip
+# Column -> what `load_frame` insists on: text, finite numbers, or anything. Units are in the names. Any further column
+# is a factor, and a file may lack a column that is younger than it.
+_KINDS: dict[str, type] = {
+    "experiment": str,
+    "variant": str,
+    "baseline": str,
+    "round": float,
+    "order": float,
+    "is_warmup": object,
+    "n_images": float,
+    "startup_s": float,
+    "first_batch_s": float,
+    "settle_s": float,
+    "n_settle_batches": object,
+    "steady_s": float,
+    "n_steady_batches": object,
+    "n_steady_images": object,
+    "shutdown_s": float,
+    "is_steady": object,
+    "images_per_s": float,
+    "cpu_s": float,
+    "steal_s": object,
+    "others_cpu_s": object,
+    "peak_mem_mb": float,
+    "batch_size": object,
+    "num_workers": object,
+    "torch_num_threads": object,
+    "storage": str,
+    "page_cache": str,
+    "device": str,
+    "seed": object,
+    "n_looks": object,
+    "has_verdict": object,
+    "env_id": str,
+}
+COLUMNS = tuple(_KINDS)
+_NEEDED = ("variant", "round", "is_warmup", "images_per_s", "env_id")  # without them, a file is no frame of runs
 
 
 def make_frame(rows: Iterable[dict[str, Any]], **factors: Any) -> pd.DataFrame:
@@ -80,12 +100,20 @@ def from_timeit(result: Any, label: str, n_images: int) -> pd.DataFrame:
     A run is IPython's mean over `result.loops` loops. IPython reports neither warm-ups nor start-up, and runs of
     different `%timeit` calls are not interleaved: `order` is empty, and `summarize` notes it.
     """
-    return _frame_from_seconds([run / result.loops for run in result.all_runs], label, n_images, "timeit")
+    return _frame_of_seconds([run / result.loops for run in result.all_runs], label, n_images, "timeit")
 
 
 def from_timer(measurement: Any, label: str, n_images: int) -> pd.DataFrame:
     """Runs of `torch.utils.benchmark.Timer` (a `Measurement`) as a frame; arguments as in `from_timeit`."""
-    return _frame_from_seconds(measurement.times, label, n_images, "timer")
+    return _frame_of_seconds(measurement.times, label, n_images, "timer")
+
+
+def _frame_of_seconds(seconds: Iterable[float], label: str, n_images: int, timer: str) -> pd.DataFrame:
+    own = {"variant": label, "is_warmup": False, "n_images": n_images}
+    rows = [
+        {**own, "round": number, "steady_s": run, "images_per_s": n_images / run} for number, run in enumerate(seconds)
+    ]
+    return make_frame(rows, experiment=timer)
 
 
 def measured_runs(frame: pd.DataFrame) -> pd.DataFrame:
@@ -105,51 +133,40 @@ def save_frame(frame: pd.DataFrame, path: str | os.PathLike) -> Path:
 def load_frame(path: str | os.PathLike) -> pd.DataFrame:
     """Read a saved frame. Labels come back unchanged, even "1" and "None".
 
+    A column that the file lacks, as it is older than the column, comes back empty.
+
     Raises:
         FileNotFoundError: no such file.
         ValueError: the file is not a frame of runs, or a column holds an impossible value; names the file.
     """
+    # pandas would convert the label "1" to a number and "None" to a missing value: text columns are read as text.
+    text: dict[str, Any] = {name: object for name, kind in _KINDS.items() if kind is str}
+    options: dict[str, Any] = {"index_col": False, "encoding_errors": "surrogateescape"}
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", pd.errors.ParserWarning)  # of a row that is longer than the header
-            frame = _read_csv(path)
-        _check_columns(frame)
+            empty = {name: ["", "nan", "NaN"] for name in pd.read_csv(path, nrows=0, **options) if name not in text}
+            frame = pd.read_csv(path, dtype=text, keep_default_na=False, na_values=empty, **options)
+        if lacking := [name for name in _NEEDED if name not in frame]:
+            raise ValueError(f"it lacks {', '.join(lacking)}")
+        if younger := {name: "" if name in text else np.nan for name in COLUMNS if name not in frame}:
+            others = [name for name in frame if name not in COLUMNS]
+            frame = frame.assign(**younger)[[*COLUMNS, *others]]
+        if not frame.empty:
+            _check_values(frame)
     except (ValueError, pd.errors.ParserWarning) as error:
         raise ValueError(f"{path} is not a frame of runs: {error}") from error
     return frame
 
 
-def _read_csv(path: str | os.PathLike) -> pd.DataFrame:
-    """Read text columns as text: pandas would convert the label "1" to a number and "None" to a missing value."""
-    options = {"index_col": False, "encoding_errors": "surrogateescape"}
-    text = dict.fromkeys(_TEXT_COLUMNS, object)
-    missing = {name: ["", "nan", "NaN"] for name in pd.read_csv(path, nrows=0, **options) if name not in text}
-    return pd.read_csv(path, dtype=text, keep_default_na=False, na_values=missing, **options)
-
-
-def _check_columns(frame: pd.DataFrame) -> None:
-    if missing := [name for name in COLUMNS if name not in frame]:
-        raise ValueError(f"it lacks {', '.join(missing)}")
-    if frame.empty:
-        return
-    for name in _NUMBER_COLUMNS:
+def _check_values(frame: pd.DataFrame) -> None:
+    for name in (name for name, kind in _KINDS.items() if kind is float):
         if not pd.api.types.is_numeric_dtype(frame[name]) or np.isinf(frame[name]).any():
             raise ValueError(f"{name} must hold finite numbers")
     if frame["is_warmup"].dtype != bool:
         raise ValueError("is_warmup must hold True or False")
     if not (frame["images_per_s"] > 0).all():
         raise ValueError("images_per_s must hold numbers > 0")
-
-
-def _frame_from_seconds(seconds: Iterable[float], label: str, n_images: int, timer: str) -> pd.DataFrame:
-    rows = [
-        {
-            "variant": label, "round": number, "is_warmup": False, "n_images": n_images,
-            "steady_s": run, "images_per_s": n_images / run,
-        }
-        for number, run in enumerate(seconds)
-    ]  # fmt: skip
-    return make_frame(rows, experiment=timer)
 
 
 def epoch_time(frame: pd.DataFrame, n_batches: int) -> pd.DataFrame:
@@ -189,7 +206,3 @@ def epoch_time(frame: pd.DataFrame, n_batches: int) -> pd.DataFrame:
     return found.assign(epoch_s_low=low, epoch_s_high=high)[
         ["startup_s", "first_batch_s", "batches_s", "shutdown_s", "epoch_s", "epoch_s_low", "epoch_s_high", "overhead"]
     ]
-
-
-if TYPE_CHECKING:
-    import pandas as pd

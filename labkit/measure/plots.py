@@ -1,11 +1,10 @@
-"""Plots of runs.
+"""Plots of runs, `f(data, *, ax=None, **kwargs) -> Axes`: raw runs lie under the estimates, the title says the result.
 
-How all figures look: one width, text that can be read at 600 pixels, colors, marks, titles and legends.
-
-Axes-level plots of runs: `f(data, *, ax=None, **kwargs) -> Axes`. Raw runs lie under the estimates.
+All figures look alike: one width, text that can be read at 600 pixels, one set of colors, marks, titles and legends.
 """
 
 from collections.abc import Iterable
+from contextlib import suppress
 from textwrap import fill, wrap
 from typing import Any
 
@@ -21,19 +20,17 @@ from matplotlib.ticker import Locator, LogLocator, MaxNLocator, NullFormatter
 from matplotlib.transforms import blended_transform_factory
 
 from labkit.measure.frames import measured_runs
-from labkit.measure.guesses import Prediction, guesses, keep_outcome
+from labkit.measure.recorder import guesses, keep_outcome
 from labkit.measure.statistics import (
     are_interleaved,
     conclude,
+    format_ratio,
+    most_telling,
     paired_ratios,
     quiet_summary,
     simulated_storage,
-    tell_front,
-    tell_ladder,
-    tell_rates,
-    tell_spans,
-    tell_speedup,
-    tell_stages,
+    tell_doubt,
+    tell_ratio,
 )
 from labkit.util.arguments import require_choice
 
@@ -119,12 +116,18 @@ def put_legend_below(ax: Axes, *, columns: int = 3, **options: Any) -> None:
         columns: Entries side by side.
         **options: Passed to `Axes.legend`.
     """
-    # The pad, in font sizes, keeps the legend below the axis label whatever the height of the axes.
-    place: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, 0), "borderaxespad": 4.2}
-    style: dict[str, Any] = {"frameon": False, "fontsize": SMALL_PT, "ncols": columns, "labelspacing": 0.25}
+    style: dict[str, Any] = {
+        "loc": "upper center",
+        "bbox_to_anchor": (0.5, 0),
+        "borderaxespad": 4.2,  # in font sizes: below the axis label, whatever the height of the axes
+        "frameon": False,
+        "fontsize": SMALL_PT,
+        "ncols": columns,
+        "labelspacing": 0.25,
+    }
     handles, labels = ax.get_legend_handles_labels()
     marks = dict(zip(labels, handles, strict=True))  # each once
-    ax.legend(marks.values(), marks.keys(), **{**place, **style, **options})
+    ax.legend(marks.values(), marks.keys(), **{**style, **options})
 
 
 def ink_on(color: Any) -> str:
@@ -137,12 +140,6 @@ def ink_on(color: Any) -> str:
     return "black" if linear @ (0.2126, 0.7152, 0.0722) > 0.179 else "white"
 
 
-_MARKERS = {"faster": "o", "slower": "o", "inconclusive": "s", "": "D"}  # by verdict
-_DOUBT = {
-    True: '"?": inconclusive: the 99 % interval contains 1',
-    False: '"?": inconclusive: one round has no interval',
-}
-
 _LEGEND_ROWS = 2.1  # its height, in rows of variants
 _SENTENCE_ROWS = 0.7
 
@@ -150,10 +147,12 @@ _ENDLESS = 1e100  # an infinite end could not be drawn as a line that leaves the
 _LOG_REACH = 10  # how far an interval is drawn beyond the outermost estimates, as a ratio
 
 _SPAN_KINDS = ("load", "wait", "copy", "step", "compute")
+_WORK = ("compute", "step")  # kinds of spans that training is for
 _AXIS_LABELS = {
-    "images_per_s": "images per second", "cpu_s_per_1000": "CPU seconds per 1000 images",
+    "images_per_s": "images per second",
+    "cpu_s_per_1000": "CPU seconds per 1000 images",
     "peak_mem_mb": "peak memory (MB)",
-}  # fmt: skip
+}
 
 
 def plot_throughput(
@@ -183,7 +182,14 @@ def plot_throughput(
     ax.set(xlabel="images per second", ylabel="", xlim=(0, None))
     ax.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
     ax.xaxis.set_major_formatter("{x:,.6g}")
-    write_title(ax, _join(about, tell_rates(data)))
+    best, worst = str(medians.idxmax()), str(medians[::-1].idxmin())  # two variants, even if all are equal
+    told = f"{best}: {medians.max():,.0f} per second"
+    if best != worst:
+        told += f", {format_ratio(medians.max() / medians.min())}x of {worst}"
+        with suppress(ValueError):  # runs of several machines have no verdict
+            is_doubtful = quiet_summary(data, worst).loc[best, "verdict"] == "inconclusive"
+            told += ", inconclusive" if is_doubtful else ""
+    write_title(ax, _join(about, told))
     return ax
 
 
@@ -216,39 +222,40 @@ def plot_speedup(
     summary = quiet_summary(data, baseline)
     base = summary.index[summary["verdict"] == "baseline"][0]
     others = summary.drop(index=base)
+    sentence = conclude(data, baseline=base)
     ax = ax or _make_axes(len(others) + _SENTENCE_ROWS + _LEGEND_ROWS)
     runs, marks = measured_runs(data), [1.0, *others["speedup"], *([] if ceiling is None else [ceiling])]
     for row, (label, estimate) in enumerate(others.iterrows()):
         marks.extend(_draw_comparison(ax, row, runs, (label, base), estimate, **kwargs))
+        if guess := guesses.get(label):
+            style: dict[str, Any] = {"marker": "v", "s": 70, "color": GUESS, "zorder": 4, "label": "your prediction"}
+            ax.scatter(guess.speedup, row - 0.28, **style)
+            marks.append(guess.speedup)
         if label in guesses:
-            marks.extend(_mark_guess(ax, row, guesses[label]))
             keep_outcome(runs, label, estimate)
-    _label_ratios(ax, [_title(label, runs) for label in others.index], f"speed-up over {_title(base, runs)} (x)")
+    titles = {label: _title(label, runs) for label in summary.index}
+    _label_ratios(ax, [titles[label] for label in others.index], f"speed-up over {titles[base]} (x)")
     if ceiling is not None:
-        _draw_line(ax, ceiling, f"ceiling {ceiling:.3g}x", side="left")
+        _draw_line(ax, ceiling, f"ceiling {format_ratio(ceiling)}x", side="left")
     if require_choice("xscale", xscale, ("linear", "log")) == "log":
         _use_log_ratios(ax, others)
-    else:
-        _use_linear_ratios(ax, others, marks)
-    n_lines = _write_below(ax, conclude(data, baseline=base))
-    _explain_marks(ax, n_lines)
-    write_title(ax, _join(about, tell_speedup(summary.rename(index=lambda label: _title(label, runs)))))
-    return ax
+    else:  # wide enough for all marks and for all but very long intervals
+        reach = max(max(marks) - min(marks), 0.05)
+        high = max(marks) + reach
+        _limit_axis(ax, others, max(min(marks) - reach, -0.03 * high), high)  # no ratio is below 0
 
-
-def _join(about: str, message: str) -> str:
-    return f"{about}: {message}" if about else message
-
-
-def _write_below(ax: Axes, sentence: str) -> int:
-    """Write a sentence under the x axis, across the figure, or across the axes if there are others; count its lines."""
+    # The sentence stands under the x axis, across the figure, or across the axes if there are others.
     is_alone = len(ax.figure.axes) == 1
     room = ax.figure.bbox if is_alone else ax.bbox
     lines = wrap(sentence, characters_per_line(room.width / ax.figure.dpi, SMALL_PT))
     left, across = (0.01, "figure fraction") if is_alone else (0, "axes fraction")
     place: dict[str, Any] = {"xycoords": (across, ax.xaxis.label), "textcoords": "offset points"}
     ax.annotate("\n".join(lines), (left, 0), (0, -6), **place, va="top", fontsize=SMALL_PT)
-    return len(lines)
+    _explain_marks(ax, len(lines))
+    best = most_telling(others)
+    told = tell_ratio(titles[best], titles[base], others.loc[best]) + tell_doubt(others["verdict"], best)
+    write_title(ax, _join(about, told))
+    return ax
 
 
 def plot_ladder(
@@ -274,61 +281,21 @@ def plot_ladder(
     for row, (_, rung) in enumerate(rungs.iterrows()):
         own = runs[runs["experiment"] == rung["experiment"]]
         _draw_comparison(ax, row, own, (rung["variant"], rung["baseline"]), rung, **kwargs)
-    _label_ratios(ax, *_rung_labels(rungs))
+    pairs = set(zip(rungs["label"], rungs["baseline_label"], strict=True))
+    if len(pairs) == 1 and len(rungs) > 1:  # all compare the same two: the axis names them
+        variant, baseline = pairs.pop()
+        _label_ratios(ax, list(rungs["experiment"]), f"speed-up of {variant} over {baseline} (x)")
+    else:
+        labels = [f"{rung.experiment}: {rung.label}\nover {rung.baseline_label}" for rung in rungs.itertuples()]
+        _label_ratios(ax, labels, "speed-up over the experiment's own baseline (x)")
     _use_log_ratios(ax, rungs)
     _explain_marks(ax)
-    write_title(ax, tell_ladder(rungs))
+    rungs = rungs.reset_index(drop=True)
+    best = most_telling(rungs)
+    rung = rungs.loc[best]
+    told = f"{rung['experiment']}: {tell_ratio(rung['label'], rung['baseline_label'], rung)}"
+    write_title(ax, told + tell_doubt(rungs["verdict"], best))
     return ax
-
-
-def _limit_axis(ax: Axes, estimates: pd.DataFrame, low: float, high: float) -> None:
-    """Cut the axis of speed-ups at two limits, if it goes beyond them, and draw an arrow where an interval is cut."""
-    shown = ax.get_xlim()
-    low, high = max(shown[0], low), min(shown[1], high)
-    if (low, high) == shown:  # limits that are set would stay when the caller makes the axis logarithmic
-        return
-    ax.set_xlim(low, high)
-    arrow = {"arrowstyle": "-|>", "color": ESTIMATE, "linewidth": 1.5, "shrinkA": 0, "shrinkB": 0}
-    style: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "arrowprops": arrow}
-    for row, (ci_low, ci_high) in enumerate(zip(estimates["ci_low"], estimates["ci_high"], strict=True)):
-        for is_cut, edge, inwards in ((ci_low < low, 0, 14), (ci_high > high, 1, -14)):
-            if is_cut:
-                ax.annotate("", (edge, row), (inwards, 0), **style)
-                ax.plot([], [], color=ESTIMATE, marker=">", label="the interval goes on")
-
-
-def _use_linear_ratios(ax: Axes, estimates: pd.DataFrame, marks: list[float]) -> None:
-    """Make the axis of speed-ups wide enough for all marks and for all but very long intervals."""
-    reach = max(max(marks) - min(marks), 0.05)
-    high = max(marks) + reach
-    _limit_axis(ax, estimates, max(min(marks) - reach, -0.03 * high), high)  # no ratio is below 0
-
-
-def _use_log_ratios(ax: Axes, rungs: pd.DataFrame) -> None:
-    """Make the axis of speed-ups logarithmic, wide enough for all estimates and for all but very long intervals."""
-    ax.set(xscale="log")
-    first, last = rungs["speedup"].min(), rungs["speedup"].max()
-    _limit_axis(ax, rungs, min(first, 1) / _LOG_REACH, max(last, 1) * _LOG_REACH)
-    ax.xaxis.set_major_locator(_log_ticks(*ax.get_xlim()))
-    ax.xaxis.set_major_formatter("{x:g}x")
-    ax.xaxis.set_minor_formatter(NullFormatter())
-
-
-def _log_ticks(low: float, high: float) -> Locator:
-    """A few ticks with short labels, whatever the limits of a logarithmic axis."""
-    if high < 3 * low:
-        return MaxNLocator(5, steps=[1, 2, 5, 10])
-    return LogLocator(subs=(1, 2, 5) if high < 1000 * low else (1,), numticks=10)
-
-
-def _rung_labels(rungs: pd.DataFrame) -> tuple[list[str], str]:
-    """Labels of the rungs and of the axis; if all rungs compare the same two variants, the axis names them."""
-    pairs = set(zip(rungs["label"], rungs["baseline_label"], strict=True))
-    if len(pairs) == 1 and len(rungs) > 1:
-        variant, baseline = pairs.pop()
-        return list(rungs["experiment"]), f"speed-up of {variant} over {baseline} (x)"
-    texts = [(f"{rung.experiment}: {rung.label}", f"over {rung.baseline_label}") for rung in rungs.itertuples()]
-    return ["\n".join(lines) for lines in texts], "speed-up over the experiment's own baseline (x)"
 
 
 def ladder_rungs(data: pd.DataFrame) -> pd.DataFrame:
@@ -353,33 +320,51 @@ def plot_timeline(data: pd.DataFrame, *, ax: Axes | None = None, about: str = ""
         about: What was traced; the title begins with it.
         **kwargs: To `Axes.broken_barh`.
     """
+    data = data.reset_index(drop=True)
     lanes = list(dict.fromkeys(data["lane"]))
-    colors = _kind_colors(data)
+    kinds = data["kind"] if "kind" in data else pd.Series("busy", index=data.index)
+    # Each kind has the same color and hatch in every timeline.
+    known = [*_SPAN_KINDS, *(kind for kind in dict.fromkeys(kinds) if kind not in _SPAN_KINDS)]
     ax = ax or _make_axes(len(lanes))
     for row, lane in enumerate(lanes):
-        for kind, (color, hatch) in colors.items():
-            spans = data[(data["lane"] == lane) & (kind is None or data["kind"] == kind)]
-            bars = list(zip(spans["start_s"], spans["end_s"] - spans["start_s"], strict=True))
-            label = kind if row == 0 else None
-            style = {"facecolors": color, "hatch": hatch, "edgecolor": "white", "label": label}
-            ax.broken_barh(bars, (row - 0.35, 0.7), **{**style, **kwargs})
+        for number, kind in enumerate(known if "kind" in data else ["busy"]):
+            if kind in set(kinds):
+                spans = data[(data["lane"] == lane) & (kinds == kind)]
+                bars = list(zip(spans["start_s"], spans["end_s"] - spans["start_s"], strict=True))
+                style: dict[str, Any] = {"facecolors": COLORS[number % 10], "hatch": HATCHES[number % 10]}
+                style |= {"edgecolor": "white", "label": kind if row == 0 else None, **kwargs}
+                ax.broken_barh(bars, (row - 0.35, 0.7), **style)
     ax.set_yticks(range(len(lanes)), lanes)
     ax.set(xlabel="time (s)", ylim=(len(lanes) - 0.4, -0.6), xlim=(0, None))
-    if None not in colors:
-        _put_legend_outside(ax)
+    if "kind" in data:
+        ax.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
     if "simulated" in data and data["simulated"].any():
         mark_simulated(ax)
-    write_title(ax, _join(about, tell_spans(data)))
+
+    # The lane to speak of does the work that training is for; without such spans it is the busiest.
+    work = next((kind for kind in _WORK if kind in set(kinds)), None)
+    busiest = max(lanes, key=lambda lane: _covered_s(data[data["lane"] == lane]))
+    lane = data.loc[kinds == work, "lane"].iloc[-1] if work else busiest
+    own = data[data["lane"] == lane]
+    total_s = data["end_s"].max() - data["start_s"].min()
+    seconds = {kind: _covered_s(spans) for kind, spans in own.groupby(kinds[own.index], sort=False)}
+    largest = sorted(seconds.items(), key=lambda item: -item[1])[:2]
+    shares = ", ".join(f"{kind} {_share(s, total_s)}" for kind, s in largest)
+    write_title(ax, _join(about, f"{lane}: {shares} of {total_s:.3g} s"))
     return ax
 
 
-def _kind_colors(data: pd.DataFrame) -> dict[str | None, tuple[Any, str]]:
-    """Each kind of span with its color and hatch, the same in every timeline, in the order of the legend."""
-    if "kind" not in data:
-        return {None: (ESTIMATE, "")}
-    found = list(dict.fromkeys(data["kind"]))
-    known = [*_SPAN_KINDS, *(kind for kind in found if kind not in _SPAN_KINDS)]
-    return {kind: (COLORS[number % 10], HATCHES[number % 10]) for number, kind in enumerate(known) if kind in found}
+def _covered_s(spans: pd.DataFrame) -> float:
+    """Seconds in which at least one of the spans runs."""
+    covered, end = 0.0, float("-inf")
+    for span in spans.sort_values("start_s").itertuples():
+        covered += max(0.0, span.end_s - max(span.start_s, end))
+        end = max(end, span.end_s)
+    return covered
+
+
+def _share(part: float, whole: float) -> str:
+    return f"{part / whole:.0%}".replace("%", " %") if whole > 0 else "0 %"
 
 
 def plot_pareto(
@@ -394,21 +379,10 @@ def plot_pareto(
         **kwargs: To `Axes.scatter`.
     """
     table = data if "variant" in data else data.reset_index(names="variant")
+    x_label, y_label = (_AXIS_LABELS.get(column, column.replace("_", " ")) for column in (cost, rate))
     ax = ax or make_axes(4.4)
     ax.scatter(table[cost], table[rate], **{"s": 50, "color": ESTIMATE, "zorder": 3, **kwargs})
-    _write_names(ax, table, cost, rate)
-    front = pareto_front(table, cost, rate)
-    ax.step(front[cost], front[rate], where="post", color=RUNS, zorder=1)
-    ax.set(xlabel=_axis_label(cost), ylabel=_axis_label(rate))
-    ax.set(xlim=(0, 1.1 * table[cost].max()), ylim=(0, 1.1 * table[rate].max()))
-    ax.yaxis.set_major_formatter("{x:,.6g}")
-    write_title(ax, tell_front(table, front, rate, _axis_label(rate)))
-    return ax
-
-
-def _write_names(ax: Axes, table: pd.DataFrame, cost: str, rate: str) -> None:
-    """Write names beside the points inside the axes; names of nearby points are listed downwards."""
-    named: list[tuple[float, float]] = []
+    named: list[tuple[float, float]] = []  # names stand beside their points; those of nearby points go downwards
     for row in table.sort_values(rate, ascending=False).to_dict("records"):
         x, y = row[cost] / table[cost].max(), 220 * row[rate] / table[rate].max()  # a usual figure is 220 points high
         level = min([y + 4, *(other - 12 for other_x, other in named if abs(x - other_x) < 0.3)])
@@ -416,6 +390,18 @@ def _write_names(ax: Axes, table: pd.DataFrame, cost: str, rate: str) -> None:
         place = (aside, level - y)
         ax.annotate(row["variant"], (row[cost], row[rate]), xytext=place, textcoords="offset points", ha=align)
         named.append((x, level))
+    front = pareto_front(table, cost, rate)
+    ax.step(front[cost], front[rate], where="post", color=RUNS, zorder=1)
+    ax.set(xlabel=x_label, ylabel=y_label)
+    ax.set(xlim=(0, 1.1 * table[cost].max()), ylim=(0, 1.1 * table[rate].max()))
+    ax.yaxis.set_major_formatter("{x:,.6g}")
+    cheapest, others = front.iloc[0], len(front) - 1
+    shown = f"{cheapest[rate]:,.0f}" if cheapest[rate] >= 100 else f"{cheapest[rate]:.3g}"
+    told = f"{cheapest['variant']}: {shown} {y_label} at the least cost"
+    if others:
+        told += f"; {others} {'costs more and is' if others == 1 else 'cost more and are'} faster"
+    write_title(ax, f"{told}; {len(table) - len(front)} of {len(table)} are beaten in both")
+    return ax
 
 
 def pareto_front(table: pd.DataFrame, cost: str, rate: str) -> pd.DataFrame:
@@ -441,27 +427,42 @@ def plot_stalls(
         **kwargs: To `Axes.barh`.
     """
     table = data.pivot_table(index="variant", columns="stage", values="seconds", aggfunc="sum", sort=False).fillna(0)
+    totals = table.sum(axis=1)
     ax = ax or _make_axes(len(table) + 0.5 * -(-len(table.columns) // 4))  # four stages in a line of the legend
     left = np.zeros(len(table))
     for number, stage in enumerate(table.columns):
-        width = table[stage].to_numpy()
-        style = {"height": 0.6, "color": COLORS[number % 10], "hatch": HATCHES[number % 10], "edgecolor": "white"}
+        color, width = COLORS[number % 10], table[stage].to_numpy()
+        style = {"height": 0.6, "color": color, "hatch": HATCHES[number % 10], "edgecolor": "white"}
         ax.barh(range(len(table)), width, left=left, label=stage, **{**style, **kwargs})
-        _write_shares(ax, left, width, table.sum(axis=1).to_numpy(), COLORS[number % 10])
+        # Shares stand inside the bars on a plain background: numbers on hatches are hard to read.
+        background = {"facecolor": color, "edgecolor": "none", "pad": 1.5}
+        text: dict[str, Any] = {"ha": "center", "va": "center", "color": ink_on(color), "fontsize": SMALL_PT}
+        for row, share in enumerate(width / np.where(totals > 0, totals, 1)):
+            if share >= 0.07 and width[row] >= 0.085 * totals.max():  # otherwise the number is wider than its bar
+                ax.text(left[row] + width[row] / 2, row, f"{share:.0%}", **text, bbox=background)
         left += width
     if wall_s:
         rows = table.index.get_indexer(wall_s)
         ax.vlines(list(wall_s.values()), rows - 0.4, rows + 0.4, color="black", linewidth=2, label="wall time")
     name_rows(ax, table.index)
-    longest = max(left.max(), *(wall_s or {"": 0}).values())
-    ax.set(xlabel="seconds", ylim=(len(table) - 0.4, -0.6), xlim=(0, 1.05 * longest or None))
+    longest_s = max(left.max(), *(wall_s or {"": 0}).values())
+    ax.set(xlabel="seconds", ylim=(len(table) - 0.4, -0.6), xlim=(0, 1.05 * longest_s or None))
     put_legend_below(ax, columns=4)
-    write_title(ax, _join(about, tell_stages(table)))
+    longest, shortest = totals.idxmax(), totals.idxmin()
+    stages = table.loc[longest]
+    told = f"{longest}: {stages.idxmax()} {_share(stages.max(), totals.max())} of the time"
+    if longest != shortest and totals.min() > 0:
+        told += f"; {format_ratio(totals.max() / totals.min())}x as long in all as {shortest}"
+    write_title(ax, _join(about, told))
     return ax
 
 
 def _make_axes(n_rows: float) -> Axes:
     return make_axes(1.4 + 0.5 * n_rows)
+
+
+def _join(about: str, message: str) -> str:
+    return f"{about}: {message}" if about else message
 
 
 def _title(label: str, runs: pd.DataFrame) -> str:
@@ -486,38 +487,23 @@ def _draw_comparison(
     speedup, low, high = estimate["speedup"], estimate["ci_low"], estimate["ci_high"]
     has_interval = not np.isnan([low, high]).any()
     reach = [[max(0, speedup - low)], [max(0, min(high, _ENDLESS) - speedup)]] if has_interval else None
-    face = "white" if estimate["verdict"] == "inconclusive" else ESTIMATE
+    verdict = estimate["verdict"]
+    marker, face = {"inconclusive": ("s", "white"), "": ("D", ESTIMATE)}.get(verdict, ("o", ESTIMATE))
     style = {"color": ESTIMATE, "markerfacecolor": face, "markersize": 8, "capsize": 4}
-    drawn = ax.errorbar(speedup, row, xerr=reach, fmt=_MARKERS[estimate["verdict"]], zorder=3, **{**style, **kwargs})
-    meaning = {"inconclusive": _DOUBT[has_interval], "": "no verdict"}
-    drawn.lines[0].set_label(meaning.get(estimate["verdict"], "_nolegend_"))
+    drawn = ax.errorbar(speedup, row, xerr=reach, fmt=marker, zorder=3, **{**style, **kwargs})
+    doubt = "the 99 % interval contains 1" if has_interval else "one round has no interval"
+    meaning = {"inconclusive": f'"?": inconclusive: {doubt}', "": "no verdict"}
+    drawn.lines[0].set_label(meaning.get(verdict, "_nolegend_"))
     for bar in drawn.lines[2]:
         bar.set_label("95 % interval, over the rounds of this session")
-    text = f"{speedup:.2f}x" + (" ?" if estimate["verdict"] == "inconclusive" else "")
+    text = f"{format_ratio(speedup)}x" + (" ?" if verdict == "inconclusive" else "")
     ax.annotate(text, (1.01, row), xycoords=("axes fraction", "data"), va="center")
     return ratios
 
 
-def _mark_guess(ax: Axes, row: int, guess: Prediction | None) -> list[float]:
-    """Draw a guess, if there is one, and return its speed-up."""
-    if not guess:
-        return []
-    style: dict[str, Any] = {"marker": "v", "s": 70, "color": GUESS, "zorder": 4, "label": "your prediction"}
-    ax.scatter(guess.speedup, row - 0.28, **style)
-    return [guess.speedup]
-
-
 def _explain_marks(ax: Axes, lines_above: int = 0) -> None:
-    """Add a legend of the marks that are in the plot, below the axis label and the lines of text that stand there.
-
-    It grows leftwards, under rows' labels.
-    """
-    handles, labels = ax.get_legend_handles_labels()
-    style: dict[str, Any] = {"frameon": False, "fontsize": SMALL_PT, "labelspacing": 0.25}
-    # The pad, in font sizes, keeps the legend below the axis label whatever the height of the axes.
-    place: dict[str, Any] = {"loc": "upper right", "bbox_to_anchor": (1, 0), "borderaxespad": 4.5 + 1.4 * lines_above}
-    marks = dict(zip(labels, handles, strict=True))  # each once
-    ax.legend(marks.values(), marks.keys(), **place, **style)
+    """Explain the marks below the axis label and the lines of text there; the legend grows leftwards, under labels."""
+    put_legend_below(ax, columns=1, loc="upper right", bbox_to_anchor=(1, 0), borderaxespad=4.5 + 1.4 * lines_above)
 
 
 def _label_ratios(ax: Axes, labels: list[str], xlabel: str) -> None:
@@ -535,24 +521,29 @@ def _draw_line(ax: Axes, x: float, label: str, color: Any = LIMIT, linestyle: st
     )
 
 
-def _write_shares(ax: Axes, left: np.ndarray, width: np.ndarray, total: np.ndarray, color: Any) -> None:
-    """Write shares inside the bars, on a plain background: numbers on hatches are hard to read."""
-    background = {"facecolor": color, "edgecolor": "none", "pad": 1.5}
-    style: dict[str, Any] = {
-        "ha": "center",
-        "va": "center",
-        "color": ink_on(color),
-        "fontsize": SMALL_PT,
-        "bbox": background,
-    }
-    for row, share in enumerate(width / np.where(total > 0, total, 1)):
-        if share >= 0.07 and width[row] >= 0.085 * total.max():  # otherwise the number is wider than its bar
-            ax.text(left[row] + width[row] / 2, row, f"{share:.0%}", **style)
+def _limit_axis(ax: Axes, estimates: pd.DataFrame, low: float, high: float) -> None:
+    """Cut the axis of speed-ups at two limits, if it goes beyond them, and draw an arrow where an interval is cut."""
+    shown = ax.get_xlim()
+    low, high = max(shown[0], low), min(shown[1], high)
+    if (low, high) == shown:  # limits that are set would stay when the caller makes the axis logarithmic
+        return
+    ax.set_xlim(low, high)
+    arrow = {"arrowstyle": "-|>", "color": ESTIMATE, "linewidth": 1.5, "shrinkA": 0, "shrinkB": 0}
+    style: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "arrowprops": arrow}
+    for row, (ci_low, ci_high) in enumerate(zip(estimates["ci_low"], estimates["ci_high"], strict=True)):
+        for is_cut, edge, inwards in ((ci_low < low, 0, 14), (ci_high > high, 1, -14)):
+            if is_cut:
+                ax.annotate("", (edge, row), (inwards, 0), **style)
+                ax.plot([], [], color=ESTIMATE, marker=">", label="the interval goes on")
 
 
-def _put_legend_outside(ax: Axes) -> None:
-    ax.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
-
-
-def _axis_label(column: str) -> str:
-    return _AXIS_LABELS.get(column, column.replace("_", " "))
+def _use_log_ratios(ax: Axes, estimates: pd.DataFrame) -> None:
+    """Make the axis of speed-ups logarithmic, wide enough for all estimates and for all but very long intervals."""
+    ax.set(xscale="log")
+    first, last = estimates["speedup"].min(), estimates["speedup"].max()
+    _limit_axis(ax, estimates, min(first, 1) / _LOG_REACH, max(last, 1) * _LOG_REACH)
+    low, high = ax.get_xlim()  # a few ticks with short labels, whatever the limits
+    ticks: Locator = LogLocator(subs=(1, 2, 5) if high < 1000 * low else (1,), numticks=10)
+    ax.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]) if high < 3 * low else ticks)
+    ax.xaxis.set_major_formatter("{x:g}x")
+    ax.xaxis.set_minor_formatter(NullFormatter())

@@ -1,17 +1,6 @@
-"""Medians, paired speed-ups with intervals, verdicts, and the sentences that state them.
-
-Intervals of speed-ups that bear bursts of noise and that may be looked at more than once.
-
-What may be concluded from runs: speed-ups, their intervals, verdicts.
-
-What a frame shows, in one sentence.
-
-What a plot shows, as its title: computed from the frame that is drawn.
-"""
+"""Medians, paired speed-ups with intervals, verdicts, and the sentences that state them."""
 
 import warnings
-from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -96,6 +85,7 @@ def _trim_of(samples: list[np.ndarray]) -> float:
 
 _UNSTABLE_SPREAD = 0.25  # interquartile range / median
 _MAX_STOLEN, _MAX_OTHERS = 0.05, 0.25  # of the time of all cores
+_MAX_DRIFT = 0.2  # from the first round to the last, as a logarithm
 _MIN_TIMED_S = 0.5  # the kernel counts CPU time in ticks of 10 ms: in less, a few ticks would look like a disturbance
 
 
@@ -130,7 +120,18 @@ def summarize(frame: pd.DataFrame, baseline: str | None = None) -> pd.DataFrame:
     Taught in: notebooks/00_measure.ipynb
     """
     runs = measured_runs(frame)
-    baseline = _find_baseline(runs, baseline)
+    if runs.empty:
+        raise ValueError("the frame holds no run besides warm-ups")
+    environments = runs["env_id"].unique()
+    if len(environments) > 1:
+        raise ValueError(f"runs of different machines cannot be compared: {', '.join(map(str, environments))}")
+    if baseline is None:
+        named = [name for name in runs["baseline"].dropna().unique() if name]
+        if len(named) != 1:
+            raise ValueError("the frame names no single baseline: pass baseline=")
+        baseline = named[0]
+    if baseline not in set(runs["variant"]):
+        raise ValueError(f"baseline {baseline!r} is not in the frame: {', '.join(runs['variant'].unique())}")
     base = runs[runs["variant"] == baseline]
     peak_mem_mb = frame.groupby("variant")["peak_mem_mb"].max()  # taken in warm-ups
     rows = [_summarize_variant(own, base, peak_mem_mb[name]) for name, own in runs.groupby("variant", sort=False)]
@@ -166,54 +167,35 @@ def are_interleaved(*variants: pd.DataFrame) -> bool:
     return all(runs["order"].notna().all() for runs in variants)
 
 
-def _find_baseline(runs: pd.DataFrame, baseline: str | None) -> str:
-    if runs.empty:
-        raise ValueError("the frame holds no run besides warm-ups")
-    environments = runs["env_id"].unique()
-    if len(environments) > 1:
-        raise ValueError(f"runs of different machines cannot be compared: {', '.join(map(str, environments))}")
-    if baseline is None:
-        named = [name for name in runs["baseline"].dropna().unique() if name]
-        if len(named) != 1:
-            raise ValueError("the frame names no single baseline: pass baseline=")
-        baseline = named[0]
-    if baseline not in set(runs["variant"]):
-        raise ValueError(f"baseline {baseline!r} is not in the frame: {', '.join(runs['variant'].unique())}")
-    return baseline
-
-
 def _summarize_variant(own: pd.DataFrame, base: pd.DataFrame, peak_mem_mb: float) -> dict[str, Any]:
-    variant, rates, paired = own["variant"].iloc[0], own["images_per_s"], are_interleaved(own, base)
-    if variant == base["variant"].iloc[0]:
-        found: dict[str, Any] = {"speedup": 1.0, "ci_low": 1.0, "ci_high": 1.0, "verdict": "baseline"}
-    else:
-        found = _compare_rates(own, base, paired)
+    variant, rates, is_paired = own["variant"].iloc[0], own["images_per_s"], are_interleaved(own, base)
+    speedup, low, high, verdict = 1.0, 1.0, 1.0, "baseline"
+    if variant != base["variant"].iloc[0]:
+        samples = [paired_ratios(own, base)["speedup"]] if is_paired else [rates, base["images_per_s"]]
+        samples = [sample.to_numpy(float) for sample in samples]
+        n_looks = int(_column(own, "n_looks", 1).max())
+        speedup, (low, high) = speedup_of(*samples), speedup_interval(*samples, n_looks=n_looks)
+        verdict = verdict_of(*samples, n_looks=n_looks) if _column(own, "has_verdict", True).all() else ""
     spread = float(rates.quantile(0.75) - rates.quantile(0.25)) / rates.median()
+    notes = [] if is_paired else ["not interleaved"]
+    leaning = side_of_one((low, high))
+    if verdict == "inconclusive" and leaning != "inconclusive":
+        notes.append(f"leans to {leaning}: more rounds would tell")
+    # CPU seconds and images of one and the same stretch: the steady state, or the whole of a run that has none.
+    n_images = own["n_images"].where(~_column(own, "is_steady", False), _column(own, "n_steady_images", np.nan))
     return {
         "variant": variant,
         "n_runs": len(own),
         "images_per_s": rates.median(),
         "spread": spread,
-        "cpu_s_per_1000": _cpu_s_per_1000(own),
+        "cpu_s_per_1000": float((own["cpu_s"] / n_images).median() * 1000),
         "peak_mem_mb": peak_mem_mb,
-        **found,
-        "note": "; ".join(_notes(own, spread, paired, found)),
+        "speedup": speedup,
+        "ci_low": low,
+        "ci_high": high,
+        "verdict": verdict,
+        "note": "; ".join([*notes, *_notes(own, spread), *disturbances(own)]),
     }
-
-
-def _compare_rates(own: pd.DataFrame, base: pd.DataFrame, paired: bool) -> dict[str, Any]:
-    samples = [paired_ratios(own, base)["speedup"]] if paired else [own["images_per_s"], base["images_per_s"]]
-    samples = [sample.to_numpy(float) for sample in samples]
-    n_looks = int(_column(own, "n_looks", 1).max())
-    low, high = speedup_interval(*samples, n_looks=n_looks)
-    verdict = verdict_of(*samples, n_looks=n_looks) if _column(own, "has_verdict", True).all() else ""
-    return {"speedup": speedup_of(*samples), "ci_low": low, "ci_high": high, "verdict": verdict}
-
-
-def _cpu_s_per_1000(own: pd.DataFrame) -> float:
-    """CPU seconds and images of one and the same stretch: the steady state, or the whole of a run that has none."""
-    n_images = own["n_images"].where(~_column(own, "is_steady", False), _column(own, "n_steady_images", np.nan))
-    return float((own["cpu_s"] / n_images).median() * 1000)
 
 
 def _column(runs: pd.DataFrame, name: str, default: Any) -> pd.Series:
@@ -222,11 +204,8 @@ def _column(runs: pd.DataFrame, name: str, default: Any) -> pd.Series:
     return filled.astype(object).where(filled.notna(), default).astype(type(default))
 
 
-def _notes(own: pd.DataFrame, spread: float, paired: bool, found: dict[str, Any]) -> list[str]:
-    rates, notes = own["images_per_s"].to_numpy(), [] if paired else ["not interleaved"]
-    leaning = side_of_one((found["ci_low"], found["ci_high"]))
-    if found["verdict"] == "inconclusive" and leaning != "inconclusive":
-        notes.append(f"leans to {leaning}: more rounds would tell")
+def _notes(own: pd.DataFrame, spread: float) -> list[str]:
+    rates, notes = own["images_per_s"].to_numpy(), []
     if len(rates) == 1:
         notes.append("one run")
     if "is_steady" in own and not _column(own, "is_steady", True).all():
@@ -234,9 +213,11 @@ def _notes(own: pd.DataFrame, spread: float, paired: bool, found: dict[str, Any]
         notes.append("whole runs" if is_whole else "too short for a steady rate: the first batch is counted")
     if spread > _UNSTABLE_SPREAD:
         notes.append(f"unstable: spread {spread:.0%}")
-    elif _drifts_over_rounds(rates):
-        notes.append("unstable: drifts over the rounds")
-    return notes + disturbances(own)
+    elif len(rates) >= 5 and np.ptp(rates) > 0:
+        is_certain = stats.spearmanr(np.arange(len(rates)), rates).pvalue < 0.01
+        if is_certain and abs(np.log(rates[-1] / rates[0])) > _MAX_DRIFT:
+            notes.append("unstable: drifts over the rounds")
+    return notes
 
 
 def disturbances(own: pd.DataFrame) -> list[str]:
@@ -255,17 +236,6 @@ def disturbances(own: pd.DataFrame) -> list[str]:
     if others > _MAX_OTHERS:
         notes.append(f"disturbed: other programs used {others:.0%} of the cores")
     return notes
-
-
-def _drifts_over_rounds(rates: np.ndarray) -> bool:
-    """Whether there is a trend over the rounds that is both certain (rank correlation) and large (over 20 %)."""
-    if len(rates) < 5 or np.ptp(rates) == 0:
-        return False
-    correlation = stats.spearmanr(np.arange(len(rates)), rates)
-    return bool(correlation.pvalue < 0.01 and abs(np.log(rates[-1] / rates[0])) > 0.2)
-
-
-_MAX_NAMES = 3  # a sentence that lists more labels is hard to read
 
 
 def conclude(frame: pd.DataFrame, variant: str | None = None, baseline: str | None = None) -> str:
@@ -287,19 +257,52 @@ def conclude(frame: pd.DataFrame, variant: str | None = None, baseline: str | No
     """
     summary = quiet_summary(frame, baseline)
     base = summary.index[summary["verdict"] == "baseline"][0]
-    others = _others(summary, base, variant)
+    others = summary.drop(index=base)
+    if others.empty:
+        raise ValueError(f"the frame holds only its baseline {base!r}: there is nothing to compare it with")
+    if variant is not None:
+        others = others.loc[[require_choice("variant", variant, others.index)]]
+    names, runs = {}, measured_runs(frame)
+    for label in summary.index:  # in quotes, since labels may contain commas
+        storage = simulated_storage(runs, label)
+        names[label] = f'"{label}"' + (f" ({storage})" if storage and "simulated" not in label else "")
+
     best = most_telling(others)
-    names = {label: _name(label, frame) for label in summary.index}
-    told = _compare(names[best], names[base], others.loc[best], _rank(others, best))
-    if doubtful := [label for label in others.index[others["verdict"] == "inconclusive"] if label != best]:
-        join = ", nor" if others.loc[best, "verdict"] == "inconclusive" else "; these runs cannot tell"
-        told += f"{join} {_list([names[label] for label in doubtful])} from {names[base]}"
-    return "; ".join([told, *_remarks(summary.loc[[best, *doubtful, base], "note"])]) + "."
+    row = others.loc[best]
+    interval = f"95 % interval {format_ratio(row['ci_low'])} to {format_ratio(row['ci_high'])}"
+    shown = f"({interval if np.isfinite([row['ci_low'], row['ci_high']]).all() else 'one round, no interval'})"
+    if len(others) > 1 and others["speedup"].idxmax() == best:
+        shown += f", the largest of {len(others)} ratios"
+    ratio, name, of = f"{format_ratio(row['speedup'])} times the speed", names[best], names[base]
+    told = {
+        "faster": f"{name} ran faster than {of}: {ratio} {shown}",
+        "slower": f"{name} ran slower than {of}: only {ratio} {shown}",
+        "inconclusive": f"{name} against {of}: {ratio} {shown}: these runs cannot tell them apart",
+        "": f"{name} ran at {ratio} of {of} {shown}",
+    }[row["verdict"]]
+
+    doubtful = [label for label in others.index[others["verdict"] == "inconclusive"] if label != best]
+    if doubtful:
+        listed = [names[label] for label in doubtful]
+        if len(listed) > _MAX_NAMES:
+            listed = [*listed[: _MAX_NAMES - 1], f"{len(listed) - _MAX_NAMES + 1} others"]
+        told += ", nor" if row["verdict"] == "inconclusive" else "; these runs cannot tell"
+        first, last = ", ".join(listed[:-1]), listed[-1]
+        told += f" {f'{first} and {last}' if first else last} from {of}"
+    notes = [part for note in summary.loc[[best, *doubtful, base], "note"] for part in note.split("; ")]
+    remarks = [next((remark for start, remark in _REMARKS.items() if note.startswith(start)), note) for note in notes]
+    return "; ".join([told, *filter(None, dict.fromkeys(remarks))]) + "."
 
 
-def _rank(others: pd.DataFrame, label: str) -> str:
-    is_largest = len(others) > 1 and others["speedup"].idxmax() == label
-    return f", the largest of {len(others)} ratios" if is_largest else ""
+_MAX_NAMES = 3  # a sentence that lists more labels is hard to read
+_REMARKS = {  # start of a note of `summarize` -> part of a sentence. That there was one run, the missing interval says.
+    "unstable": "the runs were unstable",
+    "not interleaved": "the runs were not interleaved",
+    "leans": "more rounds would tell",
+    "one run": "",
+    "disturbed": "other programs or the host took time from them",
+    "whole runs": "",
+}
 
 
 def simulated_storage(runs: pd.DataFrame, label: str) -> str:
@@ -315,67 +318,10 @@ def format_ratio(ratio: float) -> str:
     return f"{ratio:.2g}" if ratio < 0.095 else f"{ratio:.2f}" if ratio < 10 else f"{ratio:,.{int(ratio < 100)}f}"
 
 
-def _others(summary: pd.DataFrame, base: str, variant: str | None) -> pd.DataFrame:
-    """The rows to speak of: all but the baseline's, or that of one variant."""
-    others = summary.drop(index=base)
-    if others.empty:
-        raise ValueError(f"the frame holds only its baseline {base!r}: there is nothing to compare it with")
-    return others if variant is None else others.loc[[require_choice("variant", variant, others.index)]]
-
-
 def most_telling(others: pd.DataFrame) -> str:
     """The variant of the largest ratio that is certainly above 1; without one, of the largest of all."""
     faster = others[others["verdict"] == "faster"]
     return (others if faster.empty else faster)["speedup"].idxmax()
-
-
-def _compare(name: str, base: str, row: pd.Series, remark: str) -> str:
-    has_interval = np.isfinite([row["ci_low"], row["ci_high"]]).all()
-    interval = f"95 % interval {format_ratio(row['ci_low'])} to {format_ratio(row['ci_high'])}"
-    ratio = f"{format_ratio(row['speedup'])} times the speed"
-    shown = f"({interval if has_interval else 'one round, no interval'}){remark}"
-    if row["verdict"] == "inconclusive":
-        return f"{name} against {base}: {ratio} {shown}: these runs cannot tell them apart"
-    judged = {"faster": f"ran faster than {base}: {ratio}", "slower": f"ran slower than {base}: only {ratio}"}
-    return f"{name} {judged.get(row['verdict'], f'ran at {ratio} of {base}')} {shown}"
-
-
-def _name(label: str, frame: pd.DataFrame) -> str:
-    """The label in quotes, since it may contain commas; simulated storage is said, unless the label does."""
-    storage = simulated_storage(measured_runs(frame), label)
-    return f'"{label}"' + (f" ({storage})" if storage and "simulated" not in label else "")
-
-
-def _list(names: Sequence[str]) -> str:
-    if len(names) > _MAX_NAMES:
-        names = [*names[: _MAX_NAMES - 1], f"{len(names) - _MAX_NAMES + 1} others"]
-    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
-
-
-def _remarks(notes: pd.Series) -> list[str]:
-    """The notes of `summarize` as parts of the sentence. That there was one run, the missing interval says."""
-    said = {
-        "unstable": "the runs were unstable", "not interleaved": "the runs were not interleaved",
-        "leans": "more rounds would tell", "one run": "", "disturbed": "other programs or the host took time from them",
-        "whole runs": "",
-    }  # fmt: skip
-    parts = [part for note in notes for part in note.split("; ") if part]
-    remarks = [next((text for start, text in said.items() if part.startswith(start)), part) for part in parts]
-    return list(dict.fromkeys(filter(None, remarks)))
-
-
-_WORK = ("compute", "step")  # kinds of spans that training is for
-_MAX_KINDS = 2
-
-
-def tell_speedup(summary: pd.DataFrame) -> str:
-    """The ratio of the variant to speak of, and how many ratios are inconclusive; `summary` as of `summarize`."""
-    base = summary.index[summary["verdict"] == "baseline"][0]
-    others = summary.drop(index=base)
-    if others.empty:
-        return f"{base}: nothing to compare it with"
-    best = most_telling(others)
-    return tell_ratio(best, base, others.loc[best]) + _count_doubtful(others["verdict"], best)
 
 
 def tell_ratio(label: str, base: str, row: pd.Series) -> str:
@@ -386,92 +332,11 @@ def tell_ratio(label: str, base: str, row: pd.Series) -> str:
     return told
 
 
-def _count_doubtful(verdicts: pd.Series, best: str) -> str:
+def tell_doubt(verdicts: pd.Series, best: str | int) -> str:
+    """How many ratios are inconclusive, to add to what is told of the variant `best`."""
     doubtful = verdicts.index[verdicts == "inconclusive"]
     if list(doubtful) == [best]:
         return ", inconclusive"
     if len(doubtful) == len(verdicts):
         return f"; {'both' if len(verdicts) == 2 else f'all {len(verdicts)}'} ratios are inconclusive"
     return f"; {len(doubtful)} of {len(verdicts)} ratios inconclusive" if len(doubtful) else ""
-
-
-def tell_rates(data: pd.DataFrame) -> str:
-    """The highest median rate, and its ratio to the lowest: inconclusive if the runs cannot tell the two apart."""
-    medians = measured_runs(data).groupby("variant", sort=False)["images_per_s"].median()
-    best, worst = str(medians.idxmax()), str(medians[::-1].idxmin())  # two variants, even if all are equal
-    told = f"{best}: {medians.max():,.0f} per second"
-    if best == worst:
-        return told
-    told += f", {format_ratio(medians.max() / medians.min())}x of {worst}"
-    verdict = ""
-    with suppress(ValueError):  # runs of several machines have no verdict
-        verdict = quiet_summary(data, worst).loc[best, "verdict"]
-    return told + (", inconclusive" if verdict == "inconclusive" else "")
-
-
-def tell_ladder(rungs: pd.DataFrame) -> str:
-    """The largest ratio of all experiments that is certain, and how many are inconclusive."""
-    best = most_telling(rungs.reset_index(drop=True))
-    rung = rungs.iloc[best]
-    told = f"{rung['experiment']}: {tell_ratio(rung['label'], rung['baseline_label'], rung)}"
-    verdicts = rungs["verdict"].reset_index(drop=True)
-    return told + _count_doubtful(verdicts, best)
-
-
-def tell_spans(data: pd.DataFrame) -> str:
-    """How much of the time the lane that does the work does so, and what else it does."""
-    data = data.reset_index(drop=True)
-    kinds = data["kind"] if "kind" in data else pd.Series("busy", index=data.index)
-    work = next((kind for kind in _WORK if kind in set(kinds)), None)
-    lane = data.loc[kinds == work, "lane"].iloc[-1] if work else _busiest(data)
-    total_s = data["end_s"].max() - data["start_s"].min()
-    own = data[data["lane"] == lane]
-    seconds = {kind: _covered_s(spans) for kind, spans in own.groupby(kinds[own.index], sort=False)}
-    largest = sorted(seconds.items(), key=lambda item: -item[1])[:_MAX_KINDS]
-    shares = ", ".join(f"{kind} {_share(s, total_s)}" for kind, s in largest)
-    return f"{lane}: {shares} of {total_s:.3g} s"
-
-
-def _busiest(data: pd.DataFrame) -> str:
-    return max(dict.fromkeys(data["lane"]), key=lambda lane: _covered_s(data[data["lane"] == lane]))
-
-
-def _covered_s(spans: pd.DataFrame) -> float:
-    """Seconds in which at least one of the spans runs."""
-    covered, end = 0.0, float("-inf")
-    for span in spans.sort_values("start_s").itertuples():
-        covered += max(0.0, span.end_s - max(span.start_s, end))
-        end = max(end, span.end_s)
-    return covered
-
-
-def tell_stages(table: pd.DataFrame) -> str:
-    """The largest stage of the variant that takes longest, and how much longer than the shortest it takes.
-
-    Args:
-        table: Seconds, one row per variant, one column per stage.
-    """
-    totals = table.sum(axis=1)
-    longest, shortest = totals.idxmax(), totals.idxmin()
-    told = f"{longest}: {table.loc[longest].idxmax()} {_share(table.loc[longest].max(), totals.max())} of the time"
-    if longest == shortest or totals.min() <= 0:
-        return told
-    return f"{told}; {format_ratio(totals.max() / totals.min())}x as long in all as {shortest}"
-
-
-def tell_front(table: pd.DataFrame, front: pd.DataFrame, rate: str, rate_label: str) -> str:
-    """Which variants no other beats in both; the cheapest of them has its rate, too."""
-    first = front.iloc[0]
-    others = len(front) - 1
-    told = f"{first['variant']}: {_plain(first[rate])} {rate_label} at the least cost"
-    beaten = f"{len(table) - len(front)} of {len(table)} are beaten in both"
-    more = f"{others} {'costs' if others == 1 else 'cost'} more and {'is' if others == 1 else 'are'} faster"
-    return "; ".join([told, more, beaten] if others else [told, beaten])
-
-
-def _plain(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def _share(part: float, whole: float) -> str:
-    return f"{part / whole:.0%}".replace("%", " %") if whole > 0 else "0 %"

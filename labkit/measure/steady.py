@@ -1,17 +1,8 @@
-"""Time a loader's start, first batch and steady state.
-
-Details of a run: its images, the end of its work on the GPU, where its bytes came from.
-
-Loaders that go on with the next pass while a clock needs them, with the workers and queues that already run.
-
-One run of a variant: its start, its first batch, its steady state and its end, each timed on its own.
+"""Time a loader: its start, its first batch, its steady state and its end, each on its own.
 
 The rate is that of the steady state. A clock over a short epoch would time the start and the end of the workers, and a
-queue that filled before the first batch: four batches of two workers read as slower than no workers at all.
-
-Where the time of a hand-written loop goes, stage by stage.
-
-Batches from memory: how fast training could be if data were free.
+queue that filled before the first batch: four batches of two workers read as slower than no workers at all. So loaders
+that can be repeated go on with the next pass, with the workers and queues that already run, while the clock needs them.
 """
 
 import math
@@ -194,9 +185,8 @@ class _RepeatedSampler:
                     return
                 n_given += 1
                 yield indices
-            if n_given == n_before or not (
-                self.is_wanted and self.is_wanted()
-            ):  # an empty pass would be repeated for ever
+            is_empty = n_given == n_before  # such a pass would be repeated without end
+            if is_empty or not (self.is_wanted and self.is_wanted()):
                 return
             n_before = n_given
 
@@ -270,7 +260,9 @@ class Stopwatch:
             NoBatch: the iterable is empty.
         """
         run = _Run(self)
-        run.start(factory)
+        synchronize()
+        run.started_s = self.clock()
+        run.iterable = factory()
         with repeating(run.iterable if lengthen else None, lambda: run.is_wanted) as can_repeat:
             run.per_pass = batches_per_pass(run.iterable) if can_repeat else None
             run.take_first()
@@ -300,6 +292,7 @@ class _Run:
     """A run in progress. Times are seconds of the stopwatch's clock."""
 
     watch: Stopwatch
+    started_s: float = 0.0
     is_wanted: bool = True  # more batches than the loader's own pass has
     is_steady: bool = False
     n_batches: int = 0
@@ -310,11 +303,6 @@ class _Run:
     pass_images: int | None = None  # None: no pass was completed, or nobody knows where it ends
     iterable: Any = None
     batches: Iterator[Any] = field(default_factory=lambda: iter(()))
-
-    def start(self, factory: Factory) -> None:
-        synchronize()
-        self.started_s = self.watch.clock()
-        self.iterable = factory()
 
     def take_first(self) -> None:
         self.batches = iter(self.iterable)

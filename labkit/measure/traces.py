@@ -55,9 +55,14 @@ def _event(span: dict[str, Any], thread: int, number: int) -> dict[str, Any]:
     arguments = {name: value for name, value in span.items() if name not in _COLUMNS and not pd.isna(value)}
     length = {"ph": "X", "dur": end_us - start_us} if end_us > start_us else {"ph": "i", "s": "t"}
     return {
-        "name": str(span["kind"]), "cat": str(span["lane"]), "ts": start_us, "pid": 1, "tid": thread,
-        "args": {**arguments, "span": number}, **length,  # the number: speedscope takes events that are alike for one
-    }  # fmt: skip
+        "name": str(span["kind"]),
+        "cat": str(span["lane"]),
+        "ts": start_us,
+        "pid": 1,
+        "tid": thread,
+        "args": {**arguments, "span": number},
+        **length,  # the number: speedscope takes events that are alike for one
+    }
 
 
 def _on_grid(seconds: float) -> float:

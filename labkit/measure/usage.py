@@ -1,8 +1,6 @@
-"""Processor time, memory and cores of a process and its children.
+"""What a run costs the process tree, with all workers: CPU seconds, memory, bytes read from storage.
 
-Time of all cores together: used, and stolen by the host of a virtual machine.
-
-What a run costs the process tree, with all workers: CPU seconds, memory, bytes read from storage.
+And what all cores together did meanwhile: work of anybody, and time stolen by the host of a virtual machine.
 """
 
 import os
@@ -16,6 +14,9 @@ from typing import TYPE_CHECKING
 import psutil
 
 from labkit.measure import sampler
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 SLOWED = 1.3  # processor seconds with all cores busy, over those of a process alone: the most that was seen
 
@@ -53,9 +54,6 @@ def core_time() -> CoreTime:
     busy_s = sum(getattr(times, kind, 0.0) for kind in ("user", "nice", "system", "irq", "softirq"))
     return CoreTime(busy_s, getattr(times, "steal", 0.0))
 
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 # Ids of processes that are not measured, with their descendants: our samplers, and processes that measure themselves.
 apart: set[int] = set()
@@ -105,9 +103,12 @@ class PeakMemory:
         if os.path.exists("/proc/self/smaps_rollup") and os.path.exists(_CHILDREN_FILE):
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", sampler.__file__, str(os.getpid())],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                bufsize=0,
                 start_new_session=True,  # Ctrl-C is for the measured processes
-            )  # fmt: skip
+            )
             apart.add(self._process.pid)
         return self
 

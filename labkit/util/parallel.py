@@ -20,15 +20,17 @@ from functools import cache, partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import cloudpickle
-import psutil
 
 from labkit.util.arguments import require_choice, require_int
 from labkit.util.machine import install_command, usable_cores
 from labkit.util.process import progress_bar, use_one_torch_thread
 from labkit.util.redact import redact
+
+if TYPE_CHECKING:
+    import psutil
 
 Outcome = tuple[Any, str | None]  # (value, None) or (None, error text)
 
@@ -178,6 +180,8 @@ def ray_pool(function: Callable) -> Iterator[Pool]:
 
 
 def _start_or_join_cluster(ray: ModuleType, address: str | None) -> None:
+    import psutil
+
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     options = {} if address else {"num_cpus": usable_cores(), "include_dashboard": False}
     before = set(psutil.Process().children())
@@ -193,8 +197,10 @@ def _start_or_join_cluster(ray: ModuleType, address: str | None) -> None:
         ) from error
 
 
-def _kill(processes: set[psutil.Process], program: Path) -> None:
+def _kill(processes: "set[psutil.Process]", program: Path) -> None:
     """End those that run a program of Ray's: what it started before it failed, and would keep until this one ends."""
+    import psutil
+
     for process in processes:
         with suppress(psutil.Error):
             if str(program) in " ".join(process.cmdline()):

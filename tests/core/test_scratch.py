@@ -17,7 +17,8 @@ from labkit.util import files as locks, files as scratch
 fcntl = pytest.importorskip("fcntl", reason="this system has no file locks")
 
 CODE = """
-import os, signal, sys, labkit as lk
+import os, signal, sys
+from labkit import course
 kept = course.ScratchFolder(sys.argv[1])
 (kept.path / "folder").mkdir()
 (kept.path / "folder" / "file").touch()

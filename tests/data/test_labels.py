@@ -2,12 +2,10 @@
 
 import json
 import os
-import struct
 import subprocess
 import sys
 import tarfile
 import warnings
-import zlib
 from ast import literal_eval
 from pathlib import Path
 
@@ -421,58 +419,6 @@ class TestNumbersThatWouldShift:
         next(iter(begun))
         resumed.load_state_dict(begun.state_dict())
         assert len(list(resumed)) == 3
-
-
-def as_version_1(path: Path) -> Path:
-    """The pixel file as labkit wrote it when a file held neither labels nor classes: as that version documented it."""
-    data = path.read_bytes()
-    short_side, n, index_bytes, _, _ = struct.unpack_from("<IQQQI", data, 12)
-    (class_bytes,) = struct.unpack_from("<Q", data, 92)
-    start = 128 + 8 + 28 * n
-    offsets = np.frombuffer(data, "<u8", n, 128)
-    keys = data[start + 4 * n + class_bytes : 128 + index_bytes]
-    first = -(-(start + len(keys)) // 64) * 64
-    rows = (offsets - offsets[0] + first).astype("<u8").tobytes() + data[128 + 8 * n : start] + keys
-    pixels = data[int(offsets[0]) :]
-    head = struct.pack("<8sIIQQQI", b"LKPIXELS", 1, short_side, n, len(rows), first + len(pixels), zlib.crc32(rows))
-    head += data[44:92] + bytes(32)
-    whole = (head + struct.pack("<I", zlib.crc32(head)) + rows).ljust(first, b"\0") + pixels
-    path.write_bytes(whole)
-    return path
-
-
-class TestPixelFilesOfAnEarlierVersion:
-    def test_they_keep_their_labels_and_say_so(self, tmp_path):
-        root = write_images(tmp_path / "set", "cat/2023/1.png", "cat/2024/2.png", "dog/2023/3.png")
-        path = as_version_1(lk.PixelStore.build(root, tmp_path / "x.pixels", **QUIET).path)
-        with pytest.warns(LabelWarning, match=r"x\.pixels was built by an earlier version .*Build it again"):
-            store = lk.PixelStore(path)
-        assert store.classes == ["2023", "2024"]
-        assert store.labels.tolist() == [0, 1, 0]
-        assert [int(image[0, 0, 0]) for image, _ in store] == [0, 1, 2]
-        store.verify(progress=False)
-        before = path.read_bytes()
-        with pytest.raises(
-            course.PixelError, match=r"label 0 is '2023' there, and 'cat' in what was asked for: choose"
-        ):
-            lk.PixelStore.build(root, path, **QUIET)
-        assert path.read_bytes() == before
-
-    def test_they_are_taken_as_they_are_where_labels_are_the_same(self, tmp_path):
-        root = write_images(tmp_path / "set", "cat/1.png", "cat/2.png", "dog/3.png")
-        path = as_version_1(lk.PixelStore.build(root, tmp_path / "x.pixels", **QUIET).path)
-        before = path.read_bytes()
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            store = lk.PixelStore.build(root, path, **QUIET)
-        assert path.read_bytes() == before
-        assert (store.classes, by_key(store.keys, store.labels)) == of_image_folder(root)
-
-    def test_the_same_classes_in_another_part_of_the_name_are_other_labels(self, tmp_path):
-        root = write_images(tmp_path / "set", "a/b/1.png", "b/a/2.png")
-        path = as_version_1(lk.PixelStore.build(root, tmp_path / "x.pixels", **QUIET).path)
-        with pytest.raises(course.PixelError, match="has other labels, those of an earlier version of labkit: choose"):
-            lk.PixelStore.build(root, path, **QUIET)
 
 
 def test_own_stores_are_told_by_their_class(tmp_path):

@@ -10,7 +10,6 @@ import tarfile
 import zlib
 from collections.abc import Callable
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -22,10 +21,9 @@ import labkit as lk
 from labkit import course
 from labkit.course.oracles import encode_png, png_chunk
 from labkit.data import decode
-from labkit.data.blobs import HttpClient, LocalBlob
+from labkit.data.blobs import LocalBlob
 from labkit.data.depth import decode_picture
 from labkit.data.extract import extract_tars
-from labkit.data.pixels import Contents, Origin, laid_out, packed_head
 from labkit.data.shards_write import read_manifest
 from labkit.data.tar import SUFFIX, read_index
 from labkit.data.tar_members import TarError
@@ -33,7 +31,6 @@ from labkit.data.tar_stream import TarStream, convert_tar
 from labkit.util import arguments as bounds
 from labkit.util.arguments import MAX_FILE_VARIABLE, MAX_TAR_HEADER_BYTES, max_file_bytes
 from labkit.util.parallel import ItemErrors
-from labkit.util.strings import PackedStrings
 from tests.hardening.inputs import fix_pixel_file, image_bytes, sparse_member, tar_bytes
 from tests.memory_store import MemoryStore
 from tests.serving import Quiet, serving
@@ -58,7 +55,7 @@ def _all_is_loaded(tmp_path_factory):
     lk.write_shards(store, root / "shards", engine="threads", progress=False)
     list(lk.read_shards(root / "shards"))
     with pytest.raises(OSError, match="gave no complete answer"):
-        HttpClient(retries=0).get("http://127.0.0.1:9/")
+        lk.HttpStore("http://127.0.0.1:9", retries=0).read("a.jpg")
 
 
 @contextmanager
@@ -329,12 +326,11 @@ def test_a_stored_index_that_unpacks_to_much(tmp_path):
 
 
 def test_a_pixel_file_whose_images_are_larger_than_numbers(tmp_path):
-    contents = Contents(PackedStrings(["a/b.jpg"]), np.array([0]), ["a"])
-    index, _ = laid_out(contents, np.array([[4, 4]]), np.array([0]), contents.index_bytes())
-    index = replace(index, shapes=np.array([[2**31 - 1, 2**31 - 1]], np.int32))
-    head = packed_head(Origin(bytes(32), 4, "pil"), index, 1024)
+    store = MemoryStore({"a/b.png": image_bytes()})
+    data = bytearray(lk.PixelStore.build(store, tmp_path / "x.pixels", num_workers=0, progress=False).path.read_bytes())
+    struct.pack_into("<2i", data, 136 + 16, 2**31 - 1, 2**31 - 1)
     with pytest.raises(course.PixelError, match="leads out of the file"):
-        lk.PixelStore(written(tmp_path / "x.pixels", head.ljust(1024, b"\0")))
+        lk.PixelStore(written(tmp_path / "x.pixels", fix_pixel_file(bytes(data))))
 
 
 DEEP = "[" * 100_000
@@ -396,14 +392,12 @@ def bodies():
 def test_a_body_without_end(bodies, monkeypatch, path, said):
     monkeypatch.setenv(MAX_FILE_VARIABLE, "20")
     with little_memory(), pytest.raises(OSError, match=f"{said} bytes, more than the limit of 20000000"):
-        HttpClient().get(f"{bodies}/{path}")
-    with little_memory(), pytest.raises(OSError, match=said):
         lk.HttpStore(bodies, keys=[path]).read(path)
 
 
 def test_a_body_that_is_packed_unasked_stays_packed(bodies):
     with little_memory():
-        assert HttpClient().get(f"{bodies}/packed").data == gzipped_zeros()
+        assert lk.HttpStore(bodies).read("packed") == gzipped_zeros()
 
 
 def test_the_limits_are_what_the_documentation_says():

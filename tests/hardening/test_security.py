@@ -217,7 +217,7 @@ _DANGEROUS = {
 }  # fmt: skip
 _ALLOWED = {
     ("util/parallel.py", "pickle.loads"), ("loading/torch_loader.py", "pickle.loads"),
-    ("app/jupyter.py", "exec"), ("watching/script.py", "exec"), ("peers/host.py", "pickle.loads"),
+    ("app/magics.py", "exec"), ("watching/script.py", "exec"), ("peers/host.py", "pickle.loads"),
 }  # fmt: skip
 
 

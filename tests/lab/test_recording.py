@@ -12,6 +12,7 @@ from tests.paths import contents
 
 MEASURING = """
 import labkit as lk
+from labkit import course
 runs = lk.compare({"a": lambda: [1], "b": lambda: [1]}, baseline="a", rounds=2, experiment="02 decoders, camera/x")
 course.predict("b", 2.0)
 lk.plot_speedup(runs);

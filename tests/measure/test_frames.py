@@ -61,16 +61,30 @@ def test_a_frame_survives_the_disk(frame_of, tmp_path):
     pd.testing.assert_frame_equal(quiet_summary(again), quiet_summary(frame))
 
 
-def test_text_that_is_missing_comes_back_empty_and_a_missing_column_is_named(frame_of, tmp_path):
+def test_text_that_is_missing_comes_back_empty(frame_of, tmp_path):
     text = ("variant", "baseline", "storage", "page_cache", "experiment", "device", "env_id")
     frame = frame_of({"a": [1.5]}, "a", seed=None).assign(**dict.fromkeys(text, ""))
-    path = save_frame(frame, tmp_path / "frame.csv")
-    again = lk.load_frame(str(path)).iloc[0]
+    again = lk.load_frame(str(save_frame(frame, tmp_path / "frame.csv"))).iloc[0]
     assert again[list(text)].tolist() == [""] * len(text)
     assert again.images_per_s == 1.5
     assert np.isnan(again.seed)
-    save_frame(frame.drop(columns=["seed", "order"]), path)
-    with pytest.raises(ValueError, match=r"it lacks order, seed$"):
+
+
+@pytest.mark.parametrize("missing", [["seed", "order"], ["storage"], ["n_looks", "has_verdict"], ["cpu_s"]])
+def test_a_file_that_is_older_than_a_column_can_be_read_and_summarized(frame_of, tmp_path, missing):
+    frame = frame_of({"a": [1.0, 1.1, 1.2], "b": [2.0, 2.3, 2.4]}, "a", storage="")
+    again = lk.load_frame(save_frame(frame.drop(columns=missing), tmp_path / "frame.csv"))
+    assert list(again) == list(frame)
+    assert again[missing].isin([""]).all().all() if missing == ["storage"] else again[missing].isna().all().all()
+    columns = ["n_runs", "images_per_s", "peak_mem_mb"]
+    pd.testing.assert_frame_equal(quiet_summary(again)[columns], quiet_summary(frame)[columns])
+    assert lk.conclude(again, "b").startswith('"b" ')
+
+
+@pytest.mark.parametrize("column", ["variant", "round", "is_warmup", "images_per_s", "env_id"])
+def test_a_file_without_what_makes_it_a_frame_is_refused(frame_of, tmp_path, column):
+    path = save_frame(frame_of({"a": [1.0]}, "a").drop(columns=column), tmp_path / "frame.csv")
+    with pytest.raises(ValueError, match=rf"frame\.csv is not a frame of runs: it lacks {column}$"):
         lk.load_frame(path)
 
 

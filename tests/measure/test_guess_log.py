@@ -8,7 +8,7 @@ import pytest
 
 import labkit as lk
 from labkit import course
-from labkit.measure import guesses as guess_log
+from labkit.measure import recorder
 from labkit.util.machine import env_id
 
 
@@ -22,10 +22,14 @@ def mark(runs: pd.DataFrame, guess: float = 1.5, label: str = "fast", **options)
     lk.plot_speedup(runs)
 
 
+def outcomes() -> pd.DataFrame:
+    return course.score().walk
+
+
 def outcomes_elsewhere() -> pd.DataFrame:
     """As another kernel, started later, sees them."""
-    guess_log._session_outcomes.clear()
-    return guess_log.outcomes()
+    recorder.session_outcomes.clear()
+    return outcomes()
 
 
 def test_a_marked_guess_is_kept_with_what_it_met(runs_of, folder):
@@ -53,12 +57,12 @@ def test_a_guess_that_is_taken_back_is_forgotten_in_all_kernels(runs_of, folder)
     runs = runs_of("07 copy", fast=2.0, other=3.0)
     course.predict("other", 3.5)
     mark(runs)
-    for kernel in (guess_log.outcomes, outcomes_elsewhere):
+    for kernel in (outcomes, outcomes_elsewhere):
         assert list(kernel()["label"]) == ["fast", "other"]
     mark(runs)
     course.predict("other", 3.5)
     mark(runs, ...)
-    for kernel in (guess_log.outcomes, outcomes_elsewhere):
+    for kernel in (outcomes, outcomes_elsewhere):
         assert list(kernel()["label"]) == ["other"]
     mark(runs, None, "other")
     assert outcomes_elsewhere().empty
@@ -69,7 +73,7 @@ def test_a_later_run_in_another_kernel_counts(runs_of, folder):
     mark(runs_of("07 copy", fast=2.0))
     (file,) = folder.iterdir()
     file.write_text(file.read_text().replace("1.5", "2.5"))
-    assert list(guess_log.outcomes()["guess"]) == [2.5]
+    assert list(outcomes()["guess"]) == [2.5]
 
 
 def test_two_plots_of_an_experiment_keep_both_guesses(runs_of, folder):
@@ -81,12 +85,12 @@ def test_two_plots_of_an_experiment_keep_both_guesses(runs_of, folder):
 
 def _write(number):
     for value in range(20):
-        guess_log._session_outcomes.clear()
-        prediction = guess_log.Prediction("fast", value + 1.0, "x" * 5000)
+        recorder.session_outcomes.clear()
+        prediction = recorder.Prediction("fast", value + 1.0, "x" * 5000)
         for experiment in ("07 copy", f"0{number}"):
             runs = pd.DataFrame({"experiment": [experiment], "env_id": env_id()})
-            guess_log.guesses["fast"] = prediction
-            guess_log.keep_outcome(runs, "fast", {"speedup": 1, "ci_low": 1, "ci_high": 1})
+            recorder.guesses["fast"] = prediction
+            recorder.keep_outcome(runs, "fast", {"speedup": 1, "ci_low": 1, "ci_high": 1})
 
 
 def test_two_kernels_may_write_at_once(folder):
@@ -94,11 +98,11 @@ def test_two_kernels_may_write_at_once(folder):
     for writer in writers:
         writer.start()
     while any(writer.is_alive() for writer in writers):
-        guess_log.outcomes()  # never half a file
+        outcomes()  # never half a file
     for writer in writers:
         writer.join()
     assert [writer.exitcode for writer in writers] == [0, 0]
-    assert list(guess_log.outcomes()["guess"]) == [20.0] * 3
+    assert list(outcomes()["guess"]) == [20.0] * 3
     assert len(list(folder.iterdir())) == 3
 
 
@@ -114,7 +118,7 @@ def test_without_a_recorder_nothing_is_written(runs_of, tmp_path, monkeypatch):
 def test_unnamed_experiments_and_other_machines_do_not_count(runs_of, folder):
     mark(runs_of("", fast=2.0))
     mark(runs_of("06 reference", fast=2.0).assign(env_id="some-gpu"))
-    assert guess_log.outcomes().empty
+    assert outcomes().empty
     assert not folder.exists()
 
 
@@ -128,7 +132,7 @@ def test_a_damaged_file_is_named_with_the_remedy(folder):
 
 def test_one_round_gives_a_guess_without_an_interval(frame_of, folder):
     mark(frame_of({"a": [10], "b": [20]}, "a", experiment="00 once"), 3, "b")
-    guess_log._session_outcomes.clear()
+    recorder.session_outcomes.clear()
     found = course.score()
     assert not found.inside
     assert "1.5 times too high" in repr(found)

@@ -4,13 +4,15 @@ import pandas as pd
 import pytest
 
 import labkit as lk
-from labkit.measure import statistics as messages
-from labkit.measure.plots import ladder_rungs
-from labkit.measure.statistics import quiet_summary
+from labkit import course
 
 
-def _speedup(frame, baseline=None):
-    return messages.tell_speedup(quiet_summary(frame, baseline))
+def title(plot, *data, **options):
+    return " ".join(plot(*data, **options).get_title("left").split())
+
+
+def _speedup(frame):
+    return title(lk.plot_speedup, frame)
 
 
 class TestSpeedups:
@@ -35,51 +37,56 @@ class TestSpeedups:
         assert _speedup(frame).endswith("x of PIL, and its interval contains 1")
 
     def test_a_baseline_alone_is_no_comparison(self, frame_of):
-        assert _speedup(frame_of({"PIL": [1.0, 2.0]}, "PIL")) == "PIL: nothing to compare it with"
+        with pytest.raises(ValueError, match="only its baseline 'PIL': there is nothing to compare it with"):
+            lk.plot_speedup(frame_of({"PIL": [1.0, 2.0]}, "PIL"))
 
 
 class TestRates:
     def test_the_highest_median_and_its_ratio_to_the_lowest(self, frame_of):
         frame = frame_of({"warm": [4000, 4100, 4050], "cold": [1000, 1010, 1005], "between": [2000] * 3}, "cold")
-        assert messages.tell_rates(frame) == f"warm: 4,050 per second, {4050 / 1005:.2f}x of cold"
+        assert title(lk.plot_throughput, frame) == f"warm: 4,050 per second, {4050 / 1005:.2f}x of cold"
 
     def test_runs_that_cannot_tell_are_inconclusive(self, frame_of):
         frame = frame_of({"a": [100, 140, 90], "b": [99, 130, 100]}, "a")
-        assert messages.tell_rates(frame).endswith(", inconclusive")
+        assert title(lk.plot_throughput, frame).endswith(", inconclusive")
 
     def test_one_variant_has_only_its_rate(self, frame_of):
-        assert messages.tell_rates(frame_of({"a": [10.0, 12.0, 11.0]}, "a")) == "a: 11 per second"
+        assert title(lk.plot_throughput, frame_of({"a": [10.0, 12.0, 11.0]}, "a")) == "a: 11 per second"
 
 
 class TestSpans:
     def test_overlapping_spans_count_once(self):
         spans = [(0, 1, "compute"), (0.5, 1, "compute"), (1, 1.5, "wait"), (2, 3, "compute"), (3.5, 4, "wait")]
         frame = pd.DataFrame(spans, columns=["start_s", "end_s", "kind"]).assign(lane="GPU")
-        assert messages.tell_spans(frame) == "GPU: compute 50 %, wait 25 % of 4 s"
+        assert title(course.plot_timeline, frame) == "GPU: compute 50 %, wait 25 % of 4 s"
 
     def test_the_lane_that_computes_is_told_and_else_the_busiest(self):
         frame = pd.DataFrame(
             {"lane": ["worker", "host"], "start_s": [0, 0], "end_s": [2.0, 1.0], "kind": ["load", "step"]}
         )
-        assert messages.tell_spans(frame) == "host: step 50 % of 2 s"
-        assert messages.tell_spans(frame.drop(columns="kind")) == "worker: busy 100 % of 2 s"
+        assert title(course.plot_timeline, frame) == "host: step 50 % of 2 s"
+        assert title(course.plot_timeline, frame.drop(columns="kind")) == "worker: busy 100 % of 2 s"
 
 
 class TestOthers:
     def test_stages(self):
-        table = pd.DataFrame({"read": [1.0, 1.0], "decode": [3.0, 0.6]}, index=["naive", "fast"])
-        assert messages.tell_stages(table) == "naive: decode 75 % of the time; 2.50x as long in all as fast"
-        assert messages.tell_stages(table.iloc[:1]) == "naive: decode 75 % of the time"
+        seconds = {("naive", "read"): 1.0, ("naive", "decode"): 3.0, ("fast", "read"): 1.0, ("fast", "decode"): 0.6}
+        parts = pd.DataFrame([{"variant": a, "stage": b, "seconds": each} for (a, b), each in seconds.items()])
+        assert title(lk.plot_stalls, parts) == "naive: decode 75 % of the time; 2.50x as long in all as fast"
+        assert title(lk.plot_stalls, parts[:2]) == "naive: decode 75 % of the time"
 
     @pytest.mark.parametrize(("rate", "said"), [(12_345.6, "12,346"), (12.34, "12.3")])
     def test_the_front(self, rate, said):
-        table = pd.DataFrame({"variant": ["a", "b", "c"], "cost": [1, 2, 3], "rate": [rate, 2 * rate, rate / 2]})
-        told = messages.tell_front(table, table.iloc[:2], "rate", "images per second")
+        table = pd.DataFrame(
+            {"variant": ["a", "b", "c"], "cost": [1, 2, 3], "images_per_s": [rate, 2 * rate, rate / 2]}
+        )
         first = f"a: {said} images per second at the least cost"
-        assert told == f"{first}; 1 costs more and is faster; 1 of 3 are beaten in both"
+        more = "1 costs more and is faster"
+        assert title(course.plot_pareto, table, cost="cost") == f"{first}; {more}; 1 of 3 are beaten in both"
+        assert title(course.plot_pareto, table.iloc[[0, 2]], cost="cost") == f"{first}; 1 of 2 are beaten in both"
 
     def test_the_ladder(self, frame_of):
         steps = {"01 a": 1.5, "02 b": 3.0}
         frames = [frame_of({"x": [100, 101, 99, 100, 100], "y": [ratio * 100] * 5}, "x", experiment=name)
                   for name, ratio in steps.items()]  # fmt: skip
-        assert messages.tell_ladder(ladder_rungs(pd.concat(frames))) == "02 b: y: 3.00x of x"
+        assert title(course.plot_ladder, pd.concat(frames)) == "02 b: y: 3.00x of x"

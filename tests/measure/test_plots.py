@@ -10,6 +10,9 @@ from matplotlib.collections import PathCollection
 import labkit as lk
 from labkit import course
 from labkit.measure import plots, statistics as summaries
+from labkit.measure.statistics import format_ratio
+
+PLOTS = {"plot_throughput": lk.plot_throughput, "plot_speedup": lk.plot_speedup, "plot_ladder": course.plot_ladder}
 
 
 @pytest.fixture
@@ -65,9 +68,12 @@ def test_speedup_draws_ratios_interval_and_doubt_in_the_row_of_the_variant(frame
         drawn = [bar.lines[0].get_xdata()[0], *reach[:, 0]]
         assert drawn == pytest.approx(summary.loc[label, ["speedup", "ci_low", "ci_high"]].tolist())
     assert [bar.lines[0].get_markerfacecolor() for bar in ax.containers] == [plots.ESTIMATE, "white"]
-    assert _rows_of_texts(ax) == {(f"{summary.speedup['a']:.2f}x", 0), (f"{summary.speedup['m']:.2f}x ?", 1)}
-    assert {"1x", "ceiling 2.5x"} <= set(_texts(ax.texts))
-    [above] = [text.get_window_extent() for text in ax.texts if text.get_text() == "ceiling 2.5x"]
+    assert _rows_of_texts(ax) == {
+        (f"{format_ratio(summary.speedup['a'])}x", 0),
+        (f"{format_ratio(summary.speedup['m'])}x ?", 1),
+    }
+    assert {"1x", "ceiling 2.50x"} <= set(_texts(ax.texts))
+    [above] = [text.get_window_extent() for text in ax.texts if text.get_text() == "ceiling 2.50x"]
     assert above.y0 >= ax.get_window_extent().y1 - 1
     upright = [line for line in ax.lines if len(line.get_xdata()) == 2 and line.get_linestyle() == "-"]
     assert [line.get_xdata()[0] for line in upright] == [1]
@@ -135,7 +141,7 @@ def test_a_comparison_without_a_verdict_has_a_mark_of_its_own(runs, monkeypatch)
     ax = lk.plot_speedup(runs)
     assert [bar.lines[0].get_marker() for bar in ax.containers] == ["D", "s"]
     assert _legend(ax) == {ROUND, INTERVAL, DOUBT, "no verdict"}
-    assert (f"{summary.speedup['fast']:.2f}x", 0) in _rows_of_texts(ax)
+    assert (f"{format_ratio(summary.speedup['fast'])}x", 0) in _rows_of_texts(ax)
 
 
 @pytest.mark.parametrize("count", [1, 2, 8, 20])
@@ -148,7 +154,7 @@ def test_the_legend_lies_below_the_axes_and_inside_the_picture(frame_of, name, c
     if name == "plot_speedup":  # one experiment of many variants
         parts = [part.assign(experiment="all") for part in [parts[0], *(part[3:] for part in parts[1:])]]
     course.predict("variant 0", 1.2)
-    ax = getattr(lk, name)(pd.concat(parts, ignore_index=True))
+    ax = PLOTS[name](pd.concat(parts, ignore_index=True))
     ax.figure.canvas.draw()
     box = ax.get_legend().get_window_extent()
     assert box.y1 < ax.xaxis.label.get_window_extent().y0
@@ -330,10 +336,12 @@ def test_stalls_are_stacked_in_their_rows():
 
 
 def test_shares_stand_out_from_their_ground():
-    ax = plt.subplots()[1]
-    for ground in ((0.9, 0.9, 0.9), (0.1, 0.1, 0.1), (0.0, 0.4, 0.7), (1.0, 0.9, 0.0)):
-        plots._write_shares(ax, np.zeros(1), np.ones(1), np.ones(1), ground)
-    assert [text.get_color() for text in ax.texts] == ["black", "white", "white", "black"]
+    grounds = ((0.9, 0.9, 0.9), (0.1, 0.1, 0.1), (0.0, 0.4, 0.7), (1.0, 0.9, 0.0))
+    assert list(map(plots.ink_on, grounds)) == ["black", "white", "white", "black"]
+    parts = pd.DataFrame({"variant": "x", "stage": [f"stage {number}" for number in range(8)], "seconds": 1.0})
+    ax = lk.plot_stalls(parts)
+    assert len(ax.texts) == 8
+    assert [text.get_color() for text in ax.texts] == [plots.ink_on(bar.get_facecolor()) for bar in ax.patches]
 
 
 def test_stages_and_kinds_differ_without_color():
@@ -348,14 +356,14 @@ def test_stages_and_kinds_differ_without_color():
 
 @pytest.mark.parametrize("name", ["plot_speedup", "plot_ladder"])
 def test_estimates_take_options(runs, name):
-    ax = getattr(lk, name)(runs, markersize=3)
+    ax = PLOTS[name](runs, markersize=3)
     assert {bar.lines[0].get_markersize() for bar in ax.containers} == {3}
 
 
 @pytest.mark.parametrize("name", ["plot_throughput", "plot_speedup", "plot_ladder"])
 def test_plots_draw_into_the_axes_they_are_given(runs, name):
     ax = plt.subplots()[1]
-    assert getattr(lk, name)(runs, ax=ax) is ax
+    assert PLOTS[name](runs, ax=ax) is ax
     assert len(plt.get_fignums()) == 1
 
 

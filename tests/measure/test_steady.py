@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-import labkit as lk
 from labkit.measure import steady
 from labkit.measure.steady import NoBatch, Stopwatch
+from labkit.measure.usage import CoreTime
 
 
 class Clock:
@@ -188,7 +188,7 @@ def test_costs_are_those_of_the_steady_state(monkeypatch):
         return type("Usage", (), {"cpu_s": 10 * clock.now, "read_bytes": None})
 
     monkeypatch.setattr(steady, "tree_usage", used)
-    monkeypatch.setattr(steady, "core_time", lambda: lk.measure.CoreTime(30 * clock.now, 2 * clock.now))
+    monkeypatch.setattr(steady, "core_time", lambda: CoreTime(30 * clock.now, 2 * clock.now))
     monkeypatch.setattr(steady, "apart_cpu_s", lambda: 4 * clock.now)
     run = time_run(lambda clock: Loader(clock, lambda number: 0.5, in_flight=1, start=3.0), clock=clock)
     assert run["steady_s"] == pytest.approx(4.0)

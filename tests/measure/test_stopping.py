@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import labkit as lk
-from labkit.measure.compare import FixedRounds, Stopping
+from labkit.measure.compare import Stopping
 from labkit.measure.statistics import speedup_interval, verdict_of
 
 
@@ -75,9 +75,10 @@ def test_a_precision_is_what_it_says():
         assert (np.log(high / low) / 2 <= np.log1p(precision)) == (len(ran) < 20)
 
 
-def test_fixed_rounds_ask_nothing():
-    assert FixedRounds(3).next_round([], ["a", "b"], "a", 2) == ["a", "b"]
-    assert FixedRounds(3).next_round([], ["a", "b"], "a", 3) == []
+@pytest.mark.parametrize("run_s", [0.0, 1.0])
+def test_without_time_the_number_of_rounds_is_fixed_whatever_they_show(run_s):
+    ran, _, n_looks = Rounds(noisy, run_s, b=1.0).run(min_rounds=3, budget_s=0)
+    assert (ran, n_looks) == ([["a", "b"]] * 3, 1)
 
 
 @pytest.mark.exhaustive

@@ -21,11 +21,11 @@ import labkit as lk
 from labkit import course
 from labkit.data.blobs import resident_fraction
 from labkit.measure import compare as timing, sampler, steady as batches, usage as processes
-from labkit.measure.compare import VariantError, count_images
+from labkit.measure.compare import VariantError
 from labkit.measure.frames import COLUMNS
 from labkit.measure.recorder import set_recorder
 from labkit.measure.statistics import quiet_summary
-from labkit.measure.steady import page_cache_state, synchronize
+from labkit.measure.steady import count_images, page_cache_state, synchronize
 from tests.unsampled import leave_memory_out
 
 FORK = multiprocessing.get_context("fork")
@@ -227,10 +227,17 @@ def test_bad_arguments(variants, options, message):
         lk.compare(variants, **{"baseline": "a", **options})
 
 
-@pytest.mark.parametrize("misspelt", [{"round": 2}, {"warmup": 0}, {"budget": 1}, {"storage": "folder"}])
-def test_a_misspelt_option_is_an_error_and_no_column(misspelt):
-    with pytest.raises(TypeError, match=f"unexpected keyword argument '{next(iter(misspelt))}'"):
-        lk.compare({"a": lambda: [1]}, baseline="a", rounds=1, **misspelt)
+@pytest.mark.parametrize(
+    ("misspelt", "near"), [("round", "rounds"), ("warmup", "warmups"), ("budget", "budget_s"), ("verdict", "verdicts")]
+)
+def test_a_misspelt_option_is_an_error_that_names_the_near_one(misspelt, near):
+    with pytest.raises(TypeError, match=f"unexpected keyword argument '{misspelt}': did you mean {near}[?]"):
+        lk.compare({"a": lambda: [1]}, baseline="a", **{misspelt: 1})
+
+
+def test_a_column_outside_of_factors_is_an_error_that_says_where_it_goes():
+    with pytest.raises(TypeError, match=r"argument 'storage': a column .* goes into factors=\{'storage': \.\.\.\}$"):
+        lk.compare({"a": lambda: [1]}, baseline="a", rounds=1, storage="folder")
 
 
 def _burn():

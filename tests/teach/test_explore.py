@@ -137,6 +137,7 @@ def test_what_cannot_be_explored_is_refused(frame, change, options, message):
 
 SOURCE = """
 import labkit as lk
+from labkit import course
 runs = lk.compare({"slow": lambda: [1, 1], "quick": lambda: [1, 1]}, baseline="slow", rounds=2, progress=False)
 course.explore(runs)
 """

@@ -110,7 +110,7 @@ def test_the_index_page_shows_every_ladder_and_no_limit_as_a_step(runs, tmp_path
         path = tmp_path / "frames" / f"{experiment}.csv"
         save_frame(runs.assign(experiment=experiment), path)
     page = report.write_index(tmp_path, []).read_text()
-    assert page.count("data:image/png;base64,") == 3  # the tree, and both
+    assert page.count("data:image/png;base64,") == 2
     assert re.findall(r"<td>(quick|decode limit)</td>", page) == ["quick", "quick"]
 
 

@@ -12,7 +12,7 @@ import fsspec
 import pytest
 
 from labkit import TarStore, open_store
-from labkit.data.blobs import Blob, BlobFile, LocalBlob, is_url, open_blob, open_buffered
+from labkit.data.blobs import Blob, LocalBlob, is_url, open_blob, open_buffered
 
 DATA = random.Random(0).randbytes(100_000)
 
@@ -129,8 +129,7 @@ def test_a_remote_file_is_a_file():
         size = own.choice([0, 1, 512, 9000, -1])
         assert file.read(size) == oracle.read(size)
         assert file.tell() == oracle.tell()
-    file.seek(10)
-    assert BlobFile(Memory()).seek(5, io.SEEK_CUR) == 5
+    assert file.seek(10) + 5 == file.seek(5, io.SEEK_CUR) == 15
 
 
 def test_a_remote_file_asks_for_much_at_a_time():

@@ -7,7 +7,7 @@ import pytest
 
 from labkit import FolderStore, TarStore, open_store
 from labkit.course import SimulatedStore
-from labkit.data.blobs import HttpBlob
+from labkit.data.blobs import open_blob
 from labkit.data.simulated_disks import Disk
 from labkit.data.tar import SUFFIX
 from labkit.data.tar_members import TarError
@@ -82,6 +82,16 @@ def test_a_tar_that_changes_on_the_server(remote, server):
         remote.read("dog/d.WebP")
 
 
+@pytest.mark.parametrize("code", [404, 410])
+def test_a_tar_that_is_deleted_on_the_server_is_missing(remote, server, code):
+    """While it is read, and before its first byte."""
+    remote.read("dog/d.WebP")
+    server.script["/t/a.tar"] = [status(code)] * 2
+    for read in (lambda: remote.read("dog/d.WebP"), TarStore(f"{server.url}/t/a.tar").keys):
+        with pytest.raises(FileNotFoundError, match=rf"{server.url}/t/a\.tar does not exist"):
+            read()
+
+
 def test_a_remote_tar_that_is_cut(remote, server):
     remote.keys()
     server.files["/t/a.tar"] = server.files["/t/a.tar"][:3000]
@@ -131,7 +141,7 @@ NO_RANGES = "the server does not support range requests"
 )
 def test_answers_other_than_the_range_that_was_asked_for(server, content_range, n_bytes, said):
     """A server may answer a part of it."""
-    blob = HttpBlob(f"{server.url}/a.bin")
+    blob = open_blob(f"{server.url}/a.bin")
     server.script["/a.bin"] = [lambda handler: handler.say(206, bytes(n_bytes), Content_Range=content_range)] * 2
     with pytest.raises(OSError, match=rf"/a\.bin: {said}"):
         blob.read_at(1000, 100)

@@ -31,7 +31,7 @@ def path(tmp_path_factory):
 def asked(monkeypatch) -> list[tuple[int, int]]:
     """(start, size) of each hint, which the kernel gets nothing of."""
     found: list[tuple[int, int]] = []
-    monkeypatch.setattr(read_ahead, "advise", lambda view, *place: found.append(place))
+    monkeypatch.setattr(read_ahead, "_advise", lambda view, *place: found.append(place))
     return found
 
 
@@ -62,24 +62,19 @@ def unread(path, tmp_path):
 
 class TestDiskReads:
     def test_reads_are_expected_until_two_looks_find_none(self, counted):
-        reads = read_ahead.DiskReads()
-        assert [reads.go_on(64) for _ in range(5)] == [True, True, False, False, False]
+        reads = read_ahead._DiskReads()
+        assert [reads.are_likely(64) for _ in range(5)] == [True, True, False, False, False]
         counted["step"] = 1
-        assert [reads.go_on(64) for _ in range(3)] == [True, True, True]
+        assert [reads.are_likely(64) for _ in range(3)] == [True, True, True]
         counted["step"] = 0
-        assert [reads.go_on(64) for _ in range(3)] == [True, False, False]
+        assert [reads.are_likely(64) for _ in range(3)] == [True, False, False]
 
     @pytest.mark.parametrize("n_images", [1, 8, 64])
     def test_the_counters_are_looked_at_once_in_64_images(self, counted, n_images):
-        reads = read_ahead.DiskReads()
+        reads = read_ahead._DiskReads()
         for _ in range(640 // n_images):
-            reads.go_on(n_images)
+            reads.are_likely(n_images)
         assert counted["looks"] == 10
-
-    def test_a_system_without_hints_gets_none(self, monkeypatch, counted):
-        monkeypatch.setattr(read_ahead, "CAN_ADVISE", False)
-        assert not read_ahead.DiskReads().go_on(8)
-        assert counted["looks"] == 0
 
     def test_the_kernel_counts_what_is_read(self, unread):
         before = read_ahead._count_reads()
@@ -137,7 +132,7 @@ class TestHints:
         def refuse(*arguments: object) -> None:
             raise OSError("no hints today")
 
-        monkeypatch.setattr(read_ahead, "advise", refuse)
+        monkeypatch.setattr(read_ahead, "_advise", refuse)
         for index in (9, 4):
             assert torch.equal(store[index][0], torch.from_numpy(other.pixels(index).copy()).permute(2, 0, 1))
 

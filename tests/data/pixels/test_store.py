@@ -158,7 +158,8 @@ def refused(path: Path, said: str) -> None:
         (lambda data: data[:3], "is not a pixel store"),
         *((lambda data, n=n: data[:n], "is cut short") for n in (8, 20, HEADER - 1, HEADER, HEADER + 40, 1000, -1)),
         (lambda data: data + bytes(64), "is damaged: it has"),
-        (lambda data: patched(data, 8, "<I", 3), "is of version 3, .* update labkit"),
+        (lambda data: patched(data, 8, "<I", 3), "is of version 3, .* update labkit, or remove it and build it again"),
+        *((lambda data, n=n: patched(data, 8, "<I", n), f"is of version {n}, .*: remove it and build") for n in (0, 1)),
         *((lambda data, n=n: patched(data, 16, "<Q", n), "is damaged: its index") for n in (0, 9, 11, 1 << 40)),
         # Indices that lead out of the file.
         (lambda data: patched(data, 128, "<Q", 1 << 40), "is damaged: its index"),

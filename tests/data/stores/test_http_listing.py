@@ -52,7 +52,7 @@ def test_folders_without_end_are_an_error(server, monkeypatch):
     monkeypatch.setattr(
         Handler, "answer", lambda self, data: self.say(200, b'<a href="x/">x</a>', Content_Type="text/html")
     )
-    with pytest.raises(OSError, match=r"http://127\.0\.0\.1:\d+/p/.* without end.* pass keys="):
+    with pytest.raises(OSError, match=r"http://127\.0\.0\.1:\d+/p/.* without end.* HttpStore\(url, keys="):
         HttpStore(f"{server.url}/p").keys()
     assert len(server.asked) < 200
 

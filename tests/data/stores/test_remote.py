@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from labkit import FolderStore, HttpStore, ImageDataset, LoaderConfig, ObjectStore, TarStore, make_loader
+from labkit import FolderStore, HttpStore, ImageDataset, LoaderConfig, ObjectStore, TarStore, make_loader, open_store
 from labkit.course import serve_folder
 from labkit.data import tar as tar_index
 from labkit.data.stores import Store
@@ -21,6 +21,7 @@ from labkit.data.tar import build_index
 from labkit.data.tar_members import TarError
 from tests.children import in_children
 from tests.image_files import KEYS, put_in_memory, read_all, read_each
+from tests.scripted_server import status
 from tests.serving import Quiet, serving
 
 pytestmark = pytest.mark.usefixtures("own_home")
@@ -157,11 +158,22 @@ def test_keys_that_are_given(server):
     assert store.read("a.jpg") == b"some bytes"
 
 
-@pytest.mark.parametrize("page", [None, b"", b"no links here", b'<a href="notes.txt">x</a>', b"\xff\xfe\x00"])
+@pytest.mark.parametrize("page", [b"", b"no links here", b'<a href="notes.txt">x</a>', b"\xff\xfe\x00"])
 def test_where_nothing_is_listed(server, page):
-    server.files["/p/"] = page  # None: 404
-    with pytest.raises(FileNotFoundError, match=r"http://127\.0\.0\.1:\d+/p/ lists no images: pass keys="):
-        HttpStore(f"{server.url}/p").keys()
+    """What is advised can be done: `open_store` takes no keys."""
+    server.files["/p/"] = page
+    said = r"http://127\.0\.0\.1:\d+/p/ lists no images: .* HttpStore\(url, keys=\[\.\.\.\]\)"
+    for opened in (HttpStore, open_store):
+        with pytest.raises(FileNotFoundError, match=said):
+            opened(f"{server.url}/p").keys()
+
+
+@pytest.mark.parametrize("code", [404, 410])
+def test_a_folder_that_is_not_there(server, code):
+    server.script["/p/"] = [status(code)]
+    said = rf"{server.url}/p/ does not exist \({code}\): check the URL.* HttpStore\(url, keys=\[\.\.\.\]\)"
+    with pytest.raises(FileNotFoundError, match=said):
+        open_store(f"{server.url}/p").keys()
 
 
 @pytest.mark.parametrize(
@@ -184,8 +196,10 @@ def test_places_without_objects(s3):
     for store in (ObjectStore("s3://photos/no", **options), ObjectStore("memory://no/such")):
         with pytest.raises(FileNotFoundError, match=r"(photos/no|no/such) holds no image"):
             store.keys()
-    for store in (ObjectStore("s3://no-such-bucket", **options), TarStore("s3://tars/no.tar", **options)):
-        with pytest.raises(FileNotFoundError):
+    with pytest.raises(FileNotFoundError, match=r"s3://tars/no\.tar does not exist"):
+        TarStore("s3://tars/no.tar", **options).keys()
+    for store in (ObjectStore("s3://no-such-bucket/set", **options), TarStore("s3://no-such-bucket/a.tar", **options)):
+        with pytest.raises(FileNotFoundError, match=r"s3://no-such-bucket/.*The specified bucket does not exist"):
             store.keys()
     with pytest.raises(TarError, match=r"s3://tars/packed\.tar is compressed \(gzip\)"):
         TarStore("s3://tars/packed.tar", **options).keys()

@@ -5,6 +5,8 @@ import multiprocessing
 import os
 import pickle
 import random
+import subprocess
+import sys
 import tarfile
 import threading
 import time
@@ -266,6 +268,19 @@ def test_a_killed_reader_leaves_the_head_free(folder):
     worker.join()
     assert store.busy_s >= 0
     assert store.read("b.jpg") == (folder / "b.jpg").read_bytes()
+
+
+def test_a_file_that_is_gone_before_it_is_no_error(folder):
+    """As where a system clears its temporary files: nothing may be printed at the end."""
+    program = (
+        "import sys, labkit as lk, labkit.course, tempfile, pathlib\n"
+        "store = labkit.course.SimulatedStore(lk.FolderStore(sys.argv[1]))\n"
+        "for path in pathlib.Path(tempfile.gettempdir()).glob('labkit-disk-*'): path.unlink()\n"
+        "del store\n"
+    )
+    environment = {**os.environ, "TMPDIR": str(folder.parent)}
+    ended = subprocess.run([sys.executable, "-c", program, folder], env=environment, capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 def test_its_file_goes_with_it(folder):
