@@ -214,11 +214,14 @@ class TestReadShards:
             sums = [[int(image.long().sum()) for image, _ in loader] for loader in (loaded, expected)]
         assert sums[0] == sums[1]
 
-    def test_from_s3(self, shards):
+    def test_from_s3(self, shards, monkeypatch):
         pytest.importorskip("moto.server", reason='moto is not installed: python -m pip install -e ".[test]"')
+        allowed, allow_requests = set(), shard_cache.allow_requests
+        monkeypatch.setattr(shard_cache, "allow_requests", lambda blob, n: allowed.add(n) or allow_requests(blob, n))
         with course.serve_s3({"photos": shards}) as options:
             far = lk.read_shards("s3://photos", storage_options=options, reads_in_flight=4)
             assert samples(far) == samples(lk.read_shards(shards))
+        assert allowed == {1, 4}, "one for the manifest"
 
     def test_a_wrong_number(self, shards):
         with pytest.raises(ValueError, match="reads_in_flight must be an integer >= 1, got 0"):

@@ -96,7 +96,7 @@ def test_webdataset_itself_writes_s3(s3_by_environment):
 IMPORTING = """
 import sys
 import labkit.data.shard_cache, labkit.data.shards_read, labkit.data.shards_write
-print([name for name in ("webdataset", "fsspec", "s3fs") if name in sys.modules])
+print([name for name in ("webdataset", "urllib3", "fsspec") if name in sys.modules])
 """
 
 
