@@ -79,6 +79,7 @@ cli.app()
 def test_one_notebook_with_photos_and_links_in_an_environment_left_alone(lab, capsys, monkeypatch):
     monkeypatch.delenv("LABKIT_RESULTS", raising=False)
     monkeypatch.setenv("TQDM_DISABLE", "0")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(lab / "compiled"))  # torch sets it where it is missing
     before = dict(os.environ)
     assert tour.run_tour(only="10") == 0
     assert dict(os.environ) == before
@@ -119,7 +120,7 @@ def quiet_clone(lab, monkeypatch):
 
 
 ONCE_UNSTABLE = """
-import pathlib, warnings, labkit as lk
+import pathlib, warnings, labkit as lk; from labkit import course
 if not pathlib.Path("quiet").exists():
     pathlib.Path("quiet").touch()
     warnings.warn("pil: unstable: spread 40%", course.InstabilityWarning)
