@@ -5,16 +5,16 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from textwrap import fill
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
-import matplotlib.pyplot as plt
 import numpy as np
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from labkit.measure.plots import SMALL_PT, WIDTH_IN, characters_per_line, write_title
 from labkit.util.arguments import require_choice
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Range = tuple[float, float]
 
@@ -234,7 +234,7 @@ def _to_pil(image: Any) -> Any:
 
 def plot_images(
     images: Tensor | Sequence[Tensor], titles: Sequence[str] | None = None, *, columns: int = 8, message: str = ""
-) -> Figure:
+) -> "Figure":
     """Draw images side by side.
 
     Args:
@@ -243,6 +243,10 @@ def plot_images(
         columns: Images per row.
         message: What the images show, computed from them; written above all.
     """
+    import matplotlib.pyplot as plt  # here: augmenting needs no plotting library
+
+    from labkit.measure.plots import SMALL_PT, WIDTH_IN, characters_per_line, write_title
+
     rows, width = math.ceil(len(images) / columns), WIDTH_IN / columns
     names = [fill(title, characters_per_line(width, 1.1 * SMALL_PT)) for title in titles or ()]
     n_lines = max((name.count("\n") + 1 for name in names), default=0)

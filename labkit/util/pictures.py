@@ -2,9 +2,10 @@
 
 import base64
 import io
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from matplotlib.figure import Figure
+if TYPE_CHECKING:  # photos are made without plotting libraries
+    from matplotlib.figure import Figure
 
 
 def encode_image(image: Any, image_format: str, **options: Any) -> bytes:
@@ -14,13 +15,13 @@ def encode_image(image: Any, image_format: str, **options: Any) -> bytes:
     return data.getvalue()
 
 
-def png_bytes(figure: Figure, *, dpi: int = 110) -> bytes:
+def png_bytes(figure: "Figure", *, dpi: int = 110) -> bytes:
     """A figure as a PNG."""
     data = io.BytesIO()
     figure.savefig(data, format="png", dpi=dpi)
     return data.getvalue()
 
 
-def png_base64(figure: Figure, *, dpi: int = 110) -> str:
+def png_base64(figure: "Figure", *, dpi: int = 110) -> str:
     """A figure as a PNG in base64, for `<img src="data:image/png;base64,...">`."""
     return base64.b64encode(png_bytes(figure, dpi=dpi)).decode()

@@ -72,7 +72,7 @@ def run_script(name: str, *arguments: object) -> None:
 
 def download(out: Path) -> None:
     with pytest.raises(RuntimeError, match="download ended with"):
-        run_script("download", out, "--url", "http://127.0.0.1:9/é")
+        run_script("download", out, "--size", "é")
 
 
 def show_help() -> None:

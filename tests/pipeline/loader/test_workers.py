@@ -97,6 +97,7 @@ KILL_A_WORKER = """
 import torch
 import labkit as lk
 import os
+from labkit.loading.torch_loader import WorkerDied
 from tests.loading import Numbers
 def die(index):
     if index == 35 and torch.utils.data.get_worker_info() is not None:
