@@ -1,4 +1,5 @@
 # fmt: off
+from .errors import DecodeError as DecodeError, LabkitError as LabkitError
 from .util.machine import env_id as env_id, scale as scale, usable_cores as usable_cores
 from .util.parallel import map_items as map_items
 from .util.strings import PackedStrings as PackedStrings
@@ -20,7 +21,7 @@ from .measure.steady import (
 from .measure.traces import save_trace as save_trace
 from .data.buckets import Buckets as Buckets
 from .data.dataset import ImageDataset as ImageDataset, PILDataset as PILDataset, collate as collate
-from .data.decode import DECODERS as DECODERS, DecodeError as DecodeError, decode as decode
+from .data.decode import DECODERS as DECODERS, decode as decode
 from .data.depth import DepthPairs as DepthPairs
 from .data.extract import extract_tars as extract_tars
 from .data.pixels import PixelStore as PixelStore

@@ -11,6 +11,7 @@ import typer
 from labkit import __version__
 from labkit.app.scripts import one_line_errors
 from labkit.app.site import site
+from labkit.errors import ArgumentError
 from labkit.util.process import print_utf8
 
 NUMBERS = "a number, LOW:HIGH or LOW:VALUE:HIGH"
@@ -26,7 +27,7 @@ def _numbers(name: str, text: str) -> float | Sequence[float] | None:
     except ValueError:
         found = []
     if not 1 <= len(found) <= 3:
-        raise ValueError(f"{name} must be {NUMBERS}, got {text!r}")
+        raise ArgumentError(f"{name} must be {NUMBERS}, got {text!r}")
     return found[0] if len(found) == 1 else found
 
 
@@ -83,7 +84,7 @@ def plan(
 def _pair(text: str) -> tuple[str, Any]:
     name, equals, numbers = text.partition("=")
     if not equals:
-        raise ValueError(f"--set must be NAME=NUMBER, got {text!r}")
+        raise ArgumentError(f"--set must be NAME=NUMBER, got {text!r}")
     number = _numbers(f"--set {name}", numbers)
     return name, int(number) if isinstance(number, float) and number.is_integer() else number
 
@@ -256,8 +257,8 @@ def diagnose(
     trace: Annotated[str, typer.Option(help="File for a timeline, for ui.perfetto.dev, such as trace.json.")] = "",
 ) -> None:
     """Show whether a training waits for data, for which part, and what to change first."""
+    from labkit.errors import CannotDiagnose
     from labkit.watching.diagnose import diagnose as find_stalls, made_training
-    from labkit.watching.timings import CannotDiagnose
 
     with one_line_errors("labkit", CannotDiagnose):  # an error of the training itself keeps its traceback
         loader, step = made_training(training, arguments or [])
@@ -294,8 +295,9 @@ def watch(
     trace: Annotated[str, typer.Option(help="File for the timeline, for ui.perfetto.dev.")] = "",
 ) -> None:
     """Run an unchanged training script, and show what it waited for."""
+    from labkit.errors import CannotTry
     from labkit.watching.program import WatchOptions, run_watched
-    from labkit.watching.trial import CannotTry, try_settings
+    from labkit.watching.trial import try_settings
 
     program = [*(["-m"] if module else []), script, *(arguments or [])]
     if not try_it:

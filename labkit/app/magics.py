@@ -10,9 +10,9 @@ from IPython.core.magic import Magics, cell_magic, magics_class
 from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
 from IPython.display import display
 
+from labkit.errors import NothingSeen
 from labkit.measure.compare import compare
 from labkit.util.machine import scale
-from labkit.watching.observe import NothingSeen
 from labkit.watching.program import watch
 
 

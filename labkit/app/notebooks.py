@@ -18,6 +18,7 @@ from tempfile import gettempdir
 from typing import TYPE_CHECKING, Any, TypeVarTuple
 
 from labkit.app.recording import EXTENSION_ARGUMENTS
+from labkit.errors import ArgumentError, MissingFileError, OperationError, StorageError
 from labkit.util.files import ScratchFolder, file_lock, read_record, write_atomic, write_record
 from labkit.util.machine import NOTEBOOK_FOLDER
 from labkit.util.redact import redact
@@ -59,11 +60,11 @@ def find_notebooks(only: str = "", folder: Path = NOTEBOOK_FOLDER) -> list[Noteb
     """
     paths = _numbered(folder)
     if not paths:
-        raise FileNotFoundError(f"no notebooks in {folder}: install labkit again, from a clone or from a wheel")
+        raise MissingFileError(f"no notebooks in {folder}: install labkit again, from a clone or from a wheel")
     parts = tuple(part.strip() for part in only.split(",") if part.strip()) or ("",)
     chosen = [path for path in paths if path.stem.startswith(parts)]
     if not chosen:
-        raise FileNotFoundError(f"no notebook begins with {only!r}: there are {', '.join(path.stem for path in paths)}")
+        raise MissingFileError(f"no notebook begins with {only!r}: there are {', '.join(path.stem for path in paths)}")
     return [_describe(path) for path in chosen]
 
 
@@ -77,7 +78,9 @@ def _describe(path: Path) -> Notebook:
         text = "".join(node["cells"][0]["source"])
         seconds = node.get("metadata", {}).get("labkit", {}).get("seconds")
     except (ValueError, KeyError, IndexError, TypeError) as error:
-        raise ValueError(f"{path} is not a notebook ({type(error).__name__}: {error}): repair or remove it") from error
+        raise ArgumentError(
+            f"{path} is not a notebook ({type(error).__name__}: {error}): repair or remove it"
+        ) from error
     parts = dict(re.findall(r"\*\*(Question|Minutes)\.\*\* (\S.*)", text))
     minutes = parts.get("Minutes", "?").split()[0].rstrip(".")
     return Notebook(path, parts.get("Question", ""), minutes, seconds)
@@ -143,7 +146,7 @@ class _Loop(asyncio.SelectorEventLoop):
     """An event loop that refuses nbclient's signal handlers: they end only the kernel, and the tour would go on."""
 
     def add_signal_handler(self, sig: int, callback: Callable[[*_Ts], object], *args: *_Ts) -> None:
-        raise RuntimeError("the caller handles signals")  # nbclient expects this error, as outside the main thread
+        raise OperationError("the caller handles signals")  # nbclient expects this error, as outside the main thread
 
 
 def _run_kernel(client: Any, temporary: Path, environment: Mapping[str, str]) -> None:
@@ -219,7 +222,9 @@ def update_copies(say: Callable[[str], None], notebooks: Path = NOTEBOOK_FOLDER)
             copies = _Copies(folder)
             copies.update(_sources(notebooks), say)
     except OSError as error:
-        raise OSError(f"{folder} cannot hold the notebooks' copies ({error}): run labkit in another folder") from error
+        raise StorageError(
+            f"{folder} cannot hold the notebooks' copies ({error}): run labkit in another folder"
+        ) from error
     if copies.n_written:
         say(f"{folder}: {copies.n_written} files copied")
     return folder

@@ -7,6 +7,7 @@ import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from labkit.errors import ArgumentError
 from labkit.measure.recorder import OUTCOME_COLUMNS, RESULTS_VARIABLE, set_recorder
 from labkit.util.files import write_atomic
 
@@ -66,4 +67,4 @@ def _read_outcomes(path: Path) -> list[dict[str, Any]]:
     try:
         return [{name: row[name] for name in OUTCOME_COLUMNS} for row in json.loads(path.read_text())]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ValueError(f"{path} holds no predictions: delete it, and run its notebook again") from error
+        raise ArgumentError(f"{path} holds no predictions: delete it, and run its notebook again") from error

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from labkit.app.scripts import one_line_errors
+from labkit.errors import ArgumentError, MissingLibraryError, OperationError
 from labkit.util.files import ScratchFolder, foreign_names, read_record, write_record
 from labkit.util.machine import NOTEBOOK_FOLDER, install_command
 
@@ -39,7 +40,7 @@ def build_site(folder: Path, notebooks: Path = NOTEBOOK_FOLDER) -> None:
         OSError: the folder cannot be written to.
     """
     if missing := [name for name in ("sphinx", "myst_nb", "pydata_sphinx_theme") if find_spec(name) is None]:
-        raise ImportError(f"labkit site needs {', '.join(missing)}: {install_command('site')}")
+        raise MissingLibraryError(f"labkit site needs {', '.join(missing)}: {install_command('site')}")
     _check(folder)
     from sphinx.cmd.build import build_main
 
@@ -48,7 +49,7 @@ def build_site(folder: Path, notebooks: Path = NOTEBOOK_FOLDER) -> None:
         html = scratch / "html"
         options = ["-q", "-W", "--keep-going", "-d", scratch / "doctrees", "-c", notebooks / "guide"]
         if build_main([*map(str, options), str(notebooks), str(html)]):
-            raise RuntimeError("Sphinx could not build the site, for the reasons above; nothing was written")
+            raise OperationError("Sphinx could not build the site, for the reasons above; nothing was written")
         (html / "index.html").write_text(_FIRST_PAGE)
         write_record(html / _RECORD, _ABOUT)
         _check(folder)  # a build takes long enough for somebody to put a file there
@@ -64,9 +65,9 @@ def build_site(folder: Path, notebooks: Path = NOTEBOOK_FOLDER) -> None:
 
 def _check(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
-        raise ValueError(f"{folder} is a file: name a folder for the site, a new one or one that a site is in")
+        raise ArgumentError(f"{folder} is a file: name a folder for the site, a new one or one that a site is in")
     foreign = foreign_names(folder, lambda name: False)
     if foreign and read_record(folder / _RECORD) != _ABOUT:
-        raise ValueError(
+        raise ArgumentError(
             f"{folder} is not empty and holds no site, but {foreign[0]!r}: name another folder, or empty it"
         )

@@ -14,6 +14,7 @@ from nbformat.v4 import new_output
 
 from labkit.app.notebooks import Executed
 from labkit.course import ladder, starting as start
+from labkit.errors import ArgumentError
 from labkit.measure.frames import MEASURE_VERSION, load_frame, measured_runs, save_frame
 from labkit.measure.statistics import disturbances
 from labkit.util.files import ScratchFolder, write_all_atomic
@@ -39,7 +40,7 @@ def describe_run(only: str) -> dict[str, Any]:
         ValueError: `only` chooses a part of the notebooks, or there is no clone with git.
     """
     if only:
-        raise ValueError(f"--store and --only {only} exclude each other: all notebooks are stored, or none")
+        raise ArgumentError(f"--store and --only {only} exclude each other: all notebooks are stored, or none")
     return {
         "run": name_run(),
         "commit": find_commit(NOTEBOOK_FOLDER),
@@ -57,7 +58,7 @@ def find_commit(folder: Path) -> str:
     """
     git = shutil.which("git")
     if git is None or not IS_CLONE:
-        raise ValueError("storing needs a clone with git: " + ("install git" if IS_CLONE else "this is a wheel"))
+        raise ArgumentError("storing needs a clone with git: " + ("install git" if IS_CLONE else "this is a wheel"))
 
     def ask(*arguments: str) -> str:
         return subprocess.run([git, "-C", folder, *arguments], capture_output=True, text=True, check=True).stdout
@@ -65,7 +66,9 @@ def find_commit(folder: Path) -> str:
     try:
         commit, changes = ask("rev-parse", "HEAD").strip(), ask("status", "--porcelain")
     except subprocess.CalledProcessError as error:
-        raise ValueError(f"storing needs a clone with git, and {folder} is in none: {error.stderr.strip()}") from error
+        raise ArgumentError(
+            f"storing needs a clone with git, and {folder} is in none: {error.stderr.strip()}"
+        ) from error
     return f"{commit}-dirty" if changes else commit
 
 

@@ -14,6 +14,7 @@ from labkit.app.notebooks import Executed, Notebook, execute, find_notebooks, up
 from labkit.app.storing import describe_run, run_until_quiet, store_all
 from labkit.app.tour_page import LiveReport, frame_keys
 from labkit.data.samples import make_photos
+from labkit.errors import StorageError
 from labkit.measure.recorder import RESULTS_VARIABLE
 from labkit.util.files import write_atomic
 from labkit.util.machine import IS_CLONE, env_id, labkit_home, photo_root, scale
@@ -123,7 +124,9 @@ def make_scale_photos() -> None:
         make_photos(photo_root("imagenet"), scale().n_photos, profile="imagenet")
         make_photos(photo_root("camera"), scale().n_camera, profile="camera")
     except OSError as error:
-        raise OSError(f"{labkit_home()} cannot be written to ({error}): set LABKIT_HOME to another folder") from error
+        raise StorageError(
+            f"{labkit_home()} cannot be written to ({error}): set LABKIT_HOME to another folder"
+        ) from error
 
 
 def _run(notebook: Notebook, title: str, folder: Path, report: LiveReport, aside: _Aside) -> Executed:

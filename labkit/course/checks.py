@@ -38,7 +38,8 @@ from labkit.course.exercises import (
     number_exercise,
 )
 from labkit.data.buckets import upright_sizes
-from labkit.data.decode import DecodeError, decode
+from labkit.data.decode import decode
+from labkit.errors import DecodeError
 from labkit.loading.seeding import count_repeats
 from labkit.measure.statistics import quiet_summary, summarize
 from labkit.peers.peer import JPEG_FILES, JPEG_PACKED, RAW_PIXELS

@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from labkit.course.reference import reference_runs
 from labkit.data.decode import decode
 from labkit.data.stores import FolderStore
+from labkit.errors import ArgumentError, MissingFileError
 from labkit.measure.frames import load_frame, measured_runs
 from labkit.measure.recorder import RESULTS_VARIABLE
 from labkit.measure.statistics import quiet_summary, speedup_interval, speedup_of
@@ -186,7 +187,7 @@ class Frames:
         machines = sorted({str(name) for runs in self._runs.values() for name in runs["env_id"].unique()})
         self.machine = ", ".join(machines)
         if machines and machines != [env_id()] and not of_any_machine:
-            raise ValueError(
+            raise ArgumentError(
                 f"runs of {self.machine} cannot be judged here: this machine is {env_id()}; judge them on the "
                 "machine that recorded them"
             )
@@ -235,7 +236,7 @@ def read_folder(results: str | os.PathLike | None) -> list[pd.DataFrame]:
     folder = next(filter(Path.is_dir, folders), None)
     if results is not None and folder is None:
         machine = f"this machine ({env_id()})"
-        raise FileNotFoundError(f"no frames of {machine} in {results}: `python -m labkit tour` records them")
+        raise MissingFileError(f"no frames of {machine} in {results}: `python -m labkit tour` records them")
     return [load_frame(path) for path in sorted(folder.glob("*.csv"))] if folder else []
 
 

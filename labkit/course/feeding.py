@@ -14,6 +14,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from labkit.errors import ArgumentError
 from labkit.measure.frames import COLUMNS, measured_runs
 from labkit.measure.plots import (
     LIMIT,
@@ -166,10 +167,12 @@ def explore(
     runs = measured_runs(frame.assign(peak_mem_mb=peaks)).reset_index(drop=True)
     machines = runs["env_id"].unique()
     if len(machines) != 1:
-        raise ValueError(f"runs must come from one machine, got {', '.join(map(str, machines)) or 'no runs'}")
+        raise ArgumentError(f"runs must come from one machine, got {', '.join(map(str, machines)) or 'no runs'}")
     factors = factors_of(runs)
     if not factors:
-        raise ValueError("nothing varies between these runs: explore() needs two variants, or two levels of a factor")
+        raise ArgumentError(
+            "nothing varies between these runs: explore() needs two variants, or two levels of a factor"
+        )
     x = require_choice("x", x or ("variant" if "variant" in factors else factors[0]), factors)
     require_choice("hue", hue or x, factors)
     require_choice("metric", metric, _available_metrics(runs))

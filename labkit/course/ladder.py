@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, RandomSampler
 from labkit.data.dataset import ImageDataset, PILDataset
 from labkit.data.pixels import PixelStore
 from labkit.data.stores import Store
+from labkit.errors import ArgumentError
 from labkit.loading.augment import Recipe, make_augment
 from labkit.loading.batch_loader import BatchLoader
 from labkit.loading.limits import decode_limit, memcpy_limit
@@ -57,7 +58,7 @@ def ladder_variants(store: Store, pixels: PixelStore, scale: Scale) -> dict[str,
     Taught in: notebooks/11b_raw_pixels.ipynb
     """
     if list(store.keys()) != list(pixels.keys):
-        raise ValueError(f"{len(pixels)} raw pixels and {len(store.keys())} photos differ: build the pixels again")
+        raise ArgumentError(f"{len(pixels)} raw pixels and {len(store.keys())} photos differ: build the pixels again")
     batch_size = max(1, min(scale.batch_size, len(pixels) // (2 * usable_cores())))
     naive = PILDataset(store, transform=make_augment(_CROP_ONLY, "pil"))
     tensors = ImageDataset(store, transform=make_augment(_CROP_ONLY, "v2"))

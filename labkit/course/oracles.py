@@ -21,7 +21,8 @@ from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from PIL import Image, ImageOps
 
-from labkit.data.decode import DECODERS, DecodeError, decode, missing_decoders
+from labkit.data.decode import DECODERS, decode, missing_decoders
+from labkit.errors import ArgumentError, DecodeError
 from labkit.measure.plots import SMALL_PT, WIDTH_IN, make_axes, write_title
 from labkit.util.pictures import encode_image
 
@@ -183,7 +184,7 @@ def _decode_cv2(data: bytes) -> np.ndarray:
 
     pixels = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)  # BGR, as in every forum answer
     if pixels is None:
-        raise ValueError("cv2.imdecode returned nothing")
+        raise ArgumentError("cv2.imdecode returned nothing")
     return pixels
 
 

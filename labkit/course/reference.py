@@ -22,6 +22,7 @@ from labkit.data.decode import decode
 from labkit.data.labels import labels_of
 from labkit.data.samples import make_photos
 from labkit.data.stores import FolderStore
+from labkit.errors import ArgumentError, OperationError
 from labkit.loading.augment import RECIPES, make_augment
 from labkit.loading.batch_loader import BatchLoader
 from labkit.loading.limits import decode_limit
@@ -84,7 +85,9 @@ def _read_machine(path: Path) -> str:
         environment = json.loads(path.read_text())["environment"]
         return environment["gpu"] or environment["cpu"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} does not name the machine of its runs: record them again with `{COMMAND}`") from error
+        raise ArgumentError(
+            f"{path} does not name the machine of its runs: record them again with `{COMMAND}`"
+        ) from error
 
 
 Factory = Callable[[], Iterable[Any]]
@@ -125,7 +128,7 @@ class Experiment:
                 rung=False,
             )
         except AssertionError as error:
-            raise RuntimeError(f"{self.name}: the variants do not do the same work: {error}") from error
+            raise OperationError(f"{self.name}: the variants do not do the same work: {error}") from error
         finally:
             self.close()
 
@@ -478,10 +481,10 @@ def record_reference(
     """
     if (device != "cuda" or simulated) and folder.resolve() == FOLDER:
         kind = "a simulated device" if simulated else f"device={device!r}"
-        raise ValueError(f"runs with {kind} are not reference runs: choose another folder than {folder}")
+        raise ArgumentError(f"runs with {kind} are not reference runs: choose another folder than {folder}")
     with simulated_cuda() if simulated else nullcontext():
         if device == "cuda" and not torch.cuda.is_available():
-            raise RuntimeError(
+            raise OperationError(
                 "no CUDA device found: run this on a machine that has one, or rehearse it with --simulated and a "
                 "--folder of your own"
             )

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import quote, unquote
 
+from labkit.errors import MissingFileError, MissingLibraryError, StorageError
 from labkit.util.files import key_from_name, path_from_key
 from labkit.util.machine import install_command
 
@@ -37,7 +38,7 @@ def serve_folder(root: str | os.PathLike, *, latency_ms: float = 0.0) -> Iterato
     Taught in: notebooks/08_shard_formats.ipynb
     """
     if not os.path.isdir(root):
-        raise FileNotFoundError(f"{root} is not a folder")
+        raise MissingFileError(f"{root} is not a folder")
     with _server_process("folder", os.path.abspath(root), str(latency_ms)) as port:
         yield f"http://127.0.0.1:{port}/"
 
@@ -63,7 +64,7 @@ def serve_s3(buckets: Mapping[str, str | os.PathLike], *, latency_ms: float = 0.
         import moto.server  # noqa: F401 - for the server process
         import s3fs
     except ImportError as error:
-        raise ImportError(f"{error.name} is missing: {install_command('test')}") from error
+        raise MissingLibraryError(f"{error.name} is missing: {install_command('test')}") from error
     with _server_process("s3", str(latency_ms)) as port:
         options = {"key": "labkit", "secret": "labkit", "endpoint_url": f"http://127.0.0.1:{port}"}
         filesystem = s3fs.S3FileSystem(**options)
@@ -87,7 +88,7 @@ def _server_process(*arguments: str) -> Iterator[int]:
         try:
             port = process.stdout.readline() if process.stdout else ""
             if not port:
-                raise OSError(f"the {arguments[0]} server did not start; to see why, run: {' '.join(command)}")
+                raise StorageError(f"the {arguments[0]} server did not start; to see why, run: {' '.join(command)}")
             yield int(port)
         finally:
             process.kill()  # closing its input may not end it: a forked worker may hold a copy of the pipe

@@ -23,6 +23,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 import numpy as np
 
+from labkit.errors import MissingFileError, MissingLibraryError, StorageError, WrongTypeError
 from labkit.util.arguments import MAX_FILE_VARIABLE, max_file_bytes
 from labkit.util.machine import install_command
 from labkit.util.process import Lazy, PerProcess
@@ -86,7 +87,7 @@ def is_http_url(place: str | os.PathLike) -> bool:
 def refuse_storage_options(place: str | os.PathLike, storage_options: dict[str, Any]) -> None:
     """Raise TypeError for options, such as misspelt ones, of a place that takes none."""
     if storage_options and (is_http_url(place) or not is_url(place)):
-        raise TypeError(f"unexpected {', '.join(storage_options)}: only object storage takes options")
+        raise WrongTypeError(f"unexpected {', '.join(storage_options)}: only object storage takes options")
 
 
 def allow_requests(source: Any, n_at_once: int) -> None:
@@ -215,15 +216,15 @@ class HttpClient:
             try:
                 answer = self._pool().request("GET", plain_url, headers=headers, retries=retry, preload_content=False)
                 if answer.status in (401, 403):
-                    raise OSError(f"{name}: access denied ({answer.status}); check the credentials in the URL")
+                    raise StorageError(f"{name}: access denied ({answer.status}); check the credentials in the URL")
                 if answer.status not in (200, 206, 416, *MISSING):
-                    raise OSError(f"{name} answered {answer.status} {answer.reason}")
+                    raise StorageError(f"{name} answered {answer.status} {answer.reason}")
                 data = b"" if is_range and answer.status == 200 else _read_body(name, answer, limit)
                 return Answer(answer.status, answer.headers, data, answer.geturl() or "")
             except urllib3.exceptions.HTTPError as error:
                 if answer is None or answer.retries is None or not answer.retries.total:
                     cause = getattr(error, "reason", None) or error
-                    raise OSError(
+                    raise StorageError(
                         f"{name} gave no complete answer in {self._retries + 1} tries "
                         f"({type(cause).__name__}): check the server and the network, then run again"
                     ) from None  # the chained text would hold the whole URL
@@ -270,7 +271,7 @@ def _read_body(name: str, answer: "urllib3.BaseHTTPResponse", limit: int) -> byt
         if len(data) <= limit:
             answer.release_conn()
             return bytes(data)
-    raise OSError(
+    raise StorageError(
         f"{name} has {length or 'an unknown number of'} bytes, more than the limit of {limit}: "
         f"is it an image? {MAX_FILE_VARIABLE} sets the limit, in MB"
     )
@@ -297,26 +298,28 @@ class HttpBlob:
         if offset >= file_size:
             return b""
         if self._version and version != self._version:
-            raise OSError(f"{self.name} changed on the server: open it again")
+            raise StorageError(f"{self.name} changed on the server: open it again")
         return _require_size(self.name, data, min(size, file_size - offset))
 
     def _get(self, offset: int, size: int) -> tuple[int, str, bytes]:
         """The size of the whole file, its version, and some bytes. Where there are none, the size is 0."""
         status, headers, data, _ = self._client.get(self._url, offset, offset + size)
         if status in MISSING:
-            raise FileNotFoundError(f"{self.name} does not exist ({status}): was it moved, or is the URL misspelt?")
+            raise MissingFileError(f"{self.name} does not exist ({status}): was it moved, or is the URL misspelt?")
         if status == 416:
             return 0, "", b""
         content_range = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", headers.get("Content-Range", ""))
         if status != 206 or not content_range or int(content_range[1]) != offset:
-            raise OSError(f"{self.name}: the server does not support range requests; download the file and open that")
+            raise StorageError(
+                f"{self.name}: the server does not support range requests; download the file and open that"
+            )
         return int(content_range[2]), headers.get("ETag") or headers.get("Last-Modified") or "", data
 
 
 def _require_size(name: str, data: bytes, size: int) -> bytes:
     """`data` if it is `size` bytes long, else OSError: a server may send part of a range, or more than it."""
     if len(data) != size:
-        raise OSError(f"{name}: the server sent {len(data)} bytes instead of the {size} requested: run again")
+        raise StorageError(f"{name}: the server sent {len(data)} bytes instead of the {size} requested: run again")
     return data
 
 
@@ -361,7 +364,7 @@ class ObjectClient:
             yield filesystem, f"{path}/{key}" if key else path
         except FileNotFoundError as error:  # its text may be the path alone, or S3's about the bucket
             text = redact(str(error), self._secrets)
-            raise FileNotFoundError(f"{name} does not exist ({text})") from None
+            raise MissingFileError(f"{name} does not exist ({text})") from None
         except (IsADirectoryError, ValueError, ImportError) as error:
             kind = next(kind for kind in (IsADirectoryError, ValueError, ImportError) if isinstance(error, kind))
             raise kind(redact(str(error), self._secrets)) from None
@@ -369,7 +372,7 @@ class ObjectClient:
             raise PermissionError(f"{name}: access denied; check the credentials and what they allow") from None
         except Exception as error:
             cause = redact(str(getattr(error, "strerror", None) or type(error).__name__), self._secrets)
-            raise OSError(
+            raise StorageError(
                 f"{name} gave no complete answer ({cause}): check the server and the network, then run again"
             ) from None  # the chained text may hold a whole URL
 
@@ -381,7 +384,7 @@ def _open_filesystem(url: str, storage_options: dict[str, Any]) -> tuple[Any, st
         return fsspec.core.url_to_fs(url, **storage_options)
     except ImportError as error:
         scheme = url.partition("://")[0]
-        raise ImportError(f"{scheme}:// needs a package ({error}); for S3: {install_command('s3')}") from error
+        raise MissingLibraryError(f"{scheme}:// needs a package ({error}); for S3: {install_command('s3')}") from error
 
 
 class ObjectBlob(ObjectClient):
@@ -430,7 +433,7 @@ def evict(paths: Iterable[os.PathLike]) -> int:
     Source: posix_fadvise(2), POSIX_FADV_DONTNEED. Taught in: notebooks/00_measure.ipynb
     """
     if not hasattr(os, "posix_fadvise"):
-        raise OSError("this system has no posix_fadvise: cold reads cannot be measured here")
+        raise StorageError("this system has no posix_fadvise: cold reads cannot be measured here")
     total = 0
     for path in paths:
         descriptor = os.open(path, os.O_RDONLY)

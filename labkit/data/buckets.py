@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from labkit.data.headers import MAX_SIDE, Size
+from labkit.errors import ArgumentError
 from labkit.util.arguments import require_int
 
 
@@ -37,7 +38,7 @@ def bucket_shapes(
     low = require_int("min_side", min_side, step) // step * step
     high = -(-require_int("max_side", max_side, step) // step) * step
     if min(width, height) < low or max(width, height) > high:
-        raise ValueError(
+        raise ArgumentError(
             f"resolution must have sides from {low} to {high} (min_side, max_side), got {width} x {height}: "
             "change the limits or the resolution"
         )
@@ -123,7 +124,7 @@ class Buckets:
     def __post_init__(self) -> None:
         sides = {(require_int("width", width), require_int("height", height)) for width, height in self.shapes}
         if not sides:
-            raise ValueError("shapes must hold at least one (width, height), got none")
+            raise ArgumentError("shapes must hold at least one (width, height), got none")
         object.__setattr__(self, "shapes", tuple(sorted(sides)))
         if self.max_area is not None:
             require_int("max_area", self.max_area)
@@ -161,7 +162,7 @@ class Buckets:
         shapes = resized - resized % step
         if len(small := np.flatnonzero((shapes == 0).any(1))):
             row = small[0]
-            raise ValueError(
+            raise ArgumentError(
                 f"{len(small)} images are too small or too narrow for buckets of step {step}, the first: "
                 f"{sizes['path'].iloc[row]} ({widths[row]} x {heights[row]}). Leave their rows out, or choose "
                 "a smaller step or upscale=True"
@@ -188,7 +189,7 @@ class Buckets:
         numbers, is_known = self._find(resized - resized % self.step)
         if not is_known.all():
             row = int(is_known.argmin())
-            raise ValueError(
+            raise ArgumentError(
                 f"no bucket fits an image of {widths[row]} x {heights[row]}, and it may not be enlarged: fit the "
                 "buckets to a frame that has its size (Buckets.fit(sizes, upscale=False))"
             )
@@ -231,7 +232,7 @@ class Buckets:
         old_height, old_width = image.shape[-2:]
         (width, height), (new_width, new_height) = _place(self, old_width, old_height)
         if new_width * new_height > MAX_PIXELS:
-            raise ValueError(
+            raise ArgumentError(
                 f"an image of {old_width} x {old_height} would be enlarged to {new_width} x {new_height} for a bucket "
                 f"of {width} x {height}, more than {MAX_PIXELS} pixels: leave it out"
             )
@@ -263,12 +264,12 @@ def upright_sizes(sizes: "pd.DataFrame") -> tuple[np.ndarray, np.ndarray]:
         ValueError: no such columns, no rows, or rows without a size.
     """
     if missing := [name for name in ("path", "width", "height") if name not in sizes]:
-        raise ValueError(f"sizes has no column {', '.join(missing)}: give a frame of collect_sizes")
+        raise ArgumentError(f"sizes has no column {', '.join(missing)}: give a frame of collect_sizes")
     if not len(sizes):
-        raise ValueError("sizes has no rows: give a frame of collect_sizes with at least one image")
+        raise ArgumentError("sizes has no rows: give a frame of collect_sizes with at least one image")
     unknown = (sizes["width"].isna() | sizes["height"].isna()).to_numpy()
     if unknown.any():
-        raise ValueError(
+        raise ArgumentError(
             f"{unknown.sum()} images have no size, the first: {sizes['path'].iloc[int(unknown.argmax())]}. Leave them "
             'out: sizes[sizes["width"].notna()]'
         )
@@ -291,5 +292,5 @@ def _as_sides(widths: Any, heights: Any) -> tuple[np.ndarray, np.ndarray]:
     for values in sides:
         if len(values) and not (values.min() >= 1 and values.max() <= MAX_SIDE):
             found = f"{values.min()} to {values.max()}"
-            raise ValueError(f"widths and heights must be from 1 to {MAX_SIDE} pixels, got {found}")
+            raise ArgumentError(f"widths and heights must be from 1 to {MAX_SIDE} pixels, got {found}")
     return sides

@@ -14,9 +14,10 @@ from PIL import Image
 from torch.utils.data import Dataset, default_collate
 
 from labkit.data.buckets import Buckets
-from labkit.data.decode import DECODERS, FORMATS, DecodeError, decode
+from labkit.data.decode import DECODERS, FORMATS, decode
 from labkit.data.labels import Labeled, labels_of
 from labkit.data.stores import Store
+from labkit.errors import DecodeError
 from labkit.util.arguments import require_choice
 from labkit.util.strings import PackedStrings
 

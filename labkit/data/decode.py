@@ -39,6 +39,7 @@ from labkit.data.partial_jpeg import (
     segments_before_scan,
     without_segments,
 )
+from labkit.errors import ArgumentError, DecodeError, MissingLibraryError
 from labkit.util.arguments import require_choice
 
 EXIF_PREFIX = b"Exif\0\0"
@@ -189,10 +190,6 @@ _JPEG_FORMATS = ("JPEG", "MPO")  # MPO: a JPEG followed by further pictures, as 
 _FLIPPED_AXES: dict[int, tuple[int, ...]] = {1: (), 2: (2,), 3: (1, 2), 4: (1,), 5: (), 6: (2,), 7: (1, 2), 8: (1,)}
 
 
-class DecodeError(ValueError):
-    """`data` is not a complete JPEG, PNG or WebP image; the message names the key, the decoder and the cause."""
-
-
 def decode(data: bytes, decoder: str = "turbojpeg", *, key: str | None = None, short_side: int | None = None) -> Tensor:
     """Decode one image to RGB on the CPU.
 
@@ -248,18 +245,18 @@ def load_decoder(decoder: str) -> Callable[[bytes, Image.Image, int | None], Ten
         return partial(function, resolve_name(library))
     except (ImportError, OSError, RuntimeError, AttributeError) as error:
         cause = next(iter(str(error).splitlines()), "")  # torchcodec's error has two hundred lines
-        raise ImportError(f"{library} is not usable here ({cause}): {remedy}") from error
+        raise MissingLibraryError(f"{library} is not usable here ({cause}): {remedy}") from error
 
 
 def open_image(data: bytes) -> Image.Image:
     """Read the header only, and refuse what must not reach any decoder."""
     if not data:
-        raise ValueError("the file is empty")
+        raise ArgumentError("the file is empty")
     header = _open(data)
     if header.width * header.height > MAX_PIXELS:
-        raise ValueError(f"{header.width} x {header.height} pixels exceed the limit of {MAX_PIXELS}")
+        raise ArgumentError(f"{header.width} x {header.height} pixels exceed the limit of {MAX_PIXELS}")
     if not _is_complete(data, header.format):
-        raise ValueError("the file is truncated")
+        raise ArgumentError("the file is truncated")
     return header
 
 
@@ -319,7 +316,7 @@ def _decode_pil_draft(_: Any, data: bytes, header: Image.Image, short_side: int 
 def _decode_cv2(cv2: Any, data: bytes, header: Image.Image, short_side: int | None) -> Tensor:
     pixels = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION)
     if pixels is None:
-        raise ValueError("cv2.imdecode returned nothing")
+        raise ArgumentError("cv2.imdecode returned nothing")
     return _to_chw(pixels)
 
 

@@ -23,8 +23,9 @@ from torch.utils.data import Dataset
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.functional import resize
 
-from labkit.data.decode import DecodeError, open_image
+from labkit.data.decode import open_image
 from labkit.data.stores import Store
+from labkit.errors import ArgumentError, DecodeError, MissingFileError, MissingKeyError
 from labkit.util.arguments import require_choice
 from labkit.util.strings import PackedStrings
 
@@ -66,7 +67,7 @@ class Preset:
         new_height, new_width = self.crop or (height, width)
         top, left = height - new_height, (width - new_width) // 2
         if min(top, left) < 0:
-            raise ValueError(f"{height} x {width} pixels (height x width) cannot be cropped to {self.crop}")
+            raise ArgumentError(f"{height} x {width} pixels (height x width) cannot be cropped to {self.crop}")
         return slice(top, height), slice(left, left + new_width)
 
     def region(self, *, train: bool) -> str | None:
@@ -133,7 +134,7 @@ def read_list(path: str | os.PathLike, preset: Preset) -> FileList:
         if names[1] != "None":  # KITTI has pictures without a depth map
             names_by_line[number] = names[: len(preset.columns)]
     if not names_by_line:
-        raise ValueError(f"{path} names no pair that has a depth: {_REMEDY}")
+        raise ArgumentError(f"{path} names no pair that has a depth: {_REMEDY}")
     columns = map(PackedStrings, zip(*names_by_line.values(), strict=True))
     lines = np.fromiter(names_by_line, np.int64)
     return FileList(path, dict(zip(preset.columns, columns, strict=True)), lines, number - len(lines))
@@ -145,13 +146,13 @@ def _read_lines(path: Path) -> list[str]:
         with open(path, encoding="utf-8", errors="surrogateescape") as file:
             return file.readlines()
     except (FileNotFoundError, IsADirectoryError) as error:
-        raise FileNotFoundError(f"{path} is not a list file: {_REMEDY}") from error
+        raise MissingFileError(f"{path} is not a list file: {_REMEDY}") from error
 
 
 def _check_columns(names: list[str], place: str, preset: Preset) -> None:
     accepted = sorted({len(preset.columns), 3})
     if len(names) not in accepted:
-        raise ValueError(
+        raise ArgumentError(
             f"{place} has {len(names)} columns instead of {' or '.join(map(str, accepted))}: each line lists "
             f"{', '.join(preset.columns)}, in this order, as names without blanks; is this list for another preset?"
         )
@@ -224,7 +225,7 @@ def scale_depth(depth: Tensor, near_far: Tensor) -> Tensor:
 def require_valid_depths(n_valid: int) -> None:
     """Raise ValueError if there is no depth to take quantiles of."""
     if not n_valid:
-        raise ValueError("no pixel has a valid depth: remove the pair from the list, or check the preset")
+        raise ArgumentError("no pixel has a valid depth: remove the pair from the list, or check the preset")
 
 
 def _prepare_for_training(rasters: dict[str, Tensor], preset: Preset, flipped: bool) -> dict[str, Tensor]:
@@ -415,7 +416,9 @@ class DepthPairs(Dataset):
             return self.store.read(self.files.names[column][index])
         except KeyError as error:
             place = self.files.place(index)
-            raise KeyError(f"{error.args[0]}, but {place} names it: names are relative to the store's root") from error
+            raise MissingKeyError(
+                f"{error.args[0]}, but {place} names it: names are relative to the store's root"
+            ) from error
 
 
 def make_sample(
@@ -443,7 +446,7 @@ def make_sample(
     pictures = {column: decode_picture(encoded[column], column) for column in preset.columns}
     sizes = {column: pixels.shape[:2] for column, pixels in pictures.items()}
     if len(set(sizes.values())) > 1:
-        raise ValueError(f"the pictures of a pair differ in size (height, width): {sizes}")
+        raise ArgumentError(f"the pictures of a pair differ in size (height, width): {sizes}")
     flipped = train and random.random() < flip_p
     return (fast_sample if fast else plain_sample)(pictures, preset, train=train, flipped=flipped)
 

@@ -22,19 +22,16 @@ from typing import Any, NamedTuple
 
 from labkit.data.tar_members import TAR_SUFFIXES
 from labkit.data.tar_stream import TarStream
+from labkit.errors import ArgumentError, ItemErrors, MissingFileError, StorageError, UnsafeTarError
 from labkit.util.arguments import MAX_MEMBERS, MAX_PATH_BYTES
 from labkit.util.files import file_lock, holds_record, path_from_key, sibling_path, write_record
-from labkit.util.parallel import ItemErrors, check_engine, map_items
+from labkit.util.parallel import check_engine, map_items
 from labkit.util.process import progress_bar
 
 WORK = ".extract"  # folder under the root: what each folder came from, and what is still being extracted
 _BLOCK_BYTES = 4096  # of the filesystem, to estimate the space that a file takes
 _MAX_PART_BYTES = 255  # NAME_MAX of Linux
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-
-
-class UnsafeTarError(ValueError):
-    """A member that would leave its folder, or is not a file, folder or link. Nothing of the archive is extracted."""
 
 
 def extract_tars(
@@ -87,7 +84,7 @@ def extract_tars(
     existing = next(folder for folder in (root, *root.parents) if folder.is_dir())
     free = shutil.disk_usage(existing).free
     if needed > free:
-        raise OSError(f"{root}: {needed} bytes are needed and {free} are free: make room, or choose another disk")
+        raise StorageError(f"{root}: {needed} bytes are needed and {free} are free: make room, or choose another disk")
 
     show_archives = progress and len(missing_bytes) > 1  # one archive runs in this process, and has its own bar
     extract = partial(_extract, verify, progress and not show_archives and engine != "ray")
@@ -138,15 +135,15 @@ def _make_jobs(archives: str | os.PathLike | Iterable[str | os.PathLike], root: 
     for archive in [archives] if isinstance(archives, (str, os.PathLike)) else archives:
         archive = Path(archive).absolute()
         if not archive.is_file():
-            raise FileNotFoundError(f"{archive} is not a file")
+            raise MissingFileError(f"{archive} is not a file")
         named = re.fullmatch(rf"([^.].*?)({endings})", archive.name, re.DOTALL)
         if named is None:
-            raise ValueError(
+            raise ArgumentError(
                 f"{archive.name} gives no name for a folder: add one of {' '.join(TAR_SUFFIXES)} to a name"
             )
         other = archive_of.setdefault(named[1], archive)
         if other != archive:
-            raise ValueError(f"{other} and {archive} would share a folder: extract them under different roots")
+            raise ArgumentError(f"{other} and {archive} would share a folder: extract them under different roots")
         jobs.append(_Job(archive, root / named[1]))
     return jobs
 
@@ -183,11 +180,13 @@ def _extract(verify: bool, progress: bool, job: _Job) -> None:
             _fill_tree(job, plan, progress)
             if verify and (found := _find_differences(job.archive, plan, job.tree)):
                 shutil.rmtree(job.tree)
-                raise OSError(f"{job.archive}: what was written is not what was read ({found}): is the disk sound?")
+                raise StorageError(
+                    f"{job.archive}: what was written is not what was read ({found}): is the disk sound?"
+                )
             job.tree.rename(job.final)
         elif verify:
             if found := _find_differences(job.archive, _plan_members(job.archive), job.final):
-                raise OSError(f"{job.final} differs from {job.archive} ({found}): remove the folder, run again")
+                raise StorageError(f"{job.final} differs from {job.archive} ({found}): remove the folder, run again")
             job.write_record()
         elif not job.is_recorded():
             raise FileExistsError(
@@ -222,13 +221,15 @@ def _plan_members(archive: Path) -> _Plan:
             for number, info in enumerate(members):
                 name = info.name
                 if number == MAX_MEMBERS:
-                    raise ValueError(f"is one more than the {MAX_MEMBERS} that labkit extracts from one archive")
+                    raise ArgumentError(f"is one more than the {MAX_MEMBERS} that labkit extracts from one archive")
                 path = safe_path(name)
                 if info.islnk():
                     target = safe_path(info.linkname)
                     number = filled.get(target, -1)
                     if number not in sizes and number not in links:
-                        raise ValueError(f"is a hard link to {target!r}, which is not a file before it in the archive")
+                        raise ArgumentError(
+                            f"is a hard link to {target!r}, which is not a file before it in the archive"
+                        )
                 elif info.issym():
                     _check_length(info.linkname)
                     target = posixpath.join(posixpath.dirname(path), path_from_key(info.linkname))
@@ -236,11 +237,11 @@ def _plan_members(archive: Path) -> _Plan:
                 elif info.isreg():
                     sizes[number] = info.size
                 elif info.isdev():
-                    raise ValueError("is a device or a pipe")
+                    raise ArgumentError("is a device or a pipe")
                 elif not info.isdir():
-                    raise ValueError(f"is of unknown type {info.type!r}")
+                    raise ArgumentError(f"is of unknown type {info.type!r}")
                 if not path and not info.isdir():
-                    raise ValueError("has no name")
+                    raise ArgumentError("has no name")
                 filled[path] = number
 
         # A path under which others lie is followed by one of them where the slash is sorted as the first letter. A set
@@ -250,14 +251,14 @@ def _plan_members(archive: Path) -> _Plan:
         for path, number in filled.items():
             name = path or "."
             if path in folders and (number in sizes or number in links):
-                raise ValueError("is a folder to other members, and a link or a file itself")
+                raise ArgumentError("is a folder to other members, and a link or a file itself")
             leads_to = links.get(number)
             for _ in range(40):  # as many as Linux follows
                 if number not in links:
                     break
                 number = filled.get(links[number], -1)
             if leads_to is not None and number not in sizes:
-                raise ValueError(
+                raise ArgumentError(
                     f"is a link to {leads_to!r}, which is not a file in the archive (`tar --dereference` packs what "
                     "links lead to)"
                 )
@@ -277,20 +278,20 @@ def safe_path(name: str) -> str:
     _check_length(name)
     parts = [part for part in name.split("/") if part not in ("", ".")]
     if (longest := max(map(_n_bytes, parts), default=0)) > _MAX_PART_BYTES:
-        raise ValueError(f"has {longest} bytes in a part of its name, where a file has at most {_MAX_PART_BYTES}")
+        raise ArgumentError(f"has {longest} bytes in a part of its name, where a file has at most {_MAX_PART_BYTES}")
     if name.startswith("/"):
-        raise ValueError("is an absolute name")
+        raise ArgumentError("is an absolute name")
     if ".." in parts:
-        raise ValueError("has `..` in its name")
+        raise ArgumentError("has `..` in its name")
     if "\0" in name:
-        raise ValueError("has a zero byte in its name")
+        raise ArgumentError("has a zero byte in its name")
     return path_from_key("/".join(parts))
 
 
 def _check_length(path: str) -> None:
     """Refuse what is longer than a path can be: memory and time for it would grow with the square of its depth."""
     if (n_bytes := _n_bytes(path)) > MAX_PATH_BYTES:
-        raise ValueError(f"has a path of {n_bytes} bytes, where a file has at most {MAX_PATH_BYTES}")
+        raise ArgumentError(f"has a path of {n_bytes} bytes, where a file has at most {MAX_PATH_BYTES}")
 
 
 def _n_bytes(text: str) -> int:
@@ -314,7 +315,7 @@ def _fill_tree(job: _Job, plan: _Plan, progress: bool) -> None:
         seen: dict[str, str] = {}
         for path in (path for paths in plan.paths.values() for path in paths):
             if (other := seen.setdefault(path.casefold(), path)) != path:
-                raise ValueError(
+                raise ArgumentError(
                     f"{job.archive}: members {other!r} and {path!r} are one file here: choose another filesystem"
                 )
     half = job.work / "half"
@@ -365,7 +366,7 @@ def _open_folder(top: Path, path: str) -> Iterator[int]:
             except OSError as error:
                 if error.errno in (errno.ELOOP, errno.ENOTDIR):
                     found = f"{top / path}: {part!r} is a link or a file where a folder was"
-                    raise OSError(f"{found}: another process writes here") from error
+                    raise StorageError(f"{found}: another process writes here") from error
                 raise
             os.close(parent)
         yield descriptor

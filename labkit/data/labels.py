@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from labkit.errors import ArgumentError
 from labkit.util.files import n_images
 
 _SPLITS = {"train", "training", "val", "valid", "validation", "test", "testing"}
@@ -81,10 +82,10 @@ def checked_classes(classes: Sequence[str]) -> list[str]:
     """A list of classes; ValueError if it is not one, or names a class twice."""
     names = [] if isinstance(classes, str) else list(classes)
     if isinstance(classes, str) or not all(isinstance(name, str) for name in names):
-        raise ValueError(f"classes must be a list of names, such as `train.classes`, got {classes!r}")
+        raise ArgumentError(f"classes must be a list of names, such as `train.classes`, got {classes!r}")
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"classes names {twice!r} more than once: a label must stand for one class")
+        raise ArgumentError(f"classes names {twice!r} more than once: a label must stand for one class")
     return names
 
 
@@ -119,13 +120,13 @@ def _check_tree(name: str, keys: Sequence[str], folders: list[str], labels: np.n
         warn_of_no_classes(name, len(keys))
     elif "" in folders:
         outside = np.flatnonzero(labels == folders.index(""))
-        raise ValueError(
+        raise ArgumentError(
             f"{name} has {n_images(len(outside))} of {len(keys)}, such as {keys[outside[0]]!r}, beside the class "
             f"folders ({_listed(folders[1:])}) and in none of them: move them into one, or away (torchvision's "
             "ImageFolder would leave them out in silence), or pass classes=[] if labels are not used"
         )
     elif all(folder.casefold() in _SPLITS for folder in folders) and _is_nested(keys):
-        raise ValueError(
+        raise ArgumentError(
             f"{name} holds the parts of a data set ({_listed(folders)}), whose classes are the folders below: open "
             f"each by itself ({', '.join(f'root/{folder}' for folder in folders)}). If these are the classes, pass "
             f"classes={folders!r}; if labels are not used, classes=[]"
@@ -154,7 +155,7 @@ def _numbered_as(name: str, classes: list[str], folders: list[str], labels: np.n
         if folder not in numbers
     ]
     if unknown:
-        raise ValueError(
+        raise ArgumentError(
             f"{name} has images outside the {len(classes)} classes that were passed ({_listed(classes)}): "
             f"{', '.join(unknown)}. Pass a list that has every folder, or move these images away"
         )

@@ -23,6 +23,7 @@ from typing import NamedTuple
 import numpy as np
 import simplejpeg
 
+from labkit.errors import MissingLibraryError
 from labkit.util.machine import install_command
 
 APP1, COMMENT, START_OF_SCAN = 0xE1, 0xFE, 0xDA
@@ -246,7 +247,7 @@ def load_library() -> ctypes.CDLL:
     for path in _candidate_paths():
         with suppress(OSError, AttributeError):  # not a library; one before version 3 lacks these functions
             return _declare_functions(ctypes.CDLL(path))
-    raise ImportError(f"no libturbojpeg of version 3 was found: {REMEDY}")
+    raise MissingLibraryError(f"no libturbojpeg of version 3 was found: {REMEDY}")
 
 
 def _candidate_paths() -> list[str]:

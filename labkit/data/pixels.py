@@ -48,13 +48,14 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from labkit.data.decode import DecodeError, decode, load_decoder
+from labkit.data.decode import decode, load_decoder
 from labkit.data.labels import Labeled, check_same_classes, labels_of, warn_of_no_classes
 from labkit.data.remote import open_store
 from labkit.data.stores import HasSizes, Store
+from labkit.errors import DecodeError, ItemErrors, MissingFileError, PixelError
 from labkit.util.arguments import require_int
 from labkit.util.files import atomic_path, check_same_job, file_lock, foreign_names, sibling_path
-from labkit.util.parallel import ItemErrors, check_engine, format_error, map_items
+from labkit.util.parallel import check_engine, format_error, map_items
 from labkit.util.process import Lazy
 from labkit.util.strings import PackedStrings
 
@@ -74,10 +75,6 @@ _MAX_NAMED = 10
 
 _BUILD = "labkit.PixelStore.build(source, path)"
 _REBUILD = f"remove it and build it again with {_BUILD}"
-
-
-class PixelError(ValueError):
-    """A file that is not a pixel store, is damaged, or holds other pixels; the message names it and the remedy."""
 
 
 class PixelStore(Labeled, Dataset):
@@ -446,7 +443,7 @@ def _read_index(path: Path) -> _Index:
                 raise PixelError(f"{path} is damaged: its index is not one of {n_images} images; {_REBUILD}")
             rows = file.read(index_bytes)
     except FileNotFoundError:
-        raise FileNotFoundError(f"{path} does not exist: make it with {_BUILD}") from None
+        raise MissingFileError(f"{path} does not exist: make it with {_BUILD}") from None
     except IsADirectoryError:
         raise PixelError(f"{path} is a folder, not a pixel store: name a file") from None
     if zlib.crc32(rows) != crc:

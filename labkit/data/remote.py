@@ -11,6 +11,7 @@ from urllib.parse import quote, unquote, urljoin, urlsplit
 from labkit.data.blobs import MISSING, HttpClient, ObjectClient, is_http_url, is_url, refuse_storage_options
 from labkit.data.stores import FolderStore, ListedStore, Store
 from labkit.data.tar import TarStore
+from labkit.errors import ArgumentError, MissingFileError, MissingKeyError, StorageError
 from labkit.util.files import images_among, is_file_key, is_hidden
 from labkit.util.redact import strip_credentials
 from labkit.util.strings import PackedStrings
@@ -64,9 +65,9 @@ class HttpStore(ListedStore):
     ):
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.netloc:
-            raise ValueError(f"not an HTTP URL: {strip_credentials(url)!r}")
+            raise ArgumentError(f"not an HTTP URL: {strip_credentials(url)!r}")
         if parts.path.endswith(".tar"):
-            raise ValueError(f"{strip_credentials(url)} is a tar: open it with TarStore")
+            raise ArgumentError(f"{strip_credentials(url)} is a tar: open it with TarStore")
         self._url = parts._replace(path=parts.path.rstrip("/") + "/")
         super().__init__(strip_credentials(self._url.geturl()), ignore)
         self._client = HttpClient(num_connections, retries, timeout_s)
@@ -84,7 +85,7 @@ class HttpStore(ListedStore):
             is_listing = urlsplit(answer.url).path.endswith("/")  # a folder, to which the server redirected
             if answer.status == 200 and not is_listing:
                 return answer.data
-        raise KeyError(f"{key!r} is not a file under {self.name}")
+        raise MissingKeyError(f"{key!r} is not a file under {self.name}")
 
     def _url_of(self, key: str) -> str:
         """It keeps the folder's query, which may hold a signature."""
@@ -114,7 +115,7 @@ class HttpStore(ListedStore):
         while folders:
             folder = folders.pop()
             if folder.count("/") > _MAX_DEPTH:
-                raise OSError(f"{self.name} lists folders without end (a link to its own folder?): {_NAME_FILES}")
+                raise StorageError(f"{self.name} lists folders without end (a link to its own folder?): {_NAME_FILES}")
             for key in self._linked_keys(folder):
                 if key in seen:
                     continue
@@ -129,7 +130,7 @@ class HttpStore(ListedStore):
         page, parser = self._url_of(folder), _LinkParser()
         answer = self._client.get(page)
         if answer.status in MISSING and not folder:
-            raise FileNotFoundError(
+            raise MissingFileError(
                 f"{self.name} does not exist ({answer.status}): check the URL; "
                 f"if the server has the files and only lists no folders, {_NAME_FILES}"
             )
@@ -138,7 +139,9 @@ class HttpStore(ListedStore):
         try:
             parser.feed(answer.data.decode("utf-8", "replace"))
         except AssertionError as error:  # html.parser's answer to some broken markup
-            raise OSError(f"{strip_credentials(page)} is not a readable listing ({error}): {_NAME_FILES}") from error
+            raise StorageError(
+                f"{strip_credentials(page)} is not a readable listing ({error}): {_NAME_FILES}"
+            ) from error
         for link in parser.links:
             key = self._key_of(page, link)
             if is_hidden(key) or "" in key.rstrip("/").split("/"):  # "": it leads elsewhere
@@ -206,7 +209,7 @@ class ObjectStore(ListedStore):
                     return filesystem.cat_file(path)
         except (FileNotFoundError, IsADirectoryError, ValueError):  # ValueError: NUL, broken UTF-8
             pass
-        raise KeyError(f"{key!r} is not a file under {self.name}")
+        raise MissingKeyError(f"{key!r} is not a file under {self.name}")
 
     def _list_keys(self) -> list[str]:
         with self._client.open() as (filesystem, root):
@@ -244,7 +247,7 @@ def open_store(path_or_url: str | os.PathLike, *, ignore: str | Iterable[str] = 
     if is_readable and is_url(place):
         return ObjectStore(place, ignore=ignore, **storage_options)
     shown = strip_credentials(place) if is_url(place) else place
-    raise ValueError(f"{shown!r} is not a folder of images, a .tar or a URL of a known scheme")
+    raise ArgumentError(f"{shown!r} is not a folder of images, a .tar or a URL of a known scheme")
 
 
 def _is_known_scheme(url: str) -> bool:

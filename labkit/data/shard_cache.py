@@ -22,8 +22,9 @@ from urllib.parse import urlsplit
 
 from labkit.data.blobs import Blob, HttpBlob, HttpClient, allow_requests, is_http_url, is_url, open_blob
 from labkit.data.shards_write import MANIFEST, UNFINISHED, read_manifest
-from labkit.data.tar_members import TAR_SUFFIXES, TarError
+from labkit.data.tar_members import TAR_SUFFIXES
 from labkit.data.tar_stream import TarStream
+from labkit.errors import ArgumentError, MissingFileError, StorageError, TarError
 from labkit.util.arguments import MAX_FILE_VARIABLE, MAX_PATH_BYTES, max_file_bytes, require_int
 from labkit.util.files import atomic_path, file_lock, is_image, remove_leftovers
 from labkit.util.redact import strip_credentials
@@ -142,7 +143,7 @@ def _copy(blob: Blob, size: int, path: Path, threads: ThreadPoolExecutor) -> Non
         with open(path, "r+b") as file:
             n_written = os.pwrite(file.fileno(), data, offset)
         if n_written != min(CHUNK_BYTES, size - offset):
-            raise OSError(f"{blob.name} could not be copied to {path.parent}: {n_written} bytes at {offset}")
+            raise StorageError(f"{blob.name} could not be copied to {path.parent}: {n_written} bytes at {offset}")
 
     for _ in threads.map(fetch, range(0, size, CHUNK_BYTES)):
         pass
@@ -355,17 +356,17 @@ def find_shards(places: Any, *, verify: bool, storage_options: dict[str, Any]) -
         if not path.endswith(TAR_SUFFIXES):
             return _from_manifest(urls[0].rstrip("/"), verify, storage_options)
     if verify:
-        raise ValueError("verify=True needs the checksums of a manifest: name the folder, not its shards")
+        raise ArgumentError("verify=True needs the checksums of a manifest: name the folder, not its shards")
     if isinstance(places, str) and not os.path.isfile(places):  # else the braces are part of the name
         from braceexpand import braceexpand  # as WebDataset does
 
         urls = list(braceexpand(places))
     if any(url.startswith("pipe:") for url in urls):  # WebDataset's own `gopen` runs what follows in a shell
-        raise ValueError("`pipe:` in a list of shards is a command, which labkit does not run: name paths or URLs")
+        raise ArgumentError("`pipe:` in a list of shards is a command, which labkit does not run: name paths or URLs")
     if not urls:
-        raise ValueError("the list of shards is empty: there is no shard to read")
+        raise ArgumentError("the list of shards is empty: there is no shard to read")
     if missing := [url for url in urls if not is_url(url) and not os.path.isfile(url)]:
-        raise FileNotFoundError(f"{missing[0]} does not exist, nor do {len(missing) - 1} other shards")
+        raise MissingFileError(f"{missing[0]} does not exist, nor do {len(missing) - 1} other shards")
     return ShardList(urls, storage_options=storage_options)
 
 
@@ -377,7 +378,7 @@ def _from_manifest(folder: str, verify: bool, storage_options: dict[str, Any]) -
     except FileNotFoundError as error:
         is_unfinished = os.path.isdir(os.path.join(folder, UNFINISHED))
         remedy = "run write_shards to its end" if is_unfinished else "name a folder that it filled, or .tar files"
-        raise FileNotFoundError(f"{name} does not exist: {remedy}") from error
+        raise MissingFileError(f"{name} does not exist: {remedy}") from error
     rows = {f"{folder}/{row['name']}": row for row in content["shards"]}
     sha256 = {url: row["sha256"] for url, row in rows.items()} if verify else {}
     n_samples = {url: row["n_samples"] for url, row in rows.items()}
@@ -419,7 +420,9 @@ def read_samples(shards: ShardList, url: str, file: io.BufferedReader) -> Iterat
             while stream.read(_LOCAL_BUFFER_BYTES):  # what follows the tar's end mark
                 pass
             if digest.hexdigest() != sha256:
-                raise ValueError(f"{name} does not have the SHA-256 of its manifest: copy it again, or write it again")
+                raise ArgumentError(
+                    f"{name} does not have the SHA-256 of its manifest: copy it again, or write it again"
+                )
 
     return _group(members(), name)
 
@@ -448,7 +451,9 @@ def _group(members: Iterable[tuple[str, bytes]], shard: str) -> Iterator[dict[st
             yield sample
             sample = {}
         if suffix in sample:
-            raise ValueError(f"{shard}: {name}: duplicate file name in tar file: its sample has one of suffix {suffix}")
+            raise ArgumentError(
+                f"{shard}: {name}: duplicate file name in tar file: its sample has one of suffix {suffix}"
+            )
         sample = sample or {"__key__": key, "__url__": shard}
         sample[suffix] = data
     if sample:
@@ -471,16 +476,16 @@ def sample_files(tar: TarStream) -> Iterator[tarfile.TarInfo]:
         name = f"{tar.name}: {info.name!r}"
         if len(info.name) > MAX_PATH_BYTES:
             about = f"{len(info.name)} characters, where a file's path has at most {MAX_PATH_BYTES} bytes"
-            raise ValueError(f"{tar.name}: {info.name[:200] + '...'!r} has {about}")
+            raise ArgumentError(f"{tar.name}: {info.name[:200] + '...'!r} has {about}")
         if info.name.rpartition("/")[2].startswith("."):  # to WebDataset, `d/._a.jpg` is a sample named `d/`
             continue
         found = _SAMPLE_NAME.match(info.name)
         if found is None and is_image(info.name):
-            raise ValueError(f"{name} names no sample to WebDataset: write it without the line break")
+            raise ArgumentError(f"{name} names no sample to WebDataset: write it without the line break")
         if found is None:
             continue
         if found[2].startswith("__"):
-            raise ValueError(f"{name} has a suffix that WebDataset reserves: write it under another")
+            raise ArgumentError(f"{name} has a suffix that WebDataset reserves: write it under another")
         if not info.isreg():
             kind = "a device or a pipe" if info.isdev() else f"of unknown type {info.type!r}"
             if info.islnk() or info.issym():

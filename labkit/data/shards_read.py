@@ -30,7 +30,7 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
 from labkit.data.dataset import SkipLog, Skipped
-from labkit.data.decode import DECODERS, DecodeError, decode
+from labkit.data.decode import DECODERS, decode
 from labkit.data.shard_cache import (
     ReadAhead,
     ShardCache,
@@ -42,6 +42,7 @@ from labkit.data.shard_cache import (
     register,
 )
 from labkit.data.shards_write import write_shards
+from labkit.errors import ArgumentError, DecodeError, OperationError
 from labkit.util.arguments import require_choice, require_int
 from labkit.util.files import IMAGE_SUFFIXES, ScratchFolder
 
@@ -210,7 +211,7 @@ class EpochOrder:
             return [ShardSlice(url, 0, None) for url in own]
         pass_length = sum(self._counts[url] for url in self.shards.urls)
         if not pass_length:
-            raise ValueError(f"all {len(self.shards.urls)} shards are empty: there is no sample to read")
+            raise ArgumentError(f"all {len(self.shards.urls)} shards are empty: there is no sample to read")
         workers_before = (reader._replace(worker=worker) for worker in range(reader.worker))
         start += reader.rank * self.samples_per_rank
         start += sum(other.share(self.samples_per_rank) for other in workers_before)
@@ -244,10 +245,10 @@ class EpochOrder:
                 n_read += 1
                 # Before the last one, not after it: a reader that has all of its samples asks for no more.
                 if n_read == self._counts.get(url) and next(samples, None):
-                    raise ValueError(f"{name_of(url)} has more samples than its manifest says: copy it again")
+                    raise ArgumentError(f"{name_of(url)} has more samples than its manifest says: copy it again")
                 yield sample
             if n_left is not None and n_read < stop:
-                raise ValueError(f"{name_of(url)} has fewer samples than the {stop} of its manifest: copy it again")
+                raise ArgumentError(f"{name_of(url)} has fewer samples than the {stop} of its manifest: copy it again")
 
 
 _SET, _RESUMED, _BEGUN = range(3)  # what happened: an epoch was set, a state was loaded, a worker began a pass
@@ -482,10 +483,10 @@ class SavedEpoch:
             reader, progress = _read_state(found, order_crc32)
             is_set |= bool(found.get("is_set"))  # which older states do not say
             if reader in readers:
-                raise ValueError(f"two states are of {reader}: {_REMEDY}")
+                raise ArgumentError(f"two states are of {reader}: {_REMEDY}")
             readers[reader] = progress
         if not readers:
-            raise ValueError(f"there is no state in {state!r}: {_REMEDY}")
+            raise ArgumentError(f"there is no state in {state!r}: {_REMEDY}")
         all_progress = readers.values()
         alike: dict[str, set[Any]] = {
             "epochs": {progress.epoch for progress in all_progress},
@@ -498,7 +499,7 @@ class SavedEpoch:
         for what, values in alike.items():
             if len(values) > 1:
                 listed = " and ".join(map(str, sorted(values)))
-                raise ValueError(f"the states are not of one moment: they have other {what}, {listed}; {_REMEDY}")
+                raise ArgumentError(f"the states are not of one moment: they have other {what}, {listed}; {_REMEDY}")
         return cls(readers, is_set)
 
     def resume(self, here: ReaderRank, order: EpochOrder) -> Progress:
@@ -531,7 +532,7 @@ class SavedEpoch:
         if missing := [reader for reader in needed if reader not in self.readers]:
             whose = "all workers of its rank" if has_same_ranks else "all ranks and workers"
             more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-            raise ValueError(
+            raise ArgumentError(
                 f"the state was taken in the middle of an epoch by {next(iter(self.readers))}, and this is {here}: it "
                 f"goes on with the states of {whose}, and there is none of {missing[0]}{more}; {_REMEDY}"
             )
@@ -556,7 +557,7 @@ def _find_states(state: Any) -> list[Any]:
         return [state]
     if "_snapshot" in state:  # of a StatefulDataLoader with workers
         if n_batches := state.get("_steps_since_snapshot"):
-            raise ValueError(
+            raise ArgumentError(
                 f"the StatefulDataLoader took its snapshot {n_batches} batches ago, and they would come again: make "
                 "the loader with snapshot_every_n_steps=1, or load the state into a loader with as many workers"
             )
@@ -568,7 +569,7 @@ def _read_state(state: Any, order_crc32: int) -> tuple[ReaderRank, Progress]:
     remedy = "give the one that state_dict() of the same data set returned"
     if isinstance(state, Mapping) and isinstance(state.get("version"), int) and state["version"] != STATE_VERSION:
         version = state["version"]
-        raise ValueError(f"the state has version {version}, this labkit reads {STATE_VERSION}: begin the epoch anew")
+        raise ArgumentError(f"the state has version {version}, this labkit reads {STATE_VERSION}: begin the epoch anew")
     try:
         # `index` takes integers alone: `int` would read "1" and 1.5.
         _, epoch, start, crc32 = (index(state[name]) for name in ("version", "epoch", "start", "order_crc32"))
@@ -581,11 +582,11 @@ def _read_state(state: Any, order_crc32: int) -> tuple[ReaderRank, Progress]:
         place = list(state["place"])
     except (KeyError, TypeError, ValueError) as error:
         names = "version, epoch, start, order_crc32, place, began_with, streams"
-        raise ValueError(f"this is not a state of read_shards, which holds {names}: {remedy}") from error
+        raise ArgumentError(f"this is not a state of read_shards, which holds {names}: {remedy}") from error
     if len(place) != 4 or not all(isinstance(number, int) for number in place):
-        raise ValueError(f"the place of a state is rank, world size, worker and number of workers, not {place!r}")
+        raise ArgumentError(f"the place of a state is rank, world size, worker and number of workers, not {place!r}")
     if crc32 != order_crc32:
-        raise ValueError(
+        raise ArgumentError(
             "the state is of another order of samples: shards, shuffle, shuffle_initial, seed or samples_per_rank "
             f"differ; {remedy}"
         )
@@ -648,7 +649,7 @@ class ShardDataset(IterableDataset):
         """
         caller = sys._getframe(1).f_globals.get("__name__", "")
         if caller.startswith("accelerate.") and (world_size := self._find_reader().world_size) > 1:
-            raise RuntimeError(
+            raise OperationError(
                 f"accelerate would give each of {world_size} processes a part of what this one reads, and read_shards "
                 "has shared out the samples already: the rest would be lost. Leave this loader out of "
                 "accelerator.prepare(), and move its batches by .to(accelerator.device)"
@@ -785,7 +786,7 @@ class ShardDataset(IterableDataset):
                 if share is None:
                     del progress.remaining[0]
                 elif not n_read and not n_given:
-                    raise ValueError(f"only 0 of {share} samples could be read: all of them were skipped")
+                    raise ArgumentError(f"only 0 of {share} samples could be read: all of them were skipped")
 
     def _decode(self, sample: dict[str, Any]) -> tuple[Any, int] | None:
         """The sample's image and label; None if it is skipped."""
@@ -793,12 +794,12 @@ class ShardDataset(IterableDataset):
         name = f"{sample['__key__']}.{suffixes[0] if suffixes else '*'} in {sample['__url__']}"
         if len(suffixes) != 1 or "cls" not in sample:
             found = ", ".join(part for part in sample if not part.startswith("__"))
-            raise ValueError(f"{name}: a sample must have one image and a .cls with its label; it has {found}")
+            raise ArgumentError(f"{name}: a sample must have one image and a .cls with its label; it has {found}")
         label = None
         with suppress(ValueError):
             label = int(sample["cls"])
         if label is None or not -(1 << 63) <= label < 1 << 63:  # a tensor of labels is int64
-            raise ValueError(f"{name}: its label must be a 64-bit integer, got {sample['cls'][:20]!r}")
+            raise ArgumentError(f"{name}: its label must be a 64-bit integer, got {sample['cls'][:20]!r}")
         try:
             image = decode(sample[suffixes[0]], self.decoder, key=name)
         except DecodeError as error:

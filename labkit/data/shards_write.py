@@ -22,6 +22,7 @@ import numpy as np
 
 from labkit.data.labels import check_same_classes, labels_of
 from labkit.data.stores import HasSizes, Store
+from labkit.errors import ArgumentError
 from labkit.util.arguments import require_int
 from labkit.util.files import atomic_path, check_same_job, claim_folder, read_record, remove_leftovers, write_record
 from labkit.util.parallel import map_items
@@ -153,7 +154,9 @@ def read_manifest(text: bytes, name: str) -> dict:
         cause = "entries are missing, or a shard is not a file in its folder"
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         cause = str(error)
-    raise ValueError(f"{name} is not a manifest of shards ({cause}): choose another folder, or write the shards again")
+    raise ArgumentError(
+        f"{name} is not a manifest of shards ({cause}): choose another folder, or write the shards again"
+    )
 
 
 def _is_row(row: dict) -> bool:
@@ -249,7 +252,7 @@ def _make_shard(store: Store, root: Path, item: tuple[str, list[Sample], dict | 
         n_bytes, sha256 = partial_path.stat().st_size, _sha256_of(partial_path)
         row = {"name": name, "n_samples": len(samples), "n_bytes": n_bytes, "sha256": sha256}
         if known and row != known:
-            raise ValueError(f"{path} was made of other images: choose another folder, or remove this one")
+            raise ArgumentError(f"{path} was made of other images: choose another folder, or remove this one")
     write_record(root / UNFINISHED / f"{path.stem}.json", row)
     return row
 
@@ -265,7 +268,7 @@ def _write_tar(path: Path, samples: Iterable[Sample], store: Store) -> None:
             for sample in samples:
                 data = store.read(sample.store_key)
                 if len(data) != sample.n_bytes:
-                    raise ValueError(
+                    raise ArgumentError(
                         f"{sample.store_key} has {len(data)} bytes where {sample.n_bytes} were counted: something "
                         "writes to the store; wait for it, then run again"
                     )

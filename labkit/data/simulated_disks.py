@@ -13,6 +13,7 @@ from itertools import count
 
 from labkit.data.blobs import Extent, allow_requests
 from labkit.data.stores import HasExtents, Store
+from labkit.errors import ArgumentError, StorageError
 from labkit.util.files import acquire_lock, has_file_locks
 from labkit.util.process import PerProcess
 
@@ -42,7 +43,7 @@ class Disk:
 
     def __post_init__(self) -> None:
         if min(self.seek_ms, self.latency_ms, self.readahead_bytes) < 0 or self.bandwidth_mb_per_s <= 0:
-            raise ValueError(f"{self}: times and readahead_bytes must be >= 0, bandwidth_mb_per_s must be > 0")
+            raise ArgumentError(f"{self}: times and readahead_bytes must be >= 0, bandwidth_mb_per_s must be > 0")
 
 
 #: Places with latencies and bandwidths of their kind, by name, for `SimulatedStore`.
@@ -80,7 +81,7 @@ class SimulatedStore:
         self.store, self.disk, self.wait = store, disk, wait
         self._reads = PerProcess(count)  # in each process, since each opens files of its own
         if not has_file_locks():
-            raise OSError("SimulatedStore needs file locks, which this system lacks: use Linux, macOS or WSL")
+            raise StorageError("SimulatedStore needs file locks, which this system lacks: use Linux, macOS or WSL")
         descriptor, self._position_path = tempfile.mkstemp(prefix="labkit-disk-")
         os.close(descriptor)  # empty, which reads as zeros: no file's checksum, so the first read seeks
         weakref.finalize(self, _remove, self._position_path, os.getpid())

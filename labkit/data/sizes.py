@@ -23,6 +23,7 @@ import numpy as np
 import pandas as pd
 
 from labkit.data.headers import MAX_SIDE, Header, Size, read_header
+from labkit.errors import ArgumentError, ItemErrors, MissingFileError
 from labkit.util.arguments import require_int
 from labkit.util.files import (
     IMAGE_SUFFIXES,
@@ -35,7 +36,7 @@ from labkit.util.files import (
     write_atomic,
 )
 from labkit.util.machine import main_is_script, usable_cores
-from labkit.util.parallel import ItemErrors, map_items
+from labkit.util.parallel import map_items
 
 _PROBE = 64  # files read before the choice
 _BATCH_SIZE = 128  # files that a reader takes at once
@@ -274,9 +275,9 @@ def _read_table(path: str | os.PathLike) -> dict[str, dict[str, Any]]:
         with open(path, encoding="utf-8") as file:
             table = json.load(file)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not JSON ({error}): repair or remove it") from error
+        raise ArgumentError(f"{path} is not JSON ({error}): repair or remove it") from error
     if not isinstance(table, dict) or not all(isinstance(entry, dict) for entry in table.values()):
-        raise ValueError(f"{path} is not a table of images: repair or remove it")
+        raise ArgumentError(f"{path} is not a table of images: repair or remove it")
     return table
 
 
@@ -337,10 +338,10 @@ def collect_sizes(
         require_int("num_workers", num_workers)
     root = os.fspath(root)
     if not os.path.isdir(root):
-        raise FileNotFoundError(f"{root} is not a folder: give the folder that holds the images")
+        raise MissingFileError(f"{root} is not a folder: give the folder that holds the images")
     table = _list_images(root, recursive, caches, checked_suffixes(ignore))
     if not table.paths:
-        raise FileNotFoundError(f"{root} holds no image ({', '.join(_SUFFIXES)})")
+        raise MissingFileError(f"{root} holds no image ({', '.join(_SUFFIXES)})")
     table.read_unknown(root, num_workers, progress)
     return table.to_frame()
 

@@ -9,6 +9,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from labkit.data.blobs import Extent, evict
+from labkit.errors import MissingFileError, MissingKeyError
 from labkit.util.files import IMAGE_SUFFIXES, checked_suffixes, images_among, key_from_name, path_from_key, walk
 from labkit.util.strings import PackedStrings
 
@@ -70,7 +71,7 @@ class ListedStore(ABC):
         if self._keys is None:
             keys = PackedStrings(sorted(self._list_keys()))
             if not keys:
-                raise FileNotFoundError(f"{self.name} {self._if_empty}")
+                raise MissingFileError(f"{self.name} {self._if_empty}")
             self._keys = keys
         return self._keys
 
@@ -107,7 +108,7 @@ class FolderStore(ListedStore):
         self.root = Path(root)
         super().__init__(str(self.root), ignore)
         if not self.root.is_dir():
-            raise FileNotFoundError(f"{self.root} is not a folder: make photos with labkit.make_photos(root, count)")
+            raise MissingFileError(f"{self.root} is not a folder: make photos with labkit.make_photos(root, count)")
 
     def __repr__(self) -> str:
         return f"FolderStore({self.root.name!r}, {len(self)} images)"
@@ -118,7 +119,7 @@ class FolderStore(ListedStore):
             with open(self._path(key), "rb", buffering=0) as file:
                 return file.read()
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError) as error:  # ValueError: NUL
-            raise KeyError(f"{key!r} is not a file under {self.root}") from error
+            raise MissingKeyError(f"{key!r} is not a file under {self.root}") from error
 
     def paths(self) -> list[Path]:
         """The files in the order of `keys()`, for functions that take paths (page-cache eviction, `read_image`)."""
@@ -141,13 +142,13 @@ class FolderStore(ListedStore):
             return os.stat(self._path(key)).st_size
         except FileNotFoundError as error:
             state = "is a link to nothing" if os.path.islink(self._path(key)) else "is gone"
-            raise FileNotFoundError(
+            raise MissingFileError(
                 f"{key!r} under {self.root} {state}: restore the file, or remove the link"
             ) from error
 
     def _path(self, key: str) -> str:
         if key.startswith("/") or ".." in key.split("/"):
-            raise KeyError(f"{key!r} is outside {self.root}")
+            raise MissingKeyError(f"{key!r} is outside {self.root}")
         return os.path.join(self.root, path_from_key(key))
 
     def _list_keys(self) -> Iterator[str]:

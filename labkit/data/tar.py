@@ -39,7 +39,6 @@ from labkit.data.blobs import (
 )
 from labkit.data.tar_members import (
     BoundedInfo,
-    TarError,
     TarWarning,
     check_end,
     damage_error,
@@ -50,6 +49,7 @@ from labkit.data.tar_members import (
     read_header,
     reading,
 )
+from labkit.errors import ArgumentError, MissingFileError, MissingKeyError, StorageError, TarError
 from labkit.util.arguments import MAX_FILE_VARIABLE, max_file_bytes, require_choice
 from labkit.util.files import checked_suffixes, images_among, is_image, write_atomic
 from labkit.util.machine import labkit_home
@@ -102,7 +102,7 @@ class TarStore:
     ):
         require_choice("mode", mode, MODES)
         if is_url(path) and mode != "index":
-            raise ValueError(f"mode={mode!r} needs a local file: mode='index' reads URLs")
+            raise ArgumentError(f"mode={mode!r} needs a local file: mode='index' reads URLs")
         refuse_storage_options(path, storage_options)
         self.mode, self._ignore = mode, checked_suffixes(ignore)
         self._blob = open_blob(path, **storage_options)
@@ -131,7 +131,7 @@ class TarStore:
             are_keys = not self._ignore and all(map(is_image, names))  # then the index and the keys share their memory
             keys = PackedStrings(names if are_keys else images_among(names, self._ignore, self._blob.name))
             if not len(keys):
-                raise FileNotFoundError(f"{self._blob.name} holds no image")
+                raise MissingFileError(f"{self._blob.name} holds no image")
             self._keys = keys
         return self._keys
 
@@ -145,10 +145,10 @@ class TarStore:
         try:
             row = index.row(name)
         except KeyError:
-            raise KeyError(f"{key!r} is not a file in {place}") from None
+            raise MissingKeyError(f"{key!r} is not a file in {place}") from None
         offset, size = index.offsets[row].item(), index.sizes[row].item()
         if offset < 0:
-            raise KeyError(f"{key!r} is a link to a file that is not in {place}")
+            raise MissingKeyError(f"{key!r} is a link to a file that is not in {place}")
         # A few bytes in a tar may state that a file has many zeros, which would take as much memory.
         if row in index.sparse and size > max_file_bytes():
             raise TarError(
@@ -183,7 +183,7 @@ class TarStore:
     def evict(self) -> int:
         """Drop the tar from the page cache; returns its bytes. Raises OSError if that is impossible."""
         if not isinstance(self._blob, LocalBlob):
-            raise OSError(f"{self._blob.name} is not a local file: this machine's page cache does not hold it")
+            raise StorageError(f"{self._blob.name} is not a local file: this machine's page cache does not hold it")
         return evict([Path(self._blob.name)])
 
     def sizes(self) -> np.ndarray:
@@ -264,7 +264,7 @@ class TarIndex:
 
         row = bisect_left(range(len(self)), name, key=name_at)
         if row == len(self) or name_at(row) != name:
-            raise KeyError(name)
+            raise MissingKeyError(name)
         return row
 
     @cached_property

@@ -14,14 +14,11 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, BinaryIO, NamedTuple, Self
 
+from labkit.errors import TarError
 from labkit.util.arguments import MAX_TAR_HEADER_BYTES, MAX_XZ_DICTIONARY_BYTES
 
 BLOCK_BYTES = 1 << 20
 _DOTS = re.compile(r"(?:\./+)+")
-
-
-class TarError(OSError):
-    """A file that is not a whole tar, or not one that can be read this way; names the file and the remedy."""
 
 
 class TarWarning(UserWarning):

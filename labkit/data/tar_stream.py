@@ -15,7 +15,6 @@ from typing import Any
 
 from labkit.data.tar_members import (
     BLOCK_BYTES,
-    TarError,
     TarWarning,
     check_end,
     damage_error,
@@ -24,6 +23,7 @@ from labkit.data.tar_members import (
     read_header,
     reading,
 )
+from labkit.errors import TarError
 from labkit.util.files import atomic_path, file_lock, sibling_path
 from labkit.util.process import progress_bar
 

@@ -8,6 +8,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from labkit.errors import ArgumentError
 from labkit.loading.augment import LIBRARIES, Recipe, make_augment
 
 _NO_CHANGE = Recipe(scale=(1, 1), ratio=(1, 1), flip=0, jitter=0)
@@ -46,7 +47,7 @@ def agreement(images: Sequence[Tensor], libraries: Sequence[str] = LIBRARIES) ->
     """
     wrong = [tuple(image.shape) for image in images if tuple(image.shape) != (3, 224, 224)]
     if wrong:
-        raise ValueError(f"images must have shape (3, 224, 224), got {wrong[0]}")
+        raise ArgumentError(f"images must have shape (3, 224, 224), got {wrong[0]}")
     rows = []
     for operation, recipe in FIXED.items():
         expected = _apply_to_all(make_augment(recipe, "v2"), recipe, images)

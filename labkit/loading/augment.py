@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from labkit.errors import ArgumentError
 from labkit.util.arguments import require_choice
 
 if TYPE_CHECKING:
@@ -202,7 +203,7 @@ class _Kornia(nn.Module):
 
     def forward(self, batch: Tensor) -> Tensor:
         if batch.ndim != 4 or batch.dtype != torch.uint8:
-            raise ValueError(f"batch must be uint8 (N, 3, H, W), got {batch.dtype} of shape {tuple(batch.shape)}")
+            raise ArgumentError(f"batch must be uint8 (N, 3, H, W), got {batch.dtype} of shape {tuple(batch.shape)}")
         augmented = self.steps(batch.to(torch.float32).div_(255))
         return augmented if self.full_white == 1 else augmented * self.full_white
 

@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.utils.data import Sampler
 
 from labkit.data.dataset import SkipLog, Skipped
-from labkit.data.decode import DecodeError
 from labkit.data.labels import Labeled, check_same_classes, labels_of
 from labkit.data.pixels import PixelStore
 from labkit.data.stores import Store
+from labkit.errors import ArgumentError, DecodeError
 from labkit.loading.fill import BatchBuffers, CropPolicy, CropWriter, EncodedFiller, PixelFiller, PixelFormat
 from labkit.loading.processes import ProcessPool
 from labkit.loading.read_ahead import AfterReads, Reader, ReadsAhead, with_reads
@@ -138,7 +138,7 @@ class BatchLoader(Labeled, Resumable):
         _check_range("ratio", ratio, float("inf"))
         self._skips = SkipLog() if require_choice("on_error", on_error, ("raise", "skip")) == "skip" else None
         if require_int("num_processes", num_processes, 0) and self._skips:
-            raise ValueError('on_error="skip" needs num_processes=0: what workers skip, nobody would list')
+            raise ArgumentError('on_error="skip" needs num_processes=0: what workers skip, nobody would list')
         self._pixels = PixelFormat(size, dtype, mean, std, memory_format)
         draw = CropPolicy(size, train, seed, scale, ratio, require_fraction("flip", flip))
         self._open(source, classes, draw, CropWriter(self._pixels, antialias), scaled_decoding)
@@ -175,7 +175,7 @@ class BatchLoader(Labeled, Resumable):
 
     def _open_reader(self, source: Any, reads_in_flight: int) -> Reader:
         if isinstance(source, PixelStore):
-            raise ValueError(
+            raise ArgumentError(
                 f"reads_in_flight={reads_in_flight!r} is for encoded images: a PixelStore is a file of this machine, "
                 "mapped into memory, and nothing of it is requested; leave reads_in_flight out"
             )
@@ -195,7 +195,7 @@ class BatchLoader(Labeled, Resumable):
             self.classes, self.labels = labels_of(self.keys, classes, source=source)
             self._filler = EncodedFiller(source, self.keys, draw, writer, scaled_decoding, self._skips)
         if not len(self.keys):
-            raise ValueError(f"{source!r} holds no images")
+            raise ArgumentError(f"{source!r} holds no images")
 
     @property
     def skipped(self) -> list[Skipped]:
@@ -276,4 +276,6 @@ class _Batch(NamedTuple):
 
 def _check_range(name: str, values: tuple[float, float], maximum: float) -> None:
     if not 0 < values[0] <= values[1] <= maximum:
-        raise ValueError(f"{name} must be (smallest, largest) with 0 < smallest <= largest <= {maximum}, got {values}")
+        raise ArgumentError(
+            f"{name} must be (smallest, largest) with 0 < smallest <= largest <= {maximum}, got {values}"
+        )

@@ -11,6 +11,7 @@ import numpy as np
 from torch.utils.data import Sampler, Subset
 
 from labkit.data.buckets import Buckets, upright_sizes
+from labkit.errors import ArgumentError
 from labkit.loading.seeding import permutation
 from labkit.util.arguments import require_choice, require_int
 from labkit.util.files import check_same_job
@@ -63,7 +64,7 @@ def balance_over_ranks(batches: list[np.ndarray], world_size: int, remainder: st
 def check_halving(n_images: int, n_batches: int, world_size: int) -> None:
     """Raise ValueError where halving cannot give each rank as many batches: there are too few images."""
     if n_images < n_batches + -n_batches % world_size:
-        raise ValueError(
+        raise ArgumentError(
             f'remainder="keep" cannot give {world_size} ranks equally many batches: {n_images} images make {n_batches} '
             'batches, and too few can be halved. Use another number of ranks, or remainder="drop" or "fill"'
         )
@@ -152,7 +153,7 @@ class BucketBatchSampler(Sampler[list[int]]):
 
     def _check_share(self, n_batches: int, n_each: int, world_size: int) -> None:
         if not n_each:
-            raise ValueError(
+            raise ArgumentError(
                 f'remainder="drop" leaves {n_batches} full batches of {self.batch_size} for {world_size} ranks: use '
                 'fewer buckets (a larger step), a smaller batch_size, or remainder="fill"'
             )
@@ -246,13 +247,13 @@ class BucketBatchSampler(Sampler[list[int]]):
             ValueError: the state is of a sampler of other images, buckets or settings, which it names, or none at all.
         """
         if not isinstance(state, dict):
-            raise ValueError(f"state must be what state_dict returned, got {type(state).__name__}")
+            raise ArgumentError(f"state must be what state_dict returned, got {type(state).__name__}")
         own = self._settings()
         remedy = "make the sampler as it was when the state was taken, or begin the epoch anew"
         check_same_job("the state", {name: state.get(name) for name in own}, own, what="batches", remedy=remedy)
         epoch, batch = (require_int(f"the state's {name}", state.get(name), 0) for name in ("epoch", "batch"))
         if batch > len(self):
-            raise ValueError(f"the state's batch must be at most {len(self)}, as an epoch has no more, got {batch}")
+            raise ArgumentError(f"the state's batch must be at most {len(self)}, as an epoch has no more, got {batch}")
         self._epoch, self._n_given, self._first = epoch, batch, batch
         self._has_begun, self._newest = False, None
 
@@ -282,19 +283,21 @@ class BucketBatchSampler(Sampler[list[int]]):
         """Raise ValueError where keys of the data set, if it has any, are not the paths of these rows."""
         remedy = 'sizes = sizes.set_index("path").loc[list(dataset.keys)].reset_index() puts the rows in their order'
         if (last := int(self._indices.max())) >= len(dataset):
-            raise ValueError(f"sizes has a row {last}, and the data set only {len(dataset)} images: {remedy}")
+            raise ArgumentError(f"sizes has a row {last}, and the data set only {len(dataset)} images: {remedy}")
         if (keys := _keys_of(dataset)) is None:
             return
         for index, path in zip(self._indices.tolist(), self._paths, strict=True):
             if keys[index] != path:
-                raise ValueError(f"row {index} of sizes is {path!r}, but image {index} is {keys[index]!r}: {remedy}")
+                raise ArgumentError(f"row {index} of sizes is {path!r}, but image {index} is {keys[index]!r}: {remedy}")
 
 
 def check_batch_sampler(batch_sampler: Any, dataset: Any, **others: Any) -> None:
     """Refuse a batch sampler beside arguments that it replaces, and a `BucketBatchSampler` of other images."""
     given = [name for name, value in others.items() if value is not None and value is not False]
     if given:
-        raise ValueError(f"got a batch_sampler and {', '.join(given)}: leave out one, a batch sampler decides on these")
+        raise ArgumentError(
+            f"got a batch_sampler and {', '.join(given)}: leave out one, a batch sampler decides on these"
+        )
     if isinstance(batch_sampler, BucketBatchSampler):
         batch_sampler.check_dataset(dataset)
 
@@ -303,16 +306,16 @@ def _check_place(rank: int | None, world_size: int | None) -> tuple[int, int] | 
     if rank is None or world_size is None:
         if rank is world_size:
             return None
-        raise ValueError(f"rank and world_size must be given together, got {rank} and {world_size}")
+        raise ArgumentError(f"rank and world_size must be given together, got {rank} and {world_size}")
     if require_int("rank", rank, 0) >= require_int("world_size", world_size):
-        raise ValueError(f"rank must be below world_size, got {rank} of {world_size}")
+        raise ArgumentError(f"rank must be below world_size, got {rank} of {world_size}")
     return rank, world_size
 
 
 def _indices_of(sizes: "pd.DataFrame") -> np.ndarray:
     labels = sizes.index.to_numpy()
     if labels.dtype.kind not in "iu" or labels.min() < 0 or not sizes.index.is_unique:
-        raise ValueError(
+        raise ArgumentError(
             "sizes must have the images' numbers in the data set as labels of its rows, each once, as from "
             f"collect_sizes; got {labels[:3].tolist()}, ...: sizes.reset_index(drop=True) numbers them from 0"
         )

@@ -22,9 +22,10 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from labkit.data.dataset import SkipLog
-from labkit.data.decode import MAX_PIXELS, DecodeError, decode, jpeg_orientation
+from labkit.data.decode import MAX_PIXELS, decode, jpeg_orientation
 from labkit.data.partial_jpeg import SCALES, Frame, Part, open_decoder
 from labkit.data.stores import Store
+from labkit.errors import ArgumentError, DecodeError
 from labkit.loading.crops import flips, middle_crops, random_crops, uniforms
 from labkit.util.arguments import require_choice
 
@@ -133,10 +134,12 @@ class PixelFormat:
         require_choice("dtype", self.dtype, _ARRAY_DTYPES)
         require_choice("memory_format", self.memory_format, _MEMORY_FORMATS)
         if (self.mean is None) != (self.std is None):
-            raise ValueError(f"pass both mean and std, or neither: got mean={self.mean!r}, std={self.std!r}")
+            raise ArgumentError(f"pass both mean and std, or neither: got mean={self.mean!r}, std={self.std!r}")
         if self.mean is not None and self.std is not None:
             if self.dtype == torch.uint8:
-                raise ValueError("mean and std need floats: pass dtype=torch.float32, torch.float16 or torch.bfloat16")
+                raise ArgumentError(
+                    "mean and std need floats: pass dtype=torch.float32, torch.float16 or torch.bfloat16"
+                )
             _check_channels("mean", self.mean)
             _check_channels("std", self.std, above=0)
 
@@ -173,7 +176,7 @@ class PixelFormat:
 def _check_channels(name: str, values: Sequence[float], above: float = -np.inf) -> None:
     if len(values) != 3 or not np.isfinite(values).all() or min(values) <= above:
         bound = f" > {above:g}" if np.isfinite(above) else ""
-        raise ValueError(f"{name} must be three numbers{bound}, for red, green and blue, got {values!r}")
+        raise ArgumentError(f"{name} must be three numbers{bound}, for red, green and blue, got {values!r}")
 
 
 class CropWriter:

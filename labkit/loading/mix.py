@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from labkit.errors import ArgumentError, WrongTypeError
 from labkit.util.arguments import require_fraction, require_int, require_positive
 
 _INTEGERS = (
@@ -51,7 +52,7 @@ def mixup(
     Source: Zhang et al., mixup: Beyond Empirical Risk Minimization (2018). Taught in: notebooks/06_kornia_gpu.ipynb
     """
     if not x.is_floating_point():
-        raise TypeError(f"{x.dtype} images cannot be blended: convert them first, as with x.float() / 255")
+        raise WrongTypeError(f"{x.dtype} images cannot be blended: convert them first, as with x.float() / 255")
     targets, partner, share = _prepare(x, y, alpha, num_classes, per_sample, lam, partner)
     image_share = share.to(x.dtype).view(-1, 1, 1, 1)
     target_share = share.to(targets.dtype).view(-1, 1)
@@ -107,9 +108,9 @@ def _prepare(
     """Targets, partners and kept shares of a batch, on its device."""
     for name, given in (("x", x), ("y", y)):
         if not isinstance(given, Tensor):
-            raise TypeError(f"{name} must be a tensor, got {type(given).__name__}: torch.as_tensor makes one")
+            raise WrongTypeError(f"{name} must be a tensor, got {type(given).__name__}: torch.as_tensor makes one")
     if x.ndim != 4 or y.shape[:1] != x.shape[:1]:
-        raise ValueError(f"x must be (N, C, H, W) and y hold N labels, got {tuple(x.shape)} and {tuple(y.shape)}")
+        raise ArgumentError(f"x must be (N, C, H, W) and y hold N labels, got {tuple(x.shape)} and {tuple(y.shape)}")
     require_positive("alpha", alpha)
     targets = _class_probabilities(y, num_classes, x)
     partner = _partner_indices(x, partner)  # drawn before the shares: seeds keep their meaning
@@ -125,7 +126,7 @@ def _class_probabilities(y: Tensor, num_classes: int | None, x: Tensor) -> Tenso
         return _send(y, x)
     if y.dtype not in _INTEGERS or y.ndim != 1 or num_classes is None:
         n, given = len(y), f"y is {y.dtype} and num_classes {num_classes}{_remedy(y, num_classes)}"
-        raise ValueError(
+        raise ArgumentError(
             f"y has shape {tuple(y.shape)}: pass class numbers ({n},), integers, with num_classes=; or probabilities "
             f"({n}, num_classes), floating point. {given}"
         )
@@ -161,7 +162,7 @@ def _check_values(tensor: Tensor, highest: float, rule: str, *, slack: float = 0
         return
     outside = values[~((values >= -slack) & (values <= highest + slack))]
     if outside.size:
-        raise ValueError(f"{rule}, got {outside[0]!s}")
+        raise ArgumentError(f"{rule}, got {outside[0]!s}")
 
 
 def _partner_indices(x: Tensor, partner: Tensor | None) -> Tensor:
@@ -169,9 +170,11 @@ def _partner_indices(x: Tensor, partner: Tensor | None) -> Tensor:
         # Not randperm: it draws small batches on the CPU, and the copy to the device would make the host wait.
         return torch.rand(len(x), device=x.device).argsort()
     if partner.shape != x.shape[:1]:  # a single partner would be broadcast without an error
-        raise ValueError(f"partner must hold one index for each of {len(x)} images, got shape {tuple(partner.shape)}")
+        raise ArgumentError(
+            f"partner must hold one index for each of {len(x)} images, got shape {tuple(partner.shape)}"
+        )
     if partner.dtype not in (torch.int64, torch.int32):  # as an index, others are masks
-        raise ValueError(f"partner must hold indices as torch.int64, got {partner.dtype}")
+        raise ArgumentError(f"partner must hold indices as torch.int64, got {partner.dtype}")
     _check_values(partner, len(x) - 1, f"partner must hold indices from 0 to {len(x) - 1}")
     return _send(partner, x)
 
@@ -180,7 +183,9 @@ def _kept_shares(x: Tensor, alpha: float, per_sample: bool, lam: Tensor | float 
     """The shares that images keep, float32, (N,) or (1,)."""
     if isinstance(lam, Tensor):
         if lam.numel() not in (1, len(x)):
-            raise ValueError(f"lam must hold 1 or {len(x)} numbers, one for each image, got shape {tuple(lam.shape)}")
+            raise ArgumentError(
+                f"lam must hold 1 or {len(x)} numbers, one for each image, got shape {tuple(lam.shape)}"
+            )
         _check_values(lam, 1, "lam must hold numbers from 0 to 1")
         return _send(lam, x).to(torch.float32).view(-1)
     n = len(x) if per_sample else 1
@@ -196,7 +201,7 @@ def _rectangle_masks(x: Tensor, share: Tensor, center: Tensor | None) -> tuple[T
     reach = 0.5 * (1 - share).sqrt()
     if center is not None:
         if center.shape not in ((1, 2), (len(x), 2)):
-            raise ValueError(
+            raise ArgumentError(
                 f"center must hold (row, column) once or for each of {len(x)} images, got shape {tuple(center.shape)}"
             )
         center = _send(center, x)

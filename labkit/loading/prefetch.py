@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from labkit.errors import OperationError
 from labkit.measure.steady import LoaderWrapper
 from labkit.util.arguments import require_int
 from labkit.util.tensor_trees import iter_tensors, map_tensors, move_tensors
@@ -97,7 +98,7 @@ def _make_lane(device: torch.device) -> "PassThrough | CopyStream":
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if accelerator is None or accelerator.type != device.type:
         name = "CUDA" if device.type == "cuda" else device.type
-        raise RuntimeError(f"device={str(device)!r}, but {name} is not available: pass device='cpu'")
+        raise OperationError(f"device={str(device)!r}, but {name} is not available: pass device='cpu'")
     try:
         return CopyStream(device)
     except (RuntimeError, NotImplementedError) as error:

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader, Dataset
 
+from labkit.errors import OperationError
 from labkit.loading.read_ahead import look_ahead
 from labkit.loading.seeding import SeededIndices
 from labkit.loading.torch_loader import worker_context
@@ -79,4 +80,4 @@ class ProcessPool:
             if batch is None:
                 return
             yield batch
-        raise RuntimeError("another epoch of this loader has begun: with num_processes, read one epoch at a time")
+        raise OperationError("another epoch of this loader has begun: with num_processes, read one epoch at a time")

@@ -8,6 +8,7 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from labkit.data.labels import check_same_classes
+from labkit.errors import ArgumentError, OperationError
 from labkit.loading.samplers import (
     EpochsOfSamplers,
     Occurrences,
@@ -60,7 +61,7 @@ class Progress:
             indices, order_crc32, n_drawn = _plain(indices), _add(indices, order_crc32), n_drawn + 1
             counted.add(indices)
         if self._n_to_skip and self.order_crc32 not in (None, order_crc32):
-            raise ValueError(
+            raise ArgumentError(
                 f"the sampler does not begin epoch {self.epoch} with the {self.n_batches} batches that were handed out "
                 "before: use one whose order depends on a seed and the epoch alone, such as shuffle=True gives"
             )
@@ -70,7 +71,7 @@ class Progress:
             self._drawn.append(order_crc32)
             yield SeededIndices(indices, seed, self.epoch, counted.add(indices))
         if not n_drawn and not self.before and hasattr(batch_sampler, "__len__") and len(batch_sampler):
-            raise RuntimeError(
+            raise OperationError(
                 f"{type(batch_sampler).__name__} gave no batch in epoch {self.epoch}, although its length is "
                 f"{len(batch_sampler)}: its __iter__ must begin anew each time, and so must that of its sampler"
             )
@@ -244,16 +245,16 @@ class Resumable(ABC):
     def _check(self, state: Any) -> Mapping[str, Any]:
         identity = self._identity()
         if not isinstance(state, Mapping) or not state.keys() >= {"version", *_POSITION, *identity}:
-            raise ValueError(
+            raise ArgumentError(
                 f"this is not a state of {type(self).__name__}: give the one that its state_dict() returned"
             )
         if state["version"] != _VERSION:
-            raise ValueError(
+            raise ArgumentError(
                 f"the state has version {state['version']}, this labkit reads {_VERSION}: begin the epoch anew"
             )
         for name, value in identity.items():
             if state[name] != value:
-                raise ValueError(
+                raise ArgumentError(
                     f"the state was taken with {name}={state[name]!r}, this loader has {value!r}: make the loader as "
                     "it was, or begin the epoch anew"
                 )

@@ -10,6 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch.utils.data import BatchSampler, RandomSampler, Sampler, SequentialSampler
 
+from labkit.errors import ArgumentError, WrongTypeError
 from labkit.loading.seeding import SeededIndices, number_of, permutation
 
 
@@ -173,7 +174,7 @@ def choose_sampler(
     if sampler is None:
         return ShuffledSampler(samples, seed) if shuffle else SequentialSampler(samples)
     if shuffle:
-        raise ValueError("got shuffle=True and a sampler: leave out one of them, the sampler decides the order")
+        raise ArgumentError("got shuffle=True and a sampler: leave out one of them, the sampler decides the order")
     check_repeatable("sampler", sampler)
     return sampler
 
@@ -182,10 +183,12 @@ def check_repeatable(name: str, sampler: Any) -> None:
     """Raise TypeError for a generator or another iterator, which is used up after one epoch."""
     inner = getattr(sampler, "sampler", None)
     if not isinstance(sampler, Iterable):
-        raise TypeError(f"{name} must be iterable, such as torch's samplers or a list, got {type(sampler).__name__}")
+        raise WrongTypeError(
+            f"{name} must be iterable, such as torch's samplers or a list, got {type(sampler).__name__}"
+        )
     for each in (sampler, inner):
         if isinstance(each, Iterator) and not isinstance(each, Sampler):
-            raise TypeError(
+            raise WrongTypeError(
                 f"{name} is a {type(each).__name__}, which can be read once: the second epoch would have no batch. "
                 "Give a list, or an object whose __iter__ begins anew each time"
             )

@@ -27,6 +27,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, Subset, get_worker_info
 
 from labkit.data.dataset import collate
+from labkit.errors import ArgumentError, WorkerDied, WrongTypeError
 from labkit.loading.bucket_sampler import check_batch_sampler
 from labkit.loading.resume import Pass, Progress, Resumable
 from labkit.loading.samplers import LoaderWarning, SeededBatchSampler, check_repeatable, choose_sampler
@@ -125,10 +126,6 @@ def _warn(message: str) -> None:
 
 _SLOW_IMPORTS = ("torchvision.transforms", "torchvision.transforms.v2", "albumentations", "kornia", "cv2", "simplejpeg")
 _OWN_IMPORTS = ("labkit.data.", "labkit.loading.")  # of which data sets are made
-
-
-class WorkerDied(RuntimeError):
-    """A worker process ended without an error of its own: killed by the system, or crashed in native code."""
 
 
 def explain_death(error: BaseException, workers: Sequence[Any]) -> str | None:
@@ -296,9 +293,9 @@ def make_loader(
     Taught in: notebooks/03_persistent_workers.ipynb
     """
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
-        raise TypeError(f"{type(dataset).__name__} is not a map-style data set: use torch's DataLoader for it")
+        raise WrongTypeError(f"{type(dataset).__name__} is not a map-style data set: use torch's DataLoader for it")
     if len(dataset) == 0:
-        raise ValueError(f"{type(dataset).__name__} holds no sample: a loader needs at least one")
+        raise ArgumentError(f"{type(dataset).__name__} holds no sample: a loader needs at least one")
     settings = (config or LoaderConfig()).resolved()
     order: dict[str, Any] = {"batch_sampler": batch_sampler}
     if batch_sampler is None:

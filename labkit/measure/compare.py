@@ -19,6 +19,7 @@ from typing import Any, Never
 import numpy as np
 import pandas as pd
 
+from labkit.errors import ArgumentError, VariantError, WrongTypeError
 from labkit.measure.frames import make_frame
 from labkit.measure.recorder import current_recorder
 from labkit.measure.statistics import paired_ratios, speedup_interval, speedup_of
@@ -50,14 +51,6 @@ _SHARE_OF_EFFECT = 0.1  # "ten times, within a quarter" is precise enough
 
 class DifferentWorkWarning(UserWarning):
     """The variants of a comparison did not deliver the same number of images."""
-
-
-class VariantError(RuntimeError):
-    """A variant raised or yielded nothing; the message names it as `label` does, the cause is chained."""
-
-    def __init__(self, message: str, label: str = ""):
-        super().__init__(message)
-        self.label = label
 
 
 def compare(
@@ -111,7 +104,7 @@ def compare(
     Taught in: notebooks/00_measure.ipynb
     """
     if misspelt:
-        raise TypeError(f"compare() got an unexpected keyword argument {_describe_misspelt(next(iter(misspelt)))}")
+        raise WrongTypeError(f"compare() got an unexpected keyword argument {_describe_misspelt(next(iter(misspelt)))}")
     _check_arguments(variants, baseline, rounds, precision, warmups, experiment)
     has_verdict: bool | dict[str, bool]
     if isinstance(verdicts, bool):
@@ -158,19 +151,19 @@ def _check_arguments(
     variants: Mapping[str, Factory], baseline: str, rounds: int | None, precision: float, warmups: int, experiment: str
 ) -> None:
     if not variants:
-        raise ValueError("no variants to compare")
+        raise ArgumentError("no variants to compare")
     require_choice("baseline", baseline, variants)
     if rounds is not None:
         require_int("rounds", rounds)
     require_int("warmups", warmups, 0)
     if not precision > 0:
-        raise ValueError(f"precision must be > 0, as 0.05 for 5 %, got {precision}")
+        raise ArgumentError(f"precision must be > 0, as 0.05 for 5 %, got {precision}")
     for label, factory in variants.items():
         if not callable(factory):
-            raise ValueError(f"variant {label!r} is not a function: write `lambda: loader`, so each run starts anew")
+            raise ArgumentError(f"variant {label!r} is not a function: write `lambda: loader`, so each run starts anew")
     for name in (*variants, experiment):  # checked now, not after the runs when the frame is saved
         if isinstance(name, str) and ("\0" in name or name != name.encode("utf-8", "replace").decode()):
-            raise ValueError(f"{name!r} cannot be saved in a table: remove zero bytes and broken UTF-8")
+            raise ArgumentError(f"{name!r} cannot be saved in a table: remove zero bytes and broken UTF-8")
 
 
 @dataclass

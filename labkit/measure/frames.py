@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from labkit.errors import ArgumentError
 from labkit.util.arguments import require_int
 from labkit.util.files import write_atomic
 from labkit.util.machine import device_kind, env_id, scale
@@ -148,25 +149,25 @@ def load_frame(path: str | os.PathLike) -> pd.DataFrame:
             empty = {name: ["", "nan", "NaN"] for name in pd.read_csv(path, nrows=0, **options) if name not in text}
             frame = pd.read_csv(path, dtype=text, keep_default_na=False, na_values=empty, **options)
         if lacking := [name for name in _NEEDED if name not in frame]:
-            raise ValueError(f"it lacks {', '.join(lacking)}")
+            raise ArgumentError(f"it lacks {', '.join(lacking)}")
         if younger := {name: "" if name in text else np.nan for name in COLUMNS if name not in frame}:
             others = [name for name in frame if name not in COLUMNS]
             frame = frame.assign(**younger)[[*COLUMNS, *others]]
         if not frame.empty:
             _check_values(frame)
     except (ValueError, pd.errors.ParserWarning) as error:
-        raise ValueError(f"{path} is not a frame of runs: {error}") from error
+        raise ArgumentError(f"{path} is not a frame of runs: {error}") from error
     return frame
 
 
 def _check_values(frame: pd.DataFrame) -> None:
     for name in (name for name, kind in _KINDS.items() if kind is float):
         if not pd.api.types.is_numeric_dtype(frame[name]) or np.isinf(frame[name]).any():
-            raise ValueError(f"{name} must hold finite numbers")
+            raise ArgumentError(f"{name} must hold finite numbers")
     if frame["is_warmup"].dtype != bool:
-        raise ValueError("is_warmup must hold True or False")
+        raise ArgumentError("is_warmup must hold True or False")
     if not (frame["images_per_s"] > 0).all():
-        raise ValueError("images_per_s must hold numbers > 0")
+        raise ArgumentError("images_per_s must hold numbers > 0")
 
 
 def epoch_time(frame: pd.DataFrame, n_batches: int) -> pd.DataFrame:
@@ -189,7 +190,7 @@ def epoch_time(frame: pd.DataFrame, n_batches: int) -> pd.DataFrame:
     require_int("n_batches", n_batches)
     runs = measured_runs(frame).dropna(subset=["startup_s", "first_batch_s", "steady_s", "shutdown_s"])
     if runs.empty:
-        raise ValueError("no run of the frame has a start-up and an end: pass a frame from labkit.compare")
+        raise ArgumentError("no run of the frame has a start-up and an end: pass a frame from labkit.compare")
     n_more = n_batches - 1
     n_settling = runs["n_settle_batches"].clip(upper=n_more)
     settling_s = runs["settle_s"] * (n_settling / runs["n_settle_batches"].where(runs["n_settle_batches"] > 0, 1))

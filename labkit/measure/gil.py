@@ -13,15 +13,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from labkit.errors import GilError
 from labkit.measure.steady import Factory, count_images
 from labkit.util.machine import install_command
 
 _PR_SET_PTRACER, _ANY = 0x59616D61, ctypes.c_ulong(-1)
 _RATE_HZ = 250  # each sample stops the process for a moment
-
-
-class GilError(RuntimeError):
-    """The lock cannot be watched here; the message says why, and what to do."""
 
 
 def gil_us_per_image(factory: Factory, *, seconds: float = 4.0, count: Callable[[Any], int] = count_images) -> float:

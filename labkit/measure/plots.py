@@ -19,6 +19,7 @@ from matplotlib.text import Annotation, Text
 from matplotlib.ticker import Locator, LogLocator, MaxNLocator, NullFormatter
 from matplotlib.transforms import blended_transform_factory
 
+from labkit.errors import ArgumentError
 from labkit.measure.frames import measured_runs
 from labkit.measure.recorder import guesses, keep_outcome
 from labkit.measure.statistics import (
@@ -275,7 +276,7 @@ def plot_ladder(
     """
     rungs = ladder_rungs(data) if rungs is None else rungs
     if rungs.empty:
-        raise ValueError("no experiment has a variant besides its baseline: there is no rung to draw")
+        raise ArgumentError("no experiment has a variant besides its baseline: there is no rung to draw")
     ax = ax or _make_axes(len(rungs) + _LEGEND_ROWS)
     runs = measured_runs(data)
     for row, (_, rung) in enumerate(rungs.iterrows()):

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
+from labkit.errors import ArgumentError
 from labkit.measure.frames import measured_runs
 from labkit.util.arguments import require_choice
 from labkit.util.machine import usable_cores
@@ -121,17 +122,17 @@ def summarize(frame: pd.DataFrame, baseline: str | None = None) -> pd.DataFrame:
     """
     runs = measured_runs(frame)
     if runs.empty:
-        raise ValueError("the frame holds no run besides warm-ups")
+        raise ArgumentError("the frame holds no run besides warm-ups")
     environments = runs["env_id"].unique()
     if len(environments) > 1:
-        raise ValueError(f"runs of different machines cannot be compared: {', '.join(map(str, environments))}")
+        raise ArgumentError(f"runs of different machines cannot be compared: {', '.join(map(str, environments))}")
     if baseline is None:
         named = [name for name in runs["baseline"].dropna().unique() if name]
         if len(named) != 1:
-            raise ValueError("the frame names no single baseline: pass baseline=")
+            raise ArgumentError("the frame names no single baseline: pass baseline=")
         baseline = named[0]
     if baseline not in set(runs["variant"]):
-        raise ValueError(f"baseline {baseline!r} is not in the frame: {', '.join(runs['variant'].unique())}")
+        raise ArgumentError(f"baseline {baseline!r} is not in the frame: {', '.join(runs['variant'].unique())}")
     base = runs[runs["variant"] == baseline]
     peak_mem_mb = frame.groupby("variant")["peak_mem_mb"].max()  # taken in warm-ups
     rows = [_summarize_variant(own, base, peak_mem_mb[name]) for name, own in runs.groupby("variant", sort=False)]
@@ -157,7 +158,7 @@ def paired_ratios(own: pd.DataFrame, base: pd.DataFrame) -> pd.DataFrame:
     """
     keys = ["experiment", "round"]
     if own.duplicated(keys).any() or base.duplicated(keys).any():
-        raise ValueError("runs of two comparisons cannot be told apart: give each compare an experiment= of its own")
+        raise ArgumentError("runs of two comparisons cannot be told apart: give each compare an experiment= of its own")
     both = own.merge(base, on=keys, suffixes=("", "_base"))
     return pd.DataFrame({"round": both["round"], "speedup": both["images_per_s"] / both["images_per_s_base"]})
 
@@ -259,7 +260,7 @@ def conclude(frame: pd.DataFrame, variant: str | None = None, baseline: str | No
     base = summary.index[summary["verdict"] == "baseline"][0]
     others = summary.drop(index=base)
     if others.empty:
-        raise ValueError(f"the frame holds only its baseline {base!r}: there is nothing to compare it with")
+        raise ArgumentError(f"the frame holds only its baseline {base!r}: there is nothing to compare it with")
     if variant is not None:
         others = others.loc[[require_choice("variant", variant, others.index)]]
     names, runs = {}, measured_runs(frame)

@@ -16,6 +16,7 @@ from typing import Any
 
 import pandas as pd
 
+from labkit.errors import ArgumentError, WrongTypeError
 from labkit.measure.usage import CoreTime, apart_cpu_s, core_time, tree_usage
 from labkit.util.arguments import require_int
 from labkit.util.tensor_trees import iter_tensors, map_tensors, move_tensors
@@ -36,7 +37,7 @@ def count_images(batch: Any) -> int:
         return count_images(getattr(batch, fields(batch)[0].name))
     if isinstance(batch, list | tuple) and len(batch):
         return count_images(batch[0])
-    raise TypeError(f"cannot count the images of a {type(batch).__name__}: pass count= to compare")
+    raise WrongTypeError(f"cannot count the images of a {type(batch).__name__}: pass count= to compare")
 
 
 def synchronize() -> None:
@@ -473,7 +474,9 @@ class ReplayLoader:
         self.batch_sampler = range(n_batches if length is None else require_int("length", length))
         kept = [map_tensors(batch, _copy_if_shared) for batch in islice(loader, n_batches)]
         if len(kept) < n_batches:
-            raise ValueError(f"n_batches is {n_batches}, but the loader gave only {len(kept)} batches: ask for fewer")
+            raise ArgumentError(
+                f"n_batches is {n_batches}, but the loader gave only {len(kept)} batches: ask for fewer"
+            )
         self._batches = kept if device is None else [move_tensors(batch, device) for batch in kept]
         self.batch_size = getattr(loader, "batch_size", None)
         self.num_workers = 0

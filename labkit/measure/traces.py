@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from labkit.errors import ArgumentError
 from labkit.util.files import write_atomic
 
 _COLUMNS = ("lane", "kind", "start_s", "end_s")
@@ -34,7 +35,7 @@ def save_trace(spans: pd.DataFrame, path: Path | str) -> Path:
     """
     missing = [name for name in _COLUMNS if name not in spans]
     if missing:
-        raise ValueError(f"spans must have the columns {', '.join(_COLUMNS)}; missing: {', '.join(missing)}")
+        raise ArgumentError(f"spans must have the columns {', '.join(_COLUMNS)}; missing: {', '.join(missing)}")
     threads = {lane: number for number, lane in enumerate(dict.fromkeys(spans["lane"]), start=1)}
     simulated = "simulated" in spans and bool(spans["simulated"].any())
     events = [_named("process_name", 0, "labkit (simulated)" if simulated else "labkit")]
@@ -51,7 +52,9 @@ def _event(span: dict[str, Any], thread: int, number: int) -> dict[str, Any]:
     """A complete event; an instant one if it took no time, which speedscope reads as ending with the next."""
     start_us, end_us = _on_grid(span["start_s"]), _on_grid(span["end_s"])
     if not (math.isfinite(start_us) and math.isfinite(end_us) and span["end_s"] >= span["start_s"]):
-        raise ValueError(f"a span must end at or after its start, got {span['start_s']} to {span['end_s']} s: {span}")
+        raise ArgumentError(
+            f"a span must end at or after its start, got {span['start_s']} to {span['end_s']} s: {span}"
+        )
     arguments = {name: value for name, value in span.items() if name not in _COLUMNS and not pd.isna(value)}
     length = {"ph": "X", "dur": end_us - start_us} if end_us > start_us else {"ph": "i", "s": "t"}
     return {

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from labkit.errors import PeerError
 from labkit.peers.peer import MEAN, RAW_PIXELS, STD, Peer, Work
 from labkit.util.files import atomic_path
 
@@ -123,10 +124,6 @@ _BYTE_TOLERANCE = 1.0
 _MEAN, _MAX_MEAN_ERROR = 127.0, 6.0
 _DEVIATIONS, _MAX_DEVIATION_ERROR = (44.0, 27.0, 39.0), 0.15
 _MAX_ANTIALIASED_GRAIN = 3.6  # in crops of twice the output's size; sampling leaves 5
-
-
-class PeerError(Exception):
-    """A loader does not do the work; the message says what is wrong."""
 
 
 def _expect(condition: Any, message: str) -> None:

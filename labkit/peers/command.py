@@ -13,8 +13,9 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from labkit.errors import GilError
 from labkit.measure.frames import save_frame
-from labkit.measure.gil import GilError, find_sampler
+from labkit.measure.gil import find_sampler
 from labkit.measure.plots import WIDTH_IN
 from labkit.peers.peer import CLASSES
 from labkit.peers.ranking import against_best, group_by_class, left_out, peer_table, plot_peers

@@ -21,6 +21,7 @@ from functools import partial
 from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
+from labkit.errors import ArgumentError, HostError
 from labkit.measure.usage import apart
 from labkit.peers.peer import Peer, Work
 from labkit.peers.run import PeerRun
@@ -81,7 +82,7 @@ def _epoch(peer: Peer, work: Work, memory: Any) -> Iterator[Any]:
     yield None
     n_first = run.take_first()
     if not n_first:
-        raise ValueError("gives no batch")
+        raise ArgumentError("gives no batch")
     yield n_first
     memory.now()
     run.take_rest()
@@ -114,10 +115,6 @@ if __name__ == "__main__":
 
 TIMEOUT_S = 900.0  # for one answer: preparing a format, or a whole epoch
 _EXIT_TIMEOUT_S = 10.0
-
-
-class HostError(Exception):
-    """What went wrong in a host, in one line."""
 
 
 class Host(contextlib.AbstractContextManager):

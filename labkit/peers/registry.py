@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from labkit.data.samples import make_photos
-from labkit.measure.compare import DifferentWorkWarning, VariantError, compare
+from labkit.errors import ArgumentError, HostError, PeerError, VariantError
+from labkit.measure.compare import DifferentWorkWarning, compare
 from labkit.peers.adapters.own import BASELINE, LIMITS, NAIVE, OWN
-from labkit.peers.check import PeerError, check_peer, make_pictures
-from labkit.peers.host import Host, HostedLoader, HostError
+from labkit.peers.check import check_peer, make_pictures
+from labkit.peers.host import Host, HostedLoader
 from labkit.peers.peer import (
     CLASSES,
     FLOAT32,
@@ -106,7 +107,7 @@ def _choose_class(profile: str, peer_class: str | None) -> PeerClass:
         return class_of_profile(profile)
     chosen = CLASSES[require_choice("peer_class", peer_class, CLASSES)]
     if profile not in ("imagenet", chosen.profile):
-        raise ValueError(f"profile={profile!r} and peer_class={peer_class!r} exclude each other: pass one of them")
+        raise ArgumentError(f"profile={profile!r} and peer_class={peer_class!r} exclude each other: pass one of them")
     return chosen
 
 
@@ -196,7 +197,7 @@ def _choose_peers(peers: Iterable[Peer], only: Sequence[str]) -> list[Peer]:
     unknown = [name for name in only if name.lower() not in by_name]
     if unknown:
         names = ", ".join(peer.name for peer in by_name.values())
-        raise ValueError(f"{unknown[0]!r} is not a peer: choose from {names}")
+        raise ArgumentError(f"{unknown[0]!r} is not a peer: choose from {names}")
     return [by_name[name.lower()] for name in dict.fromkeys(only)] or list(by_name.values())
 
 

@@ -22,6 +22,7 @@ from PIL import Image
 from labkit.data.decode import decode
 from labkit.data.pixels import shrink
 from labkit.data.stores import FolderStore
+from labkit.errors import ArgumentError
 from labkit.measure.frames import MEASURE_VERSION, load_frame, save_frame
 from labkit.measure.plots import COLORS, MARKERS, make_axes, put_legend_below, write_title
 from labkit.measure.statistics import format_ratio
@@ -118,9 +119,9 @@ def read_collection(path: str | os.PathLike) -> pd.DataFrame:
     """Read a collection; errors as for `append_runs`."""
     stored = load_frame(path)
     if not {"run", "measure", "peer_class"} <= set(stored):
-        raise ValueError(f"{path} is no collection of peers' runs: name another file, which will be created")
+        raise ArgumentError(f"{path} is no collection of peers' runs: name another file, which will be created")
     if (stored["measure"] != MEASURE_VERSION).any():
-        raise ValueError(
+        raise ArgumentError(
             f"{path} holds figures of measure {sorted(set(stored['measure']))}, and this version writes "
             f"{MEASURE_VERSION}: name another file, or run all classes again"
         )

@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from labkit.errors import ArgumentError
 from labkit.util.arguments import require_choice, require_int
 from labkit.util.files import write_atomic
 from labkit.util.machine import env_id
@@ -120,7 +121,7 @@ class Estimate:
         interval = self.interval
         is_ordered = all(map(_is_finite, interval)) and interval[0] <= self.value <= interval[1]
         if not is_ordered or min(interval) < 0 or (interval[0] == 0 and interval[1] > 0):
-            raise ValueError(
+            raise ArgumentError(
                 "an estimate must be one number >= 0, or numbers 0 < low <= value <= high, "
                 f"got low={self.low!r}, value={self.value!r}, high={self.high!r}"
             )
@@ -167,13 +168,13 @@ def as_estimate(name: str, given: Any) -> Estimate:
     numbers = [given] if _is_finite(given) else given
     is_list = isinstance(numbers, Sequence) and not isinstance(numbers, str) and 1 <= len(numbers) <= 3
     if not is_list or not all(map(_is_finite, numbers)):
-        raise ValueError(f"{name} must be a number, (low, high) or (low, value, high), got {given!r}")
+        raise ArgumentError(f"{name} must be a number, (low, high) or (low, value, high), got {given!r}")
     low, high = float(numbers[0]), float(numbers[-1])
     try:
         value = float(numbers[1]) if len(numbers) == 3 else math.sqrt(low * high) if len(numbers) == 2 else low
         return Estimate(value, low, high)
     except ValueError as error:
-        raise ValueError(f"{name}: {error}") from None
+        raise ArgumentError(f"{name}: {error}") from None
 
 
 def of_draws(values: np.ndarray) -> tuple[float, float, float]:
@@ -231,10 +232,10 @@ class LoaderCosts:
                 data: {name: Estimate(**each) for name, each in found["costs"][data].items()} for data in found["costs"]
             }
             if not set(costs) <= set(DATA):
-                raise ValueError(f"unknown data {', '.join(set(costs) - set(DATA))}")
+                raise ArgumentError(f"unknown data {', '.join(set(costs) - set(DATA))}")
             return cls(costs, found["notes"])
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path} holds no costs of labkit.loader_costs: {error}") from error
+            raise ArgumentError(f"{path} holds no costs of labkit.loader_costs: {error}") from error
 
 
 def loader_costs(source: Any, *, n_images: int = 128, rounds: int = 5, gil: bool = True) -> LoaderCosts:
@@ -259,7 +260,7 @@ def loader_costs(source: Any, *, n_images: int = 128, rounds: int = 5, gil: bool
     from labkit.data.pixels import PixelStore
     from labkit.data.remote import open_store
     from labkit.data.stores import Store
-    from labkit.measure.gil import GilError
+    from labkit.errors import GilError
     from labkit.util.files import ScratchFolder
 
     require_int("n_images", n_images)
@@ -291,7 +292,7 @@ class _Sample:
     def of(cls, store: Any, n_images: int) -> "_Sample":
         keys = store.keys()
         if not len(keys):
-            raise ValueError(f"{store!r} holds no images")
+            raise ArgumentError(f"{store!r} holds no images")
         chosen = np.unique(np.linspace(0, len(keys) - 1, min(n_images, len(keys))).round().astype(int))
         return cls({keys[number]: store.read(keys[number]) for number in chosen.tolist()})
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from labkit.errors import ArgumentError
 from labkit.measure.usage import SLOWED
 from labkit.planning.formulas import DATA, RESOURCES, Estimate, LoaderCosts, Setup, as_estimate, format_number, of_draws
 from labkit.planning.published import (
@@ -109,7 +110,7 @@ def check_inputs(given: Mapping[str, Any]) -> dict[str, Estimate]:
     found = {}
     for name, value in given.items():
         if name not in INPUTS:
-            raise ValueError(f"{name} is no input of a plan: it takes {', '.join(INPUTS)}")
+            raise ArgumentError(f"{name} is no input of a plan: it takes {', '.join(INPUTS)}")
         if value is not None:
             found[name] = _check(name, value)
     return found
@@ -121,7 +122,7 @@ def _check(name: str, value: Any) -> Estimate:
         return Estimate(require_int(name, value))
     estimate = as_estimate(name, value)
     if estimate.value == 0 and not expected.may_be_zero:
-        raise ValueError(f"{name} must be a number > 0, got {value!r}")
+        raise ArgumentError(f"{name} must be a number > 0, got {value!r}")
     return estimate
 
 
@@ -153,7 +154,7 @@ def _read(path: str | os.PathLike) -> dict[str, Any]:
         found = json.loads(Path(path).read_bytes())
         return {"costs_s": dict(found["costs_s"]), "ceiling_is_bound": bool(found["ceiling_is_bound"])}
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is not a report of `labkit watch --json`: {error}") from error
+        raise ArgumentError(f"{path} is not a report of `labkit watch --json`: {error}") from error
 
 
 def _of_diagnosis(found: Any) -> dict[str, Estimate]:
@@ -162,7 +163,7 @@ def _of_diagnosis(found: Any) -> dict[str, Estimate]:
     source = f"lk.diagnose, {len(steps)} rounds on {found.frame['env_id'].iloc[0]}"
     rate = float(steps.median())
     if not rate > 0:
-        raise ValueError("the diagnosis counted no images in its batches: pass count= to lk.diagnose")
+        raise ArgumentError("the diagnosis counted no images in its batches: pass count= to lk.diagnose")
     demand = Estimate(rate, float(steps.min()), float(steps.max()), f"{source}: the step alone", "measured here")
     costs = {name: getattr(found.costs, name) for name in ("step", "step_cpu", "making", "waiting")}
     return {"images_per_s_per_gpu": demand, **_of_costs(costs, n_images, source)}
@@ -170,7 +171,7 @@ def _of_diagnosis(found: Any) -> dict[str, Estimate]:
 
 def _of_watch(found: Mapping[str, Any], batch_size: Any) -> dict[str, Estimate]:
     if batch_size is None:
-        raise ValueError("batch_size is missing: a watch counts batches, so enter the images of one")
+        raise ArgumentError("batch_size is missing: a watch counts batches, so enter the images of one")
     n_images, source, costs = require_int("batch_size", batch_size), "labkit watch", found["costs_s"]
     why = ", the step as it was seen, which busy cores slow down" if found["ceiling_is_bound"] else ", steps repeated"
     demand = Estimate(n_images / costs["step"], source=source + why, kind="measured here")
@@ -546,7 +547,7 @@ class Plan:
     def after(self, cure: Cure) -> "Plan":
         """The plan after a cure. Raises ValueError: its effect is not known."""
         if cure.setup is None:
-            raise ValueError(f"the effect of {cure.action!r} is not known: measure lk.loader_costs")
+            raise ArgumentError(f"the effect of {cure.action!r} is not known: measure lk.loader_costs")
         return Plan(cure.setup, self.title, self.own_notes)
 
     @cached_property
@@ -692,7 +693,7 @@ def _of_vcpus(vcpus: Any) -> dict[str, Estimate]:
 
 def _check_nodes(n_gpus: int, n_nodes: int) -> None:
     if n_gpus % n_nodes:
-        raise ValueError(f"n_gpus must be a multiple of n_nodes, got {n_gpus} GPUs on {n_nodes} nodes")
+        raise ArgumentError(f"n_gpus must be a multiple of n_nodes, got {n_gpus} GPUs on {n_nodes} nodes")
 
 
 def _known_costs(costs: Any) -> LoaderCosts:
@@ -702,7 +703,7 @@ def _known_costs(costs: Any) -> LoaderCosts:
         return costs
     if isinstance(costs, str | os.PathLike):
         return LoaderCosts.load_json(costs)
-    raise ValueError(f"costs must be what lk.loader_costs gives, or its file, got a {type(costs).__name__}")
+    raise ArgumentError(f"costs must be what lk.loader_costs gives, or its file, got a {type(costs).__name__}")
 
 
 def _of_gpu(gpu: str, model: str, gpus_per_node: float) -> dict[str, Estimate]:
@@ -747,7 +748,7 @@ _MISSING = {
 def _check_complete(inputs: Mapping[str, Estimate]) -> None:
     for name, remedy in _MISSING.items():
         if name not in inputs:
-            raise ValueError(f"the {INPUTS[name].label} is not known ({name}): {remedy}")
+            raise ArgumentError(f"the {INPUTS[name].label} is not known ({name}): {remedy}")
 
 
 def _title(gpu: str, model: str, n_gpus: int, n_nodes: int) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from labkit.errors import ArgumentError
 from labkit.planning.formulas import Estimate
 from labkit.util.arguments import require_choice
 
@@ -73,7 +74,7 @@ def find_training(gpu: str, model: str) -> tuple[str, PublishedTraining]:
     gpus = list(dict.fromkeys(key.split(", ")[1] for key in PUBLISHED_TRAINING))
     found = [each for each in gpus if _simple(gpu) and _simple(gpu) in _simple(each)]
     if len(found) != 1:
-        raise ValueError(
+        raise ArgumentError(
             f"gpu must name one of {', '.join(gpus)}, got {gpu!r}: for others no training rate was found to cite, so "
             "enter the images/s that you measured"
         )

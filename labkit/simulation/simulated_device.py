@@ -11,6 +11,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from labkit.errors import ArgumentError, OperationError
 from labkit.simulation.engine import Copy, Engine, Kernel, Operation, Queue
 from labkit.simulation.memory import Access, Allocator, Block, Memory, PinnedMemory, Race, Races
 
@@ -51,10 +52,10 @@ class SimulatedDevice:
     def __post_init__(self) -> None:
         for field in ("flops_per_s", "memory_bytes_per_s", "pcie_bytes_per_s", "staging_bytes_per_s", "clock_hz"):
             if not getattr(self, field) > 0:
-                raise ValueError(f"{field} must be above 0, got {getattr(self, field)!r}")
+                raise ArgumentError(f"{field} must be above 0, got {getattr(self, field)!r}")
         for field in ("launch_s", "min_kernel_s", "memory_bytes"):
             if not getattr(self, field) >= 0:
-                raise ValueError(f"{field} must be 0 or more, got {getattr(self, field)!r}")
+                raise ArgumentError(f"{field} must be 0 or more, got {getattr(self, field)!r}")
 
     def kernel_seconds(self, n_flops: float, n_bytes: float) -> float:
         if self.kernel_s is not None:
@@ -193,7 +194,7 @@ class Simulation:
         """Let the host wait; with a reason, it counts for `torch.cuda.set_sync_debug_mode`."""
         message = f"called a synchronizing CUDA operation: {reason}"
         if reason and self.sync_mode == "error":
-            raise RuntimeError(message)
+            raise OperationError(message)
         if reason and self.sync_mode == "warn":
             warnings.warn(message, stacklevel=2)
         self.engine.wait(operation)
@@ -226,7 +227,7 @@ def active() -> Simulation:
         RuntimeError: there is none.
     """
     if not _active:
-        raise RuntimeError(
+        raise OperationError(
             "no simulated device is active: keep work with its tensors and streams inside of `with "
             "lk.simulated_cuda():`, and move results to the host there, by .cpu()"
         )
@@ -241,7 +242,7 @@ def is_simulated() -> bool:
 @contextmanager
 def activate(simulation: Simulation) -> Iterator[None]:
     if _active:
-        raise RuntimeError("a simulated device is active already: leave its `with` statement first")
+        raise OperationError("a simulated device is active already: leave its `with` statement first")
     _active.append(simulation)
     try:
         yield

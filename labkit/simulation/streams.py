@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from labkit.errors import ArgumentError, OperationError
 from labkit.simulation.engine import Operation, Queue
 from labkit.simulation.simulated_device import active
 from labkit.simulation.tensor import DEVICE, SimulatedTensor, device_function, host_function
@@ -48,12 +49,12 @@ class SimulatedEvent:
             RuntimeError: one of them is not recorded, or not done.
         """
         if not (self._enable_timing and end_event._enable_timing):
-            raise ValueError("Both events must be created with argument 'enable_timing=True'")
+            raise ArgumentError("Both events must be created with argument 'enable_timing=True'")
         start, end = self._mark, end_event._mark
         if start is None or end is None:
-            raise RuntimeError("Both events must be recorded before calculating elapsed time")
+            raise OperationError("Both events must be recorded before calculating elapsed time")
         if not (start.is_done and end.is_done):
-            raise RuntimeError("CUDA error: device not ready")
+            raise OperationError("CUDA error: device not ready")
         return 1e3 * (end.end_s - start.end_s)
 
 
@@ -217,7 +218,7 @@ def cpu(self: Tensor, **kwargs: Any) -> Tensor:
 
 def pin_memory(self: Tensor, device: Any = None) -> Tensor:
     if isinstance(self, SimulatedTensor):
-        raise RuntimeError(f"cannot pin 'torch.cuda.{self.dtype}' only dense CPU tensors can be pinned")
+        raise OperationError(f"cannot pin 'torch.cuda.{self.dtype}' only dense CPU tensors can be pinned")
     return active().pinned.copy_of(self)
 
 
@@ -243,6 +244,6 @@ def _require_known(device: torch.device) -> None:
     if device.type == "cpu":
         return
     if device.type != "cuda":
-        raise RuntimeError(f"a simulation has the devices 'cpu' and 'cuda', got {str(device)!r}")
+        raise OperationError(f"a simulation has the devices 'cpu' and 'cuda', got {str(device)!r}")
     if device.index not in (None, 0):
-        raise RuntimeError(f"a simulation has one device, cuda:0, got {str(device)!r}")
+        raise OperationError(f"a simulation has one device, cuda:0, got {str(device)!r}")

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.flop_counter import flop_registry
 
+from labkit.errors import OperationError, WrongTypeError
 from labkit.simulation.memory import Memory
 from labkit.simulation.simulated_device import Simulation, View, active
 
@@ -93,7 +94,9 @@ class SimulatedTensor(Tensor):
 
     def numpy(self, *, force: bool = False) -> Any:
         if not force:
-            raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy it to the host")
+            raise WrongTypeError(
+                "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy it to the host"
+            )
         return self.detach().cpu().numpy()
 
     def __array__(self, dtype: Any = None) -> Any:
@@ -171,7 +174,7 @@ def _on_device(simulation: Simulation, func: Any, args: Any, kwargs: dict) -> An
         return args, kwargs
     host_tensors = [item for item in _tensors(args, kwargs) if not isinstance(item, SimulatedTensor) and item.dim()]
     if host_tensors and name not in _TAKES_HOST_INDICES:
-        raise RuntimeError(
+        raise OperationError(
             f"Expected all tensors to be on the same device, but {func.overloadpacket} got at least two devices, "
             "cuda:0 and cpu!"
         )

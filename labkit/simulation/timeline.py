@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, get_worker_info
 
+from labkit.errors import ArgumentError
 from labkit.loading.prefetch import CopyStream, CUDAPrefetcher
 from labkit.simulation.simulated_device import is_simulated
 from labkit.util.arguments import require_choice
@@ -76,7 +77,7 @@ def trace(
         with recorder.host("wait", number):
             item = next(batches, None)
         if item is None:
-            raise ValueError(f"the loader must give {n_batches} batches after 2 to warm up, got {number}")
+            raise ArgumentError(f"the loader must give {n_batches} batches after 2 to warm up, got {number}")
         batch, stamps = item
         if device.type != "cpu" and copy != "prefetch":
             with recorder.host("copy", number), recorder.on_device("copy", number):

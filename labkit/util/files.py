@@ -25,6 +25,7 @@ from functools import cache
 from pathlib import Path
 from typing import IO
 
+from labkit.errors import ArgumentError, OperationError
 from labkit.util.machine import labkit_home
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")  # what labkit decodes
@@ -52,7 +53,7 @@ def checked_suffixes(ignore: str | Iterable[str]) -> tuple[str, ...]:
     """Suffixes to leave out, in lower case; ValueError if one does not begin with a dot."""
     suffixes = (ignore,) if isinstance(ignore, str) else tuple(ignore)
     if wrong := [suffix for suffix in suffixes if not isinstance(suffix, str) or not re.match(r"\.\w", suffix)]:
-        raise ValueError(f"ignore takes suffixes, such as ignore=('.gif', '.bmp'), got {wrong[0]!r}")
+        raise ArgumentError(f"ignore takes suffixes, such as ignore=('.gif', '.bmp'), got {wrong[0]!r}")
     return tuple(suffix.lower() for suffix in suffixes)
 
 
@@ -78,7 +79,7 @@ def images_among(names: Iterable[str], ignore: tuple[str, ...], place: str) -> I
             others[suffix] += 1
     if others:
         counts = ", ".join(f"{n_files} {suffix}" for suffix, n_files in others.most_common())
-        raise ValueError(
+        raise ArgumentError(
             f"{place} holds {n_images(others.total())} with suffixes that labkit does not read ({counts}; it reads "
             f"{', '.join(IMAGE_SUFFIXES)}): convert them, or leave them out with ignore={tuple(sorted(others))!r}"
         )
@@ -166,7 +167,7 @@ def file_lock(path: Path) -> Iterator[None]:
             it is imported: the worker would wait for its own parent.
     """
     if getattr(multiprocessing.current_process(), "_inheriting", False):
-        raise RuntimeError(
+        raise OperationError(
             'processes are started while the script is imported: call this under `if __name__ == "__main__":`'
         )
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -268,7 +269,7 @@ def claim_folder(folder: Path, record_name: str, record: dict, *, what: str, key
     found = read_record(path)
     if found is None:
         if foreign:
-            raise ValueError(f"{folder} is not empty and holds no {what}, but {foreign[0]!r}: {REMEDY}")
+            raise ArgumentError(f"{folder} is not empty and holds no {what}, but {foreign[0]!r}: {REMEDY}")
         write_record(path, record)
         return record
     with damage_named(path):
@@ -289,7 +290,7 @@ def check_same_job(
 def check_count(folder: Path, n_found: int, n_asked: int, *, what: str) -> None:
     """Raise ValueError where a folder holds more items than asked for: a job adds items and never removes one."""
     if n_found > n_asked:
-        raise ValueError(f"{folder} holds {n_found} {what}, more than {n_asked}: {REMEDY}")
+        raise ArgumentError(f"{folder} holds {n_found} {what}, more than {n_asked}: {REMEDY}")
 
 
 def foreign_names(folder: Path, is_own: Callable[[str], bool]) -> list[str]:
@@ -323,7 +324,9 @@ def damage_named(path: Path) -> Iterator[None]:
     try:
         yield
     except (KeyError, TypeError, AttributeError, RecursionError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path} is damaged, or not labkit's ({type(error).__name__}: {error}): {REMEDY}") from error
+        raise ArgumentError(
+            f"{path} is damaged, or not labkit's ({type(error).__name__}: {error}): {REMEDY}"
+        ) from error
 
 
 _PREFIX = "labkit-scratch-"

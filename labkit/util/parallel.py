@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import cloudpickle
 
+from labkit.errors import ArgumentError, ItemErrors, MissingLibraryError, OperationError
 from labkit.util.arguments import require_choice, require_int
 from labkit.util.machine import install_command, usable_cores
 from labkit.util.process import progress_bar, use_one_torch_thread
@@ -219,7 +220,7 @@ def _import_ray() -> ModuleType:
     try:
         import ray
     except ImportError as error:
-        raise ImportError(f'engine="ray" needs Ray: {install_command("cluster")}') from error
+        raise MissingLibraryError(f'engine="ray" needs Ray: {install_command("cluster")}') from error
     return ray
 
 
@@ -227,27 +228,8 @@ ENGINES = ("local", "threads", "ray")
 
 _CHUNK_S = 0.05
 _MAX_CHUNK_ITEMS = 1000
-_MAX_LISTED_FAILURES = 10
 
 OpenPool = Callable[[], AbstractContextManager[Pool]]
-
-
-class ItemErrors(RuntimeError):
-    """Some items failed; all others are done.
-
-    failures: key of the item -> error text, in the order of the items.
-    results: list as `map_items` would have returned it, None where an item failed.
-    """
-
-    def __init__(self, failures: dict[str, str], results: list):
-        super().__init__(failures, results)  # unchanged, so that the error can be pickled
-        self.failures, self.results = failures, results
-
-    def __str__(self) -> str:
-        listed = "; ".join(f"{key}: {text}" for key, text in list(self.failures.items())[:_MAX_LISTED_FAILURES])
-        n_more = len(self.failures) - _MAX_LISTED_FAILURES
-        more = f"; and {n_more} more (see .failures)" if n_more > 0 else ""
-        return f"{len(self.failures)} of {len(self.results)} items failed, the others are done: {listed}{more}"
 
 
 def map_items(
@@ -308,7 +290,7 @@ def check_engine(engine: str, num_workers: int | None = None, address: str | Non
     if num_workers is not None:
         require_int("num_workers", num_workers, 0)
     if address is not None and engine != "ray":
-        raise ValueError(f"address must be None unless engine='ray', got {address!r} with engine={engine!r}")
+        raise ArgumentError(f"address must be None unless engine='ray', got {address!r} with engine={engine!r}")
 
 
 def _iter_outcomes(
@@ -352,7 +334,7 @@ def _open_checked(open_pool: OpenPool) -> Iterator[Pool]:
         try:
             pool.result(pool.submit([]))
         except Exception as error:
-            raise RuntimeError(
+            raise OperationError(
                 f"no worker can start and load the function ({format_error(error)}): "
                 "in a script, call this under `if __name__ == '__main__':`"
             ) from error

@@ -8,6 +8,8 @@ from typing import overload
 
 import numpy as np
 
+from labkit.errors import ArgumentError
+
 _BATCH = 1 << 12  # strings that exist as objects at a time
 
 
@@ -37,7 +39,7 @@ class PackedStrings(Sequence[str]):
         kinds = [(array.ndim, array.dtype) for array in (block, offsets)]
         whole = kinds == [(1, np.dtype(np.uint8)), (1, np.dtype(np.int64))] and len(offsets) > 0
         if not whole or offsets[0] != 0 or offsets[-1] != len(block) or (np.diff(offsets) < 0).any():
-            raise ValueError("these arrays are not packed strings")
+            raise ArgumentError("these arrays are not packed strings")
         strings = cls(())
         strings._block, strings._offsets = block, offsets
         return strings

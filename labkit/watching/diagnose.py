@@ -19,6 +19,7 @@ from typing import Any
 
 import pandas as pd
 
+from labkit.errors import CannotDiagnose
 from labkit.measure.frames import make_frame
 from labkit.measure.statistics import speedup_interval
 from labkit.measure.steady import count_images, fresh, page_cache_state, synchronize, versions
@@ -28,15 +29,7 @@ from labkit.util.process import preserve_rng_state
 from labkit.util.tensor_trees import move_tensors
 from labkit.watching.advice import Costs, LoaderTraits, advise, of_data_set, starts_workers, torch_loader
 from labkit.watching.findings import Diagnosis
-from labkit.watching.timings import (
-    CannotDiagnose,
-    Epochs,
-    Making,
-    gpu_utilization,
-    making_in_one_process,
-    run_queue_s,
-    waiting_of,
-)
+from labkit.watching.timings import Epochs, Making, gpu_utilization, making_in_one_process, run_queue_s, waiting_of
 
 
 def named_function(name: str) -> Any:

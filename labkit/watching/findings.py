@@ -18,12 +18,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from labkit.errors import NothingSeen
 from labkit.measure.statistics import speedup_interval
 from labkit.measure.usage import CoreTime
 from labkit.util.files import write_atomic
 from labkit.util.pictures import png_base64
 from labkit.watching.advice import MIN_SHARE, Costs, Recommendation, advise
-from labkit.watching.observe import FEW, REPLAY, Batch, Epoch, NothingSeen, Observer, SeenLoader, describe_nothing
+from labkit.watching.observe import FEW, REPLAY, Batch, Epoch, Observer, SeenLoader, describe_nothing
 from labkit.watching.timings import BatchTiming, DeviceTimes
 
 SHARES = ("compute", "fetch", "prepare", "copy", "hand-over", "start")

@@ -127,10 +127,6 @@ FEW = 20  # batches: with fewer the figures are rough
 MOST_NOTED = 50_000  # batches of an epoch, in about 10 MB
 
 
-class NothingSeen(ValueError):
-    """No loader of torch's or labkit's gave two batches while it was watched."""
-
-
 class Batch(NamedTuple):
     """One batch that a training asked for; times by `time.perf_counter()`.
 

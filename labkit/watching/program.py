@@ -19,10 +19,11 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from labkit.errors import CannotRun, NothingSeen
 from labkit.measure.usage import core_time
 from labkit.watching.advice import LoaderTraits
-from labkit.watching.observe import REPLAY, Control, NothingSeen, Observer, SeenLoader, Settings, describe_nothing
-from labkit.watching.script import CannotRun, ProgressLine, Script, Terminal, before_termination
+from labkit.watching.observe import REPLAY, Control, Observer, SeenLoader, Settings, describe_nothing
+from labkit.watching.script import ProgressLine, Script, Terminal, before_termination
 
 if TYPE_CHECKING:  # the libraries of a report are imported when there is one to make
     from labkit.watching.findings import WatchReport

@@ -22,6 +22,7 @@ from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import CodeType, FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
+from labkit.errors import CannotRun
 from labkit.util.redact import redact
 from labkit.watching.observe import Control, SeenLoader
 
@@ -51,10 +52,6 @@ def _names_a_secret(option: str) -> bool:
 
 def _without_home(word: str) -> str:
     return re.sub(r"^'?(/home/[^/\s]+|/Users/[^/\s]+|/root)(?=/|$)", "~", word)
-
-
-class CannotRun(ValueError):
-    """There is no such script or module; the message says what was looked for."""
 
 
 class Script:

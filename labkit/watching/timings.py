@@ -20,11 +20,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from labkit.errors import ArgumentError, CannotDiagnose
 from labkit.measure.usage import core_time
-
-
-class CannotDiagnose(ValueError):
-    """The arguments are not a loader and a step; the message tells what is needed."""
 
 
 class Epochs:
@@ -105,7 +102,7 @@ class Making:
     def known_s(self) -> float:
         """The seconds, where they are known. Raises ValueError."""
         if self.seconds is None:
-            raise ValueError("the loader cannot run in this process")
+            raise ArgumentError("the loader cannot run in this process")
         return self.seconds
 
 

@@ -11,15 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from labkit.errors import CannotTry
 from labkit.measure.statistics import speedup_interval
 from labkit.util.files import ScratchFolder
 from labkit.watching.observe import Settings
 
 _PAIRS = 3
-
-
-class CannotTry(ValueError):
-    """There is nothing to try, or the script failed; the message says which."""
 
 
 @dataclass(frozen=True)

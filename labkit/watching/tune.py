@@ -18,7 +18,8 @@ import pandas as pd
 from torch.utils.data import Subset
 
 from labkit.data.dataset import ImageDataset, collate
-from labkit.data.decode import DECODERS, DecodeError, decode, missing_decoders
+from labkit.data.decode import DECODERS, decode, missing_decoders
+from labkit.errors import DecodeError, WrongTypeError
 from labkit.loading.batch_loader import BatchLoader
 from labkit.loading.torch_loader import LoaderConfig, cores_per_rank, make_loader
 from labkit.measure.compare import compare
@@ -195,7 +196,7 @@ def _batch_loader(
 ) -> BatchLoader:
     found = _crop_and_flip(dataset)
     if found is None:
-        raise TypeError("BatchLoader crops and flips, and nothing else: use it only if `Source.has_threads()`")
+        raise WrongTypeError("BatchLoader crops and flips, and nothing else: use it only if `Source.has_threads()`")
     crop, flip = found
     order: dict[str, Any] = {"shuffle": shuffle} if indices is None else {"sampler": indices}
     return BatchLoader(
@@ -380,7 +381,7 @@ def tune(
     Taught in: notebooks/12_find_the_stall.ipynb
     """
     if step is not None and not callable(step):
-        raise TypeError(f"step must be a function of one batch or None, got a {type(step).__name__}")
+        raise WrongTypeError(f"step must be a function of one batch or None, got a {type(step).__name__}")
     require_positive("budget_s", budget_s)
     deadline, config = time.perf_counter() + budget_s, config or LoaderConfig()
     source = Source(dataset, shuffle, drop_last, collate_fn, batch_transform)

@@ -26,11 +26,10 @@ from labkit.data.depth import decode_picture
 from labkit.data.extract import extract_tars
 from labkit.data.shards_write import read_manifest
 from labkit.data.tar import SUFFIX, read_index
-from labkit.data.tar_members import TarError
 from labkit.data.tar_stream import TarStream, convert_tar
+from labkit.errors import ItemErrors, TarError
 from labkit.util import arguments as bounds
 from labkit.util.arguments import MAX_FILE_VARIABLE, MAX_TAR_HEADER_BYTES, max_file_bytes
-from labkit.util.parallel import ItemErrors
 from tests.hardening.inputs import fix_pixel_file, image_bytes, sparse_member, tar_bytes
 from tests.memory_store import MemoryStore
 from tests.serving import Quiet, serving

@@ -16,9 +16,8 @@ from labkit import course
 from labkit.app import notebooks
 from labkit.app.doctor import findings
 from labkit.data import blobs as http_client
-from labkit.measure.compare import VariantError
+from labkit.errors import ItemErrors, VariantError
 from labkit.measure.frames import load_frame, make_frame
-from labkit.util.parallel import ItemErrors
 from labkit.util.redact import contains_secret, redact, strip_credentials
 from tests.hardening.inputs import image_bytes
 from tests.scripted_server import Handler, cut, serve_script

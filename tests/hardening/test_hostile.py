@@ -8,10 +8,10 @@ import pytest
 import labkit as lk
 from labkit.app.recording import FolderRecorder
 from labkit.data.depth import PRESETS, read_list
-from labkit.data.pixels import PixelError, PixelStore
+from labkit.data.pixels import PixelStore
 from labkit.data.shards_write import UNFINISHED, write_shards
 from labkit.data.tar import TarStore
-from labkit.data.tar_members import TarError
+from labkit.errors import PixelError, TarError
 from labkit.measure.frames import load_frame, save_frame
 from labkit.measure.statistics import quiet_summary
 from tests.hardening.inputs import fix_pixel_file, fix_tar, image_bytes, sparse_member

@@ -15,8 +15,8 @@ from labkit.app import cli
 from labkit.data.depth import PRESETS, read_list
 from labkit.data.shards_write import store_key
 from labkit.data.sizes import write_metadata_cache
+from labkit.errors import ItemErrors
 from labkit.measure.frames import save_frame
-from labkit.util.parallel import ItemErrors
 from tests.hardening.test_hostile import PNG
 from tests.paths import contents, run_script
 from tests.tars import make_tar

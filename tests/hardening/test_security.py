@@ -19,11 +19,10 @@ from labkit.data import extract as plan, extract as tar_files
 from labkit.data.extract import WORK
 from labkit.data.shards_write import store_key
 from labkit.data.tar_stream import convert_tar
+from labkit.errors import CannotDiagnose, ItemErrors
 from labkit.util import files as atomic
 from labkit.util.files import file_lock
-from labkit.util.parallel import ItemErrors
 from labkit.watching.diagnose import made_training
-from labkit.watching.timings import CannotDiagnose
 from tests.hardening.test_hostile import PNG
 from tests.memory_store import MemoryStore
 from tests.paths import contents

@@ -5,7 +5,7 @@ from IPython.core.error import UsageError
 from IPython.testing.globalipapp import start_ipython
 
 import labkit as lk
-from labkit.measure.compare import VariantError
+from labkit.errors import VariantError
 
 
 @pytest.fixture

@@ -6,8 +6,9 @@ import zlib
 
 import pytest
 
+from labkit.errors import GilError
 from labkit.measure import gil
-from labkit.measure.gil import GilError, gil_us_per_image
+from labkit.measure.gil import gil_us_per_image
 
 DATA = bytes(1_000_000)
 

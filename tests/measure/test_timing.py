@@ -20,8 +20,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import labkit as lk
 from labkit import course
 from labkit.data.blobs import resident_fraction
+from labkit.errors import VariantError
 from labkit.measure import compare as timing, sampler, steady as batches, usage as processes
-from labkit.measure.compare import VariantError
 from labkit.measure.frames import COLUMNS
 from labkit.measure.recorder import set_recorder
 from labkit.measure.statistics import quiet_summary

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from labkit.data.decode import DecodeError
 from labkit.data.stores import FolderStore
+from labkit.errors import DecodeError
 from labkit.peers.run import make_small_photos, repeat_photos
 
 

@@ -23,11 +23,12 @@ from typer.testing import CliRunner
 
 from labkit.app.cli import app
 from labkit.data.stores import FolderStore
+from labkit.errors import HostError
 from labkit.measure.frames import load_frame, make_frame, save_frame
 from labkit.measure.usage import apart
 from labkit.peers import check as peer_check, check as pictures, command as peer_report, registry as peers
 from labkit.peers.adapters.own import BASELINE, DECODE_LIMIT, MEMCPY_LIMIT, NAIVE, OWN, WRITE_LIMIT
-from labkit.peers.host import Host, HostedLoader, HostError
+from labkit.peers.host import Host, HostedLoader
 from labkit.peers.peer import (
     CLASSES,
     JPEG_FILES,

@@ -11,7 +11,7 @@ from PIL import Image
 
 import labkit as lk
 from labkit import course
-from labkit.data.decode import DecodeError
+from labkit.errors import DecodeError
 from labkit.loading import limits
 
 

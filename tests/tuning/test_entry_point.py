@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
+from labkit.errors import CannotDiagnose
 from labkit.watching.diagnose import made_training, named_function
-from labkit.watching.timings import CannotDiagnose
 
 SCRIPT = """
 import sys

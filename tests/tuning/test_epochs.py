@@ -4,7 +4,8 @@ import itertools
 
 import pytest
 
-from labkit.watching.timings import CannotDiagnose, Epochs
+from labkit.errors import CannotDiagnose
+from labkit.watching.timings import Epochs
 
 
 def test_one_after_the_other():

@@ -13,10 +13,10 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import labkit as lk
 from labkit.data.blobs import resident_fraction
+from labkit.errors import CannotDiagnose
 from labkit.watching import advice, diagnose as loop
 from labkit.watching.diagnose import LoopParts, diagnose, torch_loader
 from labkit.watching.findings import SHARES
-from labkit.watching.timings import CannotDiagnose
 from tests.noted_stalls import NotedStalls
 from tests.stalling import RealClock, Stalls, stopped_time
 

@@ -18,6 +18,7 @@ import torch
 from labkit.data.dataset import ImageDataset
 from labkit.data.pixels import PixelStore
 from labkit.data.stores import FolderStore
+from labkit.errors import ArgumentError
 from labkit.peers.peer import JPEG_PACKED, MEAN, RAW_PIXELS, STD, Peer, Work, pip_peer, prepare_once
 
 _MIN_PAGE_SIZE = 8 * 2**20  # FFCV's default
@@ -34,7 +35,7 @@ def _write_in_fresh_process(work: Work, mode: str, folder: Path) -> None:
     done = subprocess.run([sys.executable, "-c", load_and_call], input=job, capture_output=True)
     if done.returncode:
         lines = done.stderr.decode(errors="replace").strip().splitlines() or ["the writer ended without a message"]
-        raise ValueError(f"cannot convert {work.root} to FFCV's {mode} format: {lines[-1]}")
+        raise ArgumentError(f"cannot convert {work.root} to FFCV's {mode} format: {lines[-1]}")
 
 
 def _write(work: Work, mode: str, folder: Path) -> None:

@@ -16,6 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 from labkit.data.partial_jpeg import is_scalable
+from labkit.errors import ArgumentError
 from labkit.peers.adapters.torchvision import folder_loader, output_steps
 from labkit.peers.peer import Work, pip_peer
 
@@ -59,7 +60,7 @@ def _decode_by_opencv(path: str, header: Any, box: tuple[int, int, int, int], si
     flag = getattr(cv2, f"IMREAD_REDUCED_COLOR_{reduction}") if reduction > 1 else cv2.IMREAD_COLOR
     image = cv2.imread(path, flag | cv2.IMREAD_IGNORE_ORIENTATION)
     if image is None:
-        raise ValueError(f"OpenCV cannot decode {path}")
+        raise ArgumentError(f"OpenCV cannot decode {path}")
     top, left, height, width = (side // reduction for side in box)
     resized = cv2.resize(image[top : top + height, left : left + width], (size, size), interpolation=cv2.INTER_LINEAR)
     return cv2.cvtColor(resized, cv2.COLOR_BGR2RGB)

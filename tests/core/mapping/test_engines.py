@@ -18,9 +18,10 @@ import psutil
 import pytest
 
 from labkit.data.samples import make_photos, photo_bytes, photo_key
+from labkit.errors import ItemErrors
 from labkit.util import parallel as engine_module
 from labkit.util.files import write_atomic
-from labkit.util.parallel import ItemErrors, Pool, map_items, process_pool
+from labkit.util.parallel import Pool, map_items, process_pool
 from tests.loading import eventually
 
 # As if its functions stood in a notebook: workers cannot import a test module.

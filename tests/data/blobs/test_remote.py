@@ -10,7 +10,7 @@ from labkit.course import SimulatedStore
 from labkit.data.blobs import open_blob
 from labkit.data.simulated_disks import Disk
 from labkit.data.tar import SUFFIX
-from labkit.data.tar_members import TarError
+from labkit.errors import TarError
 from tests.image_files import KEYS, read_all
 from tests.scripted_server import Handler, drop, noise, status
 

@@ -15,7 +15,7 @@ import pytest
 
 from labkit.data import extract as tar_files
 from labkit.data.extract import WORK, extract_tars
-from labkit.util.parallel import ItemErrors
+from labkit.errors import ItemErrors
 from tests.tars import Member, make_tar, member, numbered_files
 
 quietly = partial(extract_tars, progress=False)

@@ -21,7 +21,7 @@ from PIL import Image
 from labkit import FolderStore, PixelStore
 from labkit.course import PixelError
 from labkit.data import pixels as pixel_build
-from labkit.util.parallel import ItemErrors
+from labkit.errors import ItemErrors
 from tests.memory_store import MemoryStore
 
 # As if its classes stood in a notebook: workers cannot import a test module.

@@ -15,7 +15,7 @@ from webdataset.gopen import gopen_schemes
 from labkit import FolderStore, read_shards, write_shards
 from labkit.course import serve_folder, serve_s3
 from labkit.data.shard_cache import open_url, register
-from labkit.data.tar_members import TarError
+from labkit.errors import TarError
 
 
 @pytest.fixture(scope="module")

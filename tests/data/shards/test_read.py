@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader
 from labkit import DecodeError, FolderStore, ImageDataset, read_shards, write_shards
 from labkit.course import shuffle_quality
 from labkit.data.shards_read import ShardWarning
-from labkit.data.tar_members import TarError
+from labkit.errors import TarError
 from tests.memory_store import MemoryStore
 from tests.paths import REPO
 from tests.tars import make_tar

@@ -15,8 +15,8 @@ import webdataset as wds
 
 from labkit import FolderStore, ImageDataset, TarStore, read_shards, write_shards
 from labkit.data.shards_write import MANIFEST, UNFINISHED, member_names, store_key
+from labkit.errors import ItemErrors
 from labkit.util.files import atomic_path
-from labkit.util.parallel import ItemErrors
 from tests import killed_shards
 from tests.memory_store import MemoryStore
 from tests.paths import contents, run_script

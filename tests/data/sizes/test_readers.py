@@ -10,7 +10,7 @@ from PIL import Image
 from labkit.data import sizes as size_readers
 from labkit.data.headers import Header, read_header
 from labkit.data.sizes import Readers, choose_readers, disk_under, read_headers
-from labkit.util.parallel import ItemErrors
+from labkit.errors import ItemErrors
 from tests.image_files import encoded
 
 US, MS = 1e-6, 1e-3

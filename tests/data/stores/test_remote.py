@@ -18,7 +18,7 @@ from labkit.course import serve_folder
 from labkit.data import tar as tar_index
 from labkit.data.stores import Store
 from labkit.data.tar import build_index
-from labkit.data.tar_members import TarError
+from labkit.errors import TarError
 from tests.children import in_children
 from tests.image_files import KEYS, put_in_memory, read_all, read_each
 from tests.scripted_server import status

@@ -25,7 +25,8 @@ from labkit import TarStore
 from labkit.data import tar as tar_index
 from labkit.data.blobs import LocalBlob
 from labkit.data.tar import SUFFIX, build_index, read_index
-from labkit.data.tar_members import TarError, TarWarning, plain_name
+from labkit.data.tar_members import TarWarning, plain_name
+from labkit.errors import TarError
 from tests.children import in_children
 from tests.tars import add, make_tar, member
 

@@ -14,7 +14,7 @@ import pytest
 
 import labkit as lk
 from labkit.data.tar_stream import convert_tar
-from labkit.util.parallel import ItemErrors
+from labkit.errors import ItemErrors
 from tests.tars import make_tar, member
 
 PACKERS = {"": bytes, ".gz": lambda data: gzip.compress(data, 0), ".bz2": bz2.compress, ".xz": lzma.compress}

@@ -23,8 +23,8 @@ from typer.testing import CliRunner
 import labkit as lk
 from labkit import course
 from labkit.app.cli import app
-from labkit.data.tar_members import TarError, TarWarning
-from labkit.util.parallel import ItemErrors
+from labkit.data.tar_members import TarWarning
+from labkit.errors import ItemErrors, TarError
 from tests.hardening.inputs import sparse_member
 from tests.paths import run_script
 from tests.tars import make_tar, member

@@ -18,7 +18,7 @@ from labkit import FolderStore, ImageDataset, LoaderConfig, TarStore, make_loade
 from labkit.data import tar as tar_index
 from labkit.data.stores import Store
 from labkit.data.tar import SUFFIX, build_index
-from labkit.data.tar_members import TarError
+from labkit.errors import TarError
 from tests.children import in_children
 from tests.tars import make_tar, member
 

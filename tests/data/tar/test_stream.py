@@ -19,8 +19,9 @@ import pytest
 from typer.testing import CliRunner
 
 from labkit.app.cli import app
-from labkit.data.tar_members import TarError, TarWarning
+from labkit.data.tar_members import TarWarning
 from labkit.data.tar_stream import TarStream, convert_tar
+from labkit.errors import TarError
 from tests.tars import make_tar, member, numbered_files
 
 FILE_BYTES = 3 * 512  # of a numbered file: its header and two blocks

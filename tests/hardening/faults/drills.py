@@ -14,7 +14,7 @@ from typing import Any
 
 import labkit as lk
 from labkit import course
-from labkit.data.tar_members import TarError
+from labkit.errors import TarError
 from tests.hardening.faults.judge import CLEAR, RIGHT
 from tests.hardening.faults.startup.sitecustomize import harm
 from tests.hardening.faults.trial import Place

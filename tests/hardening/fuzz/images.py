@@ -12,10 +12,11 @@ from PIL import Image
 from labkit.course.oracles import broken_files, oracle_files, png_chunk
 from labkit.data import decode as decoding
 from labkit.data.dataset import PILDataset
-from labkit.data.decode import DECODERS, DecodeError, decode, jpeg_orientation, missing_decoders
+from labkit.data.decode import DECODERS, decode, jpeg_orientation, missing_decoders
 from labkit.data.depth import decode_picture
 from labkit.data.headers import Header, read_header
 from labkit.data.partial_jpeg import SCALES, WholeDecoder, open_decoder
+from labkit.errors import DecodeError
 from tests.data.test_upright import broken, stated_oddly
 from tests.hardening.fuzz.oracle import may_refuse, split_options, write_input
 from tests.hardening.inputs import fix_png, image_bytes

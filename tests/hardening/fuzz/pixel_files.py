@@ -3,7 +3,8 @@
 import struct
 from functools import cache
 
-from labkit.data.pixels import PixelError, PixelStore
+from labkit.data.pixels import PixelStore
+from labkit.errors import PixelError
 from tests.hardening.fuzz.oracle import may_refuse, scratch, split_options, write_input
 from tests.hardening.inputs import fix_pixel_file, image_bytes
 from tests.memory_store import MemoryStore

@@ -15,14 +15,13 @@ from unittest.mock import patch
 import numpy as np
 
 from labkit.data.blobs import LocalBlob
-from labkit.data.decode import DecodeError
 from labkit.data.extract import WORK, extract_tars
 from labkit.data.shards_read import read_shards
 from labkit.data.tar import SUFFIX, TarStore, build_index
-from labkit.data.tar_members import TarError, plain_name
+from labkit.data.tar_members import plain_name
+from labkit.errors import DecodeError, ItemErrors, TarError
 from labkit.util.arguments import MAX_FILE_VARIABLE
 from labkit.util.files import is_image
-from labkit.util.parallel import ItemErrors
 from tests.hardening.fuzz.oracle import empty_folder, may_refuse, split_options, write_input
 from tests.hardening.inputs import fix_tar, image_bytes, sparse_member, tar_bytes
 from tests.tars import Member, member

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import labkit as lk
-from labkit.data.decode import DecodeError
+from labkit.errors import DecodeError
 from labkit.loading.seeding import SeededIndices
 
 

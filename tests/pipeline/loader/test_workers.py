@@ -17,7 +17,8 @@ import pytest
 import torch
 
 import labkit as lk
-from labkit.loading.torch_loader import WorkerDied, worker_context
+from labkit.errors import WorkerDied
+from labkit.loading.torch_loader import worker_context
 from tests.loading import Numbers, config, eventually, indices, script_in_session, session_of
 from tests.paths import REPO
 

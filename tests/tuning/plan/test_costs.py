@@ -5,7 +5,7 @@ import json
 import pytest
 
 import labkit as lk
-from labkit.measure.gil import GilError
+from labkit.errors import GilError
 from labkit.planning.formulas import LoaderCosts
 from tests.memory_store import MemoryStore
 

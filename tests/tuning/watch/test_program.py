@@ -10,9 +10,10 @@ import sys
 import pytest
 import torch
 
+from labkit.errors import CannotRun
 from labkit.util.machine import usable_cores
 from labkit.watching import program
-from labkit.watching.script import CannotRun, Script
+from labkit.watching.script import Script
 from tests.paths import REPO
 
 SCRIPT = REPO / "tests" / "training_script.py"

@@ -12,9 +12,10 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import labkit as lk
+from labkit.errors import NothingSeen
 from labkit.watching import advice
 from labkit.watching.findings import SHARES
-from labkit.watching.observe import Control, NothingSeen
+from labkit.watching.observe import Control
 from labkit.watching.program import Replay, Steps
 from tests.noted_stalls import NotedStalls, Notes
 from tests.tuning.test_stalls import KNOWN
