@@ -1,5 +1,7 @@
 """What CONTRIBUTING says of the house is so."""
 
+import ast
+import builtins
 import re
 
 import cloudpickle
@@ -45,3 +47,34 @@ def test_the_package_can_be_pickled_whatever_was_imported():
     assert callable(lk.watch)
     assert callable(lk.plan)
     assert cloudpickle.loads(cloudpickle.dumps(lambda: lk))() is lk
+
+
+# What Python's own protocols ask for, a system's error with its number, and what simulated torch says as torch does.
+_PASSED_ON = {
+    "AssertionError", "AttributeError", "ConnectionError", "EOFError", "FileExistsError", "IndexError",
+    "IsADirectoryError", "MemoryError", "NotImplementedError", "OSError", "PermissionError", "SystemExit",
+}  # fmt: skip
+
+
+def test_every_error_that_labkit_raises_is_under_one_root():
+    strangers = []
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and isinstance(node.exc.func, ast.Name):
+                name = node.exc.func.id
+                is_error = isinstance(getattr(builtins, name, None), type)
+                if is_error and name not in _PASSED_ON:
+                    strangers.append(f"{path.relative_to(REPO)}:{node.lineno}: {name}")
+    assert strangers == []
+
+
+@pytest.mark.parametrize("wrong", [
+    lambda: lk.decode(b"text"), lambda: lk.decode(b"", "no such decoder"), lambda: lk.FolderStore("no such folder"),
+    lambda: lk.TarStore("no such.tar"), lambda: lk.read_shards("no*such.tar"),
+    lambda: lk.PixelStore("no such.pixels"), lambda: lk.BatchLoader(3), lambda: lk.open_store("nothing"),
+    lambda: lk.compare({}, baseline="a"), lambda: lk.plan(), lambda: lk.collect_sizes("no such folder"),
+])  # fmt: skip
+def test_wrong_input_raises_an_error_of_labkit(wrong, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(lk.LabkitError):
+        wrong()

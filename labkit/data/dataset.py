@@ -35,7 +35,7 @@ class ImageDataset(Labeled, Dataset):
     The class of an image is the first folder of its key: `cat/2023/1.jpg` is of class `cat`.
 
     Args:
-        store: Source of the encoded images.
+        store: Source of the encoded images, or a path or URL, as `lk.open_store` takes it.
         decoder: One of `labkit.DECODERS`.
         buckets: Resize and crop each image to its bucket's shape, before the transform; see `Buckets.crop`.
         transform: Called with the uint8 (3, H, W) tensor; its result replaces the image.
@@ -63,7 +63,7 @@ class ImageDataset(Labeled, Dataset):
 
     def __init__(
         self,
-        store: Store,
+        store: Store | str | os.PathLike,
         *,
         decoder: str = "turbojpeg",
         buckets: Buckets | None = None,
@@ -71,6 +71,10 @@ class ImageDataset(Labeled, Dataset):
         on_error: str = "raise",
         classes: Sequence[str] | None = None,
     ):
+        if not isinstance(store, Store):
+            from labkit.data.remote import as_store  # with the clients of servers, which local stores do without
+
+            store = as_store(store)
         self.store = store
         self.decoder = require_choice("decoder", decoder, DECODERS)
         self.buckets = buckets

@@ -11,7 +11,7 @@ from urllib.parse import quote, unquote, urljoin, urlsplit
 from labkit.data.blobs import MISSING, HttpClient, ObjectClient, is_http_url, is_url, refuse_storage_options
 from labkit.data.stores import FolderStore, ListedStore, Store
 from labkit.data.tar import TarStore
-from labkit.errors import ArgumentError, MissingFileError, MissingKeyError, StorageError
+from labkit.errors import ArgumentError, MissingFileError, MissingKeyError, StorageError, WrongTypeError
 from labkit.util.files import images_among, is_file_key, is_hidden
 from labkit.util.redact import strip_credentials
 from labkit.util.strings import PackedStrings
@@ -248,6 +248,22 @@ def open_store(path_or_url: str | os.PathLike, *, ignore: str | Iterable[str] = 
         return ObjectStore(place, ignore=ignore, **storage_options)
     shown = strip_credentials(place) if is_url(place) else place
     raise ArgumentError(f"{shown!r} is not a folder of images, a .tar or a URL of a known scheme")
+
+
+def as_store(source: Any) -> Store:
+    """`source` itself if it is a store, else the one that `open_store` finds for a path or URL.
+
+    Raises:
+        WrongTypeError: it is neither; says what is accepted.
+    """
+    if isinstance(source, Store):
+        return source
+    if isinstance(source, str | os.PathLike):
+        return open_store(source)
+    raise WrongTypeError(
+        "images come from a store, which has keys() and read(key), such as lk.FolderStore, or from a path or URL that "
+        f"lk.open_store takes: got {type(source).__name__}"
+    )
 
 
 def _is_known_scheme(url: str) -> bool:

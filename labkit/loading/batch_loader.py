@@ -1,6 +1,7 @@
 """BatchLoader: threads write crops straight into batches, without worker processes or copies between them."""
 
 import copy
+import os
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
@@ -38,7 +39,8 @@ class BatchLoader(Labeled, Resumable):
     smallest of 1/1, 1/2, 1/4 and 1/8 of its size at which the crop still has `size` pixels in height and width.
 
     Args:
-        source: A store of encoded images, or a `PixelStore`. Labels are those of `ImageDataset`, or the store's own.
+        source: A store of encoded images, a path or URL of one, as `lk.open_store` takes it, or a `PixelStore`. Labels
+            are those of `ImageDataset`, or the store's own.
         size: Height and width of the crops in pixels.
         batch_size: Images in a batch.
         num_threads: Default: one per usable core, shared among the ranks that torchrun starts on this machine.
@@ -105,7 +107,7 @@ class BatchLoader(Labeled, Resumable):
 
     def __init__(
         self,
-        source: Store | PixelStore,
+        source: Store | PixelStore | str | os.PathLike,
         *,
         size: int = 224,
         batch_size: int = 64,
@@ -141,6 +143,10 @@ class BatchLoader(Labeled, Resumable):
             raise ArgumentError('on_error="skip" needs num_processes=0: what workers skip, nobody would list')
         self._pixels = PixelFormat(size, dtype, mean, std, memory_format)
         draw = CropPolicy(size, train, seed, scale, ratio, require_fraction("flip", flip))
+        if not isinstance(source, Store | PixelStore):
+            from labkit.data.remote import as_store  # with the clients of servers, which local stores do without
+
+            source = as_store(source)
         self._open(source, classes, draw, CropWriter(self._pixels, antialias), scaled_decoding)
         self._reader = None if reads_in_flight is None else self._open_reader(source, reads_in_flight)
         shuffle = train if shuffle is None and sampler is None else shuffle
