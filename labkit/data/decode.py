@@ -15,6 +15,7 @@ Source: Exif 2.32 (CIPA DC-008), section 4.6.4; TIFF 6.0, section 2; PNG, third 
 
 import io
 import math
+import re
 import struct
 from collections.abc import Callable, Iterable
 from functools import cache, partial
@@ -23,6 +24,7 @@ from pkgutil import resolve_name
 from typing import Any
 
 import numpy as np
+import simplejpeg
 import torch
 from packaging.version import Version
 from PIL import Image, UnidentifiedImageError
@@ -34,6 +36,8 @@ from labkit.data.partial_jpeg import (
     APPLICATION_MARKERS,
     END_OF_IMAGE,
     START_OF_SCAN,
+    has_stray_markers,
+    is_progressive,
     is_scalable,
     iter_segments,
     segments_before_scan,
@@ -43,6 +47,7 @@ from labkit.errors import ArgumentError, DecodeError, MissingLibraryError
 from labkit.util.arguments import require_choice
 
 EXIF_PREFIX = b"Exif\0\0"
+PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _UNREAD_MARKERS = APPLICATION_MARKERS - {0xE0, 0xEE}  # APP0 and APP14 tell a decoder the color space
 PNG_TEXT_METADATA = (b"exif\0", b"Raw profile type exif", b"XML:com.adobe.xmp")  # keywords that Pillow reads
 _PNG_TEXTS = (b"tEXt", b"zTXt", b"iTXt")
@@ -83,21 +88,37 @@ def pillow_orientation(image: Image.Image, *, load: bool) -> int:
 
 
 def open_without_metadata(data: bytes) -> Image.Image | None:
-    """A JPEG that Pillow does not open for what stands in its metadata, opened without them; None if that fails too.
+    """A JPEG or PNG that Pillow does not open for what stands in its metadata, opened without them, or None.
 
-    Its `info` has EXIF with the orientation that the metadata state, and nothing else of them.
+    The `info` of a JPEG has EXIF with the orientation that the metadata state, and nothing else of them.
     """
-    bare = without_segments(data, _UNREAD_MARKERS) if data.startswith(b"\xff\xd8") else None
+    is_jpeg = data.startswith(b"\xff\xd8")
+    bare = without_segments(data, _UNREAD_MARKERS) if is_jpeg else _without_png_metadata(data)
     if bare is None:
         return None
     try:
-        image = Image.open(io.BytesIO(bare), formats=("JPEG",))
-    except UnidentifiedImageError:
+        image = Image.open(io.BytesIO(bare), formats=("JPEG", "PNG"))
+    except (UnidentifiedImageError, ValueError, SyntaxError):
         return None
-    exif = Image.Exif()
-    exif[Base.Orientation] = jpeg_orientation(data) or 1
-    image.info["exif"] = exif.tobytes()
+    if is_jpeg:
+        exif = Image.Exif()
+        exif[Base.Orientation] = jpeg_orientation(data) or 1
+        image.info["exif"] = exif.tobytes()
     return image
+
+
+def _without_png_metadata(data: bytes) -> bytes | None:
+    """A PNG with only the chunks that its pixels need; None if it is not a PNG."""
+    if not data.startswith(PNG_SIGNATURE):
+        return None
+    kept, offset = [PNG_SIGNATURE], len(PNG_SIGNATURE)
+    while offset + 12 <= len(data):
+        end = offset + 12 + int.from_bytes(data[offset : offset + 4], "big")
+        kind = data[offset + 4 : offset + 8]
+        if kind[:1].isupper() or kind == b"tRNS":  # the case of the first letter says whether a chunk is needed
+            kept.append(data[offset:end])
+        offset = end
+    return b"".join(kept)
 
 
 def jpeg_orientation(data: bytes) -> int | None:
@@ -219,6 +240,8 @@ def decode(data: bytes, decoder: str = "turbojpeg", *, key: str | None = None, s
     try:
         header = open_image(data)
         image = function(data, header, short_side)
+        if header.format in _JPEG_FORMATS and decoder != "turbojpeg":
+            _refuse_cut_scan(data, image)
         return _turned(image, orientation_of(data, header))
     except MemoryError:
         raise
@@ -263,10 +286,26 @@ def open_image(data: bytes) -> Image.Image:
 def _open(data: bytes) -> Image.Image:
     try:
         return Image.open(io.BytesIO(data), formats=FORMATS)
-    except UnidentifiedImageError:
+    except (UnidentifiedImageError, ValueError, SyntaxError) as error:  # what Pillow's readers of metadata raise
         if header := open_without_metadata(data):
             return header
+        if isinstance(error, UnidentifiedImageError):
+            raise ArgumentError(f"it is {_kind_of(data)}, and not a readable JPEG, PNG or WebP") from error
         raise
+
+
+# First bytes of what is often named .jpg and is something else.
+_OTHER_KINDS = (
+    (rb"GIF8", "a GIF"), (rb"BM", "a BMP"), (rb"II\*\0|MM\0\*", "a TIFF"), (rb"....ftypavi[fs]", "an AVIF"),
+    (rb"....ftyp(hei|hev|mif)", "a HEIC"), (rb"\s*<(!DOCTYPE|html)", "a web page"), (rb"\s*<svg", "an SVG"),
+    (rb"\xff\xd8", "a damaged JPEG"), (rb"\x89PNG", "a damaged PNG"), (rb"RIFF....WEBP", "a damaged WebP"),
+    (rb"\0{16}", "a file of zeros"), (rb"\xff\x0a|\0\0\0\x0cJXL", "a JPEG XL"), (rb"\0\0\0\x0cjP  ", "a JPEG 2000"),
+)  # fmt: skip
+
+
+def _kind_of(data: bytes) -> str:
+    names = (name for start, name in _OTHER_KINDS if re.match(start, data, re.DOTALL | re.IGNORECASE))
+    return next(names, f"unknown bytes that begin with {data[:8]!r}")
 
 
 def _is_complete(data: bytes, image_format: str | None) -> bool:
@@ -278,6 +317,25 @@ def _is_complete(data: bytes, image_format: str | None) -> bool:
     if image_format == "PNG":
         return data.rfind(b"IEND\xaeB`\x82") >= 0
     return len(data) >= 8 + int.from_bytes(data[4:8], "little")
+
+
+def _refuse_cut_scan(data: bytes, image: Tensor) -> None:
+    """Raise where the data of a JPEG end before its last block, though its end marker is there.
+
+    libjpeg fills what is missing with one color, and tells so by a warning, which of all decoders simplejpeg alone
+    passes on. So it is asked where the last corner is of one color, as it is in few photos, and for progressive files,
+    in which any scan may be cut.
+    """
+    corner = image[:, -4:, -4:]
+    if torch.equal(corner, corner[:, :1, :1].expand_as(corner)) or is_progressive(data):
+        try:
+            simplejpeg.decode_jpeg(data, "GRAY", fastdct=True, fastupsample=True)
+        except ValueError as error:
+            if _CUT in str(error):
+                raise ArgumentError(_CUT_SCAN) from error
+
+
+_CUT, _CUT_SCAN = "premature end of data", "the file is truncated: its data end before the last row"
 
 
 def _to_chw(pixels: np.ndarray) -> Tensor:
@@ -301,6 +359,10 @@ def _scaled_size(data: bytes, header: Image.Image, short_side: int | None) -> tu
 
 
 def _decode_pil(_: Any, data: bytes, header: Image.Image, short_side: int | None) -> Tensor:
+    try:
+        header.load()
+    except (ValueError, SyntaxError):  # also what Pillow raises for metadata behind the pixels of a PNG
+        header = (open_without_metadata(data) if header.format == "PNG" else None) or header
     if header.mode.startswith("I"):  # 16-bit gray: convert("RGB") would clip it to white
         gray = (np.asarray(header).astype(np.uint16) >> 8).astype(np.uint8)
         return _to_chw(np.repeat(gray[..., None], 3, axis=2))
@@ -314,6 +376,11 @@ def _decode_pil_draft(_: Any, data: bytes, header: Image.Image, short_side: int 
 
 
 def _decode_cv2(cv2: Any, data: bytes, header: Image.Image, short_side: int | None) -> Tensor:
+    # OpenCV returns the rows in front of an error. An APNG's first picture may not be the one that the others give, and
+    # before 4.13 a damaged one ends the process.
+    is_jpeg = header.format in _JPEG_FORMATS
+    if has_stray_markers(data) if is_jpeg else b"acTL" in data[: data.find(b"IDAT")]:
+        return _decode_pil(None, data, header, short_side)
     pixels = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION)
     if pixels is None:
         raise ArgumentError("cv2.imdecode returned nothing")
@@ -364,10 +431,14 @@ def _decode_turbojpeg(decode_jpeg: Any, data: bytes, header: Image.Image, short_
     width, height = _scaled_size(data, header, short_side) or (0, 0)
     try:
         pixels = decode_jpeg(data, "RGB", min_height=height, min_width=width)
-    except ValueError:
-        # A warning (stray bytes between markers, say) or an error: Pillow tells them apart. strict=False does not: it
-        # also ignores an error that follows a warning, and returns memory that nothing was decoded into.
-        return _decode_pil_draft(None, data, header, short_side)
+    except ValueError as error:
+        if _CUT in str(error):
+            raise ArgumentError(_CUT_SCAN) from error
+        # Another warning (stray bytes between markers, say) or an error: Pillow tells them apart. strict=False does
+        # not: it also ignores an error that follows a warning, and returns memory that nothing was decoded into.
+        image = _decode_pil_draft(None, data, header, short_side)
+        _refuse_cut_scan(data, image)
+        return image
     return _to_chw(pixels)
 
 

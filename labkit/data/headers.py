@@ -16,6 +16,7 @@ import simplejpeg
 from PIL import Image, UnidentifiedImageError
 
 from labkit.data.decode import (
+    PNG_SIGNATURE,
     PNG_TEXT_METADATA,
     has_late_metadata,
     open_without_metadata,
@@ -101,9 +102,9 @@ def _read_with_pillow(path: str) -> Header:
 def _open(file: _BoundedFile) -> Image.Image:
     try:
         return Image.open(file)
-    except UnidentifiedImageError:
+    except (UnidentifiedImageError, ValueError, SyntaxError):
         file.seek(0)
-        if file.peek(2).startswith(b"\xff\xd8") and (image := open_without_metadata(file.read())):
+        if file.peek(4).startswith((b"\xff\xd8", PNG_SIGNATURE[:4])) and (image := open_without_metadata(file.read())):
             return image
         raise
 

@@ -10,6 +10,7 @@ Source: ITU-T T.81, annex B, for the segments in front of the compressed data.
 import ctypes
 import ctypes.util
 import os
+import re
 import struct
 import sys
 import weakref
@@ -31,9 +32,10 @@ APPLICATION_MARKERS = frozenset([*range(0xE0, 0xF0), COMMENT])  # APP0 to APP15,
 END_OF_IMAGE = b"\xff\xd9"
 
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # SOF0 to SOF15
-_SCALABLE_FRAMES = frozenset(
-    [0xC0, 0xC1, 0xC2, 0xC9, 0xCA]
-)  # DCT: baseline, extended, progressive; Huffman, arithmetic
+_PROGRESSIVE_FRAMES = frozenset([0xC2, 0xCA])  # Huffman, arithmetic
+_SCALABLE_FRAMES = _PROGRESSIVE_FRAMES | {0xC0, 0xC1, 0xC9}  # with a DCT: also baseline and extended
+# Within the data of a scan, anything but a byte FF (00 follows it), restarts, fill bytes and the end of the image.
+_MARKER_IN_SCAN = re.compile(rb"\xff[^\x00\xd0-\xd7\xd9\xff]")
 # Markers with a length that may stand before a scan. Others have none, or nobody reads a file that has them.
 _WITH_LENGTH = _FRAMES | APPLICATION_MARKERS | {0xC4, 0xCC, *range(0xDA, 0xE0)}
 _HEAD = struct.Struct(">BBH")
@@ -95,6 +97,49 @@ def is_scalable(data: bytes) -> bool:
     return frame is not None and frame.marker in _SCALABLE_FRAMES and data[frame.start : frame.start + 1] == b"\x08"
 
 
+def is_progressive(data: bytes) -> bool:
+    """Whether a JPEG has several scans, each of which refines the whole image."""
+    return any(segment.marker in _PROGRESSIVE_FRAMES for segment in iter_segments(data))
+
+
+def has_stray_markers(data: bytes) -> bool:
+    """Whether a marker stands where a sequential JPEG has only the data of its scan.
+
+    A decoder that gives rows as they come meets it behind the rows that it gave already: libjpeg then stops with an
+    error, and OpenCV returns what it has. The scans of a progressive JPEG are all read before its first row.
+    """
+    if is_progressive(data):
+        return False
+    segments = segments_before_scan(data)
+    start = segments[-1].end if segments else 0
+    end = data.find(END_OF_IMAGE, start)
+    return not segments or _MARKER_IN_SCAN.search(data, start, end if end >= 0 else len(data)) is not None
+
+
+def has_all_scans(data: bytes) -> bool:
+    """Whether the scans of a progressive JPEG give all bits of all its coefficients.
+
+    Where some are missing, libjpeg guesses them from the blocks around each block, which a crop's edge does not have.
+
+    Source: ITU-T T.81, annex G; libjpeg-turbo, jdcoefct.c, `smoothing_ok`
+    """
+    segments = segments_before_scan(data)
+    frame = next((segment for segment in segments if segment.marker in _FRAMES), None)
+    if frame is None:
+        return False
+    missing = {component: set(range(64)) for component in data[frame.start + 6 : frame.end : 3]}
+    offset = segments[-1].start
+    while offset < len(data):
+        n_components = data[offset]
+        body = data[offset + 1 : offset + 4 + 2 * n_components]
+        if len(body) == 2 * n_components + 3 and body[-1] & 15 == 0:  # down to the lowest bit
+            for component in body[: 2 * n_components : 2]:
+                missing.get(component, set()).difference_update(range(body[-3], body[-2] + 1))
+        found = data.find(b"\xff\xda", offset)
+        offset = found + 4 if found >= 0 else len(data)
+    return not any(missing.values())
+
+
 LIBRARY_VARIABLE = "LABKIT_LIBTURBOJPEG"
 REMEDY = f"{install_command('fast')}, or name a libturbojpeg of version 3 in {LIBRARY_VARIABLE}"
 
@@ -102,7 +147,7 @@ REMEDY = f"{install_command('fast')}, or name a libturbojpeg of version 3 in {LI
 SCALES = (1, 2, 4, 8)
 
 _SUBSAMPLING, _WIDTH, _HEIGHT, _PRECISION, _COLORSPACE = 4, 5, 6, 7, 8  # TJPARAM
-_LOSSLESS = 15
+_PROGRESSIVE, _LOSSLESS = 12, 15
 _DECOMPRESS, _RGB = 1, 0  # TJINIT, TJPF
 _BLOCK_WIDTHS = (8, 16, 16, 8, 8, 32, 8)  # pixels of a minimum coded unit, by TJSAMP
 _CHROMA_REACH = 2  # columns and rows around a pixel from which its chroma is interpolated
@@ -162,13 +207,15 @@ class RegionDecoder:
         self._open()
 
     def header(self, data: bytes) -> Frame | None:
-        """Size of the image, or None if it is not a JPEG that this decoder can read."""
+        """Size of the image, or None if it is not a JPEG of which this decoder can read a part alone."""
         handle, get = self._handle, self._library.tj3Get
         if self._library.tj3DecompressHeader(handle, data, len(data)) != 0:
             self._reset()
             return None
         known = 0 <= get(handle, _SUBSAMPLING) < len(_BLOCK_WIDTHS) and 0 <= get(handle, _COLORSPACE) <= 2
         if not known or get(handle, _PRECISION) != 8 or get(handle, _LOSSLESS) == 1:
+            return None
+        if get(handle, _PROGRESSIVE) == 1 and not has_all_scans(data):
             return None
         return Frame(get(handle, _HEIGHT), get(handle, _WIDTH))
 

@@ -12,7 +12,7 @@ import torch
 from packaging.version import Version
 from PIL import Image
 
-from labkit import DECODERS, DecodeError, decode
+from labkit import DECODERS, DecodeError, collect_sizes, decode
 from labkit.course import conformance, missing_decoders, oracle_files
 from labkit.course.oracles import HEIGHT, WIDTH, broken_files, encode_png, exif_of, picture, png_chunk, reference
 from labkit.data import decode as decode_module
@@ -322,3 +322,69 @@ def decode_everything() -> None:
 
 if __name__ == "__main__":
     decode_everything()
+
+
+def cut_in_the_scan(**options) -> bytes:
+    """A JPEG whose data end after two thirds of the file, with an end mark behind them."""
+    data = encoded(Image.fromarray(grainy()), quality=90, **options)
+    return data[: len(data) * 2 // 3] + b"\xff\xd9"
+
+
+def grainy() -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, (HEIGHT, WIDTH, 3), dtype=np.uint8)
+
+
+@pytest.mark.parametrize("options", [{}, {"progressive": True}, {"subsampling": 0}, {"restart_marker_rows": 1}])
+def test_a_scan_that_is_cut_is_refused_though_an_end_mark_follows(decoder, options):
+    with pytest.raises(DecodeError):
+        decode(cut_in_the_scan(**options), decoder)
+
+
+def test_a_sound_picture_with_a_corner_of_one_color_is_read(decoder):
+    pixels = grainy()
+    pixels[-32:, -32:] = 255
+    data = encoded(Image.fromarray(pixels), quality=90)
+    np.testing.assert_array_equal(decoded(data, decoder), reference(data))
+
+
+@pytest.mark.parametrize("marker", [0x88, 0xC4, 0xC7, 0xDA, 0xFE])
+def test_a_marker_within_a_scan_is_refused_by_all_or_by_none(decoder, marker):
+    """OpenCV gives the rows in front of it, and gray below."""
+    data = encoded(Image.fromarray(grainy()), quality=90)
+    middle = len(data) // 2
+    broken = data[:middle] + bytes([0xFF, marker]) + data[middle + 2 :]
+    with pytest.raises(DecodeError):
+        decode(broken, decoder)
+
+
+@pytest.mark.parametrize("default_image", [False, True])
+def test_of_an_animated_png_comes_the_first_picture(decoder, default_image):
+    first, second = Image.fromarray(grainy()), Image.fromarray(255 - grainy())
+    data = encoded(first, "PNG", save_all=True, append_images=[second, first], default_image=default_image)
+    np.testing.assert_array_equal(decoded(data, decoder), np.asarray(first))
+
+
+BROKEN_CHUNKS = {
+    "text with a wrong checksum": png_chunk(b"tEXt", b"Comment\0hi")[:-4] + b"crc.",
+    "EXIF with a wrong checksum": png_chunk(b"eXIf", b"II*\0")[:-4] + b"crc.",
+    "EXIF that is text": png_chunk(b"eXIf", b"parameters: a cat"),
+    "half a size": png_chunk(b"pHYs", b"\0\0"),
+    "text that does not inflate": png_chunk(b"zTXt", b"Comment\0\0no zlib"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN_CHUNKS)
+def test_broken_metadata_of_a_png_cost_no_picture(decoder, name, tmp_path):
+    data = encoded(Image.fromarray(grainy()), "PNG")
+    for at in (33, len(data) - 12):  # in front of the pixels, and behind them
+        broken = data[:at] + BROKEN_CHUNKS[name] + data[at:]
+        np.testing.assert_array_equal(decoded(broken, decoder), grainy())
+        (tmp_path / f"{at}.png").write_bytes(broken)
+    sizes = collect_sizes(tmp_path, progress=False)
+    assert set(zip(sizes["width"], sizes["height"], strict=True)) == {(WIDTH, HEIGHT)}
+
+
+@pytest.mark.parametrize("kind", ["GIF", "BMP", "TIFF"])
+def test_a_file_of_another_kind_is_told_by_its_kind(decoder, kind):
+    with pytest.raises(DecodeError, match=f"it is a {kind}, and not a readable JPEG, PNG or WebP"):
+        decode(encoded(picture(), kind), decoder)

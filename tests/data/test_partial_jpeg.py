@@ -1,18 +1,23 @@
 """Decoding a part of a JPEG gives the pixels that decoding all of it gives, and anything else is left to others."""
 
 import io
+import re
 from concurrent.futures import ThreadPoolExecutor
 from ctypes.util import find_library
 
 import numpy as np
 import pytest
 import simplejpeg
+import torch
 from PIL import Image
 
+import labkit as lk
+from labkit import BatchLoader
 from labkit.course.oracles import broken_files, oracle_files
 from labkit.data import partial_jpeg as regions
 from labkit.data.partial_jpeg import RegionDecoder, WholeDecoder, load_library, open_decoder
 from tests.image_files import encoded
+from tests.memory_store import MemoryStore
 
 needs_library = pytest.mark.skipif(isinstance(open_decoder(), WholeDecoder), reason=regions.REMEDY)
 SUBSAMPLINGS = ("444", "422", "420", "440", "411", "Gray")
@@ -157,3 +162,20 @@ def test_the_named_library_is_taken(monkeypatch, looked_up_anew):
     assert regions._candidate_paths() == ["/nowhere/libturbojpeg.so"]
     with pytest.raises(ImportError):
         load_library()
+
+
+@needs_library
+@pytest.mark.parametrize("n_scans", [1, 2, 4, 9, 10])
+def test_a_progressive_jpeg_that_lacks_scans_is_decoded_whole(n_scans, tmp_path):
+    """libjpeg guesses what is missing from the blocks around, which a crop's edge does not have."""
+    data = jpeg(200, 200, "progressive")
+    starts = [match.start() for match in re.finditer(rb"\xff\xda", data)]
+    assert len(starts) == 10
+    kept = data if n_scans == 10 else data[: data.rindex(b"\xff\xc4", 0, starts[n_scans])] + b"\xff\xd9"
+    assert RegionDecoder().header(kept) == ((200, 200) if n_scans == 10 else None)
+    store = MemoryStore({"a/1.jpg": kept, "b/1.jpg": kept})
+    loader = BatchLoader(store, size=64, batch_size=2, antialias=False, seed=n_scans, scaled_decoding=False)
+    pixels = lk.PixelStore.build(store, tmp_path / "x.pixels", short_side=200, progress=False)
+    expected = BatchLoader(pixels, size=64, batch_size=2, antialias=False, seed=n_scans)
+    for (images, _), (whole_images, _) in zip(loader, expected, strict=True):
+        assert torch.equal(images, whole_images)

@@ -195,7 +195,18 @@ def differing(folder: Path, files: dict[str, bytes]) -> dict:
     for name, data in files.items():
         (folder / name).write_bytes(data)
         found[name] = by_labkit(folder / name), by_pillow(folder / name)
-    return {name: (ours, theirs) for name, (ours, theirs) in found.items() if ours != theirs}
+    return {
+        name: (ours, theirs)
+        for name, (ours, theirs) in found.items()
+        if ours != theirs and not _is_png_with_broken_metadata(files[name], ours, theirs)
+    }
+
+
+def _is_png_with_broken_metadata(data: bytes, ours: tuple, theirs: tuple) -> bool:
+    """What Pillow does not open for a chunk that no pixel needs: its first chunk has the size."""
+    if theirs != (None, None) or not data.startswith(b"\x89PNG"):
+        return False
+    return ours == (struct.unpack(">II", data[16:24]), 1)
 
 
 def test_every_file_has_the_size_and_orientation_that_pillow_gives(tmp_path):

@@ -324,7 +324,7 @@ class TestErrors:
 
     def test_an_empty_store(self):
         with pytest.raises(ValueError, match="holds no image"):
-            BatchLoader(SimpleNamespace(keys=lambda: [], read=None))
+            BatchLoader(SimpleNamespace(keys=lambda: [], read=len))
 
     @pytest.mark.parametrize(
         "wrong",
