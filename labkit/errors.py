@@ -32,6 +32,8 @@ class MissingFileError(LabkitError, FileNotFoundError):
 class MissingKeyError(LabkitError, KeyError):
     """A key that was asked for is not in the store; names it."""
 
+    __str__ = Exception.__str__  # KeyError's shows the message in quotes
+
 
 class MissingLibraryError(LabkitError, ImportError):
     """An optional library is missing; names the command that installs it."""

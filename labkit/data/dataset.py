@@ -17,13 +17,13 @@ from labkit.data.buckets import Buckets
 from labkit.data.decode import DECODERS, FORMATS, decode
 from labkit.data.labels import Labeled, labels_of
 from labkit.data.stores import Store
-from labkit.errors import DecodeError
+from labkit.errors import DecodeError, MissingKeyError
 from labkit.util.arguments import require_choice
 from labkit.util.strings import PackedStrings
 
 
 class Skipped(NamedTuple):
-    """Takes the place of an image that could not be decoded, until `collate` removes it."""
+    """Takes the place of an image that could not be decoded or read, until `collate` removes it."""
 
     key: str
     reason: str
@@ -39,8 +39,8 @@ class ImageDataset(Labeled, Dataset):
         decoder: One of `labkit.DECODERS`.
         buckets: Resize and crop each image to its bucket's shape, before the transform; see `Buckets.crop`.
         transform: Called with the uint8 (3, H, W) tensor; its result replaces the image.
-        on_error: `"raise"` passes `DecodeError` on. `"skip"` leaves the image out: build the loader with
-            `collate_fn=labkit.collate`, and read `skipped` at the end; the keys are also printed at exit.
+        on_error: `"raise"` passes errors on. `"skip"` leaves out an image that cannot be decoded, or is gone:
+            build the loader with `collate_fn=labkit.collate`, and read `skipped` at the end; the keys are also printed at exit.
         classes: Names that labels index into, such as `train.classes` for a validation set, which may lack some of
             them. An empty list: the images have no labels, and all get 0. Default: the class folders, sorted.
 
@@ -88,10 +88,9 @@ class ImageDataset(Labeled, Dataset):
 
     def __getitem__(self, index: int) -> tuple[Any, int] | Skipped:
         key = self.keys[index]
-        data = self.store.read(key)
         try:
-            image = self._decode(data, key)
-        except DecodeError as error:
+            image = self._decode(self.store.read(key), key)
+        except (DecodeError, MissingKeyError, FileNotFoundError) as error:
             if self._skips is None:
                 raise
             return self._skips.add(key, str(error))

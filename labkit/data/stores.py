@@ -108,7 +108,10 @@ class FolderStore(ListedStore):
         self.root = Path(root)
         super().__init__(str(self.root), ignore)
         if not self.root.is_dir():
-            raise MissingFileError(f"{self.root} is not a folder: make photos with labkit.make_photos(root, count)")
+            raise MissingFileError(
+                f"{self.root} is not a folder (looked for in {os.getcwd()}): check the path; "
+                "lk.make_photos(root, count) makes photos to try things on"
+            )
 
     def __repr__(self) -> str:
         return f"FolderStore({self.root.name!r}, {len(self)} images)"

@@ -76,8 +76,8 @@ class BatchLoader(Labeled, Resumable):
             `num_processes`, which share the requests out, those of one batch per process and `reads_in_flight` more.
             An `HttpStore`, an `ObjectStore` on S3 or a `TarStore` on either keeps as many connections. A `break` gives
             up what has not begun. Default: the threads that decode read, each its own image.
-        on_error: `"raise"` raises `DecodeError`. `"skip"` leaves the image out of its batch and adds it to `skipped`,
-            which is also printed at exit.
+        on_error: `"raise"` passes errors on. `"skip"` leaves an image that cannot be decoded, or is gone, out of its
+            batch and adds it to `skipped`, which is also printed at exit.
         classes: As for `ImageDataset`: `BatchLoader(val, classes=train.classes)` gives the numbers of the training set
             to a validation set that lacks some of its classes. A `PixelStore` must have been built with these.
 
@@ -133,7 +133,8 @@ class BatchLoader(Labeled, Resumable):
         on_error: str = "raise",
         classes: Sequence[str] | None = None,
     ):
-        self.batch_size, self.size, self._seed = require_int("batch_size", batch_size), require_int("size", size), seed
+        self.batch_size, self.size = require_int("batch_size", batch_size), require_int("size", size)
+        self._seed = seed = require_int("seed", seed, -(2**63))
         self.num_threads = cores_per_rank() if num_threads is None else require_int("num_threads", num_threads)
         self.batches_in_flight = require_int("prefetch_factor", prefetch_factor)
         _check_range("scale", scale, 1.0)

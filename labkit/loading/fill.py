@@ -25,7 +25,7 @@ from labkit.data.dataset import SkipLog
 from labkit.data.decode import MAX_PIXELS, decode, jpeg_orientation
 from labkit.data.partial_jpeg import SCALES, Frame, Part, open_decoder
 from labkit.data.stores import Store
-from labkit.errors import ArgumentError, DecodeError
+from labkit.errors import ArgumentError, DecodeError, MissingKeyError
 from labkit.loading.crops import flips, middle_crops, random_crops, uniforms
 from labkit.util.arguments import require_choice
 
@@ -141,6 +141,8 @@ class PixelFormat:
                     "mean and std need floats: pass dtype=torch.float32, torch.float16 or torch.bfloat16"
                 )
             _check_channels("mean", self.mean)
+            if max(self.mean) > 1:
+                raise ArgumentError(f"mean and std are of values from 0 to 1: divide by 255, got mean={self.mean!r}")
             _check_channels("std", self.std, above=0)
 
     @property
@@ -356,13 +358,12 @@ class EncodedFiller:
     def _call_or_skip(self, function: Any, key: str, *arguments: Any) -> Any:
         try:
             return function(key, *arguments)
-        except DecodeError as error:
-            if self._skips is None:
-                raise
-            self._skips.add(key, str(error))
-            return None
         except Exception as error:
-            error.add_note(f"while loading {key}")
+            if self._skips is not None and isinstance(error, DecodeError | MissingKeyError | FileNotFoundError):
+                self._skips.add(key, str(error))
+                return None
+            if not isinstance(error, DecodeError):  # which names the key
+                error.add_note(f"while loading {key}")
             raise
 
     def _open_image(self, key: str, read: Future | None) -> _EncodedImage:

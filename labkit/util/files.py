@@ -278,7 +278,7 @@ def claim_folder(folder: Path, record_name: str, record: dict, *, what: str, key
 
 
 def check_same_job(
-    target: object, found: dict, asked: dict, *, what: str, remedy: str = REMEDY, error: type[Exception] = ValueError
+    target: object, found: dict, asked: dict, *, what: str, remedy: str = REMEDY, error: type[Exception] = ArgumentError
 ) -> None:
     """Raise `error` where the record that made `target` is not the one asked for; it lists the differing entries."""
     if found != asked:

@@ -20,12 +20,15 @@ from labkit import (
     DecodeError,
     FolderStore,
     ImageDataset,
+    LoaderConfig,
     PackedStrings,
     PILDataset,
     TarStore,
     collate,
     collect_sizes,
     decode,
+    make_loader,
+    make_photos,
 )
 from labkit.course.oracles import broken_files, oracle_files, reference
 from labkit.data.dataset import Skipped
@@ -221,3 +224,21 @@ class TestBuckets:
         items = [dataset[index] for index in range(len(dataset))]
         assert sum(isinstance(item, Skipped) for item in items) == 3
         assert {item[0].shape for item in items if not isinstance(item, Skipped)} == {(3, 32, 32)}
+
+
+@pytest.mark.parametrize("make", [
+    lambda store: BatchLoader(store, size=32, batch_size=4, on_error="skip"),
+    lambda store: make_loader(ImageDataset(store, on_error="skip", transform=lambda x: x[:, :8, :8]),
+                                 LoaderConfig(batch_size=4, num_workers=0)),
+])  # fmt: skip
+def test_skip_also_leaves_out_what_is_gone(tmp_path, make):
+    make_photos(tmp_path, 4, progress=False)
+    (tmp_path / "cat").mkdir(exist_ok=True)
+    (tmp_path / "cat" / "dead.jpg").symlink_to("nowhere.jpg")
+    store = FolderStore(tmp_path)
+    gone = store.keys()[0]
+    (tmp_path / gone).unlink()
+    loader = make(store)
+    assert sum(len(images) for images, _ in loader) == len(store.keys()) - 2
+    skipped = (loader if hasattr(loader, "skipped") else loader.dataset).skipped
+    assert {key for key, _ in skipped} == {gone, "cat/dead.jpg"}

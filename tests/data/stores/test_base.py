@@ -59,7 +59,10 @@ def test_keys_do_not_leave_the_folder(image_folder, key):
 
 
 def test_missing_folders_and_images(tmp_path):
-    for root, said in ((tmp_path / "no", "no is not a folder: .*make_photos"), (tmp_path, r"holds no image .*\.jpg")):
+    for root, said in (
+        (tmp_path / "no", r"no is not a folder \(looked for in .*make_photos"),
+        (tmp_path, r"holds no image .*\.jpg"),
+    ):
         with pytest.raises(FileNotFoundError, match=said) as failure:
             FolderStore(root).keys()
         assert str(root) in str(failure.value)
