@@ -227,9 +227,9 @@ class TestBuckets:
 
 
 @pytest.mark.parametrize("make", [
-    lambda store: BatchLoader(store, size=32, batch_size=4, on_error="skip"),
+    lambda store: BatchLoader(store, size=32, batch_size=8, on_error="skip"),
     lambda store: make_loader(ImageDataset(store, on_error="skip", transform=lambda x: x[:, :8, :8]),
-                                 LoaderConfig(batch_size=4, num_workers=0)),
+                                 LoaderConfig(batch_size=8, num_workers=0)),
 ])  # fmt: skip
 def test_skip_also_leaves_out_what_is_gone(tmp_path, make):
     make_photos(tmp_path, 4, progress=False)
