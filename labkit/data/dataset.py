@@ -40,7 +40,8 @@ class ImageDataset(Labeled, Dataset):
         buckets: Resize and crop each image to its bucket's shape, before the transform; see `Buckets.crop`.
         transform: Called with the uint8 (3, H, W) tensor; its result replaces the image.
         on_error: `"raise"` passes errors on. `"skip"` leaves out an image that cannot be decoded, or is gone:
-            build the loader with `collate_fn=labkit.collate`, and read `skipped` at the end; the keys are also printed at exit.
+            build the loader with `collate_fn=labkit.collate`, and read `skipped` at the end; the keys are also
+            printed at exit.
         classes: Names that labels index into, such as `train.classes` for a validation set, which may lack some of
             them. An empty list: the images have no labels, and all get 0. Default: the class folders, sorted.
 
