@@ -9,7 +9,7 @@ from typing import Any
 
 _NAMES = {
     "course.exercises": ["check"],
-    "course.feeding": ["Feeding", "FeedingExplorer", "explore", "feeding_times", "simulate_feeding"],
+    "course.feeding": ["Feeding", "feeding_times", "simulate_feeding"],
     "course.ledger": ["checklist", "claims", "plot_claims"],
     "course.oracles": [
         "broken_files",

@@ -17,7 +17,6 @@ from matplotlib.text import Text
 import labkit as lk
 from labkit import course
 from labkit.course import ladder
-from labkit.course.feeding import Feeding, plot_feeding, plot_runs
 from labkit.course.predictions import plot_guesses
 from labkit.measure import plots as figures
 from labkit.peers.run import plot_cores, predict_cores
@@ -152,15 +151,8 @@ PLOTS = {
     "plot_pictures": _pictures,
     "plot_images": _images,
     "plot_guesses": _guesses,
-    "plot_feeding": lambda frame_of, ratio: plot_feeding(Feeding(step_s=0.01, load_s=0.03 * ratio)),
-    "plot_runs": lambda frame_of, ratio: plot_runs(_two_factors(frame_of, ratio), x="storage", hue="variant"),
     "plot_plan": _plan,
 }  # fmt: skip
-
-
-def _two_factors(frame_of, ratio):
-    places = ("disk, warm", "disk, cold", "HTTP, 5 ms", "HTTP, 50 ms")
-    return pd.concat([_runs(frame_of, ratio, storage=place) for place in places], ignore_index=True)
 
 
 def _draw(plot, frame_of, ratio=1.5):

@@ -1,13 +1,12 @@
 import math
 from dataclasses import replace
 
-import matplotlib.colors
 import pytest
 import torch
 from hypothesis import example, given, settings, strategies as st
 
 from labkit import course
-from labkit.course.feeding import _SLIDERS, WAYS, WIDGET_VIEW, Feeding, plot_feeding, step_seconds
+from labkit.course.feeding import WAYS, Feeding, step_seconds
 
 SLOW_COPY = Feeding(step_s=20e-3, load_s=10e-3, num_workers=4, batch_bytes=100_000_000, pcie_bytes_per_s=10e9,
                     staging_bytes_per_s=5e9)  # fmt: skip
@@ -38,14 +37,14 @@ def test_prefetched_costs_as_much_as_its_longest_part(load_s, batch_bytes, step_
 
 
 BALANCED = Feeding(step_s=46.8e-3, load_s=51.5e-3, num_workers=1)  # loading takes a little longer than the step
+RANGES = {
+    "step_s": (1e-3, 0.2), "load_s": (1e-3, 0.5), "batch_bytes": (1e6, 2e8), "pcie_bytes_per_s": (1e9, 64e9),
+}  # fmt: skip
 LOOPS = st.builds(
-    Feeding,
-    **{
-        field: st.integers(0, 16) if field == "num_workers" else st.floats(math.log(low * unit), math.log(high * unit))
-        .map(lambda power, is_whole=field == "batch_bytes": round(math.exp(power)) if is_whole else math.exp(power))
-        for field, (_, low, high, unit) in _SLIDERS.items()
-    },
-)  # fmt: skip
+    lambda num_workers, batch_bytes, **rates: Feeding(num_workers=num_workers, batch_bytes=round(batch_bytes), **rates),
+    num_workers=st.integers(0, 16),
+    **{name: st.floats(math.log(low), math.log(high)).map(math.exp) for name, (low, high) in RANGES.items()},
+)
 
 
 @given(LOOPS)
@@ -54,7 +53,7 @@ LOOPS = st.builds(
 @example(BALANCED)
 @settings(max_examples=10, deadline=None)
 def test_no_way_is_faster_than_the_longest_part_and_prefetched_is_as_fast(loop):
-    """Whatever the sliders say: copies, steps and each worker's loading are one after another."""
+    """Copies, steps and each worker's loading are one after another."""
     over = course.feeding_times(loop).over_longest
     assert over.min() > 1 - 1e-5
     assert over["prefetched"] < 1.02  # kernels of a millisecond: launching them counts
@@ -111,33 +110,6 @@ def test_the_timeline_says_that_it_is_simulated():
     assert {"host", "copy", "GPU", "worker 0"} <= set(frame.lane)
     ax = course.plot_timeline(frame)
     assert ax.get_title(loc="right") == "simulated"
-
-
-def test_the_plot_has_every_way_and_the_word():
-    ax = plot_feeding(SLOW_COPY)
-    assert [label.get_text() for label in ax.get_yticklabels()] == list(WAYS)
-    assert [bar.get_width() for bar in ax.patches] == pytest.approx(list(course.feeding_times(SLOW_COPY).ms_per_step))
-    assert ax.get_title(loc="right") == "simulated"
-    assert matplotlib.colors.to_hex(ax.get_facecolor()) != "#ffffff"
-
-
-@pytest.mark.parametrize(
-    ("num_workers", "name"), [(0, "load alone"), (1, "load alone"), (4, "load alone, by 4 workers")]
-)
-def test_the_plot_says_that_loading_is_divided_by_the_workers(num_workers, name):
-    ax = plot_feeding(replace(SLOW_COPY, num_workers=num_workers))
-    assert [text.get_text() for text in ax.get_legend().get_texts()] == [name, "copy alone", "compute alone"]
-
-
-def test_sliders_change_the_picture():
-    explorer = course.FeedingExplorer(SLOW_COPY)
-    before = explorer._picture.value
-    explorer.sliders["num_workers"].value = 0
-    explorer.sliders["step_s"].value = 100
-    assert (explorer.feeding.num_workers, explorer.feeding.step_s) == (0, pytest.approx(0.1))
-    assert explorer._picture.value != before
-    bundle = explorer._repr_mimebundle_()
-    assert {"image/png", "text/plain", WIDGET_VIEW} == set(bundle)
 
 
 def test_published_rates_name_their_source():
