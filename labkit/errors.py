@@ -110,7 +110,3 @@ class CannotRun(LabkitError, ValueError):
 
 class CannotDiagnose(LabkitError, ValueError):
     """The arguments are not a loader and a step; the message tells what is needed."""
-
-
-class CannotTry(LabkitError, ValueError):
-    """There is nothing to try, or the script failed; the message says which."""

@@ -286,24 +286,16 @@ def watch(
     replay: Annotated[
         bool, typer.Option("--replay", help="Measure the ceiling by repeating batches; no training.")
     ] = False,
-    try_it: Annotated[
-        bool, typer.Option("--try", help="Also run it with the recommended loader settings, in turns; no training.")
-    ] = False,
     end: Annotated[bool, typer.Option("--end", help="End the script after --steps, before it saves anything.")] = False,
     json: Annotated[str, typer.Option(help="File for the figures.")] = "",
     html: Annotated[str, typer.Option(help="File for a page with the timeline.")] = "",
     trace: Annotated[str, typer.Option(help="File for the timeline, for ui.perfetto.dev.")] = "",
 ) -> None:
     """Run an unchanged training script, and show what it waited for."""
-    from labkit.errors import CannotTry
     from labkit.watching.program import WatchOptions, run_watched
-    from labkit.watching.trial import try_settings
 
     program = [*(["-m"] if module else []), script, *(arguments or [])]
-    if not try_it:
-        run_watched(program, WatchOptions(steps, end, replay, json, html, trace))
-    with one_line_errors("labkit", CannotTry):
-        typer.echo(repr(try_settings(program, steps or 100, typer.echo)))
+    run_watched(program, WatchOptions(steps, end, replay, json, html, trace))
 
 
 app.command()(plan)

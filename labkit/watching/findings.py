@@ -577,7 +577,7 @@ def _table(observer: Observer, accounts: Accounts) -> pd.DataFrame:
 
 def _counts(loader: SeenLoader, role: str) -> dict[str, Any]:
     return {
-        "loader": f"{loader.kind} {loader.number}", "made": loader.made, "role": role,
+        "loader": f"{loader.kind} {loader.number}", "role": role,
         "num_workers": loader.traits.num_workers, "n_batches": loader.n_batches,
     }  # fmt: skip
 

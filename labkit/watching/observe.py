@@ -1,20 +1,17 @@
 """What a training does with its loaders, seen from outside: torch's classes note it, the script stays as it is.
 
 Nothing here imports torch: the script does, when it has set what torch reads as it starts. Modules are changed as the
-program imports them. Loader settings can be set from outside, to try what a change would bring.
+program imports them.
 """
 
 import functools
-import inspect
-import json
-import os
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -22,44 +19,6 @@ from weakref import ref
 
 from labkit.watching.advice import LoaderTraits
 from labkit.watching.timings import BatchTiming, DeviceTimes, TimedWorker, read_times, start_timing
-
-_VARIABLE = "LABKIT_WATCH_SETTINGS"
-_OF_WORKERS = ("persistent_workers", "prefetch_factor")
-
-
-@dataclass(frozen=True)
-class Settings:
-    """Arguments of `torch.utils.data.DataLoader` for some loaders of a script.
-
-    numbers: Which loaders, in the order in which the script makes them, from 0.
-    """
-
-    numbers: list[int] = field(default_factory=list)
-    arguments: dict[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def of_environment(cls) -> "Settings":
-        """What a trial set for this process, and for no process that it starts; none outside of one."""
-        return cls(**json.loads(os.environ.pop(_VARIABLE, "{}")))
-
-    def environment(self) -> dict[str, str]:
-        """For a process that takes them over."""
-        return {_VARIABLE: json.dumps(asdict(self))}
-
-    def make(self, number: int, init: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-        """Call `DataLoader.__init__`, with these settings if the loader has one of the numbers."""
-        if number not in self.numbers:
-            init(*args, **kwargs)
-            return
-        own = inspect.signature(init).bind(*args, **kwargs).arguments
-        init(**{**own, **_fitting(own, self.arguments)})
-
-
-def _fitting(own: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings that only workers take are left out without workers."""
-    num_workers = changed.get("num_workers", own.get("num_workers", 0))
-    return {name: value for name, value in changed.items() if num_workers or name not in _OF_WORKERS}
-
 
 Change = Callable[[ModuleType], object]
 
@@ -183,11 +142,9 @@ class SeenLoader:
     """A loader and its epochs.
 
     number: In the order in which loaders are first iterated, from 0.
-    made: In the order in which `DataLoader`s are made; None for other loaders, and for those made before.
     """
 
     number: int
-    made: int | None
     kind: str
     traits: LoaderTraits
     epochs: list[Epoch] = field(default_factory=list)
@@ -228,10 +185,9 @@ class Observer:
         self.loaders: list[SeenLoader] = []
         self.device = DeviceTimes()
         self.control = Control()
-        self.settings = Settings()
-        self.n_steps = self._n_made = 0
+        self.n_steps = 0
         self._imports = WhenImported()
-        self._numbers, self._seen, self._epochs = _Known(), _Known(), _Known()
+        self._seen, self._epochs = _Known(), _Known()
         self._scratch: str | None = None
         self._undo = ExitStack()
         self._lock = threading.Lock()
@@ -275,7 +231,6 @@ class Observer:
         self._undo.callback(start_timing(self._made_here, fetch))
 
     def _observe_loaders(self, dataloader: Any) -> None:
-        self._change(dataloader.DataLoader, "__init__", self._making)
         self._change(dataloader._BaseDataLoaderIter, "__init__", self._starting)
         self._change(dataloader._BaseDataLoaderIter, "_reset", self._resetting)
         self._change(dataloader._BaseDataLoaderIter, "__next__", self._giving)
@@ -316,22 +271,12 @@ class Observer:
         seen = self._seen.get(loader)
         if seen is None:
             with self._lock:
-                made, kind = self._numbers.get(loader), type(loader).__name__
-                seen = SeenLoader(len(self.loaders), made, kind, _traits(loader))
+                kind = type(loader).__name__
+                seen = SeenLoader(len(self.loaders), kind, _traits(loader))
                 self.loaders.append(seen)
             self._seen.put(loader, seen)
         seen.epochs.append(epoch)
         return seen, epoch
-
-    def _making(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-            observer._numbers.put(self, number := observer._n_made)
-            observer._n_made += 1
-            observer.settings.make(number, original, self, *args, **kwargs)
-
-        observer = self
-        return __init__
 
     def _starting(self, original: Any) -> Any:
         """torch's iterators, also those that subclasses of its loader make for themselves, begin with their loader."""

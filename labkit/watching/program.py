@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from labkit.errors import CannotRun, NothingSeen
 from labkit.measure.usage import core_time
 from labkit.watching.advice import LoaderTraits
-from labkit.watching.observe import REPLAY, Control, Observer, SeenLoader, Settings, describe_nothing
+from labkit.watching.observe import REPLAY, Control, Observer, SeenLoader, describe_nothing
 from labkit.watching.script import ProgressLine, Script, Terminal, before_termination
 
 if TYPE_CHECKING:  # the libraries of a report are imported when there is one to make
@@ -164,7 +164,7 @@ class Replay(Steps):
         return max(_LEAST, min(self._n_steps, (seen.traits.n_batches - _UNSETTLED - _KEPT - 4) // 2))
 
 
-_NONE = SeenLoader(-1, None, "", LoaderTraits())  # no loader yet
+_NONE = SeenLoader(-1, "", LoaderTraits())  # no loader yet
 
 
 def _rest(seen: SeenLoader) -> None:
@@ -265,7 +265,6 @@ def watch_script(program: Sequence[str], options: WatchOptions) -> None:
     terminal, watched = Terminal(), Watched()
     finish = _Finish(watched, options, terminal)
     watched.observer.control = _control(watched, options, finish, terminal)
-    watched.observer.settings = Settings.of_environment()
     before_termination(finish)
     watched.start()
     try:

@@ -228,7 +228,7 @@ class Terminal:
             console.print(sentence, markup=False)
         for other in report.recommendations[1:]:
             console.print(f"Then: {other}", markup=False)
-        console.print(_table(report.loaders.drop(columns="made")), crop=False)
+        console.print(_table(report.loaders), crop=False)
         if report.ranks is not None:
             console.print(_table(report.ranks), crop=False)
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from labkit.errors import CannotRun
-from labkit.util.machine import usable_cores
 from labkit.watching import program
 from labkit.watching.script import Script
 from tests.paths import REPO
@@ -125,15 +124,6 @@ def test_a_module_and_files(tmp_path):
     assert "<img" in files["html"].read_text()
     assert json.loads(files["trace"].read_text())["traceEvents"]
     assert json.loads(files["json"].read_text())["command"] == "-m tests.training_script trains 0"
-
-
-def test_a_recommendation_is_tried():
-    done = run("--try", "--steps", "24", SCRIPT, "trains", 0)
-    assert done.returncode == 0, done.stderr
-    settings = f"num_workers={usable_cores()}, persistent_workers=True"
-    assert f"With {settings} set from outside, training is" in done.stdout
-    failed = run("--try", "--steps", "24", SCRIPT, "raises", 0)
-    assert (failed.returncode, "photo 120" in failed.stderr) == (2, True)
 
 
 def test_ranks_report_once(tmp_path):
