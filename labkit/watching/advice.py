@@ -70,6 +70,7 @@ class LoaderTraits:
     decoder: The data set's decoder, by name.
     tar_mode: How the data set's `TarStore` reads.
     decodes: Whether there is anything to decode: not in a `PixelStore`.
+    is_batch_loader: Whether it is `lk.BatchLoader`, which decodes only what a crop needs.
     n_batches: Batches of an epoch.
     """
 
@@ -80,6 +81,7 @@ class LoaderTraits:
     decoder: str | None = None
     tar_mode: str | None = None
     decodes: bool = True
+    is_batch_loader: bool = False
     n_batches: int | None = None
 
     @classmethod
@@ -92,7 +94,8 @@ class LoaderTraits:
             pin_memory=bool(getattr(workers, "pin_memory", False)),
             decoder=decoder if isinstance(decoder, str) else None,
             tar_mode=getattr(of_data_set(loader, "store"), "mode", None),
-            decodes=not any(_holds_pixels(data) for data in _data_sets(loader)),
+            decodes=not any(_is_labkits(data, "PixelStore") for data in [*_data_sets(loader), _source(loader)]),
+            is_batch_loader=_is_labkits(loader, "BatchLoader"),
             n_batches=epoch_length(loader),
         )  # fmt: skip
 
@@ -113,9 +116,14 @@ def _data_sets(loader: Any) -> Iterator[Any]:
         data = getattr(data, "dataset", None)
 
 
-def _holds_pixels(data: Any) -> bool:
-    """Whether it is a `PixelStore`, which is not imported here: NumPy and Pillow would come with it."""
-    return any(kind.__name__ == "PixelStore" and kind.__module__.startswith("labkit.") for kind in type(data).__mro__)
+def _source(loader: Any) -> Any:
+    """What a `BatchLoader` reads; None for other loaders."""
+    return getattr(getattr(loader, "_filler", None), "_store", None)
+
+
+def _is_labkits(value: Any, name: str) -> bool:
+    """Whether it is of that class of labkit's, which is not imported here: NumPy and Pillow would come with it."""
+    return any(kind.__name__ == name and kind.__module__.startswith("labkit.") for kind in type(value).__mro__)
 
 
 def torch_loader(loader: Any) -> Any:
@@ -286,6 +294,12 @@ def _particular(rung: str, traits: LoaderTraits) -> tuple[str, str, str] | None:
         return rung, "Read the tar through an index: TarStore(path, mode='index')", "09_marigold_storage"
     if rung == "decoding" and not traits.decodes:
         return "transforms", _AUGMENT_ON_DEVICE, "06_kornia_gpu"
+    if rung == "decoding" and traits.is_batch_loader:
+        return (
+            rung,
+            "Decode once: give lk.BatchLoader a lk.PixelStore, which lk.PixelStore.build makes",
+            "11b_raw_pixels",
+        )
     if rung == "decoding" and traits.decoder not in (None, "turbojpeg"):
         return rung, f"Decode with turbojpeg instead of {traits.decoder}", "02_read_image"
     if rung == "start" and traits.starts_workers:

@@ -177,6 +177,11 @@ class WatchReport:
     @property
     def sentences(self) -> list[str]:
         """The result in words."""
+        if self.n_batches < FEW:
+            seen = "1 batch was" if self.n_batches == 1 else f"{self.n_batches} batches were"
+            few = f"Only {seen} seen after the first: too few for a ceiling or advice."
+            few += f" Let the training take at least {FEW} steps."
+            return [describe_waiting(self.shares), few, *self.notes]
         return [describe_waiting(self.shares), self._describe_ceiling(), str(self.recommendation), *self.notes]
 
     def _describe_ceiling(self) -> str:
@@ -554,9 +559,6 @@ def make_report(
 
 def _notes(accounts: Accounts) -> list[str]:
     notes = []
-    n_turns = len(accounts.of("training"))
-    if n_turns < FEW:
-        notes.append(f"Only {n_turns} batches were seen: let it run longer for figures to rely on.")
     if not accounts.loader.trains:
         notes.append("No optimizer of torch stepped between batches: this may not be the loader of the training.")
     threads = {epoch.thread for epoch in accounts.loader.epochs}

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from labkit.errors import CannotRun
 from labkit.util.redact import redact
-from labkit.watching.observe import Control, SeenLoader
+from labkit.watching.observe import FEW, Control, SeenLoader
 
 _SECRET = re.compile(
     r"token|passw|secret|credential|api[-_]?key|access[-_]?key|\bauth|(^|[-_])(key|pw|pwd)$", re.IGNORECASE
@@ -221,12 +221,14 @@ class Terminal:
 
         width = None if self.stream.isatty() else 160
         console = Console(file=self.stream, highlight=False, soft_wrap=True, width=width)
-        console.print(f"\n[bold]labkit watch[/bold] {report.n_batches} batches", markup=True)
+        console.print(
+            f"\n[bold]labkit watch[/bold] {report.n_batches} batch{'es' * (report.n_batches != 1)}", markup=True
+        )
         for name, share in report.shares.items():
             console.print(f"{name:<10} {share:6.1%}  {'#' * round(_BAR * share)}", markup=False)
         for sentence in report.sentences:
             console.print(sentence, markup=False)
-        for other in report.recommendations[1:]:
+        for other in report.recommendations[1:] if report.n_batches >= FEW else ():
             console.print(f"Then: {other}", markup=False)
         console.print(_table(report.loaders), crop=False)
         if report.ranks is not None:

@@ -27,6 +27,16 @@ def test_prepared_pixels_have_nothing_to_decode(tmp_path):
     assert (advice.rung, advice.notebook) == ("transforms", "06_kornia_gpu")
 
 
+def test_who_uses_a_batch_loader_is_not_advised_to_use_one(tmp_path):
+    root = lk.make_photos(tmp_path / "photos", 4, progress=False)
+    store = lk.FolderStore(root)
+    [advice] = advise(_costs(prepare=3.0, together=4.0), LoaderTraits.of(lk.BatchLoader(store)))
+    assert "PixelStore" in advice.action
+    pixels = lk.PixelStore.build(store, tmp_path / "pixels", short_side=32, progress=False)
+    [advice] = advise(_costs(prepare=3.0, together=4.0), LoaderTraits.of(lk.BatchLoader(pixels)))
+    assert advice.rung == "transforms"
+
+
 @pytest.mark.parametrize(
     ("n_batches", "starts_workers", "rung"), [(8, False, "none"), (8, True, "start"), (100, False, "start")]
 )

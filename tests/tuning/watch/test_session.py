@@ -150,7 +150,8 @@ def test_an_error_in_the_block_is_the_blocks_own():
     with pytest.raises(ZeroDivisionError), lk.watch() as watched:  # noqa: PT012 - what is raised in between
         train(DataLoader(TensorDataset(torch.zeros(20, 4)), 2))
         1 / 0  # noqa: B018
-    assert "Only" in watched.report().notes[0]
+    [_, few] = watched.report().sentences
+    assert few.startswith("Only 6 batches were seen after the first: too few for a ceiling or advice.")
 
 
 def test_a_ceiling_that_was_not_measured_says_so():
@@ -176,7 +177,7 @@ def test_at_least_goes_with_the_lower_end_of_the_interval(interval, is_bound, wo
         train(DataLoader(TensorDataset(torch.zeros(8, 4)), 2))
     low, high = interval
     found = replace(
-        watched.report(), ceiling=2.0, ceiling_low=low, ceiling_high=high, is_bound=is_bound,
+        watched.report(), ceiling=2.0, ceiling_low=low, ceiling_high=high, is_bound=is_bound, n_batches=30,
         cpu_share=None, gpu_utilization=None,
     )  # fmt: skip
     assert found.sentences[1] == f"Were data free, it would be {words}."
