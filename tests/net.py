@@ -180,7 +180,7 @@ def as_rank(rank: int, world_size: int):
 
 
 def ranks(photos: Path, folder: Path):
-    """Shares of two ranks, also with workers, resumed on two and on one, and those of the other loaders."""
+    """Shares of two ranks, also with workers, and resumed; and those of the other loaders."""
     shards, store = folder / "shards", lk.FolderStore(photos)
     options = {"shuffle": 7, "shuffle_initial": 3}
     for seed in SEEDS:
@@ -198,23 +198,17 @@ def ranks(photos: Path, folder: Path):
                 config = lk.LoaderConfig(batch_size=5, num_workers=0, seed=seed)
                 loader = lk.make_loader(lk.ImageDataset(store, decoder="pil"), config, shuffle=True, collate_fn=list)
                 yield f"make_loader rank {rank} {seed}", [[list(map(list, b)) for b in loader] for _ in range(2)]
-    # Which sample comes where is each run's own: what is promised is that each of them comes once.
     for seed in SEEDS:
-        came, states = [], []
         for rank in range(2):
             with as_rank(rank, 2):
                 given = lk.read_shards(str(shards), seed=seed, **options)
                 given.set_epoch(1)
                 iterator = iter(given)
-                came += [digest(list(next(iterator))) for _ in range(4)]
-                states.append(json.loads(json.dumps(given.state_dict())))
+                for _ in range(4):
+                    next(iterator)
                 again = lk.read_shards(str(shards), seed=seed, **options)
                 again.load_state_dict(given.state_dict())
                 yield f"read_shards rank {rank} resumed {seed}", [list(sample) for sample in again]
-        alone = lk.read_shards(str(shards), seed=seed, **options)
-        alone.load_state_dict(states)
-        came += [digest(list(sample)) for sample in alone]
-        yield f"read_shards two ranks, then one {seed}", sorted(came)
 
 
 def depth_and_device(photos: Path, folder: Path):

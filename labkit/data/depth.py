@@ -1,4 +1,4 @@
-"""Marigold's training pairs, over any store: RGB, depth in metres, masks and normalised depth.
+"""Marigold's training pairs, over any store: RGB, depth in metres, masks and normalized depth.
 
 Each set has a preset: how it stores depth, which pixels are valid, how its list file names the pairs. The tensors are
 Marigold's, bit for bit: `reference` computes them by its own steps in its own order, all at full size, resized last;
@@ -99,25 +99,18 @@ def find_preset(preset: str | Preset) -> Preset:
     return preset if isinstance(preset, Preset) else PRESETS[require_choice("preset", preset, PRESETS)]
 
 
-@dataclass(frozen=True)
-class FileList:
+class FileList(NamedTuple):
     """The pairs of a list file that have a depth.
 
     Args:
-        path: The list file.
         names: Column -> file names, in the order of the list.
         lines: Line number of each pair, from 1.
         n_without_depth: Lines left out because their depth is `None`.
     """
 
-    path: Path
     names: dict[str, PackedStrings]
     lines: np.ndarray
     n_without_depth: int
-
-    def place(self, index: int) -> str:
-        """The line that names a pair, for an error message."""
-        return f"line {self.lines[index]} of {self.path}"
 
 
 def read_list(path: str | os.PathLike, preset: Preset) -> FileList:
@@ -127,48 +120,40 @@ def read_list(path: str | os.PathLike, preset: Preset) -> FileList:
         FileNotFoundError: there is no such file.
         ValueError: a line has a wrong number of columns, or there is no pair; names the file, the line and a remedy.
     """
-    path, names_by_line, number = Path(path), {}, 0
-    for number, line in enumerate(_read_lines(path), 1):
+    try:  # as Python reads a file: `str.splitlines` would also split at U+2028 and the like
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:
+            lines = file.readlines()
+    except (FileNotFoundError, IsADirectoryError) as error:
+        raise MissingFileError(f"{path} is not a list file: {_REMEDY}") from error
+    accepted, names_by_line = sorted({len(preset.columns), 3}), {}
+    for number, line in enumerate(lines, 1):
         names = line.split()
-        _check_columns(names, f"line {number} of {path}", preset)
+        if len(names) not in accepted:
+            raise ArgumentError(
+                f"line {number} of {path} has {len(names)} columns instead of {' or '.join(map(str, accepted))}: each "
+                f"line lists {', '.join(preset.columns)}, in this order, as names without blanks; is this list for "
+                "another preset?"
+            )
         if names[1] != "None":  # KITTI has pictures without a depth map
             names_by_line[number] = names[: len(preset.columns)]
     if not names_by_line:
         raise ArgumentError(f"{path} names no pair that has a depth: {_REMEDY}")
     columns = map(PackedStrings, zip(*names_by_line.values(), strict=True))
-    lines = np.fromiter(names_by_line, np.int64)
-    return FileList(path, dict(zip(preset.columns, columns, strict=True)), lines, number - len(lines))
+    numbers = np.fromiter(names_by_line, np.int64)
+    return FileList(dict(zip(preset.columns, columns, strict=True)), numbers, len(lines) - len(numbers))
 
 
-def _read_lines(path: Path) -> list[str]:
-    """Lines as Python reads a file: `str.splitlines` would also split at U+2028 and the like."""
-    try:
-        with open(path, encoding="utf-8", errors="surrogateescape") as file:
-            return file.readlines()
-    except (FileNotFoundError, IsADirectoryError) as error:
-        raise MissingFileError(f"{path} is not a list file: {_REMEDY}") from error
-
-
-def _check_columns(names: list[str], place: str, preset: Preset) -> None:
-    accepted = sorted({len(preset.columns), 3})
-    if len(names) not in accepted:
-        raise ArgumentError(
-            f"{place} has {len(names)} columns instead of {' or '.join(map(str, accepted))}: each line lists "
-            f"{', '.join(preset.columns)}, in this order, as names without blanks; is this list for another preset?"
-        )
-
-
-QUANTILES = (0.02, 1.0 - 0.02)  # of the valid depths; normalised to -1 and 1
+QUANTILES = (0.02, 1.0 - 0.02)  # of the valid depths; normalized to -1 and 1
 FAR_PLANE = 1.0  # value of invalid pixels in the filled depth
 
 
 def plain_sample(pictures: dict[str, np.ndarray], preset: Preset, *, train: bool, flipped: bool) -> dict[str, Tensor]:
-    """All tensors of one pair.
+    """All tensors of one pair, by Marigold's steps in their order.
 
     Args:
         pictures: Column of the list -> pixels as stored: `rgb` uint8 (H, W, 3), `depth` and `filled` uint16 (H, W).
         preset: The set that the pictures belong to.
-        train: Add normalised depth, mirror if `flipped`, and resize.
+        train: Add normalized depth, mirror if `flipped`, and resize.
         flipped: Mirror left and right.
 
     Returns:
@@ -177,13 +162,30 @@ def plain_sample(pictures: dict[str, np.ndarray], preset: Preset, *, train: bool
     Raises:
         ValueError: the pictures are too small for the crop, or none of their pixels has a valid depth.
     """
-    rows, columns = preset.crop_slices(*pictures["rgb"].shape[:2])
-    rasters = {**rgb_tensors(pictures["rgb"]), **depth_tensors(pictures, preset)}
-    rasters = {name: raster[:, rows, columns] for name, raster in rasters.items()}
-    region = preset.region(train=train)
+    crop = preset.crop_slices(*pictures["rgb"].shape[:2])
+    raw = metres(pictures["depth"], preset)[None]
+    filled = metres(pictures["filled"], preset)[None] if "filled" in pictures else raw.clone()
+    rasters = {**rgb_tensors(pictures["rgb"]), "depth_raw_linear": raw, "depth_filled_linear": filled}
+    rasters = {name: raster[:, crop[0], crop[1]] for name, raster in rasters.items()}
+    inside = torch.zeros_like(rasters["depth_raw_linear"], dtype=torch.bool)
+    rows, columns = region_slices(preset.region(train=train), *inside.shape[-2:])
+    inside[:, rows, columns] = True
     for kind in ("raw", "filled"):
-        rasters[f"valid_mask_{kind}"] = valid_mask(rasters[f"depth_{kind}_linear"], preset, region)
-    return _prepare_for_training(rasters, preset, flipped) if train else rasters
+        rasters[f"valid_mask_{kind}"] = within_limits(rasters[f"depth_{kind}_linear"], preset) & inside
+    if not train:
+        return rasters
+    if flipped:
+        rasters = {name: raster.flip(-1) for name, raster in rasters.items()}
+    for kind in ("raw", "filled"):
+        depth = rasters[f"depth_{kind}_linear"]
+        depths = depth[rasters[f"valid_mask_{kind}"] & (depth > 0)]
+        require_valid_depths(len(depths))
+        rasters[f"depth_{kind}_norm"] = scale_depth(depth, torch.quantile(depths, torch.tensor(QUANTILES)))
+    rasters["depth_filled_norm"][~rasters["valid_mask_filled"]] = FAR_PLANE
+    if preset.train_size is None:
+        return rasters
+    size = list(preset.train_size)
+    return {name: resize(raster, size, InterpolationMode.NEAREST_EXACT) for name, raster in rasters.items()}
 
 
 def rgb_tensors(pixels: np.ndarray) -> dict[str, Tensor]:
@@ -192,28 +194,14 @@ def rgb_tensors(pixels: np.ndarray) -> dict[str, Tensor]:
     return {"rgb_int": torch.from_numpy(rgb).int(), "rgb_norm": torch.from_numpy(rgb / 255.0 * 2.0 - 1.0).float()}
 
 
-def depth_tensors(pictures: dict[str, np.ndarray], preset: Preset) -> dict[str, Tensor]:
-    """Depth in metres, float32, computed in float64. A set without filled depth uses the raw one."""
-    raw = torch.from_numpy(pictures["depth"] / preset.per_metre).float()[None]
-    filled = raw.clone()
-    if "filled" in pictures:
-        filled = torch.from_numpy(pictures["filled"] / preset.per_metre).float()[None]
-    return {"depth_raw_linear": raw, "depth_filled_linear": filled}
+def metres(pixels: np.ndarray, preset: Preset) -> Tensor:
+    """Depth in metres, float32, computed in float64."""
+    return torch.from_numpy(pixels / preset.per_metre).float()
 
 
-def valid_mask(depth: Tensor, preset: Preset, region: str | None = None) -> Tensor:
-    """Whether each depth is strictly between the preset's limits and inside the region; bool."""
-    rows, columns = region_slices(region, *depth.shape[-2:])
-    inside = torch.zeros_like(depth, dtype=torch.bool)
-    inside[:, rows, columns] = True
-    return (depth > preset.min_m) & (depth < preset.max_m) & inside
-
-
-def normalise_depth(depth: Tensor, valid: Tensor) -> Tensor:
-    """Scale linearly from the 2 % quantile of the valid depths, -1, to the 98 % quantile, 1; clip there."""
-    depths = depth[valid & (depth > 0)]
-    require_valid_depths(len(depths))
-    return scale_depth(depth, torch.quantile(depths, torch.tensor(QUANTILES)))
+def within_limits(depth: Tensor, preset: Preset) -> Tensor:
+    """Whether each depth is strictly between the preset's limits."""
+    return (depth > preset.min_m) & (depth < preset.max_m)
 
 
 def scale_depth(depth: Tensor, near_far: Tensor) -> Tensor:
@@ -228,57 +216,40 @@ def require_valid_depths(n_valid: int) -> None:
         raise ArgumentError("no pixel has a valid depth: remove the pair from the list, or check the preset")
 
 
-def _prepare_for_training(rasters: dict[str, Tensor], preset: Preset, flipped: bool) -> dict[str, Tensor]:
-    if flipped:
-        rasters = {name: raster.flip(-1) for name, raster in rasters.items()}
-    for kind in ("raw", "filled"):
-        depth, valid = rasters[f"depth_{kind}_linear"], rasters[f"valid_mask_{kind}"]
-        rasters[f"depth_{kind}_norm"] = normalise_depth(depth, valid)
-    rasters["depth_filled_norm"][~rasters["valid_mask_filled"]] = FAR_PLANE
-    if preset.train_size is None:
-        return rasters
-    size = list(preset.train_size)
-    return {name: resize(raster, size, InterpolationMode.NEAREST_EXACT) for name, raster in rasters.items()}
-
-
-class _View(NamedTuple):
-    """The pixels of the cropped picture that make the result: int64 rows and columns, and which lie in the region."""
-
-    rows: np.ndarray
-    columns: np.ndarray
-    inside: np.ndarray
-    region: tuple[slice, slice]
-
-    def select(self, pixels: np.ndarray) -> np.ndarray:
-        return pixels.take(self.rows, axis=0).take(self.columns, axis=1)
-
-
 def fast_sample(pictures: dict[str, np.ndarray], preset: Preset, *, train: bool, flipped: bool) -> dict[str, Tensor]:
     """The tensors of `plain_sample`, bit for bit."""
     crop = preset.crop_slices(*pictures["rgb"].shape[:2])
     pictures = {column: pixels[crop] for column, pixels in pictures.items()}
     sides = pictures["rgb"].shape[:2]
     region = region_slices(preset.region(train=train), *sides)
-    view = _make_view(sides, (train and preset.train_size) or sides, region, flipped)
-    raw = _depth_tensors(pictures["depth"], preset, view, train)
-    if "filled" in pictures:
-        filled = _depth_tensors(pictures["filled"], preset, view, train)
-    else:
-        filled = {name: tensor.clone() for name, tensor in raw.items()}
-    if train:
-        filled["depth_{}_norm"][~filled["valid_mask_{}"]] = FAR_PLANE
-    depth = {name.format(kind): tensors[name] for name in raw for kind, tensors in (("raw", raw), ("filled", filled))}
-    return {**_rgb_tensors(view.select(pictures["rgb"])), **depth}
-
-
-def _make_view(sides: tuple[int, int], new_sides: tuple[int, int], region: tuple[slice, slice], flipped: bool) -> _View:
-    rows, columns = map(_nearest_pixels, sides, new_sides)
+    rows, columns = map(_nearest_pixels, sides, (train and preset.train_size) or sides)  # those that make the result
     if flipped:
         columns = sides[1] - 1 - columns  # mirror first: mirroring a resized picture would pick other neighbours
     in_rows, in_columns = (
         (pixels >= part.start) & (pixels < part.stop) for pixels, part in zip((rows, columns), region, strict=True)
     )
-    return _View(rows, columns, in_rows[:, None] & in_columns, region)
+    inside = in_rows[:, None] & in_columns
+    metres_of, is_valid = _depth_tables(preset)
+
+    def selected(column: str) -> np.ndarray:
+        return pictures[column].take(rows, axis=0).take(columns, axis=1)
+
+    def depth_tensors(column: str) -> list[Tensor]:
+        """Depth in metres, its mask and, in training, normalized depth."""
+        linear = torch.from_numpy(metres_of.take(selected(column)))[None]
+        mask = torch.from_numpy(is_valid.take(selected(column)) & inside)[None]
+        norm = [scale_depth(linear, _near_far(pictures[column][region], preset))] if train else []
+        return [linear, mask, *norm]
+
+    raw = depth_tensors("depth")
+    filled = depth_tensors("filled") if "filled" in pictures else [tensor.clone() for tensor in raw]
+    if train:
+        filled[2][~filled[1]] = FAR_PLANE
+    planes = np.ascontiguousarray(selected("rgb").transpose(2, 0, 1))
+    rasters = {"rgb_int": torch.from_numpy(planes).int(), "rgb_norm": torch.from_numpy(_rgb_table().take(planes))}
+    for name, *both in zip(("depth_{}_linear", "valid_mask_{}", "depth_{}_norm"), raw, filled, strict=False):
+        rasters |= {name.format(kind): tensor for kind, tensor in zip(("raw", "filled"), both, strict=True)}
+    return rasters
 
 
 @cache
@@ -288,47 +259,28 @@ def _nearest_pixels(length: int, new_length: int) -> np.ndarray:
     return interpolate(numbers, size=(new_length, 1), mode="nearest-exact").flatten().long().numpy()
 
 
-def _rgb_tensors(pixels: np.ndarray) -> dict[str, Tensor]:
-    planes = np.ascontiguousarray(pixels.transpose(2, 0, 1))
-    return {"rgb_int": torch.from_numpy(planes).int(), "rgb_norm": torch.from_numpy(_rgb_table().take(planes))}
-
-
-def _depth_tensors(pixels: np.ndarray, preset: Preset, view: _View, train: bool) -> dict[str, Tensor]:
-    """Depth in metres, its mask and, in training, normalised depth."""
-    metres, valid = _depth_tables(preset)
-    selected = view.select(pixels)
-    linear = torch.from_numpy(metres.take(selected))[None]
-    mask = torch.from_numpy(valid.take(selected) & view.inside)[None]
-    tensors = {"depth_{}_linear": linear, "valid_mask_{}": mask}
-    if train:
-        tensors["depth_{}_norm"] = scale_depth(linear, _near_far(pixels[view.region], preset))
-    return tensors
-
-
 @cache
 def _rgb_table() -> np.ndarray:
     """`rgb_norm` of each value."""
-    values = np.arange(256, dtype=np.uint8)
-    return rgb_tensors(values[None, :, None])["rgb_norm"].numpy().ravel()
+    return rgb_tensors(np.arange(256, dtype=np.uint8)[None, :, None])["rgb_norm"].numpy().ravel()
 
 
 @cache
 def _depth_tables(preset: Preset) -> tuple[np.ndarray, np.ndarray]:
     """Metres, float32, and validity of each 16-bit value."""
-    metres = torch.from_numpy(np.arange(1 << 16) / preset.per_metre).float()
-    return metres.numpy(), valid_mask(metres[None, None], preset)[0, 0].numpy()
+    depths = metres(np.arange(1 << 16), preset)
+    return depths.numpy(), within_limits(depths, preset).numpy()
 
 
 def _near_far(pixels: np.ndarray, preset: Preset) -> Tensor:
     """`torch.quantile` of the valid depths, by counting values instead of sorting pixels."""
-    metres, valid = _depth_tables(preset)
-    values = np.flatnonzero(valid & (metres > 0))
-    counts = np.bincount(pixels.ravel(), minlength=1 << 16)[values]
-    last_ranks = counts.cumsum()
+    metres_of, is_valid = _depth_tables(preset)
+    values = np.flatnonzero(is_valid & (metres_of > 0))
+    last_ranks = np.bincount(pixels.ravel(), minlength=1 << 16)[values].cumsum()
     require_valid_depths(last_ranks[-1])
     ranks = torch.tensor(QUANTILES).to(_rank_dtype()) * (last_ranks[-1].item() - 1)
     neighbours = torch.stack([ranks, ranks.ceil()]).long().numpy()
-    below, above = torch.from_numpy(metres[values[np.searchsorted(last_ranks, neighbours, side="right")]])
+    below, above = torch.from_numpy(metres_of[values[np.searchsorted(last_ranks, neighbours, side="right")]])
     return torch.lerp(below, above, (ranks - ranks.long()).float())
 
 
@@ -355,7 +307,7 @@ class DepthPairs(Dataset):
             a focal length; lines whose depth is `None` are left out. Names are relative to the store's root.
         preset: `"hypersim"`, `"vkitti"`, `"nyu"`, `"kitti"`, or a `Preset`, such as
             `dataclasses.replace(PRESETS["kitti"], eval_mask="garg")`.
-        mode: `"train"`: mirror at random, normalise depth, resize. `"evaluate"`: none of these.
+        mode: `"train"`: mirror at random, normalize depth, resize. `"evaluate"`: none of these.
         flip_p: Probability of mirroring a pair in training; one call of `random.random()` per pair.
         fast: Resize before computing, skip Marigold's detours through int64 and float64, and take quantiles from a
             histogram. The bits are the same: the difference is 0, for every key of every preset.
@@ -392,33 +344,30 @@ class DepthPairs(Dataset):
         self.mode = require_choice("mode", mode, MODES)
         self.flip_p = flip_p
         self.fast = fast
-        self.files = read_list(filename_list, self.preset)
-        self.keys = self.files.names["rgb"]
+        self.list = Path(filename_list)
+        self.names, self.lines, self.n_without_depth = read_list(self.list, self.preset)
+        self.keys = self.names["rgb"]
 
     def __repr__(self) -> str:
-        n_without = self.files.n_without_depth
-        note = f", {n_without} lines without depth left out" if n_without else ""
-        return f"DepthPairs({self.files.path.name!r}, {len(self)} pairs, mode={self.mode!r}{note})"
+        note = f", {self.n_without_depth} lines without depth left out" if self.n_without_depth else ""
+        return f"DepthPairs({self.list.name!r}, {len(self)} pairs, mode={self.mode!r}{note})"
 
     def __len__(self) -> int:
         return len(self.keys)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        encoded = {column: self._read(column, index) for column in self.preset.columns}
+        place = f"line {self.lines[index]} of {self.list}"
         try:
-            rasters = make_sample(encoded, self.preset, mode=self.mode, flip_p=self.flip_p, fast=self.fast)
-        except ValueError as error:
-            raise type(error)(f"{self.keys[index]} ({self.files.place(index)}): {error}") from error
-        return {**rasters, "index": index, "rgb_relative_path": self.keys[index]}
-
-    def _read(self, column: str, index: int) -> bytes:
-        try:
-            return self.store.read(self.files.names[column][index])
+            encoded = {column: self.store.read(names[index]) for column, names in self.names.items()}
         except KeyError as error:
-            place = self.files.place(index)
             raise MissingKeyError(
                 f"{error.args[0]}, but {place} names it: names are relative to the store's root"
             ) from error
+        try:
+            rasters = make_sample(encoded, self.preset, mode=self.mode, flip_p=self.flip_p, fast=self.fast)
+        except ValueError as error:
+            raise type(error)(f"{self.keys[index]} ({place}): {error}") from error
+        return {**rasters, "index": index, "rgb_relative_path": self.keys[index]}
 
 
 def make_sample(

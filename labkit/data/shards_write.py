@@ -13,6 +13,7 @@ import shutil
 import tarfile
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -116,7 +117,6 @@ def write_shards(
 
     known_rows = _read_known_rows(root, settings, classes)
     remove_leftovers(root)  # of runs that were killed; a run that goes on keeps its own
-    remove_leftovers(root / UNFINISHED)
     parts = _split_into_shards(samples, max_count, max_bytes)
     names = [f"shard-{number:06d}.tar" for number in range(len(parts))]
     items = [(name, part, known_rows.get(name)) for name, part in zip(names, parts, strict=True)]
@@ -132,7 +132,6 @@ def write_shards(
         unit="shard",
     )
 
-    remove_leftovers(root)  # again: a worker that was killed may have died only now
     if not (root / MANIFEST).exists():
         content = {"settings": settings, "classes": classes, "n_samples": len(samples), "shards": rows}
         write_record(root / MANIFEST, content, indent=1)
@@ -144,19 +143,14 @@ def read_manifest(text: bytes, name: str) -> dict:
     """A manifest's content: `settings`, `classes`, `n_samples`, and `shards` with `name n_samples n_bytes sha256`.
 
     Raises:
-        ValueError: it is not a manifest; names it.
+        ValueError: it is not a manifest, or names a shard that is not a file in its folder; names it.
     """
-    try:
+    with suppress(ValueError, TypeError, AttributeError, RecursionError):
         content = json.loads(text)
         has_entries = content.keys() >= _MANIFEST_KEYS and isinstance(content["classes"], list)
         if has_entries and all(map(_is_row, content["shards"])):
             return content
-        cause = "entries are missing, or a shard is not a file in its folder"
-    except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        cause = str(error)
-    raise ArgumentError(
-        f"{name} is not a manifest of shards ({cause}): choose another folder, or write the shards again"
-    )
+    raise ArgumentError(f"{name} is not a manifest of shards: choose another folder, or write the shards again")
 
 
 def _is_row(row: dict) -> bool:

@@ -331,3 +331,4 @@ def test_a_bad_file_is_named_with_its_line(tmp_path, bad, preset, error, said, f
         DepthPairs(MemoryStore({**GOOD, **bad}), path, preset=preset, fast=fast)[1]
     assert str(failure.value).startswith(f"rgb.png (line 2 of {path})")
     assert isinstance(failure.value, LabkitError)
+    assert isinstance(failure.value, DecodeError) == (error is DecodeError)

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 import labkit as lk
 from labkit import course
 from labkit.data import shard_cache
-from labkit.data.shard_cache import ReadAhead, open_url
+from labkit.data.shard_cache import open_shards
 from tests.loading import eventually
 from tests.shard_samples import samples
 
@@ -56,7 +56,7 @@ def chunks_of(monkeypatch):
 
 
 def read_all(urls, reads_in_flight):
-    return [file.read() for file in ReadAhead(reads_in_flight, {}).files(urls)]
+    return [file.read() for file in open_shards(urls, reads_in_flight, {})]
 
 
 class TestBytes:
@@ -73,11 +73,10 @@ class TestBytes:
     def test_by_parts(self, remote, chunks_of):
         chunks_of(7)
         (url,) = put(remote, [50])
-        with open_url(url) as file:
-            assert file.read(3) + file.read(20) + file.read() == remote.files["0.tar"]
-            assert file.read() == b""
+        [found] = [(file.read(3) + file.read(20) + file.read(), file.read()) for file in open_shards([url], 1, {})]
+        assert found == (remote.files["0.tar"], b"")
 
-    def test_local_ones_are_opened_in_their_turn(self, remote, chunks_of, tmp_path):
+    def test_local_ones_among_them(self, remote, chunks_of, tmp_path):
         chunks_of(4)
         (tmp_path / "a.tar").write_bytes(b"local")
         first, last = put(remote, [9, 9])
@@ -101,7 +100,7 @@ class TestInFlight:
         remote.hook = staticmethod(lambda path, start: asked.append((path, start)))
         urls = put(remote, [30, 30, 30])
         order = [(f"{number}.tar", start) for number in range(3) for start in (0, 10, 20)]
-        for number, file in enumerate(ReadAhead(4, {}).files(urls)):
+        for number, file in enumerate(open_shards(urls, 4, {})):
             for n_read in range(3 * number + 1, 3 * number + 4):
                 assert file.read(10) == remote.files[f"{number}.tar"][10 * (n_read - 1) % 30 :][:10]
                 assert set(order[:n_read]) <= set(asked) <= set(order[: n_read + 4])
@@ -111,17 +110,10 @@ class TestInFlight:
         chunks_of(10)
         asked = []
         remote.hook = staticmethod(lambda path, start: asked.append(start))
-        with open_url(*put(remote, [100])) as file:
-            file.read(1)
-            assert eventually(lambda: len(asked) == 2, _LONGEST_S)
+        shards = open_shards(put(remote, [100]), 1, {})
+        next(shards).read(1)
+        assert eventually(lambda: len(asked) == 2, _LONGEST_S)
         assert sorted(asked) == [0, 10]
-
-    def test_what_is_left_of_a_shard_frees_its_places(self, remote, chunks_of):
-        chunks_of(4)
-        shards = ReadAhead(2, {}).files(put(remote, [1000, 8]))
-        assert next(shards).read(1)
-        assert next(shards).read() == remote.files["1.tar"]
-        assert list(shards) == []
 
     def test_connections_are_shared(self, server, chunks_of):
         chunks_of(10)
@@ -138,7 +130,7 @@ class TestErrors:
         urls = put(remote, [9, 9])
         asked = []
         remote.hook = staticmethod(lambda path, start: asked.append(path))
-        shards = ReadAhead(2, {}).files([urls[0], "hooked://none.tar", urls[1]])
+        shards = open_shards([urls[0], "hooked://none.tar", urls[1]], 2, {})
         assert len(next(shards).read()) == 9
         with pytest.raises(FileNotFoundError, match=r"none\.tar"):
             next(shards)
@@ -152,13 +144,20 @@ class TestErrors:
                 raise OSError("gone")
 
         remote.hook = staticmethod(fail)
-        with open_url(*put(remote, [30])) as file:
+        for file in open_shards(put(remote, [30]), 1, {}):
             assert len(file.read(10)) == 10
             with pytest.raises(OSError, match=r"0\.tar gave no complete answer"):
                 file.read(1)
 
+    def test_a_file_that_became_shorter(self, remote, chunks_of):
+        chunks_of(5)
+        for file in open_shards(put(remote, [30]), 1, {}):
+            remote.files["0.tar"] = remote.files["0.tar"][:12]
+            with pytest.raises(OSError, match=r"0\.tar"):
+                file.read()
+
     def test_a_file_whose_loop_was_left_is_closed(self, remote):
-        shards = ReadAhead(2, {}).files(put(remote, [30]))
+        shards = open_shards(put(remote, [30]), 2, {})
         file = next(shards)
         shards.close()
         with pytest.raises(ValueError, match="closed"):
@@ -174,7 +173,7 @@ class TestErrors:
                 go_on.wait(_LONGEST_S)
 
         remote.hook = staticmethod(wait)
-        shards = ReadAhead(3, {}).files(put(remote, [100, 100]))
+        shards = open_shards(put(remote, [100, 100]), 3, {})
         next(shards).read(10)
         shards.close()
         go_on.set()

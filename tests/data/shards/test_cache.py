@@ -1,11 +1,9 @@
-"""A local cache of shards: whole files or none, within a limit, for several processes, and never under a reader."""
+"""A local cache of shards: whole files or none, within a limit, for several processes, never taken from a reader."""
 
 import multiprocessing
 import os
 import signal
-import threading
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -14,7 +12,7 @@ import pytest
 import labkit as lk
 from labkit import course
 from labkit.data import shard_cache as cache_module
-from labkit.data.shard_cache import NoRoomError, ReadAhead, ShardCache
+from labkit.data.shard_cache import ShardCache, open_shards
 from tests.children import in_children
 from tests.loading import eventually
 from tests.shard_samples import samples
@@ -41,19 +39,17 @@ class Blob:
 
 
 @pytest.fixture(autouse=True)
-def _small_chunks(monkeypatch, request):
-    monkeypatch.setattr(cache_module, "CHUNK_BYTES", 50_000 if request.cls is TestReadShards else 100)
+def _small_chunks(monkeypatch):
+    monkeypatch.setattr(cache_module, "CHUNK_BYTES", 50_000)
 
 
-@pytest.fixture
-def threads():
-    with ThreadPoolExecutor(3) as pool:
-        yield pool
-
-
-def read(cache, blob, threads) -> bytes:
-    with cache.open(blob, threads) as file:
-        return file.read()
+def read(cache, blob) -> bytes:
+    """As a reader of shards does: from the folder, or from the blob, of which the folder keeps a copy."""
+    size, version = blob.fingerprint()
+    kept_file = cache.find(blob, size, version)
+    if kept_file:
+        return kept_file.read_at(0, size)
+    return b"".join(cache.keep(blob, size, version, (blob.read_at(at, 100) for at in range(0, size, 100))))
 
 
 def kept(folder: Path) -> list[str]:
@@ -61,98 +57,90 @@ def kept(folder: Path) -> list[str]:
 
 
 class TestOneProcess:
-    def test_bytes_are_fetched_once(self, tmp_path, threads):
+    def test_bytes_are_fetched_once(self, tmp_path):
         cache, blob = ShardCache(tmp_path / "new", 10 * SIZE), Blob(size=SIZE - 1)
-        assert [read(cache, blob, threads) for _ in range(3)] == [blob.data] * 3
+        assert [read(cache, blob) for _ in range(3)] == [blob.data] * 3
         assert blob.asked == {"size": 3, "bytes": 10}
         assert len(kept(tmp_path / "new")) == 1, "no lock and no part of a file is left"
 
-    def test_chunks_are_fetched_at_the_same_time(self, tmp_path, threads):
-        blob, barrier = Blob(size=600), threading.Barrier(3, timeout=20)
-        blob.hook = lambda offset: barrier.wait()
-        assert read(ShardCache(tmp_path, SIZE), blob, threads) == blob.data
-
     @pytest.mark.parametrize("other", [{"version": "2"}, {"size": SIZE - 1}, {"name": "b"}])
-    def test_another_version_is_another_file(self, tmp_path, threads, other):
+    def test_another_version_is_another_file(self, tmp_path, other):
         cache, old, new = ShardCache(tmp_path, 10 * SIZE), Blob(), Blob(**other)
-        assert [read(cache, blob, threads) for blob in (old, new, old)] == [old.data, new.data, old.data]
+        assert [read(cache, blob) for blob in (old, new, old)] == [old.data, new.data, old.data]
         assert (old.asked["bytes"], new.asked["bytes"]) == (10, 10)
 
-    def test_the_one_used_longest_ago_goes(self, tmp_path, threads, monkeypatch):
+    def test_the_one_used_longest_ago_goes(self, tmp_path, monkeypatch):
         moment = iter(range(100))
         monkeypatch.setattr(os, "utime", lambda path, set_time=os.utime: set_time(path, (0, next(moment))))
         cache = ShardCache(tmp_path, 2 * SIZE)
         a, b, c = (Blob(name) for name in "abc")
         for blob in (a, b):
-            read(cache, blob, threads)
+            read(cache, blob)
         for blob in (b, a, c):  # a file just fetched is newer than these moments, so b and a are used once more
-            read(cache, blob, threads)
+            read(cache, blob)
         assert len(kept(tmp_path)) == 2
-        read(cache, a, threads)
+        read(cache, a)
         assert (a.asked["bytes"], b.asked["bytes"]) == (10, 10)
-        read(cache, b, threads)
+        read(cache, b)
         assert (a.asked["bytes"], b.asked["bytes"]) == (10, 20)
 
-    def test_a_shard_that_is_read_keeps_its_bytes(self, tmp_path, threads):
+    def test_a_shard_that_is_read_keeps_its_bytes(self, tmp_path):
         cache, a, b = ShardCache(tmp_path, SIZE), Blob("a"), Blob("b")
-        with cache.open(a, threads) as file:
-            assert file.read(1) == a.data[:1]
-            before = kept(tmp_path)
-            assert read(cache, b, threads) == b.data
-            assert not set(kept(tmp_path)) & set(before)
-            assert file.read() == a.data[1:]
+        read(cache, a)
+        file, before = cache.find(a, *a.fingerprint()), kept(tmp_path)
+        assert read(cache, b) == b.data
+        assert not set(kept(tmp_path)) & set(before)
+        assert file.read_at(0, SIZE) == a.data
 
-    @pytest.mark.parametrize("blob", [Blob(size=SIZE + 1), Blob(version=""), Blob(size=0)])
-    def test_what_is_not_kept(self, tmp_path, threads, blob):
-        with pytest.raises(NoRoomError):
-            ShardCache(tmp_path, SIZE).open(blob, threads)
+    @pytest.mark.parametrize("blob", [Blob(size=SIZE + 1), Blob(version="")])
+    def test_what_is_not_kept(self, tmp_path, blob):
+        cache = ShardCache(tmp_path, SIZE)
+        assert [read(cache, blob) for _ in range(2)] == [blob.data] * 2
         assert kept(tmp_path) == []
 
-    def test_what_others_write_counts(self, tmp_path, threads):
+    def test_what_others_write_counts(self, tmp_path):
         """Two shards are fetched at a time, and there is room for one."""
-        first, second = Blob("a"), Blob("b")
-        begun, go_on = threading.Event(), threading.Event()
-        first.hook = lambda offset: begun.set() or go_on.wait(20)
-        cache = ShardCache(tmp_path, 2 * SIZE - 1)
-        with ThreadPoolExecutor(1) as other:
-            reading = other.submit(read, cache, first, threads)
-            assert begun.wait(20)
-            with ThreadPoolExecutor(1) as pool, pytest.raises(NoRoomError):
-                cache.open(second, pool)
-            go_on.set()
-            assert reading.result(20) == first.data
-        assert read(cache, second, threads) == second.data
+        cache, first, second = ShardCache(tmp_path, 2 * SIZE - 1), Blob("a"), Blob("b")
+        writing = cache.keep(first, SIZE, "1", (first.read_at(at, 100) for at in range(0, SIZE, 100)))
+        begun = next(writing)
+        assert read(cache, second) == second.data
+        assert begun + b"".join(writing) == first.data
         assert len(kept(tmp_path)) == 1
+        assert read(cache, second) == second.data
+        assert len(kept(tmp_path)) == 1
+        assert (first.asked["bytes"], second.asked["bytes"]) == (10, 20)
 
     @pytest.mark.parametrize("size", [0, SIZE - 1])
-    def test_a_file_of_another_size_is_fetched_again(self, tmp_path, threads, size):
+    def test_a_file_of_another_size_is_fetched_again(self, tmp_path, size):
         cache, blob = ShardCache(tmp_path, SIZE), Blob()
-        read(cache, blob, threads)
+        read(cache, blob)
         os.truncate(tmp_path / kept(tmp_path)[0], size)
-        assert read(cache, blob, threads) == blob.data
+        assert [read(cache, blob) for _ in range(2)] == [blob.data] * 2
+        assert blob.asked["bytes"] == 20
 
-    @pytest.mark.parametrize("fault", ["an error", "too few bytes"])
-    def test_a_fault_leaves_nothing(self, tmp_path, threads, fault):
-        blob = Blob()
+    def test_a_fault_or_a_reader_that_leaves_keeps_nothing(self, tmp_path):
+        blob, cache = Blob(), ShardCache(tmp_path, SIZE)
 
         def fail(offset):
             if offset == 500:
-                blob.data = blob.data[:500]
-                if fault == "an error":
-                    raise OSError("gone")
+                raise OSError("gone")
 
         blob.hook = fail
-        with pytest.raises(OSError, match=r"gone|a could not be copied"):
-            ShardCache(tmp_path, SIZE).open(blob, threads)
+        with pytest.raises(OSError, match="gone"):
+            read(cache, blob)
+        assert kept(tmp_path) == []
+        left = cache.keep(blob, SIZE, "1", (blob.data[at : at + 100] for at in range(0, SIZE, 100)))
+        next(left)
+        left.close()
         assert kept(tmp_path) == []
 
-    def test_a_full_disk_is_named(self, tmp_path, threads, monkeypatch):
+    def test_a_full_disk_is_named(self, tmp_path, monkeypatch):
         def fail(*arguments):
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr(os, "pwrite", fail)
+        monkeypatch.setattr(os, "fsync", fail)
         with pytest.raises(OSError, match="No space left") as caught:
-            ShardCache(tmp_path, SIZE).open(Blob(), threads)
+            read(ShardCache(tmp_path, SIZE), Blob())
         assert str(tmp_path) in str(caught.value.filename)
         assert kept(tmp_path) == []
 
@@ -161,31 +149,28 @@ def read_in_process(folder, data, ready):
     blob = Blob()
     blob.data = data
     ready.wait(20)
-    with ThreadPoolExecutor(2) as pool:
-        return read(ShardCache(folder, SIZE), blob, pool) == data, blob.asked["bytes"]
+    return read(ShardCache(folder, 3 * SIZE), blob) == data
 
 
 class TestProcesses:
-    def test_one_fetches_and_the_others_wait(self, tmp_path):
+    def test_three_that_fetch_the_same_keep_it_once(self, tmp_path):
         ready = multiprocessing.get_context("fork").Barrier(3)
-        found = in_children("fork", read_in_process, *[(tmp_path, os.urandom(SIZE), ready)] * 3)
-        assert sorted(found) == [(True, 0), (True, 0), (True, 10)]
+        assert in_children("fork", read_in_process, *[(tmp_path, os.urandom(SIZE), ready)] * 3) == [True] * 3
         assert len(kept(tmp_path)) == 1
 
-    def test_a_kill_leaves_no_broken_file(self, tmp_path, threads):
+    def test_a_kill_leaves_no_broken_file(self, tmp_path):
         blob = Blob()
 
         def fetch_and_die():
             blob.hook = lambda offset: offset == 500 and os.kill(os.getpid(), signal.SIGKILL)
-            with ThreadPoolExecutor(1) as pool:
-                ShardCache(tmp_path, SIZE).open(blob, pool)
+            read(ShardCache(tmp_path, SIZE), blob)
 
         child = multiprocessing.get_context("fork").Process(target=fetch_and_die)
         child.start()
         child.join(20)
         assert child.exitcode == -signal.SIGKILL
         assert not [name for name in kept(tmp_path) if name.endswith(".shard")]
-        assert read(ShardCache(tmp_path, SIZE), blob, threads) == blob.data
+        assert read(ShardCache(tmp_path, SIZE), blob) == blob.data
         assert [Path(name).suffix for name in kept(tmp_path)] == [".shard"]
 
 
@@ -228,9 +213,10 @@ class TestReadShards:
 
     def test_a_loop_that_is_left_closes_its_files(self, shards, tmp_path):
         with course.serve_folder(shards) as url:
-            reading = ReadAhead(2, {}, ShardCache(tmp_path, 10**8)).files(f"{url}shard-00000{n}.tar" for n in range(5))
-            next(reading)
-            reading.close()
+            urls = [f"{url}shard-00000{number}.tar" for number in range(5)]
+            for reading in (open_shards(urls, 2, {}, ShardCache(tmp_path, 10**8)) for _ in range(2)):
+                next(reading).read()
+                reading.close()
             assert eventually(
                 lambda: not any(str(tmp_path) in path for path in [file.path for file in psutil.Process().open_files()])
             )

@@ -275,8 +275,8 @@ def test_verify_tells_a_changed_shard(shards):
         ({"a.cls": b"cat", "a.png": PICTURE}, r"a\.png in .*x\.tar: its label must be a 64-bit integer, got b'cat'"),
         ({"a.cls": b"9" * 30, "a.png": PICTURE}, r"x\.tar: its label must be a 64-bit integer, got b'9{20}'"),
         ({"x.__bad__": b"1", "x.cls": b"0", "x.png": PICTURE}, r"x\.tar: 'x\.__bad__' has a suffix that WebDataset"),
-        ({"v1.0\n/x.png": PICTURE}, r"x\.tar: 'v1\.0\\n/x\.png' names no sample"),
-        ({"a.cls": b"1", "a.png": PICTURE, "a.PNG": PICTURE}, r"x\.tar: a\.PNG: duplicate file name"),
+        ({"v1.0\n/x.png": PICTURE}, r"v1\.0\n/x\.png in .*x\.tar: a sample must have one image .* it has png"),
+        ({"a.cls": b"1", "a.png": PICTURE, "a.PNG": PICTURE}, r"x\.tar: 'a\.PNG': duplicate file name"),
     ],
 )
 def test_samples_that_are_none_are_named(tmp_path, files, said):
@@ -295,9 +295,9 @@ def test_an_image_that_is_none_names_itself_and_its_shard(tmp_path):
 
 
 def test_shuffle_quality_is_that_of_the_reader(tmp_path):
-    root = numbered(tmp_path / "set", 200, 4)
+    root = numbered(tmp_path / "set", 200, 1)
     order = numbers(read_shards(root, shuffle=20, seed=3))
-    assert shuffle_quality(200, 20, n_shards=4, seed=3) == pytest.approx(spearmanr(range(200), order).statistic)
+    assert shuffle_quality(200, 20, seed=3) == pytest.approx(spearmanr(range(200), order).statistic)
 
 
 def test_a_larger_buffer_shuffles_better():

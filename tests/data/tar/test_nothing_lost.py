@@ -285,7 +285,7 @@ def test_a_member_of_a_sample_that_is_no_file_is_named(path, said, read):
     odd = [member("001.cls", b"1"), member("001.png", **ODD[said])]
     for members in (odd[1:], odd):  # without its image, and without any of its members, the sample would be lost
         make_tar(path, files + members)
-        with refusal(path, f"'001.png' is {said}, not a file", "--hard-dereference"):
+        with refusal(path, "'001.png' is a link, a device or of unknown type", "--hard-dereference"):
             read(path)
 
 
@@ -369,10 +369,3 @@ def test_the_longest_name_of_a_file_is_extracted(path):
     make_tar(path, {name: b"data"})
     [folder] = lk.extract_tars(path, path.parent / "out", verify=True, progress=False)
     assert (folder / name).read_bytes() == b"data"
-
-
-def test_a_shard_with_a_name_beyond_all_paths_is_an_error(path):
-    """WebDataset's rule takes time with the square of it."""
-    make_tar(path, {"000.cls": b"0", "000.png": SAMPLES["000.png"], "d/" * 30_000 + "x": b""})
-    with pytest.raises(ValueError, match=r"set\.tar: 'd/d/.* has 60001 characters.* at most 4096 bytes"):
-        list(lk.read_shards(path))
