@@ -75,12 +75,10 @@ def test_s3(tmp_path):
 def test_tars(tmp_path, monkeypatch, form):
     monkeypatch.chdir(tmp_path)
     path = make_tar(tmp_path / "x.tar", TREE | {"..\\evil/..\\evil.png": PNG}, format=form)
-    [extracted] = lk.extract_tars(path, tmp_path / "out", engine="threads", verify=True, progress=False)
+    [extracted] = lk.extract_tars(path, tmp_path / "out", engine="threads", progress=False)
     assert contents(extracted) == TREE | {"..\\evil/..\\evil.png": PNG}
     assert set(os.listdir()) == {"out", "x.tar"}
-    for mode in ("index", "tarfile", "reopen"):
-        tree = TREE if mode != "reopen" else dict(list(TREE.items())[:10])  # it reads all headers for each key
-        assert read_all(lk.TarStore(make_tar(tmp_path / f"{mode}.tar", tree, format=form), mode)) == tree
+    assert read_all(lk.TarStore(make_tar(tmp_path / "y.tar", TREE, format=form))) == TREE
 
 
 def test_shards(folder, tmp_path):
