@@ -301,13 +301,6 @@ def bodies():
         yield f"http://127.0.0.1:{port}"
 
 
-@pytest.mark.parametrize(("path", "said"), [("long", "1000000000000000"), ("endless", "an unknown number of")])
-def test_a_body_without_end(bodies, monkeypatch, path, said):
-    monkeypatch.setenv(MAX_FILE_VARIABLE, "20")
-    with little_memory(), pytest.raises(OSError, match=f"{said} bytes, more than the limit of 20000000"):
-        lk.HttpStore(bodies, keys=[path]).read(path)
-
-
 def test_a_body_that_is_packed_unasked_stays_packed(bodies):
     with little_memory():
         assert lk.HttpStore(bodies).read("packed") == gzipped_zeros()
