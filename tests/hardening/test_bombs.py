@@ -26,8 +26,7 @@ from labkit.data.tar_stream import convert_tar
 from labkit.errors import ItemErrors, TarError
 from labkit.util import arguments as bounds
 from labkit.util.arguments import MAX_FILE_VARIABLE, max_file_bytes
-from tests.hardening.inputs import fix_pixel_file, image_bytes
-from tests.memory_store import MemoryStore
+from tests.hardening.inputs import image_bytes
 from tests.serving import Quiet, serving
 from tests.tars import member
 
@@ -238,23 +237,7 @@ def test_the_limit_is_a_number(monkeypatch, value):
 # Indices, headers, lists.
 
 
-def test_a_pixel_file_whose_images_are_larger_than_numbers(tmp_path):
-    store = MemoryStore({"a/b.png": image_bytes()})
-    data = bytearray(lk.PixelStore.build(store, tmp_path / "x.pixels", num_workers=0, progress=False).path.read_bytes())
-    struct.pack_into("<2i", data, 136 + 16, 2**31 - 1, 2**31 - 1)
-    with pytest.raises(course.PixelError, match="leads out of the file"):
-        lk.PixelStore(written(tmp_path / "x.pixels", fix_pixel_file(bytes(data))))
-
-
 DEEP = "[" * 100_000
-
-
-def test_a_pixel_file_whose_classes_are_nested_deep(tmp_path):
-    store, classes = MemoryStore({"a/b.png": image_bytes()}), ["a", "b" * len(DEEP)]
-    path = lk.PixelStore.build(store, tmp_path / "x.pixels", classes=classes, num_workers=0, progress=False).path
-    data = path.read_bytes().replace(b"b" * len(DEEP), DEEP.encode()).replace(b'["a", "', b"[[[[[[[")
-    with pytest.raises(course.PixelError, match="is damaged: its index"):
-        lk.PixelStore(written(tmp_path / "deep.pixels", fix_pixel_file(data)))
 
 
 def test_lists_nested_deep(tmp_path, recorded_frames):
