@@ -51,7 +51,7 @@ def run_steps(folder: Path) -> Iterator[tuple[str, str]]:
         ("make_photos", made, 3), (read_stores, made, photos, {gnu: tarfile.GNU_FORMAT, pax: tarfile.PAX_FORMAT}),
         ("make_shards", photos, shards, "--engine", "threads"), ("make_pixels", photos, pixels),
         (read_images, photos, pixels, shards), ("extract_tars", extracted, gnu, pax),
-        (read_extracted, photos, extracted), ("collect_sizes", photos, sizes, "--write-metadata-cache"),
+        (read_extracted, photos, extracted), ("collect_sizes", photos, sizes),
         ("make_depth", depth, 1, "--tar", "--num-workers", 0), (download, out), (show_help,),
     ]  # fmt: skip
     for step, *arguments in steps:

@@ -152,15 +152,13 @@ def test_no_member_of_a_shard_is_unpickled(tmp_path, owned):
 def test_nothing_else_on_a_disk_is_unpickled(tmp_path, owned):
     (tmp_path / "set").mkdir()
     bad = pickle.dumps(Payload(owned))
-    for name, data in {"a.jpg": PNG, "bad": bad, "manifest.json": bad, "metadata_cache.json": bad}.items():
+    for name, data in {"a.jpg": PNG, "bad": bad, "manifest.json": bad}.items():
         (tmp_path / "set" / name).write_bytes(data)
     for read in (lk.PixelStore, lambda path: lk.TarStore(path).keys(), lambda path: lk.decode(path.read_bytes())):
         with pytest.raises((ValueError, OSError)):
             read(tmp_path / "set" / "bad")
     with pytest.raises(ValueError, match="manifest"):
         lk.read_shards(tmp_path / "set")
-    with pytest.warns(UserWarning, match="metadata_cache"):
-        lk.collect_sizes(tmp_path / "set")
 
 
 # Calls that run what they read, and where labkit may make them: on its own pickles, and on the reader's cell.
