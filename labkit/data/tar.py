@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -250,10 +251,8 @@ def build_index(blob: Blob) -> TarIndex:
             entry: tuple[int, int] | None
             target = None
             if plain is not None:
-                name, size = plain
-                start = offset + _BLOCK
-                entry = start, size
-                end = start + -(-size // _BLOCK) * _BLOCK
+                (name, size), start = plain, offset + _BLOCK
+                entry, end = (start, size), start + -(-size // _BLOCK) * _BLOCK
             else:
                 file.seek(offset)
                 info = read_header(tar, blob.name, last) if header.strip(b"\0") else None
@@ -290,7 +289,7 @@ def build_index(blob: Blob) -> TarIndex:
             target = links.get(target, target)
         found[name] = found.get(target, (_DANGLING, 0)) if target not in links else (_DANGLING, 0)
     names = sorted(found)
-    places = np.array([found[name] for name in names], np.int64).reshape(-1, 2)
+    places = np.fromiter(chain.from_iterable(map(found.__getitem__, names)), np.int64).reshape(-1, 2)
     return TarIndex(PackedStrings(names), places[:, 0].copy(), places[:, 1].copy(), doubt)
 
 
