@@ -129,12 +129,12 @@ def _make_jobs(archives: str | os.PathLike | Iterable[str | os.PathLike], root: 
 
 
 def _extract(progress: bool, job: _Job) -> None:
+    paths, n_bytes = _plan_members(job.archive)  # before anything is made
     with file_lock(sibling_path(job.work, ".lock")):
         if job.is_done():  # by another process, while this one waited
             return
         if os.path.lexists(job.final):
             raise FileExistsError(f"{job.final} was not extracted from {job.archive} as it is now: remove it")
-        paths, n_bytes = _plan_members(job.archive)
         if not job.is_recorded():
             shutil.rmtree(job.work, ignore_errors=True)
             job.work.mkdir(mode=0o700)  # so that nobody else changes what is half done

@@ -54,7 +54,7 @@ MAX_PATH_BYTES = 4096
 
 
 def max_file_bytes() -> int:
-    """Largest file that is read completely from an archive or over HTTP: 1024 MB (1e6 bytes), or `LABKIT_MAX_FILE_MB`.
+    """Largest member of a shard that is read: 1024 MB (1e6 bytes), or `LABKIT_MAX_FILE_MB`.
 
     Raises:
         ValueError: the variable is not a number > 0.
