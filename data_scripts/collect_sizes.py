@@ -2,10 +2,9 @@
 
     python data_scripts/collect_sizes.py photos sizes.csv
     python data_scripts/collect_sizes.py photos sizes.csv --no-caches --num-workers 8
-    python data_scripts/collect_sizes.py train sizes.csv --no-recursive --write-metadata-cache
+    python data_scripts/collect_sizes.py train sizes.csv --no-recursive
 
-An image that cannot be read gets a row with the reason. `--write-metadata-cache` also writes the sizes where
-sd-scripts' `cache_info` looks for them, and keeps the captions that are already there.
+An image that cannot be read gets a row with the reason.
 """
 
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Annotated
 import typer
 
 from labkit.app.scripts import Ignore, command
-from labkit.data.sizes import collect_sizes, write_metadata_cache
+from labkit.data.sizes import collect_sizes
 from labkit.util.files import write_atomic
 
 
@@ -23,16 +22,13 @@ def main(
     root: Annotated[Path, typer.Argument(readable=False, help="Folder of images.")],
     table: Annotated[Path, typer.Argument(readable=False, help="CSV file to write.")],
     recursive: Annotated[bool, typer.Option(help="Include subfolders.")] = True,
-    caches: Annotated[bool, typer.Option(help="Trust the names of latent caches and metadata_cache.json.")] = True,
+    caches: Annotated[bool, typer.Option(help="Trust the names of latent caches.")] = True,
     num_workers: Annotated[int | None, typer.Option(help="Readers of headers. Default: as measured.", min=1)] = None,
     ignore: Ignore = (),
-    write_cache: Annotated[bool, typer.Option("--write-metadata-cache", help="Write metadata_cache.json.")] = False,
 ) -> str:
     """Write a row for every image under ROOT: path, width, height, source, exif_orientation, error."""
     frame = collect_sizes(root, recursive=recursive, caches=caches, ignore=ignore, num_workers=num_workers)
     write_atomic(table, frame.to_csv(index=False, lineterminator="\n").encode("utf-8", "surrogateescape"))
-    if write_cache:
-        write_metadata_cache(frame, root)
     counts = ", ".join(f"{count} {source}" for source, count in frame["source"].value_counts().items())
     return f"{table}: {len(frame)} images, {counts}"
 

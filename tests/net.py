@@ -253,8 +253,7 @@ def depth_and_device(photos: Path, folder: Path):
 def stores(photos: Path, folder: Path):
     for name, store in {
         "folder": lk.FolderStore(photos), "tar": lk.TarStore(folder / "x.tar"),
-        "opened": lk.open_store(str(folder / "x.tar")), "tarfile": lk.TarStore(folder / "x.tar", mode="tarfile"),
-        "reopen": lk.TarStore(folder / "x.tar", mode="reopen"),
+        "opened": lk.open_store(str(folder / "x.tar")),
     }.items():  # fmt: skip
         yield f"store {name}", [(key, store.read(key)) for key in store.keys()]  # noqa: SIM118
     made = lk.make_photos(folder / "made", 6, seed=3, progress=False)
@@ -332,7 +331,6 @@ def errors(photos: Path, folder: Path):
         "tar mode": lambda: lk.TarStore(folder / "x.tar", mode="sequential"),
         "missing tar": lambda: lk.TarStore(folder / "no.tar"),
         "missing member": lambda: lk.TarStore(folder / "x.tar").read("photos/a/no.jpg"),
-        "compressed tarfile": lambda: lk.TarStore(folder / "x.tar.gz", mode="tarfile").keys(),
         "empty folder": lambda: lk.FolderStore(empty).keys(),
         "classes": lambda: lk.ImageDataset(store, classes=["a"]),
         "dataset decoder": lambda: lk.ImageDataset(store, decoder="jpeg9000"),

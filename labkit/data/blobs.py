@@ -14,7 +14,7 @@ import re
 import stat
 import weakref
 from base64 import b64encode
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -23,8 +23,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 import numpy as np
 
-from labkit.errors import MissingFileError, MissingLibraryError, StorageError, WrongTypeError
-from labkit.util.arguments import MAX_FILE_VARIABLE, max_file_bytes
+from labkit.errors import ArgumentError, MissingFileError, MissingLibraryError, StorageError, WrongTypeError
 from labkit.util.machine import install_command
 from labkit.util.process import Lazy, PerProcess
 from labkit.util.redact import redact, strip_credentials
@@ -155,15 +154,6 @@ class _BlobFile(io.RawIOBase):
 # HTTP.
 
 
-class Answer(NamedTuple):
-    """A server's answer. `url` is where the last redirect led."""
-
-    status: int
-    headers: Mapping[str, str]
-    data: bytes
-    url: str
-
-
 class HttpClient:
     """HTTP GET by a pool of connections in each process.
 
@@ -176,105 +166,77 @@ class HttpClient:
 
     def __init__(self, num_connections: int = 8, retries: int = 5, timeout_s: float = 30.0):
         self._num_connections, self._retries, self._timeout_s = num_connections, retries, timeout_s
-        self._pool = PerProcess(partial(_open_pool, num_connections, timeout_s))
+        self._pool = PerProcess(partial(_open_pool, num_connections, retries, timeout_s))
 
     def allow_requests(self, n_at_once: int) -> None:
         """Keep at least so many connections. Those that are open by now are given up."""
         if n_at_once > self._num_connections:
             self._num_connections = n_at_once
-            self._pool = PerProcess(partial(_open_pool, n_at_once, self._timeout_s))
+            self._pool = PerProcess(partial(_open_pool, n_at_once, self._retries, self._timeout_s))
 
-    def get(self, url: str, start: int | None = None, end: int | None = None) -> Answer:
-        """All of `url`, or bytes `start` to `end` (exclusive), read to the end. 404, 410 and 416 are answers, too.
+    def get(
+        self, url: str, offset: int = 0, size: int | None = None, *, with_body: bool = True
+    ) -> "urllib3.BaseHTTPResponse":
+        """The answer for `url`, or for `size` bytes from `offset`: `status`, `headers`, `data` and `geturl()`.
 
-        The body may be `max_file_bytes()` long, or as long as the requested range if that is more. It is
-        returned as it is stored: if a server compresses it unasked, it stays compressed. Where a range was asked for,
-        an answer of status 200 has no body here: that would be the whole file.
+        404, 410 and 416 are answers, too. `data` are as they are stored: what a server compresses unasked stays
+        compressed. Without a body, a server that sends the whole file in place of a range is not waited for.
 
         Raises:
-            OSError: no complete answer after all attempts, one that is too long, or another error status; names the URL
-                without credentials.
+            OSError: no complete answer after all attempts, or another error status; names the URL without credentials.
         """
         import urllib3
 
-        name, (plain_url, headers) = strip_credentials(url), _split_credentials(url)
-        limit, is_range = max_file_bytes(), start is not None and end is not None
-        if start is not None and end is not None:
-            headers["Range"], limit = f"bytes={start}-{end - 1}", max(limit, end - start)
-        # urllib3 retries until an answer begins; an answer that breaks off is retried here.
-        retry = urllib3.Retry(
-            self._retries,
-            status_forcelist=_TRANSIENT_STATUSES,
-            allowed_methods={"GET"},
-            backoff_factor=0.1,
-            backoff_jitter=0.1,
-            backoff_max=_MAX_WAIT_S,
-            retry_after_max=_MAX_WAIT_S,
-        )
-        while True:
-            answer = None
-            try:
-                answer = self._pool().request("GET", plain_url, headers=headers, retries=retry, preload_content=False)
-                if answer.status in (401, 403):
-                    raise StorageError(f"{name}: access denied ({answer.status}); check the credentials in the URL")
-                if answer.status not in (200, 206, 416, *MISSING):
-                    raise StorageError(f"{name} answered {answer.status} {answer.reason}")
-                data = b"" if is_range and answer.status == 200 else _read_body(name, answer, limit)
-                return Answer(answer.status, answer.headers, data, answer.geturl() or "")
-            except urllib3.exceptions.HTTPError as error:
-                if answer is None or answer.retries is None or not answer.retries.total:
-                    cause = getattr(error, "reason", None) or error
-                    raise StorageError(
-                        f"{name} gave no complete answer in {self._retries + 1} tries "
-                        f"({type(cause).__name__}): check the server and the network, then run again"
-                    ) from None  # the chained text would hold the whole URL
-                retry = answer.retries.increment("GET", "", error=error)
-            finally:
-                if answer is not None:
-                    answer.close()  # ends the connection, unless a complete answer has released it
-            retry.sleep()
+        name, parts = strip_credentials(url), urlsplit(url)
+        credentials, _, place = parts.netloc.rpartition("@")
+        headers = {"Accept-Encoding": "identity"}  # a range counts the stored bytes, not compressed ones
+        if credentials:  # percent-encoding undone
+            headers["Authorization"] = f"Basic {b64encode(unquote(credentials).encode()).decode()}"
+        if size is not None:
+            headers["Range"] = f"bytes={offset}-{offset + size - 1}"
+        plain_url = urlunsplit((parts.scheme, place, parts.path, parts.query, ""))
+        try:
+            answer = self._pool().request(
+                "GET", plain_url, headers=headers, preload_content=with_body, decode_content=False
+            )
+        except urllib3.exceptions.HTTPError as error:
+            cause = getattr(error, "reason", None) or error
+            raise StorageError(
+                f"{name} gave no complete answer in {self._retries + 1} tries "
+                f"({type(cause).__name__}): check the server and the network, then run again"
+            ) from None  # the chained text would hold the whole URL
+        if answer.status == 200 and not with_body:
+            answer.close()  # ends the connection, and so the body
+        elif not with_body:
+            answer.drain_conn()
+        if answer.status in (401, 403):
+            raise StorageError(f"{name}: access denied ({answer.status}); check the credentials in the URL")
+        if answer.status not in (200, 206, 416, *MISSING):
+            raise StorageError(f"{name} answered {answer.status} {answer.reason}")
+        return answer
 
 
-def _open_pool(num_connections: int, timeout_s: float) -> "urllib3.PoolManager":
+def _open_pool(num_connections: int, retries: int, timeout_s: float) -> "urllib3.PoolManager":
     import urllib3
 
     for name in ("urllib3.connectionpool", "urllib3.poolmanager", "urllib3.util.retry"):
         logging.getLogger(name).addFilter(_strip_queries)
-    return urllib3.PoolManager(maxsize=num_connections, block=True, timeout=timeout_s)
+    retry = urllib3.Retry(
+        retries,
+        status_forcelist=_TRANSIENT_STATUSES,
+        allowed_methods={"GET"},
+        backoff_factor=0.1,
+        backoff_jitter=0.1,
+        backoff_max=_MAX_WAIT_S,
+        retry_after_max=_MAX_WAIT_S,
+    )
+    return urllib3.PoolManager(maxsize=num_connections, block=True, timeout=timeout_s, retries=retry)
 
 
 def _strip_queries(record: logging.LogRecord) -> bool:
     """urllib3 logs URLs when it retries or is redirected; their queries may hold a signature."""
     record.msg, record.args = re.sub(r"\?[^\s'\"]*", "?...", record.getMessage()), ()
     return True
-
-
-def _split_credentials(url: str) -> tuple[str, dict[str, str]]:
-    """A URL without `user:password@`, and the headers that carry them instead (percent-encoding undone)."""
-    parts = urlsplit(url)
-    credentials, _, place = parts.netloc.rpartition("@")
-    headers = {"Accept-Encoding": "identity"}  # a range counts the stored bytes, not compressed ones
-    if credentials:
-        headers["Authorization"] = f"Basic {b64encode(unquote(credentials).encode()).decode()}"
-    return urlunsplit((parts.scheme, place, parts.path, parts.query, "")), headers
-
-
-def _read_body(name: str, answer: "urllib3.BaseHTTPResponse", limit: int) -> bytes:
-    """The body, of at most `limit` bytes, whose connection can then be used again.
-
-    Nothing is decompressed: compressed bytes that nobody asked for may unpack to a thousand times as many.
-    """
-    length, data = answer.headers.get("Content-Length", ""), bytearray()
-    if not length.isdecimal() or int(length) <= limit:
-        while len(data) <= limit and (block := answer.read(_BLOCK_BYTES, decode_content=False)):
-            data += block
-        if len(data) <= limit:
-            answer.release_conn()
-            return bytes(data)
-    raise StorageError(
-        f"{name} has {length or 'an unknown number of'} bytes, more than the limit of {limit}: "
-        f"is it an image? {MAX_FILE_VARIABLE} sets the limit, in MB"
-    )
 
 
 class HttpBlob:
@@ -288,7 +250,7 @@ class HttpBlob:
         self._client.allow_requests(n_at_once)
 
     def fingerprint(self) -> tuple[int, str]:
-        size, self._version, _ = self._get(0, 1)
+        size, self._version, _ = self._get(0, 1, with_body=False)
         return size, self._version
 
     def read_at(self, offset: int, size: int) -> bytes:
@@ -301,19 +263,22 @@ class HttpBlob:
             raise StorageError(f"{self.name} changed on the server: open it again")
         return _require_size(self.name, data, min(size, file_size - offset))
 
-    def _get(self, offset: int, size: int) -> tuple[int, str, bytes]:
+    def _get(self, offset: int, size: int, *, with_body: bool = True) -> tuple[int, str, bytes]:
         """The size of the whole file, its version, and some bytes. Where there are none, the size is 0."""
-        status, headers, data, _ = self._client.get(self._url, offset, offset + size)
-        if status in MISSING:
-            raise MissingFileError(f"{self.name} does not exist ({status}): was it moved, or is the URL misspelt?")
-        if status == 416:
+        answer = self._client.get(self._url, offset, size, with_body=with_body)
+        if answer.status in MISSING:
+            raise MissingFileError(
+                f"{self.name} does not exist ({answer.status}): was it moved, or is the URL misspelt?"
+            )
+        if answer.status == 416:
             return 0, "", b""
-        content_range = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", headers.get("Content-Range", ""))
-        if status != 206 or not content_range or int(content_range[1]) != offset:
+        content_range = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", answer.headers.get("Content-Range", ""))
+        if answer.status != 206 or not content_range or int(content_range[1]) != offset:
             raise StorageError(
                 f"{self.name}: the server does not support range requests; download the file and open that"
             )
-        return int(content_range[2]), headers.get("ETag") or headers.get("Last-Modified") or "", data
+        version = answer.headers.get("ETag") or answer.headers.get("Last-Modified") or ""
+        return int(content_range[2]), version, answer.data if with_body else b""
 
 
 def _require_size(name: str, data: bytes, size: int) -> bytes:
@@ -335,11 +300,6 @@ class ObjectClient:
         # With more, s3fs asks for the size of each object, by a request of its own, before it reads it.
         self._options = {**({"max_concurrency": 1} if self._is_s3 else {}), **storage_options}
         self._filesystem = PerProcess(partial(_open_filesystem, url, self._options))
-        settings = [(name, value) for name, value in os.environ.items() if name.startswith("AWS_")]
-        for name, value in storage_options.items():
-            settings += value.items() if isinstance(value, dict) else [(name, value)]
-        is_secret = re.compile("secret|token|pass", re.IGNORECASE).search
-        self._secrets = tuple(value for name, value in settings if isinstance(value, str) and is_secret(name))
 
     def allow_requests(self, n_at_once: int) -> None:
         """Let S3's client keep so many connections, unless its options say how many; botocore's default is 10.
@@ -362,16 +322,16 @@ class ObjectClient:
         try:
             filesystem, path = self._filesystem()
             yield filesystem, f"{path}/{key}" if key else path
-        except FileNotFoundError as error:  # its text may be the path alone, or S3's about the bucket
-            text = redact(str(error), self._secrets)
-            raise MissingFileError(f"{name} does not exist ({text})") from None
-        except (IsADirectoryError, ValueError, ImportError) as error:
-            kind = next(kind for kind in (IsADirectoryError, ValueError, ImportError) if isinstance(error, kind))
-            raise kind(redact(str(error), self._secrets)) from None
+        except (IsADirectoryError, ImportError):
+            raise
+        except FileNotFoundError:
+            raise MissingFileError(f"{name} does not exist") from None
+        except ValueError as error:
+            raise ArgumentError(redact(str(error))) from None
         except PermissionError:
             raise PermissionError(f"{name}: access denied; check the credentials and what they allow") from None
         except Exception as error:
-            cause = redact(str(getattr(error, "strerror", None) or type(error).__name__), self._secrets)
+            cause = redact(str(getattr(error, "strerror", None) or type(error).__name__))
             raise StorageError(
                 f"{name} gave no complete answer ({cause}): check the server and the network, then run again"
             ) from None  # the chained text may hold a whole URL
@@ -454,19 +414,13 @@ def resident_fraction(paths: Iterable[os.PathLike]) -> float:
     """
     resident = pages = 0
     for path in paths:
-        if size := os.path.getsize(path):
-            flags = _read_page_flags(path, size)
-            pages += len(flags)
-            resident += sum(flag & 1 for flag in flags)
+        if not (size := os.path.getsize(path)):
+            continue
+        flags = np.empty(-(-size // mmap.PAGESIZE), np.uint8)
+        with open(path, "rb") as file, mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ) as view:
+            # NumPy gives the address of a read-only mapping; ctypes' from_buffer needs a writable one.
+            address = ctypes.c_void_p(np.frombuffer(view, np.uint8).ctypes.data)
+            if ctypes.CDLL(None, use_errno=True).mincore(address, ctypes.c_size_t(size), flags.ctypes):
+                raise OSError(ctypes.get_errno(), "mincore failed", os.fspath(path))
+        resident, pages = resident + int((flags & 1).sum()), pages + len(flags)
     return resident / pages if pages else 0.0
-
-
-def _read_page_flags(path: os.PathLike, size: int) -> bytes:
-    with open(path, "rb") as file, mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ, flags=mmap.MAP_PRIVATE) as view:
-        flags = (ctypes.c_ubyte * -(-size // mmap.PAGESIZE))()
-        # NumPy gives the address of a read-only mapping; ctypes' from_buffer needs a writable one.
-        address = np.frombuffer(view, np.uint8).ctypes.data
-        if ctypes.CDLL(None, use_errno=True).mincore(ctypes.c_void_p(address), ctypes.c_size_t(size), flags):
-            error = ctypes.get_errno()
-            raise OSError(error, os.strerror(error), os.fspath(path))
-    return bytes(flags)

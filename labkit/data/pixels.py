@@ -38,10 +38,10 @@ import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -54,7 +54,7 @@ from labkit.data.remote import open_store
 from labkit.data.stores import HasSizes, Store
 from labkit.errors import DecodeError, ItemErrors, MissingFileError, PixelError
 from labkit.util.arguments import require_int
-from labkit.util.files import atomic_path, check_same_job, file_lock, foreign_names, sibling_path
+from labkit.util.files import atomic_path, file_lock, sibling_path
 from labkit.util.parallel import check_engine, format_error, map_items
 from labkit.util.process import Lazy
 from labkit.util.strings import PackedStrings
@@ -66,8 +66,7 @@ _RECIPE = 1  # of the pixels; raised when the same images and settings give othe
 
 _MAX_PART_IMAGES = 256
 _MIN_PARTS = 32  # few images are spread over the cores, too
-_WHOLE = "whole.pixels"
-_BUILD_NAME = re.compile(r"(part-\d{6,}|whole)\.pixels|\.\d+-[0-9a-f]{8}\.partial")
+_PART_NAME = re.compile(r"(part-\d{6,}|whole)\.pixels|\.\d+-[0-9a-f]{8}\.partial")
 
 _LOOK_EVERY = 64  # images
 _QUIET_LOOKS = 2  # without a read, before the file counts as cached: two threads may look at once
@@ -75,6 +74,14 @@ _MAX_NAMED = 10
 
 _BUILD = "labkit.PixelStore.build(source, path)"
 _REBUILD = f"remove it and build it again with {_BUILD}"
+
+
+class _Origin(NamedTuple):
+    """What pixels were made from: two files with the same origin hold the same pixels."""
+
+    digest: bytes
+    short_side: int
+    decoder: str
 
 
 class PixelStore(Labeled, Dataset):
@@ -103,8 +110,8 @@ class PixelStore(Labeled, Dataset):
 
     Raises:
         FileNotFoundError: no such file.
-        PixelError: foreign, cut or damaged, or of another version of the format; names the file and
-            the remedy. Only `verify`, which reads all pixels, finds damaged ones. A later cut is noticed before each
+        PixelError: foreign, cut or damaged, or of another version of the format; names the file and the remedy. Only
+            `verify`, which reads all pixels, finds damaged ones. A later cut is noticed before each
             image is read; if the file is cut within those microseconds, the process ends (SIGBUS), as with any mapped
             file.
 
@@ -120,16 +127,36 @@ class PixelStore(Labeled, Dataset):
             warn_of_no_classes(str(path), len(self))
 
     def _open(self, path: Path) -> None:
-        """Read the index. `_from_file` has the names of the attributes that are set here."""
-        own = set(vars(self))
-        self.path, self._index = path, _read_index(path)
-        self.keys, self.classes, self.labels = self._index.keys, self._index.classes, self._index.labels
-        self.shapes = self._index.shapes
+        """Read and check header and index; of the pixels, check only that they are all there."""
+        try:
+            with open(path, "rb") as file:
+                header, size = file.read(_HEADER_BYTES), os.fstat(file.fileno()).st_size
+                rows = file.read(_read_header(path, header, size)[4])
+        except FileNotFoundError:
+            raise MissingFileError(f"{path} does not exist: make it with {_BUILD}") from None
+        _, _, short_side, n, _, _, crc, digest, decoder, class_bytes = _HEADER.unpack_from(header)
+        if zlib.crc32(rows) != crc:
+            raise PixelError(f"{path} is damaged: its index does not match its checksum; {_REBUILD}")
+
+        def column(kind: str, count: int, start: int) -> np.ndarray:
+            return np.frombuffer(rows, kind, count, start)
+
+        self.path, self._header = path, header
+        self._origin = _Origin(digest, short_side, decoder.rstrip(b"\0").decode())
+        offsets = column("<u8", n, 0).astype(np.int64)
+        key_offsets = column("<u8", n + 1, 8 * n).astype(np.int64)
+        self.shapes = column("<i4", 2 * n, 8 + 16 * n).astype(np.int32).reshape(n, 2)
+        self._crcs = column("<u4", n, 8 + 24 * n).astype(np.uint32)
+        self.labels = column("<i4", n, 8 + 28 * n).astype(np.int64)
+        self.labels.setflags(write=False)
+        keys_start = 8 + 32 * n + class_bytes
+        self.classes = json.loads(rows[8 + 32 * n : keys_start])
+        # A copy of the keys, else all of `rows` stays in memory.
+        self.keys = PackedStrings.from_arrays(column("u1", -1, keys_start).copy(), key_offsets)
         # Views: reading an item takes a third of the time of an array's, and writes no reference count as a list does.
-        self._offsets, self._sides = self._index.offsets.data, self.shapes.reshape(-1).data
-        self._view = Lazy(partial(_map_file, path, self._index))
-        self._disk_reads, self._last_copied = _DiskReads(), -2
-        self._from_file = {*vars(self), "_from_file"} - own
+        self._offsets, self._sides = offsets.data, self.shapes.reshape(-1).data
+        self._view = Lazy(partial(_map_file, path, header, size))
+        self._disk_reads = _DiskReads()
 
     @classmethod
     def build(
@@ -191,12 +218,14 @@ class PixelStore(Labeled, Dataset):
         names, labels = labels_of(keys, classes, source=store)
         folder = sibling_path(path, ".parts")
         with file_lock(sibling_path(path, ".lock", hidden=True)):
-            if foreign := foreign_names(folder, lambda name: _BUILD_NAME.fullmatch(name) is not None):
-                raise PixelError(  # the folder will be removed
-                    f"{folder} holds {foreign[0]!r}, which no build wrote: move it, or choose another path"
-                )
             if path.exists():
-                _check_is_built(path, origin, names)
+                found, remedy = cls(path), "choose another path, or remove it"
+                if found._origin != origin:
+                    raise PixelError(
+                        f"{path} holds other pixels (short_side {found._origin.short_side}, "
+                        f"decoder {found._origin.decoder!r}), or is of other images: {remedy}"
+                    )
+                check_same_classes(str(path), found.classes, names, remedy, error=PixelError)
             else:
                 failures: dict[str, str] = {}
                 for failed in map_items(
@@ -212,8 +241,18 @@ class PixelStore(Labeled, Dataset):
                     failures |= failed
                 if failures:
                     raise ItemErrors(failures, [None] * len(keys))
-                _join_parts(path, folder, parts, origin, keys, names, labels)
-            _remove_parts(folder)
+                made = (PixelStore(folder / part.name) for part in parts)
+                images = (part.pixels(number) for part in made for number in range(len(part)))
+                whole = folder / "whole.pixels"
+                _write_file(whole, origin, keys, names, labels, images)
+                with open(whole, "rb") as file:  # all is on the disk before it gets its name
+                    os.fsync(file.fileno())
+                whole.replace(path)
+            if folder.exists():  # with what killed runs left, too
+                for name in filter(_PART_NAME.fullmatch, os.listdir(folder)):
+                    (folder / name).unlink(missing_ok=True)
+                with suppress(OSError):  # a dying worker of a killed run may still write there
+                    folder.rmdir()
         return cls(path)
 
     def __len__(self) -> int:
@@ -222,24 +261,18 @@ class PixelStore(Labeled, Dataset):
     def __repr__(self) -> str:
         return f"PixelStore({self.path.name!r}, {len(self)} images)"
 
-    def __getstate__(self) -> tuple[Path, bytes, dict[str, Any]]:
+    def __getstate__(self) -> tuple[Path, bytes, Callable[[Tensor], Any] | None]:
         """Pickled as a path; whoever unpickles it reads the index from there."""
-        added = {name: value for name, value in vars(self).items() if name not in self._from_file}
-        return self.path, self._index.header, added
+        return self.path, self._header, self.transform
 
-    def __setstate__(self, state: tuple[Path, bytes, dict[str, Any]]) -> None:
-        path, header, added = state
+    def __setstate__(self, state: tuple[Path, bytes, Callable[[Tensor], Any] | None]) -> None:
+        path, header, self.transform = state
         self._open(path)
-        _check_same_file(path, self._index.header == header)
-        vars(self).update(added)
+        _check_same_file(path, self._header == header)
 
     def __getitem__(self, index: int) -> tuple[Any, int]:
         pixels = self.pixels(index)
-        if self._disk_reads.are_likely(1):
-            index %= len(self)
-            if index != self._last_copied + 1:
-                self._begin_to_read(index, 0, len(pixels))
-            self._last_copied = index
+        self.read_ahead([index % len(self)], [(0, len(pixels))])
         image = torch.from_numpy(pixels.copy()).permute(2, 0, 1)
         return (self.transform(image) if self.transform else image), int(self.labels[index])
 
@@ -265,19 +298,16 @@ class PixelStore(Labeled, Dataset):
             indices: Of the images, each at least 0.
             rows: The first row of each part, and the number of rows.
         """
-        if self._disk_reads.are_likely(len(indices)):
-            if len(indices) > 1 and list(indices) == list(range(indices[0], indices[0] + len(indices))):
-                return
-            for index, (top, height) in zip(indices, rows, strict=True):
-                self._begin_to_read(index, top, height)
-
-    def _begin_to_read(self, index: int, top: int, height: int) -> None:
-        """Begin to read rows of an image, without waiting for them. Source: madvise(2), MADV_WILLNEED."""
-        row_bytes = 3 * self._sides[2 * index + 1]
-        start = self._offsets[index] + top * row_bytes
-        before = start % mmap.PAGESIZE  # what is asked for begins with a page
-        with suppress(OSError, AttributeError):  # only a hint, which Windows lacks: a page is read when it is touched
-            _advise(self._view(), start - before, before + height * row_bytes)
+        if not self._disk_reads.are_likely(len(indices)):
+            return
+        if len(indices) > 1 and list(indices) == list(range(indices[0], indices[0] + len(indices))):
+            return
+        for index, (top, height) in zip(indices, rows, strict=True):
+            row_bytes = 3 * self._sides[2 * index + 1]
+            start = self._offsets[index] + top * row_bytes
+            before = start % mmap.PAGESIZE  # what is asked for begins with a page
+            with suppress(OSError, AttributeError):  # only a hint, which Windows lacks: madvise(2), MADV_WILLNEED
+                _advise(self._view(), start - before, before + height * row_bytes)
 
     def verify(self, *, progress: bool = True) -> None:
         """Read all pixels and check their checksums.
@@ -295,13 +325,13 @@ class PixelStore(Labeled, Dataset):
 
     def _is_sound(self, index: int) -> bool:
         """Whether an image's pixels match their checksum."""
-        return zlib.crc32(self.pixels(index).data) == int(self._index.crcs[index])
+        return zlib.crc32(self.pixels(index).data) == int(self._crcs[index])
 
 
-def _map_file(path: Path, index: "_Index") -> mmap.mmap:
+def _map_file(path: Path, header: bytes, size: int) -> mmap.mmap:
     with open(path, "rb") as file:
         view = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    _check_same_file(path, len(view) == index.file_bytes and view[: len(index.header)] == index.header)
+    _check_same_file(path, len(view) == size and view[: len(header)] == header)
     return view
 
 
@@ -349,44 +379,20 @@ def _advise(view: mmap.mmap, start: int, size: int) -> None:
 # The file's header and index.
 
 
-@dataclass(frozen=True)
-class _Origin:
-    """What pixels were made from: two files with the same origin hold the same pixels."""
-
-    digest: bytes
-    short_side: int
-    decoder: str
-
-
-@dataclass(frozen=True)
-class _Index:
-    """Header and index of a file of N images.
-
-    header: Its 128 bytes. labels: int64 (N,). offsets: int64 (N,). shapes: int32 (N, 2) of (height, width). crcs:
-    uint32 (N,).
-    """
-
-    header: bytes
-    file_bytes: int
-    origin: _Origin
-    keys: PackedStrings
-    classes: list[str]
-    labels: np.ndarray
-    offsets: np.ndarray
-    shapes: np.ndarray
-    crcs: np.ndarray
-
-
-def _aligned(size: Any) -> Any:
-    """The next multiple of 64 of an integer, or of each in an array."""
-    return -(-size // _ALIGNMENT) * _ALIGNMENT
-
-
-def _lay_out(start: int, shapes: np.ndarray) -> tuple[np.ndarray, int]:
-    """Where images of these shapes begin, int64 (N,), if the first begins at `start`; and the size of their file."""
-    sizes = _aligned(shapes.astype(np.int64).prod(axis=1) * 3)
-    ends = start + np.cumsum(sizes)
-    return ends - sizes, int(ends[-1])
+def _read_header(path: Path, header: bytes, size: int) -> tuple:
+    """The fields of a header; PixelError if it is of no pixel store, or the file has another size than it says."""
+    if not header.startswith(_MAGIC):
+        begins = f"it begins with {header[:8]!r}" if header else "it is empty"
+        raise PixelError(f"{path} is not a pixel store ({begins}): make one, under another name, with {_BUILD}")
+    if struct.pack("<I", zlib.crc32(header[: _HEADER.size])) != header[_HEADER.size :]:
+        raise PixelError(f"{path} is cut short or damaged: its header does not match its checksum; {_REBUILD}")
+    fields = _HEADER.unpack_from(header)
+    version, file_bytes = fields[1], fields[5]
+    if version != _VERSION:
+        raise PixelError(f"{path} is of version {version}, this labkit reads version {_VERSION}: {_REBUILD}")
+    if size != file_bytes:
+        raise PixelError(f"{path} is cut short or damaged: it has {size} bytes, not {file_bytes}; {_REBUILD}")
+    return fields
 
 
 def _write_file(
@@ -401,16 +407,17 @@ def _write_file(
     key_block, key_offsets = keys.arrays()
     class_block = json.dumps(classes).encode()
     index_bytes = 8 + 32 * len(keys) + len(class_block) + len(key_block)
-    start = _aligned(_HEADER_BYTES + index_bytes)
-    shapes, crcs = [], []
+    offsets, shapes, crcs = [], [], []
     with atomic_path(path) as half, open(half, "wb") as file:
-        file.seek(start)
+        file.seek(_HEADER_BYTES + index_bytes)
+        file.seek(-file.tell() % _ALIGNMENT, os.SEEK_CUR)
         for pixels in images:
-            file.write(pixels.data)
-            file.seek(-file.tell() % _ALIGNMENT, os.SEEK_CUR)
+            offsets.append(file.tell())
             shapes.append(pixels.shape[:2])
             crcs.append(zlib.crc32(pixels.data))
-        offsets, file_bytes = _lay_out(start, np.array(shapes))
+            file.write(pixels.data)
+            file.seek(-file.tell() % _ALIGNMENT, os.SEEK_CUR)
+        file_bytes = file.tell()
         columns = [(offsets, "<u8"), (key_offsets, "<u8"), (shapes, "<i4"), (crcs, "<u4"), (labels, "<i4")]
         rows = b"".join(np.asarray(column, kind).tobytes() for column, kind in columns)
         rows += class_block + key_block.tobytes()
@@ -420,81 +427,6 @@ def _write_file(
         file.truncate(file_bytes)
         file.seek(0)
         file.write(header + struct.pack("<I", zlib.crc32(header)) + rows)
-
-
-def _read_index(path: Path) -> _Index:
-    """Read and check header and index of a file; of its pixels, check only that they are all there.
-
-    Raises:
-        FileNotFoundError: no such file.
-        PixelError: foreign, cut, damaged, or of another version.
-    """
-    try:
-        with open(path, "rb") as file:
-            header, size = file.read(_HEADER_BYTES), os.fstat(file.fileno()).st_size
-            _check_header(path, header)
-            _, _, short_side, n_images, index_bytes, file_bytes, crc, digest, decoder, class_bytes = (
-                _HEADER.unpack_from(header)
-            )
-            if size != file_bytes:
-                state = "is cut short" if size < file_bytes else "is damaged"
-                raise PixelError(f"{path} {state}: it has {size} bytes, not {file_bytes}; {_REBUILD}")
-            if not 8 + 32 * n_images + class_bytes <= index_bytes <= file_bytes - _HEADER_BYTES:
-                raise PixelError(f"{path} is damaged: its index is not one of {n_images} images; {_REBUILD}")
-            rows = file.read(index_bytes)
-    except FileNotFoundError:
-        raise MissingFileError(f"{path} does not exist: make it with {_BUILD}") from None
-    except IsADirectoryError:
-        raise PixelError(f"{path} is a folder, not a pixel store: name a file") from None
-    if zlib.crc32(rows) != crc:
-        raise PixelError(f"{path} is damaged: its index does not match its checksum; {_REBUILD}")
-
-    def column(kind: str, count: int, start: int) -> np.ndarray:
-        return np.frombuffer(rows, kind, count, start)
-
-    keys_start = 8 + 32 * n_images + class_bytes
-    try:
-        offsets = column("<u8", n_images, 0).astype(np.int64)
-        key_offsets = column("<u8", n_images + 1, 8 * n_images).astype(np.int64)
-        shapes = column("<i4", 2 * n_images, 8 + 16 * n_images).astype(np.int32).reshape(n_images, 2)
-        crcs = column("<u4", n_images, 8 + 24 * n_images).astype(np.uint32)
-        labels = column("<i4", n_images, 8 + 28 * n_images).astype(np.int64)
-        classes = json.loads(rows[8 + 32 * n_images : keys_start])
-        # A copy of the keys, else all of `rows` stays in memory.
-        keys = PackedStrings.from_arrays(column("u1", -1, keys_start).copy(), key_offsets)
-    except (ValueError, RecursionError) as error:
-        raise PixelError(f"{path} is damaged: its index is not one of {n_images} images; {_REBUILD}") from error
-    if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
-        raise PixelError(f"{path} is damaged: its index has no list of classes; {_REBUILD}")
-    if not ((labels >= 0) & (labels < max(1, len(classes)))).all():
-        raise PixelError(f"{path} is damaged: its index has labels of no class; {_REBUILD}")
-    # Every image must be where the format puts it: then no view reaches beyond the file or into another image.
-    bytes_in_all = 3 * shapes.prod(axis=1, dtype=np.float64).sum()  # integers would overflow
-    is_laid_out = n_images > 0 and shapes.min() > 0 and bytes_in_all <= file_bytes
-    if is_laid_out:
-        expected, end = _lay_out(_aligned(_HEADER_BYTES + index_bytes), shapes)
-        is_laid_out = end == file_bytes and np.array_equal(expected, offsets)
-    if not is_laid_out:
-        raise PixelError(
-            f"{path} is damaged: its index does not match its images, or leads out of the file; {_REBUILD}"
-        )
-    labels.setflags(write=False)
-    origin = _Origin(digest, short_side, decoder.rstrip(b"\0").decode("ascii", "backslashreplace"))
-    return _Index(header, file_bytes, origin, keys, classes, labels, offsets, shapes, crcs)
-
-
-def _check_header(path: Path, header: bytes) -> None:
-    if not header.startswith(_MAGIC):
-        begins = f"it begins with {header[:8]!r}" if header else "it is empty"
-        raise PixelError(f"{path} is not a pixel store ({begins}): make one, under another name, with {_BUILD}")
-    if len(header) < _HEADER_BYTES:
-        raise PixelError(f"{path} is cut short: it has {len(header)} bytes; {_REBUILD}")
-    if struct.pack("<I", zlib.crc32(header[: _HEADER.size])) != header[_HEADER.size :]:
-        raise PixelError(f"{path} is damaged: its header does not match its checksum; {_REBUILD}")
-    version = _HEADER.unpack_from(header)[1]
-    if version != _VERSION:
-        remedy = f"update labkit, or {_REBUILD}" if version > _VERSION else _REBUILD
-        raise PixelError(f"{path} is of version {version}, this labkit reads version {_VERSION}: {remedy}")
 
 
 # Building: parts, each a small pixel file, whole or absent, are made in a folder beside the file, then joined.
@@ -539,7 +471,7 @@ def _make_part(store: Store, folder: Path, part: _Part) -> dict[str, str]:
     with suppress(FileNotFoundError, PixelError):
         made = PixelStore(path)
         # After a loss of power a file may be incomplete.
-        if made._index.origin == part.origin and all(map(made._is_sound, range(len(made)))):
+        if made._origin == part.origin and all(map(made._is_sound, range(len(made)))):
             return {}
     no_labels = np.zeros(len(part.keys), np.int64)  # the whole file has them: a part's pixels do not depend on them
     try:
@@ -568,44 +500,6 @@ def shrink(image: Tensor, short_side: int) -> np.ndarray:
     if min(image.shape[1:]) > short_side:
         image = functional.resize(image, [short_side], antialias=True)
     return image.permute(1, 2, 0).contiguous().numpy()
-
-
-def _check_is_built(path: Path, origin: _Origin, classes: list[str]) -> None:
-    """Raise PixelError unless `path` holds these very pixels and classes."""
-    index, remedy = _read_index(path), "choose another path, or remove it"
-    found, asked = asdict(index.origin), asdict(origin)
-    is_same_source = found.pop("digest") == asked.pop("digest")
-    if found == asked and not is_same_source:
-        found, asked = {"source": "another"}, {"source": "this one"}
-    check_same_job(path, found, asked, what="pixels", remedy=remedy, error=PixelError)
-    check_same_classes(str(path), index.classes, classes, remedy, error=PixelError)
-
-
-def _join_parts(
-    path: Path,
-    folder: Path,
-    parts: list[_Part],
-    origin: _Origin,
-    keys: PackedStrings,
-    classes: list[str],
-    labels: np.ndarray,
-) -> None:
-    """Join all parts in one file, which is synced to disk before it gets its name."""
-    stores = (PixelStore(folder / part.name) for part in parts)
-    images = (store.pixels(number) for store in stores for number in range(len(store)))
-    _write_file(folder / _WHOLE, origin, keys, classes, labels, images)
-    with open(folder / _WHOLE, "rb") as file:
-        os.fsync(file.fileno())
-    (folder / _WHOLE).replace(path)
-
-
-def _remove_parts(folder: Path) -> None:
-    """Remove the parts, and what killed runs left."""
-    if folder.exists():
-        for name in filter(_BUILD_NAME.fullmatch, os.listdir(folder)):
-            (folder / name).unlink(missing_ok=True)
-        with suppress(OSError):  # a dying worker of a killed run may still write there
-            folder.rmdir()
 
 
 __all__ = ["PixelError", "PixelStore"]

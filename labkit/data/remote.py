@@ -39,8 +39,7 @@ class HttpStore(ListedStore):
         ValueError: not an HTTP URL, or the URL of a tar; or the listing pages link to images that labkit does not
             decode and `ignore` does not name (on the first call of `keys()`).
         FileNotFoundError: the server has no such folder, or lists no images (on the first call of `keys()`).
-        OSError: no complete answer after all attempts, or one longer than `LABKIT_MAX_FILE_MB` (1024). No message holds
-            a password or a signed query.
+        OSError: no complete answer after all attempts. No message holds a password or a signed query.
 
     A server that states too small a length, and sends as much, cannot be told from one with a shorter file; decoding
     such an image fails. A listing page that is cut short goes unnoticed: a manifest, or `keys=`, is safer.
@@ -82,7 +81,7 @@ class HttpStore(ListedStore):
         """Contents of one file. Raises KeyError if the server has none."""
         if is_file_key(key):
             answer = self._client.get(self._url_of(key))
-            is_listing = urlsplit(answer.url).path.endswith("/")  # a folder, to which the server redirected
+            is_listing = urlsplit(answer.geturl() or "").path.endswith("/")  # a folder, to which the server redirected
             if answer.status == 200 and not is_listing:
                 return answer.data
         raise MissingKeyError(f"{key!r} is not a file under {self.name}")
@@ -92,73 +91,53 @@ class HttpStore(ListedStore):
         return self._url._replace(path=self._url.path + quote(key, errors="surrogateescape")).geturl()
 
     def _list_keys(self) -> list[str]:
-        if listed := self._read_manifest():
-            return [key for key in listed if not key.lower().endswith(self._ignore)]
-        return list(images_among(self._list_files(), self._ignore, self.name))
-
-    def _read_manifest(self) -> list[str]:
         answer = self._client.get(self._url_of("manifest.json"))
         try:
-            keys = [row["key"] for row in json.loads(answer.data)["photos"]] if answer.status == 200 else []
+            listed = [str(row["key"]) for row in json.loads(answer.data)["photos"]] if answer.status == 200 else []
         except (ValueError, KeyError, TypeError, RecursionError):  # some other program's manifest
-            return []
-        return keys if all(isinstance(key, str) for key in keys) else []
+            listed = []
+        if listed:
+            return [key for key in listed if not key.lower().endswith(self._ignore)]
+        return list(images_among(self._list_files(), self._ignore, self.name))
 
     def _list_files(self) -> Iterator[str]:
         """Keys of the files that the listing pages link to, each once; hidden ones are left out.
 
         Raises:
             FileNotFoundError: the server has no such folder.
-            OSError: a page cannot be fetched or parsed, or folders never end. Half the keys would be worse than none.
+            OSError: a page cannot be fetched, or folders never end. Half the keys would be worse than none.
         """
         folders, seen = [""], {""}
+        top = unquote(self._url.path, errors="surrogateescape")
         while folders:
             folder = folders.pop()
             if folder.count("/") > _MAX_DEPTH:
                 raise StorageError(f"{self.name} lists folders without end (a link to its own folder?): {_NAME_FILES}")
-            for key in self._linked_keys(folder):
-                if key in seen:
+            page, parser = self._url_of(folder), _LinkParser()
+            answer = self._client.get(page)
+            if answer.status in MISSING and not folder:
+                raise MissingFileError(
+                    f"{self.name} does not exist ({answer.status}): check the URL; "
+                    f"if the server has the files and only lists no folders, {_NAME_FILES}"
+                )
+            if answer.status == 200 and "html" in answer.headers.get("Content-Type", ""):
+                parser.feed(answer.data.decode("utf-8", "replace"))
+            for link in parser.links:
+                try:
+                    target = urlsplit(urljoin(page, link))
+                    is_here = (target.hostname, target.port) == (self._url.hostname, self._url.port)
+                except ValueError:  # not a URL
+                    continue
+                path = unquote(target.path, errors="surrogateescape")
+                key = path.removeprefix(top)
+                is_below = target.scheme in ("http", "https") and is_here and path.startswith(top)
+                if not is_below or key in seen or is_hidden(key) or "" in key.rstrip("/").split("/"):
                     continue
                 seen.add(key)
                 if key.endswith("/"):
                     folders.append(key)
                 else:
                     yield key
-
-    def _linked_keys(self, folder: str) -> Iterator[str]:
-        """Keys that a folder's page links to; folders end with a slash."""
-        page, parser = self._url_of(folder), _LinkParser()
-        answer = self._client.get(page)
-        if answer.status in MISSING and not folder:
-            raise MissingFileError(
-                f"{self.name} does not exist ({answer.status}): check the URL; "
-                f"if the server has the files and only lists no folders, {_NAME_FILES}"
-            )
-        if answer.status != 200 or "html" not in answer.headers.get("Content-Type", ""):
-            return
-        try:
-            parser.feed(answer.data.decode("utf-8", "replace"))
-        except AssertionError as error:  # html.parser's answer to some broken markup
-            raise StorageError(
-                f"{strip_credentials(page)} is not a readable listing ({error}): {_NAME_FILES}"
-            ) from error
-        for link in parser.links:
-            key = self._key_of(page, link)
-            if is_hidden(key) or "" in key.rstrip("/").split("/"):  # "": it leads elsewhere
-                continue
-            is_folder = not os.path.splitext(key)[1]
-            yield key + "/" if is_folder and not key.endswith("/") else key
-
-    def _key_of(self, page: str, link: str) -> str:
-        """The key that a link leads to; "" if it leads elsewhere."""
-        try:
-            target = urlsplit(urljoin(page, link))
-            is_same_host = (target.hostname, target.port) == (self._url.hostname, self._url.port)
-        except ValueError:  # not a URL
-            return ""
-        path, top = (unquote(url.path, errors="surrogateescape") for url in (target, self._url))
-        is_below = target.scheme in ("http", "https") and is_same_host and path.startswith(top)
-        return path.removeprefix(top) if is_below else ""
 
 
 class _LinkParser(HTMLParser):
@@ -239,14 +218,18 @@ def open_store(path_or_url: str | os.PathLike, *, ignore: str | Iterable[str] = 
     refuse_storage_options(place, storage_options)
     if os.path.isdir(place):
         return FolderStore(place, ignore=ignore)
-    is_readable = _is_known_scheme(place) if is_url(place) else os.path.isfile(place)
-    if is_readable and _TAR_NAME.search(urlsplit(place).path if is_url(place) else place):
+    is_far, is_readable = is_url(place), os.path.isfile(place)
+    if is_far:
+        import fsspec
+
+        is_readable = is_http_url(place) or place.partition("://")[0] in fsspec.available_protocols()
+    if is_readable and _TAR_NAME.search(urlsplit(place).path if is_far else place):
         return TarStore(place, ignore=ignore, **storage_options)
     if is_readable and is_http_url(place):
         return HttpStore(place, ignore=ignore)
-    if is_readable and is_url(place):
+    if is_readable and is_far:
         return ObjectStore(place, ignore=ignore, **storage_options)
-    shown = strip_credentials(place) if is_url(place) else place
+    shown = strip_credentials(place) if is_far else place
     raise ArgumentError(f"{shown!r} is not a folder of images, a .tar or a URL of a known scheme")
 
 
@@ -264,12 +247,3 @@ def as_store(source: Any) -> Store:
         "images come from a store, which has keys() and read(key), such as lk.FolderStore, or from a path or URL that "
         f"lk.open_store takes: got {type(source).__name__}"
     )
-
-
-def _is_known_scheme(url: str) -> bool:
-    """Whether a store can be opened for a URL; some schemes need an extra package."""
-    if is_http_url(url):
-        return True
-    import fsspec
-
-    return url.partition("://")[0] in fsspec.available_protocols()

@@ -22,8 +22,7 @@ from urllib.parse import urlsplit
 
 from labkit.data.blobs import Blob, HttpBlob, HttpClient, LocalBlob, allow_requests, is_http_url, is_url, open_blob
 from labkit.data.shards_write import MANIFEST, UNFINISHED, read_manifest
-from labkit.data.tar_members import TAR_SUFFIXES
-from labkit.data.tar_stream import TarStream
+from labkit.data.tar_stream import TAR_SUFFIXES, TarStream
 from labkit.errors import ArgumentError, MissingFileError, StorageError, TarError
 from labkit.util.arguments import MAX_FILE_VARIABLE, max_file_bytes, require_int
 from labkit.util.files import atomic_path, file_lock, remove_leftovers

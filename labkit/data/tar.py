@@ -1,9 +1,10 @@
-"""Images in a tar, read without unpacking it: by an index, or by `tarfile`.
+"""Images in a tar, read without unpacking it, by an index of its members.
 
 The index holds the names, offsets and sizes of a tar's members. It is built by one pass over the headers and stored
 beside the tar. `tarfile` reads the same headers, but keeps an object for each and then searches them one by one.
 """
 
+import hashlib
 import io
 import json
 import os
@@ -11,18 +12,16 @@ import posixpath
 import re
 import shlex
 import tarfile
-import threading
 import warnings
-import weakref
-import zipfile
 import zlib
-from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
@@ -37,49 +36,46 @@ from labkit.data.blobs import (
     open_buffered,
     refuse_storage_options,
 )
-from labkit.data.tar_members import (
-    BoundedInfo,
+from labkit.data.stores import ListedStore
+from labkit.data.tar_stream import (
     TarWarning,
     check_end,
     damage_error,
     find_compression,
-    impossible_size,
     open_tar,
     plain_name,
     read_header,
     reading,
 )
-from labkit.errors import ArgumentError, MissingFileError, MissingKeyError, StorageError, TarError
-from labkit.util.arguments import MAX_FILE_VARIABLE, max_file_bytes, require_choice
-from labkit.util.files import checked_suffixes, images_among, is_image, write_atomic
+from labkit.errors import MissingKeyError, StorageError, TarError
+from labkit.util.arguments import require_choice
+from labkit.util.files import images_among, write_atomic
 from labkit.util.machine import labkit_home
-from labkit.util.process import Lazy, PerProcess
+from labkit.util.process import Lazy
 from labkit.util.strings import PackedStrings
 
-MODES = ("index", "tarfile", "reopen")
 SUFFIX = ".labkit-index.npz"
-_VERSION = 2
+_VERSION = 3
 _BLOCK = tarfile.BLOCKSIZE
+_DANGLING, _SPARSE = -1, -2  # in place of an offset
+_MAX_LINKS = 40  # that lead to each other; Linux follows as many
 
 
-class TarStore:
+class TarStore(ListedStore):
     """Image files in an uncompressed tar.
 
     Args:
-        path: A path, or a URL (`http://`, `s3://`, anything that fsspec opens) in mode `"index"`.
-        mode: `"index"` keeps each member's offset and size in a file beside the tar, built by one pass over the
-            headers, and reads by one `pread`. `"tarfile"` opens the tar once per process and asks `tarfile` for each
-            member, as Marigold does: the first look-up reads every header, and every look-up searches all names.
-            `"reopen"` opens the tar again for each image, and so reads all headers each time.
+        path: A path, or a URL (`http://`, `s3://`, anything that fsspec opens).
+        mode: `"index"`: each member's offset and size are kept in a file beside the tar, or in labkit's cache. It is
+            built by one pass over the headers; then a member is read by one `pread`, or one request.
         ignore: Suffixes of members to leave out of `keys()`, as for `FolderStore`.
         **storage_options: Passed to fsspec, for object storage.
 
     Raises:
         FileNotFoundError: no such tar, or it holds no image (on the first call of `keys()`).
         TarError: the tar is compressed, cut or damaged, goes on after its end mark, or is not a tar; names the remedy.
-            Raised on first use. Also for a sparse member of more than 1024 MB (`LABKIT_MAX_FILE_MB`), and for headers
-            of more than a MiB.
-        ValueError: unknown mode; or the tar holds images that labkit does not decode and `ignore` does not name (on the
+            Raised on first use. Also by `read` for a member that is stored as a sparse file.
+        ValueError: another mode; or the tar holds images that labkit does not decode and `ignore` does not name (on the
             first call of `keys()`).
         TypeError: options for a place that takes none.
 
@@ -88,6 +84,9 @@ class TarStore:
 
     Keys have no leading `./`; `read` takes them with or without. A link gives its target's bytes. The index is built
     again when the tar's size or modification time has changed; it may be deleted at any time.
+
+    >>> lk.TarStore("photos.tar").keys()[0]
+    'cat/1.jpg'
 
     Taught in: notebooks/09_marigold_storage.ipynb
     """
@@ -100,40 +99,16 @@ class TarStore:
         ignore: str | Iterable[str] = (),
         **storage_options: Any,
     ):
-        require_choice("mode", mode, MODES)
-        if is_url(path) and mode != "index":
-            raise ArgumentError(f"mode={mode!r} needs a local file: mode='index' reads URLs")
+        self.mode = require_choice("mode", mode, ["index"])
         refuse_storage_options(path, storage_options)
-        self.mode, self._ignore = mode, checked_suffixes(ignore)
         self._blob = open_blob(path, **storage_options)
+        super().__init__(self._blob.name, ignore)
         if isinstance(self._blob, LocalBlob):
             self._blob.fingerprint()  # raise for a missing file here, not in a worker
         self._index = Lazy(partial(read_index, self._blob))
-        open_tarfile = partial(_ScannedTar, self._blob.name)
-        self._tarfile: Callable[[], _ScannedTar] = PerProcess(open_tarfile) if mode == "tarfile" else open_tarfile
-        self._keys: PackedStrings | None = None
 
     def __repr__(self) -> str:
-        return f"TarStore({self.name!r}, mode={self.mode!r}, {len(self.keys())} images)"
-
-    @property
-    def name(self) -> str:
-        """The file's name, without its folder."""
-        return os.path.basename(self._blob.name)
-
-    def __len__(self) -> int:
-        return len(self.keys())
-
-    def keys(self) -> PackedStrings:
-        """Names of all JPEG, PNG and WebP members, sorted; hidden ones are left out."""
-        if self._keys is None:
-            names = self.names()
-            are_keys = not self._ignore and all(map(is_image, names))  # then the index and the keys share their memory
-            keys = PackedStrings(names if are_keys else images_among(names, self._ignore, self._blob.name))
-            if not len(keys):
-                raise MissingFileError(f"{self._blob.name} holds no image")
-            self._keys = keys
-        return self._keys
+        return f"TarStore({os.path.basename(self.name)!r}, {len(self)} images)"
 
     def names(self) -> Sequence[str]:
         """Names of all members with data, images or not, sorted."""
@@ -141,39 +116,20 @@ class TarStore:
 
     def read(self, key: str) -> bytes:
         """A member's bytes. Raises KeyError for an unknown one, TarError if the tar was cut meanwhile."""
-        place, name, index = self._blob.name, plain_name(key), self._index()
+        index = self._index()
         try:
-            row = index.row(name)
+            row = index.row(plain_name(key))
         except KeyError:
-            raise MissingKeyError(f"{key!r} is not a file in {place}") from None
+            raise MissingKeyError(f"{key!r} is not a file in {self.name}") from None
         offset, size = index.offsets[row].item(), index.sizes[row].item()
-        if offset < 0:
-            raise MissingKeyError(f"{key!r} is a link to a file that is not in {place}")
-        # A few bytes in a tar may state that a file has many zeros, which would take as much memory.
-        if row in index.sparse and size > max_file_bytes():
-            raise TarError(
-                f"{place}: {key!r} has {size} bytes with its holes; the limit is {max_file_bytes()} "
-                f"({MAX_FILE_VARIABLE}): unpack it by `tar -xf`"
-            )
-
-        def cut(_: Exception | None = None) -> TarError:
-            return TarError(f"{place} was cut after its headers were read: {key!r} lacks its end")
-
-        with reading(place, cut):
-            if self.mode != "index":
-                return self._tarfile().read(name)
-            if row not in index.sparse:
-                data = self._blob.read_at(offset, size)
-                n_missing = size - len(data)
-            else:
-                holed, n_missing = bytearray(size), 0
-                for start, length in index.sparse[row]:
-                    piece = self._blob.read_at(offset, length)
-                    holed[start : start + len(piece)] = piece
-                    offset, n_missing = offset + length, n_missing + length - len(piece)
-                data = bytes(holed)
-        if n_missing:
-            raise cut()
+        if offset == _DANGLING:
+            raise MissingKeyError(f"{key!r} is a link to a file that is not in {self.name}")
+        if offset == _SPARSE:
+            raise TarError(f"{self.name}: {key!r} is stored as a sparse file: unpack the tar by `tar -xf`")
+        with reading(self.name):
+            data = self._blob.read_at(offset, size)
+        if len(data) != size:
+            raise TarError(f"{self.name} was cut after its headers were read: {key!r} lacks its end")
         return data
 
     def allow_requests(self, n_at_once: int) -> None:
@@ -183,52 +139,22 @@ class TarStore:
     def evict(self) -> int:
         """Drop the tar from the page cache; returns its bytes. Raises OSError if that is impossible."""
         if not isinstance(self._blob, LocalBlob):
-            raise StorageError(f"{self._blob.name} is not a local file: this machine's page cache does not hold it")
-        return evict([Path(self._blob.name)])
+            raise StorageError(f"{self.name} is not a local file: this machine's page cache does not hold it")
+        return evict([Path(self.name)])
 
     def sizes(self) -> np.ndarray:
         """Bytes of each image, int64, in the order of `keys()`."""
-        return self._index().sizes[self._rows()]
-
-    def offsets(self) -> np.ndarray:
-        """Where the data of each image begin, int64, in the order of `keys()`; sort by them to read sequentially."""
-        return self._index().offsets[self._rows()]
+        index = self._index()
+        return index.sizes[[index.row(key) for key in self.keys()]]
 
     def extents(self, key: str, first: bool) -> Iterator[Extent]:
         """What a disk has to touch for `read(key)`, for `SimulatedStore`. `first`: whether it is the process' first."""
         index = self._index()
-        row, opens = index.row(plain_name(key)), first or self.mode == "reopen"
-        places = [(index.offsets[row], index.sizes[row])]
-        if opens and self.mode != "index":
-            headers = np.unique(index.offsets[index.offsets >= 0]) - _BLOCK  # -1: a link that leads nowhere
-            places = [*((offset, _BLOCK) for offset in headers), *places]
-        for number, (offset, size) in enumerate(places):
-            yield Extent(self._blob.name, int(offset), int(size), opens and number == 0)
+        row = index.row(plain_name(key))
+        yield Extent(self.name, index.offsets[row].item(), index.sizes[row].item(), opens=first)
 
-    def _rows(self) -> np.ndarray:
-        index = self._index()
-        return np.fromiter((index.row(key) for key in self.keys()), np.int64, len(self))
-
-
-class _ScannedTar:
-    """A `tarfile.TarFile` that has read all headers; closed when nothing refers to it any more."""
-
-    def __init__(self, path: str):
-        with reading(path, partial(damage_error, path)):
-            self._tar, self._lock = tarfile.TarFile(path, tarinfo=BoundedInfo, encoding="utf-8"), threading.Lock()
-            weakref.finalize(self, self._tar.close)
-            prefixes = {info.name.removesuffix(plain_name(info.name)) for info in self._tar if not info.isdir()}
-        self._prefix = prefixes.pop() if len(prefixes) == 1 else None
-
-    def read(self, name: str) -> bytes:
-        """One search by name, as in Marigold; by plain names if the tar spells them in more than one way."""
-        if self._prefix is not None and not name.endswith("/"):  # `getmember` ignores a final slash
-            info = self._tar.getmember(self._prefix + name)
-        else:
-            info = next(info for info in reversed(self._tar.getmembers()) if plain_name(info.name) == name)
-        file: Any = self._tar.extractfile(info)  # of a file or a link it is not None
-        with self._lock:  # two threads would move each other's file position
-            return file.read()
+    def _list_keys(self) -> Iterator[str]:
+        return images_among(self.names(), self._ignore, self.name)
 
 
 # The index.
@@ -240,16 +166,14 @@ class TarIndex:
 
     Args:
         names: One for each member with data; of several with one name the last counts, as in `tarfile`.
-        offsets: int64; -1 for a link that leads nowhere.
-        sizes: int64 bytes, holes included.
-        sparse: Row -> (offset, size) of each stored piece; the rest is zeros.
+        offsets: int64; -1 for a link that leads nowhere, -2 for a sparse file.
+        sizes: int64 bytes.
         doubt: Why members may be missing at the end of the tar; "" if nothing says so.
     """
 
     names: PackedStrings
     offsets: np.ndarray
     sizes: np.ndarray
-    sparse: dict[int, Sequence[Sequence[int]]]
     doubt: str = ""
 
     def __len__(self) -> int:
@@ -284,107 +208,89 @@ def read_index(blob: Blob) -> TarIndex:
     Warns:
         TarWarning: members may be missing at its end; each time, also if the index was stored.
     """
-    index = _find_index(blob)
+    stamp = blob.fingerprint()
+    paths = _index_paths(blob) if stamp[1] else []  # without a version, a server's file may be another one next time
+    stored = (_load(path, stamp) for path in paths)
+    index = next((index for index in stored if index is not None), None)
+    if index is None:
+        index = build_index(blob)
+        if blob.fingerprint() != stamp:
+            raise TarError(f"{blob.name} changed while it was read: wait until it is written")
+        for path in paths:
+            with suppress(OSError):  # the folder is read-only: try the next one
+                write_atomic(path, _dump(index, stamp))
+                break
     if index.doubt:
         warnings.warn(TarWarning(index.doubt), stacklevel=2)
-    return index
-
-
-def _find_index(blob: Blob) -> TarIndex:
-    stamp = blob.fingerprint()
-    places = _index_paths(blob) if stamp[1] else []  # without a version, a server's file may be another one next time
-    for path in places:
-        if (index := _load(path, stamp)) is not None:
-            return index
-    index = build_index(blob)
-    if blob.fingerprint() != stamp:
-        raise TarError(f"{blob.name} changed while it was read: wait until it is written")
-    for path in places:
-        try:
-            write_atomic(path, _dump(index, stamp))
-            break
-        except OSError:  # the folder is read-only: try the next one
-            continue
     return index
 
 
 def build_index(blob: Blob) -> TarIndex:
     """One pass over the headers: those of ordinary files are read here, all others by `tarfile`. Raises TarError."""
     n_bytes = blob.fingerprint()[0]
-    # By column: of a million members, an object each would take more memory than all the rest.
-    names: list[str] = []
-    offsets, sizes = array("q"), array("q")
-    # By row, for those that are more than a file with its bytes in one place.
-    sparse: dict[int, Sequence[Sequence[int]]] = {}
-    links: dict[int, tarfile.TarInfo] = {}
-    others: set[int] = set()  # folders and devices
-
-    with open(blob.name, "rb", 0) if isinstance(blob, LocalBlob) else open_buffered(blob) as file:
-        tar = _open_uncompressed(file, blob.name)
-        with reading(blob.name, lambda error: damage_error(blob.name, error, names[-1] if names else "")):
-            offset = 0  # of the next header
-            while True:
-                file.seek(offset)
-                header = file.read(_BLOCK)
-                plain = None if tar.pax_headers else _parse_plain_header(header)
-                row, last, fault = len(names), names[-1] if names else "", ""
-                if plain is not None:
-                    name, size = plain
-                    start, stored = offset + _BLOCK, size
-                    offset = start + -(-size // _BLOCK) * _BLOCK
-                else:
-                    file.seek(offset)
-                    info = read_header(tar, blob.name, last) if header.strip(b"\0") else None
-                    if info is None:
-                        break
-                    name, start, size, offset = plain_name(info.name), info.offset_data, 0, tar.offset
-                    if info.islnk() or info.issym():
-                        links[row] = info
-                    elif info.issparse():
-                        pieces: Any = info.sparse  # typeshed takes the pairs for bytes
-                        size, sparse[row] = info.size, pieces or ((0, 0),)
-                    elif info.isreg() or info.type not in tarfile.SUPPORTED_TYPES:  # like `tarfile`: unknown is a file
-                        size = info.size
-                    else:
-                        others.add(row)
-                    stored = sum(length for _, length in sparse[row]) if row in sparse else size
-                    fault = impossible_size(size, sparse.get(row, ()))
-                if fault or start + stored > n_bytes:
-                    raise damage_error(blob.name, f"{name!r} {fault or 'lacks its end'}", last)
-                names.append(name)
-                offsets.append(start)
-                sizes.append(size)
-            doubt = check_end(file, blob.name, last, offset)
-
-    for row, end in _follow_links(names, links, others).items() if links else ():
-        offsets[row], sizes[row] = (offsets[end], sizes[end]) if end >= 0 else (-1, 0)
-        if end in sparse:
-            sparse[row] = sparse[end]
-    row_of = {name: row for row, name in enumerate(names)}  # of several with one name the last counts
-    rows = [row_of[name] for name in sorted(row_of) if row_of[name] not in others]
-    return TarIndex(
-        PackedStrings(map(names.__getitem__, rows)),
-        np.frombuffer(offsets, np.int64)[rows],
-        np.frombuffer(sizes, np.int64)[rows],
-        {place: sparse[row] for place, row in enumerate(rows) if row in sparse},
-        doubt,
-    )
-
-
-def _open_uncompressed(file: BinaryIO, name: str) -> tarfile.TarFile:
-    with reading(name, partial(damage_error, name)):
-        head = file.read(_BLOCK)
+    found: dict[str, tuple[int, int]] = {}  # name -> offset and size; of several with one name the last counts
+    links: dict[str, str] = {}  # symbolic link -> the name that it leads to
+    offset, last = 0, ""  # of the next header; the member before it
+    with (
+        open(blob.name, "rb", 0) if isinstance(blob, LocalBlob) else open_buffered(blob) as file,
+        reading(blob.name, lambda: last),
+    ):
+        if program := find_compression(file.read(_BLOCK)):
+            place = posixpath.basename(blob.name) if is_url(blob.name) else blob.name
+            raise TarError(
+                f"{blob.name} is compressed ({program}): no member can be read without unpacking all before it. "
+                f"{'Download and convert' if is_url(blob.name) else 'Convert'} it: "
+                f"python -m labkit convert {shlex.quote(place)} {shlex.quote(place + '.tar')}"
+            )
         file.seek(0)
-    if not head:
-        raise TarError(f"{name} is empty: copy or download it again")
-    if compression := find_compression(head):
-        local_name = posixpath.basename(name) if is_url(name) else name
-        raise TarError(
-            f"{name} is compressed ({compression.command}): no member can be read without unpacking all before it. "
-            f"{'Download and convert' if is_url(name) else 'Convert'} it: "
-            f"python -m labkit convert {shlex.quote(local_name)} {shlex.quote(local_name + '.tar')}"
-        )
-    return open_tar(file, name)
+        tar = open_tar(file, blob.name)
+        while True:
+            file.seek(offset)
+            header = file.read(_BLOCK)
+            plain = None if tar.pax_headers else _parse_plain_header(header)
+            entry: tuple[int, int] | None
+            target = None
+            if plain is not None:
+                (name, size), start = plain, offset + _BLOCK
+                entry, end = (start, size), start + -(-size // _BLOCK) * _BLOCK
+            else:
+                file.seek(offset)
+                info = read_header(tar, blob.name, last) if header.strip(b"\0") else None
+                if info is None:
+                    break
+                name, start, end, size = plain_name(info.name), info.offset_data, tar.offset, 0
+                if info.isdir() or info.isdev():
+                    entry = None
+                elif info.islnk():  # its target precedes it
+                    earlier = plain_name(info.linkname)
+                    entry, target = found.get(earlier, (_DANGLING, 0)), links.get(earlier)
+                elif info.issym():
+                    target = posixpath.normpath(posixpath.join(posixpath.dirname(name), info.linkname))
+                    entry = _DANGLING, 0
+                elif info.issparse():
+                    entry, size = (_SPARSE, 0), end - start
+                else:  # like `tarfile`: what is of unknown type is a file
+                    entry, size = (start, info.size), info.size
+            if start + size > n_bytes:
+                raise damage_error(blob.name, f"{name!r} lacks its end", last)
+            if entry is None:
+                found.pop(name, None)
+            else:
+                found[name] = entry
+            if target is not None:
+                links[name] = target
+            elif links:
+                links.pop(name, None)
+            offset, last = end, name
+        doubt = check_end(file, blob.name, last, offset)
+
+    for name, target in links.items():
+        for _ in range(_MAX_LINKS):
+            target = links.get(target, target)
+        found[name] = found.get(target, (_DANGLING, 0)) if target not in links else (_DANGLING, 0)
+    names = sorted(found)
+    places = np.fromiter(chain.from_iterable(map(found.__getitem__, names)), np.int64).reshape(-1, 2)
+    return TarIndex(PackedStrings(names), places[:, 0].copy(), places[:, 1].copy(), doubt)
 
 
 # Mode, owner, group, time and device as common writers write them; anything else is left to `tarfile`.
@@ -414,80 +320,38 @@ def _parse_plain_header(header: bytes) -> tuple[str, int] | None:
     return plain_name(name.decode("utf-8", "surrogateescape")), size
 
 
-def _follow_links(names: list[str], links: dict[int, tarfile.TarInfo], others: set[int]) -> dict[int, int]:
-    """Row of each link -> row of the file whose data it has; -1 if it leads nowhere.
-
-    A hard link's target precedes it; a symbolic one's need not.
-    """
-    final = {posixpath.normpath(name): row for row, name in enumerate(names)}
-    so_far: dict[str, int] = {}
-    hard: dict[int, int] = {}
-    for row, name in enumerate(names):
-        if row in links and links[row].islnk():
-            hard[row] = so_far.get(posixpath.normpath(links[row].linkname), -1)
-        so_far[posixpath.normpath(name)] = -1 if row in others else hard.get(row, row)
-
-    ends = {}
-    for row in links:
-        end = hard.get(row, row)
-        for _ in range(41):  # Linux follows 40 symbolic links
-            if end not in links:
-                break
-            # Like `tarfile`, look for an absolute target, too, below the link's folder.
-            target = "/".join(filter(None, (posixpath.dirname(links[end].name), links[end].linkname)))
-            end = final.get(posixpath.normpath(target), -1)
-            end = -1 if end in others else hard.get(end, end)
-        else:
-            end = -1
-        ends[row] = end
-    return ends
+# The index's file.
 
 
 def _index_paths(blob: Blob) -> list[Path]:
     """Where an index may be stored: beside a local tar; for others, or if that folder is read-only, in labkit's own."""
     place = os.path.abspath(blob.name) if isinstance(blob, LocalBlob) else blob.name
-    encoded = os.fsencode(place)
-    short_name = os.fsdecode(posixpath.basename(encoded)[:80])
-    own = labkit_home() / "tar_index" / f"{zlib.crc32(encoded):08x}-{short_name}{SUFFIX}"
+    own = labkit_home() / "tar_index" / f"{hashlib.sha256(os.fsencode(place)).hexdigest()[:32]}{SUFFIX}"
     return [Path(place + SUFFIX), own] if isinstance(blob, LocalBlob) else [own]
 
 
 def _dump(index: TarIndex, stamp: tuple[int, str]) -> bytes:
     block, ends = index.names.arrays()
-    sparse = list(index.sparse.items())
-    about = json.dumps({"version": _VERSION, "stamp": stamp, "sparse": sparse, "doubt": index.doubt})
-    header, buffer = np.frombuffer(about.encode(), np.uint8), io.BytesIO()
-    np.savez(buffer, about=header, block=block, ends=ends, offsets=index.offsets, sizes=index.sizes)
+    about, buffer = json.dumps([_VERSION, *stamp, index.doubt]).encode(), io.BytesIO()
+    np.savez(
+        buffer,
+        about=np.frombuffer(about, np.uint8),
+        block=block,
+        ends=ends,
+        offsets=index.offsets,
+        sizes=index.sizes,
+    )
     return buffer.getvalue()
 
 
 def _load(path: Path, stamp: tuple[int, str]) -> TarIndex | None:
     """The stored index; None if there is none, or it is of another tar or version, or damaged."""
     try:
-        with zipfile.ZipFile(path) as file:  # NumPy would unpack what is compressed: little of it may be very much
-            if any(entry.compress_type != zipfile.ZIP_STORED for entry in file.infolist()):
-                return None
         with np.load(path, allow_pickle=False) as stored:
-            about = json.loads(stored["about"].tobytes())
-            if about["version"] != _VERSION or tuple(about["stamp"]) != stamp:
-                return None
+            *found, doubt = json.loads(stored["about"].tobytes())
             names = PackedStrings.from_arrays(stored["block"], stored["ends"])
-            sparse = {int(row): pieces for row, pieces in about["sparse"]}
-            index = TarIndex(names, stored["offsets"], stored["sizes"], sparse, str(about["doubt"]))
-        return index if _lies_within(index, stamp[0]) else None
+            index = TarIndex(names, stored["offsets"], stored["sizes"], doubt)
     except Exception:  # damaged files make zipfile, NumPy and json raise almost anything
         return None
-
-
-def _lies_within(index: TarIndex, n_bytes: int) -> bool:
-    """Whether all data lie inside a tar of `n_bytes`, so that no read asks for more than there is."""
-    offsets, sizes = index.offsets, index.sizes
-    if not offsets.shape == sizes.shape == (len(index),) or not offsets.dtype == sizes.dtype == np.int64:
-        return False
-    stored = sizes.copy()
-    for row, pieces in index.sparse.items():
-        if not 0 <= row < len(index) or impossible_size(sizes[row].item(), pieces):
-            return False
-        stored[row] = sum(length for _, length in pieces)
-    is_inside = (sizes >= 0) & (offsets <= n_bytes) & (stored <= n_bytes - offsets)
-    return bool(np.where(offsets >= 0, is_inside, (offsets == -1) & (sizes == 0)).all())
+    is_whole = index.offsets.shape == index.sizes.shape == (len(names),)
+    return index if is_whole and found == [_VERSION, *stamp] else None

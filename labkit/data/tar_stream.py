@@ -1,31 +1,163 @@
-"""Tars read from front to back, compressed or not, strict where `tarfile` takes damage for the end of the archive.
+"""Tars read from front to back, plain or compressed, and what every reader of tars shares: errors and the end check.
 
-`convert_tar` unpacks a compressed one, so that its members can be read in any order.
+Damage is an error, never skipped: `tarfile` takes a header that it cannot read for the end of the archive.
+`convert_tar` unpacks a compressed tar, so that its members can be read in any order.
 """
 
+import bz2
+import gzip
 import io
+import lzma
 import os
+import re
 import tarfile
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from labkit.data.tar_members import (
-    BLOCK_BYTES,
-    TarWarning,
-    check_end,
-    damage_error,
-    open_tar,
-    open_unpacked,
-    read_header,
-    reading,
-)
 from labkit.errors import TarError
-from labkit.util.files import atomic_path, file_lock, sibling_path
+from labkit.util.files import atomic_path
 from labkit.util.process import progress_bar
+
+BLOCK_BYTES = 1 << 20
+TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
+"""Endings of the names of tars that labkit reads, plain and compressed."""
+
+_COMPRESSIONS = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
+_UNPACKERS: dict[str, Callable[[Any], Any]] = {
+    "gzip": lambda file: gzip.GzipFile(fileobj=file),
+    "bzip2": bz2.BZ2File,
+    "xz": lzma.LZMAFile,
+}
+_DOTS = re.compile(r"(?:\./+)+")
+
+
+class TarWarning(UserWarning):
+    """A tar that can be read, but may not be whole."""
+
+
+def damage_error(name: str, problem: object, last_whole: str | None = None) -> TarError:
+    """The error for a tar that is cut or damaged.
+
+    Args:
+        name: The tar.
+        problem: What was found, text or exception.
+        last_whole: The last member known to be whole, "" if none is, None if that is unknown.
+    """
+    if last_whole is None:
+        return TarError(f"{name} is cut or damaged ({problem}): copy or download it again")
+    found = f"the last whole member is {last_whole!r}" if last_whole else "no member is whole"
+    return TarError(f"{name} is cut or damaged ({problem}): {found}. Copy or download it again")
+
+
+@contextmanager
+def reading(name: str, find_last_whole: Callable[[], str | None] = lambda: None) -> Iterator[None]:
+    """Tell what fails while the tar `name` is read: damage becomes a TarError that names the last whole member.
+
+    An error of the disk, the network or memory is no damage: it stays what it is, and names the tar. Anything else
+    that `tarfile` and the decompressors raise is damage; each compression has its own class of error.
+    """
+    try:
+        yield
+    except MemoryError:
+        raise
+    except OSError as error:
+        if isinstance(error, gzip.BadGzipFile) or (type(error) is OSError and error.errno is None):  # the latter: bz2
+            raise damage_error(name, error, find_last_whole()) from error
+        if error.errno is not None and error.filename is None:
+            error.filename = name
+        elif name not in str(error):
+            error.add_note(f"while reading {name}")
+        raise
+    except Exception as error:
+        raise damage_error(name, error, find_last_whole()) from error
+
+
+def plain_name(name: str) -> str:
+    """A member's name as a key: without the `./` in front that `tar -cf x.tar .` writes."""
+    return _DOTS.sub("", name, count=1) if name.startswith("./") else name
+
+
+def find_compression(head: bytes) -> str:
+    """The program that compressed a file that begins with `head`; "" if it is not compressed."""
+    return next((program for magic, program in _COMPRESSIONS.items() if head.startswith(magic)), "")
+
+
+def _open_unpacked(file: io.BufferedReader, name: str) -> Any:
+    """The unpacked stream of an open file; None if it is not compressed. TarError if labkit cannot unpack it."""
+    program = find_compression(file.peek(8))
+    if program and program not in _UNPACKERS:
+        raise TarError(f"{name} is compressed by {program}: unpack it by `{program} -d {name}`")
+    return _UNPACKERS[program](file) if program else None
+
+
+def open_tar(file: Any, name: str) -> tarfile.TarFile:
+    """A `tarfile.TarFile` that has read its first header, or TarError."""
+    try:
+        return tarfile.TarFile(fileobj=file, encoding="utf-8")
+    except tarfile.TarError as error:
+        raise TarError(
+            f"{name} is not a tar, or is cut or damaged ({error}): no member is whole. Copy or download it again"
+        ) from error
+
+
+def read_header(tar: tarfile.TarFile, name: str, last: str) -> tarfile.TarInfo | None:
+    """The member whose header begins here; None where there are zeros, or nothing.
+
+    Raises:
+        TarError: the header cannot be read; names `last`, the member before it, which is whole.
+    """
+    start: int = tar.fileobj.tell()
+    try:
+        info = tarfile.TarInfo.fromtarfile(tar)
+    except (tarfile.EOFHeaderError, tarfile.EmptyHeaderError):  # type: ignore[attr-defined]  # not in typeshed
+        return None
+    except (tarfile.TarError, ValueError) as error:
+        raise damage_error(name, f"the header at byte {start} cannot be read: {error}", last) from error
+    if info.size < 0 or tar.offset <= start:  # else the next header could be this one again, for ever
+        raise damage_error(name, f"{info.name!r} has a size below zero", last)
+    return info
+
+
+def check_end(file: Any, name: str, last: str, end: int) -> str:
+    """Read on to the end of a tar, after `read_header` has found none.
+
+    Behind the last member lie a mark of zeros, more zeros up to the end of a record, and nothing else.
+
+    Args:
+        file: The tar, of which only zeros were read from `end` on.
+        name: The tar.
+        last: Its last member, "" if there is none.
+        end: The byte at which that member and its padding end.
+
+    Returns:
+        Why members may be missing; "" if nothing says so.
+
+    Raises:
+        TarError: something else than zeros follows.
+    """
+    offset = file.tell()
+    while block := file.read(BLOCK_BYTES):
+        if data := block.lstrip(b"\0"):
+            found = f"the last whole member before it is {last!r}" if last else "no member is before it"
+            raise TarError(
+                f"{name} goes on at byte {offset + len(block) - len(data)} after an end mark ({found}): the rest would "
+                "not be read. If it is damaged, copy or download it again; if several tars were joined by `cat`, "
+                "unpack it by `tar --ignore-zeros -xf`, or join them by `tar --concatenate`, one at a time"
+            )
+        offset += len(block)
+    after = f"after {last!r}" if last else "before the first member"
+    if offset - end < tarfile.BLOCKSIZE:
+        return f"{name} has no end mark: it may be cut {after}"
+    if offset - end > 2 * tarfile.BLOCKSIZE + 2 * tarfile.RECORDSIZE:  # `tar --concatenate` adds a second record
+        return (
+            f"{name} ends with {offset - end} zeros, more than fill a record: members {after} may be missing, as in a "
+            "download that left a hole. Compare its size and checksum with those of its source"
+        )
+    return ""
 
 
 class TarStream:
@@ -34,11 +166,12 @@ class TarStream:
     Args:
         source: The archive's path; or a buffered file, which is read without seeking and stays open.
         name: What errors call it, if not `source`.
-        needs_end_mark: Whether an archive without an end mark is an error. It may be cut between two members.
+        needs_end_mark: Whether an archive without an end mark is an error: it may be cut between two members. A
+            compressed one always needs it, since some decompressors take damage for the end of their file.
 
     Raises, while opened or read:
         TarError: the archive is cut or damaged, or goes on after its end mark; names it and its last whole member.
-        OSError, MemoryError: the disk, the network or memory fails; names the archive.
+        OSError, MemoryError: the disk, the network or memory fails.
 
     Warns:
         TarWarning: there is no end mark, and none is needed; or it is followed by more zeros than fill a record.
@@ -46,12 +179,12 @@ class TarStream:
 
     def __init__(self, source: str | os.PathLike | io.BufferedReader, name: str = "", *, needs_end_mark: bool = False):
         self.name = name or str(source)
-        self._needs_end_mark = needs_end_mark
         self._last_whole: str | None = ""
         with ExitStack() as stack, self._reading():
             is_path = not isinstance(source, io.BufferedReader)
             file: Any = stack.enter_context(open(source, "rb")) if is_path else source  # type: ignore[arg-type]
-            unpacked = open_unpacked(file, self.name)
+            unpacked = _open_unpacked(file, self.name)
+            self._needs_end_mark = needs_end_mark or unpacked is not None
             if unpacked is not None:  # read1: what was unpacked before a fault is not lost with it
                 file = _ForwardFile(unpacked.read1)
             elif not is_path:
@@ -93,7 +226,7 @@ class TarStream:
         self._last_whole = info.name
 
     def _reading(self) -> AbstractContextManager[None]:
-        return reading(self.name, lambda error: damage_error(self.name, error, self._last_whole))
+        return reading(self.name, lambda: self._last_whole)
 
 
 class _ForwardFile:
@@ -121,10 +254,10 @@ class _ForwardFile:
 
 
 def convert_tar(source: str | os.PathLike, target: str | os.PathLike, *, progress: bool = True) -> Path:
-    """Unpack a compressed tar (gzip, bzip2, xz; zstd from Python 3.14 on) to a plain one, with the same members.
+    """Unpack a compressed tar (gzip, bzip2, xz) to a plain one, with the same members.
 
-    The plain tar is the very stream that was compressed. It is written whole or not at all; a rerun after a kill
-    begins anew. Memory does not grow with what is unpacked; the disk must have room for it.
+    The plain tar is the very stream that was compressed. It is written whole or not at all. Memory does not grow with
+    what is unpacked; the disk must have room for it.
 
     Args:
         source: The compressed tar.
@@ -143,28 +276,23 @@ def convert_tar(source: str | os.PathLike, target: str | os.PathLike, *, progres
     """
     source, target = Path(source), Path(target)
     name = str(source)
-
-    def damage(error: Exception) -> TarError:
-        return damage_error(name, error)
-
-    with open(source, "rb") as file:
-        with reading(name, damage):
-            stream = open_unpacked(file, name)
+    bar = progress_bar(show=progress, total=source.stat().st_size, unit="B", unit_scale=True, desc="convert")
+    with open(source, "rb") as file, bar:
+        with reading(name):
+            stream = _open_unpacked(file, name)
         if stream is None:
             raise TarError(f"{name} is not compressed: use it as it is")
-        with file_lock(sibling_path(target, ".lock", hidden=True)):
-            if target.exists():
-                raise FileExistsError(f"{target} exists: remove it, or choose another name")
-            bar = progress_bar(show=progress, total=source.stat().st_size, unit="B", unit_scale=True, desc="convert")
-            with atomic_path(target) as partial, bar:
-                with open(partial, "wb") as plain:
-                    while True:
-                        with reading(name, damage):
-                            block = stream.read(BLOCK_BYTES)
-                        if not block:
-                            break
-                        plain.write(block)
-                        bar.update(file.tell() - bar.n)
-                with TarStream(partial, name) as tar:
-                    deque(tar, maxlen=0)  # raises an error if it is cut or damaged
+        if target.exists():
+            raise FileExistsError(f"{target} exists: remove it, or choose another name")
+        with atomic_path(target) as partial:
+            with open(partial, "wb") as plain:
+                while True:
+                    with reading(name):
+                        block = stream.read(BLOCK_BYTES)
+                    if not block:
+                        break
+                    plain.write(block)
+                    bar.update(file.tell() - bar.n)
+            with TarStream(partial, name, needs_end_mark=True) as tar:
+                deque(tar, maxlen=0)  # raises an error if it is cut or damaged
     return target

@@ -3,7 +3,6 @@
 import io
 import struct
 import zlib
-from collections.abc import Collection
 
 from PIL import Image
 
@@ -40,20 +39,6 @@ def fix_png(data: bytes) -> bytes:
         fixed[end : end + 4] = struct.pack(">I", zlib.crc32(fixed[at + 4 : end]))
         at = end + 4
     return bytes(fixed[: len(data)])
-
-
-def fix_pixel_file(data: bytes, parts: Collection[str] = ("size", "index", "header")) -> bytes:
-    """Make right what the header of a pixel file states: its size, and the checksums of index and header."""
-    head, rest = bytearray(data[:128]), data[128:]
-    if len(head) < 128:
-        return data
-    if "size" in parts:
-        head[32:40] = struct.pack("<Q", len(data))
-    if "index" in parts:
-        head[40:44] = struct.pack("<I", zlib.crc32(rest[: int.from_bytes(head[24:32], "little")]))
-    if "header" in parts:
-        head[124:128] = struct.pack("<I", zlib.crc32(head[:124]))
-    return bytes(head) + rest
 
 
 def sparse_member(name: str, real_size: int, offset: int, length: int, data: bytes = b"") -> Member:

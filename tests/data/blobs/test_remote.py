@@ -29,7 +29,7 @@ def test_a_tar_behind_http(image_folder, remote, server):
     assert read_all(remote) == read_all(oracle)
     assert remote.sizes().tolist() == oracle.sizes().tolist()
     assert remote.read("./notes.txt") == (image_folder / "notes.txt").read_bytes()
-    assert repr(remote) == f"TarStore('a.tar', mode='index', {len(KEYS)} images)"
+    assert repr(remote) == f"TarStore('a.tar', {len(KEYS)} images)"
     assert all(asked for _, asked in server.asked)
     assert server.connections == 1
 
@@ -154,7 +154,7 @@ def test_answers_other_than_the_range_that_was_asked_for(server, content_range, 
     ("name", "data", "error", "said"),
     [
         ("no.tar", None, FileNotFoundError, "does not exist"),
-        ("empty.tar", b"", TarError, "is empty"),
+        ("empty.tar", b"", TarError, "is not a tar"),
         ("page.tar", b"<html>login</html>", TarError, "is not a tar"),
         (
             "x.tgz", b"\x1f\x8b" + bytes(600), TarError,

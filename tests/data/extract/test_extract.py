@@ -38,21 +38,18 @@ def listed(text: str) -> list[Member]:
 
 
 def tree(root: Path) -> dict[str, dict]:
-    """Everything under `root`, itself included: its kind, permissions, time, contents and which names share a file."""
-    paths = [root, *root.rglob("*")]
-    names: dict[int, list[str]] = {}
-    for path in paths:
-        names.setdefault(path.lstat().st_ino, []).append(path.relative_to(root).as_posix())
-    return {
-        path.relative_to(root).as_posix(): look(path) | {"names": sorted(names[path.lstat().st_ino])} for path in paths
-    }
+    """Everything under `root`, itself included: its kind, permissions, time and contents."""
+    return {path.relative_to(root).as_posix(): look(path) for path in [root, *root.rglob("*")]}
 
 
 def look(path: Path) -> dict:
-    seen = {"time": path.lstat().st_mtime_ns}
     if path.is_symlink():
-        return seen | {"link": os.readlink(path)}
-    return seen if path.is_dir() else seen | {"data": path.read_bytes(), "mode": path.lstat().st_mode}
+        return {"link": os.readlink(path)}
+    if path.is_dir():
+        return {}
+    status = path.stat()
+    # Times as tarfile has them: it keeps floats.
+    return {"data": path.read_bytes(), "mode": status.st_mode, "time": status.st_mtime_ns // 10**6}
 
 
 def data_of(root: Path) -> dict[str, bytes]:
@@ -93,7 +90,7 @@ def test_as_gnu_tar_extracts(varied, tmp_path, options):
     theirs.mkdir()
     subprocess.run(["tar", *options.split(), "-cf", archive, "-C", varied, "."], check=True)
     subprocess.run(["tar", "-xf", archive, "-C", theirs], check=True)
-    [ours] = quietly(archive, tmp_path / "ours", verify=True)
+    [ours] = quietly(archive, tmp_path / "ours")
     assert ours == tmp_path / "ours" / "set"
     without_modes = [{name: seen | {"mode": 0} for name, seen in tree(root).items()} for root in (ours, theirs)]
     assert without_modes[0] == without_modes[1]
@@ -108,18 +105,12 @@ def test_compressed_as_tarfile_extracts(varied, tmp_path, kind):
         tar.add(varied, ".")
     with tarfile.open(archive) as tar:
         tar.extractall(theirs, filter="data")
-    [ours] = quietly(archive, tmp_path / "ours", verify=True)
-    assert rounded(tree(ours)) == rounded(tree(theirs))
-
-
-def rounded(found: dict[str, dict]) -> dict[str, dict]:
-    """tarfile keeps times as floats."""
-    return {name: seen | {"time": seen["time"] // 10**6} for name, seen in found.items()}
+    [ours] = quietly(archive, tmp_path / "ours")
+    assert tree(ours) == tree(theirs)
 
 
 @needs_tar
-@pytest.mark.parametrize("has_hard_links", [True, False])
-def test_symbolic_links_become_files_with_the_data_of_their_targets(tmp_path, monkeypatch, has_hard_links):
+def test_symbolic_links_become_files_with_the_data_of_their_targets(tmp_path):
     """In the order of a folder, in which a link may come before its target."""
     source, archive = tmp_path / "in", tmp_path / "set.tar"
     (source / "d" / "e").mkdir(parents=True)
@@ -130,41 +121,20 @@ def test_symbolic_links_become_files_with_the_data_of_their_targets(tmp_path, mo
         (source / name).symlink_to(target)
     os.link(source / "a.jpg", source / "hard to soft.jpg", follow_symlinks=False)
     subprocess.run(["tar", "--sort=name", "-cf", archive, "-C", source, "."], check=True)
-    if not has_hard_links:
-        monkeypatch.setattr(os, "link", Mock(side_effect=OSError("not here")))
-    [ours] = quietly(archive, tmp_path / "out", verify=True)
+    [ours] = quietly(archive, tmp_path / "out")
     expected = {path.relative_to(source).as_posix(): path.read_bytes() for path in source.rglob("*.jpg")}
     assert len(expected) == 7
     assert data_of(ours) == expected
     assert not [path for path in ours.rglob("*") if path.is_symlink()]
 
 
-@needs_filters
-def test_permissions_of_others_and_set_user_id_are_not_kept(tmp_path):
-    modes = {"suid": 0o4755, "sgid": 0o2755, "open": 0o666, "shut": 0o000, "odd": 0o677}
-    archive = make_tar(tmp_path / "set.tar", [member(name, b"x", mode=mode) for name, mode in modes.items()])
-    [ours] = quietly(archive, tmp_path)
-    with tarfile.open(archive) as tar:
-        tar.extractall(tmp_path / "theirs", filter="data")
-    both = [{name: seen.get("mode") for name, seen in tree(root).items()} for root in (ours, tmp_path / "theirs")]
-    assert both[0] == both[1]
-    assert (ours / "suid").stat().st_mode & 0o7777 == 0o755
-
-
 def test_of_two_members_with_one_name_the_last_counts(tmp_path):
     members = listed("a:old kept=a ./a:new too=a s>a s/ s/b:in")
     [ours] = quietly(make_tar(tmp_path / "set.tar", members), tmp_path)
     assert data_of(ours) == {"a": b"new", "kept": b"old", "too": b"new", "s/b": b"in"}
-    assert (ours / "a").samefile(ours / "too")
+    assert look(ours / "a") == look(ours / "too")
 
 
-def test_without_hard_links_there_are_copies(tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "link", Mock(side_effect=OSError("not here")))
-    [ours] = quietly(make_tar(tmp_path / "set.tar", listed("a:data b=a")), tmp_path, verify=True)
-    assert look(ours / "a") == look(ours / "b")
-
-
-LONG = "/".join(["d" * 200] * 7)
 UNSAFE = {
     "is an absolute name": ["/{outside}/x", "x=/{outside}/secret"],
     r"has `\.\.` in its name": [
@@ -173,14 +143,10 @@ UNSAFE = {
     "is a link to .*, which is not a file in the archive": [
         "x>/{outside}", "x>../outside", "a/x>../../outside", "a/b/x>../outside x=a/b/x", "x>missing", "d/ x>d", "x>",
         "d/e/ d/e/a>../.. x>d/e/a/../outside", "d/e/ d/l>e x>d/l/f", "d/e/ d/l>e x>d//l/f", "d/e/ d/l>e x>d/./l/f",
-        f"{LONG}/ a>{LONG} b>a/{'../' * 9}outside", "x>y y>x", "x>x",
-    ],
-    "is a folder to other members, and a link or a file itself": [
-        "x>../outside x/y", "a/ x>a x/y", "x/y x>a", "x:file x/y",
+        "x>y y>x", "x>x",
     ],
     "is a hard link to .*, which is not a file before it": ["x=y", "x=y y", "y/ x=y"],
-    "is a device or a pipe": ["x|3", "x|4", "x|6"],
-    "is of unknown type b'Z'": ["x|Z"],
+    "is a device, a pipe or of unknown type": ["x|3", "x|4", "x|6", "x|Z"],
     "has no name": [".", "./>a"],
 }  # fmt: skip
 
@@ -206,23 +172,6 @@ def test_an_unsafe_archive_is_refused_whole(tmp_path, said, text):
     assert len(os.listdir(root / "good")) == 3
 
 
-TIMES = {
-    "1700000000.123456789": 1_700_000_000_123_456_789, "-1.5": -1_500_000_000, "nan": 0, "inf": 0, "?": 0, "1e30": 0,
-    "-1e30": 0, "9e999999": 0, 1 << 70: 0,
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("said", TIMES)
-def test_a_time_that_no_file_can_have_is_left_out(tmp_path, said):
-    """As a pax record says it; a number, as a plain header does."""
-    fields = {"mtime": said} if isinstance(said, int) else {"pax_headers": {"mtime": said}}
-    members = [member("x", b"data", **fields), member("d", kind=tarfile.DIRTYPE, **fields)]
-    form = tarfile.GNU_FORMAT if isinstance(said, int) else tarfile.PAX_FORMAT
-    [ours] = quietly(make_tar(tmp_path / "a.tar", members, format=form), tmp_path / "root")
-    assert data_of(ours) == {"x": b"data"}
-    assert {tree(ours)[name]["time"] for name in "xd"} == {TIMES[said]}
-
-
 @pytest.mark.parametrize(
     ("record", "said"), [("path", "has a zero byte in"), ("linkpath", r"is a link to 'x\\x00y', which is not a file")]
 )
@@ -233,32 +182,12 @@ def test_a_zero_byte_in_a_name(tmp_path, record, said):
         quietly(archive, tmp_path / "root")
 
 
-def test_names_that_differ_in_case_alone(tmp_path, monkeypatch):
-    archive = make_tar(tmp_path / "set.tar", listed("A.jpg:1 a.jpg:2"))
-    assert data_of(quietly(archive, tmp_path / "one")[0]) == {"A.jpg": b"1", "a.jpg": b"2"}
-    monkeypatch.setattr(tar_files, "_ignores_case", lambda folder: True)
-    with pytest.raises(ItemErrors, match=r"'A.jpg' and 'a.jpg' are one file here"):
-        quietly(archive, tmp_path / "two")
-
-
 def test_a_cut_archive_is_refused_whole(tmp_path):
     archive = make_tar(tmp_path / "set.tar", numbered_files(5))
     os.truncate(archive, 3 * 1536 + 600)
     with pytest.raises(ItemErrors, match=r"set\.tar is cut or damaged .* last whole member is 'photo2.jpg'"):
         quietly(archive, tmp_path / "root")
     assert not (tmp_path / "root").exists()
-
-
-def test_too_little_space(tmp_path, monkeypatch):
-    archives = [make_tar(tmp_path / f"{name}.tar", numbered_files(3, size=5000)) for name in "ab"]
-    usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=2 * 3 * 8192 - 1))
-    with pytest.raises(OSError, match=f"{tmp_path}/root: 49152 bytes are needed and 49151 are free"):
-        quietly(archives, tmp_path / "root")
-    assert not (tmp_path / "root").exists()
-    quietly(archives[0], tmp_path / "root")
-    quietly(archives, tmp_path / "root")  # what is done needs nothing more
-    assert (tmp_path / "root" / "b" / "photo2.jpg").exists()
 
 
 def test_a_disk_that_fills_up_midway(tmp_path, monkeypatch):
@@ -279,7 +208,7 @@ def test_a_disk_that_fills_up_midway(tmp_path, monkeypatch):
     monkeypatch.undo()
     [ours] = quietly(archive, tmp_path / "root")
     assert os.path.samestat(before, (ours / kept.name).stat())
-    assert tree(ours) == tree(quietly(archive, tmp_path / "fresh")[0]) | {".": tree(ours)["."]}
+    assert tree(ours) == tree(quietly(archive, tmp_path / "fresh")[0])
 
 
 def test_a_rerun_leaves_all_alone(tmp_path):
@@ -293,57 +222,24 @@ def test_a_rerun_leaves_all_alone(tmp_path):
     assert tree(tmp_path / "root") == before
 
 
-DAMAGES = {
-    "'photo1.jpg' has other contents": lambda path: path.write_bytes(b"\1" * 700 + b"\2"),
-    "'photo1.jpg' has 3 bytes, not 701": lambda path: path.write_bytes(b"abc"),
-    "'photo1.jpg' is missing": lambda path: None,
-    "'photo1.jpg' is not a file": lambda path: path.symlink_to("photo2.jpg"),
-    "'link' is not a file": lambda path: path.symlink_to("photo1.jpg"),
-    "'folder' is not a folder": lambda path: path.touch(),
-    "'hard' has other contents": lambda path: path.write_bytes(b"\1" * 700),
-}  # what is put in the place of a file or folder
-
-
-@pytest.mark.parametrize("said", DAMAGES)
-def test_verifying_finds_every_difference(tmp_path, said):
-    links = listed("link>photo0.jpg folder/ hard=photo0.jpg")
-    archive = make_tar(tmp_path / "set.tar", [*numbered_files(3), *links])
-    [ours] = quietly(archive, tmp_path)
-    (ours / "own notes.txt").touch()
-    quietly(archive, tmp_path, verify=True)
-    path = ours / said.split("'")[1]
-    path.rmdir() if path.is_dir() else path.unlink()
-    DAMAGES[said](path)
-    with pytest.raises(ItemErrors) as failure:
-        quietly(archive, tmp_path, verify=True)
-    assert f"{ours} differs from {archive} ({said}): remove the folder" in str(failure.value)
-
-
-def test_a_disk_that_writes_something_else(tmp_path, monkeypatch):
-    archive, real = make_tar(tmp_path / "set.tar", numbered_files(3)), tar_files._write_file
-
-    def wrong(stream, info, half):
-        real(stream, info, half)
-        half.write_bytes(b"?" * info.size)
-
-    monkeypatch.setattr(tar_files, "_write_file", wrong)
-    with pytest.raises(ItemErrors, match=r"'photo0.jpg' has other contents.*disk sound"):
-        quietly(archive, tmp_path / "root", verify=True)
-    monkeypatch.undo()
-    [ours] = quietly(archive, tmp_path / "root", verify=True)
-    assert (ours / "photo0.jpg").read_bytes() == numbered_files(3)[0][1]
-
-
 def test_a_folder_of_others_is_left_alone(tmp_path):
     archive = make_tar(tmp_path / "set.tar", numbered_files(2))
-    (tmp_path / "set").mkdir()
-    quietly(archive, tmp_path)  # an empty folder is nobody's
     thesis = tmp_path / "other" / "set" / "thesis.txt"
     thesis.parent.mkdir(parents=True)
     thesis.write_text("important")
-    with pytest.raises(ItemErrors, match=r"was not extracted from .*: remove it, or verify it"):
+    with pytest.raises(ItemErrors, match=r"was not extracted from .*: remove it"):
         quietly(archive, tmp_path / "other")
     assert os.listdir(thesis.parent) == ["thesis.txt"]
+
+
+def test_names_that_are_one_file_on_this_disk_are_an_error(tmp_path, monkeypatch):
+    """As `a.jpg` and `A.jpg` are on a Mac."""
+    archive = make_tar(tmp_path / "set.tar", listed("A.jpg:1 a.jpg:2"))
+    assert data_of(quietly(archive, tmp_path / "one")[0]) == {"A.jpg": b"1", "a.jpg": b"2"}
+    exists = Path.exists
+    monkeypatch.setattr(Path, "exists", lambda path: exists(path) or path.name == "a.jpg")
+    with pytest.raises(ItemErrors, match=r"1 of 2 files are in .*differ in case alone"):
+        quietly(archive, tmp_path / "two")
 
 
 def test_an_archive_that_changed_is_not_taken_for_done(tmp_path):
@@ -352,11 +248,7 @@ def test_an_archive_that_changed_is_not_taken_for_done(tmp_path):
     os.utime(archive, (1, 1))
     with pytest.raises(ItemErrors, match="as it is now"):
         quietly(archive, tmp_path)
-    quietly(archive, tmp_path, verify=True)  # the same bytes after all
-    quietly(archive, tmp_path)
     make_tar(archive, numbered_files(3))
-    with pytest.raises(ItemErrors, match=r"'photo2.jpg' is missing"):
-        quietly(archive, tmp_path, verify=True)
     shutil.rmtree(ours)
     quietly(archive, tmp_path)
     assert len(os.listdir(ours)) == 3
@@ -371,19 +263,6 @@ def test_what_was_begun_of_another_archive_is_thrown_away(tmp_path):
     [ours] = quietly(make_tar(tmp_path / "set.tar", numbered_files(2)), tmp_path / "root")
     assert data_of(ours) == {info.name: data for info, data in numbered_files(2)}
     assert os.listdir(work) == ["record.json"]
-
-
-def test_killed_between_linking_and_renaming(tmp_path):
-    """The half file is a whole one then, under a second name: to write into it would spoil the first."""
-    archive = make_tar(tmp_path / "set.tar", listed("a:first b=a c:other"))
-    work = tmp_path / "root" / WORK / "set"
-    [done] = quietly(archive, tmp_path / "root")
-    done.rename(work / "tree")
-    for name in "bc":
-        (work / "tree" / name).unlink()
-    os.link(work / "tree" / "a", work / "half")
-    quietly(archive, tmp_path / "root", verify=True)
-    assert data_of(done) == {"a": b"first", "b": b"first", "c": b"other"}
 
 
 @pytest.mark.parametrize("engine", ["threads", "local"])

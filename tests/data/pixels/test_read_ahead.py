@@ -100,10 +100,7 @@ class TestHints:
         assert asked == []
         store.read_ahead([10, 12, 11, 13], itertools.repeat((0, SIDE), 4))
         assert len(asked) == 4
-        for index in range(20):
-            store[index]
-        assert len(asked) == 5  # the first of them
-        for index in (3, -2, 199, 0):  # the third follows on the second
+        for index in (3, -2, 199, 0):
             store[index]
         assert len(asked) == 8
 

@@ -1,14 +1,9 @@
 """The rules of buckets, against loops and fractions written for these tests."""
 
-import math
-from decimal import Context, Decimal
-from fractions import Fraction
-
-import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from labkit.data.buckets import bucket_shapes, parse_resolution, round_half_up, shrink
+from labkit.data.buckets import bucket_shapes
 
 
 def every_shape(area: int, step: int, low: int, high: int) -> set[tuple[int, int]]:
@@ -59,51 +54,3 @@ class TestShapes:
     def test_refused(self, options, said):
         with pytest.raises(ValueError, match=said):
             bucket_shapes(**options)
-
-
-def shrunk_exactly(width: int, height: int, area: int, step: int) -> tuple[int, int]:
-    """The rule in fractions, with the root to 50 digits; (0, 0) where a side rounds to nothing."""
-    if width * height <= area:
-        return width, height
-    aspect = Fraction(width, height)
-    free_width = Fraction((Decimal(area) * width / height).sqrt(Context(prec=50)))
-
-    def whole(side: Fraction) -> int:
-        return math.floor(side + Fraction(1, 2))
-
-    def stepped(side: Fraction) -> int:
-        return whole(side) - whole(side) % step
-
-    by_width, by_height = stepped(free_width), stepped(area / free_width)
-    if not by_height or not stepped(by_width / aspect):
-        return 0, 0
-    error_of_width = abs(Fraction(by_width, stepped(by_width / aspect)) - aspect)
-    error_of_height = abs(Fraction(stepped(by_height * aspect), by_height) - aspect)
-    if error_of_width < error_of_height:
-        return by_width, whole(by_width / aspect)
-    return whole(by_height * aspect), by_height
-
-
-class TestShrink:
-    def test_as_in_fractions(self):
-        rng = np.random.default_rng(1)
-        sizes = np.concatenate([rng.integers(1, 4000, (800, 2)), rng.integers(400, 700, (400, 2))])
-        for area, step in ((512 * 512, 64), (300 * 500, 8), (1024 * 1024, 100)):
-            found = shrink(*sizes.T, area, step)
-            assert found.tolist() == [list(shrunk_exactly(*size, area, step)) for size in sizes.tolist()]
-            assert found.dtype == np.int64
-
-    def test_an_image_of_the_area_keeps_its_size(self):
-        assert shrink(*np.array([[500, 300], [501, 300]]).T, 500 * 300, 64).tolist() == [[500, 300], [448, 268]]
-
-    def test_what_rounds_to_nothing_is_nothing(self):
-        assert shrink(np.array([10_000]), np.array([50]), 512 * 512, 64).tolist() == [[0, 0]]
-
-
-def test_half_a_pixel_is_rounded_up():
-    halves = np.array([0.5, 1.5, 2.5, 2.4])
-    assert round_half_up(halves).tolist() == [int(Fraction(half) + Fraction(1, 2)) for half in halves] == [1, 2, 3, 2]
-
-
-def test_one_number_means_a_square():
-    assert parse_resolution(512) == parse_resolution((512, 512)) == (512, 512)

@@ -11,7 +11,7 @@ from PIL import Image
 
 import labkit as lk
 from labkit import course
-from labkit.data.buckets import Buckets, shrink, upright_sizes
+from labkit.data.buckets import Buckets, upright_sizes
 
 SIDES = st.integers(1, 5000)
 
@@ -66,48 +66,20 @@ class TestSelect:
             default().select(*sides)
 
     @settings(max_examples=50, deadline=None)
-    @given(sizes=st.lists(st.tuples(SIDES, SIDES), min_size=1, max_size=30), upscale=st.booleans())
-    def test_what_is_resized_covers_its_bucket_and_one_side_is_whole(self, sizes, upscale):
-        sizes = [size for size in sizes if upscale or min(size) >= 400] or [(400, 400)]
-        buckets = Buckets.fit(frame_of_sizes(*sizes), upscale=upscale, step=16)
+    @given(sizes=st.lists(st.tuples(SIDES, SIDES), min_size=1, max_size=30))
+    def test_what_is_resized_covers_its_bucket_and_one_side_is_whole(self, sizes):
+        buckets = Buckets.fit(frame_of_sizes(*sizes), step=16)
         resized = buckets.resized(*np.array(sizes).T)
         shapes = np.array(buckets.shapes)[buckets.select(*np.array(sizes).T)]
         assert (resized >= shapes).all()
-        if upscale:
-            assert (resized == shapes).any(1).all()
-            aspects = np.divide(*np.array(sizes).T)
-            assert (abs(resized[:, 0] - resized[:, 1] * aspects) <= 0.5 + aspects / 2).all()  # rounded, and no more
-        else:
-            assert (resized <= sizes).all()
-            assert (resized - shapes < 16).all()
-
-
-class TestWithoutEnlarging:
-    def test_the_shapes_are_those_of_the_images(self):
-        sizes = [(500, 375), (100, 70), (2000, 1500), (128, 64), (127, 127)]
-        buckets = Buckets.fit(frame_of_sizes(*sizes), upscale=False)
-        resized = shrink(*np.array(sizes).T, 512 * 512, 64).tolist()
-        expected = [(width // 64 * 64, height // 64 * 64) for width, height in resized]
-        assert [buckets.shapes[number] for number in buckets.select(*np.array(sizes).T)] == expected
-        assert expected[1:2] + expected[3:] == [(64, 64), (128, 64), (64, 64)]
-        assert buckets.shapes == tuple(sorted(set(expected)))
-        assert buckets.resized(*np.array(sizes).T).tolist() == resized
-
-    def test_an_image_that_no_bucket_was_made_for(self):
-        buckets = Buckets.fit(frame_of_sizes((500, 375)), upscale=False)
-        with pytest.raises(ValueError, match=r"no bucket fits an image of 300 x 200.*fit the buckets to a frame"):
-            buckets.select([500, 300], [375, 200])
-
-    def test_images_below_a_step_are_named(self):
-        sizes = frame_of_sizes((500, 375), (63, 500), (10_000, 50))
-        with pytest.raises(ValueError, match=r"2 images are too small.* step 64, the first: 1\.jpg \(63 x 500\)"):
-            Buckets.fit(sizes, upscale=False)
-        assert Buckets.fit(sizes[:1], upscale=False).shapes == ((448, 320),)
+        assert (resized == shapes).any(1).all()
+        aspects = np.divide(*np.array(sizes).T)
+        assert (abs(resized[:, 0] - resized[:, 1] * aspects) <= 0.5 + aspects / 2).all()  # rounded, and no more
 
 
 class TestBuckets:
     def test_plain_data(self):
-        for buckets in (default(), Buckets.fit(frame_of_sizes((500, 375)), upscale=False, step=32)):
+        for buckets in (default(), Buckets.fit(frame_of_sizes((500, 375)), step=32)):
             assert pickle.loads(pickle.dumps(buckets)) == buckets
             assert len(pickle.dumps(buckets)) < 1000
 
@@ -120,8 +92,6 @@ class TestBuckets:
         [
             ({"shapes": ()}, "shapes must hold at least one"),
             ({"shapes": ((0, 5),)}, "width must be an integer >= 1, got 0"),
-            ({"shapes": ((5, 5),), "max_area": 0}, "max_area must be an integer"),
-            ({"shapes": ((5, 5),), "step": 0.5}, "step must be an integer"),
         ],
     )
     def test_refused(self, options, said):
@@ -180,11 +150,6 @@ class TestCrop:
     def test_an_image_of_the_shape_is_the_same(self):
         image = torch.randint(256, (3, 512, 512), dtype=torch.uint8)
         assert torch.equal(default().crop(image), image)
-
-    def test_without_enlarging_only_the_edges_go(self):
-        buckets = Buckets.fit(frame_of_sizes((131, 70)), upscale=False)
-        image = torch.randint(256, (3, 70, 131), dtype=torch.uint8)
-        assert torch.equal(buckets.crop(image), image[:, 3:67, 1:129])
 
     def test_a_strip_that_would_fill_the_memory(self):
         with pytest.raises(ValueError, match=r"30000 x 1 would be enlarged to 7680000 x 256 .*leave it out"):

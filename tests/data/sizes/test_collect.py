@@ -1,10 +1,7 @@
 """collect_sizes: every image with its own size, from the cheapest witness that can be believed; nothing lost."""
 
-import json
 import os
-import time
 from pathlib import Path
-from unittest.mock import Mock
 
 import pandas as pd
 import pytest
@@ -13,8 +10,7 @@ from PIL import Image
 from labkit import FolderStore, collect_sizes
 from labkit.course.oracles import exif_of
 from labkit.data import sizes
-from labkit.data.sizes import read_metadata, write_metadata_cache
-from tests.paths import contents, run_script
+from tests.paths import run_script
 
 # Name -> size. A name that ends in .jpg, .png or so is written in that format.
 IMAGES = {
@@ -177,9 +173,6 @@ def test_names_that_are_not_utf8_survive(tmp_path):
     name = os.fsdecode(b"caf\xe9.jpg")
     write_images(tmp_path, name, size=(7, 5))
     assert sizes_of(collect_sizes(tmp_path)) == {name: (7, 5, "header")}
-    with pytest.warns(UserWarning, match="no caption"):
-        write_metadata_cache(collect_sizes(tmp_path), tmp_path)
-    assert list(read_metadata(tmp_path)) == [str(tmp_path / name)]
     assert run_script("collect_sizes", tmp_path, tmp_path / "sizes.csv").exit_code == 0
     assert b"\ncaf\xe9.jpg,7,5," in (tmp_path / "sizes.csv").read_bytes()
 
@@ -202,131 +195,6 @@ def test_bad_arguments_are_named(tmp_path):
         collect_sizes(tmp_path, num_workers=0)
 
 
-# metadata_cache.json
-
-
-def write_json(folder: Path, table: dict | str) -> Path:
-    """As sd-scripts writes it: the keys are absolute paths (unless they begin with a dot), and every image is older."""
-    path = folder / "metadata_cache.json"
-    if isinstance(table, dict):
-        absolute = {name if name[0] == "." else str(folder / name): about for name, about in table.items()}
-        table = json.dumps(absolute, ensure_ascii=False, indent=2)
-    path.write_text(table)
-    return make_later(path)
-
-
-def make_later(path: Path) -> Path:
-    os.utime(path, (time.time() + 1,) * 2)
-    return path
-
-
-def entry(*resolution, caption="a cat") -> dict:
-    return {"caption": caption, "resolution": list(resolution)}
-
-
-def test_metadata_is_believed_and_spares_the_header(tmp_path, monkeypatch):
-    touch(tmp_path, "a.jpg", "sub/b.jpg", "relative.jpg")
-    monkeypatch.chdir(tmp_path)
-    write_json(tmp_path, {"a.jpg": entry(10, 20), "sub/b.jpg": entry(30, 40), "./relative.jpg": entry(50, 60)})
-    assert sizes_of(collect_sizes(tmp_path)) == {
-        "a.jpg": (10, 20, "metadata"), "relative.jpg": (50, 60, "metadata"), "sub/b.jpg": (30, 40, "metadata"),
-    }  # fmt: skip
-    assert set(collect_sizes(tmp_path, caches=False)["source"]) == {"unreadable"}
-
-
-def test_a_changed_image_is_asked_itself(tmp_path):
-    write_images(tmp_path, "a.png")
-    path = write_json(tmp_path, {"a.png": entry(10, 20)})
-    assert sizes_of(collect_sizes(tmp_path)) == {"a.png": (10, 20, "metadata")}
-    os.utime(path, ns=(1, 1))
-    os.utime(tmp_path / "a.png", ns=(0, 0))  # a copy that kept an old time is a change all the same
-    assert sizes_of(collect_sizes(tmp_path)) == {"a.png": FROM_HEADER}
-
-
-def test_witnesses_that_disagree_are_not_believed(tmp_path):
-    write_images(tmp_path, "same.png", "other.png", "caches.png")
-    touch(tmp_path, "same" + SD, "other" + SD, "caches" + SD, "caches_0001x0001_flux.npz")
-    write_json(tmp_path, {"same.png": entry(512, 512), "other.png": entry(512, 513), "caches.png": entry(512, 512)})
-    assert sizes_of(collect_sizes(tmp_path)) == {
-        "same.png": (512, 512, "cache"), "other.png": FROM_HEADER, "caches.png": FROM_HEADER,
-    }  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    "broken",
-    [
-        {}, {"resolution": None}, {"resolution": []}, {"resolution": [10]}, {"resolution": [10, 20, 30]},
-        {"resolution": [0, 0]}, {"resolution": [-1, 20]}, {"resolution": [10.0, 20.0]}, {"resolution": ["10", "20"]},
-        {"resolution": [True, 20]}, {"resolution": {"0": 10, "1": 20}}, {"resolution": [10, None]},
-    ],
-)  # fmt: skip
-def test_a_malformed_entry_does_not_count(tmp_path, broken):
-    write_images(tmp_path, "a.png", "b.png")
-    write_json(tmp_path, {"a.png": broken, "b.png": entry(10, 20)})
-    assert sizes_of(collect_sizes(tmp_path)) == {"a.png": FROM_HEADER, "b.png": (10, 20, "metadata")}
-
-
-@pytest.mark.parametrize("text", ["", "{", "[1]", '{"a.png": 3}', "\x00\xff", "[" * 10_000])
-def test_a_malformed_file_is_named_and_does_not_count(tmp_path, text):
-    write_images(tmp_path, "a.png")
-    before = write_json(tmp_path, text).read_bytes()
-    with pytest.warns(UserWarning, match=r"metadata_cache\.json is not .*its sizes do not count"):
-        frame = collect_sizes(tmp_path)
-    assert sizes_of(frame) == {"a.png": FROM_HEADER}
-    with pytest.raises(ValueError, match=r"metadata_cache\.json is not .*: repair or remove it"):
-        write_metadata_cache(frame, tmp_path)
-    assert (tmp_path / "metadata_cache.json").read_bytes() == before
-
-
-def as_sd_scripts_reads(folder: Path) -> dict:
-    """Path -> (caption, size), in its own way: every key is an image, and both fields have to be there."""
-    with open(folder / "metadata_cache.json", encoding="utf-8") as file:
-        return {path: (meta["caption"], tuple(meta["resolution"])) for path, meta in json.load(file).items()}
-
-
-def test_metadata_round_trip(tmp_path):
-    write_images(tmp_path, "a.png", "sub/日本.png")
-    touch(tmp_path, "broken.png")
-    frame = collect_sizes(tmp_path)
-    frame["caption"] = ["a cat", "nothing", "猫"]
-    path = write_metadata_cache(frame, tmp_path)
-    written = {str(tmp_path / "a.png"): ("a cat", (9, 8)), str(tmp_path / "sub/日本.png"): ("猫", (9, 8))}
-    assert as_sd_scripts_reads(tmp_path) == written
-    assert "猫" in path.read_text(encoding="utf-8")
-    before = make_later(path).read_bytes()
-    again = collect_sizes(tmp_path)
-    assert again["source"].tolist() == ["metadata", "unreadable", "metadata"]
-    assert again[["path", "width", "height"]].equals(frame[["path", "width", "height"]])
-    write_metadata_cache(again, tmp_path)
-    assert path.read_bytes() == before
-
-
-def test_captions_and_entries_that_are_there_are_kept(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    write_images(tmp_path, "a.png", "b.png", "c.png")
-    touch(tmp_path, "broken.png")
-    kept = {str(tmp_path / "gone.png"): entry(1, 1), str(tmp_path / "broken.png"): entry(2, 2, caption="hand-made")}
-    write_json(tmp_path, {"./a.png": {**entry(0, 0), "tags": "x"}, "./b.png": entry(3, 3), **kept})
-    frame = collect_sizes(tmp_path, caches=False)
-    frame["caption"] = [None, "a new one", None, None]
-    with pytest.warns(UserWarning, match="1 images .* have no caption"):
-        path = write_metadata_cache(frame, tmp_path)
-    assert json.loads(path.read_text()) == {
-        "./a.png": {**entry(9, 8), "tags": "x"}, "./b.png": entry(9, 8, caption="a new one"),
-        str(tmp_path / "c.png"): entry(9, 8, caption=""), **kept,
-    }  # fmt: skip
-
-
-def test_metadata_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
-    write_images(tmp_path, "a.png")
-    write_json(tmp_path, {"a.png": entry(3, 3)})
-    frame, before = collect_sizes(tmp_path, caches=False), contents(tmp_path)
-    monkeypatch.setattr(Path, "replace", Mock(side_effect=OSError("disk full")))
-    with pytest.raises(OSError, match="disk full"):
-        write_metadata_cache(frame, tmp_path)
-    assert contents(tmp_path) == before
-
-
 def test_the_script_writes_the_frame(tree, tmp_path):
     result = run_script("collect_sizes", tree, tmp_path / "new" / "sizes.csv", "--num-workers", 1)
     assert result.exit_code == 0, result.output
@@ -334,13 +202,3 @@ def test_the_script_writes_the_frame(tree, tmp_path):
     assert result.stdout.endswith(f"{len(frame)} header\n")
     options = {"dtype": frame.dtypes.to_dict(), "keep_default_na": False, "na_values": {"width": [""]}}
     pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "new" / "sizes.csv", **options), frame)
-
-
-@pytest.mark.filterwarnings("ignore:.*no caption")
-def test_the_script_writes_metadata_where_it_is_asked_to(tmp_path):
-    write_images(tmp_path, "a.png", "sub/b.png")
-    assert run_script("collect_sizes", tmp_path, tmp_path / "sizes.csv", "--no-recursive").exit_code == 0
-    assert not (tmp_path / "metadata_cache.json").exists()
-    options = ("--no-recursive", "--write-metadata-cache")
-    assert run_script("collect_sizes", tmp_path, tmp_path / "sizes.csv", *options).exit_code == 0
-    assert as_sd_scripts_reads(tmp_path) == {str(tmp_path / "a.png"): ("", (9, 8))}

@@ -1,16 +1,13 @@
 """The choice of readers for many headers; any choice gives the same headers."""
 
 import os
-import sys
-import types
 
 import pytest
 from PIL import Image
 
 from labkit.data import sizes as size_readers
-from labkit.data.headers import Header, read_header
+from labkit.data.headers import read_header
 from labkit.data.sizes import Readers, choose_readers, disk_under, read_headers
-from labkit.errors import ItemErrors
 from tests.image_files import encoded
 
 US, MS = 1e-6, 1e-3
@@ -37,15 +34,6 @@ def test_readers_are_chosen_by_what_a_file_took(wall_s, cpu_s, n_files, options,
     assert choose_readers(wall_s, cpu_s, n_files, **{"rotating": False, "cores": 4, **options}) == expected
 
 
-def test_processes_start_unasked_only_where_no_script_would_run_again(monkeypatch):
-    main = types.ModuleType("__main__")
-    monkeypatch.setitem(sys.modules, "__main__", main)
-    main.__file__ = "train.py"
-    assert not size_readers._may_start_processes()
-    del main.__file__  # as in a notebook's kernel
-    assert size_readers._may_start_processes()
-
-
 @pytest.fixture
 def paths(tmp_path) -> list[str]:
     """300 files, one in ten broken."""
@@ -63,22 +51,6 @@ def test_any_readers_give_the_same_headers_in_order(paths, monkeypatch, engine):
     assert read_headers(paths, progress=False) == expected
     assert read_headers(paths[:3]) == expected[:3]
     assert read_headers([]) == []
-
-
-def test_a_file_that_kills_its_reader_is_named_and_the_others_are_read(paths, monkeypatch):
-    deadly = paths[200]
-
-    def map_items(function, batches, *, key, **_):
-        results = [None if deadly in batch else function(batch) for batch in batches]
-        if failures := {key(batch): "its worker died twice" for batch in batches if deadly in batch}:
-            raise ItemErrors(failures, results)
-        return results
-
-    expected = read_headers(paths, progress=False)
-    monkeypatch.setattr(size_readers, "map_items", map_items)
-    found = read_headers(paths, progress=False)
-    assert found[200] == Header(error="its worker died twice")
-    assert found[:200] + found[201:] == expected[:200] + expected[201:]
 
 
 @pytest.mark.parametrize(("flag", "expected"), [("1\n", ("sda", True)), ("0\n", ("sda", False)), (None, ("", False))])

@@ -14,7 +14,7 @@ LISTING = """
 <a href="plain.jpg">1</a> <A HREF='single.jpg'>2</A> <a class=x href=bare.jpg>3</a> <a href="plain.jpg">again</a>
 <a href="/p/absolute.jpg">4</a> <a href="HOST/p/full.jpg">5</a> <a href="a%20b.jpg">6</a>
 <a href="a&amp;b.jpg?x=1#y">7</a> <a href="/%70/encoded.jpg">8</a>
-<a href="sub/">folder</a> <a href="bare">folder</a> <a href="notes.txt">text</a> <a href="LICENSE">text</a>
+<a href="sub/">folder</a> <a href="bare/">folder</a> <a href="notes.txt">text</a> <a href="LICENSE">text</a>
 <a href="http://[bad">bad</a> <a href="//127.0.0.1">out</a> <a href="%2e%2e/escape.jpg">out</a>
 <a href="sub/../../p/inside.jpg">in</a> <a href=".hidden.jpg">hidden</a> <a href=".cache/">hidden</a>
 </body></html>

@@ -67,7 +67,7 @@ def busy_after(store: SimulatedStore, *keys: str) -> float:
 
 def test_the_bytes_are_the_stores(folder, tar):
     oracle = FolderStore(folder)
-    for store in (oracle, TarStore(tar), TarStore(tar, mode="tarfile"), TarStore(tar, mode="reopen")):
+    for store in (oracle, TarStore(tar)):
         late = dry(store, DISKS["hdd"])
         assert list(late.keys()) == oracle.keys()
         assert len(late) == 3
@@ -86,18 +86,13 @@ COSTS = {
     "index, in order": [("a", 2, 1000), ("b", 0, 2000 + (2048 - 1512)), ("c", 0, 3000 + (4608 - 4048))],
     # Back, back, on, and back to its own begin.
     "index": [("c", 2, 3000), ("b", 1, 2000), ("a", 1, 1000), ("c", 0, 3000 + (4608 - 1512)), ("c", 1, 3000)],
-    # All headers, each with the gap before it, and back to the first data.
-    "tarfile": [
-        ("a", 2 + 1, 512 + (1536 - 512 + 512) + (4096 - 2048 + 512) + 1000), ("b", 0, 2000 + (2048 - 1512)),
-        ("a", 1, 1000),
-    ],
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", COSTS)
 def test_costs(folder, tar, case):
     mode = case.partition(",")[0]
-    store = dry(FolderStore(folder) if mode == "folder" else TarStore(tar, mode=mode))
+    store = dry(FolderStore(folder) if mode == "folder" else TarStore(tar))
     assert store.busy_s == 0
     for images, trips, n_bytes in COSTS[case]:
         assert busy_after(store, *(f"{image}.jpg" for image in images)) == seconds(trips, n_bytes)
@@ -110,17 +105,6 @@ def test_gaps_up_to_the_readahead_are_read_over(tar, readahead, trips, gap):
     store = dry(TarStore(tar), replace(DISK, readahead_bytes=readahead))
     store.read("a.jpg")
     assert busy_after(store, "b.jpg") == seconds(trips, 2000 + gap)
-
-
-@pytest.mark.parametrize(
-    ("mode", "later"), [("tarfile", seconds(1, 1000)), ("reopen", seconds(1 + 3 + 1, 3 * 512 + 1000))]
-)
-def test_tarfile_seeks_to_every_header_that_is_far(tar, mode, later):
-    """When it opens the tar: once, or each time."""
-    store = dry(TarStore(tar, mode=mode), replace(DISK, readahead_bytes=100))
-    assert busy_after(store, "a.jpg") == seconds(1 + 3 + 1, 3 * 512 + 1000)
-    for _ in range(2):
-        assert busy_after(store, "a.jpg") == later
 
 
 def test_a_network_asks_once_where_a_disk_seeks(folder, tar):
@@ -213,12 +197,12 @@ def read_all(store: SimulatedStore) -> int:
 
 
 def test_threads_lose_no_time(folder, tar):
-    files, members = dry(FolderStore(folder)), dry(TarStore(tar, mode="tarfile"), SEEKS)
+    files, members = dry(FolderStore(folder)), dry(TarStore(tar), SEEKS)
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(read_all, [files] * 8))
         list(pool.map(members.read, ["a.jpg"] * 100))
     assert files.busy_s == pytest.approx(seconds(8 * 30, 8 * 30_000))
-    assert members.busy_s == pytest.approx(seconds(1 + 3 + 100, 0, SEEKS))  # opened once, whoever came first
+    assert members.busy_s == pytest.approx(seconds(1 + 100, 0, SEEKS))  # opened once, whoever came first
 
 
 @pytest.mark.parametrize(("start_method", "processes"), [("fork", 4), ("spawn", 1)])
@@ -239,9 +223,8 @@ def first_reads(store: SimulatedStore) -> tuple[float, float]:
 
 @pytest.mark.parametrize("start_method", ["fork", "spawn"])
 def test_each_process_opens_its_own_files(tar, start_method):
-    """It goes through the headers, too, and they are far apart."""
-    store = dry(TarStore(tar, mode="tarfile"), SEEKS)
-    first, later = pytest.approx(seconds(5, 0, SEEKS)), pytest.approx(seconds(1, 0, SEEKS))
+    store = dry(TarStore(tar), SEEKS)
+    first, later = pytest.approx(seconds(2, 0, SEEKS)), pytest.approx(seconds(1, 0, SEEKS))
     assert first_reads(store) == (first, later)
     assert in_children(start_method, first_reads, (store,)) == [(first, later)]
     assert first_reads(store) == (later, later)

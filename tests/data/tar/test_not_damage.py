@@ -20,8 +20,6 @@ from tests.tars import make_tar, member
 PACKERS = {"": bytes, ".gz": lambda data: gzip.compress(data, 0), ".bz2": bz2.compress, ".xz": lzma.compress}
 STORES = {
     "TarStore": lambda path: lk.TarStore(path).keys(),
-    "TarStore by tarfile": lambda path: lk.TarStore(path, mode="tarfile").read("0.bin"),
-    "TarStore reopened": lambda path: lk.TarStore(path, mode="reopen").read("0.bin"),
 }
 STREAMS = {
     "read_shards": lambda path: list(lk.read_shards(path).samples()),
@@ -87,10 +85,10 @@ def failing(tmp_path, monkeypatch):
     return make
 
 
-ERRORS = [partial(OSError, errno.EIO, "Input/output error"), MemoryError]
+ERRORS = [partial(OSError, errno.EIO, "Input/output error")]
 
 
-@pytest.mark.parametrize("error", ERRORS, ids=["EIO", "MemoryError"])
+@pytest.mark.parametrize("error", ERRORS)
 @pytest.mark.parametrize("suffix", PACKERS)
 @pytest.mark.parametrize("read", STREAMS.values(), ids=STREAMS)
 def test_an_error_in_the_middle_of_a_tar(failing, read, suffix, error):
@@ -98,7 +96,7 @@ def test_an_error_in_the_middle_of_a_tar(failing, read, suffix, error):
     assert "Input/output error" in text or "memory" in text
 
 
-@pytest.mark.parametrize("error", ERRORS, ids=["EIO", "MemoryError"])
+@pytest.mark.parametrize("error", ERRORS)
 @pytest.mark.parametrize("suffix", [".gz", ".bz2", ".xz"])
 def test_an_error_while_a_tar_is_converted(failing, suffix, error, tmp_path):
     text = refusal(convert, failing(suffix, error))
@@ -106,13 +104,13 @@ def test_an_error_while_a_tar_is_converted(failing, suffix, error, tmp_path):
     assert not (tmp_path / "plain.tar").exists()
 
 
-@pytest.mark.parametrize("error", ERRORS, ids=["EIO", "MemoryError"])
+@pytest.mark.parametrize("error", ERRORS)
 def test_an_error_while_the_headers_are_listed(failing, error):
     text = refusal(STORES["TarStore"], failing("", error))
     assert "Input/output error" in text or "memory" in text
 
 
-@pytest.mark.parametrize("error", ERRORS, ids=["EIO", "MemoryError"])
+@pytest.mark.parametrize("error", ERRORS)
 def test_too_little_memory_for_a_long_header_and_an_error_of_the_disk_there(tmp_path, monkeypatch, error):
     """A header that `tarfile` reads."""
     path = make_tar(tmp_path / "set.tar", {"0.bin": b"first", "long" * 50: b"second"})
@@ -126,7 +124,7 @@ def test_too_little_memory_for_a_long_header_and_an_error_of_the_disk_there(tmp_
         refusal(read, path)
 
 
-@pytest.mark.parametrize("error", ERRORS, ids=["EIO", "MemoryError"])
+@pytest.mark.parametrize("error", ERRORS)
 def test_an_error_while_one_image_is_read(tmp_path, monkeypatch, error):
     path = make_tar(tmp_path / "set.tar", {"0.bin": b"first", "1.bin": b"second"})
     store = lk.TarStore(path)

@@ -3,14 +3,11 @@
 import bz2
 import gzip
 import io
-import json
 import lzma
 import os
 import shutil
 import subprocess
 import tarfile
-import tracemalloc
-from collections.abc import Callable
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -23,10 +20,9 @@ from typer.testing import CliRunner
 import labkit as lk
 from labkit import course
 from labkit.app.cli import app
-from labkit.data.tar_members import TarWarning
+from labkit.data.tar_stream import TarWarning
 from labkit.errors import ItemErrors, TarError
 from tests.hardening.inputs import sparse_member
-from tests.paths import run_script
 from tests.tars import make_tar, member
 
 N_SAMPLES = 100
@@ -47,15 +43,12 @@ SAMPLES = {
 }
 TARS = {
     "TarStore": lambda path: lk.TarStore(path).keys(),
-    "TarStore by tarfile": lambda path: lk.TarStore(path, mode="tarfile").keys(),
-    "TarStore reopened": lambda path: lk.TarStore(path, mode="reopen").read("000.png"),
 }
 STREAMS = {
     "read_shards": lambda path: list(lk.read_shards(path)),
     "undecoded": lambda path: list(lk.read_shards(path).samples()),
     "counted": lambda path: list(lk.read_shards(path, samples_per_rank=N_SAMPLES)),
     "extract_tars": lambda path: lk.extract_tars(path, path.parent / "out", progress=False),
-    "extract_tars verifies": lambda path: lk.extract_tars(path, path.parent / "out", verify=True, progress=False),
 }
 PACKERS = {"gz": partial(gzip.compress, compresslevel=0), "bz2": bz2.compress, "xz": lzma.compress}
 
@@ -133,29 +126,6 @@ def test_a_hole_in_a_shard_on_a_server_is_an_error(path, whole):
                 read(url + "set.tar")
 
 
-def test_an_index_that_an_earlier_version_stored_is_not_trusted(path, whole):
-    """It took a hole for the end."""
-    path.write_bytes(whole)
-    lk.TarStore(path).keys()
-    stored = Path(f"{path}.labkit-index.npz")
-    arrays = dict(np.load(stored))
-    about = json.loads(arrays["about"].tobytes())
-    path.write_bytes(whole[:-HEADER] + b"x" * HEADER)
-    about |= {"version": 1, "stamp": [path.stat().st_size, str(path.stat().st_mtime_ns)]}
-    np.savez(stored, **arrays | {"about": np.frombuffer(json.dumps(about).encode(), np.uint8)})
-    with refusal(path, "goes on at byte"):
-        lk.TarStore(path).keys()
-
-
-def test_the_script_does_not_call_the_folder_the_same_as_a_tar_with_a_hole(path, whole):
-    at = offset_of("010.png", whole)
-    path.write_bytes(whole[:at] + bytes(HEADER) + whole[at + HEADER :])
-    result = run_script("extract_tars", path.parent / "out", path, "--verify")
-    assert result.exit_code != 0
-    assert "the same as its archive" not in result.output
-    assert not (path.parent / "out" / "set").exists()
-
-
 def test_convert_refuses_a_tar_with_a_hole(path, whole, tmp_path):
     at = offset_of("010.png", whole)
     (tmp_path / "set.tar.gz").write_bytes(gzip.compress(whole[:at] + bytes(HEADER) + whole[at + HEADER :]))
@@ -177,20 +147,19 @@ def test_a_second_half_of_zeros_warns(path, whole, read):
         read(path)
 
 
-@pytest.mark.parametrize("mode", ["index", "tarfile", "reopen"])
-def test_every_store_warns_of_a_tar_that_may_lack_its_end(path, whole, mode):
+def test_every_store_warns_of_a_tar_that_may_lack_its_end(path, whole):
     """An index that was stored by another store says it again."""
     at = offset_of("050.cls", whole)
     for data, said in ((whole[:at], "no end mark"), (whole[:at] + bytes(len(whole) - at), "ends with")):
         path.write_bytes(data)
         for _ in range(2):
             with pytest.warns(TarWarning, match=rf"set\.tar .*{said}.* after '049\.png'"):
-                assert len(lk.TarStore(path, mode=mode).keys()) == 50
+                assert len(lk.TarStore(path).keys()) == 50
 
 
 @pytest.mark.skipif(shutil.which("tar") is None, reason="needs the tar command")
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("blocking_factor", [1, 2, 20, 40, 100, 126, 128, 2048, 8192])
+@pytest.mark.parametrize("blocking_factor", [1, 2, 20, 40])
 def test_records_of_gnu_tar_are_no_reason_to_warn(tmp_path, path, blocking_factor):
     folder = tmp_path / "set"
     folder.mkdir()
@@ -198,10 +167,9 @@ def test_records_of_gnu_tar_are_no_reason_to_warn(tmp_path, path, blocking_facto
         (folder / name).write_bytes(SAMPLES[name])
     options = ["--sort=name", f"--blocking-factor={blocking_factor}"]
     subprocess.run(["tar", *options, "-C", folder, "-cf", path, "."], check=True)
-    for mode in ("index", "tarfile", "reopen"):
-        assert len(lk.TarStore(path, mode=mode).keys()) == 2
+    assert len(lk.TarStore(path).keys()) == 2
     assert [label for _, label in lk.read_shards(path)] == [0, 1]
-    [extracted] = lk.extract_tars(path, tmp_path / "out", verify=True, progress=False)
+    [extracted] = lk.extract_tars(path, tmp_path / "out", progress=False)
     assert sorted(os.listdir(extracted)) == sorted(os.listdir(folder))
 
 
@@ -244,25 +212,12 @@ def test_a_wrong_label_that_only_gzip_s_checksum_shows_is_an_error(tmp_path, who
 
 
 @pytest.mark.parametrize("read", STREAMS.values(), ids=STREAMS)
-@pytest.mark.parametrize("kind", PACKERS)
-def test_behind_a_compressed_stream_zeros_may_follow_and_nothing_else(tmp_path, whole, kind, read):
-    path = tmp_path / f"set.tar.{kind}"
-    path.write_bytes(PACKERS[kind](whole) + bytes(4096))
+def test_behind_a_gzip_stream_zeros_may_follow_and_nothing_else(tmp_path, whole, read):
+    path = tmp_path / "set.tar.gz"
+    path.write_bytes(PACKERS["gz"](whole) + bytes(4096))
     read(path)
     shutil.rmtree(tmp_path / "out", ignore_errors=True)
-    path.write_bytes(PACKERS[kind](whole) + b"something else")
-    with refusal(path, "is cut or damaged"):
-        read(path)
-
-
-@pytest.mark.parametrize("read", STREAMS.values(), ids=STREAMS)
-def test_a_damaged_second_stream_of_bzip2_is_not_the_end(tmp_path, whole, read):
-    """Parallel packers write many streams; here the second holds the zeros at the tar's end."""
-    at = len(whole.rstrip(b"\0")) + 1024
-    packed = bytearray(bz2.compress(whole[:at]) + bz2.compress(whole[at:]))
-    packed[len(bz2.compress(whole[:at])) + 12] ^= 255
-    path = tmp_path / "set.tar.bz2"
-    path.write_bytes(packed)
+    path.write_bytes(PACKERS["gz"](whole) + b"something else")
     with refusal(path, "is cut or damaged"):
         read(path)
 
@@ -322,50 +277,8 @@ def test_more_samples_than_the_manifest_says_are_an_error(tmp_path, whole):
 # Names deeper than those of files.
 
 
-def peak_mib(call: Callable[[], object]) -> float:
-    tracemalloc.start()
-    try:
-        call()
-        return tracemalloc.get_traced_memory()[1] / 2**20
-    finally:
-        tracemalloc.stop()
-
-
-def assert_unsafe(path: Path, *said: str) -> None:
-    with refusal(path, "UnsafeTarError", *said):
-        lk.extract_tars(path, path.parent / "out", progress=False)
-    assert not (path.parent / "out" / "set").exists()
-
-
-def test_a_name_of_thirty_thousand_levels_is_refused_in_little_memory(path):
-    make_tar(path, {"a.txt": b"a", "d/" * 30_000 + "deep.txt": b"b"})
-    assert peak_mib(lambda: assert_unsafe(path, "member 'd/d/", "has a path of 60008 bytes", "at most 4096")) < 20
-
-
-def test_many_deep_names_need_memory_for_their_own_bytes(path):
-    """Refused only after all names are known: a file is a folder, too."""
-    names = [f"{number}/" + "d/" * 2000 + "deep.txt" for number in range(40)]
-    make_tar(path, {**dict.fromkeys(names, b""), "x": b"", "x/y": b""})
-    assert peak_mib(lambda: assert_unsafe(path, "member 'x' is a folder to other members")) < 20
-
-
-@pytest.mark.parametrize(
-    ("odd", "said"),
-    [
-        (member("a/" + "n" * 256), "member 'a/nnn"),
-        (member("é" * 128), "has 256 bytes in a part of its name, where a file has at most 255"),
-        (member("a/" * 2047 + "bcd"), "has a path of 4097 bytes"),
-        (member("l", kind=tarfile.SYMTYPE, link="a/" * 2048 + "b"), "member 'l' has a path of 4097 bytes"),
-        (member("l", kind=tarfile.LNKTYPE, link="a/" * 2048 + "b"), "member 'l' has a path of 4097 bytes"),
-    ],
-)
-def test_what_no_path_can_be_is_refused_by_name(path, odd, said):
-    make_tar(path, [odd])
-    assert_unsafe(path, said)
-
-
 def test_the_longest_name_of_a_file_is_extracted(path):
     name = "/".join(["n" * 255] * 8)
     make_tar(path, {name: b"data"})
-    [folder] = lk.extract_tars(path, path.parent / "out", verify=True, progress=False)
+    [folder] = lk.extract_tars(path, path.parent / "out", progress=False)
     assert (folder / name).read_bytes() == b"data"

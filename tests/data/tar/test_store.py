@@ -20,9 +20,8 @@ from labkit.data.stores import Store
 from labkit.data.tar import SUFFIX, build_index
 from labkit.errors import TarError
 from tests.children import in_children
-from tests.tars import make_tar, member
+from tests.tars import make_tar
 
-MODES = ["index", "tarfile", "reopen"]
 KEYS = ["cat/B.JPG", "cat/a.jpeg", "dog/c.png", "dog/two words.webp", "top.jpg", "Größe/日本.jpg"]
 OTHERS = ["list.txt", "cat/.hidden.jpg", ".cache/e.jpg", "dog/depth.npy"]
 
@@ -51,34 +50,29 @@ def tar(request, folder) -> Path:
     return path
 
 
-@pytest.fixture(params=MODES)
-def mode(request) -> str:
-    return request.param
-
-
-def test_a_tar_gives_what_its_folder_gives(folder, tar, mode):
-    store, oracle = TarStore(tar, mode=mode), FolderStore(folder)
+def test_a_tar_gives_what_its_folder_gives(folder, tar):
+    store, oracle = TarStore(tar), FolderStore(folder)
     assert list(store.keys()) == oracle.keys() == sorted(KEYS)
     assert read_all(store) == read_all(oracle)
     assert store.sizes().tolist() == oracle.sizes().tolist()
-    assert store.sizes().dtype == store.offsets().dtype == np.int64
+    assert store.sizes().dtype == np.int64
     assert len(store) == len(KEYS)
     assert isinstance(store, Store)
     assert store.names() == sorted(KEYS + OTHERS)
     for name in OTHERS:
         assert store.read(name) == store.read(f"./{name}") == (folder / name).read_bytes()
-    assert repr(store) == f"TarStore('photos.tar', mode='{mode}', 6 images)"
-    assert store.name == "photos.tar"
+    assert repr(store) == "TarStore('photos.tar', 6 images)"
 
 
 def test_offsets_are_those_of_the_data(folder, tar):
     store, whole = TarStore(tar), tar.read_bytes()
-    for key, offset, size in zip(store.keys(), store.offsets(), store.sizes(), strict=True):
-        assert whole[offset : offset + size] == (folder / key).read_bytes()
+    for key in KEYS:
+        (extent,) = store.extents(key, first=False)
+        assert whole[extent.offset : extent.offset + extent.size] == (folder / key).read_bytes()
 
 
-def test_unknown_keys(tar, mode):
-    store = TarStore(tar, mode=mode)
+def test_unknown_keys(tar):
+    store = TarStore(tar)
     for key in (
         "no.jpg", "cat", "cat/", "top.jpg/", "", ".", "./", "TOP.jpg", "../photos/top.jpg", "/top.jpg",
         "nul\0", "\udc00",
@@ -90,31 +84,22 @@ def test_unknown_keys(tar, mode):
         list(store.extents("no.jpg", first=True))
 
 
-def test_modes_and_places_that_do_not_go_together(tar):
-    with pytest.raises(ValueError, match="mode must be one of index, tarfile, reopen, got 'fast'"):
-        TarStore(tar, mode="fast")
-    for mode in ("tarfile", "reopen"):
-        with pytest.raises(ValueError, match=f"mode='{mode}' needs a local file"):
-            TarStore("http://127.0.0.1:1/a.tar", mode=mode)
-
-
-def test_opening_reads_nothing(tar, mode, monkeypatch):
+def test_opening_reads_nothing(tar, monkeypatch):
     """A loader's workers open their own."""
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", None)
         patch.setattr("builtins.open", None)
-        store = TarStore(tar, mode=mode)
+        store = TarStore(tar)
     assert len(store) == 6
 
 
 # A tar that changes.
 
 
-@pytest.mark.parametrize("mode", ["index", "tarfile"])
 @pytest.mark.parametrize("left", [0.02, 0.5, 0.9])
-def test_a_tar_cut_after_its_headers_were_read(tmp_path, mode, left):
+def test_a_tar_cut_after_its_headers_were_read(tmp_path, left):
     data = random.Random(0).randbytes(300_000)
-    store = TarStore(make_tar(tmp_path / "a.tar", {"large.jpg": data}), mode=mode)
+    store = TarStore(make_tar(tmp_path / "a.tar", {"large.jpg": data}))
     assert store.read("large.jpg") == data
     os.truncate(tmp_path / "a.tar", int(300_000 * left))
     with pytest.raises(TarError, match=r"a\.tar was cut after its headers were read: 'large\.jpg' lacks its end"):
@@ -126,14 +111,14 @@ def replace_tar(tar: Path) -> None:
     make_tar(tar.parent / "new", {"other.jpg": b"other", "top.jpg": b"fresh"}).replace(tar)
 
 
-def test_a_new_tar_of_the_same_name_does_not_disturb(tar, mode):
-    """An open store keeps the old one, but for `reopen`."""
-    store = TarStore(tar, mode=mode)
+def test_a_new_tar_of_the_same_name_does_not_disturb(tar):
+    """An open store keeps the old one."""
+    store = TarStore(tar)
     before = store.read("top.jpg")
     replace_tar(tar)
-    assert store.read("top.jpg") == (b"fresh" if mode == "reopen" else before)
-    assert TarStore(tar, mode=mode).read("top.jpg") == b"fresh"
-    assert list(TarStore(tar, mode=mode).keys()) == ["other.jpg", "top.jpg"]
+    assert store.read("top.jpg") == before
+    assert TarStore(tar).read("top.jpg") == b"fresh"
+    assert list(TarStore(tar).keys()) == ["other.jpg", "top.jpg"]
 
 
 # Processes and threads.
@@ -147,7 +132,7 @@ def read_each(stores: list[TarStore]) -> list[list[bytes]]:
     ("tar", "start_method"), [("dotted", "fork"), ("dotted", "spawn"), ("both", "fork")], indirect=["tar"]
 )
 def test_in_another_process(folder, tar, start_method):
-    stores = [TarStore(tar, mode=mode) for mode in MODES for _ in range(2)]
+    stores = [TarStore(tar) for _ in range(2)]
     read_each(stores[::2])  # the others are used for the first time there
     expected = read_all(FolderStore(folder))
     assert in_children(start_method, read_each, (stores,)) == [[expected] * len(stores)]
@@ -167,34 +152,22 @@ def read_often(store: TarStore, expected: dict[str, bytes], seed: int) -> int:
     return sum(store.read(key) != expected[key] for key in own.choices(list(expected), k=300))
 
 
-@pytest.mark.parametrize("mode", ["index", "tarfile"])
-def test_forks_do_not_disturb_each_other(folder, tar, mode):
+def test_forks_do_not_disturb_each_other(folder, tar):
     """All read at once through what was one open file before the fork."""
-    store, expected = TarStore(tar, mode=mode), {key: (folder / key).read_bytes() for key in KEYS}
+    store, expected = TarStore(tar), {key: (folder / key).read_bytes() for key in KEYS}
     assert read_often(store, expected, 0) == 0
     assert in_children("fork", read_often, *((store, expected, seed) for seed in range(4))) == [0] * 4
 
 
-def test_a_fork_does_not_move_the_files_position(tmp_path):
-    """One of the next members begins in what the parent has in its buffer, and ends behind it."""
-    data = {f"{number}.jpg": bytes([number]) * 3000 for number in range(9)}
-    store = TarStore(make_tar(tmp_path / "a.tar", data, format=tarfile.USTAR_FORMAT), mode="tarfile")
-    for number in range(1, 5):
-        assert store.read("0.jpg") == data["0.jpg"]
-        assert in_children("fork", store.read, ("8.jpg",)) == [data["8.jpg"]]
-        assert store.read(f"{number}.jpg") == data[f"{number}.jpg"]
-
-
-def test_threads(folder, tar, mode):
-    store, expected = TarStore(tar, mode=mode), {key: (folder / key).read_bytes() for key in KEYS}
-    times = 1 if mode == "reopen" else 5
+def test_threads(folder, tar):
+    store, expected = TarStore(tar), {key: (folder / key).read_bytes() for key in KEYS}
     with ThreadPoolExecutor(8) as pool:
-        assert sum(pool.map(lambda seed: read_often(store, expected, seed), range(times))) == 0
+        assert sum(pool.map(lambda seed: read_often(store, expected, seed), range(5))) == 0
 
 
 @pytest.mark.parametrize("listed", [False, True])
-def test_pickles(folder, tar, mode, listed):
-    store = TarStore(tar, mode=mode)
+def test_pickles(folder, tar, listed):
+    store = TarStore(tar)
     if listed:
         read_all(store)
     again = pickle.loads(pickle.dumps(store))
@@ -202,17 +175,17 @@ def test_pickles(folder, tar, mode, listed):
     assert again.keys() == store.keys()
 
 
-def test_open_files_do_not_add_up(tar, mode, n_open_files):
+def test_open_files_do_not_add_up(tar, n_open_files):
     before = n_open_files()
-    stores = [TarStore(tar, mode=mode) for _ in range(5)]
+    stores = [TarStore(tar) for _ in range(5)]
     for store in stores * 3:
         read_all(store)
-    assert n_open_files() == before + (0 if mode == "reopen" else 5)
+    assert n_open_files() == before + 5
     del stores, store
     assert n_open_files() == before
 
 
-def test_failed_openings_leave_no_files_open(tmp_path, tar, mode, n_open_files):
+def test_failed_openings_leave_no_files_open(tmp_path, tar, n_open_files):
     """Damage is found again by another pass: neither may keep its file."""
     damaged = bytearray(tar.read_bytes())
     with tarfile.open(tar) as whole:
@@ -221,7 +194,7 @@ def test_failed_openings_leave_no_files_open(tmp_path, tar, mode, n_open_files):
     before = n_open_files()
     for _ in range(5):
         with pytest.raises(TarError):
-            TarStore(tmp_path / "bad.tar", mode=mode).keys()
+            TarStore(tmp_path / "bad.tar").keys()
     assert n_open_files() == before
 
 
@@ -238,12 +211,12 @@ def pixels(tmp_path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("mode", "num_workers", "start_method"),
-    [("index", 0, None), ("index", 2, "fork"), ("index", 2, "spawn"), ("tarfile", 2, "fork"), ("reopen", 2, "fork")],
+    ("num_workers", "start_method"),
+    [(0, None), (2, "fork"), (2, "spawn")],
 )
-def test_in_a_loader(pixels, mode, num_workers, start_method):
+def test_in_a_loader(pixels, num_workers, start_method):
     config = LoaderConfig(batch_size=4, num_workers=num_workers, start_method=start_method, pin_memory=False, seed=3)
-    dataset = ImageDataset(TarStore(pixels, mode=mode))
+    dataset = ImageDataset(TarStore(pixels))
     expected = ImageDataset(FolderStore(pixels.with_suffix("")))
     images, labels = zip(*make_loader(dataset, config), strict=True)
     wanted = sorted((image.numpy().tobytes(), label) for image, label in expected)
@@ -276,33 +249,8 @@ def test_extents_by_index(tar):
     store = TarStore(tar)
     for number, key in enumerate(store.keys()):
         (extent,) = store.extents(key, first=number == 0)
-        assert extent == (str(tar), store.offsets()[number], store.sizes()[number], number == 0)
+        assert extent[2:] == (store.sizes()[number], number == 0)
         assert list(store.extents(f"./{key}", first=False)) == [extent._replace(opens=False)]
-
-
-def headers_by_tarfile(path: Path) -> list[int]:
-    """Where the headers of members with data of their own lie."""
-    with tarfile.open(path) as tar:
-        return [member.offset_data - 512 for member in tar if member.isreg()]
-
-
-@pytest.mark.parametrize("mode", ["tarfile", "reopen"])
-def test_extents_by_tarfile(tar, mode):
-    store = TarStore(tar, mode=mode)
-    own = (str(tar), store.offsets()[0], store.sizes()[0], False)
-    headers = [(str(tar), offset, 512, number == 0) for number, offset in enumerate(headers_by_tarfile(tar))]
-    assert list(store.extents(store.keys()[0], first=True)) == [*headers, own]
-    assert list(store.extents(store.keys()[0], first=False)) == ([own] if mode == "tarfile" else [*headers, own])
-
-
-def test_extents_with_links(tmp_path):
-    """A link's header has no data behind it, and one that leads nowhere no place at all."""
-    links = [member("b.jpg", kind=tarfile.LNKTYPE, link="a.jpg"), member("c.jpg", kind=tarfile.SYMTYPE, link="no.jpg")]
-    path = make_tar(tmp_path / "a.tar", [member("a.jpg", b"data"), *links])
-    store = TarStore(path, mode="tarfile")
-    (header,) = headers_by_tarfile(path)
-    expected = [(str(path), header, 512, True), (str(path), header + 512, 4, False)]
-    assert list(store.extents("b.jpg", first=True)) == expected
 
 
 @pytest.mark.parametrize("name", ["a.tar", "a.tar.gz", "a.tgz", "a.tar.zst", "A.TAR"])

@@ -19,8 +19,7 @@ import pytest
 from typer.testing import CliRunner
 
 from labkit.app.cli import app
-from labkit.data.tar_members import TarWarning
-from labkit.data.tar_stream import TarStream, convert_tar
+from labkit.data.tar_stream import TarStream, TarWarning, convert_tar
 from labkit.errors import TarError
 from tests.tars import make_tar, member, numbered_files
 
@@ -88,9 +87,10 @@ def test_a_cut_gzip_names_its_last_whole_member(tmp_path):
     assert f"member is '{n_whole - 1}.bin'" in str(failure.value)
 
 
-def test_without_an_end_mark(opened):
-    with pytest.warns(TarWarning, match=r"set\.tar has no end mark: it may be cut after 'photo4.jpg'"):
-        assert len(opened(WHOLE[: 5 * FILE_BYTES])) == 5
+def test_without_an_end_mark(opened, request):
+    if request.node.callspec.id != "gzip":  # a compressed one needs it in any case
+        with pytest.warns(TarWarning, match=r"set\.tar has no end mark: it may be cut after 'photo4.jpg'"):
+            assert len(opened(WHOLE[: 5 * FILE_BYTES])) == 5
     with pytest.raises(TarError, match=r"no end mark\): the last whole member is 'photo4.jpg'"):
         opened(WHOLE[: 5 * FILE_BYTES], needs_end_mark=True)
 
@@ -124,11 +124,7 @@ def several_streams(data: bytes) -> bytes:
     return gzip.compress(data[:2000]) + gzip.compress(data[2000:])
 
 
-def zstd(data: bytes) -> bytes:
-    return pytest.importorskip("compression.zstd", reason="zstd comes with Python 3.14").compress(data)
-
-
-@pytest.mark.parametrize("compress", [*COMPRESSORS.values(), several_streams, zstd])
+@pytest.mark.parametrize("compress", [*COMPRESSORS.values(), several_streams])
 def test_the_plain_tar_is_what_was_compressed(tmp_path, compress):
     data = plain_tar()
     source, target = tmp_path / "set.tar.any", tmp_path / "new" / "set.tar"
@@ -168,10 +164,9 @@ def test_what_is_cut_or_damaged_is_not_converted(tmp_path, kind):
         (gzip.compress(b"a picture, say" * 100), "is not a tar"),
         (gzip.compress(b""), "is not a tar"),
         (b"\x28\xb5\x2f\xfd more", "unpack it by `zstd -d "),
-        (b"\x04\x22\x4d\x18 more", "unpack it by `lz4 -d "),
         (None, "No such file"),
     ],
-    ids=range(6),  # the bytes of a gzip hold the time
+    ids=range(5),  # the bytes of a gzip hold the time
 )
 def test_what_cannot_be_converted(tmp_path, monkeypatch, data, said):
     monkeypatch.setitem(sys.modules, "compression", None)

@@ -79,8 +79,6 @@ READINGS = {
     "BatchLoader of pixels": Reading(lambda src: read_batches(_pixels(src)), "photos.pixels"),
     "PixelStore": Reading(lambda src: _read_dataset(_pixels(src)), "photos.pixels"),
     "TarStore index": Reading(lambda src: read_store(lk.TarStore(f"{src}/photos.tar")), "photos.tar"),
-    "TarStore tarfile": Reading(lambda src: read_store(lk.TarStore(f"{src}/photos.tar", "tarfile")), "photos.tar"),
-    "TarStore reopen": Reading(lambda src: read_store(lk.TarStore(f"{src}/photos.tar", "reopen")), "photos.tar"),
     "read_shards": Reading(_read_samples, "shards", "shards/shard-000001.tar"),
 }
 _DOCUMENTED = (lk.DecodeError, course.PixelError, TarError, KeyError, OSError, ValueError)

@@ -2,8 +2,6 @@
 
 import bz2
 import gzip
-import io
-import json
 import lzma
 import os
 import struct
@@ -12,13 +10,11 @@ from functools import cache
 from pathlib import Path
 from unittest.mock import patch
 
-import numpy as np
-
 from labkit.data.blobs import LocalBlob
 from labkit.data.extract import WORK, extract_tars
 from labkit.data.shards_read import read_shards
 from labkit.data.tar import SUFFIX, TarStore, build_index
-from labkit.data.tar_members import plain_name
+from labkit.data.tar_stream import plain_name
 from labkit.errors import DecodeError, ItemErrors, TarError
 from labkit.util.arguments import MAX_FILE_VARIABLE
 from labkit.util.files import is_image
@@ -94,7 +90,7 @@ def tar_index(data: bytes) -> None:
     path = write_input("x.tar", tar)
     with may_refuse(TarError, names=path):
         index = build_index(LocalBlob(path))
-        assert (index.offsets >= -1).all()
+        assert (index.offsets >= -2).all()
         assert (index.sizes >= 0).all()
         _compare(path, index)
 
@@ -127,55 +123,28 @@ def _compare_member(ours, theirs: tarfile.TarFile, info: tarfile.TarInfo, name: 
         expected = None
     try:
         read = ours.read(name)
-    except KeyError as error:
-        read = None if "is a link to a file that is not in" in str(error) else error
+    except (KeyError, TarError) as error:  # also of links and holes that only tarfile follows
+        if "is a link to a file that is not in" in str(error) or "is stored as a sparse file" in str(error):
+            return
+        raise
     assert read == expected, (name, read, expected)
 
 
 @cache
 def stored_index_seeds() -> dict[str, bytes]:
-    """Parts of an index file (see `stored_index`), and whole ones."""
+    """An index file, of another time."""
     path = write_input("seed.tar", tar_seeds()["files"][1:])
     TarStore(path).keys()
     whole = path.with_name(path.name + SUFFIX).read_bytes()
-    arrays = dict(np.load(io.BytesIO(whole)))
-    about = json.loads(arrays.pop("about").tobytes())
-    parts = [array.tobytes() for array in arrays.values()]
-    seeds = {}
-    for name, sparse in {"plain": [], "sparse": [[0, [[0, 1], [2, 2]]]], "bomb": [[0, [[0, 1 << 60]]]]}.items():
-        text = json.dumps({**about, "stamp": "STAMP", "sparse": sparse}).encode()
-        lengths = struct.pack("<5H", *map(len, [text, *parts]))
-        seeds[name] = b"\1" + lengths + b"".join([text, *parts])
-    return {**seeds, "whole": b"\0" + whole}
+    return {"whole": whole}
 
 
 def stored_index(data: bytes) -> None:
-    """A damaged or forged index file is ignored, or its contents are checked against the tar."""
-    options, rest = split_options(data)
+    """A damaged index file is ignored."""
     path = write_input("i.tar", tar_seeds()["files"][1:])
-    os.utime(path, ns=(1, 1))
-    stored = rest if not options & 1 else _forged(rest, [path.stat().st_size, "1"])
-    path.with_name(path.name + SUFFIX).write_bytes(stored)
-    with _limited_files(), may_refuse(TarError, FileNotFoundError, names=path):
-        store = TarStore(path)
-        for name in store.names():
-            with may_refuse(KeyError, names=path):
-                assert len(store.read(name)) <= _SMALL
-        store.sizes(), store.offsets()
-
-
-def _forged(rest: bytes, stamp: list) -> bytes:
-    """An index file of five arrays; the lengths of the five come first."""
-    lengths = struct.unpack("<5H", rest[:10].ljust(10, b"\0"))
-    parts = np.split(np.frombuffer(rest[10:], np.uint8), np.cumsum(lengths))[:5]
-    parts[0] = np.frombuffer(parts[0].tobytes().replace(b'"STAMP"', json.dumps(stamp).encode()), np.uint8)
-    names = ("about", "block", "ends", "offsets", "sizes")
-    arrays = dict(
-        zip(names, parts[:2] + [part[: len(part) // 8 * 8].view(np.int64) for part in parts[2:]], strict=True)
-    )
-    buffer = io.BytesIO()
-    np.savez(buffer, **arrays)
-    return buffer.getvalue()
+    path.with_name(path.name + SUFFIX).write_bytes(data)
+    store = TarStore(path)
+    assert {name: len(store.read(name)) for name in store.names()} == {"README": 1, "a.jpg": 3, "b/c.png": 600}
 
 
 def tar_extract(data: bytes) -> None:
@@ -187,7 +156,7 @@ def tar_extract(data: bytes) -> None:
     root = top / "root"
     with may_refuse(OSError, names=root):  # too little room
         try:
-            extract_tars(archive, root, engine="threads", num_workers=0, verify=bool(options & _SKIP), progress=False)
+            extract_tars(archive, root, engine="threads", num_workers=0, progress=False)
         except ItemErrors as errors:
             [(key, text)] = errors.failures.items()
             assert key == str(archive)
