@@ -247,13 +247,13 @@ class _Runner:
         evicted = evict() if evict else 0
         gc.collect()
         memory.begin()
-        before, peaks = tree_usage(), []
+        before = tree_usage()
         watch = Stopwatch(
             self.count,
             self.clock,
             scale().min_steady_s,
             is_warmup=is_warmup,
-            on_steady=lambda: peaks.append(memory.end()),
+            peak_mem_mb=memory.end,
             n_steady_batches=self.n_steady_batches.get(label),
         )
         try:
@@ -267,7 +267,7 @@ class _Runner:
         self.n_steady_batches[label] = watch.n_steady_batches
         asked = evict is not None
         page_cache = page_cache_state(before.read_bytes, tree_usage().read_bytes, asked=asked, evicted=evicted)
-        return {"page_cache": page_cache, **measured, "peak_mem_mb": peaks[0], **reported}
+        return {"page_cache": page_cache, **measured, **reported}
 
 
 def _mirrored_orders(labels: list[str], shuffler: random.Random) -> Iterator[list[str]]:

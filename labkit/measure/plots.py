@@ -276,27 +276,15 @@ def plot_timeline(data: pd.DataFrame, *, ax: Axes | None = None, about: str = ""
     if "simulated" in data and data["simulated"].any():
         mark_simulated(ax)
 
-    # The lane to speak of does the work that training is for; without such spans it is the busiest.
-    working = [data.loc[data["kind"] == kind, "lane"] for kind in _WORK]
-    candidates = next(([found.iloc[-1]] for found in working if len(found)), lanes)
-    lane = max(candidates, key=lambda lane: _covered_s(data[data["lane"] == lane]))
+    # The lane to speak of does the work that training is for, if there is one.
+    spans = next((found for kind in _WORK if len(found := data[data["kind"] == kind])), data)
+    lane, kind = spans[["lane", "kind"]].iloc[-1]
+    spans = spans[(spans["lane"] == lane) & (spans["kind"] == kind)].sort_values("start_s")
+    covered_to = spans["end_s"].astype(float).cummax().shift(fill_value=-np.inf)  # spans may overlap
+    working_s = (spans["end_s"] - np.maximum(spans["start_s"], covered_to)).clip(lower=0).sum()
     total_s = data["end_s"].max() - data["start_s"].min()
-    seconds = {kind: _covered_s(spans) for kind, spans in data[data["lane"] == lane].groupby("kind", sort=False)}
-    largest = sorted(seconds.items(), key=lambda item: -item[1])[:2]
-    shares = ", ".join(f"{kind} {_share(s, total_s)}" for kind, s in largest)
-    write_title(ax, f"{lane}: {shares} of {total_s:.3g} s", about)
+    write_title(ax, f"{lane}: {kind} {working_s / total_s if total_s else 0:.0%} of {total_s:.3g} s", about)
     return ax
-
-
-def _covered_s(spans: pd.DataFrame) -> float:
-    """Seconds in which at least one of the spans runs."""
-    spans = spans.sort_values("start_s")
-    covered_to = spans["end_s"].astype(float).cummax().shift(fill_value=-np.inf)
-    return float((spans["end_s"] - np.maximum(spans["start_s"], covered_to)).clip(lower=0).sum())
-
-
-def _share(part: float, whole: float) -> str:
-    return f"{100 * part / whole if whole > 0 else 0:.0f} %"
 
 
 def plot_pareto(data: pd.DataFrame, *, cost: str, ax: Axes | None = None) -> Axes:
@@ -359,7 +347,7 @@ def plot_stalls(
     put_legend_below(ax, columns=4)
     longest, shortest = totals.idxmax(), totals.idxmin()
     stages = table.loc[longest]
-    told = f"{longest}: {stages.idxmax()} {_share(stages.max(), totals.max())} of the time"
+    told = f"{longest}: {stages.idxmax()} {stages.max() / (totals.max() or 1):.0%} of the time"
     if longest != shortest and totals.min() > 0:
         told += f"; {format_ratio(totals.max() / totals.min())}x as long in all as {shortest}"
     write_title(ax, told, about)

@@ -232,7 +232,7 @@ class Stopwatch:
         clock: Returns seconds.
         min_steady_s: Shortest steady state of a loader that can be lengthened.
         is_warmup: One pass is long enough.
-        on_steady: Called at the end of the steady state, while the workers live.
+        peak_mem_mb: Called at the end of the steady state, while the workers live; gives the column of that name.
         n_steady_batches: Length of the steady state of a loader that can be lengthened, from an earlier run of it. If
             each run ended when its own clock said so, slow ones would be cut short and fast ones go on: of a loader
             whose pass takes about `min_steady_s`, the mean rate would be too low.
@@ -245,7 +245,7 @@ class Stopwatch:
     clock: Callable[[], float]
     min_steady_s: float
     is_warmup: bool = False
-    on_steady: Callable[[], None] = lambda: None
+    peak_mem_mb: Callable[[], float] = lambda: math.nan
     n_steady_batches: int | None = None
 
     def time(self, factory: Factory, *, lengthen: bool = True) -> tuple[Any, dict[str, Any]]:
@@ -278,7 +278,7 @@ class Stopwatch:
                     is_steady = self._is_long_enough(begin)
                 is_wanted = False
                 end = self._mark_done()
-                self.on_steady()
+                peak_mem_mb = self.peak_mem_mb()
                 shutdown_s = self._take_rest()
                 if is_steady and not self.n_steady_batches:
                     self.n_steady_batches = self._plan(begin, end)
@@ -286,7 +286,7 @@ class Stopwatch:
                 shutdown_s = self._take_rest()
                 end = self._mark_done()
                 end.at_s -= shutdown_s
-                self.on_steady()
+                peak_mem_mb = self.peak_mem_mb()
                 self._pass_images = self._n_images
                 is_steady = end.n_batches - begin.n_batches >= _MIN_BATCHES
 
@@ -309,6 +309,7 @@ class Stopwatch:
             "shutdown_s": shutdown_s,
             "is_steady": is_steady,
             "images_per_s": (end.n_images - since.n_images) / seconds if seconds > 0 else float("inf"),
+            "peak_mem_mb": peak_mem_mb,
             "cpu_s": cpu_s,
             "steal_s": cores.stolen_s,
             "others_cpu_s": max(0.0, cores.busy_s - cpu_s - (end.apart_s - since.apart_s)),
