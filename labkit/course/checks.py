@@ -318,7 +318,7 @@ def check_own_share(answer: Any) -> None:
 @exercise("06.3")
 def check_brightness(answer: Any) -> None:
     """A function of a float batch (N, 3, H, W), values 0 to 1, that returns it brightened, image by image."""
-    from labkit.measure.readbacks import count_readbacks
+    from labkit.course.readbacks import count_readbacks
 
     batch = torch.full((64, 3, 4, 5), 0.5)
     found, readbacks = count_readbacks(answer, batch)

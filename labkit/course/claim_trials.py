@@ -26,7 +26,7 @@ from labkit.data.stores import FolderStore
 from labkit.errors import ArgumentError, MissingFileError
 from labkit.measure.frames import load_frame, measured_runs
 from labkit.measure.recorder import RESULTS_VARIABLE
-from labkit.measure.statistics import quiet_summary, speedup_interval, speedup_of
+from labkit.measure.statistics import format_ratio, quiet_summary, speedup_interval, speedup_of
 from labkit.util.machine import IS_CLONE, NOTEBOOK_FOLDER, env_id, photo_root
 
 HOLDS = "holds"
@@ -89,11 +89,6 @@ class Reading:
 def format_interval(low: float, high: float) -> str:
     """An interval with a space before it, or "" for nan."""
     return "" if isnan(low) else f" [{format_ratio(low)}, {format_ratio(high)}]"
-
-
-def format_ratio(ratio: float) -> str:
-    """A ratio with its significant digits only: 1.19, 12.3, 328."""
-    return f"{ratio:.2f}" if ratio < 10 else f"{ratio:.1f}" if ratio < 100 else f"{ratio:,.0f}"
 
 
 Range = tuple[float, float]
@@ -421,8 +416,8 @@ def seeded_again(num_workers: int = 2, own_generator: bool = False) -> tuple[boo
 
 def reading_back() -> tuple[bool, str]:
     """Does the write-ups' CutMix leave all values on the device?"""
+    from labkit.course.readbacks import count_readbacks
     from labkit.course.reference import writeup_cutmix
-    from labkit.measure.readbacks import count_readbacks
 
     images, labels = torch.rand(4, 3, 32, 32), torch.arange(4)
     _, reads = count_readbacks(lambda: writeup_cutmix(images, labels, num_classes=4))

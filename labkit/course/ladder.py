@@ -26,7 +26,7 @@ from labkit.loading.torch_loader import Loader, LoaderConfig, make_loader
 from labkit.measure.compare import DifferentWorkWarning, compare
 from labkit.measure.frames import load_frame, measured_runs
 from labkit.measure.plots import COLORS, LIMIT, RUNS, SMALL_PT, WIDTH_IN, make_axes, write_title
-from labkit.measure.statistics import quiet_summary, tell_ratio
+from labkit.measure.statistics import describe, quiet_summary
 from labkit.util.files import atomic_path, write_atomic
 from labkit.util.machine import Scale, usable_cores
 
@@ -126,7 +126,7 @@ def plot_rungs(data: pd.DataFrame, *, ax: Axes | None = None, about: str = "") -
     ax.set(xscale="log", xlabel="images per second", ylim=(len(rungs) - 0.4, -0.6))
     ax.xaxis.set_major_formatter("{x:,.0f}")
     best = rungs["images_per_s"].idxmax()
-    message = tell_ratio(best, summary.index[0], rungs.loc[best])
+    message = describe(rungs.loc[[best]], summary.index[0])
     write_title(ax, f"{message} ({about})" if about else message)
     return ax
 

@@ -44,7 +44,6 @@ from labkit.course.claim_trials import (
     derived_ratio,
     faster,
     format_interval,
-    format_ratio,
     on_gpu,
     outcome,
     paired,
@@ -58,6 +57,7 @@ from labkit.course.claim_trials import (
 )
 from labkit.data.simulated_disks import DISKS
 from labkit.measure.plots import COLORS, SMALL_PT, make_axes, put_legend_below, write_title
+from labkit.measure.statistics import format_ratio
 
 
 @dataclass(frozen=True)

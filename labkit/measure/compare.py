@@ -4,7 +4,6 @@ Two loops timed one after the other measure the state of the machine as much as 
 variant once, in random order, and speed-ups are ratios within a round: what slows down a whole round cancels.
 """
 
-import difflib
 import gc
 import math
 import random
@@ -14,12 +13,12 @@ import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Never
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from labkit.errors import ArgumentError, VariantError, WrongTypeError
+from labkit.errors import ArgumentError, VariantError
 from labkit.measure.frames import make_frame
 from labkit.measure.recorder import current_recorder
 from labkit.measure.statistics import paired_ratios, speedup_interval, speedup_of
@@ -70,7 +69,6 @@ def compare(
     progress: bool = True,
     rung: bool = True,
     factors: Mapping[str, Any] | None = None,
-    **misspelt: Never,
 ) -> pd.DataFrame:
     """Time variants in interleaved rounds, until their speed-ups are known precisely enough.
 
@@ -103,20 +101,24 @@ def compare(
 
     Taught in: notebooks/00_measure.ipynb
     """
-    if misspelt:
-        raise WrongTypeError(f"compare() got an unexpected keyword argument {_describe_misspelt(next(iter(misspelt)))}")
-    _check_arguments(variants, baseline, rounds, precision, warmups, experiment)
-    has_verdict: bool | dict[str, bool]
-    if isinstance(verdicts, bool):
-        has_verdict = verdicts
-    else:
-        judged = [require_choice("verdicts", label, variants) for label in verdicts]
-        has_verdict = {label: label in judged for label in variants}
+    if not variants:
+        raise ArgumentError("no variants to compare")
+    require_choice("baseline", baseline, variants)
+    require_int("warmups", warmups, 0)
+    if not precision > 0:
+        raise ArgumentError(f"precision must be > 0, as 0.05 for 5 %, got {precision}")
+    for label, factory in variants.items():
+        if not callable(factory):
+            raise ArgumentError(f"variant {label!r} is not a function: write `lambda: loader`, so each run starts anew")
     if rounds is not None:
-        stopping = Stopping(rounds, precision, 0, clock)
+        stopping = Stopping(require_int("rounds", rounds), precision, 0, clock)
     else:
         seconds = scale().budget_s * len(variants) if budget_s is None else budget_s
         stopping = Stopping(scale().rounds, precision, seconds, clock)
+    has_verdict: Any = verdicts
+    if not isinstance(verdicts, bool):
+        judged = [require_choice("verdicts", label, variants) for label in verdicts]
+        has_verdict = {label: label in judged for label in variants}
     runner = _Runner(variants, baseline, experiment or "compare", evict, count or count_images, clock)
     rows = runner.run_rounds(stopping, warmups, seed, progress)
     # What one pass delivers: how often a loader was lengthened depends on its speed.
@@ -124,13 +126,7 @@ def compare(
     if len(set(n_images.values())) > 1:
         message = f"the variants did not deliver the same number of images: {n_images}"
         warnings.warn(message, DifferentWorkWarning, stacklevel=2)
-    columns: dict[str, Any] = {
-        "experiment": experiment,
-        "baseline": baseline,
-        "seed": seed,
-        "has_verdict": has_verdict,
-        "rung": rung,
-    }
+    columns = {"experiment": experiment, "baseline": baseline, "seed": seed, "has_verdict": has_verdict, "rung": rung}
     columns |= {"n_looks": stopping.n_looks, **(factors or {})}
     for name in [name for name, values in columns.items() if isinstance(values, Mapping)]:
         by_variant = columns.pop(name)
@@ -139,31 +135,6 @@ def compare(
     if experiment and (recorder := current_recorder()):
         recorder.record_frame(frame)
     return frame
-
-
-def _describe_misspelt(name: str) -> str:
-    near = difflib.get_close_matches(name, ["variants", "baseline", *(compare.__kwdefaults__ or ())], n=1)
-    advice = f"did you mean {near[0]}? A" if near else "a"
-    return f"{name!r}: {advice} column of your own goes into factors={{{name!r}: ...}}"
-
-
-def _check_arguments(
-    variants: Mapping[str, Factory], baseline: str, rounds: int | None, precision: float, warmups: int, experiment: str
-) -> None:
-    if not variants:
-        raise ArgumentError("no variants to compare")
-    require_choice("baseline", baseline, variants)
-    if rounds is not None:
-        require_int("rounds", rounds)
-    require_int("warmups", warmups, 0)
-    if not precision > 0:
-        raise ArgumentError(f"precision must be > 0, as 0.05 for 5 %, got {precision}")
-    for label, factory in variants.items():
-        if not callable(factory):
-            raise ArgumentError(f"variant {label!r} is not a function: write `lambda: loader`, so each run starts anew")
-    for name in (*variants, experiment):  # checked now, not after the runs when the frame is saved
-        if isinstance(name, str) and ("\0" in name or name != name.encode("utf-8", "replace").decode()):
-            raise ArgumentError(f"{name!r} cannot be saved in a table: remove zero bytes and broken UTF-8")
 
 
 @dataclass
@@ -246,9 +217,11 @@ class _Runner:
         """One row per run, by round and in the order of the variants."""
         labels, rows, number = list(self.variants), [], 0
         active, orders = labels, _mirrored_orders(list(labels), random.Random(seed))
+        torch = sys.modules.get("torch")
+        n_threads = torch.get_num_threads() if torch else None
         keep_freed_memory()  # else a rate depends on what this process ran before
         bars = progress_bar(show=progress, unit="run")
-        with _frozen_heap(), _same_torch_threads() as n_threads, PeakMemory() as memory, bars as bar:
+        with _frozen_heap(), PeakMemory() as memory, bars as bar:
             while active:
                 memory.is_sampled = number == 0
                 if number == warmups:
@@ -256,8 +229,12 @@ class _Runner:
                 for order, label in enumerate(name for name in next(orders) if name in active):
                     bar.set_description(f"{self.name}: {label}", refresh=False)
                     own = {"variant": label, "round": number, "order": order, "is_warmup": number < warmups}
-                    run = self._run(label, memory, is_warmup=number < warmups)
-                    rows.append({**own, "torch_num_threads": n_threads(), **run})
+                    try:
+                        run = self._run(label, memory, is_warmup=number < warmups)
+                    finally:
+                        if torch and torch.get_num_threads() != n_threads:  # the same for all variants
+                            torch.set_num_threads(n_threads)
+                    rows.append({**own, "torch_num_threads": n_threads, **run})
                     bar.update()
                 number += 1
                 if number > warmups:
@@ -270,13 +247,13 @@ class _Runner:
         evicted = evict() if evict else 0
         gc.collect()
         memory.begin()
-        before, peaks = tree_usage(), []
+        before = tree_usage()
         watch = Stopwatch(
             self.count,
             self.clock,
             scale().min_steady_s,
             is_warmup=is_warmup,
-            on_steady=lambda: peaks.append(memory.end()),
+            peak_mem_mb=memory.end,
             n_steady_batches=self.n_steady_batches.get(label),
         )
         try:
@@ -290,7 +267,7 @@ class _Runner:
         self.n_steady_batches[label] = watch.n_steady_batches
         asked = evict is not None
         page_cache = page_cache_state(before.read_bytes, tree_usage().read_bytes, asked=asked, evicted=evicted)
-        return {"page_cache": page_cache, **measured, "peak_mem_mb": peaks[0], **reported}
+        return {"page_cache": page_cache, **measured, **reported}
 
 
 def _mirrored_orders(labels: list[str], shuffler: random.Random) -> Iterator[list[str]]:
@@ -302,30 +279,11 @@ def _mirrored_orders(labels: list[str], shuffler: random.Random) -> Iterator[lis
 
 
 @contextmanager
-def _same_torch_threads() -> Iterator[Callable[[], int | None]]:
-    """Gives a function that returns torch's number of threads, after undoing what a variant changed."""
-    torch = sys.modules.get("torch")
-    n_threads = torch.get_num_threads() if torch else None
-
-    def restored() -> int | None:
-        if torch and torch.get_num_threads() != n_threads:
-            torch.set_num_threads(n_threads)
-        return n_threads
-
-    yield restored
-    restored()
-
-
-@contextmanager
 def _frozen_heap() -> Iterator[None]:
     """Exempt all living objects from garbage collection: between runs it then takes microseconds, not 0.1 s."""
     gc.collect()
-    # A freeze by somebody else stays. Counts would not tell of it: Python 3.12 exempts some objects of its own.
-    is_ours = any(item is sys.modules for item in gc.get_objects())
-    if is_ours:
-        gc.freeze()
+    gc.freeze()
     try:
         yield
     finally:
-        if is_ours:
-            gc.unfreeze()
+        gc.unfreeze()

@@ -47,7 +47,10 @@ def gil_us_per_image(factory: Factory, *, seconds: float = 4.0, count: Callable[
     images_per_s = _rate(factory, count, lambda elapsed_s: elapsed_s < seconds / 2)
     with tempfile.TemporaryDirectory(prefix="labkit-gil-") as folder:
         samples = Path(folder) / "samples"
-        with _may_be_watched(), _start_sampling(program, seconds, samples) as sampler:
+        command = [program, "record", "--pid", str(os.getpid()), "--gil", "--rate", str(_RATE_HZ), "--format", "raw"]
+        command += ["--duration", str(seconds), "--output", str(samples)]
+        pipes: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+        with _may_be_watched(), subprocess.Popen(command, **pipes) as sampler:
             _rate(factory, count, lambda _: sampler.poll() is None)
             message = sampler.communicate()[1].decode(errors="replace").strip()
         if sampler.returncode:
@@ -82,9 +85,3 @@ def _may_be_watched() -> Iterator[None]:
         yield
     finally:
         prctl(_PR_SET_PTRACER, ctypes.c_ulong(0), 0, 0, 0)
-
-
-def _start_sampling(program: str, seconds: float, path: Path) -> subprocess.Popen:
-    options = ["--gil", "--rate", str(_RATE_HZ), "--duration", str(seconds), "--format", "raw"]
-    command = [program, "record", "--pid", str(os.getpid()), *options, "--output", str(path)]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)

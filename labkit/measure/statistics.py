@@ -223,20 +223,17 @@ def _notes(own: pd.DataFrame, spread: float) -> list[str]:
 
 def disturbances(own: pd.DataFrame) -> list[str]:
     """Who else had the cores while these runs were timed, if it was much: a sentence for each."""
-    if "others_cpu_s" not in own or own["others_cpu_s"].isna().all():
-        return []
     timed_s = (own["steady_s"] + own["first_batch_s"].where(~_column(own, "is_steady", False), 0.0)).sum()
     if timed_s < _MIN_TIMED_S:
         return []
     stolen, others = (
         _column(own, name, 0.0).sum() / (timed_s * usable_cores()) for name in ("steal_s", "others_cpu_s")
     )
-    notes = []
-    if stolen > _MAX_STOLEN:
-        notes.append(f"disturbed: {stolen:.0%} of CPU time was stolen")
-    if others > _MAX_OTHERS:
-        notes.append(f"disturbed: other programs used {others:.0%} of the cores")
-    return notes
+    found = {
+        f"disturbed: {stolen:.0%} of CPU time was stolen": stolen > _MAX_STOLEN,
+        f"disturbed: other programs used {others:.0%} of the cores": others > _MAX_OTHERS,
+    }
+    return [note for note, is_much in found.items() if is_much]
 
 
 def conclude(frame: pd.DataFrame, variant: str | None = None, baseline: str | None = None) -> str:
@@ -249,7 +246,7 @@ def conclude(frame: pd.DataFrame, variant: str | None = None, baseline: str | No
 
     Returns:
         The sentence. Ratios, 95 % intervals, verdicts and notes are those of `summarize`; a variant without a verdict
-        is not judged. Labels stand in quotes, and simulated storage behind its label.
+        is not judged. Labels stand in quotes, with the storage if that is simulated.
 
     Raises:
         ValueError: an unknown variant, no variant besides the baseline, or a frame that `summarize` refuses.
@@ -263,15 +260,12 @@ def conclude(frame: pd.DataFrame, variant: str | None = None, baseline: str | No
         raise ArgumentError(f"the frame holds only its baseline {base!r}: there is nothing to compare it with")
     if variant is not None:
         others = others.loc[[require_choice("variant", variant, others.index)]]
-    names, runs = {}, measured_runs(frame)
-    for label in summary.index:  # in quotes, since labels may contain commas
-        storage = simulated_storage(runs, label)
-        names[label] = f'"{label}"' + (f" ({storage})" if storage and "simulated" not in label else "")
+    names = {label: f'"{name_storage(label, frame)}"' for label in summary.index}  # quoted: labels may contain commas
 
     best = most_telling(others)
     row = others.loc[best]
-    interval = f"95 % interval {format_ratio(row['ci_low'])} to {format_ratio(row['ci_high'])}"
-    shown = f"({interval if np.isfinite([row['ci_low'], row['ci_high']]).all() else 'one round, no interval'})"
+    shown = f"95 % interval {format_ratio(row['ci_low'])} to {format_ratio(row['ci_high'])}"
+    shown = f"({shown})" if np.isfinite([row["ci_low"], row["ci_high"]]).all() else "(no interval)"
     if len(others) > 1 and others["speedup"].idxmax() == best:
         shown += f", the largest of {len(others)} ratios"
     ratio, name, of = f"{format_ratio(row['speedup'])} times the speed", names[best], names[base]
@@ -281,35 +275,34 @@ def conclude(frame: pd.DataFrame, variant: str | None = None, baseline: str | No
         "inconclusive": f"{name} against {of}: {ratio} {shown}: these runs cannot tell them apart",
         "": f"{name} ran at {ratio} of {of} {shown}",
     }[row["verdict"]]
-
     doubtful = [label for label in others.index[others["verdict"] == "inconclusive"] if label != best]
     if doubtful:
-        listed = [names[label] for label in doubtful]
-        if len(listed) > _MAX_NAMES:
-            listed = [*listed[: _MAX_NAMES - 1], f"{len(listed) - _MAX_NAMES + 1} others"]
-        told += ", nor" if row["verdict"] == "inconclusive" else "; these runs cannot tell"
-        first, last = ", ".join(listed[:-1]), listed[-1]
-        told += f" {f'{first} and {last}' if first else last} from {of}"
-    notes = [part for note in summary.loc[[best, *doubtful, base], "note"] for part in note.split("; ")]
-    remarks = [next((remark for start, remark in _REMARKS.items() if note.startswith(start)), note) for note in notes]
-    return "; ".join([told, *filter(None, dict.fromkeys(remarks))]) + "."
+        told += f"; these runs cannot tell {', '.join(names[label] for label in doubtful)} from {of}"
+    notes = "; ".join(summary.loc[[best, *doubtful, base], "note"]).split("; ")
+    return "; ".join([told, *dict.fromkeys(filter(None, notes))]) + "."
 
 
-_MAX_NAMES = 3  # a sentence that lists more labels is hard to read
-_REMARKS = {  # start of a note of `summarize` -> part of a sentence. That there was one run, the missing interval says.
-    "unstable": "the runs were unstable",
-    "not interleaved": "the runs were not interleaved",
-    "leans": "more rounds would tell",
-    "one run": "",
-    "disturbed": "other programs or the host took time from them",
-    "whole runs": "",
-}
+def describe(others: pd.DataFrame, base: str) -> str:
+    """The ratio to speak of, in a few words, and what is inconclusive: the title of a plot.
+
+    Args:
+        others: Rows of `summarize` without the baseline's, by the names to use.
+        base: The baseline's name.
+    """
+    best = most_telling(others)
+    contains_1 = (others["ci_low"] <= 1) & (others["ci_high"] >= 1)
+    doubtful = (others["verdict"] == "inconclusive") | ((others["verdict"] == "") & contains_1)
+    told = f"{best}: {format_ratio(others.loc[best, 'speedup'])}x of {base}"
+    if len(others) > 1 and doubtful.any():
+        return f"{told}; {doubtful.sum()} of {len(others)} ratios inconclusive"
+    return f"{told}, inconclusive" if doubtful[best] else told
 
 
-def simulated_storage(runs: pd.DataFrame, label: str) -> str:
-    """What simulates the storage of a variant, such as "simulated hard disk"; "" if all of it was measured."""
+def name_storage(label: str, runs: pd.DataFrame) -> str:
+    """A variant's label, with its storage if that is simulated: "tar (simulated hard disk)"."""
     storage = runs.loc[runs["variant"] == label, "storage"].dropna().astype(str).unique()
-    return ", ".join(name for name in storage if "simulated" in name)
+    told = ", ".join(name for name in storage if "simulated" in name)
+    return f"{label} ({told})" if told and "simulated" not in label else str(label)
 
 
 def format_ratio(ratio: float) -> str:
@@ -323,21 +316,3 @@ def most_telling(others: pd.DataFrame) -> str:
     """The variant of the largest ratio that is certainly above 1; without one, of the largest of all."""
     faster = others[others["verdict"] == "faster"]
     return (others if faster.empty else faster)["speedup"].idxmax()
-
-
-def tell_ratio(label: str, base: str, row: pd.Series) -> str:
-    """A ratio, and what makes it doubtful."""
-    told = f"{label}: {format_ratio(row['speedup'])}x of {base}"
-    if row["verdict"] == "" and row["ci_low"] <= 1 <= row["ci_high"]:
-        return f"{told}, and its interval contains 1"
-    return told
-
-
-def tell_doubt(verdicts: pd.Series, best: str | int) -> str:
-    """How many ratios are inconclusive, to add to what is told of the variant `best`."""
-    doubtful = verdicts.index[verdicts == "inconclusive"]
-    if list(doubtful) == [best]:
-        return ", inconclusive"
-    if len(doubtful) == len(verdicts):
-        return f"; {'both' if len(verdicts) == 2 else f'all {len(verdicts)}'} ratios are inconclusive"
-    return f"; {len(doubtful)} of {len(verdicts)} ratios inconclusive" if len(doubtful) else ""

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from itertools import islice
 from typing import Any
 
@@ -113,49 +113,57 @@ def whole_pass(loader: Iterable[Any], count: Callable[[Any], int] = count_images
 
 
 @contextmanager
-def repeating(iterable: Any, is_wanted: Callable[[], bool]) -> Iterator[bool]:
-    """While open, `iter(iterable)` goes on with another pass as long as `is_wanted()`; gives whether it can.
+def repeating(iterable: Any, is_wanted: Callable[[], bool]) -> Iterator[int | None]:
+    """While open, `iter(iterable)` goes on with another pass as long as `is_wanted()`.
 
-    The passes are one to the loader: its workers keep running and its queue stays filled. Batches that were requested
-    before `is_wanted()` turned false are still delivered.
+    Gives the batches of one pass, 0 if the loader does not tell, or None if it cannot be repeated. The passes are one
+    to the loader: its workers keep running and its queue stays filled. Batches that were requested before `is_wanted()`
+    turned false are still delivered.
 
     Args:
         iterable: torch's DataLoader over a map-style data set, a loader with `repeats_batch_sampler`, or a
             `LoaderWrapper` around one. Others are left alone.
         is_wanted: Asked before each batch after the first.
     """
-    loader, name = _innermost(iterable), _sampler_name(iterable)
-    if name is None:
-        yield False
+    loader, _ = _unwrap(iterable)
+    name = "batch_sampler"
+    if _is_dataloader(loader) and not isinstance(loader.dataset, sys.modules["torch"].utils.data.IterableDataset):
+        name = "sampler" if loader.batch_sampler is None else name
+    elif not getattr(loader, "repeats_batch_sampler", False):
+        yield None
         return
     sampler = vars(loader)[name]
-    repeated = _RepeatedSampler(sampler, is_wanted)
-    _put_sampler(loader, name, repeated)
     try:
-        yield True
+        per_pass = len(sampler)
+    except TypeError:  # a sampler without a length
+        per_pass = 0
+    _put_sampler(loader, name, _RepeatedSampler(sampler, is_wanted))
+    try:
+        yield per_pass
     finally:
         _put_sampler(loader, name, sampler)
-        repeated.is_wanted = None  # should anything still hold it, it gives the loader's own pass
 
 
 def batches_in_flight(iterable: Any) -> int:
     """Batches that a loader requests before it hands out the first; 0 for an iterable that is not known."""
+    loader, ahead = _unwrap(iterable)
+    if _is_dataloader(loader):
+        return ahead + loader.num_workers * (loader.prefetch_factor or 0)
+    return ahead + int(getattr(loader, "batches_in_flight", 0))
+
+
+def _unwrap(iterable: Any) -> tuple[Any, int]:
+    """The innermost loader, and the batches that those around it take ahead."""
     ahead = 0
     while isinstance(iterable, LoaderWrapper):
         ahead += iterable.batches_ahead
         iterable = iterable.loader
-    if _is_dataloader(iterable):
-        return ahead + iterable.num_workers * (iterable.prefetch_factor or 0)
-    return ahead + int(getattr(iterable, "batches_in_flight", 0))
+    return iterable, ahead
 
 
-def batches_per_pass(iterable: Any) -> int | None:
-    """Batches of one pass over a loader that can be repeated; None if it does not tell."""
-    name = _sampler_name(iterable)
-    try:
-        return len(vars(_innermost(iterable))[name]) if name else None
-    except TypeError:  # a sampler without a length
-        return None
+def _is_dataloader(iterable: Any) -> bool:
+    torch = sys.modules.get("torch")  # whoever has a DataLoader has imported it
+    return torch is not None and isinstance(iterable, torch.utils.data.DataLoader)
 
 
 def _put_sampler(loader: Any, name: str, sampler: Any) -> None:
@@ -169,8 +177,7 @@ class _RepeatedSampler:
     """A sampler's indices, pass after pass, until no more are wanted."""
 
     def __init__(self, sampler: Any, is_wanted: Callable[[], bool]):
-        self._sampler = sampler
-        self.is_wanted: Callable[[], bool] | None = is_wanted  # None: the sampler's one pass
+        self._sampler, self._is_wanted = sampler, is_wanted
 
     def __len__(self) -> int:
         return len(self._sampler)
@@ -179,38 +186,16 @@ class _RepeatedSampler:
         return getattr(self._sampler, name)  # set_epoch, batch_size, sampler, ...
 
     def __iter__(self) -> Iterator[Any]:
-        n_given = n_before = 0
-        while True:
+        n_given, n_before = 0, -1
+        while n_given > n_before:  # an empty pass would be repeated without end
+            n_before = n_given
             for indices in self._sampler:
-                if n_given and self.is_wanted and not self.is_wanted():
+                if n_given and not self._is_wanted():
                     return
                 n_given += 1
                 yield indices
-            is_empty = n_given == n_before  # such a pass would be repeated without end
-            if is_empty or not (self.is_wanted and self.is_wanted()):
+            if not self._is_wanted():
                 return
-            n_before = n_given
-
-
-def _innermost(iterable: Any) -> Any:
-    while isinstance(iterable, LoaderWrapper):
-        iterable = iterable.loader
-    return iterable
-
-
-def _sampler_name(iterable: Any) -> str | None:
-    """The attribute that holds a loader's sampler of batches; None if it has none that can be repeated."""
-    loader = _innermost(iterable)
-    if getattr(loader, "repeats_batch_sampler", False):
-        return "batch_sampler"
-    if not _is_dataloader(loader) or isinstance(loader.dataset, sys.modules["torch"].utils.data.IterableDataset):
-        return None
-    return "sampler" if loader.batch_sampler is None else "batch_sampler"
-
-
-def _is_dataloader(iterable: Any) -> bool:
-    torch = sys.modules.get("torch")  # whoever has a DataLoader has imported it
-    return torch is not None and isinstance(iterable, torch.utils.data.DataLoader)
 
 
 Factory = Callable[[], Iterable[Any]]
@@ -223,56 +208,6 @@ _N_QUEUES = 2  # and, within that, at least so many times as many batches as the
 
 class NoBatch(Exception):
     """An iterable ended before its first batch."""
-
-
-@dataclass
-class Stopwatch:
-    """Times runs of factories.
-
-    Args:
-        count: Returns the images of a batch.
-        clock: Returns seconds.
-        min_steady_s: Shortest steady state of a loader that can be lengthened.
-        is_warmup: One pass is long enough.
-        on_steady: Called at the end of the steady state, while the workers live.
-        n_steady_batches: Length of the steady state of a loader that can be lengthened, from an earlier run of it. If
-            each run ended when its own clock said so, slow ones would be cut short and fast ones go on: of a loader
-            whose pass takes about `min_steady_s`, the mean rate would be too low.
-
-    Attributes:
-        n_steady_batches: After such a run, what the next ones should take.
-    """
-
-    count: Callable[[Any], int]
-    clock: Callable[[], float]
-    min_steady_s: float
-    is_warmup: bool = False
-    on_steady: Callable[[], None] = lambda: None
-    n_steady_batches: int | None = None
-
-    def time(self, factory: Factory, *, lengthen: bool = True) -> tuple[Any, dict[str, Any]]:
-        """Run a factory's iterable to its end; return it, and the run's columns as `labkit.compare` describes them.
-
-        Args:
-            factory: Returns the iterable.
-            lengthen: Repeat the indices of a loader that allows it, until its state has been steady long enough.
-
-        Raises:
-            NoBatch: the iterable is empty.
-        """
-        run = _Run(self)
-        synchronize()
-        run.started_s = self.clock()
-        run.iterable = factory()
-        with repeating(run.iterable if lengthen else None, lambda: run.is_wanted) as can_repeat:
-            run.per_pass = batches_per_pass(run.iterable) if can_repeat else None
-            run.take_first()
-            if can_repeat:
-                run.take_steady()
-                self.n_steady_batches = self.n_steady_batches or run.plan()
-            else:
-                run.take_all()
-        return run.iterable, run.columns()
 
 
 @dataclass
@@ -289,128 +224,143 @@ class _Mark:
 
 
 @dataclass
-class _Run:
-    """A run in progress. Times are seconds of the stopwatch's clock."""
+class Stopwatch:
+    """Times runs of factories.
 
-    watch: Stopwatch
-    started_s: float = 0.0
-    is_wanted: bool = True  # more batches than the loader's own pass has
-    is_steady: bool = False
-    n_batches: int = 0
-    n_images: int = 0
-    shutdown_s: float = 0.0
-    per_pass: int | None = None  # batches
-    n_ahead: int = 0  # batches that the loader holds ready
-    pass_images: int | None = None  # None: no pass was completed, or nobody knows where it ends
-    iterable: Any = None
-    batches: Iterator[Any] = field(default_factory=lambda: iter(()))
+    Args:
+        count: Returns the images of a batch.
+        clock: Returns seconds.
+        min_steady_s: Shortest steady state of a loader that can be lengthened.
+        is_warmup: One pass is long enough.
+        peak_mem_mb: Called at the end of the steady state, while the workers live; gives the column of that name.
+        n_steady_batches: Length of the steady state of a loader that can be lengthened, from an earlier run of it. If
+            each run ended when its own clock said so, slow ones would be cut short and fast ones go on: of a loader
+            whose pass takes about `min_steady_s`, the mean rate would be too low.
 
-    def take_first(self) -> None:
-        self.batches = iter(self.iterable)
-        self.ready = self._mark(self.watch.clock())
-        if not self._take():
-            raise NoBatch
-        self.first = self.begin = self._mark_done()
+    Attributes:
+        n_steady_batches: After such a run, what the next ones should take.
+    """
 
-    def take_steady(self) -> None:
-        """Let the queue settle, time a steady state, then take what is still under way."""
-        self.n_ahead = batches_in_flight(self.iterable)
-        if self.n_ahead and all(self._take() for _ in range(self.n_ahead)):
-            self.begin = self._mark_done()
-        while not self.is_steady and self._take():
-            self.is_steady = self._is_long_enough()
-        self.is_wanted = False
-        self.end = self._mark_done()
-        self.watch.on_steady()
-        self._take_rest()
+    count: Callable[[Any], int]
+    clock: Callable[[], float]
+    min_steady_s: float
+    is_warmup: bool = False
+    peak_mem_mb: Callable[[], float] = lambda: math.nan
+    n_steady_batches: int | None = None
 
-    def _is_long_enough(self) -> bool:
-        n_batches, seconds = self.n_batches - self.begin.n_batches, self.watch.clock() - self.begin.resumed_s
-        if self.watch.n_steady_batches:
-            return n_batches >= self.watch.n_steady_batches
-        if n_batches % self._n_workers():
-            return False  # workers deliver in turn: count as many batches of each
-        if seconds >= _MAX_SHARE * self.watch.min_steady_s:
-            return True
-        if self.watch.is_warmup:
-            return self.n_batches >= (self.per_pass or 1)
-        # Whole passes, since images differ.
-        is_filled = n_batches >= _N_QUEUES * self.n_ahead and n_batches % (self.per_pass or 1) == 0
-        return is_filled and seconds >= self.watch.min_steady_s
+    def time(self, factory: Factory, *, lengthen: bool = True) -> tuple[Any, dict[str, Any]]:
+        """Run a factory's iterable to its end; return it, and the run's columns as `labkit.compare` describes them.
 
-    def plan(self) -> int | None:
-        """Batches of the steady states to come, by this one's pace; None if it had none."""
-        if not self.is_steady:
-            return None
-        n_batches = self.end.n_batches - self.begin.n_batches
-        batches_per_s = n_batches / max(self.end.at_s - self.begin.resumed_s, 1e-9)
-        wanted = max(_N_QUEUES * self.n_ahead, batches_per_s * self.watch.min_steady_s, 1)
-        whole = _round_up(wanted, math.lcm(self.per_pass or 1, self._n_workers()))
-        return min(whole, _round_up(max(1, _MAX_SHARE * batches_per_s * self.watch.min_steady_s), self._n_workers()))
+        Args:
+            factory: Returns the iterable.
+            lengthen: Repeat the indices of a loader that allows it, until its state has been steady long enough.
 
-    def _n_workers(self) -> int:
-        return max(1, getattr(self.iterable, "num_workers", 0) or 0)
+        Raises:
+            NoBatch: the iterable is empty.
+        """
+        self._n_batches, self._n_images, is_wanted, is_steady = 0, 0, True, False
+        self._pass_images: int | None = None  # None: no pass was completed, or nobody knows where it ends
+        synchronize()
+        started_s = self.clock()
+        iterable = factory()
+        with repeating(iterable if lengthen else None, lambda: is_wanted) as per_pass:
+            self._batches, self._per_pass = iter(iterable), per_pass or 0
+            ready = self._mark(self.clock())
+            if not self._take():
+                raise NoBatch
+            first = begin = self._mark_done()
+            if per_pass is not None:  # let the queue settle, time a steady state, then take what is still under way
+                self._n_ahead = batches_in_flight(iterable)
+                self._n_workers = max(1, getattr(iterable, "num_workers", 0) or 0)
+                if self._n_ahead and all(self._take() for _ in range(self._n_ahead)):
+                    begin = self._mark_done()
+                while not is_steady and self._take():
+                    is_steady = self._is_long_enough(begin)
+                is_wanted = False
+                end = self._mark_done()
+                peak_mem_mb = self.peak_mem_mb()
+                shutdown_s = self._take_rest()
+                if is_steady and not self.n_steady_batches:
+                    self.n_steady_batches = self._plan(begin, end)
+            else:  # which batch is the last, and ends the steady state, is known only after it
+                shutdown_s = self._take_rest()
+                end = self._mark_done()
+                end.at_s -= shutdown_s
+                peak_mem_mb = self.peak_mem_mb()
+                self._pass_images = self._n_images
+                is_steady = end.n_batches - begin.n_batches >= _MIN_BATCHES
 
-    def take_all(self) -> None:
-        """Time an iterable as it is. Which batch is the last, and ends the steady state, is known only after it."""
-        self.is_wanted = False
-        self._take_rest()
-        self.end = self._mark_done()
-        self.end.at_s -= self.shutdown_s
-        self.pass_images = self.n_images
-        self.watch.on_steady()
-        self.is_steady = self.end.n_batches - self.begin.n_batches >= _MIN_BATCHES
-
-    def columns(self) -> dict[str, Any]:
-        begin, end = self.begin, self.end
-        first_s = self.first.at_s - self.ready.resumed_s
-        settle_s = begin.at_s - self.first.resumed_s if begin is not self.first else 0.0
+        first_s = first.at_s - ready.resumed_s
+        settle_s = begin.at_s - first.resumed_s if begin is not first else 0.0
         steady_s = end.at_s - begin.resumed_s
         # Too short for a steady state: the whole run, so that a queue which filled before the first batch is paid for.
-        since, seconds = (begin, steady_s) if self.is_steady else (self.ready, first_s + settle_s + steady_s)
+        since, seconds = (begin, steady_s) if is_steady else (ready, first_s + settle_s + steady_s)
         cpu_s, cores = end.cpu_s - since.cpu_s, end.cores - since.cores
-        return {
-            "n_images": self.n_images,
-            "pass_images": self.pass_images,
-            "startup_s": self.ready.at_s - self.started_s,
+        return iterable, {
+            "n_images": self._n_images,
+            "pass_images": self._pass_images,
+            "startup_s": ready.at_s - started_s,
             "first_batch_s": first_s,
             "settle_s": settle_s,
-            "n_settle_batches": begin.n_batches - self.first.n_batches,
+            "n_settle_batches": begin.n_batches - first.n_batches,
             "steady_s": steady_s,
             "n_steady_batches": end.n_batches - begin.n_batches,
             "n_steady_images": end.n_images - begin.n_images,
-            "shutdown_s": self.shutdown_s,
-            "is_steady": self.is_steady,
+            "shutdown_s": shutdown_s,
+            "is_steady": is_steady,
             "images_per_s": (end.n_images - since.n_images) / seconds if seconds > 0 else float("inf"),
+            "peak_mem_mb": peak_mem_mb,
             "cpu_s": cpu_s,
             "steal_s": cores.stolen_s,
             "others_cpu_s": max(0.0, cores.busy_s - cpu_s - (end.apart_s - since.apart_s)),
         }
 
-    def _take_rest(self) -> None:
-        last_s = self.watch.clock()
-        while self._take():
-            last_s = self.watch.clock()
-        self.shutdown_s = self.watch.clock() - last_s
+    def _is_long_enough(self, begin: _Mark) -> bool:
+        n_batches, seconds = self._n_batches - begin.n_batches, self.clock() - begin.resumed_s
+        if self.n_steady_batches:
+            return n_batches >= self.n_steady_batches
+        if n_batches % self._n_workers:
+            return False  # workers deliver in turn: count as many batches of each
+        if seconds >= _MAX_SHARE * self.min_steady_s:
+            return True
+        if self.is_warmup:
+            return self._n_batches >= (self._per_pass or 1)
+        # Whole passes, since images differ.
+        is_filled = n_batches >= _N_QUEUES * self._n_ahead and n_batches % (self._per_pass or 1) == 0
+        return is_filled and seconds >= self.min_steady_s
+
+    def _plan(self, begin: _Mark, end: _Mark) -> int:
+        """Batches of the steady states to come, by this one's pace."""
+        batches_per_s = (end.n_batches - begin.n_batches) / max(end.at_s - begin.resumed_s, 1e-9)
+        wanted = max(_N_QUEUES * self._n_ahead, batches_per_s * self.min_steady_s, 1)
+        whole = _round_up(wanted, math.lcm(self._per_pass or 1, self._n_workers))
+        return min(whole, _round_up(max(1, _MAX_SHARE * batches_per_s * self.min_steady_s), self._n_workers))
 
     def _take(self) -> bool:
         try:
-            batch = next(self.batches)
+            batch = next(self._batches)
         except StopIteration:
             return False
-        self.n_batches += 1
-        self.n_images += self.watch.count(batch)
-        if self.n_batches == self.per_pass:
-            self.pass_images = self.n_images
+        self._n_batches += 1
+        self._n_images += self.count(batch)
+        if self._n_batches == self._per_pass:
+            self._pass_images = self._n_images
         return True
+
+    def _take_rest(self) -> float:
+        """Seconds from the last batch to the end."""
+        last_s = self.clock()
+        while self._take():
+            last_s = self.clock()
+        return self.clock() - last_s
 
     def _mark_done(self) -> _Mark:
         synchronize()
-        return self._mark(self.watch.clock())
+        return self._mark(self.clock())
 
     def _mark(self, at_s: float) -> _Mark:
         cpu_s, apart_s, cores = tree_usage().cpu_s, apart_cpu_s(), core_time()
-        return _Mark(at_s, self.watch.clock(), self.n_batches, self.n_images, cpu_s, apart_s, cores)
+        return _Mark(at_s, self.clock(), self._n_batches, self._n_images, cpu_s, apart_s, cores)
 
 
 def _round_up(number: float, unit: int) -> int:

@@ -1,10 +1,10 @@
 """Timelines as files that trace viewers open."""
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from labkit.errors import ArgumentError
@@ -36,49 +36,26 @@ def save_trace(spans: pd.DataFrame, path: Path | str) -> Path:
     missing = [name for name in _COLUMNS if name not in spans]
     if missing:
         raise ArgumentError(f"spans must have the columns {', '.join(_COLUMNS)}; missing: {', '.join(missing)}")
-    threads = {lane: number for number, lane in enumerate(dict.fromkeys(spans["lane"]), start=1)}
+    times = spans[["start_s", "end_s"]].astype(float)
+    bad = spans[~(np.isfinite(times).all(axis=1) & (times["end_s"] >= times["start_s"]))]
+    if len(bad):
+        raise ArgumentError(f"a span must end at or after its start: {bad.iloc[0].to_dict()}")
     simulated = "simulated" in spans and bool(spans["simulated"].any())
-    events = [_named("process_name", 0, "labkit (simulated)" if simulated else "labkit")]
-    for lane, number in threads.items():
-        events += [_named("thread_name", number, str(lane)), _sorted(number)]
-    rows = enumerate(spans.to_dict("records"))
-    events += [_event(row, threads[row["lane"]], number) for number, row in rows]
+    names: list[Any] = [("process_name", 0, {"name": "labkit (simulated)" if simulated else "labkit"})]
+    threads = {lane: number for number, lane in enumerate(dict.fromkeys(spans["lane"]), start=1)}
+    for lane, thread in threads.items():
+        names += [("thread_name", thread, {"name": str(lane)}), ("thread_sort_index", thread, {"sort_index": thread})]
+    events = [{"name": what, "ph": "M", "pid": 1, "tid": thread, "args": args} for what, thread, args in names]
+    for number, span in enumerate(spans.to_dict("records")):
+        # To an eighth of a microsecond: sums of these are exact, and so no span ends after the next one begins.
+        # Perfetto drops a complete event that overlaps another one, be it by a nanosecond of rounding.
+        start_us, end_us = (round(8e6 * span[name]) / 8 for name in ("start_s", "end_s"))
+        further = {name: value for name, value in span.items() if name not in _COLUMNS and not pd.isna(value)}
+        event = {"name": str(span["kind"]), "cat": str(span["lane"]), "ts": start_us, "pid": 1}
+        # The number: speedscope takes events that are alike for one, and one that took no time to end with the next.
+        event |= {"tid": threads[span["lane"]], "args": {**further, "span": number}}
+        takes_time = {"ph": "X", "dur": end_us - start_us}
+        events.append({**event, **(takes_time if end_us > start_us else {"ph": "i", "s": "t"})})
     text = json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}, allow_nan=False)
     write_atomic(Path(path), text.encode())
     return Path(path)
-
-
-def _event(span: dict[str, Any], thread: int, number: int) -> dict[str, Any]:
-    """A complete event; an instant one if it took no time, which speedscope reads as ending with the next."""
-    start_us, end_us = _on_grid(span["start_s"]), _on_grid(span["end_s"])
-    if not (math.isfinite(start_us) and math.isfinite(end_us) and span["end_s"] >= span["start_s"]):
-        raise ArgumentError(
-            f"a span must end at or after its start, got {span['start_s']} to {span['end_s']} s: {span}"
-        )
-    arguments = {name: value for name, value in span.items() if name not in _COLUMNS and not pd.isna(value)}
-    length = {"ph": "X", "dur": end_us - start_us} if end_us > start_us else {"ph": "i", "s": "t"}
-    return {
-        "name": str(span["kind"]),
-        "cat": str(span["lane"]),
-        "ts": start_us,
-        "pid": 1,
-        "tid": thread,
-        "args": {**arguments, "span": number},
-        **length,  # the number: speedscope takes events that are alike for one
-    }
-
-
-def _on_grid(seconds: float) -> float:
-    """Microseconds, to an eighth: sums of these are exact, and so no span ends after the next one begins.
-
-    Perfetto drops a complete event that overlaps another one, be it by a nanosecond of rounding.
-    """
-    return round(8e6 * seconds) / 8 if math.isfinite(seconds) else seconds
-
-
-def _named(what: str, thread: int, name: str) -> dict[str, Any]:
-    return {"name": what, "ph": "M", "pid": 1, "tid": thread, "args": {"name": name}}
-
-
-def _sorted(thread: int) -> dict[str, Any]:
-    return {"name": "thread_sort_index", "ph": "M", "pid": 1, "tid": thread, "args": {"sort_index": thread}}

@@ -1,19 +1,21 @@
-"""What a run costs the process tree, with all workers: CPU seconds, memory, bytes read from storage.
+"""What the machine did: CPU seconds, memory and bytes read of the process tree, and the work of all cores meanwhile.
 
-And what all cores together did meanwhile: work of anybody, and time stolen by the host of a virtual machine.
+The file is also a script that samples the memory of another process. A thread of the measured process would compete for
+Python's global lock and count as part of the measurement.
 """
 
 import os
 import resource
+import select
 import subprocess
 import sys
+import time
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
-
-from labkit.measure import sampler
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -59,6 +61,24 @@ def core_time() -> CoreTime:
 apart: set[int] = set()
 
 _CHILDREN_FILE = "/proc/thread-self/children"  # exists if the kernel lists the children of processes
+_ENDED = FileNotFoundError, ProcessLookupError  # what reading about a process or thread that has ended raises
+
+
+def descendants(pid: int, excluded: Collection[int] = ()) -> list[int]:
+    """Process ids of all live descendants of `pid`, without those `excluded` and their descendants.
+
+    They come from the kernel's lists: far cheaper than psutil, which reads all processes and is asked elsewhere.
+    """
+    found: list[int] = []
+    with suppress(psutil.Error, *_ENDED):
+        if not os.path.exists(_CHILDREN_FILE):
+            return [child.pid for child in psutil.Process(pid).children(recursive=True) if child.pid not in excluded]
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with suppress(*_ENDED), open(f"/proc/{pid}/task/{task}/children") as file:
+                for child in map(int, file.read().split()):
+                    if child not in excluded:
+                        found += [child, *descendants(child, excluded)]
+    return found
 
 
 @dataclass(frozen=True)
@@ -76,7 +96,7 @@ def tree_usage() -> Usage:
     """
     own, reaped = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu_s = own.ru_utime + own.ru_stime + reaped.ru_utime + reaped.ru_stime
-    pids, read_bytes = _descendants(), _read_bytes(os.getpid())
+    pids, read_bytes = descendants(os.getpid(), apart), _read_bytes(os.getpid())
     if read_bytes is not None:
         read_bytes += sum(_read_bytes(pid) or 0 for pid in pids)
     return Usage(cpu_s + sum(map(_cpu_s, pids)), read_bytes)
@@ -84,25 +104,54 @@ def tree_usage() -> Usage:
 
 def apart_cpu_s() -> float:
     """CPU seconds so far of the processes that are not measured, which are ours all the same."""
-    pids = {child for pid in apart for child in (pid, *sampler.descendants(pid))} if apart else ()
-    return sum(map(_cpu_s, pids))
+    return sum(map(_cpu_s, {child for pid in apart for child in (pid, *descendants(pid))}))
+
+
+def _cpu_s(pid: int) -> float:
+    with suppress(psutil.Error):
+        times = psutil.Process(pid).cpu_times()
+        return times.user + times.system + getattr(times, "children_user", 0.0) + getattr(times, "children_system", 0.0)
+    return 0.0  # it has ended: its time counts for its parent
+
+
+def _read_bytes(pid: int) -> int | None:
+    with suppress(psutil.Error, OSError, AttributeError):
+        return psutil.Process(pid).io_counters().read_bytes
+    return None
+
+
+def tree_memory() -> "pd.DataFrame":
+    """Current memory of this process and of each of its descendants.
+
+    Returns:
+        One row per process: `process` ("main", "child 1", ...), `pid`, `pss_mb` (shared pages divided among users)
+        and `private_mb` (unshared pages), in MB (1e6 bytes). Linux only: elsewhere no rows.
+    """
+    import pandas as pd  # here, since processes that only measure themselves do not need it
+
+    rows = []
+    for number, pid in enumerate((os.getpid(), *descendants(os.getpid(), apart))):
+        with suppress(psutil.Error, AttributeError):  # it has ended, or the system does not report PSS
+            memory = psutil.Process(pid).memory_full_info()
+            name = f"child {number}" if number else "main"
+            rows.append({"process": name, "pid": pid, "pss_mb": memory.pss / 1e6, "private_mb": memory.uss / 1e6})
+    return pd.DataFrame(rows, columns=["process", "pid", "pss_mb", "private_mb"])
 
 
 class PeakMemory:
     """Largest memory of the process tree between `begin()` and `end()`, in MB (1e6 bytes).
 
-    PSS if the kernel reports it, so that forked workers do not count as copies of their parent; otherwise one sample of
-    USS, without shared pages, at the end. A context manager, which can be used for many runs; those with `is_sampled`
-    set to False have NaN.
+    It is PSS, so that forked workers do not count as copies of their parent; NaN where the kernel does not report it
+    (Linux does). A context manager, which can be used for many runs; those with `is_sampled` set to False have NaN.
     """
 
     is_sampled = True
+    _process: Any = None  # samples us
 
     def __enter__(self) -> "PeakMemory":
-        self._process = None
-        if os.path.exists("/proc/self/smaps_rollup") and os.path.exists(_CHILDREN_FILE):
+        if os.path.exists("/proc/self/smaps_rollup"):
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", sampler.__file__, str(os.getpid())],
+                [sys.executable, "-P", __file__, str(os.getpid())],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -119,66 +168,56 @@ class PeakMemory:
             apart.discard(self._process.pid)
 
     def begin(self) -> None:
-        self._send(f"begin:{','.join(map(str, apart))}")
+        self._send(",".join(["begin", *map(str, apart)]))
 
     def now(self) -> None:
         """Ask for a sample, without waiting for it: a short run may have no other while its workers live."""
         self._send("now")
 
     def end(self) -> float:
-        if not self.is_sampled:
-            return float("nan")
-        if self._process is None or self._process.stdout is None:
-            return sum(_uss_bytes(pid) for pid in (os.getpid(), *_descendants())) / 1e6
-        self._send("end")
-        answer = self._process.stdout.readline()
-        return int(answer) / 1e6 if answer else float("nan")  # empty: the sampler was killed
+        answer = self._process.stdout.readline() if self._send("end") else b""  # empty, too, if the sampler was killed
+        return int(answer) / 1e6 if answer else float("nan")
 
-    def _send(self, command: str) -> None:
-        if self.is_sampled and self._process is not None and self._process.stdin is not None:
-            with suppress(BrokenPipeError):
-                self._process.stdin.write(f"{command}\n".encode())
+    def _send(self, command: str) -> bool:
+        if self._process is None or not self.is_sampled:
+            return False
+        with suppress(BrokenPipeError):
+            self._process.stdin.write(f"{command}\n".encode())
+        return True
 
 
-def tree_memory() -> "pd.DataFrame":
-    """Current memory of this process and of each of its descendants.
-
-    Returns:
-        One row per process: `process` ("main", "child 1", ...), `pid`, `pss_mb` (shared pages divided among users)
-        and `private_mb` (unshared pages), in MB (1e6 bytes). Linux only: elsewhere no rows.
-    """
-    import pandas as pd  # here, since processes that only measure themselves do not need it
-
-    rows = []
-    for number, pid in enumerate((os.getpid(), *_descendants())):
-        with suppress(psutil.Error, AttributeError):  # it has ended, or the system does not report PSS
-            memory = psutil.Process(pid).memory_full_info()
-            name = f"child {number}" if number else "main"
-            rows.append({"process": name, "pid": pid, "pss_mb": memory.pss / 1e6, "private_mb": memory.uss / 1e6})
-    return pd.DataFrame(rows, columns=["process", "pid", "pss_mb", "private_mb"])
+_INTERVAL_S = 0.05
+_MAX_SHARE = 0.02  # of one core's time that sampling may take: reading PSS costs milliseconds in a large process
 
 
-def _descendants() -> list[int]:
-    """Live descendants of this process, from the kernel's lists: far cheaper than psutil, which reads all processes."""
-    if os.path.exists(_CHILDREN_FILE):
-        return sampler.descendants(os.getpid(), apart)
-    return [child.pid for child in psutil.Process().children(recursive=True) if child.pid not in apart]
-
-
-def _cpu_s(pid: int) -> float:
-    with suppress(psutil.Error):
-        times = psutil.Process(pid).cpu_times()
-        return times.user + times.system + getattr(times, "children_user", 0.0) + getattr(times, "children_system", 0.0)
-    return 0.0  # it has ended: its time counts for its parent
-
-
-def _read_bytes(pid: int) -> int | None:
-    with suppress(psutil.Error, OSError, AttributeError):
-        return psutil.Process(pid).io_counters().read_bytes
-    return None
-
-
-def _uss_bytes(pid: int) -> int:
-    with suppress(psutil.Error):
-        return psutil.Process(pid).memory_full_info().uss
+def pss_bytes(pid: int) -> int:
+    """PSS of one process: a page shared by n processes counts 1/n. 0 if it has ended."""
+    with suppress(*_ENDED), open(f"/proc/{pid}/smaps_rollup") as file:
+        return next((int(line.split()[1]) * 1024 for line in file if line.startswith("Pss:")), 0)
     return 0
+
+
+def _serve(pid: int) -> None:
+    """Sample the tree of `pid` until standard input is closed, as told by words there.
+
+    `begin,12,34` starts sampling without the processes 12 and 34 and their descendants, `now` samples at once, and
+    `end` prints the peak in bytes.
+    """
+    peak, excluded = 0, {os.getpid()}
+    pause: float | None = None
+    # os.read, since a buffered reader would hide a second command from select.
+    while commands := os.read(0, 4096).decode().split() if select.select([0], [], [], pause)[0] else ["now"]:
+        for command, *pids in (word.split(",") for word in commands):
+            if command == "begin":
+                peak, pause, excluded = 0, _INTERVAL_S, {os.getpid(), *map(int, pids)}
+                continue
+            start = time.process_time()
+            peak = max(peak, sum(map(pss_bytes, (pid, *descendants(pid, excluded)))))
+            pause = max(_INTERVAL_S, (time.process_time() - start) / _MAX_SHARE)
+            if command == "end":
+                print(peak, flush=True)
+                pause = None
+
+
+if __name__ == "__main__":
+    _serve(int(sys.argv[1]))

@@ -54,25 +54,22 @@ def test_one_comparison(conclude, row, sentence):
 @pytest.mark.parametrize(
     ("notes", "added"),
     [
-        (("unstable: spread 26%", ""), "; the runs were unstable."),
-        (("", "unstable: drifts over the rounds"), "; the runs were unstable."),
-        (("not interleaved; unstable: spread 26%", "not interleaved"),
-         "; the runs were not interleaved; the runs were unstable."),
-        (("leans to faster: more rounds would tell", ""), "; more rounds would tell."),
-        (("one run", "one run"), ": these runs cannot tell them apart."),
-        (("of another kind", ""), "; of another kind."),
+        (("unstable: spread 26%", ""), "; unstable: spread 26%."),
+        (("not interleaved; unstable: spread 26%", "not interleaved"), "; not interleaved; unstable: spread 26%."),
+        (("one run", "one run"), "; one run."),
+        (("", ""), "."),
     ],
-)  # fmt: skip
+)
 def test_notes_are_added_once(conclude, notes, added):
     own, base = notes
     sentence = conclude({"x": {**UNCLEAR, "note": own}, BASE: {**ROW, "note": base}})
-    assert sentence.endswith(f"apart{added}" if added.startswith("; ") else added)
+    assert sentence.endswith(f"these runs cannot tell them apart{added}")
 
 
 def test_one_round_has_no_interval(conclude):
     once = {**UNCLEAR, "speedup": 2.0, "ci_low": np.nan, "ci_high": np.nan, "note": "one run"}
     assert conclude({"x": once}) == (
-        '"x" against "no worker": 2.00 times the speed (one round, no interval): these runs cannot tell them apart.'
+        '"x" against "no worker": 2.00 times the speed (no interval): these runs cannot tell them apart; one run.'
     )
 
 
@@ -80,7 +77,7 @@ def test_several_variants_the_fastest_and_what_is_inconclusive(conclude):
     rows = {"a": FASTER, "read, decode free": {**FASTER, "speedup": 3.0}, "c": UNCLEAR, "d": SLOWER, "e": UNCLEAR}
     assert conclude(rows) == (
         '"read, decode free" ran faster than "no worker": 3.00 times the speed (95 % interval 1.45 to 1.74), '
-        'the largest of 5 ratios; these runs cannot tell "c" and "e" from "no worker".'
+        'the largest of 5 ratios; these runs cannot tell "c", "e" from "no worker".'
     )
 
 
@@ -94,10 +91,9 @@ def test_what_is_certain_comes_before_a_larger_ratio_that_is_not(conclude):
 def test_several_variants_of_which_none_is_faster(conclude):
     many = {name: {**UNCLEAR, "speedup": 1 - number / 100} for number, name in enumerate("abcdefgh")}
     assert conclude(many).endswith(
-        'the largest of 8 ratios: these runs cannot tell them apart, nor "b", "c" and 5 others from "no worker".'
+        'these runs cannot tell them apart; these runs cannot tell "b", "c", "d", "e", "f", "g", "h" from "no worker".'
     )
     assert '"a" against "no worker": 1.00 times' in conclude(many)
-    assert "nor" not in conclude({"a": UNCLEAR, "b": SLOWER})
     assert conclude({"a": SLOWER, "b": {**SLOWER, "speedup": 0.3}}).startswith('"a" ran slower than')
     assert conclude({"a": UNJUDGED, "b": UNJUDGED}).startswith('"a" ran at 1.58 times the speed of')
 
@@ -105,9 +101,9 @@ def test_several_variants_of_which_none_is_faster(conclude):
 def test_simulated_storage_is_said_where_the_label_does_not(conclude):
     disk = "simulated hard disk"
     on_disk = conclude({"tar": FASTER}, storage={"tar": disk, BASE: "folder"})
-    assert on_disk.startswith('"tar" (simulated hard disk) ran faster than "no worker": ')
+    assert on_disk.startswith('"tar (simulated hard disk)" ran faster than "no worker": ')
     both = conclude({"tar": FASTER}, storage={"tar": disk, BASE: disk})
-    assert '"no worker" (simulated hard disk): ' in both
+    assert '"no worker (simulated hard disk)": ' in both
     assert conclude({"tar, simulated": FASTER}, storage={"tar, simulated": disk}).startswith('"tar, simulated" ran')
 
 
@@ -150,8 +146,8 @@ def test_any_frame_gets_a_sentence_that_says_what_summarize_says(frame_of, value
     row = summary.loc[label]
     numbers = [float(number) for number in re.findall(r"[\d.]+\d", sentence.split('"base"')[1].replace("95 %", ""))[:3]]
     assert numbers == pytest.approx(row[["speedup", "ci_low", "ci_high"]].tolist(), abs=0.0051, rel=0.006)
-    assert ("faster" in sentence) == (row["verdict"] == "faster")
-    assert ("slower" in sentence) == (row["verdict"] == "slower")
+    assert ("ran faster" in sentence) == (row["verdict"] == "faster")
+    assert ("ran slower" in sentence) == (row["verdict"] == "slower")
     doubtful = set(summary.index[summary["verdict"] == "inconclusive"])
     assert ("cannot tell" in sentence) == bool(doubtful)
     assert (row["verdict"] == "faster") or not (summary["verdict"] == "faster").any()

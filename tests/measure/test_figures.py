@@ -136,7 +136,7 @@ def _plan(frame_of, ratio):
 
 
 PLOTS = {
-    "plot_throughput": lambda frame_of, ratio: lk.plot_throughput(_runs(frame_of, ratio), ceiling=90),
+    "plot_throughput": lambda frame_of, ratio: lk.plot_throughput(_runs(frame_of, ratio)),
     "plot_speedup": lambda frame_of, ratio: lk.plot_speedup(_runs(frame_of, ratio), about="500 x 375", ceiling=1.9),
     "plot_ladder": _ladder,
     "plot_timeline": _timeline,
@@ -232,12 +232,6 @@ def test_each_axis_of_numbers_has_its_unit(figure):
             assert UNITS.search(axis.get_label_text())
 
 
-def _luminance(color):
-    """Relative luminance by the definition of WCAG."""
-    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in color]
-    return float(np.dot(linear, (0.2126, 0.7152, 0.0722)))
-
-
 def _look(handle):
     """What an entry of a legend looks like without its color."""
     if isinstance(handle, Line2D):
@@ -259,18 +253,11 @@ def test_what_colors_tell_apart_marks_and_hatches_tell_apart_too():
     assert len(set(figures.MARKERS)) == len(figures.MARKERS)
 
 
-@pytest.mark.parametrize("color", figures.COLORS)
-def test_numbers_on_a_bar_have_enough_contrast(color):
-    ink = {"black": (0, 0, 0), "white": (1, 1, 1)}[figures.ink_on(color)]
-    low, high = sorted(_luminance(one) for one in (color, ink))
-    assert (high + 0.05) / (low + 0.05) >= 4.5  # WCAG 2.2, level AA
-
-
 def test_a_title_stands_above_labels_of_lines_and_beside_the_word_simulated():
     ax = figures.make_axes(2)
     ax.annotate("1x", (0.5, 1), xycoords=("data", "axes fraction"), va="bottom")
-    figures.write_title(ax, "word " * 30)
     figures.mark_simulated(ax)
+    figures.write_title(ax, "word " * 30)
     ax.figure.draw_without_rendering()
     title, word = ax._left_title.get_window_extent(), ax._right_title.get_window_extent()
     assert title.y0 > ax.texts[0].get_window_extent().y1 - 1

@@ -28,13 +28,13 @@ class TestSpeedups:
         one = frame_of({"PIL": noise, "same": other}, "PIL")
         assert _speedup(one).endswith("x of PIL, inconclusive")
         two = frame_of({"PIL": noise, "same": other, "alike": noise[::-1]}, "PIL")
-        assert _speedup(two).endswith("; both ratios are inconclusive")
+        assert _speedup(two).endswith("; 2 of 2 ratios inconclusive")
         three = frame_of({"PIL": noise, "same": other, "fast": [2 * rate for rate in noise]}, "PIL")
         assert _speedup(three) == "fast: 2.00x of PIL; 1 of 2 ratios inconclusive"
 
-    def test_a_ratio_without_verdict_says_that_its_interval_contains_1(self, frame_of):
+    def test_a_ratio_without_verdict_is_inconclusive_where_its_interval_contains_1(self, frame_of):
         frame = frame_of({"PIL": [100, 104, 98], "same": [99, 103, 100]}, "PIL").assign(has_verdict=False)
-        assert _speedup(frame).endswith("x of PIL, and its interval contains 1")
+        assert _speedup(frame).endswith("x of PIL, inconclusive")
 
     def test_a_baseline_alone_is_no_comparison(self, frame_of):
         with pytest.raises(ValueError, match="only its baseline 'PIL': there is nothing to compare it with"):
@@ -42,13 +42,9 @@ class TestSpeedups:
 
 
 class TestRates:
-    def test_the_highest_median_and_its_ratio_to_the_lowest(self, frame_of):
+    def test_the_highest_median_and_the_lowest(self, frame_of):
         frame = frame_of({"warm": [4000, 4100, 4050], "cold": [1000, 1010, 1005], "between": [2000] * 3}, "cold")
-        assert title(lk.plot_throughput, frame) == f"warm: 4,050 per second, {4050 / 1005:.2f}x of cold"
-
-    def test_runs_that_cannot_tell_are_inconclusive(self, frame_of):
-        frame = frame_of({"a": [100, 140, 90], "b": [99, 130, 100]}, "a")
-        assert title(lk.plot_throughput, frame).endswith(", inconclusive")
+        assert title(lk.plot_throughput, frame) == "warm: 4,050 per second; cold: 1,005"
 
     def test_one_variant_has_only_its_rate(self, frame_of):
         assert title(lk.plot_throughput, frame_of({"a": [10.0, 12.0, 11.0]}, "a")) == "a: 11 per second"
@@ -58,32 +54,26 @@ class TestSpans:
     def test_overlapping_spans_count_once(self):
         spans = [(0, 1, "compute"), (0.5, 1, "compute"), (1, 1.5, "wait"), (2, 3, "compute"), (3.5, 4, "wait")]
         frame = pd.DataFrame(spans, columns=["start_s", "end_s", "kind"]).assign(lane="GPU")
-        assert title(course.plot_timeline, frame) == "GPU: compute 50 %, wait 25 % of 4 s"
+        assert title(course.plot_timeline, frame) == "GPU: compute 50% of 4 s"
 
-    def test_the_lane_that_computes_is_told_and_else_the_busiest(self):
+    def test_the_lane_that_computes_is_told(self):
         frame = pd.DataFrame(
             {"lane": ["worker", "host"], "start_s": [0, 0], "end_s": [2.0, 1.0], "kind": ["load", "step"]}
         )
-        assert title(course.plot_timeline, frame) == "host: step 50 % of 2 s"
-        assert title(course.plot_timeline, frame.drop(columns="kind")) == "worker: busy 100 % of 2 s"
+        assert title(course.plot_timeline, frame) == "host: step 50% of 2 s"
 
 
 class TestOthers:
     def test_stages(self):
         seconds = {("naive", "read"): 1.0, ("naive", "decode"): 3.0, ("fast", "read"): 1.0, ("fast", "decode"): 0.6}
         parts = pd.DataFrame([{"variant": a, "stage": b, "seconds": each} for (a, b), each in seconds.items()])
-        assert title(lk.plot_stalls, parts) == "naive: decode 75 % of the time; 2.50x as long in all as fast"
-        assert title(lk.plot_stalls, parts[:2]) == "naive: decode 75 % of the time"
+        assert title(lk.plot_stalls, parts) == "naive: decode 75% of the time; 2.50x as long in all as fast"
+        assert title(lk.plot_stalls, parts[:2]) == "naive: decode 75% of the time"
 
-    @pytest.mark.parametrize(("rate", "said"), [(12_345.6, "12,346"), (12.34, "12.3")])
-    def test_the_front(self, rate, said):
-        table = pd.DataFrame(
-            {"variant": ["a", "b", "c"], "cost": [1, 2, 3], "images_per_s": [rate, 2 * rate, rate / 2]}
-        )
-        first = f"a: {said} images per second at the least cost"
-        more = "1 costs more and is faster"
-        assert title(course.plot_pareto, table, cost="cost") == f"{first}; {more}; 1 of 3 are beaten in both"
-        assert title(course.plot_pareto, table.iloc[[0, 2]], cost="cost") == f"{first}; 1 of 2 are beaten in both"
+    def test_the_front(self):
+        table = pd.DataFrame({"variant": list("abc"), "cost": [1, 2, 3], "images_per_s": [12_345.6, 20_000, 5000]})
+        told = title(course.plot_pareto, table, cost="cost")
+        assert told == "a: 12,346 images per second at the least cost; 1 of 3 are beaten in both"
 
     def test_the_ladder(self, frame_of):
         steps = {"01 a": 1.5, "02 b": 3.0}

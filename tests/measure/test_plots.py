@@ -45,14 +45,14 @@ def test_throughput_draws_every_run_and_the_median_in_the_row_of_its_variant(fra
     rates = {"z": [10.0, 12.0, 11.0], "a": [300.0, 310.0, 305.0], "m": [50.0, 40.0, 45.0]}
     frame = frame_of({name: [1.0, *values] for name, values in rates.items()}, "z")
     frame["is_warmup"] = frame["round"] == 0
-    ax = lk.plot_throughput(frame, ax=plt.subplots()[1], ceiling=350)
+    ax = lk.plot_throughput(frame, ax=plt.subplots()[1])
     plt.subplots()  # another one is the current one
     ax.figure.canvas.draw()
     assert _texts(ax.get_yticklabels()) == list(rates)
     assert [bar.get_width() for bar in ax.patches] == [11, 305, 45]
+    assert {row: [x] for row, x in enumerate([11, 305, 45])} == _rows_of(ax.collections[:1])
     assert _rows_of(ax.collections[1:]) == {row: sorted(values) for row, values in enumerate(rates.values())}
     assert _rows_of_texts(ax) == {("11", 0), ("305", 1), ("45", 2)}
-    assert "ceiling 350" in _texts(ax.texts)
     assert (ax.get_xlabel(), ax.get_ylabel(), ax.get_xlim()[0]) == ("images per second", "", 0)
 
 
@@ -175,13 +175,6 @@ def test_a_ladder_draws_the_fastest_of_each_experiment_in_its_row(runs, frame_of
     assert ax.get_ylim() == (pytest.approx(1.6), -0.6)
 
 
-def test_a_ladder_of_one_pair_names_it_once(frame_of):
-    places = [frame_of({"files": [10, 11], "tar": [30, 33]}, "files", experiment=f"08 {place}") for place in "ab"]
-    ax = course.plot_ladder(pd.concat(places, ignore_index=True))
-    assert _texts(ax.get_yticklabels()) == ["08 a", "08 b"]
-    assert ax.get_xlabel() == "speed-up of tar over files (x)"
-
-
 @pytest.mark.parametrize(
     ("speedups", "ticks"),
     [
@@ -211,49 +204,27 @@ def test_a_wild_interval_does_not_set_the_axis_of_a_ladder(frame_of):
     assert (low, high) == (pytest.approx(0.1), pytest.approx(10 * 6**0.5))
 
 
-def _arrows(ax):
-    """Row and edge of each arrow that says that an interval goes on."""
-    return sorted((text.xy[1], text.xy[0]) for text in ax.texts if text.arrow_patch is not None)
-
-
 class TestWideIntervals:
     WILD = {"base": [10, 12], "wild": [12, 40], "steady": [20.5, 24.2]}  # noqa: RUF012
 
-    def test_the_rounds_set_the_axis_and_an_arrow_says_that_an_interval_goes_on(self, frame_of):
+    def test_the_rounds_set_the_axis(self, frame_of):
         frame = frame_of(self.WILD, "base")
         assert summaries.quiet_summary(frame).ci_high["wild"] > 1000
-        ax = lk.plot_speedup(frame, ceiling=4.5)
-        low, high = ax.get_xlim()
+        low, high = lk.plot_speedup(frame, ceiling=4.5).get_xlim()
         assert -0.3 < low < 0.05  # what the wild interval reaches to
         assert high == pytest.approx(4.5 + 3.5)  # from 1x to the ceiling, and as far again
-        assert _arrows(ax) == [(0, 1)]
-        assert _legend(ax) == {ROUND, INTERVAL, DOUBT, "the interval goes on"}
-
-    def test_on_the_logarithmic_axis_too(self, frame_of):
-        ax = course.plot_ladder(frame_of(self.WILD, "base").query("variant != 'steady'"))
-        assert _arrows(ax) == [(0, 0), (0, 1)]
-        assert "the interval goes on" in _legend(ax)
-
-    def test_an_axis_that_is_not_cut_can_be_made_logarithmic(self, frame_of):
-        ax = lk.plot_speedup(frame_of({"base": [1, 1.01, 1, 1.02], "fast": [300, 301, 299, 300]}, "base"))
-        ax.set_xscale("log")
-        low, high = ax.get_xlim()
-        assert 0.1 < low < 1
-        assert 300 < high < 2000
 
     def test_an_endless_interval_is_drawn(self, frame_of):
         frame = frame_of({"base": [1, 1], "wild": [1e30, 1e-30]}, "base")
         assert summaries.quiet_summary(frame).ci_high["wild"] == np.inf
         ax = lk.plot_speedup(frame)
         [reach] = ax.containers[0].lines[2][0].get_segments()
-        assert reach[:, 0].tolist() == pytest.approx([0, plots._ENDLESS])
-        assert _arrows(ax) == [(0, 1)]
-        assert _legend(ax) == {ROUND, INTERVAL, DOUBT, "the interval goes on"}
+        assert reach[:, 0].tolist() == pytest.approx([0, 1e100])
         ax.figure.canvas.draw()
 
     @given(st.lists(st.tuples(*[st.floats(0.01, 100)] * 4), min_size=1, max_size=4), st.none() | st.floats(0.5, 50))
     @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-    def test_every_round_estimate_and_line_is_inside_and_each_cut_has_its_arrow(self, frame_of, rows, ceiling):
+    def test_every_round_estimate_and_line_is_inside(self, frame_of, rows, ceiling):
         rates = {f"v{number}": row[: len(rows[0])] for number, row in enumerate(rows)}
         frame = frame_of({"base": [1.0] * 4, **rates}, "base")
         fig = plt.figure()
@@ -262,8 +233,6 @@ class TestWideIntervals:
         others = summaries.quiet_summary(frame).drop(index="base")
         marks = [x for row in rows for x in row] + [1, ceiling or 1, *others.speedup]
         assert low < min(marks) <= max(marks) < high
-        cuts = [(row, 0) for row, end in enumerate(others.ci_low) if end < low]
-        assert _arrows(ax) == sorted(cuts + [(row, 1) for row, end in enumerate(others.ci_high) if end > high])
         plt.close(fig)
 
 
@@ -299,20 +268,18 @@ def test_a_timeline_draws_spans_in_their_lanes_and_kinds():
     assert ax.get_legend().get_window_extent().x0 > ax.get_window_extent().x1
     assert (ax.get_xlabel(), ax.get_xlim()[0]) == ("time (s)", 0)
     assert ax.get_ylim() == (pytest.approx(1.6), -0.6)
-    assert course.plot_timeline(spans.drop(columns="kind")).get_legend() is None
 
 
 def test_pareto_front():
-    table = pd.DataFrame({"variant": list("abcde"), "bytes": [1, 1, 2, 3, 4], "images_per_s": [5, 10, 30, 30, 40]})
-    assert list(plots.pareto_front(table, "bytes", "images_per_s").variant) == list("bce")
-    ax = course.plot_pareto(table.set_index("variant"), cost="bytes")
-    assert set("abcde") <= set(_texts(ax.texts))
+    table = pd.DataFrame({
+        "variant": list("abcde"), "KB_per_photo": [1, 1, 2, 3, 4], "images_per_s": [5, 10, 30, 30, 40],
+    })  # fmt: skip
+    ax = course.plot_pareto(table.set_index("variant"), cost="KB_per_photo")
+    assert _legend(ax) == set("abcde")
     assert (ax.get_xlim()[0], ax.get_ylim()[0]) == (0, 0)
-    ax.figure.canvas.draw()
-    boxes = [text.get_window_extent() for text in ax.texts]
-    assert not any(one.overlaps(other) for number, one in enumerate(boxes) for other in boxes[:number])
-    named = course.plot_pareto(table.rename(columns={"bytes": "KB_per_photo"}), cost="KB_per_photo")
-    assert (named.get_xlabel(), named.get_ylabel()) == ("KB per photo", "images per second")
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("KB per photo", "images per second")
+    [front] = ax.lines
+    assert front.get_xydata().tolist() == [[1, 10], [2, 30], [4, 40]]
 
 
 def test_stalls_are_stacked_in_their_rows():
@@ -335,15 +302,6 @@ def test_stalls_are_stacked_in_their_rows():
     assert "wall time" in _texts(small.get_legend().get_texts())
 
 
-def test_shares_stand_out_from_their_ground():
-    grounds = ((0.9, 0.9, 0.9), (0.1, 0.1, 0.1), (0.0, 0.4, 0.7), (1.0, 0.9, 0.0))
-    assert list(map(plots.ink_on, grounds)) == ["black", "white", "white", "black"]
-    parts = pd.DataFrame({"variant": "x", "stage": [f"stage {number}" for number in range(8)], "seconds": 1.0})
-    ax = lk.plot_stalls(parts)
-    assert len(ax.texts) == 8
-    assert [text.get_color() for text in ax.texts] == [plots.ink_on(bar.get_facecolor()) for bar in ax.patches]
-
-
 def test_stages_and_kinds_differ_without_color():
     stages = [f"stage {number}" for number in range(8)]
     parts = pd.DataFrame({"variant": "x", "stage": stages, "seconds": 1.0})
@@ -352,12 +310,6 @@ def test_stages_and_kinds_differ_without_color():
     ax = course.plot_timeline(spans)
     assert len({bars.get_hatch() for bars in ax.collections}) == 8
     assert sorted(_texts(ax.get_legend().get_texts())) == stages
-
-
-@pytest.mark.parametrize("name", ["plot_speedup", "plot_ladder"])
-def test_estimates_take_options(runs, name):
-    ax = PLOTS[name](runs, markersize=3)
-    assert {bar.lines[0].get_markersize() for bar in ax.containers} == {3}
 
 
 @pytest.mark.parametrize("name", ["plot_throughput", "plot_speedup", "plot_ladder"])
@@ -372,8 +324,8 @@ def test_simulated_storage_is_said_on_every_plot(frame_of):
     frame["storage"] = frame["variant"].map({"tar": "simulated hard disk", "tar, simulated": "simulated hard disk"})
     for plot in (lk.plot_throughput, lk.plot_speedup):
         labels = _texts(plot(frame).get_yticklabels())
-        assert labels[-2:] == ["tar (simulated)", "tar, simulated"]
-        assert "folder (simulated)" not in labels
-    assert "tar (simulated)" in course.plot_ladder(frame).get_yticklabels()[0].get_text()
+        assert labels[-2:] == ["tar (simulated hard disk)", "tar, simulated"]
+        assert not [label for label in labels if label.startswith("folder (")]
+    assert "tar (simulated hard" in course.plot_ladder(frame).get_yticklabels()[0].get_text()
     frame["baseline"] = "tar"
-    assert "over tar (simulated)" in lk.plot_speedup(frame).get_xlabel()
+    assert "over tar (simulated hard disk)" in lk.plot_speedup(frame).get_xlabel()

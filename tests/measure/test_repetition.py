@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import labkit as lk
-from labkit.measure.steady import LoaderWrapper, batches_in_flight, batches_per_pass, repeating
+from labkit.measure.steady import LoaderWrapper, batches_in_flight, repeating
 
 NUMBERS = TensorDataset(torch.arange(10))
 FORK = {"num_workers": 2, "multiprocessing_context": "fork"}
@@ -25,10 +25,10 @@ def numbers(batches) -> list[list[int]]:
 def take(loader, n_batches) -> list:
     """The batches of a run in which no more are wanted after `n_batches`, those under way included."""
     taken = []
-    with repeating(loader, lambda: len(taken) < n_batches) as can_repeat:
+    with repeating(loader, lambda: len(taken) < n_batches) as per_pass:
         for batch in loader:
             taken.append(batch)
-    assert can_repeat
+    assert per_pass == len(loader)
     return taken
 
 
@@ -71,9 +71,8 @@ def test_samplers_of_single_samples_and_empty_ones():
 
 @pytest.mark.parametrize("iterable", [DataLoader(Stream()), [1, 2], iter([1]), None])
 def test_what_has_no_indices_is_left_alone(iterable):
-    with repeating(iterable, lambda: True) as can_repeat:
-        assert not can_repeat
-    assert batches_per_pass(iterable) is None
+    with repeating(iterable, lambda: True) as per_pass:
+        assert per_pass is None
     assert batches_in_flight(iterable) == 0
 
 
@@ -82,11 +81,11 @@ def test_wrappers_are_seen_through(tmp_path):
     steps = []
     inner = DataLoader(NUMBERS, 4, **FORK, prefetch_factor=3)
     wrapped = lk.with_step(lk.CUDAPrefetcher(inner, "cpu", depth=2), lambda batch: steps.append(len(batch[0])))
-    assert (batches_in_flight(wrapped), batches_per_pass(wrapped), len(wrapped), wrapped.num_workers) == (8, 3, 3, 2)
+    assert (batches_in_flight(wrapped), len(wrapped), wrapped.num_workers) == (8, 3, 2)
     assert len(take(wrapped, 9)) == len(steps) >= 9
     assert steps[:6] == [4, 4, 2, 4, 4, 2]
     threads = lk.BatchLoader(store, batch_size=2, size=16, prefetch_factor=3)
-    assert (batches_in_flight(threads), batches_per_pass(threads)) == (3, 2)
+    assert batches_in_flight(threads) == 3
     assert [len(images) for images, _ in take(threads, 4)][:4] == [2, 1, 2, 1]
     assert [len(images) for images, _ in threads] == [2, 1]
     replay = lk.ReplayLoader([torch.zeros(2, 3, 4, 4)], 1, length=2)

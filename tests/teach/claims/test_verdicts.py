@@ -6,7 +6,6 @@ from labkit.course.claim_trials import (
     Reading,
     agreeing_range,
     faster,
-    format_ratio,
     outcome,
     reaches,
     together,
@@ -86,7 +85,3 @@ def test_trials_doubts_and_nothing_read():
 def test_a_claim_is_judged_by_all_its_tests(outcomes, verdict):
     assert together(outcomes) == verdict
     assert together(outcomes[::-1]) == verdict
-
-
-def test_numbers_are_shown_as_precisely_as_they_mean_something():
-    assert [format_ratio(number) for number in (1.186, 12.34, 328.4, 1253)] == ["1.19", "12.3", "328", "1,253"]
