@@ -128,7 +128,7 @@ def _limit_of_memory(
     n_blocks = max(2 * num_threads, math.ceil(_BLOCKS_BYTES / (math.prod(shape) * np.dtype(dtype).itemsize)))
     # Filled, because untouched memory would be mapped page by page during the work. Targets are filled last, which
     # evicts the sources from the caches.
-    arrays = [np.full((n_blocks, *shape), value, dtype) for value in range(1, n_arrays + 1)]
+    arrays: list[np.ndarray] = [np.full((n_blocks, *shape), value, dtype) for value in range(1, n_arrays + 1)]
     blocks = cycle(range(n_blocks))  # the next pass goes on with the next block
 
     def work_on_block(n_rows: int, block: int) -> None:

@@ -40,7 +40,8 @@ def mixup(
 
     Raises:
         TypeError: `x` is not floating point, or `x` or `y` is no tensor.
-        ValueError: labels of another kind or shape, which it names; a wrong shape of `x` or `partner`, `alpha` or `lam`.
+        ValueError: labels of another kind or shape, which it names; a wrong shape of `x` or `partner`,
+            a wrong `alpha` or `lam`.
         RuntimeError: of torch, a class number out of range; on a device it is a failed assertion of the kernel.
 
     Source: Zhang et al., mixup: Beyond Empirical Risk Minimization (2018). Taught in: notebooks/06_kornia_gpu.ipynb
