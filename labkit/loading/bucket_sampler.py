@@ -134,10 +134,6 @@ class BucketBatchSampler(CountsEpochs, Sampler[list[int]]):
         self._indices, self._paths = _indices_of(sizes), PackedStrings(sizes["path"])
         len(self)  # refuses what cannot be shared out, now and not in the first epoch
 
-    def __repr__(self) -> str:
-        content = f"{len(self._numbers)} images in {len(np.unique(self._numbers))} buckets"
-        return f"BucketBatchSampler({content}, {len(self)} batches for each rank)"
-
     def __len__(self) -> int:
         """Batches of an epoch for each rank."""
         world_size, counts = self.num_replicas, np.bincount(self._numbers)

@@ -3,7 +3,7 @@
 import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,6 +13,8 @@ from labkit.errors import OperationError
 from labkit.measure.steady import LoaderWrapper
 from labkit.util.arguments import require_int
 from labkit.util.tensor_trees import iter_tensors, move_tensors
+
+Copied = tuple[torch.Event, list[Tensor]]  # what a batch has to wait for, and what was made on the device for it
 
 
 class CUDAPrefetcher(LoaderWrapper):
@@ -116,13 +118,6 @@ class PassThrough:
         return sent
 
 
-class Copied(NamedTuple):
-    """What a batch has to wait for, and the tensors that were made on the device for it."""
-
-    event: torch.Event
-    tensors: list[Tensor]
-
-
 class CopyStream:
     """Copies on a side stream, handed over to the stream that the consumer uses."""
 
@@ -132,16 +127,16 @@ class CopyStream:
         self._has_looked = False
 
     def send(self, batch: Any) -> tuple[Any, Copied]:
-        """Start copying a batch without making the host wait; the event comes after the copy."""
+        """Start copying a batch without making the host wait."""
         self._warn_if_unpinned(batch)
         with self.stream, _NotesTensors(self.device.type) as noted:
             sent = move_tensors(batch, self.device, non_blocking=True)
-        return sent, Copied(self.stream.record_event(), noted.tensors)
+        return sent, (self.stream.record_event(), noted.tensors)
 
     def hand_over(self, sent: Any, copied: Copied) -> Any:
-        consumer = torch.accelerator.current_stream(self.device)
-        consumer.wait_event(copied.event)
-        for tensor in (*copied.tensors, *iter_tensors(sent)):  # a loader may have made some on the device itself
+        consumer, (event, made) = torch.accelerator.current_stream(self.device), copied
+        consumer.wait_event(event)
+        for tensor in (*made, *iter_tensors(sent)):  # a loader may have made some on the device itself
             if tensor.device.type == self.device.type:
                 tensor.record_stream(consumer)
         return sent

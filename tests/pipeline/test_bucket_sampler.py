@@ -229,7 +229,6 @@ class TestArguments:
     def test_the_default_buckets_fit_the_frame(self):
         sampler = BucketBatchSampler(frame_of([5, 5]), 4)
         assert sampler.buckets == lk.Buckets.fit(frame_of([5, 5]))
-        assert repr(sampler) == "BucketBatchSampler(10 images in 2 buckets, 4 batches for each rank)"
 
 
 class TestDataset:

@@ -313,7 +313,7 @@ class Mended(WriteUp):
 
 class WithoutRecordStream(CopyStream):
     def hand_over(self, sent, copied):
-        torch.cuda.current_stream(self.device).wait_event(copied.event)
+        torch.cuda.current_stream(self.device).wait_event(copied[0])
         return sent
 
 
