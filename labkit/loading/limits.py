@@ -2,11 +2,10 @@
 
 import math
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import suppress
-from functools import partial
-from itertools import cycle
-from queue import Empty, SimpleQueue
+from itertools import count, cycle
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -44,8 +43,11 @@ def decode_limit(store: Store, *, num_threads: int | None = None, decoder: str =
     Taught in: notebooks/11_resize_once.ipynb
     """
     require_choice("decoder", decoder, DECODERS)
-    decode_one = _decode_unchecked if decoder == "turbojpeg" else partial(_decode_checked, decoder=decoder)
-    return _limit_of_images(store, decode_one, num_threads)
+
+    def work(key: str, data: bytes) -> None:
+        _decode_unchecked(key, data) if decoder == "turbojpeg" else decode(data, decoder, key=key)
+
+    return _limit_of_images(store, work, num_threads)
 
 
 def entropy_limit(store: Store, *, num_threads: int | None = None) -> "Limit":
@@ -59,13 +61,26 @@ def entropy_limit(store: Store, *, num_threads: int | None = None) -> "Limit":
 
     Taught in: notebooks/13_peers.ipynb
     """
-    return _limit_of_images(store, _decode_at_an_eighth, num_threads)
+    eighth = {"fastdct": True, "fastupsample": True, "min_height": 1, "min_width": 1}
+
+    def work(key: str, data: bytes) -> None:
+        _decode_unchecked(key, data, **(eighth if is_scalable(data) else {}))
+
+    return _limit_of_images(store, work, num_threads)
+
+
+def _decode_unchecked(key: str, data: bytes, **options: Any) -> None:
+    import simplejpeg
+
+    try:
+        simplejpeg.decode_jpeg(data, "RGB", **options)  # releases the GIL
+    except ValueError:
+        decode(data, "turbojpeg", key=key)
 
 
 def _limit_of_images(store: Store, work: Callable[[str, bytes], None], num_threads: int | None) -> "Limit":
-    num_threads = _thread_count(num_threads)
     images = [(key, store.read(key)) for key in store.keys()]  # noqa: SIM118
-    return Limit(len(images), num_threads, lambda sizes: images, work, report_every=BATCH)
+    return Limit(len(images), _thread_count(num_threads), lambda sizes: images, work, report_every=BATCH)
 
 
 def memcpy_limit(n_images: int, *, size: int = 224, num_threads: int | None = None) -> "Limit":
@@ -89,15 +104,7 @@ def memcpy_limit(n_images: int, *, size: int = 224, num_threads: int | None = No
 
     Taught in: notebooks/11b_raw_pixels.ipynb
     """
-    num_threads = _thread_count(num_threads)
-    # Filled, because untouched memory would be mapped page by page during the copy. Targets are filled last, which
-    # evicts the sources from the caches.
-    sources, targets = (_filled_blocks(size, num_threads, np.uint8, value) for value in (1, 2))
-
-    def copy(size: int, block: int) -> None:
-        np.copyto(targets[block, :size], sources[block, :size])  # releases the GIL
-
-    return _limit_of_blocks(n_images, copy, len(targets), num_threads)
+    return _limit_of_memory(n_images, size, num_threads, np.uint8, 2, lambda source, target: np.copyto(target, source))
 
 
 def write_limit(n_images: int, *, size: int = 224, num_threads: int | None = None) -> "Limit":
@@ -108,33 +115,46 @@ def write_limit(n_images: int, *, size: int = 224, num_threads: int | None = Non
 
     Taught in: notebooks/13_peers.ipynb
     """
-    num_threads = _thread_count(num_threads)
-    targets = _filled_blocks(size, num_threads, np.float32, 1)
-
-    def write(size: int, block: int) -> None:
-        targets[block, :size].fill(0)  # releases the GIL
-
-    return _limit_of_blocks(n_images, write, len(targets), num_threads)
+    return _limit_of_memory(n_images, size, num_threads, np.float32, 1, lambda target: target.fill(0))
 
 
-def _filled_blocks(size: int, num_threads: int, dtype: type, value: int) -> np.ndarray:
-    """Memory for batches, larger than the caches: (blocks, 64, size, size, 3)."""
+def _limit_of_memory(
+    n_images: int, size: int, num_threads: int | None, dtype: type, n_arrays: int, work: Callable[..., Any]
+) -> "Limit":
+    """Call `work`, which releases the GIL, with blocks (64 or fewer, size, size, 3) of each array."""
+    n_images, num_threads = require_int("n_images", n_images), _thread_count(num_threads)
     shape = (BATCH, require_int("size", size), size, 3)
-    # At least two for each thread, so that no two threads write one target at a time.
+    # At least two for each thread, so that no two threads write one block at a time.
     n_blocks = max(2 * num_threads, math.ceil(_BLOCKS_BYTES / (math.prod(shape) * np.dtype(dtype).itemsize)))
-    return np.full((n_blocks, *shape), value, dtype)
-
-
-def _limit_of_blocks(n_images: int, work: Callable[[int, int], None], n_blocks: int, num_threads: int) -> "Limit":
+    # Filled, because untouched memory would be mapped page by page during the work. Targets are filled last, which
+    # evicts the sources from the caches.
+    arrays: list[np.ndarray] = [np.full((n_blocks, *shape), value, dtype) for value in range(1, n_arrays + 1)]
     blocks = cycle(range(n_blocks))  # the next pass goes on with the next block
-    n_images = require_int("n_images", n_images)
-    return Limit(n_images, num_threads, lambda sizes: list(zip(sizes, blocks, strict=False)), work, report_every=1)
+
+    def work_on_block(n_rows: int, block: int) -> None:
+        work(*(array[block, :n_rows] for array in arrays))
+
+    def items_of_pass(sizes: list[int]) -> list[tuple]:
+        return list(zip(sizes, blocks, strict=False))
+
+    return Limit(n_images, num_threads, items_of_pass, work_on_block, report_every=1)
+
+
+def _thread_count(num_threads: int | None) -> int:
+    return usable_cores() if num_threads is None else require_int("num_threads", num_threads)
 
 
 class Limit:
     """What the limits return: work in threads, as an iterable for `compare`.
 
-    A pass yields the sizes of its batches as they are done.
+    A pass yields the sizes of its batches as so many images are done.
+
+    Args:
+        n_images: Of a pass.
+        num_threads: Threads that share the items of a pass.
+        items_of_pass: Takes the sizes of the batches; gives the arguments of each call of `work`.
+        work: What is done.
+        report_every: Items in a batch.
     """
 
     batch_size, num_workers = BATCH, 0
@@ -151,74 +171,29 @@ class Limit:
         return len(self._sizes)
 
     def __iter__(self) -> Iterator[int]:
+        # No executor: it would make a future for each image, and wake the caller as often.
         items = self._items_of_pass(self._sizes)
-        reports = _run_in_threads(items, self._work, self.num_threads, self._report_every)
-        for size, _ in zip(self._sizes, reports, strict=True):
-            yield size
+        remaining, finished, reports = iter(items), count(1), SimpleQueue[BaseException | None]()
 
+        def run() -> None:
+            try:
+                for item in remaining:
+                    self._work(*item)
+                    number = next(finished)
+                    if number % self._report_every == 0 or number == len(items):
+                        reports.put(None)
+            except BaseException as error:
+                reports.put(error)
 
-def _decode_at_an_eighth(key: str, data: bytes) -> None:
-    eighth = {"fastdct": True, "fastupsample": True, "min_height": 1, "min_width": 1}
-    _decode_unchecked(key, data, **(eighth if is_scalable(data) else {}))
-
-
-def _decode_unchecked(key: str, data: bytes, **options: Any) -> None:
-    import simplejpeg
-
-    try:
-        simplejpeg.decode_jpeg(data, "RGB", **options)  # releases the GIL
-    except ValueError:
-        _decode_checked(key, data, "turbojpeg")
-
-
-def _decode_checked(key: str, data: bytes, decoder: str) -> None:
-    decode(data, decoder, key=key)
-
-
-def _thread_count(num_threads: int | None) -> int:
-    return usable_cores() if num_threads is None else require_int("num_threads", num_threads)
-
-
-def _run_in_threads(
-    items: list[tuple], work: Callable[..., Any], num_threads: int, report_every: int
-) -> Iterator[None]:
-    """Call `work(*item)` in threads; yield after each `report_every` items, and at the end for the rest.
-
-    The threads take items from one queue: an executor would create a future for each image, and chunks of images
-    would leave cores idle behind the last chunk. The caller is woken only once per report.
-    """
-    reports: SimpleQueue[Any] = SimpleQueue()
-    remaining: SimpleQueue[tuple] = SimpleQueue()
-    for item in items:
-        remaining.put(item)
-    lock, n_finished = threading.Lock(), 0
-
-    def run() -> None:
-        nonlocal n_finished
-        try:
-            while True:
-                work(*remaining.get_nowait())
-                with lock:
-                    n_finished += 1
-                    is_report = n_finished % report_every == 0 or n_finished == len(items)
-                if is_report:
-                    reports.put(None)
-        except Empty:
-            pass
-        except BaseException as error:
-            reports.put(error)
-
-    threads = [threading.Thread(target=run, daemon=True) for _ in range(num_threads)]
-    for thread in threads:
-        thread.start()
-    try:
-        for _ in range(math.ceil(len(items) / report_every)):
-            if error := reports.get():
-                raise error
-            yield
-    finally:
-        with suppress(Empty):  # a caller that stops early leaves no work for the threads
-            while True:
-                remaining.get_nowait()
+        threads = [threading.Thread(target=run, daemon=True) for _ in range(self.num_threads)]
         for thread in threads:
-            thread.join()
+            thread.start()
+        try:
+            for size in self._sizes:
+                if error := reports.get():
+                    raise error
+                yield size
+        finally:
+            deque(remaining, maxlen=0)  # a caller that stops early leaves no work for the threads
+            for thread in threads:
+                thread.join()

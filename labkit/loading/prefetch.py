@@ -3,7 +3,7 @@
 import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from labkit.errors import OperationError
 from labkit.measure.steady import LoaderWrapper
 from labkit.util.arguments import require_int
-from labkit.util.tensor_trees import iter_tensors, map_tensors, move_tensors
+from labkit.util.tensor_trees import iter_tensors, move_tensors
+
+Copied = tuple[torch.Event, list[Tensor]]  # what a batch has to wait for, and what was made on the device for it
 
 
 class CUDAPrefetcher(LoaderWrapper):
@@ -24,15 +26,16 @@ class CUDAPrefetcher(LoaderWrapper):
             Types and attributes are kept. Copies overlap with compute only if the tensors are in pinned memory
             (`pin_memory=True`).
         device: Where batches go: CUDA, or any accelerator whose streams torch offers (`torch.Stream`). On a CPU there
-            is nothing to copy: batches pass through, so the same script runs. On a device without streams they are
-            copied as they come, and a warning says so.
+            is nothing to copy: batches pass through, so the same script runs. On a device without streams, such as
+            MPS, they are copied as they come.
         depth: Number of batches copied ahead of the one that is handed out. One hides the copy. More smooth out copies
             of unequal size and cost the GPU memory of one batch each. They do not help a loader that stalls, since
             `next()` waits for the batch `depth` places ahead: give it workers and a larger `prefetch_factor`.
 
     The side stream lives as long as this object, and batches are allocated in its memory. The consumer's stream
     therefore waits for the copy (an event), and the allocator is told that the consumer's stream uses the tensors
-    (`record_stream`): all that torch made while the batch was copied, wherever an object hides them. Without that, the
+    (`record_stream`): all that torch made while the batch was copied, wherever an object hides them. torch refuses that
+    for sparse tensors and for nested ones without `layout=torch.jagged`: make them on the device. Without it, the
     next copy could overwrite a batch that queued kernels have yet to read, once its last reference is dropped. Iterate
     once per epoch. An error of the loader is raised after the batches that came before it. If the loader has
     `state_dict`, so has this: batches that are only copied ahead come after a resume.
@@ -93,19 +96,13 @@ class CUDAPrefetcher(LoaderWrapper):
 
 
 def _make_lane(device: torch.device) -> "PassThrough | CopyStream":
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
     if device.type == "cpu":
         return PassThrough(device)
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
     if accelerator is None or accelerator.type != device.type:
         name = "CUDA" if device.type == "cuda" else device.type
         raise OperationError(f"device={str(device)!r}, but {name} is not available: pass device='cpu'")
-    try:
-        return CopyStream(device)
-    except (RuntimeError, NotImplementedError) as error:
-        warnings.warn(
-            f"torch offers no streams on {str(device)!r} ({error}): batches are copied as they come", stacklevel=3
-        )
-        return PassThrough(device)
+    return PassThrough(device) if device.type == "mps" else CopyStream(device)
 
 
 class PassThrough:
@@ -121,13 +118,6 @@ class PassThrough:
         return sent
 
 
-class Copied(NamedTuple):
-    """What a batch has to wait for, and the tensors that were made on the device for it."""
-
-    event: torch.Event
-    tensors: list[Tensor]
-
-
 class CopyStream:
     """Copies on a side stream, handed over to the stream that the consumer uses."""
 
@@ -137,25 +127,26 @@ class CopyStream:
         self._has_looked = False
 
     def send(self, batch: Any) -> tuple[Any, Copied]:
-        """Start copying a batch without making the host wait; the event comes after the copy."""
+        """Start copying a batch without making the host wait."""
         self._warn_if_unpinned(batch)
         with self.stream, _NotesTensors(self.device.type) as noted:
             sent = move_tensors(batch, self.device, non_blocking=True)
-        return sent, Copied(self.stream.record_event(), noted.tensors)
+        return sent, (self.stream.record_event(), noted.tensors)
 
     def hand_over(self, sent: Any, copied: Copied) -> Any:
-        consumer = torch.accelerator.current_stream(self.device)
-        consumer.wait_event(copied.event)
-        there = (tensor for tensor in iter_tensors(sent) if tensor.device.type == self.device.type)
-        for tensor in (*copied.tensors, *there):  # a loader may have made some on the device itself
-            for part in _parts(tensor):
-                if part.device.type == self.device.type:
-                    part.record_stream(consumer)
+        consumer, (event, made) = torch.accelerator.current_stream(self.device), copied
+        consumer.wait_event(event)
+        for tensor in (*made, *iter_tensors(sent)):  # a loader may have made some on the device itself
+            if tensor.device.type == self.device.type:
+                tensor.record_stream(consumer)
         return sent
 
     def _warn_if_unpinned(self, batch: Any) -> None:
-        has_looked, self._has_looked = self._has_looked, True
-        if not has_looked and _is_pageable(batch):
+        if self._has_looked:
+            return
+        self._has_looked = True
+        on_host = [tensor for tensor in iter_tensors(batch) if tensor.device.type == "cpu" and tensor.numel()]
+        if on_host and not any(tensor.is_pinned() for tensor in on_host):
             warnings.warn(
                 "batches are not in pinned memory, so the host waits for every copy: build the loader with "
                 "pin_memory=True; torch's DataLoader pins objects that are no dict, list or tuple, data classes among "
@@ -177,31 +168,3 @@ class _NotesTensors(TorchDispatchMode):
         made = result if isinstance(result, tuple | list) else (result,)
         self.tensors += [item for item in made if isinstance(item, Tensor) and item.device.type == self.kind]
         return result
-
-
-def _parts(tensor: Tensor) -> list[Tensor]:
-    """The tensors with memory of their own that a tensor consists of: itself, unless it is sparse or nested."""
-    if hasattr(tensor, "__tensor_flatten__"):  # a jagged one, or of another library
-        names, _ = tensor.__tensor_flatten__()
-        return [part for name in names for part in _parts(getattr(tensor, name))]
-    if tensor.layout is torch.sparse_coo:
-        return [tensor._indices(), tensor._values()]
-    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
-        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
-    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
-        return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
-    return list(tensor.unbind()) if tensor.is_nested else [tensor]
-
-
-def _is_pageable(batch: Any) -> bool:
-    """Whether copies of a batch make the host wait. Objects may keep some tensors on the host, as lengths of rows."""
-    found: list[bool] = []
-
-    def note(item: Any) -> Any:
-        parts = [part for tensor in iter_tensors(item) for part in _parts(tensor)]
-        on_host = [part for part in parts if part.device.type == "cpu" and part.numel() > 0]
-        found.append(bool(on_host) and not any(part.is_pinned() for part in on_host))
-        return item
-
-    map_tensors(batch, note, of_object=note)
-    return any(found)

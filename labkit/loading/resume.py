@@ -5,7 +5,8 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, TypeVar
+from operator import index as as_integer
+from typing import Any
 
 from labkit.data.labels import check_same_classes
 from labkit.errors import ArgumentError, OperationError
@@ -18,14 +19,10 @@ from labkit.loading.samplers import (
     share_of,
     warn_if_not_shared,
 )
-from labkit.loading.seeding import SeededIndices, number_of
+from labkit.loading.seeding import SeededIndices
 from labkit.util.strings import PackedStrings
 
 _VERSION = 2  # of the state; raised when its meaning changes
-_POSITION = ("epoch", "n_batches", "before", "world_size", "rank", "order_crc32")
-
-Batch = TypeVar("Batch")
-Pair = Sequence[int]  # batches of each rank, number of ranks
 
 
 class Progress:
@@ -35,17 +32,19 @@ class Progress:
         epoch: Its number.
         n_batches: Batches that this rank handed out, since the number of ranks last changed.
         before: What was handed out until then: (batches of each rank, number of ranks), one pair for each such number.
-        order_crc32: Of the indices in `n_batches`.
-        n_given: Batches that were handed out since the resume.
+        order_crc32: Of the indices in `n_batches`; None if it is another rank's.
+        outer: The pass that was running when this one began.
+        has_given: Whether a batch was handed out since the resume.
         is_over: Whether the last was handed out, and another asked for.
         is_running: Whether somebody may still ask for a batch.
     """
 
-    def __init__(self, epoch: int, n_batches: int = 0, before: Sequence[Pair] = (), order_crc32: int | None = 0):
-        self.epoch, self.n_batches, self.before = epoch, n_batches, before
-        self.order_crc32, self.is_over, self.is_running = order_crc32, False, True
-        self.n_given = 0
-        self._n_to_skip = n_batches
+    def __init__(
+        self, epoch: int, n_batches: int = 0, before: Sequence[Sequence[int]] = (), order_crc32: int | None = 0
+    ):
+        self.epoch, self.n_batches, self.before, self.order_crc32 = epoch, n_batches, before, order_crc32
+        self.outer: Progress | None = None
+        self.has_given, self.is_over, self.is_running = False, False, True
         self._drawn: deque[int] = deque()  # checksums after each batch that is on its way
 
     def draw(self, batch_sampler: Any, seed: int) -> Iterator[SeededIndices]:
@@ -55,42 +54,40 @@ class Progress:
             ValueError: the sampler begins with other indices than those of the state.
             RuntimeError: it has a length, and gives nothing.
         """
-        batches, counted = iter(batches_of_rank(batch_sampler, self.before)), Occurrences()
-        order_crc32 = n_drawn = 0
-        for indices in islice(batches, self._n_to_skip):
-            indices, order_crc32, n_drawn = _plain(indices), _add(indices, order_crc32), n_drawn + 1
+        batches = (_plain(indices) for indices in batches_of_rank(batch_sampler, self.before))
+        counted, crc32, n_to_skip = Occurrences(), 0, self.n_batches
+        for indices in islice(batches, n_to_skip):
             counted.add(indices)
-        if self._n_to_skip and self.order_crc32 not in (None, order_crc32):
+            crc32 = _add(crc32, indices)
+        if n_to_skip and self.order_crc32 not in (None, crc32):
             raise ArgumentError(
-                f"the sampler does not begin epoch {self.epoch} with the {self.n_batches} batches that were handed out "
+                f"the sampler does not begin epoch {self.epoch} with the {n_to_skip} batches that were handed out "
                 "before: use one whose order depends on a seed and the epoch alone, such as shuffle=True gives"
             )
-        self._n_to_skip = 0  # `compare` may ask for another pass
+        is_empty = not n_to_skip and not self.before
         for indices in batches:
-            indices, order_crc32, n_drawn = _plain(indices), _add(indices, order_crc32), n_drawn + 1
-            self._drawn.append(order_crc32)
+            is_empty, crc32 = False, _add(crc32, indices)
+            self._drawn.append(crc32)
             yield SeededIndices(indices, seed, self.epoch, counted.add(indices))
-        if not n_drawn and not self.before and hasattr(batch_sampler, "__len__") and len(batch_sampler):
+        if is_empty and hasattr(batch_sampler, "__len__") and len(batch_sampler):
             raise OperationError(
                 f"{type(batch_sampler).__name__} gave no batch in epoch {self.epoch}, although its length is "
                 f"{len(batch_sampler)}: its __iter__ must begin anew each time, and so must that of its sampler"
             )
 
-    def give(self, batch: Batch) -> Batch:
-        """Count a batch on its way to the caller."""
-        self.n_batches += 1
-        self.n_given += 1
+    def count(self) -> None:
+        """A batch is handed out."""
+        self.n_batches, self.has_given = self.n_batches + 1, True
         if self._drawn:
             self.order_crc32 = self._drawn.popleft()
-        return batch
 
 
-def _plain(indices: Any) -> Any:
-    return indices.plain() if isinstance(indices, SeededIndices) else indices
+def _plain(indices: Any) -> list[int]:
+    return [as_integer(index) for index in (indices.plain() if isinstance(indices, SeededIndices) else indices)]
 
 
-def _add(indices: Any, crc32: int) -> int:
-    return zlib.crc32(repr([number_of(index) for index in _plain(indices)]).encode(), crc32)
+def _add(crc32: int, indices: list[int]) -> int:
+    return zlib.crc32(repr(indices).encode(), crc32)
 
 
 class Pass(Iterator[Any]):
@@ -108,8 +105,9 @@ class Pass(Iterator[Any]):
             self._progress.is_over = isinstance(error, StopIteration)
             self._end(error)
             raise
-        self._loader._passes = (*(each for each in self._loader._passes if each is not self._progress), self._progress)
-        return self._progress.give(batch)
+        self._progress.count()
+        self._loader._given(self._progress)
+        return batch
 
     def __len__(self) -> int:
         return len(self._loader)
@@ -140,8 +138,8 @@ class Resumable(ABC):
 
     epoch = 0
     batch_sampler: Any
-    _passes: tuple[Progress, ...] = ()  # the one that gave a batch last is the last
-    _resumed: Progress | None = None
+    _newest: Progress | None = None  # the pass that gave a batch last, or began since
+    _resumed: tuple[Any, ...] | None = None  # where a state stands whose pass has given nothing yet
     _keys_crc32: int | None = None
 
     def __len__(self) -> int:
@@ -149,7 +147,7 @@ class Resumable(ABC):
 
     def set_epoch(self, epoch: int) -> None:
         """Make this the number of the next epoch."""
-        self.epoch, self._passes = epoch, ()
+        self.epoch, self._newest = epoch, None
 
     def state_dict(self) -> dict[str, Any]:
         """Where the epoch stands that gave a batch last: batches handed out so far, as plain data.
@@ -158,16 +156,17 @@ class Resumable(ABC):
         count, so they come after the resume. One rank's state serves all. Take it from the wrapper, if there is one
         (`CUDAPrefetcher`).
         """
-        is_resumed = self._resumed is not None and self._resumed.epoch == self.epoch
-        progress = self._resumed if is_resumed else self._passes[-1] if self._passes else None
-        if progress is None or progress.is_over:
+        progress = self._newest
+        if self._resumed is not None and self._resumed[0] == self.epoch:
+            progress = Progress(*self._resumed)
+        elif progress is None or progress.is_over:
             progress = Progress(self.epoch)
         rank, world_size = share_of(self.batch_sampler)
-        position = [
-            progress.epoch, progress.n_batches, list(progress.before), world_size, rank, progress.order_crc32,
-        ]  # fmt: skip
-        named = dict(zip(_POSITION, position, strict=True))
-        return {"version": _VERSION, **named, **self._identity(), "classes": self._class_names()}
+        return {
+            "version": _VERSION, "epoch": progress.epoch, "n_batches": progress.n_batches,
+            "before": list(progress.before), "world_size": world_size, "rank": rank,
+            "order_crc32": progress.order_crc32, **self._identity(), "classes": self._class_names(),
+        }  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next epoch go on where `state` was taken: its batches are those still missing, bit for bit.
@@ -179,43 +178,61 @@ class Resumable(ABC):
         Raises:
             ValueError: the state is of other data, settings or classes; names the first that differs.
         """
-        position = self._check(state)
-        n_batches, before, order_crc32 = position["n_batches"], position["before"], position["order_crc32"]
+        identity = self._identity()
+        if not isinstance(state, Mapping) or state.get("version") != _VERSION:
+            raise ArgumentError(
+                f"this is not a state of {type(self).__name__}: give the one that its state_dict() returned with this "
+                "version of labkit, or begin the epoch anew"
+            )
+        for name, value in identity.items():
+            if state.get(name) != value:
+                raise ArgumentError(
+                    f"the state was taken with {name}={state.get(name)!r}, this loader has {value!r}: make the loader "
+                    "as it was, or begin the epoch anew"
+                )
+        remedy = "pass the classes= that it was made with, or begin the epoch anew"
+        check_same_classes("the state", state.get("classes", ()), self._class_names(), remedy)
+        n_batches, before, order_crc32 = state["n_batches"], state["before"], state["order_crc32"]
         rank, world_size = share_of(self.batch_sampler)
-        if world_size != position["world_size"]:
-            before = [*before, [n_batches, position["world_size"]]] if n_batches else before
+        if world_size != state["world_size"]:
+            before = [*before, [n_batches, state["world_size"]]] if n_batches else before
             n_batches = 0
-        known_crc32 = order_crc32 if rank == position["rank"] else None
-        self.epoch = position["epoch"]
-        self._resumed = Progress(self.epoch, n_batches, before, known_crc32 if n_batches else 0)
+        if not n_batches:
+            order_crc32 = 0
+        elif rank != state["rank"]:
+            order_crc32 = None
+        self.epoch = state["epoch"]
+        self._resumed = self.epoch, n_batches, before, order_crc32
 
     def _start_counting(self) -> None:
-        self._epochs, self._has_warned = EpochsOfSamplers(), False
+        self._epochs = EpochsOfSamplers()
         self.epoch = self._epochs.read(samplers_of(self.batch_sampler), 0)
         self._epochs.set(samplers_of(self.batch_sampler), self.epoch)
 
     def _begin_epoch(self) -> Progress:
         """The progress of a new epoch: that of a state, if it is of this epoch."""
-        if not self._has_warned:
-            self._has_warned = True
-            warn_if_not_shared(self.batch_sampler)
+        warn_if_not_shared(self.batch_sampler)
         self.epoch = self._epochs.read(samplers_of(self.batch_sampler), self.epoch)
-        resumed, self._resumed = self._resumed, None
-        progress = resumed if resumed and resumed.epoch == self.epoch else Progress(self.epoch)
+        is_resumed = self._resumed is not None and self._resumed[0] == self.epoch
+        progress = Progress(*self._resumed) if self._resumed and is_resumed else Progress(self.epoch)
+        progress.outer, self._newest = self._newest, progress
         self.epoch += 1
-        self._passes = (*(each for each in self._passes if each.is_running), progress)
         return progress
+
+    def _given(self, progress: Progress) -> None:
+        """A pass has given a batch."""
+        self._newest, self._resumed = progress, None
 
     def _end_pass(self, progress: Progress) -> None:
         """A pass is over or was left; one that was left during another, or gave nothing, leaves no trace."""
-        others = [each for each in self._passes if each is not progress]
-        if not progress.is_over and (not progress.n_given or any(each.is_running for each in others)):
-            self._passes = tuple(others)
+        outer, progress.outer = progress.outer, None
+        if progress.is_over:
+            self._resumed = None
+        elif not progress.has_given or (outer is not None and outer.is_running):
+            if self._newest is progress:
+                self._newest = outer
             if self.epoch == progress.epoch + 1:
                 self.epoch = progress.epoch
-                if (progress.n_batches or progress.before) and not progress.n_given:  # then the next pass resumes
-                    position = progress.n_batches, progress.before, progress.order_crc32
-                    self._resumed = Progress(progress.epoch, *position)
 
     def _batches_of(self, progress: Progress) -> Iterator[SeededIndices]:
         """Indices of each batch; the samplers learn of the epoch when the first is asked for."""
@@ -230,37 +247,17 @@ class Resumable(ABC):
         keys, n_samples, seed = self._source()
         if self._keys_crc32 is None:
             self._keys_crc32 = _crc32_of(keys)
-        batch_size = getattr(self.batch_sampler, "batch_size", None)
-        identity = {"n_samples": n_samples, "keys_crc32": self._keys_crc32, "seed": seed, "batch_size": batch_size}
-        return {**identity, "sampler": _describe(self.batch_sampler)}
+        return {
+            "n_samples": n_samples, "keys_crc32": self._keys_crc32, "seed": seed,
+            "batch_size": getattr(self.batch_sampler, "batch_size", None), "sampler": _describe(self.batch_sampler),
+        }  # fmt: skip
 
     def _class_names(self) -> list[str]:
         """The classes of the loader, or of its data set; empty if neither has names for them."""
         holder = self if hasattr(self, "classes") else getattr(self, "dataset", None)
         classes = getattr(holder, "classes", None)
-        if isinstance(classes, list | tuple) and all(isinstance(name, str) for name in classes):
-            return list(classes)
-        return []
-
-    def _check(self, state: Any) -> Mapping[str, Any]:
-        identity = self._identity()
-        if not isinstance(state, Mapping) or not state.keys() >= {"version", *_POSITION, *identity}:
-            raise ArgumentError(
-                f"this is not a state of {type(self).__name__}: give the one that its state_dict() returned"
-            )
-        if state["version"] != _VERSION:
-            raise ArgumentError(
-                f"the state has version {state['version']}, this labkit reads {_VERSION}: begin the epoch anew"
-            )
-        for name, value in identity.items():
-            if state[name] != value:
-                raise ArgumentError(
-                    f"the state was taken with {name}={state[name]!r}, this loader has {value!r}: make the loader as "
-                    "it was, or begin the epoch anew"
-                )
-        remedy = "pass the classes= that it was made with, or begin the epoch anew"
-        check_same_classes("the state", state.get("classes", ()), self._class_names(), remedy)
-        return state
+        is_named = isinstance(classes, list | tuple) and all(isinstance(name, str) for name in classes)
+        return list(classes or ()) if is_named else []
 
 
 def _draw(epochs: EpochsOfSamplers, batch_sampler: Any, progress: Progress, seed: int) -> Iterator[SeededIndices]:
@@ -281,4 +278,4 @@ def _describe(batch_sampler: Any) -> str:
     sampler = getattr(batch_sampler, "sampler", batch_sampler)
     names = ("shuffle", "seed", "drop_last", "remainder", "sizes_crc32")
     settings = {name: getattr(sampler, name) for name in names if hasattr(sampler, name)}
-    return f"{type(sampler).__name__.lstrip('_')}({', '.join(f'{name}={value}' for name, value in settings.items())})"
+    return f"{type(sampler).__name__}({', '.join(f'{name}={value}' for name, value in settings.items())})"

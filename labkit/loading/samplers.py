@@ -4,60 +4,67 @@ import copy
 import os
 import warnings
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import index as as_integer
+from typing import Any
 
 import torch
 from torch.utils.data import BatchSampler, RandomSampler, Sampler, SequentialSampler
 
 from labkit.errors import ArgumentError, WrongTypeError
-from labkit.loading.seeding import SeededIndices, number_of, permutation
+from labkit.loading.seeding import SeededIndices, permutation
 
 
 class LoaderWarning(UserWarning):
     """A setting was changed, because it would do harm or nothing here; or a loader may not do what is meant."""
 
 
-@runtime_checkable
-class HasEpochs(Protocol):
-    """A sampler with another order each epoch, such as torch's `DistributedSampler`."""
-
-    def set_epoch(self, epoch: int) -> None: ...
-
-
 class _OwnEpoch(int):
     """An epoch's number as an object of its own: when the training sets the same number, it sets another object."""
 
 
-class _CountsEpochs:
-    """Where nobody sets the epoch, each pass is an epoch further than the one before.
+class CountsEpochs:
+    """A sampler whose passes are numbered, and which torchdata's `StatefulDataLoader` can resume.
 
-    Where somebody does, it stays until a pass has come to its end: whoever sets it may begin a pass twice, as
-    torchdata's loader does when it resumes.
+    Where nobody sets the epoch, each pass is an epoch further than the one before. Where somebody does, it stays until
+    a pass has come to its end: whoever sets it may begin a pass twice, as torchdata's loader does when it resumes.
 
     Attributes:
         epoch: Of the next pass.
     """
 
     epoch = 0
-    _is_set = False
+    _is_set, _given, _resume_at = False, (0, 0), (0, 0)
 
     def set_epoch(self, epoch: int) -> None:
         """Make this the epoch of the next pass."""
         self.epoch, self._is_set = epoch, True
 
-    def _begin_pass(self) -> int:
+    def state_dict(self) -> dict[str, int]:
+        """Where the newest pass stands: its epoch, and what it has given."""
+        return dict(zip(("epoch", "n_given"), self._given, strict=True))
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Let the next pass go on where `state` was taken."""
+        self.set_epoch(state["epoch"])
+        self._resume_at = state["epoch"], state["n_given"]
+
+    def _count(self, items_of: Callable[[int], Iterable[Any]]) -> Iterator[Any]:
+        """A pass: what `items_of` gives for its epoch."""
         epoch = int(self.epoch)
         if not self._is_set:
             self.epoch = _OwnEpoch(epoch + 1)
-        return epoch
-
-    def _end_pass(self, epoch: int) -> None:
+        n_to_skip = self._resume_at[1] if self._resume_at[0] == epoch else 0
+        self._resume_at, self._given = (0, 0), (epoch, 0)
+        for number, item in enumerate(items_of(epoch), 1):
+            if number > n_to_skip:
+                self._given = epoch, number
+                yield item
         if self._is_set and self.epoch == epoch:
             self.epoch = _OwnEpoch(epoch + 1)
 
 
-class ShuffledSampler(_CountsEpochs, RandomSampler):
+class ShuffledSampler(CountsEpochs, RandomSampler):
     """All indices of a data set, in an order that depends only on (seed, epoch).
 
     Args:
@@ -70,12 +77,10 @@ class ShuffledSampler(_CountsEpochs, RandomSampler):
         self.seed = seed
 
     def __iter__(self) -> Iterator[int]:
-        epoch = self._begin_pass()
-        yield from permutation(len(self.data_source), self.seed, epoch).tolist()
-        self._end_pass(epoch)
+        return self._count(lambda epoch: permutation(len(self.data_source), self.seed, epoch).tolist())
 
 
-class SeededBatchSampler(_CountsEpochs, BatchSampler):
+class SeededBatchSampler(CountsEpochs, BatchSampler):
     """torch's BatchSampler, whose batches also carry what their samples' random draws depend on.
 
     So a loader of another library that takes this one's parts (accelerate does) makes the same batches.
@@ -91,35 +96,24 @@ class SeededBatchSampler(_CountsEpochs, BatchSampler):
     def __init__(self, sampler: Any, batch_size: int, drop_last: bool, seed: int = 0, dataset: Any = None):
         super().__init__(sampler, batch_size, drop_last)
         self.seed, self.dataset = seed, dataset
-        self._epochs, self._given, self._n_to_skip = EpochsOfSamplers(), (0, 0), 0
+        self._epochs = EpochsOfSamplers()
 
     def set_epoch(self, epoch: int) -> None:
         """Make this the epoch of the next pass, also for the sampler."""
         super().set_epoch(epoch)
         self._epochs.set([self.sampler], epoch)
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self) -> Iterator[SeededIndices]:
         told = self._epochs.read([self.sampler], -1)
         if told >= 0:
             super().set_epoch(told)
-        epoch, counted = self._begin_pass(), Occurrences()
+        yield from self._count(self._batches)
+
+    def _batches(self, epoch: int) -> Iterator[SeededIndices]:
         self._epochs.set([self.sampler], epoch)
-        n_to_skip, self._n_to_skip, self._given = self._n_to_skip, 0, (epoch, 0)
-        for number, indices in enumerate(super().__iter__(), 1):
-            occurrences = counted.add(indices)
-            if number > n_to_skip:
-                self._given = epoch, number
-                yield SeededIndices(indices, self.seed, epoch, occurrences, self.dataset)
-        self._end_pass(epoch)
-
-    def state_dict(self) -> dict[str, int]:
-        """Where the newest pass stands, for torchdata's `StatefulDataLoader`."""
-        return dict(zip(("epoch", "n_batches"), self._given, strict=True))
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        """Let the next pass go on where `state` was taken."""
-        self.set_epoch(state["epoch"])
-        self._n_to_skip = state["n_batches"]
+        counted = Occurrences()
+        for indices in super().__iter__():
+            yield SeededIndices(indices, self.seed, epoch, counted.add(indices), self.dataset)
 
 
 class EpochsOfSamplers:
@@ -139,7 +133,7 @@ class EpochsOfSamplers:
     def set(self, samplers: Iterable[Any], epoch: int) -> None:
         """Tell all samplers that have epochs."""
         for sampler in samplers:
-            if isinstance(sampler, HasEpochs):
+            if hasattr(sampler, "set_epoch"):
                 sampler.set_epoch(_OwnEpoch(epoch))
                 self._left[id(sampler)] = getattr(sampler, "epoch", None)
 
@@ -148,22 +142,16 @@ class Occurrences:
     """How many times each index came before in an epoch."""
 
     def __init__(self) -> None:
-        self._of_small = array("I")
-        self._of_others: dict[int, int] = {}
+        self._counts = array("I")
 
     def add(self, indices: Iterable[Any]) -> list[int]:
         """Count a batch; returns how many times each of its indices came before."""
-        return [self._add(number_of(index)) for index in indices]
-
-    def _add(self, number: int) -> int:
-        if not 0 <= number < 1 << 28:
-            before = self._of_others.get(number, 0)
-            self._of_others[number] = before + 1
-            return before
-        if number >= len(self._of_small):
-            self._of_small.frombytes(bytes(self._of_small.itemsize * (number + 1024)))  # about twice as many
-        before = self._of_small[number]
-        self._of_small[number] = before + 1
+        before = []
+        for number in map(as_integer, indices):
+            if number >= len(self._counts):
+                self._counts.frombytes(bytes(self._counts.itemsize * (number + 1024)))  # about twice as many
+            before.append(self._counts[number])
+            self._counts[number] += 1
         return before
 
 
@@ -181,12 +169,11 @@ def choose_sampler(
 
 def check_repeatable(name: str, sampler: Any) -> None:
     """Raise TypeError for a generator or another iterator, which is used up after one epoch."""
-    inner = getattr(sampler, "sampler", None)
     if not isinstance(sampler, Iterable):
         raise WrongTypeError(
             f"{name} must be iterable, such as torch's samplers or a list, got {type(sampler).__name__}"
         )
-    for each in (sampler, inner):
+    for each in samplers_of(sampler):
         if isinstance(each, Iterator) and not isinstance(each, Sampler):
             raise WrongTypeError(
                 f"{name} is a {type(each).__name__}, which can be read once: the second epoch would have no batch. "
@@ -205,13 +192,18 @@ def rank_and_world_size() -> tuple[int, int]:
     return (rank, world_size) if 0 <= rank < world_size else (0, 1)
 
 
+def samplers_of(batch_sampler: Any) -> list[Any]:
+    """A batch sampler, and its sampler if it has one."""
+    return [batch_sampler, *([batch_sampler.sampler] if hasattr(batch_sampler, "sampler") else [])]
+
+
 def share_of(batch_sampler: Any) -> tuple[int, int]:
     """Rank and number of ranks among which a batch sampler's epoch is shared out.
 
     A sampler with `num_replicas` shares it out itself. That of all samples in a fixed order is shared out by the
     loader. Any other gives each rank what it gives.
     """
-    for sampler in _chain(batch_sampler):
+    for sampler in samplers_of(batch_sampler):
         if hasattr(sampler, "num_replicas"):
             return sampler.rank, sampler.num_replicas
     return rank_and_world_size() if _is_whole(batch_sampler) else (0, 1)
@@ -221,15 +213,6 @@ def _is_whole(batch_sampler: Any) -> bool:
     # Exact types: another class may choose or order the samples in its own way.
     is_plain = type(batch_sampler) in (BatchSampler, SeededBatchSampler)
     return is_plain and type(batch_sampler.sampler) in (ShuffledSampler, SequentialSampler)
-
-
-def _chain(batch_sampler: Any) -> tuple[Any, Any]:
-    return batch_sampler, getattr(batch_sampler, "sampler", None)
-
-
-def samplers_of(batch_sampler: Any) -> list[Any]:
-    """A batch sampler and its sampler: those of them that exist."""
-    return [sampler for sampler in _chain(batch_sampler) if sampler is not None]
 
 
 def warn_if_not_shared(batch_sampler: Any) -> None:
@@ -266,11 +249,15 @@ def batches_of_rank(batch_sampler: Any, before: Sequence[Sequence[int]] = ()) ->
     rank, world_size = share_of(batch_sampler)
     if before and hasattr(batch_sampler, "rest"):
         return batch_sampler.rest(before)
+    sampler: Any = getattr(batch_sampler, "sampler", None)
     is_whole = _is_whole(batch_sampler)
     if not before and (world_size == 1 or not is_whole):
         return batch_sampler
-    sampler = batch_sampler.sampler
-    order = list(sampler if is_whole else _of_all_ranks(sampler))
+    if not is_whole:  # a `DistributedSampler`, made one for a single process: others are not shared out
+        sampler = copy.copy(sampler)
+        sampler.rank, sampler.num_replicas = 0, 1
+        sampler.num_samples = sampler.total_size = len(sampler.dataset)
+    order = list(sampler)
     rest = order[sum(n_batches * n_ranks for n_batches, n_ranks in before) * batch_sampler.batch_size :]
     n_over = len(rest) % world_size
     if n_over and getattr(sampler, "drop_last", False):
@@ -278,11 +265,3 @@ def batches_of_rank(batch_sampler: Any, before: Sequence[Sequence[int]] = ()) ->
     elif n_over:
         rest += (order * world_size)[: world_size - n_over]  # as DistributedSampler fills up its last round
     return BatchSampler(rest[rank::world_size], batch_sampler.batch_size, batch_sampler.drop_last)
-
-
-def _of_all_ranks(sampler: Any) -> Any:
-    """A `DistributedSampler` for a single process: others are not shared out."""
-    whole = copy.copy(sampler)
-    whole.rank, whole.num_replicas = 0, 1
-    whole.num_samples = whole.total_size = len(whole.dataset)
-    return whole

@@ -13,9 +13,9 @@ import random
 import sys
 import sysconfig
 import types
-import zlib
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,8 @@ _128_BITS = (1 << 128) - 1
 _TORCH_SEEDS = (1 << 63) - 1  # as a mask
 _MULTIPLIER = 0xDA942042E4DD58B5DA3E39CB94B95BDB  # of a 128-bit congruential generator, with good spectral properties
 _OF_BATCH, _AGAIN = -1, -2  # follow (seed, epoch, index); private generators are numbered from 0
-_OPAQUE_TYPES = (type(None), types.ModuleType, torch.Tensor, Lazy)
+_OPAQUE_TYPES = (type(None), types.ModuleType, torch.Tensor, np.ndarray, Lazy)
+_HOLDERS = ("__dict__", "__self__", "__func__", "func", "args", "keywords", "fget")  # of objects, methods and partials
 _INSTALLED = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 
 
@@ -103,20 +104,12 @@ class SeededIndices(list):
 
     def numbers(self, position: int) -> tuple[int, ...]:
         """What the draws of the sample at `position` depend on."""
-        numbers = self.seed, self.epoch, number_of(list.__getitem__(self, position))
+        numbers = self.seed, self.epoch, operator.index(list.__getitem__(self, position))
         return (*numbers, _AGAIN, again) if (again := self.occurrences[position]) else numbers
 
     def numbers_of_batch(self) -> tuple[int, ...]:
         """What the draws of the batch as a whole depend on."""
         return (*self.numbers(0), _OF_BATCH) if self else (self.seed, self.epoch)
-
-
-def number_of(index: Any) -> int:
-    """An integer for an index of any kind: itself, or a checksum of the text or tuple that a data set is asked for."""
-    try:
-        return operator.index(index)
-    except TypeError:
-        return zlib.crc32(repr(index).encode())
 
 
 class RandomSources:
@@ -264,53 +257,23 @@ def _contents(item: Any) -> list[Any]:
 
 
 def _references(item: Any) -> Iterator[Any]:
-    """Objects that an object holds or uses."""
-    if isinstance(item, np.ndarray):
-        yield from item.ravel().tolist() if item.dtype.hasobject else ()
+    """Objects that an object holds or uses; of functions and classes, only of those that no package brings along."""
+    if isinstance(item, type):
+        yield from () if _is_installed(item.__module__) else (*vars(item).values(), *item.__bases__)
         return
-    if isinstance(item, types.FunctionType):
-        yield from () if _is_installed(item.__globals__.get("__name__")) else _function_references(item)
-    elif isinstance(item, type):
-        yield from () if _is_installed(item.__module__) else _class_references(item)
-        return
+    if isinstance(item, types.FunctionType) and not _is_installed(item.__globals__.get("__name__")):
+        for cell in item.__closure__ or ():
+            with suppress(ValueError):  # an empty cell
+                yield cell.cell_contents
+        yield item.__defaults__
+        yield item.__kwdefaults__
+        yield [item.__globals__.get(name) for name in _used_names(item.__code__)]
     elif isinstance(item, Mapping):
         yield from item.values()
-    elif isinstance(item, list | tuple | set | frozenset):
+    elif isinstance(item, list | tuple | set | frozenset | deque):
         yield from item
-    elif isinstance(item, functools.partial):
-        yield from (item.func, item.args, item.keywords)
-    elif isinstance(item, types.MethodType):
-        yield from (item.__self__, item.__func__)
-    elif isinstance(item, staticmethod | classmethod | property):
-        yield item.fget if isinstance(item, property) else item.__func__
-    yield from getattr(item, "__dict__", {}).values()
-    yield from (getattr(item, name, None) for name in _slot_names(type(item)))  # type: ignore[arg-type]
+    yield from (getattr(item, name, None) for name in (*_HOLDERS, *_slot_names(type(item))))  # type: ignore[arg-type]
     yield type(item)
-
-
-def _class_references(kind: type) -> Iterator[Any]:
-    """Class attributes and methods, which may use global variables, and the classes that they are inherited from."""
-    yield from vars(kind).values()
-    yield from kind.__bases__
-
-
-@functools.cache
-def _is_installed(module: str | None) -> bool:
-    """Whether a module is of Python, of labkit or of an installed package: no function of theirs is looked into."""
-    top = (module or "").partition(".")[0]
-    path = getattr(sys.modules.get(module or ""), "__file__", None) or ""
-    return top in sys.stdlib_module_names - {"__main__"} or top == "labkit" or path.startswith(_INSTALLED)
-
-
-def _function_references(function: types.FunctionType) -> Iterator[Any]:
-    for cell in function.__closure__ or ():
-        try:
-            yield cell.cell_contents
-        except ValueError:  # an empty cell
-            continue
-    yield from function.__defaults__ or ()
-    yield from (function.__kwdefaults__ or {}).values()
-    yield from (function.__globals__[name] for name in _used_names(function.__code__) if name in function.__globals__)
 
 
 def _used_names(code: types.CodeType) -> Iterator[str]:
@@ -319,6 +282,14 @@ def _used_names(code: types.CodeType) -> Iterator[str]:
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from _used_names(constant)
+
+
+@functools.cache
+def _is_installed(module: str | None) -> bool:
+    """Whether a module is of Python, of labkit or of an installed package: no function of theirs is looked into."""
+    top = (module or "").partition(".")[0]
+    path = getattr(sys.modules.get(module or ""), "__file__", None) or ""
+    return top in sys.stdlib_module_names - {"__main__"} or top == "labkit" or path.startswith(_INSTALLED)
 
 
 @functools.cache

@@ -8,19 +8,16 @@ import copy
 import multiprocessing
 import multiprocessing.connection
 import multiprocessing.queues
-import multiprocessing.resource_tracker
-import multiprocessing.util
 import os
 import pickle
-import shutil
 import signal
 import sys
 import threading
 import warnings
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -77,42 +74,31 @@ class LoaderConfig:
 
     def resolved(self) -> "LoaderConfig":
         """This configuration as it will be used on this machine, every None filled in. Warns of changes."""
-        num_workers = self._limit_workers()
+        num_workers, usable, has_cuda = self.num_workers, usable_cores(), torch.cuda.is_available()
+        if num_workers is None:
+            num_workers = cores_per_rank()
+        elif num_workers > usable and not self.oversubscribe:
+            limits = ", ".join(f"{name} {value}" for name, value in core_limits().items())
+            _warn(
+                f"num_workers={num_workers} reduced to {usable}: this process may use {usable} cores ({limits}), and "
+                "more workers would only take turns. LoaderConfig(oversubscribe=True) keeps them"
+            )
+            num_workers = usable
         if not num_workers:
-            self._warn_of_idle_settings()
+            of_workers = ("persistent_workers", "prefetch_factor", "start_method")
+            idle = [f"{name}={value!r}" for name in of_workers if (value := getattr(self, name))]
+            if idle:
+                _warn(f"{', '.join(idle)} left out: with num_workers=0 there is no worker to apply it to")
+        if self.pin_memory and not has_cuda:
+            _warn("pin_memory=True is left out: this machine has no CUDA device to copy to")
         return replace(
             self,
             num_workers=num_workers,
             prefetch_factor=(self.prefetch_factor or 2) if num_workers else None,
             persistent_workers=num_workers > 0 and self.persistent_workers is not False,
-            pin_memory=self._can_pin(),
+            pin_memory=has_cuda and self.pin_memory is not False,
             start_method=self.start_method if num_workers else None,
         )
-
-    def _limit_workers(self) -> int:
-        if self.num_workers is None:
-            return cores_per_rank()
-        usable = usable_cores()
-        if self.num_workers <= usable or self.oversubscribe:
-            return self.num_workers
-        limits = ", ".join(f"{name} {value}" for name, value in core_limits().items())
-        _warn(
-            f"num_workers={self.num_workers} reduced to {usable}: this process may use {usable} cores ({limits}), and "
-            "more workers would only take turns. LoaderConfig(oversubscribe=True) keeps them"
-        )
-        return usable
-
-    def _can_pin(self) -> bool:
-        has_cuda = torch.cuda.is_available()
-        if self.pin_memory and not has_cuda:
-            _warn("pin_memory=True is left out: this machine has no CUDA device to copy to")
-        return has_cuda and self.pin_memory is not False
-
-    def _warn_of_idle_settings(self) -> None:
-        of_workers = ("persistent_workers", "prefetch_factor", "start_method")
-        idle = [f"{name}={value!r}" for name in of_workers if (value := getattr(self, name))]
-        if idle:
-            _warn(f"{', '.join(idle)} left out: with num_workers=0 there is no worker to apply it to")
 
 
 def cores_per_rank() -> int:
@@ -121,35 +107,29 @@ def cores_per_rank() -> int:
 
 
 def _warn(message: str) -> None:
-    warnings.warn(message, LoaderWarning, stacklevel=5)
+    warnings.warn(message, LoaderWarning, stacklevel=4)
 
 
 _SLOW_IMPORTS = ("torchvision.transforms", "torchvision.transforms.v2", "albumentations", "kornia", "cv2", "simplejpeg")
 _OWN_IMPORTS = ("labkit.data.", "labkit.loading.")  # of which data sets are made
 
 
-def explain_death(error: BaseException, workers: Sequence[Any]) -> str | None:
-    """How workers died, if `error` is how torch reports that, or what follows from it; else None.
+def explain_death(error: BaseException, workers: Sequence[Any]) -> str:
+    """How workers died, if any did; else nothing.
 
     Args:
         error: What asking for a batch raised.
         workers: The processes.
     """
-    text = str(error)
-    # With pinned memory a thread fetches the batches. It ends when it cannot fetch those of a dead worker.
-    is_report = isinstance(error, RuntimeError) and text.startswith(("DataLoader worker (pid", "Pin memory thread"))
-    if not is_report:
-        if not isinstance(error, OSError | EOFError) or "in DataLoader worker process" in text:
-            return None
+    if isinstance(error, OSError | EOFError) and "in DataLoader worker process" not in str(error):
         # A worker that is being killed closes its sockets before it ends; until then nothing can be fetched.
         multiprocessing.connection.wait([worker.sentinel for worker in workers], timeout=2.0)
     codes = {worker.pid: worker.exitcode for worker in workers if worker.exitcode}
-    causes = [f"worker {pid} {_explain_exit_code(code)}" for pid, code in codes.items()]
-    return "; ".join(causes) or (text if text.startswith("DataLoader") else None)
+    return "; ".join(f"worker {pid} {_explain_exit_code(code)}" for pid, code in codes.items())
 
 
 def silence_deaths(iterator: Any) -> None:
-    """Let only the caller that waits for a batch learn of a dead worker, within a second.
+    """Let only the caller that waits for a batch learn of a dead worker.
 
     torch's signal handler would raise wherever the main thread happens to be: in a training step, between two epochs,
     or in code that has nothing to do with the thread that iterates. Who waits looks for dead workers every 5 s. A torch
@@ -158,9 +138,6 @@ def silence_deaths(iterator: Any) -> None:
     with suppress(AttributeError):
         torch.utils.data._utils.signal_handling._remove_worker_pids(id(iterator))  # type: ignore[attr-defined]
         iterator._worker_pids_set = False
-    if (look := getattr(type(iterator), "_try_get_data", None)) is not None:
-        itself = weakref.ref(iterator)  # else the iterator would hold itself, and the workers stay
-        iterator._try_get_data = lambda timeout=1.0: look(itself(), timeout)
 
 
 def _explain_exit_code(exit_code: int) -> str:
@@ -193,21 +170,17 @@ def worker_context(start_method: str | None) -> multiprocessing.context.BaseCont
 
 
 @contextmanager
-def delay_interrupts(context: multiprocessing.context.BaseContext) -> Iterator[None]:
-    """Delay Ctrl-C while workers start: a half-started worker cannot be ended, and an importing one would complain."""
-    if context.get_start_method() != "fork":
-        multiprocessing.resource_tracker.ensure_running()  # started later, it would unblock the signal
-    multiprocessing.util.get_temp_dir()  # shared with the workers: one of a worker's own would outlive a kill
-    delayed = []
-    is_main = threading.current_thread() is threading.main_thread()
-    handler = signal.signal(signal.SIGINT, lambda *call: delayed.append(call)) if is_main else None
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited by the workers
+def delay_interrupts() -> Iterator[None]:
+    """Delay Ctrl-C while workers start: a half-started worker cannot be ended."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    delayed: list[Any] = []
+    handler = signal.signal(signal.SIGINT, lambda *call: delayed.append(call))
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        if handler is not None:
-            signal.signal(signal.SIGINT, handler)
+        signal.signal(signal.SIGINT, handler)
         if delayed:
             signal.raise_signal(signal.SIGINT)
 
@@ -215,8 +188,6 @@ def delay_interrupts(context: multiprocessing.context.BaseContext) -> Iterator[N
 def start_worker(worker_id: int) -> None:
     """Set up a worker: no Ctrl-C, one thread for OpenCV, freed memory is kept, errors and kills are noticed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    folder = multiprocessing.util.get_temp_dir()
-    multiprocessing.util.Finalize(None, _remove_if_orphaned, (folder,), exitpriority=-100)
     os.environ["OPENCV_FOR_THREADS_NUM"] = "1"  # for a cv2 that is imported later
     if "cv2" in sys.modules:
         sys.modules["cv2"].setNumThreads(0)
@@ -227,12 +198,11 @@ def start_worker(worker_id: int) -> None:
     if parent is not None and parent.pid != os.getppid():
         # Forked by a fork server. torch watches that, which in turn waits for its workers: both would stay for ever
         # after a kill of the main process.
-        threading.Thread(target=_end_with, args=(parent, folder), daemon=True).start()
+        threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
 
 
-def _end_with(parent: Any, folder: str) -> None:
+def _end_with(parent: Any) -> None:
     multiprocessing.connection.wait([parent.sentinel])
-    shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)
 
 
@@ -244,13 +214,6 @@ def _send_pickling_error(queue: Any, error: Exception, message: tuple[int, Any])
         content = wrapper((type(error), error, error.__traceback__), where="in a DataLoader worker process")
     content.exc_type = RuntimeError
     queue.put((number, content))
-
-
-def _remove_if_orphaned(folder: str) -> None:
-    """Remove the main process's folder of sockets, if that was killed and cannot do it."""
-    parent = multiprocessing.parent_process()
-    if parent is not None and not parent.is_alive():
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def make_loader(
@@ -277,7 +240,7 @@ def make_loader(
             that of all random draws.
         drop_last: Drop a last batch that is not full.
         collate_fn: Makes a batch of a list of samples.
-        batch_transform: Called with each batch, in the worker.
+        batch_transform: Called with each batch, in the worker. The loader's own `collate_fn` then does both.
 
     Returns:
         A `Loader`. It yields what `collate_fn` makes, by default tensors of shape (batch_size, ...). Without `sampler`
@@ -309,10 +272,16 @@ def make_loader(
             "prefetch_factor": settings.prefetch_factor, "persistent_workers": settings.persistent_workers,
             "multiprocessing_context": worker_context(settings.start_method), "worker_init_fn": start_worker,
         }  # fmt: skip
+    if batch_transform is not None:
+        collate_fn = partial(_collate_and_transform, collate_fn, batch_transform)
     return Loader(
-        dataset, seed=settings.seed, batch_transform=batch_transform, collate_fn=collate_fn,
-        num_workers=settings.num_workers or 0, pin_memory=bool(settings.pin_memory), **order,
+        dataset, seed=settings.seed, collate_fn=collate_fn, num_workers=settings.num_workers or 0,
+        pin_memory=bool(settings.pin_memory), **order,
     )  # fmt: skip
+
+
+def _collate_and_transform(collate_fn: Callable, batch_transform: Callable, samples: list[Any]) -> Any:
+    return batch_transform(collate_fn(samples))
 
 
 class Loader(Resumable, DataLoader):
@@ -325,7 +294,6 @@ class Loader(Resumable, DataLoader):
     Args:
         dataset: Map-style.
         seed: Of all random draws of samples and batches.
-        batch_transform: Called with each batch, in the worker.
         options: The other arguments of torch's DataLoader.
 
     Attributes:
@@ -338,18 +306,11 @@ class Loader(Resumable, DataLoader):
     at a time; each has its own workers.
     """
 
-    def __init__(
-        self, dataset: Any, *, seed: int = 0, batch_transform: Callable[[Any], Any] | None = None, **options: Any
-    ):
+    def __init__(self, dataset: Any, *, seed: int = 0, **options: Any):
         given = options.get("batch_sampler")
         options.setdefault("generator", torch.Generator().manual_seed(seed))  # else a start draws from the global one
-        if isinstance(options.get("collate_fn"), _ThenTransform):  # Lightning makes a loader again from its attributes
-            options["collate_fn"] = options["collate_fn"].collate_fn
-        with _no_advice():
-            super().__init__(dataset, **options)
-        self.seed, self.batch_transform = seed, batch_transform
-        if batch_transform is not None:
-            self.collate_fn = _ThenTransform(self.collate_fn, batch_transform)
+        super().__init__(dataset, **options)
+        self.seed = seed
         parts = vars(self)  # DataLoader.__setattr__ refuses what follows
         if given is None:
             order = self.sampler, self.batch_size or 1, self.drop_last
@@ -363,21 +324,10 @@ class Loader(Resumable, DataLoader):
         self._idle_runs: list[_Run] = []
 
     def __iter__(self) -> Pass:  # type: ignore[override]  # torch promises its own private class
-        progress = self._begin_epoch()
-        run = self._idle_runs.pop() if self._idle_runs else _Run(self)
-        try:
-            batches = run.start(self, progress)
-        except BaseException as error:
-            progress.is_running = False
-            self._end_pass(progress)
-            death = explain_death(error, run.workers)
-            run.end()
-            if death:
-                raise WorkerDied(death) from None
-            if self.num_workers and isinstance(error, _START_ERRORS):
-                error.add_note(f"while starting {self.num_workers} workers: {_PICKLING_REMEDY}")
-            raise
-        return _WorkersPass(self, run, batches, progress)
+        return _WorkersPass(self, self._begin_epoch())
+
+    def check_worker_number_rationality(self) -> None:
+        """Nothing: torch would warn of many workers here, and `LoaderConfig` has done so."""
 
     def close(self) -> None:
         """End idle persistent workers now, instead of when the loader is forgotten."""
@@ -388,36 +338,13 @@ class Loader(Resumable, DataLoader):
         return getattr(self.dataset, "keys", None), len(self.dataset), self.seed  # type: ignore[arg-type]
 
 
-@contextmanager
-def _no_advice() -> Iterator[None]:
-    """Leave out torch's warning of too many workers: `LoaderConfig` gives its own."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
-        yield
-
-
-class _ThenTransform:
-    """A collate function and what transforms the batch that it makes."""
-
-    def __init__(self, collate_fn: Callable[[list[Any]], Any], batch_transform: Callable[[Any], Any]):
-        self.collate_fn, self.batch_transform = collate_fn, batch_transform
-
-    def __call__(self, samples: list[Any]) -> Any:
-        return self.batch_transform(self.collate_fn(samples))
-
-
 class _Run:
-    """Iterates over a loader's batches, again and again with the same workers if they persist.
-
-    torch's own DataLoader does it, over a copy of the loader whose data set makes whole seeded batches, and whose batch
-    sampler draws those of one pass.
-    """
+    """torch's own DataLoader over whole seeded batches, which keeps its workers from one pass to the next."""
 
     def __init__(self, loader: Loader):
-        self._loader = copy.copy(loader)
+        self._loader, self._requests = copy.copy(loader), _Requests()
         self._loader._idle_runs = []  # else this would hold itself, and the workers stay
-        self._requests = _Requests()
-        self._iterator: Iterator[Any] | None = None
+        self._iterator: Any = None
         self._attributes: list[Any] = []  # of what the persistent workers were started with
 
     @property
@@ -427,31 +354,19 @@ class _Run:
 
     def start(self, loader: Loader, progress: Progress) -> Iterator[Any]:
         """The batches of a pass."""
-        collate_fn = loader.collate_fn
-        if loader.batch_transform and not isinstance(collate_fn, _ThenTransform):  # it was set on the loader
-            collate_fn = _ThenTransform(collate_fn, loader.batch_transform)
-        parts = loader.dataset, collate_fn
+        parts = loader.dataset, loader.collate_fn
         attributes = _attributes(parts) if loader.persistent_workers else []
         if not _are_same(self._attributes, attributes):
             self.end()
         self._attributes = attributes
-        self._requests.indices = lambda: loader._batches_of(progress)
-        self._requests.length = len(loader)
+        self._requests.indices = loader._batches_of(progress)
         vars(self._loader).update(dataset=_Batches(*parts), batch_sampler=self._requests, collate_fn=_return_batch)
-        starts = loader.num_workers and self._iterator is None
-        try:
-            with delay_interrupts(loader.multiprocessing_context) if starts else nullcontext(), _no_advice():
-                self._iterator = DataLoader.__iter__(self._loader)
-        finally:
-            self._requests.indices = lambda: iter(())  # else the loader would hold itself
+        starts = loader.num_workers > 0 and self._iterator is None
+        with delay_interrupts() if starts else nullcontext():
+            self._iterator = DataLoader.__iter__(self._loader)
         if starts:
             silence_deaths(self._iterator)
         return self._iterator
-
-    def hand_back(self) -> None:
-        """The pass is over: end workers that do not persist."""
-        if not self._loader.persistent_workers:
-            self.end()
 
     def end(self) -> None:
         """End the workers; the next pass starts new ones."""
@@ -459,43 +374,43 @@ class _Run:
         getattr(iterator, "_shutdown_workers", lambda: None)()  # else they end with the iterator
 
 
+class _Requests:
+    """A batch sampler that torch's iterator keeps as long as its workers run: it gives one pass after another."""
+
+    indices: Iterator[SeededIndices] = iter(())
+
+    def __iter__(self) -> Iterator[SeededIndices]:
+        return self.indices
+
+
 class _WorkersPass(Pass):
     """A pass that ends its workers when anything goes wrong, and hands on those that persist."""
 
-    def __init__(self, loader: Loader, run: _Run, batches: Iterator[Any], progress: Progress):
-        super().__init__(loader, batches, progress)
-        self._run: _Run | None = run
-        self._idle_runs = loader._idle_runs
+    _loader: Loader
+
+    def __init__(self, loader: Loader, progress: Progress):
+        super().__init__(loader, iter(()), progress)
+        self._run = loader._idle_runs.pop() if loader._idle_runs else _Run(loader)
+        try:
+            self._batches = self._run.start(loader, progress)
+        except BaseException as error:
+            if loader.num_workers and isinstance(error, _START_ERRORS):
+                error.add_note(f"while starting {loader.num_workers} workers: {_PICKLING_REMEDY}")
+            self._end(error)
+            raise
 
     def _end(self, error: BaseException | None) -> None:
-        run, self._run = self._run, None
-        super()._end(error)
-        if run is None:
+        if not self._progress.is_running:
             return
-        if error is not None and not isinstance(error, StopIteration):
-            death = explain_death(error, run.workers)
-            run.end()
-            if death:
-                raise WorkerDied(death) from None
-        elif not self._idle_runs:
-            run.hand_back()
-            self._idle_runs.append(run)
-        else:
-            run.end()
-
-
-class _Requests:
-    """A batch sampler that torch's iterator keeps as long as its workers run; it draws for one pass after another."""
-
-    def __init__(self) -> None:
-        self.indices: Callable[[], Iterator[SeededIndices]] = lambda: iter(())
-        self.length = 0
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __iter__(self) -> Iterator[SeededIndices]:
-        return self.indices()
+        super()._end(error)
+        is_whole = error is None or isinstance(error, StopIteration)
+        if is_whole and self._loader.persistent_workers and not self._loader._idle_runs:
+            self._loader._idle_runs.append(self._run)
+            return
+        death = "" if is_whole or error is None else explain_death(error, self._run.workers)
+        self._run.end()
+        if death:
+            raise WorkerDied(death) from None
 
 
 class _Batches(Dataset):
@@ -507,12 +422,6 @@ class _Batches(Dataset):
     def __init__(self, dataset: Any, collate_fn: Callable[[list[Any]], Any]):
         self.dataset, self._collate_fn = dataset, collate_fn
         self._sources: RandomSources | None = None
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitem__(self, index: int) -> Any:  # what torch asks for if it does not know __getitems__
-        return self.dataset[index]
 
     def __getstate__(self) -> dict[str, Any]:
         import cloudpickle  # unlike pickle, it handles classes and lambdas from a notebook's cells
@@ -527,43 +436,30 @@ class _Batches(Dataset):
             if self._sources is None:
                 self._sources = RandomSources(self.dataset, self._collate_fn)
             requests.sources = self._sources
-            samples = self._load(requests, self._sources)
-            self._sources.seed(*requests.numbers_of_batch())
+            samples, current = [], None
             try:
+                if callable(getattr(self.dataset, "__getitems__", None)):
+                    self._sources.seed(*requests.numbers_of_batch())
+                    samples = self.dataset.__getitems__(requests)
+                else:
+                    for current in requests:
+                        samples.append(self.dataset[current])
+                    current = None
+                self._sources.seed(*requests.numbers_of_batch())
                 return self._collate_fn(samples)
             except Exception as error:
-                raise _noted(error, f"while making {self._name(requests)}{_describe_sizes(samples)}")  # noqa: B904
-
-    def _load(self, requests: SeededIndices, sources: RandomSources) -> list[Any]:
-        if callable(getattr(self.dataset, "__getitems__", None)):
-            sources.seed(*requests.numbers_of_batch())
-            try:
-                return self.dataset.__getitems__(requests)
-            except Exception as error:
-                raise _noted(error, f"while loading {self._name(requests)}")  # noqa: B904
-        samples = []
-        for index in requests:
-            try:
-                samples.append(self.dataset[index])
-            except Exception as error:
-                raise _noted(error, f"while loading {key_of(self.dataset, index)}")  # noqa: B904
-        return samples
-
-    def _name(self, requests: SeededIndices) -> str:
-        first = f", the first: {key_of(self.dataset, requests[0])}" if requests else ""
-        return f"a batch of {len(requests)} samples{first}"
-
-
-def _noted(error: Exception, note: str) -> Exception:
-    """An error with a note. A StopIteration, which would end the epoch as if no sample were left, becomes an error."""
-    if isinstance(error, StopIteration):
-        cause, error = error, RuntimeError(
-            "the data set, collate_fn or batch_transform raised StopIteration, which is no end of the epoch: it comes "
-            "from a next() on something that was used up; next(..., None) returns None there"
-        )  # fmt: skip
-        error.__cause__ = cause
-    error.add_note(note)
-    return error
+                note = f"a batch of {len(requests)} samples"
+                if current is not None:
+                    note = key_of(self.dataset, current)
+                elif requests:
+                    note += f", the first: {key_of(self.dataset, requests[0])}{_describe_sizes(samples)}"
+                if isinstance(error, StopIteration):  # would end the epoch as if no sample were left
+                    error = RuntimeError(
+                        "the data set, collate_fn or batch_transform raised StopIteration, which is no end of the "
+                        "epoch: it comes from a next() on something that was used up; next(..., None) returns None"
+                    ).with_traceback(error.__traceback__)
+                error.add_note(f"while loading {note}")
+                raise error
 
 
 def key_of(dataset: Any, index: Any) -> str:
@@ -597,17 +493,14 @@ def _attributes(roots: Sequence[Any]) -> list[Any]:
     waiting, seen = list(roots), set[int]()
     while waiting:
         item = waiting.pop()
-        found.append(item)
-        if id(item) in seen or isinstance(item, str | bytes | type | torch.Tensor):
-            continue
-        seen.add(id(item))
-        if isinstance(item, dict):
-            held = list(item.values())
-        elif isinstance(item, list | tuple):
-            held = list(item)
-        else:
-            held = list(getattr(item, "__dict__", {}).values())
-        found.append(len(held))
+        held: list[Any] = []
+        if id(item) not in seen and not isinstance(item, str | bytes | type | torch.Tensor):
+            seen.add(id(item))
+            if isinstance(item, list | tuple):
+                held = list(item)
+            else:
+                held = list((item if isinstance(item, dict) else getattr(item, "__dict__", {})).values())
+        found += item, len(held)
         waiting += held if len(held) <= _LONG else []
     return found
 

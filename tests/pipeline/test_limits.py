@@ -140,7 +140,7 @@ def test_batches_are_copied(copied, n_images, counts):
     for target, source, _ in copied:
         assert target.shape[1:] == source.shape[1:] == (32, 32, 3)
         assert target.dtype == np.uint8
-        assert (target == 1).all()
+        assert (target == 1).all()  # what the sources were filled with
         assert not np.shares_memory(target, source)
 
 
@@ -194,8 +194,8 @@ def test_both_stand_in_one_frame(photos):
 
 @pytest.mark.parametrize(("n_images", "counts"), [(1, [1]), (150, [64, 64, 22])])
 def test_batches_of_floats_are_written_and_no_others(monkeypatch, n_images, counts):
-    blocks, fill = [], limits._filled_blocks
-    monkeypatch.setattr(limits, "_filled_blocks", lambda *options: blocks.append(fill(*options)) or blocks[-1])
+    blocks, fill = [], np.full
+    monkeypatch.setattr(limits.np, "full", lambda *options: blocks.append(fill(*options)) or blocks[-1])
     limit = limits.write_limit(n_images, size=16, num_threads=2)
     assert list(limit) == counts
     assert blocks[0].dtype == np.float32

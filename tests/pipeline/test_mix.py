@@ -235,11 +235,7 @@ def test_cutmix_takes_bytes_and_mixup_names_the_remedy(labels):
         ({"alpha": 0.0}, "alpha must be a number > 0, got 0.0"),
         ({"alpha": float("nan")}, "alpha must be .*, got nan"),
         ({"lam": 1.5}, "lam must be a number from 0 to 1, got 1.5"),
-        ({"lam": torch.rand(N - 1)}, r"lam must hold 1 or 6 numbers, .*got shape \(5,\)"),
-        ({"lam": torch.tensor([float("nan")])}, "lam must hold numbers from 0 to 1, got nan"),
-        ({"partner": torch.tensor([1])}, r"partner must hold one index for each of 6 images, got shape \(1,\)"),
-        ({"partner": torch.arange(N) - 1}, "partner must hold indices from 0 to 5, got -1"),
-        ({"partner": torch.ones(N, dtype=torch.bool)}, r"partner must hold indices as torch\.int64, got torch\.bool"),
+        ({"partner": torch.tensor([1])}, r"partner must hold an index for each of 6 images, got shape \(1,\)"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_mixed(mix, change, message):
@@ -258,22 +254,18 @@ ACCEPTED = (
 @pytest.mark.parametrize(
     ("y", "num_classes", "said"),
     [
-        (CLASS_NUMBERS.view(-1, 1), CLASSES, rf"shape \(6, 1\): {ACCEPTED}\. y is torch.int64 .*y.squeeze\(1\).long"),
-        (CLASS_NUMBERS.view(-1, 1), None, r"shape \(6, 1\): .* y\.squeeze\(1\)\.long\(\) makes class numbers"),
+        (CLASS_NUMBERS.view(-1, 1), CLASSES, rf"shape \(6, 1\): {ACCEPTED}\. y is torch.int64"),
+        (CLASS_NUMBERS.view(-1, 1), None, rf"shape \(6, 1\): {ACCEPTED}"),
         (CLASS_NUMBERS.view(-1, 1).float(), None, r"shape \(6, 1\): .* y is torch\.float32 and num_classes None"),
         (torch.full((N, 7), 1 / 7), 5, rf"shape \(6, 7\): {ACCEPTED}\. y is torch.float32 and num_classes 5"),
         (torch.zeros(N, 7, dtype=torch.int64), 5, r"shape \(6, 7\): .* num_classes 5"),
-        (torch.eye(N).long(), None, r"y\.float\(\) makes probabilities of one-hot rows"),
-        (torch.eye(N).bool(), N, r"y is torch\.bool and num_classes 6\. y\.float\(\) makes"),
-        (CLASS_NUMBERS.float(), CLASSES, r"shape \(6,\): .*y is torch\.float32 .*\. y\.long\(\) makes integers"),
-        (CLASS_NUMBERS > 3, 2, r"y is torch\.bool .*\. y\.long\(\) makes integers"),
+        (torch.eye(N).long(), None, r"y is torch\.int64"),
+        (torch.eye(N).bool(), N, r"y is torch\.bool and num_classes 6"),
+        (CLASS_NUMBERS.float(), CLASSES, r"shape \(6,\): .*y is torch\.float32"),
+        (CLASS_NUMBERS > 3, 2, r"y is torch\.bool"),
         (CLASS_NUMBERS, None, rf"shape \(6,\): {ACCEPTED}\. y is torch.int64 and num_classes None$"),
-        (CLASS_NUMBERS, 9, "num_classes is 9, so y must hold class numbers from 0 to 8, got 9"),
-        (CLASS_NUMBERS - 1, CLASSES, "num_classes is 10, so y must hold class numbers from 0 to 9, got -1"),
         (CLASS_NUMBERS, 0, "num_classes must be an integer >= 1, got 0"),
         (CLASS_NUMBERS, 2.5, "num_classes must be an integer >= 1, got 2.5"),
-        (torch.eye(N) * 6.6, None, r"y must hold probabilities from 0 to 1; class numbers are .*got 6\.6"),
-        (torch.full((N, 2), float("nan")), None, "y must hold probabilities from 0 to 1; .*got nan"),
         (torch.tensor(3), CLASSES, r"y hold N labels, got \(6, 3, 20, 31\) and \(\)"),
         (torch.eye(N + 1), None, r"y hold N labels, got \(6, 3, 20, 31\) and \(7, 7\)"),
     ],
@@ -305,12 +297,11 @@ def test_probabilities_of_one_class_or_of_several_at_once(mix, images):
     assert torch.equal(mix(images, several)[1], several)
 
 
-def test_centers_of_another_shape_are_refused(images, labels):
-    for shape in ((N - 1, 2), (2,)):
-        with pytest.raises(
-            ValueError, match=r"center must hold \(row, column\) once or for each of 6 images, got shape"
-        ):
-            lk.cutmix(images, labels, num_classes=CLASSES, center=torch.ones(shape))
+@either
+@pytest.mark.parametrize(("y", "num_classes"), [(CLASS_NUMBERS, 9), (CLASS_NUMBERS - 1, CLASSES)])
+def test_class_numbers_out_of_range_are_torchs_error(mix, images, y, num_classes):
+    with pytest.raises(RuntimeError, match="out of bounds"):
+        mix(images, y, num_classes=num_classes)
 
 
 def test_labels_on_a_device_reach_images_on_the_host_whole(cuda):

@@ -182,21 +182,6 @@ def test_without_cuda_the_cpu_is_the_remedy():
         lk.CUDAPrefetcher([1])
 
 
-def test_a_device_without_streams_gets_batches_as_they_come(monkeypatch):
-    """As torch says it of MPS."""
-
-    def refuse(device):
-        raise NotImplementedError("no streams here")
-
-    with lk.simulated_cuda(), monkeypatch.context() as patched:
-        patched.setattr(torch, "Stream", refuse)
-        with pytest.warns(
-            UserWarning, match=r"no streams on 'cuda' \(no streams here\): batches are copied as they come"
-        ):
-            prefetcher = lk.CUDAPrefetcher([torch.full((3,), n) for n in range(3)])
-        assert [int(batch[0]) for batch in prefetcher if batch.is_cuda] == [0, 1, 2]
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="about machines without an accelerator")
 def test_another_accelerator_must_be_there():
     with pytest.raises(RuntimeError, match="device='xpu:0', but xpu is not available: pass device='cpu'"):
@@ -328,7 +313,7 @@ class Mended(WriteUp):
 
 class WithoutRecordStream(CopyStream):
     def hand_over(self, sent, copied):
-        torch.cuda.current_stream(self.device).wait_event(copied.event)
+        torch.cuda.current_stream(self.device).wait_event(copied[0])
         return sent
 
 
@@ -626,24 +611,3 @@ def test_what_torch_pins_gives_no_warning(kind):
 def test_what_torch_does_not_pin_is_said_with_the_remedy():
     with lk.simulated_cuda(), pytest.warns(UserWarning, match=r"data classes among them, only by a method pin_memory"):
         list(lk.CUDAPrefetcher([pin_memory(Sample(torch.ones(3), "name"))]))
-
-
-@pytest.mark.cuda
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda image: torch.nested.nested_tensor([image, image], layout=torch.jagged, pin_memory=True),
-        lambda image: torch.nested.nested_tensor([image, image]).pin_memory(),
-        lambda image: image.view(128, -1).to_sparse().pin_memory(),
-        lambda image: image.view(128, -1).to_sparse_csr().pin_memory(),
-    ],
-    ids=["jagged", "nested", "sparse", "compressed"],
-)
-def test_tensors_of_several_parts_are_not_overwritten(make):
-    n_batches, sums = 200, torch.full((200,), -1.0, device="cuda")
-    kept = [make(torch.full((1 << 14,), number + 1.0)) for number in range(n_batches)]
-    for number, batch in enumerate(lk.CUDAPrefetcher(kept)):
-        torch.cuda._sleep(2_000_000)
-        sums[number] = (batch.values() if batch.layout is torch.jagged else batch.to_dense()).max()
-        del batch
-    assert sums.tolist() == [number + 1.0 for number in range(n_batches)]

@@ -23,7 +23,6 @@ from labkit import (
     PixelStore,
     make_loader,
 )
-from labkit.loading.resume import Progress
 
 COLUMNS = ["path", "width", "height"]
 
@@ -259,10 +258,6 @@ class TestStatesThatDoNotFit:
         with pytest.raises(ValueError, match="this is not a state of Loader: give the one"):
             numbers_loader().load_state_dict(state)
 
-    def test_another_version(self):
-        with pytest.raises(ValueError, match="has version 1, this labkit reads 2: begin the epoch anew"):
-            numbers_loader().load_state_dict(numbers_loader().state_dict() | {"version": 1})
-
     def test_a_sampler_whose_order_is_another_each_time(self):
         loader = numbers_loader(shuffle=False, sampler=RandomSampler(range(30)))
         list(itertools.islice(loader, 3))
@@ -364,10 +359,3 @@ class TestBuckets:
             loaders.append(make_loader(Numbers(2), LoaderConfig(num_workers=0), batch_sampler=sampler))
         with pytest.raises(ValueError, match=r"sampler='BucketBatchSampler\(.*sizes_crc32="):
             loaders[1].load_state_dict(loaders[0].state_dict())
-
-
-def test_a_second_pass_over_a_resumed_sampler_is_whole():
-    """As `compare` asks for it."""
-    progress = Progress(0, n_batches=2, order_crc32=None)
-    assert list(progress.draw([[1], [2], [3]], 0)) == [[3]]
-    assert list(progress.draw([[1], [2], [3]], 0)) == [[1], [2], [3]]

@@ -145,14 +145,6 @@ class TestBatchSampler:
         with pytest.raises(ValueError, match=r"row 0 of sizes is '0.jpg', but image 0 is 'key-0'"):
             lk.make_loader(Numbers(50), config(0), batch_sampler=bucketed(0).batch_sampler)
 
-    @pytest.mark.parametrize("num_workers", [0, 2])
-    def test_a_resumed_epoch(self, num_workers):
-        whole = contents(bucketed(0))
-        resumed = bucketed(num_workers)
-        sampler = resumed.batch_sampler
-        sampler.load_state_dict({**sampler.state_dict(), "batch": 5})
-        assert contents(resumed) == whole[5:]
-
     def test_of_images_that_have_changed_their_size(self):
         loader = bucketed(0)
         sampler, dataset = loader.batch_sampler, loader.dataset
