@@ -1,18 +1,14 @@
 """What this machine offers, and what is missing."""
 
-import time
 from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
 
 import torch
 from packaging.requirements import Requirement
 
-from labkit.data.blobs import evict
 from labkit.data.decode import missing_decoders
 from labkit.data.partial_jpeg import load_library
 from labkit.data.sizes import disk_under
-from labkit.data.stores import FolderStore
-from labkit.measure.usage import tree_usage
 from labkit.util.machine import (
     DISTRIBUTION,
     core_limits,
@@ -79,30 +75,10 @@ def _describe_partial_decoding() -> str:
 
 
 def _describe_photo_folder() -> str:
-    """The kind of disk that holds the photos, and its cold read speed where the kernel allows measuring it."""
+    """The photos' place, and the kind of disk according to the kernel; a virtual disk may be of any kind."""
     root = photo_root("imagenet")
     if not root.is_dir():
         return f"{root} is missing: python -m labkit tour makes it ({scale().n_photos} photos at this scale)"
-    return f"{root}, {disk_kind(root)}, {_describe_cold_read(FolderStore(root).paths())}"
-
-
-def disk_kind(path: Path) -> str:
-    """`solid-state`, `rotating`, `virtual` (the host's disk may be any kind) or `unknown`, according to the kernel."""
-    name, rotating = disk_under(path)
-    if name.startswith(("vd", "xvd")):
-        return f"virtual disk {name}"
-    return f"{'rotating' if rotating else 'solid-state'} disk {name}" if name else "unknown kind of disk"
-
-
-def _describe_cold_read(paths: list[Path]) -> str:
-    try:
-        n_bytes = evict(paths)
-    except OSError as error:
-        return f"cold speed not measured ({error})"
-    before, start = tree_usage().read_bytes, time.perf_counter()
-    for path in paths:
-        path.read_bytes()
-    seconds, after = time.perf_counter() - start, tree_usage().read_bytes
-    if before is None or after is None or after - before < 0.9 * n_bytes:
-        return "cold speed not measured (the kernel did not read the files from the disk)"
-    return f"{n_bytes / 1e6 / seconds:,.0f} MB/s cold, {len(paths) / seconds:,.0f} files/s, one reader"
+    name, rotating = disk_under(root)
+    kind = "virtual" if name.startswith(("vd", "xvd")) else "rotating" if rotating else "solid-state"
+    return f"{root}, {kind} disk {name}" if name else f"{root}, unknown kind of disk"
