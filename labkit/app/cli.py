@@ -195,7 +195,7 @@ def peers(
     list_only: Annotated[bool, typer.Option("--list", help="Only list which peers are installed.")] = False,
     append: Annotated[str, typer.Option(help="CSV that collects comparisons, also of other machines.")] = "",
 ) -> None:
-    """Compare labkit with other loaders; write results/<env_id>/peers-<profile or class>.csv, .png and .html."""
+    """Compare labkit with other loaders; write results/<env_id>/peers-<profile or class>.csv and .png."""
     from labkit.app.recording import record_to_results_folder
     from labkit.peers.command import list_peers, run_peers
     from labkit.peers.peer import chosen_classes
