@@ -100,7 +100,9 @@ def execute(notebook: Notebook, *, environment: Mapping[str, str] = os.environ, 
     try:
         with ScratchFolder(gettempdir()) as temporary, asyncio.Runner(loop_factory=_Loop) as runner:
             client.create_kernel_manager().connection_file = str(temporary / "kernel.json")
-            runner.run(client.async_execute(env={**environment, "TMPDIR": str(temporary)}))
+            loop = runner.get_loop()
+            loop.set_exception_handler(lambda *about: None)  # the task that a Ctrl-C cancels reports a dead kernel
+            loop.run_until_complete(client.async_execute(env={**environment, "TMPDIR": str(temporary)}))
     except CellExecutionError as failure:
         error = redact(f"{failure.ename}: {failure.evalue}")
     except (CellTimeoutError, DeadKernelError) as failure:

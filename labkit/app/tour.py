@@ -58,6 +58,7 @@ def run_tour(*, only: str = "", store_outputs: bool = False, results: Path = Pat
                 if run.error:  # all are stored or none
                     break
         failed = [run for run in runs if run.error]
+        unstable = {run.notebook.name: reasons for run in runs if (reasons := unstable_variants(run))}
         if about and not failed:
             store_all(runs, about, folder / "frames")
     except BaseException as error:
@@ -71,9 +72,8 @@ def run_tour(*, only: str = "", store_outputs: bool = False, results: Path = Pat
     if about and failed:
         _say("no notebook was stored: all are, or none")
     elif about:
-        for run in runs:
-            if reasons := unstable_variants(run):
-                _say(f"stored, though unstable, {run.notebook.name}: {'; '.join(reasons)}")
+        for name, reasons in unstable.items():
+            _say(f"stored, though unstable, {name}: {'; '.join(reasons)}")
     _say(f"{len(runs) - len(failed)} of {len(runs)} notebooks ran. Open {page}")
     return len(failed)
 
