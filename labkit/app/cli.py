@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -49,10 +49,7 @@ def plan(
     gil_us: Annotated[str, typer.Option(help="Time of an image under Python's lock, us.")] = "",
     kb: Annotated[str, typer.Option(help="An image in storage, KB.")] = "",
     n_images: Annotated[int | None, typer.Option(help="Images of an epoch.")] = None,
-    storage: Annotated[str, typer.Option(help="nvme, s3 or memory; the options below change it.")] = "nvme",
-    given: Annotated[
-        list[str] | None, typer.Option("--set", help="Any other input: NAME=NUMBER, such as latency_ms=5:20.")
-    ] = None,
+    storage: Annotated[str, typer.Option(help="nvme, s3 or memory.")] = "nvme",
     json: Annotated[str, typer.Option(help="File for the plan.")] = "",
 ) -> None:
     """Predict the cores, storage and network that many GPUs ask for, what limits them, and the cheapest cure."""
@@ -60,23 +57,14 @@ def plan(
     from labkit.planning.plan import plan as make_plan
 
     with one_line_errors("labkit", OSError, ValueError):
-        inputs: dict[str, Any] = {
-            "cores_per_node": _numbers("--cores", cores), "cpu_ms_per_image": _numbers("--cpu-ms", cpu_ms),
-            "gil_us_per_image": _numbers("--gil-us", gil_us), "kb_per_image": _numbers("--kb", kb),
-        }  # fmt: skip
-        for text in given or []:
-            name, equals, numbers = text.partition("=")
-            if not equals:
-                raise ArgumentError(f"--set must be NAME=NUMBER, got {text!r}")
-            number = _numbers(f"--set {name}", numbers)
-            inputs[name] = int(number) if isinstance(number, float) and number.is_integer() else number
         found = loader_costs(measure) if measure else None
         if found and costs:
             typer.echo(f"wrote {found.save_json(costs)}")
         made = make_plan(
             watched or _numbers("--images-per-s", images_per_s), gpu=gpu, model=model, n_gpus=n_gpus, n_nodes=n_nodes,
             costs=found or costs or None, data=data, storage=storage, vcpus_per_node=vcpus, batch_size=batch_size,
-            n_images=n_images, **inputs,
+            n_images=n_images, cores_per_node=_numbers("--cores", cores), cpu_ms_per_image=_numbers("--cpu-ms", cpu_ms),
+            gil_us_per_image=_numbers("--gil-us", gil_us), kb_per_image=_numbers("--kb", kb),
         )  # fmt: skip
         typer.echo(repr(made))
         if json:
@@ -221,8 +209,6 @@ def diagnose(
     batches: Annotated[int, typer.Option(help="Batches per measured part of a round.")] = 20,
     rounds: Annotated[int, typer.Option(help="Number of measured rounds.")] = 3,
     limit: Annotated[float, typer.Option(help="Approximate time limit, in seconds.")] = 100.0,
-    picture: Annotated[str, typer.Option(help="File for the picture, such as stalls.png.")] = "",
-    trace: Annotated[str, typer.Option(help="File for a timeline, for ui.perfetto.dev, such as trace.json.")] = "",
 ) -> None:
     """Show whether a training waits for data, for which part, and what to change first."""
     from labkit.errors import CannotDiagnose
@@ -236,13 +222,6 @@ def diagnose(
     typer.echo(repr(found))
     for other in found.recommendations[1:]:
         typer.echo(f"Then: {other}")
-    if picture:
-        found.plot().figure.savefig(picture, dpi=150)
-        typer.echo(f"wrote {picture}")
-    if trace:
-        from labkit.measure.traces import save_trace
-
-        typer.echo(f"wrote {save_trace(found.spans, trace)}")
 
 
 @app.command(context_settings={"allow_interspersed_args": False})

@@ -108,15 +108,19 @@ def execute(notebook: Notebook, *, environment: Mapping[str, str] = os.environ, 
     except (CellTimeoutError, DeadKernelError) as failure:
         error = f"{type(failure).__name__}: {failure}"
     seconds = time.perf_counter() - start
+    _clean_outputs(node)
+    return Executed(notebook, node, seconds, error)
+
+
+def _clean_outputs(node: "NotebookNode") -> None:
+    """Remove widgets, and the passwords in addresses that other libraries print: reports are shared."""
     for output in [output for cell in node.cells for output in cell.get("outputs", [])]:
         # Without a kernel, a widget is an empty box that hides the picture in the same output.
         output.get("data", {}).pop("application/vnd.jupyter.widget-view+json", None)
-        # Other libraries print addresses with passwords, and reports are shared.
         if output.output_type == "error":
             output.evalue, output.traceback = redact(output.evalue), [redact(line) for line in output.traceback]
         elif output.output_type == "stream":
             output.text = redact(output.text)
-    return Executed(notebook, node, seconds, error)
 
 
 class _Loop(asyncio.SelectorEventLoop):

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import partial
@@ -37,11 +37,11 @@ def serve(pipe: Connection) -> None:
     sys.path[:] = pipe.recv()
     pickled = pipe.recv_bytes()
     with PeakMemory() as memory, suppress(OSError, EOFError):  # of the pipe
-        peer_and_work = None
+        peer_and_work: tuple[Peer, Work] | None = None
         while command := pipe.recv():
             try:
                 peer_and_work = peer_and_work or pickle.loads(pickled)  # noqa: S301 - from `Host`, which started this
-                for value in _COMMANDS[command](*peer_and_work, memory):
+                for value in _answers(command, *peer_and_work, memory):
                     pipe.send(("value", value))
             except Exception as error:
                 pipe.send(("error", one_line(error)))
@@ -58,16 +58,23 @@ def one_line(error: BaseException) -> str:
     return f"{kind}{lines[0]}"[:_MAX_ERROR_LENGTH]
 
 
-def _prepare(peer: Peer, work: Work, memory: Any) -> Iterator[None]:
-    if peer.prepare:
-        peer.prepare(work)
-    yield None
+def _answers(command: str, peer: Peer, work: Work, memory: Any) -> Iterator[Any]:
+    """What a command yields: `prepare` None, `check` what `check_peer` found, `gil` us of an image, `epoch`: below."""
+    if command == "prepare":
+        if peer.prepare:
+            peer.prepare(work)
+        yield None
+    elif command == "check":
+        from labkit.peers.check import check_peer
 
+        yield check_peer(peer, work)
+    elif command == "gil":
+        from labkit.measure.gil import gil_us_per_image
 
-def _check(peer: Peer, work: Work, memory: Any) -> Iterator[dict]:
-    from labkit.peers.check import check_peer
-
-    yield check_peer(peer, work)
+        # With one thread: one that holds the lock and waits for a core, as among several, would count as holding it.
+        yield gil_us_per_image(partial(peer.loader, replace(work, num_workers=1)))
+    else:
+        yield from _epoch(peer, work, memory)
 
 
 def _epoch(peer: Peer, work: Work, memory: Any) -> Iterator[Any]:
@@ -93,18 +100,6 @@ def _epoch(peer: Peer, work: Work, memory: Any) -> Iterator[Any]:
         "peak_mem_mb": peak_mem_mb,
         "page_cache": page_cache_state(before.read_bytes, after.read_bytes),
     }
-
-
-def _gil(peer: Peer, work: Work, memory: Any) -> Iterator[float]:
-    from labkit.measure.gil import gil_us_per_image
-
-    # With one thread: one that holds the lock and waits for a core, as among several, would count as holding it.
-    yield gil_us_per_image(partial(peer.loader, replace(work, num_workers=1)))
-
-
-_COMMANDS: dict[str, Callable[..., Iterator[Any]]] = {
-    "prepare": _prepare, "check": _check, "epoch": _epoch, "gil": _gil,
-}  # fmt: skip
 
 
 if __name__ == "__main__":
