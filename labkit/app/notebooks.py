@@ -1,6 +1,7 @@
 """The numbered notebooks: found, described, run in fresh kernels, and copied for readers who installed a wheel."""
 
 import asyncio
+import atexit
 import hashlib
 import json
 import os
@@ -11,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import gettempdir
-from typing import TYPE_CHECKING, TypeVarTuple
+from typing import TYPE_CHECKING, Any, TypeVarTuple
 
 from labkit.app.recording import EXTENSION_ARGUMENTS
 from labkit.errors import ArgumentError, MissingFileError, OperationError, StorageError
@@ -22,6 +23,7 @@ from labkit.util.redact import redact
 if TYPE_CHECKING:
     from nbformat import NotebookNode
 
+_INTERRUPT_TIMEOUT_S = 10.0
 _Ts = TypeVarTuple("_Ts")
 
 
@@ -98,11 +100,8 @@ def execute(notebook: Notebook, *, environment: Mapping[str, str] = os.environ, 
     )  # fmt: skip
     start, error = time.perf_counter(), ""
     try:
-        with ScratchFolder(gettempdir()) as temporary, asyncio.Runner(loop_factory=_Loop) as runner:
-            client.create_kernel_manager().connection_file = str(temporary / "kernel.json")
-            loop = runner.get_loop()
-            loop.set_exception_handler(lambda *about: None)  # the task that a Ctrl-C cancels reports a dead kernel
-            loop.run_until_complete(client.async_execute(env={**environment, "TMPDIR": str(temporary)}))
+        with ScratchFolder(gettempdir()) as temporary:
+            _run_kernel(client, temporary, environment)
     except CellExecutionError as failure:
         error = redact(f"{failure.ename}: {failure.evalue}")
     except (CellTimeoutError, DeadKernelError) as failure:
@@ -110,6 +109,27 @@ def execute(notebook: Notebook, *, environment: Mapping[str, str] = os.environ, 
     seconds = time.perf_counter() - start
     _clean_outputs(node)
     return Executed(notebook, node, seconds, error)
+
+
+def _run_kernel(client: Any, temporary: Path, environment: Mapping[str, str]) -> None:
+    """Run nbclient's notebook. Ctrl-C interrupts the cell, which may clean up, ends the kernel, and is raised."""
+    try:
+        with asyncio.Runner(loop_factory=_Loop) as runner:  # it cancels unfinished tasks at the end
+            loop = runner.get_loop()
+            client.create_kernel_manager().connection_file = str(temporary / "kernel.json")
+            task = loop.create_task(client.async_execute(env={**environment, "TMPDIR": str(temporary)}))
+            try:
+                loop.run_until_complete(task)
+            except KeyboardInterrupt:
+                loop.set_exception_handler(lambda *about: None)  # a cancelled task would report a dead kernel
+                with suppress(Exception):  # the cell's own error, the interrupt; or there is no kernel yet
+                    loop.run_until_complete(client.km.interrupt_kernel())
+                    loop.run_until_complete(asyncio.wait_for(task, _INTERRUPT_TIMEOUT_S))
+                client.shutdown_kernel = "immediate"  # if the interrupt did not end the cell
+                raise
+    finally:
+        if client.km is None:  # the kernel has ended: after a Ctrl-C, nbclient would end it again at exit, and fail
+            atexit.unregister(client._cleanup_kernel)
 
 
 def _clean_outputs(node: "NotebookNode") -> None:

@@ -37,10 +37,11 @@ def serve(pipe: Connection) -> None:
     sys.path[:] = pipe.recv()
     pickled = pipe.recv_bytes()
     with PeakMemory() as memory, suppress(OSError, EOFError):  # of the pipe
-        peer_and_work: tuple[Peer, Work] | None = None
+        peer_and_work = None
         while command := pipe.recv():
             try:
-                peer_and_work = peer_and_work or pickle.loads(pickled)  # noqa: S301 - from `Host`, which started this
+                if peer_and_work is None:
+                    peer_and_work = pickle.loads(pickled)  # noqa: S301 - from `Host`, which started this process
                 for value in _answers(command, *peer_and_work, memory):
                     pipe.send(("value", value))
             except Exception as error:
