@@ -3,8 +3,9 @@
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -19,16 +20,14 @@ _Text = Annotated[str, typer.Option(help=NUMBERS)]
 
 
 def _numbers(name: str, text: str) -> float | Sequence[float] | None:
-    """What stands after an option."""
+    """What stands after an option; None if nothing does."""
     if not text:
         return None
-    try:
+    with suppress(ValueError):
         found = [float(part) for part in text.split(":")]
-    except ValueError:
-        found = []
-    if not 1 <= len(found) <= 3:
-        raise ArgumentError(f"{name} must be {NUMBERS}, got {text!r}")
-    return found[0] if len(found) == 1 else found
+        if len(found) <= 3:
+            return found[0] if len(found) == 1 else found
+    raise ArgumentError(f"{name} must be {NUMBERS}, got {text!r}")
 
 
 def plan(
@@ -50,69 +49,26 @@ def plan(
     gil_us: Annotated[str, typer.Option(help="Time of an image under Python's lock, us.")] = "",
     kb: Annotated[str, typer.Option(help="An image in storage, KB.")] = "",
     n_images: Annotated[int | None, typer.Option(help="Images of an epoch.")] = None,
-    storage: Annotated[str, typer.Option(help="nvme, s3 or memory; the options below change it.")] = "nvme",
-    given: Annotated[
-        list[str] | None, typer.Option("--set", help="Any other input: NAME=NUMBER, such as latency_ms=5:20.")
-    ] = None,
+    storage: Annotated[str, typer.Option(help="nvme, s3 or memory.")] = "nvme",
     json: Annotated[str, typer.Option(help="File for the plan.")] = "",
 ) -> None:
     """Predict the cores, storage and network that many GPUs ask for, what limits them, and the cheapest cure."""
-    from labkit.planning.formulas import LoaderCosts, loader_costs
+    from labkit.planning.formulas import loader_costs
     from labkit.planning.plan import plan as make_plan
 
     with one_line_errors("labkit", OSError, ValueError):
-        inputs = {
-            "cores_per_node": _numbers("--cores", cores), "cpu_ms_per_image": _numbers("--cpu-ms", cpu_ms),
-            "gil_us_per_image": _numbers("--gil-us", gil_us), "kb_per_image": _numbers("--kb", kb),
-            **dict(map(_pair, given or [])),
-        }  # fmt: skip
-        found: LoaderCosts | None = None
-        if measure:
-            found = loader_costs(measure)
-            if costs:
-                typer.echo(f"wrote {found.save_json(costs)}")
+        found = loader_costs(measure) if measure else None
+        if found and costs:
+            typer.echo(f"wrote {found.save_json(costs)}")
         made = make_plan(
             watched or _numbers("--images-per-s", images_per_s), gpu=gpu, model=model, n_gpus=n_gpus, n_nodes=n_nodes,
             costs=found or costs or None, data=data, storage=storage, vcpus_per_node=vcpus, batch_size=batch_size,
-            n_images=n_images, **inputs,
+            n_images=n_images, cores_per_node=_numbers("--cores", cores), cpu_ms_per_image=_numbers("--cpu-ms", cpu_ms),
+            gil_us_per_image=_numbers("--gil-us", gil_us), kb_per_image=_numbers("--kb", kb),
         )  # fmt: skip
-        _print(made)
+        typer.echo(repr(made))
         if json:
             typer.echo(f"wrote {made.save_json(Path(json))}")
-
-
-def _pair(text: str) -> tuple[str, Any]:
-    name, equals, numbers = text.partition("=")
-    if not equals:
-        raise ArgumentError(f"--set must be NAME=NUMBER, got {text!r}")
-    number = _numbers(f"--set {name}", numbers)
-    return name, int(number) if isinstance(number, float) and number.is_integer() else number
-
-
-def _print(made: Any) -> None:
-    """The page in words, and each group of lines as a table."""
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
-    from labkit.planning.plan import Page
-
-    page, console = Page.of(made), Console(soft_wrap=False)
-    console.print(f"[bold]{escape(page.title)}[/bold]")
-    for sentence in [*page.sentences, *page.notes]:
-        console.print(escape(sentence), highlight=False)
-    for heading, rows in page.sections.items():
-        table = Table(title=heading, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
-        table.add_column("")
-        table.add_column("median", justify="right")
-        for name in ("95 % interval", "from", "sources"):
-            table.add_column(name)
-        for row in rows:
-            table.add_row(*map(escape, row))
-        console.print(table)
-    for at, source in enumerate(page.sources, 1):
-        console.print(escape(f"[{at}] {source}"), highlight=False)
 
 
 print_utf8()
@@ -227,7 +183,7 @@ def peers(
     list_only: Annotated[bool, typer.Option("--list", help="Only list which peers are installed.")] = False,
     append: Annotated[str, typer.Option(help="CSV that collects comparisons, also of other machines.")] = "",
 ) -> None:
-    """Compare labkit with other loaders; write results/<env_id>/peers-<profile or class>.csv, .png and .html."""
+    """Compare labkit with other loaders; write results/<env_id>/peers-<profile or class>.csv and .png."""
     from labkit.app.recording import record_to_results_folder
     from labkit.peers.command import list_peers, run_peers
     from labkit.peers.peer import chosen_classes
@@ -253,8 +209,6 @@ def diagnose(
     batches: Annotated[int, typer.Option(help="Batches per measured part of a round.")] = 20,
     rounds: Annotated[int, typer.Option(help="Number of measured rounds.")] = 3,
     limit: Annotated[float, typer.Option(help="Approximate time limit, in seconds.")] = 100.0,
-    picture: Annotated[str, typer.Option(help="File for the picture, such as stalls.png.")] = "",
-    trace: Annotated[str, typer.Option(help="File for a timeline, for ui.perfetto.dev, such as trace.json.")] = "",
 ) -> None:
     """Show whether a training waits for data, for which part, and what to change first."""
     from labkit.errors import CannotDiagnose
@@ -268,13 +222,6 @@ def diagnose(
     typer.echo(repr(found))
     for other in found.recommendations[1:]:
         typer.echo(f"Then: {other}")
-    if picture:
-        found.plot().figure.savefig(picture, dpi=150)
-        typer.echo(f"wrote {picture}")
-    if trace:
-        from labkit.measure.traces import save_trace
-
-        typer.echo(f"wrote {save_trace(found.spans, trace)}")
 
 
 @app.command(context_settings={"allow_interspersed_args": False})

@@ -1,18 +1,14 @@
 """What this machine offers, and what is missing."""
 
-import time
 from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
 
 import torch
 from packaging.requirements import Requirement
 
-from labkit.data.blobs import evict
 from labkit.data.decode import missing_decoders
 from labkit.data.partial_jpeg import load_library
 from labkit.data.sizes import disk_under
-from labkit.data.stores import FolderStore
-from labkit.measure.usage import tree_usage
 from labkit.util.machine import (
     DISTRIBUTION,
     core_limits,
@@ -29,15 +25,26 @@ _OWN_LINES = ("cpu", "usable_cores", "memory_gib", "gpu")  # of the environment
 
 def findings() -> list[tuple[str, str]]:
     """Pairs of (subject, finding), in reading order."""
+    limits, facts = core_limits(), environment()
+    binding = next(name for name, cores in limits.items() if cores == usable_cores())
+    listed = ", ".join(f"{name} {cores}" for name, cores in limits.items())
+    gpu = "none that torch can use: cells that need one say so"
+    if torch.cuda.is_available():
+        memory_gib = torch.cuda.get_device_properties(0).total_memory / 2**30
+        gpu = f"{torch.cuda.get_device_name(0)}, {memory_gib:.0f} GiB, CUDA {torch.version.cuda}"
+    try:
+        in_part = Path(load_library()._name).name
+    except ImportError as error:
+        in_part = f"not available, so images are decoded completely, which is slower: {error}"
     lacks = [f"{name} is missing: {reason}" for name, reason in missing_decoders().items()]
     return [
-        ("usable cores", _describe_cores()),
-        ("memory", f"{environment()['memory_gib']} GiB"),
+        ("usable cores", f"{usable_cores()} ({listed}; bound by {binding})"),
+        ("memory", f"{facts['memory_gib']} GiB"),
         ("photo folder", _describe_photo_folder()),
-        ("GPU", _describe_gpu()),
-        *[(name, str(environment()[name])) for name in environment() if name not in _OWN_LINES],
+        ("GPU", gpu),
+        *[(name, str(fact)) for name, fact in facts.items() if name not in _OWN_LINES],
         ("decoders", "; ".join(lacks) or "all present"),
-        ("JPEGs in part", _describe_partial_decoding()),
+        ("JPEGs in part", in_part),
         *[(f"extra {name!r}", finding) for name, finding in extras().items()],
     ]
 
@@ -49,60 +56,19 @@ def extras(distribution: str = DISTRIBUTION) -> dict[str, str]:
     except PackageNotFoundError:
         return {distribution: f"is not installed: {install_command('test')}"}
     requirements = [Requirement(text) for text in about.get_all("Requires-Dist", [])]
-    return {name: _describe_extra(name, requirements) for name in sorted(about.get_all("Provides-Extra", []))}
-
-
-def _describe_extra(name: str, requirements: list[Requirement]) -> str:
-    needed = [each.name for each in requirements if each.marker and each.marker.evaluate({"extra": name})]
-    missing = [package for package in needed if package_version(package) is None]
-    return f"lacks {', '.join(missing)}: {install_command(name)}" if missing else "complete"
-
-
-def _describe_cores() -> str:
-    limits = core_limits()
-    binding = [name for name, cores in limits.items() if cores == usable_cores()]
-    return f"{usable_cores()} ({', '.join(f'{name} {cores}' for name, cores in limits.items())}; bound by {binding[0]})"
-
-
-def _describe_gpu() -> str:
-    if torch.cuda.is_available():
-        memory_gib = torch.cuda.get_device_properties(0).total_memory / 2**30
-        return f"{torch.cuda.get_device_name(0)}, {memory_gib:.0f} GiB, CUDA {torch.version.cuda}"
-    return "none that torch can use: cells that need one say so"
-
-
-def _describe_partial_decoding() -> str:
-    try:
-        return Path(load_library()._name).name
-    except ImportError as error:
-        return f"not available, so images are decoded completely, which is slower: {error}"
+    found = {}
+    for name in sorted(about.get_all("Provides-Extra", [])):
+        needed = [each.name for each in requirements if each.marker and each.marker.evaluate({"extra": name})]
+        missing = [package for package in needed if package_version(package) is None]
+        found[name] = f"lacks {', '.join(missing)}: {install_command(name)}" if missing else "complete"
+    return found
 
 
 def _describe_photo_folder() -> str:
-    """The kind of disk that holds the photos, and its cold read speed where the kernel allows measuring it."""
+    """The photos' place, and the kind of disk according to the kernel; a virtual disk may be of any kind."""
     root = photo_root("imagenet")
     if not root.is_dir():
         return f"{root} is missing: python -m labkit tour makes it ({scale().n_photos} photos at this scale)"
-    return f"{root}, {disk_kind(root)}, {_describe_cold_read(FolderStore(root).paths())}"
-
-
-def disk_kind(path: Path) -> str:
-    """`solid-state`, `rotating`, `virtual` (the host's disk may be any kind) or `unknown`, according to the kernel."""
-    name, rotating = disk_under(path)
-    if name.startswith(("vd", "xvd")):
-        return f"virtual disk {name}"
-    return f"{'rotating' if rotating else 'solid-state'} disk {name}" if name else "unknown kind of disk"
-
-
-def _describe_cold_read(paths: list[Path]) -> str:
-    try:
-        n_bytes = evict(paths)
-    except OSError as error:
-        return f"cold speed not measured ({error})"
-    before, start = tree_usage().read_bytes, time.perf_counter()
-    for path in paths:
-        path.read_bytes()
-    seconds, after = time.perf_counter() - start, tree_usage().read_bytes
-    if before is None or after is None or after - before < 0.9 * n_bytes:
-        return "cold speed not measured (the kernel did not read the files from the disk)"
-    return f"{n_bytes / 1e6 / seconds:,.0f} MB/s cold, {len(paths) / seconds:,.0f} files/s, one reader"
+    name, rotating = disk_under(root)
+    kind = "virtual" if name.startswith(("vd", "xvd")) else "rotating" if rotating else "solid-state"
+    return f"{root}, {kind} disk {name}" if name else f"{root}, unknown kind of disk"

@@ -1,6 +1,5 @@
 """`python -m labkit site`: the stored notebooks, the guide and the API as pages that open from the disk."""
 
-import os
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -52,15 +51,9 @@ def build_site(folder: Path, notebooks: Path = NOTEBOOK_FOLDER) -> None:
             raise OperationError("Sphinx could not build the site, for the reasons above; nothing was written")
         (html / "index.html").write_text(_FIRST_PAGE)
         write_record(html / _RECORD, _ABOUT)
-        _check(folder)  # a build takes long enough for somebody to put a file there
         if folder.exists():
-            os.rename(folder, scratch / "before")
-        try:
-            os.rename(html, folder)
-        except OSError:
-            if (scratch / "before").exists():
-                os.rename(scratch / "before", folder)
-            raise
+            folder.rename(scratch / "before")
+        html.rename(folder)
 
 
 def _check(folder: Path) -> None:

@@ -6,12 +6,13 @@ a falling brightness shows a flip. The grain that is left distinguishes a filter
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -35,30 +36,22 @@ def picture_key(number: int) -> str:
     return f"{CLASSES[number % len(CLASSES)]}/{number:03d}.jpg"
 
 
-def picture_label(number: int | np.ndarray) -> int | np.ndarray:
-    return number % len(CLASSES)
-
-
 def make_probe_pictures(root: Path) -> Path:
     """Write the pictures that are missing, as JPEG with 4:4:4 chroma and quality 95."""
     from PIL import Image
 
     grain = np.random.default_rng(0).normal(0, _GRAIN_SD, (HEIGHT, WIDTH))
-    for number in range(N_PICTURES):
-        path = root / picture_key(number)
-        if not path.exists():
-            with atomic_path(path) as partial:
-                Image.fromarray(_draw_picture(number, grain)).save(partial, "JPEG", quality=95, subsampling="4:4:4")
-    return root
-
-
-def _draw_picture(number: int, grain: np.ndarray) -> np.ndarray:
     x, y = np.arange(WIDTH) / WIDTH - 0.5, np.arange(HEIGHT) / HEIGHT - 0.5
     brightness = 128 + _RISE_X * x[None, :] + _RISE_Y * y[:, None] + grain
-    cb, cr = _make_colors()[number]
-    red, blue = 1.402 * cr, 1.772 * cb
-    green = -(0.299 * red + 0.114 * blue) / 0.587
-    return np.stack([brightness + offset for offset in (red, green, blue)], -1).clip(0, 255).astype(np.uint8)
+    for number, (cb, cr) in enumerate(_make_colors()):
+        path = root / picture_key(number)
+        if not path.exists():
+            red, blue = 1.402 * cr, 1.772 * cb
+            green = -(0.299 * red + 0.114 * blue) / 0.587
+            pixels = np.stack([brightness + offset for offset in (red, green, blue)], -1).clip(0, 255).astype(np.uint8)
+            with atomic_path(path) as partial:
+                Image.fromarray(pixels).save(partial, "JPEG", quality=95, subsampling="4:4:4")
+    return root
 
 
 def _make_colors() -> np.ndarray:
@@ -68,48 +61,32 @@ def _make_colors() -> np.ndarray:
     return np.array([(cb, cr) for cr in columns for cb in rows])
 
 
-@dataclass(frozen=True)
-class CropReading:
-    """What crops show, as arrays with one entry per image.
+def read_crops(images: Tensor) -> pd.DataFrame:
+    """Read what uint8 crops (N, 3, H, W) of the pictures show.
 
-    Attributes:
-        number: Number of the picture; -1 for a color that no picture has.
-        width, height: Shares of the picture's width and height.
-        flipped: Left to right.
-        upside_down: Top to bottom, which is not part of the work.
-        grain: Standard deviation of the grain that is left.
+    Returns:
+        One row per image: `number` of the picture, -1 for a color that no picture has; `width` and `height`, the shares
+        of the picture's; `flipped`, left to right; `upside_down`, which is not part of the work; and `grain`, the
+        standard deviation of the grain that is left.
     """
-
-    number: np.ndarray
-    width: np.ndarray
-    height: np.ndarray
-    flipped: np.ndarray
-    upside_down: np.ndarray
-    grain: np.ndarray
-
-
-def read_crops(images: Tensor) -> CropReading:
-    """Read what uint8 crops (N, 3, H, W) of the pictures show."""
     # Use all pixels: with a sample of them, the grain of a small crop causes a larger error than `check_peer` accepts.
     pixels = images.cpu().to(torch.float32)
     red, green, blue = pixels.unbind(1)
     brightness = 0.299 * red + 0.587 * green + 0.114 * blue
     colors = torch.stack([(blue - brightness) / 1.772, (red - brightness) / 1.402], -1).mean((1, 2)).numpy()
     errors = np.abs(colors[:, None] - _make_colors()[None]).max(-1)
-    number = np.where(errors.min(1) <= _MAX_COLOR_ERROR, errors.argmin(1), -1)
-    rise_x, rise_y, grain = _fit_planes(brightness)
-    return CropReading(number, abs(rise_x) / _RISE_X, abs(rise_y) / _RISE_Y, rise_x < 0, rise_y < 0, grain)
-
-
-def _fit_planes(brightness: Tensor) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Rise of a fitted plane over the whole width and height, and the standard deviation of the residuals."""
+    # A fitted plane: its rise over the whole width and height, and what is left.
     y, x = (torch.arange(side) / side for side in brightness.shape[-2:])
-    x, y = x - x.mean(), y - y.mean()
+    x, y = x - x.mean(), (y - y.mean())[:, None]
     level = brightness - brightness.mean((1, 2), keepdim=True)
     rise_x = (level * x).mean((1, 2)) / x.square().mean()
-    rise_y = (level * y[:, None]).mean((1, 2)) / y.square().mean()
-    residuals = level - rise_x[:, None, None] * x - rise_y[:, None, None] * y[:, None]
-    return rise_x.numpy(), rise_y.numpy(), residuals.std((1, 2)).numpy()
+    rise_y = (level * y).mean((1, 2)) / y.square().mean()
+    grain = (level - rise_x[:, None, None] * x - rise_y[:, None, None] * y).std((1, 2))
+    return pd.DataFrame({
+        "number": np.where(errors.min(1) <= _MAX_COLOR_ERROR, errors.argmin(1), -1),
+        "width": abs(rise_x) / _RISE_X, "height": abs(rise_y) / _RISE_Y,
+        "flipped": rise_x < 0, "upside_down": rise_y < 0, "grain": grain,
+    })  # fmt: skip
 
 
 _AREA, _RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
@@ -156,11 +133,14 @@ def check_peer(peer: Peer, work: Work) -> dict[str, float]:
     if peer.prepare:
         peer.prepare(work)
     n_epochs = _N_RAW_EPOCHS if peer.source == RAW_PIXELS else 2
-    batches = [_read_epoch(peer, work) for _ in range(n_epochs)]
+    read = [[_read_batch(batch, work) for batch in peer.loader(work)] for _ in range(n_epochs)]
+    _expect(all(read), "gives no batch")
     if work.is_float:  # first: else wrong values would look like wrong colors
-        _check_floats([batch.moments for epoch in batches for batch in epoch])
-    epochs = [_check_epoch(epoch, work, peer) for epoch in batches]
-    _expect(not np.array_equal(epochs[0].number, epochs[1].number), "two epochs have the same order")
+        _check_floats([moments for epoch in read for _, moments in epoch])
+    epochs = [pd.concat([crops for crops, _ in epoch], ignore_index=True) for epoch in read]
+    for epoch in epochs:
+        _check_complete(epoch, work, peer)
+    _expect(not epochs[0]["number"].equals(epochs[1]["number"]), "two epochs have the same order")
     return _check_crops(peer, epochs)
 
 
@@ -169,129 +149,81 @@ def make_pictures(work: Work) -> Path:
     return make_probe_pictures(work.scratch / "check" / "pictures")
 
 
-class _Batch(NamedTuple):
-    crops: CropReading
-    labels: np.ndarray
-    moments: tuple[Tensor, Tensor] | None  # of floats: means and mean squares of each image's channels, (N, 3)
-
-
-def _read_epoch(peer: Peer, work: Work) -> list[_Batch]:
-    """What the batches of one epoch show; refuses wrong ones."""
-    batches = [_check_batch(batch, work) for batch in peer.loader(work)]
-    _expect(batches, "gives no batch")
-    return batches
-
-
-def _check_epoch(batches: list[_Batch], work: Work, peer: Peer) -> CropReading:
-    """What the images of one epoch show together; refuses wrong labels and orders."""
-    epoch = _concatenate(*(batch.crops for batch in batches))
-    _check_complete(epoch.number, np.concatenate([batch.labels for batch in batches]), work, peer)
-    _check_order(epoch.number)
-    return epoch
-
-
-def _concatenate(*readings: CropReading) -> CropReading:
-    names = [field.name for field in fields(CropReading)]
-    return CropReading(*(np.concatenate([getattr(reading, name) for reading in readings]) for name in names))
-
-
-def _check_batch(batch: Any, work: Work) -> _Batch:
+def _read_batch(batch: Any, work: Work) -> tuple[pd.DataFrame, tuple[Tensor, Tensor]]:
+    """What a batch shows, with its labels; and its images' means and mean squares, (N, 3). Refuses a wrong form."""
     is_pair = isinstance(batch, list | tuple) and len(batch) == 2 and isinstance(batch[0], Tensor)
     _expect(is_pair, f"gives {type(batch).__name__}, not a pair (images, labels) with a tensor of images")
-    images = batch[0]
+    images = batch[0].cpu()
     labels = torch.as_tensor(batch[1]).cpu().reshape(-1).numpy().copy()  # FFCV reuses a batch's memory
     _expect(images.dtype == getattr(torch, work.dtype), f"gives {images.dtype}, not {work.dtype}")
     found, shape = tuple(images.shape), (3, work.size, work.size)
     is_batch = len(found) == 4 and found[1:] == shape and 1 <= found[0] <= work.batch_size
     _expect(is_batch, f"gives batches of shape {found}, not (at most {work.batch_size}, {shape})")
     _expect(len(labels) == len(images), f"gives {len(labels)} labels with {len(images)} images")
-    pixels = _undo_normalisation(images) if work.is_float else images
-    moments = (pixels.mean((2, 3)), pixels.square().mean((2, 3))) if work.is_float else None
-    return _Batch(read_crops(pixels), labels, moments)
+    pixels = images.float()
+    if work.is_float:  # to 0 to 255, as they were before `v2.ToDtype(scale=True)` and `v2.Normalize`
+        mean, std = (torch.tensor(values)[:, None, None] for values in (MEAN, STD))
+        pixels = 255 * (images * std + mean)
+        low, high = pixels.min().item(), pixels.max().item()
+        is_allowed = low >= -_BYTE_TOLERANCE and high <= 255 + _BYTE_TOLERANCE
+        _expect(is_allowed, f"floats are not normalised: undone, they are {low:.0f} to {high:.0f}, not within 0 to 255")
+    return read_crops(pixels).assign(label=labels), (pixels.mean((2, 3)), pixels.square().mean((2, 3)))
 
 
-def _undo_normalisation(images: Tensor) -> Tensor:
-    """Values from 0 to 255, as they were before `v2.ToDtype(scale=True)` and `v2.Normalize`."""
-    mean, std = (torch.tensor(values)[:, None, None] for values in (MEAN, STD))
-    pixels = 255 * (images.cpu() * std + mean)
-    low, high = pixels.min().item(), pixels.max().item()
-    is_allowed = low >= -_BYTE_TOLERANCE and high <= 255 + _BYTE_TOLERANCE
-    _expect(is_allowed, f"floats are not normalised: undone, they are {low:.0f} to {high:.0f}, not within 0 to 255")
-    return pixels
-
-
-def _check_floats(moments: Sequence[Any]) -> None:
+def _check_floats(moments: Sequence[tuple[Tensor, Tensor]]) -> None:
     """Refuse a wrong mean or deviation: crops of all pictures together are gray, and of known contrast."""
     mean, square = (torch.cat(values).mean(0) for values in zip(*moments, strict=True))
-    deviation = (square - mean.square()).sqrt()
-    usual = torch.tensor(_DEVIATIONS)
+    deviation, usual = (square - mean.square()).sqrt(), torch.tensor(_DEVIATIONS)
     is_usual_mean = abs(mean - _MEAN).max() <= _MAX_MEAN_ERROR
-    is_usual = bool(is_usual_mean and abs(deviation / usual - 1).max() <= _MAX_DEVIATION_ERROR)
     found, wanted = (", ".join(f"{value:.0f}" for value in values) for values in (deviation, usual))
     _expect(
-        is_usual, "floats are not normalised: undone, mean and deviation of red, green and blue are "
+        is_usual_mean and abs(deviation / usual - 1).max() <= _MAX_DEVIATION_ERROR,
+        "floats are not normalised: undone, mean and deviation of red, green and blue are "
         f"{mean.mean():.0f} and {found}, not about {_MEAN:.0f} and {wanted}",
-    )  # fmt: skip
+    )
 
 
-def _check_complete(numbers: np.ndarray, labels: np.ndarray, work: Work, peer: Peer) -> None:
+def _check_complete(epoch: pd.DataFrame, work: Work, peer: Peer) -> None:
+    """Refuse an epoch in which a picture is missing or comes twice, has another label, or comes by its name."""
+    numbers = epoch["number"].to_numpy()
     n_unknown = int((numbers < 0).sum())
     _expect(not n_unknown, f"{n_unknown} of {len(numbers)} images have colors that no photo has")
     counts = np.bincount(numbers, minlength=N_PICTURES)
-    if np.max(counts) > 1:
-        raise PeerError(f"{_describe_images(counts > 1)} came more than once in an epoch")
     n_droppable = N_PICTURES % work.batch_size if peer.drops_last else 0
-    if (counts == 0).sum() > n_droppable:
-        raise PeerError(f"{_describe_images(counts == 0)} never came in an epoch")
-    n_wrong = int(np.count_nonzero(picture_label(numbers) != labels))
-    _expect(not n_wrong, f"{n_wrong} of {len(labels)} labels are not those of the image's folder")
-
-
-def _describe_images(chosen: np.ndarray) -> str:
-    numbers = np.flatnonzero(chosen)
-    return f"{len(numbers)} of {len(chosen)} images, the first {picture_key(numbers[0])},"
-
-
-def _check_order(numbers: np.ndarray) -> None:
+    for chosen, n_allowed, what in (
+        (counts > 1, 0, "came more than once in an epoch"), (counts == 0, n_droppable, "never came in an epoch")
+    ):  # fmt: skip
+        found = np.flatnonzero(chosen)
+        if len(found) > n_allowed:
+            raise PeerError(f"{len(found)} of {N_PICTURES} images, the first {picture_key(found[0])}, {what}")
+    n_wrong = int(np.count_nonzero(numbers % len(CLASSES) != epoch["label"]))
+    _expect(not n_wrong, f"{n_wrong} of {len(numbers)} labels are not those of the image's folder")
     names = [picture_key(number) for number in numbers]
     sortedness = np.corrcoef(np.argsort(np.argsort(names)), np.arange(len(names)))[0, 1]
     _expect(sortedness <= 0.95, "images come in the order of their names: nothing is shuffled")
 
 
-def _check_crops(peer: Peer, epochs: Sequence[CropReading]) -> dict[str, float]:
-    crops = _concatenate(*epochs)
-    areas, grain = crops.width * crops.height, _grain_left(crops)
-    area, flipped = float(areas.mean()), float(crops.flipped.mean())
-    _expect(not crops.upside_down.any(), "images are turned upside down")
-    _check_range("area", areas, _AREA)
-    _check_range("aspect ratio", crops.width * WIDTH / (crops.height * HEIGHT), _RATIO)
+def _check_crops(peer: Peer, epochs: Sequence[pd.DataFrame]) -> dict[str, float]:
+    crops = pd.concat(epochs)
+    areas, ratios = crops["width"] * crops["height"], crops["width"] * WIDTH / (crops["height"] * HEIGHT)
+    _expect(not crops["upside_down"].any(), "images are turned upside down")
+    for name, values, (low, high) in (("area", areas, _AREA), ("aspect ratio", ratios, _RATIO)):
+        least, most = values.min(), values.max()
+        is_allowed = low / _TOLERANCE <= least and most <= high * _TOLERANCE
+        _expect(is_allowed, f"crops have {name} {least:.2f} to {most:.2f}, not {low:.2f} to {high:.2f}")
+        varies = most - least >= 0.3 * (high - low)
+        _expect(varies, f"the {name} of crops hardly varies: {least:.2f} to {most:.2f}")
+    area, flipped = float(areas.mean()), float(crops["flipped"].mean())
     is_usual = abs(area - _MEAN_AREA) <= 0.1
     _expect(is_usual, f"crops cover {area:.0%} of the image on average, not about {_MEAN_AREA:.0%}")
     _expect(0.3 < flipped < 0.7, f"{flipped:.0%} of the images are flipped, not about half of them")
-    for first, second in combinations(epochs, 2):
-        _expect(_repeated_share(first, second) <= _MAX_REPEATED, "two epochs cut the same crops")
-    sizes = np.unique(np.round(np.stack([crops.width, crops.height]) / _DISTINCT), axis=1)
-    _expect(sizes.shape[1] >= _MIN_DISTINCT * len(areas), f"few distinct crops: {sizes.shape[1]} among {len(areas)}")
+    for first, second in combinations([epoch.set_index("number")["width"] for epoch in epochs], 2):
+        repeated = ((first - second).dropna().abs() < 0.005).mean()  # of the pictures that both have
+        _expect(repeated <= _MAX_REPEATED, "two epochs cut the same crops")
+    n_distinct = len((crops[["width", "height"]] / _DISTINCT).round().drop_duplicates())
+    _expect(n_distinct >= _MIN_DISTINCT * len(crops), f"few distinct crops: {n_distinct} among {len(crops)}")
+    shrunk = (crops["width"] > 448 / WIDTH) & (crops["height"] > 448 / HEIGHT)  # to half each way or less
+    grain = float(crops.loc[shrunk, "grain"].median())
     is_coarse = peer.antialias and peer.source != RAW_PIXELS and grain > _MAX_ANTIALIASED_GRAIN
     _expect(not is_coarse, f"does not antialias: grain of {grain:.1f} is left where crops were shrunk")
-    return {"images": float(2 * len(areas) / len(epochs)), "area": area, "flipped": flipped, "grain": grain}
-
-
-def _check_range(name: str, values: np.ndarray, allowed: tuple[float, float]) -> None:
-    (low, high), (least, most) = allowed, (values.min(), values.max())
-    is_allowed = low / _TOLERANCE <= least and most <= high * _TOLERANCE
-    _expect(is_allowed, f"crops have {name} {least:.2f} to {most:.2f}, not {low:.2f} to {high:.2f}")
-    varies = most - least >= 0.3 * (high - low)
-    _expect(varies, f"the {name} of crops hardly varies: {least:.2f} to {most:.2f}")
-
-
-def _repeated_share(first: CropReading, second: CropReading) -> float:
-    """Share of the pictures whose crop was the same in both epochs."""
-    _, in_first, in_second = np.intersect1d(first.number, second.number, return_indices=True)
-    return float(np.mean(np.abs(first.width[in_first] - second.width[in_second]) < 0.005))
-
-
-def _grain_left(crops: CropReading) -> float:
-    """Median grain of the crops of at least twice the output's size each way."""
-    shrunk = (crops.width > 448 / WIDTH) & (crops.height > 448 / HEIGHT)
-    return float(np.median(crops.grain[shrunk])) if shrunk.any() else float("nan")
+    return {"images": float(2 * len(crops) / len(epochs)), "area": area, "flipped": flipped, "grain": grain}

@@ -4,7 +4,6 @@ A loader that crashes, hangs or changes global settings cannot harm the others, 
 include workers that another loader keeps.
 """
 
-import contextlib
 import gc
 import os
 import pickle
@@ -14,8 +13,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection, Pipe
@@ -25,7 +24,7 @@ from labkit.errors import ArgumentError, HostError
 from labkit.measure.usage import apart
 from labkit.peers.peer import Peer, Work
 from labkit.peers.run import PeerRun
-from labkit.util.process import Lazy, keep_freed_memory
+from labkit.util.process import keep_freed_memory
 
 _MAX_ERROR_LENGTH = 200
 
@@ -37,11 +36,13 @@ def serve(pipe: Connection) -> None:
     keep_freed_memory()  # the same for all peers, whatever they have imported
     sys.path[:] = pipe.recv()
     pickled = pipe.recv_bytes()
-    peer_and_work = Lazy(lambda: pickle.loads(pickled))  # noqa: S301 - from `Host`, which started this process
     with PeakMemory() as memory, suppress(OSError, EOFError):  # of the pipe
+        peer_and_work = None
         while command := pipe.recv():
             try:
-                for value in _COMMANDS[command](*peer_and_work(), memory):
+                if peer_and_work is None:
+                    peer_and_work = pickle.loads(pickled)  # noqa: S301 - from `Host`, which started this process
+                for value in _answers(command, *peer_and_work, memory):
                     pipe.send(("value", value))
             except Exception as error:
                 pipe.send(("error", one_line(error)))
@@ -58,16 +59,23 @@ def one_line(error: BaseException) -> str:
     return f"{kind}{lines[0]}"[:_MAX_ERROR_LENGTH]
 
 
-def _prepare(peer: Peer, work: Work, memory: Any) -> Iterator[None]:
-    if peer.prepare:
-        peer.prepare(work)
-    yield None
+def _answers(command: str, peer: Peer, work: Work, memory: Any) -> Iterator[Any]:
+    """What a command yields: `prepare` None, `check` what `check_peer` found, `gil` us of an image, `epoch`: below."""
+    if command == "prepare":
+        if peer.prepare:
+            peer.prepare(work)
+        yield None
+    elif command == "check":
+        from labkit.peers.check import check_peer
 
+        yield check_peer(peer, work)
+    elif command == "gil":
+        from labkit.measure.gil import gil_us_per_image
 
-def _check(peer: Peer, work: Work, memory: Any) -> Iterator[dict]:
-    from labkit.peers.check import check_peer
-
-    yield check_peer(peer, work)
+        # With one thread: one that holds the lock and waits for a core, as among several, would count as holding it.
+        yield gil_us_per_image(partial(peer.loader, replace(work, num_workers=1)))
+    else:
+        yield from _epoch(peer, work, memory)
 
 
 def _epoch(peer: Peer, work: Work, memory: Any) -> Iterator[Any]:
@@ -86,25 +94,13 @@ def _epoch(peer: Peer, work: Work, memory: Any) -> Iterator[Any]:
     yield n_first
     memory.now()
     run.take_rest()
-    yield run.n_images - n_first
+    yield run.timing.n_images - n_first
     after, cores, peak_mem_mb = tree_usage(), core_time() - cores_before, memory.end()
     yield {
-        **run.columns(after.cpu_s - before.cpu_s, cores),
+        **run.timing.columns(after.cpu_s - before.cpu_s, cores),
         "peak_mem_mb": peak_mem_mb,
         "page_cache": page_cache_state(before.read_bytes, after.read_bytes),
     }
-
-
-def _gil(peer: Peer, work: Work, memory: Any) -> Iterator[float]:
-    from labkit.measure.gil import gil_us_per_image
-
-    # With one thread: one that holds the lock and waits for a core, as among several, would count as holding it.
-    yield gil_us_per_image(partial(peer.loader, replace(work, num_workers=1)))
-
-
-_COMMANDS: dict[str, Callable[..., Iterator[Any]]] = {
-    "prepare": _prepare, "check": _check, "epoch": _epoch, "gil": _gil,
-}  # fmt: skip
 
 
 if __name__ == "__main__":
@@ -117,7 +113,7 @@ TIMEOUT_S = 900.0  # for one answer: preparing a format, or a whole epoch
 _EXIT_TIMEOUT_S = 10.0
 
 
-class Host(contextlib.AbstractContextManager):
+class Host(AbstractContextManager):
     """A loader in its own process. A context manager; `ask` takes a command of `labkit.peers.host`."""
 
     def __init__(self, peer: Peer, work: Work, *, timeout_s: float = TIMEOUT_S):
@@ -133,7 +129,7 @@ class Host(contextlib.AbstractContextManager):
                 stderr=subprocess.DEVNULL, start_new_session=True,  # Ctrl-C comes to us, and we close the host
             )  # fmt: skip
         apart.add(self._process.pid)
-        with contextlib.suppress(OSError):  # the process died: `answer` reports it
+        with suppress(OSError):  # the process died: `answer` reports it
             self._pipe.send(sys.path)
             self._pipe.send_bytes(cloudpickle.dumps((peer, work)))
 
@@ -142,7 +138,7 @@ class Host(contextlib.AbstractContextManager):
 
     def ask(self, command: str) -> Any:
         """Send a command and wait for its answer."""
-        with contextlib.suppress(OSError):  # the process died: `answer` reports it
+        with suppress(OSError):  # the process died: `answer` reports it
             self._pipe.send(command)
         return self.answer()
 
@@ -152,7 +148,19 @@ class Host(contextlib.AbstractContextManager):
         Raises:
             HostError: the command raised an exception, the process crashed, or it did not answer in time.
         """
-        status, value = self._receive()
+        deadline = time.monotonic() + self._timeout_s
+        try:
+            while not self._pipe.poll(1):
+                if self._process.poll() is not None:  # its orphans may hold the pipe open
+                    raise EOFError
+                if time.monotonic() > deadline:
+                    self._process.kill()
+                    raise HostError(f"gave no answer for {self._timeout_s:.0f} s")
+            status, value = self._pipe.recv()
+        except (EOFError, OSError):
+            code = self._process.wait(_EXIT_TIMEOUT_S)
+            how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+            raise HostError(f"its process ended {how}") from None
         if status == "error":
             raise HostError(value)
         return value
@@ -164,33 +172,13 @@ class Host(contextlib.AbstractContextManager):
     def close(self) -> None:
         """End the process and all that it started."""
         self.hang_up()
-        with contextlib.suppress(subprocess.TimeoutExpired):
+        with suppress(subprocess.TimeoutExpired):
             self._process.wait(_EXIT_TIMEOUT_S)
-        with contextlib.suppress(ProcessLookupError):
+        with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)  # kills orphaned workers, too
         self._process.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
         apart.discard(self._process.pid)
-
-    def _receive(self) -> tuple[str, Any]:
-        deadline = time.monotonic() + self._timeout_s
-        try:
-            while not self._pipe.poll(1):
-                if self._process.poll() is not None:  # its orphans may hold the pipe open
-                    raise EOFError
-                if time.monotonic() > deadline:
-                    self._process.kill()
-                    raise HostError(f"gave no answer for {self._timeout_s:.0f} s")
-            return self._pipe.recv()
-        except (EOFError, OSError):
-            raise HostError(self._describe_exit()) from None
-
-    def _describe_exit(self) -> str:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            code = self._process.wait(_EXIT_TIMEOUT_S)
-            how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
-            return f"its process ended {how}"
-        return "its process no longer answers"
 
 
 class HostedLoader:

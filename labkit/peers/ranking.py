@@ -34,11 +34,16 @@ def peer_table(frame: pd.DataFrame) -> pd.DataFrame:
     runs = measured_runs(frame)
     grouped = runs.groupby("variant", sort=False)
     table = grouped[["kind", "source"]].first().join(quiet_summary(frame))  # `note` says what the warning would
-    table["antialias"] = _read_antialias(runs)
+    flags = runs.drop_duplicates("variant").set_index("variant")["antialias"]  # of a CSV: text and NaN
+    table["antialias"] = flags.map(lambda flag: None if pd.isna(flag) else str(flag) == "True").astype(object)
     table[["rate_low", "rate_high"]] = [
         speedup_interval(grouped.get_group(name)["images_per_s"].to_numpy()) for name in table.index
     ]
-    table["of_limit"] = _limit_shares(runs, table)
+    table["of_limit"], is_raw = float("nan"), table["source"] == RAW_PIXELS
+    for limit, chosen in ((DECODE_LIMIT, ~is_raw), (MEMCPY_LIMIT, is_raw), (WRITE_LIMIT, is_raw)):
+        if limit in table.index:
+            names = table.index[chosen]
+            table.loc[names, "of_limit"] = [_compare_two(runs, name, limit)["speedup"] for name in names]
     first = frame.drop_duplicates("variant").set_index("variant")  # later runs find the workers alive
     table["startup_s"] = first["startup_s"] + first["first_batch_s"]
     for name in ("gil_us_per_image", "batch_size", "version", "differs"):
@@ -62,8 +67,21 @@ def against_best(frame: pd.DataFrame) -> pd.DataFrame:
     Taught in: notebooks/13_peers.ipynb
     """
     table, runs = peer_table(frame), measured_runs(frame)
-    own = table[table["kind"] == "labkit"]
-    return pd.DataFrame([_compare_with_best(runs, table, name) for name in own.index]).set_index("variant")
+    is_raw, rows = table["source"] == RAW_PIXELS, []
+    for name, own in table[table["kind"] == "labkit"].iterrows():
+        same_resampling = table["antialias"].isna() | (table["antialias"] == own["antialias"])
+        peers = table[(table["kind"] == "peer") & (is_raw == is_raw[name]) & same_resampling]
+        row = {"variant": name, "class": class_of(own["source"], own["antialias"]), "best_peer": ""}
+        if len(peers):
+            best = peers["images_per_s"].idxmax()
+            row |= {"best_peer": best, **_compare_two(runs, name, best)[["speedup", "ci_low", "ci_high", "verdict"]]}
+        rows.append(row)
+    return pd.DataFrame(rows).set_index("variant")
+
+
+def _compare_two(runs: pd.DataFrame, name: str, baseline: str) -> pd.Series:
+    both = runs[runs["variant"].isin([name, baseline])]  # verdicts are for such pairs; most peers do different work
+    return quiet_summary(both.assign(has_verdict=True), baseline).loc[name]
 
 
 def class_of(source: str, antialias: bool | None) -> str:
@@ -74,39 +92,6 @@ def class_of(source: str, antialias: bool | None) -> str:
 def left_out(frame: pd.DataFrame) -> pd.DataFrame:
     """Peers that did not run: `state` is `missing`, with the install command, or `broke`, with the error."""
     return pd.DataFrame(frame.attrs.get("left_out", []), columns=["name", "state", "why"]).set_index("name")
-
-
-def _read_antialias(runs: pd.DataFrame) -> pd.Series:
-    """The flag of each loader as True, False or None, which a CSV stores as text and NaN."""
-    first = runs.drop_duplicates("variant").set_index("variant")["antialias"]
-    return first.map(lambda flag: None if pd.isna(flag) else str(flag) == "True").astype(object)
-
-
-def _limit_shares(runs: pd.DataFrame, table: pd.DataFrame) -> pd.Series:
-    is_raw, shares = table["source"] == RAW_PIXELS, pd.Series(float("nan"), index=table.index)
-    limits = ((DECODE_LIMIT, ~is_raw), (MEMCPY_LIMIT, is_raw), (WRITE_LIMIT, is_raw))
-    for limit, names in ((limit, table.index[chosen]) for limit, chosen in limits):
-        if limit in table.index:
-            shares[names] = [_compare_two(runs, name, limit)["speedup"] for name in names]
-    return shares
-
-
-def _compare_with_best(runs: pd.DataFrame, table: pd.DataFrame, name: str) -> dict:
-    own = table.loc[name]
-    same_source = (table["source"] == RAW_PIXELS) == (own["source"] == RAW_PIXELS)
-    same_resampling = table["antialias"].isna() | (table["antialias"] == own["antialias"])
-    peers = table[(table["kind"] == "peer") & same_source & same_resampling]
-    row = {"variant": name, "class": class_of(own["source"], own["antialias"]), "best_peer": ""}
-    if peers.empty:
-        return row
-    best = peers["images_per_s"].idxmax()
-    comparison = _compare_two(runs, name, best)[["speedup", "ci_low", "ci_high", "verdict"]]
-    return {**row, "best_peer": best, **comparison}
-
-
-def _compare_two(runs: pd.DataFrame, name: str, baseline: str) -> pd.Series:
-    both = runs[runs["variant"].isin([name, baseline])]  # verdicts are for such pairs; most peers do different work
-    return quiet_summary(both.assign(has_verdict=True), baseline).loc[name]
 
 
 _STYLES = {
@@ -132,23 +117,28 @@ def plot_peers(frame: pd.DataFrame, *, ax: Axes | None = None, about: str = "", 
 
     Taught in: notebooks/13_peers.ipynb
     """
-    return draw_table(peer_table(frame), frame, ax=ax, about=about, **kwargs)
-
-
-def draw_table(
-    table: pd.DataFrame, frame: pd.DataFrame, *, ax: Axes | None = None, about: str = "", **kwargs: Any
-) -> Axes:
-    """`plot_peers` for whoever has the table of `peer_table` already, which takes its time."""
+    table = peer_table(frame)
     loaders, limits = table[table["kind"] != "limit"], table[table["kind"] == "limit"]
     groups = group_by_class(loaders)
-    n_rows = len(loaders) + len(groups)
-    ax = ax or make_axes(1.1 + 0.28 * n_rows)
+    ax = ax or make_axes(1.1 + 0.28 * (len(loaders) + len(groups)))
     labels: list[str] = []
     for title, members in groups.items():
-        _draw_limit(ax, limits, members, len(labels))
+        is_raw = members["source"].iloc[0] == RAW_PIXELS
+        rates = limits.loc[(limits["source"] == RAW_PIXELS) == is_raw, "images_per_s"].sort_values()
+        for number, (name, rate) in enumerate(rates.items()):
+            span = [len(labels) - 0.3, len(labels) + len(members) + 0.4]
+            ax.plot([rate, rate], span, color=LIMIT, linestyle="--", zorder=1)
+            side = "left" if number else "right"  # a higher limit may stand close by
+            text = f" {name} {rate:,.0f} "
+            ax.annotate(text, (rate, len(labels)), ha=side, va="center", color=LIMIT, fontsize=SMALL_PT)
         labels.append(title)
         for name, loader in members.iterrows():
-            _draw_loader(ax, len(labels), loader, frame[frame["variant"] == name], **kwargs)
+            median, rates = loader["images_per_s"], measured_runs(frame[frame["variant"] == name])["images_per_s"]
+            row = len(labels)
+            ax.scatter(rates, [row] * len(rates), s=14, color="0.65", zorder=2)
+            ax.scatter(median, row, **{"s": 42, "zorder": 3, **_STYLES[loader["kind"]], **kwargs})
+            place: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "va": "center", "fontsize": SMALL_PT}
+            ax.annotate(f"{median:,.0f}", (1.01, row), **place)
             labels.append(name)
     _label_axes(ax, labels, groups)
     message = _tell_fastest(frame, max(groups.values(), key=len))
@@ -170,24 +160,6 @@ def group_by_class(loaders: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """Rows of each class, in the order of `loaders`; JPEG before raw pixels."""
     classes = [class_of(*pair) for pair in zip(loaders["source"], loaders["antialias"], strict=True)]
     return dict(list(loaders.groupby(classes)))
-
-
-def _draw_loader(ax: Axes, row: int, loader: pd.Series, runs: pd.DataFrame, **kwargs: Any) -> None:
-    rates = measured_runs(runs)["images_per_s"]
-    ax.scatter(rates, [row] * len(rates), s=14, color="0.65", zorder=2)
-    ax.scatter(loader["images_per_s"], row, **{"s": 42, "zorder": 3, **_STYLES[loader["kind"]], **kwargs})
-    text = f"{loader['images_per_s']:,.0f}"
-    ax.annotate(text, (1.01, row), xycoords=("axes fraction", "data"), va="center", fontsize=SMALL_PT)
-
-
-def _draw_limit(ax: Axes, limits: pd.DataFrame, members: pd.DataFrame, row: int) -> None:
-    """The limit of the class whose rows begin at `row`."""
-    is_raw = members["source"].iloc[0] == RAW_PIXELS
-    rates = limits.loc[(limits["source"] == RAW_PIXELS) == is_raw, "images_per_s"].sort_values()
-    for number, (name, rate) in enumerate(rates.items()):
-        ax.plot([rate, rate], [row - 0.3, row + len(members) + 0.4], color=LIMIT, linestyle="--", zorder=1)
-        side = "left" if number else "right"  # a higher limit may stand close by
-        ax.annotate(f" {name} {rate:,.0f} ", (rate, row), ha=side, va="center", color=LIMIT, fontsize=SMALL_PT)
 
 
 def _label_axes(ax: Axes, labels: list[str], groups: dict[str, pd.DataFrame]) -> None:

@@ -1,12 +1,10 @@
 """compare_peers(): time other loaders and labkit's own on the same work, in one run."""
 
 import importlib
-import os
 import warnings
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -70,13 +68,7 @@ class _PeerRun(NamedTuple):
 
 
 def make_work(
-    profile: str = "imagenet",
-    *,
-    peer_class: str | None = None,
-    n_photos: int | None = None,
-    batch_size: int | None = None,
-    scratch: str | os.PathLike | None = None,
-    progress: bool = True,
+    profile: str = "imagenet", *, peer_class: str | None = None, n_photos: int | None = None, progress: bool = True
 ) -> Work:
     """Make the photos of a profile or a class that are missing, and return the work to do on them.
 
@@ -85,19 +77,16 @@ def make_work(
     chosen = _choose_class(profile, peer_class)
     by_scale = _N_PHOTOS[require_choice("profile", chosen.profile, _N_PHOTOS)]
     n_photos = require_int("n_photos", by_scale[scale().name] if n_photos is None else n_photos)
-    if batch_size is None:
-        batch_size = min(_BATCH_SIZE, max(1, n_photos // 2))
-    batch_size = require_int("batch_size", batch_size)
-    name = f"{chosen.profile}-{n_photos}"
-    root = make_photos(labkit_home() / "photos" / name, n_photos, profile=chosen.profile, progress=progress)
+    folder, name = labkit_home() / "photos", f"{chosen.profile}-{n_photos}"
+    root = make_photos(folder / name, n_photos, profile=chosen.profile, progress=progress)
     if chosen.jpeg_short_side is not None:
         name += f"-jpeg{chosen.jpeg_short_side}"
-        root = make_small_photos(root, labkit_home() / "photos" / name, chosen.jpeg_short_side)
+        root = make_small_photos(root, folder / name, chosen.jpeg_short_side)
     if (n_names := _N_NAMES[chosen.profile]) > 1 and scale().name != "ci":
         name += f"-x{n_names}"
-        root = repeat_photos(root, labkit_home() / "photos" / name, n_names)
+        root = repeat_photos(root, folder / name, n_names)
     return Work(
-        root, Path(scratch or labkit_home() / "peers") / name, batch_size=batch_size, dtype=chosen.dtype,
+        root, labkit_home() / "peers" / name, batch_size=min(_BATCH_SIZE, max(1, n_photos // 2)), dtype=chosen.dtype,
         min_steady_s=_MIN_STEADY_S[scale().name],
     )  # fmt: skip
 
@@ -117,11 +106,8 @@ def compare_peers(
     peer_class: str | None = None,
     only: Sequence[str] = (),
     n_photos: int | None = None,
-    batch_size: int | None = None,
     rounds: int | None = None,
-    scratch: str | os.PathLike | None = None,
     peers: Iterable[Peer] | None = None,
-    check: bool = True,
     gil: bool = False,
     experiment: str = "",
     progress: bool = True,
@@ -135,11 +121,9 @@ def compare_peers(
         profile: Photos: `"imagenet"` or `"camera"`. All that read them and deliver bytes take part.
         peer_class: One of `CLASSES` instead, such as `"jpeg-float32"`.
         only: Names of `PEERS`; default: all. labkit's rows and the limits always run.
-        n_photos, batch_size: Default: by scale; 16 batches of 64 in an epoch, of camera photos 6.
+        n_photos: Default: by scale; 16 batches of 64 in an epoch, of camera photos 6.
         rounds: As for `compare`.
-        scratch: Folder for prepared formats, which are kept. Default: in labkit's own folder.
         peers: Your own loaders to compare, instead of `PEERS`.
-        check: False: `check_peer` has just passed them, before another profile; its pictures are the same for all.
         gil: Measure how long labkit's loaders hold Python's lock for an image, with one thread, after the timed runs.
         experiment, progress: As for `compare`.
 
@@ -153,23 +137,22 @@ def compare_peers(
     """
     in_class = _choose_class(profile, peer_class)
     chosen, omitted = _choose_installed(PEERS.values() if peers is None else peers, only, in_class)
-    work = make_work(
-        profile, peer_class=peer_class, n_photos=n_photos, batch_size=batch_size, scratch=scratch, progress=progress
-    )
-    options = {
-        "rounds": rounds, "experiment": experiment, "progress": progress,
-        "factors": {"profile": in_class.profile, "peer_class": peer_class or in_class.profile},
-    }  # fmt: skip
-    return _compare_hosts(chosen, omitted, in_class, work, check=check, gil=gil, **options)
-
-
-def _compare_hosts(
-    peers: list[Peer], omitted: dict, in_class: PeerClass, work: Work, *, check: bool, gil: bool, **options: Any
-) -> pd.DataFrame:
+    work = make_work(profile, peer_class=peer_class, n_photos=n_photos, progress=progress)
+    make_pictures(work)  # before several hosts need them at once
+    by_kind = {"baseline": [NAIVE], "peer": chosen, "labkit": OWN, "limit": LIMITS}
+    factors = {"profile": in_class.profile, "peer_class": peer_class or in_class.profile}
+    options: dict[str, Any] = {"rounds": rounds, "experiment": experiment, "progress": progress}
     with ExitStack() as stack:
-        rows = _start_hosts(peers, in_class, work, stack)
-        _prepare_and_check(rows, omitted, options["progress"], check=check)
-        frame = _time_all(rows, omitted, work, **options)
+        rows = {
+            peer.name: _PeerRun(kind, peer, stack.enter_context(Host(peer, work)))
+            for kind, of_kind in by_kind.items()
+            for peer in of_kind
+            if kind == "baseline" or in_class.admits(peer)
+        }
+        for row in rows.values():
+            stack.callback(row.host.hang_up)  # all at once, before waiting for each
+        _prepare_and_check(rows, omitted, progress)
+        frame = _time_all(rows, omitted, work, factors, options)
         if gil:
             _add_lock_times(frame, rows, omitted)
     frame.attrs["left_out"] = [{"name": name, "state": state, "why": why} for name, (state, why) in omitted.items()]
@@ -180,8 +163,12 @@ def _choose_installed(
     peers: Iterable[Peer], only: Sequence[str], in_class: PeerClass
 ) -> tuple[list[Peer], dict[str, tuple[str, str]]]:
     """Those that can run, and the state of and the reason for those that cannot; other classes are told if named."""
+    by_name = {peer.name.lower(): peer for peer in peers}
+    if unknown := [name for name in only if name.lower() not in by_name]:
+        names = ", ".join(peer.name for peer in by_name.values())
+        raise ArgumentError(f"{unknown[0]!r} is not a peer: choose from {names}")
     chosen, omitted = [], {}
-    for peer in _choose_peers(peers, only):
+    for peer in [by_name[name.lower()] for name in dict.fromkeys(only)] or by_name.values():
         if not in_class.admits(peer):
             if only:
                 omitted[peer.name] = "in another class", f"{peer.source} to {', '.join(peer.dtypes)}"
@@ -192,31 +179,21 @@ def _choose_installed(
     return chosen, omitted
 
 
-def _choose_peers(peers: Iterable[Peer], only: Sequence[str]) -> list[Peer]:
-    by_name = {peer.name.lower(): peer for peer in peers}
-    unknown = [name for name in only if name.lower() not in by_name]
-    if unknown:
-        names = ", ".join(peer.name for peer in by_name.values())
-        raise ArgumentError(f"{unknown[0]!r} is not a peer: choose from {names}")
-    return [by_name[name.lower()] for name in dict.fromkeys(only)] or list(by_name.values())
+def _prepare_and_check(rows: dict[str, _PeerRun], omitted: dict, progress: bool) -> None:
+    """Let all hosts build their formats and pass the check, and drop those that fail.
 
-
-def _start_hosts(peers: list[Peer], in_class: PeerClass, work: Work, stack: ExitStack) -> dict[str, _PeerRun]:
-    make_pictures(work)  # before several hosts need them at once
-    admit = partial(filter, in_class.admits)
-    by_kind = {"baseline": [NAIVE], "peer": peers, "labkit": admit(OWN), "limit": admit(LIMITS)}
-    kinds = [(kind, peer) for kind, peers_of_kind in by_kind.items() for peer in peers_of_kind]
-    rows = {peer.name: _PeerRun(kind, peer, stack.enter_context(Host(peer, work))) for kind, peer in kinds}
-    for row in rows.values():
-        stack.callback(row.host.hang_up)  # all at once, before waiting for each
-    return rows
-
-
-def _prepare_and_check(rows: dict[str, _PeerRun], omitted: dict, progress: bool, *, check: bool) -> None:
+    One after another: some share a format, and each uses all cores. Of two checks at once, each takes several times as
+    long, since OpenMP threads spin while they wait for each other.
+    """
     with progress_bar(show=progress, total=2 * len(rows), desc="peers: prepare, check", unit="step") as bar:
-        _ask_each("prepare", list(rows), rows, omitted, bar)
-        checked = [name for name, row in rows.items() if row.kind != "limit"] if check else []
-        _ask_each("check", checked, rows, omitted, bar)
+        for command in ("prepare", "check"):
+            for name, row in list(rows.items()):
+                try:
+                    if command == "prepare" or row.kind != "limit":
+                        row.host.ask(command)
+                except HostError as error:
+                    _leave_out(name, error, rows, omitted)
+                bar.update()
 
 
 def _add_lock_times(frame: pd.DataFrame, rows: dict[str, _PeerRun], omitted: dict) -> None:
@@ -229,20 +206,6 @@ def _add_lock_times(frame: pd.DataFrame, rows: dict[str, _PeerRun], omitted: dic
     frame["gil_us_per_image"] = frame["variant"].map(held_us)
 
 
-def _ask_each(command: str, names: list[str], rows: dict[str, _PeerRun], omitted: dict, bar: Any) -> None:
-    """Send a command to some hosts, and drop those that fail.
-
-    One after another: some share a format, and each uses all cores. Of two checks at once, each takes several times as
-    long, since OpenMP threads spin while they wait for each other.
-    """
-    for name in names:
-        try:
-            rows[name].host.ask(command)
-        except HostError as error:
-            _leave_out(name, error, rows, omitted)
-        bar.update()
-
-
 def _leave_out(name: str, error: BaseException, rows: dict[str, _PeerRun], omitted: dict) -> None:
     row = rows.pop(name)
     row.host.close()
@@ -252,7 +215,7 @@ def _leave_out(name: str, error: BaseException, rows: dict[str, _PeerRun], omitt
 
 
 def _time_all(
-    rows: dict[str, _PeerRun], omitted: dict, work: Work, *, factors: dict[str, str], **options: Any
+    rows: dict[str, _PeerRun], omitted: dict, work: Work, factors: dict[str, str], options: dict[str, Any]
 ) -> pd.DataFrame:
     """Time all hosts in interleaved rounds. If one breaks, start over without it, so that all share every round."""
     while True:

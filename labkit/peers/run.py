@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -51,17 +51,15 @@ def make_small_photos(photos: Path, root: Path, short_side: int) -> Path:
         DecodeError: a photo cannot be decoded; names it.
     """
     store = FolderStore(photos)
+
+    def make_small(key: str) -> None:
+        if not (root / key).exists():
+            image = Image.fromarray(shrink(decode(store.read(key), key=key), short_side))
+            write_atomic(root / key, encode_image(image, "JPEG", quality=_QUALITY))
+
     with ThreadPoolExecutor(usable_cores()) as pool:
-        for _ in pool.map(partial(_make_small, store, root, short_side), store.keys()):
-            pass
+        list(pool.map(make_small, store.keys()))
     return root
-
-
-def _make_small(store: FolderStore, root: Path, short_side: int, key: str) -> None:
-    path = root / key
-    if not path.exists():
-        image = Image.fromarray(shrink(decode(store.read(key), key=key), short_side))
-        write_atomic(path, encode_image(image, "JPEG", quality=_QUALITY))
 
 
 def repeat_photos(photos: Path, root: Path, n_names: int) -> Path:
@@ -69,21 +67,13 @@ def repeat_photos(photos: Path, root: Path, n_names: int) -> Path:
 
     The names are links to one and the same bytes. Those that are there are kept.
     """
-    store = FolderStore(photos)
-    for path, key in zip(store.paths(), store.keys(), strict=True):
+    for path in FolderStore(photos).paths():
         for number in range(n_names):
-            name = root / Path(key).with_stem(f"{Path(key).stem}-{number}")
+            name = root / path.relative_to(photos).with_stem(f"{path.stem}-{number}")
             if not name.exists():
                 name.parent.mkdir(parents=True, exist_ok=True)
-                _link(path, name)
+                name.hardlink_to(path)
     return root
-
-
-def _link(path: Path, name: Path) -> None:
-    try:
-        name.hardlink_to(path)
-    except OSError:  # a file system without them
-        write_atomic(name, path.read_bytes())
 
 
 STORED = "13_peers.csv"  # beside the notebook
@@ -106,12 +96,12 @@ def append_runs(frame: pd.DataFrame, path: str | os.PathLike) -> pd.DataFrame:
     Raises:
         ValueError: the file holds something else, or figures of another meaning; names it and the remedy.
     """
-    path, added = Path(path), frame.assign(run=name_run(), measure=MEASURE_VERSION)
-    if path.exists():
-        stored = read_collection(path)
-        same = [stored[name] == added[name].iloc[0] for name in ("env_id", "peer_class")]
-        added = pd.concat([stored[~(same[0] & same[1])], added], ignore_index=True)
-    save_frame(added, path)
+    added = frame.assign(run=name_run(), measure=MEASURE_VERSION)
+    if Path(path).exists():
+        stored, (machine, name) = read_collection(path), added[["env_id", "peer_class"]].iloc[0]
+        others = stored[(stored["env_id"] != machine) | (stored["peer_class"] != name)]
+        added = pd.concat([others, added], ignore_index=True)
+    save_frame(added, Path(path))
     return added
 
 
@@ -207,19 +197,14 @@ def plot_cores(
     ax.yaxis.set_major_formatter(FuncFormatter(lambda rate, _: f"{rate:,.0f}"))
     ax.grid(alpha=0.3)
     put_legend_below(ax, columns=2)
-    message = _tell_growth(predicted)
+    message = "no loader has a measured lock: nothing is predicted"
+    if len(predicted):
+        best = predicted[predicted["variant"] == predicted.loc[predicted["images_per_s"].idxmax(), "variant"]]
+        first, top = best.iloc[0], best.loc[best["images_per_s"].idxmax()]
+        ratio = format_ratio(top["images_per_s"] / first["images_per_s"])
+        message = f"{top['variant']} on {top['cores']} cores: predicted {ratio}x of {first['cores']}"
     write_title(ax, f"{about}: {message}" if about else message)
     return ax
-
-
-def _tell_growth(predicted: pd.DataFrame) -> str:
-    """How far the fastest loader grows with cores."""
-    if predicted.empty:
-        return "no loader has a measured lock: nothing is predicted"
-    best = predicted[predicted["variant"] == predicted.loc[predicted["images_per_s"].idxmax(), "variant"]]
-    first, top = best.iloc[0], best.loc[best["images_per_s"].idxmax()]
-    ratio = format_ratio(top["images_per_s"] / first["images_per_s"])
-    return f"{top['variant']} on {top['cores']} cores: predicted {ratio}x of {first['cores']}"
 
 
 _SETTLING_SHARE = 1 / 4
@@ -232,46 +217,15 @@ _MAX_SHARE = 4  # a run lasts about so many times `Work.min_steady_s` at most, u
 _n_epochs: dict[str, int] = {}
 
 
-class PeerRun:
-    """A run in progress.
+@dataclass
+class Timing:
+    """What was read of a loader: all of it, and the steady parts of its epochs."""
 
-    Args:
-        peer, work: The loader, and what it does.
-        clock: Seconds; for tests.
-    """
-
-    def __init__(self, peer: Peer, work: Work, clock: Callable[[], float] = time.perf_counter):
-        self._peer, self._work, self._clock = peer, work, clock
-        n_photos, one_round = len(FolderStore(work.root).paths()), work.batch_size * max(1, work.num_workers)
-        # Whole rounds: workers that begin together deliver together.
-        self._n_settling = math.ceil(max(_SETTLING_SHARE * n_photos, one_round) / one_round) * one_round
-        self.n_images = self.n_epoch_images = 0
-        self.n_steady_batches = self.n_steady_images = 0
-        self.steady_s = self.whole_s = 0.0
-        self._batches: Iterator[Any] = iter(())
-
-    def start(self) -> None:
-        """Begin the first epoch: what a loader does before it waits for its first batch is start-up."""
-        self._batches, self.n_epoch_images = iter(self._peer.loader(self._work)), 0
-
-    def take_first(self) -> int:
-        """Wait for the first batch; returns its images, 0 if there is none."""
-        begin = self._clock()
-        self._take()
-        self.whole_s += self._clock() - begin
-        return self.n_images
-
-    def take_rest(self) -> None:
-        """Read to the end of the epoch, and of as many more as the loader's first run planned."""
-        begin = self._clock()
-        self._take_epoch()
-        if self._peer.name not in _n_epochs:
-            _n_epochs[self._peer.name] = self._plan_by_epoch()
-        else:
-            for _ in range(_n_epochs[self._peer.name] - 1):
-                self.start()
-                self._take_epoch()
-        self.whole_s += self._clock() - begin
+    n_images: int = 0
+    whole_s: float = 0.0
+    n_steady_batches: int = 0
+    n_steady_images: int = 0
+    steady_s: float = 0.0
 
     def columns(self, cpu_s: float, cores: CoreTime) -> dict[str, Any]:
         """What `compare` takes as the run's figures. The arguments are of the whole run, the loader's and all cores'.
@@ -292,33 +246,68 @@ class PeerRun:
             "others_cpu_s": max(0.0, cores.busy_s - cpu_s) * share,
         }
 
-    def _take_epoch(self) -> None:
-        while self.n_epoch_images < self._n_settling and self._take():
+
+class PeerRun:
+    """A run in progress: `start`, then `take_first`, then `take_rest`.
+
+    Args:
+        peer, work: The loader, and what it does.
+        clock: Seconds; for tests.
+    """
+
+    def __init__(self, peer: Peer, work: Work, clock: Callable[[], float] = time.perf_counter):
+        self._peer, self._work, self._clock = peer, work, clock
+        n_photos, one_round = len(FolderStore(work.root).paths()), work.batch_size * max(1, work.num_workers)
+        # Whole rounds: workers that begin together deliver together.
+        self._n_settling = math.ceil(max(_SETTLING_SHARE * n_photos, one_round) / one_round) * one_round
+        self.timing, self._n_epoch_images = Timing(), 0
+        self._batches: Iterator[Any] = iter(())
+
+    def start(self) -> None:
+        """Begin an epoch: what a loader does before it waits for its first batch is start-up."""
+        self._batches, self._n_epoch_images = iter(self._peer.loader(self._work)), 0
+
+    def take_first(self) -> int:
+        """Wait for the first batch; returns its images, 0 if there is none."""
+        begin = self._clock()
+        self._take()
+        self.timing.whole_s += self._clock() - begin
+        return self.timing.n_images
+
+    def take_rest(self) -> None:
+        """Read to the end of the epoch, and of as many more as the loader's first run plans by its second epoch."""
+        begin = self._clock()
+        self._finish_epoch()
+        if self._peer.name in _n_epochs:
+            for _ in range(_n_epochs[self._peer.name] - 1):
+                self.start()
+                self._finish_epoch()
+        else:
+            second, steady_before_s = self._clock(), self.timing.steady_s
+            self.start()
+            self._finish_epoch()
+            seconds = max(self.timing.steady_s - steady_before_s, (self._clock() - second) / _MAX_SHARE, 1e-6)
+            _n_epochs[self._peer.name] = max(1, math.ceil(self._work.min_steady_s / seconds))
+        self.timing.whole_s += self._clock() - begin
+
+    def _finish_epoch(self) -> None:
+        while self._n_epoch_images < self._n_settling and self._take():
             pass
-        begin, n_before, n_batches = self._clock(), self.n_images, 0
+        begin, n_before, n_batches = self._clock(), self.timing.n_images, 0
         while self._take():
             n_batches, end = n_batches + 1, self._clock()  # what follows the last batch is the end of the workers
         if n_batches >= _MIN_BATCHES:
-            self.steady_s += end - begin
-            self.n_steady_batches += n_batches
-            self.n_steady_images += self.n_images - n_before
+            self.timing.steady_s += end - begin
+            self.timing.n_steady_batches += n_batches
+            self.timing.n_steady_images += self.timing.n_images - n_before
 
     def _take(self) -> bool:
         from labkit.measure.steady import count_images, synchronize
 
         batch = next(self._batches, None)
-        if batch is None:
-            return False
-        synchronize()
-        n_images = count_images(batch)
-        self.n_images += n_images
-        self.n_epoch_images += n_images
-        return True
-
-    def _plan_by_epoch(self) -> int:
-        """Read another epoch, and plan by its times how many the runs to come shall have."""
-        begin, steady_before_s = self._clock(), self.steady_s
-        self.start()
-        self._take_epoch()
-        whole_s, steady_s = self._clock() - begin, self.steady_s - steady_before_s
-        return max(1, math.ceil(self._work.min_steady_s / max(steady_s, whole_s / _MAX_SHARE, 1e-6)))
+        if batch is not None:
+            synchronize()
+            n_images = count_images(batch)
+            self.timing.n_images += n_images
+            self._n_epoch_images += n_images
+        return batch is not None

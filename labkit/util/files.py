@@ -3,10 +3,11 @@
 Files are written under a temporary name and renamed, so a reader never sees half of one, and a file that has its name
 is whole. A job claims its folder with `claim_folder`: the first run writes a JSON record of what was asked for, a run
 of the same job goes on from what is there, and any other job is refused. Locks hold until their file is closed or the
-process ends, however it ends; Windows and some filesystems have none.
+process ends, however it ends; some filesystems have none.
 """
 
 import errno
+import fcntl
 import json
 import multiprocessing
 import os
@@ -19,7 +20,7 @@ import weakref
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -117,17 +118,6 @@ def sibling_path(path: Path, ending: str, *, hidden: bool = False) -> Path:
     return path.with_name(name)
 
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]  # a module that may be missing has no other spelling
-
-
-def has_file_locks() -> bool:
-    """Whether this system can lock files."""
-    return fcntl is not None
-
-
 def acquire_lock(file: int | IO, *, wait: bool = True) -> None:
     """Lock an open file for this process, until the file is closed.
 
@@ -137,17 +127,16 @@ def acquire_lock(file: int | IO, *, wait: bool = True) -> None:
 
     Raises:
         BlockingIOError: another process holds the lock, and `wait` is False.
-        OSError: the system or the filesystem has no locks.
+        OSError: the filesystem has no locks.
     """
-    if not has_file_locks():
-        raise OSError(errno.ENOLCK, "this system has no file locks")
     fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def open_locked(path: Path, mode: str) -> IO:
     """Open a file and lock it, unless the filesystem has no locks; repeated if it is removed before it is locked."""
     while True:
-        file = open(path, mode, opener=_open_without_links)  # noqa: SIM115
+        # No symbolic link: the name of a lock can be guessed, and a link there would create a file elsewhere.
+        file = open(path, mode, opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o666))  # noqa: SIM115
         with suppress(OSError):
             acquire_lock(file)
         with suppress(FileNotFoundError):  # the previous holder may have removed it: then this is another file
@@ -160,7 +149,7 @@ def open_locked(path: Path, mode: str) -> IO:
 def file_lock(path: Path) -> Iterator[None]:
     """Wait until no other process holds `path`, then hold it; the file is removed with the lock.
 
-    Without file locks nothing is held. Makes missing folders.
+    Makes missing folders.
 
     Raises:
         RuntimeError: a worker process is importing the script that started it, and that script takes the lock while
@@ -171,16 +160,11 @@ def file_lock(path: Path) -> Iterator[None]:
             'processes are started while the script is imported: call this under `if __name__ == "__main__":`'
         )
     path.parent.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as held:
-        if has_file_locks():
-            held.enter_context(open_locked(path, "a"))
-            held.callback(path.unlink, missing_ok=True)
-        yield
-
-
-def _open_without_links(path: str, flags: int) -> int:
-    """Refuse symbolic links: the name of a lock can be guessed, and a link there would create a file elsewhere."""
-    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
+    with open_locked(path, "a"):
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
 
 
 _PARTIAL_NAME = re.compile(r"\.\d+-[0-9a-f]{8}\.partial")
@@ -212,7 +196,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
     # Without `path.name`, which may have the longest length allowed; random, as containers on one disk share pids.
     partial = path.with_name(f".{os.getpid()}-{secrets.token_hex(4)}.partial")
     try:
-        with _create_locked(partial):
+        with open_locked(partial, "xb"):  # never through a link or over another file
             yield partial
             partial.replace(path)
     except OSError as error:
@@ -234,14 +218,6 @@ def remove_leftovers(folder: Path) -> None:
 
 
 _remove_leftovers_once = cache(remove_leftovers)
-
-
-def _create_locked(partial: Path) -> AbstractContextManager:
-    """Create the file, never through a link or over another, and lock it while it is written."""
-    if has_file_locks():
-        return open_locked(partial, "xb")
-    partial.open("x").close()  # Windows renames no open file
-    return nullcontext()
 
 
 REMEDY = "choose another folder, or remove this one"
@@ -337,7 +313,7 @@ class ScratchFolder:
     """A temporary folder, removed by `cleanup()`, the end of `with`, or of the process.
 
     A process that is killed, as a notebook's kernel may be, cannot remove its folder: the next `ScratchFolder` in the
-    same place does. A folder in use is locked; without file locks, only a process's own folders are removed.
+    same place does. A folder in use is locked.
 
     Args:
         folder: Where to make it; missing folders are made. Default: beside the photos, and so on the same disk.
@@ -354,8 +330,23 @@ class ScratchFolder:
     def __init__(self, folder: Path | str | None = None):
         parent = Path(folder or labkit_home() / "photos")
         parent.mkdir(parents=True, exist_ok=True)
-        _remove_abandoned(parent)
-        self.path, lock = _make_locked(parent)
+        for abandoned in parent.glob(_PATTERN):
+            with suppress(OSError):  # in use, not a folder, or owned by another user
+                lock = _open_folder(abandoned)
+                try:
+                    acquire_lock(lock, wait=False)
+                    shutil.rmtree(abandoned, ignore_errors=True)
+                finally:
+                    os.close(lock)
+        while True:
+            self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent.absolute()))
+            with suppress(FileNotFoundError):  # another process removed it before it was locked
+                lock = _open_folder(self.path)
+                with suppress(OSError):
+                    acquire_lock(lock)
+                if self.path.exists():
+                    break
+                os.close(lock)
         self._finalizer = weakref.finalize(self, _remove_owned, self.path, lock, os.getpid())
 
     def cleanup(self) -> None:
@@ -372,41 +363,13 @@ class ScratchFolder:
         return f"ScratchFolder({str(self.path)!r})"
 
 
-def _make_locked(parent: Path) -> tuple[Path, int | None]:
-    """A new folder, and the descriptor that holds its lock."""
-    while True:
-        path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent.absolute()))
-        if not has_file_locks():
-            return path, None
-        with suppress(FileNotFoundError):  # another process removed it before it was locked
-            lock = _open_folder(path)
-            with suppress(OSError):
-                acquire_lock(lock)
-            if path.exists():
-                return path, lock
-            os.close(lock)
-
-
-def _remove_abandoned(parent: Path) -> None:
-    for path in parent.glob(_PATTERN) if has_file_locks() else ():
-        with suppress(OSError):  # in use, not a folder, or owned by another user
-            lock = _open_folder(path)
-            try:
-                acquire_lock(lock, wait=False)
-                shutil.rmtree(path, ignore_errors=True)
-            finally:
-                os.close(lock)
-
-
 def _open_folder(path: Path) -> int:
     return os.open(path, os.O_RDONLY | os.O_DIRECTORY)
 
 
-def _remove_owned(path: Path, lock: int | None, owner: int) -> None:
-    if os.getpid() != owner:  # the end of a fork; the owner still needs it
-        return
-    shutil.rmtree(path, ignore_errors=True)
-    if lock is not None:
+def _remove_owned(path: Path, lock: int, owner: int) -> None:
+    if os.getpid() == owner:  # not at the end of a fork: the owner still needs it
+        shutil.rmtree(path, ignore_errors=True)
         os.close(lock)
 
 
@@ -441,7 +404,10 @@ def walk(root: str | os.PathLike, *, recursive: bool = True) -> Iterator[Folder]
             identity = status.st_dev, status.st_ino
             if identity in parents:  # a link to one of the folders above: all in it is listed already
                 continue
-            _list(folder)
+            with os.scandir(path) as entries:
+                for entry in entries:
+                    if not is_hidden(entry.name):
+                        _kind(folder, entry).append(entry.name)
         except OSError as error:
             if not parents:
                 raise
@@ -450,13 +416,6 @@ def walk(root: str | os.PathLike, *, recursive: bool = True) -> Iterator[Folder]
         if recursive and folder.folders:
             above = (*parents, identity)
             to_list += [(os.path.join(path, name), f"{prefix}{name}/", above) for name in reversed(folder.folders)]
-
-
-def _list(folder: Folder) -> None:
-    with os.scandir(folder.path) as entries:
-        for entry in entries:
-            if not is_hidden(entry.name):
-                _kind(folder, entry).append(entry.name)
 
 
 def _kind(folder: Folder, entry: os.DirEntry) -> list[str]:

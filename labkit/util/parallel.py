@@ -15,11 +15,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from functools import cache, partial
 from multiprocessing.connection import Connection
-from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import cloudpickle
@@ -31,7 +29,7 @@ from labkit.util.process import progress_bar, use_one_torch_thread
 from labkit.util.redact import redact
 
 if TYPE_CHECKING:
-    import psutil
+    pass
 
 Outcome = tuple[Any, str | None]  # (value, None) or (None, error text)
 
@@ -158,10 +156,26 @@ _TIMEOUT_S = 5.0
 @contextmanager
 def joined_cluster(address: str | None, num_tasks: int | None) -> Iterator[int]:
     """How many tasks to keep submitted, while the cluster is joined; a cluster joined earlier stays joined."""
-    ray = _import_ray()
+    try:
+        import ray
+    except ImportError as error:
+        raise MissingLibraryError(f'engine="ray" needs Ray: {install_command("cluster")}') from error
     with ExitStack() as joined:
         if not ray.is_initialized():
-            _start_or_join_cluster(ray, address or os.environ.get("RAY_ADDRESS"))
+            address = address or os.environ.get("RAY_ADDRESS")
+            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+            options: dict[str, Any] = {} if address else {"num_cpus": usable_cores(), "include_dashboard": False}
+            host, _, port = (address or "").rpartition(":")
+            try:
+                if port.isdecimal():  # fail at once: Ray would try for more than a minute, and then end this process
+                    socket.create_connection((host, int(port)), timeout=_TIMEOUT_S).close()
+                # Not None, for which Ray joins whatever cluster runs on this machine.
+                ray.init(address=address or "local", log_to_driver=False, logging_level=logging.ERROR, **options)
+            except Exception as error:  # a plain Exception if a node does not start in time
+                raise ConnectionError(
+                    f"no Ray cluster could be joined at {address or 'this machine'} ({error}): "
+                    "start one with `ray start --head`, and give its address as host:port"
+                ) from error
             joined.callback(ray.shutdown)
         yield 2 * max(1, int(ray.cluster_resources().get("CPU", 1))) if num_tasks is None else max(1, num_tasks)
 
@@ -172,56 +186,13 @@ def ray_pool(function: Callable) -> Iterator[Pool]:
 
     Ray itself tries a task three more times (its default) if its machine or worker is lost.
     """
+    import ray
 
     def map_items(packed: list[Outcome]) -> tuple[float, list[Outcome]]:  # the name that Ray shows in its messages
         return run_packed(function, packed)
 
-    task = _import_ray().remote(num_cpus=1)(map_items)
+    task = ray.remote(num_cpus=1)(map_items)
     yield Pool(lambda items: task.remote(pack_items(items)).future(), unpack_result)
-
-
-def _start_or_join_cluster(ray: ModuleType, address: str | None) -> None:
-    import psutil
-
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    options = {} if address else {"num_cpus": usable_cores(), "include_dashboard": False}
-    before = set(psutil.Process().children())
-    try:
-        _check_reachable(address)
-        # Not None, for which Ray joins whatever cluster runs on this machine.
-        ray.init(address=address or "local", log_to_driver=False, logging_level=logging.ERROR, **options)
-    except Exception as error:  # a plain Exception if a node does not start in time
-        _kill(set(psutil.Process().children()) - before, Path(str(ray.__file__)).parent)
-        raise ConnectionError(
-            f"no Ray cluster could be joined at {address or 'this machine'} ({error}): "
-            "start one with `ray start --head`, and give its address as host:port"
-        ) from error
-
-
-def _kill(processes: "set[psutil.Process]", program: Path) -> None:
-    """End those that run a program of Ray's: what it started before it failed, and would keep until this one ends."""
-    import psutil
-
-    for process in processes:
-        with suppress(psutil.Error):
-            if str(program) in " ".join(process.cmdline()):
-                process.kill()
-                process.wait(_TIMEOUT_S)
-
-
-def _check_reachable(address: str | None) -> None:
-    """Fail at once; Ray would try for more than a minute, and then end this process."""
-    host, _, port = (address or "").rpartition(":")
-    if port.isdecimal():
-        socket.create_connection((host, int(port)), timeout=_TIMEOUT_S).close()
-
-
-def _import_ray() -> ModuleType:
-    try:
-        import ray
-    except ImportError as error:
-        raise MissingLibraryError(f'engine="ray" needs Ray: {install_command("cluster")}') from error
-    return ray
 
 
 ENGINES = ("local", "threads", "ray")
@@ -324,7 +295,14 @@ def _pooled(
             yield from _run_chunks(pool, items, waiting, window, lost)
         while lost:  # a pool may be useless once a worker has died: each pass opens a new one
             with _open_checked(open_single) as pool:
-                yield from _run_one_by_one(pool, items, lost)
+                while lost:
+                    position = lost.popleft()
+                    try:
+                        _, outcomes = pool.result(pool.submit([items[position]]))
+                    except Exception as error:
+                        yield position, (None, f"its worker died twice ({format_error(error)})")
+                        break
+                    yield position, outcomes[0]
 
 
 @contextmanager
@@ -368,15 +346,3 @@ def _next_size(size: int, seconds: float, fair_share: int) -> int:
     """Items of the next chunk, for `_CHUNK_S` of work; fewer near the end, so that all workers have a share."""
     fitting = int(size * _CHUNK_S / max(seconds, 1e-9))
     return max(1, min(fitting, 2 * size, _MAX_CHUNK_ITEMS, fair_share))
-
-
-def _run_one_by_one(pool: Pool, items: list, lost: deque[int]) -> Iterator[tuple[int, Outcome]]:
-    """Outcomes of `lost`, each item alone, up to the first that kills its worker again."""
-    while lost:
-        position = lost.popleft()
-        try:
-            _, outcomes = pool.result(pool.submit([items[position]]))
-        except Exception as error:
-            yield position, (None, f"its worker died twice ({format_error(error)})")
-            return
-        yield position, outcomes[0]

@@ -5,6 +5,7 @@ own; and objects with a method `to` of their own, such as tokenizers' encodings,
 """
 
 import copy
+import copyreg
 import sys
 from collections import UserList, deque
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
@@ -12,6 +13,7 @@ from dataclasses import is_dataclass
 from typing import Any
 
 _ATOMS = (str, bytes, int, float, type(None), type)
+_LISTS = list | deque | UserList
 
 
 def map_tensors(batch: Any, function: Callable[[Any], Any], *, of_object: Callable[[Any], Any] | None = None) -> Any:
@@ -27,6 +29,71 @@ def map_tensors(batch: Any, function: Callable[[Any], Any], *, of_object: Callab
             the object's place. Default: the tensors in its items and attributes are mapped.
     """
     return _Mapper(function, of_object).map(batch)
+
+
+class _Mapper:
+    """One call of `map_tensors`; knows what it has mapped already.
+
+    Not a function within `map_tensors` that calls itself: that is a circle, which would keep the batch in memory.
+    """
+
+    def __init__(self, function: Callable[[Any], Any], of_object: Callable[[Any], Any] | None):
+        self._function, self._of_object = function, of_object
+        # By id; both the original and the result are kept, so that no other object gets their ids.
+        self._done: dict[int, tuple[Any, Any]] = {}
+
+    def _note(self, item: Any, result: Any) -> Any:
+        """Remember a result, which is not mapped once more either: an object may hold it in two places."""
+        self._done[id(item)] = self._done[id(result)] = item, result
+        return result
+
+    def map(self, item: Any) -> Any:
+        if isinstance(item, _ATOMS):
+            return item
+        if id(item) in self._done:
+            return self._done[id(item)][1]
+        if is_tensor(item):
+            return self._note(item, self._function(item))
+        if self._of_object is not None and has_own_to(item):
+            return self._note(item, self._of_object(item))
+        if isinstance(item, tuple):
+            make = getattr(item, "_make", type(item))  # of a named tuple
+            return self._note(item, make([self.map(value) for value in item]))
+        if isinstance(item, Mapping) and not isinstance(item, MutableMapping):
+            kind: Any = type(item)
+            return self._note(item, kind({key: self.map(value) for key, value in item.items()}))
+        own = _copy(item)
+        if own is item:
+            return item
+        self._note(item, own)
+        if isinstance(own, MutableMapping):
+            for key in list(own):
+                own[key] = self.map(own[key])
+        elif isinstance(own, _LISTS):
+            for place, value in enumerate(item):
+                own[place] = self.map(value)
+        for name in _attribute_names(own):
+            value = getattr(own, name)
+            if (mapped := self.map(value)) is not value:
+                # Not setattr, which a frozen data class forbids: nobody else has seen this copy yet.
+                object.__setattr__(own, name, mapped)
+        return own
+
+
+def _copy(item: Any) -> Any:
+    """A copy of a container, a data class or an object with a method `to`, with the same contents; else the item."""
+    if isinstance(item, MutableMapping | _LISTS) or (has_own_to(item) and hasattr(item, "__copy__")):
+        return copy.copy(item)
+    if not (is_dataclass(item) or has_own_to(item)):
+        return item
+    # Not by `copy.copy`, which goes by how an object is pickled: that may take long, and leave something out.
+    try:
+        own = object.__new__(type(item))
+    except TypeError:  # of a class of another language
+        return item
+    for name in _attribute_names(item):
+        object.__setattr__(own, name, getattr(item, name))
+    return own
 
 
 def move_tensors(batch: Any, device: Any, *, non_blocking: bool = False) -> Any:
@@ -75,7 +142,7 @@ def has_own_to(item: Any) -> bool:
 def _contents(item: Any) -> list[Any]:
     if isinstance(item, Mapping):
         items = list(item.values())
-    elif isinstance(item, list | tuple | deque | UserList):
+    elif isinstance(item, tuple | _LISTS):
         items = list(item)
     elif is_dataclass(item) or has_own_to(item):
         items = []
@@ -86,109 +153,5 @@ def _contents(item: Any) -> list[Any]:
 
 def _attribute_names(item: Any) -> list[str]:
     """Of all that an object holds, in `__dict__` or slots."""
-    names = dict.fromkeys(getattr(item, "__dict__", ()))
-    for kind in type(item).__mro__:
-        slots = vars(kind).get("__slots__", ())
-        for name in [slots] if isinstance(slots, str) else slots:
-            is_private = name.startswith("__") and not name.endswith("__")
-            names[f"_{kind.__name__.lstrip('_')}{name}" if is_private else name] = None
-    return [name for name in names if name not in ("__dict__", "__weakref__") and hasattr(item, name)]
-
-
-class _Mapper:
-    """One call of `map_tensors`; knows what it has mapped already."""
-
-    def __init__(self, function: Callable[[Any], Any], of_object: Callable[[Any], Any] | None):
-        self._function, self._of_object = function, of_object
-        self._done: dict[int, Any] = {}
-        self._kept: list[Any] = []  # so that no other object gets the id of one that is done
-
-    def map(self, item: Any) -> Any:
-        if isinstance(item, _ATOMS):
-            return item
-        if id(item) not in self._done:
-            self._note(item, self._map_new(item))
-        return self._done[id(item)]
-
-    def _note(self, item: Any, result: Any) -> Any:
-        """Remember a result, which is not mapped once more either: an object may hold it in two places."""
-        self._kept += (item, result)
-        self._done[id(item)] = self._done[id(result)] = result
-        return result
-
-    def _map_new(self, item: Any) -> Any:
-        if is_tensor(item):
-            return self._function(item)
-        if self._of_object is not None and has_own_to(item):
-            return self._of_object(item)
-        if isinstance(item, Mapping):
-            return self._map_mapping(item)
-        if isinstance(item, tuple):
-            return self._map_tuple(item)
-        if isinstance(item, list | deque | UserList):
-            return self._map_list(item)
-        return self._map_object(item) if is_dataclass(item) or has_own_to(item) else item
-
-    def _map_mapping(self, item: Mapping) -> Any:
-        own = _shallow_copy(item)
-        if isinstance(own, MutableMapping):
-            self._note(item, own)
-            for key in list(own):
-                own[key] = self.map(own[key])
-            return self._map_attributes(own)
-        values = {key: self.map(value) for key, value in item.items()}
-        try:
-            return type(item)(values)  # type: ignore[call-arg]
-        except TypeError:  # its constructor differs: a plain container does as well
-            return values
-
-    def _map_tuple(self, item: tuple) -> Any:
-        values = [self.map(value) for value in item]
-        make = getattr(item, "_make", type(item))  # of a named tuple
-        try:
-            return make(values)
-        except TypeError:
-            return tuple(values)
-
-    def _map_list(self, item: Any) -> Any:
-        own = _shallow_copy(item)
-        if own is None:
-            return [self.map(value) for value in item]
-        self._note(item, own)
-        for place, value in enumerate(item):
-            own[place] = self.map(value)
-        return self._map_attributes(own)
-
-    def _map_object(self, item: Any) -> Any:
-        own = _shallow_copy(item) if hasattr(item, "__copy__") else _bare_copy(item)
-        if own is None:
-            return item
-        self._note(item, own)
-        return self._map_attributes(own)
-
-    def _map_attributes(self, own: Any) -> Any:
-        for name in _attribute_names(own):
-            value = getattr(own, name)
-            if (mapped := self.map(value)) is not value:
-                # Not setattr, which a frozen data class forbids: nobody else has seen this copy yet.
-                object.__setattr__(own, name, mapped)
-        return own
-
-
-def _shallow_copy(item: Any) -> Any:
-    """As the object's own class copies it; None if it cannot be copied."""
-    try:
-        return copy.copy(item)
-    except Exception:  # whatever a foreign class raises
-        return None
-
-
-def _bare_copy(item: Any) -> Any:
-    """Not by `copy.copy`, which goes by how an object is pickled: that may take long, and leave something out."""
-    try:
-        own = object.__new__(type(item))
-    except TypeError:  # of a class of another language
-        return None
-    for name in _attribute_names(item):
-        object.__setattr__(own, name, getattr(item, name))
-    return own
+    names = [*getattr(item, "__dict__", ()), *copyreg._slotnames(type(item))]  # type: ignore[attr-defined]
+    return [name for name in names if hasattr(item, name)]

@@ -1,4 +1,4 @@
-"""File locks: one holder at a time, though the file comes and goes with the lock; nothing else without `fcntl`."""
+"""File locks: one holder at a time, though the file comes and goes with the lock."""
 
 import multiprocessing
 import os
@@ -10,8 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from labkit.util.files import file_lock
-
-fcntl = pytest.importorskip("fcntl", reason="this system has no file locks")
 
 
 def test_never_two_at_once(tmp_path):
@@ -68,24 +66,3 @@ def test_a_script_without_a_guard_ends(tmp_path):
     ended = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120)
     assert ended.returncode == 1
     assert "__main__" in ended.stderr
-
-
-WITHOUT_FCNTL = """
-import sys
-sys.modules["fcntl"] = None  # what `import fcntl` meets on Windows
-import importlib, pkgutil
-import labkit.data
-for module in pkgutil.walk_packages(labkit.data.__path__, "labkit.data."):
-    importlib.import_module(module.name)
-try:
-    labkit.data.simulated_disks.SimulatedStore([])
-except OSError as error:
-    print(error)
-"""
-
-
-@pytest.mark.exhaustive
-def test_all_data_modules_import_without_file_locks():
-    child = subprocess.run([sys.executable, "-c", WITHOUT_FCNTL], capture_output=True, text=True, timeout=120)
-    assert (child.returncode, child.stderr) == (0, "")
-    assert child.stdout.startswith("SimulatedStore needs file locks")

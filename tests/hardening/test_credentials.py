@@ -213,7 +213,7 @@ def test_pages_of_a_tour(guarded, told):
         nbformat.v4.new_output("stream", name="stdout", text=f"read {url}\n"),
     ]
     node = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("read()", outputs=outputs)])
-    notebooks._drop_credentials(node)
+    notebooks._clean_outputs(node)
     told(nbformat.writes(node))
 
 

@@ -1,6 +1,5 @@
 """The command line: labkit diagnose on scripts as people write them, list, lab, and mistakes."""
 
-import json
 import os
 import re
 import subprocess
@@ -46,16 +45,12 @@ class TestDiagnose:
         return CliRunner().invoke(app, ["diagnose", *arguments])
 
     @pytest.mark.slow
-    def test_it_says_what_to_do_and_draws_it(self, tmp_path, monkeypatch):
+    def test_it_says_what_to_do(self, monkeypatch):
         monkeypatch.setattr("time.sleep", stopped_time(monkeypatch).sleep)
-        result = self.run("my_training:make_training", "--batches", "3", "--rounds", "1", "--picture", "stalls.png",
-                          "--trace", "trace.json")  # fmt: skip
+        result = self.run("my_training:make_training", "--batches", "3", "--rounds", "1")
         assert result.exit_code == 0, result.output
         assert re.search(r"^compute +100\.0%  #{40}$", result.output, re.M)
         assert "Leave the loader as it is" in result.output
-        assert (tmp_path / "stalls.png").read_bytes().startswith(b"\x89PNG")
-        events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-        assert [event["name"] for event in events if event["ph"] == "X"] == ["wait", "step"] * 3
 
     @pytest.mark.parametrize(
         ("name", "says"),
@@ -148,8 +143,7 @@ def test_lab_of_a_wheel_opens_copies(lab, monkeypatch):
     result = CliRunner().invoke(app, ["lab"])
     assert "10_works.ipynb has your edits" in result.output.replace("\n", "")
     after = contents(lab / "labkit-notebooks")
-    assert after["10_works.ipynb"] == before["10_works.ipynb"]
-    assert after["new-10_works.ipynb"] == b"newer"
+    assert after == before
 
 
 def test_where_no_copies_can_be_made_lab_and_tour_say_so_in_one_line(lab, monkeypatch):

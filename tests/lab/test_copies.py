@@ -59,10 +59,8 @@ def test_a_newer_version_replaces_a_copy_that_is_not_edited(wheel):
     assert update(wheel) == ([], {**FIRST, NOTEBOOK: "v2", SCRIPT: "script v2"})
 
 
-@pytest.mark.parametrize(
-    ("name", "beside"), [(NOTEBOOK, f"new-{NOTEBOOK}"), (SCRIPT, "data_scripts/new-make_photos.py")]
-)
-def test_an_edited_copy_stays_and_its_newer_version_is_named_until_the_reader_removes_it(wheel, name, beside):
+@pytest.mark.parametrize("name", [NOTEBOOK, SCRIPT])
+def test_an_edited_copy_stays_and_is_named_where_there_is_a_newer_version(wheel, name):
     source = name if name == SCRIPT else f"notebooks/{name}"
     update(wheel)
     (copies.COPIES / name).write_text("my edits")
@@ -70,56 +68,19 @@ def test_an_edited_copy_stays_and_its_newer_version_is_named_until_the_reader_re
     _write(wheel, {source: "v2"})
     for _ in range(2):
         [line], held = update(wheel)
-        assert held == {**FIRST, name: "my edits", beside: "v2"}
-        assert f"{name} has your edits and stays as it is; the newer version is " in line
-        assert line.endswith(beside)
+        assert held == {**FIRST, name: "my edits"}
+        assert f"{name} has your edits and stays as it is: move it away to get the newer version" in line
+    (copies.COPIES / name).unlink()
+    assert update(wheel) == ([], {**FIRST, name: "v2"})
     _write(wheel, {source: "v3"})
-    assert update(wheel)[1] == {**FIRST, name: "my edits", beside: "v3"}
-    (copies.COPIES / beside).unlink()
-    assert update(wheel) == ([], {**FIRST, name: "my edits"})
-    _write(wheel, {source: "v4"})
-    [line], held = update(wheel)
-    assert held[beside] == "v4"
+    assert update(wheel) == ([], {**FIRST, name: "v3"})
 
 
-@pytest.fixture
-def edited(wheel):
-    """The wheel's files, of which a notebook is newer than the copy that its reader has edited."""
+def test_what_the_wheel_no_longer_has_stays(wheel):
+    _write(wheel, {"notebooks/15_gone.ipynb": "old"})
     update(wheel)
-    (copies.COPIES / NOTEBOOK).write_text("my edits")
-    _write(wheel, {f"notebooks/{NOTEBOOK}": "v2"})
-    update(wheel)
-    return wheel
-
-
-def test_taking_the_newer_version_ends_the_matter(edited):
-    (copies.COPIES / f"new-{NOTEBOOK}").replace(copies.COPIES / NOTEBOOK)
-    assert update(edited) == ([], {**FIRST, NOTEBOOK: "v2"})
-    _write(edited, {f"notebooks/{NOTEBOOK}": "v3"})
-    assert update(edited) == ([], {**FIRST, NOTEBOOK: "v3"})
-
-
-def test_a_newer_version_leaves_its_place_beside_a_copy_that_holds_it(edited):
-    (copies.COPIES / NOTEBOOK).unlink()
-    assert update(edited) == ([], {**FIRST, NOTEBOOK: "v2"})
-
-
-def test_edits_of_the_newer_version_stay_too(edited):
-    (copies.COPIES / f"new-{NOTEBOOK}").write_text("edits again")
-    _write(edited, {f"notebooks/{NOTEBOOK}": "v3"})
-    [line], held = update(edited)
-    assert held == {**FIRST, NOTEBOOK: "my edits", f"new-{NOTEBOOK}": "edits again"}
-    assert line.endswith(f"the newer version is {edited / 'notebooks' / NOTEBOOK}")
-
-
-def test_what_the_wheel_no_longer_has_goes_unless_it_is_edited(wheel):
-    _write(wheel, {"notebooks/15_gone.ipynb": "old", "notebooks/16_gone.ipynb": "old"})
-    update(wheel)
-    _write(copies.COPIES, {"16_gone.ipynb": "my edits", "17_mine.ipynb": "mine"})
-    for number in (15, 16):
-        (wheel / "notebooks" / f"{number}_gone.ipynb").unlink()
-    for _ in range(2):
-        assert update(wheel) == ([], {**FIRST, "16_gone.ipynb": "my edits", "17_mine.ipynb": "mine"})
+    (wheel / "notebooks" / "15_gone.ipynb").unlink()
+    assert update(wheel) == ([], {**FIRST, "15_gone.ipynb": "old"})
 
 
 @pytest.mark.parametrize("record", ["{", "[1]", None, '{"00_measure.ipynb": 5}'])
@@ -131,7 +92,9 @@ def test_without_its_record_every_difference_is_an_edit(wheel, record):
     if record is not None:
         path.write_text(record)
     _write(wheel, {f"notebooks/{NOTEBOOK}": "v2"})
-    assert update(wheel)[1] == {**FIRST, f"new-{NOTEBOOK}": "v2"}
+    [line], held = update(wheel)
+    assert held == FIRST
+    assert f"{NOTEBOOK} has your edits" in line
 
 
 def test_in_the_folder_of_the_copies_they_stay_where_they_are(wheel, monkeypatch, tmp_path):

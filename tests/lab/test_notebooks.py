@@ -4,7 +4,6 @@ import atexit
 import json
 from unittest.mock import AsyncMock, Mock
 
-import psutil
 import pytest
 
 from labkit.app import notebooks
@@ -18,20 +17,6 @@ def test_a_kernel_that_was_ended_is_not_ended_again_at_exit(tmp_path, monkeypatc
     with pytest.raises(KeyboardInterrupt):
         notebooks._run_kernel(client, tmp_path, {})
     assert dropped == [client._cleanup_kernel]
-
-
-@pytest.mark.exhaustive
-def test_a_ctrl_c_between_cells_ends_the_kernel(write_notebook):
-    """As when the page is being drawn: then no cell runs that could be interrupted."""
-    path = write_notebook("00_a", "import os, pathlib; pathlib.Path('pid').write_text(str(os.getpid()))", "1")
-
-    def on_cell(cell, n_cells):
-        if cell == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        notebooks.execute(notebooks.Notebook(path, "", ""), on_cell=on_cell)
-    assert not psutil.pid_exists(int(path.with_name("pid").read_text()))
 
 
 def test_no_notebooks_at_all(tmp_path):

@@ -30,15 +30,6 @@ class TestPlan:
         expected = lk.plan(gpu="h100", n_gpus=8, cpu_ms_per_image=(1, 2.4), storage="s3")
         assert found == json.loads(json.dumps(expected.to_dict()))
 
-    def test_any_input(self, tmp_path):
-        path = tmp_path / "p.json"
-        run(*OWN, "--storage", "s3", "--set", "latency_ms=5:10:20", "--set", "n_prefixes=3", "--json", str(path))
-        values = {
-            line["name"]: [line["value"], line["low"], line["high"]] for line in json.loads(path.read_text())["lines"]
-        }
-        assert values["latency_ms"] == [10, 5, 20]
-        assert values["n_prefixes"] == [3, 3, 3]
-
     def test_measured_costs_are_kept_and_read(self, tmp_path, monkeypatch):
         found = LoaderCosts({"photos": {"cpu_ms_per_image": Estimate(3, source="a run", kind="measured here")}})
         monkeypatch.setattr(formulas, "loader_costs", lambda source: found)
@@ -55,8 +46,6 @@ class TestPlan:
             ([], "labkit: the demand of a GPU is not known"),
             ([*OWN, "--cpu-ms", "fast"], "--cpu-ms must be a number, LOW:HIGH or LOW:VALUE:HIGH, got 'fast'"),
             ([*OWN, "--kb", "1:2:3:4"], "--kb must be a number"),
-            ([*OWN, "--set", "latency_ms"], "--set must be NAME=NUMBER, got 'latency_ms'"),
-            ([*OWN, "--set", "speed=3"], "speed is no input of a plan"),
             ([*OWN, "--storage", "tape"], "storage must be one of"),
             ([*OWN, "--costs", "/nowhere.json"], "No such file"),
             (["--watched", "/nowhere.json"], "No such file"),

@@ -1,6 +1,5 @@
 """The site: built from the stored notebooks and the guide, without a dead link, readable from a disk."""
 
-import os
 import re
 import shutil
 from html import unescape
@@ -85,25 +84,6 @@ def test_a_rerun_replaces_the_site_and_a_dead_link_writes_nothing(pages, noteboo
         build_site(site, small)
     assert "The second." in (site / "guide" / "commands.html").read_text()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["notebooks", "site"]
-
-
-def test_the_earlier_site_comes_back_if_the_new_one_cannot_take_its_place(notebooks, tmp_path, monkeypatch):
-    small, site = tmp_path / "notebooks", tmp_path / "site"
-    (small / "guide").mkdir(parents=True)
-    shutil.copy(notebooks / "guide" / "conf.py", small / "guide")
-    (small / "guide" / "index.md").write_text("# labkit\n\nThe first.\n")
-    build_site(site, small)
-    rename = os.rename
-
-    def refuse(source, target):
-        if source.name == "html":
-            raise OSError("no")
-        rename(source, target)
-
-    monkeypatch.setattr(os, "rename", refuse)
-    with pytest.raises(OSError, match="no"):
-        build_site(site, small)
-    assert "The first." in (site / "guide" / "index.html").read_text()
 
 
 def test_a_missing_package_names_the_extra(monkeypatch, tmp_path):

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import psutil
@@ -119,17 +120,15 @@ def quiet_clone(lab, monkeypatch):
     return lab
 
 
-ONCE_UNSTABLE = """
-import pathlib, warnings, labkit as lk; from labkit import course
-if not pathlib.Path("quiet").exists():
-    pathlib.Path("quiet").touch()
-    warnings.warn("pil: unstable: spread 40%", course.InstabilityWarning)
+UNSTABLE = """
+import warnings, labkit as lk; from labkit import course
+warnings.warn("pil: unstable: spread 40%", course.InstabilityWarning)
 """
 
 
 @pytest.mark.exhaustive
-def test_store_writes_all_notebooks_of_a_run_and_repeats_a_disturbed_one(quiet_clone, write_notebook, capsys):
-    write_notebook("13_unstable_once", ONCE_UNSTABLE)
+def test_store_writes_all_notebooks_of_a_run_and_names_an_unstable_one(quiet_clone, write_notebook, capsys):
+    write_notebook("13_unstable", UNSTABLE)
     (quiet_clone / "results" / lk.env_id() / "frames").mkdir(parents=True)
     (quiet_clone / "results" / lk.env_id() / "frames" / "old.csv").write_text("not a frame")
     assert tour.run_tour(store_outputs=True) == 0
@@ -138,10 +137,9 @@ def test_store_writes_all_notebooks_of_a_run_and_repeats_a_disturbed_one(quiet_c
     runs = [notebook["metadata"]["labkit"] for notebook in stored.values()]
     assert all(run.pop("seconds") >= 1 for run in runs)  # how long each notebook took: the rest is the run's
     assert runs[0] == runs[1]
-    assert "note" not in stored["13_unstable_once"]["metadata"]["labkit"]
-    assert stored["13_unstable_once"]["cells"][1]["outputs"] == []
+    assert "InstabilityWarning: pil: unstable: spread 40%" in str(stored["13_unstable"]["cells"][1]["outputs"])
     said = capsys.readouterr().out
-    assert "13_unstable_once was disturbed, in try 1 of 3: pil: unstable: spread 40%" in said
+    assert "stored, though unstable, 13_unstable: pil: unstable: spread 40%" in said
     assert [path.name for path in (quiet_clone / "results").rglob("old.csv")] == ["old.csv"]
     assert [path.name for path in (quiet_clone / "results" / lk.env_id() / "frames").iterdir()] == ["10_small.csv"]
 
@@ -158,28 +156,6 @@ def test_store_writes_nothing_if_one_notebook_is_refused(quiet_clone, other, cap
     assert "no notebook was stored: all are, or none" in said
 
 
-def test_a_note_is_said_at_the_end(quiet_clone, monkeypatch, capsys):
-    def run(notebook, title, folder, report, aside):
-        return Executed(notebook, new_notebook(), 1.0, note="disturbed")
-
-    monkeypatch.setattr(tour, "_run", run)
-    monkeypatch.setattr(tour, "run_until_quiet", lambda run_once, say: run_once())
-    assert tour.run_tour(store_outputs=True) == 0
-    assert "stored with a note 10_works: disturbed\n1 of 1 notebooks ran" in capsys.readouterr().out
-
-
-@pytest.mark.exhaustive
-def test_a_page_that_cannot_be_drawn_aside_ends_the_tour(quiet_clone, monkeypatch):
-    def write_page(run, folder):
-        raise OSError("no room")
-
-    monkeypatch.setattr(tour, "_write_page", write_page)
-    with pytest.raises(OSError, match="no room"):
-        tour.run_tour()
-    [page] = (quiet_clone / "results").rglob("index.html")
-    assert "the tour failed (OSError: no room)" in page.read_text()
-
-
 def test_a_part_cannot_be_stored(lab):
     before = contents(lab)
     result = CliRunner().invoke(cli.app, ["tour", "--store", "--only", "10"])
@@ -188,25 +164,59 @@ def test_a_part_cannot_be_stored(lab):
     assert contents(lab) == before
 
 
-def test_a_frame_is_on_the_page_while_its_notebook_runs(lab, monkeypatch):
-    """Before the last cell, the page has the first cell's frame, and says what runs; at the end, it reloads no more."""
-    pages = []
+@pytest.fixture
+def pages(lab, monkeypatch):
+    """Runs a tour of notebook 10 that is not executed; gives its page as it was meanwhile, and as it is at the end."""
 
-    def execute(notebook, *, environment, on_cell):
-        frames = Path(environment["LABKIT_RESULTS"])
-        on_cell(0, 2)
-        save_frame(lk.compare(TWO, baseline="a", rounds=2, experiment="10 small"), frames / "10_small.csv")
-        on_cell(1, 2)
-        pages.append((frames.parent / "index.html").read_text())
-        return Executed(notebook, new_notebook(), 1.0)
+    def run(outcome):
+        seen = []
 
-    monkeypatch.setattr(tour, "execute", execute)
-    monkeypatch.setattr(tour, "make_scale_photos", lambda: None)
-    assert tour.run_tour(only="10") == 0
-    assert all(text in pages[0] for text in ('http-equiv="refresh"', "running 10_works", "10 small", "data:image/png"))
-    final = (lab / "results" / lk.env_id() / "index.html").read_text()
-    assert "10 small" in final
-    assert not [text for text in ("refresh", "running 10_works") if text in final]
+        def execute(notebook, *, environment):
+            page = Path(environment["LABKIT_RESULTS"]).parent / "index.html"
+            seen.append(page.read_text())
+            if isinstance(outcome, BaseException):
+                raise outcome
+            save_frame(lk.compare(TWO, baseline="a", rounds=2, experiment="10 small"), page.parent / "frames/10.csv")
+            return Executed(notebook, outcome, 1.0)
+
+        monkeypatch.setattr(tour, "execute", execute)
+        monkeypatch.setattr(tour, "make_scale_photos", lambda: None)
+        with pytest.raises(type(outcome)) if isinstance(outcome, BaseException) else nullcontext():
+            tour.run_tour(only="10")
+        return *seen, (lab / "results" / lk.env_id() / "index.html").read_text()
+
+    return run
 
 
+def test_the_page_says_what_runs_and_shows_what_was_measured(pages):
+    before, final = pages(new_notebook())
+    assert all(text in before for text in (REFRESH, "running 10_works, notebook 1 of 1.", "Where do I start?"))
+    assert "judged when the tour has ended" in before
+    assert all(text in final for text in ("<td>10 small</td>", "data:image/png;base64,", ">10_works</a>"))
+    assert not [text for text in (REFRESH, "running 10_works", "judged when") if text in final]
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (KeyboardInterrupt(), "the tour was interrupted while running 10_works, notebook 1 of 1."),
+        (OSError("no room at https://me:word@here/"), "failed (OSError(&#39;no room at https://here/&#39;)) while"),
+    ],
+    ids=["Ctrl-C", "an error"],
+)
+def test_a_tour_that_is_cut_short_leaves_a_page_that_says_so(pages, error, told):
+    _, final = pages(error)
+    assert told in final
+    assert REFRESH not in final
+
+
+def test_a_damaged_frame_is_named_before_a_notebook_runs(lab, monkeypatch):
+    folder = lab / "results" / lk.env_id() / "frames"
+    folder.mkdir(parents=True)
+    (folder / "x.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(ValueError, match=r"x\.csv is not a frame of runs"):
+        tour.run_tour()
+
+
+REFRESH = 'http-equiv="refresh"'
 TWO = {"a": lambda: [1, 1], "b": lambda: [1, 1]}

@@ -474,7 +474,6 @@ def test_who_is_missing_or_breaks_is_told_and_the_rest_go_on(tmp_path, monkeypat
         ({"peer_class": "jpeg"}, "jpeg-uint8, jpeg-float32"),
         ({"profile": "camera", "peer_class": "jpeg-uint8"}, "exclude each other"),
         ({"n_photos": 0}, "n_photos must be an integer >= 1, got 0"),
-        ({"batch_size": 0}, "batch_size must be an integer >= 1, got 0"),
     ],
 )
 def test_bad_arguments_are_told(arguments, message):
@@ -643,14 +642,11 @@ def test_a_run_prints_the_table_and_writes_frame_and_picture(n_rounds, interval,
     (written,) = tmp_path.glob("*/peers-camera.csv")
     assert len(load_frame(written)) == len(frame)
     assert Image.open(written.with_suffix(".png")).width > 800
-    page = written.with_suffix(".html").read_text()
-    assert "ours: 2.00 x" in page
-    assert 'src="data:image/png;base64,' in page
-    assert "http" not in page  # it needs no other file
+    assert f"wrote {written} and its .png" in printed.replace("\n", "")
 
 
 @pytest.mark.slow
-def test_a_run_can_be_added_to_a_collection_and_is_shown_beside_other_machines(frame, monkeypatch, tmp_path, capsys):
+def test_a_run_can_be_added_to_a_collection(frame, monkeypatch, tmp_path):
     collection = tmp_path / "all.csv"
     append_runs(frame.assign(env_id="elsewhere", peer_class="raw-uint8"), collection)
     monkeypatch.setattr(
@@ -658,6 +654,4 @@ def test_a_run_can_be_added_to_a_collection_and_is_shown_beside_other_machines(f
     )
     monkeypatch.setattr(peer_report.console, "width", 160)
     peer_report.run_peers("imagenet", peer_class="raw-uint8", append=collection, results=tmp_path)
-    printed = capsys.readouterr().out
-    assert "raw-uint8 on elsewhere, not to be compared with this machine" in printed
     assert [machine for machine, _, _ in comparisons(load_frame(collection))] == ["elsewhere", env_id()]

@@ -59,7 +59,7 @@ def test_the_first_quarter_of_an_epoch_and_its_end_are_not_timed(photos):
     a_run = make_run(photos, clock, [5.0, 0.0, 0.0, 1.0] + 12 * [0.25], end_s=7.0)
     run._n_epochs["fake"] = 1
     assert read(a_run) == 8
-    found = a_run.columns(4.0, CoreTime(6.0, 0.8))
+    found = a_run.timing.columns(4.0, CoreTime(6.0, 0.8))
     assert found["images_per_s"] == pytest.approx(8 / 0.25)
     assert (found["n_steady_batches"], found["n_steady_images"], found["steady_s"]) == (12, 96, pytest.approx(3.0))
     assert found["is_steady"]
@@ -72,7 +72,7 @@ def test_the_queue_settles_by_whole_rounds_of_the_workers(photos, num_workers, n
     a_run = make_run(photos, Clock(), 16 * [0.25], num_workers=num_workers)
     run._n_epochs["fake"] = 1
     read(a_run)
-    assert a_run.columns(0.0, CORES)["n_steady_batches"] == n_steady
+    assert a_run.timing.columns(0.0, CORES)["n_steady_batches"] == n_steady
 
 
 def test_an_epoch_that_compiles_or_starts_workers_plans_nothing(photos):
@@ -93,8 +93,8 @@ def test_a_loaders_first_run_plans_the_epochs_of_all(photos):
         a_run = make_run(photos, clock, waits_s, epochs=epochs)
         read(a_run)
         assert len(epochs) == n_epochs
-    assert a_run.columns(0.0, CORES)["images_per_s"] == pytest.approx(8 / 0.025)
-    assert a_run.columns(0.0, CORES)["n_steady_images"] == 4 * 96
+    assert a_run.timing.columns(0.0, CORES)["images_per_s"] == pytest.approx(8 / 0.025)
+    assert a_run.timing.columns(0.0, CORES)["n_steady_images"] == 4 * 96
 
 
 def test_slow_runs_are_not_cut_short(photos):
@@ -110,7 +110,7 @@ def test_an_epoch_of_few_batches_counts_as_a_whole(photos):
     run._n_epochs["fake"] = 1
     a_run = make_run(photos, clock, [2.0, 1.0, 1.0])
     read(a_run)
-    found = a_run.columns(3.0, CORES)
+    found = a_run.timing.columns(3.0, CORES)
     assert not found["is_steady"]
     assert found["images_per_s"] == pytest.approx(24 / 4.0)
     assert found["cpu_s"] == 3.0
