@@ -56,7 +56,7 @@ def plan(
     ] = None,
     json: Annotated[str, typer.Option(help="File for the plan.")] = "",
 ) -> None:
-    """Predict the cores, storage and network that many GPUs ask for, what limits them, and the cheapest cure."""
+    """Predict the cores, storage and network that many GPUs ask for, what limits them, and the cheapest fix."""
     from labkit.planning.formulas import LoaderCosts, loader_costs
     from labkit.planning.plan import plan as make_plan
 
@@ -76,7 +76,7 @@ def plan(
             costs=found or costs or None, data=data, storage=storage, vcpus_per_node=vcpus, batch_size=batch_size,
             n_images=n_images, **inputs,
         )  # fmt: skip
-        _print(made)
+        typer.echo(repr(made))
         if json:
             typer.echo(f"wrote {made.save_json(Path(json))}")
 
@@ -87,32 +87,6 @@ def _pair(text: str) -> tuple[str, Any]:
         raise ArgumentError(f"--set must be NAME=NUMBER, got {text!r}")
     number = _numbers(f"--set {name}", numbers)
     return name, int(number) if isinstance(number, float) and number.is_integer() else number
-
-
-def _print(made: Any) -> None:
-    """The page in words, and each group of lines as a table."""
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
-    from labkit.planning.plan import Page
-
-    page, console = Page.of(made), Console(soft_wrap=False)
-    console.print(f"[bold]{escape(page.title)}[/bold]")
-    for sentence in [*page.sentences, *page.notes]:
-        console.print(escape(sentence), highlight=False)
-    for heading, rows in page.sections.items():
-        table = Table(title=heading, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
-        table.add_column("")
-        table.add_column("median", justify="right")
-        for name in ("95 % interval", "from", "sources"):
-            table.add_column(name)
-        for row in rows:
-            table.add_row(*map(escape, row))
-        console.print(table)
-    for at, source in enumerate(page.sources, 1):
-        console.print(escape(f"[{at}] {source}"), highlight=False)
 
 
 print_utf8()
