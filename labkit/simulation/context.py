@@ -82,11 +82,11 @@ def simulated_cuda(device: SimulatedDevice | None = None, *, duration: Duration 
       pixels, and does so each time; `simulation.races` names every pair of operations without an order.
 
     What does not: kernels never share the device; its memory has no end, and blocks are not split; small copies from
-    pageable memory, up to 64 KB, need not make a real host wait, and strided pinned sources count as pinned; several
-    devices, graphs, mixed precision by `torch.autocast` (which computes as if it were off), `torch.compile`,
-    priorities, `set_sync_debug_mode`, statistics of memory and the host's own computing are not simulated. Random
-    numbers are not those of a GPU. After a simulation on a machine without a GPU, torch names another reason when it
-    refuses CUDA.
+    pageable memory, up to 64 KB, need not make a real host wait, and strided pinned sources count as pinned. Gradients
+    that cross between host and device, several devices, graphs, mixed precision by `torch.autocast` (which computes as
+    if it were off), `torch.compile`, priorities, `set_sync_debug_mode`, statistics of memory and the host's own
+    computing are not simulated. Random numbers are not those of a GPU. After a simulation on a machine without a GPU,
+    torch names another reason when it refuses CUDA.
 
     Args:
         device: Its rates; default: round figures of no device.
@@ -114,7 +114,6 @@ def simulated_cuda(device: SimulatedDevice | None = None, *, duration: Duration 
         stack.enter_context(mock.patch.object(torch.__future__, "_swap_module_params_on_conversion", True))
         stack.callback(only_lift_cpu_tensors, only_lift_cpu_tensors(True))  # so that DeviceMode sees the move
         stack.enter_context(activate(simulation))
-        stack.enter_context(mock.patch.object(time, "perf_counter", simulation.clock))
         for owner, names in _replacements(simulation):
             stack.enter_context(mock.patch.multiple(owner, **names))
         stack.enter_context(DeviceMode())
@@ -135,6 +134,7 @@ def _replacements(simulation: Simulation) -> list[tuple[Any, dict[str, Any]]]:
         "synchronize": lambda device=None: simulation.wait_for_all(),
     }  # fmt: skip
     return [
+        (time, {"perf_counter": lambda: simulation.now_s}),
         (Tensor, METHODS),
         (torch, {"Stream": SimulatedStream}),
         (torch.accelerator, {

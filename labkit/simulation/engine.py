@@ -10,22 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from labkit.simulation.torch_names import disable_current_modes
 
 ENGINES = ("compute", "copy to device", "copy to host")
-
-
-class Span(NamedTuple):
-    """What a lane did from when to when."""
-
-    lane: str
-    kind: str
-    start_s: float
-    end_s: float
 
 
 class Queue:
@@ -70,7 +61,7 @@ class Engine:
         self.now_s = 0.0
         self.queues: list[Queue] = []
         self.host_knows: dict[int, int] = {}
-        self.spans: list[Span] = []
+        self.spans: list[tuple[str, str, float, float]] = []
         self._busy: dict[str, list[tuple[float, float]]] = {engine: [] for engine in ENGINES}
         self._pending: list[tuple[float, int, Any]] = []
         self._numbers = count()
@@ -142,8 +133,9 @@ class Engine:
         return is_done
 
     def add_span(self, lane: str, kind: str, start_s: float, end_s: float) -> None:
+        """Note what a lane did from when to when, for the timeline."""
         if end_s > start_s:
-            self.spans.append(Span(lane, kind, start_s, end_s))
+            self.spans.append((lane, kind, start_s, end_s))
 
 
 def _merge(*known: dict[int, int]) -> dict[int, int]:

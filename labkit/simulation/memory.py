@@ -45,6 +45,7 @@ class Block:
     """Bytes of the device, which one stream allocates."""
 
     data: Tensor
+    n_bytes: int
     queue: Queue
     users: set[Queue] = field(default_factory=set)  # other streams, by record_stream
     accesses: list[Access] = field(default_factory=list)
@@ -106,7 +107,7 @@ class Allocator:
             return free.pop()
         self.reserved_bytes += rounded
         with disable_current_modes():
-            return Block(torch.zeros(rounded, dtype=torch.uint8), queue)
+            return Block(torch.zeros(rounded, dtype=torch.uint8), rounded, queue)
 
     def free(self, block: Block) -> None:
         users = [user.newest for user in block.users if user.newest is not None]
@@ -117,7 +118,7 @@ class Allocator:
         if users:
             self._kept.append((block, users))
         else:
-            self._free[block.queue, len(block.data)].append(block)
+            self._free[block.queue, block.n_bytes].append(block)
 
 
 class PinnedMemory:

@@ -85,10 +85,6 @@ class Simulation:
         """The host's clock, in seconds since the start."""
         return self.engine.now_s
 
-    def clock(self) -> float:
-        """`now_s`, as a function that can stand for `time.perf_counter`."""
-        return self.engine.now_s
-
     @property
     def max_reserved_bytes(self) -> int:
         """Memory that the allocator has asked the device for."""

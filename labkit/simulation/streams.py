@@ -74,9 +74,6 @@ class SimulatedStream:
         event.record(self)
         return event
 
-    def query(self) -> bool:
-        return active().engine.has_seen(self.queue.newest)
-
     def is_capturing(self) -> bool:
         return False  # there are no CUDA graphs here; torch's optimizers ask
 
@@ -107,28 +104,7 @@ def current_stream(device: Any = None) -> SimulatedStream:
     return SimulatedStream(queue=active().current)
 
 
-aten = torch.ops.aten
 _on_host: Callable[..., Tensor] = Tensor.to  # before anything replaces it
-
-
-class _ToDevice(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, source: Tensor, options: dict) -> Tensor:
-        return aten._to_copy.default(source.detach(), device=torch.device("cuda"), **options)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        return _to_host(gradient, False), None
-
-
-class _ToHost(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, source: Tensor, non_blocking: bool) -> Tensor:
-        return _to_host(source, non_blocking)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        return _ToDevice.apply(gradient, {}), None
 
 
 def _to_host(source: Tensor, non_blocking: bool) -> Tensor:
@@ -153,11 +129,15 @@ def to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     if device.type not in ("cpu", "cuda") or device.index not in (None, 0):
         raise OperationError(f"a simulation has the devices 'cpu' and 'cuda:0', got {str(device)!r}")
     if not is_there:
+        if self.requires_grad and torch.is_grad_enabled():
+            raise OperationError(
+                "a simulation carries no gradients from the device to the host: make the tensor on the device, or "
+                "move `tensor.detach()`"
+            )
         options = {"dtype": dtype, "non_blocking": non_blocking, "memory_format": memory_format}
-        return _ToDevice.apply(self, options)
+        return torch.ops.aten._to_copy.default(self.detach(), device=device, **options)
     if device.type == "cpu":
-        moved = _ToHost.apply(self, non_blocking)
-        return moved.to(dtype or moved.dtype)
+        return _on_host(_to_host(self, non_blocking), dtype or self.dtype)
     options = {} if memory_format is None else {"memory_format": memory_format}
     with allocating_on_device(), disable_torch_function():  # otherwise it would come back to `to`
         return _on_host(self, dtype or self.dtype, non_blocking, copy, **options)

@@ -75,12 +75,6 @@ class SimulatedTensor(Tensor):
     def new_tensor(self, data: Any, dtype: Any = None, device: Any = None, **kwargs: Any) -> Tensor:  # type: ignore[override]
         return torch.tensor(data, dtype=dtype or self.dtype, device=device or DEVICE, **kwargs)
 
-    def get_device(self) -> int:
-        return 0
-
-    def data_ptr(self) -> int:
-        return self.elem.data_ptr()
-
     def numpy(self, *, force: bool = False) -> Any:
         if not force:
             raise WrongTypeError(

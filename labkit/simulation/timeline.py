@@ -140,13 +140,11 @@ class _Recorder:
                 self.rows = [row for row in self.rows if (row[1], row[4]) != ("wait", batch)]
             lane = "host" if worker < 0 else f"worker {worker}"
             self.rows.append((lane, "load", start - self.began, end - self.began, batch))
-        frame = pd.DataFrame(self.rows, columns=["lane", "kind", "start_s", "end_s", "batch"])
-        frame = frame[frame["end_s"] > 0]  # otherwise it ended before the first step
-        last = {"host": "1", "copy": "2", "GPU": "3"}
-        frame = frame.assign(start_s=frame["start_s"].clip(lower=0), lane_order=frame["lane"].replace(last))
-        workers_first = frame["lane"].isin(list(last))
-        frame = frame.assign(is_last=workers_first).sort_values(["is_last", "lane_order", "start_s"], ignore_index=True)
-        frame = frame.drop(columns=["is_last", "lane_order"])
+        order = {lane: f"~{place}" for place, lane in enumerate(("host", "copy", "GPU"))}  # after all workers
+        self.rows.sort(key=lambda row: (order.get(row[0], row[0]), row[2]))
+        # What ended before the first step is left out.
+        rows = [(lane, kind, max(0.0, start), end, batch) for lane, kind, start, end, batch in self.rows if end > 0]
+        frame = pd.DataFrame(rows, columns=["lane", "kind", "start_s", "end_s", "batch"])
         return frame.assign(simulated=True) if is_simulated() else frame
 
 

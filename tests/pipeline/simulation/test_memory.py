@@ -62,7 +62,7 @@ def test_blocks_of_no_bytes(engine, allocator):
 @pytest.mark.parametrize("ordered", [False, True])
 def test_races_are_overlapping_bytes_one_write_and_no_order(engine, first, second, found, ordered):
     one, two = engine.new_queue(), engine.new_queue()
-    races, block = [], Block(torch.zeros(512, dtype=torch.uint8), one)
+    races, block = [], Block(torch.zeros(512, dtype=torch.uint8), 512, one)
     before = kernel(engine, one)
     block.note(Access(before, *first), races)
     block.note(Access(kernel(engine, two, after=before if ordered else None), *second), races)
@@ -73,7 +73,7 @@ def test_races_are_overlapping_bytes_one_write_and_no_order(engine, first, secon
 
 def test_a_race_is_found_behind_accesses_in_order(engine):
     one, two = engine.new_queue(), engine.new_queue()
-    races, block = [], Block(torch.zeros(512, dtype=torch.uint8), one)
+    races, block = [], Block(torch.zeros(512, dtype=torch.uint8), 512, one)
     for _ in range(100):
         block.note(Access(kernel(engine, one), 0, 8, False), races)
     assert len(block.accesses) == 1  # each stands for those before it
