@@ -171,18 +171,17 @@ class LoaderCosts:
             raise ArgumentError(f"{path} holds no costs of labkit.loader_costs: {error}") from error
 
 
-def loader_costs(source: Any, *, n_images: int = 128, rounds: int = 5, gil: bool = True) -> LoaderCosts:
+def loader_costs(source: Any, *, n_images: int = 128, rounds: int = 5) -> LoaderCosts:
     """Measure here what an image costs `lk.BatchLoader` on one thread: as it is, as a small JPEG, as prepared pixels.
 
     A sample of the images is read into memory once, so that storage is not part of it. Core time is that of the process
-    in `rounds` interleaved rounds of `compare`; time under Python's lock is `gil_us_per_image`'s, which
-    needs py-spy (extra `peers`).
+    in `rounds` interleaved rounds of `compare`; time under Python's lock is `gil_us_per_image`'s, which needs py-spy
+    (extra `peers`) and about 7 s for each kind of data.
 
     Args:
         source: A store, or the path or URL of one, for `lk.open_store`.
         n_images: Of the sample, at equal distances; all if there are fewer.
         rounds: Their smallest and largest core time are the limits of its interval.
-        gil: Also measure the time under Python's lock, about 7 s for each kind of data.
 
     Raises:
         FileNotFoundError, DecodeError: as the store and the decoder raise them.
@@ -223,16 +222,13 @@ def loader_costs(source: Any, *, n_images: int = 128, rounds: int = 5, gil: bool
         counted = frame["n_images"].where(~frame["is_steady"].astype(bool), frame["n_steady_images"])
         ms = (1e3 * frame["cpu_s"] / counted).groupby(frame["variant"]).agg(value="median", low="min", high="max")
         for data, of in stored.items():
-            kb = of.kb_per_image() if isinstance(of, _Sample) else _exact_kb(of.path, len(photos.images))
             cpu_ms = Estimate(**ms.loc[data], source=f"lk.loader_costs: {here}", kind="measured here")
-            found[data] = {"cpu_ms_per_image": cpu_ms, "kb_per_image": kb}
-            if gil and not notes:
-                try:
-                    found[data]["gil_us_per_image"] = _lock_time(
-                        BatchLoader(of, num_threads=1, pin_memory=False), cpu_ms
-                    )
-                except GilError as error:
-                    notes.append(f"time under Python's lock is not known: {error}")
+            found[data] = {"cpu_ms_per_image": cpu_ms, "kb_per_image": _kb_per_image(of, len(photos.images))}
+            try:
+                if not notes:
+                    found[data]["gil_us_per_image"] = _lock_time(loaders[data], cpu_ms)
+            except GilError as error:
+                notes.append(f"time under Python's lock is not known: {error}")
     return LoaderCosts(found, notes)
 
 
@@ -256,16 +252,15 @@ class _Sample:
     def read(self, key: str) -> bytes:
         return self.images[key]
 
-    def kb_per_image(self) -> Estimate:
-        kb = np.array([len(data) / 1e3 for data in self.images.values()])
-        mean, spread = float(kb.mean()), 1 + QUANTILE * float(kb.std()) / math.sqrt(len(kb)) / float(kb.mean())
-        source = f"lk.loader_costs: mean of {len(kb)} images of the sample"
-        return Estimate(mean, mean / spread, mean * spread, source, "measured here")
 
-
-def _exact_kb(path: Any, n_images: int) -> Estimate:
-    kb = Path(path).stat().st_size / n_images / 1e3
-    return Estimate(kb, source=f"lk.loader_costs: file of {n_images} images of the sample", kind="measured here")
+def _kb_per_image(of: Any, n_images: int) -> Estimate:
+    """The mean of a sample, with its error; a `PixelStore` is one file."""
+    is_sample = isinstance(of, _Sample)
+    sizes = [len(data) for data in of.images.values()] if is_sample else [Path(of.path).stat().st_size / n_images]
+    mean = float(np.mean(sizes)) / 1e3
+    spread = 1 + QUANTILE * float(np.std(sizes)) / 1e3 / mean / math.sqrt(len(sizes))
+    source = f"lk.loader_costs: {'mean' if is_sample else 'file'} of {n_images} images of the sample"
+    return Estimate(mean, mean / spread, mean * spread, source, "measured here")
 
 
 def _lock_time(loader: Any, cpu_ms: Estimate) -> Estimate:
@@ -317,14 +312,11 @@ class Formula:
     only_with: str = ""
 
 
-def _processes(v: Values) -> Any:
-    return np.maximum(v.processes_per_gpu, v.known("processes_needed", 1))
-
-
 def _memory_gb(v: Values) -> Any:
     batches_gb = v.batches_ahead * v.batch_size * v.batch_kb_per_image / 1e6
     requests_gb = v.known("in_flight_needed_per_gpu", 0.0) * v.images_per_request * v.kb_per_image / 1e6
-    return v.gpus_per_node * (batches_gb + requests_gb + _processes(v) * v.process_gb)
+    processes = np.maximum(v.processes_per_gpu, v.known("processes_needed", 1))
+    return v.gpus_per_node * (batches_gb + requests_gb + processes * v.process_gb)
 
 
 def _in_flight_per_gpu(v: Values) -> Any:
@@ -338,10 +330,6 @@ def _in_flight_ceiling(v: Values) -> Any:
     are_apart = v.known("requests_in_flight_per_gpu", None) is not None
     decoding_ms = 0.0 if are_apart else v.images_per_request * v.busy_cpu_ms
     return v.n_gpus * v.in_flight_per_gpu * v.images_per_request * 1e3 / (v.request_ms + decoding_ms)
-
-
-def _smallest_ceiling(v: Values) -> Any:
-    return np.minimum.reduce([getattr(v, name) for name in RESOURCES if name in v.draws])
 
 
 # Ceiling -> the resource, in texts.
@@ -431,7 +419,8 @@ FORMULAS = [
     _ceiling("in_flight_ceiling",
              "requests in flight x images a request / time of a request; a thread a core reads and then decodes",
              _in_flight_ceiling),
-    Formula("images_per_s", "result", "training", "images/s", "the smallest ceiling", _smallest_ceiling),
+    Formula("images_per_s", "result", "training", "images/s", "the smallest ceiling",
+            lambda v: np.minimum.reduce([getattr(v, name) for name in RESOURCES if name in v.draws])),
     Formula("busy_share", "result", "the GPUs' time that they train", "of 1", "images/s / what the GPUs ask for",
             lambda v: v.images_per_s / v.demand),
     Formula("epoch_hours", "result", "an epoch", "hours", "images / images/s",
@@ -481,11 +470,6 @@ class Setup:
             if not formula.only_with or formula.only_with in draws:
                 draws[formula.name] = found
                 sources[formula.name] = list(dict.fromkeys(each for name in values.used for each in sources[name]))
-
-    @property
-    def formulas(self) -> list[Formula]:
-        """Those that have a meaning here and whose inputs are known."""
-        return [formula for formula in FORMULAS if formula.name in self.draws]
 
     @property
     def rate(self) -> np.ndarray:

@@ -17,7 +17,17 @@ import pandas as pd
 from labkit.errors import ArgumentError
 from labkit.measure.usage import SLOWED
 from labkit.planning.fixes import Fix, find_fixes
-from labkit.planning.formulas import DATA, RESOURCES, Estimate, LoaderCosts, Setup, as_estimate, format_number, of_draws
+from labkit.planning.formulas import (
+    DATA,
+    FORMULAS,
+    RESOURCES,
+    Estimate,
+    LoaderCosts,
+    Setup,
+    as_estimate,
+    format_number,
+    of_draws,
+)
 from labkit.planning.published import (
     IMAGENET_IMAGES,
     IMAGENET_KB,
@@ -240,7 +250,8 @@ class Plan:
         `value` (median), `low` and `high` (95 % interval), `unit`, `formula`, `sources` (of all inputs that it comes
         from, a list of `INPUT: SOURCE`), and `status`: of an input one of `KINDS`, of all others `predicted`.
         """
-        setup, formulas = self.setup, self.setup.formulas
+        setup = self.setup
+        formulas = [formula for formula in FORMULAS if formula.name in setup.draws]
         used = {source for formula in formulas for source in setup.sources[formula.name]}
         rows: list[tuple] = [
             ("input", name, INPUTS[name].label, each.value, *each.interval, INPUTS[name].unit, "", setup.sources[name],
