@@ -84,9 +84,9 @@ def simulated_cuda(device: SimulatedDevice | None = None, *, duration: Duration 
     What does not: kernels never share the device; its memory has no end, and blocks are not split; small copies from
     pageable memory, up to 64 KB, need not make a real host wait, and strided pinned sources count as pinned. Gradients
     that cross between host and device, several devices, graphs, mixed precision by `torch.autocast` (which computes as
-    if it were off), `torch.compile`, priorities, `set_sync_debug_mode`, statistics of memory and the host's own
-    computing are not simulated. Random numbers are not those of a GPU. After a simulation on a machine without a GPU,
-    torch names another reason when it refuses CUDA.
+    if it were off), `torch.compile`, priorities, warnings of `set_sync_debug_mode` (it knows "error" alone), statistics
+    of memory and the host's own computing are not simulated. Random numbers are not those of a GPU. After a simulation
+    on a machine without a GPU, torch names another reason when it refuses CUDA.
 
     Args:
         device: Its rates; default: round figures of no device.
@@ -129,6 +129,9 @@ def _replacements(simulation: Simulation) -> list[tuple[Any, dict[str, Any]]]:
     def set_stream(stream: SimulatedStream) -> None:
         simulation.current = stream.queue
 
+    def set_sync_debug_mode(mode: int | str) -> None:
+        simulation.sync_mode = mode
+
     common = {
         "is_available": lambda: True, "device_count": lambda: 1, "current_stream": current_stream,
         "synchronize": lambda device=None: simulation.wait_for_all(),
@@ -148,6 +151,7 @@ def _replacements(simulation: Simulation) -> list[tuple[Any, dict[str, Any]]]:
             "get_device_capability": lambda device=None: (8, 0),
             "manual_seed": simulation.seed, "manual_seed_all": simulation.seed,
             "Stream": SimulatedStream, "Event": SimulatedEvent, "set_stream": set_stream, "_sleep": sleep,
+            "set_sync_debug_mode": set_sync_debug_mode,
             "stream": lambda stream: nullcontext() if stream is None else stream,
             "default_stream": lambda device=None: SimulatedStream(queue=simulation.default),
             "is_current_stream_capturing": lambda: False,

@@ -78,6 +78,7 @@ class Simulation:
         self.default = self.current = self.engine.new_queue()
         self.races: list[Race] = []
         self.random = random.Random(0)
+        self.sync_mode: str | int = "default"
         self._duration = duration or (lambda name, seconds: seconds)
 
     @property
@@ -152,15 +153,23 @@ class Simulation:
         if staging_s:
             self.work(staging_s, "stage")
         if not non_blocking:
-            self.engine.wait(copy)
+            self.wait(copy)
 
     def copy_to_host(self, source: View, target: Tensor, *, non_blocking: bool = False) -> None:
         seconds = source[0].nbytes / self.device.pcie_bytes_per_s
         copy = self._submit(
             "copy to host", "copy to host", seconds, [source], [], finish=partial(target.copy_, source[0])
         )
-        if not (non_blocking and self.pinned.holds(target)):
+        if not non_blocking:
+            self.wait(copy)
+        elif not self.pinned.holds(target):
             self.engine.wait(copy)
+
+    def wait(self, operation: Operation | None) -> None:
+        """Let the host wait for the device; an error after `torch.cuda.set_sync_debug_mode("error")`."""
+        if self.sync_mode in ("error", 2):
+            raise OperationError("called a synchronizing CUDA operation")
+        self.engine.wait(operation)
 
     def wait_for_all(self) -> None:
         """Let the host wait for the device."""

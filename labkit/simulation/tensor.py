@@ -248,7 +248,7 @@ def _like(simulation: Simulation, func: Any, args: Any, kwargs: dict, owners: di
     if func is aten.index.Tensor:
         depends_on_values = any(item.dtype in (torch.bool, torch.uint8) for item in _tensors(args[1]))
     if depends_on_values:  # as x[mask]: the host must know them before it can go on
-        simulation.engine.wait(simulation.current.newest)
+        simulation.wait(simulation.current.newest)
 
     def stand_in(item: Any, is_copy: bool) -> Any:
         if isinstance(item, torch.device):

@@ -310,6 +310,13 @@ class TestOfTheContext:
         with pytest.raises(RuntimeError, match="only dense CPU tensors can be pinned"):
             x.pin_memory()
 
+    def test_waiting_can_be_forbidden(self, slow):
+        x = torch.zeros(3, device="cuda")
+        torch.cuda.set_sync_debug_mode("error")
+        for waits in (lambda: x[0].item(), lambda: x.cpu(), lambda: x.nonzero(), lambda: torch.zeros(2).cuda()):
+            with pytest.raises(RuntimeError, match="called a synchronizing CUDA operation"):
+                waits()
+
     def test_pinned_views_and_what_is_not(self, slow):
         whole = torch.arange(6).view(2, 3).pin_memory()
         assert whole[1].is_pinned()
