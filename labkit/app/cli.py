@@ -52,7 +52,7 @@ def plan(
     storage: Annotated[str, typer.Option(help="nvme, s3 or memory.")] = "nvme",
     json: Annotated[str, typer.Option(help="File for the plan.")] = "",
 ) -> None:
-    """Predict the cores, storage and network that many GPUs ask for, what limits them, and the cheapest cure."""
+    """Predict the cores, storage and network that many GPUs ask for, what limits them, and the cheapest fix."""
     from labkit.planning.formulas import loader_costs
     from labkit.planning.plan import plan as make_plan
 

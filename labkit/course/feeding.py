@@ -85,7 +85,7 @@ def _simulate(way: str, feeding: Feeding, n_steps: int, *, warmup_s: float) -> p
         batch = batch.pin_memory() if is_pinned else batch
         n_batches = n_steps + 3  # two warm up, and the prefetcher has the next one ahead in the last step, too
         loader = SimulatedLoader(
-            lambda number: batch, n_batches, load_s=feeding.load_s, num_workers=feeding.num_workers, stamped=True
+            lambda number: batch, n_batches, load_s=feeding.load_s, num_workers=feeding.num_workers
         )
         seconds = chain([warmup_s] * 2, repeat(feeding.step_s))
         return trace(

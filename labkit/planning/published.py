@@ -22,6 +22,8 @@ class PublishedTraining:
         source: Of the training rate.
         url: Where it is published.
         is_tuned: Made for a benchmark: an upper bound for other trainings.
+        emulated: A lower rate that MLPerf Storage emulates for the same training (batch / computation_time), and the
+            name of its configuration.
     """
 
     images_per_s: float
@@ -29,15 +31,15 @@ class PublishedTraining:
     source: str
     url: str = ""
     is_tuned: bool = False
+    emulated: tuple[float, str] | None = None
 
     def step_s(self, batch_size: int = 64) -> float:
+        """Seconds of a step at this rate."""
         return batch_size / self.images_per_s
 
 
 _RESULTS = "https://github.com/mlcommons/training_results_v4.0/tree/main/Dell/results"
 _MLPERF = "MLPerf Training v4.0, Dell's results (MXNet and DALI, tuned: an upper bound)"
-_H100 = (_MLPERF, f"{_RESULTS}/XE9680x8H100-SXM-80GB/resnet", True)
-_L40S = (_MLPERF, f"{_RESULTS}/R760xax4L40S/resnet", True)
 _EXAMPLES = (
     "NVIDIA DeepLearningExamples, ResNet-50 v1.5 for PyTorch, README (AMP)",
     "https://github.com/NVIDIA/DeepLearningExamples/blob/master/PyTorch/Classification/ConvNets/resnet50v1.5/README.md",
@@ -50,9 +52,11 @@ _GEN3, _GEN4, _GEN5 = 16e9, 32e9, 64e9
 
 #: Published images/s of one GPU in training, by `model, GPU`, each with its source: what `plan` takes for a `gpu`.
 PUBLISHED_TRAINING = {
-    "ResNet-50, H100 SXM": PublishedTraining(7150, _GEN5, *_H100),
-    "ResNet-50, A100 80GB": PublishedTraining(2470, _GEN4, *_EXAMPLES),
-    "ResNet-50, L40S": PublishedTraining(2180, _GEN4, *_L40S),
+    "ResNet-50, H100 SXM": PublishedTraining(
+        7150, _GEN5, _MLPERF, f"{_RESULTS}/XE9680x8H100-SXM-80GB/resnet", True, (1786, "resnet50_h100")
+    ),
+    "ResNet-50, A100 80GB": PublishedTraining(2470, _GEN4, *_EXAMPLES, emulated=(920, "resnet50_a100")),
+    "ResNet-50, L40S": PublishedTraining(2180, _GEN4, _MLPERF, f"{_RESULTS}/R760xax4L40S/resnet", True),
     "ResNet-50, V100 16GB": PublishedTraining(1200, _GEN3, *_EXAMPLES),
     "ResNet-18, RTX 3090": PublishedTraining(3482, _GEN4, *_TIMM),
     "ResNet-50, RTX 3090": PublishedTraining(1218, _GEN4, *_TIMM),
@@ -60,51 +64,58 @@ PUBLISHED_TRAINING = {
     "ConvNeXt-T, RTX 3090": PublishedTraining(819, _GEN4, *_TIMM),
 }
 
-# Lower demands for the same training: what MLPerf Storage emulates, batch / computation_time of its configuration.
-_EMULATED = {"ResNet-50, H100 SXM": (1786, "resnet50_h100"), "ResNet-50, A100 80GB": (920, "resnet50_a100")}
 _STORAGE_URL = "https://github.com/mlcommons/storage/blob/main/storage-conf/workload"
 
+# GPU -> (vCPUs a GPU, instance)
+_RENTED = {"H100 SXM": (24, "p5.48xlarge"), "A100 80GB": (12, "p4de.24xlarge")}
+_INSTANCES = "https://aws.amazon.com/ec2/instance-types/"
 
-def find_training(gpu: str, model: str) -> tuple[str, PublishedTraining]:
-    """The published training of a model on a GPU, by a name such as "h100" or "RTX 3090".
+
+def find_training(gpu: str, model: str) -> str:
+    """The key in `PUBLISHED_TRAINING` of a model on a GPU, by a name such as "h100" or "RTX 3090".
 
     Raises:
         ValueError: none is published; says which are.
     """
     gpus = list(dict.fromkeys(key.split(", ")[1] for key in PUBLISHED_TRAINING))
-    found = [each for each in gpus if _simple(gpu) and _simple(gpu) in _simple(each)]
+    wanted = _simple(gpu)
+    found = [each for each in gpus if wanted and wanted in _simple(each)]
     if len(found) != 1:
         raise ArgumentError(
             f"gpu must name one of {', '.join(gpus)}, got {gpu!r}: for others no training rate was found to cite, so "
             "enter the images/s that you measured"
         )
-    models = {key.split(", ")[0]: key for key in PUBLISHED_TRAINING if key.endswith(f", {found[0]}")}
-    key = models[require_choice("model", model, models)]
-    return key, PUBLISHED_TRAINING[key]
+    models = [key.split(", ")[0] for key in PUBLISHED_TRAINING if key.endswith(f", {found[0]}")]
+    return f"{require_choice('model', model, models)}, {found[0]}"
 
 
 def _simple(name: str) -> str:
     return name.lower().replace(" ", "").replace("-", "")
 
 
-def demand_of(key: str) -> Estimate:
-    """Images/s of one GPU, with the published limits of what to expect of another training of the same kind."""
+def published_inputs(key: str, gpus_per_node: float) -> dict[str, Estimate]:
+    """Rate and bus of a published training, and the cores of a rented machine with such GPUs, if they were found."""
     training = PUBLISHED_TRAINING[key]
-    rate, source = training.images_per_s, f"{key}: {training.source}, {training.url}"
+    rate = training.images_per_s
     low, why = 0.8 * rate, "20 % less assumed possible"
-    if key in _EMULATED:
-        low, name = _EMULATED[key]
+    if training.emulated:
+        low, name = training.emulated
         why = f"low: what MLPerf Storage emulates, {_STORAGE_URL}/{name}.yaml"
-    high = rate if training.is_tuned else 1.1 * rate
-    return Estimate(rate, low, high, f"{source}; {why}" + ("" if training.is_tuned else ", and 10 % more"), "published")
-
-
-def pcie_of(key: str) -> Estimate:
-    """GB/s of one GPU's bus."""
-    return pcie(PUBLISHED_TRAINING[key].pcie_bytes_per_s)
+    high, more = (rate, "") if training.is_tuned else (1.1 * rate, ", and 10 % more")
+    source = f"{key}: {training.source}, {training.url}; {why}{more}"
+    found = {
+        "images_per_s_per_gpu": Estimate(rate, low, high, source, "published"),
+        "pcie_gb_per_s": pcie(training.pcie_bytes_per_s),
+    }
+    if rented := _RENTED.get(key.split(", ")[1]):
+        vcpus, instance = rented
+        of = f"{vcpus} a GPU as in {instance}, {_INSTANCES}"
+        found["cores_per_node"] = cores_of(vcpus * gpus_per_node, of, "published")
+    return found
 
 
 def pcie(bytes_per_s: float = _GEN4) -> Estimate:
+    """GB/s of one GPU's bus, by the theoretical rate of its generation."""
     generation = {_GEN3: "Gen3", _GEN4: "Gen4", _GEN5: "Gen5"}[bytes_per_s]
     rate = bytes_per_s / 1e9
     source = (
@@ -114,26 +125,14 @@ def pcie(bytes_per_s: float = _GEN4) -> Estimate:
     return Estimate(0.8 * rate, 0.6 * rate, rate, source, "theory")
 
 
-# Device -> (vCPUs a GPU, instance)
-_RENTED = {"H100 SXM": (24, "p5.48xlarge"), "A100 80GB": (12, "p4de.24xlarge")}
-_INSTANCES = "https://aws.amazon.com/ec2/instance-types/"
-_VCPU = (
-    "a vCPU is a thread of a core (https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/instance-optimize-cpu.html), "
-    "so half a core; two threads together do up to 30 % more than one (Marr et al., Intel Technology Journal 6, 2002)"
-)
-
-
 def cores_of(vcpus: float, source: str = "entered", kind: str = "entered") -> Estimate:
     """Cores that so many vCPUs are worth."""
-    return Estimate(0.5 * vcpus, 0.5 * vcpus, 0.65 * vcpus, f"{vcpus:g} vCPUs, {source}; {_VCPU}", kind)
-
-
-def rented_cores(key: str, gpus_per_node: float) -> Estimate | None:
-    """Cores of a rented machine with such GPUs; None if no figure was found."""
-    rented = _RENTED.get(key.split(", ")[1])
-    if rented is None:
-        return None
-    return cores_of(rented[0] * gpus_per_node, f"{rented[0]} a GPU as in {rented[1]}, {_INSTANCES}", "published")
+    why = (
+        "a vCPU is a thread of a core (https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/instance-optimize-cpu.html),"
+        " so half a core; two threads together do up to 30 % more than one (Marr et al., Intel Technology Journal 6, "
+        "2002)"
+    )
+    return Estimate(0.5 * vcpus, 0.5 * vcpus, 0.65 * vcpus, f"{vcpus:g} vCPUs, {source}; {why}", kind)
 
 
 IMAGENET_KB = Estimate(
@@ -166,6 +165,7 @@ _SSD = (
     "as announced for the Samsung 980 PRO (an upper bound), "
     "https://techbriefly.com/2020/08/31/samsung-980-pro-the-fastest-ssd-on-the-market"
 )
+REQUEST_MB = Estimate(11.3, 8, 16, f"ranges of 8 to 16 MB, {_S3}-design-patterns.html", "published")
 
 STORAGES = {
     "s3": Storage("S3", {

@@ -1,47 +1,30 @@
 """The clock of a simulated device: streams are queues, and each engine runs one operation at a time.
 
-Kernels and copies move real bytes when the simulated clock says so.
+When an operation is submitted, its place in simulated time is known. Its bytes move when the host's clock gets there.
 """
 
 import heapq
 import math
-from collections import deque
-from collections.abc import Callable, Iterable
+from bisect import insort
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
+
+from labkit.simulation.torch_names import disable_current_modes
 
 ENGINES = ("compute", "copy to device", "copy to host")
-
-
-class Span(NamedTuple):
-    """What a lane did from when to when."""
-
-    lane: str
-    kind: str
-    start_s: float
-    end_s: float
 
 
 class Queue:
     """A CUDA stream: what is submitted to it runs in that order, whatever the host does meanwhile."""
 
     def __init__(self, number: int):
-        self.number = number
-        self.waiting: deque[Operation] = deque()
+        self.number, self.n_submitted = number, 0
         self.newest: Operation | None = None
-        self.n_submitted = 0
-        self.free_at_s = 0.0
-
-    def head(self) -> "Operation | None":
-        """The operation that runs next, if none of this stream runs and what it waits for is done."""
-        first = self.waiting[0] if self.waiting else None
-        is_blocked = first is None or first.is_running or (first.after is not None and not first.after.is_done)
-        return None if is_blocked else first
 
 
 @dataclass(eq=False)
@@ -53,29 +36,15 @@ class Operation:
         name: For timelines and messages.
         engine: One of `ENGINES`, or "" for a mark.
         seconds: How long the engine takes.
-        after: Of any stream; must be done before this one starts.
     """
 
     queue: Queue
     name: str
     engine: str = ""
     seconds: float = 0.0
-    after: "Operation | None" = None
-    submitted_s: float = math.nan
     start_s: float = math.nan
     end_s: float = math.nan
-    is_done: bool = False
     knows: dict[int, int] = field(default_factory=dict)  # stream -> how many of its operations are done before this one
-
-    @property
-    def is_running(self) -> bool:
-        return not self.is_done and not math.isnan(self.start_s)
-
-    def start(self) -> None:
-        """Called at `start_s`."""
-
-    def end(self) -> None:
-        """Called at `end_s`."""
 
     def comes_after(self, other: "Operation") -> bool:
         """Whether the program orders the two, whatever time they take."""
@@ -83,103 +52,90 @@ class Operation:
 
 
 class Engine:
-    """Runs operations in simulated time, and holds the time of the host, which moves on by `advance` and `wait` alone.
+    """Places operations in simulated time, and holds the host's time, which moves on by `advance` and `wait` alone.
 
-    Work submitted at one time can only start then or later. So everything up to the host's time is settled and has
-    been run; what lies after it runs when the host gets there.
+    What happens by the host's time has happened to the bytes, too, in its order.
     """
 
     def __init__(self) -> None:
         self.now_s = 0.0
         self.queues: list[Queue] = []
         self.host_knows: dict[int, int] = {}
-        self.spans: list[Span] = []
-        self._busy_until_s = dict.fromkeys(ENGINES, 0.0)
-        self._running: list[tuple[float, int, Operation]] = []
+        self.spans: list[tuple[str, str, float, float]] = []
+        self._busy: dict[str, list[tuple[float, float]]] = {engine: [] for engine in ENGINES}
+        self._pending: list[tuple[float, int, Any]] = []
         self._numbers = count()
 
     def new_queue(self) -> Queue:
         self.queues.append(Queue(len(self.queues)))
         return self.queues[-1]
 
-    def submit(self, operation: Operation) -> Operation:
+    def submit(
+        self, operation: Operation, *, after: Operation | None = None, begin: Callable[[], Any] | None = None,
+        finish: Callable[[], Any] | None = None,
+    ) -> Operation:  # fmt: skip
+        """Run an operation as soon as its stream, `after` (an operation of any stream) and its engine allow.
+
+        `begin` and `finish`, called at its start and its end, read and change the bytes in memory.
+        """
         queue = operation.queue
         queue.n_submitted += 1
-        befores = [before.knows for before in (queue.newest, operation.after) if before is not None]
-        operation.knows = _merge(self.host_knows, *befores, {queue.number: queue.n_submitted})
-        operation.submitted_s = self.now_s
+        earlier = [one for one in (queue.newest, after) if one is not None]
+        operation.knows = _merge(self.host_knows, *(one.knows for one in earlier), {queue.number: queue.n_submitted})
+        operation.start_s = max([self.now_s, *(one.end_s for one in earlier)])
+        if operation.engine:
+            operation.start_s = self._reserve(operation.engine, operation.start_s, operation.seconds)
+        operation.end_s = operation.start_s + operation.seconds
         queue.newest = operation
-        queue.waiting.append(operation)
-        self._run(until_s=self.now_s)
+        if begin is not None:
+            heapq.heappush(self._pending, (operation.start_s, next(self._numbers), begin))
+        heapq.heappush(self._pending, (operation.end_s, next(self._numbers), partial(self._end, operation, finish)))
+        self.advance(0.0)
         return operation
+
+    def _end(self, operation: Operation, finish: Callable[[], Any] | None) -> None:
+        if finish is not None:
+            finish()
+        if operation.engine:
+            self.add_span(operation.engine, operation.name, operation.start_s, operation.end_s)
+
+    def _reserve(self, engine: str, ready_s: float, seconds: float) -> float:
+        """The first time from `ready_s` on at which the engine is free for long enough."""
+        busy = self._busy[engine] = [span for span in self._busy[engine] if span[1] > self.now_s]
+        start_s = ready_s
+        for begin_s, end_s in busy:
+            if begin_s >= start_s + seconds:
+                break
+            start_s = max(start_s, end_s)
+        insort(busy, (start_s, start_s + seconds))
+        return start_s
 
     def advance(self, seconds: float) -> None:
         """Let the host be busy for a while."""
         self.now_s += seconds
-        self._run(until_s=self.now_s)
+        while self._pending and self._pending[0][0] <= self.now_s:
+            with torch.no_grad(), disable_current_modes():
+                heapq.heappop(self._pending)[2]()
 
     def wait(self, operation: Operation | None) -> None:
         """Let the host wait until an operation is done."""
-        if operation is None:
-            return
-        while not operation.is_done:
-            self._run_next(math.inf)
-        self.add_span("host", "wait", self.now_s, operation.end_s)
-        self.now_s = max(self.now_s, operation.end_s)
-        self.host_knows = _merge(self.host_knows, operation.knows)
-        self._run(until_s=self.now_s)
+        if operation is not None:
+            begun_s = self.now_s
+            self.advance(max(0.0, operation.end_s - begun_s))
+            self.add_span("host", "wait", begun_s, operation.end_s)
+            self.has_seen(operation)
 
     def has_seen(self, operation: Operation | None) -> bool:
         """Whether an operation is done by now; if so, what the host does next comes after it."""
-        if operation is None or operation.is_done:
-            self.host_knows = _merge(self.host_knows, operation.knows if operation else {})
-            return True
-        return False
-
-    def _run(self, until_s: float) -> None:
-        while self._run_next(until_s):
-            pass
-
-    def _run_next(self, until_s: float) -> bool:
-        """Do what comes next, the end of an operation or the start of one; False if it comes later than `until_s`."""
-        next_end_s = self._running[0][0] if self._running else math.inf
-        start_s, _, operation = min(self._possible_starts(), default=(math.inf, 0, None), key=lambda start: start[:2])
-        if min(next_end_s, start_s) > until_s or min(next_end_s, start_s) == math.inf:
-            return False
-        if operation is None or next_end_s <= start_s:
-            self._end(heapq.heappop(self._running)[2])
-        else:
-            self._start(operation, start_s)
-        return True
-
-    def _possible_starts(self) -> list[tuple[float, float, Operation]]:
-        """When the first operation of each stream can start, and since when it has been ready."""
-        starts = []
-        for queue in self.queues:
-            operation = queue.head()
-            if operation is not None:
-                ready_s = max(operation.submitted_s, queue.free_at_s, operation.after.end_s if operation.after else 0.0)
-                starts.append((max(ready_s, self._busy_until_s.get(operation.engine, 0.0)), ready_s, operation))
-        return starts
-
-    def _start(self, operation: Operation, start_s: float) -> None:
-        operation.start_s, operation.end_s = start_s, start_s + operation.seconds
-        if operation.engine:
-            self._busy_until_s[operation.engine] = operation.end_s
-        operation.start()
-        heapq.heappush(self._running, (operation.end_s, next(self._numbers), operation))
-
-    def _end(self, operation: Operation) -> None:
-        operation.end()
-        operation.is_done, operation.after = True, None
-        operation.queue.waiting.popleft()
-        operation.queue.free_at_s = operation.end_s
-        if operation.engine:
-            self.add_span(operation.engine, operation.name, operation.start_s, operation.end_s)
+        is_done = operation is None or operation.end_s <= self.now_s
+        if operation is not None and is_done:
+            self.host_knows = _merge(self.host_knows, operation.knows)
+        return is_done
 
     def add_span(self, lane: str, kind: str, start_s: float, end_s: float) -> None:
+        """Note what a lane did from when to when, for the timeline."""
         if end_s > start_s:
-            self.spans.append(Span(lane, kind, start_s, end_s))
+            self.spans.append((lane, kind, start_s, end_s))
 
 
 def _merge(*known: dict[int, int]) -> dict[int, int]:
@@ -188,52 +144,3 @@ def _merge(*known: dict[int, int]) -> dict[int, int]:
         for stream, number in one.items():
             merged[stream] = max(merged.get(stream, 0), number)
     return merged
-
-
-class Kernel(Operation):
-    """Computes from what memory holds when it starts; its results are there when it ends.
-
-    Kernels that change their input in place run when they end.
-    """
-
-    def __init__(
-        self, queue: Queue, name: str, seconds: float, work: Callable[[], Any], outputs: Iterable[Tensor] = (),
-        *, in_place: bool = False,
-    ):  # fmt: skip
-        super().__init__(queue, name, "compute", seconds)
-        self._work, self._outputs, self._in_place = work, list(outputs), in_place
-        self._results: list[Tensor] = []
-
-    def start(self) -> None:
-        if not self._in_place:
-            self._results = self._compute()
-
-    def end(self) -> None:
-        results = self._compute() if self._in_place else self._results
-        for output, result in zip(self._outputs, results, strict=True):
-            output.copy_(result)
-        self._work, self._outputs, self._results = list, [], []  # which hold memory
-
-    def _compute(self) -> list[Tensor]:
-        with torch.no_grad(), _disable_current_modes():
-            return self._work()
-
-
-class Copy(Operation):
-    """Between host and device: half of the bytes at its start, the other half at its end, so that both see it move."""
-
-    def __init__(self, queue: Queue, engine: str, seconds: float, source: Tensor, target: Tensor):
-        super().__init__(queue, engine, engine, seconds)
-        self._source, self._target = source, target
-        self._half = len(source) // 2 if source.dim() else 0
-
-    def start(self) -> None:
-        if self._half:
-            self._target[: self._half].copy_(self._source[: self._half])
-
-    def end(self) -> None:
-        if self._half:
-            self._target[self._half :].copy_(self._source[self._half :])
-        else:
-            self._target.copy_(self._source)
-        self._source = self._target = torch.empty(0)

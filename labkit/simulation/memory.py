@@ -8,9 +8,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
 
 from labkit.simulation.engine import Engine, Operation, Queue
+from labkit.simulation.torch_names import disable_current_modes
 
 _ROUND_BYTES = 512  # torch's kMinBlockSize
 
@@ -22,12 +22,6 @@ class Access(NamedTuple):
     low: int
     high: int
     writes: bool
-
-    def conflicts(self, other: "Access") -> bool:
-        return (self.writes or other.writes) and self.low < other.high and other.low < self.high
-
-    def covers(self, other: "Access") -> bool:
-        return self.low <= other.low and other.high <= self.high
 
 
 @dataclass(frozen=True)
@@ -56,17 +50,36 @@ class Block:
     users: set[Queue] = field(default_factory=set)  # other streams, by record_stream
     accesses: list[Access] = field(default_factory=list)
 
+    def note(self, access: Access, races: list[Race]) -> None:
+        """Add the races with earlier accesses: those that are not in order, whatever time they would take.
+
+        Operations are ordered by their stream, by events that a stream or the host waits for, and by nothing else:
+        vector clocks, as in torch.cuda._sanitizer, which needs a device.
+        """
+        kept = []
+        for earlier in self.accesses:
+            first, second = earlier.operation, access.operation
+            in_order = second.comes_after(first)
+            overlap = earlier.low < access.high and access.low < earlier.high
+            if not in_order and overlap and (earlier.writes or access.writes):
+                race = Race(first.name, first.queue.number, second.name, second.queue.number)
+                if race not in races:
+                    races.append(race)
+            covers = access.low <= earlier.low and earlier.high <= access.high and access.writes >= earlier.writes
+            if not (in_order and covers):
+                kept.append(earlier)
+        self.accesses = [*kept, access]
+
 
 class Memory:
     """A block in use. All tensors over it hold this; when the last one goes, the block is free."""
 
     def __init__(self, allocator: "Allocator", n_bytes: int, queue: Queue):
-        self.allocator, self.n_bytes = allocator, n_bytes
+        self.allocator = allocator
         self.block = allocator.allocate(n_bytes, queue)
 
     def __del__(self) -> None:
-        if hasattr(self, "block"):
-            self.allocator.free(self.block)
+        self.allocator.free(self.block)
 
 
 class Allocator:
@@ -79,88 +92,33 @@ class Allocator:
     Source: PyTorch's notes on CUDA semantics and `Tensor.record_stream`; c10/cuda/CUDACachingAllocator.cpp
     """
 
-    def __init__(self, engine: Engine, total_bytes: float):
-        self._engine, self._total_bytes = engine, total_bytes
+    def __init__(self, engine: Engine):
+        self._engine = engine
         self._free: dict[tuple[Queue, int], list[Block]] = defaultdict(list)
         self._kept: list[tuple[Block, list[Operation]]] = []
-        self.allocated_bytes = self.max_allocated_bytes = self.reserved_bytes = self.max_reserved_bytes = 0
+        self.reserved_bytes = 0
 
     def allocate(self, n_bytes: int, queue: Queue) -> Block:
-        self._take_back()
+        kept, self._kept = self._kept, []
+        for block, users in kept:
+            self._give_back(block, [user for user in users if not self._engine.has_seen(user)])
         rounded = max(1, -(-n_bytes // _ROUND_BYTES)) * _ROUND_BYTES
-        free = self._free[queue, rounded]
-        if not free:
-            free.append(self._reserve(rounded, queue))
-        self.allocated_bytes += rounded
-        self.max_allocated_bytes = max(self.max_allocated_bytes, self.allocated_bytes)
-        return free.pop()
+        if free := self._free[queue, rounded]:
+            return free.pop()
+        self.reserved_bytes += rounded
+        with disable_current_modes():
+            return Block(torch.zeros(rounded, dtype=torch.uint8), rounded, queue)
 
     def free(self, block: Block) -> None:
-        self.allocated_bytes -= block.n_bytes
         users = [user.newest for user in block.users if user.newest is not None]
         block.users.clear()
+        self._give_back(block, users)
+
+    def _give_back(self, block: Block, users: list[Operation]) -> None:
         if users:
             self._kept.append((block, users))
         else:
             self._free[block.queue, block.n_bytes].append(block)
-
-    def empty_cache(self) -> None:
-        """Give free blocks back to the device; the host waits for those that other streams still use."""
-        for _, users in self._kept:
-            for user in users:
-                self._engine.wait(user)
-        self._take_back()
-        self.reserved_bytes -= sum(block.n_bytes for free in self._free.values() for block in free)
-        self._free.clear()
-
-    def _reserve(self, n_bytes: int, queue: Queue) -> Block:
-        if self.reserved_bytes + n_bytes > self._total_bytes:
-            self.empty_cache()
-        if self.reserved_bytes + n_bytes > self._total_bytes:
-            raise torch.OutOfMemoryError(
-                f"CUDA out of memory (simulated): tried to allocate {n_bytes / 2**20:.2f} MiB; "
-                f"{self.reserved_bytes / 2**20:.2f} of {self._total_bytes / 2**20:.2f} MiB are in use"
-            )
-        self.reserved_bytes += n_bytes
-        self.max_reserved_bytes = max(self.max_reserved_bytes, self.reserved_bytes)
-        with _disable_current_modes():
-            return Block(torch.zeros(n_bytes, dtype=torch.uint8), n_bytes, queue)
-
-    def _take_back(self) -> None:
-        kept = []
-        for block, users in self._kept:
-            seen = [self._engine.has_seen(user) for user in users]
-            if all(seen):
-                self._free[block.queue, block.n_bytes].append(block)
-            else:
-                kept.append((block, users))
-        self._kept = kept
-
-
-class Races:
-    """Finds accesses that are not in order, when they are submitted and whatever time they would take.
-
-    Operations are ordered by their stream, by events that a stream or the host waits for, and by nothing else: vector
-    clocks, as in torch.cuda._sanitizer, which needs a device.
-    """
-
-    def __init__(self) -> None:
-        self.found: list[Race] = []
-
-    def note(self, block: Block, access: Access) -> None:
-        kept = []
-        for earlier in block.accesses:
-            in_order = access.operation.comes_after(earlier.operation)
-            if not in_order and access.conflicts(earlier):
-                self._report(earlier.operation, access.operation)
-            if not (in_order and access.covers(earlier) and access.writes >= earlier.writes):
-                kept.append(earlier)
-        block.accesses = [*kept, access]
-
-    def _report(self, first: Operation, second: Operation) -> None:
-        race = Race(first.name, first.queue.number, second.name, second.queue.number)
-        if race not in self.found:
-            self.found.append(race)
 
 
 class PinnedMemory:
@@ -174,11 +132,12 @@ class PinnedMemory:
 
     def empty_like(self, tensor: Tensor) -> Tensor:
         """New page-locked memory for as many values, dense, in the tensor's order of dimensions."""
-        buffer = np.empty(max(1, tensor.numel() * tensor.itemsize), np.uint8)
+        n_bytes = tensor.numel() * tensor.itemsize
+        buffer = np.empty(max(1, n_bytes), np.uint8)
         address = buffer.ctypes.data
         self._addresses.add(address)
         weakref.finalize(buffer, self._addresses.discard, address)
-        items = torch.from_numpy(buffer)[: tensor.numel() * tensor.itemsize].view(tensor.dtype)
+        items = torch.from_numpy(buffer)[:n_bytes].view(tensor.dtype)
         return items.as_strided(tensor.shape, torch.empty_like(tensor, device="meta").stride())
 
     def copy_of(self, tensor: Tensor) -> Tensor:

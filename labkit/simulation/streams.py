@@ -1,7 +1,6 @@
 """Streams and events with the names and rules of `torch.cuda`, and the methods of tensors that cross to the device."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,7 +9,8 @@ from torch import Tensor
 from labkit.errors import ArgumentError, OperationError
 from labkit.simulation.engine import Operation, Queue
 from labkit.simulation.simulated_device import active
-from labkit.simulation.tensor import DEVICE, SimulatedTensor, device_function, host_function
+from labkit.simulation.tensor import DEVICE, SimulatedTensor, allocating_on_device
+from labkit.simulation.torch_names import disable_torch_function, parse_to
 
 
 class SimulatedEvent:
@@ -19,27 +19,23 @@ class SimulatedEvent:
     Source: CUDA Runtime API, event management; `torch.cuda.Event`
     """
 
-    def __init__(self, device: Any = None, enable_timing: bool = False, blocking: bool = False, **_: Any):
-        self.device, self._enable_timing = DEVICE, enable_timing
+    def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False):
+        self._enable_timing = enable_timing
         self._mark: Operation | None = None
 
     def record(self, stream: "SimulatedStream | None" = None) -> None:
-        simulation = active()
-        queue = stream.queue if stream is not None else simulation.current
-        self._mark = simulation.engine.submit(Operation(queue, "event"))
+        self._mark = active().engine.submit(Operation(_queue(stream), "event"))
 
     def wait(self, stream: "SimulatedStream | None" = None) -> None:
         """Let what is submitted to a stream from now on wait for the event, and the host go on."""
-        simulation = active()
-        queue = stream.queue if stream is not None else simulation.current
         if self._mark is not None:
-            simulation.engine.submit(Operation(queue, "wait", after=self._mark))
+            active().engine.submit(Operation(_queue(stream), "wait"), after=self._mark)
 
     def query(self) -> bool:
         return active().engine.has_seen(self._mark)
 
     def synchronize(self) -> None:
-        active().wait(self._mark, None)
+        active().engine.wait(self._mark)
 
     def elapsed_time(self, end_event: "SimulatedEvent") -> float:
         """Milliseconds from this event to another one.
@@ -51,18 +47,9 @@ class SimulatedEvent:
         if not (self._enable_timing and end_event._enable_timing):
             raise ArgumentError("Both events must be created with argument 'enable_timing=True'")
         start, end = self._mark, end_event._mark
-        if start is None or end is None:
-            raise OperationError("Both events must be recorded before calculating elapsed time")
-        if not (start.is_done and end.is_done):
+        if start is None or end is None or max(start.end_s, end.end_s) > active().now_s:
             raise OperationError("CUDA error: device not ready")
         return 1e3 * (end.end_s - start.end_s)
-
-
-class SimulatedCudaEvent(SimulatedEvent):
-    """The same, with the arguments of `torch.cuda.Event`; `torch.Event` has a device first."""
-
-    def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False):
-        super().__init__(enable_timing=enable_timing)
 
 
 class SimulatedStream:
@@ -71,16 +58,10 @@ class SimulatedStream:
     Source: CUDA Runtime API, stream management; `torch.cuda.Stream`
     """
 
-    def __init__(self, device: Any = None, priority: int = 0, *, queue: Queue | None = None, **_: Any):
-        self.device, self.priority = DEVICE, priority
-        self.queue = queue if queue is not None else active().next_queue()
+    def __init__(self, device: Any = None, priority: int = 0, *, queue: Queue | None = None):
+        self.device = DEVICE
+        self.queue = active().engine.new_queue() if queue is None else queue
         self._previous: list[Queue] = []
-
-    @property
-    def stream_id(self) -> int:
-        return self.queue.number
-
-    cuda_stream = stream_id
 
     def wait_event(self, event: SimulatedEvent) -> None:
         event.wait(self)
@@ -89,18 +70,15 @@ class SimulatedStream:
         self.wait_event(stream.record_event())
 
     def record_event(self, event: SimulatedEvent | None = None) -> SimulatedEvent:
-        event = SimulatedCudaEvent() if event is None else event
+        event = SimulatedEvent() if event is None else event
         event.record(self)
         return event
 
-    def query(self) -> bool:
-        return active().engine.has_seen(self.queue.newest)
-
     def is_capturing(self) -> bool:
-        return False  # there are no CUDA graphs here
+        return False  # there are no CUDA graphs here; torch's optimizers ask
 
     def synchronize(self) -> None:
-        active().wait(self.queue.newest, None)
+        active().engine.wait(self.queue.newest)
 
     def __enter__(self) -> "SimulatedStream":
         self._previous.append(active().current)
@@ -116,95 +94,53 @@ class SimulatedStream:
     def __hash__(self) -> int:
         return hash(self.queue)
 
-    def __repr__(self) -> str:
-        return f"<torch.cuda.Stream device=cuda:0 cuda_stream={self.queue.number} (simulated)>"
+
+def _queue(stream: SimulatedStream | None) -> Queue:
+    return active().current if stream is None else stream.queue
 
 
 def current_stream(device: Any = None) -> SimulatedStream:
+    """`torch.cuda.current_stream`."""
     return SimulatedStream(queue=active().current)
 
 
-def default_stream(device: Any = None) -> SimulatedStream:
-    return SimulatedStream(queue=active().default)
-
-
-def set_stream(stream: SimulatedStream) -> None:
-    active().current = stream.queue
-
-
-@contextmanager
-def use_stream(stream: SimulatedStream | None) -> Iterator[None]:
-    """`torch.cuda.stream`."""
-    if stream is None:
-        yield
-        return
-    with stream:
-        yield
-
-
-aten = torch.ops.aten
 _on_host: Callable[..., Tensor] = Tensor.to  # before anything replaces it
-
-
-class _ToDevice(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, source: Tensor, options: dict) -> Tensor:
-        return aten._to_copy.default(source.detach(), device=torch.device("cuda"), **options)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        return _to_host(gradient, False), None
-
-
-class _ToHost(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, source: Tensor, non_blocking: bool) -> Tensor:
-        return _to_host(source, non_blocking)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        return _ToDevice.apply(gradient, {"non_blocking": False}), None
 
 
 def _to_host(source: Tensor, non_blocking: bool) -> Tensor:
     """As torch does, to page-locked memory where the host need not wait."""
     source = source.detach()
-    with host_function():
+    with allocating_on_device(False):
         like = torch.empty_like(torch.empty_strided(source.shape, source.stride(), dtype=source.dtype, device="meta"))
-        pinned = active().pinned
         pageable = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype)
-        target = pinned.empty_like(like) if non_blocking else pageable
+        target = active().pinned.empty_like(like) if non_blocking else pageable
         return target.copy_(source, non_blocking=non_blocking)
-
-
-def _on_device(*args: Any, **kwargs: Any) -> Tensor:
-    with device_function(), torch._C.DisableTorchFunctionSubclass():  # otherwise it would come back to `to`
-        return _on_host(*args, **kwargs)
 
 
 def to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     if args and isinstance(args[0], Tensor):
         args = (args[0].device, args[0].dtype, *args[1:])
     copy = kwargs.pop("copy", False)
-    device, dtype, non_blocking, memory_format = torch._C._nn._parse_to(*args, **kwargs)
-    if isinstance(self, SimulatedTensor):
-        return _from_device(self, device or DEVICE, dtype, non_blocking, copy, memory_format)
-    if device is None or device.type != "cuda":
+    device, dtype, non_blocking, memory_format = parse_to(*args, **kwargs)
+    is_there = isinstance(self, SimulatedTensor)
+    if not is_there and (device is None or device.type != "cuda"):
         return _on_host(self, *args, **kwargs, copy=copy)
-    _require_known(device)
-    options = {"dtype": dtype, "non_blocking": non_blocking, "memory_format": memory_format}
-    return _ToDevice.apply(self, options)
-
-
-def _from_device(
-    self: Tensor, device: torch.device, dtype: Any, non_blocking: bool, copy: bool, memory_format: Any
-) -> Tensor:
-    _require_known(device)
+    device = device or DEVICE
+    if device.type not in ("cpu", "cuda") or device.index not in (None, 0):
+        raise OperationError(f"a simulation has the devices 'cpu' and 'cuda:0', got {str(device)!r}")
+    if not is_there:
+        if self.requires_grad and torch.is_grad_enabled():
+            raise OperationError(
+                "a simulation carries no gradients from the device to the host: make the tensor on the device, or "
+                "move `tensor.detach()`"
+            )
+        options = {"dtype": dtype, "non_blocking": non_blocking, "memory_format": memory_format}
+        return torch.ops.aten._to_copy.default(self.detach(), device=device, **options)
     if device.type == "cpu":
-        moved = _ToHost.apply(self, non_blocking)
-        return moved.to(dtype or moved.dtype)
+        return _on_host(_to_host(self, non_blocking), dtype or self.dtype)
     options = {} if memory_format is None else {"memory_format": memory_format}
-    return _on_device(self, dtype or self.dtype, non_blocking, copy, **options)
+    with allocating_on_device(), disable_torch_function():  # otherwise it would come back to `to`
+        return _on_host(self, dtype or self.dtype, non_blocking, copy, **options)
 
 
 def cuda(self: Tensor, device: Any = None, non_blocking: bool = False, **kwargs: Any) -> Tensor:
@@ -226,9 +162,7 @@ def is_pinned(self: Tensor, device: Any = None) -> bool:
     return not isinstance(self, SimulatedTensor) and active().pinned.holds(self)
 
 
-def record_stream(self: Tensor, stream: SimulatedStream) -> None:
-    if not isinstance(self, SimulatedTensor):
-        raise NotImplementedError("record_stream is for tensors of a device, and this one is on the CPU")
+def record_stream(self: SimulatedTensor, stream: SimulatedStream) -> None:
     block = self.memory.block
     if stream.queue is not block.queue:
         block.users.add(stream.queue)
@@ -238,12 +172,3 @@ def record_stream(self: Tensor, stream: SimulatedStream) -> None:
 METHODS: dict[str, Callable[..., Any]] = {
     method.__name__: method for method in (to, cuda, cpu, pin_memory, is_pinned, record_stream)
 }
-
-
-def _require_known(device: torch.device) -> None:
-    if device.type == "cpu":
-        return
-    if device.type != "cuda":
-        raise OperationError(f"a simulation has the devices 'cpu' and 'cuda', got {str(device)!r}")
-    if device.index not in (None, 0):
-        raise OperationError(f"a simulation has one device, cuda:0, got {str(device)!r}")

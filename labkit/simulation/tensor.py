@@ -9,43 +9,32 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._mode_utils import no_dispatch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map
-from torch.utils.flop_counter import flop_registry
 
 from labkit.errors import OperationError, WrongTypeError
 from labkit.simulation.memory import Memory
 from labkit.simulation.simulated_device import Simulation, View, active
+from labkit.simulation.torch_names import (
+    TorchDispatchMode,
+    disable_torch_function,
+    flop_registry,
+    no_dispatch,
+    tree_leaves,
+    tree_map,
+)
 
 DEVICE = torch.device("cuda", 0)
-_depth = 0
-
-
-def is_inside_device_function() -> bool:
-    """Whether torch is within a function of device tensors: what it allocates there is on the device, too."""
-    return _depth > 0
+_is_inside = False
 
 
 @contextmanager
-def device_function() -> Iterator[None]:
-    global _depth
-    _depth += 1
+def allocating_on_device(is_inside: bool = True) -> Iterator[None]:
+    """Within, torch is in a function of device tensors: what it allocates there is on the device, too; or not."""
+    global _is_inside
+    before, _is_inside = _is_inside, is_inside
     try:
         yield
     finally:
-        _depth -= 1
-
-
-@contextmanager
-def host_function() -> Iterator[None]:
-    """Within, what torch allocates is the host's again."""
-    global _depth
-    depth, _depth = _depth, 0
-    try:
-        yield
-    finally:
-        _depth = depth
+        _is_inside = before
 
 
 class SimulatedTensor(Tensor):
@@ -76,21 +65,15 @@ class SimulatedTensor(Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        with device_function(), torch._C.DisableTorchFunctionSubclass():
+        with allocating_on_device(), disable_torch_function():
             return func(*args, **(kwargs or {}))
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        return active().call(func, args, kwargs or {})
+        return call(func, args, kwargs or {})
 
-    def new_tensor(self, data: Any, dtype: Any = None, device: Any = None, *args: Any, **kwargs: Any) -> Tensor:
+    def new_tensor(self, data: Any, dtype: Any = None, device: Any = None, **kwargs: Any) -> Tensor:  # type: ignore[override]
         return torch.tensor(data, dtype=dtype or self.dtype, device=device or DEVICE, **kwargs)
-
-    def get_device(self) -> int:
-        return 0
-
-    def data_ptr(self) -> int:
-        return self.elem.data_ptr()
 
     def numpy(self, *, force: bool = False) -> Any:
         if not force:
@@ -99,16 +82,12 @@ class SimulatedTensor(Tensor):
             )
         return self.detach().cpu().numpy()
 
-    def __array__(self, dtype: Any = None) -> Any:
-        return self.numpy()
-
     def tolist(self) -> Any:
         return self.detach().cpu().tolist()
 
     def __deepcopy__(self, memo: dict) -> Tensor:
         copied = self.detach().clone().requires_grad_(self.requires_grad)
-        copied = nn.Parameter(copied, self.requires_grad) if isinstance(self, nn.Parameter) else copied
-        memo[id(self)] = copied
+        memo[id(self)] = copied = nn.Parameter(copied, self.requires_grad) if isinstance(self, nn.Parameter) else copied
         return copied
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
@@ -127,16 +106,23 @@ class DeviceMode(TorchDispatchMode):
         kwargs = kwargs or {}
         if kwargs.get("pin_memory"):
             return active().pinned.copy_of(func(*args, **{**kwargs, "pin_memory": False}))
-        tensors, device = _tensors(args, kwargs), kwargs.get("device")
-        is_made_there = device is not None and torch.device(device).type == "cuda"
-        is_made_inside = device is not None and not tensors and is_inside_device_function()
-        if is_made_there or is_made_inside or _on_cuda(tensors):
-            return call(func, args, kwargs)
-        return func(*args, **kwargs)
+        device = kwargs.get("device")
+        is_made_there = device is not None and (
+            torch.device(device).type == "cuda" or (_is_inside and not _tensors(args, kwargs))
+        )
+        return call(func, args, kwargs) if is_made_there or _on_cuda(args, kwargs) else func(*args, **kwargs)
 
 
 def _tensors(*trees: Any) -> list[Tensor]:
-    return [item for item in tree_flatten(trees)[0] if isinstance(item, Tensor)]
+    return [item for item in tree_leaves(trees) if isinstance(item, Tensor)]
+
+
+def _on_cuda(*trees: Any) -> list[SimulatedTensor]:
+    return [item for item in _tensors(*trees) if isinstance(item, SimulatedTensor)]
+
+
+def _elems(tree: Any) -> Any:
+    return tree_map(lambda item: item.elem if isinstance(item, SimulatedTensor) else item, tree)
 
 
 def call(func: Any, args: Any, kwargs: dict) -> Any:
@@ -144,69 +130,30 @@ def call(func: Any, args: Any, kwargs: dict) -> Any:
     simulation = active()
     if "device" in kwargs:
         kwargs = {**kwargs, "device": torch.device("cpu")}
-    if func is aten.copy_.default:
+    if func is aten.copy_.default and not all(isinstance(item, SimulatedTensor) for item in args[:2]):
         return _copy(simulation, *args, **kwargs)
     if func is aten._to_copy.default and not isinstance(args[0], SimulatedTensor):
         return _move(simulation, args[0], **kwargs)
-    if func is aten._local_scalar_dense.default:
-        return _read(simulation, args[0])
-    if torch.Tag.inplace_view in func.tags:
-        return _change_view(func, args, kwargs)
-    if func.is_view or func is aten._unsafe_view.default:
-        return _view(func, args, kwargs)
-    args, kwargs = _on_device(simulation, func, args, kwargs)
-    if _depends_on_values(func, args, kwargs):
-        return _wait_for_shape(simulation, func, args, kwargs)
-    return _launch(simulation, func, args, kwargs)
-
-
-def _depends_on_values(func: Any, args: Any, kwargs: dict) -> bool:
-    """Whether the host must know values before it can go on, as for the size of `x[mask]`."""
-    if func is aten.index.Tensor:
-        return any(item.dtype in (torch.bool, torch.uint8) for item in _tensors(args[1], kwargs))
-    return bool({torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output} & set(func.tags))
-
-
-def _on_device(simulation: Simulation, func: Any, args: Any, kwargs: dict) -> Any:
-    """Single values of the host pass, as CUDA's kernels take them; indices are copied; anything else is an error."""
-    name = func.overloadpacket.__name__
-    if name.endswith("_like"):  # which asks for a shape, and no values
-        return args, kwargs
-    host_tensors = [item for item in _tensors(args, kwargs) if not isinstance(item, SimulatedTensor) and item.dim()]
-    if host_tensors and name not in _TAKES_HOST_INDICES:
-        raise OperationError(
-            f"Expected all tensors to be on the same device, but {func.overloadpacket} got at least two devices, "
-            "cuda:0 and cpu!"
-        )
-
-    def moved(item: Any) -> Any:
-        is_host = isinstance(item, Tensor) and not isinstance(item, SimulatedTensor)
-        return item if not is_host else _move(simulation, item) if item.dim() else item.clone()
-
-    return tree_map(moved, args), tree_map(moved, kwargs)
-
-
-def _view(func: Any, args: Any, kwargs: dict) -> Any:
-    """Takes no time, and reads nothing."""
-    memory = next(item for item in tree_flatten(args)[0] if isinstance(item, SimulatedTensor)).memory
-    found = func(*_elems(args), **_elems(kwargs))
-    return tree_map(lambda item: SimulatedTensor(item, memory) if isinstance(item, Tensor) else item, found)
-
-
-def _change_view(func: Any, args: Any, kwargs: dict) -> Any:
-    """As `unsqueeze_`: the tensor looks at its block in another way. Kernels that are queued keep the former one."""
-    tensor = args[0]
-    elem = aten.alias.default(tensor.elem)
-    func(elem, *args[1:], **kwargs)
-    with no_dispatch():
-        func(*args, **kwargs)
-    tensor.elem = elem
-    return tensor
+    if func is aten._local_scalar_dense.default:  # item(): the host waits for the stream, then for the value
+        target = torch.empty(tuple(args[0].shape), dtype=args[0].dtype)
+        simulation.copy_to_host(args[0].view_of_block, target)
+        return target.item()
+    if torch.Tag.inplace_view in func.tags:  # as unsqueeze_: kernels that are queued keep the former view
+        elem = aten.alias.default(args[0].elem)
+        func(elem, *args[1:], **kwargs)
+        with no_dispatch():
+            func(*args, **kwargs)
+        args[0].elem = elem
+        return args[0]
+    if func.is_view or func is aten._unsafe_view.default:  # takes no time, and reads nothing
+        memory = _on_cuda(args)[0].memory
+        found = func(*_elems(args), **_elems(kwargs))
+        return tree_map(lambda item: SimulatedTensor(item, memory) if isinstance(item, Tensor) else item, found)
+    return _launch(simulation, func, *_without_host_tensors(simulation, func, args, kwargs))
 
 
 def _copy(simulation: Simulation, target: Tensor, source: Any, non_blocking: bool = False) -> Tensor:
-    if isinstance(target, SimulatedTensor) and isinstance(source, SimulatedTensor):
-        return _launch(simulation, aten.copy_.default, (target, source), {})
+    """`copy_` between host and device."""
     if isinstance(target, SimulatedTensor):
         converted = source.to(target.dtype)  # by the host, as torch does; the result is not in page-locked memory
         simulation.copy_to_device(converted.expand(target.shape), target.view_of_block, non_blocking=non_blocking)
@@ -230,118 +177,96 @@ def _move(
     return moved
 
 
-def _read(simulation: Simulation, source: SimulatedTensor) -> Any:
-    """`item()`: the host waits for the stream, then for the value."""
-    target = torch.empty(tuple(source.shape), dtype=source.dtype)
-    simulation.copy_to_host(source.view_of_block, target, non_blocking=False, reason="item()")
-    return target.item()
-
-
-def _wait_for_shape(simulation: Simulation, func: Any, args: Any, kwargs: dict) -> Any:
-    """The host must know the values before it can allocate the result."""
-    simulation.wait(simulation.current.newest, f"{func.overloadpacket}, whose result depends on values")
-    return _launch(simulation, func, args, kwargs, like=func(*_elems(args), **_elems(kwargs)))
-
-
-def _launch(simulation: Simulation, func: Any, args: Any, kwargs: dict, like: Any = None) -> Any:
-    """Queue the kernel; its results get their memory now and their values when it has run."""
-    written = _written(func, args, kwargs)
-    if like is None:
-        like = _shapes(func, args, kwargs)
-    results, fresh = _results(simulation, func, args, kwargs, like)
-    work = _make_work(simulation, func, _elems(args), _elems(kwargs), [is_new for _, is_new in fresh])
-    outputs = [item for item, is_new in fresh if is_new]
+def _without_host_tensors(simulation: Simulation, func: Any, args: Any, kwargs: dict) -> Any:
+    """Single values of the host pass, as CUDA's kernels take them; indices are copied; anything else is an error."""
     name = func.overloadpacket.__name__
-    if (written or outputs) and name not in _ALLOCATIONS:
+    if name.endswith("_like"):  # which asks for a shape, and no values
+        return args, kwargs
+
+    def moved(item: Any) -> Any:
+        if not isinstance(item, Tensor) or isinstance(item, SimulatedTensor):
+            return item
+        if item.dim() and name not in _TAKES_HOST_INDICES:
+            raise OperationError(
+                f"Expected all tensors to be on the same device, but {func.overloadpacket} got at least two devices, "
+                "cuda:0 and cpu!"
+            )
+        return _move(simulation, item) if item.dim() else item.clone()
+
+    return tree_map(moved, args), tree_map(moved, kwargs)
+
+
+def _launch(simulation: Simulation, func: Any, args: Any, kwargs: dict) -> Any:
+    """Queue the kernel; its results get their memory now and their values when it has run."""
+    owners: dict[int, Any] = {}  # id of what stands for an argument -> the argument, which the call may return
+    like = _like(simulation, func, args, kwargs, owners)
+    are_new: list[bool] = []
+
+    def made(item: Any) -> Any:
+        if not isinstance(item, Tensor):
+            return item
+        are_new.append(id(item) not in owners)
+        if not are_new[-1]:
+            return owners[id(item)][1]
+        return SimulatedTensor(*simulation.allocate(item.shape, item.stride(), item.dtype))
+
+    results = tree_map(made, like)
+    outputs = [item for item, is_new in zip(_on_cuda(results), are_new, strict=True) if is_new]
+    named = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)} | kwargs
+    written = [named.get(one.name) for one in func._schema.arguments if one.alias_info and one.alias_info.is_write]
+    writes = [item.view_of_block for item in [*_on_cuda(written), *outputs]]
+    name = func.overloadpacket.__name__
+    if writes and name not in _ALLOCATIONS:
+        count_flops = flop_registry.get(func.overloadpacket)  # elementwise work counts none
         simulation.launch(
-            name, work, reads=_views(_on_cuda(args, kwargs)), writes=_views([*written, *outputs]),
-            outputs=[elem for elem, _ in _views(outputs)], n_flops=_count_flops(func, args, kwargs, results),
-            in_place=bool(written),
+            name, _work(simulation, func, _elems(args), _elems(kwargs), are_new),
+            reads=[item.view_of_block for item in _on_cuda(args, kwargs)], writes=writes,
+            outputs=[item.elem for item in outputs], in_place=bool(_on_cuda(written)),
+            n_flops=count_flops(*args, **kwargs, out_val=results) if count_flops else 0.0,
         )  # fmt: skip
     return results
 
 
-def _views(tensors: list[SimulatedTensor]) -> list[View]:
-    return [item.view_of_block for item in tensors]
-
-
-def _on_cuda(*trees: Any) -> list[SimulatedTensor]:
-    return [item for item in _tensors(*trees) if isinstance(item, SimulatedTensor)]
-
-
-def _count_flops(func: Any, args: Any, kwargs: dict, results: Any) -> float:
-    """As torch's FlopCounterMode counts; 0 for what it does not count, such as elementwise work."""
-    count = flop_registry.get(func.overloadpacket)
-    return count(*args, **kwargs, out_val=results) if count else 0.0
-
-
-def _make_work(simulation: Simulation, func: Any, args: Any, kwargs: dict, are_new: list[bool]) -> Any:
+def _work(simulation: Simulation, func: Any, args: Any, kwargs: dict, are_new: list[bool]) -> Any:
     """What the kernel does, without its results: it must not keep their memory in use while it is queued."""
-    seed = simulation.draw_seed() if torch.Tag.nondeterministic_seeded in func.tags else None
+    # Drawn now: the kernel draws the same numbers whenever it runs, and those of the host are untouched.
+    seed = simulation.random.getrandbits(62) if torch.Tag.nondeterministic_seeded in func.tags else None
 
     def work() -> list[Tensor]:
-        with simulation.random_numbers(seed):
+        with torch.random.fork_rng(devices=[], enabled=seed is not None):
+            if seed is not None:
+                torch.default_generator.manual_seed(seed)
             found = func(*args, **kwargs)
         return [item for item, is_new in zip(_tensors(found), are_new, strict=True) if is_new]
 
     return work
 
 
-def _results(simulation: Simulation, func: Any, args: Any, kwargs: dict, like: Any) -> tuple[Any, list]:
-    """What the call returns: arguments that it writes to, and new tensors. And each tensor with whether it is new."""
-    fresh: list[tuple[Any, bool]] = []
-    returned = like if isinstance(like, (tuple, list)) else (like,)
-    declared = func._schema.returns
-    named = _named(func, args, kwargs)
+def _like(simulation: Simulation, func: Any, args: Any, kwargs: dict, owners: dict[int, Any]) -> Any:
+    """The results' shapes: the call on tensors without values, or on copies where values matter or torch cannot."""
+    depends_on_values = bool({torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output} & set(func.tags))
+    if func is aten.index.Tensor:
+        depends_on_values = any(item.dtype in (torch.bool, torch.uint8) for item in _tensors(args[1]))
+    if depends_on_values:  # as x[mask]: the host must know them before it can go on
+        simulation.wait(simulation.current.newest)
 
-    def one(item: Any, alias: Any) -> Any:
-        if not isinstance(item, Tensor):
+    def stand_in(item: Any, is_copy: bool) -> Any:
+        if isinstance(item, torch.device):
+            return item if is_copy else torch.device("meta")
+        if not isinstance(item, SimulatedTensor):
             return item
-        owner = _owner(func, named, alias) if alias is not None and alias.is_write else None
         made = (
-            owner if owner is not None else SimulatedTensor(*simulation.allocate(item.shape, item.stride(), item.dtype))
-        )
-        fresh.append((made, owner is None))
+            item.elem.clone() if is_copy
+            else torch.empty_strided(item.shape, item.stride(), dtype=item.dtype, device="meta")
+        )  # fmt: skip
+        owners[id(made)] = made, item  # kept, so that no other gets its id
         return made
 
-    if len(declared) == 1 and isinstance(like, (tuple, list)):
-        return [one(item, None) for item in like], fresh
-    results = [one(item, returns.alias_info) for item, returns in zip(returned, declared, strict=False)]
-    return (type(like)(results) if isinstance(like, (tuple, list)) else results[0] if results else None), fresh
-
-
-def _named(func: Any, args: Any, kwargs: dict) -> dict[str, Any]:
-    return {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)} | kwargs
-
-
-def _owner(func: Any, named: dict, alias: Any) -> Any:
-    """The argument that a result is."""
-    for argument in func._schema.arguments:
-        if argument.alias_info is not None and argument.alias_info.before_set == alias.before_set:
-            return named.get(argument.name)
+    for is_copy in (True,) if depends_on_values else (False, True):
+        try:
+            given = tree_map(lambda item, is_copy=is_copy: stand_in(item, is_copy), (args, kwargs))
+            return func(*given[0], **given[1])
+        except NotImplementedError:
+            if is_copy:
+                raise
     return None
-
-
-def _written(func: Any, args: Any, kwargs: dict) -> list[SimulatedTensor]:
-    named = _named(func, args, kwargs)
-    are_written = [one for one in func._schema.arguments if one.alias_info is not None and one.alias_info.is_write]
-    return _on_cuda([named.get(argument.name) for argument in are_written])
-
-
-def _shapes(func: Any, args: Any, kwargs: dict) -> Any:
-    """The call on tensors without values; where torch cannot do that, on copies of whatever is in memory."""
-
-    def like(item: Any) -> Any:
-        if isinstance(item, SimulatedTensor):
-            return torch.empty_strided(item.shape, item.stride(), dtype=item.dtype, device="meta")
-        return torch.device("meta") if isinstance(item, torch.device) else item
-
-    try:
-        return func(*tree_map(like, args), **tree_map(like, kwargs))
-    except NotImplementedError:
-        copies = tree_map(lambda item: item.elem.clone() if isinstance(item, SimulatedTensor) else item, (args, kwargs))
-        return func(*copies[0], **copies[1])
-
-
-def _elems(tree: Any) -> Any:
-    return tree_map(lambda item: item.elem if isinstance(item, SimulatedTensor) else item, tree)

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
@@ -67,124 +67,97 @@ def trace(
     Taught in: notebooks/07_cuda_prefetch.ipynb
     """
     require_choice("copy", copy, COPIES)
-    device = torch.device(device)
-    recorder = _CudaSpans(device) if device.type == "cuda" else _HostSpans(device)
-    batches = recorder.batches(loader, copy)
+    recorder = _Recorder(torch.device(device))
+    copies = None
+    batches: Any = loader
+    if copy == "prefetch":
+        batches = CUDAPrefetcher(loader, device)
+        if recorder.has_streams:
+            copies = batches.lane = _TimedCopyStream(recorder.device)
+    batches = iter(batches)
     for batch, _ in list(islice(batches, 2)):
         step(batch)
+    n_warmed_up = len(copies.pairs) if copies else 0
     recorder.start()
     for number in range(n_batches):
-        with recorder.host("wait", number):
+        with recorder.span("wait", number):
             item = next(batches, None)
         if item is None:
             raise ArgumentError(f"the loader must give {n_batches} batches after 2 to warm up, got {number}")
         batch, stamps = item
-        if device.type != "cpu" and copy != "prefetch":
-            with recorder.host("copy", number), recorder.on_device("copy", number):
-                batch = move_tensors(batch, device, non_blocking=copy == "non_blocking")
-        with recorder.host("step", number), recorder.on_device("compute", number):
+        if recorder.device.type != "cpu" and copy != "prefetch":
+            with recorder.span("copy", number, on_device="copy"):
+                batch = move_tensors(batch, recorder.device, non_blocking=copy == "non_blocking")
+        with recorder.span("step", number, on_device="compute"):
             step(batch)
-        recorder.workers(stamps, number)
+        recorder.stamps.append((stamps, number))
+    if copies:  # batches -2 and -1 warmed up
+        recorder.events += [("copy", number, *pair) for number, pair in enumerate(copies.pairs, -2)][n_warmed_up:]
     return recorder.frame()
 
 
-class _HostSpans:
-    """Spans by the host's clock, which is all there is on a CPU."""
+class _Recorder:
+    """Spans by the host's clock, and on CUDA what the streams did, by events.
+
+    Events, and stamps on a device, are read at the end, because reading one waits for it.
+    """
 
     def __init__(self, device: torch.device):
-        self.device, self.began = device, 0.0
-        self.rows: list[Any] = []
-        self.stamps: list[Any] = []
-
-    def batches(self, loader: Iterable[Any], copy: str) -> Any:
-        return iter(CUDAPrefetcher(loader, self.device) if copy == "prefetch" else loader)
+        self.device, self.has_streams = device, device.type == "cuda"
+        self.rows: list[tuple[str, str, float, float, int]] = []
+        self.events: list[tuple[str, int, Any, Any]] = []
+        self.stamps: list[tuple[Tensor, int]] = []
 
     def start(self) -> None:
+        if self.has_streams:
+            torch.cuda.synchronize(self.device)
+            self.zero = self._mark()
+            torch.cuda.synchronize(self.device)
         self.began = time.perf_counter()
 
     @contextmanager
-    def host(self, kind: str, batch: int) -> Iterator[None]:
+    def span(self, kind: str, batch: int, *, on_device: str = "") -> Iterator[None]:
         begun = time.perf_counter()
+        first = self._mark() if on_device and self.has_streams else None
         yield
-        self.add("host", kind, begun, time.perf_counter(), batch)
+        if first is not None:
+            self.events.append((on_device, batch, first, self._mark()))
+        self.rows.append(("host", kind, begun - self.began, time.perf_counter() - self.began, batch))
 
-    def on_device(self, kind: str, batch: int) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def workers(self, stamps: Tensor, batch: int) -> None:
-        self.stamps.append((stamps, batch))  # read at the end, since reading from a GPU waits
-
-    def add(self, lane: str, kind: str, start: float, end: float, batch: int) -> None:
-        span = {"start_s": max(0.0, start - self.began), "end_s": end - self.began, "batch": batch}
-        if span["end_s"] > 0:  # otherwise it ended before the first step
-            self.rows.append({"lane": lane, "kind": kind, **span})
+    def _mark(self) -> Any:
+        return _record_event(torch.cuda.current_stream(self.device))
 
     def frame(self) -> pd.DataFrame:
+        if self.has_streams:
+            torch.cuda.synchronize(self.device)
+        for kind, batch, first, last in self.events:
+            lane = "copy" if kind == "copy" else "GPU"
+            start, end = (self.zero.elapsed_time(event) / 1e3 for event in (first, last))
+            self.rows.append((lane, kind, start, end, batch))
         for stamps, batch in self.stamps:
             worker, start, end = int(stamps[0, 0]), float(stamps[:, 1].min()), float(stamps[:, 2].max())
-            self.add("host" if worker < 0 else f"worker {worker}", "load", start, end, batch)
             if worker < 0:  # the host did not wait, it loaded
-                self.rows = [row for row in self.rows if (row["kind"], row["batch"]) != ("wait", batch)]
-        lanes = sorted({row["lane"] for row in self.rows}, key=_lane_order)
-        frame = pd.DataFrame(sorted(self.rows, key=lambda row: (lanes.index(row["lane"]), row["start_s"])))
+                self.rows = [row for row in self.rows if (row[1], row[4]) != ("wait", batch)]
+            lane = "host" if worker < 0 else f"worker {worker}"
+            self.rows.append((lane, "load", start - self.began, end - self.began, batch))
+        order = {lane: f"~{place}" for place, lane in enumerate(("host", "copy", "GPU"))}  # after all workers
+        self.rows.sort(key=lambda row: (order.get(row[0], row[0]), row[2]))
+        # What ended before the first step is left out.
+        rows = [(lane, kind, max(0.0, start), end, batch) for lane, kind, start, end, batch in self.rows if end > 0]
+        frame = pd.DataFrame(rows, columns=["lane", "kind", "start_s", "end_s", "batch"])
         return frame.assign(simulated=True) if is_simulated() else frame
-
-
-class _CudaSpans(_HostSpans):
-    """Adds what the streams did, by events, which are read at the end because reading one waits for it."""
-
-    def __init__(self, device: torch.device):
-        super().__init__(device)
-        self.pairs: list[Any] = []
-        self.lane: _TimedCopyStream | None = None
-        self.sent_before = 0
-
-    def batches(self, loader: Iterable[Any], copy: str) -> Any:
-        if copy != "prefetch":
-            return iter(loader)
-        prefetcher = CUDAPrefetcher(loader, self.device)
-        self.lane = prefetcher.lane = _TimedCopyStream(self.device)
-        return iter(prefetcher)
-
-    def start(self) -> None:
-        self.sent_before = len(self.lane.pairs) if self.lane else 0
-        torch.cuda.synchronize(self.device)
-        self.zero = _record_event(torch.cuda.current_stream(self.device))
-        torch.cuda.synchronize(self.device)
-        self.began = time.perf_counter()
-
-    @contextmanager
-    def on_device(self, kind: str, batch: int) -> Iterator[None]:
-        first = _record_event(torch.cuda.current_stream(self.device))
-        yield
-        self.pairs.append((kind, batch, first, _record_event(torch.cuda.current_stream(self.device))))
-
-    def frame(self) -> pd.DataFrame:
-        torch.cuda.synchronize(self.device)
-        if self.lane is not None:
-            sent = list(enumerate(self.lane.pairs, start=-2))[self.sent_before :]  # batches -2 and -1 warmed up
-            self.pairs += [("copy", number, *pair) for number, pair in sent]
-        for kind, batch, first, last in self.pairs:
-            start, end = (self.zero.elapsed_time(event) / 1e3 for event in (first, last))
-            self.add("copy" if kind == "copy" else "GPU", kind, self.began + start, self.began + end, batch)
-        return super().frame()
 
 
 class _TimedCopyStream(CopyStream):
     def __init__(self, device: torch.device):
         super().__init__(device)
-        self.pairs: list[Any] = []
+        self.pairs: list[tuple[Any, Any]] = []
 
     def send(self, batch: Any) -> Any:
         first = _record_event(self.stream)
         sent = super().send(batch)
         self.pairs.append((first, _record_event(self.stream)))
         return sent
-
-
-def _lane_order(lane: str) -> tuple[int, str]:
-    last = ("host", "copy", "GPU")
-    return (last.index(lane) + 1 if lane in last else 0, lane)
 
 
 def _record_event(stream: Any) -> Any:

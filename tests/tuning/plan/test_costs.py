@@ -90,5 +90,3 @@ class TestKeeping:
             plan = lk.plan(100, cores_per_node=2, costs=costs, data=data)
             assert plan.value("cpu_ms_per_image")[0] == found["cpu_ms_per_image"].value
             assert "lk.loader_costs" in json.dumps(plan.to_dict())
-            pixel_kb = costs.by_data["pixels at 256"]["kb_per_image"].value
-            assert plan.value("pixel_kb_per_image")[0] == pixel_kb

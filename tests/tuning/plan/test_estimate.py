@@ -37,9 +37,6 @@ class TestEstimate:
         with pytest.raises(ValueError, match="kind must be one of measured here, entered"):
             Estimate(1, kind="guessed")
 
-    def test_times(self):
-        assert Estimate(2, 1, 4, "a run").times(3, "a cure") == Estimate(6, 3, 12, "a cure")
-
 
 class TestAsEstimate:
     def test_a_number_and_limits(self):

@@ -5,12 +5,11 @@ from hypothesis import given, settings, strategies as st
 
 import labkit as lk
 from labkit import course
-from labkit.planning.formulas import LINES
+from labkit.planning.formulas import FORMULAS
 
 EXACT = {
     "cores_per_node": 32, "step_cores_per_gpu": 1, "cpu_ms_per_image": 2, "slowdown": 1.25, "gil_us_per_image": 1500,
     "kb_per_image": 100, "n_images": 3_600_000, "process_gb": 0.5, "batches_ahead": 4, "batch_size": 250,
-    "pixel_kb_per_image": 250, "price_per_gpu_hour": 3, "price_per_1000_requests": 0.0004,
 }  # fmt: skip
 NFS = course.Storage(
     "NFS", {"latency_ms": 9, "mb_per_s_per_request": 100, "requests_per_s": 1000, "storage_mb_per_s": 2000}
@@ -38,7 +37,6 @@ BY_HAND = {
     "pcie_needed_gb_per_s": 0.150528,
     "memory_gb": 4 * (4 * 250 * 150.528e-6 + 10 * 1e-4 + 2 * 0.5),
     "dataset_gb": 360,
-    "pixels_gb": 900,
     "core_ceiling": 22_400,  # 2 x (32 - 4) cores / 2.5 ms
     "lock_ceiling": 8 / 0.0015,
     "request_rate_ceiling": 1000,
@@ -47,9 +45,6 @@ BY_HAND = {
     "images_per_s": 1000,
     "busy_share": 0.125,
     "epoch_hours": 1,
-    "fed_epoch_hours": 0.125,
-    "gpu_cost": 24,
-    "request_cost": 1.44,
 }
 
 
@@ -61,7 +56,7 @@ class TestByHand:
     @pytest.mark.parametrize(
         ("name", "value"),
         [("images_per_request", 100), ("requests_needed_per_s", 80), ("request_ms", 109), ("in_flight_needed", 8.72),
-         ("shards", 7200), ("fewest_shards", 16), ("request_rate_ceiling", 100_000), ("request_cost", 0.0144)],
+         ("shards", 7200), ("request_rate_ceiling", 100_000)],
     )  # fmt: skip
     def test_shards(self, name, value):
         assert planned(shard_mb=50, request_mb=10).value(name)[0] == pytest.approx(value)
@@ -80,10 +75,10 @@ class TestByHand:
         assert planned(n_gpus=1, n_nodes=1, cores_per_node=1).value("loading_cores_per_node")[0] == 0.5
 
     def test_every_line_was_worked_out(self):
-        others = {"busy_cpu_ms", "images_per_request", "prefixes_needed", "shards", "fewest_shards", "gpu_ceiling",
+        others = {"busy_cpu_ms", "images_per_request", "prefixes_needed", "shards", "gpu_ceiling",
                   "loading_cores_per_node", "in_flight_per_gpu", "pcie_ceiling", "network_ceiling"}  # fmt: skip
-        assert {line.name for line in LINES} - set(BY_HAND) == others
-        assert [line.name for line in LINES if not line.formula] == []
+        assert {formula.name for formula in FORMULAS} - set(BY_HAND) == others
+        assert [formula.name for formula in FORMULAS if not formula.text] == []
 
 
 MORE_IS_SLOWER = ["cpu_ms_per_image", "gil_us_per_image", "kb_per_image", "latency_ms", "slowdown", "crop_size"]

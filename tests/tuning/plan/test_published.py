@@ -6,7 +6,7 @@ import pytest
 
 from labkit import course
 from labkit.planning.plan import INPUTS
-from labkit.planning.published import STORAGES, cores_of, demand_of, find_training, pcie, rented_cores
+from labkit.planning.published import STORAGES, cores_of, find_training, pcie, published_inputs
 
 KEYS = list(course.PUBLISHED_TRAINING)
 
@@ -16,7 +16,7 @@ class TestSources:
     def test_each_rate_has_an_address(self, key):
         training = course.PUBLISHED_TRAINING[key]
         assert training.url.startswith("https://github.com/")
-        demand = demand_of(key)
+        demand = published_inputs(key, 8)["images_per_s_per_gpu"]
         assert (demand.value, demand.kind) == (training.images_per_s, "published")
         assert training.url in demand.source
         assert demand.interval[0] < demand.value <= demand.interval[1]
@@ -47,7 +47,7 @@ class TestNames:
          ("3090", "ResNet-50, RTX 3090"), ("RTX-3090", "ResNet-50, RTX 3090"), ("l40s", "ResNet-50, L40S")],
     )  # fmt: skip
     def test_a_gpu(self, gpu, key):
-        assert find_training(gpu, "ResNet-50")[0] == key
+        assert find_training(gpu, "ResNet-50") == key
 
     @pytest.mark.parametrize("gpu", ["T4", "B200", "100", "", "-"])
     def test_others_are_refused(self, gpu):
@@ -55,7 +55,7 @@ class TestNames:
             find_training(gpu, "ResNet-50")
 
     def test_a_model(self):
-        assert find_training("3090", "ViT-B/16")[0] == "ViT-B/16, RTX 3090"
+        assert find_training("3090", "ViT-B/16") == "ViT-B/16, RTX 3090"
         with pytest.raises(ValueError, match=re.escape("model must be one of ResNet-50, got 'ViT-B/16'")):
             find_training("h100", "ViT-B/16")
 
@@ -65,5 +65,5 @@ class TestCores:
         assert (cores_of(8).value, *cores_of(8).interval) == (4, 4, 5.2)
 
     def test_rented_machines(self):
-        assert rented_cores("ResNet-50, H100 SXM", 8).value == 96
-        assert rented_cores("ResNet-50, RTX 3090", 1) is None
+        assert published_inputs("ResNet-50, H100 SXM", 8)["cores_per_node"].value == 96
+        assert "cores_per_node" not in published_inputs("ResNet-50, RTX 3090", 1)

@@ -3,8 +3,8 @@
 import pytest
 
 import labkit as lk
+from labkit.planning.fixes import EFFORTS
 from labkit.planning.formulas import Estimate, LoaderCosts
-from labkit.planning.plan import EFFORTS
 
 MACHINE = {"cores_per_node": 16, "cpu_ms_per_image": 1, "step_cores_per_gpu": 0, "slowdown": 1, "storage": "memory"}
 
@@ -55,73 +55,73 @@ class TestProposals:
         inputs, begins = LACKING[resource]
         plan = planned(**inputs)
         assert plan.bottleneck == resource
-        assert len(plan.cures) == len(begins)
-        for cure, begin in zip(plan.cures, begins, strict=True):
-            assert cure.action.startswith(begin)
+        assert len(plan.fixes) == len(begins)
+        for fix, begin in zip(plan.fixes, begins, strict=True):
+            assert fix.action.startswith(begin)
 
     @pytest.mark.parametrize("resource", LACKING)
     def test_known_ones_come_first_and_the_cheapest_of_them(self, resource):
-        cures = planned(**LACKING[resource][0]).cures
-        assert [cure.is_known for cure in cures] == sorted((cure.is_known for cure in cures), reverse=True)
-        efforts = [EFFORTS.index(cure.effort) for cure in cures if cure.is_known]
+        fixes = planned(**LACKING[resource][0]).fixes
+        assert [fix.is_known for fix in fixes] == sorted((fix.is_known for fix in fixes), reverse=True)
+        efforts = [EFFORTS.index(fix.effort) for fix in fixes if fix.is_known]
         assert efforts == sorted(efforts)
 
     @pytest.mark.parametrize("resource", LACKING)
     def test_the_first_known_one_heals(self, resource):
         plan = planned(**LACKING[resource][0])
-        after = plan.after(plan.cures[0])
-        assert after.value("images_per_s")[0] == plan.cures[0].images_per_s[0]
+        after = plan.after(plan.fixes[0])
+        assert after.value("images_per_s")[0] == plan.fixes[0].images_per_s[0]
         assert after.value("images_per_s")[0] > 1.1 * plan.value("images_per_s")[0]
-        assert plan.steps[-1].then == "gpu_ceiling"
+        assert plan.steps[-1].next_limit == "gpu_ceiling"
 
-    def test_no_cure_where_the_gpus_limit(self):
-        assert planned().cures == []
+    def test_no_fix_where_the_gpus_limit(self):
+        assert planned().fixes == []
         assert planned().steps == []
 
-    def test_what_may_be_scarce_is_cured_too(self):
+    def test_what_may_be_scarce_is_fixd_too(self):
         plan = planned(demand=(5000, 20_000), cores_per_node=12)
         assert plan.bottleneck == "the GPUs"
-        assert plan.cures[0].action.startswith("Use nodes of")
-        assert plan.cures[0].gain[0] == pytest.approx(1)
-        assert plan.cures[0].gain[2] > 1.3
+        assert plan.fixes[0].action.startswith("Use nodes of")
+        assert plan.fixes[0].gain[0] == pytest.approx(1)
+        assert plan.fixes[0].gain[2] > 1.3
 
 
 class TestGains:
     def test_measured_costs_give_the_gain(self):
         plan = planned(cores_per_node=4, cpu_ms_per_image=None, costs=costs(photos=1, small=0.5, pixels=0.1))
-        assert [cure.action[:6] for cure in plan.cures] == ["Decode", "Resize", "Use no"]
-        assert plan.cures[1].gain == pytest.approx((2, 2, 2))
-        assert plan.cures[0].gain == pytest.approx((2.5, 2.5, 2.5))  # then the GPUs limit
-        assert plan.after(plan.cures[0]).setup.data == "pixels at 256"
-        assert "a run" in " ".join(plan.after(plan.cures[0]).frame.set_index("name").loc["core_ceiling", "sources"])
+        assert [fix.action[:6] for fix in plan.fixes] == ["Decode", "Resize", "Use no"]
+        assert plan.fixes[1].gain == pytest.approx((2, 2, 2))
+        assert plan.fixes[0].gain == pytest.approx((2.5, 2.5, 2.5))  # then the GPUs limit
+        assert plan.after(plan.fixes[0]).setup.data == "pixels at 256"
+        assert "a run" in " ".join(plan.after(plan.fixes[0]).frame.set_index("name").loc["core_ceiling", "sources"])
 
     def test_unknown_costs_give_the_most(self):
-        cure = planned(cores_per_node=4).cures[-1]
-        assert not cure.is_known
-        assert cure.gain == pytest.approx((2.5, 2.5, 2.5))
-        assert str(cure).endswith("at most 2.50x [2.50, 2.50]; lk.loader_costs measures what it brings")
+        fix = planned(cores_per_node=4).fixes[-1]
+        assert not fix.is_known
+        assert fix.gain == pytest.approx((2.5, 2.5, 2.5))
+        assert str(fix).endswith("at most 2.50x [2.50, 2.50]; lk.loader_costs measures what it brings")
 
     def test_uncertain_inputs_give_an_interval(self):
-        cure = planned(cores_per_node=4, cpu_ms_per_image=(0.8, 1.25)).cures[0]
-        assert cure.gain[1] < cure.gain[0] < cure.gain[2]
-        assert cure.gain == pytest.approx((2.5, 2, 3.125), rel=0.01)
+        fix = planned(cores_per_node=4, cpu_ms_per_image=(0.8, 1.25)).fixes[0]
+        assert fix.gain[1] < fix.gain[0] < fix.gain[2]
+        assert fix.gain == pytest.approx((2.5, 2, 3.125), rel=0.01)
 
     def test_an_unknown_one_cannot_be_applied(self):
         plan = planned(cores_per_node=4)
         with pytest.raises(
             ValueError, match=r"the effect of 'Decode once, to prepared pixels: lk.PixelStore.build' is not"
         ):
-            plan.after(plan.cures[-1])
+            plan.after(plan.fixes[-1])
 
     def test_prepared_data_are_not_prepared_again(self):
         plan = planned(cores_per_node=1, cpu_ms_per_image=None, data="pixels at 256", costs=costs(pixels=0.5))
-        assert [cure.action[:12] for cure in plan.cures] == ["Use nodes of"]
+        assert [fix.action[:12] for fix in plan.fixes] == ["Use nodes of"]
 
     def test_requests_need_batches_to_put_images_in(self):
         """140 ms at 10,000 images/s: 1,400 and more images are on their way, and each has a place in a batch."""
         plan = planned(storage="s3", n_prefixes=2, batch_size=100)
-        cure = plan.cures[0]
-        n_requests = cure.setup.inputs["requests_in_flight_per_gpu"].value
+        fix = plan.fixes[0]
+        n_requests = fix.setup.inputs["requests_in_flight_per_gpu"].value
         assert n_requests >= 1400
-        assert cure.setup.inputs["batches_ahead"].value >= n_requests / 100 + 1
-        assert "batches in memory" in cure.action
+        assert fix.setup.inputs["batches_ahead"].value >= n_requests / 100 + 1
+        assert "batches in memory" in fix.action
