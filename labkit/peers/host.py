@@ -37,7 +37,7 @@ def serve(pipe: Connection) -> None:
     sys.path[:] = pipe.recv()
     pickled = pipe.recv_bytes()
     with PeakMemory() as memory, suppress(OSError, EOFError):  # of the pipe
-        peer_and_work = None
+        peer_and_work: tuple[Peer, Work] | None = None
         while command := pipe.recv():
             try:
                 if peer_and_work is None:
