@@ -250,23 +250,22 @@ def _like(simulation: Simulation, func: Any, args: Any, kwargs: dict, owners: di
     if depends_on_values:  # as x[mask]: the host must know them before it can go on
         simulation.wait(simulation.current.newest)
 
-    def stand_in(item: Any, is_copy: bool) -> Any:
-        if isinstance(item, torch.device):
-            return item if is_copy else torch.device("meta")
-        if not isinstance(item, SimulatedTensor):
-            return item
-        made = (
-            item.elem.clone() if is_copy
-            else torch.empty_strided(item.shape, item.stride(), dtype=item.dtype, device="meta")
-        )  # fmt: skip
-        owners[id(made)] = made, item  # kept, so that no other gets its id
-        return made
+    def call_on(are_copies: bool) -> Any:
+        def stand_in(item: Any) -> Any:
+            if isinstance(item, torch.device) and not are_copies:
+                return torch.device("meta")
+            if not isinstance(item, SimulatedTensor):
+                return item
+            like = torch.empty_strided(item.shape, item.stride(), dtype=item.dtype, device="meta")
+            made = item.elem.clone() if are_copies else like
+            owners[id(made)] = made, item  # kept, so that no other gets its id
+            return made
 
-    for is_copy in (True,) if depends_on_values else (False, True):
-        try:
-            given = tree_map(lambda item, is_copy=is_copy: stand_in(item, is_copy), (args, kwargs))
+        given = tree_map(stand_in, (args, kwargs))
+        with torch.random.fork_rng(devices=[], enabled=are_copies):  # those of the host are untouched
             return func(*given[0], **given[1])
-        except NotImplementedError:
-            if is_copy:
-                raise
-    return None
+
+    try:
+        return call_on(are_copies=depends_on_values)
+    except NotImplementedError:
+        return call_on(are_copies=True)

@@ -1,24 +1,24 @@
-"""What the simulation uses of torch that torch does not promise. When one of them goes, this module fails to import.
+"""What the simulation uses of torch that torch does not promise, each with what would take its place.
 
-Nothing but `lk.simulated_cuda` and `course.trace` imports it.
+When a name goes, the import fails here, and with it the simulation and what the course draws with it; no training does.
 """
 
 import torch
-from torch.utils._mode_utils import no_dispatch as no_dispatch
+from torch.utils._mode_utils import no_dispatch as no_dispatch  # by hand: `torch._C._DisableTorchDispatch`
 from torch.utils._python_dispatch import (
-    TorchDispatchMode as TorchDispatchMode,
-    _disable_current_modes as disable_current_modes,
+    TorchDispatchMode as TorchDispatchMode,  # documented for extending torch; nothing else sees every operator
+    _disable_current_modes as disable_current_modes,  # else DeviceMode must ask whether a kernel is running
 )
-from torch.utils._pytree import tree_leaves as tree_leaves, tree_map as tree_map
-from torch.utils.flop_counter import flop_registry as flop_registry
+from torch.utils._pytree import tree_leaves as tree_leaves, tree_map as tree_map  # `torch.utils.pytree`
+from torch.utils.flop_counter import flop_registry as flop_registry  # else `FlopCounterMode` around each call
 
 __all__ = [
     "TorchDispatchMode", "disable_current_modes", "disable_torch_function", "flop_registry", "no_dispatch",
     "parse_to", "tree_leaves", "tree_map",
 ]  # fmt: skip
 
-parse_to = torch._C._nn._parse_to  # the many forms of the arguments of `Tensor.to`
-disable_torch_function = torch._C.DisableTorchFunctionSubclass
+parse_to = torch._C._nn._parse_to  # the many forms of the arguments of `Tensor.to`; else parsed by hand
+disable_torch_function = torch._C.DisableTorchFunctionSubclass  # documented for extending torch
 
 
 def register_no_device() -> None:
