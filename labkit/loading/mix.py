@@ -40,9 +40,8 @@ def mixup(
 
     Raises:
         TypeError: `x` is not floating point, or `x` or `y` is no tensor.
-        ValueError: labels of another kind or shape, which it names; a wrong shape of `x` or `partner`,
-            a wrong `alpha` or `lam`.
-        RuntimeError: of torch, a class number out of range; on a device it is a failed assertion of the kernel.
+        ValueError: labels of another kind or shape, which it names; a class number out of range (on a device, torch's
+            kernel fails); a wrong shape of `x` or `partner`; a wrong `alpha` or `lam`.
 
     Source: Zhang et al., mixup: Beyond Empirical Risk Minimization (2018). Taught in: notebooks/06_kornia_gpu.ipynb
     """
@@ -84,7 +83,7 @@ def cutmix(
 
     Raises:
         TypeError: `x` or `y` is no tensor.
-        ValueError, RuntimeError: As `mixup`.
+        ValueError: As `mixup`.
 
     Source: Yun et al., CutMix (2019). Taught in: notebooks/06_kornia_gpu.ipynb
     """
@@ -129,8 +128,13 @@ def _class_probabilities(y: Tensor, num_classes: int | None, x: Tensor) -> Tenso
             f"y has shape {tuple(y.shape)}: pass class numbers ({len(y)},), integers, with num_classes=; or "
             f"probabilities ({len(y)}, num_classes), floating point. y is {y.dtype} and num_classes {num_classes}"
         )
-    indices = _send(y, x).long().unsqueeze(1)
-    return torch.zeros(len(y), require_int("num_classes", num_classes), device=x.device).scatter_(1, indices, 1.0)
+    targets = torch.zeros(len(y), require_int("num_classes", num_classes), device=x.device)
+    try:
+        return targets.scatter_(1, _send(y, x).long().unsqueeze(1), 1.0)
+    except RuntimeError as error:
+        if "out of bounds" not in str(error):
+            raise
+        raise ArgumentError(f"y must hold class numbers from 0 to {num_classes - 1}: {error}") from None
 
 
 def _send(tensor: Tensor, x: Tensor) -> Tensor:
