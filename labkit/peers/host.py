@@ -37,12 +37,12 @@ def serve(pipe: Connection) -> None:
     sys.path[:] = pipe.recv()
     pickled = pipe.recv_bytes()
     with PeakMemory() as memory, suppress(OSError, EOFError):  # of the pipe
-        peer_and_work: tuple[Peer, Work] | None = None
+        loaded: tuple[Peer, Work] | None = None
         while command := pipe.recv():
             try:
-                if peer_and_work is None:
-                    peer_and_work = pickle.loads(pickled)  # noqa: S301 - from `Host`, which started this process
-                for value in _answers(command, *peer_and_work, memory):
+                loaded = loaded or pickle.loads(pickled)  # noqa: S301 - from `Host`, which started this process
+                peer, work = loaded
+                for value in _answers(command, peer, work, memory):
                     pipe.send(("value", value))
             except Exception as error:
                 pipe.send(("error", one_line(error)))
