@@ -208,7 +208,7 @@ def open_store(path_or_url: str | os.PathLike, *, ignore: str | Iterable[str] = 
         **storage_options: Passed to fsspec, for object storage.
 
     >>> lk.open_store("photos")
-    FolderStore('photos', 256 images)
+    FolderStore('photos', 8 images)
 
     Raises:
         ValueError: no store reads such a place; says what is accepted.

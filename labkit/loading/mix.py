@@ -107,8 +107,11 @@ def _prepare(
     if partner is None:  # drawn before the shares: seeds keep their meaning
         # Not randperm: it draws small batches on the CPU, and the copy to the device would make the host wait.
         partner = torch.rand(len(x), device=x.device).argsort()
-    elif partner.shape != x.shape[:1]:  # a single partner would be broadcast without an error
-        raise ArgumentError(f"partner must hold an index for each of {len(x)} images, got shape {tuple(partner.shape)}")
+    elif partner.shape != x.shape[:1] or partner.dtype not in (torch.int64, torch.int32):  # else broadcast, or a mask
+        raise ArgumentError(
+            f"partner must hold an integer index for each of {len(x)} images, got {partner.dtype} of shape "
+            f"{tuple(partner.shape)}"
+        )
     if isinstance(lam, Tensor):
         share = _send(lam, x).to(torch.float32).view(-1)
     elif lam is not None:
@@ -122,6 +125,11 @@ def _prepare(
 
 def _class_probabilities(y: Tensor, num_classes: int | None, x: Tensor) -> Tensor:
     if y.is_floating_point() and y.ndim == 2 and (num_classes or max(2, y.shape[1])) == y.shape[1]:
+        if _can_be_seen(y) and not ((y >= -0.01) & (y <= 1.01)).all():  # for rounding, as after a softmax
+            raise ArgumentError(
+                "y must hold probabilities from 0 to 1; class numbers are integers of shape (N,), got values from "
+                f"{y.min():.4g} to {y.max():.4g}"
+            )
         return _send(y, x)
     if y.is_floating_point() or y.dtype == torch.bool or y.ndim != 1 or num_classes is None:
         raise ArgumentError(
@@ -135,6 +143,11 @@ def _class_probabilities(y: Tensor, num_classes: int | None, x: Tensor) -> Tenso
         if "out of bounds" not in str(error):
             raise
         raise ArgumentError(f"y must hold class numbers from 0 to {num_classes - 1}: {error}") from None
+
+
+def _can_be_seen(tensor: Tensor) -> bool:
+    """Whether its values can be looked at without the host waiting for a device: not while torch compiles, either."""
+    return type(tensor) is Tensor and tensor.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def _send(tensor: Tensor, x: Tensor) -> Tensor:

@@ -68,7 +68,6 @@ class LoaderTraits:
     prefetch_factor: Batches that each worker makes ahead.
     pin_memory: Whether batches are put into pinned memory.
     decoder: The data set's decoder, by name.
-    tar_mode: How the data set's `TarStore` reads.
     decodes: Whether there is anything to decode: not in a `PixelStore`.
     is_batch_loader: Whether it is `lk.BatchLoader`, which decodes only what a crop needs.
     n_batches: Batches of an epoch.
@@ -79,7 +78,6 @@ class LoaderTraits:
     prefetch_factor: int | None = None
     pin_memory: bool = False
     decoder: str | None = None
-    tar_mode: str | None = None
     decodes: bool = True
     is_batch_loader: bool = False
     n_batches: int | None = None
@@ -93,7 +91,6 @@ class LoaderTraits:
             prefetch_factor=getattr(workers, "prefetch_factor", None),
             pin_memory=bool(getattr(workers, "pin_memory", False)),
             decoder=decoder if isinstance(decoder, str) else None,
-            tar_mode=getattr(of_data_set(loader, "store"), "mode", None),
             decodes=not any(_is_labkits(data, "PixelStore") for data in [*_data_sets(loader), _source(loader)]),
             is_batch_loader=_is_labkits(loader, "BatchLoader"),
             n_batches=epoch_length(loader),
@@ -290,8 +287,6 @@ def _advise_on(cause: str, share: float, costs: Costs, traits: LoaderTraits) -> 
 
 def _particular(rung: str, traits: LoaderTraits) -> tuple[str, str, str] | None:
     """Rung, action and notebook where the loader's traits call for another action than usual."""
-    if rung == "storage" and (traits.tar_mode or "index") != "index":
-        return rung, "Read the tar through an index: TarStore(path, mode='index')", "09_marigold_storage"
     if rung == "decoding" and not traits.decodes:
         return "transforms", _AUGMENT_ON_DEVICE, "06_kornia_gpu"
     if rung == "decoding" and traits.is_batch_loader:

@@ -235,7 +235,10 @@ def test_cutmix_takes_bytes_and_mixup_names_the_remedy(labels):
         ({"alpha": 0.0}, "alpha must be a number > 0, got 0.0"),
         ({"alpha": float("nan")}, "alpha must be .*, got nan"),
         ({"lam": 1.5}, "lam must be a number from 0 to 1, got 1.5"),
-        ({"partner": torch.tensor([1])}, r"partner must hold an index for each of 6 images, got shape \(1,\)"),
+        ({"partner": torch.tensor([1])}, r"partner must hold an integer index for each of 6 .*of shape \(1,\)"),
+        ({"partner": torch.ones(N, dtype=torch.bool)}, r"partner must hold an integer index .*, got torch\.bool"),
+        ({"y": torch.rand(N, CLASSES) * 6.6}, "y must hold probabilities from 0 to 1; class numbers are integers"),
+        ({"y": torch.full((N, CLASSES), torch.nan)}, "y must hold probabilities from 0 to 1; .* nan"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_mixed(mix, change, message):
