@@ -6,7 +6,14 @@ given, what is accepted, and what to do. Errors of the system and of other libra
 
 
 class LabkitError(Exception):
-    """The root of all errors of labkit."""
+    """The root of all errors of labkit.
+
+    >>> try:
+    ...     lk.FolderStore("no such folder")
+    ... except lk.LabkitError as error:
+    ...     print(type(error).__name__)
+    MissingFileError
+    """
 
 
 class ArgumentError(LabkitError, ValueError):
@@ -40,7 +47,14 @@ class MissingLibraryError(LabkitError, ImportError):
 
 
 class DecodeError(LabkitError, ValueError):
-    """`data` is not a complete JPEG, PNG or WebP image; the message names the key, the decoder and the cause."""
+    """`data` is not a complete JPEG, PNG or WebP image; the message names the key, the decoder and the cause.
+
+    >>> try:
+    ...     lk.decode(b"no image", key="cat/1.jpg")
+    ... except lk.DecodeError as error:
+    ...     print(str(error)[:25])
+    cat/1.jpg: turbojpeg cann
+    """
 
 
 class UnsafeTarError(LabkitError, ValueError):

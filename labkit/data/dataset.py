@@ -54,6 +54,11 @@ class ImageDataset(Labeled, Dataset):
         labels: int64 (N,), the label of each image in the order of `keys`; read-only.
         keys: The images' names, a sequence.
 
+    >>> dataset = lk.ImageDataset("photos", transform=lambda image: image[:, :64, :64])
+    >>> image, label = dataset[0]
+    >>> image.shape, dataset.classes[label]
+    (torch.Size([3, 64, 64]), 'astronaut')
+
     Raises:
         ValueError: an unknown option; a folder that is not in `classes`; without `classes`, images beside the class
             folders, or a root that holds `train` and `val` in place of classes. Where no image lies in a class folder,
@@ -113,6 +118,10 @@ class PILDataset(ImageDataset):
 
     As in such code, EXIF orientation is not applied, and truncated files are not detected beforehand. What PIL raises
     for a file that it cannot read is passed on as `DecodeError`.
+
+    >>> image, label = lk.PILDataset(lk.FolderStore("photos"))[0]
+    >>> image.mode
+    'RGB'
     """
 
     def __init__(
@@ -136,6 +145,10 @@ class PILDataset(ImageDataset):
 
 def collate(samples: Sequence[Any]) -> Any:
     """torch's `default_collate` of the samples that were decoded.
+
+    >>> images, labels = lk.collate([(torch.zeros(3, 8, 8), 0), (torch.ones(3, 8, 8), 1)])
+    >>> images.shape, labels.tolist()
+    (torch.Size([2, 3, 8, 8]), [0, 1])
 
     Raises:
         DecodeError: every image of the batch was skipped.

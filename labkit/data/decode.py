@@ -229,6 +229,10 @@ def decode(data: bytes, decoder: str = "turbojpeg", *, key: str | None = None, s
         uint8 tensor, shape (3, H, W), values 0-255, EXIF orientation applied. Most decoders fill rows of
         interleaved pixels, so the strides are channels-last; call `.contiguous()` where planes are needed.
 
+    >>> image = lk.decode(lk.FolderStore("photos").read("astronaut/000000.jpg"), "pil")
+    >>> image.dtype, image.shape[0]
+    (torch.uint8, 3)
+
     Raises:
         DecodeError: `data` is truncated, not an image, or has more than `MAX_PIXELS` pixels.
         ImportError: the decoder's library is missing; names the remedy.

@@ -322,6 +322,10 @@ class DepthPairs(Dataset):
             depths; invalid pixels of the filled one are 1. Training only.
         index: int. rgb_relative_path: str.
 
+    >>> pairs = lk.DepthPairs(lk.TarStore("hypersim.tar"), "list.txt", fast=True)  # doctest: +SKIP
+    >>> pairs[0]["rgb_int"].shape  # doctest: +SKIP
+    torch.Size([3, 480, 640])
+
     Raises:
         FileNotFoundError: no list file. ValueError: a line that names no pair, an unknown preset or mode.
         KeyError: (items) the store has no such file. DecodeError: (items) a file is not the expected picture.

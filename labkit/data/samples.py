@@ -103,6 +103,8 @@ def make_photos(
     Returns:
         `root` as a Path.
 
+    >>> root = lk.make_photos("photos", 8, progress=False)
+
     Raises:
         ValueError: unknown profile or engine, `count` below 1, or `root` holds something else; names the remedy.
         ItemErrors: some photos could not be written; names them. The others are there, and a rerun goes on.

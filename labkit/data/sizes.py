@@ -213,6 +213,10 @@ def collect_sizes(
         it is damaged, NA if no header was read); error (why it is unreadable, else empty). A folder that cannot be
         listed has a row, too.
 
+    >>> sizes = lk.collect_sizes("photos", progress=False)
+    >>> list(sizes.columns[:3])
+    ['path', 'width', 'height']
+
     Raises:
         FileNotFoundError: `root` is not a folder, or holds no image.
         OSError: `root` cannot be listed.

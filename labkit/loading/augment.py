@@ -39,6 +39,8 @@ class Recipe:
         blur: Probability of a Gaussian blur of `blur_kernel` pixels with a sigma from `blur_sigma`.
         solarize: Probability of inverting all values >= `solarize_from`.
         mean, std: Per channel, on the scale of 0 to 1, for the normalisation.
+
+    >>> augment = lk.make_augment(lk.Recipe(size=128, gray=0.2))
     """
 
     size: int = 224
@@ -89,6 +91,10 @@ def make_augment(recipe: str | Recipe = "light", library: str = "v2", *, part: s
         A function of a uint8 tensor (3, H, W); `"pil"` also takes a PIL image. `"kornia"` takes a uint8 batch
         (N, 3, H, W) and draws for each image; `"v2"` also takes such a batch, with one draw for all of it.
         It returns normalised float32 (..., 3, size, size); with `"geometry"` values of 0-255, uint8 (kornia: float32).
+
+    >>> augment = lk.make_augment("light", "v2")
+    >>> augment(torch.zeros(3, 300, 400, dtype=torch.uint8)).shape
+    torch.Size([3, 224, 224])
 
     Raises:
         ValueError: unknown recipe, library or part.
@@ -243,6 +249,8 @@ def plot_images(
         titles: One per image.
         columns: Images per row.
         message: What the images show, computed from them; written above all.
+
+    >>> figure = lk.plot_images([torch.zeros(3, 32, 32), torch.ones(3, 32, 32)], ["black", "white"])
     """
     import matplotlib.pyplot as plt  # here: augmenting needs no plotting library
 

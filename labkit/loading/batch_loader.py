@@ -91,6 +91,11 @@ class BatchLoader(Labeled, Resumable):
         epoch: Number of the next epoch. Each `iter()` takes it and adds one; `load_state_dict` sets it, too.
         classes, class_to_idx, labels: As of `ImageDataset`.
 
+    >>> loader = lk.BatchLoader("photos", size=224, batch_size=4, seed=0)
+    >>> images, labels = next(iter(loader))
+    >>> images.shape, images.dtype
+    (torch.Size([4, 3, 224, 224]), torch.uint8)
+
     Raises:
         ValueError: a wrong argument, folders that cannot be classes (see `ImageDataset`), an empty store, both
             `shuffle` and `sampler`, or `reads_in_flight` for a `PixelStore`.

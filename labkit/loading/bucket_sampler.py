@@ -102,6 +102,12 @@ class BucketBatchSampler(CountsEpochs, Sampler[list[int]]):
         buckets: The `Buckets` in use, for the data set.
         epoch: Of the next pass.
 
+    >>> sizes = lk.collect_sizes("photos", progress=False)
+    >>> buckets = lk.Buckets(((128, 192), (192, 128), (192, 192)))
+    >>> sampler = lk.BucketBatchSampler(sizes, 4, buckets=buckets)
+    >>> dataset = lk.ImageDataset("photos", buckets=buckets)
+    >>> images, labels = next(iter(lk.make_loader(dataset, batch_sampler=sampler)))
+
     Raises:
         ValueError: a wrong argument or frame; no batch for some rank; or, with `"keep"`, too few images for equally
             many batches.

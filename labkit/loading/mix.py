@@ -38,6 +38,10 @@ def mixup(
     Returns:
         `(images, targets)`: a new tensor like `x`, and float targets (N, num_classes), on x's device.
 
+    >>> images, targets = lk.mixup(torch.rand(8, 3, 32, 32), torch.arange(8), num_classes=10, alpha=0.2)
+    >>> images.shape, targets.shape
+    (torch.Size([8, 3, 32, 32]), torch.Size([8, 10]))
+
     Raises:
         TypeError: `x` is not floating point, or `x` or `y` is no tensor.
         ValueError: labels of another kind or shape, which it names; a class number out of range (on a device, torch's
@@ -80,6 +84,10 @@ def cutmix(
 
     Returns:
         `(images, targets)`: a new tensor like `x`, and float targets (N, num_classes), on x's device.
+
+    >>> images, targets = lk.cutmix(torch.rand(8, 3, 32, 32), torch.arange(8), num_classes=10)
+    >>> targets.sum(1)
+    tensor([1., 1., 1., 1., 1., 1., 1., 1.])
 
     Raises:
         TypeError: `x` or `y` is no tensor.

@@ -40,6 +40,10 @@ class CUDAPrefetcher(LoaderWrapper):
     once per epoch. An error of the loader is raised after the batches that came before it. If the loader has
     `state_dict`, so has this: batches that are only copied ahead come after a resume.
 
+    >>> loader = lk.make_loader(lk.ImageDataset("photos"), lk.LoaderConfig(batch_size=1))
+    >>> for images, labels in lk.CUDAPrefetcher(loader, "cuda"):  # doctest: +SKIP
+    ...     train(images, labels)
+
     Raises:
         RuntimeError: a device was asked for and there is none of its kind.
         ValueError: `depth` is below 1.

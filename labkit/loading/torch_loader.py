@@ -52,6 +52,8 @@ class LoaderConfig:
             data set with the workers; the others send a copy to each.
         oversubscribe: Allow more workers than usable cores.
 
+    >>> config = lk.LoaderConfig(batch_size=128, num_workers=2, prefetch_factor=4)
+
     Raises:
         ValueError: a value that no loader can have; names the setting.
     """
@@ -246,6 +248,10 @@ def make_loader(
         A `Loader`. It yields what `collate_fn` makes, by default tensors of shape (batch_size, ...). Without `sampler`
         and `batch_sampler`, the ranks that torchrun or `torch.distributed` started share out each epoch as torch's
         `DistributedSampler` does: each has as many samples, of which some may come a second time.
+
+    >>> dataset = lk.ImageDataset("photos", transform=lk.make_augment("light"))
+    >>> loader = lk.make_loader(dataset, lk.LoaderConfig(batch_size=4, num_workers=0), shuffle=True)
+    >>> images, labels = next(iter(loader))
 
     Raises:
         TypeError: an iterable data set, whose samples have no index to seed by; or a sampler that can be read only

@@ -100,12 +100,20 @@ def from_timeit(result: Any, label: str, n_images: int) -> pd.DataFrame:
 
     A run is IPython's mean over `result.loops` loops. IPython reports neither warm-ups nor start-up, and runs of
     different `%timeit` calls are not interleaved: `order` is empty, and `summarize` notes it.
+
+    >>> result = %timeit -o -q for batch in loader: pass  # doctest: +SKIP
+    >>> lk.from_timeit(result, "my loader", n_images=len(loader.dataset))  # doctest: +SKIP
     """
     return _frame_of_seconds([run / result.loops for run in result.all_runs], label, n_images, "timeit")
 
 
 def from_timer(measurement: Any, label: str, n_images: int) -> pd.DataFrame:
-    """Runs of `torch.utils.benchmark.Timer` (a `Measurement`) as a frame; arguments as in `from_timeit`."""
+    """Runs of `torch.utils.benchmark.Timer` (a `Measurement`) as a frame; arguments as in `from_timeit`.
+
+    >>> from torch.utils.benchmark import Timer
+    >>> measured = Timer("sum(x)", globals={"x": [1, 2, 3]}).blocked_autorange(min_run_time=0.01)
+    >>> frame = lk.from_timer(measured, "sum", n_images=3)
+    """
     return _frame_of_seconds(measurement.times, label, n_images, "timer")
 
 
@@ -135,6 +143,9 @@ def load_frame(path: str | os.PathLike) -> pd.DataFrame:
     """Read a saved frame. Labels come back unchanged, even "1" and "None".
 
     A column that the file lacks, as it is older than the column, comes back empty.
+
+    >>> runs.to_csv("runs.csv", index=False)  # doctest: +SKIP
+    >>> runs = lk.load_frame("runs.csv")  # doctest: +SKIP
 
     Raises:
         FileNotFoundError: no such file.
@@ -181,6 +192,8 @@ def epoch_time(frame: pd.DataFrame, n_batches: int) -> pd.DataFrame:
         One row per variant, in order of appearance, medians over its runs: `startup_s`, `first_batch_s`, `batches_s`
         (the wait for all the other batches), `shutdown_s`, `epoch_s` (their sum) with `epoch_s_low` and `epoch_s_high`
         (its quartiles), and `overhead`: the share of the epoch that is not spent at the steady rate.
+
+    >>> lk.epoch_time(runs, n_batches=5005)  # an epoch of ImageNet in batches of 256  # doctest: +SKIP
 
     Raises:
         ValueError: `n_batches` is below 1, or the frame has no runs of `compare`.

@@ -124,6 +124,8 @@ def plot_throughput(data: pd.DataFrame, *, ax: Axes | None = None, about: str = 
         about: What was measured; the title begins with it.
 
     Example: `lk.plot_throughput(runs, about="one worker")`
+
+    >>> lk.plot_throughput(runs)  # doctest: +SKIP
     """
     runs = measured_runs(data)
     medians = runs.groupby("variant", sort=False)["images_per_s"].median()
@@ -168,6 +170,8 @@ def plot_speedup(
         xscale: "linear" or "log", for ratios of several orders of magnitude.
 
     Example: `lk.plot_speedup(runs)`
+
+    >>> lk.plot_speedup(runs)  # doctest: +SKIP
     """
     require_choice("xscale", xscale, ("linear", "log"))
     summary, runs = quiet_summary(data, baseline), measured_runs(data)
@@ -324,6 +328,9 @@ def plot_stalls(
         wall_s: Measured wall time of each variant, drawn as a tick: the bar should end there.
 
     Example: `lk.plot_stalls(clock.frame("naive"), wall_s={"naive": 1.2})`
+
+    >>> clock = lk.StageClock()  # doctest: +SKIP
+    >>> lk.plot_stalls(clock.frame())  # doctest: +SKIP
     """
     table = data.pivot_table(index="variant", columns="stage", values="seconds", aggfunc="sum", sort=False).fillna(0)
     totals = table.sum(axis=1)

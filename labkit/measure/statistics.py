@@ -112,6 +112,8 @@ def summarize(frame: pd.DataFrame, baseline: str | None = None) -> pd.DataFrame:
         runs before it stopped (`speedup_interval`), and cover the rounds of one session only: another day, or another
         machine, may differ by more.
 
+    >>> lk.summarize(runs)[["images_per_s", "speedup", "ci_low", "ci_high", "verdict"]]  # doctest: +SKIP
+
     Raises:
         ValueError: no runs, an unknown baseline, or runs of more than one environment.
 
@@ -247,6 +249,8 @@ def conclude(frame: pd.DataFrame, variant: str | None = None, baseline: str | No
     Returns:
         The sentence. Ratios, 95 % intervals, verdicts and notes are those of `summarize`; a variant without a verdict
         is not judged. Labels stand in quotes, with the storage if that is simulated.
+
+    >>> lk.conclude(runs)  # doctest: +SKIP
 
     Raises:
         ValueError: an unknown variant, no variant besides the baseline, or a frame that `summarize` refuses.

@@ -95,6 +95,8 @@ def with_step(loader: Iterable[Any], step: Callable[[Any], Any]) -> WithStep:
     A generator would do the same, but `compare` cannot see through it: it knows neither how many batches the loader
     holds ready nor how to lengthen its epoch.
 
+    >>> lk.compare({"training": lambda: lk.with_step(loader, step)}, baseline="training")  # doctest: +SKIP
+
     Taught in: notebooks/07_cuda_prefetch.ipynb
     """
     return WithStep(loader, step)
@@ -106,6 +108,8 @@ def whole_pass(loader: Iterable[Any], count: Callable[[Any], int] = count_images
     Args:
         loader: Any iterable of batches.
         count: Returns the images of a batch.
+
+    >>> lk.compare({"whole": lambda: lk.whole_pass(loader)}, baseline="whole")  # doctest: +SKIP
 
     Taught in: notebooks/12_find_the_stall.ipynb
     """
@@ -407,6 +411,10 @@ class ReplayLoader:
         n_batches: Batches to keep.
         length: Batches in an epoch; the kept ones are repeated. Default: `n_batches`.
         device: Keep the batches there, so that copying to the device is free too.
+
+    >>> kept = lk.ReplayLoader(lk.BatchLoader("photos", batch_size=4), 2, length=100)
+    >>> sum(1 for batch in kept)
+    100
 
     Raises:
         ValueError: the loader ended before `n_batches`.

@@ -27,6 +27,8 @@ def save_trace(spans: pd.DataFrame, path: Path | str) -> Path:
     Returns:
         `path`.
 
+    >>> lk.save_trace(found.spans, "trace.json")  # of lk.diagnose  # doctest: +SKIP
+
     Raises:
         ValueError: a column is missing, or a span has no finite start, or ends before it.
 

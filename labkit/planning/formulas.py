@@ -183,6 +183,9 @@ def loader_costs(source: Any, *, n_images: int = 128, rounds: int = 5) -> Loader
         n_images: Of the sample, at equal distances; all if there are fewer.
         rounds: Their smallest and largest core time are the limits of its interval.
 
+    >>> costs = lk.loader_costs("photos", n_images=8, rounds=3)  # doctest: +SKIP
+    >>> print(lk.plan(gpu="h100", n_gpus=8, costs=costs, storage="s3"))  # doctest: +SKIP
+
     Raises:
         FileNotFoundError, DecodeError: as the store and the decoder raise them.
         ValueError: fewer than one image or round, or an empty store.

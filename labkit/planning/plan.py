@@ -407,6 +407,9 @@ def plan(
         vcpus_per_node: In place of `cores_per_node`, for rented machines.
         **inputs: Any of `labkit.planning.plan.INPUTS`, such as `cores_per_node`, `cpu_ms_per_image`, `latency_ms`.
 
+    >>> plan = lk.plan(gpu="h100", n_gpus=8, cpu_ms_per_image=2.5, storage="nvme")
+    >>> print(plan)  # doctest: +SKIP
+
     Raises: FileNotFoundError, ValueError (a wrong or unknown argument, or one is missing that has no default).
     Taught in: notebooks/15_at_scale.ipynb
     """

@@ -96,6 +96,10 @@ def simulated_cuda(device: SimulatedDevice | None = None, *, duration: Duration 
     Returns:
         The `Simulation`: `now_s`, `work(seconds)`, `timeline()`, `races`, `max_reserved_bytes`.
 
+    >>> with lk.simulated_cuda():
+    ...     torch.zeros(4).to("cuda").device.type
+    'cuda'
+
     Raises:
         RuntimeError: another simulation is active.
 

@@ -38,6 +38,9 @@ def usable_cores() -> int:
     Returns:
         At least 1. A quota of 1.5 cores counts as 1.
 
+    >>> lk.usable_cores() >= 1
+    True
+
     Source: sched_getaffinity(2); the kernel's cgroup-v1 and cgroup-v2 documentation.
     """
     return min(core_limits().values())
@@ -121,6 +124,9 @@ _SCALES = {
 def scale() -> Scale:
     """The scale that `LABKIT_SCALE` names (`ci`, `laptop`, `gpu`); by default `ci` under pytest, else `laptop`.
 
+    >>> lk.scale().name  # doctest: +SKIP
+    'laptop'
+
     Raises:
         ValueError: unknown scale.
     """
@@ -179,6 +185,9 @@ def env_id() -> str:
     """Short name of this environment, such as `intel-xeon-2c-cpu-3fa91c`. Frames are compared only within one.
 
     Its last part is a digest of the machine and of the minor versions of Python and the libraries that handle pixels.
+
+    >>> lk.env_id()  # doctest: +SKIP
+    'linux-8-cores-rtx-4090-torch-2.14-3f2a9c'
     """
     facts = environment()
     minor = [".".join(str(facts.get(name, "")).split(".")[:2]) for name in ("python", *_VERSIONS)]

@@ -231,6 +231,9 @@ def map_items(
         address: Ray cluster. Default: one already joined, `RAY_ADDRESS`, or a temporary one of this machine.
         progress, description, unit: Whether to show a live bar, its title, and what it calls an item.
 
+    >>> lk.map_items(len, ["a", "bb", "ccc"], num_workers=0, progress=False)
+    [1, 2, 3]
+
     Raises:
         ItemErrors: some items failed; has their keys and texts, and the results of the others.
         ValueError: unknown engine, negative `num_workers`, or an `address` without `engine="ray"`.

@@ -20,6 +20,10 @@ class PackedStrings(Sequence[str]):
     its parent; after an epoch each worker has its own copy of all names. Reading from this sequence writes nothing.
     A copy made by the constructor shares the arrays.
 
+    >>> names = lk.PackedStrings(f"cat/{n}.jpg" for n in range(1000))
+    >>> names[999], len(names)
+    ('cat/999.jpg', 1000)
+
     Taught in: notebooks/03_persistent_workers.ipynb
     """
 

@@ -79,6 +79,10 @@ def watch() -> Iterator[Watched]:
     Yields:
         A `Watched`: its `report()` has the shares, the ceiling and what to change, in the block and after it.
 
+    >>> with lk.watch() as watched:  # doctest: +SKIP
+    ...     train(loader)
+    >>> print(watched.report())  # doctest: +SKIP
+
     Taught in: notebooks/12_find_the_stall.ipynb
     """
     watched = Watched()

@@ -375,6 +375,8 @@ def tune(
     Returns:
         A `Tuned`. Its choice differs from the default only if the measured interval shows that it is faster.
 
+    >>> config, runs = lk.tune(lk.ImageDataset("photos"), step=None, budget_s=60)  # doctest: +SKIP
+
     Raises:
         TypeError, ValueError: an iterable or empty data set, a step that cannot be called, or a budget of 0 seconds.
 
