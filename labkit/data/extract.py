@@ -115,7 +115,7 @@ def _make_jobs(archives: str | os.PathLike | Iterable[str | os.PathLike], root: 
         archive = Path(archive).absolute()
         if not archive.is_file():
             raise MissingFileError(f"{archive} is not a file")
-        named = re.fullmatch(rf"([^.].*?)({endings})", archive.name, re.DOTALL)
+        named = re.fullmatch(rf"([^.].*?)({endings})", archive.name, re.DOTALL | re.IGNORECASE)
         if named is None:
             raise ArgumentError(
                 f"{archive.name} gives no name for a folder: add one of {' '.join(TAR_SUFFIXES)} to a name"

@@ -293,7 +293,7 @@ def find_shards(places: Any, *, verify: bool, storage_options: dict[str, Any]) -
     urls = [os.fspath(place) for place in ([places] if is_one else places)]
     if is_one and not urls[0].startswith("pipe:"):
         path = urlsplit(urls[0]).path if is_url(urls[0]) else urls[0]
-        if not path.endswith(TAR_SUFFIXES):
+        if not path.lower().endswith(TAR_SUFFIXES):
             return _from_manifest(urls[0].rstrip("/"), verify, storage_options)
     if verify:
         raise ArgumentError("verify=True needs the checksums of a manifest: name the folder, not its shards")
@@ -306,7 +306,11 @@ def find_shards(places: Any, *, verify: bool, storage_options: dict[str, Any]) -
     if not urls:
         raise ArgumentError("the list of shards is empty: there is no shard to read")
     if missing := [url for url in urls if not is_url(url) and not os.path.isfile(url)]:
-        raise MissingFileError(f"{missing[0]} does not exist, nor do {len(missing) - 1} other shards")
+        others = f", nor do {len(missing) - 1} others of {len(urls)}" if len(missing) > 1 else ""
+        hint = (
+            "; wildcards are not expanded: name the folder, or pass sorted(glob.glob(...))" if "*" in missing[0] else ""
+        )
+        raise MissingFileError(f"the shard {missing[0]} does not exist{others}{hint}")
     return ShardList(urls, storage_options=storage_options)
 
 

@@ -25,7 +25,15 @@ from labkit.data.labels import check_same_classes, labels_of
 from labkit.data.stores import HasSizes, Store
 from labkit.errors import ArgumentError
 from labkit.util.arguments import require_int
-from labkit.util.files import atomic_path, check_same_job, claim_folder, read_record, remove_leftovers, write_record
+from labkit.util.files import (
+    REMEDY,
+    atomic_path,
+    check_same_job,
+    claim_folder,
+    read_record,
+    remove_leftovers,
+    write_record,
+)
 from labkit.util.parallel import map_items
 from labkit.util.process import progress_bar
 
@@ -163,7 +171,7 @@ def _read_known_rows(root: Path, settings: dict, classes: list[str]) -> dict[str
     manifest = root / MANIFEST
     if manifest.exists():
         content = read_manifest(manifest.read_bytes(), str(manifest))
-        check_same_classes(str(root), content["classes"], classes, "choose another folder, or remove this one")
+        check_same_classes(str(root), content["classes"], classes, REMEDY)
         check_same_job(root, content["settings"], settings, what="shards")
         rows = content["shards"]
     else:
@@ -246,7 +254,7 @@ def _make_shard(store: Store, root: Path, item: tuple[str, list[Sample], dict | 
         n_bytes, sha256 = partial_path.stat().st_size, _sha256_of(partial_path)
         row = {"name": name, "n_samples": len(samples), "n_bytes": n_bytes, "sha256": sha256}
         if known and row != known:
-            raise ArgumentError(f"{path} was made of other images: choose another folder, or remove this one")
+            raise ArgumentError(f"{path} was made of other images: {REMEDY}")
     write_record(root / UNFINISHED / f"{path.stem}.json", row)
     return row
 

@@ -261,6 +261,12 @@ def make_loader(
 
     Taught in: notebooks/03_persistent_workers.ipynb
     """
+    if isinstance(dataset, str | os.PathLike):
+        raise WrongTypeError(
+            f"dataset must be a data set, got a path: lk.ImageDataset({os.fspath(dataset)!r}) reads it"
+        )
+    if config is not None and not isinstance(config, LoaderConfig):
+        raise WrongTypeError(f"config must be a LoaderConfig, such as lk.LoaderConfig(batch_size=64), got {config!r}")
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
         raise WrongTypeError(f"{type(dataset).__name__} is not a map-style data set: use torch's DataLoader for it")
     if len(dataset) == 0:

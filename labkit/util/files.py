@@ -220,7 +220,7 @@ def remove_leftovers(folder: Path) -> None:
 _remove_leftovers_once = cache(remove_leftovers)
 
 
-REMEDY = "choose another folder, or remove this one"
+REMEDY = "choose another folder, or remove what labkit made there"
 
 
 def claim_folder(folder: Path, record_name: str, record: dict, *, what: str, key: str | None = None) -> dict:
@@ -245,7 +245,7 @@ def claim_folder(folder: Path, record_name: str, record: dict, *, what: str, key
     found = read_record(path)
     if found is None:
         if foreign:
-            raise ArgumentError(f"{folder} is not empty and holds no {what}, but {foreign[0]!r}: {REMEDY}")
+            raise ArgumentError(f"{folder} holds no {what}, but {foreign[0]!r}: choose a new folder, or an empty one")
         write_record(path, record)
         return record
     with damage_named(path):
@@ -259,7 +259,12 @@ def check_same_job(
     """Raise `error` where the record that made `target` is not the one asked for; it lists the differing entries."""
     if found != asked:
         names = [name for name in {**asked, **found} if found.get(name) != asked.get(name)]
-        listed = ", ".join(f"{name} {found.get(name)!r}, not {asked.get(name)!r}" for name in names)
+        listed = ", ".join(
+            f"{name.removesuffix('_sha256').replace('_', ' ')} differ"
+            if name.endswith("_sha256")
+            else f"{name} {found.get(name)!r}, not {asked.get(name)!r}"
+            for name in names
+        )
         raise error(f"{target} holds other {what} ({listed}): {remedy}")
 
 

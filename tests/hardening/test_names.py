@@ -143,6 +143,7 @@ def test_everything_that_labkit_writes(tmp_path, monkeypatch, frame_of, folder, 
     assert not Path("owned").exists()
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")  # one that names such a path ends the workers of xdist
 @pytest.mark.parametrize("name", ["-dash ;$(touch owned) '{a,b}*?\n\U0001f600%41", "\udcff"])
 def test_scripts_and_servers(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)

@@ -91,7 +91,7 @@ def test_shards_may_be_named_in_many_ways(forty):
     ("urls", "options", "error", "said"),
     [
         ("no/such/folder", {}, FileNotFoundError, "no/such/folder/manifest.json does not exist"),
-        ("no/such-{0..2}.tar", {}, FileNotFoundError, "no/such-0.tar does not exist, nor do 2 other"),
+        ("no/such-{0..2}.tar", {}, FileNotFoundError, "the shard no/such-0.tar does not exist, nor do 2 others of 3"),
         (Path("no.tar"), {}, FileNotFoundError, "no.tar does not exist"),
         ([], {}, ValueError, "no shard"),
         (["a.tar"], {"verify": True}, ValueError, "name the folder"),

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import webdataset as wds
 
+import labkit as lk
 from labkit import FolderStore, ImageDataset, TarStore, read_shards, write_shards
 from labkit.data.shards_write import MANIFEST, UNFINISHED, member_names, store_key
 from labkit.errors import ItemErrors
@@ -324,3 +325,21 @@ def test_the_script_writes_shards(photos, written, tmp_path):
     assert result.exit_code == 0
     assert result.stdout.endswith("7 shards\n")
     assert contents(tmp_path / "set") == contents(written)
+
+
+def test_one_more_image_is_told_as_such_and_nobody_is_told_to_remove_images(tmp_path):
+    photos = lk.make_photos(tmp_path / "photos", 4, progress=False)
+    lk.write_shards(lk.FolderStore(photos), tmp_path / "shards", progress=False)
+    first = next(photos.rglob("*.jpg"))
+    first.with_name("zz.jpg").write_bytes(first.read_bytes())
+    with pytest.raises(ValueError, match=r"holds other shards .names and sizes differ.*: choose another folder"):
+        lk.write_shards(lk.FolderStore(photos), tmp_path / "shards", progress=False)
+    with pytest.raises(ValueError, match="choose a new folder, or an empty one"):
+        lk.write_shards(lk.FolderStore(photos), photos, progress=False)
+
+
+def test_shards_of_any_case_are_read(tmp_path):
+    lk.make_photos(tmp_path / "photos", 4, progress=False)
+    root = lk.write_shards(lk.FolderStore(tmp_path / "photos"), tmp_path / "shards", progress=False)
+    shard = next(Path(root).glob("*.tar")).rename(tmp_path / "A.TAR")
+    assert len(list(lk.read_shards(shard))) == 4

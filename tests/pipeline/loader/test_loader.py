@@ -323,3 +323,12 @@ def test_classes_and_lambdas_of_a_notebook(tmp_path):
     outputs = [cell.outputs for cell in executed.node.cells]
     assert outputs[:2] == [[], []]
     assert [[output.text for output in cell] for cell in outputs[2:]] == [["[1, 2, 5, 10, 17, 26]\n"]] * 3
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    (("photos",), r"dataset must be a data set, got a path: lk.ImageDataset\('photos'\) reads it"),
+    ((range(4), 32), r"config must be a LoaderConfig, such as .*, got 32"),
+])  # fmt: skip
+def test_make_loader_says_what_it_takes(arguments, said):
+    with pytest.raises(TypeError, match=said):
+        lk.make_loader(*arguments)
