@@ -16,7 +16,6 @@ from tests.paths import REPO
 MISTAKES = {
     "lk.LoaderConfig(batch=64)": 'Unexpected keyword argument "batch"',
     "lk.LoaderConfig(batch_size='64')": 'has incompatible type "str"; expected "int"',
-    "lk.ImageDataset('photos')": 'has incompatible type "str"; expected "Store"',
     "lk.compare({'pil': [1, 2]}, baseline='pil')": '"list[int]"; expected "str": "Callable[[], Iterable[Any]]"',
     "lk.compare({})": 'Missing named argument "baseline"',
     "lk.load_images('photos')": 'has no attribute "load_images"',

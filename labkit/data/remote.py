@@ -121,7 +121,11 @@ class HttpStore(ListedStore):
                     f"if the server has the files and only lists no folders, {_NAME_FILES}"
                 )
             if answer.status == 200 and "html" in answer.headers.get("Content-Type", ""):
-                parser.feed(answer.data.decode("utf-8", "replace"))
+                try:
+                    parser.feed(answer.data.decode("utf-8", "replace"))
+                except AssertionError as error:  # html.parser's answer to some broken markup
+                    shown = strip_credentials(page)
+                    raise StorageError(f"{shown} is not a readable listing ({error}): {_NAME_FILES}") from error
             for link in parser.links:
                 try:
                     target = urlsplit(urljoin(page, link))

@@ -86,7 +86,7 @@ class TarStore(ListedStore):
     again when the tar's size or modification time has changed; it may be deleted at any time.
 
     >>> lk.TarStore("photos.tar").keys()[0]
-    'cat/1.jpg'
+    'photos/astronaut/000000.jpg'
 
     Taught in: notebooks/09_marigold_storage.ipynb
     """

@@ -133,11 +133,14 @@ def _prepare(
 
 def _class_probabilities(y: Tensor, num_classes: int | None, x: Tensor) -> Tensor:
     if y.is_floating_point() and y.ndim == 2 and (num_classes or max(2, y.shape[1])) == y.shape[1]:
-        if _can_be_seen(y) and not ((y >= -0.01) & (y <= 1.01)).all():  # for rounding, as after a softmax
-            raise ArgumentError(
-                "y must hold probabilities from 0 to 1; class numbers are integers of shape (N,), got values from "
-                f"{y.min():.4g} to {y.max():.4g}"
-            )
+        if _can_be_seen(y):
+            values = y.detach().float().numpy()
+            wrong = values[~((values >= -0.01) & (values <= 1.01))]  # for rounding, as after a softmax
+            if wrong.size:
+                raise ArgumentError(
+                    "y must hold probabilities from 0 to 1; class numbers are integers of shape (N,), got "
+                    f"{wrong[0]:.4g}"
+                )
         return _send(y, x)
     if y.is_floating_point() or y.dtype == torch.bool or y.ndim != 1 or num_classes is None:
         raise ArgumentError(

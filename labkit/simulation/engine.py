@@ -121,7 +121,8 @@ class Engine:
         """Let the host wait until an operation is done."""
         if operation is not None:
             begun_s = self.now_s
-            self.advance(max(0.0, operation.end_s - begun_s))
+            self.now_s = max(begun_s, operation.end_s)  # itself: a sum may be a little less
+            self.advance(0.0)
             self.add_span("host", "wait", begun_s, operation.end_s)
             self.has_seen(operation)
 

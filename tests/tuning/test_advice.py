@@ -82,8 +82,6 @@ class Wrapped(Dataset):
 @pytest.mark.parametrize(
     ("attributes", "rung", "notebook"),
     [
-        ({"store": SimpleNamespace(mode="tarfile")}, "storage", "09_marigold_storage"),
-        ({"store": SimpleNamespace(mode="index")}, "storage", "08_shard_formats"),
         ({"store": object()}, "storage", "08_shard_formats"), ({}, "storage", "08_shard_formats"),
         ({"decoder": "pil"}, "decoding", "02_read_image"), ({"decoder": "turbojpeg"}, "decoding", "11_resize_once"),
         ({"decoder": len}, "decoding", "11_resize_once"), ({"decoder": None}, "decoding", "11_resize_once"),

@@ -13,7 +13,7 @@ def _runs(**rates):
     """A frame of made-up rates, one a round."""
     rows = [
         {"experiment": "", "variant": label.replace("_", " "), "round": number, "is_warmup": False,
-         "images_per_s": rate, "steady_s": 1 / rate, "n_steady_images": 1}
+         "images_per_s": rate, "steady_s": 1 / rate, "first_batch_s": 0.0, "n_steady_images": 1}
         for label, each in rates.items() for number, rate in enumerate(each)
     ]  # fmt: skip
     return pd.DataFrame(rows).assign(

@@ -114,7 +114,7 @@ def test_another_set_is_not_mixed_in(photo_set, other):
 
 def test_a_foreign_folder_is_left_alone(tmp_path):
     (tmp_path / "thesis.txt").write_text("important")
-    assert_refused(tmp_path, "not empty")
+    assert_refused(tmp_path, "choose a new folder")
 
 
 WITHOUT_BYTES = b'{"settings": {"profile": "imagenet", "seed": 0}, "photos": [{"key": "astronaut/000000.jpg"}]}'

@@ -309,7 +309,7 @@ def test_a_store_that_changes_while_it_is_written(tmp_path):
 
 def test_a_foreign_folder_is_left_alone(photo_set, tmp_path):
     (tmp_path / "thesis.txt").write_text("important")
-    assert_refused(tmp_path, "not empty", FolderStore(photo_set))
+    assert_refused(tmp_path, "choose a new folder", FolderStore(photo_set))
     assert_refused(photo_set, "not a manifest of shards", FolderStore(photo_set))
 
 
@@ -335,7 +335,7 @@ def test_one_more_image_is_told_as_such_and_nobody_is_told_to_remove_images(tmp_
     with pytest.raises(ValueError, match=r"holds other shards .names and sizes differ.*: choose another folder"):
         lk.write_shards(lk.FolderStore(photos), tmp_path / "shards", progress=False)
     with pytest.raises(ValueError, match="choose a new folder, or an empty one"):
-        lk.write_shards(lk.FolderStore(photos), photos, progress=False)
+        lk.write_shards(lk.FolderStore(photos), first.parent, progress=False)
 
 
 def test_shards_of_any_case_are_read(tmp_path):

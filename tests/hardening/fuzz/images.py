@@ -92,7 +92,7 @@ def upright(header: Header) -> tuple[int | None, int | None]:
 def headers(data: bytes) -> None:
     """The header's size and orientation are those that Pillow states.
 
-    What Pillow refuses has an error, or is a JPEG that it refuses for its metadata, with the size in a frame header.
+    What Pillow refuses has an error, or is a JPEG or PNG that it refuses for its metadata, with the size in a header.
     """
     _, image = _image(data)
     path = write_input("header", image)
@@ -111,7 +111,11 @@ def headers(data: bytes) -> None:
         assert header.orientation == orientation or orientation is None, (header, orientation)
         assert jpeg_orientation(image) in (None, header.orientation), header
     elif not header.error:
-        assert struct.pack(">BHH", 8, header.height, header.width) in image, header
+        in_jpeg, in_png = (
+            struct.pack(">BHH", 8, header.height, header.width),
+            struct.pack(">II", header.width, header.height),
+        )
+        assert image[16:24] == in_png if image.startswith(b"\x89PNG") else in_jpeg in image, header
     else:
         assert header.width is None
     assert "struct" not in header.error
