@@ -70,7 +70,7 @@ def test_every_error_that_labkit_raises_is_under_one_root():
 
 @pytest.mark.parametrize("wrong", [
     lambda: lk.decode(b"text"), lambda: lk.decode(b"", "no such decoder"), lambda: lk.FolderStore("no such folder"),
-    lambda: lk.read_shards("no*such.tar"),
+    lambda: lk.TarStore("no such.tar").keys(), lambda: lk.read_shards("no*such.tar"),
     lambda: lk.PixelStore("no such.pixels"), lambda: lk.BatchLoader(3), lambda: lk.open_store("nothing"),
     lambda: lk.compare({}, baseline="a"), lambda: lk.plan(), lambda: lk.collect_sizes("no such folder"),
 ])  # fmt: skip

@@ -103,7 +103,12 @@ class LocalBlob:
         self._file = Lazy(partial(_OpenFile, self.name))
 
     def fingerprint(self) -> tuple[int, str]:
-        status = os.stat(self.name)
+        try:
+            status = os.stat(self.name)
+        except FileNotFoundError:
+            raise MissingFileError(
+                f"{self.name} does not exist (looked for in {os.getcwd()}): check the path"
+            ) from None
         if stat.S_ISDIR(status.st_mode):
             raise IsADirectoryError(f"{self.name} is a folder, not a file: FolderStore reads folders")
         return status.st_size, str(status.st_mtime_ns)
