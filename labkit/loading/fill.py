@@ -52,7 +52,7 @@ class BatchBuffers:
         """An array to fill, and a tensor over the same memory."""
         if self._pin_memory:
             dtype = torch.from_numpy(np.empty(0, self._dtype)).dtype
-            pinned = torch.empty(self._shape, dtype=dtype, pin_memory=True)
+            pinned = torch.empty(self._shape, dtype=dtype, device="cpu", pin_memory=True)
             return pinned.numpy(), pinned
         memory = self._free.pop() if self._free else np.empty(self._shape, self._dtype)
         lent = memory.view()  # torch keeps this object alive as long as any tensor over it
@@ -168,7 +168,9 @@ class PixelFormat:
         """The float that each byte becomes, by channel: (256, 3). Half types are rounded once, after normalising."""
         from torchvision.transforms.v2 import functional as F
 
-        values = F.to_dtype(torch.arange(256, dtype=torch.uint8).expand(3, 1, 256), torch.float32, scale=True)
+        values = F.to_dtype(
+            torch.arange(256, dtype=torch.uint8, device="cpu").expand(3, 1, 256), torch.float32, scale=True
+        )
         if self.mean is not None and self.std is not None:
             values = F.normalize(values, list(self.mean), list(self.std))
         stored = values.to(self.dtype)[:, 0].T.contiguous()

@@ -46,7 +46,7 @@ def derived_seed(*numbers: int) -> int:
 def permutation(length: int, *numbers: int) -> torch.Tensor:
     """An order of 0 to length - 1 that depends only on integers such as (seed, epoch): int64 (length,)."""
     seed = derived_seed(*numbers) & _TORCH_SEEDS
-    return torch.randperm(length, generator=torch.Generator().manual_seed(seed))
+    return torch.randperm(length, generator=torch.Generator().manual_seed(seed), device="cpu")
 
 
 class SeededIndices(list):

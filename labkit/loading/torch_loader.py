@@ -374,7 +374,8 @@ class _Run:
         self._requests.indices = loader._batches_of(progress)
         vars(self._loader).update(dataset=_Batches(*parts), batch_sampler=self._requests, collate_fn=_return_batch)
         starts = loader.num_workers > 0 and self._iterator is None
-        with delay_interrupts() if starts else nullcontext():
+        # On the CPU whatever torch.set_default_device says: torch draws a seed there, with the loader's generator.
+        with torch.device("cpu"), delay_interrupts() if starts else nullcontext():
             self._iterator = DataLoader.__iter__(self._loader)
         if starts:
             silence_deaths(self._iterator)

@@ -332,3 +332,24 @@ def test_classes_and_lambdas_of_a_notebook(tmp_path):
 def test_make_loader_says_what_it_takes(arguments, said):
     with pytest.raises(TypeError, match=said):
         lk.make_loader(*arguments)
+
+
+@pytest.mark.parametrize("make", [
+    lambda store: lk.BatchLoader(store, size=32, batch_size=4, dtype=torch.float32, mean=(0.5,) * 3, std=(0.5,) * 3),
+    lambda store: lk.make_loader(lk.ImageDataset(store, transform=_corner), config(0, batch_size=4), shuffle=True),
+    lambda store: lk.make_loader(lk.ImageDataset(store, transform=_corner), config(2, batch_size=4), shuffle=True),
+])  # fmt: skip
+def test_a_default_device_changes_no_batch(tmp_path, make):
+    store = lk.FolderStore(lk.make_photos(tmp_path, 8, progress=False))
+    expected = list(make(store))
+    torch.set_default_device("meta")
+    try:
+        found = list(make(store))
+    finally:
+        torch.set_default_device(None)
+    for one, other in zip(found, expected, strict=True):
+        assert all(torch.equal(*pair) for pair in zip(one, other, strict=True))
+
+
+def _corner(image):
+    return image[:, :16, :16]
