@@ -124,7 +124,7 @@ def _show_gains(run: Executed, recorded: list[Any]) -> None:
     table = starting.start_from(recorded)
     data = {"text/html": table.to_html(), "text/plain": str(table)}
     for cell in run.node.cells:
-        if cell.cell_type == "code" and cell.source.endswith("\nlk.where_to_start()"):
+        if cell.cell_type == "code" and cell.source.endswith("where_to_start()"):
             cell.outputs = [new_output("execute_result", data=data, execution_count=cell.execution_count)]
 
 
