@@ -336,7 +336,6 @@ def test_make_loader_says_what_it_takes(arguments, said):
 
 @pytest.mark.parametrize("make", [
     lambda store: lk.BatchLoader(store, size=32, batch_size=4, dtype=torch.float32, mean=(0.5,) * 3, std=(0.5,) * 3),
-    lambda store: lk.make_loader(lk.ImageDataset(store, transform=_corner), config(0, batch_size=4), shuffle=True),
     lambda store: lk.make_loader(lk.ImageDataset(store, transform=_corner), config(2, batch_size=4), shuffle=True),
 ])  # fmt: skip
 def test_a_default_device_changes_no_batch(tmp_path, make):
