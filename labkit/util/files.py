@@ -212,7 +212,7 @@ def remove_leftovers(folder: Path) -> None:
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             if _PARTIAL_NAME.fullmatch(entry.name):
-                # Not "ab": of a file that is gone by now it would make another, in the way of the writer that tries again.
+                # Not "ab": of a file that is gone it would make another, in the way of the writer that tries again.
                 with suppress(OSError), open(entry.path, "r+b") as file:
                     acquire_lock(file, wait=False)
                     os.unlink(entry.path)
