@@ -46,7 +46,7 @@ def problems(node) -> list[str]:
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 def test_stored_whole(path):
     assert problems(nbformat.read(path, as_version=4)) == []
-    assert path.stat().st_size < 400_000
+    assert path.stat().st_size < 1_200_000
 
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
