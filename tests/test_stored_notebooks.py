@@ -1,16 +1,23 @@
 """Notebooks are stored whole, follow the skeleton, and nbval turns red when one breaks. nbval itself runs them."""
 
+import base64
 import copy
 import json
 import re
 import subprocess
 import sys
+from io import BytesIO
 
 import nbformat
+import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from nbformat.v4 import new_code_cell, new_notebook, new_output
+from PIL import Image
 
+from labkit.app.storing import in_few_colors
 from labkit.measure.frames import MEASURE_VERSION
+from labkit.util.pictures import png_base64
 from tests.paths import REPO
 
 PATHS = sorted((REPO / "notebooks").glob("*.ipynb"))
@@ -46,7 +53,7 @@ def problems(node) -> list[str]:
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 def test_stored_whole(path):
     assert problems(nbformat.read(path, as_version=4)) == []
-    assert path.stat().st_size < 1_200_000
+    assert path.stat().st_size < 400_000
 
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
@@ -156,3 +163,13 @@ def test_nbval_turns_red(tmp_path, source, stored, code):
     command = [sys.executable, "-m", "pytest", *options, "some.ipynb"]
     ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert ran.returncode == code, ran.stdout
+
+
+def test_a_plot_in_few_colors_is_the_same_plot_in_fewer_bytes():
+    figure = Figure()
+    figure.add_subplot().plot([1, 2, 3], color="firebrick")
+    png = png_base64(figure)
+    few = in_few_colors(png)
+    before, after = (Image.open(BytesIO(base64.b64decode(one))).convert("RGB") for one in (png, few))
+    assert len(few) < len(png)
+    assert np.abs(np.asarray(before, int) - np.asarray(after, int)).mean() < 1

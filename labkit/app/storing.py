@@ -1,14 +1,17 @@
 """Stored notebooks: all from one run of one commit, or none. For maintainers, in a clone with git."""
 
+import base64
 import re
 import subprocess
 from collections.abc import Iterable
+from io import BytesIO
 from pathlib import Path
 from tempfile import gettempdir
 from typing import Any
 
 import nbformat
 from nbformat.v4 import new_output
+from PIL import Image
 
 from labkit.app.notebooks import Executed
 from labkit.course import ladder, starting
@@ -16,6 +19,7 @@ from labkit.errors import ArgumentError
 from labkit.measure.frames import MEASURE_VERSION, load_frame, save_frame
 from labkit.util.files import ScratchFolder, write_all_atomic
 from labkit.util.machine import NOTEBOOK_FOLDER, env_id, installed_versions, name_run
+from labkit.util.pictures import encode_image
 
 # As Python prints it: the cell's place, the warning, and the line of code.
 _INSTABILITY = re.compile(r"^\S.*: InstabilityWarning: (.+)\n(?:  .*\n?)?", re.MULTILINE)
@@ -116,7 +120,24 @@ def _stored_bytes(run: Executed, about: dict[str, Any]) -> bytes:
             text = "".join(f"InstabilityWarning: {reason}\n" for reason in reasons)
             others = [output for output in cell.outputs if output.get("name") != "stderr"]
             cell.outputs = [new_output("stream", name="stdout", text=text), *others]
+        for output in cell.get("outputs", []):
+            if png := output.get("data", {}).get("image/png"):
+                output["data"]["image/png"] = in_few_colors(png)
     return f"{nbformat.writes(run.node)}\n".encode()
+
+
+_MAX_COLORS = 64
+
+
+def in_few_colors(png: str) -> str:
+    """A PNG in base64 as one of at most 64 colors: a plot looks the same, and takes a fraction of the bytes.
+
+    A clone holds every stored picture, those of earlier runs too.
+    """
+    image = Image.open(BytesIO(base64.b64decode(png))).convert("RGB")
+    few = encode_image(image.quantize(_MAX_COLORS, dither=Image.Dither.NONE), "PNG", optimize=True)
+    smaller = base64.b64encode(few).decode() + "\n"
+    return smaller if len(smaller) < len(png) else png
 
 
 def _show_gains(run: Executed, recorded: list[Any]) -> None:
