@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.errors import TarError
-from labkit.util.files import atomic_path
+from labkit.util.files import atomic_path, file_lock, sibling_path
 from labkit.util.process import progress_bar
 
 BLOCK_BYTES = 1 << 20
@@ -282,17 +282,18 @@ def convert_tar(source: str | os.PathLike, target: str | os.PathLike, *, progres
             stream = _open_unpacked(file, name)
         if stream is None:
             raise TarError(f"{name} is not compressed: use it as it is")
-        if target.exists():
-            raise FileExistsError(f"{target} exists: remove it, or choose another name")
-        with atomic_path(target) as partial:
-            with open(partial, "wb") as plain:
-                while True:
-                    with reading(name):
-                        block = stream.read(BLOCK_BYTES)
-                    if not block:
-                        break
-                    plain.write(block)
-                    bar.update(file.tell() - bar.n)
-            with TarStream(partial, name, needs_end_mark=True) as tar:
-                deque(tar, maxlen=0)  # raises an error if it is cut or damaged
+        with file_lock(sibling_path(target, ".lock", hidden=True)):  # two at once: the second finds the target
+            if target.exists():
+                raise FileExistsError(f"{target} exists: remove it, or choose another name")
+            with atomic_path(target) as partial:
+                with open(partial, "wb") as plain:
+                    while True:
+                        with reading(name):
+                            block = stream.read(BLOCK_BYTES)
+                        if not block:
+                            break
+                        plain.write(block)
+                        bar.update(file.tell() - bar.n)
+                with TarStream(partial, name, needs_end_mark=True) as tar:
+                    deque(tar, maxlen=0)  # raises an error if it is cut or damaged
     return target
