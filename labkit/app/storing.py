@@ -143,7 +143,7 @@ def in_few_colors(png: str) -> str:
 def _show_gains(run: Executed, recorded: list[Any]) -> None:
     """The table was shown before anything had run: show it anew, with the gains of the whole run."""
     table = starting.start_from(recorded)
-    data = {"text/html": table.to_html(), "text/plain": str(table)}
+    data = {"text/markdown": table.to_markdown(), "text/plain": str(table)}
     for cell in run.node.cells:
         if cell.cell_type == "code" and cell.source.endswith("where_to_start()"):
             cell.outputs = [new_output("execute_result", data=data, execution_count=cell.execution_count)]

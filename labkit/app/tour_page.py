@@ -143,7 +143,8 @@ def write_index(folder: Path, runs: Sequence[Executed], *, status: str = "", is_
         except ValueError as error:
             claims = f"No verdicts: {error}"
     html = jinja2.Environment(autoescape=True).from_string(_PAGE).render(
-        status=status, is_running=is_running, start=start.to_html(), scale=scale().name, runs=runs,
+        status=status, is_running=is_running, scale=scale().name, runs=runs,
+        start=start.to_html(pages=[run.notebook.name for run in runs]),
         ladders=[png_base64(draw_figure(frame), dpi=120) for frame in frames.values() if is_ladder(frame)],
         image=_draw_steps([frames[name] for name in steps], [rungs[name] for name in steps]) if steps else "",
         rungs=list(pd.concat(shown).sort_values("experiment").itertuples()) if shown else [],

@@ -1,4 +1,7 @@
-"""Exercises: a check prints whether an answer is right, or what is wrong and by how much. It never raises."""
+"""Exercises: a check prints whether an answer is right, or what is wrong and by how much. It never raises.
+
+What is not answered yet prints nothing.
+"""
 
 from collections.abc import Callable
 from functools import cache, partial
@@ -10,7 +13,7 @@ import pandas as pd
 from labkit.measure.statistics import summarize
 
 Check = Callable[[Any], None]  # raises if an answer is not right
-_exercises: dict[str, tuple[str, Check]] = {}  # number, such as "00.1" -> hint for an empty answer, check
+_exercises: dict[str, tuple[str, Check]] = {}  # number, such as "00.1" -> form of the answer, check
 
 
 class WrongAnswer(Exception):
@@ -28,7 +31,7 @@ def expect(condition: Any, message: str) -> None:
 
 
 def exercise(name: str) -> Callable[[Check], Check]:
-    """Register a function as the check of an exercise; its docstring is the hint for an empty answer."""
+    """Register a function as the check of an exercise; its docstring names the form of the answer."""
 
     def register(function: Check) -> Check:
         _exercises[name] = function.__doc__ or "", function
@@ -53,17 +56,17 @@ def frame_exercise(name: str, hint: str, **needed: Any) -> None:
 
 
 def check(name: str, answer: Any = ...) -> None:
-    """Print whether an answer is right.
+    """Print whether an answer is right, and nothing for `...`, which stands where an answer is still missing.
 
     Args:
         name: Number of the exercise, such as `"00.1"`.
-        answer: The reader's answer; `...` means no answer yet.
+        answer: The reader's answer.
     """
     if name not in exercises():
         print(f"{name}: there is no such exercise; there are {', '.join(exercises())}")
         return
-    hint, judge = _exercises[name]
-    print(f"{name}: no answer yet. {hint}" if answer is ... else f"{name}: {_judge_answer(judge, answer)}")
+    if answer is not ...:
+        print(f"{name}: {_judge_answer(*_exercises[name], answer)}")
 
 
 @cache
@@ -145,11 +148,11 @@ def expect_pair(answer: Any, parts: str) -> tuple[Any, Any]:
     return answer[0], answer[1]
 
 
-def _judge_answer(judge: Check, answer: Any) -> str:
+def _judge_answer(form: str, judge: Check, answer: Any) -> str:
     try:
         judge(answer)
     except WrongAnswer as error:
         return f"not yet: {error}"
     except Exception as failure:
-        return f"the answer could not be checked ({type(failure).__name__}: {failure})"
+        return f"the answer could not be checked ({type(failure).__name__}: {failure}). What is asked for: {form}"
     return "right"

@@ -25,19 +25,15 @@ def predict(label: str, speedup: float | EllipsisType | None, because: str = "")
     Args:
         label: The variant's label.
         speedup: Expected rate divided by the baseline's: 2.0 is twice as fast, 0.5 half as fast. `...` or None: the
-            reader has yet to guess; a line says so, and nothing is marked or scored.
+            reader has not guessed yet, and nothing is printed, marked or scored.
         because: The reason, in a few words.
 
     Raises:
         ValueError: `speedup` is not a positive number.
     """
-    if speedup is None or speedup is ...:
-        print(f"{label}: no guess yet. Replace ... with yours: 2 for twice as fast as the baseline, 0.5 for half.")
-        guess = None
-    else:
-        guess = Prediction(label, float(require_positive("speedup", speedup)), because)
-    guesses[label] = guess
-    return guess
+    is_open = speedup is None or speedup is ...
+    guesses[label] = None if is_open else Prediction(label, float(require_positive("speedup", speedup)), because)
+    return guesses[label]
 
 
 def predictions() -> pd.DataFrame:
@@ -99,6 +95,13 @@ class Score:
 
     def __repr__(self) -> str:
         return "\n".join(self.sentences)
+
+    def _ipython_display_(self) -> None:
+        """Show nothing where there is no guess to score, and else the words and, for all notebooks, the picture."""
+        from IPython.display import display
+
+        if len(self.walk):
+            display({"text/html": self._repr_html_(), "text/plain": repr(self)}, raw=True)
 
     def _repr_html_(self) -> str:
         words = "".join(f"<p>{escape(sentence)}</p>" for sentence in self.sentences)

@@ -2,7 +2,7 @@
 
 import html
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from math import nan
@@ -159,13 +159,22 @@ class Start:
 
     __repr__ = __str__
 
-    def to_html(self) -> str:
-        """The table, whose notebooks are links."""
+    def to_html(self, pages: Collection[str]) -> str:
+        """The table as HTML; names of notebooks that have a page beside it are links."""
         shown = self._shown()
-        shown["notebook"] = [f'<a href="{name}.ipynb">{html.escape(name)}</a>' for name in shown["notebook"]]
+        shown["notebook"] = [
+            f'<a href="{name}.html">{name}</a>' if name in pages else name for name in shown["notebook"]
+        ]
         return f"<p>{html.escape(_ASK)}</p>{shown.to_html(index=False, escape=False)}"
 
-    _repr_html_ = to_html
+    def to_markdown(self) -> str:
+        """The table in Markdown, whose links to notebooks JupyterLab, GitHub and the site follow."""
+        shown = self._shown()
+        shown["notebook"] = [f"[{name}]({name}.ipynb)" for name in shown["notebook"]]
+        rows = [shown.columns, ["---"] * len(shown.columns), *shown.itertuples(index=False)]
+        return "\n".join([_ASK, "", *(f"| {' | '.join(row)} |" for row in rows)])
+
+    _repr_markdown_ = to_markdown
 
     def judge(self, steps: pd.DataFrame) -> pd.DataFrame:
         """Judge an order of steps: how late it comes to the part that a training may wait for.

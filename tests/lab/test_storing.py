@@ -167,7 +167,7 @@ def test_the_decision_tree_is_stored_with_the_gains_of_the_whole_run(clone, runs
     storing.store_all([run], storing.describe_run(""), tmp_path / "frames")
     stored = nbformat.read(clone / f"{start.NOTEBOOK}.ipynb", as_version=4)
     [shown] = stored.cells[-1].outputs
-    assert "3.00x" in shown["data"]["text/html"]
+    assert "3.00x" in shown["data"]["text/markdown"]
 
 
 @pytest.mark.parametrize("reason", ["no ladder was recorded", "a file cannot be written"])

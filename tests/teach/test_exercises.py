@@ -652,6 +652,10 @@ def test_every_exercise_has_answers_here():
     assert set(exercises()) == {*ANSWERS, *EXPERIMENTS, "02.4", "05.3", "08.4", "12.5", "13.4", "14.4", "15.4"}
 
 
-def test_no_answer_gives_the_hint_and_an_unknown_number_the_list(judge):
-    assert "no answer yet. A number" in judge("00.1", ...)
+def test_no_answer_prints_nothing_and_what_cannot_be_checked_says_what_is_asked_for(judge):
+    assert judge("00.1", ...) == ""
+    assert "What is asked for: A number, in images per second." in judge("00.1", "many")
+
+
+def test_an_unknown_number_gives_the_list(judge):
     assert "no such exercise; there are 00.1" in judge("99.9", 1)

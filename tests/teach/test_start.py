@@ -93,7 +93,9 @@ def test_it_prints_a_table_and_shows_links_and_doubts(runs_of):
     table = course.where_to_start(runs=[runs])
     assert re.search(r"decode +lk\.make_loader: .*workers over none: 2\.00x \[[\d.]+, [\d.]+\], this", str(table))
     assert "in doubt: ci scale is a rehearsal" in str(table)
-    assert '<a href="03_persistent_workers.ipynb">03_persistent_workers</a>' in table.to_html()
+    assert "[03_persistent_workers](03_persistent_workers.ipynb) |" in table._repr_markdown_()
+    assert "03_persistent_workers</td>" in table.to_html(pages=["01_naive_pil"])
+    assert '<a href="03_persistent_workers.html">03' in table.to_html(pages=["03_persistent_workers"])
 
 
 def test_the_checklist_comes_to_each_part_in_its_place(runs_of):
