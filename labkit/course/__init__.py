@@ -1,4 +1,4 @@
-"""What only the notebooks need: predictions, exercises, claims, local servers, reference runs, and parts taken apart.
+"""What only the notebooks need: predictions, exercises, claims, local servers, reference runs, and parts of a loader.
 
 `from labkit import course` gives these names, and its modules `ladder`, `reference` and `peers`. Each is imported on
 first use, as those of `lk.`; what a training script needs is there.

@@ -117,7 +117,7 @@ def read_header(tar: tarfile.TarFile, name: str, last: str) -> tarfile.TarInfo |
         return None
     except (tarfile.TarError, ValueError) as error:
         raise damage_error(name, f"the header at byte {start} cannot be read: {error}", last) from error
-    if info.size < 0 or tar.offset <= start:  # else the next header could be this one again, for ever
+    if info.size < 0 or tar.offset <= start:  # else the next header could be this one again, forever
         raise damage_error(name, f"{info.name!r} has a size below zero", last)
     return info
 

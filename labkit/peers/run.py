@@ -1,7 +1,7 @@
 """One timed run of a loader, in its host, with its photos, its collections and the prediction for more cores.
 
-`compare` lengthens an epoch only where a loader's sampler is known. Here each loader begins its epochs anew, and its
-queue is filled anew: the first quarter of an epoch's images, and at least a batch of each worker, lets it settle, and
+`compare` lengthens an epoch only where a loader's sampler is known. Here each loader starts every epoch from
+the beginning, with an empty queue: the first quarter of an epoch's images, and at least a batch of each worker, lets it settle, and
 the rest is timed. So no loader gains by beginning its next epoch early, or by batches that were ready beforehand.
 """
 
@@ -140,7 +140,7 @@ CORES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 def predict_cores(table: pd.DataFrame, cores: Sequence[int] = CORES) -> pd.DataFrame:
-    """Images per second of threads in one process, on so many cores: a prediction, not a measurement.
+    """Images per second of threads in one process, on a number of cores: a prediction, not a measurement.
 
     The cores deliver `cores` / CPU seconds per image, until the lock is held all the time. Memory bandwidth, clock
     rates and hyper-threads are left out, so the truth lies below.
@@ -209,7 +209,7 @@ def plot_cores(
 
 _SETTLING_SHARE = 1 / 4
 _MIN_BATCHES = 4  # of an epoch: fewer have no steady state, and the whole run counts
-_MAX_SHARE = 4  # a run lasts about so many times `Work.min_steady_s` at most, unless one epoch takes longer
+_MAX_SHARE = 4  # a run lasts at most about this many times `Work.min_steady_s`, unless one epoch takes longer
 
 # Epochs of a run, by loader, as its first run plans them: not from its first epoch, in which it may compile or start
 # workers, but from a second one. If each run ended when its own clock said so, slow ones would be cut short, and the
