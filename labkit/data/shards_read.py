@@ -516,8 +516,8 @@ def read_shards(
     """Images and labels of WebDataset shards, as a data set for torch's `DataLoader`.
 
     Ranks (`torchrun`'s, or `torch.distributed`'s) and their workers share the shards: every sample comes exactly once
-    per epoch. Ranks may have different numbers of them, and with DistributedDataParallel one would wait for another forever: set
-    `samples_per_rank`, or wrap the loop in `torch.distributed.algorithms.join.Join`::
+    per epoch. Ranks may have different numbers of them, and with DistributedDataParallel one would wait for another
+    forever: set `samples_per_rank`, or wrap the loop in `torch.distributed.algorithms.join.Join`::
 
         dataset = lk.read_shards("shards", shuffle=1000, transform=transform)
         loader = DataLoader(dataset, batch_size=64, num_workers=2)

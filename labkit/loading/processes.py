@@ -33,7 +33,7 @@ class _FilledBatches(Dataset):
 
 
 class _Tasks:
-    """The tasks of an epoch, as a sampler that torch asks in each epoch. torch hands them to its workers round-robin."""
+    """The tasks of an epoch, as a sampler. torch asks it in each epoch, and its workers take turns."""
 
     def __init__(self, num_processes: int, reads_in_flight: int) -> None:
         self.batches: Iterator[SeededIndices] = iter(())

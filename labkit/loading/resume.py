@@ -72,7 +72,7 @@ class Progress:
         if is_empty and hasattr(batch_sampler, "__len__") and len(batch_sampler):
             raise OperationError(
                 f"{type(batch_sampler).__name__} gave no batch in epoch {self.epoch}, although its length is "
-                f"{len(batch_sampler)}: its __iter__ must start from the beginning each time, and so must that of its sampler"
+                f"{len(batch_sampler)}: its __iter__ must start from the beginning, and so must its sampler's"
             )
 
     def count(self) -> None:

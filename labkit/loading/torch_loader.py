@@ -236,7 +236,7 @@ def make_loader(
         config: How to load. Default: `LoaderConfig()`.
         shuffle: A new order each epoch, which depends on the seed alone.
         sampler: Where the indices come from instead, such as torch's `DistributedSampler`; its `set_epoch` is called,
-            unless the training does so itself. An index may come several times in an epoch: each time has draws of its own.
+            unless the training does so itself. An index may come several times in an epoch, each with its own draws.
         batch_sampler: Where the indices of each batch come from instead, such as `BucketBatchSampler`; its `set_epoch`
             is called, or that of its `sampler`. It decides on order, batch size and last batches; the seed is still
             that of all random draws.

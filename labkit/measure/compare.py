@@ -118,7 +118,7 @@ def compare(
     for label, factory in variants.items():
         if not callable(factory):
             raise ArgumentError(
-                f"variant {label!r} is not a function: write `lambda: loader`, so that each run starts from the beginning"
+                f"variant {label!r} is not a function: write `lambda: loader`, so each run starts afresh"
             )
     if rounds is not None:
         stopping = Stopping(require_int("rounds", rounds), precision, 0, clock)

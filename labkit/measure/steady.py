@@ -17,7 +17,7 @@ from typing import Any
 import pandas as pd
 
 from labkit.errors import ArgumentError, WrongTypeError
-from labkit.measure.usage import CoreTime, excluded_cpu_s, core_time, tree_usage
+from labkit.measure.usage import CoreTime, core_time, excluded_cpu_s, tree_usage
 from labkit.util.arguments import require_int
 from labkit.util.tensor_trees import iter_tensors, map_tensors, move_tensors
 
