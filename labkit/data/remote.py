@@ -181,7 +181,7 @@ class ObjectStore(ListedStore):
         super().__init__(self._client.name, ignore)
 
     def allow_requests(self, n_at_once: int) -> None:
-        """Let S3's client keep `n_at_once` connections, unless `config_kwargs` says how many. Call it before reading."""
+        """Let S3's client keep `n_at_once` connections, unless `config_kwargs` says so. Call it before reading."""
         self._client.allow_requests(n_at_once)
 
     def read(self, key: str) -> bytes:

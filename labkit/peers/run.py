@@ -2,7 +2,8 @@
 
 `compare` lengthens an epoch only where a loader's sampler is known. Here each loader starts every epoch from the
 beginning, with an empty queue: the first quarter of an epoch's images, and at least a batch of each worker, lets it
-settle, and the rest is timed. So no loader gains by beginning its next epoch early, or by batches that were ready beforehand.
+settle, and the rest is timed. So no loader gains by beginning its next epoch early, or by batches that were ready
+beforehand.
 """
 
 import math
