@@ -160,7 +160,8 @@ def plain_sample(pictures: dict[str, np.ndarray], preset: Preset, *, train: bool
         The tensors of a `DepthPairs` item, without `index` and the path.
 
     Raises:
-        ValueError: the pictures are too small for the crop, or none of their pixels has a valid depth.
+        ValueError: the pictures are too small for the crop, none of their pixels has a valid depth, or in training
+            all valid depths are the same.
     """
     crop = preset.crop_slices(*pictures["rgb"].shape[:2])
     raw = meters(pictures["depth"], preset)[None]
@@ -205,8 +206,14 @@ def within_limits(depth: Tensor, preset: Preset) -> Tensor:
 
 
 def scale_depth(depth: Tensor, near_far: Tensor) -> Tensor:
-    """Scale linearly from near, -1, to far, 1; clip there."""
+    """Scale linearly from near, -1, to far, 1; clip there. Raises ValueError where there is nothing between them."""
     near, far = near_far
+    if not near < far:
+        low, high = (f"{share:.0%}" for share in QUANTILES)
+        raise ArgumentError(
+            f"its depths have no range: {low} and {high} of the valid ones lie within {near:g} m, and scaling by that "
+            "divides by zero: remove the pair from the list"
+        )
     return torch.clip((depth - near) / (far - near) * 2.0 - 1.0, -1.0, 1.0)
 
 

@@ -284,7 +284,7 @@ def convert_tar(source: str | os.PathLike, target: str | os.PathLike, *, progres
             raise TarError(f"{name} is not compressed: use it as it is")
         with file_lock(sibling_path(target, ".lock", hidden=True)):  # two at once: the second finds the target
             if target.exists():
-                raise FileExistsError(f"{target} exists: remove it, or choose another name")
+                raise FileExistsError(f"{target} exists: choose another name, or move that file away")
             with atomic_path(target) as partial:
                 with open(partial, "wb") as plain:
                     while True:
