@@ -229,7 +229,7 @@ def watch(
     script: Annotated[str, typer.Argument(metavar="SCRIPT", help="A training script, or after -m a module's name.")],
     arguments: Annotated[list[str] | None, typer.Argument(metavar="[ARGUMENTS]", help="Its own arguments.")] = None,
     module: Annotated[bool, typer.Option("-m", help="Run a module, as `python -m` does.")] = False,
-    steps: Annotated[int, typer.Option(min=0, help="Report after so many batches (default: at the end).")] = 0,
+    steps: Annotated[int, typer.Option(min=0, help="Report after this many batches (default: at the end).")] = 0,
     replay: Annotated[
         bool, typer.Option("--replay", help="Measure the ceiling by repeating batches; no training.")
     ] = False,

@@ -516,8 +516,8 @@ def read_shards(
     """Images and labels of WebDataset shards, as a data set for torch's `DataLoader`.
 
     Ranks (`torchrun`'s, or `torch.distributed`'s) and their workers share the shards: every sample comes exactly once
-    per epoch. Ranks may have unequally many, and with DistributedDataParallel one would wait for another for ever: set
-    `samples_per_rank`, or wrap the loop in `torch.distributed.algorithms.join.Join`::
+    per epoch. Ranks may have different numbers of them, and with DistributedDataParallel one would wait for another
+    forever: set `samples_per_rank`, or wrap the loop in `torch.distributed.algorithms.join.Join`::
 
         dataset = lk.read_shards("shards", shuffle=1000, transform=transform)
         loader = DataLoader(dataset, batch_size=64, num_workers=2)
@@ -527,7 +527,7 @@ def read_shards(
             (`http://host/shard-{000000..000015}.tar`). Paths, `http(s)://`, `s3://`, others by fsspec.
         decoder: One of `labkit.DECODERS`.
         transform: Called with the uint8 (3, H, W) tensor. Generators other than torch's need a `worker_init_fn`.
-        shuffle: Above 0, each epoch has an order of shards of its own, and a buffer of so many samples mixes them.
+        shuffle: Above 0, each epoch has an order of shards of its own, and a buffer of this many samples mixes them.
         shuffle_initial: Samples in that buffer before it gives its first. The default is WebDataset's.
         seed: The same (seed, epoch) gives the same order, for as many ranks and workers. Each pass is the next epoch,
             unless `set_epoch` is called. With several ranks, it must be.

@@ -194,11 +194,11 @@ def start_worker(worker_id: int) -> None:
     if "cv2" in sys.modules:
         sys.modules["cv2"].setNumThreads(0)
     keep_freed_memory()
-    # An error in place of what cannot be pickled: the main process would wait for it for ever.
+    # An error in place of what cannot be pickled: the main process would wait for it forever.
     multiprocessing.queues.Queue._on_queue_feeder_error = _send_pickling_error  # type: ignore[attr-defined]  # private
     parent = multiprocessing.parent_process()
     if parent is not None and parent.pid != os.getppid():
-        # Forked by a fork server. torch watches that, which in turn waits for its workers: both would stay for ever
+        # Forked by a fork server, which torch watches and which waits for its workers: both would stay forever
         # after a kill of the main process.
         threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
 
@@ -236,7 +236,7 @@ def make_loader(
         config: How to load. Default: `LoaderConfig()`.
         shuffle: A new order each epoch, which depends on the seed alone.
         sampler: Where the indices come from instead, such as torch's `DistributedSampler`; its `set_epoch` is called,
-            unless the training does so itself. An index may come several times in an epoch: it is drawn for anew.
+            unless the training does so itself. An index may come several times in an epoch, each with its own draws.
         batch_sampler: Where the indices of each batch come from instead, such as `BucketBatchSampler`; its `set_epoch`
             is called, or that of its `sampler`. It decides on order, batch size and last batches; the seed is still
             that of all random draws.
@@ -314,7 +314,7 @@ class Loader(Resumable, DataLoader):
 
     Iterating raises what a worker raised, with the key of the sample and the worker's traceback, or `WorkerDied`. After
     an error, or Ctrl-C while waiting for a batch, the workers are gone; the next epoch starts new ones. What is set on
-    the data set between two epochs holds from the next one on: persistent workers then start anew. Two passes may run
+    the data set between two epochs holds from the next one on: persistent workers then start again. Two passes may run
     at a time; each has its own workers.
     """
 
@@ -501,7 +501,7 @@ def _return_batch(batch: Any) -> Any:
 
 
 def _attributes(roots: Sequence[Any]) -> list[Any]:
-    """What objects hold, and what that holds in turn: where something is replaced, the list is another one."""
+    """What objects hold, and what those hold: where something is replaced, the list is another one."""
     found: list[Any] = []
     waiting, seen = list(roots), set[int]()
     while waiting:

@@ -216,7 +216,7 @@ REPLAY_STEPS = 60
 class WatchOptions:
     """How to watch.
 
-    steps: Report after so many batches of the training; 0: at its end.
+    steps: Report after this many batches of the training; 0: at its end.
     ends: End the script with the report, before anything is saved.
     replay: Repeat kept batches after `steps`, to measure the ceiling; the script ends with the report.
     json, html, trace: Files to write; empty: none.
