@@ -81,7 +81,13 @@ app = typer.Typer(
 
 def main() -> None:
     """Run the command of the command line."""
-    app()
+    try:
+        app()
+        sys.stdout.flush()  # here, where it is one line, not at exit
+    except OSError as error:  # of stdout, which a full disk or a closed pipe refuses; commands report their own
+        with suppress(OSError):
+            print(f"labkit: nothing more can be printed: {error.strerror}", file=sys.stderr)
+        os._exit(1)  # Python would try to print the rest
 
 
 def _show_version(wanted: bool) -> None:

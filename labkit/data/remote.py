@@ -237,6 +237,11 @@ def open_store(path_or_url: str | os.PathLike, *, ignore: str | Iterable[str] = 
     raise ArgumentError(f"{shown!r} is not a folder of images, a .tar or a URL of a known scheme")
 
 
+def is_far(store: Any) -> bool:
+    """Whether a store of labkit's reads over a network."""
+    return isinstance(store, ListedStore) and is_url(store.name) and not store.name.startswith("file:")
+
+
 def as_store(source: Any) -> Store:
     """`source` itself if it is a store, else the one that `open_store` finds for a path or URL.
 

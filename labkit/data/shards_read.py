@@ -193,17 +193,20 @@ class EpochOrder:
         return self._counts[url]
 
     def _read(self, slices: Sequence[ShardSlice]) -> Iterator[dict[str, Any]]:
-        files = self.shards.open([part.url for part in slices])
+        is_empty, files = True, self.shards.open([part.url for part in slices])
         for (url, first, stop), file in zip(slices, files, strict=True):
             samples, n_read = read_samples(self.shards, url, file), first
             for sample in islice(samples, first, stop):
-                n_read += 1
+                n_read, is_empty = n_read + 1, False
                 # Before the last one, not after it: a reader that has all of its samples asks for no more.
                 if n_read == self._counts.get(url) and next(samples, None):
                     raise ArgumentError(f"{name_of(url)} has more samples than its manifest says: copy it again")
                 yield sample
             if stop is not None and n_read < stop:
                 raise ArgumentError(f"{name_of(url)} has fewer samples than the {stop} of its manifest: copy it again")
+        if slices and is_empty:
+            names = ", ".join(name_of(part.url) for part in slices)
+            raise ArgumentError(f"no sample is in {names}: write the shards again, or leave out those that are empty")
 
 
 _SET, _LOADED = -1, -2  # in place of a worker: an epoch was set, a state was loaded

@@ -12,6 +12,7 @@ import os
 import pickle
 import signal
 import sys
+import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,7 +25,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, Subset, get_worker_info
 
 from labkit.data.dataset import collate
-from labkit.errors import ArgumentError, WorkerDied, WrongTypeError
+from labkit.data.remote import is_far
+from labkit.errors import ArgumentError, OperationError, WorkerDied, WrongTypeError
 from labkit.loading.bucket_sampler import check_batch_sampler
 from labkit.loading.resume import Pass, Progress, Resumable
 from labkit.loading.samplers import LoaderWarning, SeededBatchSampler, check_repeatable, choose_sampler
@@ -33,6 +35,7 @@ from labkit.util.arguments import require_choice, require_int
 from labkit.util.machine import core_limits, main_is_script, usable_cores
 from labkit.util.process import keep_freed_memory, preserve_rng_state
 
+_MAX_SOCKET_FOLDER_BYTES = 107 - len("/pymp-12345678/listener-12345678")  # of the 107 of a socket's path on Linux
 _MINIMA = {"batch_size": 1, "num_workers": 0, "prefetch_factor": 1, "seed": -(1 << 63)}
 
 
@@ -50,7 +53,8 @@ class LoaderConfig:
         start_method: `"fork"`, `"spawn"` or `"forkserver"`. None: `"forkserver"` in a notebook or console on Linux, as
             a fork may catch one of the kernel's threads holding a lock; elsewhere Python's default. A fork shares the
             data set with the workers; the others send a copy to each.
-        oversubscribe: Allow more workers than usable cores.
+        oversubscribe: Allow more workers than usable cores. They are allowed without it where the data set has a
+            `store` that reads over a network, for which they mostly wait.
 
     >>> config = lk.LoaderConfig(batch_size=128, num_workers=2, prefetch_factor=4)
 
@@ -74,16 +78,20 @@ class LoaderConfig:
         if self.start_method is not None:
             require_choice("start_method", self.start_method, multiprocessing.get_all_start_methods())
 
-    def resolved(self) -> "LoaderConfig":
-        """This configuration as it will be used on this machine, every None filled in. Warns of changes."""
+    def resolved(self, dataset: Any = None) -> "LoaderConfig":
+        """This configuration as it will be used on this machine, every None filled in. Warns of changes.
+
+        Args:
+            dataset: What is loaded, which may read over a network.
+        """
         num_workers, usable, has_cuda = self.num_workers, usable_cores(), torch.cuda.is_available()
         if num_workers is None:
             num_workers = cores_per_rank()
-        elif num_workers > usable and not self.oversubscribe:
+        elif num_workers > usable and not self.oversubscribe and not is_far(getattr(dataset, "store", None)):
             limits = ", ".join(f"{name} {value}" for name, value in core_limits().items())
             _warn(
                 f"num_workers={num_workers} reduced to {usable}: this process may use {usable} cores ({limits}), and "
-                "more workers would only take turns. LoaderConfig(oversubscribe=True) keeps them"
+                "more would take turns. If yours wait for a network, LoaderConfig(oversubscribe=True) keeps them"
             )
             num_workers = usable
         if not num_workers:
@@ -271,7 +279,7 @@ def make_loader(
         raise WrongTypeError(f"{type(dataset).__name__} is not a map-style data set: use torch's DataLoader for it")
     if len(dataset) == 0:
         raise ArgumentError(f"{type(dataset).__name__} holds no sample: a loader needs at least one")
-    settings = (config or LoaderConfig()).resolved()
+    settings = (config or LoaderConfig()).resolved(dataset)
     order: dict[str, Any] = {"batch_sampler": batch_sampler}
     if batch_sampler is None:
         chosen = choose_sampler(dataset, sampler, shuffle, settings.seed)
@@ -374,6 +382,8 @@ class _Run:
         self._requests.indices = loader._batches_of(progress)
         vars(self._loader).update(dataset=_Batches(*parts), batch_sampler=self._requests, collate_fn=_return_batch)
         starts = loader.num_workers > 0 and self._iterator is None
+        if starts:
+            _check_workers_can_start()
         # On the CPU whatever torch.set_default_device says: torch draws a seed there, with the loader's generator.
         with torch.device("cpu"), delay_interrupts() if starts else nullcontext():
             self._iterator = DataLoader.__iter__(self._loader)
@@ -385,6 +395,21 @@ class _Run:
         """End the workers; the next pass starts new ones."""
         iterator, self._iterator, self._loader._iterator = self._iterator, None, None
         getattr(iterator, "_shutdown_workers", lambda: None)()  # else they end with the iterator
+
+
+def _check_workers_can_start() -> None:
+    """Raise RuntimeError where Python would refuse to start processes, or to connect to them, in words of its own."""
+    if multiprocessing.current_process().daemon:
+        raise OperationError(
+            "a daemonic process, such as a worker of a multiprocessing.Pool or of another DataLoader, cannot start "
+            "workers: pass num_workers=0 here, or use concurrent.futures.ProcessPoolExecutor, whose processes can"
+        )
+    folder = tempfile.gettempdir()
+    if len(os.fsencode(folder)) > _MAX_SOCKET_FOLDER_BYTES:
+        raise OperationError(
+            f"the temporary folder {folder} has a name of over {_MAX_SOCKET_FOLDER_BYTES} bytes, too long for the "
+            "sockets by which workers hand over their batches: set TMPDIR to a shorter one, or num_workers=0"
+        )
 
 
 class _Requests:
