@@ -23,7 +23,7 @@ from labkit.errors import CannotRun, NothingSeen
 from labkit.measure.usage import core_time
 from labkit.watching.advice import LoaderTraits
 from labkit.watching.observe import REPLAY, Control, Observer, SeenLoader, describe_nothing
-from labkit.watching.script import ProgressLine, Script, Terminal, before_termination
+from labkit.watching.script import ProgressLine, Script, Terminal, before_exit, before_termination
 
 if TYPE_CHECKING:  # the libraries of a report are imported when there is one to make
     from labkit.watching.findings import WatchReport
@@ -270,6 +270,7 @@ def watch_script(program: Sequence[str], options: WatchOptions) -> None:
     finish = _Finish(watched, options, terminal)
     watched.observer.control = _control(watched, options, finish, terminal)
     before_termination(finish)
+    before_exit(finish)
     watched.start()
     try:
         script = Script(program)
