@@ -69,11 +69,15 @@ def test_several_files_are_written_all_or_none(tmp_path):
 def test_nothing_is_left_of_a_file_that_failed(tmp_path):
     target = tmp_path / "a.bin"
     target.write_bytes(b"before")
-    with pytest.raises(ZeroDivisionError), atomic_path(target) as partial_path:
+
+    def fail_midway(partial_path: Path) -> None:
         partial_path.write_bytes(b"half")
         assert contents(tmp_path) == {"a.bin": b"before", partial_path.name: b"half"}
         assert re.fullmatch(rf"\.{os.getpid()}-[0-9a-f]{{8}}\.partial", partial_path.name)
         raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError), atomic_path(target) as partial_path:
+        fail_midway(partial_path)
     assert contents(tmp_path) == {"a.bin": b"before"}
 
 

@@ -3,8 +3,8 @@
     python -m tests.hardening.faults --count 640 --seed 0 --record results/hardening/faults.csv
     python -m tests.hardening.faults --count 20 --only "make_shards.*SIGKILL" --scratch /tmp/faults
 
-The exit status is 1 if a fault had a forbidden result. As root on Linux the harness also fills small disks, in mounts of
-its own; otherwise it prints what it leaves out.
+The exit status is 1 if a fault had a forbidden result. As root on Linux the harness also fills small disks, in
+mounts of its own; otherwise it prints what it leaves out.
 """
 
 import argparse
@@ -27,7 +27,14 @@ import labkit as lk
 from labkit.util.files import write_atomic
 from tests.children import in_children
 from tests.hardening.faults.commands import (
-    COMMANDS, LATE, OUTCOMES, Place, Verdict, disturb, make_own_mounts, make_sources,
+    COMMANDS,
+    LATE,
+    OUTCOMES,
+    Place,
+    Verdict,
+    disturb,
+    make_own_mounts,
+    make_sources,
 )  # fmt: skip
 from tests.hardening.faults.drills import DRILLS, run_drill
 from tests.hardening.faults.server import run_server

@@ -1,4 +1,4 @@
-"""Commands that write, a fault in each run of one, and what must be so of the files, words and processes that it leaves.
+"""Commands that write, a fault in a run of each, and what must be so of the files, words and processes that it leaves.
 
 Whatever happens, a file under its final name is one that an undisturbed run writes, and the same command, run again
 without the fault, ends with all of them.

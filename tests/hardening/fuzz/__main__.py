@@ -39,13 +39,15 @@ def fuzz(name: str, minutes: float, corpus: Path) -> dict:
         )  # fmt: skip
     found = set((FOUND / name).iterdir()) - before
     counts = [int(number) for number in re.findall(r"^#(\d+)\s", child.stdout, re.MULTILINE)]
-    if not counts or (child.returncode and not found):
+    if not found and (child.returncode or not counts):
         raise RuntimeError(f"{name} ended with {child.returncode}:\n{child.stdout[-3000:]}")
     for path in found:
         print(f"{name}: {path}", flush=True)
     edges = max(map(int, re.findall(r"cov: (\d+)", child.stdout)), default=0)
-    minutes = (time.monotonic() - start) / 60
-    return {"target": name, "minutes": minutes, "executions": max(counts), "edges": edges, "findings": len(found)}
+    return {
+        "target": name, "minutes": (time.monotonic() - start) / 60, "executions": max(counts, default=0),
+        "edges": edges, "findings": len(found),
+    }  # fmt: skip
 
 
 def fuzz_here(name: str, minutes: float, corpus: Path) -> None:

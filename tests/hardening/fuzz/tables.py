@@ -20,9 +20,10 @@ from tests.hardening.fuzz.oracle import empty_folder, may_refuse, seeded, split_
 from tests.hardening.inputs import image_bytes
 from tests.memory_store import MemoryStore
 
-_SUFFIXES = tuple(
-    ".jpg .jpeg .png .webp .avif .bmp .gif .heic .heif .jfif .jp2 .jpe .jxl .pbm .pgm .pnm .ppm .tif .tiff".split()
-)
+_SUFFIXES = (
+    ".jpg", ".jpeg", ".png", ".webp", ".avif", ".bmp", ".gif", ".heic", ".heif", ".jfif", ".jp2", ".jpe", ".jxl",
+    ".pbm", ".pgm", ".pnm", ".ppm", ".tif", ".tiff",
+)  # fmt: skip
 _URL = "http://127.0.0.1:1/photos"
 
 
@@ -106,7 +107,8 @@ def listing_seeds() -> dict[str, bytes]:
         "elsewhere": b'<a href="http://[x/a.jpg"><a href="//host/a.jpg"><a href="../../a.jpg"><a href="/x/../c.jpg">',
         "odd": b'<a href="?C=N;O=D"><a href="#a.jpg"><a href="a.jpg?x=1"><a href=".hidden.jpg"><a href="a%2Fb.jpg">',
         "markup": b"<!DOCTYPE html [<!ENTITY a \"b\">]><![CDATA[ <![if x]> <? php ?> <!-- --!> <a href='c.webp'",
-        "no markup": b"<a href='a.jpg'><![<![", "folder of itself": b'<a href="./"><a href="x/"><a href="../photos/x/">',
+        "no markup": b"<a href='a.jpg'><![<![",
+        "folder of itself": b'<a href="./"><a href="x/"><a href="../photos/x/">',
     }  # fmt: skip
 
 
