@@ -1,12 +1,55 @@
-"""What all fuzz targets share: the files of an input, its byte of options, and the errors that an entry may raise."""
+"""The fuzz targets by name, and what they share: seeds, files of an input, and the errors that an entry may raise."""
 
 import contextlib
+import resource
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
+
+import psutil
+
+FOUND = Path(__file__).with_name("found")
+_PILLOW = ("PIL.JpegImagePlugin", "PIL.PngImagePlugin", "PIL.WebPImagePlugin", "PIL.TiffImagePlugin", "PIL.Image")
+
+# Module, and Python modules that read for the target, instrumented beside labkit's. Nothing is imported before that.
+TARGETS = {
+    "decoders": ("images", *_PILLOW), "headers": ("images", *_PILLOW), "regions": ("images",),
+    "tar_index": ("tars", "tarfile"), "stored_index": ("tars", "zipfile", "numpy.lib._format_impl"),
+    "tar_extract": ("tars", "tarfile"), "shards": ("tars", "tarfile", "webdataset.tariterators"),
+    "packed": ("tars", "tarfile", "gzip"), "size_names": ("tables",), "json_tables": ("tables", "json"),
+    "listings": ("tables", "html.parser", "_markupbase", "urllib.parse"), "lists": ("tables",), "frames": ("tables",),
+    "pixel_file": ("tables",),
+}  # fmt: skip
+
+
+def load(name: str) -> Callable[[bytes], None]:
+    """A target: raises where there is a bug; its `seeds()` gives small sound and hostile inputs by name."""
+    return getattr(import_module(f"tests.hardening.fuzz.{TARGETS[name][0]}"), name)
+
+
+def seeded(seeds: Callable[[], dict[str, bytes]]) -> Callable[[Callable], Callable]:
+    """Give a target its seeds."""
+
+    def give(target: Callable) -> Callable:
+        target.seeds = seeds
+        return target
+
+    return give
+
+
+@contextlib.contextmanager
+def bounded_memory() -> Iterator[None]:
+    """Turn an allocation of more than a GiB into a MemoryError, even if its pages are never touched."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (psutil.Process().memory_info().vms + (1 << 30), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 @cache

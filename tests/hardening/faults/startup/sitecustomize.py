@@ -1,23 +1,19 @@
-"""A trap in a process under test: at its n-th change (or reading) of files below a folder, a fault happens.
+"""A trap in a process under test: when it is about to change files below a folder for the n-th time, a signal comes.
 
 Python imports this by itself where the folder is on `PYTHONPATH`; workers that are spawned carry it on. What to do is
 JSON in the variable `LABKIT_FAULT`:
 
-    below   folders whose files count
-    on      "change": opened for writing, renamed, removed, made; "read": opened for reading
-    at      number of the event, from 1, in each process; 0: never
-    workers true: only in other processes than the command's own
-    log     file to which every event is written, or null
-    mark    file that says that the fault has happened; it happens once, in whichever process comes first
-    delay   seconds between event and fault
-    signal, to        signal to "main" (the command), "group" (its process group) or "self"
-    harm, path        "truncate", "remove" or "replace" a file; path null: the one of the event
+    below       folders whose files count: opened for writing, renamed, removed, made
+    at          number of the change, from 1, in each process; 0: never
+    workers     true: only in other processes than the command's own
+    log         file to which each change adds its process
+    mark        file that says that the signal was sent, by whichever process came first
+    signal, to  signal to "main" (the command), "group" (its process group) or "self"
 """
 
 import json
 import os
 import sys
-import threading
 
 _CHANGES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "os.truncate"}
 
@@ -26,89 +22,35 @@ class Trap:
     """The audit hook."""
 
     def __init__(self, fault: dict):
-        self.fault, self.count, self.busy = fault, 0, False
+        self.fault, self.count = fault, 0
         self.below = tuple(folder.rstrip("/") + "/" for folder in fault["below"])
 
     def __call__(self, event: str, arguments: tuple) -> None:
-        if self.busy or (event != "open" and event not in _CHANGES):
+        writes = event == "open" and (arguments[2] or 0) & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+        if (event in _CHANGES or writes) and isinstance(arguments[0], (str, bytes, os.PathLike)):
+            path = os.path.join(os.getcwd(), os.fsdecode(arguments[0]))
+            is_main = os.environ["LABKIT_FAULT_MAIN"] == str(os.getpid())
+            if path.startswith(self.below) and not (is_main and self.fault.get("workers")):
+                self.note_change()
+
+    def note_change(self) -> None:
+        self.count += 1
+        if "log" in self.fault:
+            with open(self.fault["log"], "a") as file:
+                file.write(f"{os.getpid()}\n")
+        if self.count != self.fault["at"]:
             return
-        path = arguments[0]
-        if not isinstance(path, (str, bytes, os.PathLike)):
-            return
-        path = os.path.join(os.getcwd(), os.fsdecode(path))
-        elsewhere = self.fault.get("workers") and os.environ["LABKIT_FAULT_MAIN"] == str(os.getpid())
-        if not elsewhere and path.startswith(self.below) and self._kind(event, arguments) == self.fault["on"]:
-            self.count += 1
-            self._log(f"{event} {path}")
-            if self.count == self.fault["at"]:
-                self._spring(path)
-
-    @staticmethod
-    def _kind(event: str, arguments: tuple) -> str:
-        if event != "open":
-            return "change"
-        flags = arguments[2] if isinstance(arguments[2], int) else 0
-        writes = flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT) or any(c in (arguments[1] or "") for c in "wax+")
-        return "change" if writes else "read"
-
-    def _log(self, line: str) -> None:
-        if self.fault.get("log"):
-            self.busy = True
-            try:
-                with open(self.fault["log"], "a") as file:
-                    file.write(f"{os.getpid()} {line!r}\n")
-            finally:
-                self.busy = False
-
-    def _spring(self, path: str) -> None:
-        if self.fault.get("delay"):
-            timer = threading.Timer(self.fault["delay"], self._happen, (path,))
-            timer.daemon = True
-            timer.start()
-        else:
-            self._happen(path)
-
-    def _happen(self, path: str) -> None:
-        self.busy = True
         try:
             os.close(os.open(self.fault["mark"], os.O_CREAT | os.O_EXCL))
-        except FileExistsError:  # another process was first
+        except FileExistsError:
             return
-        finally:
-            self.busy = False
-        if "signal" in self.fault:
-            _send(self.fault["signal"], self.fault["to"])
+        main, number, to = int(os.environ["LABKIT_FAULT_MAIN"]), self.fault["signal"], self.fault["to"]
+        if to == "group":
+            os.killpg(os.getpgid(main), number)
         else:
-            self.busy = True
-            harm(self.fault["harm"], self.fault.get("path") or path)
-            self.busy = False
+            os.kill(main if to == "main" else os.getpid(), number)
 
 
-def _send(number: int, to: str) -> None:
-    main = int(os.environ["LABKIT_FAULT_MAIN"])
-    if to == "group":
-        os.killpg(os.getpgid(main), number)
-    else:
-        os.kill(main if to == "main" else os.getpid(), number)
-
-
-def harm(how: str, path: str) -> None:
-    """Spoil a file as others might, while it is read."""
-    if how == "remove":
-        os.unlink(path)
-    elif how == "truncate":
-        os.truncate(path, os.path.getsize(path) // 2)
-    elif how == "replace":
-        with open(path + ".new", "wb") as file:
-            file.write(b"another file of this name")
-        os.replace(path + ".new", path)
-
-
-def arm() -> None:
-    """Set the trap that the environment asks for."""
-    if "LABKIT_FAULT" in os.environ:
-        os.environ.setdefault("LABKIT_FAULT_MAIN", str(os.getpid()))
-        sys.addaudithook(Trap(json.loads(os.environ["LABKIT_FAULT"])))
-
-
-arm()
+if "LABKIT_FAULT" in os.environ:
+    os.environ.setdefault("LABKIT_FAULT_MAIN", str(os.getpid()))
+    sys.addaudithook(Trap(json.loads(os.environ["LABKIT_FAULT"])))

@@ -7,10 +7,8 @@ import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 
 import cloudpickle
 import psutil
@@ -18,10 +16,10 @@ import pytest
 
 from labkit.data.samples import make_photos, photo_bytes, photo_key
 from labkit.errors import ItemErrors
-from labkit.util import parallel as engine_module
 from labkit.util.files import write_atomic
-from labkit.util.parallel import Pool, map_items, process_pool
+from labkit.util.parallel import map_items, process_pool
 from tests.loading import eventually
+from tests.paths import contents
 
 # As if its functions stood in a notebook: workers cannot import a test module.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -43,51 +41,38 @@ def failed(function, items, **options) -> ItemErrors:
     return failure.value
 
 
-def tree(root: Path) -> dict[str, bytes]:
-    return {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
-
-
 @each_way()
-@pytest.mark.parametrize("count", [0, 1, 7, 5000])
-def test_the_results_are_those_of_a_loop(way, count):
+def test_the_results_are_those_of_a_loop(way):
     factor = 3
-    items = [f"item {number}" for number in range(count)]
-    assert quiet_map(lambda item: item * factor, items, **way) == [item * factor for item in items]
+    for count in (0, 1, 5000):
+        items = [f"item {number}" for number in range(count)]
+        assert quiet_map(lambda item: item * factor, iter(items), **way) == [item * factor for item in items]
 
 
 @each_way(PROCESSES, THREADS)
-def test_the_order_is_the_items_even_if_the_first_is_last(way):
-    def slow_first(item):
-        time.sleep(0.3 if item == 0 else 0)
-        return item
-
-    assert quiet_map(slow_first, iter(range(30)), **way) == list(range(30))
-
-
-def test_processes_are_others_and_as_many_as_asked(tmp_path):
-    def pid(item):
+def test_the_order_is_the_items_though_the_first_is_the_last_to_be_done(way, tmp_path):
+    def wait_for_all_others(item):
         (tmp_path / str(item)).touch()
-        while len(os.listdir(tmp_path)) < 2:  # until the other worker has begun
+        while item == 0 and len(os.listdir(tmp_path)) < 9:
             time.sleep(0.01)
-        return os.getpid()
+        return item, os.getpid(), signal.getsignal(signal.SIGINT)
 
-    assert len(set(quiet_map(pid, range(2), **PROCESSES)) - {os.getpid()}) == 2
+    numbers, pids, handlers = zip(*quiet_map(wait_for_all_others, range(9), **way), strict=True)
+    assert numbers == tuple(range(9))
+    if way is PROCESSES:
+        assert len(set(pids) - {os.getpid()}) == 2
+        assert set(handlers) == {signal.SIG_IGN}, "Ctrl-C is for the parent alone"
 
 
-def test_the_parent_alone_hears_of_ctrl_c():
-    ignored = [signal.SIG_IGN] * 3
-    assert quiet_map(lambda item: signal.getsignal(signal.SIGINT), range(3), **PROCESSES) == ignored
-
-
-@each_way()
-def test_what_is_done_is_left_out(way):
+def test_what_is_done_is_left_out():
     def odd_only(item):
         if item % 2 == 0:
             raise AssertionError("was done")
         return item
 
-    assert quiet_map(odd_only, range(5), is_done=lambda item: item % 2 == 0, **way) == [None, 1, None, 3, None]
-    assert quiet_map(odd_only, range(5), is_done=lambda item: True, **way) == [None] * 5
+    assert quiet_map(odd_only, range(5), is_done=lambda item: item % 2 == 0, **THREADS) == [None, 1, None, 3, None]
+    for engine in ("local", "ray"):  # no cluster is started
+        assert quiet_map(odd_only, range(5), is_done=lambda item: True, engine=engine) == [None] * 5
 
 
 @each_way()
@@ -122,10 +107,10 @@ class NotLoadable:
         self.item = item
 
     def __reduce__(self):
-        return NotLoadable._refuse, (self.item,)
+        return NotLoadable.refuse, (self.item,)
 
     @staticmethod
-    def _refuse(item):
+    def refuse(item):
         raise ValueError(f"{item} does not load")
 
 
@@ -149,30 +134,25 @@ def test_what_cannot_travel_is_an_error_of_its_item():
     said = {"1": cannot, "2": "ValueError: 2 does not load", "3": "OddError: odd", "<unlocked": cannot}
     assert [(key, text[: len(said[key])]) for key, text in error.failures.items()] == list(said.items())
     assert error.results == [0, None, None, None, None, 5]
+    with pytest.raises(RuntimeError, match=r"no worker can .* \(ValueError: 7 does not load"):  # once, not for each
+        quiet_map(partial(isinstance, NotLoadable(7)), range(3), **PROCESSES)
 
 
-def test_a_killed_worker_costs_nothing(tmp_path):
-    def dies_once(item):
-        marker = tmp_path / "died"
-        if item == 40 and not marker.exists():
-            marker.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return item
-
-    assert quiet_map(dies_once, range(100), **PROCESSES) == list(range(100))
-    assert (tmp_path / "died").exists()
-
-
-def test_an_item_that_kills_its_workers_is_named():
+@pytest.mark.slow
+def test_an_item_that_kills_its_workers_is_named_and_one_whose_worker_died_runs_again(tmp_path):
     def deadly(item):
-        if item in (3, 60):
+        marker = tmp_path / "died"
+        if item == 3 or (item == 40 and not marker.exists()):
+            if item == 40:
+                marker.touch()
             os.kill(os.getpid(), signal.SIGKILL)
         return item
 
     error = failed(deadly, range(100), **PROCESSES)
-    assert list(error.failures) == ["3", "60"]
-    assert all("died twice" in text for text in error.failures.values())
-    assert error.results == [None if item in (3, 60) else item for item in range(100)]
+    assert (tmp_path / "died").exists()
+    assert list(error.failures) == ["3"]
+    assert "died twice" in error.failures["3"]
+    assert error.results == [None if item == 3 else item for item in range(100)]
 
 
 def test_nothing_is_lost_if_a_pool_breaks_while_it_takes_items(monkeypatch):
@@ -197,11 +177,6 @@ def test_all_workers_start_before_the_first_item():
     assert len(workers) == 3
 
 
-def test_what_no_worker_can_load_fails_once():
-    with pytest.raises(RuntimeError, match=r"no worker can .* \(ValueError: 7 does not load"):
-        quiet_map(partial(isinstance, NotLoadable(7)), range(3), **PROCESSES)
-
-
 @each_way(HERE, THREADS)
 def test_an_interrupt_in_this_process_ends_the_call(way):
     def interrupted(item):
@@ -217,59 +192,65 @@ def test_an_interrupt_in_this_process_ends_the_call(way):
         ({"engine": "dask"}, "local, threads, ray"),
         ({"num_workers": -1}, "num_workers must be an integer >= 0, got -1"),
         ({"address": "10.0.0.1:6379"}, "engine='ray'"),
+        pytest.param(
+            {"engine": "ray", "address": "127.0.0.1:1"},
+            r"127\.0\.0\.1:1 .*refused.*ray start --head",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
-def test_bad_arguments(options, said):
-    with pytest.raises(ValueError, match=said):
+def test_arguments_that_cannot_be_are_named(options, said):
+    if options.get("engine") == "ray":
+        needs_ray()
+    with pytest.raises((ValueError, ConnectionError), match=said):
         quiet_map(abs, [1], **options)
 
 
-def test_the_bar_starts_where_the_last_run_ended(monkeypatch):
-    bars, real = [], engine_module.progress_bar
-
-    def recorded(**options):
-        bars.append((options, real(**{**options, "show": False})))
-        return bars[-1][1]
-
-    monkeypatch.setattr(engine_module, "progress_bar", recorded)
-    map_items(abs, range(5), is_done=lambda item: item < 2, description="photos", unit="photo", **HERE)
-    assert bars[0][0] == {"show": True, "total": 5, "initial": 2, "desc": "photos", "unit": "photo"}
-
-
-def test_a_bounded_number_of_items_is_in_flight():
-    in_flight, most = set(), []
-
-    @contextmanager
-    def pool():
-        def submit(items):
-            future = Future()
-            in_flight.add(future)
-            most.append(len(in_flight))
-            threading.Timer(0.002, finish, (future, items)).start()
-            return future
-
-        def finish(future, items):
-            in_flight.discard(future)
-            future.set_result((1e-9, [(item, None) for item in items]))
-
-        yield Pool(submit, Future.result)
-
-    count = 50_000
-    outcomes = engine_module._pooled(pool, pool, list(range(count)), list(range(count)), 4)
-    assert sorted(outcomes) == [(item, (item, None)) for item in range(count)]
-    assert max(most) <= 4
-    assert len(most) < count / 100  # cheap items travel many at a time
+def test_the_bar_starts_where_the_last_run_ended(monkeypatch, capsys):
+    monkeypatch.setenv("TQDM_DISABLE", "0")
+    options = {"is_done": lambda item: item < 2, "description": "photos", "unit": "photo", **HERE}
+    map_items(abs, range(5), **options)
+    first = capsys.readouterr().err.strip("\r").partition("\r")[0]
+    assert first.startswith("photos:  40%")
+    assert "2/5 " in first
+    assert "photo/s" in first
+    map_items(abs, range(5), progress=False, **options)
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(
-    ("size", "seconds", "fair_share", "expected"),
-    [
-        (1, 10.0, 100, 1), (1, 1e-6, 100, 2), (8, 0.025, 100, 16), (8, 0.1, 100, 4), (8, 0.0, 3, 3),
-        (900, 0.0, 1e6, 1000),
-    ],
-)  # fmt: skip
-def test_the_size_of_the_next_chunk(size, seconds, fair_share, expected):
-    assert engine_module._next_size(size, seconds, fair_share) == expected
+    ("seconds", "count", "least", "most"),
+    [(1.0, 20, 1, 1), (2**-7, 240, 6, 6), (0.0, 40_000, 1000, 1000), (0.0, 40, 2, 7)],
+)
+def test_items_travel_in_chunks_of_a_twentieth_of_a_second_and_few_at_a_time(monkeypatch, seconds, count, least, most):
+    """Chunks begin with one item and double; they hold a thousand at most, and never more than a worker's share."""
+    now, sizes, in_flight, crowds = [0.0], [], set(), []
+
+    def take(item):
+        now[0] += seconds
+        return item
+
+    def submit(executor, run, function, chunk):
+        """Run it at once, by a clock that only items move, and give the result a little later."""
+        future = Future()
+        sizes.append(len(chunk))
+        in_flight.add(future)
+        crowds.append(len(in_flight))
+        threading.Timer(0.001, finish, (future, run(function, chunk))).start()
+        return future
+
+    def finish(future, result):
+        in_flight.discard(future)
+        future.set_result(result)
+
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", submit)
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    assert quiet_map(take, range(count), **THREADS) == list(range(count))
+    sizes = sizes[1:]  # an empty one is sent first
+    assert sum(sizes) == count
+    assert least <= max(sizes) <= most
+    assert all(size <= 2 * max(sizes[:number], default=0.5) for number, size in enumerate(sizes))
+    assert max(crowds) <= 4
 
 
 NOTEBOOK = """
@@ -287,6 +268,11 @@ FACTOR = 2
 assert map_items(grow, [Photo("a"), Photo("b")], num_workers=2) == [Photo("aa"), Photo("bb")]
 print("done")
 """
+IN_A_LOCK = """
+from pathlib import Path
+from labkit.util.files import file_lock
+with file_lock(Path(__file__ + ".lock")):
+"""
 
 
 def run_python(*arguments) -> subprocess.CompletedProcess:
@@ -294,16 +280,18 @@ def run_python(*arguments) -> subprocess.CompletedProcess:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_functions_and_classes_of_a_notebook():
+def test_functions_and_classes_of_a_notebook_travel():
     run = run_python("-c", NOTEBOOK)  # a main module without a file, as a kernel's is
     assert (run.returncode, run.stdout, run.stderr) == (0, "done\n", "")
 
 
 def test_a_script_without_its_guard_is_told_so(tmp_path):
-    (tmp_path / "script.py").write_text(NOTEBOOK)
+    """Its workers import it, and would do the same thing: they must not wait for a lock that it holds."""
+    (tmp_path / "script.py").write_text(IN_A_LOCK + NOTEBOOK.replace("\n", "\n    "))
     run = run_python(tmp_path / "script.py")
     assert run.returncode == 1
     assert "under `if __name__ == '__main__':`" in run.stderr.splitlines()[-1]
+    assert 'under `if __name__ == "__main__":`' in run.stderr  # by the worker
 
 
 ENDLESS = """
@@ -313,7 +301,10 @@ from labkit import map_items
 
 def sleep(item):
     Path({root!r}, str(os.getpid())).touch()
-    time.sleep(60 if item == 0 else 0.2)
+    while len(os.listdir({root!r})) < 2:
+        time.sleep(0.01)
+    time.sleep(60 if item == 0 else 0)
+    Path({root!r}, "idle").touch()
 
 map_items(sleep, range(2), num_workers=2)
 """
@@ -323,21 +314,21 @@ map_items(sleep, range(2), num_workers=2)
 def test_workers_end_with_their_parent(tmp_path, blow):
     command = [sys.executable, "-c", ENDLESS.format(root=str(tmp_path))]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    assert eventually(lambda: len(os.listdir(tmp_path)) == 2, within_s=20)
-    time.sleep(0.5)  # one worker is busy then, and one idle
+    assert eventually(lambda: len(os.listdir(tmp_path)) == 3, within_s=60)  # one is busy then, and one idle
     # Ctrl-C reaches the whole group, kill -9 the parent alone.
     os.killpg(process.pid, blow) if blow == signal.SIGINT else process.kill()
     _, said = process.communicate(timeout=20)
     assert process.returncode == -blow
     assert said.count("Traceback") <= 1  # the parent's own
-    assert eventually(lambda: not any(psutil.pid_exists(int(pid)) for pid in os.listdir(tmp_path)), within_s=20)
+    pids = [int(name) for name in os.listdir(tmp_path) if name != "idle"]
+    assert eventually(lambda: not any(map(psutil.pid_exists, pids)), within_s=20)
 
 
-@pytest.mark.parametrize("engine", ["threads", "local"])
-def test_photos_are_the_same_from_every_engine(tmp_path, engine):
-    make_photos(tmp_path / engine, 4, engine=engine, num_threads=2, progress=False)
-    make_photos(tmp_path / "loop", 4, num_threads=1, progress=False)
-    assert tree(tmp_path / engine) == tree(tmp_path / "loop")
+@pytest.mark.slow
+def test_photos_are_the_same_from_every_engine(tmp_path):
+    for name, options in {"one": {}, "threads": {"engine": "threads"}, "processes": {"engine": "local"}}.items():
+        make_photos(tmp_path / name, 2, num_threads=1 if name == "one" else 2, progress=False, **options)
+    assert contents(tmp_path / "threads") == contents(tmp_path / "processes") == contents(tmp_path / "one")
 
 
 def needs_ray() -> None:
@@ -401,15 +392,9 @@ def test_a_ray_node_is_killed_midway_and_the_output_is_the_same(cluster, tmp_pat
     killer.join()
     assert error.failures == {"7": "ValueError: seven"}
     assert error.results == [None if number == 7 else photo_key(number) for number in range(count)]
-    files = {name: data for name, data in tree(out).items() if not name.endswith(".partial")}
+    files = {name: data for name, data in contents(out).items() if not name.endswith(".partial")}
     assert files == {photo_key(number): photo_bytes(number) for number in range(count) if number != 7}
     assert (len(os.listdir(nodes)), len(cluster.worker_nodes)) == (2, 1)
-
-
-def test_no_ray_cluster_where_it_was_said_to_be():
-    needs_ray()
-    with pytest.raises(ConnectionError, match=r"127\.0\.0\.1:1 .*refused.*ray start --head"):
-        quiet_map(abs, [1], engine="ray", address="127.0.0.1:1")
 
 
 def test_without_ray_the_extra_is_named(monkeypatch):

@@ -1,0 +1,341 @@
+"""The machine and this process: usable cores, scales, names of environments, memory, threads, and values made once."""
+
+import copy
+import math
+import multiprocessing
+import os
+import pickle
+import platform
+import random
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import astuple
+from pathlib import Path
+from unittest.mock import Mock
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+import labkit as lk
+from labkit import course
+from labkit.util import machine
+from labkit.util.process import Lazy, PerProcess, preserve_rng_state, use_one_torch_thread
+from tests.children import in_children
+
+
+def v1(controllers: str, quota: str, period: str) -> dict[str, str]:
+    return {f"{controllers}/job/cpu.cfs_quota_us": quota, f"{controllers}/job/cpu.cfs_period_us": period}
+
+
+@pytest.mark.parametrize(
+    ("lines", "files", "expected"),
+    [
+        (["0::/job"], {"job/cpu.max": "150000 100000\n"}, 1.5),
+        (["0::/job"], {"job/cpu.max": "max 100000\n"}, None),
+        # The lowest quota of the parents counts.
+        (["0::/a/b"], {"cpu.max": "max 1000", "a/cpu.max": "2000 1000", "a/b/cpu.max": "8000 1000"}, 2.0),
+        (["4:memory:/other", "3:cpu,cpuacct:/job"], v1("cpu,cpuacct", "3000", "1000"), 3),
+        (["3:cpu:/job"], v1("cpu", "-1", "1000"), None),
+        # cgroup v1 may be mounted under either name.
+        (["3:cpu,cpuacct:/job", "2:cpuset:/", "1:name=a:b:/x"], v1("cpu", "5", "10"), 0.5),
+        # What cannot be read is no quota.
+        (["0::/job"], {"job/cpu.max": "nonsense"}, None),
+        (["0::/job"], {"job/cpu.max": "1 2 3"}, None),
+        (["0::/job"], {"job/cpu.cfs_quota_us": "5"}, None),
+        (None, {}, None),
+    ],
+)
+def test_the_quota_of_a_cgroup(tmp_path, lines, files, expected):
+    membership = tmp_path / "membership"
+    if lines is not None:
+        membership.write_text("\n".join(lines))
+    for name, text in files.items():
+        path = tmp_path / "cgroup" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    assert machine.cgroup_quota(tmp_path / "cgroup", membership) == expected
+
+
+@pytest.mark.parametrize(
+    ("n_cpus", "quota", "affinity", "limits"),
+    [
+        (64, 0.5, 4, {"cpu_count": 64, "affinity": 4, "cgroup_quota": 1}),
+        (64, 2.9, 4, {"cpu_count": 64, "affinity": 4, "cgroup_quota": 2}),
+        (64, None, 4, {"cpu_count": 64, "affinity": 4}),
+        (None, None, None, {"cpu_count": 1}),  # as Python may answer; macOS and Windows
+    ],
+)
+def test_usable_cores_is_the_least_limit(monkeypatch, n_cpus, quota, affinity, limits):
+    monkeypatch.setattr(os, "cpu_count", lambda: n_cpus)
+    monkeypatch.setattr(machine, "cgroup_quota", lambda: quota)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(affinity)))
+    if affinity is None:
+        monkeypatch.delattr(os, "sched_getaffinity")
+    assert machine.core_limits() == limits
+    assert lk.usable_cores() == min(limits.values())
+
+
+def cores_on_one() -> int:
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    return lk.usable_cores()
+
+
+def test_the_affinity_of_a_child_counts():
+    assert in_children("fork", cores_on_one, ()) == [1]
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("ci", (24, 3, 4, 2, 1, 0.0, 0.0)),
+        ("laptop", (128, 16, 16, 5, 1, 3.0, 0.25)),
+        ("gpu", (2048, 128, 64, 5, 1, 20.0, 1.0)),
+    ],
+)
+def test_scales_and_their_photos(monkeypatch, tmp_path, name, sizes):
+    monkeypatch.setenv("LABKIT_HOME", str(tmp_path))
+    monkeypatch.setenv("LABKIT_SCALE", name)
+    assert astuple(lk.scale()) == (name, *sizes)
+    for profile, number in {"imagenet": sizes[0], "camera": sizes[1], "other": sizes[0]}.items():
+        assert course.photo_root(profile) == tmp_path / "photos" / f"{profile}-{number}"
+
+
+def test_the_scale_is_ci_under_pytest_and_an_unknown_one_is_told_the_choices(monkeypatch):
+    monkeypatch.delenv("LABKIT_SCALE", raising=False)
+    assert lk.scale().name == "ci"
+    monkeypatch.delenv("PYTEST_VERSION")
+    assert lk.scale().name == "laptop"
+    monkeypatch.setenv("LABKIT_SCALE", "huge")
+    with pytest.raises(ValueError, match="LABKIT_SCALE must be one of ci, laptop, gpu, got 'huge'"):
+        lk.scale()
+
+
+def test_the_home_is_in_the_cache_of_the_user(monkeypatch, tmp_path):
+    monkeypatch.delenv("LABKIT_HOME", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert machine.labkit_home() == tmp_path / "labkit"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert machine.labkit_home() == Path.home() / ".cache" / "labkit"
+
+
+def test_the_environment_is_this_machine():
+    facts = machine.environment.__wrapped__()
+    assert facts["memory_gib"] == round(psutil.virtual_memory().total / 2**30)
+    assert facts["usable_cores"] == lk.usable_cores()
+    assert facts["system"] == f"{platform.system()} {platform.release()}"
+    assert (facts["python"], facts["torch"]) == (platform.python_version(), machine.package_version("torch"))
+    assert facts["gpu"] == (torch.cuda.get_device_name(0) if torch.cuda.is_available() else "")
+    assert machine.package_version("labkit-is-not-this") is None
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "processor", "name"),
+    [
+        ("model name\t: First CPU\nmodel name\t: Second\n", "arm", "First CPU"),
+        ("processor: 0", "arm", "arm"),
+        (None, "", "aarch64"),
+    ],
+)
+def test_a_processor_is_named_by_proc_or_python(monkeypatch, cpuinfo, processor, name):
+    read = Path.read_text
+
+    def read_text(path: Path, **options) -> str:
+        if path != Path("/proc/cpuinfo"):
+            return read(path, **options)
+        if cpuinfo is None:
+            raise FileNotFoundError(path)
+        return cpuinfo
+
+    monkeypatch.setattr(Path, "read_text", read_text)
+    monkeypatch.setattr(platform, "processor", lambda: processor)
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    assert machine.environment.__wrapped__()["cpu"] == name
+
+
+@pytest.mark.parametrize(
+    ("cpu", "gpu", "start"),
+    [
+        ("Intel(R) Xeon(R) Processor @ 2.10GHz", "", "intel-xeon-7c-cpu-"),
+        ("AMD EPYC 9004 96-Core Processor", "NVIDIA H200 NVL 141GB", "amd-epyc-9004-7c-nvidia-h200-nvl-"),
+        ("Intel(TM) Core CPU i7", "", "intel-core-i7-7c-cpu-"),
+        ("Weird/CPU (R) @ 3.2 GHz", "", "weird-7c-cpu-"),
+    ],
+)
+def test_the_name_of_an_environment_begins_with_the_machine(monkeypatch, cpu, gpu, start):
+    facts = {**machine.environment(), "cpu": cpu, "gpu": gpu, "usable_cores": 7}
+    monkeypatch.setattr(machine, "environment", lambda: facts)
+    found = lk.env_id()
+    assert found.startswith(start)
+    assert len(found) == len(start) + 6
+    for fact in ("cpu", "torch", "gpu", "memory_gib", "python", "kornia", "usable_cores"):
+        monkeypatch.setattr(machine, "environment", lambda fact=fact: {**facts, fact: "99.1"})
+        assert lk.env_id()[-6:] != found[-6:]
+    patch_release = facts["torch"].rpartition(".")[0] + ".99"
+    monkeypatch.setattr(machine, "environment", lambda: {**facts, "torch": patch_release})
+    assert lk.env_id() == found
+
+
+# Each pass frees 36 MB at the end of the heap, in blocks of 12 MB: more than twice the largest block freed before.
+PASSES = """
+import resource, sys
+import numpy
+if sys.argv[1] == "prepared":
+    from labkit.util.process import keep_freed_memory
+    keep_freed_memory()
+bytearray(12_000_000)
+def one_pass():
+    blocks = [bytearray(12_000_000) for _ in range(3)]
+one_pass()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(5):
+    one_pass()
+print((resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) // 5)
+"""
+glibc_only = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other allocators have other limits")
+
+
+@glibc_only
+def test_a_prepared_process_does_not_fault_on_memory_that_it_has_freed():
+    for state, least, most in (("new", 5_000, math.inf), ("prepared", 0, 100)):
+        done = subprocess.run([sys.executable, "-c", PASSES, state], capture_output=True, text=True, check=True)
+        assert least <= int(done.stdout) < most
+
+
+class Faults:
+    """A data set of page faults: of freeing 36 MB in blocks of 12 MB, and allocating it again."""
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        import resource
+
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        blocks = [bytearray(12_000_000) for _ in range(3)]
+        del blocks
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+
+@glibc_only
+@pytest.mark.parametrize("start_method", ["fork", "forkserver"])
+def test_workers_of_make_loader_keep_the_memory_that_they_free(start_method):
+    with closing(lk.make_loader(Faults(), lk.LoaderConfig(1, 1, start_method=start_method), shuffle=False)) as loader:
+        faults = [int(batch) for batch in loader]
+    assert max(faults[1:]) < 100
+
+
+def test_a_thread_that_computes_alone_leaves_the_others_as_they_were():
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        seen = []
+        for work in (use_one_torch_thread, int):  # alone, and later
+            thread = threading.Thread(target=lambda work=work: work() or seen.append(torch.get_num_threads()))
+            thread.start()
+            thread.join()
+        assert [*seen, torch.get_num_threads()] == [1, 3, 3]
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_all_random_generators_are_given_back_after_an_error():
+    own, drawn = torch.Generator(), []
+
+    def draw() -> tuple[float, ...]:
+        return random.random(), np.random.random(), torch.rand(1).item(), torch.rand(1, generator=own).item()
+
+    @preserve_rng_state(own)
+    def draw_and_fail() -> None:
+        drawn.append(draw())
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        draw_and_fail()
+    assert draw() == drawn[0]
+
+
+def pid_and_noise() -> tuple[int, float]:
+    return os.getpid(), random.SystemRandom().random()
+
+
+@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+@pytest.mark.parametrize("kind", [Lazy, PerProcess])
+def test_a_value_is_made_once_and_forks_keep_it_unless_each_process_makes_its_own(kind, start_method):
+    def in_child() -> int:
+        return in_children(start_method, value, ())[0]
+
+    value = kind(os.getpid)
+    assert in_child() != os.getpid()  # used for the first time there
+    assert value() == os.getpid()
+    assert (in_child() == os.getpid()) == (kind is Lazy and start_method == "fork")
+    assert value() == os.getpid()
+
+
+@pytest.mark.parametrize("kind", [Lazy, PerProcess])
+def test_threads_share_one_value(kind):
+    pause, made = threading.Event(), []
+    value = kind(lambda: pause.wait(10) and (made.append(object()) or made[-1]))
+    with ThreadPoolExecutor(20) as threads:
+        got = [threads.submit(value) for _ in range(20)]
+        pause.set()
+    assert len(made) == 1
+    assert {future.result() for future in got} == set(made)
+
+
+def end_of_fork(function) -> int | None:
+    child = multiprocessing.get_context("fork").Process(target=function)
+    child.start()
+    child.join(20)
+    child.kill()
+    child.join()
+    return child.exitcode
+
+
+@pytest.mark.parametrize(("kind", "made_before"), [(Lazy, False), (PerProcess, False), (PerProcess, True)])
+def test_a_fork_while_another_thread_makes_the_value(kind, made_before):
+    """The child must not wait for a lock whose holder it does not have."""
+    slow, entered, release = [], threading.Event(), threading.Event()
+
+    def make() -> int:
+        if os.getpid() in slow:
+            entered.set()
+            release.wait(30)
+        return os.getpid()
+
+    value = kind(make)
+
+    def check() -> None:
+        slow.append(os.getpid())
+        thread = threading.Thread(target=value)
+        thread.start()
+        entered.wait(10)
+        assert end_of_fork(lambda: sys.exit(value() != os.getpid())) == 0
+        release.set()
+        thread.join()
+        assert value() == os.getpid()
+
+    if made_before:  # by an ancestor, of which the process that makes it again is a fork
+        value()
+        assert end_of_fork(check) == 0
+    else:
+        check()
+
+
+def test_a_failure_is_not_kept():
+    value = PerProcess(Mock(side_effect=[OSError("not yet"), 5]))
+    with pytest.raises(OSError, match="not yet"):
+        value()
+    assert value() == value() == 5
+
+
+@pytest.mark.parametrize("kind", [Lazy, PerProcess])
+@pytest.mark.parametrize("copied", [lambda value: pickle.loads(pickle.dumps(value)), copy.deepcopy])
+def test_copies_make_their_own(kind, copied):
+    value = kind(pid_and_noise)
+    assert copied(value)() != value()
+    assert type(copied(value)) is kind
