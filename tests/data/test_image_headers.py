@@ -51,11 +51,15 @@ def changed(data: bytes, at: int, bits: int) -> bytes:
 
 
 @cache
-def jpegs() -> dict[str, bytes]:
-    """Beside those of `oracle_files`, as are the other formats'."""
+def made_files() -> dict[str, bytes]:
+    """Beside those of `oracle_files`."""
     jpeg, frame = saved("JPEG"), b"\x11\x08\0\x3f\0\x5f"
     exif, at = b"Exif\0\0" + exif_of(6).tobytes().removeprefix(b"Exif\0\0"), jpeg.index(b"\xff\xc0")
     exif_last = jpeg[:at] + b"\xff\xe1" + struct.pack(">H", len(exif) + 2) + exif + jpeg[at:]
+    two_chunks, profile = saved("PNG", dpi=(72, 72)), "\nexif\n     26\n" + exif_of(6).tobytes().hex()
+    lossy, lossless = saved("WEBP"), saved("WEBP", lossless=True)
+    has_avif = ".avif" in Image.registered_extensions()  # Pillow from 11.3 on
+    avifs = {"plain.avif": saved("AVIF"), "exif.avif": saved("AVIF", exif=exif_of(6))} if has_avif else {}
     return {
         "plain.jpg": jpeg,
         "progressive.jpg": saved("JPEG", progressive=True),
@@ -80,13 +84,6 @@ def jpegs() -> dict[str, bytes]:
         "no height.jpg": jpeg.replace(frame, b"\x11\x08\0\0\0\x5f"),
         "two pictures.jpg": sequence("MPO"),
         "another JPEG behind.jpg": jpeg + saved("JPEG", quality=100),
-    }
-
-
-@cache
-def pngs() -> dict[str, bytes]:
-    two_chunks, profile = saved("PNG", dpi=(72, 72)), "\nexif\n     26\n" + exif_of(6).tobytes().hex()
-    return {
         "plain.png": saved("PNG"),
         "palette.png": saved("PNG", PICTURE.quantize(16), transparency=1),
         "interlaced gray.png": saved("PNG", PICTURE.convert("L"), dpi=(72, 72)),
@@ -99,13 +96,6 @@ def pngs() -> dict[str, bytes]:
         "animated.png": sequence("PNG"),
         "wrong checksum in the second chunk.png": changed(two_chunks, two_chunks.index(b"pHYs") + 13, 1),
         "wrong checksum.png": saved("PNG").replace(b"IHDR\0\0\0\x5f", b"IHDR\0\0\0\x60"),
-    }
-
-
-@cache
-def webps() -> dict[str, bytes]:
-    lossy, lossless = saved("WEBP"), saved("WEBP", lossless=True)
-    return {
         "lossy.webp": lossy,
         "lossless.webp": lossless,
         "alpha.webp": saved("WEBP", PICTURE.convert("RGBA").rotate(33, expand=True)),
@@ -118,14 +108,6 @@ def webps() -> dict[str, bytes]:
         "another signature.webp": changed(lossless, 20, 0b1),
         "another version.webp": changed(lossless, 24, 0b0010_0000),
         "animated.webp": sequence("WEBP"),
-    }
-
-
-@cache
-def others() -> dict[str, bytes]:
-    has_avif = ".avif" in Image.registered_extensions()  # Pillow from 11.3 on
-    avifs = {"plain.avif": saved("AVIF"), "exif.avif": saved("AVIF", exif=exif_of(6))} if has_avif else {}
-    return {
         **avifs,
         "plain.bmp": saved("BMP"),
         "a GIF, renamed.jpg": saved("GIF"),
@@ -134,10 +116,6 @@ def others() -> dict[str, bytes]:
         "RIFF of another kind.webp": b"RIFF\x24\0\0\0WAVEfmt " + b"\0" * 100,
         "a few bytes.webp": b"RIFF",
     }
-
-
-def made_files() -> dict[str, bytes]:
-    return {**jpegs(), **pngs(), **webps(), **others()}
 
 
 def header_of(folder: Path, name: str, data: bytes) -> Header:

@@ -20,7 +20,7 @@ from torchvision.datasets import Imagenette
 import labkit as lk
 from labkit import course
 from labkit.data import samples
-from labkit.data.samples import PHOTOGRAPHS, PROFILES, pair_bytes, pair_names, photo_key
+from labkit.data.samples import PHOTOGRAPHS, PROFILES, pair_names, photo_key
 from labkit.errors import ItemErrors
 from tests.paths import SCRIPTS, contents, run_script
 from tests.tars import make_tar
@@ -28,7 +28,7 @@ from tests.tars import make_tar
 COUNT = 10  # one photo of every class, and a second of the first
 make_photos = partial(lk.make_photos, progress=False)
 make_depth = partial(course.make_depth, num_workers=1, progress=False)
-photo_bytes = cache(samples.photo_bytes)
+photo_bytes, pair_bytes = cache(samples.photo_bytes), cache(samples.pair_bytes)
 
 
 def times(root: Path) -> dict[Path, int]:
@@ -65,11 +65,12 @@ def test_photos_are_the_same_bytes_for_any_count_and_threads_and_others_for_each
 
 def test_a_rerun_makes_only_the_photos_that_are_missing(tmp_path):
     (tmp_path / ".manifest.json.12345.partial").write_bytes(b"half")  # of a killed run
+    make_photos(tmp_path, 1)
     blocked = tmp_path / photo_key(4)
     blocked.mkdir(parents=True)  # where a file should be
     with pytest.raises(ItemErrors, match=photo_key(4)):
         make_photos(tmp_path, COUNT)
-    assert json.loads((tmp_path / "manifest.json").read_text())["photos"] == []
+    assert len(json.loads((tmp_path / "manifest.json").read_text())["photos"]) == 1
     blocked.rmdir()
     kept = times(tmp_path)
     make_photos(tmp_path, COUNT)
@@ -191,9 +192,6 @@ def test_a_pair_is_one_window_of_the_photo_and_of_its_true_depths():
         assert 0.5 < (np.asarray(depth) > 0).mean() < 1
         mirrored.add(is_mirrored)
     assert mirrored == {True, False}
-
-
-def test_number_and_seed_change_both_files_of_a_pair():
     for files in zip(pair_bytes(0), pair_bytes(1), pair_bytes(0, seed=1), strict=True):
         assert len(set(files)) == 3
 

@@ -188,7 +188,7 @@ SIZELESS = (
 SIDES = st.integers(1, 999_999_999)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.text(min_size=1), SIDES, SIDES, st.sampled_from(["sd", "sdxl", "sd3", "flux", "hi", "lumina", "anima"]))
 @example("a_0100x0100", 512, 768, "sd")
 @example("_", 512, 768, "sdxl")
@@ -255,7 +255,7 @@ def test_readers_are_chosen_by_what_a_file_took(wall_s, cpu_s, n_files, options,
     assert choose_readers(wall_s, cpu_s, n_files, **{"rotating": False, "cores": 4, **options}) == expected
 
 
-@pytest.mark.parametrize("engine", ["threads", "local"])
+@pytest.mark.parametrize("engine", ["threads", pytest.param("local", marks=pytest.mark.slow)])
 def test_any_readers_give_the_same_headers_in_order(tmp_path, monkeypatch, engine):
     paths = [tmp_path / f"{number:03}.png" for number in range(300)]
     for number, path in enumerate(paths):
