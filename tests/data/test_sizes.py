@@ -255,7 +255,7 @@ def test_readers_are_chosen_by_what_a_file_took(wall_s, cpu_s, n_files, options,
     assert choose_readers(wall_s, cpu_s, n_files, **{"rotating": False, "cores": 4, **options}) == expected
 
 
-@pytest.mark.parametrize("engine", ["threads", pytest.param("local", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("engine", ["threads", pytest.param("local", marks=pytest.mark.exhaustive)])
 def test_any_readers_give_the_same_headers_in_order(tmp_path, monkeypatch, engine):
     paths = [tmp_path / f"{number:03}.png" for number in range(300)]
     for number, path in enumerate(paths):

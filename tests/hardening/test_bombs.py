@@ -38,10 +38,10 @@ def _all_is_loaded(tmp_path_factory):
     (root / "set" / "a").mkdir(parents=True)
     (root / "set" / "a" / "a.jpg").write_bytes(image_bytes((40, 40), "JPEG"))
     store = lk.FolderStore(root / "set")
-    lk.PixelStore.build(store, root / "p", progress=False)
+    lk.PixelStore.build(store, root / "p", num_workers=0, progress=False)
     list(lk.BatchLoader(store, size=8, batch_size=1, num_threads=1))
     lk.collect_sizes(root / "set", progress=False)
-    lk.write_shards(store, root / "shards", engine="threads", progress=False)
+    lk.write_shards(store, root / "shards", classes=[], engine="threads", progress=False)
     list(lk.read_shards(root / "shards"))
     with pytest.raises(OSError, match="gave no complete answer"):
         lk.HttpStore("http://127.0.0.1:9", retries=0).read("a.jpg")
@@ -111,7 +111,7 @@ def test_huge_pictures_are_refused_by_whatever_opens_them(tmp_path):
     lk.decode(store.read("a/sound.jpg"))
     with little_memory():
         with pytest.raises(ItemErrors) as failure:
-            lk.PixelStore.build(store, tmp_path / "p", progress=False)
+            lk.PixelStore.build(store, tmp_path / "p", num_workers=0, progress=False)
         assert set(failure.value.failures) == {f"a/{name}" for name in IMAGES}
         with pytest.raises(lk.DecodeError):
             list(lk.BatchLoader(store, size=8, batch_size=5, num_threads=1))
@@ -236,7 +236,9 @@ def test_records_that_are_damaged_or_nested_deep_are_named(tmp_path, recorded_fr
     with pytest.raises(ValueError, match=r"manifest\.json is damaged"):
         lk.make_photos(tmp_path / "set", 1, progress=False)
     with pytest.raises(ValueError, match=r"settings\.json is damaged.*another folder"):
-        lk.write_shards(lk.FolderStore(tmp_path / "set"), tmp_path / "shards", engine="threads", progress=False)
+        lk.write_shards(
+            lk.FolderStore(tmp_path / "set"), tmp_path / "shards", classes=[], engine="threads", progress=False
+        )
     if text != b"[]":  # no predictions are none
         with pytest.raises(ValueError, match=r"x\.json holds no predictions"):
             course.score()

@@ -52,7 +52,7 @@ def server(tmp_path_factory):
     (root / "set").mkdir()
     (root / "set" / "a.jpg").write_bytes(JPEG)
     make_tar(root / "x.tar", {"d/a.jpg": JPEG})
-    lk.write_shards(lk.FolderStore(root / "set"), root / "shards", engine="threads", progress=False)
+    lk.write_shards(lk.FolderStore(root / "set"), root / "shards", classes=[], engine="threads", progress=False)
     with serve_script(Guarded) as server:
         for path in filter(Path.is_file, root.rglob("*")):
             for folder in ("", "/broken"):
@@ -116,7 +116,7 @@ def test_what_works_keeps_credentials_to_itself(guarded, told, tmp_path):
     assert len(list(tmp_path.glob("home/tar_index/*"))) == 1
     assert len(list(shards)) == 1
     told(shards, shards.order, next(iter(shards.samples()))["__url__"])
-    lk.write_shards(folder, tmp_path / "shards", engine="threads", progress=False)
+    lk.write_shards(folder, tmp_path / "shards", classes=[], engine="threads", progress=False)
     told(lk.PixelStore.build(tar, tmp_path / "x.pixels", progress=False))
 
 

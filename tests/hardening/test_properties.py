@@ -49,7 +49,6 @@ ODD_LABELS = (
 )  # fmt: skip
 
 
-@pytest.mark.slow
 @bounded
 @given(measured, labels, labels)
 @example({label: [1.0, 2.0] for label in ODD_LABELS}, "None", "nan")
@@ -59,9 +58,6 @@ def test_a_frame_comes_back(frame_of, tmp_path, values, experiment, storage):
     for name in ("variant", "experiment", "baseline", "storage"):
         assert list(again[name]) == list(frame[name])
     np.testing.assert_allclose(again["images_per_s"], frame["images_per_s"], rtol=1e-15)
-    summary = quiet_summary(again)
-    assert list(summary.index) == list(values)
-    assert list(summary["verdict"]) == list(quiet_summary(frame)["verdict"])
 
 
 @bounded
@@ -109,7 +105,7 @@ def test_the_other_baseline_inverts_the_speedup(frame_of, pairs):
 
 
 @pytest.mark.slow
-@bounded
+@fewer
 @given(measured)
 def test_an_interval_holds_its_speedup_and_supports_its_verdict(frame_of, values):
     baseline, *others = values
