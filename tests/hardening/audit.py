@@ -9,37 +9,43 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-_LIMIT_S = 60
-_HERE = ["--local"]  # the packages to look at: those of this environment
-_VULNERABLE = "urllib3", "1.24.1"
-_UNREACHABLE = re.compile(r"connect|timed? ?out|unreachable|resolve|HTTP", re.IGNORECASE)
+LIMIT_S = 60
+THIS_ENVIRONMENT = ("--local",)
+VULNERABLE = "urllib3", "1.24.1"
+UNREACHABLE = re.compile(r"connect|timed? ?out|unreachable|resolve|HTTP", re.IGNORECASE)
 
 
 class NotAudited(Exception):
     """The service gave no answer; the message says why."""
 
 
-def audit(arguments: list[str]) -> int:
-    """Print what was found; returns the exit status."""
+def audit(arguments: list[str], packages: Sequence[str] = THIS_ENVIRONMENT) -> int:
+    """Print what was found, of the packages that an option of pip-audit names; returns the exit status."""
+    name, version = VULNERABLE
     try:
-        _check_service(arguments)
-        return _report(_run_pip_audit(*_HERE, *arguments))
+        with TemporaryDirectory() as folder:
+            pretend_to_install(folder, name, version)
+            [known] = run_pip_audit("--path", folder, *arguments)
+        if not known.get("vulns"):
+            why = known.get("skip_reason", "it has nothing against it")
+            raise NotAudited(f"the service does not know that {name} {version} is vulnerable ({why})")
+        found = run_pip_audit(*packages, *arguments)
     except NotAudited as why:
         print(f"{'!' * 78}\naudit: NOTHING WAS AUDITED: {why}\n{'!' * 78}")
         return 0
-
-
-def _check_service(arguments: list[str]) -> None:
-    name, version = _VULNERABLE
-    with TemporaryDirectory() as folder:
-        pretend_to_install(folder, name, version)
-        [package] = _run_pip_audit("--path", folder, *arguments)
-    if not package.get("vulns"):
-        why = package.get("skip_reason", "it has nothing against it")
-        raise NotAudited(f"the service does not know that {name} {version} is vulnerable ({why})")
+    asked = [package for package in found if "skip_reason" not in package]
+    flaws = [(package, flaw) for package in asked for flaw in package["vulns"]]
+    for package, flaw in flaws:
+        fixed = ", ".join(flaw["fix_versions"]) or "no version yet"
+        print(f"audit: {package['name']} {package['version']} has {flaw['id']}; fixed in: {fixed}")
+    if not flaws:
+        n_unknown = len(found) - len(asked)
+        print(f"audit: no known vulnerability in {len(asked)} packages; {n_unknown} are not known to the service")
+    return int(bool(flaws))
 
 
 def pretend_to_install(folder: str | Path, name: str, version: str) -> None:
@@ -48,31 +54,19 @@ def pretend_to_install(folder: str | Path, name: str, version: str) -> None:
     metadata.write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
 
 
-def _run_pip_audit(*arguments: str) -> list[dict]:
+def run_pip_audit(*arguments: str) -> list[dict]:
     command = [sys.executable, "-m", "pip_audit", "--format=json", "--progress-spinner=off", *arguments]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_S)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
     except subprocess.TimeoutExpired:
-        raise NotAudited(f"no answer in {_LIMIT_S} s") from None
+        raise NotAudited(f"no answer in {LIMIT_S} s") from None
     try:
         return json.loads(done.stdout)["dependencies"]
     except (ValueError, KeyError):
         last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-        if done.returncode == 1 and _UNREACHABLE.search(done.stderr):
+        if done.returncode == 1 and UNREACHABLE.search(done.stderr):
             raise NotAudited(last) from None
         sys.exit(f"audit: pip-audit failed ({done.returncode}): {last}")
-
-
-def _report(packages: list[dict]) -> int:
-    asked = [package for package in packages if "skip_reason" not in package]
-    found = [(package, vulnerability) for package in asked for vulnerability in package["vulns"]]
-    for package, vulnerability in found:
-        fixed = ", ".join(vulnerability["fix_versions"]) or "no version yet"
-        print(f"audit: {package['name']} {package['version']} has {vulnerability['id']}; fixed in: {fixed}")
-    if not found:
-        n_unknown = len(packages) - len(asked)
-        print(f"audit: no known vulnerability in {len(asked)} packages; {n_unknown} are not known to the service")
-    return 1 if found else 0
 
 
 if __name__ == "__main__":

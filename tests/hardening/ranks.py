@@ -1,12 +1,11 @@
 """Train with several processes under torchrun, as on several GPUs, and look at what each rank gets and takes.
 
-    python -m tests.hardening.ranks --record results/hardening/ranks.csv
+    python -m tests.hardening.ranks --world-sizes 2,4,8
 
 The ranks train a small model with DistributedDataParallel over gloo, by each of three loaders. Each image has one
 color, which is its number, so that a rank knows what it was given. In a second run, one rank kills itself.
 """
 
-import io
 import json
 import os
 import signal
@@ -26,8 +25,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
 import labkit as lk
-from tests.hardening.tables import RECORDS, update_table
-from tests.memory_store import MemoryStore
+from tests.image_files import encoded
 from tests.paths import REPO
 
 N_IMAGES, SIDE, BATCH_SIZE, N_EPOCHS = 640, 96, 8, 2
@@ -36,15 +34,13 @@ LOADERS = ("make_loader", "BatchLoader", "read_shards")
 
 def make_set(root: Path) -> None:
     """The images as files, as raw pixels, and as shards, of which no number of ranks has equally many."""
-    images = {}
+    (root / "files" / "all").mkdir(parents=True)
     for number in range(N_IMAGES):
-        buffer = io.BytesIO()
-        Image.new("RGB", (SIDE, SIDE), (number % 256, number // 256, 0)).save(buffer, "PNG")
-        images[f"all/{number:05d}.png"] = buffer.getvalue()
-        (root / "files" / "all").mkdir(parents=True, exist_ok=True)
-        (root / "files" / f"all/{number:05d}.png").write_bytes(buffer.getvalue())
-    lk.PixelStore.build(MemoryStore(images), root / "pixels", short_side=SIDE)
-    lk.write_shards(MemoryStore(images), root / "shards", max_count=37, engine="threads", progress=False)
+        image = Image.new("RGB", (SIDE, SIDE), (number % 256, number // 256, 0))
+        (root / "files" / "all" / f"{number:05d}.png").write_bytes(encoded(image, "PNG"))
+    files = lk.FolderStore(root / "files")
+    lk.PixelStore.build(files, root / "pixels", short_side=SIDE)
+    lk.write_shards(files, root / "shards", max_count=37, engine="threads", progress=False)
 
 
 def make_loader(kind: str, root: Path, rank: int, world_size: int) -> Any:
@@ -59,8 +55,9 @@ def make_loader(kind: str, root: Path, rank: int, world_size: int) -> Any:
     return lk.make_loader(dataset, lk.LoaderConfig(batch_size=BATCH_SIZE, start_method="fork"), sampler=sampler)
 
 
-def train(kind: str, root: Path, kill_rank: int) -> dict[str, Any]:
-    """One rank's training; returns what it was given, and what it took."""
+def be_rank(root: Path, kind: str, kill_rank: int) -> None:
+    """Train as one rank, and note what it was given, and what it took."""
+    torch.distributed.init_process_group("gloo")
     rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
     loader = make_loader(kind, root, rank, world_size)
     model = DistributedDataParallel(torch.nn.Linear(3, 1))
@@ -79,8 +76,9 @@ def train(kind: str, root: Path, kill_rank: int) -> dict[str, Any]:
     torch.distributed.barrier()
     memory = pss_of(root / "pixels")  # while all ranks have it mapped
     torch.distributed.barrier()
-    threads = loader.num_threads if kind == "BatchLoader" else loader.num_workers
-    return {"came": came, "n_batches": n_batches, "threads": threads, "pss": memory, "shm": shm_bytes}
+    found = {"came": came, "n_batches": n_batches, "pss": memory, "shm": shm_bytes}
+    (root / f"{kind} {rank}.json").write_text(json.dumps(found))
+    torch.distributed.destroy_process_group()
 
 
 def used_shm() -> int:
@@ -97,13 +95,6 @@ def pss_of(path: Path) -> int:
         elif is_inside and line.startswith("Pss:"):
             total += int(line.split()[1]) * 1024
     return total
-
-
-def be_rank(root: Path, kind: str, kill_rank: int) -> None:
-    torch.distributed.init_process_group("gloo")
-    found = train(kind, root, kill_rank)
-    (root / f"{kind} {os.environ['RANK']}.json").write_text(json.dumps(found))
-    torch.distributed.destroy_process_group()
 
 
 def torchrun(root: Path, world_size: int, kind: str, kill_rank: int = -1) -> tuple[float, str]:
@@ -125,37 +116,28 @@ def check(root: Path, world_size: int, kind: str) -> dict[str, Any]:
     shm_before = used_shm()
     seconds, _ = torchrun(root, world_size, kind)
     ranks = [json.loads((root / f"{kind} {rank}.json").read_text()) for rank in range(world_size)]
-    each_once = all(
-        Counter(number for rank in ranks for number in rank["came"][epoch]) == Counter(range(N_IMAGES))
-        for epoch in range(N_EPOCHS)
-    )
+    epochs = [Counter(number for rank in ranks for number in rank["came"][epoch]) for epoch in range(N_EPOCHS)]
     killed_s, said = torchrun(root, world_size, kind, kill_rank=world_size - 1)
     return {
-        "run": f"{kind}, {world_size} ranks", "each_once": each_once, "seconds": seconds,
-        "batches_of_a_rank": " to ".join(map(str, sorted({rank["n_batches"] for rank in ranks}))),
-        "threads_or_workers_of_a_rank": ranks[0]["threads"],
+        "run": f"{kind}, {world_size} ranks", "seconds": seconds,
+        "each_once": all(epoch == Counter(range(N_IMAGES)) for epoch in epochs),
+        "batches_of_a_rank": sorted({rank["n_batches"] for rank in ranks}),
         "pixels_mb": (root / "pixels").stat().st_size / 1e6, "pixels_pss_mb": sum(rank["pss"] for rank in ranks) / 1e6,
         "shm_mb": (max(rank["shm"] for rank in ranks) - shm_before) / 1e6,
         "seconds_after_kill": killed_s, "kill_named": "Signal 9 (SIGKILL)" in said,
     }  # fmt: skip
 
 
-def run(
-    root: Path | None = None, kind: str = "", kill_rank: int = -1, record: Path = RECORDS / "ranks.csv",
-    world_sizes: str = "2,4,8",
-) -> None:  # fmt: skip
+def run(root: Path | None = None, kind: str = "", kill_rank: int = -1, world_sizes: str = "2,4,8") -> None:
     """Check all loaders with each number of ranks; with `--root`, be a rank."""
     if root:
         be_rank(root, kind, kill_rank)
         return
-    rows = []
     with TemporaryDirectory() as folder:
         make_set(Path(folder))
         for world_size in map(int, world_sizes.split(",")):
             for loader in LOADERS:
-                rows.append(check(Path(folder), world_size, loader))
-                print(time.strftime("%H:%M:%S"), rows[-1], flush=True)
-    update_table(record, rows)
+                print(time.strftime("%H:%M:%S"), check(Path(folder), world_size, loader), flush=True)
 
 
 if __name__ == "__main__":

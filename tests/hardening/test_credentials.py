@@ -2,9 +2,10 @@
 
 import base64
 import logging
+import os
 import traceback
+from itertools import pairwise
 from pathlib import Path
-from unittest.mock import Mock
 
 import fsspec
 import nbformat
@@ -13,21 +14,19 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 import labkit as lk
 from labkit import course
-from labkit.app import notebooks
 from labkit.app.doctor import findings
-from labkit.data import blobs as http_client
+from labkit.app.notebooks import Notebook, execute
 from labkit.errors import ItemErrors, VariantError
-from labkit.measure.frames import load_frame, make_frame
+from labkit.measure.frames import make_frame
 from labkit.util.redact import contains_secret, redact, strip_credentials
 from tests.hardening.inputs import image_bytes
 from tests.scripted_server import Handler, cut, serve_script
 from tests.tars import make_tar
 
 USER, PASSWORD, SIGNATURE = "someone", "hush%2Fhush", "hu5h5ignature"
-SECRETS = ("someone", "hush", "hu5h", base64.b64encode(b"someone:hush/hush").decode())
+BASIC = base64.b64encode(b"someone:hush/hush").decode()
+SECRETS = ("someone", "hush", "hu5h", BASIC)
 QUERY = f"X-Amz-Signature={SIGNATURE}&token={SIGNATURE}"
-
-
 JPEG = image_bytes(kind="JPEG")
 
 
@@ -36,7 +35,7 @@ class Guarded(Handler):
 
     def do_GET(self):
         path, _, query = self.path.partition("?")
-        if self.headers["Authorization"] != f"Basic {SECRETS[3]}" or query != QUERY:
+        if self.headers["Authorization"] != f"Basic {BASIC}" or query != QUERY:
             self.say(403)
         elif path.startswith("/failing/"):
             self.say(500)
@@ -46,23 +45,28 @@ class Guarded(Handler):
             self.answer(self.server.files.get(path))
 
 
-@pytest.fixture
-def guarded(tmp_path, monkeypatch):
-    """The address of a folder of images, a tar, shards and an archive, with credentials in it."""
-    root = tmp_path / "served"
-    (root / "set").mkdir(parents=True)
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """Has a folder of images, a tar, and shards, each also under `/broken/`."""
+    root = tmp_path_factory.mktemp("served")
+    (root / "set").mkdir()
     (root / "set" / "a.jpg").write_bytes(JPEG)
     make_tar(root / "x.tar", {"d/a.jpg": JPEG})
-    lk.write_shards(lk.FolderStore(root / "set"), root / "shards", engine="threads", progress=False)
-    monkeypatch.setenv("LABKIT_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
-    monkeypatch.setattr(http_client, "_MAX_WAIT_S", 0.01)
+    lk.write_shards(lk.FolderStore(root / "set"), root / "shards", classes=[], engine="threads", progress=False)
     with serve_script(Guarded) as server:
         for path in filter(Path.is_file, root.rglob("*")):
             for folder in ("", "/broken"):
                 server.files[f"{folder}/{path.relative_to(root)}"] = path.read_bytes()
         server.tags = dict.fromkeys(server.files, '"1"')
-        yield lambda path, host=server.url[7:]: f"http://{USER}:{PASSWORD}@{host}/{path}?{QUERY}"
+        yield server
+
+
+@pytest.fixture
+def guarded(server, tmp_path, monkeypatch):
+    """Makes addresses with credentials in them."""
+    monkeypatch.setenv("LABKIT_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    return lambda path, host=server.url[7:]: f"http://{USER}:{PASSWORD}@{host}/{path}?{QUERY}"
 
 
 class Told:
@@ -71,13 +75,13 @@ class Told:
     def __init__(self):
         self.texts: list[str] = []
 
-    def __call__(self, value) -> None:
-        self.texts += [repr(value), str(value)]
+    def __call__(self, *values: object) -> None:
+        self.texts += [text for value in values for text in (repr(value), str(value))]
 
     def failing(self, function, *arguments, **options):
         with pytest.raises(Exception) as failure:
             function(*arguments, **options)
-        self.texts += ["".join(traceback.format_exception(failure.value)), repr(failure.value)]
+        self("".join(traceback.format_exception(failure.value)), failure.value)
         return failure.value
 
     def secrets(self) -> list[tuple[str, str]]:
@@ -85,27 +89,25 @@ class Told:
 
 
 @pytest.fixture
-def told(guarded, tmp_path, monkeypatch, caplog, capfd):
+def told(tmp_path, caplog, capfd):
     """Checks at the end what was said, logged, printed and stored."""
     caplog.set_level(logging.DEBUG)
     told = Told()
     yield told
     assert told.texts
-    served = tmp_path / "served"
-    stored = [path for path in tmp_path.rglob("*") if path.is_file() and served not in path.parents]
-    told.texts += [str(path.relative_to(tmp_path)) + path.read_bytes().decode("latin-1") for path in stored]
-    told.texts += [caplog.text, *capfd.readouterr()]
+    for path in filter(Path.is_file, tmp_path.rglob("*")):
+        told(str(path.relative_to(tmp_path)), path.read_bytes().decode("latin-1"))
+    told(caplog.text, *capfd.readouterr())
     assert told.secrets() == []
 
 
-def test_the_check_itself(guarded):
-    """What is looked for is really there to be found."""
+def test_what_is_looked_for_is_there_to_be_found(guarded):
     told = Told()
     told(guarded("x"))
-    assert len({secret for secret, _ in told.secrets()}) == 3
+    assert {secret for secret, _ in told.secrets()} == {*SECRETS} - {BASIC}
 
 
-def test_what_works(guarded, told, tmp_path):
+def test_what_works_keeps_credentials_to_itself(guarded, told, tmp_path):
     folder = lk.HttpStore(guarded("set"), keys=["a.jpg"])
     tar, shards = lk.open_store(guarded("x.tar")), lk.read_shards(guarded("shards/shard-000000.tar"))
     for store in (folder, tar, course.SimulatedStore(tar, wait=False)):
@@ -113,31 +115,32 @@ def test_what_works(guarded, told, tmp_path):
         told(store)
     assert len(list(tmp_path.glob("home/tar_index/*"))) == 1
     assert len(list(shards)) == 1
-    told(shards)
-    told(shards.order)
-    told(next(iter(shards.samples()))["__url__"])
-    lk.write_shards(folder, tmp_path / "shards", engine="threads", progress=False)
-    lk.PixelStore.build(tar, tmp_path / "x.pixels", progress=False)
-    told(lk.PixelStore(tmp_path / "x.pixels"))
+    told(shards, shards.order, next(iter(shards.samples()))["__url__"])
+    lk.write_shards(folder, tmp_path / "shards", classes=[], engine="threads", progress=False)
+    told(lk.PixelStore.build(tar, tmp_path / "x.pixels", progress=False))
 
 
 @pytest.mark.parametrize("path", ["missing/", "failing/", "broken/"])
-def test_what_fails(guarded, told, path):
+def test_what_fails_names_no_credentials(guarded, told, path):
     folder = lk.HttpStore(guarded(f"{path}set"), keys=["a.jpg"], retries=1)
     told.failing(folder.read, "a.jpg")
+    told.failing(lk.map_items, folder.read, ["a.jpg"], engine="threads", progress=False)
     told.failing(lk.HttpStore(guarded(f"{path}set"), retries=0).keys)
     for place in ("x.tar", "shards", "shards/shard-000000.tar"):
         url = guarded(f"{path}{place}").replace(QUERY, "token=hush")  # the server knows another one
         told.failing(lambda url=url: lk.TarStore(url).keys())
         told.failing(lambda url=url: list(lk.read_shards(url)))
-    told.failing(lk.map_items, folder.read, ["a.jpg"], engine="threads", progress=False)
-    told.failing(lk.open_store, guarded("x").replace("http:", "htp:"))
-    told.failing(lk.HttpStore, guarded("x").replace("http:", "gopher:"))
-    told.failing(lk.open_store, guarded("x").replace("http:", "simplecache::http:"))
+
+
+@pytest.mark.parametrize("scheme", ["htp:", "gopher:", "simplecache::http:"])
+def test_a_wrong_scheme_names_no_credentials(guarded, told, scheme):
+    url = guarded("x").replace("http:", scheme)
+    told.failing(lk.open_store, url)
+    told.failing(lk.HttpStore, url)
 
 
 @pytest.mark.parametrize("host", ["[bad", "127.0.0.1:9", "127.0.0.1:notaport", "no.such.host.invalid"])
-def test_addresses_that_lead_nowhere(guarded, told, tmp_path, host):
+def test_an_address_that_leads_nowhere_names_no_credentials(guarded, told, host):
     told.failing(lambda: lk.HttpStore(guarded("set", host), keys=["a.jpg"], retries=0).read("a.jpg"))
 
 
@@ -149,11 +152,13 @@ class Leaky(MemoryFileSystem):
 
     protocol = "leaky"
 
-    def __init__(self, **options):
+    def __init__(self, *, says=None, **options):
         super().__init__()
-        self.options = options
+        self.says, self.options = says, options
 
     def _fail(self, *arguments, **options):
+        if self.says:
+            raise FileNotFoundError(self.says)
         try:
             raise ConnectionError(f"GET http://{USER}:hush@host/?X-Amz-Credential=hu5h failed with {self.options}")
         except ConnectionError as error:
@@ -162,7 +167,7 @@ class Leaky(MemoryFileSystem):
     cat_file = info = find = _fail
 
 
-def test_errors_of_object_storage(told):
+def test_errors_of_object_storage_name_no_credentials(told, monkeypatch):
     fsspec.register_implementation("leaky", Leaky, clobber=True)
     options = {"secret": "hu5h-secret", "client_kwargs": {"aws_session_token": "hush-token"}, "endpoint_url": "x"}
     store = lk.ObjectStore("leaky://bucket", **options)
@@ -170,51 +175,50 @@ def test_errors_of_object_storage(told):
         assert isinstance(told.failing(act), PermissionError)
     told.failing(lambda: lk.read_shards("leaky://bucket/shards", storage_options=options))
     told(lk.read_shards("leaky://bucket/x.tar", storage_options=options).order)
-
-
-def test_the_environment_is_not_told(told, monkeypatch):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hu5h-of-the-environment")
-    monkeypatch.setattr(Leaky, "find", Mock(side_effect=FileNotFoundError("signed with hu5h-of-the-environment")))
-    fsspec.register_implementation("leaky", Leaky, clobber=True)
-    told.failing(lk.ObjectStore("leaky://bucket").keys)
+    told.failing(lk.ObjectStore("leaky://bucket", says="signed with hu5h-of-the-environment").keys)
     told(findings())
 
 
 # Frames and reports.
 
 
-def test_frames(guarded, told, recorded_frames):
+def test_frames_hold_addresses_without_credentials_and_all_else_as_it_is(guarded, told, recorded_frames):
     url = guarded("set")
     frame = lk.compare(
         {url: lambda: [3], "b": lambda: [3]}, baseline="b", rounds=1, warmups=0, progress=False,
         experiment=f"from {url}", factors={"storage": {url: url, "b": "a folder"}, "note": url},
     )  # fmt: skip
-    told(frame.to_csv())
+    told(frame.to_csv(), frame["variant"].tolist())
     [path] = recorded_frames.glob("*.csv")
-    assert f"{strip_credentials(url)}?..." in load_frame(path)["storage"].tolist()
-    told(frame["variant"].tolist())
+    assert f"{strip_credentials(url)}?..." in lk.load_frame(path)["storage"].tolist()
+    frame = make_frame([{"variant": "a", "n_images": 3, "share": 0.5, "rung": False}], storage="s3://bucket/x")
+    values = frame.loc[0, ["variant", "n_images", "share", "rung", "storage"]].tolist()
+    assert values == ["a", 3, 0.5, False, "s3://bucket/x"]
 
 
-def test_errors_of_a_variant(guarded, told):
-    def failing():
+def test_errors_of_a_variant_and_of_an_item_keep_all_but_credentials(guarded, told):
+    def failing(_=None):
         raise ConnectionError(f"no answer from {guarded('set')}")
 
     error = told.failing(lk.compare, {"a": failing}, baseline="a", rounds=1, warmups=0, progress=False)
     assert isinstance(error, VariantError)
     assert "no answer from http://127.0.0.1" in str(error)
-    error = told.failing(lk.map_items, lambda item: failing(), [1], engine="threads", progress=False)
-    assert isinstance(error, ItemErrors)
+    assert isinstance(told.failing(lk.map_items, failing, [1], engine="threads", progress=False), ItemErrors)
 
 
-def test_pages_of_a_tour(guarded, told):
-    url = guarded("set")
-    outputs = [
-        nbformat.v4.new_output("error", ename="OSError", evalue=url, traceback=[f"OSError: {url}", "line 1"]),
-        nbformat.v4.new_output("stream", name="stdout", text=f"read {url}\n"),
-    ]
-    node = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("read()", outputs=outputs)])
-    notebooks._clean_outputs(node)
-    told(nbformat.writes(node))
+@pytest.mark.slow
+def test_a_notebook_that_was_run_holds_no_credentials(guarded, told, tmp_path_factory):
+    code = "import os; print('read', os.environ['URL']); raise OSError(os.environ['URL'])"
+    path = tmp_path_factory.mktemp("notebooks") / "00_x.ipynb"
+    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)]), path)
+    done = execute(Notebook(path, "", ""), environment={**os.environ, "URL": guarded("set")})
+    outputs = done.node.cells[0].outputs
+    assert [output.output_type for output in outputs] == ["stream", "error"]
+    told(done.error, *outputs)
+
+
+# Texts.
 
 
 @pytest.mark.parametrize(
@@ -251,26 +255,15 @@ def test_what_is_left_of_a_text(text, said):
     assert redact(text + " abcdef", ("abcdef",)) == said + " ..."
 
 
-def _raised(*texts: str, explicit: bool) -> BaseException:
-    """An exception with the last text, raised from, or while handling, one with the text before it, and so on."""
-    error = None
-    for text in texts:
-        later = ValueError(text)
-        setattr(later, "__cause__" if explicit else "__context__", error)
-        error = later
-    return error
+@pytest.mark.parametrize("link", ["__cause__", "__context__"])
+def test_an_exception_tells_what_any_of_its_chain_does(link):
+    def raised(*texts: str) -> BaseException:
+        errors = list(map(ValueError, texts))
+        for earlier, later in pairwise(errors):
+            setattr(later, link, earlier)
+        return errors[-1]
 
-
-@pytest.mark.parametrize("explicit", [True, False])
-def test_an_exception_tells_what_any_of_its_chain_does(explicit):
     for texts in (["token=abc", "b", "c"], ["a", "https://u:p@host/x", "c"], ["a", "b", "https://host/?sig=1"]):
-        assert contains_secret(_raised(*texts, explicit=explicit))
-    assert not contains_secret(_raised("a", "b", explicit=explicit))
-    assert contains_secret(_raised("hidden", "b", explicit=explicit), ("hidden",))
-
-
-def test_frames_keep_what_is_no_secret():
-    frame = make_frame([{"variant": "a", "n_images": 3, "share": 0.5, "rung": False}], storage="s3://bucket/x")
-    row = frame.iloc[0]
-    assert (row["variant"], row["n_images"], row["share"], row["rung"]) == ("a", 3, 0.5, False)
-    assert row["storage"] == "s3://bucket/x"
+        assert contains_secret(raised(*texts))
+    assert not contains_secret(raised("a", "b"))
+    assert contains_secret(raised("hidden", "b"), ("hidden",))

@@ -1,21 +1,33 @@
-"""Unusual file names in everything that reads or writes files; `os` and `tarfile` say what is right."""
+"""Unusual names in all that reads or writes files: the ones that did harm somewhere, and those that Hypothesis finds.
 
+`os`, `tarfile` and Pillow say what is right.
+"""
+
+import math
 import os
 import pickle
+import shutil
 import tarfile
 from pathlib import Path
 
+import numpy as np
 import pytest
+from hypothesis import example, given, strategies as st
+from PIL import Image
 from typer.testing import CliRunner
 
 import labkit as lk
 from labkit import course
 from labkit.app import cli
 from labkit.data.depth import PRESETS, read_list
-from labkit.data.shards_write import store_key
+from labkit.data.extract import safe_path
+from labkit.data.shards_write import member_names, store_key
 from labkit.errors import ItemErrors
 from labkit.measure.frames import save_frame
-from tests.hardening.test_hostile import PNG
+from tests.hardening.inputs import image_bytes
+from tests.hardening.searches import bounded, fewer
+from tests.image_files import encoded
+from tests.memory_store import MemoryStore
 from tests.paths import contents, run_script
 from tests.tars import make_tar
 
@@ -28,10 +40,17 @@ UNUSUAL = (
     "\udcff\udc80", "~", "a=b", "A", "a", "__x__", "a.b.c", "v1.0", "None", "a:b", "\x01\x7f", "\u2028", "\xa0",
 )  # fmt: skip
 LONGEST_STEMS = ("x" * 251, "\xe9" * 125 + "x", "\U0001f600" * 62 + "xyz")  # 255 bytes with the suffix
-FOLDERS = [*UNUSUAL, "x" * 255, "\xe9" * 127]
-KEYS = [f"{name}.png" for name in (*UNUSUAL, *LONGEST_STEMS)] + [f"{name}/x.png" for name in FOLDERS]
-TREE = {key: PNG + os.fsencode(key) for key in KEYS}  # a different image under each key
+STEMS, FOLDERS = [*UNUSUAL, *LONGEST_STEMS], [*UNUSUAL, "x" * 255, "\xe9" * 127]
+PNG = image_bytes((1, 1))
+KEYS = [f"{stem}.png" for stem in STEMS] + [f"{folder}/x.png" for folder in FOLDERS]
+TREE = {key: PNG + os.fsencode(key) for key in KEYS}  # another image under each key
 QUIET = {"num_workers": 0, "progress": False}
+
+# What a file's name may hold on Linux: all bytes but two, bytes that are no UTF-8 as Python spells them.
+characters = st.characters(exclude_categories=["Cs"], exclude_characters="/\0")
+not_utf8 = st.binary(min_size=1, max_size=12).map(lambda data: os.fsdecode(data.translate(None, b"/\0") + b"\xff"))
+stems = (st.text(characters, min_size=1, max_size=12) | not_utf8).filter(lambda name: not name.startswith("."))
+keys = st.builds("{}/{}{}".format, stems, stems, st.sampled_from([".jpg", ".png", ".PNG", ".webp"]))
 
 
 def write_tree(root: Path, tree: dict[str, bytes]) -> Path:
@@ -41,132 +60,174 @@ def write_tree(root: Path, tree: dict[str, bytes]) -> Path:
     return root
 
 
-@pytest.fixture
-def folder(tmp_path) -> Path:
-    return write_tree(tmp_path / "names", TREE)
-
-
 def read_all(store) -> dict[str, bytes]:
     return {key: store.read(key) for key in list(store.keys())}
 
 
-def test_folders_and_servers(folder):
-    assert contents(folder) == TREE
+# Stores.
+
+
+def test_folders_servers_and_sizes_have_every_key(tmp_path):
+    folder = write_tree(tmp_path, TREE)
     with course.serve_folder(folder) as url:
         stores = [lk.FolderStore(folder), lk.HttpStore(url), lk.ObjectStore(f"file://{folder}")]
         for store in (*stores, pickle.loads(pickle.dumps(lk.open_store(str(folder))))):
             assert read_all(store) == TREE
-    dataset = lk.ImageDataset(stores[0], decoder="pil", classes=sorted({"", *FOLDERS}))
-    shapes = {key: dataset[index][0].shape for index, key in enumerate(dataset.keys)}
-    assert shapes == dict.fromkeys(TREE, (3, 1, 1))
-    assert {dataset.classes[label] for label in dataset.labels} == {"", *FOLDERS}
+    frame = lk.collect_sizes(folder, progress=False)
+    assert set(frame["path"]) == set(TREE)
+    assert frame["width"].eq(1).all()
 
 
-def test_s3(tmp_path):
+def test_s3_has_every_key(tmp_path):
     pytest.importorskip("moto.server", reason='moto is not installed: python -m pip install -e ".[test]"')
     tree = {key: data for key, data in TREE.items() if key.isprintable()}  # UTF-8, and no newline, which moto refuses
     with course.serve_s3({"photos": write_tree(tmp_path, tree)}) as options:
         assert read_all(lk.ObjectStore("s3://photos", **options)) == tree
 
 
+@fewer
+@given(st.dictionaries(keys, st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=5))
+@example(dict.fromkeys(KEYS, (1, 2)))
+def test_pixels_keep_the_keys_images_and_labels_of_their_store(tmp_path, sizes):
+    (tmp_path / "x.pixels").unlink(missing_ok=True)
+    images = {key: Image.new("RGB", size, (*size, 7)) for key, size in sizes.items()}
+    store = MemoryStore({key: encoded(image, "PNG") for key, image in images.items()})
+    folders = {key: key.rpartition("/")[0] for key in sizes}
+    options = {"decoder": "pil", "classes": sorted(set(folders.values()))}
+    lk.PixelStore.build(store, tmp_path / "x.pixels", short_side=64, **options, **QUIET)
+    built, dataset = lk.PixelStore(tmp_path / "x.pixels"), lk.ImageDataset(store, **options)
+    assert list(built.keys) == list(dataset.keys) == sorted(sizes)
+    for index, key in enumerate(built.keys):
+        np.testing.assert_array_equal(built.pixels(index), np.asarray(images[key]))
+        np.testing.assert_array_equal(dataset[index][0].permute(1, 2, 0), np.asarray(images[key]))
+        assert built.classes[built.labels[index]] == dataset.classes[dataset.labels[index]] == folders[key]
+    built.verify(progress=False)
+
+
+# Tars and shards.
+
+
 @pytest.mark.parametrize("form", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
-def test_tars(tmp_path, monkeypatch, form):
+def test_tars_are_extracted_and_read_under_the_same_names(tmp_path, monkeypatch, form):
     monkeypatch.chdir(tmp_path)
-    path = make_tar(tmp_path / "x.tar", TREE | {"..\\evil/..\\evil.png": PNG}, format=form)
+    tree = TREE | {"..\\evil/..\\evil.png": PNG}
+    path = make_tar(tmp_path / "x.tar", tree, format=form)
     [extracted] = lk.extract_tars(path, tmp_path / "out", engine="threads", progress=False)
-    assert contents(extracted) == TREE | {"..\\evil/..\\evil.png": PNG}
+    assert contents(extracted) == tree
     assert set(os.listdir()) == {"out", "x.tar"}
     assert read_all(lk.TarStore(make_tar(tmp_path / "y.tar", TREE, format=form))) == TREE
 
 
-def test_shards(folder, tmp_path):
-    root = lk.write_shards(lk.FolderStore(folder), tmp_path / "shards", classes=[], engine="threads", progress=False)
-    [shard] = root.glob("*.tar")
-    with tarfile.open(shard) as tar:
-        assert sorted(store_key(name) for name in tar.getnames() if not name.endswith(".cls")) == sorted(TREE)
-    samples = lk.read_shards(root).samples()
-    assert {store_key(f"{sample['__key__']}.png"): sample["png"] for sample in samples} == TREE
-    assert len(list(lk.read_shards(root, decoder="pil"))) == len(TREE)
+@bounded
+@given(st.lists(st.sampled_from(["a", "..", ".", "", " ", "\0", "..."]) | stems, max_size=6).map("/".join))
+@example("a/../../b")
+@example("a/..")
+def test_a_safe_path_stays_below_its_folder_and_no_other_is_refused(name):
+    try:
+        path = safe_path(name)
+    except ValueError:
+        assert name.startswith("/") or ".." in name.split("/") or "\0" in name
+        return
+    at = os.path.normpath(os.path.join("/top/folder", path))
+    assert at == "/top/folder" or at.startswith("/top/folder/")
+    assert path == "" or path == os.path.normpath(path)
 
 
-def test_pixels_and_sizes(folder, tmp_path):
-    store = lk.PixelStore.build(folder, tmp_path / "x.pixels", classes=[], **QUIET)
-    frame = lk.collect_sizes(folder, progress=False)
-    assert frame["width"].eq(1).all()
-    for keys in (store.keys, lk.PixelStore(store.path).keys, frame["path"]):
-        assert set(keys) == set(TREE)
+@bounded
+@given(st.sets(keys, max_size=12).map(sorted))
+@example(["__x__/a.jpg", "a/B.JPG", "a/b%2E.jpg", "a/b.jpg", "a/b.jpg.jpg", "a/b.png"])
+@example(KEYS)
+def test_each_key_has_a_name_of_its_own_in_shards(found):
+    names = member_names(found)
+    assert [store_key(name) for name in names] == found
+    samples = {(folder, name.partition(".")[0]) for folder, _, name in (name.rpartition("/") for name in names)}
+    assert len(samples) == len(found), "WebDataset would take two images for one sample"
 
 
-@pytest.mark.parametrize("name", [name for name in UNUSUAL if name.split() == [name]])
-def test_lists_of_pairs(tmp_path, name):
-    (tmp_path / f"{name}.txt").write_bytes(os.fsencode(f"{name}.png {name}-depth.png\n"))
-    found = read_list(tmp_path / f"{name}.txt", PRESETS["hypersim"])
-    assert [list(names) for names in found.names.values()] == [[f"{name}.png"], [f"{name}-depth.png"]]
+@fewer
+@given(st.sets(keys, min_size=1, max_size=8), st.integers(1, 3), st.none() | st.integers(0, 9))
+@example(set(KEYS), 50, None)
+def test_shards_hold_each_image_under_a_name_that_gives_its_key_back(tmp_path, found, max_count, seed):
+    shutil.rmtree(tmp_path / "shards", ignore_errors=True)
+    store = MemoryStore({key: PNG + os.fsencode(key) for key in found})
+    options = {"max_count": max_count, "seed": seed, "engine": "threads", "classes": [], **QUIET}
+    dataset = lk.read_shards(lk.write_shards(store, tmp_path / "shards", **options), decoder="pil")
+    parts = {(sample["__key__"], name): data for sample in dataset.samples() for name, data in sample.items()}
+    images = {place: data for place, data in parts.items() if not place[1].startswith("__") and place[1] != "cls"}
+    assert {store_key(".".join(place)): data for place, data in images.items()} == store.files
+    assert len(list(dataset)) == len(found)
+    assert len(dataset.urls) == math.ceil(len(found) / max_count)
 
 
-@pytest.mark.parametrize("name", [name for name in UNUSUAL if name.split() != [name]])
-def test_names_with_blanks_in_a_list_are_refused(tmp_path, name):
-    (tmp_path / "list.txt").write_bytes(os.fsencode(f"rgb.png depth.png\n{name}.png x{name}x.png {name}.png z\n"))
-    with pytest.raises(ValueError, match=r"line 2 of .*list\.txt has \d+ columns.*names without blanks"):
-        read_list(tmp_path / "list.txt", PRESETS["hypersim"])
+# Lists.
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize(
-    ("folder", "stem"), [*((name, "x") for name in FOLDERS), *((".", stem) for stem in (*UNUSUAL, *LONGEST_STEMS))]
-)
-def test_everything_that_labkit_writes(tmp_path, monkeypatch, frame_of, folder, stem):
-    """In a folder of an unusual name, and in files of such names."""
-    monkeypatch.chdir(tmp_path)
-    tree, root = {"a/x.png": PNG}, tmp_path / folder
-    photos = write_tree(root / "photos", tree)
-    store = lk.open_store(str(photos))
-    shards = lk.write_shards(store, root / "shards", engine="threads", **QUIET)
-    for place in (str(shards), shards, f"{shards}/shard-000000.tar", [shards / "shard-000000.tar"]):
-        assert len(list(lk.read_shards(place, decoder="pil"))) == 1
-    lk.PixelStore.build(store, root / f"{stem}.pix", **QUIET)
-    assert list(lk.PixelStore(root / f"{stem}.pix").keys) == list(tree)
-    frame = frame_of({"a": [1.0]}, baseline="a")
-    assert len(lk.load_frame(save_frame(frame, root / f"{stem}.csv"))) == 1
-    packed, plain = make_tar(root / f"{stem}.tgz", tree, "w:gz"), root / f"{stem}.tar"
-    relative = [os.path.join(folder, path.name) for path in (packed, plain)]
-    result = CliRunner().invoke(cli.app, ["convert", "--", *relative], catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    assert read_all(lk.open_store(str(plain))) == tree
-    [extracted] = lk.extract_tars(plain, root / "out", engine="threads", **QUIET)
-    assert contents(extracted) == tree
-    assert extracted.name == stem
-    assert list(lk.collect_sizes(photos, progress=False)["path"]) == list(tree)
-    assert len(lk.FolderStore(lk.make_photos(root / "made", 1, progress=False))) == 1
-    files = {f"{stem}.{suffix}" for suffix in ("pix", "csv", "tgz", "tar")}
-    assert set(os.listdir(root)) - {f"{stem}.tar.labkit-index.npz"} == {*files, "photos", "shards", "out", "made"}
-    assert not Path("owned").exists()
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_a_list_of_pairs_holds_any_name_without_blanks_and_refuses_others(tmp_path, name):
+    has_blanks, line = name.split() != [name], f"{name}.png x{name}x.png"
+    text = f"rgb.png depth.png\n{line}{has_blanks * f' {name}.png z'}\n"
+    (tmp_path / "list.txt").write_bytes(os.fsencode(text))
+    if not has_blanks:
+        names = read_list(tmp_path / "list.txt", PRESETS["hypersim"]).names
+        assert list(map(list, zip(*names.values(), strict=True))) == [["rgb.png", "depth.png"], line.split()]
+    else:
+        with pytest.raises(ValueError, match=r"line 2 of .*list\.txt has \d+ columns.*names without blanks"):
+            read_list(tmp_path / "list.txt", PRESETS["hypersim"])
+
+
+@pytest.mark.parametrize("blank", ["\u2028", "\x85", "\x0b", "\x0c", "\x1e"])
+def test_lines_of_a_list_end_where_python_ends_them(tmp_path, blank):
+    (tmp_path / "list.txt").write_text(f"a.png b.png\nc.png{blank}d.png\n", encoding="utf-8")
+    found = read_list(tmp_path / "list.txt", PRESETS["hypersim"])
+    assert list(found.names["depth"]) == ["b.png", "d.png"]
+    assert found.lines.tolist() == [1, 2]
+
+
+# All that is written, in a folder of a name and in files of it.
+
+WORST = "-dash ;$(touch owned) '{a,b}*?\n\U0001f600%41"
+PLACES = [
+    (WORST, "x"), (".", WORST), ("\udcff", "\udcff"),
+    *(pytest.param(folder, "x", marks=pytest.mark.exhaustive) for folder in FOLDERS),
+    *(pytest.param(".", stem, marks=pytest.mark.exhaustive) for stem in STEMS),
+]  # fmt: skip
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # one that names such a path ends the workers of xdist
-@pytest.mark.parametrize("name", ["-dash ;$(touch owned) '{a,b}*?\n\U0001f600%41", "\udcff"])
-def test_scripts_and_servers(tmp_path, monkeypatch, name):
+@pytest.mark.parametrize(("folder", "stem"), PLACES)
+def test_all_that_labkit_writes_lies_where_it_was_told_and_is_read_again(tmp_path, monkeypatch, frame_of, folder, stem):
     monkeypatch.chdir(tmp_path)
-    root = tmp_path / name
-    photos, archive = root / "photos", root / "x.tar"
+    root = tmp_path / folder
+    photos, sizes, packed, plain = root / "photos", root / "sizes", root / f"{stem}.tgz", root / f"{stem}.tar"
 
-    def run(script: str, *arguments) -> None:
+    def run(script: str, *arguments: object) -> None:
         result = run_script(script, "--", *arguments)
         assert result.exit_code == 0, result.output
 
     run("make_photos", photos, 1)
+    tree = contents(photos)
+    del tree["manifest.json"]
     with course.serve_folder(photos) as url:
         assert url.startswith("http://127.0.0.1:")
-        assert read_all(lk.HttpStore(url)) == read_all(lk.FolderStore(photos))
-    run("make_depth", root / "depth", 1)
-    run("make_pixels", photos, root / "x.pixels")
-    run("collect_sizes", photos, root / "sizes.csv")
-    make_tar(archive, {f"{name}.png": PNG})
-    run("make_shards", archive, root / "shards")
-    run("extract_tars", root / "out", archive)
-    assert set(contents(root / "out" / "x")) == {f"{name}.png"}
-    assert len(list((root / "shards").glob("*.tar"))) == 1
-    assert os.listdir() == [name]
+        assert read_all(lk.HttpStore(url)) == read_all(lk.open_store(str(photos))) == tree
+    run("make_pixels", photos, root / f"{stem}.pix")
+    assert list(lk.PixelStore(root / f"{stem}.pix").keys) == list(tree)
+    run("collect_sizes", photos, sizes / f"{stem}.csv")
+    make_tar(packed, tree, "w:gz")
+    relative = [os.path.join(folder, path.name) for path in (packed, plain)]
+    result = CliRunner().invoke(cli.app, ["convert", "--", *relative], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    assert read_all(lk.open_store(str(plain))) == tree
+    run("make_shards", plain, shards := root / "shards")
+    for place in (str(shards), shards, f"{shards}/shard-000000.tar", [shards / "shard-000000.tar"]):
+        assert len(list(lk.read_shards(place, decoder="pil"))) == 1
+    run("extract_tars", root / "out", plain)
+    assert contents(root / "out" / stem) == tree
+    frame = frame_of({"a": [1.0]}, baseline="a")
+    assert len(lk.load_frame(save_frame(frame, root / f"{stem}.csv"))) == 1
+    files = {f"{stem}.{suffix}" for suffix in ("pix", "csv", "tgz", "tar")}
+    assert set(os.listdir(root)) - {f"{stem}.tar.labkit-index.npz"} == {*files, "photos", "sizes", "shards", "out"}
+    assert not Path("owned").exists()
 
 
 def test_an_error_names_the_file_and_the_cause_in_one_line(tmp_path):

@@ -1,48 +1,21 @@
-"""Properties of any input, which Hypothesis searches with a few examples, the same in each run.
-
-LABKIT_EXAMPLES=2000 searches longer, with new examples in each run.
-"""
+"""What holds for any damaged image, any frame and any rates."""
 
 import math
 import os
-import shutil
-import tarfile
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, example, given, settings, strategies as st
-from PIL import Image
+from hypothesis import example, given, strategies as st
 
 import labkit as lk
 from labkit.app.recording import file_stem
 from labkit.course.oracles import oracle_files
-from labkit.data.extract import safe_path
-from labkit.data.shards_write import member_names, store_key
-from labkit.data.sizes import parse_cache_name
 from labkit.measure.frames import save_frame
 from labkit.measure.statistics import quiet_summary
-from labkit.util.strings import PackedStrings
 from tests.hardening.fuzz.images import decoders, headers
-from tests.hardening.fuzz.oracle import scratch
-from tests.hardening.test_hostile import PNG
-from tests.image_files import encoded
-from tests.memory_store import MemoryStore
-from tests.tars import make_tar, member
-
-EXAMPLES = int(os.environ.get("LABKIT_EXAMPLES", "0"))
-bounded = settings(
-    max_examples=EXAMPLES or 40, derandomize=not EXAMPLES, database=None, deadline=None,
-    suppress_health_check=list(HealthCheck),
-)  # fmt: skip
-fewer = settings(bounded, max_examples=EXAMPLES or 15)
-
-# What a file's name may hold on Linux: all bytes but two, bytes that are no UTF-8 as Python spells them.
-_characters = st.characters(exclude_categories=["Cs"], exclude_characters="/\0")
-_not_utf8 = st.binary(min_size=1, max_size=12).map(lambda data: os.fsdecode(data.translate(None, b"/\0") + b"\xff"))
-stems = (st.text(_characters, min_size=1, max_size=12) | _not_utf8).filter(lambda name: not name.startswith("."))
-keys = st.builds("{}/{}{}".format, stems, stems, st.sampled_from([".jpg", ".png", ".PNG", ".webp"]))
+from tests.hardening.searches import bounded, fewer
 
 
 @st.composite
@@ -57,104 +30,12 @@ def damaged_images(draw) -> bytes:
 @pytest.mark.slow
 @bounded
 @given(damaged_images(), st.integers(0, 255))
-def test_damaged_images(data, options):
-    """An image or a DecodeError, in every decoder; a size as Pillow reads it."""
+def test_a_damaged_image_is_an_image_or_an_error_in_every_decoder_and_has_pillows_size(data, options):
     decoders(bytes([options]) + data)
     headers(b"\0" + data)
 
 
-@pytest.mark.slow
-@bounded
-@given(st.lists(st.text(max_size=20) | stems, max_size=20))
-def test_packed_strings_are_the_strings(strings):
-    packed = PackedStrings(strings)
-    assert list(packed) == strings
-    assert packed == strings
-    assert PackedStrings.from_arrays(*packed.arrays()) == strings
-    assert list(packed.encoded()) == [string.encode("utf-8", "surrogateescape") for string in strings]
-    assert packed[-3:] == strings[-3:]
-
-
-_times = st.integers(0, 1 << 40) | st.floats(0, 1e10)
-_members = st.builds(
-    member,
-    stems | keys,
-    st.binary(max_size=700),
-    mode=st.integers(0, 0o7777),
-    mtime=_times,
-    uid=st.integers(0, 1 << 33),
-)
-
-
-@bounded
-@given(st.lists(_members, max_size=6), st.sampled_from([tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]))
-def test_a_tar_index_is_what_tarfile_reads(members, form):
-    path = make_tar(scratch() / "x.tar", members, format=form)
-    with tarfile.open(path) as tar:
-        expected = {info.name: tar.extractfile(info).read() for info in tar}
-    store = lk.TarStore(path)
-    assert {name: store.read(name) for name in store.names()} == expected
-
-
-@bounded
-@given(st.sets(keys, max_size=12).map(sorted))
-@example(["__x__/a.jpg", "a/B.JPG", "a/b%2E.jpg", "a/b.jpg", "a/b.jpg.jpg", "a/b.png"])
-def test_each_key_has_a_name_of_its_own_in_shards(found):
-    members = member_names(found)
-    assert [store_key(member) for member in members] == found
-    samples = {(folder, name.partition(".")[0]) for folder, _, name in (member.rpartition("/") for member in members)}
-    assert len(samples) == len(found), "WebDataset would take two images for one sample"
-
-
-@bounded
-@given(stems, st.integers(1, 999_999_999), st.integers(1, 999_999_999))
-def test_a_cache_name_states_its_size(stem, width, height):
-    assert parse_cache_name(f"{stem}_{width:04d}x{height:04d}_sdxl.npz") == (stem, width, height)
-
-
-@bounded
-@given(st.lists(st.sampled_from(["a", "..", ".", "", " ", "\0", "..."]) | stems, max_size=6).map("/".join))
-def test_a_safe_path_stays_below_its_folder(name):
-    try:
-        path = safe_path(name)
-    except ValueError:
-        return
-    at = os.path.normpath(os.path.join("/top/folder", path))
-    assert at == "/top/folder" or at.startswith("/top/folder/")
-    assert path == "" or path == os.path.normpath(path)
-
-
-@settings(bounded, max_examples=EXAMPLES or 10)
-@given(st.dictionaries(keys, st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=5))
-def test_pixels_come_back(sizes):
-    path = scratch() / "x.pixels"
-    path.unlink(missing_ok=True)
-    images = {key: Image.new("RGB", size, (*size, 7)) for key, size in sizes.items()}
-    store = MemoryStore({key: encoded(image, "PNG") for key, image in images.items()})
-    folder_of = {key: key.split("/")[0] if "/" in key else "" for key in sizes}
-    options = {"decoder": "pil", "num_workers": 0, "progress": False, "classes": sorted(set(folder_of.values()))}
-    built = lk.PixelStore.build(store, path, short_side=64, **options)
-    assert list(built.keys) == sorted(sizes)
-    for index, key in enumerate(built.keys):
-        np.testing.assert_array_equal(built.pixels(index), np.asarray(images[key]))
-        assert built.classes[built.labels[index]] == folder_of[key]
-    built.verify(progress=False)
-
-
-@settings(bounded, max_examples=EXAMPLES or 10)
-@given(st.sets(keys, min_size=1, max_size=8), st.integers(1, 3), st.none() | st.integers(0, 9))
-def test_shards_come_back(found, max_count, seed):
-    root = scratch() / "shards"
-    shutil.rmtree(root, ignore_errors=True)
-    store = MemoryStore({key: PNG + os.fsencode(key) for key in found})
-    options = {"max_count": max_count, "seed": seed, "engine": "threads", "num_workers": 0, "progress": False}
-    dataset = lk.read_shards(lk.write_shards(store, root, **options))
-    samples = list(dataset.samples())
-    assert len(samples) == len(found)
-    parts = {part for sample in samples for name, part in sample.items() if name not in ("__key__", "__url__", "cls")}
-    assert parts == set(store.files.values())
-    assert len(dataset.urls) == math.ceil(len(found) / max_count)
-
+# Frames.
 
 labels = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=8)
 rates = st.floats(0.1, 1e5)
@@ -163,28 +44,38 @@ measured = st.integers(1, 6).flatmap(
     lambda n: st.dictionaries(labels, st.lists(rates, min_size=n, max_size=n), min_size=2, max_size=3)
 )
 about_same = partial(np.testing.assert_allclose, rtol=1e-6, equal_nan=True)
+ODD_LABELS = (
+    "1", "None", "NA", "nan", "True", " a ", 'q"', ",", "a\nb", "a\rb", "a\r\nb", "e\u0301", "\xe9", "#", "\u2028",
+)  # fmt: skip
 
 
-@pytest.mark.slow
 @bounded
 @given(measured, labels, labels)
-def test_a_frame_comes_back(frame_of, values, experiment, storage):
+@example({label: [1.0, 2.0] for label in ODD_LABELS}, "None", "nan")
+def test_a_frame_comes_back(frame_of, tmp_path, values, experiment, storage):
     frame = frame_of(values, next(iter(values)), experiment=experiment, storage=storage)
-    again = lk.load_frame(save_frame(frame, scratch() / "frame.csv"))
+    again = lk.load_frame(save_frame(frame, tmp_path / "frame.csv"))
     for name in ("variant", "experiment", "baseline", "storage"):
         assert list(again[name]) == list(frame[name])
     np.testing.assert_allclose(again["images_per_s"], frame["images_per_s"], rtol=1e-15)
-    assert list(quiet_summary(again)["verdict"]) == list(quiet_summary(frame)["verdict"])
 
 
 @bounded
 @given(st.text(min_size=1, max_size=40), st.text(min_size=1, max_size=40))
-def test_file_stems_are_names_of_their_own(one, other):
+@example("a b", "a_b")
+@example("a, b", "a/b")
+@example("\xe9", "\xfc")
+@example("x" * 300, "x" * 299)
+@example("../up", ".hidden")
+def test_each_experiment_has_a_file_name_of_its_own(one, other):
     stem = file_stem(one)
     assert 0 < len(os.fsencode(stem)) < 200
     assert Path(stem).name == stem
     assert not stem.startswith(".")
     assert (stem == file_stem(other)) == (one == other)
+
+
+# Speed-ups.
 
 
 @pytest.mark.slow
@@ -214,7 +105,7 @@ def test_the_other_baseline_inverts_the_speedup(frame_of, pairs):
 
 
 @pytest.mark.slow
-@bounded
+@fewer
 @given(measured)
 def test_an_interval_holds_its_speedup_and_supports_its_verdict(frame_of, values):
     baseline, *others = values
