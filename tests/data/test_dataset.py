@@ -306,7 +306,8 @@ def test_labels_and_classes_are_those_of_image_folder(tmp_path, labeled):
 @every_way
 def test_a_set_may_have_the_numbers_of_another_and_lack_some_of_its_classes(tmp_path, labeled):
     classes = ["emu", "dog", "pig", "cat"]  # in any order
-    found, labels = labeled(stored(tmp_path / "val", "cat/1.png", "cat/a/2.png", "dog/3.png"), tmp_path, classes=classes)
+    store = stored(tmp_path / "val", "cat/1.png", "cat/a/2.png", "dog/3.png")
+    found, labels = labeled(store, tmp_path, classes=classes)
     assert (found.classes, labels) == (classes, {"cat/1.png": 3, "cat/a/2.png": 3, "dog/3.png": 1})
     others = stored(tmp_path / "others", "cat/1.png", "cow/1.png", "cow/a/2.png", "hen/1.png")
     with pytest.raises(ValueError, match=r"4 classes .*'emu', 'dog', .*: 'cow' \(2 images\), 'hen' \(1 image\)"):
@@ -360,7 +361,7 @@ def test_a_root_of_train_and_val_is_refused(tmp_path, names):
     folders = sorted({name.partition("/")[0] for name in names})
     part = tmp_path / folders[-1]
     assert lk.ImageDataset(part).classes == ImageFolder(part).classes
-    assert of_data_set(store, tmp_path, classes=folders)[1] == of_image_folder(tmp_path)[1]  # asked for, they are classes
+    assert of_data_set(store, tmp_path, classes=folders)[1] == of_image_folder(tmp_path)[1]  # if asked for
 
 
 def test_odd_trees_have_the_labels_of_image_folder_too(tmp_path):
@@ -465,7 +466,7 @@ def test_each_suffix_of_image_folder_is_read_or_counted(tmp_path):
         if suffix.lower() in (".jpg", ".jpeg", ".png", ".webp"):
             assert len(store) == 3
             continue
-        with pytest.raises(ValueError, match=rf"2 images with suffixes that labkit does not read \(2 {suffix.lower()};"):
+        with pytest.raises(ValueError, match=rf"2 images with suffixes that .* not read \(2 {suffix.lower()};"):
             len(store)
 
 
@@ -512,7 +513,8 @@ def test_what_is_ignored_are_suffixes_in_any_case(tmp_path):
 
 def test_links_in_a_circle_cost_no_image_and_one_to_nothing_is_named(tmp_path):
     root = stored(tmp_path / "set", "cat/1.png", "cat/deep/2.png", "dog/3.png").root
-    for link, target in {"cat/up": "..", "cat/itself": "itself", "dog/here": ".", "cat/deep/2.lnk.png": "2.png"}.items():
+    links = {"cat/up": "..", "cat/itself": "itself", "dog/here": ".", "cat/deep/2.lnk.png": "2.png"}
+    for link, target in links.items():
         (root / link).symlink_to(target)
     expected = ["cat/1.png", "cat/deep/2.lnk.png", "cat/deep/2.png", "dog/3.png"]
     sizes = lk.collect_sizes(root)

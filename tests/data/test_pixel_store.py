@@ -449,7 +449,8 @@ def test_of_many_images_a_kill_costs_256_at_most(tmp_path):
             return super().read(key)
 
     save(tmp_path / "1.png", 1)
-    store = Stopping(dict.fromkeys((f"a/{number:05d}.png" for number in range(9000)), (tmp_path / "1.png").read_bytes()))
+    keys = [f"a/{number:05d}.png" for number in range(9000)]
+    store = Stopping(dict.fromkeys(keys, (tmp_path / "1.png").read_bytes()))
     with pytest.raises(KeyboardInterrupt):
         build(store, tmp_path / "p", num_workers=1)
     parts = [PixelStore(path) for path in sorted(parts_of(tmp_path / "p").glob("part-*"))]

@@ -61,10 +61,17 @@ def test_each_adapter_does_the_work(name, dtype, checked):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("loaders_end")
-@pytest.mark.parametrize("peer", [NAIVE, *OWN], ids=lambda peer: peer.name)
-@pytest.mark.parametrize("dtype", ["uint8", "float32"])
-def test_each_own_row_does_the_work(peer, dtype, checked):
-    assert check_peer(peer, replace(checked, dtype=dtype))["images"] == 140
+@pytest.mark.parametrize(("number", "dtype"), [
+    *enumerate(["float32", "uint8", "float32", "uint8", "float32", "uint8"]),
+    *(pytest.param(number, dtype, marks=pytest.mark.exhaustive)
+      for number, dtype in enumerate(["uint8", "float32", "uint8", "float32", "uint8", "float32"])),
+])  # fmt: skip
+def test_each_own_row_does_the_work(number, dtype, checked):
+    peer = [NAIVE, *OWN][number]
+    found = check_peer(peer, replace(checked, dtype=dtype))
+    assert found["images"] == 140
+    assert 0.33 < found["area"] < 0.53
+    assert found["grain"] < 3.6 or not peer.antialias
 
 
 @pytest.mark.usefixtures("loaders_end")

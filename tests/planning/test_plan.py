@@ -75,7 +75,7 @@ def test_bytes_of_values_and_a_storage_of_ones_own():
         ({"demand": 1, **OWN, "data": "video"}, "data must be one of photos, photos at 256"),
         ({"demand": 1, **OWN, "costs": 3}, "costs must be what lk.loader_costs gives, or its file, got a int"),
         ({"demand": 1, **OWN, "vcpus_per_node": -1}, "vcpus_per_node must be a number > 0, got -1"),
-        *(({"gpu": gpu, **OWN}, "gpu must name one of H100 SXM.*got .*enter the images/s") for gpu in ("T4", "100", "-")),
+        *(({"gpu": gpu, **OWN}, "must name one of H100 SXM.*got .*enter the images/s") for gpu in ("T4", "100", "-")),
         ({"gpu": "h100", "model": "ViT-B/16", **OWN}, "model must be one of ResNet-50, got 'ViT-B/16'"),
     ],
 )
@@ -274,8 +274,9 @@ def test_every_line_of_the_page_refers_to_its_sources(plan):
     text = str(plan)
     listed = dict(re.findall(r"^  \[(\d+)\] (.*)$", text, re.M))
     lines = re.findall(r"^  \S.* \[([\d,]+)\]$", text, re.M)
-    groups = [plan.frame.loc[plan.frame["group"] == group, "sources"] for group in ("result", "ceiling", "need", "input")]
-    assert [[listed[ref] for ref in refs.split(",")] for refs in lines] == list(pd.concat(groups))
+    by_group, order = plan.frame.groupby("group")["sources"], ("result", "ceiling", "need", "input")
+    expected = [each for group in order for each in by_group.get_group(group)]
+    assert [[listed[ref] for ref in refs.split(",")] for refs in lines] == expected
     assert text.startswith(plan.title)
     assert all(sentence in text for sentence in [*plan.sentences, *plan.notes])
     assert text.count("(predicted)") == 3
@@ -403,7 +404,7 @@ def test_measured_costs_give_the_gain_and_unknown_ones_the_most():
     assert not unknown.is_known
     assert unknown.gain == pytest.approx((2.5, 2.5, 2.5))
     assert str(unknown).endswith("at most 2.50x [2.50, 2.50]; lk.loader_costs measures what it brings")
-    with pytest.raises(ValueError, match=r"the effect of 'Decode once, to prepared pixels: lk.PixelStore.build' is not"):
+    with pytest.raises(ValueError, match=r"effect of 'Decode once, to prepared pixels: lk.PixelStore.build' is not"):
         plan.after(unknown)
 
 
