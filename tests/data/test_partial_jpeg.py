@@ -1,6 +1,5 @@
 """Decoding a part of a JPEG gives the pixels that decoding all of it gives, and anything else is left to others."""
 
-import io
 import re
 from concurrent.futures import ThreadPoolExecutor
 from ctypes.util import find_library
@@ -12,28 +11,36 @@ import torch
 from PIL import Image
 
 import labkit as lk
-from labkit import BatchLoader
-from labkit.course.oracles import broken_files, oracle_files
-from labkit.data import partial_jpeg as regions
-from labkit.data.partial_jpeg import RegionDecoder, WholeDecoder, load_library, open_decoder
+from labkit.course.oracles import broken_files, exif_of, oracle_files, picture
+from labkit.data.partial_jpeg import (
+    APP1,
+    LIBRARY_VARIABLE,
+    REMEDY,
+    START_OF_SCAN,
+    RegionDecoder,
+    Segment,
+    WholeDecoder,
+    iter_segments,
+    load_library,
+    open_decoder,
+    segment_at,
+    segments_before_scan,
+    without_segments,
+)
 from tests.image_files import encoded
 from tests.memory_store import MemoryStore
 
-needs_library = pytest.mark.skipif(isinstance(open_decoder(), WholeDecoder), reason=regions.REMEDY)
-SUBSAMPLINGS = ("444", "422", "420", "440", "411", "Gray")
+needs_library = pytest.mark.skipif(isinstance(open_decoder(), WholeDecoder), reason=REMEDY)
 each_decoder = pytest.mark.parametrize("decoder", [pytest.param(RegionDecoder, marks=needs_library), WholeDecoder])
-
-
-def photo(height: int, width: int, seed: int = 0) -> np.ndarray:
-    """Smooth, colored and noisy: every coefficient counts."""
-    rows, columns = np.mgrid[:height, :width] / 20
-    waves = [np.sin(rows * a + columns * b) for a, b in ((1, 2), (3, -1), (-2, 2.5))]
-    noise = np.random.default_rng(seed).normal(0, 20, (height, width, 3))
-    return np.clip(128 + 90 * np.stack(waves, 2) + noise, 0, 255).astype(np.uint8)
+SUBSAMPLINGS = ("444", "422", "420", "440", "411", "Gray")
 
 
 def jpeg(height: int, width: int, subsampling: str = "420") -> bytes:
-    pixels = photo(height, width)
+    """Smooth, colored and noisy: every coefficient counts."""
+    rows, columns = np.mgrid[:height, :width] / 20
+    waves = [np.sin(rows * a + columns * b) for a, b in ((1, 2), (3, -1), (-2, 2.5))]
+    noise = np.random.default_rng(0).normal(0, 20, (height, width, 3))
+    pixels = np.clip(128 + 90 * np.stack(waves, 2) + noise, 0, 255).astype(np.uint8)
     if subsampling == "progressive":
         return encoded(Image.fromarray(pixels), progressive=True, quality=90)
     if subsampling == "Gray":
@@ -41,11 +48,11 @@ def jpeg(height: int, width: int, subsampling: str = "420") -> bytes:
     return simplejpeg.encode_jpeg(pixels, quality=90, colorsubsampling=subsampling)
 
 
-def whole(data: bytes, scale: int) -> np.ndarray:
+def whole(data: bytes, scale: int = 1) -> np.ndarray:
     """All pixels at 1/scale, by the library alone."""
-    frame = Image.open(io.BytesIO(data))
-    sides = [-(-side // scale) if scale > 1 else 0 for side in frame.size]
-    return simplejpeg.decode_jpeg(data, "RGB", min_width=sides[0], min_height=sides[1])
+    height, width, *_ = simplejpeg.decode_jpeg_header(data)
+    least = {"min_height": -(-height // scale), "min_width": -(-width // scale)} if scale > 1 else {}
+    return simplejpeg.decode_jpeg(data, "RGB", **least)
 
 
 def random_crops(height: int, width: int, n: int):
@@ -80,53 +87,44 @@ def test_a_crop_has_the_pixels_of_the_whole_image(subsampling, size, scale):
 
 @needs_library
 def test_less_is_decoded_than_there_is():
-    data, decoder = jpeg(400, 400), RegionDecoder()
-    pixels, _ = decoder.decode(data, (100, 200, 50, 60))
+    pixels, _ = RegionDecoder().decode(jpeg(400, 400), (100, 200, 50, 60))
     assert pixels.shape[0] <= 54
     assert pixels.shape[1] <= 60 + 2 * 2 + 16
 
 
+@needs_library
+@pytest.mark.parametrize("scale", [1, 2, 4, 8])
+def test_both_decoders_agree(scale):
+    parts = [decoder().decode(jpeg(150, 210), (16, 32, 64, 96), scale) for decoder in (RegionDecoder, WholeDecoder)]
+    corners = [[int(number) for number in part.box] for part in parts]
+    crops = zip(parts, corners, strict=True)
+    np.testing.assert_array_equal(*(part.pixels[y : y + h, x : x + w] for part, (y, x, h, w) in crops))
+
+
 @each_decoder
 def test_what_is_no_plain_jpeg_is_not_taken(decoder):
-    others = {name: data for name, data in oracle_files().items() if not data.startswith(b"\xff\xd8")}
+    others = [data for data in oracle_files().values() if not data.startswith(b"\xff\xd8")]
     assert len(others) > 3
-    for data in [*others.values(), encoded(Image.new("CMYK", (20, 20))), b"", b"\xff\xd8", b"text" * 50]:
+    for data in [*others, encoded(Image.new("CMYK", (20, 20))), b"", b"\xff\xd8", b"text" * 50]:
         assert decoder().header(data) is None
         assert decoder().decode(data, (0, 0, 1, 1)) is None
 
 
 @each_decoder
-def test_damage_is_seen(decoder):
-    data = jpeg(200, 200)
+def test_damage_is_seen_and_spoils_no_later_image(decoder):
+    data, one_decoder = jpeg(200, 200), decoder()
     middle = len(data) // 2
-    damaged = data[:middle] + b"\xff\xd9" + data[middle:]
-    assert decoder().decode(damaged, (0, 0, 200, 200)) is None
+    for damaged in (data[:300], data[:middle] + b"\xff\xd9" + data[middle:]):
+        assert one_decoder.decode(damaged, (0, 0, 200, 200)) is None
+        np.testing.assert_array_equal(one_decoder.decode(data, (0, 0, 200, 200)).pixels, whole(data))
     for broken in broken_files().values():
-        assert decoder().decode(broken, (0, 0, 8, 8)) is None or broken.startswith(b"\xff\xd8")
+        assert one_decoder.decode(broken, (0, 0, 8, 8)) is None or broken.startswith(b"\xff\xd8")
 
 
 @needs_library
-def test_a_decoder_goes_on_after_damage():
-    data, decoder = jpeg(64, 64), RegionDecoder()
-    assert decoder.decode(data[:300], (0, 0, 64, 64)) is None
-    np.testing.assert_array_equal(decoder.decode(data, (0, 0, 64, 64)).pixels, whole(data, 1))
-
-
-@needs_library
-def test_whole_decoder_agrees():
-    data = jpeg(150, 210)
-    for scale in (1, 2, 4, 8):
-        crop = (16, 32, 64, 96)
-        parts = [decoder().decode(data, crop, scale) for decoder in (RegionDecoder, WholeDecoder)]
-        corners = [[int(number) for number in part.box] for part in parts]
-        crops = zip(parts, corners, strict=True)
-        np.testing.assert_array_equal(*(part.pixels[y : y + h, x : x + w] for part, (y, x, h, w) in crops))
-
-
-@needs_library
-def test_one_decoder_a_thread():
+def test_each_thread_may_have_a_decoder():
     data = [jpeg(80 + 8 * number, 100, SUBSAMPLINGS[number % 6]) for number in range(12)]
-    expected = [whole(image, 1) for image in data]
+    expected = list(map(whole, data))
 
     def decode_all(_):
         decoder = RegionDecoder()
@@ -135,33 +133,6 @@ def test_one_decoder_a_thread():
 
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(decode_all, range(4)))
-
-
-@pytest.fixture
-def looked_up_anew():
-    load_library.cache_clear()
-    yield
-    load_library.cache_clear()
-
-
-def test_without_the_library(monkeypatch, looked_up_anew):
-    monkeypatch.setattr(regions, "_candidate_paths", lambda: [])
-    with pytest.raises(ImportError, match=r'pip install -e "\.\[fast\]"'):
-        RegionDecoder()
-    assert isinstance(open_decoder(), WholeDecoder)
-
-
-def test_an_older_library_is_passed_over(monkeypatch, looked_up_anew):
-    monkeypatch.setattr(regions, "_candidate_paths", lambda: [find_library("c"), "/nowhere/libturbojpeg.so"])
-    with pytest.raises(ImportError, match="version 3"):
-        load_library()
-
-
-def test_the_named_library_is_taken(monkeypatch, looked_up_anew):
-    monkeypatch.setenv(regions.LIBRARY_VARIABLE, "/nowhere/libturbojpeg.so")
-    assert regions._candidate_paths() == ["/nowhere/libturbojpeg.so"]
-    with pytest.raises(ImportError):
-        load_library()
 
 
 @needs_library
@@ -174,8 +145,55 @@ def test_a_progressive_jpeg_that_lacks_scans_is_decoded_whole(n_scans, tmp_path)
     kept = data if n_scans == 10 else data[: data.rindex(b"\xff\xc4", 0, starts[n_scans])] + b"\xff\xd9"
     assert RegionDecoder().header(kept) == ((200, 200) if n_scans == 10 else None)
     store = MemoryStore({"a/1.jpg": kept, "b/1.jpg": kept})
-    loader = BatchLoader(store, size=64, batch_size=2, antialias=False, seed=n_scans, scaled_decoding=False)
+    options = {"size": 64, "batch_size": 2, "antialias": False, "seed": n_scans}
     pixels = lk.PixelStore.build(store, tmp_path / "x.pixels", short_side=200, progress=False)
-    expected = BatchLoader(pixels, size=64, batch_size=2, antialias=False, seed=n_scans)
-    for (images, _), (whole_images, _) in zip(loader, expected, strict=True):
-        assert torch.equal(images, whole_images)
+    ((images, _),) = lk.BatchLoader(store, **options, scaled_decoding=False)
+    ((whole_images, _),) = lk.BatchLoader(pixels, **options)
+    assert torch.equal(images, whole_images)
+
+
+@pytest.fixture
+def looked_up_anew():
+    load_library.cache_clear()
+    yield
+    load_library.cache_clear()
+
+
+@pytest.mark.parametrize("named", ["/nowhere/libturbojpeg.so", find_library("c")], ids=["missing", "older"])
+def test_without_the_library_that_is_named_everything_is_decoded_whole(monkeypatch, looked_up_anew, named):
+    """Any library that lacks the functions of version 3 is an older one."""
+    monkeypatch.setenv(LIBRARY_VARIABLE, named)
+    with pytest.raises(ImportError, match=r'version 3 was found: .*pip install -e "\.\[fast\]"'):
+        RegionDecoder()
+    assert isinstance(open_decoder(), WholeDecoder)
+
+
+# --- the segments of a JPEG, up to its first scan
+
+
+@pytest.mark.parametrize("fill", [b"", b"\xff", b"\xff" * 5])
+def test_segments_are_found_behind_fill_bytes(fill):
+    data = encoded(picture(), exif=exif_of(6))
+    padded = data[:2] + fill + data[2:]
+    segments = list(iter_segments(padded))
+    assert [segment.marker for segment in segments if segment.marker in (APP1, START_OF_SCAN)] == [APP1, START_OF_SCAN]
+    assert segments[-1].marker == START_OF_SCAN
+    assert segments_before_scan(padded) == segments
+    assert segment_at(b".." + fill + b"\xff\xfe\x00\x05abc", 2) == Segment(0xFE, 6 + len(fill), 9 + len(fill))
+
+
+def test_segments_of_a_kind_can_be_left_out():
+    data, plain = encoded(picture(), exif=exif_of(6)), encoded(picture())
+    assert without_segments(data, {APP1}) == without_segments(plain, {APP1}) == plain
+    assert without_segments(plain[:20] + b"stray" + plain[20:], {APP1}) is None
+
+
+# The last three: a length below 2, and markers that have none.
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"\xff", b"\xff\xff\xff", b"\xff\xe1\x00", b"abcdef", b"\xff\xe1\0\1", b"\xff\x01\0\4", b"\xff\xd0\0\4"],
+)
+def test_anything_else_is_no_segment(data):
+    assert segment_at(data, 0) is None
+    assert list(iter_segments(b"\xff\xd8" + data)) == []
+    assert segments_before_scan(b"\xff\xd8" + data) == []

@@ -1,6 +1,5 @@
-"""Marigold's pairs: compared with its steps written out plainly, over every kind of store."""
+"""lk.DepthPairs: Marigold's pairs, compared with its steps written out plainly, over every kind of store."""
 
-import io
 import pickle
 import random
 import tarfile
@@ -11,13 +10,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import example, given, settings, strategies as st
 from PIL import Image
 
 import labkit as lk
 from labkit import DecodeError, DepthPairs, FolderStore, TarStore
-from labkit.data import depth as depth_fast
-from labkit.data.depth import PRESETS, fast_sample, make_sample, plain_sample
+from labkit.course import make_sample
+from labkit.data import depth as depth_module
+from labkit.data.depth import PRESETS, fast_sample, plain_sample
 from labkit.errors import LabkitError
+from tests.fresh import fresh_copy
+from tests.image_files import encoded
 from tests.memory_store import MemoryStore
 
 # What the sets are, stated here once more: stored integers a metre, limits, size (height, width), files of a pair.
@@ -31,7 +34,6 @@ MASKS = {
     "nyu": {"train": "nyu", "evaluate": "nyu"}, "kitti": {"train": "eigen", "evaluate": "eigen"},
     "vkitti": {"evaluate": "eigen"},
 }  # fmt: skip
-CASES = [(preset, mode) for preset in SETS for mode in ("train", "evaluate")]
 
 
 def drawn_depth(rng, size, per_metre) -> np.ndarray:
@@ -61,7 +63,7 @@ def write_set(folder: Path, preset: str) -> Path:
         names = [f"scene_{preset}/{number}_{file}" for file in SETS[preset][4]]
         for name, picture in zip(names, drawn_files(preset, number).values(), strict=True):
             (folder / "data" / name).parent.mkdir(parents=True, exist_ok=True)
-            picture.save(folder / "data" / name)
+            picture.save(folder / "data" / name, compress_level=1)
         lines.append(" ".join(names))
     if preset == "kitti":
         lines = [f"{line} 721.5377" for line in (lines[0], f"{names[0]} None", lines[1])]
@@ -97,11 +99,6 @@ def in_region(region: str | None, height: int, width: int) -> np.ndarray:
     return inside
 
 
-def cropped(picture: np.ndarray, preset: str) -> np.ndarray:
-    left = (picture.shape[1] - 1216) // 2
-    return picture[-352:, left : left + 1216] if "kitti" in preset else picture
-
-
 def normalised(depth: np.ndarray, valid: np.ndarray, kind: str) -> np.ndarray:
     """Depth scaled from its quantiles, which torch computes, as there; invalid pixels of the filled one are far."""
     near, far = torch.quantile(torch.from_numpy(depth[valid]), torch.tensor([0.02, 0.98])).numpy()
@@ -112,20 +109,20 @@ def normalised(depth: np.ndarray, valid: np.ndarray, kind: str) -> np.ndarray:
 def oracle(folder: Path, names: list[str], preset: str, mode: str, flipped: bool) -> dict[str, np.ndarray]:
     """Marigold's steps from the description, in NumPy."""
     per_metre, least, most, _, _ = SETS[preset]
-    pictures = [cropped(np.array(Image.open(folder / name)), preset) for name in names]
+    pictures = [np.array(Image.open(folder / name)) for name in names]
+    if "kitti" in preset:
+        left = (pictures[0].shape[1] - 1216) // 2
+        pictures = [picture[-352:, left : left + 1216] for picture in pictures]
     rgb = pictures[0].transpose(2, 0, 1)
-    metres = {"raw": (pictures[1] / per_metre).astype(np.float32)}
-    metres["filled"] = (pictures[-1] / per_metre).astype(np.float32)
-    region = MASKS.get(preset, {}).get(mode)
     result = {"rgb_int": rgb.astype(np.int32), "rgb_norm": (rgb / 255 * 2 - 1).astype(np.float32)}
-    for kind, depth in metres.items():
-        result[f"depth_{kind}_linear"] = depth[None]
-        valid = (depth > np.float32(least)) & (depth < np.float32(most)) & in_region(region, *depth.shape)
-        result[f"valid_mask_{kind}"] = valid[None]
+    inside = in_region(MASKS.get(preset, {}).get(mode), *rgb.shape[1:])
+    for kind, picture in (("raw", pictures[1]), ("filled", pictures[-1])):
+        depth = (picture / per_metre).astype(np.float32)
+        valid = (depth > np.float32(least)) & (depth < np.float32(most)) & inside
+        result |= {f"depth_{kind}_linear": depth[None], f"valid_mask_{kind}": valid[None]}
         if mode == "train":
             result[f"depth_{kind}_norm"] = normalised(depth, valid, kind)[None]
-    step = -1 if flipped else 1
-    result = {name: raster[..., ::step] for name, raster in result.items()}
+    result = {name: raster[..., :: -1 if flipped else 1] for name, raster in result.items()}
     if mode == "evaluate" or preset != "hypersim":
         return result
     rows, columns = nearest(rgb.shape[1], 480), nearest(rgb.shape[2], 640)
@@ -136,53 +133,62 @@ def assert_equal(found: dict, expected: dict) -> None:
     """Same keys, types and bits."""
     assert set(found) == set(expected)
     for name, value in expected.items():
-        array = found[name].numpy() if isinstance(found[name], torch.Tensor) else found[name]
         if isinstance(value, np.ndarray | torch.Tensor):
-            value = np.asarray(value)
-            assert (array.dtype, array.shape) == (value.dtype, value.shape), name
-            assert np.array_equal(array, value), f"{name}: {(array != value).sum()} values differ"
+            array, wanted = np.asarray(found[name]), np.asarray(value)
+            assert (array.dtype, array.shape) == (wanted.dtype, wanted.shape), name
+            assert np.array_equal(array, wanted), f"{name}: {(array != wanted).sum()} values differ"
         else:
-            assert array == value, name
+            assert found[name] == value, name
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fast", [False, True], ids=["plain", "fast"])
-@pytest.mark.parametrize(("preset", "mode"), CASES)
-def test_every_key_is_marigolds(sets, preset, mode, fast):
-    path = sets[preset]
-    pairs = pairs_of(sets, preset, mode=mode, fast=fast)
-    lines = [line.split() for line in path.read_text().splitlines() if "None" not in line]
-    assert len(pairs) == len(lines) == 2
-    draws, seen = random.Random(1), set()
-    random.seed(1)
-    for _ in range(2):
-        for index, names in enumerate(lines):
+@pytest.mark.parametrize(("preset", "mode"), [(preset, mode) for preset in SETS for mode in ("train", "evaluate")])
+def test_every_key_is_marigolds_plain_and_fast(sets, preset, mode):
+    """And `random.random()` is called once a pair, as there."""
+    lines = [line.split() for line in sets[preset].read_text().splitlines() if "None" not in line]
+    expected = {}
+    for fast in (False, True):
+        pairs, draws = pairs_of(sets, preset, mode=mode, fast=fast), random.Random(1)
+        assert len(pairs) == len(lines) == 2
+        random.seed(1)
+        for number in range(4):
+            index = number % 2
             flipped = mode == "train" and draws.random() < 0.5
-            seen.add(flipped)
-            names = names[: len(SETS[preset][4])]
-            expected = oracle(path.parent / "data", names, preset, mode, flipped)
-            assert_equal(pairs[index], {**expected, "index": index, "rgb_relative_path": names[0]})
-    assert seen == ({True, False} if mode == "train" else {False})
+            if (index, flipped) not in expected:
+                names = lines[index][: len(SETS[preset][4])]
+                rasters = oracle(sets[preset].parent / "data", names, preset, mode, flipped)
+                expected[index, flipped] = {**rasters, "index": index, "rgb_relative_path": names[0]}
+            assert_equal(pairs[index], expected[index, flipped])
+    assert {flipped for _, flipped in expected} == ({True, False} if mode == "train" else {False})
 
 
-def test_evaluation_draws_nothing(sets):
+def test_evaluation_draws_nothing_and_training_mirrors_its_share(sets):
     random.seed(0)
     before = random.getstate()
-    pairs_of(sets, mode="evaluate")[0]
+    stored = pairs_of(sets, mode="evaluate")[0]["rgb_int"]
     assert random.getstate() == before
+    for flip_p, column in ((0, 0), (1, -1)):
+        for _ in range(4):
+            found = pairs_of(sets, flip_p=flip_p)[0]["rgb_int"]  # 5 times as large
+            assert torch.equal(found[:, ::5, 0], stored[:, :, column])
 
 
-@pytest.mark.parametrize("size", [(480, 640), (60, 81), (96, 128), (37, 41), (148, 166), None], ids=str)
-@pytest.mark.parametrize("region", [None, "garg", "eigen"])
-@pytest.mark.parametrize("flipped", [False, True])
-def test_fast_is_plain_bit_for_bit(size, region, flipped):
+PICTURES = {name.partition(".")[0]: np.asarray(picture) for name, picture in drawn_files("hypersim", 5).items()}
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.none() | st.tuples(st.integers(1, 480), st.integers(1, 640)), st.sampled_from([None, "garg", "eigen"]),
+    st.booleans(), st.booleans(),
+)  # fmt: skip
+@example((480, 640), "garg", True, True)
+@example((96, 128), None, True, True)
+def test_fast_is_plain_bit_for_bit(size, region, flipped, train):
     preset = replace(PRESETS["hypersim"], train_size=size, train_mask=region, eval_mask=region)
-    pictures = {name.partition(".")[0]: np.asarray(picture) for name, picture in drawn_files("hypersim", 5).items()}
-    for train in (True, False):
-        plain = plain_sample(pictures, preset, train=train, flipped=flipped and train)
-        assert_equal(fast_sample(pictures, preset, train=train, flipped=flipped and train), plain)
-    inside = in_region(region, 96, 128)
-    assert plain["valid_mask_raw"][0].numpy()[~inside].sum() == 0
+    plain = plain_sample(PICTURES, preset, train=train, flipped=flipped and train)
+    assert_equal(fast_sample(PICTURES, preset, train=train, flipped=flipped and train), plain)
+    if not train:
+        assert plain["valid_mask_raw"][0].numpy()[~in_region(region, 96, 128)].sum() == 0
 
 
 def with_float32_ranks(values, q):
@@ -191,41 +197,42 @@ def with_float32_ranks(values, q):
     return torch.lerp(ordered[ranks.long()], ordered[ranks.ceil().long()], ranks - ranks.long())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("quantile", [torch.quantile, with_float32_ranks], ids=["this torch", "an older torch"])
 def test_quantiles_are_torchs(monkeypatch, quantile):
     monkeypatch.setattr(torch, "quantile", quantile)
-    depth_fast._rank_dtype.cache_clear()
-    preset, rng = replace(PRESETS["hypersim"], train_size=None), np.random.default_rng(0)
-    for number in range(40):
-        depth = np.clip(rng.normal(3000, rng.integers(1, 2000), rng.integers(20, 400, 2)), 0, 65535).astype(np.uint16)
+    depth, rng = fresh_copy(depth_module), np.random.default_rng(0)
+    preset = replace(depth.PRESETS["hypersim"], train_size=None)
+    for number in range(15):
+        values = np.clip(rng.normal(3000, rng.integers(1, 2000), rng.integers(20, 250, 2)), 0, 65535).astype(np.uint16)
         if number < 3:  # one valid pixel, two, and all alike
-            depth = np.array([[5000, 0, 65000]] if number == 0 else [[4000, 4001 - number // 2]], np.uint16)
-        pictures = {"rgb": np.zeros((*depth.shape, 3), np.uint8), "depth": depth}
-        norms = [
-            sample(pictures, preset, train=True, flipped=False)["depth_raw_norm"]
-            for sample in (plain_sample, fast_sample)
-        ]
-        assert torch.equal(*(norm.view(torch.int32) for norm in norms))  # as bits: one depth alone gives NaN in both
-    monkeypatch.undo()
-    depth_fast._rank_dtype.cache_clear()
+            values = np.array([[5000, 0, 65000]] if number == 0 else [[4000, 4001 - number // 2]], np.uint16)
+        pictures = {"rgb": np.zeros((*values.shape, 3), np.uint8), "depth": values}
+        both = (make(pictures, preset, train=True, flipped=False) for make in (depth.plain_sample, depth.fast_sample))
+        assert torch.equal(*(sample["depth_raw_norm"].view(torch.int32) for sample in both))  # as bits: NaN in both
 
 
-@pytest.mark.slow
 def test_all_storages_give_the_same_pickled_too(sets):
     folder = sets["hypersim"].parent
     with tarfile.open(folder / "data.tar") as tar:
         assert all(name == "." or name.startswith("./") for name in tar.getnames())
     files = {path.relative_to(folder / "data").as_posix(): path.read_bytes() for path in folder.rglob("*.png")}
-    expected = list(pairs_of(sets, flip_p=1))
+    options = {"flip_p": 1, "fast": True}
+    expected = list(pairs_of(sets, **options))
     for store in (FolderStore(folder / "data"), TarStore(folder / "data.tar"), MemoryStore(files)):
-        pairs = DepthPairs(store, sets["hypersim"], flip_p=1)
+        pairs = DepthPairs(store, sets["hypersim"], **options)
         for own in (pairs, pickle.loads(pickle.dumps(pairs))):
             for index in range(2):
                 assert_equal(own[index], expected[index])
 
 
-def test_same_batches_for_any_number_of_workers(sets):
+def test_a_stream_of_pairs_gives_the_same(sets):
+    names = dict(zip(("rgb", "depth", "filled"), sets["nyu"].read_text().split()[:3], strict=True))
+    files = {column: (sets["nyu"].parent / "data" / name).read_bytes() for column, name in names.items()}
+    item = pairs_of(sets, "nyu", mode="evaluate")[0]
+    assert_equal({**make_sample(files, "nyu", mode="evaluate"), "index": 0, "rgb_relative_path": names["rgb"]}, item)
+
+
+def test_any_number_of_workers_gives_the_same_batches(sets):
     pairs = DepthPairs(TarStore(sets["hypersim"].parent / "data.tar"), sets["hypersim"], fast=True)
     epochs = {}
     for num_workers in (0, 2):
@@ -237,26 +244,6 @@ def test_same_batches_for_any_number_of_workers(sets):
         assert_equal(one, other)
     columns = [batch["rgb_int"][batch["index"] == 0][:, 0, 0, 0] for batch in epochs[0]]
     assert len({int(value) for column in columns for value in column}) == 2  # mirrored in some epochs, not in all
-
-
-@pytest.mark.parametrize(("flip_p", "column"), [(0, 0), (1, -1)])
-def test_the_share_of_mirrored_pairs(sets, flip_p, column):
-    stored = pairs_of(sets, mode="evaluate")[0]["rgb_int"]
-    for _ in range(4):
-        sample = pairs_of(sets, flip_p=flip_p)[0]  # 5 times as large
-        assert torch.equal(sample["rgb_int"][:, ::5, 0], stored[:, :, column])
-
-
-def test_a_stream_of_pairs(sets):
-    names = dict(zip(("rgb", "depth", "filled"), sets["nyu"].read_text().split()[:3], strict=True))
-    encoded = {column: (sets["nyu"].parent / "data" / name).read_bytes() for column, name in names.items()}
-    item = pairs_of(sets, "nyu", mode="evaluate")[0]
-    assert_equal({**make_sample(encoded, "nyu", mode="evaluate"), "index": 0, "rgb_relative_path": names["rgb"]}, item)
-
-
-def test_lines_without_depth_are_counted(sets):
-    assert "1 lines without depth left out" in repr(pairs_of(sets, "kitti"))
-    assert "left out" not in repr(pairs_of(sets))
 
 
 def listed(folder: Path, text: str) -> Path:
@@ -290,8 +277,10 @@ def test_a_missing_list_and_an_unknown_mode_are_named(sets, tmp_path):
             use(mode="val")
 
 
-def test_a_missing_file_is_named_with_its_line(sets, tmp_path):
+def test_lines_without_depth_are_counted_and_a_missing_file_is_named_with_its_line(sets, tmp_path):
     """Lines without depth are left out of the pairs, not of the count."""
+    assert "1 lines without depth left out" in repr(pairs_of(sets, "kitti"))
+    assert "left out" not in repr(pairs_of(sets))
     rgb, depth = sets["hypersim"].read_text().splitlines()[0].split()
     path = listed(tmp_path, f"{rgb} None\n{rgb} {depth}\n{rgb} None\n{rgb} elsewhere/{depth}\n")
     folder = sets["hypersim"].parent
@@ -300,14 +289,12 @@ def test_a_missing_file_is_named_with_its_line(sets, tmp_path):
             DepthPairs(store, path)[1]
 
 
-def encoded(picture) -> bytes:
-    buffer = io.BytesIO()
-    Image.fromarray(picture).save(buffer, "PNG")
-    return buffer.getvalue()
+def png(pixels: np.ndarray) -> bytes:
+    return encoded(Image.fromarray(pixels), "PNG")
 
 
-RGB, DEPTH = np.zeros((20, 30, 3), np.uint8), np.full((20, 30), 2000, np.uint16)
-GOOD = {"rgb.png": encoded(RGB), "depth.png": encoded(DEPTH)}
+DEPTH = np.full((20, 30), 2000, np.uint16)
+GOOD = {"rgb.png": png(np.zeros((20, 30, 3), np.uint8)), "depth.png": png(DEPTH)}
 
 
 @pytest.mark.parametrize(
@@ -317,9 +304,9 @@ GOOD = {"rgb.png": encoded(RGB), "depth.png": encoded(DEPTH)}
         ({"depth.png": GOOD["depth.png"][:60]}, "hypersim", DecodeError, "depth: no complete picture in 60 bytes"),
         ({"rgb.png": GOOD["depth.png"]}, "hypersim", DecodeError, "rgb: uint16 .*not 8-bit RGB"),
         ({"depth.png": GOOD["rgb.png"]}, "hypersim", DecodeError, "depth: uint8 .*not 8- or 16-bit gray"),
-        ({"rgb.png": encoded(np.zeros((20, 30, 4), np.uint8))}, "hypersim", DecodeError, "shape .20, 30, 4."),
-        ({"depth.png": encoded(DEPTH[:10])}, "hypersim", ValueError, "differ in size"),
-        ({"depth.png": encoded(DEPTH * 0)}, "hypersim", ValueError, "no pixel has a valid depth"),
+        ({"rgb.png": png(np.zeros((20, 30, 4), np.uint8))}, "hypersim", DecodeError, "shape .20, 30, 4."),
+        ({"depth.png": png(DEPTH[:10])}, "hypersim", ValueError, "differ in size"),
+        ({"depth.png": png(DEPTH * 0)}, "hypersim", ValueError, "no pixel has a valid depth"),
         ({}, "kitti", ValueError, r"20 x 30 pixels .*cannot be cropped to \(352, 1216\)"),
     ],
 )

@@ -1,0 +1,546 @@
+"""Data sets: items, labels as torchvision's `ImageFolder` has them, and what becomes of images that cannot be read.
+
+Where labels are not `ImageFolder`'s, an error or a warning says so; so do the pixels, shards and loaders made of them.
+"""
+
+import gc
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import tempfile
+import traceback
+import tracemalloc
+import warnings
+from ast import literal_eval
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader, TensorDataset
+from torchvision.datasets import ImageFolder
+from torchvision.datasets.folder import IMG_EXTENSIONS
+
+import labkit as lk
+from labkit import course
+from labkit.course.oracles import broken_files, oracle_files, reference
+from labkit.data.dataset import Skipped
+from labkit.data.labels import LabelWarning, labels_of
+from labkit.peers.peer import Work, labelled_photos
+from tests.memory_store import MemoryStore
+from tests.paths import run_script
+
+QUIET = {"engine": "threads", "num_workers": 1, "progress": False}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _what_was_skipped_is_reported_here():
+    """Data sets report it when they are collected as garbage, which must not be amid another test's output."""
+    yield
+    gc.collect()
+
+
+def stored(root: Path, *names: str) -> lk.FolderStore:
+    """Pictures of one color, each in the format of its suffix."""
+    for number, name in enumerate(names):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        image = Image.new("RGB", (20, 16), (number, 40, 90))
+        image.save(root / name, Image.registered_extensions().get(Path(name).suffix.lower(), "PNG"))
+    return lk.FolderStore(root)
+
+
+# --- items, and images that cannot be read
+
+
+@pytest.fixture
+def root(tmp_path) -> Path:
+    """Six whole images in three folders."""
+    for key in ("cat/1.png", "cat/2.png", "dog/1.png", "dog/deeper/1.png", "dog/2.png", "emu/1.png"):
+        (tmp_path / "set" / key).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "set" / key).write_bytes(oracle_files()["rgb.png"])
+    return tmp_path / "set"
+
+
+@pytest.fixture
+def damaged(root) -> Path:
+    """The same with three broken images among them, one under a name that is hard to log."""
+    for key in ("cat/bad.jpg", "dog/tab\tand\u2028line\nbreak.jpg", "ape/worse.jpg"):
+        (root / key).parent.mkdir(exist_ok=True)
+        (root / key).write_bytes(broken_files()["truncated at 50%.jpeg"])
+    return root
+
+
+def test_an_item_is_the_decoded_image_and_its_label(root):
+    dataset = lk.ImageDataset(lk.FolderStore(root))
+    dark = lk.ImageDataset(lk.FolderStore(root), transform=lambda image: image[0].float().mean())
+    expected = torch.from_numpy(reference(oracle_files()["rgb.png"]).copy()).permute(2, 0, 1)
+    assert dataset.classes == ["cat", "dog", "emu"]
+    assert len(dataset) == len(dataset.keys) == 6
+    for index, key in enumerate(dataset.keys):
+        image, label = dataset[index]
+        assert image.dtype == torch.uint8
+        assert torch.equal(image, expected)
+        assert dataset.classes[label] == Path(key).parts[0]
+        assert dark[index] == (expected[0].float().mean(), label)
+
+
+def test_pil_data_sets_hand_over_what_pil_reads(root):
+    (root / "cat/3.jpg").write_bytes(b"plain text")
+    (root / "cat/4.jpg").touch()
+    options = {"transform": lambda image: (image.mode, image.size)}
+    dataset = lk.PILDataset(lk.FolderStore(root), **options)
+    skipping = lk.PILDataset(lk.FolderStore(root), on_error="skip", **options)
+    with Image.open(root / "cat/1.png") as image:
+        assert dataset[0] == skipping[0] == (("RGB", image.size), dataset.classes.index("cat"))
+    for index in (2, 3):
+        with pytest.raises(lk.DecodeError, match=rf"cat/{index + 1}\.jpg: PIL cannot decode"):
+            dataset[index]
+        assert skipping[index].key == dataset.keys[index]
+
+
+@pytest.mark.parametrize("option", [{"on_error": "ignore"}, {"on_error": ""}, {"on_error": None}, {"decoder": "x"}])
+def test_unknown_options_are_refused_at_once(root, option):
+    with pytest.raises(ValueError, match=r"on_error must be one of raise, skip|decoder must be one of pil, .* got 'x'"):
+        lk.ImageDataset(lk.FolderStore(root), **option)
+
+
+def assert_fails(loader: DataLoader, said: str) -> None:
+    with pytest.raises(lk.DecodeError, match=said) as failure:
+        list(loader)
+    # The exception holds the iterator in a cycle. Left to the garbage collector, torch waits 5 s for each worker.
+    traceback.clear_frames(failure.tb)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_an_error_names_the_image_and_skipping_needs_one_to_be_left(damaged, num_workers):
+    assert_fails(DataLoader(lk.ImageDataset(damaged), batch_size=4, num_workers=num_workers), r"ape/worse\.jpg")
+    nothing = lk.ImageDataset(lk.FolderStore(damaged / "ape"), on_error="skip", classes=[])
+    loader = DataLoader(nothing, num_workers=num_workers, collate_fn=lk.collate)
+    assert_fails(loader, r"all 1 images .*worse\.jpg")
+
+
+@pytest.mark.parametrize(("num_workers", "method", "epochs"), [(0, None, 3), (2, None, 3), (2, "spawn", 1)])
+def test_what_is_skipped_is_left_out_and_noted_once(damaged, tmp_path, monkeypatch, num_workers, method, epochs):
+    (tmp_path / "logs").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "logs"))
+    dataset, whole = lk.ImageDataset(lk.FolderStore(damaged), on_error="skip"), lk.decode(oracle_files()["rgb.png"])
+    monkeypatch.undo()
+    (log,) = (tmp_path / "logs").iterdir()
+    labels_of_whole = [label for key, label in zip(dataset.keys, dataset.labels, strict=True) if key.endswith("png")]
+    options = {"num_workers": num_workers, "multiprocessing_context": method, "collate_fn": lk.collate}
+    loader = DataLoader(dataset, batch_size=4, **options)
+    noted = []
+    for _ in range(epochs):
+        images, labels = (torch.cat(parts) for parts in zip(*loader, strict=True))
+        assert torch.equal(images, torch.stack([whole] * 6))
+        assert labels.tolist() == labels_of_whole
+        assert {damaged / skip.key for skip in dataset.skipped} == set(damaged.glob("*/*.jpg"))
+        noted.append(log.read_text())
+    assert noted == noted[:1] * epochs  # later epochs add nothing
+    assert len(noted[0].splitlines()) == len(dataset.skipped) == 3
+    assert all(repr(skip.key)[1:-1] in repr(skip.reason) for skip in dataset.skipped)
+
+
+def test_nothing_is_skipped_where_nothing_is_wrong_and_no_error_of_a_transform(root):
+    def refuse(image):
+        raise lk.DecodeError("from the transform")
+
+    assert lk.ImageDataset(root, on_error="skip").skipped == lk.ImageDataset(root).skipped == []
+    with pytest.raises(lk.DecodeError, match="from the transform"):
+        lk.ImageDataset(root, transform=refuse, on_error="skip")[0]
+
+
+@pytest.mark.parametrize("make", [
+    lambda store: lk.BatchLoader(store, size=32, batch_size=8, on_error="skip"),
+    lambda store: lk.make_loader(lk.ImageDataset(store, on_error="skip"), lk.LoaderConfig(8, num_workers=0)),
+])  # fmt: skip
+def test_what_is_gone_is_skipped_too(root, make):
+    (root / "dog/dead.png").symlink_to("nowhere.png")
+    store = lk.FolderStore(root)
+    assert len(store) == 7
+    (root / "cat/1.png").unlink()
+    loader = make(store)
+    assert sum(len(images) for images, _ in loader) == 5
+    skipped = (loader if hasattr(loader, "skipped") else loader.dataset).skipped
+    assert {key for key, _ in skipped} == {"cat/1.png", "dog/dead.png"}
+
+
+REPORTING = """
+import os, sys, tempfile
+from pathlib import Path
+import labkit as lk
+from torch.utils.data import DataLoader
+
+if __name__ == "__main__":
+    tempfile.tempdir = sys.argv[2]
+    dataset = lk.ImageDataset(lk.FolderStore(sys.argv[1]), on_error="skip")
+    list(DataLoader(dataset, batch_size=9, num_workers=2, collate_fn=lk.collate))
+    if child := os.fork():
+        os.waitpid(child, 0)  # it ends as any script does, but the log is not its own to report and remove
+        assert len(dataset.skipped) == 3
+        assert list(Path(sys.argv[2]).glob("labkit-skipped-*"))
+"""
+
+
+@pytest.mark.slow
+def test_what_was_skipped_is_reported_once_at_exit(damaged, tmp_path):
+    (tmp_path / "logs").mkdir()
+    command = [sys.executable, "-c", REPORTING, damaged, tmp_path / "logs"]
+    child = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    assert child.stderr.count("labkit: 3 images were skipped: ") == 1
+    assert "cat/bad.jpg" in child.stderr
+    assert "ape/worse.jpg" in child.stderr
+    assert list((tmp_path / "logs").glob("labkit-skipped-*")) == []
+
+
+def test_images_are_cropped_to_their_bucket_before_the_transform(first_photos):
+    store = lk.FolderStore(first_photos(8))
+    buckets = lk.Buckets.fit(lk.collect_sizes(store.root, progress=False), 128, step=16, min_side=64)
+    dataset = lk.ImageDataset(store, buckets=buckets, transform=lambda image: (image, image.shape))
+    shapes = set()
+    for index, (whole, expected_label) in enumerate(lk.ImageDataset(store)):
+        (image, shape), label = dataset[index]
+        width, height = buckets.shapes[int(buckets.select([whole.shape[2]], [whole.shape[1]])[0])]
+        assert shape == image.shape == (3, height, width)
+        assert torch.equal(image, buckets.crop(whole))
+        assert label == expected_label
+        shapes.add(shape)
+    assert len(shapes) > 1
+
+
+def test_what_was_skipped_is_not_cropped(damaged):
+    items = list(lk.ImageDataset(damaged, buckets=lk.Buckets(((32, 32),)), on_error="skip"))
+    assert sum(isinstance(item, Skipped) for item in items) == 3
+    assert {item[0].shape for item in items if not isinstance(item, Skipped)} == {(3, 32, 32)}
+
+
+@pytest.mark.parametrize("kind", [lk.FolderStore, lk.TarStore])
+def test_names_are_kept_once(root, tmp_path, kind):
+    """By store, data set and loader together: a million names are tens of megabytes, sent to every spawned worker."""
+    store = kind(root if kind is lk.FolderStore else shutil.make_archive(tmp_path / "x", "tar", root))
+    for keys in (lk.ImageDataset(store).keys, lk.BatchLoader(store).keys):
+        assert all(np.shares_memory(*pair) for pair in zip(keys.arrays(), store.keys().arrays(), strict=True))
+
+
+# --- labels, by every way to them
+
+
+NESTED = (
+    "cat/2023/1.png", "cat/2024/2.png", "cat/3.PNG", "dog/a/b/4.png", "dog/5.JPG", "a b/6.jpeg", "Zebra/7.webp",
+    "\xe9meu/8.jpg", "2024/9.png",
+)  # fmt: skip
+
+
+def by_key(keys, labels) -> dict[str, int]:
+    return dict(zip(keys, map(int, labels), strict=True))
+
+
+def of_data_set(store, scratch, kind=lk.ImageDataset, **options):
+    dataset = kind(store, **options)
+    assert [label for _, label in dataset] == dataset.labels.tolist()
+    return dataset, by_key(dataset.keys, dataset.labels)
+
+
+def of_pil_data_set(store, scratch, **options):
+    return of_data_set(store, scratch, lk.PILDataset, **options)
+
+
+def of_a_tar(store, scratch, **options):
+    archive = shutil.make_archive(scratch / "images", "tar", store.root)
+    return of_data_set(lk.TarStore(archive), scratch, **options)
+
+
+def of_batches(store, scratch, **options):
+    loader = lk.BatchLoader(store, size=8, batch_size=2, train=False, num_threads=1, **options)
+    labels = [label for _, labels in loader for label in labels.tolist()]
+    assert labels == loader.labels.tolist()
+    return loader, by_key(loader.keys, labels)
+
+
+def of_pixels(store, scratch, **options):
+    made = lk.PixelStore.build(store, scratch / "images.pixels", **QUIET, **options)
+    again = lk.PixelStore(made.path)
+    assert (again.classes, again.labels.tolist()) == (made.classes, made.labels.tolist())
+    return again, by_key(again.keys, (label for _, label in again))
+
+
+def of_pixels_in_batches(store, scratch, **options):
+    return of_batches(of_pixels(store, scratch, **options)[0], scratch)
+
+
+def of_shards(store, scratch, **options):
+    """The names of samples are not those of the images where these have dots: of the same number, then."""
+    lk.write_shards(store, scratch / "shards", **QUIET, **options)
+    shards = lk.read_shards(scratch / "shards")
+    return shards, by_key(store.keys(), (int(sample["cls"]) for sample in shards.samples()))
+
+
+WAYS = [of_data_set, of_pil_data_set, of_a_tar, of_batches, of_pixels, of_pixels_in_batches, of_shards]
+every_way = pytest.mark.parametrize("labeled", WAYS)
+
+
+def of_image_folder(root: Path) -> tuple[list[str], dict[str, int]]:
+    """The oracle."""
+    folder = ImageFolder(root)
+    return folder.classes, {Path(path).relative_to(root).as_posix(): label for path, label in folder.samples}
+
+
+@every_way
+def test_labels_and_classes_are_those_of_image_folder(tmp_path, labeled):
+    store = stored(tmp_path / "set", *NESTED)
+    found, labels = labeled(store, tmp_path)
+    assert (found.classes, labels) == of_image_folder(store.root)
+    photos = labelled_photos(Work(store.root, tmp_path))  # what other loaders are compared on
+    assert {path.relative_to(store.root).as_posix(): label for path, label in photos} == of_image_folder(store.root)[1]
+    if labeled is not of_shards:
+        assert found.class_to_idx == ImageFolder(store.root).class_to_idx
+        assert found.labels.dtype == np.int64
+        with pytest.raises(ValueError, match="read-only"):
+            found.labels[0] = 1
+
+
+@every_way
+def test_a_set_may_have_the_numbers_of_another_and_lack_some_of_its_classes(tmp_path, labeled):
+    classes = ["emu", "dog", "pig", "cat"]  # in any order
+    store = stored(tmp_path / "val", "cat/1.png", "cat/a/2.png", "dog/3.png")
+    found, labels = labeled(store, tmp_path, classes=classes)
+    assert (found.classes, labels) == (classes, {"cat/1.png": 3, "cat/a/2.png": 3, "dog/3.png": 1})
+    others = stored(tmp_path / "others", "cat/1.png", "cow/1.png", "cow/a/2.png", "hen/1.png")
+    with pytest.raises(ValueError, match=r"4 classes .*'emu', 'dog', .*: 'cow' \(2 images\), 'hen' \(1 image\)"):
+        labeled(others, tmp_path, classes=classes)
+
+
+@every_way
+def test_images_beside_class_folders_are_refused_or_have_no_labels(tmp_path, labeled):
+    store = stored(tmp_path / "set", "cat/a/1.png", "dog/1.png", "top.png", "zoo.png")
+    assert len(ImageFolder(store.root)) == 2  # it leaves them out
+    with pytest.raises(ValueError, match=r"2 images of 4, such as 'top.png', beside the class folders \('cat', 'd"):
+        labeled(store, tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found, labels = labeled(store, tmp_path, classes=[])
+    assert (found.classes, labels) == ([], dict.fromkeys(store.keys(), 0))
+
+
+@every_way
+def test_a_set_without_class_folders_is_told_where_labkit_was_called(tmp_path, labeled):
+    store = stored(tmp_path / "set", "1.png", "2.png")
+    with pytest.warns(LabelWarning, match=r"2 images, and none lies in a class folder.*classes=\[\]") as told:
+        found, labels = labeled(store, tmp_path)
+    assert labels == {"1.png": 0, "2.png": 0}
+    assert {each.filename for each in told} == {__file__}
+    if labeled is of_pixels:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            pickle.loads(pickle.dumps(found))  # a worker opens the file again, and tells nothing again
+
+
+def test_an_own_store_is_told_by_its_class(tmp_path):
+    data = stored(tmp_path, "1.png").read("1.png")
+    with pytest.warns(LabelWarning, match="^MemoryStore has 1 image, and none lies"):
+        lk.ImageDataset(MemoryStore({"1.png": data}))
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("train/cat/1.png", "train/dog/1.png", "val/cat/1.png"),
+        ("Training/cat/1.png", "TEST/cat/1.png", "validation/dog/1.png"),
+        ("train/cat/1.png", "train/dog/1.png", "test/1.png"),
+        ("train/cat/1.png", "train/dog/1.png"),
+    ],
+)
+def test_a_root_of_train_and_val_is_refused(tmp_path, names):
+    store = stored(tmp_path, *names)
+    with pytest.raises(ValueError, match=r"holds the parts of a data set \(.*open each by itself \(root/"):
+        lk.ImageDataset(store)
+    folders = sorted({name.partition("/")[0] for name in names})
+    part = tmp_path / folders[-1]
+    assert lk.ImageDataset(part).classes == ImageFolder(part).classes
+    assert of_data_set(store, tmp_path, classes=folders)[1] == of_image_folder(tmp_path)[1]  # if asked for
+
+
+def test_odd_trees_have_the_labels_of_image_folder_too(tmp_path):
+    """Trains, and tests of blood; one folder above all; a link to a folder; and what systems keep for themselves."""
+    named = stored(tmp_path / "named", "train/1.png", "train/2.png", "test/1.png")
+    assert of_data_set(named, tmp_path)[1] == of_image_folder(named.root)[1]
+    single = stored(tmp_path / "single", "photos/cat/1.png", "photos/dog/1.png")
+    with pytest.warns(LabelWarning, match="all in one folder, 'photos', so all labels are 0.*make it the root"):
+        assert lk.ImageDataset(single).classes == ImageFolder(single.root).classes
+    linked = stored(tmp_path / "linked", "cat/1.png")
+    (linked.root / "dog").symlink_to("cat")
+    assert of_data_set(lk.FolderStore(linked.root), tmp_path)[1] == of_image_folder(linked.root)[1]
+    kept = ("@eaDir/1.png/thumb.jpg", "cat/@eaDir/1.png/thumb.jpg", "__MACOSX/cat/1.png", "#recycle/emu/1.png",
+            "$RECYCLE.BIN/1.png", ".ipynb_checkpoints/1.png")  # fmt: skip
+    store = stored(tmp_path / "kept", "cat/1.png", "dog/1.png", *kept)
+    for labeled in (of_data_set, of_a_tar):
+        assert labeled(store, tmp_path)[1] == {"cat/1.png": 0, "dog/1.png": 1}
+    assert list(lk.collect_sizes(store.root, progress=False)["path"]) == ["cat/1.png", "dog/1.png"]
+
+
+@pytest.mark.parametrize("classes", ["cat", [1, 2], ["cat", "cat"], [None]])
+def test_what_is_no_list_of_names_is_refused(tmp_path, classes):
+    with pytest.raises(ValueError, match=r"^classes (must be a list of names|names 'cat' more than once)"):
+        lk.ImageDataset(stored(tmp_path, "cat/1.png"), classes=classes)
+
+
+def test_labels_take_a_number_for_each_name():
+    keys = lk.PackedStrings(f"{'train/' * (number % 2)}n{number % 997:08}/{number}.jpg" for number in range(30_000))
+    tracemalloc.start()
+    classes, labels = labels_of(keys)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    folders = [Path(key).parts[0] for key in keys]
+    assert classes == sorted(set(folders))
+    assert [classes[label] for label in labels] == folders
+    assert peak < 40 * len(keys)  # two arrays, and some keys at a time; a folder's name takes 58 bytes
+
+
+# --- numbers that would shift: the first class that differs is named
+
+
+@pytest.mark.parametrize("make", [of_pixels, of_shards])
+def test_a_rerun_with_other_classes_is_refused(tmp_path, make):
+    store = stored(tmp_path / "set", "cat/1.png", "dog/1.png")
+    make(store, tmp_path)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
+    said = r"other classes than those asked for \(2 and 3\): the class of label 1 is 'dog' there, and 'cow' in what"
+    with pytest.raises(ValueError, match=said):
+        make(store, tmp_path, classes=["cat", "cow", "dog"])
+    with pytest.raises(ValueError, match=r"\(2 and 3\): the class of label 2 is missing there, and 'emu' in what"):
+        make(store, tmp_path, classes=["cat", "dog", "emu"])
+    make(store, tmp_path, classes=["cat", "dog"])
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_pixels_of_other_classes_are_refused_and_their_pixels_are_the_same(tmp_path):
+    store, classes = stored(tmp_path / "val", "cat/1.png", "dog/1.png"), ["cat", "cow", "dog"]
+    pixels, _ = of_pixels(store, tmp_path)
+    with pytest.raises(ValueError, match=r"label 1 is 'dog' there, and 'cow' in what was asked for: build"):
+        lk.BatchLoader(pixels, classes=classes)
+    again = lk.PixelStore.build(store, tmp_path / "again.pixels", classes=classes, **QUIET)
+    assert lk.BatchLoader(again, classes=classes).labels.tolist() == [0, 2]
+    assert [pixels.pixels(index).tobytes() for index in (0, 1)] == [again.pixels(index).tobytes() for index in (0, 1)]
+
+
+@pytest.mark.parametrize("make", [
+    lambda store, classes: lk.BatchLoader(store, size=8, batch_size=2, classes=classes),
+    lambda store, classes: lk.make_loader(lk.ImageDataset(store, classes=classes), lk.LoaderConfig(2, num_workers=0)),
+])  # fmt: skip
+def test_a_state_of_other_classes_is_refused(tmp_path, make):
+    store = stored(tmp_path, "cat/1.png", "cat/2.png", "dog/1.png", "dog/2.png")
+    begun = make(store, None)
+    next(iter(begun))
+    state = json.loads(json.dumps(begun.state_dict()))
+    with pytest.raises(ValueError, match=r"state has other classes .*label 0 is 'cat' there, and 'ant' in what"):
+        make(store, ["ant", "cat", "dog"]).load_state_dict(state)
+    resumed = make(store, ["cat", "dog"])
+    resumed.load_state_dict(state)
+    assert len(list(resumed)) == 1
+
+
+def test_a_data_set_of_others_may_name_a_class_twice():
+    """As ImageNet does."""
+    dataset = TensorDataset(torch.arange(8))
+    dataset.classes = ["crane", "maillot", "crane"]
+    begun, resumed = (lk.make_loader(dataset, lk.LoaderConfig(batch_size=2, num_workers=0)) for _ in range(2))
+    next(iter(begun))
+    resumed.load_state_dict(begun.state_dict())
+    assert len(list(resumed)) == 3
+
+
+# --- files that labkit does not read, and links
+
+
+OTHERS = (".avif", ".bmp", ".gif", ".heic", ".jp2", ".jxl", ".pgm", ".ppm", ".tif", ".tiff", ".jfif")
+
+
+def test_each_suffix_of_image_folder_is_read_or_counted(tmp_path):
+    for number, suffix in enumerate((*IMG_EXTENSIONS, *map(str.upper, IMG_EXTENSIONS))):
+        store = stored(tmp_path / str(number), "cat/1.png", f"cat/2{suffix}", f"dog/3{suffix}")
+        assert len(ImageFolder(store.root)) == 3
+        if suffix.lower() in (".jpg", ".jpeg", ".png", ".webp"):
+            assert len(store) == 3
+            continue
+        with pytest.raises(ValueError, match=rf"2 images with suffixes that .* not read \(2 {suffix.lower()};"):
+            len(store)
+
+
+def test_every_store_counts_what_it_would_leave_out(tmp_path):
+    """Two that labkit reads, and of each other format one, of GIF two more."""
+    root = stored(tmp_path / "set", "cat/a.png", "dog/b.JPG").root
+    for name in ("notes.txt", *(f"cat/{number}{suffix}" for number, suffix in enumerate((*OTHERS, ".GIF", ".gif")))):
+        (root / name).touch()
+    archive = shutil.make_archive(tmp_path / "x", "tar", root)
+    with course.serve_folder(root) as url:
+        for place in (root, archive, url, f"file://{root}"):
+            with pytest.raises(ValueError, match=r"13 images with suffixes .*\(3 \.gif, 1 \.\w+, ") as failure:
+                lk.open_store(place).keys()
+            with pytest.raises(ValueError, match=r" 3 images with suffixes .*\(3 \.gif;"):
+                lk.open_store(place, ignore=set(OTHERS) - {".gif"}).keys()
+            named = literal_eval(str(failure.value).rpartition("ignore=")[2])  # the remedy can be pasted
+            assert lk.open_store(place, ignore=named).keys() == ["cat/a.png", "dog/b.JPG"]
+            assert lk.open_store(place, ignore=[*named, ".jpg"]).keys() == ["cat/a.png"]
+    assert len(lk.collect_sizes(root)) == 15
+    sizes = lk.collect_sizes(root, ignore=OTHERS)  # from here, the example of the page on storage
+    buckets = lk.Buckets.fit(sizes, 64, step=8, min_side=8)
+    batches = lk.BucketBatchSampler(sizes, 2, buckets=buckets, seed=0)
+    dataset = lk.ImageDataset(lk.FolderStore(root, ignore=OTHERS), buckets=buckets)
+    assert sum(len(labels) for _, labels in lk.make_loader(dataset, batch_sampler=batches)) == 2
+    options = [word for suffix in OTHERS for word in ("--ignore", suffix)]
+    for script, target in (("make_shards", "shards"), ("make_pixels", "x.pixels"), ("collect_sizes", "x.csv")):
+        done = run_script(script, root, tmp_path / target, *options)
+        assert done.exit_code == 0, done.output
+        refused = run_script(script, root, tmp_path / "other")
+        assert script == "collect_sizes" or (refused.exit_code == 2 and "13 images with suffixes" in refused.output)
+    assert len(list(lk.read_shards(tmp_path / "shards"))) == len(lk.PixelStore(tmp_path / "x.pixels")) == 2
+    assert len((tmp_path / "x.csv").read_text().splitlines()) == 3
+
+
+def test_what_is_ignored_are_suffixes_in_any_case(tmp_path):
+    root = stored(tmp_path, "cat/1.png", "cat/2.gif", "cat/3.GIF").root
+    for ignore in (".gif", (".GIF",), [".gif"]):
+        assert lk.FolderStore(root, ignore=ignore).keys() == ["cat/1.png"]
+    for ignore in ("gif", ("*.gif",), [""], [1], (".",)):
+        for look in (lk.FolderStore, lk.open_store, lk.collect_sizes):
+            with pytest.raises(ValueError, match=r"ignore takes suffixes, such as ignore=\('.gif', '.bmp'\), got"):
+                look(root, ignore=ignore)
+
+
+def test_links_in_a_circle_cost_no_image_and_one_to_nothing_is_named(tmp_path):
+    root = stored(tmp_path / "set", "cat/1.png", "cat/deep/2.png", "dog/3.png").root
+    links = {"cat/up": "..", "cat/itself": "itself", "dog/here": ".", "cat/deep/2.lnk.png": "2.png"}
+    for link, target in links.items():
+        (root / link).symlink_to(target)
+    expected = ["cat/1.png", "cat/deep/2.lnk.png", "cat/deep/2.png", "dog/3.png"]
+    sizes = lk.collect_sizes(root)
+    assert lk.FolderStore(root).keys() == expected
+    assert list(zip(sizes["path"], sizes["error"], strict=True)) == [(key, "") for key in expected]
+    (root / "cat/gone.png").symlink_to("nowhere.png")
+    store, sizes = lk.FolderStore(root), lk.collect_sizes(root).set_index("path")
+    assert list(sizes.index) == store.keys()
+    assert sizes["error"]["cat/gone.png"] == "not a file, or a broken link"
+    with pytest.raises(KeyError, match=r"cat/gone\.png"):
+        store.read("cat/gone.png")
+    for build in (of_pixels, of_shards):
+        with pytest.raises(FileNotFoundError, match=r"'cat/gone\.png' under .* is a link to nothing: restore"):
+            build(store, tmp_path)
+
+
+def test_folders_may_be_deeper_than_pythons_recursion(tmp_path):
+    at = os.open(tmp_path, os.O_RDONLY)
+    for _ in range(1100):
+        os.mkdir("a", dir_fd=at)
+        above, at = at, os.open("a", os.O_RDONLY, dir_fd=at)
+        os.close(above)
+    os.close(at)
+    key = "a/" * 1100 + "1.png"
+    Image.new("RGB", (2, 2)).save(tmp_path / key)
+    try:
+        assert lk.FolderStore(tmp_path).keys() == list(lk.collect_sizes(tmp_path)["path"]) == [key]
+    finally:  # the standard library cannot remove them
+        subprocess.run(["rm", "-rf", tmp_path / "a"], check=True)

@@ -1,0 +1,261 @@
+"""Each loader of the comparison does the work; and what the native ones among them do with odd photos."""
+
+import random
+import shutil
+import subprocess
+import sys
+import textwrap
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision.transforms import v2
+
+import labkit as lk
+from labkit.peers.adapters import spdl
+from labkit.peers.adapters.own import NAIVE, OWN
+from labkit.peers.check import check_peer
+from labkit.peers.peer import JPEG_FILES, JPEG_PACKED, RAW_PIXELS, Work, missing_modules
+from labkit.peers.registry import PEERS
+from tests.jpeg_files import lossless_jpeg
+
+
+def peer_called(name):
+    peer = PEERS[name]
+    if missing := missing_modules(peer):
+        pytest.skip(f"{missing[0]} is missing: {peer.install}")
+    return peer
+
+
+@pytest.fixture
+def loaders_end():
+    """Adapters keep their loaders, and those their workers: each has a process of its own outside of these tests."""
+    yield
+    for name, module in list(sys.modules.items()):
+        if name.startswith("labkit.peers.adapters."):
+            for kept in vars(module).values():
+                getattr(kept, "cache_clear", bool)()
+
+
+@pytest.fixture(scope="module")
+def checked(tmp_path_factory) -> Work:
+    """`check_peer` makes its pictures."""
+    folder = tmp_path_factory.mktemp("peers")
+    return Work(folder, folder, num_workers=2)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.usefixtures("loaders_end")
+@pytest.mark.parametrize(("name", "dtype"), [(name, dtype) for name, peer in PEERS.items() for dtype in peer.dtypes])
+def test_each_adapter_does_the_work(name, dtype, checked):
+    peer = peer_called(name)
+    found = check_peer(peer, replace(checked, dtype=dtype))
+    assert found["images"] == 140 or peer.drops_last
+    if peer.source == RAW_PIXELS or name in ("OpenCV reduced", "turboloader tar"):  # averaged before they are sampled
+        assert not peer.antialias or found["grain"] < 3.6
+    else:
+        assert peer.antialias is None or (found["grain"] < 3.6) == peer.antialias
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("loaders_end")
+@pytest.mark.parametrize(("number", "dtype"), [
+    *enumerate(["float32", "uint8", "float32", "uint8", "float32", "uint8"]),
+    *(pytest.param(number, dtype, marks=pytest.mark.exhaustive)
+      for number, dtype in enumerate(["uint8", "float32", "uint8", "float32", "uint8", "float32"])),
+])  # fmt: skip
+def test_each_own_row_does_the_work(number, dtype, checked):
+    peer = [NAIVE, *OWN][number]
+    found = check_peer(peer, replace(checked, dtype=dtype))
+    assert found["images"] == 140
+    assert 0.33 < found["area"] < 0.53
+    assert found["grain"] < 3.6 or not peer.antialias
+
+
+@pytest.mark.usefixtures("loaders_end")
+@pytest.mark.parametrize("name", ["PIL draft", "OpenCV reduced"])
+def test_who_reduces_crops_a_lossless_photo_where_it_said(tmp_path, name):
+    """OpenCV gives a lossless JPEG at full size, whatever it is asked for: crops of an eighth came from a corner."""
+    pixels = np.full((256, 320, 3), 250)
+    pixels[:64, :80] = 0
+    (tmp_path / "photos/a").mkdir(parents=True)
+    photo = lossless_jpeg(pixels)
+    for number in range(8):
+        (tmp_path / f"photos/a/{number}.jpg").write_bytes(photo)
+    work = Work(tmp_path / "photos", tmp_path / "scratch", batch_size=8, num_workers=0, size=16)
+    images = np.concatenate([np.asarray(next(iter(PEERS[name].loader(work)))[0]) for _ in range(4)])
+    assert (images > images.mean()).mean() > 0.7
+
+
+# --- native ones: most are no wheel that pip finds everywhere
+
+
+def test_the_native_ones_are_there():
+    wanted = {"DALI": JPEG_FILES, "FFCV jpg": JPEG_PACKED, "FFCV raw": RAW_PIXELS}
+    wanted |= dict.fromkeys(["SPDL", "SPDL with torchvision", "SPDL with turbojpeg"], JPEG_FILES)
+    if torch.cuda.is_available():
+        wanted["DALI (GPU)"] = JPEG_FILES
+    native = {name: peer for name, peer in PEERS.items() if name.startswith(("DALI", "FFCV", "SPDL"))}
+    assert {name: peer.source for name, peer in native.items()} == wanted
+    assert all(peer.antialias and peer.note and "pip install" in peer.install for peer in native.values())
+    assert [name for name, peer in native.items() if peer.prepare] == ["FFCV jpg", "FFCV raw"]
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    """Ten of them in four classes; the last one is small, one is gray, and one has to be turned."""
+    root = tmp_path_factory.mktemp("photos")
+    rng = np.random.default_rng(0)
+    for number in range(10):
+        height, width = [(300, 400), (350, 280), (60, 90)][2 if number == 9 else number % 2]
+        coarse = Image.fromarray(rng.integers(0, 256, (6, 8, 3), dtype=np.uint8))
+        image = coarse.resize((width, height), Image.Resampling.BICUBIC).convert("L" if number == 4 else "RGB")
+        exif = Image.Exif()
+        if number == 5:
+            exif[0x0112] = 6
+        path = root / "abcd"[number % 4] / f"{number}.jpg"
+        path.parent.mkdir(exist_ok=True)
+        image.save(path, quality=95, exif=exif)
+    return root
+
+
+@pytest.fixture(scope="module")
+def scratch(tmp_path_factory):
+    return tmp_path_factory.mktemp("scratch")
+
+
+@pytest.fixture
+def work(photos, scratch):
+    return Work(photos, scratch, batch_size=4, num_workers=2)
+
+
+@pytest.mark.cuda
+def test_the_work_is_done_on_the_gpu(tmp_path):
+    """A real one: DALI brings its own kernels."""
+    peer, work = peer_called("DALI (GPU)"), Work(tmp_path, tmp_path / "scratch", num_workers=2)
+    assert check_peer(peer, work)["images"] == 140
+    assert next(iter(peer.loader(replace(work, root=tmp_path / "scratch" / "check" / "pictures"))))[0].is_cuda
+
+
+@pytest.mark.parametrize(
+    ("name", "batch_size"),
+    [("FFCV jpg", 4), *((name, batch_size) for name in ("DALI", "SPDL") for batch_size in (4, 5, 64))],
+)
+def test_epochs_are_whole_for_any_batch_size_and_after_one_was_left_early(name, batch_size, work):
+    peer, work = peer_called(name), replace(work, batch_size=batch_size, size=32)
+    for number in range(4):
+        if number == 2:
+            assert len(next(iter(peer.loader(work)))[0]) in (batch_size, 10 % batch_size)
+        batches = [(images.clone(), labels.clone()) for images, labels in peer.loader(work)]  # FFCV's memory is reused
+        wanted = sorted(min(batch_size, 10 - start) for start in range(0, 10, batch_size))
+        assert sorted(len(images) for images, _ in batches) == wanted
+        assert sorted(torch.cat([labels for _, labels in batches]).tolist()) == [0, 0, 0, 1, 1, 1, 2, 2, 3, 3]
+        for images, labels in batches:
+            assert (images.dtype, images.shape) == (torch.uint8, (len(labels), 3, 32, 32))
+            assert images.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_dali_begins_no_epoch_by_itself(work, monkeypatch):
+    peer = peer_called("DALI")
+    from nvidia.dali.pipeline import Pipeline
+
+    runs, original = [], Pipeline._iter_setup  # called once a run
+    monkeypatch.setattr(Pipeline, "_iter_setup", lambda self: runs.append(1) or original(self))
+    epochs = peer.loader(replace(work, size=33))
+    for number in range(1, 4):
+        assert len(list(epochs)) == 3
+        assert len(runs) == 3 * number
+
+
+def stored(path):
+    """Images and labels of a .beton, read without FFCV's loader."""
+    from ffcv.reader import Reader
+
+    reader, data = Reader(str(path), {}), np.fromfile(path, np.uint8)
+    for row in reader.metadata:
+        image, label = row[0], row[1]
+        start, n_bytes = int(image["data_ptr"]), int(image["height"]) * int(image["width"]) * 3
+        yield int(image["mode"]), data[start : start + n_bytes], int(image["height"]), int(image["width"]), int(label)
+
+
+def test_ffcv_is_given_the_pixels_of_a_pixel_store_or_the_whole_photos(work, photos):
+    raw = list(stored(peer_called("FFCV raw").prepare(replace(work, short_side=128))))
+    jpegs, store = list(stored(peer_called("FFCV jpg").prepare(work))), lk.FolderStore(photos)
+    assert [label for *_, label in raw] == [0, 0, 0, 1, 1, 1, 2, 2, 3, 3]
+    for key, (mode, pixels, *sides, _), (jpeg_mode, data, *jpeg_sides, _) in zip(store.keys(), raw, jpegs, strict=True):
+        whole = lk.decode(store.read(key))  # upright
+        small = v2.functional.resize(whole, [128], antialias=True) if min(whole.shape[1:]) > 128 else whole
+        assert (mode, *sides) == (1, *small.shape[1:])
+        assert np.array_equal(pixels.reshape(*sides, 3), small.permute(1, 2, 0).numpy())
+        assert (jpeg_mode, *jpeg_sides) == (0, *whole.shape[1:])
+        again = lk.decode(data.tobytes()[: data.tobytes().find(b"\xff\xd9") + 2])
+        assert (again.float() - whole.float()).square().mean() < 65  # PSNR above 30 dB, after quality 90
+
+
+def test_a_format_of_ffcv_is_built_once_and_whole_and_a_broken_photo_is_named(work, photos, tmp_path):
+    peer = peer_called("FFCV raw")
+    root, scratch = shutil.copytree(photos, tmp_path / "photos"), tmp_path / "scratch"
+    work = replace(work, root=root, scratch=scratch)
+    path = peer.prepare(work)
+    before = path.stat()
+    assert peer.prepare(work) == path
+    assert (path.stat().st_ino, path.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+    assert [file.name for file in path.parent.iterdir()] == ["photos.beton"]
+    shutil.copy(root / "a" / "0.jpg", root / "b" / "new.jpg")
+    assert peer.prepare(work).stat().st_mtime_ns != before.st_mtime_ns
+    assert len(list(stored(path))) == 11
+    (root / "b" / "1.jpg").write_bytes((root / "b" / "1.jpg").read_bytes()[:2000])
+    with pytest.raises(ValueError, match=r"b/1\.jpg: turbojpeg cannot decode 2000 bytes"):
+        peer_called("FFCV jpg").prepare(replace(work, scratch=tmp_path / "other"))
+    assert [path.name for path in (tmp_path / "other").iterdir() if not path.name.startswith(".")] == []
+
+
+def test_pages_of_ffcv_hold_the_largest_photo(tmp_path):
+    """Its writer would wait for ever: a page has 8 MiB, unless told otherwise."""
+    peer, root = peer_called("FFCV raw"), tmp_path / "photos" / "a"
+    root.mkdir(parents=True)
+    Image.effect_noise((2100, 1400), 50).convert("RGB").save(root / "0.jpg")
+    path = peer.prepare(Work(root.parent, tmp_path / "scratch", short_side=1400))
+    assert [(height, width) for _, _, height, width, _ in stored(path)] == [(1400, 2100)]
+
+
+BROKEN = """
+    import sys
+    from pathlib import Path
+    from labkit.peers.registry import PEERS, Work
+    work = Work(Path(sys.argv[1]), Path("unused"), batch_size=4)
+    print(sum(len(images) for images, _ in PEERS[{name!r}].loader(work)))
+"""
+
+
+@pytest.mark.parametrize(("name", "message"), [("DALI", "image_random_crop"), ("SPDL", "failed")])
+def test_what_is_no_image_is_an_error(name, message, photos, tmp_path):
+    peer_called(name)
+    root = shutil.copytree(photos, tmp_path / "photos")
+    (root / "b" / "1.jpg").write_bytes(b"not an image" * 100)
+    script = textwrap.dedent(BROKEN).format(name=name)
+    # In a process of its own: DALI may crash where it is torn down after an error.
+    child = subprocess.run([sys.executable, "-c", script, str(root)], capture_output=True, text=True, timeout=120)
+    assert child.returncode != 0
+    assert child.stdout == ""
+    assert message in child.stderr
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("height", "width"), [(375, 500), (100, 1000), (1000, 100), (1, 1)])
+def test_spdl_draws_torchvisions_crops(height, width):
+    """By its function for that, since SPDL is not installed where this is tested most."""
+    draw, crop = random.Random(0), v2.RandomResizedCrop(224)  # torchvision's defaults are the work's
+    ours = np.array([spdl._draw_crop(height, width, draw) for _ in range(4000)])
+    top, left, own_height, own_width = ours.T
+    assert ((top >= 0) & (left >= 0) & (top + own_height <= height) & (left + own_width <= width)).all()
+    torch.manual_seed(0)
+    image = torch.zeros(1, height, width)
+    theirs = np.array([[crop.make_params([image])[name] for name in ("top", "left", "height", "width")] for _ in ours])
+    for own, their in zip(ours.T, theirs.T, strict=True):
+        spread = max(own.std(), their.std(), 1e-9)
+        assert abs(own.mean() - their.mean()) < 0.1 * spread + 1e-9
+        assert abs(own.std() - their.std()) < 0.1 * spread + 1e-9
+        assert abs(np.quantile(own, [0.1, 0.5, 0.9]) - np.quantile(their, [0.1, 0.5, 0.9])).max() <= 0.2 * spread + 1

@@ -1,0 +1,542 @@
+"""compare_peers: who takes part in which class, how a run is timed in its host, and what the results say."""
+
+import os
+import signal
+import tempfile
+import time
+from contextlib import AbstractContextManager, suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import cloudpickle
+import nbformat
+import numpy as np
+import pandas as pd
+import psutil
+import pytest
+import torch
+from PIL import Image
+from typer.testing import CliRunner
+
+from labkit.app.cli import app
+from labkit.errors import HostError
+from labkit.measure.frames import MEASURE_VERSION, load_frame, make_frame, save_frame
+from labkit.measure.usage import CoreTime, apart
+from labkit.peers import command, registry
+from labkit.peers.adapters.own import BASELINE, DECODE_LIMIT, LIMITS, MEMCPY_LIMIT, NAIVE, OWN, WRITE_LIMIT
+from labkit.peers.check import picture_key
+from labkit.peers.host import Host, HostedLoader
+from labkit.peers.peer import CLASSES, FLOAT32, JPEG_FILES, JPEG_PACKED, RAW_PIXELS, Peer, Work, chosen_classes
+from labkit.peers.ranking import against_best, left_out, peer_table
+from labkit.peers.registry import PEERS, compare_peers, make_work, plot_peers
+from labkit.peers.run import PeerRun, append_runs, comparisons, plot_cores, predict_cores, stored_runs
+from labkit.util.machine import env_id
+from tests.paths import REPO
+
+cloudpickle.register_pickle_by_value(__import__(__name__, fromlist=["_"]))  # hosts cannot import test modules
+
+
+def fake(name="fake", loader=None, modules=(), **details) -> Peer:
+    return Peer(name, JPEG_FILES, True, "pip install fake", modules, loader, **details)
+
+
+# --- classes: what is read and what is delivered
+
+
+def test_a_class_has_one_kind_of_source_one_dtype_and_its_own_limits():
+    everyone = (*PEERS.values(), *OWN, *LIMITS)
+    members = {name: {peer.name for peer in everyone if of.admits(peer)} for name, of in CLASSES.items()}
+    for name in CLASSES:
+        assert {PEERS[peer].source == RAW_PIXELS for peer in members[name] & set(PEERS)} == {name.startswith("raw")}
+        has_limits = {"decode limit", "entropy limit"} <= members[name]
+        assert has_limits == (not name.startswith("raw"))
+    assert "turboloader raw" in members["raw-float32"] - members["raw-uint8"]
+    assert {"FFCV raw", "labkit PixelStore"} <= members["raw-float32"] & members["raw-uint8"]
+    assert MEMCPY_LIMIT in members["raw-uint8"] - members["raw-float32"]
+    assert WRITE_LIMIT in members["raw-float32"] - members["raw-uint8"]
+
+
+def test_names_of_classes_on_the_command_line():
+    assert chosen_classes("") == [None]
+    assert chosen_classes("all") == list(CLASSES)
+    assert chosen_classes("raw-uint8, jpeg-uint8") == ["raw-uint8", "jpeg-uint8"]
+    with pytest.raises(ValueError, match=r"jpeg-uint8.*got 'raw-uint9'"):
+        chosen_classes("raw-uint9")
+
+
+# --- a run: which batches are timed and how many epochs it takes, with a clock that only the loader moves
+
+
+@pytest.fixture
+def read(tmp_path, request):
+    """Reads a run over 128 photos in batches of 8, which come after these seconds, and says how many epochs it took.
+
+    Between the start and the first batch `before_s` go by, and after the last one `end_s`.
+    """
+    (tmp_path / "photos").mkdir()
+    for number in range(128):
+        (tmp_path / "photos" / f"{number:03d}.jpg").touch()
+    seconds = [0.0]
+
+    def run(waits_s, *, before_s=0.0, end_s=0.0, min_steady_s=1.0, num_workers=2):
+        epochs = []
+
+        def loader(work):
+            epochs.append(1)
+            for wait_s in waits_s:
+                seconds[0] += wait_s
+                yield np.zeros((8, 2, 2, 3))
+            seconds[0] += end_s
+
+        work = Work(tmp_path / "photos", tmp_path, batch_size=8, min_steady_s=min_steady_s, num_workers=num_workers)
+        a_run = PeerRun(fake(request.node.nodeid, loader), work, lambda: seconds[0])
+        a_run.start()
+        seconds[0] += before_s
+        assert a_run.take_first() == (8 if waits_s else 0)
+        if waits_s:
+            a_run.take_rest()
+        return a_run.timing, len(epochs)
+
+    return run
+
+
+@pytest.fixture
+def read_once(read):
+    """The first run of this loader planned one epoch for those that follow."""
+    read([1.0] * 16, min_steady_s=1e-9)
+    return read
+
+
+def test_the_first_quarter_of_an_epoch_and_its_end_are_not_timed(read_once):
+    timing, n_epochs = read_once([5.0, 0.0, 0.0, 1.0] + 12 * [0.25], end_s=7.0)
+    found = timing.columns(4.0, CoreTime(6.0, 0.8))
+    assert n_epochs == 1
+    assert found["images_per_s"] == pytest.approx(8 / 0.25)
+    assert (found["n_steady_batches"], found["n_steady_images"], found["steady_s"]) == (12, 96, pytest.approx(3.0))
+    assert found["is_steady"]
+    costs = [found[name] for name in ("cpu_s", "others_cpu_s", "steal_s")]
+    assert costs == pytest.approx([4.0 * 96 / 128, 2.0 * 96 / 128, 0.8 * 96 / 128])
+
+
+@pytest.mark.parametrize(("num_workers", "n_steady"), [(1, 12), (3, 10), (4, 12), (8, 8)])
+def test_the_queue_settles_by_whole_rounds_of_the_workers(read_once, num_workers, n_steady):
+    timing, _ = read_once(16 * [0.25], num_workers=num_workers)
+    assert timing.columns(0.0, CoreTime(0.0, 0.0))["n_steady_batches"] == n_steady
+
+
+@pytest.mark.parametrize("before_s", [0.0, 50.0])
+def test_a_loaders_first_run_plans_the_epochs_of_all_by_its_second_epoch(read, before_s):
+    """It may compile in its first, or start workers. Twelve batches are timed: 0.3 s. Slow runs are not cut short."""
+    assert read(16 * [0.025], before_s=before_s)[1] == 2
+    timing, n_epochs = read(16 * [0.025])
+    found = timing.columns(0.0, CoreTime(0.0, 0.0))
+    assert found["images_per_s"] == pytest.approx(8 / 0.025)
+    assert found["n_steady_images"] == 4 * 96
+    assert n_epochs == read(16 * [0.1])[1] == 4
+
+
+def test_an_epoch_of_few_batches_counts_as_a_whole(read_once):
+    found = read_once([2.0, 1.0, 1.0])[0].columns(3.0, CoreTime(0.0, 0.0))
+    assert not found["is_steady"]
+    assert found["images_per_s"] == pytest.approx(24 / 4.0)
+    assert found["cpu_s"] == 3.0
+
+
+def test_a_queue_that_was_full_asks_for_no_endless_epochs_and_no_batches_for_none(read):
+    assert read([1.0] + 15 * [1e-9])[1] == 2
+    assert read([1.0] + 15 * [1e-9])[1] == 4
+    assert read([])[0].n_images == 0
+
+
+# --- hosts: a process for each loader
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory) -> Work:
+    root = tmp_path_factory.mktemp("photos")
+    Image.new("RGB", (30, 20)).save(root / "0.jpg")
+    return Work(root, root, num_workers=2)
+
+
+def hosts() -> list[psutil.Process]:
+    return [child for child in psutil.Process().children() if "labkit.peers.host" in child.cmdline()]
+
+
+def counts(work):
+    print("what a loader prints does not disturb")
+    yield from (torch.zeros(n, 3, 8, 8, dtype=torch.uint8) for n in (3, 3, 1))
+
+
+def dies(work):
+    os.kill(os.getpid(), signal.SIGSEGV)
+    yield
+
+
+def sleeps(work):
+    time.sleep(60)
+    yield
+
+
+def raises(work):
+    raise OSError("no such\nthing")
+    yield
+
+
+def raises_in_stages(work):
+    raise ExceptionGroup("stages failed", [ExceptionGroup("the second", [OSError("no ffmpeg")])])
+    yield
+
+
+def test_a_hosted_epoch_counts_images_and_tells_its_costs_and_a_host_left_alone_ends(work, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with Host(fake(loader=counts), work) as host:
+        loader = HostedLoader(host, work)
+        assert list(loader) == [3, 11]  # the first run reads two epochs
+        assert loader.cpu_s >= 0
+        assert loader.peak_mem_mb > 10
+        assert loader.page_cache in ("warm", "unknown")
+        assert len(list(tmp_path.iterdir())) == 1
+        assert apart == {process.pid for process in hosts()} != set()
+        host.hang_up()  # as when the process that started it was killed
+        psutil.wait_procs(hosts(), 60)
+        assert list(tmp_path.iterdir()) == []
+    assert hosts() == []
+    assert not apart
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    ("loader", "message"),
+    [(dies, "ended by SIGSEGV"), (sleeps, "no answer"), (raises, "such"), (raises_in_stages, "^OSError: no ffmpeg$")],
+)
+def test_what_goes_wrong_in_a_host_is_one_line(work, loader, message):
+    with Host(fake(loader=loader), work, timeout_s=20 if loader != sleeps else 4) as host:
+        with pytest.raises(HostError, match=message) as caught:
+            list(HostedLoader(host, work))
+        assert "\n" not in str(caught.value)
+    assert hosts() == []
+
+
+def leaves_a_file(work, then=counts):
+    Path(tempfile.mkdtemp(), "left").touch()
+    return then(work)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("loader", [leaves_a_file, partial(leaves_a_file, then=dies)])
+def test_what_is_left_in_temporary_folders_goes_with_the_host(work, tmp_path, monkeypatch, loader):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with Host(fake(loader=loader), work) as host:
+        [folder] = tmp_path.iterdir()
+        with suppress(HostError):
+            list(HostedLoader(host, work))
+        assert list(folder.rglob("left"))
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- the comparison
+
+
+class AnsweringHost(AbstractContextManager):
+    """A host in this process, which answers at once, or breaks where the name of its peer says."""
+
+    def __init__(self, peer: Peer, work: Work):
+        self.name, self.answers = peer.name, []
+
+    def __exit__(self, *exc_info: object) -> None: ...
+
+    def hang_up(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def ask(self, command: str) -> float:
+        if self.name.endswith(command):
+            raise HostError(f"broke at {command}")
+        if (self.name, command) == ("best DataLoader", "gil"):
+            raise HostError("GilError: py-spy cannot look into this process")
+        figures = {"images_per_s": 100.0, "steady_s": 1.0, "is_steady": True, "n_steady_images": 4, "cpu_s": 0.5}
+        self.answers = [2, 4, figures]
+        return 12.5
+
+    def answer(self):
+        return self.answers.pop(0)
+
+
+@pytest.fixture
+def answering(monkeypatch, tmp_path):
+    monkeypatch.setenv("LABKIT_HOME", str(tmp_path))
+    monkeypatch.setattr(registry, "Host", AnsweringHost)
+    monkeypatch.setattr(registry, "make_photos", lambda root, n_photos, **options: root)
+    monkeypatch.setattr(registry, "make_pictures", lambda work: work.root)
+    return partial(compare_peers, peer_class="jpeg-uint8", n_photos=6, rounds=2, progress=False)
+
+
+def test_who_is_missing_breaks_or_is_of_another_class_is_told_and_the_rest_go_on(answering):
+    fakes = [
+        fake("right"), fake("absent", modules=("no_such_module_here",)), fake("breaks at prepare"),
+        fake("breaks at check"), fake("breaks at epoch"), fake("floats", dtypes=(FLOAT32,)),
+    ]  # fmt: skip
+    told = {
+        "absent": ("missing", "pip install fake"),
+        "best DataLoader": ("has no time under the GIL", "GilError: py-spy cannot look into this process"),
+        **{f"breaks at {command}": ("broke", f"broke at {command}") for command in ("prepare", "check", "epoch")},
+    }
+    of_floats = {"floats": ("in another class", "JPEG files to float32")}
+    for only, more in (((), {}), ([peer.name.upper() for peer in fakes], of_floats)):
+        frame = answering(peers=fakes, only=only, gil=True)
+        found = {name: (row["state"], row["why"]) for name, row in left_out(frame).iterrows()}
+        assert found == {**told, **more}
+        by_kind = {kind: set(runs["variant"]) for kind, runs in frame.groupby("kind")}
+        own = {peer.name for peer in OWN if peer.source == JPEG_FILES}
+        limits = {DECODE_LIMIT, "entropy limit"}
+        assert by_kind == {"baseline": {BASELINE}, "peer": {"right"}, "labkit": own, "limit": limits}
+        assert frame.groupby("variant").size().unique().tolist() == [3]  # all share every round
+        held_us = frame.groupby("variant")["gil_us_per_image"].first().dropna().to_dict()
+        assert held_us == dict.fromkeys(own - {"best DataLoader"}, 12.5)
+    assert peer_table(frame)["gil_us_per_image"].dropna().to_dict() == held_us
+
+
+def test_nothing_is_compared_without_the_baseline(answering, monkeypatch):
+    monkeypatch.setattr(registry, "NAIVE", replace(NAIVE, name="breaks at check"))
+    with pytest.raises(HostError, match="broke at check"):
+        answering(peers=[fake("right")])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"profile": "moon"}, "imagenet, camera"),
+        ({"peer_class": "jpeg"}, "jpeg-uint8, jpeg-float32"),
+        ({"profile": "camera", "peer_class": "jpeg-uint8"}, "exclude each other"),
+        ({"n_photos": 0}, "n_photos must be an integer >= 1, got 0"),
+        ({"only": ["nobody"]}, "'nobody' is not a peer: choose from "),
+    ],
+)
+def test_bad_arguments_are_told(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        compare_peers(**arguments)
+
+
+def test_batches_are_of_64_and_epochs_of_several(monkeypatch, answering):
+    monkeypatch.setenv("LABKIT_SCALE", "laptop")
+    monkeypatch.setattr(registry, "repeat_photos", lambda photos, root, n_names: root)
+    works = {name: make_work(peer_class=name) for name in ("jpeg-uint8", "raw-float32", "camera-uint8")}
+    assert {(work.batch_size, work.min_steady_s) for work in works.values()} == {(64, 1.0)}
+    assert [work.dtype for work in works.values()] == ["uint8", "float32", "uint8"]
+    assert works["jpeg-uint8"].scratch == works["raw-float32"].scratch  # formats are built once for both
+    assert works["camera-uint8"].root.name == "camera-128-x3"
+
+
+def crashes_in_the_third_epoch(work, epochs=iter((1, 2, 3))):  # noqa: B008 - of all calls together
+    """Two for the check, so that the crash comes while all are timed."""
+    return dies(work) if next(epochs) == 3 else NAIVE.loader(work)
+
+
+def six_photos(root, n_photos, **options):
+    for number in range(n_photos):
+        (root / picture_key(number)).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (300, 200), (40 * number, 90, 120)).save(root / picture_key(number))
+    return root
+
+
+@pytest.mark.exhaustive
+def test_real_hosts_that_crash_are_left_out(tmp_path, monkeypatch):
+    monkeypatch.setenv("LABKIT_HOME", str(tmp_path))
+    monkeypatch.setenv("LABKIT_SCALE", "ci")
+    monkeypatch.setattr(registry, "OWN", ())
+    monkeypatch.setattr(registry, "LIMITS", ())
+    monkeypatch.setattr(registry, "make_photos", six_photos)
+    numbers = fake("counting", lambda work: [64, 6])
+    crashing = fake("crashing", crashes_in_the_third_epoch)
+    frame = compare_peers(n_photos=6, rounds=2, peers=[fake("right", NAIVE.loader), crashing, numbers], progress=False)
+    assert frame.groupby("variant").size().to_dict() == {BASELINE: 3, "right": 3}
+    assert (frame["n_images"] % 6 == 0).all()  # whole epochs, also after the crash began it all anew
+    assert (frame["peak_mem_mb"] > 50).all()
+    assert left_out(frame)["why"].to_dict() == {
+        "counting": "gives int, not a pair (images, labels) with a tensor of images",
+        "crashing": "its process ended by SIGSEGV",
+    }
+
+
+# --- the table, the classes and the plot, of runs with known rates
+
+RATES = {
+    BASELINE: ("baseline", JPEG_FILES, True, 100),
+    "slow": ("peer", JPEG_FILES, True, 200),
+    "between": ("peer", JPEG_PACKED, None, 300),
+    "sampling": ("peer", JPEG_FILES, False, 250),
+    "raw": ("peer", RAW_PIXELS, True, 900),
+    "ours": ("labkit", JPEG_FILES, True, 600),
+    "ours, sampling": ("labkit", JPEG_FILES, False, 750),
+    "ours, raw": ("labkit", RAW_PIXELS, False, 5000),
+    DECODE_LIMIT: ("limit", JPEG_FILES, None, 1000),
+    MEMCPY_LIMIT: ("limit", RAW_PIXELS, None, 10000),
+}
+
+
+@pytest.fixture
+def frame() -> pd.DataFrame:
+    rows = [
+        {
+            "variant": name, "kind": kind, "source": source, "antialias": flag, "round": number, "order": order,
+            "is_warmup": number == 0, "n_images": 64, "images_per_s": rate * (1 + 0.1 * number), "cpu_s": 64 / rate,
+            "peak_mem_mb": 100.0,
+        }
+        for number in range(4)
+        for order, (name, (kind, source, flag, rate)) in enumerate(RATES.items())
+    ]  # fmt: skip
+    return make_frame(rows, baseline=BASELINE, experiment="peers")
+
+
+@pytest.mark.parametrize("from_file", [False, True])
+def test_the_table_has_speedups_costs_and_shares_of_the_own_limit(frame, tmp_path, from_file):
+    frame["startup_s"], frame["first_batch_s"] = frame["round"].map({0: 3.0}).fillna(0.1), 0.5
+    frame["version"], frame["differs"], frame["batch_size"] = "1.2", frame["variant"] + " differs", 64
+    if from_file:
+        frame = load_frame(save_frame(frame, tmp_path / "runs.csv"))
+    table = peer_table(frame)
+    assert table.index[0] == MEMCPY_LIMIT
+    np.testing.assert_allclose(table["speedup"], [RATES[name][3] / 100 for name in table.index])
+    shares = {name: rate / (10000 if source == RAW_PIXELS else 1000) for name, (_, source, _, rate) in RATES.items()}
+    assert table["of_limit"].to_dict() == pytest.approx(shares)
+    assert table.loc["ours", "cpu_s_per_1000"] == pytest.approx(1000 / 600)
+    assert (table["rate_low"] < table["images_per_s"]).all()
+    assert [table.loc[name, "antialias"] for name in ("slow", "sampling", "between")] == [True, False, None]
+    assert set(table["startup_s"]) == {3.5}  # of the first start
+    assert table.loc["slow", ["differs", "batch_size"]].tolist() == ["slow differs", 64]
+    assert str(table.loc["slow", "version"]) == "1.2"
+    floats = peer_table(frame.replace({"variant": {MEMCPY_LIMIT: WRITE_LIMIT}}))  # compared with what can be written
+    shares[WRITE_LIMIT] = shares.pop(MEMCPY_LIMIT)
+    assert floats["of_limit"].to_dict() == pytest.approx(shares)
+
+
+def test_labkits_rows_are_compared_with_the_best_peer_of_their_class(frame):
+    """Who resamples in another way counts in both classes."""
+    best = against_best(frame)
+    assert best["best_peer"].to_dict() == {"ours": "between", "ours, sampling": "between", "ours, raw": ""}
+    assert best.loc["ours", ["speedup", "ci_low", "ci_high"]].tolist() == pytest.approx([2, 2, 2])
+    assert best.loc["ours, raw", "class"] == "raw pixels, not antialiased"
+    assert best.loc["ours", "verdict"] == "faster"
+
+
+def test_the_plot_has_every_loader_under_its_class_and_the_limits_of_a_source(frame):
+    ax = plot_peers(frame)
+    labels = [label.get_text() for label in ax.get_yticklabels()]
+    assert labels[:3] == ["JPEG, antialiased", "ours", "slow"]
+    assert set(RATES) - {DECODE_LIMIT, MEMCPY_LIMIT} < set(labels)
+    written = " ".join(text.get_text() for text in ax.texts)
+    assert "decode limit 1,200" in written
+    assert "memcpy limit" in written
+
+
+def test_rates_are_predicted_to_grow_with_the_cores_until_the_lock_is_always_held():
+    costs = {"jpeg": (1.0, 20.0), "raw": (0.125, 10.0), "a process of its own": (2.0, np.nan)}
+    table = pd.DataFrame.from_dict(costs, orient="index", columns=["cpu_s_per_1000", "gil_us_per_image"])
+    found = predict_cores(table, cores=(1, 2, 16, 64)).set_index(["variant", "cores"])
+    assert found.loc["jpeg", "images_per_s"].tolist() == [1000, 2000, 16_000, 50_000]
+    assert found.loc["raw", "images_per_s"].tolist() == [8000, 16_000, 100_000, 100_000]
+    assert found.loc["raw", "n_processes"].tolist() == [1, 1, 2, 6]
+    assert set(found["simulated"]) == {"predicted"}
+    assert "a process of its own" not in found.index
+    measured = pd.DataFrame({"variant": ["raw", "raw"], "cores": [1, 2], "images_per_s": [7900.0, 15_000.0]})
+    ax = plot_cores(predict_cores(table), measured)
+    names = [text.get_text() for text in ax.get_legend().get_texts()]
+    assert names == ["jpeg", "raw", "predicted: cores, then the lock", "measured"]
+    dots = np.concatenate([np.asarray(points.get_offsets()) for points in ax.collections if len(points.get_offsets())])
+    assert dots.tolist() == [[1, 7900.0], [2, 15_000.0]]
+
+
+# --- one CSV of comparisons
+
+
+def runs(name="raw-uint8", machine="here", rate=100.0):
+    figures = {"images_per_s": rate, "n_images": 64, "cpu_s": 1.0}
+    rows = [
+        {"variant": label, "round": number, "is_warmup": number == 0, **figures}
+        for number in range(3)
+        for label in (BASELINE, "ours")
+    ]
+    return make_frame(rows, baseline=BASELINE, peer_class=name).assign(env_id=machine)
+
+
+def test_a_rerun_replaces_the_same_class_on_the_same_machine_only(tmp_path):
+    path = tmp_path / "peers.csv"
+    for frame in (runs(), runs(machine="there", rate=300.0), runs("jpeg-uint8"), runs(rate=200.0)):
+        found = append_runs(frame, path)
+    pd.testing.assert_frame_equal(load_frame(path), load_frame(save_frame(found, tmp_path / "same.csv")))
+    assert [(machine, name, set(own["images_per_s"]), len(own)) for machine, name, own in comparisons(found)] == [
+        ("there", "raw-uint8", {300.0}, 6), ("here", "jpeg-uint8", {100.0}, 6), ("here", "raw-uint8", {200.0}, 6)
+    ]  # fmt: skip
+    assert found["run"].nunique() == 3
+    assert (found["measure"] == MEASURE_VERSION).all()
+
+
+def test_other_tables_and_figures_of_another_meaning_are_refused_and_left_alone(tmp_path):
+    old = save_frame(runs().assign(run="old", measure=MEASURE_VERSION - 1), tmp_path / "peers.csv")
+    before = old.read_bytes()
+    with pytest.raises(ValueError, match=rf"peers\.csv.*measure \[{MEASURE_VERSION - 1}\].*run all classes again"):
+        append_runs(runs(), old)
+    assert old.read_bytes() == before
+    with pytest.raises(ValueError, match=r"runs\.csv is no collection"):
+        append_runs(runs(), save_frame(runs(), tmp_path / "runs.csv"))
+
+
+@pytest.mark.xfail(strict=True, reason="13_peers.csv and the stored notebooks are of two machines")
+def test_the_stored_collection_is_of_the_machine_of_the_stored_notebooks():
+    notebook = nbformat.read(REPO / "notebooks/13_peers.ipynb", 4)
+    assert set(stored_runs()["env_id"]) == {notebook.metadata["labkit"]["env_id"]}
+
+
+def test_the_stored_collection_has_every_class_and_the_meaning_of_this_version():
+    stored = stored_runs()
+    assert set(stored["peer_class"]) == set(CLASSES)
+    assert stored["run"].nunique() == len(CLASSES)
+    assert (stored["batch_size"].dropna() == 64).all()
+    assert stored.loc[~stored["is_warmup"], "is_steady"].all()
+
+
+# --- the command
+
+
+def test_the_list_names_everyone_and_how_to_install(monkeypatch):
+    monkeypatch.setitem(PEERS, "nobody's", fake("nobody's", modules=("no_such_module_here",)))
+    done = CliRunner().invoke(app, ["peers", "--list"])
+    assert done.exit_code == 0
+    assert all(name in done.output for name in (*PEERS, *CLASSES))
+    assert all(peer.published in done.output for peer in PEERS.values())
+    assert "missing (no_such_module_here): pip install fake" in done.output
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--only", "nobody"], ["--profile", "moon"], ["--scale", "huge"], ["--class", "nothing"]]
+)
+def test_a_wrong_name_is_one_line_and_exit_code_2(arguments):
+    done = CliRunner().invoke(app, ["peers", *arguments])
+    assert done.exit_code == 2
+    assert done.output.count("\n") == 1
+    assert arguments[1] in done.output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("n_rounds", "interval"), [(1, ""), (3, " [2.00, 2.00]")])
+def test_a_run_prints_the_table_writes_frame_and_picture_and_adds_to_a_collection(
+    n_rounds, interval, frame, monkeypatch, tmp_path, capsys
+):
+    frame = frame[frame["round"] <= n_rounds].assign(peer_class="camera-uint8")
+    frame.attrs["left_out"] = [{"name": "DALI", "state": "missing", "why": "pip install dali"}]
+    monkeypatch.setattr(command, "compare_peers", lambda *arguments, **options: frame)
+    monkeypatch.setattr(command.console, "width", 160)
+    collection = tmp_path / "all.csv"
+    append_runs(frame.assign(env_id="elsewhere"), collection)
+    command.run_peers("camera", append=collection, results=tmp_path)
+    printed = capsys.readouterr().out
+    assert "nan" not in printed
+    assert f"ours: 2.00 x{interval} the best peer of its class, between (JPEG, antialiased)" in printed
+    assert "DALI missing: pip install dali" in printed
+    assert "50%" in printed
+    (written,) = tmp_path.glob("*/peers-camera.csv")
+    assert len(load_frame(written)) == len(frame)
+    assert Image.open(written.with_suffix(".png")).width > 800
+    assert f"wrote {written} and its .png" in printed.replace("\n", "")
+    assert [machine for machine, _, _ in comparisons(load_frame(collection))] == ["elsewhere", env_id()]
