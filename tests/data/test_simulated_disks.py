@@ -1,13 +1,12 @@
 """SimulatedStore: the same bytes, and the time that a disk or a network would take, as worked out by hand."""
 
-import copy
 import multiprocessing
 import os
 import pickle
 import random
-import subprocess
 import sys
 import tarfile
+import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +17,6 @@ import pytest
 
 from labkit import FolderStore, HttpStore, TarStore
 from labkit.course import DISKS, SimulatedStore
-from labkit.data import simulated_disks as simulated
 from labkit.data.simulated_disks import Disk
 from labkit.data.stores import HasExtents
 from tests.children import in_children
@@ -26,24 +24,33 @@ from tests.memory_store import MemoryStore
 from tests.tars import make_tar
 
 SIZES = {"a.jpg": 1000, "b.jpg": 2000, "c.jpg": 3000}
+FILES = {name: random.Random(size).randbytes(size) for name, size in SIZES.items()}
 # By ustar's layout: a header of 512 bytes, then the data up to the next multiple of 512.
 HEADERS, DATA = (0, 1536, 4096), {"a.jpg": 512, "b.jpg": 2048, "c.jpg": 4608}
 DISK = Disk("slow disk", seek_ms=10.0, bandwidth_mb_per_s=1.0, one_head=True, readahead_bytes=4096)
 SEEKS = replace(DISK, bandwidth_mb_per_s=float("inf"), readahead_bytes=0)
 
 
-@pytest.fixture
-def folder(tmp_path) -> Path:
-    (tmp_path / "photos").mkdir()
-    for name, size in SIZES.items():
-        (tmp_path / "photos" / name).write_bytes(random.Random(size).randbytes(size))
-    return tmp_path / "photos"
+@pytest.fixture(autouse=True)
+def own_temporary_folder(tmp_path, monkeypatch) -> Path:
+    """Where positions of heads are kept."""
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    return tmp_path / "temporary"
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("disk") / "photos"
+    folder.mkdir()
+    for name, data in FILES.items():
+        (folder / name).write_bytes(data)
+    return folder
+
+
+@pytest.fixture(scope="module")
 def tar(folder) -> Path:
-    files = {name: (folder / name).read_bytes() for name in SIZES}
-    path = make_tar(folder.parent / "photos.tar", files, format=tarfile.USTAR_FORMAT)
+    path = make_tar(folder.parent / "photos.tar", FILES, format=tarfile.USTAR_FORMAT)
     with tarfile.open(path) as tar:
         assert [info.offset for info in tar] == list(HEADERS)
         assert {info.name: info.offset_data for info in tar} == DATA
@@ -66,12 +73,11 @@ def busy_after(store: SimulatedStore, *keys: str) -> float:
 
 
 def test_the_bytes_are_the_stores(folder, tar):
-    oracle = FolderStore(folder)
-    for store in (oracle, TarStore(tar)):
+    for store in (FolderStore(folder), TarStore(tar)):
         late = dry(store, DISKS["hdd"])
-        assert list(late.keys()) == oracle.keys()
+        assert list(late.keys()) == list(FILES)
         assert len(late) == 3
-        assert list(map(late.read, SIZES)) == list(map(oracle.read, SIZES))
+        assert list(map(late.read, FILES)) == list(FILES.values())
         with pytest.raises(KeyError, match=r"no\.jpg"):
             late.read("no.jpg")
         assert repr(late) == f"SimulatedStore({store!r}, simulated hard disk)"
@@ -90,9 +96,8 @@ COSTS = {
 
 
 @pytest.mark.parametrize("case", COSTS)
-def test_costs(folder, tar, case):
-    mode = case.partition(",")[0]
-    store = dry(FolderStore(folder) if mode == "folder" else TarStore(tar))
+def test_a_disk_makes_trips_and_passes_bytes(folder, tar, case):
+    store = dry(FolderStore(folder) if case == "folder" else TarStore(tar))
     assert store.busy_s == 0
     for images, trips, n_bytes in COSTS[case]:
         assert busy_after(store, *(f"{image}.jpg" for image in images)) == seconds(trips, n_bytes)
@@ -107,17 +112,8 @@ def test_gaps_up_to_the_readahead_are_read_over(tar, readahead, trips, gap):
     assert busy_after(store, "b.jpg") == seconds(trips, 2000 + gap)
 
 
-def test_a_network_asks_once_where_a_disk_seeks(folder, tar):
-    disk = Disk("far away", latency_ms=30.0, bandwidth_mb_per_s=2.0, readahead_bytes=0)
-    assert busy_after(dry(FolderStore(folder), disk), "a.jpg") == seconds(2, 1000, disk)
-    both = replace(disk, seek_ms=5.0)
-    assert busy_after(dry(TarStore(tar), both), "c.jpg", "a.jpg") == seconds(3, 4000, both)
-    assert seconds(1, 0, both) == pytest.approx(0.035)
-
-
-def test_a_store_that_cannot_say_pays_for_a_file_a_read(folder):
-    store = MemoryStore({name: (folder / name).read_bytes() for name in SIZES})
-    assert busy_after(dry(store), "a.jpg", "b.jpg", "b.jpg") == seconds(6, 5000)
+def test_a_store_that_cannot_say_pays_for_a_file_a_read():
+    assert busy_after(dry(MemoryStore(FILES)), "a.jpg", "b.jpg", "b.jpg") == seconds(6, 5000)
     assert not isinstance(HttpStore("http://127.0.0.1:1", keys=["a.jpg"]), HasExtents)
 
 
@@ -132,34 +128,34 @@ def test_unknown_keys_cost_nothing(tar):
 @pytest.mark.parametrize(
     ("field", "value"), [("seek_ms", -1), ("latency_ms", -0.1), ("readahead_bytes", -1), ("bandwidth_mb_per_s", 0)]
 )
-def test_disks_that_cannot_be(field, value):
+def test_disks_that_cannot_be_are_an_error(field, value):
     with pytest.raises(ValueError, match="bandwidth_mb_per_s must be > 0"):
         Disk("wrong", **{field: value})
 
 
-def test_the_disks_that_are_there(tar):
-    """A random read of a hard disk is a seek; sizes hardly matter. The others have no head that moves."""
-    for name, disk in DISKS.items():
-        store = dry(TarStore(tar), disk)
-        assert busy_after(store, "c.jpg", "a.jpg") == seconds(3, 4000, disk)
-        assert disk.one_head == (name == "hdd")
+def test_each_disk_asks_or_seeks_for_a_random_read(tar):
+    """A network asks once where a disk seeks. The others than a hard disk have no head that moves."""
+    far_disk = Disk("a disk behind a network", seek_ms=5.0, latency_ms=30.0, bandwidth_mb_per_s=2.0, readahead_bytes=0)
+    for disk in (*DISKS.values(), far_disk):
+        assert busy_after(dry(TarStore(tar), disk), "c.jpg", "a.jpg") == seconds(3, 4000, disk)
+        assert disk.one_head == (disk is DISKS["hdd"])
+    assert seconds(1, 0, far_disk) == pytest.approx(0.035)
 
 
 # Waiting.
 
 
-def test_it_waits_at_least_as_long(folder):
-    store = SimulatedStore(FolderStore(folder), DISK)
-    start = time.perf_counter()
-    for key in store.keys():  # noqa: SIM118
+@pytest.mark.parametrize("one_head", [True, False])
+def test_it_waits_as_long_as_it_says_or_not_at_all(folder, monkeypatch, one_head):
+    waits, disk = [], replace(DISK, one_head=one_head)
+    monkeypatch.setattr(time, "sleep", waits.append)
+    store = SimulatedStore(FolderStore(folder), disk)
+    for key in FILES:
         store.read(key)
-    assert time.perf_counter() - start >= seconds(6, 6000)
-    assert store.busy_s == pytest.approx(seconds(6, 6000))
-
-
-def test_without_waiting_nobody_sleeps(folder, monkeypatch):
-    monkeypatch.setattr(simulated.time, "sleep", None)
-    dry(FolderStore(folder)).read("a.jpg")
+    assert waits == pytest.approx([seconds(2, size) for size in SIZES.values()])
+    assert store.busy_s == pytest.approx(sum(waits))
+    dry(FolderStore(folder), disk).read("a.jpg")
+    assert len(waits) == 3
 
 
 class Sleepers:
@@ -182,7 +178,7 @@ def test_one_head_serves_one_at_a_time(folder, monkeypatch, one_head, at_once):
     store = SimulatedStore(FolderStore(folder), replace(DISK, one_head=one_head))
     sleepers = Sleepers(at_once)
     with monkeypatch.context() as patch:
-        patch.setattr(simulated.time, "sleep", sleepers)
+        patch.setattr(time, "sleep", sleepers)
         with ThreadPoolExecutor(3) as pool:
             list(pool.map(store.read, list(SIZES) * 4))
     assert sleepers.most == at_once
@@ -205,75 +201,66 @@ def test_threads_lose_no_time(folder, tar):
     assert members.busy_s == pytest.approx(seconds(1 + 100, 0, SEEKS))  # opened once, whoever came first
 
 
-@pytest.mark.parametrize(("start_method", "processes"), [("fork", 4), ("spawn", 1)])
-def test_one_head_for_all_processes(folder, start_method, processes):
-    store = dry(FolderStore(folder))
-    read_all(store)
-    assert in_children(start_method, read_all, *[(store,)] * processes) == [15] * processes
-    assert store.busy_s == pytest.approx(seconds((1 + processes) * 30, (1 + processes) * 30_000))
-
-
-def first_reads(store: SimulatedStore) -> tuple[float, float]:
-    start = store.busy_s
-    store.read("a.jpg")
-    once = store.busy_s
-    store.read("a.jpg")
-    return once - start, store.busy_s - once
+def first_reads(files: SimulatedStore, members: SimulatedStore) -> tuple[int, float, float]:
+    """Reads a folder; then how much a tar costs at the first read of a process, and at the second."""
+    n_read, start = read_all(files), members.busy_s
+    members.read("a.jpg")
+    once = members.busy_s
+    members.read("a.jpg")
+    return n_read, once - start, members.busy_s - once
 
 
 @pytest.mark.parametrize("start_method", ["fork", "spawn"])
-def test_each_process_opens_its_own_files(tar, start_method):
-    store = dry(TarStore(tar), SEEKS)
+def test_all_processes_share_a_head_and_each_opens_its_own_files(folder, tar, start_method):
+    files, members = dry(FolderStore(folder)), dry(TarStore(tar), SEEKS)
     first, later = pytest.approx(seconds(2, 0, SEEKS)), pytest.approx(seconds(1, 0, SEEKS))
-    assert first_reads(store) == (first, later)
-    assert in_children(start_method, first_reads, (store,)) == [(first, later)]
-    assert first_reads(store) == (later, later)
+    assert first_reads(files, members) == (15, first, later)
+    assert in_children(start_method, first_reads, (files, members)) == [(15, first, later)]
+    assert first_reads(files, members) == (15, later, later)
+    assert in_children(start_method, read_all, (files,), (files,)) == [15, 15]
+    assert files.busy_s == pytest.approx(seconds(5 * 30, 5 * 30_000))
 
 
-@pytest.mark.parametrize("copied", [lambda store: pickle.loads(pickle.dumps(store)), copy.deepcopy])
-def test_copies_move_the_same_head(folder, copied):
+def test_copies_move_the_same_head(folder):
     store = dry(FolderStore(folder))
-    again = copied(store)
+    again = pickle.loads(pickle.dumps(store))
     again.read("a.jpg")
     store.read("b.jpg")
     assert store.busy_s == again.busy_s == pytest.approx(seconds(4, 3000))
     assert (again.disk, again.wait) == (store.disk, False)
 
 
-def test_a_killed_reader_leaves_the_head_free(folder):
-    """Killed in the middle of a read that takes minutes, with the head its own."""
-    store = SimulatedStore(FolderStore(folder), replace(DISK, seek_ms=300_000))
-    worker = multiprocessing.get_context("fork").Process(target=store.read, args=("a.jpg",))
-    worker.start()
+def test_a_killed_reader_leaves_the_head_free(folder, monkeypatch):
+    """Killed in the middle of a read, with the head its own."""
+    forks, store = multiprocessing.get_context("fork"), SimulatedStore(FolderStore(folder), DISK)
+    has_head, never = forks.Event(), forks.Event()
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "sleep", lambda seconds: has_head.set() or never.wait())
+        reader = forks.Process(target=store.read, args=("a.jpg",))
+        reader.start()
+    assert has_head.wait(30)
+    reader.kill()
+    reader.join()
     store.wait = False
-    time.sleep(0.3)  # it has, or is about to have, the head
-    worker.kill()
-    worker.join()
-    assert store.busy_s >= 0
-    assert store.read("b.jpg") == (folder / "b.jpg").read_bytes()
+    assert store.read("b.jpg") == FILES["b.jpg"]
+    assert busy_after(store, "b.jpg") == seconds(2, 2000)
 
 
-def test_a_file_that_is_gone_before_it_is_no_error(folder):
-    """As where a system clears its temporary files: nothing may be printed at the end."""
-    program = (
-        "import sys, labkit as lk, labkit.course, tempfile, pathlib\n"
-        "store = labkit.course.SimulatedStore(lk.FolderStore(sys.argv[1]))\n"
-        "for path in pathlib.Path(tempfile.gettempdir()).glob('labkit-disk-*'): path.unlink()\n"
-        "del store\n"
-    )
-    environment = {**os.environ, "TMPDIR": str(folder.parent)}
-    ended = subprocess.run([sys.executable, "-c", program, folder], env=environment, capture_output=True, text=True)
-    assert (ended.returncode, ended.stderr) == (0, "")
-
-
-def test_its_file_goes_with_it(folder):
-    store = dry(FolderStore(folder))
-    path = Path(store._position_path)
-    child = os.fork()
-    if not child:
+def test_what_is_kept_of_a_head_goes_with_the_store_that_made_it(folder, own_temporary_folder, monkeypatch):
+    """Not with a fork's copy; and it may be gone before, where a system clears its temporary files."""
+    said = []
+    monkeypatch.setattr(sys, "unraisablehook", said.append)
+    for is_cleared in (False, True):
+        store = dry(FolderStore(folder))
+        [path] = own_temporary_folder.iterdir()
+        child = os.fork()
+        if not child:
+            del store
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert path.exists()
+        if is_cleared:
+            path.unlink()
         del store
-        os._exit(0)
-    os.waitpid(child, 0)
-    assert path.exists()
-    del store
-    assert not path.exists()
+        assert os.listdir(own_temporary_folder) == []
+    assert said == []
