@@ -3,8 +3,10 @@
 import gc
 import os
 import re
+import shutil
 import signal
 import sys
+import tempfile
 from collections import defaultdict
 from contextlib import suppress
 from functools import cache
@@ -36,7 +38,33 @@ _MAX_PROCESSES = 4  # each loads torch
 
 
 def pytest_configure(config):
+    if not hasattr(config, "workerinput"):  # pytest-xdist's processes inherit it
+        _give_temporary_folder(config)
     turns.register(config)
+
+
+_temporary_folder = pytest.StashKey[Path]()
+
+
+def _give_temporary_folder(config):
+    """A temporary folder for all that tests start, which has to be empty in the end; pytest's own lie beside it."""
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+    if hasattr(config, "cache"):  # compiled code outlives a run
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(config.cache.mkdir("torchinductor")))
+    config.stash[_temporary_folder] = folder = Path(tempfile.mkdtemp(prefix="labkit-tests-"))
+    os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
+
+
+@pytest.hookimpl(wrapper=True, trylast=True)  # when the processes of pytest-xdist have ended
+def pytest_sessionfinish(session):
+    """Fail a run that left files behind, and name them."""
+    result = yield
+    if folder := session.config.stash.get(_temporary_folder, None):
+        if left := sorted(path.name for path in folder.iterdir()):
+            print(f"\nleft behind in the temporary directory: {', '.join(left)}", file=sys.stderr)
+            session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
+        shutil.rmtree(folder)
+    return result
 
 
 def pytest_xdist_auto_num_workers(config):

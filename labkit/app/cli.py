@@ -81,7 +81,13 @@ app = typer.Typer(
 
 def main() -> None:
     """Run the command of the command line."""
-    app()
+    try:
+        app()
+        sys.stdout.flush()  # here, where it is one line, not at exit
+    except OSError as error:  # of stdout, which a full disk or a closed pipe refuses; commands report their own
+        with suppress(OSError):
+            print(f"labkit: nothing more can be printed: {error.strerror}", file=sys.stderr)
+        os._exit(1)  # Python would try to print the rest
 
 
 def _show_version(wanted: bool) -> None:
@@ -229,7 +235,7 @@ def watch(
     script: Annotated[str, typer.Argument(metavar="SCRIPT", help="A training script, or after -m a module's name.")],
     arguments: Annotated[list[str] | None, typer.Argument(metavar="[ARGUMENTS]", help="Its own arguments.")] = None,
     module: Annotated[bool, typer.Option("-m", help="Run a module, as `python -m` does.")] = False,
-    steps: Annotated[int, typer.Option(min=0, help="Report after so many batches (default: at the end).")] = 0,
+    steps: Annotated[int, typer.Option(min=0, help="Report after this many batches (default: at the end).")] = 0,
     replay: Annotated[
         bool, typer.Option("--replay", help="Measure the ceiling by repeating batches; no training.")
     ] = False,

@@ -121,7 +121,7 @@ def _run_kernel(client: Any, temporary: Path, environment: Mapping[str, str]) ->
             try:
                 loop.run_until_complete(task)
             except KeyboardInterrupt:
-                loop.set_exception_handler(lambda *about: None)  # a cancelled task would report a dead kernel
+                loop.set_exception_handler(lambda *about: None)  # a canceled task would report a dead kernel
                 with suppress(Exception):  # the cell's own error, the interrupt; or there is no kernel yet
                     loop.run_until_complete(client.km.interrupt_kernel())
                     loop.run_until_complete(asyncio.wait_for(task, _INTERRUPT_TIMEOUT_S))

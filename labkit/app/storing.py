@@ -141,7 +141,7 @@ def in_few_colors(png: str) -> str:
 
 
 def _show_gains(run: Executed, recorded: list[Any]) -> None:
-    """The table was shown before anything had run: show it anew, with the gains of the whole run."""
+    """The table was shown before anything had run: show it again, with the gains of the whole run."""
     table = starting.start_from(recorded)
     data = {"text/markdown": table.to_markdown(), "text/plain": str(table)}
     for cell in run.node.cells:

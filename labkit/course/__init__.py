@@ -1,4 +1,4 @@
-"""What only the notebooks need: predictions, exercises, claims, local servers, reference runs, and parts taken apart.
+"""What only the notebooks need: predictions, exercises, claims, local servers, reference runs, and parts of a loader.
 
 `from labkit import course` gives these names, and its modules `ladder`, `reference` and `peers`. Each is imported on
 first use, as those of `lk.`; what a training script needs is there.
@@ -46,7 +46,7 @@ _NAMES = {
     "peers.check": ["make_pictures"],
     "peers.host": ["Host", "HostError"],
     "peers.registry": ["PEERS", "Peer", "compare_peers", "plot_peers"],
-    "peers.run": ["comparisons", "plot_cores", "predict_cores", "stored_runs"],
+    "peers.ranking": ["comparisons", "plot_cores", "predict_cores", "stored_runs"],
     "planning.plan": ["Plan", "plot_plan"],
     "planning.published": ["PUBLISHED_TRAINING", "Storage"],
     "simulation.simulated_device": ["SimulatedDevice"],

@@ -232,7 +232,7 @@ def _expect_like(found: torch.Tensor, expected: torch.Tensor) -> None:
 
 @exercise("04.3")
 def check_normalised(answer: Any) -> None:
-    """A function of a uint8 batch (N, 3, H, W) that returns it as float32, scaled and normalised."""
+    """A function of a uint8 batch (N, 3, H, W) that returns it as float32, scaled and normalized."""
     batch = torch.arange(2 * 3 * 4 * 5, dtype=torch.int32).mul(2).to(torch.uint8).view(2, 3, 4, 5)
     mean, std = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
     expected = (batch.numpy() / 255 - mean[:, None, None]) / std[:, None, None]
@@ -273,8 +273,8 @@ def check_leading_library(answer: Any) -> None:
     has_both = {"v2", "albumentations"} <= set(answer["variant"])
     expect(has_both, 'the answer must be a frame with the variants "v2" and "albumentations"')
     lead = float(summarize(answer, baseline="v2").loc["albumentations", "speedup"])
-    apart = max(lead, 1 / lead)
-    expect(apart >= 1.5, f"the two are {apart:.2f}x apart; at least 1.5x is needed, whichever wins")
+    factor = max(lead, 1 / lead)
+    expect(factor >= 1.5, f"the two differ by {factor:.2f}x; at least 1.5x is needed, whichever wins")
 
 
 class _SameSample(Dataset):
@@ -402,8 +402,10 @@ def check_own_stages(answer: Any) -> None:
     sum_s = float(stages["seconds"].sum())
     missing = "a step is outside of all stages"
     doubled = "a stage holds another one, or the stopwatch also ran elsewhere"
-    apart = f"the stages take {sum_s:.3g} s, the whole {float(wall_s):.3g} s: {missing if sum_s < wall_s else doubled}"
-    expect(abs(sum_s / float(wall_s) - 1) <= 0.1, apart)
+    message = (
+        f"the stages take {sum_s:.3g} s, the whole {float(wall_s):.3g} s: {missing if sum_s < wall_s else doubled}"
+    )
+    expect(abs(sum_s / float(wall_s) - 1) <= 0.1, message)
 
 
 @exercise("02.1")

@@ -345,7 +345,7 @@ def _tell_agreement(table: pd.DataFrame) -> str:
 
 
 def plot_conformance(table: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
-    """Draw the table of `conformance`: files in rows, decoders in columns; signs repeat the colours.
+    """Draw the table of `conformance`: files in rows, decoders in columns; signs repeat the colors.
 
     Args:
         table: The result of `course.conformance`.

@@ -78,7 +78,7 @@ class Score:
 
     @property
     def spread(self) -> float:
-        """Factor by which a single guess is off apart from the bias: from the standard deviation of the log ratios."""
+        """Factor by which a single guess is off, the bias removed: from the standard deviation of the log ratios."""
         return float(np.exp(np.log(self.walk["error"]).std()))
 
     @property

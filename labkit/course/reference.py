@@ -232,7 +232,7 @@ def who_augments(store: Any, device: torch.device, scale: Scale, recipe: str = "
             make_augment(plain, "v2", part="photometry")(crops.to(device)),
             make_augment(plain, "kornia", part="photometry").to(device)(crops.to(device)),
         )
-        ensure(torch.allclose(ours, theirs, atol=1e-3), "the two normalise differently")
+        ensure(torch.allclose(ours, theirs, atol=1e-3), "the two normalize differently")
 
     move = move_to(device, non_blocking=True)
     return Experiment(

@@ -84,13 +84,13 @@ def is_http_url(place: str | os.PathLike) -> bool:
 
 
 def refuse_storage_options(place: str | os.PathLike, storage_options: dict[str, Any]) -> None:
-    """Raise TypeError for options, such as misspelt ones, of a place that takes none."""
+    """Raise TypeError for options, such as misspelled ones, of a place that takes none."""
     if storage_options and (is_http_url(place) or not is_url(place)):
         raise WrongTypeError(f"unexpected {', '.join(storage_options)}: only object storage takes options")
 
 
 def allow_requests(source: Any, n_at_once: int) -> None:
-    """Let a blob or a store answer so many requests at a time, if it has a method that bounds them."""
+    """Let a blob or a store answer `n_at_once` requests at a time, if it has a method that bounds them."""
     if hasattr(source, "allow_requests"):
         source.allow_requests(n_at_once)
 
@@ -174,7 +174,7 @@ class HttpClient:
         self._pool = PerProcess(partial(_open_pool, num_connections, retries, timeout_s))
 
     def allow_requests(self, n_at_once: int) -> None:
-        """Keep at least so many connections. Those that are open by now are given up."""
+        """Keep at least `n_at_once` connections. Those that are open by now are given up."""
         if n_at_once > self._num_connections:
             self._num_connections = n_at_once
             self._pool = PerProcess(partial(_open_pool, n_at_once, self._retries, self._timeout_s))
@@ -273,7 +273,7 @@ class HttpBlob:
         answer = self._client.get(self._url, offset, size, with_body=with_body)
         if answer.status in MISSING:
             raise MissingFileError(
-                f"{self.name} does not exist ({answer.status}): was it moved, or is the URL misspelt?"
+                f"{self.name} does not exist ({answer.status}): was it moved, or is the URL misspelled?"
             )
         if answer.status == 416:
             return 0, "", b""
@@ -307,7 +307,7 @@ class ObjectClient:
         self._filesystem = PerProcess(partial(_open_filesystem, url, self._options))
 
     def allow_requests(self, n_at_once: int) -> None:
-        """Let S3's client keep so many connections, unless its options say how many; botocore's default is 10.
+        """Let S3's client keep `n_at_once` connections, unless its options say how many; botocore's default is 10.
 
         Other clients bound them otherwise, if at all: gcsfs by aiohttp's 100.
         """
@@ -321,7 +321,7 @@ class ObjectClient:
         """The filesystem, and the path in it of the URL, or of `key` below it.
 
         Every client has error classes of its own: inside the block they become OSError, which names the object and
-        reveals no secret. Errors that callers tell apart keep their class.
+        reveals no secret. Errors that callers distinguish keep their class.
         """
         name = f"{self.name}/{key}" if key else self.name
         try:

@@ -62,7 +62,7 @@ def bucket_shapes(
 
 @dataclass(frozen=True)
 class Buckets:
-    """Shapes for batches, and which image goes into which: resized to cover the shape, then cropped to its centre.
+    """Shapes for batches, and which image goes into which: resized to cover the shape, then cropped to its center.
 
     An image is enlarged or shrunk to the shape whose aspect ratio is closest to its own; a shape that equals its size
     comes first.
@@ -144,7 +144,7 @@ class Buckets:
         return np.floor(np.stack([widths * scales, heights * scales], 1) + 0.5).astype(np.int64)
 
     def crop(self, image: "Tensor") -> "Tensor":
-        """Resize an image, antialiased, and crop it to the centre, so that it has its bucket's shape.
+        """Resize an image, antialiased, and crop it to the center, so that it has its bucket's shape.
 
         Args:
             image: uint8 or float (C, H, W), upright.

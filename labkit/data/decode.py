@@ -218,7 +218,7 @@ def decode(data: bytes, decoder: str = "turbojpeg", *, key: str | None = None, s
         data: Encoded file contents (JPEG, PNG or WebP).
         decoder: One of `DECODERS`. Three of them pass files that they cannot read safely to Pillow: `turbojpeg` all
             but flawless RGB and gray JPEG, `torchvision` PNG (a damaged one kills the process) and animations,
-            and `torchcodec` PNG and WebP with EXIF and, before 0.17, PNG with a transparent colour. Of an animation
+            and `torchcodec` PNG and WebP with EXIF and, before 0.17, PNG with a transparent color. Of an animation
             comes the first picture.
         key: Name of the file, for the error message.
         short_side: Pixels that the shorter side must keep. `pil_draft` (at 1/2, 1/4 or 1/8 of the size) and

@@ -1,4 +1,4 @@
-"""Marigold's training pairs, over any store: RGB, depth in metres, masks and normalized depth.
+"""Marigold's training pairs, over any store: RGB, depth in meters, masks and normalized depth.
 
 Each set has a preset: how it stores depth, which pixels are valid, how its list file names the pairs. The tensors are
 Marigold's, bit for bit: `reference` computes them by its own steps in its own order, all at full size, resized last;
@@ -42,18 +42,18 @@ class Preset:
     """How one depth set is stored, cropped and masked.
 
     Args:
-        per_metre: The stored integer for one metre.
-        min_m: Valid depths are greater than this, in metres.
-        max_m: Valid depths are less than this, in metres.
+        per_meter: The stored integer for one meter.
+        min_m: Valid depths are greater than this, in meters.
+        max_m: Valid depths are less than this, in meters.
         columns: The files that a line of the list names, in order. After a pair, a third column may follow (KITTI's
             focal length); it is ignored.
-        crop: (height, width) cropped from the bottom centre before anything else.
+        crop: (height, width) cropped from the bottom center before anything else.
         train_mask: Region outside which no pixel is valid in training, a key of `REGIONS`.
         eval_mask: The same in evaluation.
         train_size: (height, width) of the result in training.
     """
 
-    per_metre: float
+    per_meter: float
     min_m: float
     max_m: float
     columns: tuple[str, ...] = ("rgb", "depth")
@@ -160,11 +160,12 @@ def plain_sample(pictures: dict[str, np.ndarray], preset: Preset, *, train: bool
         The tensors of a `DepthPairs` item, without `index` and the path.
 
     Raises:
-        ValueError: the pictures are too small for the crop, or none of their pixels has a valid depth.
+        ValueError: the pictures are too small for the crop, none of their pixels has a valid depth, or in training
+            all valid depths are the same.
     """
     crop = preset.crop_slices(*pictures["rgb"].shape[:2])
-    raw = metres(pictures["depth"], preset)[None]
-    filled = metres(pictures["filled"], preset)[None] if "filled" in pictures else raw.clone()
+    raw = meters(pictures["depth"], preset)[None]
+    filled = meters(pictures["filled"], preset)[None] if "filled" in pictures else raw.clone()
     rasters = {**rgb_tensors(pictures["rgb"]), "depth_raw_linear": raw, "depth_filled_linear": filled}
     rasters = {name: raster[:, crop[0], crop[1]] for name, raster in rasters.items()}
     inside = torch.zeros_like(rasters["depth_raw_linear"], dtype=torch.bool)
@@ -194,9 +195,9 @@ def rgb_tensors(pixels: np.ndarray) -> dict[str, Tensor]:
     return {"rgb_int": torch.from_numpy(rgb).int(), "rgb_norm": torch.from_numpy(rgb / 255.0 * 2.0 - 1.0).float()}
 
 
-def metres(pixels: np.ndarray, preset: Preset) -> Tensor:
-    """Depth in metres, float32, computed in float64."""
-    return torch.from_numpy(pixels / preset.per_metre).float()
+def meters(pixels: np.ndarray, preset: Preset) -> Tensor:
+    """Depth in meters, float32, computed in float64."""
+    return torch.from_numpy(pixels / preset.per_meter).float()
 
 
 def within_limits(depth: Tensor, preset: Preset) -> Tensor:
@@ -205,8 +206,14 @@ def within_limits(depth: Tensor, preset: Preset) -> Tensor:
 
 
 def scale_depth(depth: Tensor, near_far: Tensor) -> Tensor:
-    """Scale linearly from near, -1, to far, 1; clip there."""
+    """Scale linearly from near, -1, to far, 1; clip there. Raises ValueError where there is nothing between them."""
     near, far = near_far
+    if not near < far:
+        low, high = (f"{share:.0%}" for share in QUANTILES)
+        raise ArgumentError(
+            f"its depths have no range: {low} and {high} of the valid ones lie within {near:g} m, and scaling by that "
+            "divides by zero: remove the pair from the list"
+        )
     return torch.clip((depth - near) / (far - near) * 2.0 - 1.0, -1.0, 1.0)
 
 
@@ -224,19 +231,19 @@ def fast_sample(pictures: dict[str, np.ndarray], preset: Preset, *, train: bool,
     region = region_slices(preset.region(train=train), *sides)
     rows, columns = map(_nearest_pixels, sides, (train and preset.train_size) or sides)  # those that make the result
     if flipped:
-        columns = sides[1] - 1 - columns  # mirror first: mirroring a resized picture would pick other neighbours
+        columns = sides[1] - 1 - columns  # mirror first: mirroring a resized picture would pick other neighbors
     in_rows, in_columns = (
         (pixels >= part.start) & (pixels < part.stop) for pixels, part in zip((rows, columns), region, strict=True)
     )
     inside = in_rows[:, None] & in_columns
-    metres_of, is_valid = _depth_tables(preset)
+    meters_of, is_valid = _depth_tables(preset)
 
     def selected(column: str) -> np.ndarray:
         return pictures[column].take(rows, axis=0).take(columns, axis=1)
 
     def depth_tensors(column: str) -> list[Tensor]:
-        """Depth in metres, its mask and, in training, normalized depth."""
-        linear = torch.from_numpy(metres_of.take(selected(column)))[None]
+        """Depth in meters, its mask and, in training, normalized depth."""
+        linear = torch.from_numpy(meters_of.take(selected(column)))[None]
         mask = torch.from_numpy(is_valid.take(selected(column)) & inside)[None]
         norm = [scale_depth(linear, _near_far(pictures[column][region], preset))] if train else []
         return [linear, mask, *norm]
@@ -267,20 +274,20 @@ def _rgb_table() -> np.ndarray:
 
 @cache
 def _depth_tables(preset: Preset) -> tuple[np.ndarray, np.ndarray]:
-    """Metres, float32, and validity of each 16-bit value."""
-    depths = metres(np.arange(1 << 16), preset)
+    """Meters, float32, and validity of each 16-bit value."""
+    depths = meters(np.arange(1 << 16), preset)
     return depths.numpy(), within_limits(depths, preset).numpy()
 
 
 def _near_far(pixels: np.ndarray, preset: Preset) -> Tensor:
     """`torch.quantile` of the valid depths, by counting values instead of sorting pixels."""
-    metres_of, is_valid = _depth_tables(preset)
-    values = np.flatnonzero(is_valid & (metres_of > 0))
+    meters_of, is_valid = _depth_tables(preset)
+    values = np.flatnonzero(is_valid & (meters_of > 0))
     last_ranks = np.bincount(pixels.ravel(), minlength=1 << 16)[values].cumsum()
     require_valid_depths(last_ranks[-1])
     ranks = torch.tensor(QUANTILES).to(_rank_dtype()) * (last_ranks[-1].item() - 1)
-    neighbours = torch.stack([ranks, ranks.ceil()]).long().numpy()
-    below, above = torch.from_numpy(metres_of[values[np.searchsorted(last_ranks, neighbours, side="right")]])
+    neighbors = torch.stack([ranks, ranks.ceil()]).long().numpy()
+    below, above = torch.from_numpy(meters_of[values[np.searchsorted(last_ranks, neighbors, side="right")]])
     return torch.lerp(below, above, (ranks - ranks.long()).float())
 
 
@@ -316,7 +323,7 @@ class DepthPairs(Dataset):
 
     Items:
         rgb_int: int32 (3, H, W), 0 to 255. rgb_norm: float32 (3, H, W), -1 to 1.
-        depth_raw_linear, depth_filled_linear: float32 (1, H, W), metres; equal if the set has no filled depth.
+        depth_raw_linear, depth_filled_linear: float32 (1, H, W), meters; equal if the set has no filled depth.
         valid_mask_raw, valid_mask_filled: bool (1, H, W).
         depth_raw_norm, depth_filled_norm: float32 (1, H, W), -1 to 1 from the 2 % to the 98 % quantile of the valid
             depths; invalid pixels of the filled one are 1. Training only.

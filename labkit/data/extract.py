@@ -23,6 +23,7 @@ from labkit.util.parallel import map_items
 from labkit.util.process import progress_bar
 
 WORK = ".extract"  # folder under the root: what each folder came from, and what is still being extracted
+_MAX_PATH_BYTES = 4096  # PATH_MAX of Linux: nothing could open a longer one
 
 
 def extract_tars(
@@ -134,7 +135,10 @@ def _extract(progress: bool, job: _Job) -> None:
         if job.is_done():  # by another process, while this one waited
             return
         if os.path.lexists(job.final):
-            raise FileExistsError(f"{job.final} was not extracted from {job.archive} as it is now: remove it")
+            raise FileExistsError(
+                f"{job.final} was not extracted from {job.archive} as it is now: choose "
+                "another root, or move that folder away"
+            )
         if not job.is_recorded():
             shutil.rmtree(job.work, ignore_errors=True)
             job.work.mkdir(mode=0o700)  # so that nobody else changes what is half done
@@ -199,6 +203,8 @@ def _plan_members(archive: Path) -> tuple[dict[int, list[str]], int]:
 
 def safe_path(name: str) -> str:
     """`name` without `.` and doubled slashes, "" for the archive's own folder. ValueError if it leads elsewhere."""
+    if len(os.fsencode(name)) > _MAX_PATH_BYTES:
+        raise ArgumentError(f"is longer than a path can be ({_MAX_PATH_BYTES} bytes)")
     parts = [part for part in name.split("/") if part not in ("", ".")]
     if name.startswith("/"):
         raise ArgumentError("is an absolute name")

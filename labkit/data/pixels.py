@@ -219,7 +219,7 @@ class PixelStore(Labeled, Dataset):
         folder = sibling_path(path, ".parts")
         with file_lock(sibling_path(path, ".lock", hidden=True)):
             if path.exists():
-                found, remedy = cls(path), "choose another path, or remove it"
+                found, remedy = cls(path), "choose another path, or move that file away"
                 if found._origin != origin:
                     raise PixelError(
                         f"{path} holds other pixels (short_side {found._origin.short_side}, "

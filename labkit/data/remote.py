@@ -74,7 +74,7 @@ class HttpStore(ListedStore):
             self._keys = PackedStrings(sorted(keys))
 
     def allow_requests(self, n_at_once: int) -> None:
-        """Keep at least so many connections open in each process. Call it before the first read."""
+        """Keep at least `n_at_once` connections open in each process. Call it before the first read."""
         self._client.allow_requests(n_at_once)
 
     def read(self, key: str) -> bytes:
@@ -181,7 +181,7 @@ class ObjectStore(ListedStore):
         super().__init__(self._client.name, ignore)
 
     def allow_requests(self, n_at_once: int) -> None:
-        """Let S3's client keep so many connections, if `config_kwargs` does not say. Call it before the first read."""
+        """Let S3's client keep `n_at_once` connections, unless `config_kwargs` says so. Call it before reading."""
         self._client.allow_requests(n_at_once)
 
     def read(self, key: str) -> bytes:
@@ -235,6 +235,11 @@ def open_store(path_or_url: str | os.PathLike, *, ignore: str | Iterable[str] = 
         return ObjectStore(place, ignore=ignore, **storage_options)
     shown = strip_credentials(place) if is_far else place
     raise ArgumentError(f"{shown!r} is not a folder of images, a .tar or a URL of a known scheme")
+
+
+def is_far(store: Any) -> bool:
+    """Whether a store of labkit's reads over a network."""
+    return isinstance(store, ListedStore) and is_url(store.name) and not store.name.startswith("file:")
 
 
 def as_store(source: Any) -> Store:

@@ -28,7 +28,7 @@ Drawn = TypeVar("Drawn")
 
 MANIFEST = "manifest.json"
 
-# scikit-image's photographs: the function that loads each, and its licence as scikit-image states it.
+# scikit-image's photographs: the function that loads each, and its license as scikit-image states it.
 PHOTOGRAPHS = {
     "astronaut": "public domain (NASA)",
     "brick": "CC0 (CC0Textures)",

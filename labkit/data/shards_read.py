@@ -193,17 +193,20 @@ class EpochOrder:
         return self._counts[url]
 
     def _read(self, slices: Sequence[ShardSlice]) -> Iterator[dict[str, Any]]:
-        files = self.shards.open([part.url for part in slices])
+        is_empty, files = True, self.shards.open([part.url for part in slices])
         for (url, first, stop), file in zip(slices, files, strict=True):
             samples, n_read = read_samples(self.shards, url, file), first
             for sample in islice(samples, first, stop):
-                n_read += 1
+                n_read, is_empty = n_read + 1, False
                 # Before the last one, not after it: a reader that has all of its samples asks for no more.
                 if n_read == self._counts.get(url) and next(samples, None):
                     raise ArgumentError(f"{name_of(url)} has more samples than its manifest says: copy it again")
                 yield sample
             if stop is not None and n_read < stop:
                 raise ArgumentError(f"{name_of(url)} has fewer samples than the {stop} of its manifest: copy it again")
+        if slices and is_empty:
+            names = ", ".join(name_of(part.url) for part in slices)
+            raise ArgumentError(f"no sample is in {names}: write the shards again, or leave out those that are empty")
 
 
 _SET, _LOADED = -1, -2  # in place of a worker: an epoch was set, a state was loaded
@@ -516,8 +519,8 @@ def read_shards(
     """Images and labels of WebDataset shards, as a data set for torch's `DataLoader`.
 
     Ranks (`torchrun`'s, or `torch.distributed`'s) and their workers share the shards: every sample comes exactly once
-    per epoch. Ranks may have unequally many, and with DistributedDataParallel one would wait for another for ever: set
-    `samples_per_rank`, or wrap the loop in `torch.distributed.algorithms.join.Join`::
+    per epoch. Ranks may have different numbers of them, and with DistributedDataParallel one would wait for another
+    forever: set `samples_per_rank`, or wrap the loop in `torch.distributed.algorithms.join.Join`::
 
         dataset = lk.read_shards("shards", shuffle=1000, transform=transform)
         loader = DataLoader(dataset, batch_size=64, num_workers=2)
@@ -527,7 +530,7 @@ def read_shards(
             (`http://host/shard-{000000..000015}.tar`). Paths, `http(s)://`, `s3://`, others by fsspec.
         decoder: One of `labkit.DECODERS`.
         transform: Called with the uint8 (3, H, W) tensor. Generators other than torch's need a `worker_init_fn`.
-        shuffle: Above 0, each epoch has an order of shards of its own, and a buffer of so many samples mixes them.
+        shuffle: Above 0, each epoch has an order of shards of its own, and a buffer of this many samples mixes them.
         shuffle_initial: Samples in that buffer before it gives its first. The default is WebDataset's.
         seed: The same (seed, epoch) gives the same order, for as many ranks and workers. Each pass is the next epoch,
             unless `set_epoch` is called. With several ranks, it must be.

@@ -95,7 +95,7 @@ class SimulatedStore:
         return self.store.keys()
 
     def allow_requests(self, n_at_once: int) -> None:
-        """Let the other store answer so many requests at a time."""
+        """Let the other store answer `n_at_once` requests at a time."""
         allow_requests(self.store, n_at_once)
 
     def read(self, key: str) -> bytes:

@@ -133,7 +133,7 @@ class TarStore(ListedStore):
         return data
 
     def allow_requests(self, n_at_once: int) -> None:
-        """Let a server be asked for so many members at a time. Call it before the first read."""
+        """Let a server be asked for `n_at_once` members at a time. Call it before the first read."""
         allow_requests(self._blob, n_at_once)
 
     def evict(self) -> int:

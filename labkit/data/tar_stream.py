@@ -117,7 +117,7 @@ def read_header(tar: tarfile.TarFile, name: str, last: str) -> tarfile.TarInfo |
         return None
     except (tarfile.TarError, ValueError) as error:
         raise damage_error(name, f"the header at byte {start} cannot be read: {error}", last) from error
-    if info.size < 0 or tar.offset <= start:  # else the next header could be this one again, for ever
+    if info.size < 0 or tar.offset <= start:  # else the next header could be this one again, forever
         raise damage_error(name, f"{info.name!r} has a size below zero", last)
     return info
 
@@ -284,7 +284,7 @@ def convert_tar(source: str | os.PathLike, target: str | os.PathLike, *, progres
             raise TarError(f"{name} is not compressed: use it as it is")
         with file_lock(sibling_path(target, ".lock", hidden=True)):  # two at once: the second finds the target
             if target.exists():
-                raise FileExistsError(f"{target} exists: remove it, or choose another name")
+                raise FileExistsError(f"{target} exists: choose another name, or move that file away")
             with atomic_path(target) as partial:
                 with open(partial, "wb") as plain:
                     while True:

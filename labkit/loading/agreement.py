@@ -98,6 +98,6 @@ def _per_image(recipe: Recipe, library: str) -> Callable[[Tensor], Tensor]:
 
 
 def _apply_to_all(augment: Callable[[Tensor], Tensor], recipe: Recipe, images: Sequence[Tensor]) -> Tensor:
-    """Results on the scale of 0 to 255, without the normalisation."""
+    """Results on the scale of 0 to 255, without the normalization."""
     mean, std = (torch.tensor(values)[:, None, None] for values in (recipe.mean, recipe.std))
     return torch.stack([(augment(image) * std + mean) * 255 for image in images])

@@ -38,7 +38,7 @@ class Recipe:
         gray: Probability of dropping all color.
         blur: Probability of a Gaussian blur of `blur_kernel` pixels with a sigma from `blur_sigma`.
         solarize: Probability of inverting all values >= `solarize_from`.
-        mean, std: Per channel, on the scale of 0 to 1, for the normalisation.
+        mean, std: Per channel, on the scale of 0 to 1, for the normalization.
 
     >>> augment = lk.make_augment(lk.Recipe(size=128, gray=0.2))
     """
@@ -84,13 +84,13 @@ def make_augment(recipe: str | Recipe = "light", library: str = "v2", *, part: s
         recipe: A key of `RECIPES`, or a `Recipe`.
         library: `"pil"` (torchvision's first transforms, on PIL images), `"v2"` (torchvision's second, on tensors),
             `"albumentations"` (on NumPy arrays, by OpenCV) or `"kornia"` (on float batches, on any device).
-        part: `"geometry"` crops, resizes and flips; `"photometry"` changes colors, converts and normalises;
+        part: `"geometry"` crops, resizes and flips; `"photometry"` changes colors, converts and normalizes;
             `"all"` does both, in that order.
 
     Returns:
         A function of a uint8 tensor (3, H, W); `"pil"` also takes a PIL image. `"kornia"` takes a uint8 batch
         (N, 3, H, W) and draws for each image; `"v2"` also takes such a batch, with one draw for all of it.
-        It returns normalised float32 (..., 3, size, size); with `"geometry"` values of 0-255, uint8 (kornia: float32).
+        It returns normalized float32 (..., 3, size, size); with `"geometry"` values of 0-255, uint8 (kornia: float32).
 
     >>> augment = lk.make_augment("light", "v2")
     >>> augment(torch.zeros(3, 300, 400, dtype=torch.uint8)).shape

@@ -32,7 +32,7 @@ from labkit.util.strings import PackedStrings
 
 
 class BatchLoader(Labeled, Resumable):
-    """Load random resized crops of a store's images as batches of bytes or of normalised floats.
+    """Load random resized crops of a store's images as batches of bytes or of normalized floats.
 
     libjpeg-turbo and OpenCV release the GIL while they work, so threads can do what `DataLoader` needs processes for,
     and write into the batch itself. Only the rows and columns of a JPEG that the crop needs are decoded, at the
@@ -51,13 +51,13 @@ class BatchLoader(Labeled, Resumable):
             `if __name__ == "__main__":`, since workers import it.
         antialias: True: the pixels of torchvision's v2 transforms, to within rounding. False: OpenCV's bilinear, as
             in Albumentations. They differ where a crop is shrunk.
-        dtype: `torch.uint8`; or `torch.float32`, `float16` or `bfloat16`, which the threads write as they normalise.
+        dtype: `torch.uint8`; or `torch.float32`, `float16` or `bfloat16`, which the threads write as they normalize.
             Floats take two to four times the memory of bytes, on the way to the GPU, too.
         mean, std: Of red, green and blue, for floats: what `v2.Normalize` takes. Default: floats from 0 to 1.
         memory_format: `torch.channels_last`, or `torch.contiguous_format`: planes of red, green and blue.
         seed: Of order, crops and flips, which depend only on (seed, epoch, index), and on how many times the index came
             before in the epoch.
-        train: False: the centre of each image, as Resize(256) and CenterCrop(224) keep it for `size=224`, and no draws.
+        train: False: the center of each image, as Resize(256) and CenterCrop(224) keep it for `size=224`, and no draws.
         shuffle: A new order each epoch. Default: the value of `train`.
         sampler: Gives the indices instead, such as torch's `DistributedSampler`; its `set_epoch` is called, unless the
             training does so itself. Without one, the ranks that torchrun or `torch.distributed` started share out each
@@ -69,7 +69,7 @@ class BatchLoader(Labeled, Resumable):
         scaled_decoding: False: always decode at full size.
         prefetch_factor: Batches made ahead: of the loader, or of each of its `num_processes`.
         pin_memory: Page-locked batches. Default: if CUDA is available.
-        reads_in_flight: Requests to the store at a time, by so many threads that only read, apart from those that
+        reads_in_flight: Requests to the store at a time, by as many threads that only read, beside those that
             decode: for storage far away. Latency in seconds times the images per second that the cores can decode
             says how many it takes. They run ahead of the batches that are being made, and of a batch's end. Encoded
             images in memory are at most those of `prefetch_factor + 1` batches and `reads_in_flight` more; with
@@ -259,7 +259,7 @@ class BatchLoader(Labeled, Resumable):
     def _finish_first(self, started: "deque[_Batch]") -> tuple[Tensor, Tensor]:
         """Wait for the first batch and return it; it stays in `started` until it is complete."""
         batch = started[0]
-        # One wait for all: waiting for each task in turn would take the GIL from the working threads each time.
+        # One wait for all: waiting for one task after the other would take the GIL from the working threads each time.
         wait(batch.tasks.values(), return_when=FIRST_EXCEPTION)
         empty = [start + row for start, task in batch.tasks.items() for row in task.result()]
         labels = torch.from_numpy(self.labels[batch.indices])

@@ -169,7 +169,7 @@ class BucketBatchSampler(CountsEpochs, Sampler[list[int]]):
         """Ranks that share each epoch, by the name that torch's `DistributedSampler` has for it."""
         return rank_and_world_size()[1] if self._world_size is None else self._world_size
 
-    def rest(self, before: Sequence[Sequence[int]]) -> Iterator[list[int]]:
+    def remaining_batches(self, before: Sequence[Sequence[int]]) -> Iterator[list[int]]:
         """This rank's batches of what is left of the epoch.
 
         Args:

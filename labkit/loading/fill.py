@@ -92,7 +92,7 @@ def flip_into(target: np.ndarray) -> None:
 def _resize_antialias(target: np.ndarray, crop: np.ndarray) -> None:
     if not crop.flags.writeable:  # a mapped file: torch has no read-only tensors, and warns
         crop = crop.copy()
-    # Add the batch axis before permuting: from its stride torch recognises channels-last memory, and does not copy.
+    # Add the batch axis before permuting: from its stride torch recognizes channels-last memory, and does not copy.
     image = torch.from_numpy(crop)[None].permute(0, 3, 1, 2)
     resized = interpolate(image, target.shape[:2], mode="bilinear", antialias=True)
     np.copyto(target, resized.permute(0, 2, 3, 1)[0].numpy())
@@ -165,7 +165,7 @@ class PixelFormat:
 
     @cached_property
     def table(self) -> np.ndarray:
-        """The float that each byte becomes, by channel: (256, 3). Half types are rounded once, after normalising."""
+        """The float that each byte becomes, by channel: (256, 3). Half types are rounded once, after normalizing."""
         from torchvision.transforms.v2 import functional as F
 
         values = F.to_dtype(

@@ -147,7 +147,7 @@ def _thread_count(num_threads: int | None) -> int:
 class Limit:
     """What the limits return: work in threads, as an iterable for `compare`.
 
-    A pass yields the sizes of its batches as so many images are done.
+    A pass yields the sizes of its batches as soon as that many images are done.
 
     Args:
         n_images: Of a pass.

@@ -55,14 +55,14 @@ class CUDAPrefetcher(LoaderWrapper):
         self.loader: Any = loader
         self.depth, self.device = require_int("depth", depth), torch.device(device)
         self.batches_ahead = depth
-        self.lane = _make_lane(self.device)
+        self.transfer = _make_lane(self.device)
         self._state: Any = None  # the loader's, when the batch that was handed out last came from it
 
     def __len__(self) -> int:
         return len(self.loader)
 
     def __getattr__(self, name: str) -> Any:
-        # While unpickling there is no loader yet, so looking it up would recurse for ever; and the loader's own
+        # While unpickling there is no loader yet, so looking it up would recurse forever; and the loader's own
         # `__deepcopy__` would copy only the loader.
         if name == "loader" or name.startswith("__"):
             raise AttributeError(name)
@@ -85,7 +85,7 @@ class CUDAPrefetcher(LoaderWrapper):
         while source is not None or ahead:
             while source is not None and len(ahead) <= self.depth:
                 try:
-                    ahead.append((self.lane.send(next(source)), state_of()))
+                    ahead.append((self.transfer.send(next(source)), state_of()))
                 except StopIteration:
                     source = None
                 except Exception as raised:
@@ -93,7 +93,7 @@ class CUDAPrefetcher(LoaderWrapper):
             # No batch is bound to a name here, so that the consumer holds the last reference.
             if ahead:
                 self._state = ahead[0][1]
-                yield self.lane.hand_over(*ahead.popleft()[0])
+                yield self.transfer.hand_over(*ahead.popleft()[0])
         self._state = None
         if error is not None:
             raise error

@@ -15,7 +15,7 @@ from labkit.loading.read_ahead import look_ahead
 from labkit.loading.seeding import SeededIndices
 from labkit.loading.torch_loader import worker_context
 
-# A forked worker would inherit locks that threads of OpenCV and torch hold, and wait for ever.
+# A forked worker would inherit locks that threads of OpenCV and torch hold, and wait forever.
 _START_METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 
 # The numbers of a batch's images, and those of images that the same worker will be given next.
@@ -33,7 +33,7 @@ class _FilledBatches(Dataset):
 
 
 class _Tasks:
-    """The tasks of an epoch, as a sampler that torch asks anew in each. torch gives them to its workers in turn."""
+    """The tasks of an epoch, as a sampler. torch asks it in each epoch, and its workers take turns."""
 
     def __init__(self, num_processes: int, reads_in_flight: int) -> None:
         self.batches: Iterator[SeededIndices] = iter(())

@@ -1,4 +1,4 @@
-"""Many requests at a time: threads that only wait for bytes, apart from those that decode."""
+"""Many requests at a time: threads that only wait for bytes, separate from those that decode."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -72,7 +72,7 @@ class Progress:
         if is_empty and hasattr(batch_sampler, "__len__") and len(batch_sampler):
             raise OperationError(
                 f"{type(batch_sampler).__name__} gave no batch in epoch {self.epoch}, although its length is "
-                f"{len(batch_sampler)}: its __iter__ must begin anew each time, and so must that of its sampler"
+                f"{len(batch_sampler)}: its __iter__ must start from the beginning, and so must its sampler's"
             )
 
     def count(self) -> None:
@@ -182,15 +182,15 @@ class Resumable(ABC):
         if not isinstance(state, Mapping) or state.get("version") != _VERSION:
             raise ArgumentError(
                 f"this is not a state of {type(self).__name__}: give the one that its state_dict() returned with this "
-                "version of labkit, or begin the epoch anew"
+                "version of labkit, or start the epoch from the beginning"
             )
         for name, value in identity.items():
             if state.get(name) != value:
                 raise ArgumentError(
                     f"the state was taken with {name}={state.get(name)!r}, this loader has {value!r}: make the loader "
-                    "as it was, or begin the epoch anew"
+                    "as it was, or start the epoch from the beginning"
                 )
-        remedy = "pass the classes= that it was made with, or begin the epoch anew"
+        remedy = "pass the classes= that it was made with, or start the epoch from the beginning"
         check_same_classes("the state", state.get("classes", ()), self._class_names(), remedy)
         n_batches, before, order_crc32 = state["n_batches"], state["before"], state["order_crc32"]
         rank, world_size = share_of(self.batch_sampler)

@@ -177,7 +177,7 @@ def check_repeatable(name: str, sampler: Any) -> None:
         if isinstance(each, Iterator) and not isinstance(each, Sampler):
             raise WrongTypeError(
                 f"{name} is a {type(each).__name__}, which can be read once: the second epoch would have no batch. "
-                "Give a list, or an object whose __iter__ begins anew each time"
+                "Give a list, or an object whose __iter__ starts from the beginning each time"
             )
 
 
@@ -248,7 +248,7 @@ def batches_of_rank(batch_sampler: Any, before: Sequence[Sequence[int]] = ()) ->
     """
     rank, world_size = share_of(batch_sampler)
     if before and hasattr(batch_sampler, "rest"):
-        return batch_sampler.rest(before)
+        return batch_sampler.remaining_batches(before)
     sampler: Any = getattr(batch_sampler, "sampler", None)
     is_whole = _is_whole(batch_sampler)
     if not before and (world_size == 1 or not is_whole):

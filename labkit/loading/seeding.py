@@ -50,7 +50,7 @@ def permutation(length: int, *numbers: int) -> torch.Tensor:
 
 
 class SeededIndices(list):
-    """The indices of one batch. Taking them one by one seeds all random generators, anew for each sample.
+    """The indices of one batch. Taking them one by one seeds all random generators again for each sample.
 
     So a batch of indices carries its seeds into any loader over the same data set, in this process or in a worker:
     torch's `DataLoader` makes a batch by `[dataset[index] for index in batch]`.

@@ -12,6 +12,7 @@ import os
 import pickle
 import signal
 import sys
+import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,7 +25,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, Subset, get_worker_info
 
 from labkit.data.dataset import collate
-from labkit.errors import ArgumentError, WorkerDied, WrongTypeError
+from labkit.data.remote import is_far
+from labkit.errors import ArgumentError, OperationError, WorkerDied, WrongTypeError
 from labkit.loading.bucket_sampler import check_batch_sampler
 from labkit.loading.resume import Pass, Progress, Resumable
 from labkit.loading.samplers import LoaderWarning, SeededBatchSampler, check_repeatable, choose_sampler
@@ -33,6 +35,7 @@ from labkit.util.arguments import require_choice, require_int
 from labkit.util.machine import core_limits, main_is_script, usable_cores
 from labkit.util.process import keep_freed_memory, preserve_rng_state
 
+_MAX_SOCKET_FOLDER_BYTES = 107 - len("/pymp-12345678/listener-12345678")  # of the 107 of a socket's path on Linux
 _MINIMA = {"batch_size": 1, "num_workers": 0, "prefetch_factor": 1, "seed": -(1 << 63)}
 
 
@@ -50,7 +53,8 @@ class LoaderConfig:
         start_method: `"fork"`, `"spawn"` or `"forkserver"`. None: `"forkserver"` in a notebook or console on Linux, as
             a fork may catch one of the kernel's threads holding a lock; elsewhere Python's default. A fork shares the
             data set with the workers; the others send a copy to each.
-        oversubscribe: Allow more workers than usable cores.
+        oversubscribe: Allow more workers than usable cores. They are allowed without it where the data set has a
+            `store` that reads over a network, for which they mostly wait.
 
     >>> config = lk.LoaderConfig(batch_size=128, num_workers=2, prefetch_factor=4)
 
@@ -74,16 +78,20 @@ class LoaderConfig:
         if self.start_method is not None:
             require_choice("start_method", self.start_method, multiprocessing.get_all_start_methods())
 
-    def resolved(self) -> "LoaderConfig":
-        """This configuration as it will be used on this machine, every None filled in. Warns of changes."""
+    def resolved(self, dataset: Any = None) -> "LoaderConfig":
+        """This configuration as it will be used on this machine, every None filled in. Warns of changes.
+
+        Args:
+            dataset: What is loaded, which may read over a network.
+        """
         num_workers, usable, has_cuda = self.num_workers, usable_cores(), torch.cuda.is_available()
         if num_workers is None:
             num_workers = cores_per_rank()
-        elif num_workers > usable and not self.oversubscribe:
+        elif num_workers > usable and not self.oversubscribe and not is_far(getattr(dataset, "store", None)):
             limits = ", ".join(f"{name} {value}" for name, value in core_limits().items())
             _warn(
                 f"num_workers={num_workers} reduced to {usable}: this process may use {usable} cores ({limits}), and "
-                "more workers would only take turns. LoaderConfig(oversubscribe=True) keeps them"
+                "more would take turns. If yours wait for a network, LoaderConfig(oversubscribe=True) keeps them"
             )
             num_workers = usable
         if not num_workers:
@@ -194,11 +202,11 @@ def start_worker(worker_id: int) -> None:
     if "cv2" in sys.modules:
         sys.modules["cv2"].setNumThreads(0)
     keep_freed_memory()
-    # An error in place of what cannot be pickled: the main process would wait for it for ever.
+    # An error in place of what cannot be pickled: the main process would wait for it forever.
     multiprocessing.queues.Queue._on_queue_feeder_error = _send_pickling_error  # type: ignore[attr-defined]  # private
     parent = multiprocessing.parent_process()
     if parent is not None and parent.pid != os.getppid():
-        # Forked by a fork server. torch watches that, which in turn waits for its workers: both would stay for ever
+        # Forked by a fork server, which torch watches and which waits for its workers: both would stay forever
         # after a kill of the main process.
         threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
 
@@ -236,7 +244,7 @@ def make_loader(
         config: How to load. Default: `LoaderConfig()`.
         shuffle: A new order each epoch, which depends on the seed alone.
         sampler: Where the indices come from instead, such as torch's `DistributedSampler`; its `set_epoch` is called,
-            unless the training does so itself. An index may come several times in an epoch: it is drawn for anew.
+            unless the training does so itself. An index may come several times in an epoch, each with its own draws.
         batch_sampler: Where the indices of each batch come from instead, such as `BucketBatchSampler`; its `set_epoch`
             is called, or that of its `sampler`. It decides on order, batch size and last batches; the seed is still
             that of all random draws.
@@ -271,7 +279,7 @@ def make_loader(
         raise WrongTypeError(f"{type(dataset).__name__} is not a map-style data set: use torch's DataLoader for it")
     if len(dataset) == 0:
         raise ArgumentError(f"{type(dataset).__name__} holds no sample: a loader needs at least one")
-    settings = (config or LoaderConfig()).resolved()
+    settings = (config or LoaderConfig()).resolved(dataset)
     order: dict[str, Any] = {"batch_sampler": batch_sampler}
     if batch_sampler is None:
         chosen = choose_sampler(dataset, sampler, shuffle, settings.seed)
@@ -314,7 +322,7 @@ class Loader(Resumable, DataLoader):
 
     Iterating raises what a worker raised, with the key of the sample and the worker's traceback, or `WorkerDied`. After
     an error, or Ctrl-C while waiting for a batch, the workers are gone; the next epoch starts new ones. What is set on
-    the data set between two epochs holds from the next one on: persistent workers then start anew. Two passes may run
+    the data set between two epochs holds from the next one on: persistent workers then start again. Two passes may run
     at a time; each has its own workers.
     """
 
@@ -374,6 +382,8 @@ class _Run:
         self._requests.indices = loader._batches_of(progress)
         vars(self._loader).update(dataset=_Batches(*parts), batch_sampler=self._requests, collate_fn=_return_batch)
         starts = loader.num_workers > 0 and self._iterator is None
+        if starts:
+            _check_workers_can_start()
         # On the CPU whatever torch.set_default_device says: torch draws a seed there, with the loader's generator.
         with torch.device("cpu"), delay_interrupts() if starts else nullcontext():
             self._iterator = DataLoader.__iter__(self._loader)
@@ -385,6 +395,21 @@ class _Run:
         """End the workers; the next pass starts new ones."""
         iterator, self._iterator, self._loader._iterator = self._iterator, None, None
         getattr(iterator, "_shutdown_workers", lambda: None)()  # else they end with the iterator
+
+
+def _check_workers_can_start() -> None:
+    """Raise RuntimeError where Python would refuse to start processes, or to connect to them, in words of its own."""
+    if multiprocessing.current_process().daemon:
+        raise OperationError(
+            "a daemonic process, such as a worker of a multiprocessing.Pool or of another DataLoader, cannot start "
+            "workers: pass num_workers=0 here, or use concurrent.futures.ProcessPoolExecutor, whose processes can"
+        )
+    folder = tempfile.gettempdir()
+    if len(os.fsencode(folder)) > _MAX_SOCKET_FOLDER_BYTES:
+        raise OperationError(
+            f"the temporary folder {folder} has a name of over {_MAX_SOCKET_FOLDER_BYTES} bytes, too long for the "
+            "sockets by which workers hand over their batches: set TMPDIR to a shorter one, or num_workers=0"
+        )
 
 
 class _Requests:
@@ -501,7 +526,7 @@ def _return_batch(batch: Any) -> Any:
 
 
 def _attributes(roots: Sequence[Any]) -> list[Any]:
-    """What objects hold, and what that holds in turn: where something is replaced, the list is another one."""
+    """What objects hold, and what those hold: where something is replaced, the list is another one."""
     found: list[Any] = []
     waiting, seen = list(roots), set[int]()
     while waiting:

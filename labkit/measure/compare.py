@@ -117,7 +117,9 @@ def compare(
         raise ArgumentError(f"precision must be > 0, as 0.05 for 5 %, got {precision}")
     for label, factory in variants.items():
         if not callable(factory):
-            raise ArgumentError(f"variant {label!r} is not a function: write `lambda: loader`, so each run starts anew")
+            raise ArgumentError(
+                f"variant {label!r} is not a function: write `lambda: loader`, so each run starts afresh"
+            )
     if rounds is not None:
         stopping = Stopping(require_int("rounds", rounds), precision, 0, clock)
     else:

@@ -44,11 +44,11 @@ PREDICTED = "mediumpurple"  # bars of what was not measured
 
 _TITLE_PT = 10.0
 _NAME_WIDTH = 28  # characters in a line
-_CHARACTERS_PER_IN = 126  # of text of one point: so many of a usual sentence fit into an inch
+_CHARACTERS_PER_IN = 126  # of text of one point that fit into an inch, in a usual sentence
 
 
 def make_axes(height_in: float = 1.4, *, rows: float = 0) -> Axes:
-    """The axes of a new figure of the usual width, with room for so many rows."""
+    """The axes of a new figure of the usual width, with room for `rows` rows."""
     return plt.subplots(figsize=(WIDTH_IN, height_in + 0.5 * rows), layout="constrained")[1]
 
 

@@ -138,11 +138,18 @@ def summarize(frame: pd.DataFrame, baseline: str | None = None) -> pd.DataFrame:
     base = runs[runs["variant"] == baseline]
     peak_mem_mb = frame.groupby("variant")["peak_mem_mb"].max()  # taken in warm-ups
     rows = [_summarize_variant(own, base, peak_mem_mb[name]) for name, own in runs.groupby("variant", sort=False)]
-    summary = pd.DataFrame(rows).set_index("variant")
+    summary = _Summary(pd.DataFrame(rows).set_index("variant"))
     for variant, note in summary["note"].items():
         if "unstable" in note:
             warnings.warn(f"{variant}: {note}", InstabilityWarning, stacklevel=2)
     return summary
+
+
+class _Summary(pd.DataFrame):
+    """A table that a script prints whole: pandas would put `...` in place of speed-up and verdict."""
+
+    def __repr__(self) -> str:
+        return self.to_string()
 
 
 def quiet_summary(frame: pd.DataFrame, baseline: str | None = None) -> pd.DataFrame:

@@ -17,7 +17,7 @@ from typing import Any
 import pandas as pd
 
 from labkit.errors import ArgumentError, WrongTypeError
-from labkit.measure.usage import CoreTime, apart_cpu_s, core_time, tree_usage
+from labkit.measure.usage import CoreTime, core_time, excluded_cpu_s, tree_usage
 from labkit.util.arguments import require_int
 from labkit.util.tensor_trees import iter_tensors, map_tensors, move_tensors
 
@@ -205,9 +205,9 @@ class _RepeatedSampler:
 Factory = Callable[[], Iterable[Any]]
 
 _MIN_BATCHES = 8  # of an iterable that cannot be lengthened: fewer have no steady state
-# A steady state lasts at most so many times `min_steady_s`, unless one batch of each worker takes longer.
+# A steady state lasts at most this many times `min_steady_s`, unless one batch of each worker takes longer.
 _MAX_SHARE = 4
-_N_QUEUES = 2  # and, within that, at least so many times as many batches as the loader holds ready
+_N_QUEUES = 2  # and, within that, at least this many times the batches that the loader holds ready
 
 
 class NoBatch(Exception):
@@ -324,7 +324,7 @@ class Stopwatch:
         if self.n_steady_batches:
             return n_batches >= self.n_steady_batches
         if n_batches % self._n_workers:
-            return False  # workers deliver in turn: count as many batches of each
+            return False  # workers deliver round-robin: count as many batches of each
         if seconds >= _MAX_SHARE * self.min_steady_s:
             return True
         if self.is_warmup:
@@ -363,7 +363,7 @@ class Stopwatch:
         return self._mark(self.clock())
 
     def _mark(self, at_s: float) -> _Mark:
-        cpu_s, apart_s, cores = tree_usage().cpu_s, apart_cpu_s(), core_time()
+        cpu_s, apart_s, cores = tree_usage().cpu_s, excluded_cpu_s(), core_time()
         return _Mark(at_s, self.clock(), self._n_batches, self._n_images, cpu_s, apart_s, cores)
 
 

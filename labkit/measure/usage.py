@@ -58,7 +58,7 @@ def core_time() -> CoreTime:
 
 
 # Ids of processes that are not measured, with their descendants: our samplers, and processes that measure themselves.
-apart: set[int] = set()
+excluded_pids: set[int] = set()
 
 _CHILDREN_FILE = "/proc/thread-self/children"  # exists if the kernel lists the children of processes
 _ENDED = FileNotFoundError, ProcessLookupError  # what reading about a process or thread that has ended raises
@@ -96,15 +96,15 @@ def tree_usage() -> Usage:
     """
     own, reaped = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu_s = own.ru_utime + own.ru_stime + reaped.ru_utime + reaped.ru_stime
-    pids, read_bytes = descendants(os.getpid(), apart), _read_bytes(os.getpid())
+    pids, read_bytes = descendants(os.getpid(), excluded_pids), _read_bytes(os.getpid())
     if read_bytes is not None:
         read_bytes += sum(_read_bytes(pid) or 0 for pid in pids)
     return Usage(cpu_s + sum(map(_cpu_s, pids)), read_bytes)
 
 
-def apart_cpu_s() -> float:
+def excluded_cpu_s() -> float:
     """CPU seconds so far of the processes that are not measured, which are ours all the same."""
-    return sum(map(_cpu_s, {child for pid in apart for child in (pid, *descendants(pid))}))
+    return sum(map(_cpu_s, {child for pid in excluded_pids for child in (pid, *descendants(pid))}))
 
 
 def _cpu_s(pid: int) -> float:
@@ -130,7 +130,7 @@ def tree_memory() -> "pd.DataFrame":
     import pandas as pd  # here, since processes that only measure themselves do not need it
 
     rows = []
-    for number, pid in enumerate((os.getpid(), *descendants(os.getpid(), apart))):
+    for number, pid in enumerate((os.getpid(), *descendants(os.getpid(), excluded_pids))):
         with suppress(psutil.Error, AttributeError):  # it has ended, or the system does not report PSS
             memory = psutil.Process(pid).memory_full_info()
             name = f"child {number}" if number else "main"
@@ -158,17 +158,17 @@ class PeakMemory:
                 bufsize=0,
                 start_new_session=True,  # Ctrl-C is for the measured processes
             )
-            apart.add(self._process.pid)
+            excluded_pids.add(self._process.pid)
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         if self._process is not None:
             with self._process:  # waits for its end and closes the pipes
                 self._process.kill()  # it has nothing to save
-            apart.discard(self._process.pid)
+            excluded_pids.discard(self._process.pid)
 
     def begin(self) -> None:
-        self._send(",".join(["begin", *map(str, apart)]))
+        self._send(",".join(["begin", *map(str, excluded_pids)]))
 
     def now(self) -> None:
         """Ask for a sample, without waiting for it: a short run may have no other while its workers live."""

@@ -27,7 +27,7 @@ CLASSES = ("amber", "blue", "coral")
 _RISE_X, _RISE_Y = 60.0, 44.0  # of the brightness across the whole picture
 _GRAIN_SD = 8.0
 _COLUMNS, _ROWS = 10, 7  # grid of colors
-_COLOR_STEP = 10.0  # between neighbours in the grid, of 255
+_COLOR_STEP = 10.0  # between neighbors in the grid, of 255
 _MAX_COLOR_ERROR = 3.0  # encoders and filters change a color by less than 1
 
 
@@ -113,7 +113,7 @@ def check_peer(peer: Peer, work: Work) -> dict[str, float]:
 
     Reads two epochs, of raw formats four. In each, every picture must come exactly once (with `drops_last`, the last
     short batch may be missing), with its folder's label, in batches of the right shape and type and with the right
-    colors; floats must be normalised by the mean and deviation of the work. The crops must be distributed as those of
+    colors; floats must be normalized by the mean and deviation of the work. The crops must be distributed as those of
     RandomResizedCrop, with half of them flipped, and differ from each other and between epochs.
 
     Args:
@@ -166,7 +166,7 @@ def _read_batch(batch: Any, work: Work) -> tuple[pd.DataFrame, tuple[Tensor, Ten
         pixels = 255 * (images * std + mean)
         low, high = pixels.min().item(), pixels.max().item()
         is_allowed = low >= -_BYTE_TOLERANCE and high <= 255 + _BYTE_TOLERANCE
-        _expect(is_allowed, f"floats are not normalised: undone, they are {low:.0f} to {high:.0f}, not within 0 to 255")
+        _expect(is_allowed, f"floats are not normalized: undone, they are {low:.0f} to {high:.0f}, not within 0 to 255")
     return read_crops(pixels).assign(label=labels), (pixels.mean((2, 3)), pixels.square().mean((2, 3)))
 
 
@@ -178,7 +178,7 @@ def _check_floats(moments: Sequence[tuple[Tensor, Tensor]]) -> None:
     found, wanted = (", ".join(f"{value:.0f}" for value in values) for values in (deviation, usual))
     _expect(
         is_usual_mean and abs(deviation / usual - 1).max() <= _MAX_DEVIATION_ERROR,
-        "floats are not normalised: undone, mean and deviation of red, green and blue are "
+        "floats are not normalized: undone, mean and deviation of red, green and blue are "
         f"{mean.mean():.0f} and {found}, not about {_MEAN:.0f} and {wanted}",
     )
 

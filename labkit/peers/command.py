@@ -16,9 +16,16 @@ from labkit.measure.frames import save_frame
 from labkit.measure.gil import find_sampler
 from labkit.measure.plots import WIDTH_IN
 from labkit.peers.peer import CLASSES
-from labkit.peers.ranking import against_best, group_by_class, left_out, peer_table, plot_peers
+from labkit.peers.ranking import (
+    against_best,
+    append_runs,
+    group_by_class,
+    left_out,
+    peer_table,
+    plot_peers,
+    read_collection,
+)
 from labkit.peers.registry import PEERS, compare_peers, missing_modules
-from labkit.peers.run import append_runs, read_collection
 from labkit.util.files import write_atomic
 from labkit.util.machine import env_id
 from labkit.util.pictures import png_bytes

@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
 from labkit.errors import ArgumentError, HostError
-from labkit.measure.usage import apart
+from labkit.measure.usage import excluded_pids
 from labkit.peers.peer import Peer, Work
 from labkit.peers.run import PeerRun
 from labkit.util.process import keep_freed_memory
@@ -128,7 +128,7 @@ class Host(AbstractContextManager):
                 pass_fds=[child_pipe.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL, start_new_session=True,  # Ctrl-C comes to us, and we close the host
             )  # fmt: skip
-        apart.add(self._process.pid)
+        excluded_pids.add(self._process.pid)
         with suppress(OSError):  # the process died: `answer` reports it
             self._pipe.send(sys.path)
             self._pipe.send_bytes(cloudpickle.dumps((peer, work)))
@@ -178,7 +178,7 @@ class Host(AbstractContextManager):
             os.killpg(self._process.pid, signal.SIGKILL)  # kills orphaned workers, too
         self._process.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
-        apart.discard(self._process.pid)
+        excluded_pids.discard(self._process.pid)
 
 
 class HostedLoader:

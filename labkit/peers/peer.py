@@ -22,7 +22,7 @@ from labkit.util.machine import package_version, usable_cores
 JPEG_FILES, JPEG_PACKED, RAW_PIXELS = "JPEG files", "JPEG in own format", "raw pixels"
 UINT8, FLOAT32 = "uint8", "float32"
 
-MEAN, STD = Recipe().mean, Recipe().std  # ImageNet's, as nearly every training normalises
+MEAN, STD = Recipe().mean, Recipe().std  # ImageNet's, as nearly every training normalizes
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ def _digest_photos(work: Work) -> str:
     return hashlib.sha256("\n".join([*facts, str(work.short_side)]).encode()).hexdigest()
 
 
-def labelled_photos(work: Work) -> list[tuple[Path, int]]:
+def labeled_photos(work: Work) -> list[tuple[Path, int]]:
     """Path and label of every photo, sorted by name."""
     photos = FolderStore(work.root)
     _, labels = labels_of(photos.keys(), source=photos)
@@ -195,9 +195,9 @@ class PeerClass:
 
 CLASSES = {
     "jpeg-uint8": PeerClass("JPEG to uint8", _JPEG),
-    "jpeg-float32": PeerClass("JPEG to normalised float32", _JPEG, FLOAT32),
+    "jpeg-float32": PeerClass("JPEG to normalized float32", _JPEG, FLOAT32),
     "raw-uint8": PeerClass("raw pixels at 256 to uint8", (RAW_PIXELS,)),
-    "raw-float32": PeerClass("raw pixels at 256 to normalised float32", (RAW_PIXELS,), FLOAT32),
+    "raw-float32": PeerClass("raw pixels at 256 to normalized float32", (RAW_PIXELS,), FLOAT32),
     "jpeg256-uint8": PeerClass("JPEG at 256 to uint8", _JPEG, jpeg_short_side=256),
     "camera-uint8": PeerClass("camera JPEG to uint8", _JPEG, profile="camera"),
 }

@@ -1,16 +1,21 @@
-"""What the runs of `compare_peers` say: the table, labkit's rows against the best peer, and the plot by class."""
+"""What the runs of `compare_peers` say: table, best peer, plot by class, more cores; and the CSV that collects them."""
 
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from labkit.measure.frames import measured_runs
-from labkit.measure.plots import COLORS, LIMIT, SMALL_PT, make_axes, put_legend_below, write_title
+from labkit.errors import ArgumentError
+from labkit.measure.frames import MEASURE_VERSION, load_frame, measured_runs, save_frame
+from labkit.measure.plots import COLORS, LIMIT, MARKERS, SMALL_PT, make_axes, put_legend_below, write_title
 from labkit.measure.statistics import format_ratio, quiet_summary, speedup_interval
 from labkit.peers.adapters.own import DECODE_LIMIT, MEMCPY_LIMIT, WRITE_LIMIT
 from labkit.peers.peer import RAW_PIXELS
+from labkit.util.machine import NOTEBOOK_FOLDER, name_run
 
 _RESAMPLING = {True: "antialiased", False: "not antialiased", None: "between"}
 
@@ -177,3 +182,134 @@ def _label_axes(ax: Axes, labels: list[str], groups: dict[str, pd.DataFrame]) ->
     for kind, style in _STYLES.items():
         ax.scatter([], [], label={"baseline": "naive baseline"}.get(kind, kind), **style)
     put_legend_below(ax)
+
+
+STORED = "13_peers.csv"  # beside the notebook
+
+
+def append_runs(frame: pd.DataFrame, path: str | os.PathLike) -> pd.DataFrame:
+    """Add a comparison to a CSV, which is created if it is not there.
+
+    A run of the same class on the same machine replaces the one before. Runs of other machines stay beside it:
+    nothing is compared across machines, since `lk.summarize` refuses that.
+
+    Args:
+        frame: Runs of one comparison, as `compare_peers` returns them.
+        path: The CSV.
+
+    Returns:
+        The whole collection, with the columns `run`, which names each comparison, and `measure`, the version of what
+        its figures mean.
+
+    Raises:
+        ValueError: the file holds something else, or figures of another meaning; names it and the remedy.
+    """
+    added = frame.assign(run=name_run(), measure=MEASURE_VERSION)
+    if Path(path).exists():
+        stored, (machine, name) = read_collection(path), added[["env_id", "peer_class"]].iloc[0]
+        others = stored[(stored["env_id"] != machine) | (stored["peer_class"] != name)]
+        added = pd.concat([others, added], ignore_index=True)
+    save_frame(added, Path(path))
+    return added
+
+
+def read_collection(path: str | os.PathLike) -> pd.DataFrame:
+    """Read a collection; errors as for `append_runs`."""
+    stored = load_frame(path)
+    if not {"run", "measure", "peer_class"} <= set(stored):
+        raise ArgumentError(f"{path} is no collection of peers' runs: name another file, which will be created")
+    if (stored["measure"] != MEASURE_VERSION).any():
+        raise ArgumentError(
+            f"{path} holds figures of measure {sorted(set(stored['measure']))}, and this version writes "
+            f"{MEASURE_VERSION}: name another file, or run all classes again"
+        )
+    return stored
+
+
+def stored_runs() -> pd.DataFrame:
+    """The collection that is stored beside notebook 13: every class, on the machine of the stored notebooks.
+
+    Raises:
+        FileNotFoundError: it is not there.
+        ValueError: its figures have another meaning than this version's.
+
+    Taught in: notebooks/13_peers.ipynb
+    """
+    return read_collection(NOTEBOOK_FOLDER / STORED)
+
+
+def comparisons(collection: pd.DataFrame) -> Iterator[tuple[str, str, pd.DataFrame]]:
+    """Machine (`env_id`), class and runs of each comparison in a collection, in their order."""
+    for (machine, name), runs in collection.groupby(["env_id", "peer_class"], sort=False):
+        yield str(machine), str(name), runs
+
+
+CORES = (1, 2, 4, 8, 16, 32, 64, 128)
+
+
+def predict_cores(table: pd.DataFrame, cores: Sequence[int] = CORES) -> pd.DataFrame:
+    """Images per second of threads in one process, on a number of cores: a prediction, not a measurement.
+
+    The cores deliver `cores` / CPU seconds per image, until the lock is held all the time. Memory bandwidth, clock
+    rates and hyper-threads are left out, so the truth lies below.
+
+    Args:
+        table: As `peer_table` returns it, with `cpu_s_per_1000` and `gil_us_per_image`; rows without both are left out.
+        cores: Numbers of cores.
+
+    Returns:
+        One row per loader and number of cores: `variant`, `cores`, `images_per_s`, `n_processes`, how many processes
+        would lift the bound of the lock, and `simulated` (`"predicted"`).
+
+    Taught in: notebooks/13_peers.ipynb
+    """
+    known = table.dropna(subset=["cpu_s_per_1000", "gil_us_per_image"])
+    rows = []
+    for name, row in known[known["gil_us_per_image"] > 0].iterrows():
+        lock = 1e6 / row["gil_us_per_image"]
+        for number in cores:
+            free = number * 1000 / row["cpu_s_per_1000"]
+            rows.append({
+                "variant": name, "cores": number, "images_per_s": min(free, lock),
+                "n_processes": max(1, -int(-free // lock)), "simulated": "predicted",
+            })  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def plot_cores(
+    predicted: pd.DataFrame, measured: pd.DataFrame, *, ax: Axes | None = None, about: str = "", **kwargs: Any
+) -> Axes:
+    """Predicted rates over cores as dashed lines, and what was measured as filled marks.
+
+    The title says where the lock ends the growth of the fastest.
+
+    Args:
+        predicted: From `predict_cores`.
+        measured: Columns `variant`, as in `predicted`, `cores` and `images_per_s`.
+        about: What was measured; the title begins with it.
+        **kwargs: Passed to `Axes.plot` for the lines.
+
+    Taught in: notebooks/13_peers.ipynb
+    """
+    ax = ax or make_axes(5)
+    for color, marker, (name, line) in zip(COLORS, MARKERS, predicted.groupby("variant", sort=False), strict=False):
+        style = {"linestyle": "--", "color": color, "marker": marker, "markerfacecolor": "white", "label": name}
+        ax.plot(line["cores"], line["images_per_s"], **{**style, **kwargs})
+        dots = measured[measured["variant"] == name]
+        ax.scatter(dots["cores"], dots["images_per_s"], color=color, marker=marker, s=70, zorder=3)
+    ax.plot([], [], "--", color="0.4", label="predicted: cores, then the lock")
+    ax.scatter([], [], color="0.4", label="measured")
+    ax.set(xscale="log", yscale="log", xlabel="cores of one process", ylabel="images per second")
+    ax.set_xticks(sorted(set(predicted["cores"])), [str(number) for number in sorted(set(predicted["cores"]))])
+    ax.minorticks_off()
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda rate, _: f"{rate:,.0f}"))
+    ax.grid(alpha=0.3)
+    put_legend_below(ax, columns=2)
+    message = "no loader has a measured lock: nothing is predicted"
+    if len(predicted):
+        best = predicted[predicted["variant"] == predicted.loc[predicted["images_per_s"].idxmax(), "variant"]]
+        first, top = best.iloc[0], best.loc[best["images_per_s"].idxmax()]
+        ratio = format_ratio(top["images_per_s"] / first["images_per_s"])
+        message = f"{top['variant']} on {top['cores']} cores: predicted {ratio}x of {first['cores']}"
+    write_title(ax, f"{about}: {message}" if about else message)
+    return ax

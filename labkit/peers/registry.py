@@ -3,13 +3,19 @@
 import importlib
 import warnings
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
+from PIL import Image
 
+from labkit.data.decode import decode
+from labkit.data.pixels import shrink
 from labkit.data.samples import make_photos
+from labkit.data.stores import FolderStore
 from labkit.errors import ArgumentError, HostError, PeerError, VariantError
 from labkit.measure.compare import DifferentWorkWarning, compare
 from labkit.peers.adapters.own import BASELINE, LIMITS, NAIVE, OWN
@@ -29,9 +35,10 @@ from labkit.peers.peer import (
     missing_modules,
 )
 from labkit.peers.ranking import against_best, left_out, peer_table, plot_peers
-from labkit.peers.run import make_small_photos, repeat_photos
 from labkit.util.arguments import require_choice, require_int
-from labkit.util.machine import labkit_home, scale
+from labkit.util.files import write_atomic
+from labkit.util.machine import labkit_home, scale, usable_cores
+from labkit.util.pictures import encode_image
 from labkit.util.process import progress_bar
 
 __all__ = [
@@ -54,6 +61,7 @@ _N_PHOTOS = {
 }
 _N_NAMES = {"imagenet": 1, "camera": 3}
 _BATCH_SIZE = 64
+_QUALITY = 90  # of photos that are made small
 _MIN_STEADY_S = {"ci": 0.05, "laptop": 1.0, "gpu": 1.0}
 
 _MODULES = [importlib.import_module(f"labkit.peers.adapters.{name}") for name in _ADAPTERS]
@@ -89,6 +97,47 @@ def make_work(
         root, labkit_home() / "peers" / name, batch_size=min(_BATCH_SIZE, max(1, n_photos // 2)), dtype=chosen.dtype,
         min_steady_s=_MIN_STEADY_S[scale().name],
     )  # fmt: skip
+
+
+def make_small_photos(photos: Path, root: Path, short_side: int) -> Path:
+    """Reduce photos once, as most people who store JPEGs do before training.
+
+    Each is written as a JPEG of quality 90, its shorter side at most `short_side` pixels.
+
+    Args:
+        photos: Folder of photos in sub-folders.
+        root: Where the small ones go, under the same names. Those that are there are kept.
+
+    Returns:
+        `root`.
+
+    Raises:
+        DecodeError: a photo cannot be decoded; names it.
+    """
+    store = FolderStore(photos)
+
+    def make_small(key: str) -> None:
+        if not (root / key).exists():
+            image = Image.fromarray(shrink(decode(store.read(key), key=key), short_side))
+            write_atomic(root / key, encode_image(image, "JPEG", quality=_QUALITY))
+
+    with ThreadPoolExecutor(usable_cores()) as pool:
+        list(pool.map(make_small, store.keys()))
+    return root
+
+
+def repeat_photos(photos: Path, root: Path, n_names: int) -> Path:
+    """A folder in which each photo has `n_names` names, so that an epoch of a few large photos is a long one.
+
+    The names are links to one and the same bytes. Those that are there are kept.
+    """
+    for path in FolderStore(photos).paths():
+        for number in range(n_names):
+            name = root / path.relative_to(photos).with_stem(f"{path.stem}-{number}")
+            if not name.exists():
+                name.parent.mkdir(parents=True, exist_ok=True)
+                name.hardlink_to(path)
+    return root
 
 
 def _choose_class(profile: str, peer_class: str | None) -> PeerClass:

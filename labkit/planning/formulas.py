@@ -32,7 +32,7 @@ from labkit.util.pictures import encode_image
 
 KINDS = ("measured here", "entered", "published", "theory", "assumed")
 N_DRAWS = 4001  # odd: one of them is the median
-QUANTILE = 1.959964  # of the normal distribution: 95 % lie within so many standard deviations
+QUANTILE = 1.959964  # of the normal distribution: 95 % lie within this many standard deviations
 
 
 @dataclass(frozen=True)

@@ -393,7 +393,7 @@ def plan(
     """Predict what a training on many GPUs asks for, which resource limits it, and what the cheapest fix brings.
 
     One number is exact; (low, high) and (low, value, high) are 95 % intervals; an `Estimate` also has a source. Random
-    draws carry them through all formulas, each input apart. Nothing that is computed was measured. Needs no torch.
+    draws carry them through all formulas, each input on its own. Nothing that is computed was measured. Needs no torch.
 
     Args:
         demand: Images/s of one GPU: a number, or what was measured: a `Diagnosis`, a `WatchReport` or the path of what

@@ -126,7 +126,7 @@ def pcie(bytes_per_s: float = _GEN4) -> Estimate:
 
 
 def cores_of(vcpus: float, source: str = "entered", kind: str = "entered") -> Estimate:
-    """Cores that so many vCPUs are worth."""
+    """Cores that a number of vCPUs are worth."""
     why = (
         "a vCPU is a thread of a core (https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/instance-optimize-cpu.html),"
         " so half a core; two threads together do up to 30 % more than one (Marr et al., Intel Technology Journal 6, "

@@ -73,7 +73,7 @@ def trace(
     if copy == "prefetch":
         batches = CUDAPrefetcher(loader, device)
         if recorder.has_streams:
-            copies = batches.lane = _TimedCopyStream(recorder.device)
+            copies = batches.transfer = _TimedCopyStream(recorder.device)
     batches = iter(batches)
     for batch, _ in list(islice(batches, 2)):
         step(batch)

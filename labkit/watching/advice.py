@@ -263,7 +263,7 @@ _CAUSES = {
     ),
     "hand-over": (
         "receiving batches that are ready", "hand-over",
-        "Hand over less: uint8 tensors that the device normalises, one tensor per batch, or lk.BatchLoader, whose "
+        "Hand over less: uint8 tensors that the device normalizes, one tensor per batch, or lk.BatchLoader, whose "
         "threads need no hand-over", "06_kornia_gpu",
     ),
     "start": (

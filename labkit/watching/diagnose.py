@@ -136,7 +136,7 @@ class LoopParts:
         """Abandon the current epoch and its workers."""
         self._batches.close()
 
-    def rest(self) -> None:
+    def wait_until_full(self) -> None:
         """Give the loader time to fill its queue: working ahead would slow down what is timed."""
         batches = 1 if self.torch_loader is None else self.queue
         time.sleep(1.3 * batches * self._slowest_s)
@@ -339,7 +339,7 @@ def _affordable_batches(parts: LoopParts, batches: int, rounds: int, limit_s: fl
     """Batches in each part of a round, so that all of it stays within the limit."""
     parts.drain()
     loading_s = parts.load(max(2, parts.at_once))
-    parts.rest()
+    parts.wait_until_full()
     step_s = parts.replay(parts.host, 2)
     of_round = limit_s / (rounds + 1) - (4 * parts.queue + 2) * loading_s  # the queue is filled and emptied
     a_batch = 2 * step_s + loading_s + (step_s + loading_s)
@@ -350,7 +350,7 @@ def _affordable_batches(parts: LoopParts, batches: int, rounds: int, limit_s: fl
 def _run_round(parts: LoopParts, n: int, number: int) -> dict[str, float]:
     """Seconds per batch of each part."""
     replays = [(STEP, parts.on_device), (STEP_AND_COPY, parts.host)][:: 1 if number % 2 else -1]
-    parts.rest()
+    parts.wait_until_full()
     found = {name: parts.replay(kept, n) for name, kept in replays}
     if parts.on_device is parts.host:  # the same work twice: the difference is noise
         found[STEP] = found[STEP_AND_COPY] = (found[STEP] + found[STEP_AND_COPY]) / 2
@@ -358,7 +358,7 @@ def _run_round(parts: LoopParts, n: int, number: int) -> dict[str, float]:
     parts.drain()
     found[LOADER] = parts.load(n)
     if found[LOADER] < found[STEP_AND_COPY]:
-        parts.rest()  # in training the queue is full then: filling it is not part of a batch
+        parts.wait_until_full()  # in training the queue is full then: filling it is not part of a batch
     found[TOGETHER] = parts.train(n)
     return found
 

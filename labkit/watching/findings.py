@@ -478,7 +478,7 @@ def costs_of(accounts: Accounts, device: DeviceTimes) -> Costs:
 
 
 def ceiling_interval(accounts: Accounts, costs: Costs) -> tuple[float, float]:
-    """95 % interval of `together` over `step`, from blocks of neighbouring batches."""
+    """95 % interval of `together` over `step`, from blocks of neighboring batches."""
     turns, replayed = accounts.of("training"), accounts.of(REPLAY)
     together = [max(_LEAST_S, mean_s) for mean_s in _block_means([turn.wait_s + turn.step_s for turn in turns])]
     scale = costs.together / statistics.fmean(together) if together else 1.0  # with the starts of epochs

@@ -23,7 +23,7 @@ from labkit.errors import CannotRun, NothingSeen
 from labkit.measure.usage import core_time
 from labkit.watching.advice import LoaderTraits
 from labkit.watching.observe import REPLAY, Control, Observer, SeenLoader, describe_nothing
-from labkit.watching.script import ProgressLine, Script, Terminal, before_termination
+from labkit.watching.script import ProgressLine, Script, Terminal, before_exit, before_termination
 
 if TYPE_CHECKING:  # the libraries of a report are imported when there is one to make
     from labkit.watching.findings import WatchReport
@@ -216,7 +216,7 @@ REPLAY_STEPS = 60
 class WatchOptions:
     """How to watch.
 
-    steps: Report after so many batches of the training; 0: at its end.
+    steps: Report after this many batches of the training; 0: at its end.
     ends: End the script with the report, before anything is saved.
     replay: Repeat kept batches after `steps`, to measure the ceiling; the script ends with the report.
     json, html, trace: Files to write; empty: none.
@@ -270,6 +270,7 @@ def watch_script(program: Sequence[str], options: WatchOptions) -> None:
     finish = _Finish(watched, options, terminal)
     watched.observer.control = _control(watched, options, finish, terminal)
     before_termination(finish)
+    before_exit(finish)
     watched.start()
     try:
         script = Script(program)

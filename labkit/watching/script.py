@@ -154,6 +154,18 @@ def _without_our_frames(hook: Callable[..., object], code: CodeType) -> Callable
     return excepthook
 
 
+def before_exit(act: Callable[[], None]) -> None:
+    """Call `act` before `os._exit` ends the process, with which scripts end whose threads would keep them alive."""
+    end = os._exit
+
+    @functools.wraps(end)
+    def _exit(status: int) -> None:
+        act()
+        end(status)
+
+    os._exit = _exit  # type: ignore[assignment]  # it returns as little
+
+
 def before_termination(report: Callable[[], object]) -> None:
     """Call `report` when SIGTERM would end this process, then let it end so.
 

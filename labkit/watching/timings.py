@@ -111,7 +111,7 @@ def making_in_one_process(loader: Any, *, limit_s: float, n_batches: int) -> Mak
 
     Args:
         loader: The loader; its own workers are not used, and global random generators are restored.
-        limit_s: No batch is started after so many seconds.
+        limit_s: No batch is started after this many seconds.
         n_batches: At most; another one before them does not count.
     """
     from labkit.util.process import preserve_rng_state
@@ -319,7 +319,7 @@ class _TimedCollate:
         return getattr(self.collate, name)
 
 
-_MAX_PENDING = 64  # pairs of events; the oldest have long been reached when there are so many
+_MAX_PENDING = 64  # pairs of events; the oldest have long been reached when there are this many
 
 
 class DeviceTimes:

@@ -1,7 +1,7 @@
 """NVIDIA DALI: a graph of native operators, on the CPU's threads or on the GPU.
 
 Source: https://docs.nvidia.com/deeplearning/dali/user-guide/docs/examples/use_cases/pytorch/resnet50/pytorch-resnet50.html
-(decoder and crop in one operator, resize, mirror and normalise in another).
+(decoder and crop in one operator, resize, mirror and normalize in another).
 """
 
 from collections.abc import Iterable, Iterator

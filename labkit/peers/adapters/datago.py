@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 from labkit.peers.adapters.torchvision import tensor_transform
-from labkit.peers.peer import Work, labelled_photos, pip_peer
+from labkit.peers.peer import Work, labeled_photos, pip_peer
 
 
 def _loader(work: Work) -> Iterator[tuple]:
-    transform, labels = tensor_transform(work), {str(path): label for path, label in labelled_photos(work)}
+    transform, labels = tensor_transform(work), {str(path): label for path, label in labeled_photos(work)}
     samples = _read_samples(work, len(labels))
     while batch := list(islice(samples, work.batch_size)):
         images = [transform(torch.from_numpy(sample.image.to_numpy_array()).permute(2, 0, 1)) for sample in batch]

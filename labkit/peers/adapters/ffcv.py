@@ -1,7 +1,7 @@
 """FFCV: a file in its own format, read by compiled threads.
 
 Source: https://docs.ffcv.io/performance_guide.html and the ImageNet example at https://github.com/libffcv/ffcv-imagenet
-(written at a short side of 256 where pixels are raw; compiled crop, flip and normalisation).
+(written at a short side of 256 where pixels are raw; compiled crop, flip and normalization).
 """
 
 import pickle

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from labkit.peers.adapters.torchvision import decode_file, tensor_transform
-from labkit.peers.peer import Work, labelled_photos, pip_peer
+from labkit.peers.peer import Work, labeled_photos, pip_peer
 
 _epoch_numbers = count()
 
@@ -33,7 +33,7 @@ def _make_dataset(work: Work, epoch: int) -> Any:
     import grain
 
     load = partial(_load, tensor_transform(work))
-    photos = grain.MapDataset.source(labelled_photos(work)).seed(work.seed + epoch).shuffle().random_map(load)
+    photos = grain.MapDataset.source(labeled_photos(work)).seed(work.seed + epoch).shuffle().random_map(load)
     batches = photos.batch(work.batch_size)
     reading = grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)  # in each worker; the defaults suit records
     workers = grain.multiprocessing.MultiprocessingOptions(num_workers=work.num_workers)
@@ -51,7 +51,7 @@ PEERS_HERE = (
     pip_peer(
         "grain",
         loader=_loader,
-        note="torchvision decodes and transforms in worker processes, which start anew in each epoch; CPU seconds "
+        note="torchvision decodes and transforms in worker processes, which start again in each epoch; CPU seconds "
         "include their start",
     ),
 )

@@ -1,4 +1,4 @@
-"""litdata: its optimised chunks, with the JPEG bytes as they are.
+"""litdata: its optimized chunks, with the JPEG bytes as they are.
 
 Source: https://github.com/Lightning-AI/litData (README, "Optimize datasets" and "Stream optimized datasets").
 """
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.peers.adapters.torchvision import fast_settings, tensor_transform
-from labkit.peers.peer import JPEG_PACKED, Work, labelled_photos, pip_peer, prepare_once
+from labkit.peers.peer import JPEG_PACKED, Work, labeled_photos, pip_peer, prepare_once
 
 
 def _prepare(work: Work) -> Path:
@@ -20,7 +20,7 @@ def _write_chunks(work: Work, folder: Path) -> None:
     import litdata
 
     options = {"chunk_bytes": "64MB", "num_workers": work.num_workers, "verbose": False}
-    litdata.optimize(_read_sample, inputs=labelled_photos(work), output_dir=str(folder), **options)
+    litdata.optimize(_read_sample, inputs=labeled_photos(work), output_dir=str(folder), **options)
 
 
 def _read_sample(photo: tuple[Path, int]) -> dict[str, Any]:

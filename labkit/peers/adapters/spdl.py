@@ -18,7 +18,7 @@ from torch.utils.data import default_collate
 from torchvision.transforms import v2
 
 from labkit.peers.adapters.torchvision import decode_file, output_steps, tensor_transform
-from labkit.peers.peer import Work, labelled_photos, pip_peer
+from labkit.peers.peer import Work, labeled_photos, pip_peer
 
 _epoch_numbers = count()
 
@@ -27,7 +27,7 @@ def _loader(work: Work) -> Iterable:
     from spdl.pipeline import PipelineBuilder
 
     order = random.Random(f"{work.seed} {next(_epoch_numbers)}")
-    photos = [(str(path), label, order.getrandbits(64)) for path, label in labelled_photos(work)]
+    photos = [(str(path), label, order.getrandbits(64)) for path, label in labeled_photos(work)]
     order.shuffle(photos)
     _use_one_thread()
     num_threads, finish = max(1, work.num_workers), v2.Compose([v2.Identity(), *output_steps(work)])
@@ -83,7 +83,7 @@ class _ShuffledPhotos:
     """Paths and labels in another order in each iteration, in the process where the pipeline runs."""
 
     def __init__(self, work: Work):
-        self._photos, self._order = labelled_photos(work), random.Random(work.seed)
+        self._photos, self._order = labeled_photos(work), random.Random(work.seed)
 
     def __iter__(self) -> Iterator[tuple]:
         photos = list(self._photos)

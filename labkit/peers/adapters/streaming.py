@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.peers.adapters.torchvision import decode_bytes, fast_settings, tensor_transform
-from labkit.peers.peer import JPEG_PACKED, Work, labelled_photos, pip_peer, prepare_once
+from labkit.peers.peer import JPEG_PACKED, Work, labeled_photos, pip_peer, prepare_once
 
 
 def _prepare(work: Work) -> Path:
@@ -21,7 +21,7 @@ def _write_shards(work: Work, folder: Path) -> None:
 
     # "bytes", since PIL decodes what is stored as "jpeg".
     with MDSWriter(out=str(folder), columns={"image": "bytes", "label": "int"}) as writer:
-        for path, label in labelled_photos(work):
+        for path, label in labeled_photos(work):
             writer.write({"image": path.read_bytes(), "label": label})
 
 

@@ -52,6 +52,6 @@ PEERS_HERE = (
     _torchdata_peer(
         "torchdata nodes",
         loader=_load_by_nodes,
-        note="torchvision decodes and transforms in threads, a batch in each; threads start anew in each epoch",
+        note="torchvision decodes and transforms in threads, a batch in each; threads start again in each epoch",
     ),
 )

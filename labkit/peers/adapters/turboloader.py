@@ -1,4 +1,4 @@
-"""turboloader: a C++ pass that decodes, crops, flips and normalises, from a tar or from its own raw format.
+"""turboloader: a C++ pass that decodes, crops, flips and normalizes, from a tar or from its own raw format.
 
 Source: https://github.com/ALJainProjects/TurboLoader (README, "Quick Start" and "Which loader do I use?").
 """
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from labkit.peers.peer import FLOAT32, JPEG_PACKED, RAW_PIXELS, Peer, Work, labelled_photos, pip_peer, prepare_once
+from labkit.peers.peer import FLOAT32, JPEG_PACKED, RAW_PIXELS, Peer, Work, labeled_photos, pip_peer, prepare_once
 
 
 def _prepare_tar(work: Work) -> Path:
@@ -21,7 +21,7 @@ def _prepare_tar(work: Work) -> Path:
 
 def _write_tar(work: Work, folder: Path) -> None:
     with tarfile.open(folder / "photos.tar", "w") as tar:
-        for number, (path, _) in enumerate(labelled_photos(work)):
+        for number, (path, _) in enumerate(labeled_photos(work)):
             tar.add(path, f"{number:08d}.jpg")
 
 
@@ -40,7 +40,7 @@ class _Epochs:
     def __init__(self, work: Work, path: Path, **options: Any):
         import turboloader
 
-        self._labels = np.array([label for _, label in labelled_photos(work)])
+        self._labels = np.array([label for _, label in labeled_photos(work)])
         self._epoch = 0
         self._loader = turboloader.DataLoader(
             str(path), batch_size=work.batch_size, image_size=work.size, output_format="pytorch", shuffle=True,
