@@ -90,14 +90,20 @@ def varied(tmp_path_factory) -> Path:
 
 
 @needs_tar
-@pytest.mark.parametrize("suffix", PACKERS)
-@pytest.mark.parametrize("sparse", [[], ["-S"]])
-@pytest.mark.parametrize("format", ["gnu", "posix"])
-def test_what_comes_out_is_what_gnu_tar_extracts(varied, tmp_path, format, sparse, suffix):
+@pytest.mark.parametrize(
+    ("options", "suffix"),
+    [
+        (["--format=gnu"], ""),
+        (["--format=posix"], ".gz"),
+        (["--format=gnu", "-S"], ".xz"),
+        (["--format=posix", "-S"], ".bz2"),
+    ],
+)
+def test_what_comes_out_is_what_gnu_tar_extracts(varied, tmp_path, options, suffix):
     """But of permissions only those to execute are kept."""
     archive, plain, theirs = tmp_path / f"set.tar{suffix}", tmp_path / "plain.tar", tmp_path / "theirs"
     theirs.mkdir()
-    subprocess.run(["tar", f"--format={format}", *sparse, "-cf", plain, "-C", varied, "."], check=True)
+    subprocess.run(["tar", *options, "-cf", plain, "-C", varied, "."], check=True)
     subprocess.run(["tar", "-xf", plain, "-C", theirs], check=True)
     archive.write_bytes(PACKERS[suffix](plain.read_bytes()))
     [ours] = quietly(archive, tmp_path / "ours")
@@ -206,10 +212,15 @@ def test_an_unsafe_archive_is_refused_whole(tmp_path, said, text):
 
 
 @pytest.mark.parametrize(
-    ("record", "said"), [("path", "has a zero byte in"), ("linkpath", r"is a link to 'x\\x00y', which is not a file")]
+    ("record", "value", "kind", "said"),
+    [
+        ("path", "x\0y", tarfile.REGTYPE, "has a zero byte in"),
+        ("path", "x" * 5000, tarfile.REGTYPE, "is longer than a path can be"),
+        ("linkpath", "x\0y", tarfile.SYMTYPE, r"is a link to 'x\\x00y', which is not a file"),
+    ],
 )
-def test_a_zero_byte_in_a_name_is_refused(tmp_path, record, said):
-    bad = member("x", kind=tarfile.SYMTYPE if record == "linkpath" else tarfile.REGTYPE, pax_headers={record: "x\0y"})
+def test_a_name_that_no_system_takes_is_refused(tmp_path, record, value, kind, said):
+    bad = member("x", kind=kind, pax_headers={record: value})
     archive = make_tar(tmp_path / "bad.tar", [bad], format=tarfile.PAX_FORMAT)
     with pytest.raises(ItemErrors, match=said):
         quietly(archive, tmp_path / "root")
@@ -271,7 +282,7 @@ def test_a_folder_of_others_is_left_alone(tmp_path):
     thesis = tmp_path / "other" / "set" / "thesis.txt"
     thesis.parent.mkdir(parents=True)
     thesis.write_text("important")
-    with pytest.raises(ItemErrors, match=r"was not extracted from .*: remove it"):
+    with pytest.raises(ItemErrors, match=r"was not extracted from .* as it is now: "):
         quietly(archive, tmp_path / "other")
     assert os.listdir(thesis.parent) == ["thesis.txt"]
 
@@ -416,7 +427,7 @@ def test_nothing_is_overwritten_and_no_half_tar_stays(tmp_path):
     source, target = tmp_path / "set.tar.gz", tmp_path / "set.tar"
     source.write_bytes(gzip.compress(plain_tar(tmp_path, 9, 20_000)))
     target.write_text("important")
-    with pytest.raises(FileExistsError, match="remove it, or choose another name"):
+    with pytest.raises(FileExistsError, match=r"set\.tar exists: .*choose another name"):
         convert(source, target)
     assert target.read_text() == "important"
     assert sorted(os.listdir(tmp_path)) == ["set.tar", "set.tar.gz"]
@@ -453,7 +464,8 @@ def test_killed_again_and_again_then_two_at_once(tmp_path):
     both = [start_convert(source, target) for _ in range(2)]
     said = sorted(process.communicate(timeout=60)[1] for process in both)
     assert sorted(process.returncode for process in both) == [0, 2]
-    assert said == ["", f"labkit: {target} exists: remove it, or choose another name\n"]
+    assert said[0] == ""
+    assert re.fullmatch(f"labkit: {target} exists: .*choose another name.*\n", said[1])
     assert target.read_bytes() == data
     assert os.listdir(target.parent) == ["set.tar"]
 
