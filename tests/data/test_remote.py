@@ -213,15 +213,23 @@ def test_threads_have_connections_of_their_own_and_more_when_asked_for(photo, al
 TRANSIENT = [*map(status, (500, 502, 503, 504, 408)), status(429, Retry_After="0"), cut, drop, noise]
 
 
-@pytest.mark.parametrize(("fault", "timeout_s"), [*((fault, 5) for fault in TRANSIENT), (stall, 0.3)])
-def test_transient_faults_are_retried_a_number_of_times(photo, fault, timeout_s):
+@pytest.mark.parametrize("fault", TRANSIENT)
+def test_transient_faults_are_retried_a_number_of_times(photo, fault):
     photo.script[PATH] = [fault] * 2
-    assert make_get(photo, timeout_s=timeout_s)() == DATA
+    assert make_get(photo)() == DATA
     assert len(photo.asked) == 3
     photo.script[PATH] = [fault] * 9
     with pytest.raises(OSError, match=rf"{photo.url}{PATH} gave no complete answer in 3 tries \(\w+\): check"):
-        make_get(photo, timeout_s=timeout_s)()
+        make_get(photo)()
     assert len(photo.asked) == 6
+
+
+def test_a_stalled_body_is_given_up(photo):
+    photo.script[PATH] = [stall]
+    assert make_get(photo, timeout_s=0.3)() == DATA
+    photo.script[PATH] = [stall] * 9
+    with pytest.raises(OSError, match=r"gave no complete answer in 2 tries \(ReadTimeoutError\)"):
+        make_get(photo, timeout_s=0.2, retries=1)()
 
 
 def test_a_server_that_is_not_there_is_named():

@@ -132,7 +132,7 @@ def test_a_loader_reads_from_any_store(tmp_path, server, s3, num_workers, start_
     for store in (
         TarStore(tar), HttpStore(f"{server.url}/set", keys=images), TarStore(f"s3://tars/{start_method}.tar", **options)
     ):  # fmt: skip
-        assert [store.read(key) for key in store.keys()] == list(images.values())  # noqa: SIM118
+        assert {key: store.read(key) for key in list(store.keys())} == images
         loader = make_loader(ImageDataset(store), config)
         for _ in range(2):
             seen = [(image.shape, image.unique().tolist(), label.item()) for image, label in loader]
