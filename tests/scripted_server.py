@@ -27,10 +27,15 @@ class ScriptedServer(http.server.ThreadingHTTPServer):
         self.connections = 0
         self.sent = 0
         self.over = threading.Event()
+        self.closed = threading.Semaphore(0)  # released for each connection that ended here
 
     def get_request(self):
         self.connections += 1
         return super().get_request()
+
+    def shutdown_request(self, request):
+        super().shutdown_request(request)
+        self.closed.release()
 
     def handle_error(self, request, client_address):
         """Clients that hang up are no news."""

@@ -1,6 +1,7 @@
 """Tars of all kinds of members, for tests."""
 
 import io
+import re
 import tarfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -27,6 +28,19 @@ def make_tar(path: Path, members: Iterable[Member] | dict[str, bytes], mode: str
         for info, data in members if not isinstance(members, dict) else (member(*file) for file in members.items()):
             tar.addfile(info, io.BytesIO(data))
     return path
+
+
+_KINDS = {">": tarfile.SYMTYPE, "=": tarfile.LNKTYPE, ":": tarfile.REGTYPE}
+
+
+def listed(text: str) -> list[Member]:
+    """`a:data` is a file, `a/` a folder, `a>b` a symbolic link, `a=b` a hard link, and `a|3` a member of type `3`."""
+    members = []
+    for word in text.split():
+        name, sign, rest = re.fullmatch(r"([^:>=|]*)([:>=|]?)(.*)", word).groups()
+        kind = rest.encode() if sign == "|" else tarfile.DIRTYPE if word.endswith("/") else _KINDS[sign or ":"]
+        members.append(member(name, rest.encode() * (sign == ":"), kind, rest * (sign in _KINDS)))
+    return members
 
 
 def numbered_files(count: int, prefix: str = "photo", size: int = 700) -> list[Member]:

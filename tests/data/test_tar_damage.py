@@ -1,0 +1,563 @@
+"""Every reader of tars gives every member, or names what is lost; and raises no false alarm."""
+
+import bz2
+import errno
+import gzip
+import io
+import lzma
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import zlib
+from collections.abc import Callable
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from itertools import product
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+import labkit as lk
+from labkit.data.tar import SUFFIX
+from labkit.data.tar_stream import TarWarning, convert_tar
+from labkit.errors import ItemErrors, TarError
+from tests.image_files import encoded
+from tests.tars import make_tar, member, numbered_files
+
+N_SAMPLES = 24
+SAMPLES = {
+    name: data
+    for number in range(N_SAMPLES)
+    for name, data in (
+        (f"{number:03}.cls", b"%d" % number),
+        (f"{number:03}.png", encoded(Image.new("RGB", (number + 1, 8)), "PNG")),
+    )
+}
+INDEXED = {"TarStore": lambda path: lk.TarStore(path).keys()}
+STREAMED = {
+    "read_shards": lambda path: list(lk.read_shards(path)),
+    "undecoded": lambda path: list(lk.read_shards(path).samples()),
+    "counted": lambda path: list(lk.read_shards(path, samples_per_rank=N_SAMPLES)),
+    "extract_tars": lambda path: lk.extract_tars(path, path.parent / "out", progress=False),
+}
+READERS = {**INDEXED, **STREAMED}
+PACKERS = {"": bytes, ".gz": partial(gzip.compress, compresslevel=0), ".bz2": bz2.compress, ".xz": lzma.compress}
+BLOCK = 512
+
+every_reader = pytest.mark.parametrize("read", READERS.values(), ids=READERS)
+every_stream = pytest.mark.parametrize("read", STREAMED.values(), ids=STREAMED)
+needs_tar = pytest.mark.skipif(shutil.which("tar") is None, reason="needs the tar command")
+
+
+@pytest.fixture
+def path(tmp_path) -> Path:
+    return tmp_path / "set.tar"
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> bytes:
+    """A tar of all samples."""
+    return make_tar(tmp_path_factory.mktemp("whole") / "set.tar", SAMPLES).read_bytes()
+
+
+def offset_of(name: str, data: bytes) -> int:
+    """Where a member's header lies."""
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        return tar.getmember(name).offset
+
+
+def text_of(error: BaseException) -> str:
+    return str(error) + "".join(getattr(error, "failures", {}).values())
+
+
+@contextmanager
+def refusal(path: Path, *said: str):
+    """The block refuses the tar, says all of this, and names the file."""
+    with pytest.raises((TarError, ItemErrors)) as failure:
+        yield
+    text = text_of(failure.value)
+    assert all(part in text for part in (str(path), *said)), text
+
+
+# A tar that is cut, or whose headers are damaged.
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory) -> tuple[bytes, dict[str, tarfile.TarInfo]]:
+    """A tar with an ordinary file, a long-named one, a folder and a pax member between others, and where each lies."""
+    path = tmp_path_factory.mktemp("plan") / "plan.tar"
+    members = {"first.jpg": b"1" * 700, "long" * 100: b"2" * 700, "third.jpg": b"3" * 700}
+    make_tar(path, members, format=tarfile.GNU_FORMAT)
+    members = [member("folder", kind=tarfile.DIRTYPE), member("pax", b"4" * 700, pax_headers={"path": "pax.jpg"})]
+    make_tar(path, [*members, member("last.jpg", b"5" * 700)], "a", format=tarfile.PAX_FORMAT)
+    with tarfile.open(path) as tar:
+        return path.read_bytes(), {info.name.split(".")[0][:6]: info for info in tar}
+
+
+some_readers = pytest.mark.parametrize(
+    ("read", "suffix"),
+    [("TarStore", ""), ("extract_tars", ""), ("extract_tars", ".gz"), ("undecoded", ""), ("undecoded", ".xz")],
+)
+
+
+CUTS = [
+    ("first", (0, 100), "is not a tar, or is cut or damaged"),
+    ("first", (512, 512 + 699), "): no member is whole. Copy"),
+    # In the header of the name, the name, the member's own header, its data: their first bytes and others.
+    ("longlo", (1, 511, 512, 1000, 1024, 1030, 1536, 1536 + 699), "last whole member is 'first.jpg'"),
+    ("third", (1, 512 + 1), f"last whole member is '{'long' * 100}'"),
+    ("folder", (100,), "last whole member is 'third.jpg'"),
+    ("pax", (100, 512, 520, 1024, 1100, 1536 + 10), "last whole member is 'folder'"),
+    ("last", (511, 512 + 699), "last whole member is 'pax.jpg'"),
+]
+
+
+@some_readers
+def test_a_cut_tar_names_the_last_whole_member(tmp_path, plan, read, suffix):
+    whole, members = plan
+    path = tmp_path / f"set.tar{suffix}"
+    for place, said in ((members[where].offset + place, said) for where, places, said in CUTS for place in places):
+        path.write_bytes(PACKERS[suffix](whole[:place]))
+        with refusal(path, said):
+            READERS[read](path)
+        assert os.listdir(tmp_path) == [path.name]  # neither an index nor a file
+
+
+@some_readers
+def test_a_damaged_header_is_an_error(tmp_path, plan, read, suffix):
+    whole, members = plan
+    path = tmp_path / f"set.tar{suffix}"
+    for where, last_whole in (("longlo", "first.jpg"), ("third", "long" * 100), ("pax", "folder")):
+        start = members[where].offset
+        damaged = whole[: start + 110] + b"x" + whole[start + 111 :]  # in the owner's number: the checksum finds it
+        path.write_bytes(PACKERS[suffix](damaged))
+        with refusal(
+            path, f"last whole member is '{last_whole}'", f"damaged (the header at byte {start} cannot be read: "
+        ):
+            READERS[read](path)
+        with tarfile.open(fileobj=io.BytesIO(damaged)) as tar:  # tarfile ends there, as if all were well
+            assert len(tar.getnames()) < 6
+
+
+@some_readers
+def test_a_member_larger_than_the_file_is_an_error(tmp_path, read, suffix):
+    """`tarfile` would go on skipping long after its end."""
+    path = tmp_path / f"set.tar{suffix}"
+    header = member("x", size=1 << 40)[0].tobuf(tarfile.GNU_FORMAT)
+    path.write_bytes(PACKERS[suffix](header + b"data"))
+    with refusal(path, "is cut or damaged"):
+        READERS[read](path)
+
+
+def test_a_cut_gzip_names_its_last_whole_member(tmp_path):
+    members = [member(f"{n}.bin", os.urandom(1000)) for n in range(100)]
+    archive = make_tar(tmp_path / "set.tar.gz", members, "w:gz")
+    data = archive.read_bytes()[:50_000]
+    archive.write_bytes(data)
+    n_whole = len(zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(data)) // (3 * BLOCK)
+    for read in ("undecoded", "extract_tars"):
+        with refusal(archive, "cut or damaged", "ended before", f"member is '{n_whole - 1}.bin'"):
+            READERS[read](archive)
+
+
+@pytest.mark.filterwarnings("ignore::labkit.data.tar_stream.TarWarning")
+@pytest.mark.parametrize("seed", range(5))
+def test_random_damage_gives_one_kind_of_error(path, plan, seed):
+    """Headers damaged so that their checksums fit give bytes, or a KeyError or TarError that names the tar."""
+    whole, members = plan
+    own, named = random.Random(seed), []
+    starts = [at for info in members.values() for at in range(info.offset, info.offset_data, 512)]
+    for _ in range(30):
+        damaged, at = bytearray(whole), own.choice(starts)
+        for _ in range(own.choice([1, 3])):
+            field = own.choice([(0, 100), (124, 136), (124, 125), (156, 157), (345, 500), (0, 512)])
+            damaged[at + own.randrange(*field)] = own.choice([0, 0o200, 0o377, 48, 55, own.randrange(256)])
+        damaged[at + 156] = own.choice([damaged[at + 156], *b"0127LKSxgXV"])
+        checksum = 8 * 32 + sum(damaged[at : at + 148]) + sum(damaged[at + 156 : at + 512])
+        damaged[at + 148 : at + 156] = b"%06o\0 " % checksum
+        path.write_bytes(damaged)
+        try:
+            store = lk.TarStore(path)
+            for name in store.names():
+                store.read(name)
+        except (TarError, KeyError) as error:
+            named.append(str(path) in str(error))
+    assert named
+    assert all(named)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"", "is not a tar"),
+        (b"<html>404 Not Found</html>", "is not a tar"),
+        (b"<html>404 Not Found</html>" * 100, "is not a tar"),
+        (b"\xff\xd8\xff\xe0" + bytes(range(256)) * 9, "is not a tar"),
+        (gzip.compress(b"a tar"), r"is compressed \(gzip\).*python -m labkit convert"),
+        (bz2.compress(b"a tar"), r"is compressed \(bzip2\).*python -m labkit convert"),
+        (lzma.compress(b"a tar"), r"is compressed \(xz\).*python -m labkit convert"),
+        (b"\x28\xb5\x2f\xfd and more", r"is compressed \(zstd\).*python -m labkit convert"),
+    ],
+    ids=range(8),  # the bytes of a gzip hold the time
+)
+def test_what_is_no_tar_is_told_whatever_is_asked_of_it(path, data, said):
+    path.write_bytes(data)
+    store = lk.TarStore(path)
+    for use in (store.keys, store.names, store.sizes, lambda: store.read("first.jpg")):
+        with pytest.raises(TarError, match=rf"{re.escape(str(path))} {said}"):
+            use()
+    assert not Path(f"{path}{SUFFIX}").exists()
+    if "compressed" not in said:
+        with refusal(path, "is not a tar, or is cut or damaged", "no member is whole"):
+            READERS["undecoded"](path)
+
+
+def test_the_remedy_for_a_compressed_tar_works(tmp_path, whole):
+    """The command is run as the message has it; the name wants quotes."""
+    path = tmp_path / "it's packed.tar.gz"
+    path.write_bytes(gzip.compress(whole))
+    with pytest.raises(TarError) as failure:
+        lk.TarStore(path).keys()
+    command = str(failure.value).partition("Convert it: python ")[2]
+    subprocess.run(f"{sys.executable} {command}", shell=True, check=True, capture_output=True)  # noqa: S602 - quoting is what is tested
+    assert Path(f"{path}.tar").read_bytes() == whole
+
+
+# The end: a mark of zeros, more of them up to the end of a record, and nothing else.
+
+
+def test_a_tar_cut_where_nothing_is_lost_warns(path, plan):
+    """Between members, in the padding behind the last, in the end mark: the members that are there are whole."""
+    whole, members = plan
+    data = members["last"].offset_data
+    ends = dict.fromkeys((data + 700, data + 1000, data + 1024, data + 1124), "last.jpg")
+    for length, last in {members["pax"].offset: "folder", data - 512: "pax.jpg", **ends}.items():
+        path.write_bytes(whole[:length])
+        store = lk.TarStore(path)
+        with pytest.warns(TarWarning, match=rf"set\.tar has no end mark: it may be cut after '{last}'"):
+            store.names()
+        assert last == "folder" or last in store.names()
+        assert all(len(store.read(name)) == 700 for name in store.names())
+
+
+@pytest.mark.parametrize("kind", PACKERS)
+def test_a_tar_without_an_end_mark_is_no_shard_and_a_compressed_one_is_none_at_all(tmp_path, kind):
+    """Some decompressors take damage for the end of their file."""
+    make_tar(tmp_path / "plain", numbered_files(5))
+    path = tmp_path / f"set.tar{kind}"
+    path.write_bytes(PACKERS[kind]((tmp_path / "plain").read_bytes()[: 5 * 3 * BLOCK]))
+    with refusal(path, "no end mark): the last whole member is 'photo4.jpg'"):
+        READERS["undecoded"](path)
+    if kind:
+        with refusal(path, "no end mark): the last whole member is 'photo4.jpg'"):
+            READERS["extract_tars"](path)
+    else:
+        with pytest.warns(TarWarning, match=r"set\.tar has no end mark: it may be cut after 'photo4.jpg'"):
+            [folder] = READERS["extract_tars"](path)
+        assert len(os.listdir(folder)) == 5
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("length", [512, 5000, 2 * BLOCK + 2 * 10240])  # the last: `tar --concatenate` adds a record
+def test_end_marks_of_any_length_do(path, plan, length):
+    whole, members = plan
+    path.write_bytes(whole[: members["last"].offset_data + 1024] + bytes(length))
+    assert len(lk.TarStore(path).names()) == 5
+
+
+GOES_ON = {
+    "a hole over a header": (
+        lambda whole, at: whole[:at] + bytes(BLOCK) + whole[at + BLOCK :],
+        ("goes on at byte {next} after an end mark", "last whole member before it is '010.cls'"),
+    ),
+    "joined by cat": (
+        lambda whole, at: whole * 2,
+        ("at byte {length} ", "'023.png'", "`tar --ignore-zeros -xf`, or join them by `tar --concatenate`"),
+    ),
+    "a hole at the begin": (
+        lambda whole, at: bytes(BLOCK) + whole[BLOCK:],
+        ("goes on at byte 512 ", "no member is before it"),
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("case", "kind"), [(case, "") for case in GOES_ON] + [("a hole over a header", kind) for kind in PACKERS if kind]
+)
+@every_reader
+def test_a_tar_that_goes_on_after_an_end_mark_is_an_error(tmp_path, whole, read, case, kind):
+    """It names the place, and the remedy where several were joined."""
+    if kind and read is READERS["TarStore"]:
+        pytest.skip("reads no compressed tar")
+    (damage, said), at = GOES_ON[case], offset_of("010.png", whole)
+    path = tmp_path / f"set.tar{kind}"
+    path.write_bytes(PACKERS[kind](damage(whole, at)))
+    with refusal(path, *(text.format(next=at + BLOCK, length=len(whole)) for text in said)):
+        read(path)
+
+
+def test_a_hole_in_a_shard_on_a_server_is_an_error(server, whole, tmp_path, own_home):
+    at = offset_of("012.cls", whole)
+    server.files["/set.tar"], server.tags["/set.tar"] = whole[:at] + bytes(BLOCK) + whole[at + BLOCK :], '"1"'
+    for read in (
+        lambda place: list(lk.read_shards(place)),
+        lambda place: list(lk.read_shards(place, reads_in_flight=2)),
+        lambda place: list(lk.read_shards(place, cache=lk.ShardCache(tmp_path / "cache", 10**9))),
+        lambda place: lk.TarStore(place).keys(),
+    ):
+        with refusal(Path("set.tar"), f"goes on at byte {at + BLOCK} ", "'011.png'"):
+            read(f"{server.url}/set.tar")
+
+
+@every_reader
+def test_a_second_half_of_zeros_warns(path, whole, read):
+    at = offset_of("006.cls", whole)
+    path.write_bytes(whole[:at] + bytes(len(whole) - at))
+    said = rf"set\.tar ends with {len(whole) - at} zeros.* members after '005\.png' may be missing.*checksum"
+    with pytest.warns(TarWarning, match=said):
+        read(path)
+
+
+def test_a_stored_index_warns_again_of_a_tar_that_may_lack_its_end(path, whole):
+    at = offset_of("006.cls", whole)
+    for data, said in ((whole[:at], "no end mark"), (whole[:at] + bytes(len(whole) - at), "ends with")):
+        path.write_bytes(data)
+        for _ in range(2):
+            with pytest.warns(TarWarning, match=rf"set\.tar .*{said}.* after '005\.png'"):
+                assert len(lk.TarStore(path).keys()) == 6
+
+
+@needs_tar
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("blocking_factor", [1, 2, 20, 40])
+def test_records_of_gnu_tar_are_no_reason_to_warn(tmp_path, path, blocking_factor):
+    folder = tmp_path / "set"
+    folder.mkdir()
+    for name in ("000.cls", "000.png", "001.cls", "001.png"):
+        (folder / name).write_bytes(SAMPLES[name])
+    options = ["--sort=name", f"--blocking-factor={blocking_factor}"]
+    subprocess.run(["tar", *options, "-C", folder, "-cf", path, "."], check=True)
+    assert len(lk.TarStore(path).keys()) == 2
+    assert [label for _, label in lk.read_shards(path)] == [0, 1]
+    [extracted] = lk.extract_tars(path, tmp_path / "out", progress=False)
+    assert sorted(os.listdir(extracted)) == sorted(os.listdir(folder))
+
+
+@needs_tar
+@pytest.mark.filterwarnings("error")
+def test_tars_joined_by_the_remedy_are_read_without_a_warning(tmp_path, path):
+    for number in range(3):
+        names = (f"{number:03}.cls", f"{number:03}.png")
+        make_tar(tmp_path / f"{number}.tar", {name: SAMPLES[name] for name in names})
+    shutil.copy(tmp_path / "0.tar", path)
+    for other in ("1.tar", "2.tar"):  # GNU tar 1.34 leaves an end mark between two that it adds at once
+        subprocess.run(["tar", "--concatenate", "-f", path, tmp_path / other], check=True)
+    assert [label for _, label in lk.read_shards(path)] == [0, 1, 2]
+    assert len(lk.TarStore(path).keys()) == 3
+
+
+def flip_trailer(packed: bytes) -> bytes:
+    """In the trailers of gzip, bzip2 and xz."""
+    return packed[:-5] + bytes([packed[-5] ^ 255]) + packed[-4:]
+
+
+def change_label(packed: bytes) -> bytes:
+    """Of an uncompressed block."""
+    at = packed.index(b"17", packed.index(b"017.cls") + 100)
+    return packed[:at] + b"18" + packed[at + 2 :]
+
+
+@every_stream
+@pytest.mark.parametrize(
+    ("kind", "change", "said"),
+    [
+        *((kind, flip_trailer, "is cut or damaged") for kind in (".gz", ".bz2", ".xz")),
+        (".gz", change_label, "is cut or damaged (CRC check failed"),
+        (".gz", lambda packed: packed + b"something else", "is cut or damaged"),
+        (".gz", lambda packed: packed + bytes(4096), ""),
+    ],
+)
+def test_what_a_compression_has_at_its_end_is_checked(tmp_path, whole, read, kind, change, said):
+    """Behind a gzip stream zeros may follow, and nothing else."""
+    record = 1 << 16  # so that the tar's end mark is read long before the trailer
+    path = tmp_path / f"set.tar{kind}"
+    path.write_bytes(change(PACKERS[kind](whole.ljust(-(-len(whole) // record) * record, b"\0"))))
+    with refusal(path, said) if said else nullcontext():
+        read(path)
+
+
+# Members that are no files.
+
+
+ODD = {
+    "a hard link to '000.png'": {"kind": tarfile.LNKTYPE, "link": "000.png"},
+    "a symbolic link to '000.png'": {"kind": tarfile.SYMTYPE, "link": "000.png"},
+    "a device or a pipe": {"kind": tarfile.FIFOTYPE},
+    "of unknown type b'Z'": {"kind": b"Z"},
+}
+
+
+@pytest.mark.parametrize("read", ["read_shards", "undecoded", "counted"])
+@pytest.mark.parametrize("odd", ODD)
+def test_a_member_of_a_sample_that_is_no_file_is_named(path, odd, read):
+    files = [member(name, SAMPLES[name]) for name in ("000.cls", "000.png")]
+    members = [member("001.cls", b"1"), member("001.png", **ODD[odd])]
+    for lost in (members[1:], members):  # without its image, and without any of its members, the sample would be lost
+        make_tar(path, files + lost)
+        with refusal(path, "'001.png' is a link, a device or of unknown type", "--hard-dereference"):
+            READERS[read](path)
+
+
+def test_what_belongs_to_no_sample_is_left_out(path):
+    members = [
+        member("d", kind=tarfile.DIRTYPE), member("d.x", kind=tarfile.DIRTYPE), member("README", b"read me"),
+        member("._000.png", b"of a Mac"), member("d/.hidden.cls", b"7"), member("new", kind=tarfile.SYMTYPE, link="d"),
+        *(member(f"d/{name}", SAMPLES[name]) for name in ("000.cls", "000.png", "001.cls", "001.png")),
+    ]  # fmt: skip
+    make_tar(path, members)
+    assert [label for _, label in lk.read_shards(path)] == [0, 1]
+    assert [label for _, label in lk.read_shards(path, samples_per_rank=2)] == [0, 1]
+
+
+@needs_tar
+def test_sparse_and_contiguous_files_are_given_whole_or_the_remedy_is_named(tmp_path, path):
+    """Of the sparse one, only four bytes are stored."""
+    sparse = tmp_path / "000.png"
+    with open(sparse, "wb") as file:
+        file.seek(1 << 20)
+        file.write(b"\x89PNG")
+        file.truncate(3 << 20)
+    subprocess.run(["tar", "-S", "--format=posix", "-C", tmp_path, "-cf", path, sparse.name], check=True)
+    assert path.stat().st_size < 1 << 20
+    make_tar(path, [member("000.cls", b"7", kind=tarfile.CONTTYPE), member("1.png", b"image")], "a")
+    samples = list(lk.read_shards(path).samples())
+    assert samples[0]["png"] == sparse.read_bytes()
+    assert samples[0]["cls"] == b"7"
+    store = lk.TarStore(path)
+    with pytest.raises(TarError, match=r"set\.tar: '000\.png' is stored as a sparse file: unpack the tar by `tar -xf`"):
+        store.read("000.png")
+    assert store.read("1.png") == b"image"
+
+
+def test_more_samples_than_the_manifest_says_are_an_error(tmp_path, whole):
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "a.png").write_bytes(SAMPLES["000.png"])
+    shards = lk.write_shards(lk.FolderStore(tmp_path / "photos"), tmp_path / "shards", progress=False)
+    [shard] = shards.glob("*.tar")
+    shard.write_bytes(whole)
+    with pytest.raises(ValueError, match=r"shard-000000\.tar has more samples than its manifest says"):
+        list(lk.read_shards(shards, samples_per_rank=1))
+
+
+# No false alarm: an error of the disk, the network or memory is told as what it is. The tar may well be whole.
+
+
+def convert(path: Path) -> None:
+    convert_tar(path, path.parent / "plain.tar", progress=False)
+
+
+ALL = {**READERS, "convert": convert}
+DISK_FAILS = partial(OSError, errno.EIO, "Input/output error")
+
+
+def assert_no_damage_is_told(read: Callable[[Path], object], path: Path, said: str = "Input/output error") -> None:
+    with pytest.raises((OSError, MemoryError, ItemErrors)) as failure:
+        read(path)
+    text = f"{type(failure.value).__name__}: {text_of(failure.value)}"
+    assert said in text
+    assert not re.search("damaged|download", text)
+    assert str(path) in text or isinstance(failure.value, MemoryError)
+    assert not isinstance(failure.value, OSError) or failure.value.errno == errno.EIO
+
+
+@pytest.fixture
+def failing(monkeypatch):
+    """Makes every read of a file from some byte on raise an error."""
+
+    def fail(path: Path, error: Callable[[], BaseException], begin: int) -> Path:
+        real = open
+
+        class Failing(io.FileIO):
+            def read(self, size=-1):
+                if self.tell() >= begin:
+                    raise error()
+                return super().read(size)
+
+            def readinto(self, buffer):
+                data = self.read(len(buffer))
+                buffer[: len(data)] = data
+                return len(data)
+
+        def open_failing(file, mode="r", buffering=-1, **options):
+            if file not in (path, str(path)):
+                return real(file, mode, buffering, **options)
+            return Failing(file, mode) if buffering == 0 else io.BufferedReader(Failing(file, mode))
+
+        monkeypatch.setattr("builtins.open", open_failing)
+        monkeypatch.setattr("io.FileIO", Failing)
+        return path
+
+    return fail
+
+
+@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="a file whose first byte cannot be read")
+@pytest.mark.parametrize("read", ALL.values(), ids=ALL)
+def test_a_file_that_the_disk_does_not_give_is_no_damage(path, read):
+    path.symlink_to("/proc/self/mem")
+    assert_no_damage_is_told(read, path)
+
+
+@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="a file whose first byte cannot be read")
+def test_a_member_that_the_disk_does_not_give_is_no_damage(path):
+    store = lk.TarStore(make_tar(path, {"0.bin": b"first", "1.png": b"second"}))
+    assert list(store.keys()) == ["1.png"]
+    path.unlink()
+    path.symlink_to("/proc/self/mem")
+    assert_no_damage_is_told(lambda path: store.read("1.png"), path)
+
+
+@pytest.mark.parametrize(("error", "said"), [(DISK_FAILS, "Input/output error"), (MemoryError, "MemoryError")])
+@pytest.mark.parametrize(
+    ("read", "suffix"),
+    [
+        ("TarStore", ""),
+        *product(["undecoded", "counted", "extract_tars"], PACKERS),
+        *product(["convert"], [*PACKERS][1:]),
+    ],
+)
+def test_an_error_in_the_middle_of_a_tar_is_no_damage(tmp_path, failing, read, suffix, error, said):
+    path = tmp_path / f"set.tar{suffix}"
+    plain = make_tar(tmp_path / "plain", [member(f"{n}.bin", random.Random(n).randbytes(2000)) for n in range(8)])
+    path.write_bytes(PACKERS[suffix](plain.read_bytes()))
+    assert_no_damage_is_told(ALL[read], failing(path, error, path.stat().st_size // 2), said)
+    assert not (tmp_path / "plain.tar").exists()
+
+
+@pytest.mark.parametrize(("error", "said"), [(DISK_FAILS, "Input/output error"), (MemoryError, "MemoryError")])
+@pytest.mark.parametrize("read", ["TarStore", "extract_tars"])
+@pytest.mark.parametrize("form", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_an_error_within_a_long_header_is_no_damage(path, failing, read, form, error, said):
+    """A header that `tarfile` reads, in two blocks, of which a buffer holds the first alone."""
+    first = bytes(io.DEFAULT_BUFFER_SIZE - 2 * BLOCK)
+    make_tar(path, {"0.bin": first, "long" * 50: b"second"}, format=form)
+    assert_no_damage_is_told(READERS[read], failing(path, error, io.DEFAULT_BUFFER_SIZE), said)
+
+
+def test_a_network_that_fails_is_no_damage(path, whole, failing, server, own_home):
+    """On a server, and on a disk far away, whose error does not say of which file it is."""
+    server.files["/set.tar"], server.tags["/set.tar"] = whole, '"1"'
+    for read in (lambda url: list(lk.read_shards(url)), lambda url: lk.TarStore(url).keys()):
+        server.script["/set.tar"] = [lambda handler: handler.answer(handler.whole()), lambda handler: handler.say(403)]
+        with pytest.raises(OSError, match=r"set\.tar: access denied") as failure:
+            read(f"{server.url}/set.tar")
+        assert not isinstance(failure.value, TarError)
+    path.write_bytes(whole)
+    failing(path, partial(ConnectionError, "the network is gone"), 1)
+    with pytest.raises(ConnectionError, match="the network is gone") as failure:
+        list(lk.read_shards(path).samples())
+    assert str(path) in failure.value.__notes__[0]
