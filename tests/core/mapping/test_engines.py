@@ -21,7 +21,7 @@ from labkit.errors import ItemErrors
 from labkit.util import parallel as engine_module
 from labkit.util.files import write_atomic
 from labkit.util.parallel import Pool, map_items, process_pool
-from tests.loading import eventually
+from tests.loaders import eventually
 
 # As if its functions stood in a notebook: workers cannot import a test module.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
