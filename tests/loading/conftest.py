@@ -31,3 +31,10 @@ def pictures(tmp_path_factory) -> lk.FolderStore:
         coarse = Image.fromarray(generator.integers(0, 256, (9, 12, 3), dtype=np.uint8))
         coarse.resize((96 + 8 * number, 80), Image.Resampling.BICUBIC).save(path, quality=90)
     return lk.FolderStore(root)
+
+
+@pytest.fixture(scope="session")
+def pixels(pictures, tmp_path_factory) -> lk.PixelStore:
+    """The pixels of the pictures."""
+    path = tmp_path_factory.mktemp("pixels") / "set.pixels"
+    return lk.PixelStore.build(pictures, path, short_side=64, engine="threads", progress=False)

@@ -36,11 +36,13 @@ def camera(tmp_path_factory):
     return lk.FolderStore(lk.make_photos(root, 2, profile="camera", progress=False))
 
 
-@pytest.fixture(scope="module")
-def sources(pictures, tmp_path_factory):
-    path = tmp_path_factory.mktemp("pixels") / "set.pixels"
-    pixels = lk.PixelStore.build(pictures, path, short_side=64, engine="threads", progress=False)
-    return {"files": pictures, "pixels": pixels}
+@pytest.fixture
+def source(request, pictures, pixels):
+    """A store of files, or of their pixels."""
+    return pixels if request.param == "pixels" else pictures
+
+
+files_and_pixels = pytest.mark.parametrize("source", ["files", "pixels"], indirect=True)
 
 
 def loader_of(store, **options):
@@ -117,10 +119,10 @@ class TestBatches:
         assert loader.classes == [f"class-{number}" for number in range(4)]
 
     @pytest.mark.parametrize("antialias", [True, False])
-    @pytest.mark.parametrize("kind", ["files", "pixels"])
-    def test_are_the_same_for_any_number_of_threads(self, sources, kind, antialias):
+    @files_and_pixels
+    def test_are_the_same_for_any_number_of_threads(self, source, antialias):
         epochs = [
-            list(loader_of(sources[kind], num_threads=number, antialias=antialias, prefetch_factor=ahead))
+            list(loader_of(source, num_threads=number, antialias=antialias, prefetch_factor=ahead))
             for number, ahead in ((1, 1), (2, 2), (5, 7))
         ]
         assert same(epochs[1:], [epochs[0]] * 2)
@@ -188,12 +190,11 @@ class TestPixels:
         assert largest_difference(in_order(store, size=48), plain(decoded(store), size=48)) <= 1
 
     @pytest.mark.parametrize("antialias", [True, False])
-    def test_of_a_pixel_store_are_what_it_holds(self, sources, antialias, recwarn):
-        pixels = sources["pixels"]
+    def test_of_a_pixel_store_are_what_it_holds(self, pictures, pixels, antialias, recwarn):
         got = in_order(pixels, antialias=antialias, size=48)
         whole = [pixels[index][0] for index in range(len(pixels))]
         assert largest_difference(got, plain(whole, antialias=antialias, size=48)) <= 1
-        assert torch.equal(epoch_of(loader_of(pixels))[1], epoch_of(loader_of(sources["files"]))[1])
+        assert torch.equal(epoch_of(loader_of(pixels))[1], epoch_of(loader_of(pictures))[1])
         assert loader_of(pixels).classes == pixels.classes
         assert not recwarn.list
 
@@ -205,10 +206,10 @@ class TestPixels:
         assert largest_difference(images, torch.stack(expected)) <= 1
 
     @pytest.mark.parametrize("memory_format", [torch.channels_last, torch.contiguous_format])
-    @pytest.mark.parametrize("kind", ["files", "pixels"])
-    def test_as_floats_are_those_of_v2_on_the_batch_of_bytes(self, sources, kind, memory_format):
+    @files_and_pixels
+    def test_as_floats_are_those_of_v2_on_the_batch_of_bytes(self, source, memory_format):
         """To the last bit: a half type is rounded once."""
-        source, options = sources[kind], {"memory_format": memory_format, "num_threads": 2}
+        options = {"memory_format": memory_format, "num_threads": 2}
         bytes_of_batches = [images for images, _ in loader_of(source)]
         planes = [images for images, _ in loader_of(source, **options)]
         assert same(planes, bytes_of_batches)
@@ -328,6 +329,6 @@ class TestErrors:
         with pytest.raises(ValueError, match=message):
             loader_of(pictures, **options)
 
-    def test_refuse_requests_ahead_of_a_pixel_store(self, sources):
+    def test_refuse_requests_ahead_of_a_pixel_store(self, pixels):
         with pytest.raises(ValueError, match="reads_in_flight=4 is for encoded images"):
-            loader_of(sources["pixels"], reads_in_flight=4)
+            loader_of(pixels, reads_in_flight=4)

@@ -21,12 +21,6 @@ FLOATS = {"dtype": torch.float32, "mean": (0.5, 0.4, 0.3), "std": (0.2, 0.3, 0.4
 
 
 @pytest.fixture(scope="module")
-def pixels(pictures, tmp_path_factory):
-    path = tmp_path_factory.mktemp("pixels") / "set.pixels"
-    return lk.PixelStore.build(pictures, path, short_side=64, engine="threads", progress=False)
-
-
-@pytest.fixture(scope="module")
 def torn(first_photos):
     """A photo whose damage is found when it is decoded, not when it is opened."""
     store = lk.FolderStore(first_photos(1))
