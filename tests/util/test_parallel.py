@@ -18,7 +18,7 @@ from labkit.data.samples import make_photos, photo_bytes, photo_key
 from labkit.errors import ItemErrors
 from labkit.util.files import write_atomic
 from labkit.util.parallel import map_items, process_pool
-from tests.loading import eventually
+from tests.loaders import eventually
 from tests.paths import contents
 
 # As if its functions stood in a notebook: workers cannot import a test module.

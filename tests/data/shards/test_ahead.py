@@ -12,7 +12,7 @@ import labkit as lk
 from labkit import course
 from labkit.data import shard_cache
 from labkit.data.shard_cache import open_shards
-from tests.loading import eventually
+from tests.loaders import eventually
 from tests.shard_samples import samples
 
 _LONGEST_S = 20  # for what comes at once, if it comes

@@ -14,7 +14,7 @@ from labkit import course
 from labkit.data import shard_cache as cache_module
 from labkit.data.shard_cache import ShardCache, open_shards
 from tests.children import in_children
-from tests.loading import eventually
+from tests.loaders import eventually
 from tests.shard_samples import samples
 
 SIZE = 1000

@@ -1,27 +1,52 @@
-"""Workers: what is said when one dies, Ctrl-C at any moment, and one thread in each."""
+"""The workers of make_loader: what is said when one dies, Ctrl-C at any moment, when they stay, one thread in each."""
 
 import faulthandler
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from types import ModuleType
 
 import cloudpickle
+import cv2
 import pytest
 import torch
 
-import labkit as lk
 from labkit.errors import WorkerDied
-from labkit.loading.torch_loader import worker_context
-from tests.loading import Numbers, config, eventually, indices, script_in_session, session_of
+from tests.loaders import Numbers, eventually, indices, loader_of, script_in_session, session_of
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # spawned workers cannot import a test file
+
+
+def with_process(batch):
+    return os.getpid()
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+def test_workers_persist_if_asked_and_end_when_the_loader_is_closed(persistent):
+    loader = loader_of(Numbers(), 2, persistent_workers=persistent, batch_transform=with_process)
+    epochs = [set(loader) for _ in range(2)]
+    assert (epochs[0] == epochs[1]) == persistent
+    assert len(multiprocessing.active_children()) == 2 * persistent
+    for _ in range(2):
+        loader.close()
+        assert multiprocessing.active_children() == []
+    assert len(set(loader)) == 2
+
+
+def test_workers_of_two_passes_end_with_the_loader():
+    loader = loader_of(Numbers(), 2)
+    for _ in zip(loader, loader, strict=True):
+        pass
+    del loader
+    assert multiprocessing.active_children() == []
 
 
 def once(path: Path, harm):
@@ -51,100 +76,88 @@ HARM = {
 }
 
 
-def assert_dies(iterate, said: str, within_s: float = 10.0) -> None:
-    start = time.monotonic()
-    with pytest.raises(WorkerDied, match=said):
-        iterate()
-    assert time.monotonic() - start < within_s
-    assert multiprocessing.active_children() == []
+def deaths_in(passes) -> list[str]:
+    """What each pass says, in a thread of its own: all wait 5 s. Here torch's own handler would raise."""
+
+    def iterate(batches):
+        with pytest.raises(WorkerDied) as death:
+            list(batches)
+        said = str(death.value)
+        del death  # which holds this frame, and that the loader
+        return said
+
+    with ThreadPoolExecutor(len(passes)) as pool:
+        return list(pool.map(iterate, passes))
 
 
-@pytest.mark.parametrize("persistent", [True, False])
-@pytest.mark.parametrize(("harm", "said"), HARM.values(), ids=HARM)
-def test_a_worker_that_dies_amid_an_epoch(tmp_path, harm, said, persistent):
-    dataset = Numbers(40, once(tmp_path / "done", harm))
-    loader = lk.make_loader(dataset, config(persistent_workers=persistent))
-    assert_dies(lambda: indices(loader), said)
-    assert indices(loader) == list(range(40))
+def kill(worker) -> None:
+    os.kill(worker.pid, signal.SIGKILL)
 
 
-def slow(index: int) -> None:
-    time.sleep(0.05)
+class TestTheDeathOfAWorker:
+    def test_is_told_with_its_reason_and_the_next_epoch_starts_anew(self, tmp_path):
+        cases = [(name, persistent) for name in HARM for persistent in (True, False)]
+        loaders = [
+            loader_of(
+                Numbers(20, once(tmp_path / f"{name} {persistent}", HARM[name][0])), 2, persistent_workers=persistent
+            )
+            for name, persistent in cases
+        ]
+        for (name, _), said in zip(cases, deaths_in(list(map(iter, loaders))), strict=True):
+            assert re.search(HARM[name][1], said)
+        assert multiprocessing.active_children() == []
+        assert list(map(indices, loaders)) == [list(range(20))] * len(cases)
 
+    def test_is_told_when_a_batch_is_asked_for_and_not_before(self):
+        idle, busy = loader_of(Numbers(40), 2), loader_of(Numbers(80, lambda index: time.sleep(0.05)), 2)
+        indices(idle)
+        [between_epochs, *others] = multiprocessing.active_children()
+        running = iter(busy)
+        next(running)
+        [amid_an_epoch, _] = set(multiprocessing.active_children()) - {between_epochs, *others}
+        for worker in (between_epochs, amid_an_epoch):
+            kill(worker)
+            worker.join()
+        time.sleep(0.1)  # torch's own handler would raise here, wherever the main thread is
+        assert all("SIGKILL" in said for said in deaths_in([idle, running]))
+        assert list(running) == multiprocessing.active_children() == []
+        assert indices(idle) == list(range(40))
 
-def kill_one() -> None:
-    os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)
-
-
-def test_a_worker_killed_while_its_batch_is_waited_for():
-    loader = lk.make_loader(Numbers(40, lambda index: time.sleep(0.4 if index > 20 else 0)), config())
-    killer = threading.Timer(0.5, kill_one)
-    killer.start()
-    assert_dies(lambda: indices(loader), "SIGKILL")
-    killer.join()
-
-
-def test_a_worker_killed_between_epochs():
-    loader = lk.make_loader(Numbers(40), config(persistent_workers=True))
-    indices(loader)
-    kill_one()
-    time.sleep(0.3)  # torch's own handler would raise here, wherever the main thread is
-    assert_dies(lambda: indices(loader), "SIGKILL")
-    assert indices(loader) == list(range(40))
-
-
-def test_a_worker_killed_while_the_consumer_works():
-    loader = lk.make_loader(Numbers(80, slow), config())
-    running = iter(loader)
-    next(running)
-    kill_one()
-    time.sleep(0.3)
-    assert_dies(lambda: list(running), "SIGKILL")
-    assert list(running) == []
-
-
-def test_a_worker_killed_while_another_thread_iterates():
-    loader, seen = lk.make_loader(Numbers(40, slow), config()), []
-
-    def iterate():
-        try:
-            for _ in loader:
-                kill_one()
-                time.sleep(0.2)
-        except BaseException as error:
-            seen.append(error)
-
-    thread = threading.Thread(target=iterate)
-    thread.start()
-    thread.join(15)  # here torch's own handler would raise
-    assert [type(error) for error in seen] == [WorkerDied]
-    assert "SIGKILL" in str(seen[0])
+    def test_is_told_to_who_waits_for_its_batch(self):
+        is_waiting = threading.Event()
+        loader = loader_of(Numbers(40, lambda index: time.sleep(0.4 if index > 20 else 0)), 2)
+        killer = threading.Thread(target=lambda: is_waiting.wait(10) and kill(multiprocessing.active_children()[0]))
+        killer.start()
+        with pytest.raises(WorkerDied, match="SIGKILL"):
+            [16 in batch[:, 0] and is_waiting.set() for batch in loader]  # the next one is late
+        killer.join()
+        assert multiprocessing.active_children() == []
 
 
 @pytest.mark.parametrize("persistent", [True, False])
 def test_an_interrupt_that_is_caught_leaves_no_worker(persistent):
     """As in a notebook's kernel, which lives on."""
     dataset = Numbers(40, lambda index: time.sleep(0.1))
-    loader = lk.make_loader(dataset, config(persistent_workers=persistent))
+    loader = loader_of(dataset, 2, persistent_workers=persistent)
     running = iter(loader)
     timer = threading.Timer(0.1, os.kill, [os.getpid(), signal.SIGINT])
     timer.start()
     with pytest.raises(KeyboardInterrupt):
-        next(running)
+        list(running)
     assert multiprocessing.active_children() == []
     dataset.action = id
     assert indices(loader) == list(range(40))
 
 
 @pytest.mark.parametrize("start_method", ["fork", "spawn"])
-def test_an_interrupt_while_workers_start(start_method, monkeypatch):
+def test_an_interrupt_while_workers_start_leaves_none(start_method, monkeypatch):
     def start_and_interrupt(process):
         start(process)
         os.kill(os.getpid(), signal.SIGINT)
 
     start = multiprocessing.process.BaseProcess.start
     monkeypatch.setattr(multiprocessing.process.BaseProcess, "start", start_and_interrupt)
-    loader = lk.make_loader(Numbers(), config(start_method=start_method))
+    loader = loader_of(Numbers(), 2, start_method=start_method)
     with pytest.raises(KeyboardInterrupt):
         iter(loader)
     assert multiprocessing.active_children() == []
@@ -179,15 +192,12 @@ if __name__ == "__main__":
 """
 
 
-INTERRUPTS = [
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("moment", "method", "persistent", "after_s"), [
     ("starting", "fork", False, 0.0), ("starting", "fork", True, 0.03), ("waiting", "fork", False, 0.3),
     ("waiting", "fork", True, 0.3), ("body", "fork", False, 0.1), ("body", "fork", True, 0.1),
-]  # fmt: skip
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize(("moment", "method", "persistent", "after_s"), INTERRUPTS)
-def test_ctrl_c_in_a_script(tmp_path, moment, method, persistent, after_s):
+])  # fmt: skip
+def test_ctrl_c_in_a_script_ends_all_with_one_traceback(tmp_path, moment, method, persistent, after_s):
     with script_in_session(tmp_path / "script.py", INTERRUPTED, moment, method, persistent) as child:
         time.sleep(after_s)
         named = (f"of-{child.pid}-", *(f"torch_{pid}_" for pid in session_of(child.pid)))
@@ -234,16 +244,19 @@ def python_default():
 
 
 def test_workers_fork_unasked_only_in_a_script(monkeypatch, python_default):
+    def methods(*asked):
+        loaders = [loader_of(num_workers=1, start_method=method) for method in asked]
+        return [loader.multiprocessing_context.get_start_method() for loader in loaders]
+
     main = ModuleType("__main__")
     monkeypatch.setitem(sys.modules, "__main__", main)
     main.__file__ = "train.py"
     python_default("fork")
-    assert worker_context(None).get_start_method() == "fork"
+    assert methods(None) == ["fork"]
     del main.__file__  # as in a notebook's kernel, which has threads
-    asked = [None, "fork", "spawn"]
-    assert [worker_context(method).get_start_method() for method in asked] == ["forkserver", "fork", "spawn"]
+    assert methods(None, "fork", "spawn") == ["forkserver", "fork", "spawn"]
     python_default("spawn")
-    assert worker_context(None).get_start_method() == "spawn"
+    assert methods(None) == ["spawn"]
 
 
 def test_a_fork_server_imports_what_data_sets_are_made_of(monkeypatch):
@@ -252,11 +265,21 @@ def test_a_fork_server_imports_what_data_sets_are_made_of(monkeypatch):
 
     import labkit.data.depth  # noqa: F401
 
-    context, preloaded = worker_context("forkserver"), []
+    context, preloaded = multiprocessing.get_context("forkserver"), []
     monkeypatch.setattr(type(context), "set_forkserver_preload", lambda self, names: preloaded.extend(names))
-    worker_context("forkserver")
+    loader_of(num_workers=1, start_method="forkserver")
     assert {"labkit.loading.torch_loader", "labkit.data.depth", "torchvision.transforms"} <= set(preloaded)
     assert "labkit.app.cli" not in preloaded
+
+
+def test_each_worker_has_one_thread():
+    cv2.setNumThreads(4)
+    try:
+        counts = lambda batch: (torch.get_num_threads(), cv2.getNumThreads())  # noqa: E731
+        assert list(loader_of(Numbers(), 2, batch_transform=counts)) == [(1, 1)] * 3
+        assert cv2.getNumThreads() == 4  # here nothing changed
+    finally:
+        cv2.setNumThreads(-1)
 
 
 LATE = """
@@ -274,24 +297,9 @@ if __name__ == "__main__":
 """
 
 
-def test_one_thread_in_each_worker():
-    import cv2
-
-    def threads(batch):
-        return torch.get_num_threads(), cv2.getNumThreads()
-
-    cv2.setNumThreads(4)
-    try:
-        found = list(lk.make_loader(Numbers(), config(), batch_transform=threads))
-        assert cv2.getNumThreads() == 4  # here nothing changed
-    finally:
-        cv2.setNumThreads(-1)
-    assert found == [(1, 1)] * 3
-
-
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_one_thread_in_an_opencv_that_is_imported_late(tmp_path, method):
+def test_an_opencv_that_is_imported_late_has_one_thread(tmp_path, method):
     script = tmp_path / "script.py"
     script.write_text(LATE)
     told = subprocess.run([sys.executable, str(script), method], capture_output=True, text=True, timeout=60, check=True)

@@ -1,0 +1,311 @@
+"""Who reads and decodes the batches of BatchLoader: its threads, requests in flight, processes; and that all end."""
+
+import gc
+import threading
+from collections import Counter
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+
+import labkit as lk
+from labkit.loading.read_ahead import AfterReads
+from tests.children import in_children
+from tests.loaders import MeetingStore, eventually, same, solid, store_that_reads
+from tests.memory_store import MemoryStore
+from tests.scripted_server import serve_script
+
+LONGEST_S = 20  # for what comes at once, if it comes
+FLOATS = {"dtype": torch.float32, "mean": (0.5, 0.4, 0.3), "std": (0.2, 0.3, 0.4)}
+
+
+@pytest.fixture(scope="module")
+def torn(first_photos):
+    """A photo whose damage is found when it is decoded, not when it is opened."""
+    store = lk.FolderStore(first_photos(1))
+    data = store.read(store.keys()[0])
+    return data[:1000] + b"\xff\xd9"
+
+
+def loader_of(store, **options):
+    return lk.BatchLoader(store, **{"size": 32, "batch_size": 4, "num_threads": 2, **options})
+
+
+def new_threads(before):
+    gc.collect()  # those of a loader end on their own, once it is gone
+    return [thread for thread in threading.enumerate() if thread not in before]
+
+
+class TestThreads:
+    @pytest.mark.parametrize("reads_in_flight", [None, 3])
+    def test_end_with_a_loop_that_is_left(self, pictures, reads_in_flight):
+        before = threading.enumerate()
+        loader = loader_of(pictures, reads_in_flight=reads_in_flight)
+        next(iter(loader))
+        assert new_threads(before)
+        del loader
+        assert eventually(lambda: not new_threads(before), LONGEST_S)
+
+    def test_end_after_an_error(self, pictures, torn):
+        before = threading.enumerate()
+        with pytest.raises(lk.DecodeError):
+            list(loader_of(store_that_reads(pictures, lambda key: torn)))
+        assert eventually(lambda: not new_threads(before), LONGEST_S)
+
+    @pytest.mark.parametrize(("reads_in_flight", "n_threads"), [(None, 2), (3, 3)])
+    def test_are_no_more_than_asked_for_and_stay_for_all_epochs(self, pictures, reads_in_flight, n_threads):
+        """OpenCV keeps memory for each thread that has ended."""
+        seen = set()
+
+        def read(key):
+            seen.add(threading.get_ident())
+            return pictures.read(key)
+
+        loader = loader_of(store_that_reads(pictures, read), reads_in_flight=reads_in_flight)
+        for _ in range(4):
+            list(loader)
+        next(iter(loader))
+        assert 1 <= len(seen) <= n_threads
+
+    def test_are_a_forked_process_own(self, pictures):
+        loader = loader_of(pictures)
+        list(loader)
+        expected = np.concatenate([images.numpy() for images, _ in loader])
+        loader.set_epoch(1)
+        # Not torch.cat: a fork has no OpenMP threads, which torch would wait for.
+        [again] = in_children("fork", lambda: np.concatenate([images.numpy() for images, _ in loader]), ())
+        np.testing.assert_array_equal(again, expected)
+
+    def test_run_torch_in_one_thread_and_leave_its_threads_elsewhere(self, pictures):
+        before, within, after = torch.get_num_threads(), set(), []
+
+        def read(key):
+            within.add(torch.get_num_threads())
+            return pictures.read(key)
+
+        list(loader_of(store_that_reads(pictures, read)))
+        thread = threading.Thread(target=lambda: after.append(torch.get_num_threads()))
+        thread.start()
+        thread.join()
+        assert within == {1}
+        assert after == [before] == [torch.get_num_threads()]
+
+    def test_are_as_many_as_this_rank_has_cores(self, pictures, monkeypatch):
+        assert lk.BatchLoader(pictures).num_threads == lk.usable_cores()
+        for n_ranks in (lk.usable_cores(), 1000):
+            monkeypatch.setenv("LOCAL_WORLD_SIZE", str(n_ranks))
+            assert lk.BatchLoader(pictures).num_threads == 1
+
+    def test_leave_the_work_of_a_loop_that_is_left(self, pictures):
+        asked = []
+
+        def read(key):
+            asked.append(key)
+            threading.Event().wait(0.1 if len(asked) > 1 else 0)  # the first batch is out long before the last is read
+            return pictures.read(key)
+
+        for _ in loader_of(store_that_reads(pictures, read), batch_size=1, num_threads=1, prefetch_factor=11):
+            break
+        assert len(asked) < 12
+
+    def test_take_a_whole_batch_of_near_files_as_one_task(self, torn):
+        """Each further one would hand over Python's lock. No image is decoded before the last of a task is read."""
+        n_skipped = []
+        store = MemoryStore({f"class/{number:02}": torn if number == 0 else solid(number) for number in range(16)})
+        watched = store_that_reads(store, lambda key: n_skipped.append(len(loader.skipped)) or store.read(key))
+        loader = loader_of(watched, batch_size=16, num_threads=1, shuffle=False, on_error="skip")
+        [(images, _)] = loader
+        assert len(images) == 15
+        assert n_skipped == [0] * 16
+
+    def test_decode_far_images_while_the_rest_of_their_batch_is_read(self, torn):
+        def read(key):
+            if key == "class/15":
+                assert eventually(lambda: loader.skipped, LONGEST_S)
+            return torn if key == "class/00" else solid(1)
+
+        store = MemoryStore({f"class/{number:02}": b"" for number in range(16)})
+        options = {"batch_size": 16, "num_threads": 1, "shuffle": False, "on_error": "skip", "reads_in_flight": 2}
+        loader = loader_of(store_that_reads(store, read), **options)
+        [(images, _)] = loader
+        assert len(images) == 15
+
+
+class TestReadsInFlight:
+    @pytest.mark.parametrize("reads_in_flight", [1, 3, 100])
+    def test_give_the_same_batches(self, pictures, reads_in_flight):
+        plain, far = (loader_of(pictures, batch_size=5, reads_in_flight=number) for number in (None, reads_in_flight))
+        for _ in range(2):
+            assert same(list(plain), list(far))
+
+    def test_give_the_same_batches_whatever_ends_first(self, pictures):
+        """The last of a batch's reads ends first."""
+        order = list(pictures.keys())
+        gates = {key: threading.Event() for key in order}
+
+        def read(key):
+            before = order.index(key) + 1
+            if before % 4 and before < len(order):
+                gates[order[before]].wait(LONGEST_S)
+            gates[key].set()
+            return pictures.read(key)
+
+        far = loader_of(store_that_reads(pictures, read), shuffle=False, reads_in_flight=8)
+        assert same(list(far), list(loader_of(pictures, shuffle=False)))
+
+    @pytest.mark.parametrize("reads_in_flight", [None, 9])
+    def test_resume_with_what_was_read_ahead_and_not_given(self, pictures, reads_in_flight):
+        options = {"batch_size": 2}
+        whole = list(loader_of(pictures, **options))
+        stopped = loader_of(pictures, reads_in_flight=9, **options)
+        begun = iter(stopped)
+        next(begun), next(begun)
+        resumed = loader_of(pictures, reads_in_flight=reads_in_flight, **options)
+        resumed.load_state_dict(stopped.state_dict())
+        assert same(list(resumed), whole[2:])
+
+    @pytest.mark.parametrize("reads_in_flight", [2, 6, 12])
+    def test_are_as_many_as_asked_for_across_batches(self, pictures, tmp_path, reads_in_flight):
+        """A pipe that is empty between two batches would break their meeting."""
+        store = MeetingStore(pictures, reads_in_flight, 12 // reads_in_flight, tmp_path / "notes")
+        loader = loader_of(store, num_threads=1, prefetch_factor=1, reads_in_flight=reads_in_flight)
+        assert sum(len(labels) for _, labels in loader) == 12
+
+    def test_keep_no_more_bytes_than_stated(self, pictures):
+        """While a batch is used, the reads ahead end, and those of decoded batches are let go."""
+        asked, alive = [], set()
+
+        class Read(bytes):
+            def __del__(self):
+                alive.discard(id(self))
+
+        def read(key):
+            data = Read(pictures.read(key))
+            alive.add(id(data))
+            asked.append(key)
+            return data
+
+        loader = iter(loader_of(store_that_reads(pictures, read), batch_size=1, prefetch_factor=2, reads_in_flight=4))
+        for number in range(4):
+            next(loader)
+            # The batch that was given, two being made, and the reads ahead of the last that was begun.
+            most = number + 3 + 4
+            assert eventually(lambda most=most: len(asked) == most, LONGEST_S)
+            assert eventually(lambda: len(alive) == 4, LONGEST_S)
+            assert len(asked) == most
+        loader.close()
+        del loader
+        assert eventually(lambda: not alive, LONGEST_S)
+
+    def test_that_are_late_do_not_keep_later_batches_from_being_decoded(self, torn):
+        def read(key):
+            if key == "class/00":
+                assert eventually(lambda: loader.skipped, LONGEST_S)
+            return torn if key == "class/05" else solid(1)
+
+        store = MemoryStore({f"class/{number:02}": b"" for number in range(12)})
+        options = {"num_threads": 1, "shuffle": False, "on_error": "skip", "reads_in_flight": 2}
+        loader = loader_of(store_that_reads(store, read), **options)
+        assert [len(labels) for _, labels in loader] == [4, 3, 4]
+
+    def test_over_http_have_as_many_connections(self, pictures):
+        barrier = threading.Barrier(12, timeout=LONGEST_S)
+
+        def meet(handler):
+            barrier.wait()
+            handler.answer(handler.whole())
+
+        with serve_script() as server:
+            for key in pictures.keys():  # noqa: SIM118
+                server.files[f"/{key}"] = pictures.read(key)
+                server.script[f"/{key}"] = [meet]
+            far = loader_of(lk.HttpStore(server.url, keys=pictures.keys()), batch_size=6, reads_in_flight=12)
+            assert same(list(far), list(loader_of(pictures, batch_size=6)))
+            assert server.connections == 12
+
+    def test_that_fail_name_their_key_after_the_batches_before(self, pictures):
+        keys = pictures.keys()
+
+        def read(key):
+            if key == keys[9]:
+                raise OSError("gone")
+            return pictures.read(key)
+
+        came = []
+        with pytest.raises(OSError, match="gone") as caught:
+            came.extend(loader_of(store_that_reads(pictures, read), shuffle=False, reads_in_flight=8))
+        assert caught.value.__notes__ == [f"while loading {keys[9]}"]
+        assert len(came) == 2
+
+    def test_that_have_not_begun_are_given_up_by_a_break(self, pictures):
+        asked, go_on = [], threading.Event()
+
+        def read(key):
+            asked.append(key)
+            if len(asked) > 2:
+                go_on.wait(LONGEST_S)
+            return pictures.read(key)
+
+        options = {"batch_size": 2, "num_threads": 1, "prefetch_factor": 1, "reads_in_flight": 3}
+        loader = loader_of(store_that_reads(pictures, read), **options)
+        for _ in loader:
+            break  # returns, though three reads are on their way
+        assert eventually(lambda: len(asked) == 5, LONGEST_S)
+        go_on.set()
+        assert sum(len(labels) for _, labels in loader) == 12
+        assert len(asked) == 5 + 12
+
+    def test_that_end_after_the_pool_leave_an_error_and_nobody_waiting(self):
+        """As where the interpreter ends."""
+        pool, read = ThreadPoolExecutor(1), Future()
+        task = AfterReads(pool, [read], lambda done: None)
+        pool.shutdown()
+        read.set_result("a")
+        with pytest.raises(RuntimeError, match="shutdown"):
+            task.result(LONGEST_S)
+
+
+class Unpicklable(list):
+    def __reduce__(self):
+        raise TypeError("a sampler may hold much: it goes to no worker")
+
+
+@pytest.mark.slow
+class TestProcesses:
+    @pytest.mark.parametrize(
+        ("kind", "num_processes", "options"),
+        [("files", 2, {**FLOATS, "sampler": Unpicklable([5, 3, 0, 11, 7, 5, 1, 2, 10])}), ("pixels", 1, {"seed": 3})],
+    )
+    def test_give_the_batches_of_threads_in_every_epoch(self, pictures, pixels, kind, num_processes, options):
+        source = pictures if kind == "files" else pixels
+        threads, processes = (
+            loader_of(source, batch_size=2, num_processes=number, **options) for number in (0, num_processes)
+        )
+        assert (len(processes), processes.num_workers) == (len(threads), num_processes)
+        epochs = [list(processes) for _ in range(2)]
+        assert same(epochs, [list(threads) for _ in range(2)])
+        assert not same(*epochs)
+        assert all(images.is_contiguous(memory_format=torch.channels_last) for images, _ in epochs[0])
+        next(iter(processes)), next(iter(threads))  # left early
+        first = iter(processes)
+        assert same(next(first), next(iter(threads)))
+        assert same(list(processes), list(threads))
+        with pytest.raises(RuntimeError, match="read one epoch at a time"):
+            next(first)
+
+    def test_read_for_their_own_next_batch_and_each_image_once(self, pictures, tmp_path):
+        notes = tmp_path / "notes"
+        store = MeetingStore(pictures, 3, 2, notes)  # of six requests, each of two has three
+        far = loader_of(store, batch_size=2, num_processes=2, reads_in_flight=6)
+        plain = loader_of(pictures, batch_size=2)
+        for n_epochs in (1, 2):
+            assert same(list(far), list(plain))
+            assert Counter(notes.read_text().splitlines()) == dict.fromkeys(pictures.keys(), n_epochs)
+        next(iter(far)), next(iter(plain))  # what was asked for ahead belongs to no later epoch
+        assert same(list(far), list(plain))
+
+    def test_name_a_broken_image(self, pictures, torn):
+        files = {f"class/{number}": solid(number) for number in range(4)} | {"class/2": torn}
+        with pytest.raises(lk.DecodeError, match="class/2"):
+            list(loader_of(MemoryStore(files), batch_size=2, num_processes=1))

@@ -1,0 +1,335 @@
+"""Epochs: each pass is the next one, whoever counts, in loaders of labkit, torch and torchdata; ranks share them."""
+
+import copy
+import itertools
+import json
+import os
+import pickle
+import subprocess
+import sys
+import warnings
+from collections import Counter
+
+import pandas as pd
+import pytest
+import torch
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, SequentialSampler
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+import labkit as lk
+from labkit.data.shards_read import ShardWarning
+from labkit.loading.samplers import LoaderWarning
+from tests.children import in_children
+from tests.loaders import Numbers, firsts, indices, loader_of, red, rows, solid
+from tests.memory_store import MemoryStore
+from tests.paths import REPO
+
+# Of torchdata, about torch itself; and of torch, about this machine's cores.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
+]
+
+
+class TestOfALoader:
+    @pytest.mark.parametrize(("num_workers", "persistent"), [(0, None), (2, True), (2, False)])
+    def test_two_at_once_give_what_each_gives_alone(self, num_workers, persistent):
+        expected = [rows(one) for one in [loader_of(shuffle=True)] for _ in range(2)]
+        loader = loader_of(num_workers=num_workers, persistent_workers=persistent, shuffle=True, batch_size=2)
+        pairs = list(zip(loader, loader, strict=True))
+        assert len(pairs) == 6
+        assert [[tuple(row) for pair in pairs for row in pair[side].tolist()] for side in range(2)] == expected
+
+    def test_are_the_same_after_a_look_into_the_middle_of_one(self):
+        undisturbed = loader_of(shuffle=True, batch_size=2)
+        expected = [rows(undisturbed) for _ in range(3)]
+        loader = loader_of(num_workers=2, shuffle=True, batch_size=2)
+        found, states = [], []
+        for _ in range(3):
+            found.append([])
+            for number, batch in enumerate(loader):
+                if number == 2:
+                    assert next(iter(loader)).shape == (2, 4)
+                found[-1] += [tuple(row) for row in batch.tolist()]
+                states.append(loader.state_dict())
+        assert found == expected
+        assert [(state["epoch"], state["n_batches"]) for state in states[2:6]] == [(0, 3), (0, 4), (0, 5), (0, 6)]
+
+    def test_of_batch_loader_are_the_same_after_a_look(self, pictures):
+        def epochs(look):
+            loader = lk.BatchLoader(pictures, size=32, batch_size=2)
+            for _ in range(2):
+                for number, (images, _) in enumerate(loader):
+                    if look and number == 2:
+                        next(iter(loader))
+                    yield images.numpy().tobytes(), loader.state_dict()
+
+        assert list(epochs(True)) == list(epochs(False))
+
+    @pytest.mark.parametrize("num_workers", [0, 2])
+    def test_are_those_that_the_training_sets_on_its_sampler(self, num_workers):
+        sampler, oracle = (DistributedSampler(range(12), num_replicas=2, rank=0, seed=3) for _ in range(2))
+        sampler.set_epoch(4)  # before the loader is made
+        loader = loader_of(num_workers=num_workers, sampler=sampler)
+        for epoch in (4, 5, 5, 2, 3):
+            oracle.set_epoch(epoch)
+            if epoch != 4:
+                loader.sampler.set_epoch(epoch)
+            assert indices(loader) == list(oracle)
+            assert loader.epoch == epoch + 1
+        assert len({tuple(indices(loader)) for _ in range(3)}) == 3  # they go on by themselves
+        loader.set_epoch(2)
+        oracle.set_epoch(2)
+        assert indices(loader) == list(oracle)
+
+    def test_are_those_of_a_sampler_that_keeps_a_number_of_its_own(self):
+        class Own(DistributedSampler):
+            def set_epoch(self, epoch):
+                super().set_epoch(int(epoch))
+
+        loader = loader_of(sampler=Own(range(12), num_replicas=1, rank=0))
+        assert len({tuple(indices(loader)) for _ in range(3)}) == 3
+        loader.sampler.set_epoch(0)
+        assert sorted(indices(loader)) == list(range(12))
+        assert loader.epoch == 1
+
+
+class TestOfForeignLoaders:
+    """Loaders of other libraries are made of this one's parts."""
+
+    @pytest.mark.parametrize("num_workers", [0, 2])
+    def test_give_the_same_batches_and_other_ones_each_epoch(self, num_workers):
+        own = loader_of(num_workers=2, shuffle=True, seed=5)
+        expected = [rows(own) for _ in range(2)]
+        made = loader_of(num_workers=0, shuffle=True, seed=5)
+        foreign = DataLoader(made.dataset, batch_sampler=made.batch_sampler, num_workers=num_workers)
+        assert [rows(foreign) for _ in range(2)] == expected
+        assert expected[0] != expected[1]
+
+    def test_may_be_set(self):
+        own = loader_of(shuffle=True)
+        own.set_epoch(7)
+        expected = rows(own)
+        made = loader_of(shuffle=True)
+        foreign = DataLoader(made.dataset, batch_sampler=made.batch_sampler)
+        for told in (made.batch_sampler, made.batch_sampler.sampler):
+            for _ in range(2):
+                told.set_epoch(7)
+                assert rows(foreign) == expected
+
+    def test_may_cut_and_join_batches(self):
+        made, expected = loader_of(), rows(loader_of())
+        first, second, _ = made.batch_sampler
+        joined = first[1:] + second[:1]
+        assert rows(DataLoader(made.dataset, batch_sampler=[joined])) == expected[1:5]
+
+
+WORKERS = {
+    "none": {},
+    "two": {"num_workers": 2, "multiprocessing_context": "fork"},
+    "two that stay": {"num_workers": 2, "multiprocessing_context": "fork", "persistent_workers": True},
+    "spawned": {"num_workers": 2, "multiprocessing_context": "spawn"},
+    "spawned ones that stay": {"num_workers": 2, "multiprocessing_context": "spawn", "persistent_workers": True},
+}  # fmt: skip
+every_kind_of_workers = pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(options, id=name, marks=pytest.mark.exhaustive if "spawned" in name else ())
+        for name, options in WORKERS.items()
+    ],
+)
+no_or_two_workers = pytest.mark.parametrize("options", [WORKERS["none"], WORKERS["two"]], ids=["none", "two"])
+
+NUMBERS = list(range(40))
+SIZES = pd.DataFrame({"path": [f"{n}.jpg" for n in NUMBERS], "width": [100, 150] * 20, "height": [150, 100] * 20})
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory):
+    store = MemoryStore({f"all/{number:02}.png": solid(number) for number in NUMBERS})
+    root = tmp_path_factory.mktemp("shards") / "set"
+    return lk.write_shards(store, root, max_count=6, engine="threads", progress=False)
+
+
+def make(source, epoch=None, **options):
+    """`read_shards` of numbers, or a `BucketBatchSampler` of them."""
+    if source == "buckets":
+        made = lk.BucketBatchSampler(SIZES, 4, buckets=lk.Buckets(((100, 150), (150, 100))))
+    else:
+        made = lk.read_shards(source, **{"shuffle": 8, "shuffle_initial": 4, "transform": red, **options})
+    if epoch is not None:
+        made.set_epoch(epoch)
+    return made
+
+
+def plain(made, kind=DataLoader, **options):
+    """A loader without a collating function of labkit: batches are lists of numbers."""
+    if isinstance(made, lk.BucketBatchSampler):
+        return kind(range(40), batch_sampler=made, collate_fn=list, **options)
+    return kind(made, batch_size=1, collate_fn=firsts, **options)
+
+
+def flat(batches):
+    return list(itertools.chain.from_iterable(batches))
+
+
+def told(source, n_epochs, options):
+    """What is given where each epoch is set."""
+    return [flat(plain(make(source, epoch), **options)) for epoch in range(n_epochs)]
+
+
+class TestOfTorchsLoader:
+    """Nobody sets them there, and yet none comes twice."""
+
+    @pytest.fixture(params=["shards", "buckets"])
+    def source(self, request, shards):
+        return shards if request.param == "shards" else "buckets"
+
+    @every_kind_of_workers
+    def test_each_pass_is_the_next_also_of_a_new_loader(self, source, options):
+        """Even where torch's generator begins with the same seed each time."""
+        made = make(source)
+        loader = plain(made, **options)
+        epochs = [flat(loader) for _ in range(2)]
+        for _ in range(2):
+            torch.manual_seed(0)
+            epochs.append(flat(plain(made, **options)))
+        assert epochs == told(source, 4, options)
+        assert all(sorted(epoch) == NUMBERS for epoch in epochs)
+        assert len(set(map(tuple, epochs))) == 4
+
+    @every_kind_of_workers
+    def test_some_samples_each_go_on_through_all(self, shards, options):
+        loader = plain(make(shards, samples_per_rank=10), **options)
+        assert sorted(flat(flat(loader) for _ in range(4))) == NUMBERS
+
+    @every_kind_of_workers
+    def test_one_that_was_set_decides(self, source, options):
+        made, expected = make(source), told(source, 4, options)
+        loader = plain(made, **options)
+        assert flat(loader) == expected[0]
+        made.set_epoch(2)
+        assert [flat(loader), flat(loader)] == (expected[2:] if source == "buckets" else [expected[2]] * 2)
+
+    @no_or_two_workers
+    def test_two_passes_at_once_are_two_whole_ones(self, source, options):
+        loader = plain(make(source), **options)
+        pairs = zip(*zip(loader, loader, strict=True), strict=True)
+        assert list(map(flat, pairs)) == told(source, 2, options)
+
+    @no_or_two_workers
+    def test_a_look_at_one_batch_leaves_the_next_whole(self, source, options):
+        loader = plain(make(source), **options)
+        next(iter(loader))
+        assert sorted(flat(loader)) == NUMBERS
+
+    @no_or_two_workers
+    @pytest.mark.parametrize("n_taken", [0, 1, 7])
+    def test_a_resumed_training_goes_on_as_the_undisturbed_one(self, source, options, n_taken):
+        if source == "buckets" and not n_taken:
+            pytest.skip("torchdata resumes a batch sampler that is at its end with an empty epoch")
+        begun, resumed, whole = (plain(make(source), StatefulDataLoader, **options) for _ in range(3))
+        came = [flat(begun), flat(itertools.islice(begun, n_taken)) if n_taken else []]
+        resumed.load_state_dict(pickle.loads(pickle.dumps(begun.state_dict())))
+        came[1] += flat(resumed)
+        assert [*came, flat(resumed)] == [flat(whole) for _ in range(3)]
+        assert came[0] != came[1]
+
+    @pytest.mark.parametrize("again", [copy.deepcopy, lambda dataset: pickle.loads(pickle.dumps(dataset))])
+    def test_a_copy_goes_on_by_itself(self, shards, again):
+        made, expected = make(shards), told(shards, 3, {})
+        assert flat(plain(made)) == expected[0]
+        copied = again(made)
+        assert [flat(plain(copied)), flat(plain(copied)), flat(plain(made))] == [*expected[1:], expected[1]]
+
+    def test_ranks_that_share_a_data_set_each_count_their_own(self, shards, monkeypatch):
+        """As `torch.multiprocessing.spawn` and notebook launchers start them."""
+        made, options = make(shards), WORKERS["two"]
+        monkeypatch.setenv("WORLD_SIZE", "2")
+
+        def count_epochs(rank):
+            os.environ["RANK"] = str(rank)
+            loader = plain(made, **options)
+            return [flat(loader) for _ in range(2)]
+
+        found, expected = in_children("fork", count_epochs, (0,), (1,)), []
+        for rank in range(2):
+            monkeypatch.setenv("RANK", str(rank))
+            expected.append(told(shards, 2, options))
+        assert sorted(found) == sorted(expected)
+        assert found[0] != found[1]
+
+    def test_ranks_that_count_by_themselves_are_warned_once(self, shards, monkeypatch):
+        monkeypatch.setenv("RANK", "0")
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        made = make(shards)
+        list(made)
+        said = r"each of 2 ranks counts its own passes.*call set_epoch\(epoch\)"
+        with pytest.warns(ShardWarning, match=said) as caught:
+            list(made)
+        assert caught[0].filename == __file__
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            list(made)
+            unshuffled, set_each = make(shards, shuffle=0), make(shards)
+            for epoch in range(3):
+                list(unshuffled)
+                set_each.set_epoch(epoch)
+                list(set_each)
+
+
+RANK = """
+import json, os, sys
+import labkit as lk
+from tests.loaders import Numbers, indices, loader_of, solid
+from tests.memory_store import MemoryStore
+images = MemoryStore({f"{number:02}/x.png": solid(0) for number in range(12)})  # the label says which
+loaders = [
+    loader_of(Numbers(13), 1, batch_size=2, shuffle=True),
+    lk.BatchLoader(images, size=32, batch_size=2),
+    loader_of(Numbers(13), batch_size=2, sampler=[3, 4, 5]),
+]
+epochs = [[indices(loaders[0]), [int(n) for _, labels in loaders[1] for n in labels], indices(loaders[2])]
+          for _ in range(2)]
+json.dump([list(map(len, loaders)), epochs], open(f"{sys.argv[1]}/{os.environ['RANK']}.json", "w"))
+"""
+
+
+class TestOfRanks:
+    @pytest.mark.slow
+    def test_that_torchrun_starts_are_shared_out_or_the_ranks_are_told(self, tmp_path):
+        (tmp_path / "rank.py").write_text(RANK)
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+        done = subprocess.run(
+            [*command, str(tmp_path / "rank.py"), str(tmp_path)],
+            env={**os.environ, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+        assert [n_batches for n_batches, _ in ranks] == [[4, 3, 2]] * 2
+        epochs = [epochs for _, epochs in ranks]
+        for (ones, images, alone), (others, other_images, also_alone) in zip(*epochs, strict=True):
+            assert len(ones) == len(others) == 7
+            assert sorted(Counter(ones + others).values()) == [1] * 12 + [2]  # 13 samples for two ranks
+            assert sorted(images + other_images) == list(range(12))
+            assert alone == also_alone == [3, 4, 5]
+        assert epochs[0][0][:2] != epochs[0][1][:2]
+        assert "of 2, and each rank loads all that list gives: use one that shares" in done.stderr
+
+    def test_are_whole_where_a_batch_sampler_of_another_class_does_not_share(self, monkeypatch):
+        class InPairs(BatchSampler):
+            def __iter__(self):
+                yield from ([index, index + 1] for index in range(0, 12, 4))
+
+        monkeypatch.setenv("RANK", "0")
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        with pytest.warns(LoaderWarning, match="each rank loads all that SequentialSampler gives"):
+            assert indices(loader_of(batch_sampler=InPairs(SequentialSampler(range(12)), 4, False))) == [
+                0, 1, 4, 5, 8, 9,
+            ]  # fmt: skip
+
+    @pytest.mark.parametrize(("rank", "world_size"), [("", ""), ("0", "0"), ("-1", "-1"), ("3", "2"), ("x", "2")])
+    def test_are_whole_where_the_variables_make_no_sense(self, monkeypatch, rank, world_size):
+        monkeypatch.setenv("RANK", rank)
+        monkeypatch.setenv("WORLD_SIZE", world_size)
+        assert indices(loader_of(Numbers(5))) == list(range(5))

@@ -1,0 +1,188 @@
+"""The limits do exactly the work that they claim, on every thread, once; what they measure is `compare`'s affair."""
+
+import io
+import itertools
+import threading
+from collections import Counter
+
+import numpy as np
+import pytest
+import simplejpeg
+from PIL import Image
+
+import labkit as lk
+from labkit import course
+from labkit.errors import DecodeError
+from labkit.loading.limits import entropy_limit, write_limit
+from tests.image_files import encoded
+from tests.loaders import solid
+from tests.memory_store import MemoryStore
+
+
+@pytest.fixture(scope="module")
+def photos(pictures):
+    """70 JPEGs: one batch of 64, and six more."""
+    files = [pictures.read(key) for key in pictures.keys()]  # noqa: SIM118
+    return MemoryStore({f"{number:02}.jpg": files[number % 12] for number in range(70)})
+
+
+def noted(monkeypatch, module, name):
+    """What a function is handed, and what it gives."""
+    calls, original = [], getattr(module, name)
+
+    def function(*arguments, **options):
+        given = original(*arguments, **options)
+        calls.append((*arguments, given))
+        return given
+
+    monkeypatch.setattr(module, name, function)
+    return calls
+
+
+@pytest.fixture
+def decoded(monkeypatch):
+    return noted(monkeypatch, simplejpeg, "decode_jpeg")
+
+
+@pytest.fixture
+def copied(monkeypatch):
+    return noted(monkeypatch, np, "copyto")
+
+
+class TestDecodeLimit:
+    @pytest.mark.parametrize("num_threads", [1, 2, 5])
+    def test_decodes_every_image_once_at_full_size(self, photos, decoded, num_threads):
+        limit = course.decode_limit(photos, num_threads=num_threads)
+        assert (len(limit), limit.batch_size, limit.num_workers, limit.num_threads) == (2, 64, 0, num_threads)
+        for _ in range(2):
+            decoded.clear()
+            assert list(limit) == [64, 6]
+            assert Counter(data for data, _, _ in decoded) == Counter(photos.files.values())
+            for data, _, pixels in decoded:
+                assert pixels.shape == (*simplejpeg.decode_jpeg_header(data)[:2], 3)
+
+    def test_uses_all_threads_and_files_that_were_read_before(self, photos, monkeypatch):
+        both = threading.Barrier(2, timeout=20)  # broken, if one thread does it all
+
+        def decode_jpeg(data, colorspace):
+            if not both.broken and len(seen) < 2 and threading.get_ident() not in seen:
+                seen.add(threading.get_ident())
+                both.wait()
+
+        seen, limit = set(), course.decode_limit(photos, num_threads=2)
+        monkeypatch.setattr(photos, "read", lambda key: pytest.fail("read while decoding"))
+        monkeypatch.setattr(simplejpeg, "decode_jpeg", decode_jpeg)
+        assert sum(limit) == 70
+        assert len(seen) == 2
+
+    def test_counts_images_when_so_many_are_done(self, photos, decoded):
+        passes = iter(course.decode_limit(photos, num_threads=1))
+        assert next(passes) == 64
+        assert len(decoded) >= 64
+        assert next(passes) == 6
+        assert len(decoded) == 70
+        assert next(passes, "end") == "end"
+
+    @pytest.mark.parametrize("decoder", ["turbojpeg", "pil", "cv2", "torchvision"])
+    @pytest.mark.parametrize("num_threads", [1, 3])
+    def test_takes_all_formats_and_decoders_and_names_what_is_broken(self, pictures, decoder, num_threads):
+        data = pictures.read(pictures.keys()[0])
+        image = Image.open(io.BytesIO(data))
+        files = {"a.png": solid(9), "b.jpg": encoded(image.convert("L")), "c.webp": encoded(image, "WEBP")}
+        options = {"decoder": decoder, "num_threads": num_threads}
+        assert list(course.decode_limit(MemoryStore(files), **options)) == [3]
+        limit = course.decode_limit(MemoryStore({**files, "broken.jpg": data[:1500]}), **options)
+        before = threading.active_count()
+        with pytest.raises(DecodeError, match=rf"broken\.jpg: {decoder} cannot decode 1500 bytes: .*truncated"):
+            list(limit)
+        assert threading.active_count() == before
+
+    def test_leaves_no_work_for_threads_when_it_is_left_early(self, photos, decoded, monkeypatch):
+        """The first batch is out before anything behind it is decoded: what then is, the threads had in hand."""
+        left, decode, begun = threading.Event(), simplejpeg.decode_jpeg, itertools.count()
+
+        def held_back(*arguments, **options):
+            if next(begun) >= 64:
+                left.wait(10)
+            return decode(*arguments, **options)
+
+        monkeypatch.setattr(simplejpeg, "decode_jpeg", held_back)
+        before = threading.active_count()
+        batches = iter(course.decode_limit(photos, num_threads=2))
+        next(batches)
+        waking = threading.Timer(0.5, left.set)
+        waking.start()
+        batches.close()
+        waking.join()
+        assert threading.active_count() == before
+        assert 64 <= len(decoded) <= 66
+
+    def test_of_entropy_reads_all_codes_at_an_eighth(self, photos, decoded):
+        assert list(entropy_limit(photos, num_threads=2)) == [64, 6]
+        assert Counter(data for data, _, _ in decoded) == Counter(photos.files.values())
+        for data, _, pixels in decoded:
+            assert pixels.shape[:2] == tuple(-(-side // 8) for side in simplejpeg.decode_jpeg_header(data)[:2])
+
+
+class TestMemoryLimits:
+    @pytest.mark.parametrize(("n_images", "counts"), [(1, [1]), (64, [64]), (150, [64, 64, 22])])
+    def test_copy_whole_batches(self, copied, n_images, counts):
+        limit = course.memcpy_limit(n_images, size=32, num_threads=2)
+        assert (len(limit), limit.batch_size, limit.num_workers) == (len(counts), 64, 0)
+        assert list(limit) == counts
+        assert sorted(len(target) for target, _, _ in copied) == sorted(counts)
+        for target, source, _ in copied:
+            assert target.shape[1:] == source.shape[1:] == (32, 32, 3)
+            assert target.dtype == np.uint8
+            assert (target == 1).all()  # what the sources were filled with
+            assert not np.shares_memory(target, source)
+
+    def test_take_turns_through_blocks_that_exceed_the_caches(self, copied):
+        limit = course.memcpy_limit(130, size=224, num_threads=2)
+        list(limit)
+        target, source, _ = copied.pop()
+        assert min(target.base.nbytes, source.base.nbytes) >= 128 * 2**20
+        n_blocks = len(source.base)
+        copied.clear()
+        for _ in range(n_blocks):  # three batches each
+            list(limit)
+        for memory in ([target for target, _, _ in copied], [source for _, source, _ in copied]):
+            used = Counter(block.__array_interface__["data"][0] for block in memory)
+            assert set(used.values()) == {3}
+            assert len(used) == n_blocks
+
+    def test_give_no_two_threads_one_block(self, copied):
+        list(course.memcpy_limit(64, size=64, num_threads=90))
+        assert len(copied[0][0].base) == 180
+
+    @pytest.mark.parametrize(("n_images", "counts"), [(1, [1]), (150, [64, 64, 22])])
+    def test_write_whole_batches_of_floats_and_nothing_else(self, monkeypatch, n_images, counts):
+        blocks, fill = [], np.full
+        monkeypatch.setattr(np, "full", lambda *options: blocks.append(fill(*options)) or blocks[-1])
+        assert list(write_limit(n_images, size=16, num_threads=2)) == counts
+        [block] = blocks
+        assert block.dtype == np.float32
+        assert block.shape[1:] == (64, 16, 16, 3)
+        assert (block == 0).any(axis=(2, 3, 4)).sum() == n_images
+        assert block.nbytes >= 128 * 2**20
+
+
+@pytest.mark.parametrize(("make", "message"), [
+    (lambda store: course.decode_limit(store, decoder="jpeg"), "decoder must be one of pil, .*, got 'jpeg'"),
+    (lambda store: course.decode_limit(store, num_threads=0), "num_threads must be an integer >= 1, got 0"),
+    (lambda store: course.memcpy_limit(0), "n_images must be an integer >= 1, got 0"),
+    (lambda store: course.memcpy_limit(1, size=0), "size must be an integer >= 1, got 0"),
+    (lambda store: course.memcpy_limit(1, num_threads=-1), "num_threads must be an integer >= 1, got -1"),
+])  # fmt: skip
+def test_bad_arguments_are_named(photos, make, message):
+    with pytest.raises(ValueError, match=message):
+        make(photos)
+
+
+def test_limits_use_every_usable_core_and_stand_in_one_frame(photos):
+    decode, memcpy = course.decode_limit(photos), course.memcpy_limit(70, size=8)
+    assert decode.num_threads == memcpy.num_threads == lk.usable_cores()
+    runs = lk.compare({"decode": lambda: decode, "memcpy": lambda: memcpy}, baseline="decode", rounds=1, progress=False)
+    assert set(runs.n_images) == {70}
+    assert set(runs.batch_size) == {64}
+    assert (runs.images_per_s > 0).all()

@@ -1,0 +1,324 @@
+"""Resuming in mid-epoch: what is left is bit for bit the undisturbed rest, however it is loaded and by how many."""
+
+import itertools
+import json
+import re
+from collections import Counter
+from functools import partial
+
+import pandas as pd
+import pytest
+import torch
+from hypothesis import example, given, settings, strategies
+from torch.utils.data import DistributedSampler, RandomSampler, Subset
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+import labkit as lk
+from tests.loaders import Numbers, loader_of, rows, same
+
+
+def saved(state: dict) -> dict:
+    """A state as a checkpoint gives it back."""
+    text = json.dumps(state)
+    assert len(text) < 1000
+    return json.loads(text)
+
+
+def resumes(make, make_again, n_taken: int, epoch: int = 1) -> None:
+    """Take some batches of an epoch, resume in another loader, and compare with the epoch as a whole, and the next."""
+    whole, begun, resumed = make(), make(), make_again()
+    whole.set_epoch(epoch)
+    expected, following = list(whole), list(whole)
+    begun.set_epoch(epoch)
+    iterator = iter(begun)
+    taken = list(itertools.islice(iterator, n_taken))
+    state = saved(begun.state_dict())
+    del iterator
+    resumed.load_state_dict(state)
+    assert saved(resumed.state_dict()) == state
+    assert same(taken + list(resumed), expected)
+    assert same(list(resumed), following)
+
+
+def drawn_loader(n_samples=30, num_workers=0, **options):
+    return loader_of(Numbers(n_samples), num_workers, **{"shuffle": True, **options})
+
+
+class TestMakeLoader:
+    @pytest.mark.parametrize(("n_taken", "again"), [(0, 0), (1, 3), (3, 0), (7, 1), (8, 3)])
+    def test_gives_the_same_rest_for_any_number_of_workers(self, n_taken, again):
+        resumes(lambda: drawn_loader(num_workers=2), lambda: drawn_loader(num_workers=again), n_taken)
+
+    @pytest.mark.parametrize("options", [
+        {"drop_last": True}, {"shuffle": False}, {"seed": 4}, {"shuffle": False, "sampler": [5] * 26},
+    ], ids=str)  # fmt: skip
+    def test_gives_the_same_rest_of_any_order(self, options):
+        for n_taken in (1, 3, 5):
+            resumes(lambda: drawn_loader(**options), lambda: drawn_loader(**options), n_taken)
+
+    def test_loads_nothing_again_that_was_given(self):
+        loaded = []
+        begun, resumed = (loader_of(Numbers(300, loaded.append), batch_size=10, shuffle=True) for _ in range(2))
+        list(itertools.islice(begun, 25))
+        resumed.load_state_dict(begun.state_dict())
+        list(resumed)
+        assert sorted(loaded) == list(range(300))
+
+    def test_resumes_where_the_training_sets_the_epoch_itself(self):
+        def make():
+            return loader_of(Numbers(24), sampler=DistributedSampler(range(24), num_replicas=2, rank=0))
+
+        begun, resumed = make(), make()
+        begun.sampler.set_epoch(3)
+        iterator = iter(begun)
+        next(iterator)
+        state, expected = begun.state_dict(), rows(iterator)
+        resumed.load_state_dict(state)
+        resumed.sampler.set_epoch(state["epoch"])
+        assert rows(resumed) == expected
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_image_data_sets_resume_in_torchdatas_loader(pictures, num_workers):
+    def make():
+        dataset = lk.ImageDataset(pictures, transform=lambda image: image[:, :32, :32])
+        method = {"multiprocessing_context": "fork"} if num_workers else {}
+        generator = torch.Generator().manual_seed(3)
+        return StatefulDataLoader(dataset, 3, shuffle=True, generator=generator, num_workers=num_workers, **method)
+
+    whole, begun, resumed = list(make()), make(), make()
+    taken = list(itertools.islice(begun, 2))
+    resumed.load_state_dict(begun.state_dict())
+    assert same(taken + list(resumed), whole)
+
+
+class TestBatchLoader:
+    @pytest.mark.parametrize("n_taken", [0, 1, 5, 6])
+    @pytest.mark.parametrize("kind", ["pictures", "pixels"])
+    def test_gives_the_same_rest_for_any_number_of_threads(self, kind, n_taken, request):
+        source = request.getfixturevalue(kind)
+        for order in ({}, {"sampler": [5] * 11}):
+            options = {"size": 32, "batch_size": 2, "prefetch_factor": 3, **order}
+            makers = (partial(lk.BatchLoader, source, num_threads=number, **options) for number in (2, 1))
+            resumes(*makers, n_taken)
+
+    @pytest.mark.slow
+    def test_gives_the_same_rest_for_any_number_of_processes(self, pixels):
+        whole, threads, processes = (
+            lk.BatchLoader(pixels, size=32, batch_size=2, num_processes=number) for number in (0, 0, 1)
+        )
+        expected = list(whole)
+        taken = list(itertools.islice(processes, 3))
+        state = saved(processes.state_dict())
+        for loader in (threads, processes):
+            loader.load_state_dict(state)
+            assert same(taken + list(loader), expected)
+
+
+class TestCUDAPrefetcher:
+    @pytest.mark.parametrize("depth", [1, 3])
+    def test_gives_batches_that_are_only_copied_ahead_after_the_resume(self, depth):
+        def make():
+            return lk.CUDAPrefetcher(drawn_loader(), "cpu", depth=depth)
+
+        for n_taken in range(9):
+            resumes(make, make, n_taken)
+
+    def test_has_no_state_where_its_loader_has_none(self):
+        assert not hasattr(lk.CUDAPrefetcher([torch.zeros(1)], "cpu"), "state_dict")
+
+
+class TestStatesThatDoNotFit:
+    @pytest.mark.parametrize(("change", "said"), [
+        ({"n_samples": 31}, "with n_samples=30, this loader has 31: make the loader as it was, or begin the epoch"),
+        ({"batch_size": 5}, "with batch_size=4, this loader has 5"),
+        ({"seed": 1}, "with seed=0, this loader has 1"),
+        ({"shuffle": False}, r"with sampler='ShuffledSampler\(seed=0\)', this loader has 'SequentialSampler\(\)'"),
+        ({"shuffle": False, "sampler": DistributedSampler(range(30), 2, 0, seed=1)},
+         r"this loader has 'DistributedSampler\(shuffle=True, seed=1, drop_last=False\)'"),
+    ], ids=str)  # fmt: skip
+    def test_are_refused_and_what_differs_is_named(self, pictures, change, said):
+        state = drawn_loader().state_dict()
+        with pytest.raises(ValueError, match=said):
+            drawn_loader(**change).load_state_dict(state)
+        with pytest.raises(ValueError, match="n_samples=30, this loader has 12: make the loader as it was"):
+            lk.BatchLoader(pictures, batch_size=4).load_state_dict(state)
+
+    def test_are_those_of_other_keys(self, first_photos):
+        stores = [lk.FolderStore(first_photos(count)) for count in (4, 5)]
+        first, other = (lk.make_loader(Subset(lk.ImageDataset(store), range(3))) for store in stores)
+        other.load_state_dict(first.state_dict())  # of a part, nobody knows the keys
+        first, other = (lk.make_loader(lk.ImageDataset(store)) for store in stores)
+        with pytest.raises(ValueError, match="with n_samples=4"):
+            other.load_state_dict(first.state_dict())
+        with pytest.raises(ValueError, match="with keys_crc32="):
+            first.load_state_dict(first.state_dict() | {"keys_crc32": 1})
+
+    @pytest.mark.parametrize("state", [None, {}, {"version": 1}])
+    def test_may_be_none_at_all(self, state):
+        with pytest.raises(ValueError, match="this is not a state of Loader: give the one"):
+            drawn_loader().load_state_dict(state)
+
+    def test_are_those_of_a_sampler_whose_order_is_another_each_time(self):
+        loader = drawn_loader(shuffle=False, sampler=RandomSampler(range(30)))
+        list(itertools.islice(loader, 3))
+        loader.load_state_dict(loader.state_dict())
+        with pytest.raises(ValueError, match="does not begin epoch 0 with the 3 batches that were handed out before"):
+            next(iter(loader))
+
+
+def shared_loader(rank, world_size, drop_last=False):
+    sampler = DistributedSampler(range(60), num_replicas=world_size, rank=rank, seed=1, drop_last=drop_last)
+    return drawn_loader(60, shuffle=False, sampler=sampler)
+
+
+def bucket_loader(rank=0, world_size=1, num_workers=0, widths=(40, 80, 120), **options):
+    sizes = pd.DataFrame({"path": Numbers(60).keys, "width": list(widths) * 20, "height": 80})
+    options = {"batch_size": 4, "seed": 3, **options}
+    sampler = lk.BucketBatchSampler(sizes, **options, rank=rank, world_size=world_size)
+    return loader_of(Numbers(60), num_workers, batch_sampler=sampler)
+
+
+def run_ranks(make, world_size, n_batches=None, state=None):
+    """Batches of numbers that each rank gave, and the state of the last rank."""
+    came = []
+    for rank in range(world_size):
+        loader = make(rank, world_size)
+        if state:
+            loader.load_state_dict(state)
+        else:
+            loader.set_epoch(2)
+        came.append([batch[:, 0].int().tolist() for batch in itertools.islice(loader, n_batches)])
+    return came, saved(loader.state_dict())
+
+
+def train(make, worlds):
+    """Batches that each rank gave in each part of an epoch, which goes on with other ranks."""
+    state, parts = None, []
+    for world_size, n_batches in worlds:
+        ranks, state = run_ranks(make, world_size, n_batches, state)
+        parts.append(ranks)
+        if state["epoch"] != 2:  # it is over
+            break
+    return parts
+
+
+class TestRanksThatChange:
+    @pytest.mark.parametrize("kind", ["filled up", "drop_last", "torchrun's", "keep", "drop", "fill"])
+    @settings(max_examples=10, deadline=None)
+    @given(
+        strategies.lists(strategies.tuples(strategies.integers(1, 5), strategies.integers(0, 6)), max_size=3),
+        strategies.integers(1, 5), strategies.integers(2, 7),
+    )  # fmt: skip
+    def test_share_each_sample_once(self, kind, begun, last_world_size, batch_size):
+        def make(rank, world_size):
+            if kind in ("keep", "drop", "fill"):
+                return bucket_loader(rank, world_size, remainder=kind, batch_size=batch_size)
+            if kind != "torchrun's":
+                return shared_loader(rank, world_size, kind == "drop_last")
+            patch.setenv("RANK", str(rank))
+            patch.setenv("WORLD_SIZE", str(world_size))
+            return drawn_loader(60)
+
+        with pytest.MonkeyPatch.context() as patch:
+            try:
+                parts = train(make, [*begun, (last_world_size, None)])
+            except ValueError as refused:
+                said = re.search(r"cannot give (\d+) ranks equally many batches: (\d+) images make (\d+)", str(refused))
+                n_ranks, n_images, n_batches = map(int, said.groups())
+                assert kind == "keep"
+                assert n_images < n_batches + -n_batches % n_ranks
+                return
+        came = Counter(number for ranks in parts for batches in ranks for batch in batches for number in batch)
+        largest = sum(len(ranks) for ranks in parts)  # that can be filled up, or left out
+        assert came.keys() == set(range(60)) or kind in ("drop_last", "drop")
+        assert max(came.values()) == 1 or kind in ("filled up", "torchrun's", "fill")
+        if kind in ("keep", "drop", "fill"):
+            assert all(len({len(batches) for batches in ranks}) == 1 for ranks in parts)
+            assert all(len({number % 3 for number in batch}) == 1 for ranks in parts for one in ranks for batch in one)
+        else:
+            assert abs(came.total() - 60) <= largest
+            assert len({sum(map(len, batches)) for batches in parts[-1]}) == 1
+
+    def test_go_on_each_with_its_own_by_the_state_of_one(self):
+        begun, state = run_ranks(shared_loader, 2, 4)
+        rest, _ = run_ranks(shared_loader, 2, None, state)
+        whole, _ = run_ranks(shared_loader, 2)
+        assert [taken + left for taken, left in zip(begun, rest, strict=True)] == whole
+
+
+class TestBuckets:
+    @pytest.mark.parametrize(("n_taken", "again"), [(0, 2), (1, 0), (14, 2), (15, 0)])
+    def test_give_the_same_rest_for_any_number_of_workers(self, n_taken, again):
+        resumes(lambda: bucket_loader(num_workers=2), lambda: bucket_loader(num_workers=again), n_taken)
+
+    def test_are_refused_where_too_few_images_are_left_for_the_new_ranks(self):
+        first, resumed = bucket_loader(), bucket_loader(0, 5)
+        list(itertools.islice(first, 14))
+        resumed.load_state_dict(first.state_dict())
+        with pytest.raises(ValueError, match="cannot give 5 ranks equally many batches: 4 images make 1 batches"):
+            next(iter(resumed))
+
+    @pytest.mark.parametrize(("change", "said"), [
+        ({"batch_size": 5}, "batch_size=4, this loader has 5"), ({"seed": 1}, "seed=3"),
+        ({"remainder": "fill"}, "remainder=keep"), ({"shuffle": False}, "shuffle=True"),
+        ({"buckets": lk.Buckets(((40, 80), (120, 80)))}, "sizes_crc32="), ({"widths": (40, 80, 160)}, "sizes_crc32="),
+    ], ids=str)  # fmt: skip
+    def test_of_other_batches_are_refused(self, change, said):
+        with pytest.raises(ValueError, match=said):
+            bucket_loader(**change).load_state_dict(bucket_loader().state_dict())
+
+
+ACTS = ["take", "take", "take", "look", "resume", "leave", "set", "tell", "retell", "iter"]
+
+
+@settings(max_examples=40, deadline=None)
+@example(["take", "take", "take", "resume", "iter", "take", "take", "take"], None, 4)
+@example(["take", "take", "take", "take", "resume", "take", "resume", "iter", "take"], None, 4)
+@example(["take", "leave", "resume", "take", "leave", "resume", "set", "take"], None, 4)
+@example(["iter", "take", "leave", "iter", "take", "leave", "take", "look", "take"], [5, 1, 5, 5, 2, 5], 2)
+@example(["take", "tell", "take", "take", "take", "leave", "retell", "take", "set", "resume", "take"], None, 4)
+@given(
+    acts=strategies.lists(strategies.sampled_from(ACTS), max_size=25),
+    order=strategies.one_of(strategies.none(), strategies.lists(strategies.integers(0, 11), min_size=1, max_size=15)),
+    batch_size=strategies.integers(1, 5),
+)
+def test_any_course_of_a_training_gives_the_samples_of_its_epochs(acts, order, batch_size):
+    """Takes, looks, resumes, epochs left early or set: against a list of each epoch's samples and a few numbers."""
+    options = {"batch_size": batch_size, **({"shuffle": True} if order is None else {"sampler": order})}
+
+    def samples(epoch):
+        loader = loader_of(**options)
+        loader.set_epoch(epoch)
+        return [[tuple(row) for row in batch.tolist()] for batch in loader]
+
+    loader, running, epoch, n_taken = loader_of(**options), None, 0, 0
+    left, told = None, False  # where an epoch was left; whether the sampler knows an epoch that the loader does not
+    for act in acts:
+        if act == "take":
+            running, left, told, expected = running or iter(loader), None, False, samples(epoch)
+            if n_taken == len(expected):
+                assert next(running, None) is None
+                running, epoch, n_taken = None, epoch + 1, 0
+            else:
+                assert [tuple(row) for row in next(running).tolist()] == expected[n_taken]
+                n_taken += 1
+        elif act == "look" and running:
+            assert [tuple(row) for row in next(iter(loader)).tolist()] == samples(epoch + 1)[0]
+        elif act == "resume" and not told:
+            state, loader, running = saved(loader.state_dict()), loader_of(**options), None
+            loader.load_state_dict(state)
+            epoch, n_taken = left or (epoch, n_taken)
+            assert (state["epoch"], state["n_batches"]) == (epoch, n_taken)
+            left = None
+        elif act == "leave" and running:
+            running, left, epoch, n_taken = None, (epoch, n_taken), epoch + 1, 0
+        elif act == "set" and not told:
+            loader.set_epoch(3)
+            running, left, epoch, n_taken = None, None, 3, 0
+        elif act in ("tell", "retell") and order is None and not n_taken:
+            running, told, epoch = None, True, epoch if act == "retell" else 3
+            loader.sampler.set_epoch(epoch)
+        elif act == "iter" and not running:
+            iter(loader)

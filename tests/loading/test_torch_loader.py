@@ -1,0 +1,414 @@
+"""make_loader: settings that fit the machine, torch's own parts, and errors that name the sample."""
+
+import multiprocessing
+import os
+import sys
+import threading
+import traceback
+import warnings
+from types import ModuleType
+
+import cloudpickle
+import nbformat
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    TensorDataset,
+)
+
+import labkit as lk
+from labkit.loading.samplers import LoaderWarning
+from tests.loaders import Numbers, indices, loader_of, rows, same
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # spawned workers cannot import a test file
+
+WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
+
+
+class TestSettings:
+    """They are changed with a warning, and only where they would do harm or nothing."""
+
+    @pytest.fixture(autouse=True)
+    def _in_a_notebook_with_one_core(self, monkeypatch):
+        """Threads run besides, where Python warns of forks; and torch warns of more workers than cores."""
+        monkeypatch.setitem(sys.modules, "__main__", ModuleType("__main__"))
+        before = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, {min(before)})
+        yield
+        os.sched_setaffinity(0, before)
+
+    @staticmethod
+    def said_of(settings: dict) -> tuple[list[str], DataLoader]:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            loader = lk.make_loader(Numbers(), lk.LoaderConfig(**settings))
+            assert len(list(loader)) == len(loader)
+        assert {(warning.category, warning.filename) for warning in caught} <= {(LoaderWarning, __file__)}
+        return [str(warning.message) for warning in caught], loader
+
+    def test_more_workers_than_cores_are_reduced(self):
+        [said], loader = self.said_of({"num_workers": 5})
+        for part in ("num_workers=5", "reduced to 1", f"cpu_count {os.cpu_count()}", "affinity 1", "oversubscribe="):
+            assert part in said
+        assert loader.num_workers == 1
+
+    def test_nothing_is_said_where_nothing_changes(self):
+        oversubscribed = {"num_workers": 2, "oversubscribe": True}
+        for settings in ({}, {"num_workers": 1}, {"num_workers": 0}, {"pin_memory": False}, oversubscribed):
+            said, loader = self.said_of(settings)
+            assert said == []
+            assert loader.num_workers == settings.get("num_workers", 1)
+
+    def test_what_needs_workers_is_left_out_without(self):
+        asked = {"persistent_workers": True, "prefetch_factor": 4, "start_method": "spawn"}
+        [said], _ = self.said_of({"num_workers": 0, **asked})
+        for part in ("num_workers=0", *(f"{name}={value!r}" for name, value in asked.items())):
+            assert part in said
+        assert self.said_of({"num_workers": 0, "persistent_workers": False})[0] == []
+
+    @pytest.mark.skipif(torch.cuda.is_available(), reason="says what is left out without CUDA")
+    def test_pinned_memory_is_left_out_without_cuda(self):
+        [said], _ = self.said_of({"num_workers": 0, "pin_memory": True})
+        assert "pin_memory=True is left out" in said
+
+
+def test_defaults_fit_the_machine(monkeypatch):
+    loader = lk.make_loader(Numbers())
+    found = loader.num_workers, loader.batch_size, loader.prefetch_factor, loader.persistent_workers
+    assert found == (lk.usable_cores(), 64, 2, True)
+    for n_ranks in (lk.usable_cores(), 1000):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", str(n_ranks))
+        assert lk.make_loader(Numbers()).num_workers == 1
+
+
+@pytest.mark.parametrize("bad", [
+    {"batch_size": 0}, {"batch_size": 2.0}, {"batch_size": True}, {"batch_size": None}, {"num_workers": -1},
+    {"num_workers": "2"}, {"prefetch_factor": 0}, {"start_method": "thread"}, {"seed": 0.5}, {"seed": None},
+], ids=str)  # fmt: skip
+def test_bad_settings_are_refused(bad):
+    [(name, value)] = bad.items()
+    with pytest.raises(ValueError, match=f"{name} must be .*, got {value!r}"):
+        lk.LoaderConfig(**bad)
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(range(3))
+
+
+@pytest.mark.parametrize(("dataset", "options", "error", "said"), [
+    (Stream(), {}, TypeError, "Stream is not a map-style data set"),
+    (iter([1]), {}, TypeError, "is not a map-style data set"),
+    ([], {}, ValueError, "holds no sample"),
+    ("photos", {}, TypeError, r"dataset must be a data set, got a path: lk.ImageDataset\('photos'\) reads it"),
+    (range(4), {"config": 32}, TypeError, r"config must be a LoaderConfig, such as .*, got 32"),
+    (range(4), {"shuffle": True, "sampler": [1, 2]}, ValueError, "got shuffle=True and a sampler"),
+    (range(4), {"batch_sampler": [[1]], "shuffle": True}, ValueError, "got a batch_sampler and shuffle"),
+    (range(4), {"batch_sampler": [[1]], "sampler": [1]}, ValueError, "got a batch_sampler and sampler"),
+    (range(4), {"batch_sampler": [[1]], "drop_last": True}, ValueError, "got a batch_sampler and drop_last"),
+], ids=str)  # fmt: skip
+def test_what_no_loader_can_be_made_of_is_refused(dataset, options, error, said):
+    with pytest.raises(error, match=said):
+        lk.make_loader(dataset, **{"config": lk.LoaderConfig(num_workers=0), **options})
+
+
+class TestParts:
+    def test_are_those_that_were_given_or_torchs(self):
+        dataset, sampler = Numbers(), DistributedSampler(range(12), num_replicas=2, rank=1)
+        loader = loader_of(dataset, 2, sampler=sampler, prefetch_factor=3)
+        assert isinstance(loader, DataLoader)
+        assert loader.dataset is dataset
+        assert loader.sampler is loader.batch_sampler.sampler is sampler
+        assert (len(loader.sampler), len(loader), len(iter(loader)), loader.batch_size) == (6, 2, 2, 4)
+        assert (loader.num_workers, loader.prefetch_factor, loader.drop_last) == (2, 3, False)
+        batches = BatchSampler(range(12), 5, True)
+        loader = loader_of(dataset, batch_sampler=batches, collate_fn=list)
+        assert (loader.batch_sampler, loader.sampler, loader.collate_fn) == (batches, batches.sampler, list)
+        assert (loader.batch_size, len(loader)) == (5, 2)
+        assert type(loader_of().sampler) is SequentialSampler
+        shuffled = loader_of(shuffle=True)
+        assert isinstance(shuffled.sampler, RandomSampler)
+        assert len(shuffled.sampler) == 12
+        assert isinstance(shuffled.batch_sampler, BatchSampler)
+
+    @WORKERS
+    def test_give_the_samples_in_their_order(self, num_workers):
+        assert indices(loader_of(Numbers(10), num_workers)) == list(range(10))
+        whole = loader_of(Numbers(10), num_workers, drop_last=True)
+        assert (len(whole), indices(whole)) == (2, list(range(8)))
+
+    @WORKERS
+    def test_that_are_changed_take_effect_from_the_next_epoch_on(self, num_workers):
+        loader = loader_of(num_workers=num_workers)
+        first = rows(loader)
+        loader.dataset.transform = lambda item: item + 100
+        assert [row[0] for row in rows(loader)] == [row[0] + 100 for row in first]
+        loader.dataset.transform = None
+        assert indices(loader) == list(range(12))
+        loader.batch_sampler.sampler = [3, 1, 2]
+        assert indices(loader) == [3, 1, 2]
+        loader.collate_fn = tuple
+        assert [(len(batch), type(batch)) for batch in loader] == [(3, tuple)]
+
+    def test_that_are_changed_deep_within_take_effect_too(self):
+        class Scale:
+            factor = 1
+
+            def __call__(self, item):
+                return item * self.factor
+
+        dataset = Numbers()
+        dataset.transform = Scale()
+        loader = loader_of(Subset(dataset, range(4)), 1)
+        assert indices(loader) == [0, 1, 2, 3]
+        dataset.transform.factor = 10
+        assert indices(loader) == [0, 10, 20, 30]
+
+    @pytest.mark.parametrize("order", [np.array([3, 1], np.uint64), np.array([3, 1]), torch.tensor([3, 1]), [True, 2]])
+    def test_may_give_other_kinds_of_integers(self, order):
+        assert rows(loader_of(sampler=order)) == rows(loader_of(sampler=[int(index) for index in order]))
+
+    @pytest.mark.parametrize("make", [
+        lambda store: lk.BatchLoader(store, size=32, dtype=torch.float32, mean=(0.5,) * 3, std=(0.5,) * 3),
+        lambda store: loader_of(lk.ImageDataset(store, transform=corner), 2, shuffle=True),
+    ], ids=["BatchLoader", "make_loader"])  # fmt: skip
+    def test_stay_on_the_cpu_whatever_torchs_default_device_is(self, pictures, make):
+        expected = list(make(pictures))
+        torch.set_default_device("meta")
+        try:
+            found = list(make(pictures))
+        finally:
+            torch.set_default_device(None)
+        assert same(found, expected)
+
+
+def corner(image):
+    return image[:, :16, :16]
+
+
+class Whole(Numbers):
+    """Fetches a batch by one call, and says which."""
+
+    def __getitem__(self, index):
+        raise AssertionError("one by one")
+
+    def __getitems__(self, wanted):
+        assert all(type(index) is int for index in wanted)
+        return [torch.tensor([index, len(wanted), torch.randint(2**40, ()).item()]) for index in wanted]
+
+
+def test_a_data_set_that_fetches_batches_is_called_once_for_each():
+    expected = list(loader_of(Whole(10)))
+    found = torch.cat(expected)
+    assert found[:, :2].tolist() == [[index, 4 if index < 8 else 2] for index in range(10)]
+    assert len(found[:, 2].unique()) == 10
+    assert same(list(loader_of(Whole(10), 2)), expected)
+
+
+def with_process_and_noise(batch):
+    return batch, os.getpid(), torch.rand(())
+
+
+@WORKERS
+def test_a_batch_is_transformed_in_the_worker(num_workers):
+    loader = loader_of(Numbers(), num_workers, batch_transform=with_process_and_noise)
+    _, processes, noise = zip(*loader, strict=True)
+    assert len(set(processes)) == max(1, num_workers)
+    assert (os.getpid() in processes) == (num_workers == 0)
+    assert list(noise) == [drawn for _, _, drawn in loader_of(Numbers(), batch_transform=with_process_and_noise)]
+    assert len(set(noise)) == 3
+
+
+SIZES = pd.DataFrame({"path": Numbers(40).keys, "width": [100, 150, 200, 250] * 10, "height": 200})
+
+
+def bucketed(num_workers=0):
+    return loader_of(Numbers(40), num_workers, seed=9, batch_sampler=lk.BucketBatchSampler(SIZES, 4, seed=3))
+
+
+class TestBatchSampler:
+    @pytest.mark.parametrize("num_workers", [1, 2])
+    def test_gives_each_sample_once_and_the_same_for_any_number_of_workers(self, num_workers):
+        loader, expected, sampler = bucketed(num_workers), bucketed(), bucketed().batch_sampler
+        for epoch in range(2):
+            batches = list(loader)
+            assert same(batches, list(expected))
+            sampler.set_epoch(epoch)
+            assert [batch[:, 0].tolist() for batch in batches] == list(sampler)
+            assert sorted(torch.cat(batches)[:, 0].tolist()) == list(range(40))
+        assert (len(loader), loader.epoch, loader.batch_size) == (len(batches), 2, 4)
+        loader.set_epoch(1)
+        assert same(list(loader), batches)
+
+    def test_may_be_of_any_kind(self):
+        given = [[3, 1], [2], [0, 4, 5]]
+        loader = loader_of(Numbers(), 2, batch_sampler=given)
+        assert [batch[:, 0].tolist() for batch in loader] == given
+        assert len(loader) == 3
+        loader = loader_of(batch_size=9, batch_sampler=BatchSampler(DistributedSampler(Numbers(), 2, 1), 4, True))
+        epochs = [indices(loader) for _ in range(2)]
+        assert [len(set(epoch)) for epoch in epochs] == [4, 4]
+        assert epochs[0] != epochs[1]  # the sampler within is told, too
+        assert loader.batch_size == 4
+
+    def test_of_other_images_is_refused(self, pictures):
+        with pytest.raises(ValueError, match=r"row 0 of sizes is 'key-0', but image 0 is 'class0/00.jpg'"):
+            loader_of(lk.ImageDataset(pictures), batch_sampler=lk.BucketBatchSampler(SIZES.head(12), 4))
+
+
+ONE_SHOT = {
+    "generator": lambda: (index for index in range(8)),
+    "map": lambda: map(int, range(8)),
+    "range_iterator": lambda: iter(range(8)),
+    "zip": lambda: zip(range(8), strict=True),
+}
+
+
+@pytest.mark.parametrize("name", ONE_SHOT)
+def test_samplers_that_can_be_read_once_are_refused(pictures, name):
+    make, said = ONE_SHOT[name], rf"ampler is a {name}, which can be read once: .*Give a list"
+    for options in ({"sampler": make()}, {"batch_sampler": make()}, {"batch_sampler": BatchSampler(make(), 4, False)}):
+        with pytest.raises(TypeError, match=said):
+            loader_of(**options)
+    with pytest.raises(TypeError, match=said):
+        lk.BatchLoader(pictures, sampler=make())
+
+
+def test_a_sampler_that_gives_nothing_in_the_second_epoch_is_an_error():
+    class Once:
+        left = iter(range(8))
+
+        def __iter__(self):
+            yield from self.left
+
+        def __len__(self):
+            return 8
+
+    loader = loader_of(sampler=Once())
+    assert len(list(loader)) == 2
+    with pytest.raises(RuntimeError, match="gave no batch in epoch 1, although its length is 2"):
+        list(loader)
+
+
+def use_up(batch=None):
+    return next(iter(()))
+
+
+class Particular(Exception):
+    """What cannot be made from a message alone."""
+
+    def __init__(self, code: int, *, reason: str):
+        super().__init__(code, reason)
+
+
+def the_faulty_transform(index: int, make) -> None:
+    if index == 6:
+        raise make()
+
+
+def failing(make):
+    return Numbers(action=lambda index: the_faulty_transform(index, make))
+
+
+def shown_of(failure) -> str:
+    return "".join(traceback.format_exception(failure.value))
+
+
+MODES = [(0, None), (2, "fork"), (1, "spawn"), (1, "forkserver")]
+
+
+class TestErrors:
+    @pytest.mark.parametrize(("num_workers", "start_method"), MODES)
+    def test_keep_their_type_and_name_the_sample(self, num_workers, start_method):
+        for kind in (lk.DecodeError, KeyError):
+            with pytest.raises(kind) as failure:
+                indices(loader_of(failing(lambda kind=kind: kind("lost")), num_workers, start_method=start_method))
+            assert "while loading key-6" in shown_of(failure)
+            assert "the_faulty_transform" in shown_of(failure)
+            assert multiprocessing.active_children() == []
+
+    @pytest.mark.parametrize(("num_workers", "start_method"), MODES[1:])
+    def test_whose_type_cannot_be_made_again_are_told_in_full(self, num_workers, start_method):
+        """A message is not enough for its constructor and, under spawn, its class cannot be sent."""
+        with pytest.raises(RuntimeError) as failure:
+            indices(loader_of(failing(lambda: Particular(5, reason="why")), num_workers, start_method=start_method))
+        for part in ("Particular", "(5, 'why')", "while loading key-6", "the_faulty_transform"):
+            assert part in str(failure.value)
+        assert type(failure.value) is RuntimeError
+
+    def test_of_a_class_that_no_process_can_name_are_told(self):
+        class Local(ValueError):
+            pass
+
+        with pytest.raises(RuntimeError, match="Local: here"):
+            indices(loader_of(failing(lambda: Local("here")), 2))
+
+    @pytest.mark.parametrize(("dataset", "name"), [
+        (Subset(Subset(failing(use_up), [1, 6]), [1]), "key-6"), (TensorDataset(torch.zeros(9)), "sample 0"),
+    ])  # fmt: skip
+    def test_of_a_batch_name_its_first_sample(self, dataset, name):
+        with pytest.raises(RuntimeError) as failure:
+            list(loader_of(dataset, batch_size=1, batch_transform=use_up))
+        assert f"a batch of 1 samples, the first: {name}" in shown_of(failure)
+
+    @WORKERS
+    def test_of_images_of_different_sizes_list_the_sizes_and_say_what_to_do(self, num_workers):
+        dataset = Numbers()
+        dataset.transform = lambda item: torch.zeros(3, 5 + int(item[0]) % 2, 7)
+        with pytest.raises(RuntimeError) as failure:
+            list(loader_of(dataset, num_workers, sampler=[4, 5, 6, 7]))
+        remedy = "with buckets, collect the sizes again", "collect_sizes(root, caches=False)"
+        for part in ("batch of 4", "the first: key-4", "2 sizes", "(3, 5, 7)", "(3, 6, 7)", *remedy):
+            assert part in shown_of(failure)
+
+    @WORKERS
+    @pytest.mark.parametrize("options", [{}, {"collate_fn": use_up}, {"batch_transform": use_up}], ids="".join)
+    def test_come_of_a_stop_iteration_which_is_no_end_of_the_epoch(self, num_workers, options):
+        dataset = Numbers() if options else Numbers(action=lambda index: index == 6 and use_up())
+        with pytest.raises(RuntimeError, match="raised StopIteration") as failure:
+            list(loader_of(dataset, num_workers, **options))
+        assert ("key-0" if options else "while loading key-6") in shown_of(failure)
+
+    def test_say_what_cannot_be_sent(self):
+        with pytest.raises(RuntimeError, match="may hold only what can be pickled"):
+            list(loader_of(Numbers(), 2, collate_fn=lambda samples: threading.Lock()))
+        loader = loader_of(Numbers(action=threading.Lock()), 2, start_method="spawn")
+        with pytest.warns(UserWarning, match="pickle error"), pytest.raises(TypeError) as failure:
+            iter(loader)
+        assert any("may hold no open file, lock" in note for note in failure.value.__notes__)
+
+
+CELLS = [
+    "import torch, labkit as lk",
+    "class Squares(torch.utils.data.Dataset):\n"
+    "    def __len__(self):\n        return 6\n"
+    "    def __getitem__(self, index):\n        return power(torch.tensor(index))\n"
+    "power = lambda number: number**2",
+    *(
+        f"config = lk.LoaderConfig(batch_size=4, num_workers=1, start_method={method!r})\n"
+        "print(torch.cat(list(lk.make_loader(Squares(), config, batch_transform=lambda batch: batch + 1))).tolist())"
+        for method in multiprocessing.get_all_start_methods()
+    ),
+]
+
+
+@pytest.mark.exhaustive
+def test_classes_and_lambdas_of_a_notebook_reach_the_workers(tmp_path):
+    from labkit.app.notebooks import Notebook, execute
+
+    path = tmp_path / "01_cells.ipynb"
+    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in CELLS]), path)
+    executed = execute(Notebook(path, "", ""), timeout_s=60)
+    assert executed.error == ""
+    outputs = [cell.outputs for cell in executed.node.cells]
+    assert outputs[:2] == [[], []]
+    assert [[output.text for output in cell] for cell in outputs[2:]] == [["[1, 2, 5, 10, 17, 26]\n"]] * 3
