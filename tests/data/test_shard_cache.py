@@ -32,7 +32,7 @@ LONGEST_S = 20  # for what comes at once, if it comes
 
 
 class HookedFiles(fsspec.AbstractFileSystem):
-    """Files in memory. `asked` lists requests for bytes, each after `hook(path, start)`, `looked_for` those for sizes."""
+    """Files in memory. `asked` lists requests for bytes, before `hook(path, start)`; `looked_for` those for sizes."""
 
     protocol = "hooked"
     cachable = False
@@ -443,13 +443,14 @@ def test_a_cut_shard_is_named(http, s3):
 def test_what_is_not_there_is_named_without_credentials(http, s3, tmp_path):
     secret = http.replace("://", "://user:hush@")
     for url in (f"{secret}no.tar?X-Amz-Signature=hush", f"{secret}no/folder/"):
-        with pytest.raises(FileNotFoundError, match="no.*does not exist") as failure:
+        with pytest.raises(FileNotFoundError, match=r"no.*does not exist") as failure:
             list(lk.read_shards(url))
         assert "hush" not in str(failure.value)
     with pytest.raises(FileNotFoundError, match=r"photos/no\.tar"):
         list(lk.read_shards("s3://photos/no.tar", storage_options=s3))
     assert "hush" not in repr(lk.read_shards("s3://photos", storage_options={**s3, "secret": "hush"}).order)
-    cached = lk.read_shards([f"{http}shard-000000.tar", f"{http}no.tar"], cache=lk.ShardCache(tmp_path, 10**8)).samples()
+    urls = [f"{http}shard-000000.tar", f"{http}no.tar"]
+    cached = lk.read_shards(urls, cache=lk.ShardCache(tmp_path, 10**8)).samples()
     assert all(next(cached)["__key__"] for _ in range(3))
     with pytest.raises(FileNotFoundError, match=r"no\.tar does not exist"):
         next(cached)

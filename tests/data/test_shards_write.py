@@ -1,4 +1,4 @@
-"""`lk.write_shards`: the store's bytes, the same bytes always, whole shards only, in whichever way it is interrupted."""
+"""`lk.write_shards`: the store's bytes, the same bytes always, whole shards only, however it is interrupted."""
 
 import hashlib
 import io

@@ -188,7 +188,7 @@ def test_ranks_are_those_of_torch_distributed():
         ({"world_size": 2}, "must be given together, got None and 2"),
         ({"rank": 2, "world_size": 2}, "rank must be below world_size, got 2 of 2"),
         ({"rank": -1, "world_size": 2}, "rank must be an integer >= 0"),
-        ({"rank": 0, "world_size": 3, "batch_size": 1}, r"\"keep\" cannot give 3 ranks equally many batches: 10 images"),
+        ({"rank": 0, "world_size": 3, "batch_size": 1}, r"\"keep\" cannot give 3 ranks equally many batches: 10"),
         ({"batch_size": 9, "remainder": "drop"}, r"leaves 0 full batches of 9 for 1 ranks: use fewer buckets"),
     ],
 )

@@ -300,7 +300,7 @@ READS_BACK = [int, float, bool, lambda one: writeup_cutmix(IMAGES.clone(), CLASS
 
 @pytest.mark.parametrize("reads", READS_BACK, ids=["int", "float", "bool", "the write-ups' CutMix"])
 def test_the_watch_sees_every_kind_of_reading_back(reads):
-    with NothingReadBack(), pytest.raises(AssertionError, match="_local_scalar_dense.* is read back"):
+    with NothingReadBack(), pytest.raises(AssertionError, match=r"_local_scalar_dense.* is read back"):
         reads(torch.ones(()))
 
 

@@ -1,4 +1,4 @@
-"""`lk.CUDAPrefetcher`: the loader's batches, in order and whole, on a simulated device and, with `-m cuda`, a real one."""
+"""`lk.CUDAPrefetcher`: the loader's batches, in order and whole, on a simulated device and by `-m cuda` a real one."""
 
 import copy
 import pickle
@@ -485,8 +485,8 @@ def test_pageable_batches_are_said_once_and_to_whom_it_concerns_and_arrive(cuda)
 
 
 OTHERS = {
-    "pinned": lambda: torch.ones(1).pin_memory(), "nothing in it": lambda: torch.empty(0, 4), "no tensor": lambda: ["n"],
-    "on the device": lambda: torch.ones(1).cuda(),
+    "pinned": lambda: torch.ones(1).pin_memory(), "on the device": lambda: torch.ones(1).cuda(),
+    "nothing in it": lambda: torch.empty(0, 4), "no tensor": lambda: ["name"],
     **{
         name: lambda name=name: pin_memory(KINDS[name][0](torch.ones(3)))
         for name in ("packed sequence", "encoding", "hiding")
