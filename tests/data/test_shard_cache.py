@@ -214,7 +214,8 @@ def three(remote, chunks_of) -> list[str]:
 def test_bytes_are_fetched_once(remote, three, tmp_path):
     cache = lk.ShardCache(str(tmp_path / "new"), 10 * SIZE)
     remote.files["0.tar"] = remote.files["0.tar"][:-1]
-    assert read_all(three[:1] * 3, 1, cache) == [remote.files["0.tar"]] * 3
+    for _ in range(3):
+        assert read_all(three[:1], 1, cache) == [remote.files["0.tar"]]
     assert (n_asked(remote), len(remote.looked_for)) == (10, 3)
     assert len(kept(tmp_path / "new")) == 1, "no lock and no part of a file is left"
 
@@ -258,8 +259,9 @@ def test_a_shard_that_is_read_keeps_its_bytes(remote, three, tmp_path):
 @pytest.mark.parametrize(("size", "version"), [(SIZE + 1, "1"), (SIZE, "")])
 def test_what_has_no_room_or_no_version_is_not_kept(remote, three, tmp_path, size, version):
     remote.files["0.tar"], remote.versions["0.tar"] = os.urandom(size), version
-    assert read_all(three[:1] * 2, 1, lk.ShardCache(tmp_path, SIZE)) == [remote.files["0.tar"]] * 2
-    assert kept(tmp_path) == []
+    for _ in range(2):
+        assert read_all(three[:1], 1, lk.ShardCache(tmp_path, SIZE)) == [remote.files["0.tar"]]
+        assert kept(tmp_path) == []
 
 
 def test_what_others_write_counts(remote, three, tmp_path):
@@ -280,7 +282,8 @@ def test_a_file_of_another_size_is_fetched_again(remote, three, tmp_path, size):
     cache = lk.ShardCache(tmp_path, SIZE)
     read_all(three[:1], 1, cache)
     os.truncate(tmp_path / kept(tmp_path)[0], size)
-    assert read_all(three[:1] * 2, 1, cache) == [remote.files["0.tar"]] * 2
+    for _ in range(2):
+        assert read_all(three[:1], 1, cache) == [remote.files["0.tar"]]
     assert n_asked(remote) == 20
 
 

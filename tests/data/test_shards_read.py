@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 import webdataset as wds
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 from scipy.stats import ks_2samp, spearmanr
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import DataLoader
@@ -286,6 +286,7 @@ def test_a_shard_with_fewer_samples_than_its_manifest_says_is_an_error(shards):
 SIZES = st.integers(1, 40)
 
 
+@settings(max_examples=60, deadline=None)
 @given(st.integers(0, 120), st.integers(0, 40), SIZES, st.text(max_size=3))
 def test_the_order_is_a_permutation_that_the_buffer_could_give(count, size, initial, seed):
     taken, given_items = [], []
@@ -315,6 +316,7 @@ class Item:
         self.number = number
 
 
+@settings(max_examples=60, deadline=None)
 @given(st.integers(0, 80), SIZES, SIZES, st.data())
 def test_the_rest_of_an_order_reads_nothing_that_stands_before_it_and_holds_nothing_that_was_given(
     count, size, initial, data

@@ -37,8 +37,8 @@ WITHIN = {
 @pytest.fixture(scope="module")
 def photos(first_photos):
     """uint8 (3, 224, 224)."""
-    dataset = lk.ImageDataset(lk.FolderStore(first_photos(3)))
-    return [functional.center_crop(dataset[number][0], [224, 224]) for number in range(3)]
+    dataset = lk.ImageDataset(lk.FolderStore(first_photos(2)))
+    return [functional.center_crop(dataset[number][0], [224, 224]) for number in range(2)]
 
 
 def applied(augment, image):

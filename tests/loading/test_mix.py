@@ -74,14 +74,13 @@ def test_mixup_per_sample_is_that_of_numpy():
         np.testing.assert_allclose(found, own * x + (1 - own) * x[partner], atol=1e-6)
 
 
-@pytest.mark.parametrize("alpha", [0.2, 1.0, 4.0])
 @per_batch_and_sample
-def test_cutmix_counts_the_pixels_that_it_pasted(alpha, per_sample):
+def test_cutmix_counts_the_pixels_that_it_pasted(per_sample):
     torch.manual_seed(0)
     x, hot, n_cut_off = numbered(), torch.eye(N), 0
     for _ in range(60):
         lam, partner = torch.rand(N if per_sample else 1), torch.arange(N).roll(2)
-        mixed, targets = lk.cutmix(x, hot, alpha=alpha, per_sample=per_sample, lam=lam, partner=partner)
+        mixed, targets = lk.cutmix(x, hot, per_sample=per_sample, lam=lam, partner=partner)
         own = (mixed == x)[:, 0].double().mean((1, 2))
         torch.testing.assert_close(targets.diagonal().double(), own, atol=1e-6, rtol=0)
         torch.testing.assert_close(targets[torch.arange(N), partner].double(), 1 - own, atol=1e-6, rtol=0)

@@ -224,7 +224,7 @@ STEPS = st.tuples(
 
 
 @given(st.lists(STEPS, max_size=25))
-@settings(deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_in_any_program_each_operation_starts_as_soon_as_it_may(program):
     """After its stream's earlier ones, after an operation of any stream that it waits for, and on a free engine."""
     duration_s = [0]
@@ -236,6 +236,7 @@ def test_in_any_program_each_operation_starts_as_soon_as_it_may(program):
             "fetch": lambda: on_device.to("cpu", non_blocking=True), "mark": lambda: None,
         }  # fmt: skip
         assert torch.cuda.current_stream() == torch.cuda.default_stream() not in streams
+        torch.cuda.synchronize()
         zero.record()
         events, ends, newest_s, ran = [], [], [0.0] * 4, {lane: [] for lane in LANES.values()}
         for number, kind, seconds, pause_s, after in program:
@@ -303,7 +304,7 @@ ORDERS = st.tuples(st.sampled_from(["wait", "host"]), st.integers(1, 3), st.inte
 
 
 @given(st.lists(USES | ORDERS, max_size=20))
-@settings(deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_a_race_is_two_uses_of_the_same_bytes_without_an_order_of_which_one_writes(program):
     """Against sets of what is done before each use: by its stream, by streams that it waits for, and by the host."""
     with lk.simulated_cuda() as simulation:
