@@ -1,4 +1,4 @@
-"""A data set whose samples tell their index and their draws, and loaders of it; scripts of several ranks."""
+"""Loaders whose samples can be told apart, and scripts that several ranks run."""
 
 import json
 import os
@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
 import labkit as lk
 from tests.paths import REPO
@@ -16,11 +16,8 @@ from tests.paths import REPO
 class Drawn(Dataset):
     """Items are (index, a random number)."""
 
-    def __init__(self, n_samples: int = 24):
-        self.n_samples = n_samples
-
     def __len__(self) -> int:
-        return self.n_samples
+        return 24
 
     def __getitem__(self, index: int) -> torch.Tensor:
         return torch.tensor([float(index), torch.rand(()).item()])
@@ -31,27 +28,45 @@ def loader_of(num_workers: int = 0, **options):
     return lk.make_loader(Drawn(), config, **{"shuffle": True} | options)
 
 
+def shards_loader(folder: str, **options) -> DataLoader:
+    return DataLoader(lk.read_shards(folder, transform=lambda image: image.double().sum(), **options), batch_size=2)
+
+
+# What makes a loader, of a number of workers and a folder.
+LOADERS = {
+    "make_loader": lambda num_workers, folder: loader_of(num_workers),
+    "BatchLoader": lambda num_workers, folder: lk.BatchLoader(lk.FolderStore(folder), size=32, batch_size=3),
+    "read_shards": lambda num_workers, folder: shards_loader(folder),
+}
+
+
 def rows(batches) -> list[tuple[float, ...]]:
-    return [tuple(row) for batch in batches for row in batch.tolist()]
+    """Each sample's numbers; of an image, their sum."""
+    found = []
+    for batch in batches:
+        items = batch[0] if isinstance(batch, tuple | list) else batch
+        numbers = items.reshape(len(items), -1)
+        found += map(tuple, (numbers if numbers.shape[1] <= 2 else numbers.double().sum(1, keepdim=True)).tolist())
+    return found
 
 
-_END = """
-import json, os, torch
-json.dump(result, open(f"{os.environ['RANK']}.json", "w"))
-if torch.distributed.is_initialized():
-    torch.distributed.destroy_process_group()
-"""
-
-
-def run_ranks(folder: Path, code: str, *arguments: object, n_ranks: int = 2) -> list:
-    """What each rank's `result` was: a script under torchrun."""
-    script = folder / "rank.py"
-    script.write_text(code + _END)
+def run_script(folder: Path, code: str, *arguments: object, n_ranks: int = 0) -> list:
+    """What each rank's `result` was, of a script; with `n_ranks`, torchrun starts it."""
+    (folder / "script.py").write_text(code)
     environment = {**os.environ, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "1"}
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={n_ranks}"]
-    done = subprocess.run(
-        [*command, str(script), *map(str, arguments)], cwd=folder, env=environment, capture_output=True, text=True
-    )
-    if done.returncode:
-        raise RuntimeError(done.stderr)
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(n_ranks)]
+    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={n_ranks}"] if n_ranks else []
+    command = [sys.executable, *torchrun, "script.py", *map(str, arguments)]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("rank-*.json"))]
+
+
+def save(result: object) -> None:
+    Path(f"rank-{os.environ.get('RANK') or os.environ.get('LOCAL_RANK', 0)}.json").write_text(json.dumps(result))
+
+
+def assert_shared_out(ranks: list, own) -> None:
+    """Each epoch of a loader came once, in two parts."""
+    for first, second in zip(*ranks, strict=True):
+        assert len(first) == len(second)
+        assert sorted(map(tuple, first + second)) == sorted(rows(own))

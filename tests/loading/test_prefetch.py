@@ -1,4 +1,4 @@
-"""CUDAPrefetcher: its logic by a log, its use of CUDA and the race on a simulated device, and on a real one."""
+"""`lk.CUDAPrefetcher`: the loader's batches, in order and whole, on a simulated device and by `-m cuda` a real one."""
 
 import copy
 import pickle
@@ -6,7 +6,6 @@ import traceback
 import warnings
 import weakref
 from collections import OrderedDict, UserDict, defaultdict, deque, namedtuple
-from collections.abc import MutableMapping
 from dataclasses import dataclass
 from itertools import cycle
 from operator import itemgetter
@@ -22,80 +21,42 @@ from torchvision.models.detection.image_list import ImageList
 
 import labkit as lk
 from labkit import course
-from labkit.loading.prefetch import CopyStream
 from tests.encodings import Encoding
 
-Pair = namedtuple("Pair", "image label")
+# Any device: what is asked of the loader, and when
 
 
-@dataclass(frozen=True)
-class Sample:
-    image: torch.Tensor
-    name: str
+class Source:
+    """Gives 0, 1, ..., and counts what it gave; raises in place of batch `breaks_at`."""
 
+    def __init__(self, n_batches, breaks_at=None):
+        self.n_batches, self.breaks_at, self.n_given = n_batches, breaks_at, 0
 
-def nested(n, make=torch.full):
-    return {"pair": Pair(make((2,), n), [make((3,), n)]), "sample": Sample(make((1,), n), f"name {n}"), "n": n}
-
-
-class LoggingLane:
-    """Stands in for a stream: notes what is sent and handed over, and when."""
-
-    def __init__(self):
-        self.log = []
-
-    def send(self, batch):
-        self.log.append(("send", batch))
-        return batch, None
-
-    def hand_over(self, sent, copied):
-        self.log.append(("hand over", sent))
-        return sent
-
-
-def logged(source, depth=1):
-    prefetcher = lk.CUDAPrefetcher(source, "cpu", depth=depth)
-    prefetcher.lane = LoggingLane()
-    return prefetcher
+    def __iter__(self):
+        self.n_given = 0
+        for number in range(self.n_batches):
+            if number == self.breaks_at:
+                raise OSError("disk on fire")
+            self.n_given += 1
+            yield number
 
 
 @pytest.mark.parametrize("n_batches", [0, 1, 2, 3, 10])
 @pytest.mark.parametrize("depth", [1, 2, 5])
-def test_order_and_depth(n_batches, depth):
-    prefetcher = logged(range(n_batches), depth)
-    assert list(prefetcher) == list(range(n_batches))
-    n_sent = 0
-    for what, batch in prefetcher.lane.log:
-        if what == "send":
-            assert batch == n_sent
-            n_sent += 1
-        else:
-            assert n_sent == min(n_batches, batch + 1 + depth)
-
-
-def test_nothing_is_sent_before_the_first_batch_is_asked_for():
-    prefetcher = logged(range(5))
-    batches = iter(prefetcher)
-    assert prefetcher.lane.log == []
-    next(batches)
-    assert prefetcher.lane.log == [("send", 0), ("send", 1), ("hand over", 0)]
-
-
-class Breaking:
-    """Raises in place of batch `at`."""
-
-    def __init__(self, at):
-        self.at = at
-
-    def __iter__(self):
-        yield from range(self.at)
-        raise OSError("disk on fire")
+def test_batches_come_in_order_while_depth_more_are_on_their_way(n_batches, depth):
+    source, came = Source(n_batches), []
+    batches = iter(lk.CUDAPrefetcher(source, "cpu", depth=depth))
+    assert source.n_given == 0, "nothing is asked for before the first batch is"
+    for batch in batches:
+        came.append(batch)
+        assert source.n_given == min(n_batches, batch + 1 + depth)
+    assert came == list(range(n_batches))
 
 
 @pytest.mark.parametrize("at", [0, 1, 2, 5])
 @pytest.mark.parametrize("depth", [1, 3])
 def test_an_exception_comes_after_the_batches_before_it(at, depth):
-    prefetcher, got = logged(Breaking(at), depth), []
+    prefetcher, got = lk.CUDAPrefetcher(Source(9, breaks_at=at), "cpu", depth=depth), []
     batches = iter(prefetcher)
     with pytest.raises(OSError, match="disk on fire") as caught:
         got.extend(batches)
@@ -108,7 +69,7 @@ def test_an_exception_comes_after_the_batches_before_it(at, depth):
 
 
 def test_every_epoch_begins_anew():
-    prefetcher = logged([1, 2, 3], depth=2)
+    prefetcher = lk.CUDAPrefetcher([1, 2, 3], "cpu", depth=2)
     assert [list(prefetcher) for _ in range(3)] == [[1, 2, 3]] * 3
     for batch in prefetcher:
         if batch == 2:
@@ -118,16 +79,13 @@ def test_every_epoch_begins_anew():
     assert [next(one), next(other), next(one)] == [1, 1, 2]
 
 
-def test_a_labkit_loader_goes_on_epoch_by_epoch():
+def test_it_has_the_loaders_attributes_and_goes_on_epoch_by_epoch():
     loader = lk.make_loader([(torch.full((1,), n), n) for n in range(6)], lk.LoaderConfig(batch_size=2, num_workers=0))
     prefetcher = lk.CUDAPrefetcher(loader, "cpu")
     assert [labels.tolist() for _, labels in prefetcher] == [[0, 1], [2, 3], [4, 5]]
     assert loader.epoch == 1
     prefetcher.set_epoch(7)
     assert (loader.epoch, prefetcher.epoch, prefetcher.batch_size, len(prefetcher)) == (7, 7, 2, 3)
-
-
-def test_what_is_not_there_is_named():
     with pytest.raises(AttributeError, match="no attribute 'set_epoch'"):
         lk.CUDAPrefetcher([1], "cpu").set_epoch(0)
     with pytest.raises(TypeError, match=r"len\(\)"):
@@ -143,12 +101,8 @@ class CopiesItself(list):
 def test_it_can_be_pickled_and_copied(again):
     copied = again(lk.CUDAPrefetcher(CopiesItself([1, 2]), "cpu", depth=3))
     assert (type(copied), list(copied), copied.depth) == (lk.CUDAPrefetcher, [1, 2], 3)
-
-
-def test_an_unfinished_copy_asks_no_loader():
-    empty = lk.CUDAPrefetcher.__new__(lk.CUDAPrefetcher)
     with pytest.raises(AttributeError):
-        empty.anything  # noqa: B018
+        lk.CUDAPrefetcher.__new__(lk.CUDAPrefetcher).anything  # noqa: B018 - an unfinished copy, which has no loader
 
 
 def is_forgotten(batches):
@@ -167,25 +121,15 @@ def test_the_consumers_reference_is_the_last_one():
     assert [is_forgotten(passing_by) for _ in range(5)] == [True] * 5
 
 
-def test_on_a_cpu_batches_pass_through():
-    batches = [nested(n) for n in range(3)]
-    for found, sent in zip(lk.CUDAPrefetcher(batches, "cpu"), batches, strict=True):
-        assert found["pair"].image is sent["pair"].image  # nothing is copied
-        assert isinstance(found["pair"], Pair)
-        assert isinstance(found["sample"], Sample)
-        assert (found["sample"].name, found["n"]) == (sent["sample"].name, sent["n"])
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="about machines without CUDA")
-def test_without_cuda_the_cpu_is_the_remedy():
-    with pytest.raises(RuntimeError, match="device='cuda', but CUDA is not available: pass device='cpu'"):
-        lk.CUDAPrefetcher([1])
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="about machines without an accelerator")
-def test_another_accelerator_must_be_there():
-    with pytest.raises(RuntimeError, match="device='xpu:0', but xpu is not available: pass device='cpu'"):
-        lk.CUDAPrefetcher([1], "xpu:0")
+@pytest.mark.parametrize(
+    ("device", "said", "reason"),
+    [("cuda", "device='cuda', but CUDA is not", "CUDA"), ("xpu:0", "device='xpu:0', but xpu is not", "an accelerator")],
+)
+def test_without_the_device_the_cpu_is_the_remedy(device, said, reason):
+    if torch.cuda.is_available():
+        pytest.skip(f"about machines without {reason}")
+    with pytest.raises(RuntimeError, match=f"{said} available: pass device='cpu'"):
+        lk.CUDAPrefetcher([1], device)
 
 
 def test_depth_is_at_least_one():
@@ -193,55 +137,14 @@ def test_depth_is_at_least_one():
         lk.CUDAPrefetcher([1], "cpu", depth=0)
 
 
-def nested_pinned(n):
-    return nested(n, lambda shape, value: torch.full(shape, value).pin_memory())
+# A device: no batch is overwritten, and none is there too early
 
 
-def test_every_tensor_is_copied_waited_for_and_recorded():
-    with lk.simulated_cuda(course.SimulatedDevice(pcie_bytes_per_s=1.0, launch_s=0.0)) as simulation:
-        consumer = torch.cuda.Stream()
-        with torch.cuda.stream(consumer):
-            first = next(iter(lk.CUDAPrefetcher([nested_pinned(n) for n in range(2)], "cuda")))
-        assert simulation.now_s == 0  # the host has waited for nothing
-        tensors = first["pair"].image, *first["pair"].label, first["sample"].image
-        assert all(tensor.is_cuda for tensor in tensors)
-        assert all(tensor.memory.block.users == {consumer.queue} for tensor in tensors)
-        consumer.synchronize()
-        copied_s = 8 * sum(tensor.numel() for tensor in tensors)  # int64, a byte a second; not those of the second one
-        assert simulation.now_s == copied_s
+class HandWritten:
+    """The prefetcher of the write-ups, by default with what they forget: `record_stream`."""
 
-
-def test_one_stream_for_life():
-    with lk.simulated_cuda() as simulation:
-        prefetcher = lk.CUDAPrefetcher([nested_pinned(n) for n in range(3)], "cuda", depth=2)
-        for _ in range(3):
-            list(prefetcher)
-        assert len(simulation.engine.queues) == 2
-
-
-def test_pageable_batches_are_said_once_and_to_whom_it_concerns():
-    with lk.simulated_cuda():
-        prefetcher = lk.CUDAPrefetcher([nested(n) for n in range(3)], "cuda")
-        with pytest.warns(UserWarning, match="not in pinned memory.*pin_memory=True") as caught:
-            assert len(list(prefetcher) + list(prefetcher)) == 6
-    assert [warning.filename for warning in caught] == [__file__]
-
-
-@pytest.mark.parametrize("batch", ["pinned", "nothing in it", "no tensor", "on the device"])
-def test_other_batches_give_no_warning(batch):
-    with lk.simulated_cuda(), warnings.catch_warnings():
-        warnings.simplefilter("error")
-        tensor = torch.ones(1)
-        batches = {"pinned": tensor.pin_memory(), "nothing in it": torch.empty(0, 4), "no tensor": ["name"],
-                   "on the device": tensor.cuda()}  # fmt: skip
-        CopyStream(torch.device("cuda"))._warn_if_unpinned(batches[batch])
-
-
-class WriteUp:
-    """The prefetcher of the write-ups: side stream and `wait_stream`, but no `record_stream`."""
-
-    def __init__(self, loader, device="cuda"):
-        self.loader, self.device, self.stream = loader, device, torch.cuda.Stream(device)
+    def __init__(self, loader, *, waits=True, records=True):
+        self.loader, self.waits, self.records, self.stream = loader, waits, records, torch.cuda.Stream()
 
     def __iter__(self):
         self.source = iter(self.loader)
@@ -252,18 +155,25 @@ class WriteUp:
         self.following = next(self.source, None)
         with torch.cuda.stream(self.stream):
             if self.following is not None:
-                self.following = self.following.to(self.device, non_blocking=True)
+                self.following = self.following.to("cuda", non_blocking=True)
 
     def __next__(self):
-        torch.cuda.current_stream(self.device).wait_stream(self.stream)
+        if self.waits:
+            torch.cuda.current_stream().wait_stream(self.stream)
         batch = self.following
         if batch is None:
             raise StopIteration
+        if self.records:
+            batch.record_stream(torch.cuda.current_stream())
         self.preload()
         return batch
 
 
-def wrong_sums(feed, n_batches, *, cycles=2_000_000, device="cuda", n_items=1 << 14):
+def write_up(loader):
+    return HandWritten(loader, records=False)
+
+
+def wrong_sums(feed, n_batches, *, cycles=2_000_000, n_items=1 << 14):
     """How many of the batches, each filled with its number, are found overwritten, or not yet there.
 
     The consumer queues a wait and a sum on its stream, drops its reference and asks for the next batch, so the host is
@@ -271,16 +181,21 @@ def wrong_sums(feed, n_batches, *, cycles=2_000_000, device="cuda", n_items=1 <<
     """
     numbers = torch.arange(n_batches)
     pinned = numbers.view(-1, 1).repeat(1, n_items).pin_memory()  # 128 KiB a batch, all of them there until the end
-    sums = torch.full((n_batches,), -1, device=device)
-    torch.cuda.synchronize(device)
+    sums = torch.full((n_batches,), -1, device="cuda")
+    torch.cuda.synchronize()
     batches = iter(feed(pinned[number] for number in range(n_batches)))
     for number in range(n_batches):
         batch = next(batches)
         torch.cuda._sleep(cycles)  # 2,000,000: about a millisecond, many times as long as a copy
         sums[number] = batch.sum()
         del batch
-    torch.cuda.synchronize(device)
+    torch.cuda.synchronize()
     return int((sums.cpu() != numbers * n_items).sum())
+
+
+def n_batches_for(simulation):
+    """Real races are lost now and then, simulated ones always."""
+    return 20 if simulation else 1000
 
 
 @pytest.mark.parametrize("depth", [1, 3])
@@ -289,103 +204,44 @@ def test_no_batch_is_overwritten_while_kernels_have_to_read_it(cuda, depth):
 
 
 def test_the_write_ups_prefetcher_loses_the_race(cuda):
-    assert wrong_sums(WriteUp, n_batches_for(cuda)) > 0
+    assert wrong_sums(write_up, n_batches_for(cuda)) > 0
+    assert cuda is None or cuda.races
 
 
-def n_batches_for(simulation):
-    """Real races are lost now and then, simulated ones always."""
-    return 20 if simulation else 1000
-
-
-class Mended(WriteUp):
-    """The same with `record_stream`."""
-
-    def __next__(self):
-        consumer = torch.cuda.current_stream(self.device)
-        consumer.wait_stream(self.stream)
-        batch = self.following
-        if batch is None:
-            raise StopIteration
-        batch.record_stream(consumer)
-        self.preload()
-        return batch
-
-
-class WithoutRecordStream(CopyStream):
-    def hand_over(self, sent, copied):
-        torch.cuda.current_stream(self.device).wait_event(copied[0])
-        return sent
-
-
-class WithoutWaiting(CopyStream):
-    def hand_over(self, sent, copied):
-        sent.record_stream(torch.cuda.current_stream(self.device))
-        return sent
-
-
-class AStreamForEachBatch(CopyStream):
-    def send(self, batch):
-        self.stream = torch.cuda.Stream(self.device)
-        return super().send(batch)
-
-
-def planted(lane):
-    def feed(loader):
-        prefetcher = lk.CUDAPrefetcher(loader)
-        prefetcher.lane = lane(prefetcher.device)
-        return prefetcher
-
-    return feed
-
-
-@pytest.mark.parametrize(
-    ("feed", "bytes_per_s"),
-    [(WriteUp, 25e9), (planted(WithoutRecordStream), 25e9), (planted(WithoutWaiting), 1e6)],  # the last: a slow copy
-)
-def test_a_forgotten_promise_is_found(feed, bytes_per_s):
-    with lk.simulated_cuda(course.SimulatedDevice(pcie_bytes_per_s=bytes_per_s)) as simulation:
-        assert wrong_sums(feed, 20) > 0
+def test_who_does_not_wait_for_a_slow_copy_is_found():
+    with lk.simulated_cuda(course.SimulatedDevice(pcie_bytes_per_s=1e6)) as simulation:
+        assert wrong_sums(lambda loader: HandWritten(loader, waits=False), 20) > 0
         assert simulation.races
-
-
-def test_a_stream_for_each_batch_is_found_by_its_memory():
-    reserved = {}
-    for lane in (CopyStream, AStreamForEachBatch):
-        with lk.simulated_cuda() as simulation:
-            assert wrong_sums(planted(lane), 40, cycles=1) == 0
-            reserved[lane] = simulation.max_reserved_bytes
-    assert reserved[AStreamForEachBatch] > 5 * reserved[CopyStream]
 
 
 SECONDS = st.lists(st.sampled_from([0.0, 1e-6, 1e-5, 1e-4, 1e-3]), min_size=1, max_size=12)
 
 
-def schedule(seconds):
-    """Durations that an operation takes in turn, whatever its size."""
-    turns = cycle(seconds)
-    return lambda name, reckoned: next(turns)
-
-
 @given(SECONDS, st.integers(1, 3))
-@settings(max_examples=100, deadline=None)
-def test_in_no_schedule_is_a_batch_overwritten_or_too_late(seconds, depth):
-    for feed in (lambda loader: lk.CUDAPrefetcher(loader, depth=depth), Mended):
-        with lk.simulated_cuda(duration=schedule(seconds)) as simulation:
-            assert wrong_sums(feed, 6, cycles=1, n_items=16) == 0
-            assert simulation.races == []
+@settings(max_examples=60, deadline=None)
+def test_in_no_schedule_is_a_batch_overwritten_or_too_late_and_in_every_one_the_write_ups_race_is_found(seconds, depth):
+    for feed, is_right in (
+        (lambda loader: lk.CUDAPrefetcher(loader, depth=depth), True), (HandWritten, True), (write_up, False),
+    ):  # fmt: skip
+        turns = cycle(seconds)  # what an operation takes, whatever its size
+        with lk.simulated_cuda(duration=lambda name, reckoned, turns=turns: next(turns)) as simulation:
+            n_wrong = wrong_sums(feed, 6, cycles=1, n_items=16)
+            assert (simulation.races == []) == is_right
+            assert not (is_right and n_wrong)
 
 
-@given(SECONDS)
-@settings(max_examples=100, deadline=None)
-def test_the_write_ups_race_is_found_in_every_schedule(seconds):
-    with lk.simulated_cuda(duration=schedule(seconds)) as simulation:
-        wrong_sums(WriteUp, 6, cycles=1, n_items=16)
-        assert simulation.races
+def test_all_epochs_take_the_memory_of_one_stream():
+    with lk.simulated_cuda() as simulation:
+        prefetcher = lk.CUDAPrefetcher([torch.ones(128).pin_memory()] * 4, "cuda", depth=2)
+        for _ in range(5):
+            list(prefetcher)
+            torch.cuda.synchronize()
+        assert simulation.max_reserved_bytes == 4 * 512
 
 
-def test_a_consumer_on_a_stream_of_its_own(cuda):
+def test_a_consumer_on_a_stream_of_its_own_is_waited_for(cuda):
     with torch.cuda.stream(torch.cuda.Stream()):
-        assert wrong_sums(lambda loader: lk.CUDAPrefetcher(loader), 20 if cuda else 200) == 0
+        assert wrong_sums(lk.CUDAPrefetcher, 20 if cuda else 200) == 0
 
 
 def test_a_consumer_that_is_faster_than_the_copy_waits_for_it(cuda):
@@ -398,23 +254,15 @@ def test_a_consumer_that_is_faster_than_the_copy_waits_for_it(cuda):
     assert wrong_sums(held_up, 50, cycles=1) == 0
 
 
-def test_nested_batches_arrive_whole_on_any_device(cuda):
-    batches = [nested_pinned(n) for n in range(5)]
-    for index in range(torch.cuda.device_count()):
-        device = torch.device("cuda", index)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            for number, batch in enumerate(lk.CUDAPrefetcher(batches, device, depth=2)):
-                for tensor in (batch["pair"].image, batch["pair"].label[0], batch["sample"].image):
-                    assert tensor.device == device
-                    assert (tensor == number).all()
-                assert (batch["sample"].name, batch["n"]) == (f"name {number}", number)
-
-
-def test_pageable_batches_are_said_and_arrive(cuda):
-    with pytest.warns(UserWarning, match="not in pinned memory"):
-        found = [int(batch[0]) for batch in lk.CUDAPrefetcher([torch.full((3,), n) for n in range(3)])]
-    assert found == [0, 1, 2]
+def test_the_host_waits_for_nothing_and_the_consumer_for_its_batch_alone():
+    with lk.simulated_cuda(course.SimulatedDevice(pcie_bytes_per_s=1.0, launch_s=0.0)) as simulation:
+        batches = [{"images": torch.ones(2).pin_memory(), "label": [torch.ones(1).pin_memory()]} for _ in range(2)]
+        consumer = torch.cuda.Stream()
+        with torch.cuda.stream(consumer):
+            first = next(iter(lk.CUDAPrefetcher(batches, "cuda")))
+        assert (first["images"].is_cuda, first["label"][0].is_cuda, simulation.now_s) == (True, True, 0)
+        consumer.synchronize()
+        assert simulation.now_s == 4 * 3  # a byte a second
 
 
 def test_a_loader_with_workers_feeds_cuda(cuda):
@@ -427,6 +275,17 @@ def test_a_loader_with_workers_feeds_cuda(cuda):
             assert all((images[:, 0, 0, 0] == labels).all() for images, labels in found)
     finally:
         loader.close()
+
+
+# Kinds of batches
+
+Pair = namedtuple("Pair", "image label")
+
+
+@dataclass(frozen=True)
+class Sample:
+    image: torch.Tensor
+    name: str
 
 
 class Fields(dict):
@@ -453,26 +312,12 @@ class Instances:
         return Instances(self._size, **{name: value.to(*args, **kwargs) for name, value in self._found.items()})
 
 
-class Store(MutableMapping):
+class Store(UserDict):
     """As the stores of torch_geometric's graphs, which know their graph."""
 
     def __init__(self, graph, **items):
-        self._items, self._graph = items, weakref.ref(graph)
-
-    def __getitem__(self, name):
-        return self._items[name]
-
-    def __setitem__(self, name, value):
-        self._items[name] = value
-
-    def __delitem__(self, name):
-        del self._items[name]
-
-    def __iter__(self):
-        return iter(self._items)
-
-    def __len__(self):
-        return len(self._items)
+        super().__init__(items)
+        self._graph = weakref.ref(graph)
 
 
 class Graph:
@@ -516,8 +361,19 @@ class Hiding:
         return Hiding(self.read().pin_memory())
 
 
+def nested(image):
+    pair = Pair(image, [image.clone().pin_memory()])
+    return {"pair": pair, "sample": Sample(image.clone().pin_memory(), "name"), "n": 3}
+
+
+def all_of_nested(batch):
+    assert (batch["sample"].name, batch["n"]) == ("name", 3)
+    return torch.cat([batch["pair"].image, batch["pair"].label[0], batch["sample"].image])
+
+
 # How a batch of this kind is made of a pinned tensor, and how the consumer finds that tensor in it.
 KINDS = {
+    "nested": (nested, all_of_nested),
     "dict": (lambda image: {"image": image}, lambda batch: batch["image"]),
     "ordered dict": (lambda image: OrderedDict(image=image), lambda batch: batch["image"]),
     "defaultdict": (lambda image: defaultdict(list, image=image), lambda batch: batch["image"]),
@@ -554,7 +410,7 @@ OF_TRANSFORMERS = {
         lambda image: of_transformers("modeling_outputs:BaseModelOutput", last_hidden_state=image), itemgetter(0),
     ),
 }  # fmt: skip
-kinds = pytest.mark.parametrize(
+of_every_kind = pytest.mark.parametrize(
     ("make", "find"),
     [
         *(pytest.param(*kind, id=name) for name, kind in KINDS.items()),
@@ -563,11 +419,12 @@ kinds = pytest.mark.parametrize(
 )
 
 
-@kinds
+@of_every_kind
 def test_no_kind_of_batch_is_overwritten_and_each_keeps_its_type(cuda, make, find):
     """The host is far ahead of the device: a batch's memory is free for the next copy before its sum has begun."""
     n_batches, n_items = n_batches_for(cuda), 1 << 14
     pinned = torch.arange(n_batches).view(-1, 1).repeat(1, n_items).pin_memory()
+    expected = [int(find(make(image)).sum()) for image in pinned]
     sums = torch.full((n_batches,), -1, device="cuda")
     torch.cuda.synchronize()
     for number, batch in enumerate(lk.CUDAPrefetcher(make(pinned[number]) for number in range(n_batches))):
@@ -577,17 +434,24 @@ def test_no_kind_of_batch_is_overwritten_and_each_keeps_its_type(cuda, make, fin
         sums[number] = find(batch).sum()
         del batch
     torch.cuda.synchronize()
-    assert sums.tolist() == [number * n_items for number in range(n_batches)]
+    assert sums.tolist() == expected
     assert cuda is None or cuda.races == []
 
 
-@kinds
+@of_every_kind
 def test_batches_that_the_loader_keeps_stay_on_the_host(make, find):
     with lk.simulated_cuda():
         kept = [make(torch.full((3,), number).pin_memory()) for number in range(3)]
         for _ in range(2):
             assert [int(find(batch)[0]) for batch in lk.CUDAPrefetcher(kept)] == [0, 1, 2]
             assert not any(find(batch).is_cuda for batch in kept)
+
+
+def test_on_a_cpu_batches_pass_through():
+    images = [torch.full((2,), number) for number in range(3)]
+    for found, image in zip(lk.CUDAPrefetcher([Pair(image, ["name"]) for image in images], "cpu"), images, strict=True):
+        assert found.image is image  # nothing is copied
+        assert (type(found), found.label) == (Pair, ["name"])
 
 
 def test_other_attributes_of_a_batch_are_kept():
@@ -600,12 +464,41 @@ def test_other_attributes_of_a_batch_are_kept():
         assert encoding.n_sequences == 2
 
 
-@pytest.mark.parametrize("kind", ["packed sequence", "encoding", "hiding"])
-def test_what_torch_pins_gives_no_warning(kind):
-    make, _ = KINDS[kind]
+def test_batches_arrive_whole_on_every_device(cuda):
+    for index in range(torch.cuda.device_count()):
+        device = torch.device("cuda", index)
+        batches = [nested(torch.full((3,), number).pin_memory()) for number in range(5)]
+        for number, batch in enumerate(lk.CUDAPrefetcher(batches, device, depth=2)):
+            found = all_of_nested(batch)
+            assert found.device == device
+            assert found.tolist() == [number] * 9
+
+
+# Pinned memory
+
+
+def test_pageable_batches_are_said_once_and_to_whom_it_concerns_and_arrive(cuda):
+    prefetcher = lk.CUDAPrefetcher([torch.full((3,), n) for n in range(3)])
+    with pytest.warns(UserWarning, match="not in pinned memory.*pin_memory=True") as caught:
+        assert [int(batch[0]) for _ in range(2) for batch in prefetcher] == [0, 1, 2] * 2
+    assert [warning.filename for warning in caught] == [__file__]
+
+
+OTHERS = {
+    "pinned": lambda: torch.ones(1).pin_memory(), "on the device": lambda: torch.ones(1).cuda(),
+    "nothing in it": lambda: torch.empty(0, 4), "no tensor": lambda: ["name"],
+    **{
+        name: lambda name=name: pin_memory(KINDS[name][0](torch.ones(3)))
+        for name in ("packed sequence", "encoding", "hiding")
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("make", OTHERS.values(), ids=OTHERS)
+def test_other_batches_give_no_warning(make):
     with lk.simulated_cuda(), warnings.catch_warnings():
         warnings.simplefilter("error")
-        list(lk.CUDAPrefetcher([pin_memory(make(torch.ones(3)))]))
+        list(lk.CUDAPrefetcher([make()]))
 
 
 def test_what_torch_does_not_pin_is_said_with_the_remedy():

@@ -1,4 +1,4 @@
-"""Writing shards: the store's bytes, the same bytes always, whole shards only, in whichever way it was interrupted."""
+"""`lk.write_shards`: the store's bytes, the same bytes always, whole shards only, however it is interrupted."""
 
 import hashlib
 import io
@@ -14,18 +14,13 @@ import pytest
 import webdataset as wds
 
 import labkit as lk
-from labkit import FolderStore, ImageDataset, TarStore, read_shards, write_shards
-from labkit.data.shards_write import MANIFEST, UNFINISHED, member_names, store_key
+from labkit.data.shards_write import member_names, store_key
 from labkit.errors import ItemErrors
 from labkit.util.files import atomic_path
-from tests import killed_shards
 from tests.memory_store import MemoryStore
 from tests.paths import contents, run_script
+from tests.shards import kill_writer, start_writer, write
 from tests.tars import add
-
-
-def write(store, root: Path, **options) -> Path:
-    return write_shards(store, root, **{"engine": "threads", "progress": False, **options})
 
 
 def shards_of(root: Path) -> list[Path]:
@@ -61,20 +56,23 @@ def photos(first_photos) -> Path:
 @pytest.fixture(scope="module")
 def written(photos, tmp_path_factory) -> Path:
     """Seven shards to look at, not to change."""
-    return write(FolderStore(photos), tmp_path_factory.mktemp("shards") / "set", max_count=3)
+    return write(lk.FolderStore(photos), tmp_path_factory.mktemp("shards") / "set", max_count=3)
+
+
+# What is in them
 
 
 def test_members_are_the_stores_files_and_their_labels(photos, written):
-    labels, members = ImageDataset(FolderStore(photos)), by_tarfile(written)
+    labels, members = lk.ImageDataset(lk.FolderStore(photos)), by_tarfile(written)
     images = {store_key(name): data for name, data in members.items() if not name.endswith(".cls")}
     assert images == files_of(photos)
     for number, key in enumerate(labels.keys):
         assert int(members[key.replace(".jpg", ".cls")]) == labels[number][1]
-    assert json.loads((written / MANIFEST).read_text())["classes"] == labels.classes
+    assert json.loads((written / "manifest.json").read_text())["classes"] == labels.classes
 
 
 def test_the_manifest_is_true_and_tars_do_not_tell_who_wrote_them_when(written):
-    manifest = json.loads((written / MANIFEST).read_text())
+    manifest = json.loads((written / "manifest.json").read_text())
     for row in manifest["shards"]:
         data, members = (written / row["name"]).read_bytes(), members_of(written / row["name"])
         assert (row["n_bytes"], row["sha256"]) == (len(data), hashlib.sha256(data).hexdigest())
@@ -82,7 +80,7 @@ def test_the_manifest_is_true_and_tars_do_not_tell_who_wrote_them_when(written):
         headers = {(info.mtime, info.uid, info.gid, info.uname, info.gname, info.mode) for info in members}
         assert headers == {(0, 0, 0, "", "", 0o644)}
     assert manifest["n_samples"] == 20
-    assert contents(written).keys() == {MANIFEST, *(row["name"] for row in manifest["shards"])}
+    assert contents(written).keys() == {"manifest.json", *(row["name"] for row in manifest["shards"])}
 
 
 def test_webdataset_reads_them(photos, written):
@@ -90,10 +88,10 @@ def test_webdataset_reads_them(photos, written):
     samples = list(wds.WebDataset(files, shardshuffle=False))
     assert {f"{sample['__key__']}.jpg": sample["jpg"] for sample in samples} == files_of(photos)
     labels = [sample["cls"] for sample in wds.WebDataset(files, shardshuffle=False).decode()]
-    assert labels == [label for _, label in ImageDataset(FolderStore(photos))]
+    assert labels == [label for _, label in lk.ImageDataset(lk.FolderStore(photos))]
 
 
-def test_hugging_face_datasets_reads_them(photos, written, tmp_path, monkeypatch):
+def test_hugging_face_datasets_reads_them(written, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     monkeypatch.setattr("socket.socket.connect", None)  # whatever asks the network, fails
@@ -103,7 +101,7 @@ def test_hugging_face_datasets_reads_them(photos, written, tmp_path, monkeypatch
     rows = datasets.load_dataset("webdataset", data_files=files, split="train", streaming=True, cache_dir=str(tmp_path))
     rows = rows.cast_column("jpg", datasets.Image(decode=False))
     found = {row["__key__"]: (row["jpg"]["bytes"], row["cls"]) for row in rows}
-    expected = {sample["__key__"]: (sample["jpg"], int(sample["cls"])) for sample in read_shards(written).samples()}
+    expected = {each["__key__"]: (each["jpg"], int(each["cls"])) for each in lk.read_shards(written).samples()}
     assert len(expected) == 20
     assert found == expected
 
@@ -124,9 +122,9 @@ def with_sizes(sizes) -> MemoryStore:
 @pytest.mark.parametrize("max_bytes", [1, 20_000, 20_480, 50_000, 123_456])
 def test_shards_are_as_full_as_their_size_allows(tmp_path, max_bytes):
     store = with_sizes(np.random.default_rng(0).integers(0, 30_000, 60).tolist())
-    root = write(store, tmp_path / "set", max_bytes=max_bytes)
-    members = [members_of(path) for path in shards_of(root)]
-    for path, own in zip(shards_of(root), members, strict=True):
+    paths = shards_of(write(store, tmp_path / "set", max_bytes=max_bytes))
+    members = [members_of(path) for path in paths]
+    for path, own in zip(paths, members, strict=True):
         assert path.stat().st_size == tar_size(own)
         assert path.stat().st_size <= max_bytes or len(own) == 2
     for own, following in pairwise(members):
@@ -154,54 +152,79 @@ def test_every_key_has_a_name_of_its_own_that_leads_back_and_one_sample(tmp_path
     assert images == store.files
     samples = list(wds.WebDataset([str(path) for path in shards_of(root)], shardshuffle=False))
     assert len(samples) == len(KEYS)
+    assert all(len(sample) == 5 for sample in samples)
     others = {"__key__", "__url__", "__local_path__", "cls"}
     images = [data for sample in samples for part, data in sample.items() if part not in others]
     assert sorted(images) == sorted(store.files.values())
-    assert all(len(sample) == 5 for sample in samples)
     assert member_names(["dog/a.jpg", "cat/a.jpg"]) == ["dog/a.jpg", "cat/a.jpg"]
 
 
+# The same bytes
+
+
 @pytest.mark.parametrize(
-    "options", [{"engine": "local", "num_workers": 2}, {"engine": "local", "num_workers": 1}, {"num_workers": 3}]
+    ("store", "options"),
+    [
+        (lk.TarStore, {"engine": "local", "num_workers": 2}),
+        (lk.FolderStore, {"engine": "local", "num_workers": 1}),
+        (lk.TarStore, {"num_workers": 3}),
+    ],
 )
-def test_same_bytes_for_any_engine_and_store(photos, written, tmp_path, options):
-    with tarfile.open(tmp_path / "photos.tar", "w") as tar:
-        tar.add(photos, ".")
-    for number, store in enumerate((FolderStore(photos), TarStore(tmp_path / "photos.tar"))):
-        assert contents(write(store, tmp_path / f"{number}", max_count=3, **options)) == contents(written)
+def test_any_engine_and_store_gives_the_same_bytes(photos, written, tmp_path, store, options):
+    if store is lk.TarStore:
+        with tarfile.open(tmp_path / "photos.tar", "w") as tar:
+            tar.add(photos, ".")
+        photos = tmp_path / "photos.tar"
+    assert contents(write(store(photos), tmp_path / "set", max_count=3, **options)) == contents(written)
 
 
 def test_a_seed_shuffles_once(photos, written, tmp_path):
-    one, other = (write(FolderStore(photos), tmp_path / str(seed), max_count=3, seed=seed) for seed in (1, 2))
+    one, again, other = (
+        write(lk.FolderStore(photos), tmp_path / str(number), max_count=3, seed=seed)
+        for number, seed in enumerate((1, 1, 2))
+    )
     assert by_tarfile(one) == by_tarfile(other) == by_tarfile(written)
     orders = [list(by_tarfile(root)) for root in (written, one, other)]
     assert len({tuple(order) for order in orders}) == 3
-    assert contents(write(FolderStore(photos), tmp_path / "again", max_count=3, seed=1)) == contents(one)
+    assert contents(again) == contents(one)
+
+
+def test_the_script_writes_shards(photos, written, tmp_path):
+    result = run_script("make_shards", photos, tmp_path / "set", "--max-count", 3, "--engine", "threads")
+    assert result.exit_code == 0
+    assert result.stdout.endswith("7 shards\n")
+    assert contents(tmp_path / "set") == contents(written)
+
+
+# Interrupted, and run again
 
 
 def times(root: Path) -> dict[str, int]:
     return {path.name: path.stat().st_mtime_ns for path in root.iterdir()}
 
 
+def names(*shards: int) -> set[str]:
+    return {f"shard-{number:06d}.tar" for number in shards}
+
+
 def test_a_rerun_makes_only_what_is_not_as_it_was(photos, written, tmp_path):
-    root = write(FolderStore(photos), tmp_path / "set", max_count=3)
+    root = write(lk.FolderStore(photos), tmp_path / "set", max_count=3)
     before = times(root)
-    write(FolderStore(photos), root, max_count=3)
+    write(lk.FolderStore(photos), root, max_count=3)
     assert times(root) == before
-    lost, short, flipped = (root / f"shard-{number:06d}.tar" for number in (1, 3, 4))
+    lost, short, flipped = (root / name for name in sorted(names(1, 3, 4)))
     lost.unlink()
     os.truncate(short, 5000)
     data = bytearray(flipped.read_bytes())
     data[5000] ^= 1
     flipped.write_bytes(data)
-    write(FolderStore(photos), root, max_count=3)
+    write(lk.FolderStore(photos), root, max_count=3)
     assert contents(root) == contents(written)
-    assert {name for name, stamp in times(root).items() if stamp == before.get(name)} == before.keys() - {
-        lost.name, short.name, flipped.name,
-    }  # fmt: skip
+    kept = {name for name, stamp in times(root).items() if stamp == before[name]}
+    assert kept == before.keys() - names(1, 3, 4)
 
 
-class Failing(FolderStore):
+class Failing(lk.FolderStore):
     """Some of its files cannot be read."""
 
     def __init__(self, root: Path, *failing: int):
@@ -218,56 +241,59 @@ def test_what_fails_is_named_and_a_rerun_writes_that_and_what_was_changed_since(
     store, root = Failing(photos, 4, 19), tmp_path / "set"
     with pytest.raises(ItemErrors, match="worn out") as failure:
         write(store, root, max_count=3)
-    assert list(failure.value.failures) == ["shard-000001.tar", "shard-000006.tar"]
+    assert list(failure.value.failures) == sorted(names(1, 6))
     assert store.failing[0] in str(failure.value)
     expected = contents(written)
-    assert {name: data for name, data in contents(root).items() if not name.startswith(UNFINISHED)} == {
-        f"shard-{number:06d}.tar": expected[f"shard-{number:06d}.tar"] for number in (0, 2, 3, 4, 5)
+    assert {path.name: path.read_bytes() for path in root.iterdir() if path.is_file()} == {
+        name: expected[name] for name in names(0, 2, 3, 4, 5)
     }
     with pytest.raises(FileNotFoundError, match="run write_shards to its end"):
-        read_shards(root)
+        lk.read_shards(root)
     (root / "shard-000000.tar").write_bytes(expected["shard-000000.tar"][::-1])
     before = times(root)
-    write(FolderStore(photos), root, max_count=3)
+    write(lk.FolderStore(photos), root, max_count=3)
     assert contents(root) == expected
-    kept = {name for name, stamp in times(root).items() if stamp == before.get(name)}
-    assert kept == {f"shard-{number:06d}.tar" for number in (2, 3, 4, 5)}
+    assert {name for name, stamp in times(root).items() if stamp == before.get(name)} == names(2, 3, 4, 5)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("engine", "moment"), [("threads", 0), ("threads", 4), ("local", 1)])
-def test_killed_while_writing(photos, tmp_path, engine, moment):
+def test_a_kill_leaves_whole_shards_and_a_rerun_writes_the_rest(photos, tmp_path, engine, moment):
     root = tmp_path / "set"
-    process = killed_shards.start(photos, root, engine)
+    process = start_writer(photos, root, engine)
     deadline = time.monotonic() + 60
     while not root.exists() or len(shards_of(root)) < moment:
         assert time.monotonic() < deadline
         time.sleep(0.001)
-    killed_shards.kill(process)
-    expected = write(FolderStore(photos), tmp_path / "expected", max_count=2)
-    left = contents(root)
-    assert all(contents(expected)[name] == data for name, data in left.items() if name.endswith(".tar"))
-    assert contents(killed_shards.finish(photos, root)) == contents(expected)
-
-
-def test_half_shards_of_the_dead_are_removed_those_of_the_living_are_not(photos, tmp_path):
-    root = write(FolderStore(photos), tmp_path / "set", max_count=3)
-    (root / ".1-0123abcd.partial").write_bytes(b"half")  # process 1 lives, and does not write it
-    with atomic_path(root / "other") as living:
-        write(FolderStore(photos), root, max_count=3)
-        assert list(root.glob(".*")) == [living]
+    kill_writer(process)
+    expected = contents(write(lk.FolderStore(photos), tmp_path / "expected", max_count=2))
+    assert all(expected[name] == data for name, data in contents(root).items() if name.endswith(".tar"))
+    assert contents(write(lk.FolderStore(photos), root, max_count=2)) == expected
 
 
 @pytest.mark.exhaustive
-def test_two_processes_writing_the_same_set(photos, tmp_path):
-    both = [killed_shards.start(photos, tmp_path / "set", "threads") for _ in range(2)]
+def test_two_processes_may_write_the_same_set(photos, tmp_path):
+    both = [start_writer(photos, tmp_path / "set", "threads") for _ in range(2)]
     assert [process.communicate(timeout=60)[0] for process in both] == ["ends\n"] * 2
-    assert contents(tmp_path / "set") == contents(write(FolderStore(photos), tmp_path / "expected", max_count=2))
+    expected = write(lk.FolderStore(photos), tmp_path / "expected", max_count=2)
+    assert contents(tmp_path / "set") == contents(expected)
 
 
-def assert_refused(root: Path, said: str, store, **options) -> None:
+def test_half_shards_of_the_dead_are_removed_those_of_the_living_are_not(photos, tmp_path):
+    root = write(lk.FolderStore(photos), tmp_path / "set", max_count=3)
+    (root / ".1-0123abcd.partial").write_bytes(b"half")  # process 1 lives, and does not write it
+    with atomic_path(root / "other") as living:
+        write(lk.FolderStore(photos), root, max_count=3)
+        assert list(root.glob(".*")) == [living]
+
+
+# Refused
+
+
+def assert_refused(root: Path, said: str, store, error: type = ValueError, **options) -> None:
+    """With the folder's name, and nothing is changed in it."""
     before = contents(root)
-    with pytest.raises(ValueError, match=said) as failure:
+    with pytest.raises(error, match=said) as failure:
         write(store, root, **options)
     assert str(root) in str(failure.value)
     assert contents(root) == before
@@ -277,69 +303,41 @@ def assert_refused(root: Path, said: str, store, **options) -> None:
     ("n_photos", "options", "said"),
     [
         (20, {"max_count": 4}, "max_count 3, not 4"), (20, {"max_count": 3, "seed": 0}, "seed None, not 0"),
-        (19, {"max_count": 3}, "holds other shards"),
+        (19, {"max_count": 3}, r"holds other shards .names and sizes differ.*: choose another folder"),
     ],
 )  # fmt: skip
 def test_other_settings_and_other_images_are_not_mixed_in(first_photos, written, n_photos, options, said):
-    assert_refused(written, said, FolderStore(first_photos(n_photos)), **options)
+    assert_refused(written, said, lk.FolderStore(first_photos(n_photos)), **options)
 
 
 def test_another_set_is_not_mixed_in_with_an_unfinished_one(photos, tmp_path):
     with pytest.raises(ItemErrors):
         write(Failing(photos, 4), tmp_path / "set", max_count=3)
-    assert_refused(tmp_path / "set", "max_count 3, not 4", FolderStore(photos), max_count=4)
+    assert_refused(tmp_path / "set", "max_count 3, not 4", lk.FolderStore(photos), max_count=4)
 
 
 def test_images_that_changed_are_not_mixed_in(tmp_path):
     root = write(MemoryStore({"all/a.jpg": b"one", "all/b.jpg": b"two"}), tmp_path / "set", max_count=1)
     (root / "shard-000001.tar").unlink()
-    before = contents(root)
-    with pytest.raises(ItemErrors, match="was made of other images") as failure:
-        write(MemoryStore({"all/a.jpg": b"one", "all/b.jpg": b"TWO"}), root, max_count=1)
-    assert "shard-000001.tar" in str(failure.value)
-    assert contents(root) == before
+    changed = MemoryStore({"all/a.jpg": b"one", "all/b.jpg": b"TWO"})
+    assert_refused(root, r"shard-000001\.tar was made of other images", changed, ItemErrors, max_count=1)
 
 
-def test_a_store_that_changes_while_it_is_written(tmp_path):
+def test_a_store_that_changes_while_it_is_written_is_told(tmp_path):
     store = with_sizes([10, 20])
     store.sizes = lambda: np.array([10, 21])
     with pytest.raises(ItemErrors, match=r"all/0001ü.jpg has 20 bytes where 21 were counted"):
         write(store, tmp_path / "set")
 
 
-def test_a_foreign_folder_is_left_alone(photo_set, tmp_path):
+def test_a_foreign_folder_is_left_alone_and_nobody_is_told_to_remove_images(photo_set, tmp_path):
     (tmp_path / "thesis.txt").write_text("important")
-    assert_refused(tmp_path, "choose a new folder", FolderStore(photo_set))
-    assert_refused(photo_set, "not a manifest of shards", FolderStore(photo_set))
+    assert_refused(tmp_path, "choose a new folder, or an empty one", lk.FolderStore(photo_set))
+    assert_refused(photo_set, "not a manifest of shards", lk.FolderStore(photo_set))
 
 
 @pytest.mark.parametrize("name", ["max_count", "max_bytes"])
-def test_bad_limits(photos, tmp_path, name):
+def test_limits_below_one_are_refused_before_anything_is_made(photos, tmp_path, name):
     with pytest.raises(ValueError, match=f"{name} must be an integer >= 1, got 0"):
-        write(FolderStore(photos), tmp_path / "set", **{name: 0})
+        write(lk.FolderStore(photos), tmp_path / "set", **{name: 0})
     assert not (tmp_path / "set").exists()
-
-
-def test_the_script_writes_shards(photos, written, tmp_path):
-    result = run_script("make_shards", photos, tmp_path / "set", "--max-count", 3, "--engine", "threads")
-    assert result.exit_code == 0
-    assert result.stdout.endswith("7 shards\n")
-    assert contents(tmp_path / "set") == contents(written)
-
-
-def test_one_more_image_is_told_as_such_and_nobody_is_told_to_remove_images(tmp_path):
-    photos = lk.make_photos(tmp_path / "photos", 4, progress=False)
-    lk.write_shards(lk.FolderStore(photos), tmp_path / "shards", progress=False)
-    first = next(photos.rglob("*.jpg"))
-    first.with_name("zz.jpg").write_bytes(first.read_bytes())
-    with pytest.raises(ValueError, match=r"holds other shards .names and sizes differ.*: choose another folder"):
-        lk.write_shards(lk.FolderStore(photos), tmp_path / "shards", progress=False)
-    with pytest.raises(ValueError, match="choose a new folder, or an empty one"):
-        lk.write_shards(lk.FolderStore(photos), first.parent, progress=False)
-
-
-def test_shards_of_any_case_are_read(tmp_path):
-    lk.make_photos(tmp_path / "photos", 4, progress=False)
-    root = lk.write_shards(lk.FolderStore(tmp_path / "photos"), tmp_path / "shards", progress=False)
-    shard = next(Path(root).glob("*.tar")).rename(tmp_path / "A.TAR")
-    assert len(list(lk.read_shards(shard))) == 4

@@ -1,0 +1,265 @@
+"""`lk.BucketBatchSampler`: what an epoch holds under each policy and for each rank, its order, state and refusals."""
+
+import json
+from collections import Counter
+from itertools import chain, cycle, islice, pairwise
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch.distributed
+from hypothesis import given, settings, strategies as st
+from torch.utils.data import DataLoader, Subset
+
+import labkit as lk
+
+SHAPES = ((100, 200), (150, 150), (200, 100), (300, 75))
+BUCKETS = lk.Buckets(SHAPES)
+
+
+def frame_of(counts: list[int]) -> pd.DataFrame:
+    """So many images of each shape, mixed."""
+    sizes = np.repeat(np.array(SHAPES)[: len(counts)], counts, axis=0)
+    widths, heights = np.random.default_rng(4).permutation(sizes).T
+    return pd.DataFrame({"path": [f"{n:04}.jpg" for n in range(len(sizes))], "width": widths, "height": heights})
+
+
+def samplers(sizes, batch_size=4, world_size=1, **options) -> list[lk.BucketBatchSampler]:
+    options = {"buckets": BUCKETS, "world_size": world_size, **options}
+    return [lk.BucketBatchSampler(sizes, batch_size, rank=rank, **options) for rank in range(world_size)]
+
+
+def epochs_of(ranks: list[lk.BucketBatchSampler], epoch: int = 0) -> list[list[list[int]]]:
+    """The batches of each rank."""
+    for sampler in ranks:
+        sampler.set_epoch(epoch)
+    return [list(sampler) for sampler in ranks]
+
+
+def widths_of(sizes: pd.DataFrame, batch: list[int]) -> set[int]:
+    """Each shape has a width of its own."""
+    return set(sizes.width.to_numpy()[batch].tolist())
+
+
+def without_shuffling(sizes: pd.DataFrame, batch_size: int, world_size: int, remainder: str) -> list[list[list[int]]]:
+    """The oracle, list by list: the batches of each rank, or an empty list or batch where there are too few."""
+    batches = []
+    for width, _ in SHAPES:
+        bucket = sizes.index[sizes.width == width].tolist()
+        if remainder == "drop":
+            bucket = bucket[: len(bucket) - len(bucket) % batch_size]
+        if remainder == "fill":
+            bucket += list(islice(cycle(bucket), -len(bucket) % batch_size))
+        batches += [bucket[at : at + batch_size] for at in range(0, len(bucket), batch_size)]
+    if remainder == "drop":
+        del batches[len(batches) - len(batches) % world_size :]
+    if remainder == "fill":
+        batches += list(islice(cycle(batches), -len(batches) % world_size))
+    while len(batches) % world_size:
+        largest = max(batches, key=len)
+        place, half = batches.index(largest), (len(largest) + 1) // 2
+        batches[place : place + 1] = [largest[:half], largest[half:]]
+    return [batches[rank::world_size] for rank in range(world_size)]
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    counts=st.lists(st.integers(0, 23), min_size=1, max_size=4).filter(any), batch_size=st.integers(1, 9),
+    world_size=st.integers(1, 9), remainder=st.sampled_from(["keep", "drop", "fill"]), epoch=st.integers(0, 3),
+)  # fmt: skip
+def test_an_epoch_is_what_is_promised(counts, batch_size, world_size, remainder, epoch):
+    """Unshuffled, the oracle's batches bucket by bucket; shuffled, batches of as many images, each of one bucket."""
+    sizes, options = frame_of(counts), {"batch_size": batch_size, "world_size": world_size, "remainder": remainder}
+    expected = without_shuffling(sizes, **options)
+    if not all(batches and all(batches) for batches in expected):
+        with pytest.raises(ValueError, match="remainder="):
+            samplers(sizes, **options)
+        return
+    assert epochs_of(samplers(sizes, shuffle=False, **options), epoch) == expected
+    ranks = samplers(sizes, **options)
+    each = epochs_of(ranks, epoch)
+    assert [len(sampler) for sampler in ranks] == [len(batches) for batches in each] == list(map(len, expected))
+    batches = list(chain(*each))
+    assert all(len(widths_of(sizes, batch)) == 1 for batch in batches)
+    assert sorted(map(len, batches)) == sorted(map(len, chain(*expected)))
+    times = Counter(chain(*batches))
+    assert all(type(index) is int for index in times)
+    if remainder == "drop":
+        assert set(times.values()) == {1}
+        assert set(times) <= set(sizes.index)
+    else:
+        assert set(times) == set(sizes.index)
+    assert remainder != "keep" or times.total() == len(sizes)
+
+
+def test_drop_leaves_out_others_in_another_epoch():
+    (sampler,) = samplers(frame_of([7, 6]), 4, remainder="drop")
+    left_out = [set(range(13)) - set(chain(*epochs_of([sampler], epoch)[0])) for epoch in range(60)]
+    assert set().union(*left_out) == set(range(13))
+
+
+def test_rows_that_are_left_out_keep_the_numbers_of_the_others():
+    sizes = frame_of([10, 10])
+    some = sizes[sizes.index % 3 > 0].sample(frac=1, random_state=0)
+    (batches,) = epochs_of(samplers(some))
+    assert sorted(chain(*batches)) == sorted(some.index)
+    assert all(len(widths_of(sizes, batch)) == 1 for batch in batches)
+
+
+def test_the_order_depends_on_seed_and_epoch_alone():
+    sizes = frame_of([20, 30, 10])
+    (first,), (again,) = (samplers(sizes, seed=7) for _ in range(2))
+    torch.manual_seed(1)
+    epochs = [epochs_of([first], epoch)[0] for epoch in range(3)]
+    torch.manual_seed(2)
+    assert [epochs_of([again], epoch)[0] for epoch in (2, 0, 1)] == [epochs[2], epochs[0], epochs[1]]
+    assert epochs[0] != epochs[1] != epochs[2]
+    assert epochs_of(samplers(sizes, seed=8))[0] != epochs[0]
+
+
+def test_batches_of_all_buckets_are_mixed():
+    """In 200 places of batches of two equal buckets, runs of one bucket are as long as for tosses of a coin."""
+    sizes = frame_of([400, 400])
+    (batches,) = epochs_of(samplers(sizes))
+    tall = [widths_of(sizes, batch) == {100} for batch in batches]
+    n_changes = sum(one != other for one, other in pairwise(tall))
+    assert abs(n_changes - 100) < 4 * 50**0.5  # four standard deviations
+
+
+def test_images_of_a_bucket_meet_new_ones():
+    (sampler,) = samplers(frame_of([40]))
+    together = [{frozenset(batch) for batch in epochs_of([sampler], epoch)[0]} for epoch in range(2)]
+    assert len(together[0] & together[1]) < 2
+
+
+@pytest.mark.parametrize("n_given", [0, 1, 5, 13])
+def test_a_state_goes_on_after_the_batches_that_were_given(n_given):
+    """As torchdata's loader saves and loads it; `make_loader` has a state of its own."""
+    sizes = frame_of([20, 18, 11])
+    (whole,) = epochs_of(samplers(sizes), 2)
+    assert len(whole) == 13
+    (sampler,), (fresh,) = samplers(sizes), samplers(sizes)
+    sampler.set_epoch(2)
+    given = list(islice(sampler, n_given))
+    state = json.loads(json.dumps(sampler.state_dict()))
+    assert state == ({"epoch": 2, "n_given": n_given} if n_given else {"epoch": 0, "n_given": 0})
+    fresh.load_state_dict(state)
+    fresh.set_epoch(2)  # as loaders do: the epoch that it is in
+    iter(fresh)  # torch asks twice
+    assert given + list(fresh) == whole
+    assert list(fresh) == epochs_of(samplers(sizes), 3)[0]
+
+
+def test_another_epoch_than_that_of_the_state_begins_at_its_first_batch():
+    (sampler,) = samplers(frame_of([20]))
+    next(iter(sampler))
+    sampler.load_state_dict(sampler.state_dict())
+    sampler.set_epoch(1)
+    assert len(list(sampler)) == 5
+
+
+def test_ranks_are_those_of_torchruns_environment_when_an_epoch_begins_unless_they_are_given(monkeypatch):
+    sizes = frame_of([20, 18])
+    sampler = lk.BucketBatchSampler(sizes, 4, buckets=BUCKETS)
+    assert len(sampler) == 10
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert len(sampler) == 5
+    assert list(sampler) == list(samplers(sizes, world_size=2)[1])
+    assert len(samplers(sizes)[0]) == 10
+
+
+def test_ranks_are_those_of_torch_distributed():
+    sampler = lk.BucketBatchSampler(frame_of([20, 18]), 4, buckets=BUCKETS)
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        assert list(sampler) == list(samplers(frame_of([20, 18]))[0])
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"batch_size": 0}, "batch_size must be an integer >= 1"),
+        ({"remainder": "pad"}, "remainder must be one of keep, drop, fill, got 'pad'"),
+        ({"seed": "a"}, "seed must be an integer"),
+        ({"rank": 0}, "rank and world_size must be given together, got 0 and None"),
+        ({"world_size": 2}, "must be given together, got None and 2"),
+        ({"rank": 2, "world_size": 2}, "rank must be below world_size, got 2 of 2"),
+        ({"rank": -1, "world_size": 2}, "rank must be an integer >= 0"),
+        ({"rank": 0, "world_size": 3, "batch_size": 1}, r"\"keep\" cannot give 3 ranks equally many batches: 10"),
+        ({"batch_size": 9, "remainder": "drop"}, r"leaves 0 full batches of 9 for 1 ranks: use fewer buckets"),
+    ],
+)
+def test_wrong_arguments_are_refused(options, said):
+    options = {"batch_size": 4, "buckets": BUCKETS, **options}
+    with pytest.raises(ValueError, match=said):
+        lk.BucketBatchSampler(frame_of([5, 5]), **options)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda sizes: sizes.set_index("path", drop=False),
+        lambda sizes: pd.concat([sizes, sizes]),
+        lambda sizes: sizes.set_index(sizes.index - 1),
+    ],
+)
+def test_rows_without_a_number_of_their_own_are_refused_with_the_remedy(change):
+    with pytest.raises(ValueError, match=r"sizes\.reset_index\(drop=True\) numbers them from 0"):
+        samplers(change(frame_of([5])))
+
+
+def test_the_default_buckets_fit_the_frame():
+    sampler = lk.BucketBatchSampler(frame_of([5, 5]), 4)
+    assert sampler.buckets == lk.Buckets.fit(frame_of([5, 5]))
+
+
+class Keyed:
+    def __init__(self, keys: list[str]):
+        self.keys = keys
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def test_keys_of_the_data_set_must_be_the_paths_of_the_rows():
+    sizes = frame_of([5, 5])
+    (sampler,) = samplers(sizes)
+    keys = sizes.path.tolist()
+
+    sampler.check_dataset(Keyed(keys))
+    sampler.check_dataset(Subset(Keyed(["else.jpg", *keys]), range(1, 11)))
+    sampler.check_dataset([0] * 10)  # no keys to compare
+    with pytest.raises(ValueError, match=r"row 0 of sizes is '0000.jpg', but image 0 is 'else.jpg': sizes = "):
+        lk.make_loader(Keyed(["else.jpg", *keys]), batch_sampler=sampler)
+    with pytest.raises(ValueError, match="sizes has a row 9, and the data set only 9 images"):
+        sampler.check_dataset(Keyed(keys[:-1]))
+    samplers(sizes[:9])[0].check_dataset(Keyed(keys[:-1]))
+
+
+def test_the_remedy_puts_rows_in_the_data_sets_order():
+    sizes, dataset = frame_of([5, 5]), Keyed([f"{n:04}.jpg" for n in (7, 3, 5)])
+    ordered = sizes.set_index("path").loc[list(dataset.keys)].reset_index()  # as the message says
+    (sampler,) = samplers(ordered)
+    sampler.check_dataset(dataset)
+    assert [dataset.keys[index] for index in sorted(chain(*sampler))] == ["0007.jpg", "0003.jpg", "0005.jpg"]
+
+
+def test_a_batch_sampler_stands_alone_and_need_not_be_ours():
+    loader = lk.make_loader([5, 6], lk.LoaderConfig(num_workers=0), batch_sampler=[[1, 0]])
+    assert [batch.tolist() for batch in loader] == [[6, 5]]
+    with pytest.raises(ValueError, match="got a batch_sampler and shuffle, sampler: leave out one"):
+        lk.make_loader([5, 6], batch_sampler=[[0, 1]], shuffle=True, sampler=[1])
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_torchs_own_loader_takes_it(num_workers):
+    (sampler,) = samplers(frame_of([20, 18]))
+    dataset = Keyed(frame_of([20, 18]).path.tolist())
+    loader = DataLoader(dataset, batch_sampler=sampler, num_workers=num_workers, collate_fn=list)
+    assert list(loader) == epochs_of(samplers(frame_of([20, 18])))[0]
