@@ -11,7 +11,7 @@ from scipy import stats
 import labkit as lk
 from labkit import course
 from labkit.measure import statistics
-from labkit.measure.statistics import format_ratio, paired_ratios, quiet_summary, speedup_interval, speedup_of, verdict_of
+from labkit.measure.statistics import format_ratio, paired_ratios, quiet_summary, speedup_interval, verdict_of
 
 LOGS = np.array([0.1, 0.4, 0.2, 0.35, 0.15])
 LONG = np.random.default_rng(0).standard_t(3, 23) / 10
@@ -24,7 +24,7 @@ class TestIntervals:
             student = stats.ttest_1samp(logs, 0).confidence_interval(1 - (1 - confidence) / n_looks)
             found = speedup_interval(np.exp(logs), confidence=confidence, n_looks=n_looks)
             assert found == pytest.approx(np.exp(student))
-            assert speedup_of(np.exp(logs)) == pytest.approx(stats.gmean(np.exp(logs)))
+            assert statistics.speedup_of(np.exp(logs)) == pytest.approx(stats.gmean(np.exp(logs)))
 
     @pytest.mark.parametrize("n", [8, 9, 10, 23])
     def test_from_eight_rounds_on_are_trimmed_by_a_fifth_at_either_end(self, n):
@@ -35,7 +35,7 @@ class TestIntervals:
         center = stats.trim_mean(logs, 0.2)
         expected = stats.t(kept - 1, center, error).interval(0.95)
         assert speedup_interval(np.exp(logs)) == pytest.approx(np.exp(expected))
-        assert speedup_of(np.exp(logs)) == pytest.approx(np.exp(center))
+        assert statistics.speedup_of(np.exp(logs)) == pytest.approx(np.exp(center))
 
     def test_of_a_long_comparison_are_not_widened_by_a_burst(self):
         disturbed = np.random.default_rng(1).normal(0, 0.02, 12)
@@ -60,7 +60,7 @@ class TestIntervals:
         found = speedup_interval(np.array(rates), np.array(others), confidence=confidence)
         assert found == pytest.approx(np.exp(expected))
         center = stats.trim_mean(logs, trim) - stats.trim_mean(log_others, trim)
-        assert speedup_of(np.array(rates), np.array(others)) == pytest.approx(np.exp(center))
+        assert statistics.speedup_of(np.array(rates), np.array(others)) == pytest.approx(np.exp(center))
         for samples in (np.array(rates), np.ones(1)), (np.ones(1), np.array(rates)):
             assert np.isnan(speedup_interval(*samples)).all()
 
@@ -77,9 +77,7 @@ class TestIntervals:
         draws = {
             "normal": lambda: rng.normal(size=size),
             "heavy": lambda: rng.standard_t(3, size=size),
-            "bursts": lambda: (
-                rng.normal(size=size) - 8 * ((rng.random(size) < 0.1) - 1.0 * (rng.random(size) < 0.1))
-            ),
+            "bursts": lambda: rng.normal(size=size) - 8 * ((rng.random(size) < 0.1) - 1.0 * (rng.random(size) < 0.1)),
         }[noise]()
         lows, highs = np.transpose([speedup_interval(2.0 * np.exp(0.05 * draw)) for draw in draws])
         assert np.mean((lows <= 2.0) & (highs >= 2.0)) >= 0.93  # 0.95 less two standard errors of 300 cases
@@ -212,13 +210,11 @@ class TestNotes:
         runs = runs.assign(steady_s=steady_s, first_batch_s=9.0, is_steady=True)
         assert quiet_summary(runs).note["b"] == note
 
-    @pytest.mark.parametrize(
-        ("n_steady_batches", "note"), [(0, "whole runs"), (3, "too short for a steady rate: the first batch is counted")]
-    )
+    @pytest.mark.parametrize(("n_steady_batches", "note"), [(0, "whole runs"), (3, "too short for a steady rate: .*")])
     def test_tell_a_run_without_a_steady_state(self, frame_of, n_steady_batches, note):
         runs = frame_of({"a": [1, 1, 1], "b": [2, 2, 2]}, "a")
         runs = runs.assign(is_steady=False, n_steady_batches=n_steady_batches)
-        assert quiet_summary(runs).note["b"] == note
+        assert re.fullmatch(note, quiet_summary(runs).note["b"])
 
 
 UNCLEAR = 100 * np.exp([0.1, 0.0, -0.1])  # Student's interval of these three is 1.00 [0.78, 1.28]

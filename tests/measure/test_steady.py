@@ -1,4 +1,4 @@
-"""A loader's start, first batch, steady state and end, each by a clock that only work advances; and epochs of any length.
+"""A loader's start, first batch, steady state and end, by a clock that only work advances; epochs of any length.
 
 Loaders that can be repeated go on with the next pass, and are themselves again afterwards.
 """
@@ -212,9 +212,7 @@ class TestAnEpoch:
         runs = lk.compare({"a": lambda: Loader(clock, next(factors))}, baseline="a", clock=clock, rounds=5)
         row = lk.epoch_time(runs, 10).loc["a"]
         assert (row.epoch_s_low, row.epoch_s, row.epoch_s_high) == pytest.approx((20.0, 30.0, 40.0))
-        once = lk.compare(
-            {"a": lambda: iter(Loader(clock, 4.0, sizes=(8,)))}, baseline="a", clock=clock, rounds=1
-        )
+        once = lk.compare({"a": lambda: iter(Loader(clock, 4.0, sizes=(8,)))}, baseline="a", clock=clock, rounds=1)
         assert lk.epoch_time(once, 3).loc["a", "epoch_s"] == 12.0
 
     def test_what_it_needs_is_said(self):
@@ -399,7 +397,6 @@ class TestReplay:
         assert {type(batch) for batch in replay} == {Encoding if collate else torch.Tensor}
         assert not any(tensor(batch).is_shared() for batch in replay)
         assert torch.equal(torch.cat([tensor(batch) for batch in replay]), data)
-
 
 
 def test_the_seconds_of_a_stage_add_up_also_after_an_error():

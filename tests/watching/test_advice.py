@@ -64,9 +64,9 @@ class TestWorkers:
         [
             (8, 0, {"prepare": 4.0, "together": 5.0, "making": 4.0}, 5.0),  # half a second a batch: the step is slower
             (2, 0, {"prepare": 1.0, "together": 2.0, "making": 1.0, "step_cpu": 2.0}, 2 / 1.5),  # 3 s on 2 cores
-            (4, 2, {"fetch": 3.0, "prepare": 2.0, "together": 6.0, "waiting": 0.5}, 6 / 2.5),  # 5 s by 2: 10 s of making
+            (4, 2, {"fetch": 3.0, "prepare": 2.0, "together": 6.0, "waiting": 0.5}, 6 / 2.5),  # 5 s by 2
             (4, 1, {"prepare": 5.0, "together": 6.0}, 6 / 1.25),  # by one worker 5 s of making
-            (4, 0, {"copy": 2.0, "hand_over": 3.0, "prepare": 2.5, "together": 5.0, "making": 1.0}, 1.0),  # 6 s are busy
+            (4, 0, {"copy": 2.0, "hand_over": 3.0, "prepare": 2.5, "together": 5.0, "making": 1.0}, 1.0),  # all busy
         ],
     )
     def test_bring_what_the_model_says_and_are_asked_for_once(self, cores, n_cores, n_workers, costs, speedup):

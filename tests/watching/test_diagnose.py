@@ -1,4 +1,4 @@
-"""What a diagnosis says, draws and shows; how a command line names a training; and `lk.tune`, which chooses a loader."""
+"""What a diagnosis says, draws and shows; how a command line names a training; `lk.tune`, which chooses."""
 
 import base64
 import io
@@ -273,8 +273,8 @@ def runs_of(**rates):
          "images_per_s": rate, "steady_s": 1 / rate, "first_batch_s": 0.0, "n_steady_images": 1}
         for label, each in rates.items() for number, rate in enumerate(each)
     ]  # fmt: skip
-    own = {"env_id": "here", "order": 0, "n_images": 1, "cpu_s": 0.0, "peak_mem_mb": 0.0, "startup_s": 0.0, "storage": ""}
-    return pd.DataFrame(rows).assign(baseline="default", **own)
+    own = dict.fromkeys(("order", "cpu_s", "peak_mem_mb", "startup_s"), 0.0)
+    return pd.DataFrame(rows).assign(baseline="default", env_id="here", storage="", n_images=1, **own)
 
 
 class TestARace:

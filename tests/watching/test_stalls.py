@@ -23,6 +23,7 @@ from labkit.watching.timings import Epochs, Making, making_in_one_process, waiti
 from tests.encodings import Encoding
 from tests.stalling import KNOWN, Host, RealClock, Stalls, stopped_time
 
+
 @pytest.fixture
 def clock(monkeypatch):
     monkeypatch.setattr(advice, "usable_cores", lambda: 2)

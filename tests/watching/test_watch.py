@@ -1,4 +1,4 @@
-"""`lk.watch` sees what a training waits for: known stalls, every kind of loader, a device, ranks; and changes nothing."""
+"""`lk.watch` sees what training waits for: known stalls, every kind of loader, a device, ranks. It changes nothing."""
 
 import inspect
 import json
@@ -94,7 +94,8 @@ def test_known_stalls_are_seen_in_real_time(name, replays, monkeypatch):
 
 def methods():
     """Those that torch's loaders have, and what else is changed."""
-    kinds = [each for each in vars(dataloader).values() if inspect.isclass(each) and each.__module__ == dataloader.__name__]
+    classes = filter(inspect.isclass, vars(dataloader).values())
+    kinds = [kind for kind in classes if kind.__module__ == dataloader.__name__]
     functions = [(kind, name) for kind in kinds for name, method in vars(kind).items() if inspect.isfunction(method)]
     return {key: getattr(*key) for key in [*functions, (lk.BatchLoader, "__iter__"), (torch.Tensor, "to")]}
 
@@ -191,24 +192,29 @@ class TestLoaders:
 
     @pytest.mark.alone
     def test_of_one_step_are_told_from_a_validation(self):
-        def slow(samples):
-            time.sleep(0.004)
-            return torch.stack([sample[0] for sample in samples])
+        def loader(stage):
+            def collate(samples):
+                with clock(stage):
+                    time.sleep(0.004)
+                return torch.stack([sample[0] for sample in samples])
 
-        first, second, other = (numbers(80, collate_fn=slow) for _ in range(3))
-        model, steps = optimizer()
+            return numbers(80, collate_fn=collate)
+
+        clock, (model, steps) = lk.StageClock(), optimizer()
+        first, second, other = loader("making"), loader("making"), loader("validation")
         with lk.watch() as watched:
             for number, (x, y) in enumerate(zip(first, second, strict=True)):
-                steps.zero_grad()
-                model(x + y).mean().backward()
-                steps.step()
-                time.sleep(0.008)
-                if number == 20:
+                with clock("step"):
+                    model(x + y).mean().backward()
+                    steps.step()
+                    time.sleep(0.008)
+                if number in (20, 30):
                     list(other)
         found = watched.report()
         assert list(found.loaders["role"]) == ["training", "training, too", "other"]
-        assert found.shares["compute"] == pytest.approx(0.5, abs=0.1)  # without the validation
-        assert found.shares["fetch"] == pytest.approx(0.5, abs=0.1)
+        expected = clock.seconds["step"] / (clock.seconds["step"] + clock.seconds["making"])
+        assert found.shares["compute"] == pytest.approx(expected, abs=0.05)  # without the validation
+        assert found.shares["fetch"] + found.shares["prepare"] == pytest.approx(1 - expected, abs=0.05)
 
 
 class TestTheReport:
