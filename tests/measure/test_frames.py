@@ -47,14 +47,15 @@ LABELS = ["a\rb", "a\nb", 'a"b', "a,b", "naïve, PIL", "1", "None", "nan", ""]
 TEXT = ("variant", "baseline", "storage", "page_cache", "experiment", "device", "env_id")
 
 
-def test_a_frame_survives_the_disk(frame_of, tmp_path):
-    frame = frame_of({label: [1.0, 2.0] for label in LABELS}, LABELS[0], storage="").assign(peak_mem_mb=np.nan)
+@pytest.mark.parametrize("labels", [LABELS, ["1", "2"], ["nan", "None"]], ids=["odd", "numbers", "nothing"])
+def test_a_frame_survives_the_disk(frame_of, tmp_path, labels):
+    frame = frame_of({label: [1.0, 2.0] for label in labels}, labels[0], storage="").assign(peak_mem_mb=np.nan)
     path = save_frame(frame, tmp_path / "deep" / "frame.csv")
     assert list((tmp_path / "deep").iterdir()) == [path]
     again = lk.load_frame(path)
     assert list(again) == list(frame)
     assert list(again["variant"]) == list(frame["variant"])
-    assert set(again["baseline"]) == {LABELS[0]}
+    assert set(again["baseline"]) == {labels[0]}
     assert again["peak_mem_mb"].isna().all()
     pd.testing.assert_frame_equal(quiet_summary(again), quiet_summary(frame))
     bare = frame_of({"a": [1.5]}, "a", seed=None).assign(**dict.fromkeys(TEXT, ""))  # text that is missing

@@ -141,23 +141,28 @@ HANDLERS = {
 
 # torch's handler of SIGCHLD raises wherever the process is, so also when the report is made.
 NEWS = """
-    import atexit, os, signal, warnings
+    import atexit, os, signal, sys
     def news(number, frame): raise RuntimeError("DataLoader worker (pid 7) is killed")
-    def first(module, name, act):
+    def first(module, name):
         original = getattr(module, name)
         def once(*words):
-            if words[:1] in ((), ("ignore",), (signal.SIGCHLD,)):
+            if words[:1] in ((), (signal.SIGCHLD,)):
                 setattr(module, name, original)
-                act(17, None)
+                news(17, None)
             return original(*words)
         setattr(module, name, once)
     signal.signal(signal.SIGCHLD, news)
     atexit.register(lambda: print(signal.getsignal(signal.SIGCHLD) is news))
 """
 ARRIVES = {
-    "before the report": "first(os, 'getpid', news)",
-    "as its handler is set aside": "first(signal, 'signal', news)",
-    "during the report": "first(warnings, 'simplefilter', lambda *_: signal.raise_signal(signal.SIGCHLD))",
+    "before the report": "first(os, 'getpid')",
+    "as its handler is set aside": "first(signal, 'signal')",
+    "during the report": """
+        class Finder:  # which is looked at as the observation ends
+            def find_spec(self, *words): return None
+            def __eq__(self, other): signal.raise_signal(signal.SIGCHLD)
+        sys.meta_path.insert(0, Finder())
+    """,
 }
 
 
@@ -182,7 +187,7 @@ class TestSignals:
 
     @pytest.mark.parametrize("when", ARRIVES)
     def test_news_of_a_worker_does_not_keep_the_report_back(self, script, when):
-        plain, watched = under_both(script(f"{textwrap.dedent(NEWS)}\n{ARRIVES[when]}\n1 / 0\n"))
+        plain, watched = under_both(script(f"{textwrap.dedent(NEWS)}\n{textwrap.dedent(ARRIVES[when])}\n1 / 0\n"))
         assert (plain.returncode, plain.stdout) == (1, "True\n")
         assert watched.stderr.count("ZeroDivisionError") == 1
         assert "pid 7" not in watched.stderr
