@@ -20,23 +20,20 @@ def test_a_frame_says_where_it_comes_from_and_what_a_row_says_itself_stays():
     assert list(frame) == [*COLUMNS, "extra", "scale", "rung"]
     assert frame.device.tolist() == ["cuda", "cpu"]
     assert (frame.seed.tolist(), frame.rung.tolist()) == ([3, 3], [False, False])
-    bare = make_frame([{"variant": "a"}]).iloc[0]
+    bare = make_frame([{"variant": "https://me:secret@host/a.tar?sig=abc"}]).iloc[0]
+    assert bare.variant == "https://host/a.tar?..."
     assert (bare.env_id, bare.scale, bool(bare.rung)) == (lk.env_id(), lk.scale().name, True)
     assert bare.device == ("cuda" if torch.cuda.is_available() else "cpu")
     assert np.isnan(bare.order)
 
 
-def test_from_timeit():
+def test_runs_of_timeit_and_of_torchs_timer_are_frames_that_are_not_interleaved():
     result = TimeitResult(loops=4, repeat=2, best=0, worst=0, all_runs=[2.0, 4.0], compile_time=0, precision=3)
     frame = lk.from_timeit(result, "loop", n_images=8)
     assert list(frame.columns[: len(COLUMNS)]) == list(COLUMNS)
     columns = ["variant", "round", "is_warmup", "n_images", "steady_s", "images_per_s", "experiment"]
-    assert frame[columns].to_numpy().tolist() == [
-        ["loop", 0, False, 8, 0.5, 16, "timeit"], ["loop", 1, False, 8, 1.0, 8, "timeit"]
-    ]  # fmt: skip
-
-
-def test_from_timer_and_the_note_that_it_is_not_interleaved():
+    rows = [["loop", 0, False, 8, 0.5, 16, "timeit"], ["loop", 1, False, 8, 1.0, 8, "timeit"]]
+    assert frame[columns].to_numpy().tolist() == rows
     measurement = Timer("sum(range(100))", timer=timeit.default_timer).timeit(50)
     one, two = lk.from_timer(measurement, "a", 10), lk.from_timer(measurement, "b", 20)
     assert (one.experiment[0], one.variant[0], one.n_images[0]) == ("timer", "a", 10)
@@ -47,27 +44,25 @@ def test_from_timer_and_the_note_that_it_is_not_interleaved():
 
 
 LABELS = ["a\rb", "a\nb", 'a"b', "a,b", "naïve, PIL", "1", "None", "nan", ""]
+TEXT = ("variant", "baseline", "storage", "page_cache", "experiment", "device", "env_id")
 
 
-def test_a_frame_survives_the_disk(frame_of, tmp_path):
-    frame = frame_of({label: [1.0, 2.0] for label in LABELS}, LABELS[0], storage="").assign(peak_mem_mb=np.nan)
+@pytest.mark.parametrize("labels", [LABELS, ["1", "2"], ["nan", "None"]], ids=["odd", "numbers", "nothing"])
+def test_a_frame_survives_the_disk(frame_of, tmp_path, labels):
+    frame = frame_of({label: [1.0, 2.0] for label in labels}, labels[0], storage="").assign(peak_mem_mb=np.nan)
     path = save_frame(frame, tmp_path / "deep" / "frame.csv")
     assert list((tmp_path / "deep").iterdir()) == [path]
     again = lk.load_frame(path)
     assert list(again) == list(frame)
     assert list(again["variant"]) == list(frame["variant"])
-    assert set(again["baseline"]) == {LABELS[0]}
+    assert set(again["baseline"]) == {labels[0]}
     assert again["peak_mem_mb"].isna().all()
     pd.testing.assert_frame_equal(quiet_summary(again), quiet_summary(frame))
-
-
-def test_text_that_is_missing_comes_back_empty(frame_of, tmp_path):
-    text = ("variant", "baseline", "storage", "page_cache", "experiment", "device", "env_id")
-    frame = frame_of({"a": [1.5]}, "a", seed=None).assign(**dict.fromkeys(text, ""))
-    again = lk.load_frame(str(save_frame(frame, tmp_path / "frame.csv"))).iloc[0]
-    assert again[list(text)].tolist() == [""] * len(text)
-    assert again.images_per_s == 1.5
-    assert np.isnan(again.seed)
+    bare = frame_of({"a": [1.5]}, "a", seed=None).assign(**dict.fromkeys(TEXT, ""))  # text that is missing
+    [row] = lk.load_frame(str(save_frame(bare, path))).to_dict("records")
+    assert [row[name] for name in TEXT] == [""] * len(TEXT)
+    assert row["images_per_s"] == 1.5
+    assert np.isnan(row["seed"])
 
 
 @pytest.mark.parametrize("missing", [["seed", "order"], ["storage"], ["n_looks", "has_verdict"], ["cpu_s"]])

@@ -1,4 +1,4 @@
-"""Guesses and what was measured are kept for other kernels."""
+"""What a session keeps: guesses and what was measured, also for other kernels of a tour, which may write at once."""
 
 import json
 import multiprocessing
@@ -38,48 +38,38 @@ def test_a_marked_guess_is_kept_with_what_it_met(runs_of, folder):
     mark(runs, because="why not")
     (file,) = folder.iterdir()
     (row,) = json.loads(file.read_text())
-    summary = lk.summarize(runs).loc["fast"]
+    measured, low, high = lk.summarize(runs).loc["fast", ["speedup", "ci_low", "ci_high"]]
     assert row == {
         "experiment": "07 copy, one", "label": "fast", "because": "why not", "guess": 1.5,
-        "measured": summary["speedup"], "ci_low": summary["ci_low"], "ci_high": summary["ci_high"],
+        "measured": measured, "ci_low": low, "ci_high": high,
     }  # fmt: skip
 
 
-def test_other_kernels_see_it_and_a_rerun_replaces_it(runs_of, folder):
+def test_the_last_guess_counts_in_all_kernels(runs_of, folder):
     for guess in (1.5, 2.5):
         mark(runs_of("07 copy", fast=2.0), guess)
         assert list(outcomes_elsewhere()["guess"]) == [guess]
+    mark(runs_of("07 copy", fast=2.0), 2.5)
+    (file,) = folder.iterdir()
+    file.write_text(file.read_text().replace("2.5", "3.5"))  # by another kernel, later
+    assert list(outcomes()["guess"]) == [3.5]
     mark(runs_of("01 first", fast=4.0))
     assert list(outcomes_elsewhere()["experiment"]) == ["01 first", "07 copy"]
 
 
 def test_a_guess_that_is_taken_back_is_forgotten_in_all_kernels(runs_of, folder):
     runs = runs_of("07 copy", fast=2.0, other=3.0)
+    for label in ("one", "two"):  # two plots of an experiment
+        mark(runs_of("13 peers", **{label: 2.0}), label=label)
     course.predict("other", 3.5)
     mark(runs)
     for kernel in (outcomes, outcomes_elsewhere):
-        assert list(kernel()["label"]) == ["fast", "other"]
+        assert list(kernel()["label"]) == ["fast", "other", "one", "two"]
     mark(runs)
-    course.predict("other", 3.5)
     mark(runs, ...)
     for kernel in (outcomes, outcomes_elsewhere):
-        assert list(kernel()["label"]) == ["other"]
+        assert list(kernel()["label"]) == ["other", "one", "two"]
     mark(runs, None, "other")
-    assert outcomes_elsewhere().empty
-    assert "no guess to compare yet" in repr(course.score())
-
-
-def test_a_later_run_in_another_kernel_counts(runs_of, folder):
-    mark(runs_of("07 copy", fast=2.0))
-    (file,) = folder.iterdir()
-    file.write_text(file.read_text().replace("1.5", "2.5"))
-    assert list(outcomes()["guess"]) == [2.5]
-
-
-def test_two_plots_of_an_experiment_keep_both_guesses(runs_of, folder):
-    runs = runs_of("13 peers", one=2.0, two=3.0)
-    for label in ("one", "two"):
-        mark(runs[runs["variant"].isin(["base", label])], label=label)
     assert list(outcomes_elsewhere()["label"]) == ["one", "two"]
 
 
@@ -115,11 +105,16 @@ def test_without_a_recorder_nothing_is_written(runs_of, tmp_path, monkeypatch):
     assert list(course.score().frame["label"]) == ["fast"]
 
 
-def test_unnamed_experiments_and_other_machines_do_not_count(runs_of, folder):
+def test_unnamed_experiments_and_other_machines_do_not_count_and_one_round_has_no_interval(runs_of, frame_of, folder):
     mark(runs_of("", fast=2.0))
     mark(runs_of("06 reference", fast=2.0).assign(env_id="some-gpu"))
     assert outcomes().empty
+    assert "no guess to compare yet" in repr(course.score())
     assert not folder.exists()
+    mark(frame_of({"a": [10], "b": [20]}, "a", experiment="00 once"), 3, "b")
+    recorder.session_outcomes.clear()
+    assert not course.score().inside
+    assert "1.5 times too high" in repr(course.score())
 
 
 def test_a_damaged_file_is_named_with_the_remedy(folder):
@@ -128,11 +123,3 @@ def test_a_damaged_file_is_named_with_the_remedy(folder):
         (folder / "07_copy.json").write_text(text)
         with pytest.raises(ValueError, match=r"07_copy\.json holds no predictions: delete it"):
             course.score()
-
-
-def test_one_round_gives_a_guess_without_an_interval(frame_of, folder):
-    mark(frame_of({"a": [10], "b": [20]}, "a", experiment="00 once"), 3, "b")
-    recorder.session_outcomes.clear()
-    found = course.score()
-    assert not found.inside
-    assert "1.5 times too high" in repr(found)

@@ -1,0 +1,178 @@
+"""Advice: from what a loader and a step cost to what to change first, and what it should bring."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
+
+import labkit as lk
+from labkit.watching import advice
+from labkit.watching.advice import Costs, LoaderTraits, Recommendation, expected_s, worst_s
+from labkit.watching.timings import Making
+
+
+@pytest.fixture
+def cores(monkeypatch):
+    return lambda count: monkeypatch.setattr(advice, "usable_cores", lambda: count)
+
+
+def loader_of(n_samples=120, **options):
+    return DataLoader(TensorDataset(torch.zeros(n_samples, 3, 8, 8)), **options)
+
+
+def costs_of(**changed):
+    base = dict.fromkeys(Costs.__dataclass_fields__, 0.0) | {"step": 1.0, "together": 1.0, "making": None}
+    return Costs(**(base | changed))
+
+
+def advise(loader, **costs):
+    traits = loader if isinstance(loader, LoaderTraits) else LoaderTraits.of(loader)
+    return advice.advise(costs_of(**costs), traits)
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "making", "step_s", "step_cpu_s", "best", "worst"),
+    [
+        (0, Making(2.0, 0.0), 1.0, 2.0, 3.0, 3.0),  # one after the other
+        (2, Making(2.0, 0.0), 0.0, 0.0, 1.0, 1.3),  # workers share the making
+        (8, Making(2.0, 0.0), 0.0, 0.0, 1.0, 1.3),  # but not more than the cores
+        (8, Making(2.0, 1.0), 0.0, 0.0, 0.25, 0.25),  # waiting needs no core
+        (2, Making(2.0, 0.0), 1.0, 1.0, 1.5, 1.95),  # a step of one thread has no barriers: cores slow one another
+        (3, Making(2.0, 0.0), 2.0, 1.0, 2.0, 2.0),  # unless some of them have nothing to do
+        (2, Making(2.0, 0.0), 1.0, 2.0, 2.0, 3.6),  # 4 s of computing, and 2 s of spinning
+        (2, Making(2.0, 0.75), 1.0, 2.0, 1.25, 1.875),  # workers that mostly wait leave the cores to the step
+        (2, Making(0.2, 0.0), 3.0, 0.0, 3.0, 3.0),  # a GPU's step needs no core, and nothing is faster than it
+    ],
+)
+def test_workers_and_the_step_share_two_cores(num_workers, making, step_s, step_cpu_s, best, worst):
+    assert expected_s(num_workers, making, step_s, step_cpu_s, 2) == pytest.approx(best)
+    assert worst_s(num_workers, making, step_s, step_cpu_s, 2) == pytest.approx(worst)
+
+
+def test_a_gain_is_said_and_none_is_not():
+    said = Recommendation("copy", "Do", "since", 1.5, "07_cuda_prefetch")
+    assert str(said) == "Do (since). Should bring up to 1.50x. Notebook 07_cuda_prefetch."
+    assert str(replace(said, speedup=1.0)) == "Do (since). Notebook 07_cuda_prefetch."
+    assert "Should bring 1.20x to 1.50x." in str(replace(said, speedup_low=1.2))
+
+
+class TestWorkers:
+    @pytest.mark.parametrize(
+        ("n_cores", "n_workers", "costs", "speedup"),
+        [
+            (8, 0, {"prepare": 4.0, "together": 5.0, "making": 4.0}, 5.0),  # half a second a batch: the step is slower
+            (2, 0, {"prepare": 1.0, "together": 2.0, "making": 1.0, "step_cpu": 2.0}, 2 / 1.5),  # 3 s on 2 cores
+            (4, 2, {"fetch": 3.0, "prepare": 2.0, "together": 6.0, "waiting": 0.5}, 6 / 2.5),  # 5 s by 2
+            (4, 1, {"prepare": 5.0, "together": 6.0}, 6 / 1.25),  # by one worker 5 s of making
+            (4, 0, {"copy": 2.0, "hand_over": 3.0, "prepare": 2.5, "together": 5.0, "making": 1.0}, 1.0),  # all busy
+        ],
+    )
+    def test_bring_what_the_model_says_and_are_asked_for_once(self, cores, n_cores, n_workers, costs, speedup):
+        cores(n_cores)
+        [found] = [each for each in advise(loader_of(num_workers=n_workers), **costs) if each.rung == "workers"]
+        assert found.speedup == pytest.approx(speedup)
+        settings = f"num_workers={n_cores}, persistent_workers=True"
+        assert found.action == f"Use {n_cores} persistent workers instead of {n_workers}: {settings}"
+        assert found.settings == {"num_workers": n_cores, "persistent_workers": True}
+        assert found.notebook == "03_persistent_workers"
+
+    @pytest.mark.parametrize(
+        ("cause", "what"),
+        [("fetch", "storage"), ("prepare", "batches that are still being decoded and augmented")],
+    )
+    def test_are_asked_for_with_the_reason(self, cores, cause, what):
+        cores(2)
+        [found] = advise(loader_of(), **{cause: 1.0}, together=4.0, making=1.0)
+        assert (found.rung, found.why) == ("workers", f"25% of the time goes into waiting for {what}")
+
+    @pytest.mark.parametrize(
+        ("persistent", "action", "settings"),
+        [(False, "Keep the workers", {"persistent_workers": True}), (True, "Begin fewer epochs", {})],
+    )
+    def test_that_start_anew_are_kept(self, persistent, action, settings):
+        [found] = advise(loader_of(num_workers=1, persistent_workers=persistent), start=1.0, together=2.0)
+        assert found.action.startswith(action)
+        assert found.settings == settings
+
+
+class Wrapped(Dataset):
+    """As lk.ImageDataset holds a store and names a decoder, within another data set."""
+
+    def __init__(self, **attributes):
+        self.dataset = SimpleNamespace(**attributes)
+
+    def __len__(self):
+        return 4
+
+
+class TestTheWorkItself:
+    @pytest.mark.parametrize(
+        ("attributes", "rung", "notebook"),
+        [
+            ({"store": object()}, "storage", "08_shard_formats"), ({}, "storage", "08_shard_formats"),
+            ({"decoder": "pil"}, "decoding", "02_read_image"), ({"decoder": "turbojpeg"}, "decoding", "11_resize_once"),
+            ({"decoder": len}, "decoding", "11_resize_once"), ({"decoder": None}, "decoding", "11_resize_once"),
+        ],
+    )  # fmt: skip
+    def test_is_changed_where_there_are_enough_workers(self, cores, attributes, rung, notebook):
+        cores(1)
+        cause = {"storage": "fetch", "decoding": "prepare"}[rung]
+        [found] = advise(DataLoader(Wrapped(**attributes), num_workers=1), **{cause: 3.0}, together=4.0)
+        assert (found.rung, found.notebook, found.speedup) == (rung, notebook, 4.0)
+        assert found.why.startswith("75% of the time goes into waiting for ")
+        assert ("instead of pil" in found.action) == (notebook == "02_read_image")
+
+    def test_is_no_decoding_of_prepared_pixels_and_a_batch_loader_is_not_advised_again(self, first_photos, tmp_path):
+        store = lk.FolderStore(first_photos(4))
+        pixels = lk.PixelStore.build(store, tmp_path / "pixels", short_side=32, progress=False)
+        for loader in DataLoader(Subset(pixels, [0, 1]), num_workers=64), lk.BatchLoader(pixels):
+            assert not LoaderTraits.of(loader).decodes
+            [found] = advise(loader, prepare=3.0, together=4.0)
+            assert (found.rung, found.notebook) == ("transforms", "06_kornia_gpu")
+        [found] = advise(lk.BatchLoader(store), prepare=3.0, together=4.0)
+        assert "PixelStore" in found.action
+
+    def test_of_every_other_loss_has_its_advice_the_largest_first(self):
+        found = advise([], copy=1.0, hand_over=2.0, start=3.0, together=8.0)
+        of_time = " of the time goes into "
+        assert [(each.rung, each.why, each.notebook) for each in found] == [
+            ("start", f"38%{of_time}waiting for an epoch's first batch", "03_persistent_workers"),
+            ("hand-over", f"25%{of_time}receiving batches that are ready", "06_kornia_gpu"),
+            ("copy", f"12%{of_time}copying batches to the device", "07_cuda_prefetch"),
+        ]
+        assert [each.speedup for each in found] == pytest.approx([8 / 5, 8 / 6, 8 / 7])
+        for each, words in zip(found, ("Begin fewer epochs", "uint8", "lk.CUDAPrefetcher"), strict=True):
+            assert words in each.action
+        assert [each.settings for each in found] == [{}, {}, {"pin_memory": True}]
+        assert advise(loader_of(pin_memory=True), copy=1.0, together=2.0)[0].settings == {}
+        assert advise([], fetch=2.0, together=2.0)[0].speedup == 2.0  # not beyond the step
+
+
+class TestNothing:
+    def test_to_gain_is_said(self):
+        [none] = advise([], together=1.04, fetch=0.04)
+        leave, free = "Leave the loader as it is: it is not the bottleneck", "without waiting for data it would take"
+        assert str(none) == f"{leave} ({free} 96% of the time)."
+        assert "take 100% of" in advise([], together=0.5)[0].why
+        assert advise([], together=2.0, copy=0.1)[0].rung == "copy"  # a twentieth is worth it
+
+    @pytest.mark.parametrize(
+        ("n_batches", "starts_workers", "rung"),
+        [(8, False, "none"), (8, True, "start"), (99, False, "none"), (100, False, "start"), (None, False, "start")],
+    )
+    def test_is_to_do_about_the_start_of_a_toys_epoch(self, n_batches, starts_workers, rung):
+        traits = LoaderTraits(num_workers=2, starts_workers=starts_workers, n_batches=n_batches)
+        [found] = advise(traits, start=1.0, together=2.0)
+        assert found.rung == rung
+        assert ("50% is the start of an epoch" in found.why) == (rung == "none")
+        assert "start" not in advise(traits, start=0.04, together=1.04)[0].why
+
+
+def test_the_settings_of_a_loader_are_those_of_the_one_that_it_wraps():
+    loader = loader_of(9, batch_size=2, num_workers=1, prefetch_factor=3)
+    for found in LoaderTraits.of(loader), LoaderTraits.of(SimpleNamespace(loader=loader)):
+        assert (found.num_workers, found.starts_workers, found.prefetch_factor) == (1, True, 3)
+    assert LoaderTraits.of(loader).n_batches == 5
+    assert LoaderTraits.of([1, 2]) == LoaderTraits(n_batches=2)
