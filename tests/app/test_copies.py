@@ -7,91 +7,83 @@ from contextlib import suppress
 
 import pytest
 
-from labkit.app import notebooks as copies
+from labkit.app.notebooks import COPIES, update_copies
 from labkit.util.files import file_lock
 from tests.paths import contents
 
 NOTEBOOK, SCRIPT = "00_measure.ipynb", "data_scripts/make_photos.py"
+FIRST = {NOTEBOOK: "v1", "11_ladder.png": "png", SCRIPT: "script v1"}
+RECORD = ".labkit-copies.json"
 
 
 @pytest.fixture
 def wheel(tmp_path, monkeypatch):
     """The folders of a wheel; the current folder is an empty one."""
-    root = tmp_path / "wheel"
-    _write(root, {"notebooks/00_measure.ipynb": "v1", "notebooks/11_ladder.png": "png", SCRIPT: "script v1"})
-    _write(root, {"data_scripts/__pycache__/make_photos.pyc": "compiled"})
+    write(tmp_path / "wheel", {**FIRST, "data_scripts/__pycache__/make_photos.pyc": "compiled"})
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    return root
+    return tmp_path / "wheel"
 
 
-def _write(root, texts):
+def write(wheel, texts):
     for name, text in texts.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
+        path = wheel / (name if "/" in name else f"notebooks/{name}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
 
 
 def update(wheel):
     """Lines that are said, but for the number of copies; and what the folder holds, but for the record."""
     lines = []
-    folder = copies.update_copies(lines.append, wheel / "notebooks")
+    folder = update_copies(lines.append, wheel / "notebooks")
     held = {name: data.decode() for name, data in contents(folder).items() if not name.startswith(".")}
     return [line for line in lines if not line.endswith("copied")], held
 
 
-FIRST = {NOTEBOOK: "v1", "11_ladder.png": "png", SCRIPT: "script v1"}
-
-
 def test_copies_are_made_once_and_made_again_where_they_are_missing(wheel, tmp_path):
     assert update(wheel) == ([], FIRST)
-    before = (tmp_path / "here" / copies.COPIES / NOTEBOOK).stat()
-    (copies.COPIES / SCRIPT).unlink()
+    before = (COPIES / NOTEBOOK).stat()
+    (COPIES / SCRIPT).unlink()
     lines = []
-    assert copies.update_copies(lines.append, wheel / "notebooks") == tmp_path / "here" / "labkit-notebooks"
+    assert update_copies(lines.append, wheel / "notebooks") == tmp_path / "here" / "labkit-notebooks"
     assert [line for line in lines if ": 1 files copied" in line] == lines != []
-    assert (copies.COPIES / NOTEBOOK).stat() == before
+    assert (COPIES / NOTEBOOK).stat() == before
     assert update(wheel) == ([], FIRST)
 
 
-def test_a_newer_version_replaces_a_copy_that_is_not_edited(wheel):
+def test_a_newer_version_replaces_a_copy_that_is_not_edited_and_what_the_wheel_no_longer_has_stays(wheel):
+    write(wheel, {"15_gone.ipynb": "old"})
     update(wheel)
-    _write(wheel, {f"notebooks/{NOTEBOOK}": "v2", SCRIPT: "script v2"})
-    assert update(wheel) == ([], {**FIRST, NOTEBOOK: "v2", SCRIPT: "script v2"})
+    (wheel / "notebooks" / "15_gone.ipynb").unlink()
+    newer = {NOTEBOOK: "v2", SCRIPT: "script v2"}
+    write(wheel, newer)
+    assert update(wheel) == ([], {**FIRST, **newer, "15_gone.ipynb": "old"})
 
 
 @pytest.mark.parametrize("name", [NOTEBOOK, SCRIPT])
 def test_an_edited_copy_stays_and_is_named_where_there_is_a_newer_version(wheel, name):
-    source = name if name == SCRIPT else f"notebooks/{name}"
     update(wheel)
-    (copies.COPIES / name).write_text("my edits")
+    (COPIES / name).write_text("my edits")
     assert update(wheel) == ([], {**FIRST, name: "my edits"})  # there is no newer version
-    _write(wheel, {source: "v2"})
+    write(wheel, {name: "v2"})
     for _ in range(2):
         [line], held = update(wheel)
         assert held == {**FIRST, name: "my edits"}
         assert f"{name} has your edits and stays as it is: move it away to get the newer version" in line
-    (copies.COPIES / name).unlink()
+    (COPIES / name).unlink()
     assert update(wheel) == ([], {**FIRST, name: "v2"})
-    _write(wheel, {source: "v3"})
+    write(wheel, {name: "v3"})
     assert update(wheel) == ([], {**FIRST, name: "v3"})
-
-
-def test_what_the_wheel_no_longer_has_stays(wheel):
-    _write(wheel, {"notebooks/15_gone.ipynb": "old"})
-    update(wheel)
-    (wheel / "notebooks" / "15_gone.ipynb").unlink()
-    assert update(wheel) == ([], {**FIRST, "15_gone.ipynb": "old"})
 
 
 @pytest.mark.parametrize("record", ["{", "[1]", None, '{"00_measure.ipynb": 5}'])
 def test_without_its_record_every_difference_is_an_edit(wheel, record):
     update(wheel)
-    path = copies.COPIES / copies._RECORD
-    assert set(json.loads(path.read_text())) == set(FIRST)
-    path.unlink()
+    assert set(json.loads((COPIES / RECORD).read_text())) == set(FIRST)
+    (COPIES / RECORD).unlink()
     if record is not None:
-        path.write_text(record)
-    _write(wheel, {f"notebooks/{NOTEBOOK}": "v2"})
+        (COPIES / RECORD).write_text(record)
+    write(wheel, {NOTEBOOK: "v2"})
     [line], held = update(wheel)
     assert held == FIRST
     assert f"{NOTEBOOK} has your edits" in line
@@ -99,17 +91,17 @@ def test_without_its_record_every_difference_is_an_edit(wheel, record):
 
 def test_in_the_folder_of_the_copies_they_stay_where_they_are(wheel, monkeypatch, tmp_path):
     update(wheel)
-    monkeypatch.chdir(copies.COPIES)
-    assert copies.update_copies(print, wheel / "notebooks") == tmp_path / "here" / copies.COPIES
-    assert not copies.COPIES.exists()
+    monkeypatch.chdir(COPIES)
+    assert update_copies(print, wheel / "notebooks") == tmp_path / "here" / COPIES
+    assert not COPIES.exists()
 
 
 def test_a_folder_that_cannot_be_written_to_is_named_with_the_remedy(wheel):
-    copies.COPIES.write_text("a file")
+    COPIES.write_text("a file")
     with pytest.raises(OSError, match=r"cannot hold the notebooks' copies .*: run labkit in another folder"):
         update(wheel)
-    copies.COPIES.unlink()
-    (copies.COPIES / NOTEBOOK).mkdir(parents=True)
+    COPIES.unlink()
+    (COPIES / NOTEBOOK).mkdir(parents=True)
     with pytest.raises(OSError, match="Is a directory"):
         update(wheel)
 
@@ -119,10 +111,11 @@ def test_several_processes_take_turns(wheel):
         "import sys, pathlib; from labkit.app.notebooks import update_copies; "
         "update_copies(print, pathlib.Path(sys.argv[1]))"
     )
-    with file_lock(copies.COPIES / f"{copies._RECORD}.lock"):
-        processes = [subprocess.Popen([sys.executable, "-c", code, str(wheel / "notebooks")]) for _ in range(3)]
+    command = [sys.executable, "-c", code, str(wheel / "notebooks")]
+    with file_lock(COPIES / f"{RECORD}.lock"):
+        processes = [subprocess.Popen(command, stdout=subprocess.DEVNULL) for _ in range(2)]
         with suppress(subprocess.TimeoutExpired):
             processes[0].wait(1)
-        assert not (copies.COPIES / NOTEBOOK).exists()
-    assert [process.wait(60) for process in processes] == [0] * 3
+        assert not (COPIES / NOTEBOOK).exists()
+    assert [process.wait(60) for process in processes] == [0] * 2
     assert update(wheel) == ([], FIRST)
