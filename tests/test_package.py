@@ -84,20 +84,21 @@ class TestExamples:
         assert runner.summarize(verbose=False).failed == 0, "".join(said)
 
 
-class TestErrors:
-    # What Python's own protocols ask for, a system's error with its number, and what torch says when simulated.
-    PASSED_ON = {
-        "AssertionError", "AttributeError", "ConnectionError", "EOFError", "FileExistsError", "IndexError",
-        "IsADirectoryError", "MemoryError", "NotImplementedError", "OSError", "PermissionError", "SystemExit",
-    }  # fmt: skip
+# What Python's own protocols ask for, a system's error with its number, and what torch says when simulated.
+PASSED_ON = {
+    "AssertionError", "AttributeError", "ConnectionError", "EOFError", "FileExistsError", "IndexError",
+    "IsADirectoryError", "MemoryError", "NotImplementedError", "OSError", "PermissionError", "SystemExit",
+}  # fmt: skip
 
+
+class TestErrors:
     def test_every_error_that_labkit_raises_is_under_one_root(self):
         strangers = []
         for path in PACKAGE.rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
                     name = getattr(node.exc.func, "id", "")
-                    if isinstance(getattr(builtins, name, None), type) and name not in self.PASSED_ON:
+                    if isinstance(getattr(builtins, name, None), type) and name not in PASSED_ON:
                         strangers.append(f"{path.relative_to(REPO)}:{node.lineno}: {name}")
         assert strangers == []
 
@@ -113,11 +114,11 @@ class TestErrors:
             wrong()
 
 
+HEAVY = {"urllib3", "fsspec", "s3fs", "aiohttp", "requests", "botocore", "pandas", "matplotlib"}
+
+
 class TestImports:
     """What an import brings along: nothing that a training script does not use."""
-
-    FAR = {"urllib3", "fsspec", "s3fs", "aiohttp", "requests", "botocore"}
-    HEAVY = {*FAR, "pandas", "matplotlib"}
 
     @pytest.mark.parametrize(
         "steps",
@@ -137,7 +138,7 @@ class TestImports:
         program = "\n".join(["import logging, sys, labkit as lk", *lines, "print(*logging.root.manager.loggerDict)"])
         *loaded, loggers = subprocess.check_output([sys.executable, "-c", program], text=True).splitlines()
         for (used, unwanted), modules in zip(steps, loaded, strict=True):
-            assert (self.HEAVY | unwanted).intersection(modules.split()) == set(), used
+            assert (HEAVY | unwanted).intersection(modules.split()) == set(), used
         touched = [name for name in loggers.split() if name.startswith(("urllib3", "fsspec", "aiohttp", "botocore"))]
         assert touched == []
 

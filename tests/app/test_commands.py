@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 import labkit as lk
+from labkit import course
 from labkit.app import cli, doctor, notebooks, tour
 from labkit.app.cli import app
 from tests.paths import REPO, contents
@@ -218,7 +219,7 @@ class TestDiagnose:
 
 
 class TestPlan:
-    OWN = ["--images-per-s", "1000", "--cores", "4", "--cpu-ms", "2"]
+    OWN = ("--images-per-s", "1000", "--cores", "4", "--cpu-ms", "2")
 
     def test_the_page_says_its_inputs_and_the_file_holds_the_plan(self, tmp_path):
         where = ["--storage", "s3", "--json", tmp_path / "p.json"]
@@ -254,7 +255,7 @@ class TestDoctor:
             "JPEGs in part", "extra 'test'",
         ):  # fmt: skip
             assert subject in output
-        tour.make_scale_photos()
+        course.photo_root("imagenet").mkdir(parents=True)
         assert " disk" in run("doctor").output
 
     def test_it_names_what_an_extra_lacks(self, tmp_path, monkeypatch):

@@ -433,7 +433,7 @@ ANSWERS = {
             (900, "it is a int"),
         ],
     ),
-}  # fmt: skip
+}
 
 # Exercises with a frame of two variants as their answer -> how many times as fast one must be, if that counts.
 EXPERIMENTS = {

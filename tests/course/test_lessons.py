@@ -238,9 +238,8 @@ class TestLadder:
 
     @pytest.mark.slow
     def test_every_rung_gives_crops_and_every_photo_equally_often_and_leaves_no_worker_and_no_thread(self, sources):
-        kinds, kept = [], []
+        threads, kinds, kept = set(threading.enumerate()), [], []
         for label, factory in ladder.ladder_variants(*sources, lk.scale()).items():
-            before = len(psutil.Process().children()), threading.active_count()
             kept.append(factory())  # somebody still holds the loader
             batches = list(kept[-1])
             n_images = sum(map(count_images, batches))
@@ -250,10 +249,11 @@ class TestLadder:
                 assert batches[0][0].shape[1:] == (3, 224, 224), label
                 found = torch.cat([own for _, own in batches]).bincount()
                 assert set(found.tolist()) == {n_images // N_PHOTOS}, label  # one photo per class
-                idle = sum(thread.name.startswith("labkit-batches") for thread in threading.enumerate())
-                after = len(psutil.Process().children()), threading.active_count() - idle
-                assert after[0] == before[0], label
-                assert after[1] <= before[1], label
+            assert psutil.Process().children() == [], label
+            for thread in set(threading.enumerate()) - threads:
+                if not thread.name.startswith("labkit-batches"):  # idle
+                    thread.join(timeout=10)
+                    assert not thread.is_alive(), (label, thread)
         assert kinds == [torch.float32] * 3 + [torch.uint8] * 5
 
     def test_the_photos_must_be_the_same(self, sources, first_photos):
@@ -355,10 +355,6 @@ class TestWhereToStart:
         found = self.row("lk.CUDAPrefetcher", fed.assign(device="cuda"))
         assert (round(found.gain, 1), found.origin) == (1.5, "this machine")
 
-    def test_runs_of_another_machine_are_refused(self, decoders):
-        with pytest.raises(ValueError, match="runs of elsewhere cannot be judged here"):
-            course.where_to_start(runs=[decoders(2).assign(env_id="elsewhere")])
-
     def test_what_is_stored_gives_the_same_gains(self, decoders, runs_of, tmp_path):
         frames = [decoders(3, cv2=2), runs_of("x", a=2)]
         rows = starting.runs_behind(frames)
@@ -370,9 +366,7 @@ class TestWhereToStart:
         assert starting.runs_behind([frames[1]]) is None
 
     def test_it_prints_a_table_and_shows_links_and_doubts(self, runs):
-        table = course.where_to_start(
-            runs=[runs("03 workers", "no worker", **{"one per core": 2}).assign(scale="ci")]
-        )
+        table = course.where_to_start(runs=[runs("03 workers", "no worker", **{"one per core": 2}).assign(scale="ci")])
         assert re.search(r"decode +lk\.make_loader: .*workers over none: 2\.00x \[[\d.]+, [\d.]+\], this", str(table))
         assert "in doubt: ci scale is a rehearsal" in str(table)
         assert "[03_persistent_workers](03_persistent_workers.ipynb) |" in table._repr_markdown_()
