@@ -238,7 +238,8 @@ class TestLadder:
 
     @pytest.mark.slow
     def test_every_rung_gives_crops_and_every_photo_equally_often_and_leaves_no_worker_and_no_thread(self, sources):
-        threads, kinds, kept = set(threading.enumerate()), [], []
+        processes, threads = set(psutil.Process().children()), set(threading.enumerate())
+        kinds, kept = [], []
         for label, factory in ladder.ladder_variants(*sources, lk.scale()).items():
             kept.append(factory())  # somebody still holds the loader
             batches = list(kept[-1])
@@ -249,7 +250,7 @@ class TestLadder:
                 assert batches[0][0].shape[1:] == (3, 224, 224), label
                 found = torch.cat([own for _, own in batches]).bincount()
                 assert set(found.tolist()) == {n_images // N_PHOTOS}, label  # one photo per class
-            assert psutil.Process().children() == [], label
+            assert set(psutil.Process().children()) <= processes, label
             for thread in set(threading.enumerate()) - threads:
                 if not thread.name.startswith("labkit-batches"):  # idle
                     thread.join(timeout=10)
@@ -347,7 +348,8 @@ class TestWhereToStart:
             return course.where_to_start(runs=frames).frame["call"].tolist()
 
         assert course.where_to_start().frame.empty
-        assert [calls(1.0), calls(0.5), calls(2.0)] == [[], [], ["lk.make_loader"]]
+        assert calls(2.0) == ["lk.make_loader"]
+        assert calls(0.5) == calls(1.0) == calls(1.005) == []  # of the last, the interval contains 1
 
     def test_a_gain_on_the_gpu_needs_runs_there(self, runs):
         fed = runs("07 feeding a training step", "pinned", prefetched=1.5)
