@@ -12,16 +12,26 @@ from pathlib import Path
 import psutil
 import urllib3
 
-from labkit.app import jupyter as lab_server
+from labkit.app import jupyter
 
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+
+# JupyterLab draws every cell, even those out of view, and never asks the network for news.
+_SETTINGS = {
+    "notebook-extension/tracker": {"windowingMode": "none"},
+    "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
+}
+_FOLDERS = {
+    "HOME": "", "JUPYTER_CONFIG_DIR": "config", "JUPYTERLAB_SETTINGS_DIR": "settings",
+    "JUPYTERLAB_WORKSPACES_DIR": "workspaces", "JUPYTER_RUNTIME_DIR": "runtime", "IPYTHONDIR": "ipython",
+    "JUPYTER_DATA_DIR": "data",
+}  # fmt: skip
 
 
 def find_chromium(playwright):
     """The variable CHROMIUM, a system's Chromium, or playwright's own; None if there is none."""
     system = [shutil.which(name) for name in ("chromium", "chromium-browser", "google-chrome")]
-    own = playwright.chromium.executable_path
-    for path in (os.environ.get("CHROMIUM"), *system, own):
+    for path in (os.environ.get("CHROMIUM"), *system, playwright.chromium.executable_path):
         if path and Path(path).exists():
             return path
     return None
@@ -31,32 +41,34 @@ def find_chromium(playwright):
 def jupyterlab(notebooks, home, **variables):
     """A JupyterLab on a free port, with no settings but its own; gives the address of a file's page."""
     command = [
-        sys.executable, lab_server.__file__, "--no-browser", f"--port={free_port()}", "--ip=127.0.0.1", "--allow-root",
+        sys.executable, jupyter.__file__, "--no-browser", f"--port={free_port()}", "--ip=127.0.0.1", "--allow-root",
         "--ServerApp.token=lab", f"--ServerApp.root_dir={notebooks}", "--expose-app-in-browser",
     ]  # fmt: skip
-    _write_settings(home / "settings" / "@jupyterlab")
+    for name, values in _SETTINGS.items():
+        path = home / "settings" / "@jupyterlab" / f"{name}.jupyterlab-settings"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(values))
     with running_server(command, home, **variables) as (_, info):
-        # One workspace per page: otherwise the second page restores what the first has open.
-        yield lambda name: f"{info['url']}lab/workspaces/{name[:2]}/tree/{name}?token=lab"
+        yield lambda name: f"{info['url']}lab/tree/{name}?token=lab"
 
 
 @contextmanager
 def running_server(command, home, **variables):
     """A Jupyter server with all its settings in `home`: the process, and what it says about itself."""
-    folders = {
-        "HOME": "", "JUPYTER_CONFIG_DIR": "config", "JUPYTERLAB_SETTINGS_DIR": "settings",
-        "JUPYTERLAB_WORKSPACES_DIR": "workspaces", "JUPYTER_RUNTIME_DIR": "runtime", "IPYTHONDIR": "ipython",
-        "JUPYTER_DATA_DIR": "data",
-    }  # fmt: skip
-    settings = {**{name: home / folder for name, folder in folders.items()}, **variables, "BROWSER": "true"}
     kept = {name: value for name, value in os.environ.items() if not name.startswith("JUPYTER")}
-    environment = {**kept, **{name: str(value) for name, value in settings.items()}}
+    own = {**{name: home / folder for name, folder in _FOLDERS.items()}, **variables, "BROWSER": "true"}
+    environment = {**kept, **{name: str(value) for name, value in own.items()}}
     with (home / "jupyterlab.log").open("w") as log:
         server = psutil.Popen(command, cwd=home, stdout=log, stderr=log, env=environment)
         try:
             yield server, _wait_until_ready(server, home)
         finally:
-            _end(server)
+            family = [server, *server.children(recursive=True)] if server.poll() is None else []
+            for process in family[:1]:
+                process.terminate()
+            for process in psutil.wait_procs(family, timeout=5)[1]:  # its kernels, and their workers
+                process.kill()
+            psutil.wait_procs(family, timeout=5)
 
 
 def free_port():
@@ -64,18 +76,6 @@ def free_port():
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return listener.getsockname()[1]
-
-
-def _write_settings(folder):
-    """Draw every cell, even those out of view, and never ask the network for news."""
-    settings = {
-        "notebook-extension/tracker": {"windowingMode": "none"},
-        "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
-    }
-    for name, values in settings.items():
-        path = folder / f"{name}.jupyterlab-settings"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(values))
 
 
 def _wait_until_ready(server, home):
@@ -90,15 +90,3 @@ def _wait_until_ready(server, home):
                 pass  # not completely written, or not yet listening
         time.sleep(0.1)
     raise RuntimeError(f"JupyterLab did not start: {(home / 'jupyterlab.log').read_text()[-2000:]}")
-
-
-def _end(server):
-    """End the server, its kernels and their workers."""
-    if server.poll() is not None:
-        return
-    family = [server, *server.children(recursive=True)]
-    server.terminate()
-    _, alive = psutil.wait_procs(family, timeout=5)
-    for process in alive:
-        process.kill()
-    psutil.wait_procs(alive, timeout=5)

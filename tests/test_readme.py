@@ -25,9 +25,12 @@ from tests.pages import PAGES, README, TEXTS, blocks, commands
 from tests.paths import REPO, SCRIPTS, run_script
 
 MAX_WORDS = 900
+MINUTES_S = {"five": 300, "fifteen": 900}
 EVERY = [(name, command) for name, path in TEXTS.items() for command in commands(path)]
 NAMES = {command.name or command.callback.__name__ for command in app.registered_commands}
 PLACES = {"FOLDER": "made", "SOURCE": "photos", "FILE": "made.pixels", "TABLE": "sizes.csv", "COUNT": "2"}
+OF_TORCH = """torch.utils.data.DataLoader(
+    lk.ImageDataset(photos, transform=lk.make_augment("light", "v2", part="geometry")), batch_size=2)"""
 
 
 class TestText:
@@ -46,16 +49,14 @@ class TestText:
         assert "python -m pytest" in lines
 
     @pytest.mark.parametrize("name", TEXTS)
-    def test_it_has_one_title(self, name):
-        text = re.sub(r"^```.*?^```$", "", TEXTS[name].read_text(), flags=re.DOTALL | re.MULTILINE)
-        assert len(re.findall(r"^# \S", text, re.MULTILINE)) == 1
-        assert text.startswith("# ")
-
-    @pytest.mark.parametrize("name", TEXTS)
-    def test_its_links_lead_somewhere(self, name):
+    def test_it_has_one_title_and_its_links_lead_somewhere(self, name):
         """A page's notebooks lie beside the folder of pages, where the site puts them."""
         path = TEXTS[name]
-        for link in re.findall(r"\]\(((?!https?:)[^)#]+)", path.read_text()):
+        text = path.read_text()
+        assert text.startswith("# ")
+        without_code = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+        assert len(re.findall(r"^# \S", without_code, re.MULTILINE)) == 1
+        for link in re.findall(r"\]\(((?!https?:)[^)#]+)", text):
             target = REPO / link.removeprefix("../") if link.startswith("../notebooks/") else path.parent / link
             assert target.exists(), link
 
@@ -75,13 +76,58 @@ class TestText:
         assert rows.keys() == MINUTES_S.keys()
 
 
-OF_TORCH = """torch.utils.data.DataLoader(
-    lk.ImageDataset(photos, transform=lk.make_augment("light", "v2", part="geometry")), batch_size=2)"""
-MINUTES_S = {"five": 300, "fifteen": 900}
+@pytest.fixture
+def place(tmp_path, photo_set, monkeypatch):
+    """A scratch folder with the lab's photos in `photos`, and those of one class in `val`; the current folder."""
+    shutil.copytree(photo_set, tmp_path / "photos", copy_function=os.link, ignore=shutil.ignore_patterns("*.json"))
+    last_class = max((tmp_path / "photos").iterdir())
+    shutil.copytree(last_class, tmp_path / "val" / last_class.name)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LABKIT_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("LABKIT_SCALE", "ci")
+    return tmp_path
+
+
+def run_here(command):
+    """Run a command in a process of its own, in the current folder; what it says on stderr."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(REPO), "."])}
+    words = [sys.executable, *shlex.split(command)[1:]]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=240, env=environment)
+    assert done.returncode == 0, done.stderr + done.stdout
+    return done.stderr
+
+
+def parse(program, arguments):
+    """Parse a command line as the program does, and run nothing; raises click's error if it is wrong."""
+    command = typer.main.get_command(program)
+    if hasattr(command, "resolve_command"):
+        context = command.context_class(command, info_name="program")
+        _, command, arguments = command.resolve_command(context, list(arguments))
+    command.make_context("program", list(arguments))
+
+
+def is_installable(arguments):
+    """Whether what is asked of pip is this project, with extras that it has."""
+    if arguments[0] == "wheel":
+        return arguments[1:] == ["--no-deps", "."]
+    [asked] = [one for one in arguments[1:] if not one.startswith("-")]
+    name, _, chosen = asked.partition("[")
+    extras = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    is_ours = name in {".", DISTRIBUTION, "labkit_images-*.whl"}
+    return is_ours and set(filter(None, chosen.rstrip("]").split(","))) <= set(extras)
+
+
+def has_markers(arguments):
+    markers = tomllib.loads((REPO / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]["markers"]
+    return arguments == [] or (arguments[0] == "-m" and any(one.startswith(arguments[1]) for one in markers))
 
 
 class TestCommands:
     """A command is parsed with the options it has here; below, what takes little is run."""
+
+    def test_a_wrong_option_would_be_found(self):
+        with pytest.raises(Exception, match="No such option"):  # the error of click, or of typer's own copy of it
+            parse(app, ["tour", "--sizes", "gpu"])
 
     @pytest.mark.parametrize(("name", "command"), EVERY)
     def test_it_is_one_that_there_is(self, name, command):
@@ -95,16 +141,7 @@ class TestCommands:
             if len(arguments) > 3 or arguments[2] not in ("watch", "diagnose"):  # their name alone is no command
                 parse(app, arguments[2:])
         else:
-            assert OTHERS[arguments[1]](arguments[2:])
-
-    @pytest.mark.parametrize(
-        ("arguments", "problem"),
-        [(["tour", "--sizes", "gpu"], "No such option"), (["tours"], "No such command"),
-         (["convert", "a"], "Missing (parameter|argument)"), (["tour", "more"], "unexpected extra argument")],
-    )  # fmt: skip
-    def test_a_wrong_command_is_found(self, arguments, problem):
-        with pytest.raises(Exception, match=problem):  # the error of click, or of typer's own copy of it
-            parse(app, arguments)
+            assert {"pip": is_installable, "pytest": has_markers}[arguments[1]](arguments[2:])
 
     @pytest.mark.parametrize(
         "command",
@@ -137,12 +174,21 @@ class TestCommands:
             assert result.exit_code == 0, result.output
 
     @pytest.mark.slow
+    def test_diagnose_finds_the_training_of_the_page_on_waiting(self, place, monkeypatch):
+        monkeypatch.setattr("sys.path", [*sys.path])
+        monkeypatch.setattr("sys.argv", [*sys.argv])
+        (place / "train.py").write_text(blocks(TEXTS["waiting"], "python")[0].text)
+        [name] = [command.split()[-1] for command in commands(TEXTS["waiting"]) if "labkit diagnose" in command]
+        result = CliRunner().invoke(app, ["diagnose", name, "--batches", "2", "--rounds", "1", "--limit", "1"])
+        sys.modules.pop("train", None)
+        assert result.exit_code == 0, result.output
+        assert re.search(r"^prepare +\d+\.\d%", result.output, re.M)
+
+    @pytest.mark.slow
     def test_watch_reports_on_the_script_of_the_readme(self, place):
         [command] = [one for one in commands(README) if "watch train.py" in one]
         (place / "train.py").write_text(blocks(README, "python")[0].text)
-        done = run_here(command)
-        assert done.returncode == 0, done.stderr
-        assert "labkit watch" in done.stderr
+        assert "labkit watch" in run_here(command)
 
     @pytest.mark.exhaustive
     @pytest.mark.parametrize("command", [one for one in commands(TEXTS["waiting"]) if "labkit watch -" in one])
@@ -151,99 +197,37 @@ class TestCommands:
         (place / "package").mkdir()
         for name in ("train.py", "package/train.py"):
             (place / name).write_text(script)
-        done = run_here(command)
-        assert done.returncode == 0, done.stderr + done.stdout
-
-    @pytest.mark.exhaustive
-    def test_one_notebook_of_a_tour(self, place, monkeypatch):
-        monkeypatch.setenv("LABKIT_SCALE", "ci")
-        done = run_here("python -m labkit tour --only 02")
-        assert done.returncode == 0, done.stdout
-        assert "1 of 1 notebooks ran" in done.stdout
+        run_here(command)
 
 
 class TestSnippets:
+    @pytest.fixture
+    def storages(self, place, monkeypatch):
+        """For the page on storage: tars, a list of depth pairs, and an S3 server that `s3://` leads to."""
+        pytest.importorskip("moto.server", reason='moto is not installed: python -m pip install -e ".[test]"')
+        s3fs = pytest.importorskip("s3fs")
+        s3fs.S3FileSystem.clear_instance_cache()  # clients of earlier tests, whose server has gone
+        with tarfile.open("photos.tar", "w") as tar:
+            tar.add("photos", ".")
+        made = course.make_depth(place / "depth", 1, tar=True, progress=False)
+        (made / "train.tar").rename("hypersim.tar")
+        (made / "filename_list_train.txt").rename("train.txt")
+        lk.write_shards(lk.FolderStore("photos"), "bucket/shards", progress=False)
+        (place / "photos").rename("bucket/photos")
+        (place / "photos").symlink_to("bucket/photos")
+        with course.serve_s3({"bucket": place / "bucket"}) as options:
+            monkeypatch.setenv("AWS_ENDPOINT_URL", options["endpoint_url"])
+            monkeypatch.setenv("AWS_ACCESS_KEY_ID", options["key"])
+            monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", options["secret"])
+            yield
+
     @pytest.mark.slow
     @pytest.mark.parametrize("name", [name for name, path in TEXTS.items() if blocks(path, "python")])
-    def test_the_blocks_of_a_page_run_in_their_order(self, name, place, storages):
+    def test_the_blocks_of_a_page_run_in_their_order(self, name, place, request):
+        if name == "storage":
+            request.getfixturevalue("storages")
         names = {"__name__": "__main__"}
         for block in blocks(TEXTS[name], "python"):
             code = compile("\n" * (block.line - 1) + block.text, f"{name}.md", "exec")
             exec(code, names)  # noqa: S102 - our own text
         assert "lk" in names
-
-
-@pytest.fixture
-def place(tmp_path, photo_set, monkeypatch):
-    """A scratch folder with the lab's photos in `photos`, and those of one class in `val`; the current folder."""
-    for path in photo_set.rglob("*.jpg"):
-        copied = tmp_path / "photos" / path.relative_to(photo_set)
-        copied.parent.mkdir(parents=True, exist_ok=True)
-        os.link(path, copied)
-    last_class = max(folder for folder in (tmp_path / "photos").iterdir() if folder.is_dir())
-    shutil.copytree(last_class, tmp_path / "val" / last_class.name)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("LABKIT_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("LABKIT_SCALE", "ci")
-    return tmp_path
-
-
-@pytest.fixture
-def storages(request, place, monkeypatch):
-    """For the page on storage: tars, a list of depth pairs, and an S3 server that `s3://` leads to."""
-    if "storage" not in request.node.name:
-        yield
-        return
-    pytest.importorskip("moto.server", reason='moto is not installed: python -m pip install -e ".[test]"')
-    s3fs = pytest.importorskip("s3fs")
-    s3fs.S3FileSystem.clear_instance_cache()  # clients of earlier tests, whose server has gone
-    with tarfile.open("photos.tar", "w") as tar:
-        tar.add("photos", ".")
-    made = course.make_depth(place / "depth", 1, tar=True, progress=False)
-    (made / "train.tar").rename("hypersim.tar")
-    (made / "filename_list_train.txt").rename("train.txt")
-    lk.write_shards(lk.FolderStore("photos"), "bucket/shards", progress=False)
-    (place / "photos").rename("bucket/photos")
-    (place / "photos").symlink_to("bucket/photos")
-    with course.serve_s3({"bucket": place / "bucket"}) as options:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", options["endpoint_url"])
-        monkeypatch.setenv("AWS_ACCESS_KEY_ID", options["key"])
-        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", options["secret"])
-        yield
-
-
-def run_here(command: str) -> subprocess.CompletedProcess:
-    """Run a command in a process of its own, in the current folder."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(REPO), "."])}
-    words = [sys.executable, *shlex.split(command)[1:]]
-    return subprocess.run(words, capture_output=True, text=True, timeout=240, env=environment)
-
-
-def parse(program: typer.Typer, arguments: list[str]) -> None:
-    """Parse a command line as the program does, and run nothing; raises click's error if it is wrong."""
-    command = typer.main.get_command(program)
-    if hasattr(command, "resolve_command"):
-        context = command.context_class(command, info_name="program")
-        _, command, arguments = command.resolve_command(context, list(arguments))
-    command.make_context("program", list(arguments))
-
-
-def _is_installable(arguments: list[str]) -> bool:
-    """Whether what is asked of pip is this project, with extras that it has."""
-    if arguments[0] == "wheel":
-        return arguments[1:] == ["--no-deps", "."]
-    asked = [one for one in arguments[1:] if not one.startswith("-")]
-    extras = set(tomllib.loads((REPO / "pyproject.toml").read_text())["project"]["optional-dependencies"])
-    for one in asked:
-        name, _, chosen = one.partition("[")
-        assert name in {".", DISTRIBUTION, "labkit_images-*.whl"}
-        assert set(filter(None, chosen.rstrip("]").split(","))) <= extras
-    return len(asked) == 1
-
-
-def _has_markers(arguments: list[str]) -> bool:
-    markers = tomllib.loads((REPO / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]["markers"]
-    return arguments == [] or (arguments[0] == "-m" and any(one.startswith(arguments[1]) for one in markers))
-
-
-OTHERS = {"pip": _is_installable, "pytest": _has_markers}

@@ -1,4 +1,4 @@
-"""`labkit lab`: reachable on the loopback interface with the token only; and notebooks in JupyterLab, in a browser."""
+"""`labkit lab`, reachable with its token only; notebooks in JupyterLab, in a browser; and the cell magic."""
 
 import base64
 import io
@@ -13,20 +13,23 @@ import numpy as np
 import psutil
 import pytest
 import urllib3
+from IPython.core.error import UsageError
+from IPython.testing.globalipapp import start_ipython
 from nbconvert.preprocessors import ClearOutputPreprocessor
 from PIL import Image
 
-from labkit.app import jupyter as lab_server
+import labkit as lk
+from labkit.app import jupyter
+from labkit.errors import VariantError
 from tests.lab_server import free_port, jupyterlab, running_server
 from tests.paths import REPO
 
-NAMES = ["00_measure.ipynb", "02_read_image.ipynb"]
-NOTEBOOKS = REPO / "notebooks"
+NAME = "00_measure.ipynb"
 GUESS = (222, 143, 5)  # color of a prediction's mark
 
 
 @pytest.mark.exhaustive
-def test_on_this_machine_and_with_its_token(tmp_path):
+def test_it_listens_on_this_machine_only_and_asks_for_its_token(tmp_path):
     (tmp_path / "config").mkdir()
     (tmp_path / "config" / "jupyter_server_config.py").write_text("c.ServerApp.ip = '0.0.0.0'\n")
     command = [sys.executable, "-m", "labkit", "lab", "--port", str(free_port())]
@@ -50,14 +53,14 @@ def test_without_a_token_it_does_not_start(monkeypatch):
 
     server, asked = Mock(), []
     server.identity_provider.auth_enabled = False
-    monkeypatch.setattr(LabApp, "initialize_server", lambda argv: asked.append(argv) or server)
+    monkeypatch.setattr(LabApp, "initialize_server", lambda argv: asked.append(argv[0]) or server)
     with pytest.raises(SystemExit, match="a Jupyter configuration turns the token off"):
-        lab_server.main(["--port=1"])
+        jupyter.main(["--port=1"])
     server.start.assert_not_called()
     server.identity_provider.auth_enabled = True
-    lab_server.main(["--port=1"])
+    jupyter.main(["--port=1"])
     server.start.assert_called_once_with()
-    assert [arguments[0] for arguments in asked] == ["--port=1"] * 2
+    assert asked == ["--port=1"] * 2
 
 
 @pytest.fixture(scope="module")
@@ -66,26 +69,26 @@ def results(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def browser_lab(tmp_path_factory, open_page, results):
-    """Number -> a notebook that ran as a whole in JupyterLab at ci scale; both at once."""
+def notebook(tmp_path_factory, open_page, results):
+    """A notebook that ran as a whole in JupyterLab at ci scale."""
     root, home = tmp_path_factory.mktemp("notebooks"), tmp_path_factory.mktemp("home")
     variables = {"LABKIT_SCALE": "ci", "LABKIT_HOME": home, "LABKIT_RESULTS": results / "frames"}
     variables["MPLCONFIGDIR"] = matplotlib.get_cachedir()  # else every kernel of a new home looks for all fonts
     variables["TORCH_LOGS"] = "-torch.utils.cpp_extension"  # as in a tour: no news of a GPU that is not there
-    for name in NAMES:
-        node = nbformat.read(NOTEBOOKS / name, as_version=4)
-        ClearOutputPreprocessor().preprocess(node, {})  # a stored plot is not one that was drawn here
-        nbformat.write(node, root / name)
+    node = nbformat.read(REPO / "notebooks" / NAME, as_version=4)
+    ClearOutputPreprocessor().preprocess(node, {})  # a stored plot is not one that was drawn here
+    nbformat.write(node, root / NAME)
     with jupyterlab(root, home, **variables) as address:
-        opened = {name[:2]: Opened(open_page, address(name)) for name in NAMES}
-        for notebook in opened.values():
-            notebook.page.evaluate(START_ALL)
-        for notebook in opened.values():
-            notebook.page.wait_for_function("() => window.ranAll", timeout=240_000)
-            notebook.as_run = notebook.cells()  # tests run some of them again, in any order
+        opened = Opened(open_page, address(NAME))
+        opened.page.evaluate(START_ALL)
+        opened.page.wait_for_function("() => window.ranAll", timeout=240_000)
+        opened.as_run = opened.cells()  # tests run some of them again, in any order
         yield opened
-        for notebook in opened.values():
-            notebook.page.context.close()
+        opened.page.context.close()
+
+
+START_ALL = "() => { jupyterapp.commands.execute('notebook:run-all-cells').then(() => { window.ranAll = true }) }"
+IDLE = "() => ![...document.querySelectorAll('.jp-InputPrompt')].some(prompt => prompt.textContent.includes('*'))"
 
 
 class Opened:
@@ -113,8 +116,7 @@ class Opened:
 
     def run(self, beginning, source=None):
         """Click into a cell, type, and run it."""
-        editor = self.cell(beginning).locator(".cm-content")
-        editor.click()
+        self.cell(beginning).locator(".cm-content").click()
         if source:
             self.page.keyboard.press("Control+A")
             self.page.keyboard.insert_text(source)
@@ -127,39 +129,29 @@ class Opened:
         return np.asarray(Image.open(io.BytesIO(base64.b64decode(source.split(",")[1]))).convert("RGB")).astype(int)
 
 
-START_ALL = "() => { jupyterapp.commands.execute('notebook:run-all-cells').then(() => { window.ranAll = true }) }"
-IDLE = "() => ![...document.querySelectorAll('.jp-InputPrompt')].some(prompt => prompt.textContent.includes('*'))"
-
-
-def _complains(output):
+def complains(output):
     """On a busy machine two short rounds may scatter, and the notebook rightly says so."""
     return output.get("name") == "stderr" and "InstabilityWarning" not in "".join(output["text"])
 
 
-@pytest.mark.parametrize("number", ["00", "02"])
-def test_a_notebook_runs_whole_and_shows_its_plots(browser_lab, number):
-    cells = [cell for cell in browser_lab[number].as_run if cell["source"]]
+def test_a_notebook_runs_whole_and_shows_its_plots_and_magics(notebook):
+    cells = [cell for cell in notebook.as_run if cell["source"]]
     assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
     outputs = [output for cell in cells for output in cell["outputs"]]
-    assert [output for output in outputs if output["output_type"] == "error" or _complains(output)] == []
+    assert [output for output in outputs if output["output_type"] == "error" or complains(output)] == []
     drawn = [output for output in outputs if "image/png" in output.get("data", {})]
-    sizes = browser_lab[number].page.eval_on_selector_all(
+    sizes = notebook.page.eval_on_selector_all(
         ".jp-OutputArea-output img", "all => all.map(image => [image.naturalWidth, image.naturalHeight])"
     )
     assert len(sizes) == len(drawn) >= 4
     assert all(width > 100 and height > 100 for width, height in sizes)
-    assert browser_lab[number].errors == []
+    assert notebook.errors == []
+    timed = [str(cell["outputs"]) for cell in cells if cell["source"].startswith("%%variant")]
+    assert ["images/s over 5 runs" in said for said in timed] == [True, True]
+    assert [cell for cell in cells if "%timeit -o" in cell["source"]]
 
 
-def test_the_magics_are_shown(browser_lab):
-    cells = browser_lab["00"].cells()
-    timed = [cell for cell in cells if cell["source"].startswith("%%variant")]
-    assert len(timed) == 2
-    assert all("images/s over 5 runs" in str(cell["outputs"]) for cell in timed)
-    assert [cell for cell in cells if "%timeit -o" in cell["source"] and cell["execution_count"]]
-
-
-def _mark_of_guess(picture):
+def mark_of_guess(picture):
     """Column of the prediction's mark: the upper of the two triangles, since the other explains it."""
     rows, columns = np.nonzero((np.abs(picture - GUESS) <= 2).all(axis=2))
     return columns[rows < rows.min() + 14].mean()
@@ -169,17 +161,57 @@ def _mark_of_guess(picture):
 EVEN = 'runs["images_per_s"] = runs.variant.map({"no workers": 100.0, "2 workers": 90.0})'
 
 
-def test_a_changed_prediction_moves_its_mark(browser_lab, results):
-    plot, notebook = "lk.plot_speedup(runs)", browser_lab["00"]
+def test_a_changed_prediction_moves_its_mark(notebook, results):
+    plot = "lk.plot_speedup(runs)"
     notebook.run("course.predict(", f'course.predict("2 workers", 1.5)\n{EVEN}')
     notebook.run(plot)
     before = notebook.picture(plot)
     notebook.run("course.predict(", 'course.predict("2 workers", 0.25)')
     assert np.array_equal(notebook.picture(plot), before)  # nothing was drawn yet
     notebook.run(plot)
-    assert _mark_of_guess(notebook.picture(plot)) < _mark_of_guess(before) - 100
+    assert mark_of_guess(notebook.picture(plot)) < mark_of_guess(before) - 100
     notebook.run("course.score(")
     assert "2 workers (00 two workers): 0.25x guessed" in notebook.cell("course.score(").inner_text()
     (kept,) = (results / "predictions").glob("00*.json")
     assert json.loads(kept.read_text())[0]["guess"] == 0.25
     assert notebook.errors == []
+
+
+class TestMagic:
+    """`%%variant` in a real IPython shell."""
+
+    @pytest.fixture
+    def shell(self):
+        shell = start_ipython() or get_ipython()  # noqa: F821 - the one shell of this process
+        shell.run_line_magic("load_ext", "labkit")
+        shell.user_ns.pop("runs", None)
+        return shell
+
+    @pytest.mark.slow
+    def test_cells_become_variants_of_one_frame_and_a_label_again_replaces_its_runs(self, shell, capsys):
+        shell.run_cell_magic("variant", "'a b' -n 10 -r 3", "x = sum(range(1000))")
+        shell.run_cell_magic("variant", "c --images 20 --rounds 2 --warmups 0", "y = 2")
+        runs = shell.user_ns["runs"]
+        assert runs.groupby("variant").size().to_dict() == {"a b": 4, "c": 2}
+        assert runs.groupby("variant").n_images.first().to_dict() == {"a b": 10, "c": 20}
+        assert shell.user_ns["x"] == 499500
+        assert "not interleaved" in lk.summarize(runs).loc["c", "note"]
+        assert "a b: median" in capsys.readouterr().out
+        shell.run_cell_magic("variant", "'a b' -n 1 -r 3 -w 0", "pass")
+        runs = shell.user_ns["runs"]
+        assert set(runs.baseline) == {"a b"}
+        assert list(runs.variant) == ["a b"] * 3 + ["c"] * 2
+
+    def test_magics_inside_the_cell_work(self, shell):
+        shell.run_cell_magic("variant", "a -n 1 -r 1 -w 0 --into mine", "%env LABKIT_TEST=1\nz = 5")
+        assert shell.user_ns["z"] == 5
+        assert len(shell.user_ns["mine"]) == 1
+
+    def test_mistakes_are_usage_errors_and_an_error_in_the_cell_names_the_variant(self, shell):
+        with pytest.raises(UsageError, match="images"):
+            shell.run_cell_magic("variant", "a", "pass")
+        with pytest.raises(VariantError, match="variant 'a' raised ZeroDivisionError"):
+            shell.run_cell_magic("variant", "a -n 1", "1 / 0")
+        shell.user_ns["runs"] = 3
+        with pytest.raises(UsageError, match="holds a int, not a frame"):
+            shell.run_cell_magic("variant", "a -n 1", "pass")

@@ -3,26 +3,30 @@
 import json
 import re
 import subprocess
-from base64 import b64encode
+from base64 import b64decode, b64encode
+from io import BytesIO
 
 import nbformat
+import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 from PIL import Image
 
 import labkit as lk
 from labkit.app import storing
 from labkit.app.notebooks import Executed, Notebook
-from labkit.course import ladder, starting as start
+from labkit.course import ladder, starting
 from labkit.measure.frames import MEASURE_VERSION, save_frame
 from labkit.util.machine import environment
-from labkit.util.pictures import encode_image
+from labkit.util.pictures import encode_image, png_base64
 from tests.paths import contents
 
 UNSTABLE = "/tmp/ipykernel_1/2.py:3: InstabilityWarning: {}: unstable: spread 40%\n  lk.summarize(runs)\n"
+REASON = "{}: unstable: spread 40%"
 
 
-def _git(folder, *arguments):
+def git(folder, *arguments):
     own = ["-c", "user.name=me", "-c", "user.email=me@here", "-c", "commit.gpgsign=false"]
     subprocess.run(["git", "-C", folder, *own, *arguments], check=True, capture_output=True)
 
@@ -33,19 +37,19 @@ def clone(tmp_path, monkeypatch):
     folder = tmp_path / "clone" / "notebooks"
     folder.mkdir(parents=True)
     (folder / "00_a.ipynb").write_text("{}")
-    _git(folder.parent, "init")
-    _git(folder, "add", ".")
-    _git(folder, "commit", "-m", "first")
+    git(folder.parent, "init")
+    git(folder, "add", ".")
+    git(folder, "commit", "-m", "first")
     monkeypatch.setattr(storing, "NOTEBOOK_FOLDER", folder)
     return folder
 
 
-def _executed(folder, name, *outputs, **fields):
+def executed(folder, name, *outputs):
     node = new_notebook(cells=[new_code_cell("1", outputs=list(outputs), execution_count=1)])
-    return Executed(Notebook(folder / f"{name}.ipynb", "Why?", "3"), node, 1.0, **fields)
+    return Executed(Notebook(folder / f"{name}.ipynb", "Why?", "3"), node, 1.0)
 
 
-def _stderr(*parts):
+def stderr(*parts):
     return [new_output("stream", name="stderr", text=part) for part in parts]
 
 
@@ -57,13 +61,11 @@ def test_a_run_is_described_by_its_commit_its_machine_and_what_its_figures_mean(
     assert about["versions"].items() <= environment().items()
     assert {"python", "torch", "pillow"} <= set(about["versions"])
     assert storing.describe_run("")["run"] != about["run"]
-
-
-@pytest.mark.parametrize("changed", ["00_a.ipynb", "new.py"])
-def test_a_clone_with_changes_is_dirty(clone, changed):
-    clean = storing.find_commit(clone)
-    (clone / changed).write_text("else")
-    assert storing.find_commit(clone) == f"{clean}-dirty"
+    for changed in ("00_a.ipynb", "new.py"):
+        (clone / changed).write_text("else")
+        assert storing.find_commit(clone) == f"{about['commit']}-dirty"
+        git(clone, "stash", "--include-untracked")
+        assert storing.find_commit(clone) == about["commit"]
 
 
 @pytest.mark.parametrize(
@@ -85,29 +87,20 @@ def test_what_cannot_be_stored_is_refused_before_anything_runs(clone, tmp_path, 
 
 
 @pytest.mark.parametrize(
-    ("outputs", "reason", "refused"),
+    ("outputs", "unstable", "refused"),
     [
-        ([], [], ""),
-        ([new_output("stream", text=UNSTABLE.format("pil"))], [], ""),
-        (_stderr(UNSTABLE.format("pil")), ["pil: unstable: spread 40%"], ""),
-        (_stderr(UNSTABLE.format("pil")[:30], UNSTABLE.format("pil")[30:]), ["pil: unstable: spread 40%"], ""),
-        (
-            _stderr(2 * UNSTABLE.format("a"), UNSTABLE.format("b")),
-            ["a: unstable: spread 40%", "a: unstable: spread 40%", "b: unstable: spread 40%"],
-            "",
-        ),
-        (_stderr("hm"), [], "wrote to stderr, and so cannot be stored: hm"),
-        (
-            _stderr(UNSTABLE.format("a"), "hm"),
-            ["a: unstable: spread 40%"],
-            "wrote to stderr, and so cannot be stored: hm",
-        ),
-        (_stderr("x.py:1: UserWarning: no\n  f()\n"), [], "wrote to stderr, and so cannot be stored: x.py:1: UserW"),
+        ([], "", ""),
+        ([new_output("stream", text=UNSTABLE.format("a"))], "", ""),
+        (stderr(UNSTABLE.format("a")), "a", ""),
+        (stderr(UNSTABLE.format("a")[:30], UNSTABLE.format("a")[30:]), "a", ""),
+        (stderr(2 * UNSTABLE.format("a"), UNSTABLE.format("b")), "aab", ""),
+        (stderr(UNSTABLE.format("a"), "hm"), "a", "wrote to stderr, and so cannot be stored: hm"),
+        (stderr("x.py:1: UserWarning: no\n  f()\n"), "", "wrote to stderr, and so cannot be stored: x.py:1: UserW"),
     ],
 )
-def test_what_a_run_wrote_to_stderr_is_an_instability_or_refuses_it(tmp_path, outputs, reason, refused):
-    run = _executed(tmp_path, "00_a", *outputs)
-    assert storing.unstable_variants(run) == reason
+def test_what_a_run_wrote_to_stderr_is_an_instability_or_refuses_it(tmp_path, outputs, unstable, refused):
+    run = executed(tmp_path, "00_a", *outputs)
+    assert storing.unstable_variants(run) == [REASON.format(name) for name in unstable]
     assert storing.refusal(run).startswith(refused)
     assert bool(storing.refusal(run)) == bool(refused)
 
@@ -115,28 +108,34 @@ def test_what_a_run_wrote_to_stderr_is_an_instability_or_refuses_it(tmp_path, ou
 def test_a_stored_notebook_names_its_run_and_shows_what_disturbed_it(clone):
     png = encode_image(Image.effect_noise((40, 40), 50), "PNG")
     plot = new_output("display_data", {"image/png": b64encode(png).decode()})
-    runs = [
-        _executed(clone, "00_a", plot),
-        _executed(clone, "01_b", *_stderr(UNSTABLE.format("pil")), plot),
-    ]
+    runs = [executed(clone, "00_a", plot), executed(clone, "01_b", *stderr(UNSTABLE.format("pil")), plot)]
     runs[0].node.metadata["language_info"] = {"version": "3.99"}
     about = storing.describe_run("")
     storing.store_all(runs, about, clone)
     assert sorted(contents(clone)) == ["00_a.ipynb", "01_b.ipynb"]
     first, second = (json.loads(data) for _, data in sorted(contents(clone).items()))
-    assert first["metadata"]["labkit"] == {**about, "seconds": 1}
-    assert second["metadata"]["labkit"] == {**about, "seconds": 1}
+    assert first["metadata"]["labkit"] == second["metadata"]["labkit"] == {**about, "seconds": 1}
     assert first["metadata"]["language_info"] == {"name": "python"}
-    texts = [output.get("text") for output in second["cells"][0]["outputs"]]
-    assert texts == [["InstabilityWarning: pil: unstable: spread 40%\n"], None]
-    assert second["cells"][0]["outputs"][0]["name"] == "stdout"
+    shown, plotted = second["cells"][0]["outputs"]
+    assert (shown["name"], shown["text"]) == ("stdout", ["InstabilityWarning: pil: unstable: spread 40%\n"])
+    assert "text" not in plotted
     assert (clone / "00_a.ipynb").read_text().endswith("}\n")
+
+
+def test_a_plot_in_few_colors_is_the_same_plot_in_fewer_bytes():
+    figure = Figure()
+    figure.add_subplot().plot([1, 2, 3], color="firebrick")
+    png = png_base64(figure)
+    few = storing.in_few_colors(png)
+    before, after = (np.asarray(Image.open(BytesIO(b64decode(one))).convert("RGB"), int) for one in (png, few))
+    assert len(few) < len(png)
+    assert np.abs(before - after).mean() < 1
 
 
 def test_a_commit_that_changes_during_the_run_is_dirty(clone):
     about = storing.describe_run("")
-    _git(clone, "commit", "--allow-empty", "-m", "second")
-    storing.store_all([_executed(clone, "00_a")], about, clone)
+    git(clone, "commit", "--allow-empty", "-m", "second")
+    storing.store_all([executed(clone, "00_a")], about, clone)
     stored = json.loads((clone / "00_a.ipynb").read_text())["metadata"]["labkit"]
     assert stored == {**about, "commit": f"{about['commit']}-dirty", "seconds": 1}
 
@@ -144,29 +143,22 @@ def test_a_commit_that_changes_during_the_run_is_dirty(clone):
 def test_the_ladders_frame_and_figure_are_stored_with_the_notebooks(clone, tmp_path, frame_of):
     runs = frame_of({"naive": [1, 1.1], "quick": [2, 2.2]}, "naive", experiment=ladder.EXPERIMENT, photos="p")
     frame = save_frame(runs, tmp_path / "frames" / ladder.FRAME)
-    storing.store_all([_executed(clone, ladder.NOTEBOOK)], storing.describe_run(""), frame.parent)
+    storing.store_all([executed(clone, ladder.NOTEBOOK)], storing.describe_run(""), frame.parent)
     assert (clone / ladder.FRAME).read_bytes() == frame.read_bytes()
     assert ladder.drawn_from(clone / ladder.FIGURE)
 
 
-def test_the_runs_behind_the_decision_tree_are_stored_beside_its_notebook(clone, runs_of, tmp_path):
+def test_the_decision_tree_is_stored_with_the_gains_of_the_whole_run_and_the_runs_behind_it(clone, runs_of, tmp_path):
     decoders = runs_of("02 decoders, imagenet", turbojpeg=3, cv2=2).replace({"base": "pil"})
     save_frame(decoders, tmp_path / "frames" / "02.csv")
     save_frame(runs_of("00 twins", other=1), tmp_path / "frames" / "00.csv")
-    storing.store_all([_executed(clone, start.NOTEBOOK)], storing.describe_run(""), tmp_path / "frames")
-    stored = lk.load_frame(clone / start.FRAME)
-    assert set(stored["experiment"]) == {"02 decoders, imagenet"}
-    assert set(stored["variant"]) == {"pil", "turbojpeg"}
-
-
-def test_the_decision_tree_is_stored_with_the_gains_of_the_whole_run(clone, runs_of, tmp_path):
-    decoders = runs_of("02 decoders, imagenet", turbojpeg=3, cv2=2).replace({"base": "pil"})
-    save_frame(decoders, tmp_path / "frames" / "02.csv")
-    run = _executed(clone, start.NOTEBOOK)
+    run = executed(clone, starting.NOTEBOOK)
     run.node.cells.append(new_code_cell("import labkit as lk\n\nlk.where_to_start()"))
     storing.store_all([run], storing.describe_run(""), tmp_path / "frames")
-    stored = nbformat.read(clone / f"{start.NOTEBOOK}.ipynb", as_version=4)
-    [shown] = stored.cells[-1].outputs
+    stored = lk.load_frame(clone / starting.FRAME)
+    assert set(stored["experiment"]) == {"02 decoders, imagenet"}
+    assert set(stored["variant"]) == {"pil", "turbojpeg"}
+    [shown] = nbformat.read(clone / f"{starting.NOTEBOOK}.ipynb", as_version=4).cells[-1].outputs
     assert "3.00x" in shown["data"]["text/markdown"]
 
 
@@ -176,6 +168,6 @@ def test_nothing_is_stored_if_one_file_cannot_be(clone, reason):
     (clone / "no folder").touch()
     last = ladder.NOTEBOOK if reason == "no ladder was recorded" else "no folder/01_b"
     with pytest.raises(OSError, match=ladder.FRAME if last == ladder.NOTEBOOK else "no folder"):
-        storing.store_all([_executed(clone, "00_a"), _executed(clone, last)], storing.describe_run(""), clone)
+        storing.store_all([executed(clone, "00_a"), executed(clone, last)], storing.describe_run(""), clone)
     (clone / "no folder").unlink()
     assert contents(clone) == before

@@ -1,7 +1,6 @@
 """Every script of data_scripts/: its help, what it refuses, and real runs from a shell."""
 
 import importlib
-import os
 import subprocess
 import sys
 import typing
@@ -46,7 +45,7 @@ WRONG = {
 }  # fmt: skip
 
 
-def succeed(script: str, *arguments) -> str:
+def succeed(script, *arguments):
     """Output of a script that was started from a shell."""
     command = [sys.executable, str(SCRIPTS / f"{script}.py"), *map(str, arguments)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
@@ -55,7 +54,7 @@ def succeed(script: str, *arguments) -> str:
 
 
 @pytest.fixture(scope="module")
-def photos(tmp_path_factory) -> Path:
+def photos(tmp_path_factory):
     """A set made by the script, with processes."""
     root = tmp_path_factory.mktemp("scripts") / "photos"
     assert succeed("make_photos", root, 6, "--engine", "local", "--num-threads", 2) == f"{root}: 6 photos\n"
@@ -63,7 +62,7 @@ def photos(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def places(photos, tmp_path_factory) -> dict[str, Path]:
+def places(photos, tmp_path_factory):
     """What `WRONG` names: a set of photos, an unsafe tar, and a folder of two images, one of them broken."""
     images = tmp_path_factory.mktemp("images")
     for name in ("a", "b"):
@@ -73,15 +72,15 @@ def places(photos, tmp_path_factory) -> dict[str, Path]:
     return {"set": photos, "bad": make_tar(images / "bad.tar", [member("../up.jpg")]), "broken": images}
 
 
-def test_none_is_left_out():
-    assert set(WRONG) == {path.stem for path in SCRIPTS.glob("*.py")}
-
-
 @pytest.mark.parametrize("script", WRONG)
-def test_help_tells_the_arguments(script):
+def test_help_tells_the_arguments_and_what_may_not_be_read_is_refused_by_the_script_itself(script):
+    """In one line, not by the argument parser in a box with the usage. (As root every file is readable.)"""
     result = run_script(script, "--help")
     assert result.exit_code == 0
     assert {"root", "source"} & set(result.stdout.lower().split())
+    [main] = importlib.import_module(f"data_scripts.{script}").main.registered_commands
+    hints = map(typing.get_args, typing.get_type_hints(main.callback, include_extras=True).values())
+    assert {about[1].readable for about in hints if about and about[0] in (Path, list[Path])} == {False}
 
 
 @pytest.mark.parametrize(
@@ -99,16 +98,12 @@ def test_wrong_input_is_refused_in_one_line(places, tmp_path, script, arguments,
     assert not (tmp_path / "out" / "pixels").exists()
 
 
-@pytest.mark.parametrize("script", WRONG)
-def test_what_may_not_be_read_is_refused_by_the_script_itself(script):
-    """In one line, not by the argument parser in a box with the usage. (As root every file is readable.)"""
-    [main] = importlib.import_module(f"data_scripts.{script}").main.registered_commands
-    hints = map(typing.get_args, typing.get_type_hints(main.callback, include_extras=True).values())
-    assert {about[1].readable for about in hints if about and about[0] in (Path, list[Path])} == {False}
+def test_no_script_is_left_out():
+    assert set(WRONG) == {path.stem for path in SCRIPTS.glob("*.py")}
 
 
 @pytest.mark.slow
-def test_from_photos_to_shards_and_back(photos, tmp_path):
+def test_from_photos_to_shards_and_back_with_their_sizes(photos, tmp_path):
     succeed("make_shards", photos, tmp_path / "shards", "--max-count", 4, "--engine", "threads")
     shards = sorted((tmp_path / "shards").glob("*.tar"))
     assert len(shards) == 2
@@ -116,6 +111,8 @@ def test_from_photos_to_shards_and_back(photos, tmp_path):
     extracted = sorted(path.read_bytes() for path in (tmp_path / "out").glob("*/**/*.jpg"))
     assert extracted == sorted(path.read_bytes() for path in photos.rglob("*.jpg"))
     assert [path.name for path in sorted((tmp_path / "out").glob("[!.]*"))] == [path.stem for path in shards]
+    succeed("collect_sizes", photos, tmp_path / "sizes" / "sizes.csv")
+    assert [data.count(b"\n") for data in contents(tmp_path / "sizes").values()] == [1 + 6]
 
 
 @pytest.mark.slow
@@ -135,9 +132,3 @@ def test_pixels_of_a_set(photos, tmp_path):
         said = succeed("make_pixels", photos, path, "--short-side", 10, "--engine", "threads")
         assert said == f"{path}: 6 images, {path.stat().st_size} bytes\n"
     assert set(lk.PixelStore(path).shapes.min(axis=1).tolist()) == {10}
-
-
-def test_sizes_of_a_set(photos, tmp_path):
-    succeed("collect_sizes", photos, tmp_path / "sizes.csv")
-    assert len((tmp_path / "sizes.csv").read_text().splitlines()) == 1 + 6
-    assert os.listdir(tmp_path) == ["sizes.csv"]

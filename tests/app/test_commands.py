@@ -1,0 +1,272 @@
+"""The command line: what an installation starts, its help, mistakes, and the commands without a file of their own."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import labkit as lk
+from labkit import course
+from labkit.app import cli, doctor, notebooks, tour
+from labkit.app.cli import app
+from tests.paths import REPO, contents
+from tests.stalling import stopped_time
+
+COMMANDS = {
+    "tour", "lab", "list", "doctor", "peers", "watch", "diagnose", "plan", "claims", "reference",
+    "convert", "site",
+}  # fmt: skip
+
+
+def run(*arguments, **variables):
+    return CliRunner().invoke(app, list(map(str, arguments)), env=variables)
+
+
+class TestInstalledCommand:
+    """The command that an installation puts beside `python`, started as a shell starts it."""
+
+    @staticmethod
+    def installed():
+        """The script of this environment, if it runs this checkout."""
+        path = Path(sys.executable).with_name("labkit")
+        try:
+            root = Path(str(distribution("labkit-images").locate_file("")))
+        except PackageNotFoundError:
+            return []
+        finders = [root, *(Path(line.strip()) for file in root.glob("*labkit*.pth") for line in file.open())]
+        return [path] if path.exists() and REPO in finders else []
+
+    @pytest.fixture(params=["of pyproject.toml", *installed()], ids=str)
+    def labkit(self, request, tmp_path):
+        """`labkit(*words)`: what the command says in an empty folder, and its status."""
+        script = request.param
+        if script == "of pyproject.toml":  # what pip writes for an entry of [project.scripts]
+            entry = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]["scripts"]["labkit"]
+            module, _, name = entry.partition(":")
+            script = tmp_path / "labkit"
+            script.write_text(f"import sys\nfrom {module} import {name}\nsys.exit({name}())\n")
+
+        def run(*words):
+            environment = {**os.environ, "PYTHONPATH": str(REPO), "LABKIT_HOME": str(tmp_path), "COLUMNS": "120"}
+            command = [sys.executable, str(script), *words]
+            done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240)
+            assert "Traceback" not in done.stderr, done.stderr
+            return done
+
+        return run
+
+    def test_it_has_the_packages_version_and_names_its_commands(self, labkit):
+        done = labkit("--version")
+        assert (done.returncode, done.stdout) == (0, f"labkit {lk.__version__}\n")
+        assert f'version = "{lk.__version__}"' in (REPO / "pyproject.toml").read_text()
+        done = labkit("--help")
+        assert re.search(r"Usage: labkit \[OPTIONS\] COMMAND", done.stdout), done.stdout
+        assert set(re.findall(r"^\W*(\w+)  ", done.stdout, re.M)) >= COMMANDS
+
+    def test_watch_runs_a_training_with_its_words_and_its_status_and_reports_beside_it(self, labkit, tmp_path):
+        (tmp_path / "train.py").write_text(
+            "import sys, torch\nfrom torch.utils.data import DataLoader\n"
+            "for batch in DataLoader(torch.zeros(60, 4), 2): batch.mean()\n"
+            "print('trained', sys.argv)\nsys.exit(3)\n"
+        )
+        done = labkit("watch", "--json", "found.json", "train.py", "--epochs", "1")
+        assert (done.returncode, done.stdout) == (3, "trained ['train.py', '--epochs', '1']\n")
+        assert "labkit watch 2" in done.stderr
+        assert (tmp_path / "found.json").is_file()
+
+
+@pytest.mark.parametrize("command", sorted(COMMANDS))
+def test_every_command_has_help(command):
+    result = run(command, "--help", COLUMNS="120")
+    assert result.exit_code == 0
+    assert re.search(rf"Usage: \w+ {command} ", result.output)
+
+
+def test_what_needs_no_library_starts_without_them():
+    heavy = {"torch", "numpy", "pandas", "nbformat", "PIL", "IPython", "matplotlib", "jsonschema"}
+    code = (
+        "import sys, labkit.app.cli as cli\n"
+        "for argument in ('list', '--help'):\n"
+        "    try: cli.app([argument])\n"
+        f"    except SystemExit as end: print(end.code, sorted({heavy} & sys.modules.keys()))"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert re.findall(r"^\d+ \[.*$", said, re.M) == ["0 []", "0 []"]
+    assert "00_measure" in said
+    assert "tour" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["tour", "--only", "77"], "no notebook begins with '77': there are 10_works, 11_fails, 12_noisy"),
+        (["tour", "--scale", "huge"], "one of ci, laptop, gpu"),
+        (["doctor", "--scale", "huge"], "one of ci, laptop, gpu"),
+    ],
+)
+def test_mistakes_are_told_with_what_is_accepted(lab, arguments, message):
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert message in result.output
+
+
+def test_list_shows_each_notebooks_minutes_and_question(lab):
+    lines = run("list").output.splitlines()
+    assert lines[0].split() == ["10_works", "3", "min", "Why", "10_works?"]
+    assert len(lines) == 3
+
+
+class TestLab:
+    @pytest.fixture
+    def started(self, monkeypatch):
+        """The commands that were started in place of this process, and where they keep their runs."""
+        calls = []
+        monkeypatch.delenv("LABKIT_RESULTS", raising=False)
+        monkeypatch.setattr(cli.os, "execv", lambda _, command: calls.append((command, os.environ["LABKIT_RESULTS"])))
+        return calls
+
+    def test_it_opens_the_notebooks_and_keeps_its_runs_where_a_tour_does(self, started, monkeypatch, tmp_path):
+        monkeypatch.chdir(tmp_path)
+        assert run("lab", "--port", "9999").exit_code == 0
+        [(command, results)] = started
+        assert {"--port=9999", "--ip=127.0.0.1", f"--ServerApp.root_dir={notebooks.NOTEBOOK_FOLDER}"} <= set(command)
+        assert not [argument for argument in command if "token" in argument]  # all users may read arguments
+        assert results == str(tmp_path / "results" / lk.env_id() / "frames")
+
+    def test_that_of_a_wheel_opens_copies(self, lab, started, monkeypatch):
+        monkeypatch.setattr("labkit.util.machine.IS_CLONE", False)
+        monkeypatch.setattr(notebooks.update_copies, "__defaults__", (lab / "notebooks",))
+        result = run("lab")
+        assert result.exit_code == 0, result.output
+        assert f"--ServerApp.root_dir={lab / 'labkit-notebooks'}" in started[0][0]
+        assert set(contents(lab / "notebooks")) < set(contents(lab / "labkit-notebooks"))
+
+    @pytest.mark.parametrize("command", ["lab", "tour"])
+    def test_where_no_copies_can_be_made_one_line_says_so(self, lab, monkeypatch, command):
+        (lab / "labkit-notebooks").write_text("a file")
+        monkeypatch.setattr("labkit.util.machine.IS_CLONE", False)
+        monkeypatch.setattr(tour, "IS_CLONE", False)
+        result = run(command)
+        assert result.exit_code == 2
+        [line] = result.output.splitlines()
+        assert "labkit-notebooks" in line
+        assert line.endswith("run labkit in another folder")
+        assert (lab / "labkit-notebooks").read_text() == "a file"
+
+
+TRAINING = """
+import argparse, time
+def make_training(): return [[0, 1]], lambda batch: time.sleep(0.3)
+def failing():
+    def step(batch): raise ValueError('4 is not 5')
+    return [[0, 1]], step
+def parsed():
+    parser = argparse.ArgumentParser()
+    parser.add_argument('--naps', type=int, required=True)
+    parser.add_argument('data')
+    args = parser.parse_args()
+    return [[args.data]] * args.naps, lambda batch: time.sleep(0.001)
+def empty(): return [], print
+"""
+
+
+@pytest.mark.alone
+class TestDiagnose:
+    @pytest.fixture(autouse=True)
+    def script(self, tmp_path, monkeypatch):
+        (tmp_path / "my_training.py").write_text(TRAINING)
+        (tmp_path / "half_done.py").write_text("import nowhere_to_be_found\n")
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr("sys.path", [*sys.path])
+        monkeypatch.setattr("sys.argv", [*sys.argv])
+        yield
+        sys.modules.pop("my_training", None)
+
+    @pytest.mark.slow
+    def test_it_says_what_to_do(self, monkeypatch):
+        monkeypatch.setattr("time.sleep", stopped_time(monkeypatch).sleep)
+        result = run("diagnose", "my_training:make_training", "--batches", 3, "--rounds", 1)
+        assert result.exit_code == 0, result.output
+        assert re.search(r"^compute +100\.0%  #{40}$", result.output, re.M)
+        assert "Leave the loader as it is" in result.output
+
+    @pytest.mark.parametrize(
+        ("name", "says"),
+        [("my_training", "write module:function"), ("my_training:empty", "a list, gives no batch")],
+    )
+    def test_what_cannot_be_diagnosed_is_told_in_one_line(self, name, says):
+        result = run("diagnose", name)
+        assert (result.exit_code, len(result.output.splitlines())) == (2, 1)
+        assert says in result.output
+
+    def test_the_script_gets_its_own_arguments(self):
+        result = run("diagnose", "my_training:parsed", "--batches", 3, "--rounds", 1, "--", "--naps", 5, "photos")
+        assert result.exit_code == 0, result.output
+        assert run("diagnose", "my_training:parsed", "--", "--naps", "many", "photos").exit_code == 2
+
+    @pytest.mark.parametrize(
+        ("name", "error"), [("my_training:failing", ValueError), ("half_done:make", ModuleNotFoundError)]
+    )
+    def test_what_the_training_or_its_import_raises_keeps_its_traceback(self, name, error):
+        assert type(run("diagnose", name).exception) is error
+
+
+class TestPlan:
+    OWN = ("--images-per-s", "1000", "--cores", "4", "--cpu-ms", "2")
+
+    def test_the_page_says_its_inputs_and_the_file_holds_the_plan(self, tmp_path):
+        where = ["--storage", "s3", "--json", tmp_path / "p.json"]
+        result = run("plan", "--gpu", "h100", "--n-gpus", 8, "--cpu-ms", "1:2.4", *where, COLUMNS="200")
+        assert result.exit_code == 0, result.output
+        assert "8 GPUs on 1 node, ResNet-50, H100 SXM" in result.output
+        assert "Little's law: requests/s x time of a request" in result.output
+        assert "training_results_v4.0" in result.output
+        expected = lk.plan(gpu="h100", n_gpus=8, cpu_ms_per_image=(1, 2.4), storage="s3").to_dict()
+        assert json.loads((tmp_path / "p.json").read_text()) == json.loads(json.dumps(expected))
+
+    @pytest.mark.parametrize(
+        ("arguments", "says"),
+        [
+            ([], "labkit: the demand of a GPU is not known"),
+            ([*OWN, "--cpu-ms", "fast"], "--cpu-ms must be a number, LOW:HIGH or LOW:VALUE:HIGH, got 'fast'"),
+            ([*OWN, "--kb", "1:2:3:4"], "--kb must be a number"),
+            (["--watched", "/nowhere.json"], "No such file"),
+            (["--gpu", "T4"], "gpu must name one of"),
+        ],
+    )
+    def test_mistakes_are_one_line(self, arguments, says):
+        result = run("plan", *arguments)
+        assert (result.exit_code, result.output.count("\n")) == (2, 1)
+        assert says in result.output
+
+
+class TestDoctor:
+    def test_it_reports_everything(self, lab):
+        output = run("doctor", "--scale", "ci").output
+        for subject in (
+            "usable cores", "bound by", "memory", "is missing: python -m labkit tour", "GPU", "torch", "decoders",
+            "JPEGs in part", "extra 'test'",
+        ):  # fmt: skip
+            assert subject in output
+        course.photo_root("imagenet").mkdir(parents=True)
+        assert " disk" in run("doctor").output
+
+    def test_it_names_what_an_extra_lacks(self, tmp_path, monkeypatch):
+        about = tmp_path / "own-1.0.dist-info" / "METADATA"
+        about.parent.mkdir()
+        about.write_text(
+            "Metadata-Version: 2.1\nName: own\nVersion: 1.0\nProvides-Extra: test\nProvides-Extra: peers\n"
+            'Requires-Dist: surely-missing>=1 ; extra == "peers"\nRequires-Dist: numpy\n'
+            'Requires-Dist: pytest ; extra == "test"\n'
+        )
+        monkeypatch.syspath_prepend(tmp_path)
+        lacks = 'lacks surely-missing: python -m pip install -e ".[peers]"'
+        assert doctor.extras("own") == {"peers": lacks, "test": "complete"}
+        assert "is not installed: python -m pip install" in doctor.extras("surely-missing")["surely-missing"]

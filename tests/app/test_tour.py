@@ -1,0 +1,273 @@
+"""The tour, on small notebooks of the test's own: how they are found, run, recorded, told of and stored."""
+
+import atexit
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from unittest.mock import Mock
+
+import psutil
+import pytest
+from jupyter_client.kernelspec import KernelSpecManager
+from nbclient import NotebookClient
+from typer.testing import CliRunner
+
+import labkit as lk
+from labkit import course
+from labkit.app import notebooks, recording, storing, tour
+from labkit.app.cli import app
+from labkit.app.jupyter import RecordingKernelManager
+from labkit.app.notebooks import Notebook, execute, find_notebooks
+from labkit.measure.recorder import current_recorder
+from tests.paths import contents
+
+
+class TestFinding:
+    def test_a_letter_after_the_number_puts_a_lesson_between_two(self, tmp_path):
+        cell = {"source": ["# 11\n", "**Question.** Why?\n", "**Minutes.** 5"]}
+        for name in ("12_last", "11b_middle", "11_first", "draft", "11bc_draft"):
+            (tmp_path / f"{name}.ipynb").write_text(json.dumps({"cells": [cell]}))
+        expected = ["11_first", "11b_middle", "12_last"]
+        for only, names in (("", expected), ("11", expected[:2]), ("11b", expected[1:2])):
+            assert [each.name for each in find_notebooks(only, tmp_path)] == names
+
+    def test_no_notebooks_at_all(self, tmp_path):
+        with pytest.raises(FileNotFoundError, match="install labkit again"):
+            find_notebooks(folder=tmp_path)
+
+    @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"cells": []}'])
+    def test_a_file_that_is_no_notebook_is_named(self, tmp_path, text):
+        (tmp_path / "00_odd.ipynb").write_text(text)
+        with pytest.raises(ValueError, match=r"00_odd.ipynb is not a notebook \(.*repair or remove it"):
+            find_notebooks(folder=tmp_path)
+
+
+class TestRecording:
+    @pytest.mark.exhaustive
+    def test_outside_a_tour_a_notebook_writes_nothing(self, write_notebook, tmp_path, monkeypatch):
+        monkeypatch.delenv("LABKIT_RESULTS", raising=False)
+        assert execute(Notebook(write_notebook("00_measure", WORKS), "", "")).error == ""
+        assert set(contents(tmp_path)) == {"notebooks/00_measure.ipynb"}
+
+    def test_a_python_kernel_of_the_lab_records_and_another_is_left_alone(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("LABKIT_RESULTS", str(tmp_path / "frames"))
+        monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
+        (tmp_path / "kernels" / "ir").mkdir(parents=True)
+        spec = {"argv": ["ir", "{connection_file}"], "display_name": "R", "language": "R"}
+        (tmp_path / "kernels" / "ir" / "kernel.json").write_text(json.dumps(spec))
+        python, other = (
+            RecordingKernelManager(kernel_name=name, kernel_spec_manager=KernelSpecManager()).format_kernel_cmd()
+            for name in ("python3", "ir")
+        )
+        assert python[-2:] == ["--ext", "labkit.app.recording"]
+        assert other[0] == "ir"
+        assert "--ext" not in other
+        recording.load_ipython_extension(None)
+        assert current_recorder().frames == tmp_path / "frames"
+
+    def test_a_recorded_frame_can_be_read_again(self, frame_of, recorded_frames):
+        current_recorder().record_frame(frame_of({"a": [1]}, "a", experiment="02 decoders, camera/x"))
+        [path] = recorded_frames.iterdir()
+        assert path.name.startswith("02_decoders_camera_x-")
+        assert lk.load_frame(path)["variant"].tolist() == ["a"]
+
+    def test_each_experiment_has_a_file_of_its_own_with_a_plain_name(self):
+        plain = {"02 loader": "02_loader", "a" * 100: "a" * 100, "a b c-1.D": "a_b_c-1.D"}
+        assert {name: recording.file_stem(name) for name in plain} == plain
+        names = ["a" * 101, "a" * 100 + "b", ".a", "..a", "a/b", "a b", "a_b", "a\udcff", "a\udcfe"]
+        stems = [recording.file_stem(name) for name in names]
+        assert len(set(stems)) == len(names)
+        assert [stem for stem in stems if not re.fullmatch(r"[\w-][\w.-]{0,108}", stem, re.ASCII)] == []
+
+
+WORKS = """
+import os, pathlib
+import labkit as lk
+from labkit import course
+runs = lk.compare({"slow": lambda: [1], "quick": lambda: [1]}, baseline="slow", rounds=3, experiment="10 small")
+course.predict("quick", 2.0)
+lk.plot_speedup(runs);
+"""
+SEES_THE_PAGE = "print((pathlib.Path(os.environ['LABKIT_RESULTS']).parent / 'index.html').read_text())"
+
+
+@pytest.mark.slow
+def test_a_tour_records_keeps_going_says_what_failed_and_leaves_the_environment_alone(lab, write_notebook, monkeypatch):
+    write_notebook("10_works", WORKS, SEES_THE_PAGE, "print('scale', lk.scale().name)")
+    monkeypatch.delenv("LABKIT_RESULTS", raising=False)
+    monkeypatch.setenv("LABKIT_SCALE", "ci")
+    monkeypatch.setenv("TQDM_DISABLE", "0")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(lab / "compiled"))  # torch sets it where it is missing
+    before = dict(os.environ)
+    result = CliRunner().invoke(app, ["tour"])
+    assert result.exit_code == 1
+    assert dict(os.environ) == before
+    assert "2 of 3 notebooks ran" in result.output
+    assert len(lk.FolderStore(course.photo_root("imagenet"))) == lk.scale().n_photos
+    folder = lab / "results" / lk.env_id()
+    pages = {path.stem: path.read_text() for path in folder.glob("*.html")}
+    assert set(pages) == {"10_works", "11_fails", "12_noisy", "index"}
+    assert "before" in pages["11_fails"]
+    assert "scale ci" in pages["10_works"]
+    running = ("reloads itself", "running 10_works, notebook 1 of 3.", "judged when the tour has ended")
+    assert all(text in pages["10_works"] for text in running)
+    assert not [text for text in running if text in pages["index"]]
+    shown = ("Where do I start?", "<td>10 small</td>", "data:image/png;base64,", ">10_works</a>", "KeyError")
+    assert all(text in pages["index"] for text in shown)
+    assert re.findall(r'(?:src|href)="(https?:)?//', pages["index"]) == []
+    links = re.findall(r'href="([^"#:]+)"', pages["index"])
+    assert sorted(links) == ["10_works.html", "11_fails.html", "12_noisy.html", "frames/10_small.csv"]
+    assert lk.load_frame(folder / "frames" / "10_small.csv").scale.unique() == ["ci"]
+    [guess] = json.loads((folder / "predictions" / "10_small.json").read_text())
+    assert (guess["label"], guess["guess"]) == ("quick", 2.0)
+
+
+@pytest.mark.slow
+def test_a_wheels_notebooks_run_as_copies_which_a_tour_does_not_edit(lab, monkeypatch, capsys):
+    monkeypatch.setattr(tour, "make_scale_photos", lambda: None)
+    monkeypatch.setattr(tour, "IS_CLONE", False)
+    monkeypatch.setattr(notebooks.update_copies, "__defaults__", (lab / "notebooks",))
+    before = contents(lab / "notebooks")
+    assert tour.run_tour(only="10") == 0
+    kept = contents(lab / "labkit-notebooks")
+    assert kept.pop(".labkit-copies.json")
+    assert kept == before == contents(lab / "notebooks")
+    assert ": 3 files copied" in capsys.readouterr().out.replace("\n", "")
+
+
+SLEEPING = """
+import os, pathlib, tempfile, time
+kept = tempfile.TemporaryDirectory(dir=".")
+pathlib.Path("pid").write_text(str(os.getpid()))
+time.sleep(60)
+"""
+TOUR = """
+import pathlib, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from labkit.app import cli, notebooks, tour
+notebooks.find_notebooks.__defaults__ = ("", pathlib.Path("notebooks"))
+tour.make_scale_photos = lambda: None
+sys.argv = ["labkit", "tour", "--only", "13,10"]
+cli.app()
+"""
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("number", "codes"), [(signal.SIGINT, {1, 130, -2}), (signal.SIGTERM, {-15})])
+def test_a_signal_ends_the_tour_and_its_kernel(lab, write_notebook, number, codes):
+    """nbclient would end the kernel alone, and the tour would go on with the next notebook."""
+    write_notebook("13_sleeps", SLEEPING)
+    process = subprocess.Popen([sys.executable, "-c", TOUR], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    pid = lab / "notebooks" / "pid"
+    while not (pid.exists() and pid.read_text()):
+        assert process.poll() is None
+        time.sleep(0.05)
+    kernel = psutil.Process(int(pid.read_text()))
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode in codes
+    assert "Traceback" not in err
+    assert "notebooks ran" not in out
+    assert psutil.wait_procs([kernel], timeout=30)[1] == []
+    if number == signal.SIGINT:
+        assert not [path for path in pid.parent.iterdir() if path.is_dir()], "the kernel could not clean up"
+        page = (lab / "results" / lk.env_id() / "index.html").read_text()
+        assert "the tour was interrupted while running 13_sleeps" in page
+        assert "refresh" not in page
+        assert f"Open {lab / 'results' / lk.env_id() / 'index.html'} at any time" in out.replace("\n", "")
+
+
+def test_a_kernel_that_was_ended_is_not_ended_again_at_exit(write_notebook, monkeypatch):
+    """As nbclient leaves it where a Ctrl-C comes while it ends the kernel."""
+
+    async def end(client, **options):
+        client.km = None
+        raise KeyboardInterrupt
+
+    dropped = []
+    monkeypatch.setattr(NotebookClient, "async_execute", end)
+    monkeypatch.setattr(atexit, "unregister", dropped.append)
+    with pytest.raises(KeyboardInterrupt):
+        execute(Notebook(write_notebook("10_works"), "", ""))
+    assert [type(end_kernel.__self__) for end_kernel in dropped] == [NotebookClient]
+
+
+def test_a_damaged_frame_is_named_before_a_notebook_runs(lab):
+    folder = lab / "results" / lk.env_id() / "frames"
+    folder.mkdir(parents=True)
+    (folder / "x.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(ValueError, match=r"x\.csv is not a frame of runs"):
+        tour.run_tour()
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (KeyboardInterrupt(), "the tour was interrupted while running 10_works, notebook 1 of 1."),
+        (OSError("no room at https://me:word@here/"), "failed (OSError(&#39;no room at https://here/&#39;)) while"),
+    ],
+    ids=["Ctrl-C", "an error"],
+)
+def test_a_tour_that_is_cut_short_leaves_a_page_that_says_so(lab, monkeypatch, error, told):
+    monkeypatch.setattr(tour, "execute", Mock(side_effect=error))
+    monkeypatch.setattr(tour, "make_scale_photos", lambda: None)
+    with pytest.raises(type(error)):
+        tour.run_tour(only="10")
+    page = (lab / "results" / lk.env_id() / "index.html").read_text()
+    assert told in page
+    assert "refresh" not in page
+
+
+class TestStoringATour:
+    @pytest.fixture
+    def quiet_clone(self, lab, monkeypatch):
+        """The lab with its working notebook only, as a clone; earlier results are there."""
+        folder = lab / "notebooks"
+        for name in ("11_fails", "12_noisy"):
+            (folder / f"{name}.ipynb").rename(lab / f"{name}.ipynb")
+        own = ["-c", "user.name=me", "-c", "user.email=me@here", "-c", "commit.gpgsign=false"]
+        for command in (["init"], [*own, "commit", "--allow-empty", "-m", "first"]):
+            subprocess.run(["git", "-C", lab, *command], check=True, capture_output=True)
+        monkeypatch.setattr(storing, "NOTEBOOK_FOLDER", folder)
+        monkeypatch.setattr(tour, "make_scale_photos", lambda: None)
+        return lab
+
+    @pytest.mark.exhaustive
+    def test_all_notebooks_of_a_run_are_written_and_an_unstable_one_is_named(self, quiet_clone, write_notebook, capsys):
+        source = "import warnings\nfrom labkit import course\n"
+        write_notebook("13_unstable", f'{source}warnings.warn("pil: unstable: spread 40%", course.InstabilityWarning)')
+        results = quiet_clone / "results" / lk.env_id()
+        (results / "frames").mkdir(parents=True)
+        (results / "frames" / "old.csv").write_text("not a frame")
+        assert tour.run_tour(store_outputs=True) == 0
+        stored = {path.stem: json.loads(path.read_text()) for path in (quiet_clone / "notebooks").glob("*.ipynb")}
+        assert [cell["execution_count"] for cell in stored["10_works"]["cells"][1:]] == [1, 2]
+        runs = [notebook["metadata"]["labkit"] for notebook in stored.values()]
+        assert all(run.pop("seconds") >= 1 for run in runs)  # how long each notebook took: the rest is the run's
+        assert runs[0] == runs[1]
+        assert "InstabilityWarning: pil: unstable: spread 40%" in str(stored["13_unstable"]["cells"][1]["outputs"])
+        assert "stored, though unstable, 13_unstable: pil: unstable: spread 40%" in capsys.readouterr().out
+        assert [path.name for path in results.parent.rglob("old.csv")] == ["old.csv"]  # moved aside
+        assert [path.name for path in (results / "frames").iterdir()] == ["10_small.csv"]
+
+    @pytest.mark.exhaustive
+    @pytest.mark.parametrize("other", ["11_fails", "12_noisy"])
+    def test_nothing_is_written_if_one_notebook_is_refused(self, quiet_clone, other, capsys):
+        (quiet_clone / f"{other}.ipynb").rename(quiet_clone / "notebooks" / f"{other}.ipynb")
+        before = contents(quiet_clone / "notebooks")
+        assert tour.run_tour(store_outputs=True) == 1
+        assert contents(quiet_clone / "notebooks") == before
+        said = capsys.readouterr().out
+        assert f"failed {other}: " in said
+        assert "no notebook was stored: all are, or none" in said
+
+    def test_a_part_cannot_be_stored(self, lab):
+        before = contents(lab)
+        result = CliRunner().invoke(app, ["tour", "--store", "--only", "10"])
+        assert (result.exit_code, len(result.output.splitlines())) == (2, 1)
+        assert "--only 10 exclude each other" in result.output
+        assert contents(lab) == before
