@@ -30,7 +30,7 @@ from labkit import course
 from labkit.course.oracles import broken_files, oracle_files, reference
 from labkit.data.dataset import Skipped
 from labkit.data.labels import LabelWarning, labels_of
-from labkit.peers.peer import Work, labelled_photos
+from labkit.peers.peer import Work, labeled_photos
 from tests.memory_store import MemoryStore
 from tests.paths import run_script
 
@@ -294,7 +294,7 @@ def test_labels_and_classes_are_those_of_image_folder(tmp_path, labeled):
     store = stored(tmp_path / "set", *NESTED)
     found, labels = labeled(store, tmp_path)
     assert (found.classes, labels) == of_image_folder(store.root)
-    photos = labelled_photos(Work(store.root, tmp_path))  # what other loaders are compared on
+    photos = labeled_photos(Work(store.root, tmp_path))  # what other loaders are compared on
     assert {path.relative_to(store.root).as_posix(): label for path, label in photos} == of_image_folder(store.root)[1]
     if labeled is not of_shards:
         assert found.class_to_idx == ImageFolder(store.root).class_to_idx

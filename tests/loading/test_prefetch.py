@@ -247,7 +247,7 @@ def test_a_consumer_on_a_stream_of_its_own_is_waited_for(cuda):
 def test_a_consumer_that_is_faster_than_the_copy_waits_for_it(cuda):
     def held_up(loader):
         prefetcher = lk.CUDAPrefetcher(loader)
-        with prefetcher.lane.stream:
+        with prefetcher.transfer.stream:
             torch.cuda._sleep(500_000_000)  # a quarter of a second, before the first copy
         return prefetcher
 

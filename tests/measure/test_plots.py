@@ -21,7 +21,7 @@ from labkit.course import ladder
 from labkit.course.predictions import plot_guesses
 from labkit.measure import plots
 from labkit.measure.statistics import format_ratio, quiet_summary
-from labkit.peers.run import plot_cores, predict_cores
+from labkit.peers.ranking import plot_cores, predict_cores
 
 PIL, SAME = [100, 104, 98, 101, 99], [99, 103, 100, 101, 98]
 FAST = [2 * rate for rate in PIL]

@@ -17,8 +17,8 @@ from torchvision.transforms.v2 import functional as F
 from labkit.data.stores import FolderStore
 from labkit.errors import DecodeError, PeerError
 from labkit.peers.check import check_peer, make_probe_pictures, picture_key, read_crops
-from labkit.peers.peer import JPEG_FILES, MEAN, RAW_PIXELS, STD, Peer, Work, labelled_photos, prepare_once
-from labkit.peers.run import make_small_photos, repeat_photos
+from labkit.peers.peer import JPEG_FILES, MEAN, RAW_PIXELS, STD, Peer, Work, labeled_photos, prepare_once
+from labkit.peers.registry import make_small_photos, repeat_photos
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def test_pictures_are_made_once_and_the_same(work, tmp_path):
 
 @cache
 def decoded(root: Path) -> list[tuple[torch.Tensor, int]]:
-    photos = labelled_photos(Work(root, root))
+    photos = labeled_photos(Work(root, root))
     return [(F.pil_to_tensor(Image.open(path).convert("RGB")), label) for path, label in photos]
 
 
@@ -155,9 +155,9 @@ def test_who_gets_it_wrong_is_told_what(work, settings, message):
     [
         (lambda image: image / 255, "undone, mean and deviation of red, green and blue are"),
         (lambda image: image.float(), "undone, they are .* not within 0 to 255"),
-        (partial(normalised, std=(1.0, 1.0, 1.0)), "floats are not normalised"),
-        (partial(normalised, mean=(0.0, 0.0, 0.0)), "floats are not normalised"),
-        (partial(normalised, mean=MEAN[::-1], std=(0.3, 0.2, 0.3)), "floats are not normalised|colors"),
+        (partial(normalised, std=(1.0, 1.0, 1.0)), "floats are not normalized"),
+        (partial(normalised, mean=(0.0, 0.0, 0.0)), "floats are not normalized"),
+        (partial(normalised, mean=MEAN[::-1], std=(0.3, 0.2, 0.3)), "floats are not normalized|colors"),
     ],
 )
 def test_floats_that_are_normalised_otherwise_are_refused(work, change, message):

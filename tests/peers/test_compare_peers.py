@@ -22,15 +22,24 @@ from typer.testing import CliRunner
 from labkit.app.cli import app
 from labkit.errors import HostError
 from labkit.measure.frames import MEASURE_VERSION, load_frame, make_frame, save_frame
-from labkit.measure.usage import CoreTime, apart
+from labkit.measure.usage import CoreTime, excluded_pids
 from labkit.peers import command, registry
 from labkit.peers.adapters.own import BASELINE, DECODE_LIMIT, LIMITS, MEMCPY_LIMIT, NAIVE, OWN, WRITE_LIMIT
 from labkit.peers.check import picture_key
 from labkit.peers.host import Host, HostedLoader
 from labkit.peers.peer import CLASSES, FLOAT32, JPEG_FILES, JPEG_PACKED, RAW_PIXELS, Peer, Work, chosen_classes
-from labkit.peers.ranking import against_best, left_out, peer_table
+from labkit.peers.ranking import (
+    against_best,
+    append_runs,
+    comparisons,
+    left_out,
+    peer_table,
+    plot_cores,
+    predict_cores,
+    stored_runs,
+)
 from labkit.peers.registry import PEERS, compare_peers, make_work, plot_peers
-from labkit.peers.run import PeerRun, append_runs, comparisons, plot_cores, predict_cores, stored_runs
+from labkit.peers.run import PeerRun
 from labkit.util.machine import env_id
 from tests.paths import REPO
 
@@ -202,7 +211,7 @@ def test_a_hosted_epoch_counts_images_and_tells_its_costs_and_a_host_left_alone_
         psutil.wait_procs(hosts(), 60)
         assert list(tmp_path.iterdir()) == []
     assert hosts() == []
-    assert not apart
+    assert not excluded_pids
 
 
 @pytest.mark.exhaustive

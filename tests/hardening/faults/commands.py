@@ -96,7 +96,7 @@ COMMANDS = [
     Command("extract_tars", "out/set src/photos.tar.gz"),
     Command("extract_tars local", "out/set src/photos.tar src/other.tar --num-workers 2"),
     Command("collect_sizes", "src/photos out/sizes.csv --no-caches --write-metadata-cache"),
-    Command("labkit convert", "convert src/photos.tar.gz out/plain.tar", ready="exists: remove it"),
+    Command("labkit convert", "convert src/photos.tar.gz out/plain.tar", ready="exists: choose another name"),
     Command("labkit tour", "tour --only 00 --scale ci", timed=True, seconds=400.0),
     Command("labkit peers", "peers --only albumentations --scale ci --rounds 1", timed=True, seconds=400.0),
     Command("labkit diagnose", "diagnose src.train:make_training --batches 2 --rounds 1", timed=True),
