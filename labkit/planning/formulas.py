@@ -8,7 +8,7 @@ https://doi.org/10.1287/opre.9.3.383). The ceilings are those of operational ana
 number of servers / the time that an image holds one, and the whole no more than its scarcest resource (Denning and
 Buzen, ACM Computing Surveys 10, 1978, https://doi.org/10.1145/356733.356735). They are upper limits. Where two
 resources are equally scarce, times vary and few batches are made ahead, the rate is up to a third lower:
-tests/tuning/plan/test_ceilings.py compares them with a simulation.
+tests/planning/test_formulas.py compares them with a simulation.
 """
 
 import json

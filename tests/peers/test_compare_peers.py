@@ -206,7 +206,7 @@ def test_a_hosted_epoch_counts_images_and_tells_its_costs_and_a_host_left_alone_
         assert loader.peak_mem_mb > 10
         assert loader.page_cache in ("warm", "unknown")
         assert len(list(tmp_path.iterdir())) == 1
-        assert apart == {process.pid for process in hosts()} != set()
+        assert excluded_pids == {process.pid for process in hosts()} != set()
         host.hang_up()  # as when the process that started it was killed
         psutil.wait_procs(hosts(), 60)
         assert list(tmp_path.iterdir()) == []
