@@ -270,3 +270,17 @@ class TestDoctor:
         lacks = 'lacks surely-missing: python -m pip install -e ".[peers]"'
         assert doctor.extras("own") == {"peers": lacks, "test": "complete"}
         assert "is not installed: python -m pip install" in doctor.extras("surely-missing")["surely-missing"]
+
+
+def test_what_cannot_be_printed_is_one_line():
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-m", "labkit", "list"], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (1, "labkit: nothing more can be printed: No space left on device\n")
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="a folder in which nobody can write")
+def test_peers_refuses_a_folder_it_cannot_write_to_before_it_measures(monkeypatch):
+    monkeypatch.setattr("labkit.peers.command.compare_peers", lambda *_, **__: pytest.fail("it measures"))
+    monkeypatch.chdir("/proc")
+    result = run("peers")
+    assert (result.exit_code, "/proc/results" in result.output) == (2, True), result.output

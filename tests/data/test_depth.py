@@ -307,6 +307,7 @@ GOOD = {"rgb.png": png(np.zeros((20, 30, 3), np.uint8)), "depth.png": png(DEPTH)
         ({"rgb.png": png(np.zeros((20, 30, 4), np.uint8))}, "hypersim", DecodeError, "shape .20, 30, 4."),
         ({"depth.png": png(DEPTH[:10])}, "hypersim", ValueError, "differ in size"),
         ({"depth.png": png(DEPTH * 0)}, "hypersim", ValueError, "no pixel has a valid depth"),
+        ({"depth.png": png(DEPTH * 0 + 3000)}, "hypersim", ValueError, "its depths have no range: .* within 3 m"),
         ({}, "kitti", ValueError, r"20 x 30 pixels .*cannot be cropped to \(352, 1216\)"),
     ],
 )

@@ -260,6 +260,13 @@ def tar_of(path: Path, images: list[bytes]) -> Path:
     })  # fmt: skip
 
 
+def test_shards_without_a_sample_are_named_and_do_no_harm_beside_others(tmp_path):
+    empty, full = make_tar(tmp_path / "empty.tar", {}), tar_of(tmp_path / "full.tar", [PICTURE])
+    with pytest.raises(ValueError, match=r"no sample is in .*empty\.tar"):
+        list(lk.read_shards(empty))
+    assert len(list(lk.read_shards([full, empty]))) == 1
+
+
 def test_what_is_skipped_is_made_up_for_as_far_as_it_can_be(tmp_path):
     paths = [make_tar(tmp_path / f"{number}.tar", {}) for number in range(2)]
     with pytest.raises(ValueError, match="all 2 shards are empty: there is no sample to read"):

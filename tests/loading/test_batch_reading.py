@@ -1,6 +1,8 @@
 """Who reads and decodes the batches of BatchLoader: its threads, requests in flight, processes; and that all end."""
 
 import gc
+import subprocess
+import sys
 import threading
 from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -309,3 +311,22 @@ class TestProcesses:
         files = {f"class/{number}": solid(number) for number in range(4)} | {"class/2": torn}
         with pytest.raises(lk.DecodeError, match="class/2"):
             list(loader_of(MemoryStore(files), batch_size=2, num_processes=1))
+
+    def test_take_a_store_whose_class_is_in_a_cell(self):
+        cell = """
+import io, labkit as lk
+from PIL import Image
+
+class Mine:
+    def keys(self):
+        return ["cat/0.jpg", "cat/1.jpg"]
+
+    def read(self, key):
+        file = io.BytesIO()
+        Image.new("RGB", (40, 30)).save(file, "JPEG")
+        return file.getvalue()
+
+print(sum(len(images) for images, _ in lk.BatchLoader(Mine(), batch_size=1, size=16, num_processes=1)))
+"""
+        done = subprocess.run([sys.executable, "-c", cell], capture_output=True, text=True, timeout=120, check=True)
+        assert done.stdout == "2\n"

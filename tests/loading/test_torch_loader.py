@@ -61,6 +61,10 @@ class TestSettings:
             assert part in said
         assert loader.num_workers == 1
 
+    def test_workers_that_wait_for_a_network_are_kept(self):
+        store = lk.HttpStore("http://127.0.0.1:9/photos", keys=["cat/0.jpg"])
+        assert lk.make_loader(lk.ImageDataset(store), lk.LoaderConfig(1, num_workers=8)).num_workers == 8
+
     def test_nothing_is_said_where_nothing_changes(self):
         oversubscribed = {"num_workers": 2, "oversubscribe": True}
         for settings in ({}, {"num_workers": 1}, {"num_workers": 0}, {"pin_memory": False}, oversubscribed):
@@ -412,3 +416,19 @@ def test_classes_and_lambdas_of_a_notebook_reach_the_workers(tmp_path):
     outputs = [cell.outputs for cell in executed.node.cells]
     assert outputs[:2] == [[], []]
     assert [[output.text for output in cell] for cell in outputs[2:]] == [["[1, 2, 5, 10, 17, 26]\n"]] * 3
+
+
+def refused_in_a_pool() -> str:
+    try:
+        return str(len(list(loader_of(Numbers(), num_workers=1))))
+    except lk.LabkitError as error:
+        return str(error)
+
+
+def test_where_no_worker_can_start_or_be_reached_an_error_says_what_to_do(tmp_path, monkeypatch):
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        assert "a daemonic process, such as a worker of a multiprocessing.Pool" in pool.apply(refused_in_a_pool)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / ("x" * 90)))
+    with pytest.raises(lk.LabkitError, match="set TMPDIR to a shorter one, or num_workers=0"):
+        list(loader_of(Numbers(), num_workers=1))
+    assert len(list(loader_of(Numbers(), num_workers=0))) > 0

@@ -328,3 +328,9 @@ class TestSentences:
         assert (row["verdict"] == "faster") or not (summary["verdict"] == "faster").any()
         only = lk.conclude(frame, label)
         assert not [other for other in values if other != label and f'"{other}"' in only.replace(f'"{label}"', "")]
+
+
+def test_a_script_prints_the_whole_summary(frame_of):
+    summary = lk.summarize(frame_of({"a": [100.0] * 5, "b": [200.0, 201, 199, 200, 200]}, "a"))
+    with pd.option_context("display.width", 40, "display.max_columns", 4):
+        assert all(str(value) in str(summary) for value in ("faster", "ci_high", "verdict"))

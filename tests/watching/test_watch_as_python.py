@@ -330,6 +330,11 @@ class TestTrainings:
         assert (f"{SAID} " in watched.stderr) == (how != "exits")
         assert "in watch_script" not in watched.stderr, "frames of labkit's own hide the script's"
 
+    def test_that_end_by_os_exit_have_a_report(self, script):
+        plain, watched = under_both(script(f"{TRAINING}\nos._exit(7)"))
+        assert plain.returncode == 7
+        assert f"{SAID} " in watched.stderr
+
     @pytest.mark.parametrize("options", [["--replay", "--steps", "12"], ["--steps", "12", "--end"]])
     def test_that_are_ended_save_nothing(self, tmp_path, options):
         done = python(*WATCH, *options, "--json", tmp_path / "found", TRAINS, "trains", 1, tmp_path / "model")
