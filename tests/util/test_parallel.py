@@ -64,6 +64,11 @@ def test_the_order_is_the_items_though_the_first_is_the_last_to_be_done(way, tmp
         assert set(handlers) == {signal.SIG_IGN}, "Ctrl-C is for the parent alone"
 
 
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_none_or_one_worker_is_this_process(num_workers):
+    assert quiet_map(lambda item: os.getpid(), range(2), num_workers=num_workers) == [os.getpid()] * 2
+
+
 def test_what_is_done_is_left_out():
     def odd_only(item):
         if item % 2 == 0:
