@@ -137,6 +137,7 @@ def test_a_loader_reads_from_any_store(tmp_path, server, s3, num_workers, start_
         for _ in range(2):
             seen = [(image.shape, image.unique().tolist(), label.item()) for image, label in loader]
             assert sorted(seen, key=str) == [((1, 3, 4, 5), [number], number % 2) for number in range(4)]
+    assert server.connections == 1 + num_workers  # of the HttpStore: no worker takes its parent's
 
 
 # Folders.
