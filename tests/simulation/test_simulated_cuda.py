@@ -6,7 +6,7 @@ import time
 
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import example, given, settings, strategies as st
 from torch import nn
 from torch.utils.data import DataLoader
 from torchvision.transforms import v2
@@ -304,6 +304,8 @@ ORDERS = st.tuples(st.sampled_from(["wait", "host"]), st.integers(1, 3), st.inte
 
 
 @given(st.lists(USES | ORDERS, max_size=20))
+@example([("use", 1, 0, 8, False), ("use", 2, 0, 8, False), ("use", 2, 0, 8, True)])  # behind a use without an order
+@example([("use", 1, 0, 8, True), ("use", 1, 10, 2, True), ("use", 2, 0, 2, False)])  # behind one of other bytes
 @settings(max_examples=60, deadline=None)
 def test_a_race_is_two_uses_of_the_same_bytes_without_an_order_of_which_one_writes(program):
     """Against sets of what is done before each use: by its stream, by streams that it waits for, and by the host."""
@@ -311,7 +313,7 @@ def test_a_race_is_two_uses_of_the_same_bytes_without_an_order_of_which_one_writ
         x = torch.zeros(20, dtype=torch.uint8, device="cuda")
         torch.cuda.synchronize()
         streams = {number: torch.cuda.Stream() for number in range(1, 4)}
-        done, seen_by_host, uses, expected = {number: set() for number in streams}, set(), [], set()
+        done, seen_by_host, uses = {number: set() for number in streams}, set(), []
         for what, stream, *rest in program:
             if what == "host":
                 streams[stream].synchronize()
@@ -321,18 +323,19 @@ def test_a_race_is_two_uses_of_the_same_bytes_without_an_order_of_which_one_writ
                 done[stream] |= done[rest[0]] | seen_by_host
             else:
                 low, high, writes = rest[0], rest[0] + rest[1], rest[2]
+                simulation.races.clear()
                 with torch.cuda.stream(streams[stream]):
                     x[low:high].fill_(1) if writes else x[low:high].sum()
                 done[stream] |= seen_by_host
-                expected |= {
+                expected = {
                     (other, stream) for number, (other, begin, end, wrote) in enumerate(uses)
                     if number not in done[stream] and begin < high and low < end and (wrote or writes)
                 }  # fmt: skip
+                found = {(race.first_stream, race.second_stream) for race in simulation.races}
+                assert found <= expected
+                assert bool(found) == bool(expected)
                 done[stream].add(len(uses))
                 uses.append((stream, low, high, writes))
-        found = {(race.first_stream, race.second_stream) for race in simulation.races}
-        assert found <= expected
-        assert bool(found) == bool(expected)
 
 
 @pytest.mark.parametrize(("waited_s", "is_done"), [(0.5, False), (1.0, True)])
