@@ -37,7 +37,7 @@ train(DataLoader(TensorDataset(torch.zeros(60, 4)), 2))
 
 
 def python(*words, **options):
-    options = {"capture_output": True, "text": True, "timeout": 120, "env": ENVIRONMENT, **options}
+    options = {"capture_output": True, "text": True, "timeout": 250, "env": ENVIRONMENT, **options}
     return subprocess.run([sys.executable, *map(str, words)], check=False, **options)
 
 
@@ -238,7 +238,7 @@ class TestStreams:
         ends = []
         for words in ("", " ".join(WATCH)):
             command = f'"{sys.executable}" {words} "{path}" {closed}'
-            done = subprocess.run(["sh", "-c", command], cwd=tmp_path, env=ENVIRONMENT, timeout=120, check=False)
+            done = subprocess.run(["sh", "-c", command], cwd=tmp_path, env=ENVIRONMENT, timeout=250, check=False)
             ends.append((done.returncode, (tmp_path / "saved").read_text()))
         assert ends[0] == ends[1]
         assert ends[0][0] == 3
@@ -260,7 +260,8 @@ class TestReports:
         [
             ("sys.modules['pandas'] = None", "there is no report: ModuleNotFoundError"),
             (
-                "import numpy\nnumpy.seterr(all='raise')\ntorch.set_default_device('meta')\n"
+                "import numpy, warnings\nnumpy.seterr(all='raise')\ntorch.set_default_device('meta')\n"
+                "warnings.simplefilter('error')\n"
                 "sys.stderr = type('Logger', (), {'write': lambda *_: 0, 'flush': lambda *_: None})()",
                 "Were data free",
             ),
