@@ -86,5 +86,5 @@ def test_nbval_turns_red_where_a_cell_breaks_or_a_checked_output_changes(tmp_pat
     options = ["-v", "-n", "0", "-c", str(REPO / "pyproject.toml"), "-p", "no:cacheprovider"]
     command = [sys.executable, "-m", "pytest", *options, *(f"{name}.ipynb" for name in notebooks)]
     said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True).stdout
-    outcomes = re.findall(r"(\w+)\.ipynb::ipynb::Cell 0 (PASSED|FAILED)", said)
-    assert dict(outcomes) == {name: outcome for name, (*_, outcome) in notebooks.items()}, said
+    outcomes = re.findall(r"::Cell 0 (PASSED|FAILED) ", said)  # in the order of the command line
+    assert outcomes == [outcome for *_, outcome in notebooks.values()], said
