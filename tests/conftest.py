@@ -49,8 +49,8 @@ _temporary_folder = pytest.StashKey[Path]()
 def _give_temporary_folder(config):
     """A temporary folder for all that tests start, which has to be empty in the end; pytest's own lie beside it."""
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
-    if hasattr(config, "cache"):  # compiled code outlives a run
-        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(config.cache.mkdir("torchinductor")))
+    compiled = config.cache.mkdir("torchinductor") if hasattr(config, "cache") else tempfile.gettempdir()
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(compiled))  # compiled code outlives a run
     config.stash[_temporary_folder] = folder = Path(tempfile.mkdtemp(prefix="labkit-tests-"))
     os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
 

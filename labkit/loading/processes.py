@@ -5,6 +5,7 @@ hands it over in shared memory.
 """
 
 import multiprocessing
+import pickle
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -27,6 +28,14 @@ class _FilledBatches(Dataset):
 
     def __init__(self, fill: Callable[..., Any]):
         self._fill = fill
+
+    def __getstate__(self) -> bytes:
+        import cloudpickle  # unlike pickle, it handles a store whose class is in a notebook's cell
+
+        return cloudpickle.dumps(self._fill)
+
+    def __setstate__(self, state: bytes) -> None:
+        self._fill = pickle.loads(state)  # noqa: S301 - came inside a pickle that is trusted
 
     def __getitem__(self, task: Task) -> Any:
         return self._fill(*task)

@@ -1,6 +1,7 @@
 """What `python -m labkit peers` prints and writes."""
 
 import os
+import tempfile
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -69,13 +70,17 @@ def run_peers(
     """
     name, title = peer_class or profile, CLASSES[peer_class].title if peer_class else profile
     if append and Path(append).exists():
-        read_collection(append)  # refused now, not after the measurement
+        read_collection(append)  # refused now, not after the measurement, as is a folder that cannot be written to
+    folder = results.resolve() / env_id()
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder):
+        pass
     try:
         has_sampler = bool(find_sampler())
     except GilError:
         has_sampler = False
     frame = compare_peers(profile, peer_class=peer_class, only=only, rounds=rounds, gil=has_sampler)
-    path = save_frame(frame, results.resolve() / env_id() / f"peers-{name}.csv")
+    path = save_frame(frame, folder / f"peers-{name}.csv")
     figure = Figure(figsize=(WIDTH_IN, 1.9 + 0.28 * frame["variant"].nunique()), layout="constrained")
     plot_peers(frame, ax=figure.add_subplot())
     write_atomic(path.with_suffix(".png"), png_bytes(figure, dpi=120))
