@@ -320,6 +320,7 @@ class TestReadings:
         found = row("mixup-free", *(frame.assign(device="cuda") for frame in (fed, mixed)))
         assert found["verdict"] == verdict
         assert found["measured"] == pytest.approx(1 + 1000 / mixing, rel=0.01)
+        assert found["ci_low"] < found["measured"] < found["ci_high"]
 
 
 class TestChecklist:
