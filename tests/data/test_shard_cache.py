@@ -135,6 +135,16 @@ def test_no_more_chunks_are_asked_for_than_stated(remote, chunks_of, reads_in_fl
     assert sorted(remote.asked) == order
 
 
+def test_one_chunk_is_fetched_ahead_where_nothing_else_is_asked_for(remote, chunks_of):
+    chunks_of(10)
+    second_begun = threading.Event()
+    remote.hook = staticmethod(lambda path, start: start and second_begun.set())
+    shards = open_shards(put(remote, [100]), 1, {})
+    next(shards).read(1)
+    assert second_begun.wait(LONGEST_S)
+    assert sorted(start for _, start in remote.asked) == [0, 10]
+
+
 def test_connections_are_shared(chunks_of):
     chunks_of(10)
     with serve_script() as server:

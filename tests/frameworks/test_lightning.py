@@ -36,7 +36,7 @@ def make():
     if settings["kind"] == "sampler":
         sampler = torch.utils.data.DistributedSampler(range(24), 2, int(os.environ.get("LOCAL_RANK", 0)))
         return loader_of(settings["num_workers"], shuffle=False, sampler=sampler)
-    return LOADERS[settings["kind"]](settings["num_workers"], settings.get("folder"))
+    return LOADERS[settings["kind"]](settings["num_workers"], settings.get("photos"))
 
 if __name__ == "__main__":
     trainer = L.Trainer(
@@ -71,7 +71,7 @@ def test_one_device_gets_the_loaders_own_batches_and_resumes_exactly_in_mid_epoc
 )
 def test_two_devices_share_out_each_epoch(tmp_path, first_photos, kind, num_workers, injects):
     """By the sampler that Lightning injects, the training's own, or none; each sample is drawn as on one device."""
-    trainer, folder = {**DDP, "use_distributed_sampler": injects}, str(first_photos(12))
-    ranks = fit(tmp_path, kind=kind, num_workers=num_workers, trainer=trainer, folder=folder)
-    assert_shared_out(ranks, LOADERS["make_loader" if kind == "sampler" else kind](0, folder))
+    trainer, photos = {**DDP, "use_distributed_sampler": injects}, str(first_photos(12))
+    ranks = fit(tmp_path, kind=kind, num_workers=num_workers, trainer=trainer, photos=photos)
+    assert_shared_out(ranks, LOADERS["make_loader" if kind == "sampler" else kind](0, photos))
     assert kind != "make_loader" or ranks[0][0] != ranks[0][1]

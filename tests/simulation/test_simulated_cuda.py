@@ -191,7 +191,9 @@ def test_a_copy_to_the_host_lands_in_pinned_memory_where_the_host_goes_on(slow):
     later = (x + 1).to("cpu", non_blocking=True)
     assert (later.is_pinned(), slow.now_s) == (True, 2)
     torch.cuda.synchronize()
-    assert (later == 1).all()
+    assert ((later == 1).all(), slow.now_s) == (True, 4)
+    pageable = torch.ones(MIB // 4).copy_(x, non_blocking=True)
+    assert ((pageable == 0).all(), slow.now_s) == (True, 5)
 
 
 def test_events_tell_times_once_they_are_done(slow):
