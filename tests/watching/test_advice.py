@@ -175,4 +175,5 @@ def test_the_settings_of_a_loader_are_those_of_the_one_that_it_wraps():
     for found in LoaderTraits.of(loader), LoaderTraits.of(SimpleNamespace(loader=loader)):
         assert (found.num_workers, found.starts_workers, found.prefetch_factor) == (1, True, 3)
     assert LoaderTraits.of(loader).n_batches == 5
+    assert not LoaderTraits.of(loader_of(9)).starts_workers  # it has none
     assert LoaderTraits.of([1, 2]) == LoaderTraits(n_batches=2)

@@ -136,8 +136,9 @@ class TestLoaders:
     def test_may_be_any_that_can_be_iterated_again(self, clock, loader, n_images):
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # torch's, about a length that is not kept to
-            found = lk.diagnose(loader, lambda batch: clock.sleep(0.3), batches=2, rounds=1)
+            found = lk.diagnose(loader, lambda batch: clock.spend("prepare", 0.3), batches=2, rounds=1)
         assert found.shares["compute"] > 0.9
+        assert found.costs.step_cpu == pytest.approx(0.3)
         assert found.recommendation.rung == "none"
         assert found.frame["n_images"].eq(n_images).all()
 
