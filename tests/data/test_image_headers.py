@@ -187,12 +187,14 @@ def test_damaged_metadata_hides_no_size_and_states_no_orientation(tmp_path):
     assert header_of(tmp_path, "a.png", text("Raw profile type exif", "\nexif\n 4\nnot hexadecimal")) == PLAIN
 
 
-def test_pillow_is_asked_only_where_it_must_be(tmp_path, monkeypatch):
+def test_pillow_is_asked_only_where_it_must_be_and_files_are_closed(tmp_path, monkeypatch, n_open_files):
     plain = ("plain.jpg", "progressive.jpg", "camera and profile.jpg", "XMP and EXIF.jpg", "plain.png", "prompt.png",
              "lossy.webp", "lossless.webp")  # fmt: skip
     files = {name: made_files()[name] for name in plain}
     monkeypatch.setattr(Image, "open", None)
+    before = n_open_files()
     assert {header_of(tmp_path, name, data).error for name, data in files.items()} == {""}
+    assert n_open_files() == before
 
 
 def test_pillows_limit_on_pixels_is_kept(tmp_path, monkeypatch):
