@@ -42,6 +42,7 @@ def every_shape(area: int, step: int, low: int, high: int) -> set[tuple[int, int
 def test_the_default_shapes_are_those_of_sd_scripts():
     shapes = bucket_shapes()
     assert (len(shapes), shapes[0], shapes[8], shapes[-1]) == (17, (256, 832), (512, 512), (1024, 256))
+    assert lk.Buckets.fit(frame_of_sizes((9, 9))) == DEFAULT
 
 
 @some

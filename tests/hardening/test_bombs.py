@@ -87,8 +87,10 @@ IMAGES = {
 
 
 @pytest.mark.parametrize("decoder", INSTALLED)
-def test_no_decoder_makes_a_huge_picture(decoder):
+@pytest.mark.parametrize("pillows_limit", [Image.MAX_IMAGE_PIXELS, None])
+def test_no_decoder_makes_a_huge_picture(monkeypatch, decoder, pillows_limit):
     lk.decode(image_bytes(kind="JPEG"), decoder)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", pillows_limit)
     for name, data in IMAGES.items():
         with little_memory(), pytest.raises(lk.DecodeError, match=rf"{name}.*(exceed|bomb)"):
             lk.decode(data, decoder, key=name)

@@ -31,14 +31,14 @@ JPEG = image_bytes(kind="JPEG")
 
 
 class Guarded(Handler):
-    """Answers those who know user, password and signature; `/broken/` is cut, `/failing/` fails."""
+    """Answers those who know user, password and signature; `/broken/` is cut, others fail."""
 
     def do_GET(self):
         path, _, query = self.path.partition("?")
         if self.headers["Authorization"] != f"Basic {BASIC}" or query != QUERY:
             self.say(403)
-        elif path.startswith("/failing/"):
-            self.say(500)
+        elif status := {"/failing/": 500, "/teapot/": 418}.get(path[: path.find("/", 1) + 1]):
+            self.say(status)
         elif path.startswith("/broken/") and path in self.server.files:
             cut(self)
         else:
@@ -97,7 +97,7 @@ def told(tmp_path, caplog, capfd):
     assert told.texts
     for path in filter(Path.is_file, tmp_path.rglob("*")):
         told(str(path.relative_to(tmp_path)), path.read_bytes().decode("latin-1"))
-    told(caplog.text, *capfd.readouterr())
+    told(*(record.getMessage() for record in caplog.get_records("call")), *capfd.readouterr())
     assert told.secrets() == []
 
 
@@ -120,7 +120,7 @@ def test_what_works_keeps_credentials_to_itself(guarded, told, tmp_path):
     told(lk.PixelStore.build(tar, tmp_path / "x.pixels", progress=False))
 
 
-@pytest.mark.parametrize("path", ["missing/", "failing/", "broken/"])
+@pytest.mark.parametrize("path", ["missing/", "failing/", "teapot/", "broken/"])
 def test_what_fails_names_no_credentials(guarded, told, path):
     folder = lk.HttpStore(guarded(f"{path}set"), keys=["a.jpg"], retries=1)
     told.failing(folder.read, "a.jpg")
@@ -208,7 +208,8 @@ def test_errors_of_a_variant_and_of_an_item_keep_all_but_credentials(guarded, to
 
 
 @pytest.mark.slow
-def test_a_notebook_that_was_run_holds_no_credentials(guarded, told, tmp_path_factory):
+def test_a_notebook_that_was_run_holds_no_credentials(guarded, told, tmp_path_factory, caplog):
+    caplog.set_level(logging.INFO, "traitlets")  # else nbclient logs all that the kernel says
     code = "import os; print('read', os.environ['URL']); raise OSError(os.environ['URL'])"
     path = tmp_path_factory.mktemp("notebooks") / "00_x.ipynb"
     nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)]), path)
