@@ -294,12 +294,10 @@ class TestErrors:
         with pytest.raises(lk.DecodeError, match=r"all 2 images .* were skipped, the first: class/c\.png"):
             next(batches)
 
-    def test_refuse_an_image_that_claims_too_many_pixels(self, pictures):
-        bomb = bytearray(pictures.read(pictures.keys()[0]))
-        frame = bomb.index(b"\xff\xc0")
-        bomb[frame + 5 : frame + 9] = b"\xff\x00\xff\x00"  # its height and width
-        with pytest.raises(lk.DecodeError, match=r"class/large\.jpg: .*exceeds limit"):
-            list(loader_of(MemoryStore({"class/large.jpg": bytes(bomb)})))
+    def test_refuse_an_image_of_too_many_pixels_though_a_crop_of_it_would_do(self):
+        bomb = encoded(Image.new("L", (20_000, 9_000)))  # 180 million, of which libjpeg-turbo could decode a part
+        with pytest.raises(lk.DecodeError, match=r"class/large\.jpg.* exceeds? (the )?limit"):
+            list(loader_of(MemoryStore({"class/large.jpg": bomb})))
 
     def test_refuse_an_empty_store(self):
         with pytest.raises(ValueError, match="holds no image"):
