@@ -179,6 +179,7 @@ def test_segments_are_found_behind_fill_bytes(fill):
     assert [segment.marker for segment in segments if segment.marker in (APP1, START_OF_SCAN)] == [APP1, START_OF_SCAN]
     assert segments[-1].marker == START_OF_SCAN
     assert segments_before_scan(padded) == segments
+    assert segment_at(b"\xff\xfe\0\2", 0) == Segment(0xFE, 4, 4)  # an empty one
     assert segment_at(b".." + fill + b"\xff\xfe\x00\x05abc", 2) == Segment(0xFE, 6 + len(fill), 9 + len(fill))
 
 

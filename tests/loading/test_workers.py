@@ -94,6 +94,7 @@ def kill(worker) -> None:
     os.kill(worker.pid, signal.SIGKILL)
 
 
+@pytest.mark.slow
 class TestTheDeathOfAWorker:
     def test_is_told_with_its_reason_and_the_next_epoch_starts_anew(self, tmp_path):
         cases = [(name, persistent) for name in HARM for persistent in (True, False)]

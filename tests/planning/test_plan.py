@@ -423,6 +423,8 @@ def test_requests_need_batches_to_put_images_in():
     assert n_requests >= 1400
     assert fix.setup.inputs["batches_ahead"].value >= n_requests / 100 + 1
     assert "batches in memory" in fix.action
+    enough = scarce(storage="s3", n_prefixes=2, batch_size=5000).fixes[0].setup.inputs["batches_ahead"]
+    assert enough.value == 4  # no fewer than there are
 
 
 def test_nothing_is_fixed_where_the_gpus_limit_but_what_may_be_scarce():
