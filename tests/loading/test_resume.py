@@ -137,7 +137,7 @@ class TestStatesThatDoNotFit:
         ({"shuffle": False}, r"with sampler='ShuffledSampler\(seed=0\)', this loader has 'SequentialSampler\(\)'"),
         ({"shuffle": False, "sampler": DistributedSampler(range(30), 2, 0, seed=1)},
          r"this loader has 'DistributedSampler\(shuffle=True, seed=1, drop_last=False\)'"),
-    ], ids=str)  # fmt: skip
+    ])  # fmt: skip
     def test_are_refused_and_what_differs_is_named(self, pictures, change, said):
         state = drawn_loader().state_dict()
         with pytest.raises(ValueError, match=said):

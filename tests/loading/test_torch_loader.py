@@ -119,7 +119,7 @@ class Stream(IterableDataset):
     (range(4), {"batch_sampler": [[1]], "shuffle": True}, ValueError, "got a batch_sampler and shuffle"),
     (range(4), {"batch_sampler": [[1]], "sampler": [1]}, ValueError, "got a batch_sampler and sampler"),
     (range(4), {"batch_sampler": [[1]], "drop_last": True}, ValueError, "got a batch_sampler and drop_last"),
-], ids=str)  # fmt: skip
+])  # fmt: skip
 def test_what_no_loader_can_be_made_of_is_refused(dataset, options, error, said):
     with pytest.raises(error, match=said):
         lk.make_loader(dataset, **{"config": lk.LoaderConfig(num_workers=0), **options})
