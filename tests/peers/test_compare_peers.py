@@ -491,14 +491,9 @@ def test_other_tables_and_figures_of_another_meaning_are_refused_and_left_alone(
         append_runs(runs(), save_frame(runs(), tmp_path / "runs.csv"))
 
 
-@pytest.mark.xfail(strict=True, reason="13_peers.csv and the stored notebooks are of two machines")
-def test_the_stored_collection_is_of_the_machine_of_the_stored_notebooks():
-    notebook = nbformat.read(REPO / "notebooks/13_peers.ipynb", 4)
-    assert set(stored_runs()["env_id"]) == {notebook.metadata["labkit"]["env_id"]}
-
-
-def test_the_stored_collection_has_every_class_and_the_meaning_of_this_version():
-    stored = stored_runs()
+def test_the_stored_collection_is_of_the_machine_and_the_meaning_of_the_stored_notebooks():
+    stored, notebook = stored_runs(), nbformat.read(REPO / "notebooks/13_peers.ipynb", 4)
+    assert set(stored["env_id"]) == {notebook.metadata["labkit"]["env_id"]}
     assert set(stored["peer_class"]) == set(CLASSES)
     assert stored["run"].nunique() == len(CLASSES)
     assert (stored["batch_size"].dropna() == 64).all()
