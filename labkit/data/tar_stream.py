@@ -5,6 +5,7 @@ Damage is an error, never skipped: `tarfile` takes a header that it cannot read 
 """
 
 import bz2
+import errno
 import gzip
 import io
 import lzma
@@ -206,8 +207,14 @@ class TarStream:
                 self._last_whole, last = last, info.name
                 yield info
                 if file.tell() != (end := self._tar.offset):
-                    file.seek(end - 1)  # a file takes a seek beyond its end
-                    if not file.read(1):
+                    try:
+                        file.seek(end - 1)  # a file takes a seek beyond its end, unless it is far beyond all disks
+                        is_there = bool(file.read(1))
+                    except OSError as error:
+                        if error.errno != errno.EINVAL:
+                            raise
+                        is_there = False
+                    if not is_there:
                         raise EOFError("unexpected end of data")
                 info = read_header(self._tar, self.name, last)
             if self._needs_end_mark and file.tell() == self._tar.offset:

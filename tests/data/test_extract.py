@@ -485,3 +485,13 @@ def test_a_name_longer_than_a_path_is_refused_whatever_its_depth(tmp_path):
     with pytest.raises(ItemErrors, match=r"is longer than a path can be \(4096 bytes\). Nothing of it was extracted"):
         extract_tars(archive, tmp_path / "out", progress=False)
     assert not (tmp_path / "out" / "deep").exists()
+
+
+@pytest.mark.parametrize("size", [1 << 50, 1 << 62])
+def test_a_member_said_to_be_larger_than_any_disk_is_damage(tmp_path, size):
+    info = tarfile.TarInfo("huge.bin")
+    info.size = size
+    archive = tmp_path / "huge.tar"
+    archive.write_bytes(info.tobuf(tarfile.GNU_FORMAT) + bytes(10_240))
+    with pytest.raises(ItemErrors, match="TarError.*huge"):
+        extract_tars(archive, tmp_path / "out", progress=False)
