@@ -493,5 +493,5 @@ def test_a_member_said_to_be_larger_than_any_disk_is_damage(tmp_path, size):
     info.size = size
     archive = tmp_path / "huge.tar"
     archive.write_bytes(info.tobuf(tarfile.GNU_FORMAT) + bytes(10_240))
-    with pytest.raises(ItemErrors, match="TarError.*huge"):
+    with pytest.raises(ItemErrors, match=r"TarError.*huge"):
         extract_tars(archive, tmp_path / "out", progress=False)
