@@ -11,7 +11,7 @@ def in_children(start_method: str, function, *arguments: tuple) -> list:
     """The results of processes that run at once, in any order; a pool would pickle what a fork just has."""
     context = multiprocessing.get_context(start_method)
     results = context.Queue()
-    processes = [context.Process(target=put_result, args=(results, function, each), daemon=True) for each in arguments]
+    processes = [context.Process(target=put_result, args=(results, function, each)) for each in arguments]
     for process in processes:
         process.start()
     got = [results.get(timeout=60) for _ in processes]

@@ -247,7 +247,7 @@ def batches_of_rank(batch_sampler: Any, before: Sequence[Sequence[int]] = ()) ->
         before: (batches that each rank had, number of ranks), for each number of ranks that the epoch has seen.
     """
     rank, world_size = share_of(batch_sampler)
-    if before and hasattr(batch_sampler, "rest"):
+    if before and hasattr(batch_sampler, "remaining_batches"):
         return batch_sampler.remaining_batches(before)
     sampler: Any = getattr(batch_sampler, "sampler", None)
     is_whole = _is_whole(batch_sampler)

@@ -115,7 +115,7 @@ class Scale:
 
 
 _SCALES = {
-    "ci": Scale("ci", n_photos=24, n_camera=3, batch_size=4, rounds=2, warmups=0, budget_s=0.0, min_steady_s=0.0),
+    "ci": Scale("ci", n_photos=24, n_camera=3, batch_size=4, rounds=2, budget_s=0.0, min_steady_s=0.0),
     "laptop": Scale("laptop", n_photos=128, n_camera=16, batch_size=16, rounds=5),
     "gpu": Scale("gpu", n_photos=2048, n_camera=128, batch_size=64, rounds=5, budget_s=20.0, min_steady_s=1.0),
 }

@@ -455,7 +455,7 @@ FRAMES = [
     ("02.4", {"a": BASE, "b": FASTER}, "variants"),
     ("05.3", {"v2": [100] * 5, "albumentations": [160, 161, 160, 160, 160]}, "right"),
     ("05.3", {"v2": [100] * 5, "albumentations": [60, 61, 60, 60, 60]}, "right"),
-    ("05.3", {"v2": [100] * 5, "albumentations": [120] * 5}, "1.20x apart"),
+    ("05.3", {"v2": [100] * 5, "albumentations": [120] * 5}, "differ by 1.20x"),
     ("05.3", {"a": BASE, "b": FASTER}, "variants"),
     ("07.5", {"mine": BASE, "compute alone": [103, 104, 102, 103, 103]}, "right"),
     ("07.5", {"mine": BASE, "compute alone": FASTER}, "only the baseline"),

@@ -3,7 +3,7 @@
     python -m tests.hardening.versions lowest  # the lowest that pyproject.toml allows
     python -m tests.hardening.versions newest
     python -m tests.hardening.versions bare    # the newest, without extras: only labkit and what runs tests
-    python -m tests.hardening.versions newest tests/data/test_decoders.py --durations=5
+    python -m tests.hardening.versions newest tests/data/test_decode.py --durations=5
 
 Run it from the repository's root. Further arguments go to pytest; uv's own variables work too.
 """

@@ -131,7 +131,7 @@ class TestCUDAPrefetcher:
 
 class TestStatesThatDoNotFit:
     @pytest.mark.parametrize(("change", "said"), [
-        ({"n_samples": 31}, "with n_samples=30, this loader has 31: make the loader as it was, or begin the epoch"),
+        ({"n_samples": 31}, "with n_samples=30, this loader has 31: make the loader as it was, or start the epoch"),
         ({"batch_size": 5}, "with batch_size=4, this loader has 5"),
         ({"seed": 1}, "with seed=0, this loader has 1"),
         ({"shuffle": False}, r"with sampler='ShuffledSampler\(seed=0\)', this loader has 'SequentialSampler\(\)'"),

@@ -182,7 +182,7 @@ class TestARun:
 
         monkeypatch.setattr(steady, "tree_usage", used)
         monkeypatch.setattr(steady, "core_time", lambda: CoreTime(30 * clock.now, 2 * clock.now))
-        monkeypatch.setattr(steady, "apart_cpu_s", lambda: 4 * clock.now)
+        monkeypatch.setattr(steady, "excluded_cpu_s", lambda: 4 * clock.now)
         run = Stopwatch(int, clock, 4.0).time(lambda: Loader(clock, 0.5, in_flight=1, start=3.0))[1]
         assert (run["steady_s"], run["first_batch_s"]) == pytest.approx((4.0, 0.5))
         costs = [run[name] / 4.125 for name in ("cpu_s", "steal_s", "others_cpu_s")]

@@ -101,7 +101,7 @@ class TestProcessorSeconds:
     @pytest.mark.alone
     def test_are_all_four_that_psutil_knows_also_where_the_kernel_lists_no_children(self, monkeypatch):
         others = {child.pid for child in psutil.Process().children(recursive=True)}  # servers of multiprocessing's
-        monkeypatch.setattr(usage, "apart", set(others))
+        monkeypatch.setattr(usage, "excluded_pids", set(others))
         monkeypatch.setattr(usage, "_CHILDREN_FILE", "/nowhere")
         pipe, far = FORK.Pipe()
         with forked(use_cores_on_demand, far) as worker:
@@ -130,17 +130,17 @@ class TestMemory:
 
     @pytest.mark.alone
     def test_is_unknown_where_its_sampler_is_lost_which_ends_with_compare(self):
-        of_others, before = set(usage.apart), usage.descendants(os.getpid())
+        of_others, before = set(usage.excluded_pids), usage.descendants(os.getpid())
 
         def kill_samplers():
-            for pid in usage.apart - of_others:
+            for pid in usage.excluded_pids - of_others:
                 os.kill(pid, signal.SIGKILL)
             return [1]
 
         runs = lk.compare({"a": kill_samplers}, baseline="a", rounds=2)
         assert runs.peak_mem_mb.isna().all()
         assert lk.compare({"a": lambda: [1]}, baseline="a").peak_mem_mb[0] > 10
-        assert (usage.apart, usage.descendants(os.getpid())) == (of_others, before)
+        assert (usage.excluded_pids, usage.descendants(os.getpid())) == (of_others, before)
 
     def test_of_each_process_is_told_apart(self, monkeypatch):
         receiver, sender = FORK.Pipe(duplex=False)
