@@ -36,6 +36,7 @@ from labkit.data.partial_jpeg import (
     APPLICATION_MARKERS,
     END_OF_IMAGE,
     START_OF_SCAN,
+    bare_jpeg,
     has_stray_markers,
     is_progressive,
     is_scalable,
@@ -333,7 +334,8 @@ def _refuse_cut_scan(data: bytes, image: Tensor) -> None:
     corner = image[:, -4:, -4:]
     if torch.equal(corner, corner[:, :1, :1].expand_as(corner)) or is_progressive(data):
         try:
-            simplejpeg.decode_jpeg(data, "GRAY", fastdct=True, fastupsample=True)
+            # The bare one: it tells the first warning alone, which would be of metadata or stray bytes before the scan.
+            simplejpeg.decode_jpeg(bare_jpeg(data), "GRAY", fastdct=True, fastupsample=True)
         except ValueError as error:
             if _CUT in str(error):
                 raise ArgumentError(_CUT_SCAN) from error

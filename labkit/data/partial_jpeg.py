@@ -30,6 +30,7 @@ from labkit.util.machine import install_command
 APP1, COMMENT, START_OF_SCAN = 0xE1, 0xFE, 0xDA
 APPLICATION_MARKERS = frozenset([*range(0xE0, 0xF0), COMMENT])  # APP0 to APP15, and comments
 END_OF_IMAGE = b"\xff\xd9"
+_ADOBE = 0xEE  # APP14, which says how colors are coded
 
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # SOF0 to SOF15
 _PROGRESSIVE_FRAMES = frozenset([0xC2, 0xCA])  # Huffman, arithmetic
@@ -83,6 +84,22 @@ def without_segments(data: bytes, markers: Container[int]) -> bytes | None:
     starts = [0, *(segment.end for segment in unwanted)]
     ends = [*(segment.start - 4 for segment in unwanted), len(data)]
     return b"".join(data[start:end] for start, end in zip(starts, ends, strict=True)) if segments else None
+
+
+def bare_jpeg(data: bytes) -> bytes:
+    """A JPEG's tables, frame and scans alone: no metadata, and no stray bytes between the segments before its scan."""
+    parts, offset = [data[:2]], 2
+    while (start := data.find(b"\xff", offset)) >= 0:
+        segment = segment_at(data, start)
+        if segment is None:  # stray bytes, or a marker without a length
+            offset = start + 1
+        elif segment.marker == START_OF_SCAN:
+            return b"".join([*parts, data[segment.start - 4 :]])
+        else:
+            if segment.marker == _ADOBE or segment.marker not in APPLICATION_MARKERS:
+                parts.append(data[segment.start - 4 : segment.end])
+            offset = segment.end
+    return data
 
 
 def is_scalable(data: bytes) -> bool:
