@@ -83,11 +83,12 @@ def main() -> None:
     """Run the command of the command line."""
     try:
         app()
-        sys.stdout.flush()  # here, where it is one line, not at exit
-    except OSError as error:  # of stdout, which a full disk or a closed pipe refuses; commands report their own
-        with suppress(OSError):
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        with suppress(OSError):  # it is of stdout, as on a full disk: errors of files name them
             print(f"labkit: nothing more can be printed: {error.strerror}", file=sys.stderr)
-        os._exit(1)  # Python would try to print the rest
+        os._exit(1)  # at its end, Python would try to print the rest
 
 
 def _show_version(wanted: bool) -> None:

@@ -55,7 +55,7 @@ class CUDAPrefetcher(LoaderWrapper):
         self.loader: Any = loader
         self.depth, self.device = require_int("depth", depth), torch.device(device)
         self.batches_ahead = depth
-        self.transfer = _make_lane(self.device)
+        self.transfer = _make_transfer(self.device)
         self._state: Any = None  # the loader's, when the batch that was handed out last came from it
 
     def __len__(self) -> int:
@@ -99,7 +99,7 @@ class CUDAPrefetcher(LoaderWrapper):
             raise error
 
 
-def _make_lane(device: torch.device) -> "PassThrough | CopyStream":
+def _make_transfer(device: torch.device) -> "PassThrough | CopyStream":
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if device.type == "cpu":
         return PassThrough(device)

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 from labkit.errors import OperationError
 from labkit.loading.read_ahead import look_ahead
 from labkit.loading.seeding import SeededIndices
-from labkit.loading.torch_loader import worker_context
+from labkit.loading.torch_loader import check_workers_can_start, worker_context
 
 # A forked worker would inherit locks that threads of OpenCV and torch hold, and wait forever.
 _START_METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
@@ -81,6 +81,7 @@ class ProcessPool:
         Raises:
             RuntimeError: another epoch was begun before this one was read to its end: the workers went on with that.
         """
+        check_workers_can_start()
         self._newest = epoch_run = object()
         self._tasks.batches = iter(batches)
         filled = iter(self._loader)

@@ -78,16 +78,12 @@ class LoaderConfig:
         if self.start_method is not None:
             require_choice("start_method", self.start_method, multiprocessing.get_all_start_methods())
 
-    def resolved(self, dataset: Any = None) -> "LoaderConfig":
-        """This configuration as it will be used on this machine, every None filled in. Warns of changes.
-
-        Args:
-            dataset: What is loaded, which may read over a network.
-        """
+    def resolved(self) -> "LoaderConfig":
+        """This configuration as it will be used on this machine, every None filled in. Warns of changes."""
         num_workers, usable, has_cuda = self.num_workers, usable_cores(), torch.cuda.is_available()
         if num_workers is None:
             num_workers = cores_per_rank()
-        elif num_workers > usable and not self.oversubscribe and not is_far(getattr(dataset, "store", None)):
+        elif num_workers > usable and not self.oversubscribe:
             limits = ", ".join(f"{name} {value}" for name, value in core_limits().items())
             _warn(
                 f"num_workers={num_workers} reduced to {usable}: this process may use {usable} cores ({limits}), and "
@@ -109,6 +105,11 @@ class LoaderConfig:
             pin_memory=has_cuda and self.pin_memory is not False,
             start_method=self.start_method if num_workers else None,
         )
+
+
+def allow_waiting_workers(config: LoaderConfig, dataset: Any) -> LoaderConfig:
+    """The configuration with as many workers as it asks for, where they mostly wait for a network."""
+    return replace(config, oversubscribe=config.oversubscribe or is_far(getattr(dataset, "store", None)))
 
 
 def cores_per_rank() -> int:
@@ -279,7 +280,7 @@ def make_loader(
         raise WrongTypeError(f"{type(dataset).__name__} is not a map-style data set: use torch's DataLoader for it")
     if len(dataset) == 0:
         raise ArgumentError(f"{type(dataset).__name__} holds no sample: a loader needs at least one")
-    settings = (config or LoaderConfig()).resolved(dataset)
+    settings = allow_waiting_workers(config or LoaderConfig(), dataset).resolved()
     order: dict[str, Any] = {"batch_sampler": batch_sampler}
     if batch_sampler is None:
         chosen = choose_sampler(dataset, sampler, shuffle, settings.seed)
@@ -383,7 +384,7 @@ class _Run:
         vars(self._loader).update(dataset=_Batches(*parts), batch_sampler=self._requests, collate_fn=_return_batch)
         starts = loader.num_workers > 0 and self._iterator is None
         if starts:
-            _check_workers_can_start()
+            check_workers_can_start()
         # On the CPU whatever torch.set_default_device says: torch draws a seed there, with the loader's generator.
         with torch.device("cpu"), delay_interrupts() if starts else nullcontext():
             self._iterator = DataLoader.__iter__(self._loader)
@@ -397,7 +398,7 @@ class _Run:
         getattr(iterator, "_shutdown_workers", lambda: None)()  # else they end with the iterator
 
 
-def _check_workers_can_start() -> None:
+def check_workers_can_start() -> None:
     """Raise RuntimeError where Python would refuse to start processes, or to connect to them, in words of its own."""
     if multiprocessing.current_process().daemon:
         raise OperationError(

@@ -223,7 +223,7 @@ class _Mark:
     n_batches: int
     n_images: int
     cpu_s: float
-    apart_s: float  # of our processes that measure others, or themselves
+    excluded_s: float  # of our processes that measure others, or themselves
     cores: CoreTime
 
 
@@ -316,7 +316,7 @@ class Stopwatch:
             "peak_mem_mb": peak_mem_mb,
             "cpu_s": cpu_s,
             "steal_s": cores.stolen_s,
-            "others_cpu_s": max(0.0, cores.busy_s - cpu_s - (end.apart_s - since.apart_s)),
+            "others_cpu_s": max(0.0, cores.busy_s - cpu_s - (end.excluded_s - since.excluded_s)),
         }
 
     def _is_long_enough(self, begin: _Mark) -> bool:
@@ -363,8 +363,8 @@ class Stopwatch:
         return self._mark(self.clock())
 
     def _mark(self, at_s: float) -> _Mark:
-        cpu_s, apart_s, cores = tree_usage().cpu_s, excluded_cpu_s(), core_time()
-        return _Mark(at_s, self.clock(), self._n_batches, self._n_images, cpu_s, apart_s, cores)
+        cpu_s, excluded_s, cores = tree_usage().cpu_s, excluded_cpu_s(), core_time()
+        return _Mark(at_s, self.clock(), self._n_batches, self._n_images, cpu_s, excluded_s, cores)
 
 
 def _round_up(number: float, unit: int) -> int:

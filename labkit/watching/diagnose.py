@@ -108,7 +108,7 @@ class LoopParts:
         self._step, self._count, self._device = step, count, device
         self.torch_loader = torch_loader(loader)
         self.innermost = loader if self.torch_loader is None else self.torch_loader
-        self.epochs = Epochs(loader, anew=starts_workers(self.torch_loader))
+        self.epochs = Epochs(loader, starts_workers=starts_workers(self.torch_loader))
         self._batches = iter(self.epochs)
         self.queue = queue_length(loader)
         self.at_once = max(1, getattr(self.torch_loader, "num_workers", 0))  # batches that arrive together

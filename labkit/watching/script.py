@@ -155,7 +155,7 @@ def _without_our_frames(hook: Callable[..., object], code: CodeType) -> Callable
 
 
 def before_exit(act: Callable[[], None]) -> None:
-    """Call `act` before `os._exit` ends the process, with which scripts end whose threads would keep them alive."""
+    """Call `act` before `os._exit` ends the process; scripts call it to end while threads of theirs still run."""
     end = os._exit
 
     @functools.wraps(end)

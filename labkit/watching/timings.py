@@ -29,7 +29,7 @@ class Epochs:
 
     Args:
         loader: Any iterable of batches.
-        anew: Every epoch starts like the first, so the first one's cost counts before there is a second.
+        starts_workers: Every epoch starts like the first, so the first one's cost counts before there is a second.
 
     Attributes:
         gaps_s: Seconds from the end of each epoch to the first batch of the next.
@@ -40,10 +40,10 @@ class Epochs:
         CannotDiagnose: the loader gives no batch, or cannot be iterated again.
     """
 
-    def __init__(self, loader: Iterable[Any], *, anew: bool = False):
+    def __init__(self, loader: Iterable[Any], *, starts_workers: bool = False):
         if not hasattr(loader, "__iter__"):
             raise CannotDiagnose(f"the loader must be an iterable of batches, got a {type(loader).__name__}")
-        self._loader, self._anew = loader, anew
+        self._loader, self._starts_workers = loader, starts_workers
         self.gaps_s: list[float] = []
         self.first_s = 0.0
         self.length = epoch_length(loader)
@@ -71,7 +71,7 @@ class Epochs:
         Args:
             waiting_s: Seconds that training waits for any batch.
         """
-        gaps_s = self.gaps_s or ([self.first_s] if self._anew else [])
+        gaps_s = self.gaps_s or ([self.first_s] if self._starts_workers else [])
         return max(0.0, statistics.median(gaps_s) - waiting_s) / self.length if gaps_s and self.length else 0.0
 
 

@@ -21,7 +21,7 @@ from labkit.data.dataset import ImageDataset, collate
 from labkit.data.decode import DECODERS, decode, missing_decoders
 from labkit.errors import DecodeError, WrongTypeError
 from labkit.loading.batch_loader import BatchLoader
-from labkit.loading.torch_loader import LoaderConfig, cores_per_rank, make_loader
+from labkit.loading.torch_loader import LoaderConfig, allow_waiting_workers, cores_per_rank, make_loader
 from labkit.measure.compare import compare
 from labkit.measure.frames import measured_runs
 from labkit.measure.statistics import paired_ratios, quiet_summary
@@ -385,7 +385,7 @@ def tune(
     if step is not None and not callable(step):
         raise WrongTypeError(f"step must be a function of one batch or None, got a {type(step).__name__}")
     require_positive("budget_s", budget_s)
-    deadline, config = time.perf_counter() + budget_s, config or LoaderConfig()
+    deadline, config = time.perf_counter() + budget_s, allow_waiting_workers(config or LoaderConfig(), dataset)
     source = Source(dataset, shuffle, drop_last, collate_fn, batch_transform)
     source.loader(Candidate(with_workers(config, 0)))  # report errors of the data set before measuring
     decoder, decoders = fastest_decoder(dataset, limit_s=budget_s / 15, seed=config.seed)

@@ -278,6 +278,12 @@ def test_what_cannot_be_printed_is_one_line():
     assert (done.returncode, done.stderr) == (1, "labkit: nothing more can be printed: No space left on device\n")
 
 
+def test_an_error_that_is_not_of_printing_is_passed_on(monkeypatch):
+    monkeypatch.setattr(cli, "app", lambda: Path("no such folder/file").read_bytes())
+    with pytest.raises(FileNotFoundError, match="no such folder"):
+        cli.main()
+
+
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="a folder in which nobody can write")
 def test_peers_refuses_a_folder_it_cannot_write_to_before_it_measures(monkeypatch):
     monkeypatch.setattr("labkit.peers.command.compare_peers", lambda *_, **__: pytest.fail("it measures"))

@@ -24,7 +24,7 @@ from labkit.measure.frames import save_frame
 from labkit.peers.peer import missing_modules
 from labkit.util import machine
 from labkit.util.machine import Scale, environment
-from tests.unsampled import leave_memory_out
+from tests.timing import leave_memory_out
 
 FEEDING = "07 feeding a training step"
 CPU = torch.device("cpu")

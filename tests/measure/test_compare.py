@@ -20,24 +20,9 @@ from labkit.measure.frames import COLUMNS
 from labkit.measure.recorder import set_recorder
 from labkit.measure.statistics import quiet_summary, speedup_interval, verdict_of
 from labkit.measure.steady import page_cache_state
-from tests.unsampled import leave_memory_out
+from tests.timing import Clock
 
-
-@pytest.fixture(autouse=True)
-def _unsampled(monkeypatch):
-    leave_memory_out(monkeypatch)
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self):
-        return self.now
-
-    def batches(self, *seconds, n_images=2):
-        for each in seconds:
-            self.now += each
-            yield n_images
+pytestmark = pytest.mark.usefixtures("unsampled")
 
 
 def measure(factory, **options) -> pd.Series:

@@ -19,22 +19,13 @@ from labkit.measure import steady
 from labkit.measure.steady import Stopwatch, batches_in_flight, count_images, repeating
 from labkit.measure.usage import CoreTime
 from tests.encodings import Encoding
-from tests.unsampled import leave_memory_out
+from tests.timing import Clock
 
 NUMBERS = TensorDataset(torch.arange(10))
 FORK = {"num_workers": 2, "multiprocessing_context": "fork"}
 
 
-@pytest.fixture(autouse=True)
-def _unsampled(monkeypatch):
-    leave_memory_out(monkeypatch)
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self):
-        return self.now
+pytestmark = pytest.mark.usefixtures("unsampled")
 
 
 class Loader:

@@ -28,7 +28,7 @@ from labkit.measure import usage
 from labkit.measure.gil import gil_us_per_image
 from labkit.measure.usage import CoreTime, core_time
 from tests.stalling import Host
-from tests.unsampled import leave_memory_out
+from tests.timing import leave_memory_out
 
 FORK = multiprocessing.get_context("fork")
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")

@@ -91,7 +91,7 @@ class TestWorkers:
         ("persistent", "action", "settings"),
         [(False, "Keep the workers", {"persistent_workers": True}), (True, "Begin fewer epochs", {})],
     )
-    def test_that_start_anew_are_kept(self, persistent, action, settings):
+    def test_that_start_in_each_epoch_are_kept(self, persistent, action, settings):
         [found] = advise(loader_of(num_workers=1, persistent_workers=persistent), start=1.0, together=2.0)
         assert found.action.startswith(action)
         assert found.settings == settings

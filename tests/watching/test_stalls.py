@@ -268,7 +268,7 @@ class TestWorkers:
 
     @pytest.mark.exhaustive
     @pytest.mark.alone
-    def test_that_start_anew_are_seen_to(self):
+    def test_that_start_in_each_epoch_are_seen_to(self):
         options = {"num_workers": 1, "worker_init_fn": lambda worker: time.sleep(0.2)}
         step = lambda batch: time.sleep(0.05)  # noqa: E731
         found = lk.diagnose(loader_of(**options), step, batches=4, rounds=2)
@@ -365,7 +365,7 @@ class TestEpochs:
         assert (len(epochs.gaps_s), epochs.length) == (2, 3)
 
     @pytest.mark.parametrize(
-        ("loader", "anew", "gaps_s", "waiting_s", "starting_s"),
+        ("loader", "starts_workers", "gaps_s", "waiting_s", "starting_s"),
         [
             (range(10), False, [0.5, 0.7, 0.6], 0.1, 0.05),  # shared among the batches
             (range(10), True, [0.5, 0.7, 0.6], 1.0, 0),
@@ -374,7 +374,7 @@ class TestEpochs:
             (iter(()), True, [], 0, 0),  # without a length
         ],
     )
-    def test_cost_a_batch_a_part_of_their_start(self, loader, anew, gaps_s, waiting_s, starting_s):
-        epochs = Epochs(loader, anew=anew)
+    def test_cost_a_batch_a_part_of_their_start(self, loader, starts_workers, gaps_s, waiting_s, starting_s):
+        epochs = Epochs(loader, starts_workers=starts_workers)
         epochs.gaps_s, epochs.first_s = gaps_s, 0.4
         assert epochs.starting_s(waiting_s) == pytest.approx(starting_s)

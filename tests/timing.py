@@ -1,4 +1,4 @@
-"""`compare` without its sampler of memory and its garbage collections, for tests of something else.
+"""A clock that only work advances, and `compare` without its sampler of memory and its garbage collections.
 
 A process that has run hundreds of tests is large: the kernel takes a good part of a second to add up its pages, and a
 collection of its garbage takes as long.
@@ -16,3 +16,18 @@ def leave_memory_out(patch) -> None:
     memory.end.return_value = float("nan")
     patch.setattr(timing, "PeakMemory", lambda: memory)
     patch.setattr(timing, "gc", MagicMock(spec=gc))
+
+
+class Clock:
+    """Seconds that pass only where a test says so."""
+
+    now = 100.0
+
+    def __call__(self):
+        return self.now
+
+    def batches(self, *seconds, n_images=2):
+        """Batches of `n_images`, each after its seconds."""
+        for each in seconds:
+            self.now += each
+            yield n_images
