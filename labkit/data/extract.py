@@ -203,7 +203,7 @@ def _plan_members(archive: Path) -> tuple[dict[int, list[str]], int]:
 
 def safe_path(name: str) -> str:
     """`name` without `.` and doubled slashes, "" for the archive's own folder. ValueError if it leads elsewhere."""
-    if len(os.fsencode(name)) > _MAX_PATH_BYTES:
+    if len(name.encode("utf-8", "surrogateescape")) > _MAX_PATH_BYTES:
         raise ArgumentError(f"is longer than a path can be ({_MAX_PATH_BYTES} bytes)")
     parts = [part for part in name.split("/") if part not in ("", ".")]
     if name.startswith("/"):

@@ -304,7 +304,7 @@ class TestChecks:
             ("mixing", "mixup", on_results(lambda mixed, x: (mixed[0][..., 1:], mixed[1])), r"gives \(8, 3, 224, 223"),
             ("mixing", "mixup", on_results(lambda mixed, x: (mixed[0].flip(0), mixed[1])), "differ for the same draw"),
             ("who_augments", "make_augment", after("kornia", lambda x: x[..., 1:]), r"224\) and \(2, 3, 224, 223\)"),
-            ("who_augments", "make_augment", after("kornia", lambda x: x * 1.05), "the two normalise differently"),
+            ("who_augments", "make_augment", after("kornia", lambda x: x * 1.05), "the two normalize differently"),
             ("who_augments", "make_loader", second_one_reversed, "the two loaders give different samples"),
             ("overlap", "CUDAPrefetcher", lambda _: Repeating, "the ways of feeding give different batches"),
             ("copying", "_copy_batches", on_results(lambda copies, x: iter(x.flip(0))), "pageable: the copy differs"),
