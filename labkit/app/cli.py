@@ -259,7 +259,7 @@ app.command()(site)
 @app.command()
 def claims(
     results: Annotated[
-        str, typer.Option(help="Folder of a tour's results (default: results, here or beside the notebooks' folder).")
+        str, typer.Option(help="Folder of a tour's results (default: results, here or next to the notebooks' folder).")
     ] = "",
     scale: _Scale = "",
 ) -> None:
@@ -299,7 +299,7 @@ def lab(port: Annotated[int, typer.Option(help="Port of JupyterLab.")] = 8888) -
         folder = NOTEBOOK_FOLDER if IS_CLONE else update_copies(typer.echo)
     os.environ.setdefault(RESULTS_VARIABLE, os.path.abspath(os.path.join("results", env_id(), "frames")))
 
-    # -P: modules beside the file must not hide others. --ip: a configuration may have another address.
+    # -P: modules in the file's folder must not hide others. --ip: a configuration may have another address.
     command = [sys.executable, "-P", lab_server.__file__, "--ip=127.0.0.1", f"--port={port}"]
     command.append(f"--ServerApp.root_dir={folder}")
     if hasattr(os, "geteuid") and os.geteuid() == 0:

@@ -151,7 +151,7 @@ class _Loop(asyncio.SelectorEventLoop):
 
 
 COPIES = Path("labkit-notebooks")
-SCRIPTS = "data_scripts"  # beside the notebooks, which name it
+SCRIPTS = "data_scripts"  # next to the notebooks, which name it
 
 _RECORD = ".labkit-copies.json"  # name of a copy -> SHA-256 of what labkit wrote there
 
@@ -164,7 +164,7 @@ def update_copies(say: Callable[[str], None], notebooks: Path = NOTEBOOK_FOLDER)
 
     Args:
         say: Called with a line for each edited copy that has a newer version, and one if anything was copied.
-        notebooks: The wheel's folder of notebooks, which has the scripts' beside it.
+        notebooks: The wheel's folder of notebooks, with the folder of scripts next to it.
 
     Returns:
         The folder of the copies, absolute.
@@ -174,7 +174,7 @@ def update_copies(say: Callable[[str], None], notebooks: Path = NOTEBOOK_FOLDER)
     """
     folder = (Path() if Path(_RECORD).is_file() else COPIES).absolute()
     sources = {path.name: path for path in sorted(notebooks.iterdir()) if path.is_file()}
-    scripts = sorted(notebooks.with_name(SCRIPTS).glob("*.py"))  # pip puts a __pycache__ beside them
+    scripts = sorted(notebooks.with_name(SCRIPTS).glob("*.py"))  # pip puts a __pycache__ next to them
     sources |= {f"{SCRIPTS}/{path.name}": path for path in scripts}
     n_written = 0
     try:

@@ -21,7 +21,7 @@ _MAX_STEM_LENGTH = 100  # characters
 
 
 class FolderRecorder:
-    """Writes each experiment's frame to a folder, as CSV, and its guesses to `predictions/` beside it, as JSON.
+    """Writes each experiment's frame to a folder, as CSV, and its guesses to `predictions/` next to it, as JSON.
 
     Args:
         frames: The folder of the frames; made when something is recorded.

@@ -26,7 +26,7 @@ _INSTABILITY = re.compile(r"^\S.*: InstabilityWarning: (.+)\n(?:  .*\n?)?", re.M
 
 
 def describe_run(only: str) -> dict[str, Any]:
-    """What stored notebooks say about their run, as `metadata["labkit"]`, beside their own `seconds`.
+    """What stored notebooks say about their run, as `metadata["labkit"]`, with their own `seconds`.
 
     Returns:
         `run` (its start, in UTC, and a random part), `commit` (with "-dirty" if the clone had changes), `env_id`,
@@ -77,7 +77,7 @@ def unstable_variants(run: Executed) -> list[str]:
 
 
 def store_all(runs: Iterable[Executed], about: dict[str, Any], frames: Path) -> None:
-    """Write notebooks back in place, with the ladder's frame and figure beside theirs, and the runs behind
+    """Write notebooks back in place, with the ladder's frame and figure next to them, and the runs behind
     `where_to_start`: all files, or none.
 
     Args:

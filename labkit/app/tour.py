@@ -25,7 +25,7 @@ def run_tour(*, only: str = "", store_outputs: bool = False, results: Path = Pat
     Args:
         only: Starts of notebook names, comma-separated; empty: all.
         store_outputs: If no notebook fails, write all executed ones back in place, and the ladder's frame and figure
-            beside them. The run starts without earlier results, which are moved aside.
+            next to them. The run starts without earlier results, which are moved aside.
         results: Folder of reports; the frames, HTML pages and `index.html` go to a subfolder for this environment.
 
     Returns:

@@ -231,7 +231,7 @@ def _expect_like(found: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 @exercise("04.3")
-def check_normalised(answer: Any) -> None:
+def check_normalized(answer: Any) -> None:
     """A function of a uint8 batch (N, 3, H, W) that returns it as float32, scaled and normalized."""
     batch = torch.arange(2 * 3 * 4 * 5, dtype=torch.int32).mul(2).to(torch.uint8).view(2, 3, 4, 5)
     mean, std = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])

@@ -41,7 +41,7 @@ OPEN = "inconclusive"
 VERDICTS = (HOLDS, LARGER, SMALLER, MIXED, CONDITION, FAILS, OPEN, NEEDS_GPU, MISSING)
 NOT_JUDGED = "not judged"
 
-# What a test shows. Verdicts rest on the first kind alone; the others are shown beside it.
+# What a test shows. Verdicts rest on the first kind alone; the others are shown next to it.
 MEASURED = "measured"
 SIMULATED = "simulated"
 UNEQUAL = "unequal work"
@@ -215,7 +215,7 @@ def read_folder(results: str | os.PathLike | None) -> list[pd.DataFrame]:
 
     Args:
         results: The folder that tours write to, or this machine's folder in it; must exist. Default: where a running
-            tour collects frames, else `results` here or beside the notebooks' folder, if it exists.
+            tour collects frames, else `results` here or next to the notebooks' folder, if it exists.
 
     Raises:
         FileNotFoundError: `results` does not exist or holds no frames of this machine; says what to run.

@@ -1,4 +1,4 @@
-"""Ways to feed a training step, on a simulated device: what each costs beside its longest part."""
+"""Ways to feed a training step, on a simulated device: what each costs on top of its longest part."""
 
 import math
 from dataclasses import dataclass
@@ -72,7 +72,7 @@ def simulate_feeding(way: str, feeding: Feeding, *, n_steps: int = _N_STEPS) -> 
 
 
 def _simulate(way: str, feeding: Feeding, n_steps: int, *, warmup_s: float) -> pd.DataFrame:
-    """Args: warmup_s: Time of each of the two steps before the first that is recorded; workers load beside them."""
+    """Args: warmup_s: Time of each of the two steps before the first that is recorded; workers load meanwhile."""
     require_choice("way", way, WAYS)
     is_pinned, copy = WAYS[way]
     n_bytes = min(feeding.batch_bytes, 4096)  # stand for the whole batch, at rates to match
@@ -115,7 +115,7 @@ def feeding_times(feeding: Feeding, n_steps: int = _N_STEPS) -> pd.DataFrame:
     workers = max(1, feeding.num_workers)
     n_steps = 2 * workers * math.ceil(n_steps / (2 * workers))
     longest_s = max(feeding.parts_s.values())
-    # Batches that workers load beside long steps to warm up would be a lead that lasts into the half that counts.
+    # Batches that workers load during long steps to warm up would be a lead that lasts into the half that counts.
     seconds = {way: step_seconds(_simulate(way, feeding, n_steps, warmup_s=0.0)) for way in WAYS}
     frame = pd.DataFrame({"ms_per_step": {way: 1e3 * s for way, s in seconds.items()}})
     return frame.rename_axis("way").assign(over_longest=frame["ms_per_step"] / (1e3 * longest_s), simulated=True)

@@ -34,7 +34,7 @@ Factory = Callable[[], Iterable[Any]]
 
 EXPERIMENT = "11 ladder"
 NOTEBOOK = "11b_raw_pixels"
-FRAME, FIGURE = "11_ladder.csv", "11_ladder.png"  # beside the notebook, too
+FRAME, FIGURE = "11_ladder.csv", "11_ladder.png"  # next to the notebook, too
 NAIVE = "PIL, one process"
 
 _CROP_ONLY = Recipe(jitter=0)

@@ -466,7 +466,7 @@ def claims(results: str | os.PathLike | None = None, *, runs: Iterable[pd.DataFr
 
     Args:
         results: Folder of a tour's results. Default: where a running tour collects frames, else `results` here or
-            beside the notebooks' folder, if it exists.
+            next to the notebooks' folder, if it exists.
         runs: Frames measured just now; they replace stored runs of the same experiment.
 
     Returns:
@@ -535,7 +535,7 @@ _OUTCOMES = {HOLDS: "o", LARGER: ">", SMALLER: "<", FAILS: "X", OPEN: "s"}
 
 
 def plot_claims(data: pd.DataFrame, *, ax: Axes | None = None, **kwargs: Any) -> Axes:
-    """Ratio of each test with its 95 % interval, beside the claimed ratio, on a logarithmic axis.
+    """Ratio of each test with its 95 % interval and the claimed ratio, on a logarithmic axis.
 
     Measured ratios, on which verdicts rest, are blue: their marks say the outcome, and so do the words on the right.
     Simulated ones, unequal work and what stands beside a claim are hollow, in colors and marks of their own. The orange
@@ -564,11 +564,11 @@ def plot_claims(data: pd.DataFrame, *, ax: Axes | None = None, **kwargs: Any) ->
     ax.xaxis.set_major_formatter("{x:g}")
     ax.xaxis.set_minor_formatter(NullFormatter())
     _add_legend(ax)
-    write_title(ax, _tell_outcomes(tests))
+    write_title(ax, _describe_outcomes(tests))
     return ax
 
 
-def _tell_outcomes(tests: pd.DataFrame) -> str:
+def _describe_outcomes(tests: pd.DataFrame) -> str:
     """How many measured tests ended in which way."""
     measured = tests[(tests["kind"] == MEASURED) & (tests["outcome"] != NOT_JUDGED)]
     counts = measured["outcome"].value_counts()

@@ -314,7 +314,7 @@ _SIGNS = {"same": "=", "refused": "x", "differs": "!"}
 
 
 def plot_pictures(files: Sequence[str], decoders: Sequence[str]) -> Figure:
-    """Draw oracle files (rows) as decoded by each library's first example (columns), beside the right answer.
+    """Draw oracle files (rows) as decoded by each library's first example (columns), next to the right answer.
 
     The shape is written under each picture, or the error of a library that refuses the file.
     """
@@ -331,11 +331,11 @@ def plot_pictures(files: Sequence[str], decoders: Sequence[str]) -> Figure:
     for axis, title in zip(axes[0], ["what it shows", *decoders], strict=True):
         axis.set_title(title, fontsize=SMALL_PT)
     found = conformance({name: oracle_files()[name] for name in files}, by_default=True)
-    write_title(figure, _tell_agreement(found[found["decoder"].isin(list(decoders))]))
+    write_title(figure, _describe_agreement(found[found["decoder"].isin(list(decoders))]))
     return figure
 
 
-def _tell_agreement(table: pd.DataFrame) -> str:
+def _describe_agreement(table: pd.DataFrame) -> str:
     """Which decoder gives the right pixels of most files, and which of the fewest."""
     same = (table["outcome"] == "same").groupby(table["decoder"], sort=False).sum()
     n_files = table["file"].nunique()
@@ -363,7 +363,7 @@ def plot_conformance(table: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     ax.set_yticks(range(len(wide)), wide.index, fontsize=SMALL_PT)
     ax.xaxis.tick_top()
     ax.set_xlabel("=  same pixels as Pillow        x  refused with DecodeError        !  differs", fontsize=SMALL_PT)
-    write_title(ax, _tell_agreement(table))
+    write_title(ax, _describe_agreement(table))
     return ax
 
 

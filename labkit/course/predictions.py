@@ -1,4 +1,4 @@
-"""Predictions: a guess before each measurement is drawn beside it, and scored over all notebooks."""
+"""Predictions: a guess before each measurement is drawn next to it, and scored over all notebooks."""
 
 from dataclasses import dataclass
 from html import escape

@@ -387,7 +387,7 @@ def _count_copies(make: Callable[[], Iterable[Tensor]], n_times: int) -> Iterato
 
 
 def nvjpeg(store: FolderStore, device: torch.device, scale: Scale) -> Experiment:
-    """JPEGs decoded by the GPU, a batch per call, beside the CPU decoder's limit and the whole CPU path."""
+    """JPEGs decoded by the GPU, a batch per call, compared with the CPU decoder's limit and the whole CPU path."""
     encoded = [torch.frombuffer(bytearray(store.read(key)), dtype=torch.uint8) for key in store.keys()]  # noqa: SIM118
     batches = [encoded[start : start + scale.batch_size] for start in range(0, len(encoded), scale.batch_size)]
     loader = BatchLoader(store, batch_size=scale.batch_size)

@@ -17,7 +17,7 @@ from labkit.measure.statistics import format_ratio
 from labkit.util.machine import NOTEBOOK_FOLDER
 
 NOTEBOOK = "00_measure"
-FRAME = "00_start.csv"  # beside the notebooks: the runs of the stored tour that the table reads
+FRAME = "00_start.csv"  # next to the notebooks: the runs of the stored tour that the table reads
 HERE = "this machine"
 _REFERENCE = "reference run on a GPU"
 _ASK = "Ask `python -m labkit watch train.py` first what a step waits for (notebook 12)."
@@ -101,7 +101,7 @@ def where_to_start(results: str | os.PathLike | None = None, *, runs: Iterable[p
 
     Args:
         results: Folder of a tour's results. Default: where a running tour collects frames, else `results` here or
-            beside the notebooks' folder, if it exists.
+            next to the notebooks' folder, if it exists.
         runs: Frames measured just now; they replace recorded runs of the same experiment.
 
     Returns:
@@ -160,7 +160,7 @@ class Start:
     __repr__ = __str__
 
     def to_html(self, pages: Collection[str]) -> str:
-        """The table as HTML; names of notebooks that have a page beside it are links."""
+        """The table as HTML; names of notebooks that have a page next to it are links."""
         shown = self._shown()
         shown["notebook"] = [
             f'<a href="{name}.html">{name}</a>' if name in pages else name for name in shown["notebook"]

@@ -60,7 +60,7 @@ class ImageDataset(Labeled, Dataset):
     (torch.Size([3, 64, 64]), 'astronaut')
 
     Raises:
-        ValueError: an unknown option; a folder that is not in `classes`; without `classes`, images beside the class
+        ValueError: an unknown option; a folder that is not in `classes`; without `classes`, images next to the class
             folders, or a root that holds `train` and `val` in place of classes. Where no image lies in a class folder,
             all labels are 0, and a `LabelWarning` says so.
 

@@ -216,7 +216,7 @@ def safe_path(name: str) -> str:
 
 
 def _fill_tree(job: _Job, paths: dict[int, list[str]], count_bytes: Callable[[int], object]) -> None:
-    """Fill the job's tree; what it has already is whole and stays. The file being written is `half`, beside it."""
+    """Fill the job's tree; what it has already is whole and stays. The file being written is `half`, next to it."""
     tree, half = job.work / "tree", job.work / "half"
     tree.mkdir(exist_ok=True)
     half.unlink(missing_ok=True)

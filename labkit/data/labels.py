@@ -55,7 +55,7 @@ def labels_of(
         `classes` as a list, and the labels, int64 (len(keys),), read-only.
 
     Raises:
-        ValueError: a folder is not in `classes`; or, without `classes`, images lie beside the class folders, or the
+        ValueError: a folder is not in `classes`; or, without `classes`, images lie next to the class folders, or the
             class folders are train, val and the like. Each says how many images are concerned, and the remedy.
     """
     name = source if isinstance(source, str) else getattr(source, "name", type(source).__name__)
@@ -121,7 +121,7 @@ def _check_tree(name: str, keys: Sequence[str], folders: list[str], labels: np.n
     elif "" in folders:
         outside = np.flatnonzero(labels == folders.index(""))
         raise ArgumentError(
-            f"{name} has {n_images(len(outside))} of {len(keys)}, such as {keys[outside[0]]!r}, beside the class "
+            f"{name} has {n_images(len(outside))} of {len(keys)}, such as {keys[outside[0]]!r}, next to the class "
             f"folders ({_listed(folders[1:])}) and in none of them: move them into one, or away (torchvision's "
             "ImageFolder would leave them out in silence), or pass classes=[] if labels are not used"
         )

@@ -1,6 +1,6 @@
 """Decode only the part of a JPEG that a crop needs, at full size or at 1/2, 1/4 or 1/8 of it.
 
-A decoder that knows the crop skips the inverse DCT and the color conversion of the columns beside it, and all work on
+A decoder that knows the crop skips the inverse DCT and the color conversion of the columns outside it, and all work on
 the rows below it. libjpeg-turbo can do this since version 3, but no Python package that contains it offers this, so the
 library's C API is called here. Without libjpeg-turbo 3, `WholeDecoder` decodes everything with simplejpeg.
 

@@ -429,7 +429,7 @@ def _write_file(
         file.write(header + struct.pack("<I", zlib.crc32(header)) + rows)
 
 
-# Building: parts, each a small pixel file, whole or absent, are made in a folder beside the file, then joined.
+# Building: parts, each a small pixel file, whole or absent, are made in a folder next to the file, then joined.
 
 
 @dataclass(frozen=True)

@@ -142,7 +142,7 @@ def photo_bytes(number: int, *, profile: str = "imagenet", seed: int = 0) -> byt
     look = PROFILES[profile]
     size = _draw(rng, look.sizes)
     photo = _load_photograph(photo_key(number).split("/")[0])
-    photo = recolour(cut_window(photo, size, *choose_window(rng, photo, size), Image.Resampling.LANCZOS), rng)
+    photo = recolor(cut_window(photo, size, *choose_window(rng, photo, size), Image.Resampling.LANCZOS), rng)
     photo = _add_grain(photo, rng.uniform(*look.grain), rng)
     buffer = io.BytesIO()
     photo.save(buffer, "JPEG", quality=_draw(rng, look.quality), subsampling=_draw(rng, look.subsampling))
@@ -177,7 +177,7 @@ def cut_window(
     return window.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if mirrored else window
 
 
-def recolour(photo: Image.Image, rng: np.random.Generator) -> Image.Image:
+def recolor(photo: Image.Image, rng: np.random.Generator) -> Image.Image:
     """A photo with another brightness, contrast and saturation."""
     for enhance in (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color):
         photo = enhance(photo).enhance(rng.uniform(0.8, 1.2))
@@ -290,7 +290,7 @@ def pair_bytes(number: int, *, seed: int = 0) -> tuple[bytes, bytes]:
     rng = np.random.default_rng([seed, number])
     photo, depth = _load_stereo_pair()
     window = choose_window(rng, photo, SIZE)
-    rgb = recolour(cut_window(photo, SIZE, *window, Image.Resampling.LANCZOS), rng)
+    rgb = recolor(cut_window(photo, SIZE, *window, Image.Resampling.LANCZOS), rng)
     # Nearest: at the edge of the foreground, a mean of two depths would be true of neither.
     millimetres = cut_window(depth, SIZE, *window, Image.Resampling.NEAREST)
     # Level 3 takes a third of the default's time, for files a few percent larger.

@@ -108,7 +108,7 @@ class ShardCache:
                 os.fsync(file.fileno())
 
     def _make_room(self, size: int) -> bool:
-        """Remove the shards used longest ago, as far as needed; whether there is room beside what is being written."""
+        """Remove the shards used longest ago, as far as needed; whether there is room, given what is being written."""
         folder, found = Path(self.folder), []
         remove_leftovers(folder)
         for path in (*folder.glob(f"*{_SUFFIX}"), *folder.glob("*.partial")):

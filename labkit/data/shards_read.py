@@ -264,7 +264,7 @@ class EpochCounter:
         self._note(rank, 0, _LOADED, epoch)
 
     def begin(self, rank: int) -> Pass:
-        """A pass of this process."""
+        """The current process's pass."""
         worker, token = get_worker_info(), secrets.randbits(60)
         seed, number = (worker.seed - worker.id, worker.id) if worker else (-token, 0)
         self._note(rank, seed, number, token)
@@ -372,7 +372,7 @@ class ShardDataset(IterableDataset):
         self._counter.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the newest iterator of this process stands, as plain data of some 200 bytes.
+        """Where the current process's newest iterator stands, as plain data of some 200 bytes.
 
         Take it between two samples, or let torchdata's `StatefulDataLoader` do so in its workers.
         """

@@ -54,7 +54,7 @@ class Sample(NamedTuple):
 
     @property
     def label_file(self) -> tuple[str, bytes]:
-        """Name and data of the member beside the image."""
+        """Name and data of the member that goes with the image."""
         return self.member.rpartition(".")[0] + ".cls", str(self.label).encode()
 
 

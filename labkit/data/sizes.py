@@ -147,7 +147,7 @@ def parse_cache_name(name: str) -> tuple[str, int, int] | None:
 
 
 def sizes_from_caches(images: list[str], caches: list[str]) -> dict[str, Size | None]:
-    """Sizes that the caches of one folder state for the images beside them.
+    """Sizes that the caches of one folder state for the images next to them.
 
     A cache belongs to the image with exactly its stem. None marks an image whose caches disagree. A cache that could
     belong to several images is ignored: `a.jpg` and `a.png` have the same stem, and `a_0512x0512_sd.npz` may also be a
@@ -191,7 +191,7 @@ def collect_sizes(
 ) -> pd.DataFrame:
     """Width and height of every image under a folder, without decoding any.
 
-    A size comes from a latent cache of kohya-ss/sd-scripts beside the image (`{stem}_{width}x{height}_{model}.npz`);
+    A size comes from a latent cache of kohya-ss/sd-scripts next to the image (`{stem}_{width}x{height}_{model}.npz`);
     the image is then not opened. Its header is read if there is none, if they disagree, or if another image has the
     same stem. The age of a cache is not checked, which would cost what it saves: use `caches=False` to read every
     header.

@@ -1,7 +1,7 @@
 """Images in a tar, read without unpacking it, by an index of its members.
 
 The index holds the names, offsets and sizes of a tar's members. It is built by one pass over the headers and stored
-beside the tar. `tarfile` reads the same headers, but keeps an object for each and then searches them one by one.
+next to the tar. `tarfile` reads the same headers, but keeps an object for each and then searches them one by one.
 """
 
 import hashlib
@@ -66,7 +66,7 @@ class TarStore(ListedStore):
 
     Args:
         path: A path, or a URL (`http://`, `s3://`, anything that fsspec opens).
-        mode: `"index"`: each member's offset and size are kept in a file beside the tar, or in labkit's cache. It is
+        mode: `"index"`: each member's offset and size are kept in a file next to the tar, or in labkit's cache. It is
             built by one pass over the headers; then a member is read by one `pread`, or one request.
         ignore: Suffixes of members to leave out of `keys()`, as for `FolderStore`.
         **storage_options: Passed to fsspec, for object storage.
@@ -324,7 +324,7 @@ def _parse_plain_header(header: bytes) -> tuple[str, int] | None:
 
 
 def _index_paths(blob: Blob) -> list[Path]:
-    """Where an index may be stored: beside a local tar; for others, or if that folder is read-only, in labkit's own."""
+    """Where an index may be stored: next to a local tar; else, or if that folder is read-only, in labkit's own."""
     place = os.path.abspath(blob.name) if isinstance(blob, LocalBlob) else blob.name
     own = labkit_home() / "tar_index" / f"{hashlib.sha256(os.fsencode(place)).hexdigest()[:32]}{SUFFIX}"
     return [Path(place + SUFFIX), own] if isinstance(blob, LocalBlob) else [own]

@@ -69,7 +69,7 @@ class BatchLoader(Labeled, Resumable):
         scaled_decoding: False: always decode at full size.
         prefetch_factor: Batches made ahead: of the loader, or of each of its `num_processes`.
         pin_memory: Page-locked batches. Default: if CUDA is available.
-        reads_in_flight: Requests to the store at a time, by as many threads that only read, beside those that
+        reads_in_flight: Requests to the store at a time, by as many threads that only read, in addition to those that
             decode: for storage far away. Latency in seconds times the images per second that the cores can decode
             says how many it takes. They run ahead of the batches that are being made, and of a batch's end. Encoded
             images in memory are at most those of `prefetch_factor + 1` batches and `reads_in_flight` more; with

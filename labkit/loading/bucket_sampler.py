@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _REMAINDERS = ("keep", "drop", "fill")
-_OF_BATCHES = 1  # numbers the order of batches beside that of images, which has (seed, epoch) alone
+_OF_BATCHES = 1  # seeds the order of batches; that of images has (seed, epoch) alone
 
 
 def cut_batches(numbers: np.ndarray, order: np.ndarray, batch_size: int, remainder: str) -> list[np.ndarray]:
@@ -211,7 +211,7 @@ class BucketBatchSampler(CountsEpochs, Sampler[list[int]]):
 
 
 def check_batch_sampler(batch_sampler: Any, dataset: Any, **others: Any) -> None:
-    """Refuse a batch sampler beside arguments that it replaces, and a `BucketBatchSampler` of other images."""
+    """Refuse a batch sampler together with arguments that it replaces, and a `BucketBatchSampler` of other images."""
     given = [name for name, value in others.items() if value is not None and value is not False]
     if given:
         raise ArgumentError(

@@ -1,4 +1,4 @@
-"""Upper limits of this machine, measured beside the loaders: decoding alone, copying alone, writing alone."""
+"""Upper limits of this machine, to compare loaders with: decoding alone, copying alone, writing alone."""
 
 import math
 import threading

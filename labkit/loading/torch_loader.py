@@ -336,7 +336,7 @@ class Loader(Resumable, DataLoader):
         if given is None:
             order = self.sampler, self.batch_size or 1, self.drop_last
             parts["batch_sampler"] = SeededBatchSampler(*order, seed=seed, dataset=dataset)
-        else:  # what DataLoader leaves empty beside a batch sampler
+        else:  # what DataLoader leaves empty if it has a batch sampler
             parts["sampler"] = getattr(given, "sampler", given)
             parts["batch_size"] = getattr(given, "batch_size", None)
             if isinstance(given, SeededBatchSampler):

@@ -69,7 +69,7 @@ def _rate(factory: Factory, count: Callable[[Any], int], goes_on: Callable[[floa
 
 
 def find_sampler() -> str:
-    """The path of py-spy: beside this Python, or on the PATH. Raises GilError if it is missing."""
+    """The path of py-spy: in the folder of this Python, or on the PATH. Raises GilError if it is missing."""
     program = shutil.which("py-spy", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
     if program is None:
         raise GilError(f"py-spy is missing: {install_command('peers')}")

@@ -68,7 +68,7 @@ def write_title(target: Axes | Figure, text: str, about: str = "") -> Text:
     """Write what a plot shows above it, from the left edge of the figure, in as many lines as it takes.
 
     Args:
-        target: Axes, or a figure whose axes share the title. Axes beside others have their title to themselves.
+        target: Axes, or a figure whose axes share the title.
         text: A sentence computed from what is drawn. An empty one removes the title.
         about: What was measured; the title begins with it.
     """
@@ -81,10 +81,12 @@ def write_title(target: Axes | Figure, text: str, about: str = "") -> Text:
     width_in = figure.bbox.width / figure.dpi * (1 if in_column else target.get_position().width)
     aside = target.get_title("right")  # of `mark_simulated`
     lines = wrap(words, characters_per_line(width_in, _TITLE_PT) - len(f"{aside}  " if aside else ""))
+    right = _write_aside(target, aside)
     title = target.set_title("\n".join(lines), loc="left", fontsize=_TITLE_PT, pad=6 + _height_above(target))
     if in_column:
-        title.set_transform(blended_transform_factory(figure.transSubfigure, title.get_transform()))
-        title.set_x(0.01)
+        for each, x in ((title, 0.01), (right, 0.99)):
+            each.set_transform(blended_transform_factory(figure.transSubfigure, each.get_transform()))
+            each.set_x(x)
     return title
 
 
@@ -97,7 +99,11 @@ def _height_above(ax: Axes) -> float:
 def mark_simulated(ax: Axes, word: str = "simulated") -> None:
     """Say on a plot, before its title is written, that nothing in it was measured: by a word and a background."""
     ax.set_facecolor("#f3eefb")
-    ax.set_title(word, loc="right", fontsize=_TITLE_PT, color="rebeccapurple", pad=6 + _height_above(ax))
+    _write_aside(ax, word)
+
+
+def _write_aside(ax: Axes, word: str) -> Text:
+    return ax.set_title(word, loc="right", fontsize=_TITLE_PT, color="rebeccapurple", pad=6 + _height_above(ax))
 
 
 def put_legend_below(ax: Axes, *, columns: int = 3, lines_above: int = 0, side: str = "center") -> None:

@@ -29,13 +29,13 @@ _installed: Recorder | None = None
 
 
 def set_recorder(recorder: Recorder | None) -> None:
-    """Install the recorder of this process; None removes it."""
+    """Install the current process's recorder; None removes it."""
     global _installed
     _installed = recorder
 
 
 def current_recorder() -> Recorder | None:
-    """The recorder of this process, if one is installed."""
+    """The current process's recorder, if one is installed."""
     return _installed
 
 

@@ -317,7 +317,7 @@ def name_storage(label: str, runs: pd.DataFrame) -> str:
 
 
 def format_ratio(ratio: float) -> str:
-    """A ratio with two decimals, or so many digits that it is neither rounded to 1 nor to 0: 1.58, 12.3, 288, 1.003."""
+    """A ratio with two decimals, or as many as keep it from being rounded to 1 or to 0: 1.58, 12.3, 288, 1.003."""
     if ratio != 1 and f"{ratio:.2f}" == "1.00":
         return f"{ratio:.4f}"
     return f"{ratio:.2g}" if ratio < 0.095 else f"{ratio:.2f}" if ratio < 10 else f"{ratio:,.{int(ratio < 100)}f}"

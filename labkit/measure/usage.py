@@ -90,7 +90,7 @@ class Usage:
 
 
 def tree_usage() -> Usage:
-    """Usage of this process and all its descendants, including those that have ended.
+    """Usage of the current process and all its descendants, including those that have ended.
 
     The totals of a process that ends go to the parent that waits for it, so nothing is lost between two calls.
     """
@@ -121,7 +121,7 @@ def _read_bytes(pid: int) -> int | None:
 
 
 def tree_memory() -> "pd.DataFrame":
-    """Current memory of this process and of each of its descendants.
+    """Current memory of the current process and of each of its descendants.
 
     Returns:
         One row per process: `process` ("main", "child 1", ...), `pid`, `pss_mb` (shared pages divided among users)

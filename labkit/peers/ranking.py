@@ -146,13 +146,13 @@ def plot_peers(frame: pd.DataFrame, *, ax: Axes | None = None, about: str = "", 
             ax.annotate(f"{median:,.0f}", (1.01, row), **place)
             labels.append(name)
     _label_axes(ax, labels, groups)
-    message = _tell_fastest(frame, max(groups.values(), key=len))
+    message = _describe_fastest(frame, max(groups.values(), key=len))
     write_title(ax, f"{about}: {message}" if about else message)
     return ax
 
 
-def _tell_fastest(frame: pd.DataFrame, members: pd.DataFrame) -> str:
-    """The fastest loader of a class, beside the next; inconclusive if its runs cannot tell them apart."""
+def _describe_fastest(frame: pd.DataFrame, members: pd.DataFrame) -> str:
+    """The fastest loader of a class, compared with the next; inconclusive if its runs cannot tell them apart."""
     ordered = members.sort_values("images_per_s", ascending=False).index
     if len(ordered) == 1:
         return f"{ordered[0]}: {members.loc[ordered[0], 'images_per_s']:,.0f} images per second"
@@ -184,13 +184,13 @@ def _label_axes(ax: Axes, labels: list[str], groups: dict[str, pd.DataFrame]) ->
     put_legend_below(ax)
 
 
-STORED = "13_peers.csv"  # beside the notebook
+STORED = "13_peers.csv"  # next to the notebook
 
 
 def append_runs(frame: pd.DataFrame, path: str | os.PathLike) -> pd.DataFrame:
     """Add a comparison to a CSV, which is created if it is not there.
 
-    A run of the same class on the same machine replaces the one before. Runs of other machines stay beside it:
+    A run of the same class on the same machine replaces the one before. Runs of other machines stay:
     nothing is compared across machines, since `lk.summarize` refuses that.
 
     Args:
@@ -227,7 +227,7 @@ def read_collection(path: str | os.PathLike) -> pd.DataFrame:
 
 
 def stored_runs() -> pd.DataFrame:
-    """The collection that is stored beside notebook 13: every class, on the machine of the stored notebooks.
+    """The collection that is stored next to notebook 13: every class, on the machine of the stored notebooks.
 
     Raises:
         FileNotFoundError: it is not there.

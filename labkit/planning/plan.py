@@ -162,8 +162,8 @@ def inputs_of(seen: Any, batch_size: Any = None) -> dict[str, Estimate]:
         note("step_cores_per_gpu", costs["step_cpu"] / costs["step"], f"{source}: core time of the step")
     if (cpu_s := (costs.get("making") or 0.0) * (1 - costs["waiting"])) > 0:
         note("cpu_ms_per_image", 1e3 * cpu_s / n_images, f"{source}: making a batch, without waiting")
-        if is_watch:  # all the training ran beside it
-            note("slowdown", 1.0, "labkit watch saw the loader beside the training")
+        if is_watch:  # the training ran at the same time
+            note("slowdown", 1.0, "labkit watch saw the loader while the training ran")
     return found
 
 

@@ -1,6 +1,6 @@
 """What others have published and a plan may start from: training rates, storages, the cores of rented machines.
 
-None of these figures is labkit's; each has its source beside it. What is only theory says so.
+None of these figures is labkit's; each is given with its source. What is only theory says so.
 """
 
 from collections.abc import Mapping

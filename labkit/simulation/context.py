@@ -72,8 +72,8 @@ def simulated_cuda(device: SimulatedDevice | None = None, *, duration: Duration 
 
     What holds, as CUDA's and torch's documents say:
 
-    - Streams run what they are given in order, and beside the host; kernels one at a time, copies one at a time in each
-      direction, all three at once.
+    - Streams run what they are given in order, concurrently with the host; kernels one at a time, copies one at a time
+      in each direction, all three at once.
     - A copy from pageable memory makes the host wait for the stream and then stage the bytes itself; a copy that is not
       `non_blocking` makes it wait for the end.
     - The allocator gives a block that was freed to the next request of the same stream at once, whatever another stream

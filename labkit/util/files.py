@@ -186,7 +186,7 @@ def write_all_atomic(contents: Mapping[Path, bytes]) -> None:
 
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path`, renamed to it at the end and removed on an error. Makes missing folders.
+    """A temporary path next to `path`, renamed to it at the end and removed on an error. Makes missing folders.
 
     The first time that a process writes to a folder, it removes the partial files that killed processes left there.
     If the disk is full, the OSError names `path`.
@@ -322,7 +322,7 @@ class ScratchFolder:
     same place does. A folder in use is locked.
 
     Args:
-        folder: Where to make it; missing folders are made. Default: beside the photos, and so on the same disk.
+        folder: Where to make it; missing folders are made. Default: next to the photos, and so on the same disk.
 
     Attributes:
         path: The folder.

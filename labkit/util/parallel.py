@@ -92,7 +92,7 @@ def unpack_result(future: Future) -> tuple[float, list[Outcome]]:
 
 @contextmanager
 def thread_pool(function: Callable, num_threads: int) -> Iterator[Pool]:
-    """Threads of this process."""
+    """The current process's threads."""
     executor = ThreadPoolExecutor(num_threads, initializer=use_one_torch_thread)
     try:
         yield Pool(lambda items: executor.submit(run_chunk, function, [(item, None) for item in items]), Future.result)

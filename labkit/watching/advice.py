@@ -28,12 +28,12 @@ def expected_s(num_workers: int, making: "Making", step_s: float, step_cpu_s: fl
 def worst_s(num_workers: int, making: "Making", step_s: float, step_cpu_s: float, cores: int) -> float:
     """The same at worst: busy cores slow one another, and threads that wait for one another keep theirs meanwhile.
 
-    Processes on all cores share caches, memory and the kernel: with two workers beside the step, eleven trainings of
+    Processes on all cores share caches, memory and the kernel: with two workers next to the step, eleven trainings of
     public repositories took up to 1.28 times as long as the sum of their parts (`notebooks/guide/records.md`).
 
     The threads of an operator end it together. While one of them has no core, as a worker has it, the others wait at
     the barrier, and OpenMP's threads wait by spinning. So the step takes up a core for as long as workers compute
-    beside it; at worst as much again as it computes.
+    next to it; at worst as much again as it computes.
 
     Source: GCC's manual of libgomp, GOMP_SPINCOUNT and OMP_WAIT_POLICY
     """

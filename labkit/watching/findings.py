@@ -72,7 +72,7 @@ class Diagnosis:
         return [describe_waiting(self.shares), _describe_ceiling(self), str(self.recommendation)]
 
     def plot(self, ax: Any = None) -> Any:
-        """Where the time of a batch goes, beside the step alone. Returns the Axes."""
+        """Where the time of a batch goes, compared with the step alone. Returns the Axes."""
         return plot_costs(self.costs, f"ceiling: {self.ceiling:.2f}x", ax)
 
     def __repr__(self) -> str:
@@ -93,7 +93,7 @@ class Diagnosis:
 
 
 def plot_costs(costs: Costs, title: str, ax: Any = None) -> Any:
-    """Where the time of a batch goes, beside the step alone. Returns the Axes."""
+    """Where the time of a batch goes, compared with the step alone. Returns the Axes."""
     from labkit.measure.plots import plot_stalls, write_title
 
     parts = {"compute": costs.step, **costs.lost_s}
@@ -199,7 +199,7 @@ class WatchReport:
         return words + "."
 
     def plot(self, ax: Any = None) -> Any:
-        """Where the time of a batch goes, beside the step alone. Returns the Axes."""
+        """Where the time of a batch goes, compared with the step alone. Returns the Axes."""
         ceiling = f"at least {self._least:.2f}x" if self.is_bound else f"{self.ceiling:.2f}x"
         ceiling = f"over {_NO_STEP}x" if self.ceiling > _NO_STEP else ceiling
         return plot_costs(self.costs, f"ceiling: {ceiling}", ax)
@@ -393,7 +393,7 @@ def _rests(made: list[BatchTiming], at_s: float) -> bool:
 
 
 def _answering_s(ends: dict[Batch, _Ready]) -> float:
-    """What receiving a batch takes beside its unpickling, from a worker that rests; 0 if they hardly ever do.
+    """What receiving a batch takes in addition to its unpickling, from a worker that rests; 0 if they hardly ever do.
 
     One that makes another batch answers late, which is a matter of the making.
     """
@@ -409,8 +409,8 @@ def _turns(epoch: Epoch, answering_s: float, beside: "_Spent", apart: "_Spent") 
     """The batches of an epoch with their steps.
 
     Args:
-        answering_s: What receiving a batch takes beside its unpickling. A batch that came before its turn was unpickled
-            while another was waited for, and is counted there.
+        answering_s: What receiving a batch takes in addition to its unpickling. A batch that came before its turn was
+            unpickled while another was waited for, and is counted there.
         beside: Waits for loaders that the same steps take batches from.
         apart: Loops over all other loaders.
     """

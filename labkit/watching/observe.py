@@ -176,7 +176,7 @@ class _Known:
 
 
 class Observer:
-    """Notes every batch that `DataLoader`s and `BatchLoader`s of this process give.
+    """Notes every batch that the `DataLoader`s and `BatchLoader`s of the current process give.
 
     `start` and `stop` change torch's classes and restore them; those that are not imported yet, as they are.
     """

@@ -318,7 +318,7 @@ def test_a_set_may_have_the_numbers_of_another_and_lack_some_of_its_classes(tmp_
 def test_images_beside_class_folders_are_refused_or_have_no_labels(tmp_path, labeled):
     store = stored(tmp_path / "set", "cat/a/1.png", "dog/1.png", "top.png", "zoo.png")
     assert len(ImageFolder(store.root)) == 2  # it leaves them out
-    with pytest.raises(ValueError, match=r"2 images of 4, such as 'top.png', beside the class folders \('cat', 'd"):
+    with pytest.raises(ValueError, match=r"2 images of 4, such as 'top.png', next to the class folders \('cat', 'd"):
         labeled(store, tmp_path)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

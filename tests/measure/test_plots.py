@@ -493,13 +493,7 @@ def look(handle):
     return handle.get_hatch() if isinstance(handle, Patch) else type(handle)
 
 
-# The title is wrapped for the width of the figure; the word stands at the end of the axes, which the legend narrows.
-MEETS_THE_WORD = pytest.mark.xfail(strict=True, reason="a long title meets the word simulated")
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[MEETS_THE_WORD] * name.endswith("two lines")) for name in EVERY]
-)
+@pytest.mark.parametrize("name", EVERY)
 def test_every_plot_can_be_read_at_600_pixels_and_without_color(name, frame_of):
     figure = draw(name, frame_of)
     figure.draw_without_rendering()
