@@ -93,7 +93,7 @@ def format_interval(low: float, high: float) -> str:
 
 Range = tuple[float, float]
 Rule = Callable[[Reading, Any], str]
-"""From a reading and the ratios that agree with the claimed one, which only `reaches` needs, to an outcome."""
+"""Maps a reading and the ratios that agree with the claimed one, which only `reaches` needs, to an outcome."""
 
 
 def agreeing_range(claimed: float, up_to: float | None = None) -> Range:

@@ -72,7 +72,7 @@ def simulate_feeding(way: str, feeding: Feeding, *, n_steps: int = _N_STEPS) -> 
 
 
 def _simulate(way: str, feeding: Feeding, n_steps: int, *, warmup_s: float) -> pd.DataFrame:
-    """Args: warmup_s: Time of each of the two steps before the first that is recorded; workers load meanwhile."""
+    """Simulate after two steps of `warmup_s` seconds each that are not recorded; workers load meanwhile."""
     require_choice("way", way, WAYS)
     is_pinned, copy = WAYS[way]
     n_bytes = min(feeding.batch_bytes, 4096)  # stand for the whole batch, at rates to match

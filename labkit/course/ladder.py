@@ -162,7 +162,7 @@ def _load_in_one_process(dataset: ImageDataset, batch_size: int) -> DataLoader:
 
 
 def _load_in_workers(dataset: ImageDataset, batch_size: int) -> Loader:
-    """Its workers end with the run: idle ones would count in the memory of other rungs."""
+    """A loader whose workers end with the run: idle ones would count in the memory of other rungs."""
     return make_loader(dataset, LoaderConfig(batch_size, persistent_workers=False), sampler=_shuffled(len(dataset)))
 
 

@@ -198,7 +198,7 @@ def mixing(device: torch.device, scale: Scale) -> Experiment:
 
 
 def writeup_cutmix(x: Tensor, y: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
-    """As in write-ups: `int()` of a device tensor waits for the device, and the caller's batch is overwritten."""
+    """CutMix as in write-ups: `int()` of a device tensor makes the host wait, and the batch is overwritten."""
     share = torch.distributions.Beta(1.0, 1.0).sample().to(x.device)
     partner = torch.randperm(len(x), device=x.device)
     height, width = x.shape[-2:]

@@ -202,7 +202,7 @@ def upright_sizes(sizes: "pd.DataFrame") -> tuple[np.ndarray, np.ndarray]:
 
 @lru_cache(maxsize=4096)  # images share sizes, and NumPy is slow on arrays of one
 def _place(buckets: Buckets, width: int, height: int) -> tuple[Size, Size]:
-    """Of an image, the shape of its bucket, and the size to which it is resized."""
+    """The shape of an image's bucket, and the size to which the image is resized."""
     new_width, new_height = buckets.resized([width], [height])[0].tolist()
     return buckets.shapes[int(buckets.select([width], [height])[0])], (new_width, new_height)
 

@@ -114,7 +114,7 @@ class ImageDataset(Labeled, Dataset):
 
 
 class PILDataset(ImageDataset):
-    """As `ImageDataset`, but with an RGB PIL image for the transform: the data set of a first tutorial.
+    """An `ImageDataset` whose transform gets an RGB PIL image: the data set of a first tutorial.
 
     As in such code, EXIF orientation is not applied, and truncated files are not detected beforehand. What PIL raises
     for a file that it cannot read is passed on as `DecodeError`.

@@ -272,7 +272,7 @@ class RegionDecoder:
 
 
 class WholeDecoder:
-    """As `RegionDecoder`, but it decodes the whole image, with simplejpeg."""
+    """A `RegionDecoder` that decodes the whole image, with simplejpeg."""
 
     def header(self, data: bytes) -> Frame | None:
         """Size of the image, or None if it is not a JPEG that this decoder can read at each scale."""

@@ -115,7 +115,7 @@ class SimulatedStore:
 
     @property
     def storage(self) -> str:
-        """Its name in a frame: `compare(..., storage={label: store.storage})` marks its plots as simulated."""
+        """The disk's name in a frame: `compare(..., storage={label: store.storage})` marks its plots as simulated."""
         return f"simulated {self.disk.name}"
 
     @property

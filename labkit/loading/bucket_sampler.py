@@ -161,7 +161,7 @@ class BucketBatchSampler(CountsEpochs, Sampler[list[int]]):
 
     @property
     def rank(self) -> int:
-        """Of this process."""
+        """The rank of the current process."""
         return rank_and_world_size()[0] if self._rank is None else self._rank
 
     @property
@@ -193,7 +193,7 @@ class BucketBatchSampler(CountsEpochs, Sampler[list[int]]):
 
     @cached_property
     def sizes_crc32(self) -> int:
-        """Of the images' numbers, buckets and paths."""
+        """A checksum of the images' numbers, buckets and paths."""
         names, offsets = self._paths.arrays()
         numbers = np.concatenate([self._indices, self._numbers, np.ravel(self.buckets.shapes), offsets])
         return zlib.crc32(names.tobytes(), zlib.crc32(numbers.astype("<i8").tobytes()))

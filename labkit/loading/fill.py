@@ -155,7 +155,7 @@ class PixelFormat:
         return _ARRAY_DTYPES[self.dtype]
 
     def shape(self, n_images: int) -> tuple[int, int, int, int]:
-        """Of a batch, in the order of its memory."""
+        """The shape of a batch, in the order of its memory."""
         return (n_images, self.size, self.size, 3) if self.is_channels_last else (n_images, 3, self.size, self.size)
 
     def as_batch(self, memory: Tensor) -> Tensor:

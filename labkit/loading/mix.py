@@ -162,7 +162,7 @@ def _can_be_seen(tensor: Tensor) -> bool:
 
 
 def _send(tensor: Tensor, x: Tensor) -> Tensor:
-    """To the device of x. Only a copy to a device may be left running: the host reads its own memory at once."""
+    """Copy to the device of x. Only a copy to a device may be left running: the host reads its memory at once."""
     return tensor.to(x.device, non_blocking=x.device.type != "cpu")
 
 

@@ -110,7 +110,7 @@ def _make_transfer(device: torch.device) -> "PassThrough | CopyStream":
 
 
 class PassThrough:
-    """For devices without streams: move batches as they come."""
+    """Moves batches as they come, for devices without streams."""
 
     def __init__(self, device: torch.device):
         self.device = device

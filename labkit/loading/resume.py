@@ -267,7 +267,7 @@ def _draw(epochs: EpochsOfSamplers, batch_sampler: Any, progress: Progress, seed
 
 
 def _crc32_of(keys: Any) -> int:
-    """Of all keys in their order; 0 if there are none."""
+    """A checksum of all keys in their order; 0 if there are none."""
     if not isinstance(keys, Sequence):
         return 0
     block, offsets = PackedStrings(map(str, keys) if not isinstance(keys, PackedStrings) else keys).arrays()

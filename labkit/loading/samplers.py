@@ -182,7 +182,7 @@ def check_repeatable(name: str, sampler: Any) -> None:
 
 
 def rank_and_world_size() -> tuple[int, int]:
-    """Of this process: as `torch.distributed` has them, else as torchrun's environment says; else (0, 1)."""
+    """Rank and world size: from `torch.distributed`, else from torchrun's environment, else (0, 1)."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
     try:

@@ -414,7 +414,7 @@ def _label_ratios(ax: Axes, labels: list[str], xlabel: str) -> None:
 
 
 def _draw_line(ax: Axes, x: float, label: str, *, color: Any, linestyle: str, side: str) -> None:
-    """Args: side: Which side of the label stands at the line: those of two lines close together must not meet."""
+    """Draw a line whose label stands with its `side` at the line, since labels of two close lines must not meet."""
     ax.axvline(x, color=color, linestyle=linestyle, linewidth=1.2, zorder=1)
     place: dict[str, Any] = {"xycoords": ("data", "axes fraction"), "ha": side, "va": "bottom"}
     ax.annotate(label, (x, 1.0), **place, color=color, fontsize=SMALL_PT)

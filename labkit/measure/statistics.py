@@ -231,7 +231,7 @@ def _notes(own: pd.DataFrame, spread: float) -> list[str]:
 
 
 def disturbances(own: pd.DataFrame) -> list[str]:
-    """Who else had the cores while these runs were timed, if it was much: a sentence for each."""
+    """Sentences on who else used the cores while these runs were timed, if it was much."""
     timed_s = (own["steady_s"] + own["first_batch_s"].where(~_column(own, "is_steady", False), 0.0)).sum()
     if timed_s < _MIN_TIMED_S:
         return []

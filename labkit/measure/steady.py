@@ -368,7 +368,7 @@ class Stopwatch:
 
 
 def _round_up(number: float, unit: int) -> int:
-    """To a multiple of `unit`; a hair above one counts as that one."""
+    """Round up to a multiple of `unit`; a hair above one counts as that one."""
     return math.ceil(number / unit - 1e-9) * unit
 
 

@@ -211,7 +211,7 @@ def compare_peers(
 def _choose_installed(
     peers: Iterable[Peer], only: Sequence[str], in_class: PeerClass
 ) -> tuple[list[Peer], dict[str, tuple[str, str]]]:
-    """Those that can run, and the state of and the reason for those that cannot; other classes are told if named."""
+    """Peers that can run, and state and reason of those that cannot. Those of other classes are named if asked for."""
     by_name = {peer.name.lower(): peer for peer in peers}
     if unknown := [name for name in only if name.lower() not in by_name]:
         names = ", ".join(peer.name for peer in by_name.values())

@@ -76,7 +76,7 @@ def _with(setup: Setup, **inputs: float | Estimate) -> Setup:
 
 
 def _enough(setup: Setup, need: str) -> int:
-    """As much as is needed in nearly all draws."""
+    """How much is needed in nearly all draws."""
     return math.ceil(np.quantile(setup.draws[need], _SURE))
 
 

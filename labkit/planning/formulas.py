@@ -122,7 +122,7 @@ def _is_finite(value: Any) -> bool:
 
 
 def format_number(value: float) -> str:
-    """With three digits that count, as 57,200 and 0.123."""
+    """A number with three significant digits, as 57,200 and 0.123."""
     return f"{float(f'{value:.3g}'):,.10g}"
 
 

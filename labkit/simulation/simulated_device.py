@@ -138,7 +138,7 @@ class Simulation:
         self._submit("compute", name, seconds, reads, writes, begin=None if in_place else begin, finish=finish)
 
     def copy_to_device(self, source: Tensor, target: View, *, non_blocking: bool) -> None:
-        """From pageable memory the host waits for the stream and then copies into a page-locked buffer itself.
+        """Copy to the device. From pageable memory, the host waits for the stream, then stages the bytes itself.
 
         Source: CUDA Runtime API, "API synchronization behavior": memory must be staged, and the driver may synchronize
         with the stream first.

@@ -108,7 +108,7 @@ _on_host: Callable[..., Tensor] = Tensor.to  # before anything replaces it
 
 
 def _to_host(source: Tensor, non_blocking: bool) -> Tensor:
-    """As torch does, to page-locked memory where the host need not wait."""
+    """Copy to the host as torch does: to page-locked memory where the host need not wait."""
     source = source.detach()
     with allocating_on_device(False):
         like = torch.empty_like(torch.empty_strided(source.shape, source.stride(), dtype=source.dtype, device="meta"))

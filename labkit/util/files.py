@@ -64,7 +64,7 @@ def n_images(number: int) -> str:
 
 
 def images_among(names: Iterable[str], ignore: tuple[str, ...], place: str) -> Iterator[str]:
-    """Those of some names that are images; hidden ones and those with suffixes to `ignore` are left out.
+    """Select the names of images; hidden ones and those with suffixes to `ignore` are left out.
 
     Raises:
         ValueError: at the end, where there are images that labkit does not decode; counts them, and names `place`.

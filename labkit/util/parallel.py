@@ -69,7 +69,7 @@ def pack_items(items: list) -> list[Outcome]:
 
 
 def run_chunk(function: Callable, chunk: list[Outcome]) -> tuple[float, list[Outcome]]:
-    """In a worker: seconds that the chunk took, and its outcomes."""
+    """Map a chunk in a worker. Returns the seconds that it took, and its outcomes."""
     start = time.perf_counter()
     outcomes = [apply_to_outcome(function, item) for item in chunk]
     return time.perf_counter() - start, outcomes

@@ -152,6 +152,6 @@ def _contents(item: Any) -> list[Any]:
 
 
 def _attribute_names(item: Any) -> list[str]:
-    """Of all that an object holds, in `__dict__` or slots."""
+    """The names of all that an object holds, in `__dict__` or slots."""
     names = [*getattr(item, "__dict__", ()), *copyreg._slotnames(type(item))]  # type: ignore[attr-defined]
     return [name for name in names if hasattr(item, name)]

@@ -327,7 +327,7 @@ class Accounts:
 
     @property
     def starts_s(self) -> list[float]:
-        """From the beginning of each epoch to its first batch."""
+        """Seconds from the beginning of each epoch to its first batch."""
         return [each.batches[0].received_s - each.began_s for each in self.loader.epochs if each.batches]
 
     @property

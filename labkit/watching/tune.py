@@ -108,7 +108,7 @@ class Candidate:
 
     @property
     def label(self) -> str:
-        """Its name in frames and plots."""
+        """The candidate's name in frames and plots."""
         if self.threads:
             return "BatchLoader"
         config = self.config.resolved()
@@ -146,7 +146,7 @@ class Source:
 def candidates(
     config: LoaderConfig, making: Making, step_s: float, step_cpu_s: float, *, decoder: str | None, threads: bool
 ) -> dict[str, Candidate]:
-    """By label: the default, worker counts that the model finds worth measuring, a longer queue, and threads.
+    """Candidates by label: the default, worker counts that the model finds worth measuring, a longer queue, threads.
 
     Args:
         config: The default.
@@ -282,7 +282,7 @@ def _run_heat(
 
 
 def next_heat(runs: pd.DataFrame, alive: list[str], default: str) -> tuple[list[str], bool]:
-    """Who goes on, and whether the race is decided."""
+    """The labels that stay in the race, and whether it is decided."""
     racing = [label for label in alive if label != STEP_ALONE]
     # The fastest, by the mean ratio to the default, which runs in every round.
     leader = max(racing, key=lambda label: _speedups(runs, label, default).mean())

@@ -45,7 +45,7 @@ def decode_bytes(data: bytes) -> torch.Tensor:
 
 
 def decode_file(source: str | torch.Tensor) -> torch.Tensor:
-    """As `decode_bytes`, from a file's path (or from a tensor of its bytes)."""
+    """Decode as `decode_bytes`, from a file's path (or from a tensor of its bytes)."""
     from torchvision.io import ImageReadMode, decode_image
 
     return decode_image(source, ImageReadMode.RGB)
