@@ -26,6 +26,8 @@ from tests import children, turns
 
 matplotlib.use("Agg")
 os.environ.setdefault("TQDM_DISABLE", "1")  # what tests start says nothing on stderr but errors
+# Threads of torch that wait sleep: with more processes than cores, those that spin keep the others from their work.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 # A shell ignores SIGINT in its background jobs, and so would all processes that tests start and interrupt.
