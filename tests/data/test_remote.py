@@ -1,6 +1,5 @@
 """Images on servers: what is listed, asked for, retried, refused and told, of single files and of ranges of a tar."""
 
-import http.server
 import logging
 import random
 import re
@@ -22,16 +21,12 @@ from labkit.data.simulated_disks import Disk
 from labkit.errors import TarError
 from tests.image_files import KEYS, read_all
 from tests.scripted_server import Handler, ScriptedServer, cut, drop, noise, serve_script, stall, status
-from tests.serving import Quiet, serving
+from tests.serving import QuietFolder, serving
 from tests.tars import make_tar
 
 pytestmark = pytest.mark.usefixtures("own_home")
 
 # What an HttpStore lists.
-
-
-class QuietFolder(Quiet, http.server.SimpleHTTPRequestHandler):
-    pass
 
 
 def test_pythons_own_server_is_read(image_folder):
