@@ -1,15 +1,8 @@
-"""Shards of numbered pictures, what is read of them as any worker of any rank, and writers that can be killed."""
+"""Shards of numbered pictures, and what is read of them as any worker of any rank."""
 
 import io
-import os
-import signal
-import subprocess
-import sys
-import time
-from contextlib import suppress
 from pathlib import Path
 
-import psutil
 from PIL import Image
 
 import labkit as lk
@@ -57,36 +50,3 @@ def at(monkeypatch, rank: int, world_size: int, worker: int | None = None, num_w
 def samples(dataset) -> list[tuple[str, bytes, bytes]]:
     """Key, label and image of each sample, in their order, undecoded."""
     return [(sample["__key__"], sample["cls"], sample["jpg"]) for sample in dataset.samples()]
-
-
-WRITE = """
-import sys, labkit
-if __name__ == "__main__":
-    store, root, engine = labkit.FolderStore(sys.argv[1]), sys.argv[2], sys.argv[3]
-    print("begins", flush=True)
-    labkit.write_shards(store, root, max_count=2, engine=engine, num_workers=2, progress=False)
-    print("ends", flush=True)
-"""
-
-
-def start_writer(photos: Path, root: Path, engine: str) -> subprocess.Popen:
-    """A process that writes shards of two images each, just about to begin."""
-    command = [sys.executable, "-c", WRITE, str(photos), str(root), engine]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
-    assert process.stdout.readline() == "begins\n"
-    return process
-
-
-def kill_writer(process: subprocess.Popen) -> None:
-    """Kill it and its workers, and wait until they are dead."""
-    workers = psutil.Process(process.pid).children(recursive=True)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
-    while any(map(is_alive, workers)):
-        time.sleep(0.001)
-
-
-def is_alive(process: psutil.Process) -> bool:
-    with suppress(psutil.NoSuchProcess):
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    return False

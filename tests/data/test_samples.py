@@ -5,7 +5,6 @@ import io
 import json
 import shutil
 import subprocess
-import sys
 import tarfile
 from functools import cache, partial
 from pathlib import Path
@@ -22,7 +21,8 @@ from labkit import course
 from labkit.data import samples
 from labkit.data.samples import PHOTOGRAPHS, PROFILES, pair_names, photo_key
 from labkit.errors import ItemErrors
-from tests.paths import SCRIPTS, contents, run_script
+from tests.children import in_children
+from tests.paths import contents, run_script
 from tests.tars import make_tar
 
 COUNT = 10  # one photo of every class, and a second of the first
@@ -138,9 +138,7 @@ def test_imagenet_files_weigh_what_imagenets_do():
 
 @pytest.mark.exhaustive
 def test_two_processes_may_make_the_same_photos(tmp_path):
-    command = [sys.executable, SCRIPTS / "make_photos.py", tmp_path / "set", str(COUNT)]
-    both = [subprocess.Popen(command) for _ in range(2)]
-    assert [process.wait(timeout=120) for process in both] == [0, 0]
+    in_children("fork", make_photos, *[(tmp_path / "set", COUNT)] * 2)
     assert_whole(tmp_path / "set")
 
 

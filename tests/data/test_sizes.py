@@ -8,8 +8,7 @@ import pytest
 from hypothesis import example, given, settings, strategies as st
 from PIL import Image
 
-from labkit import FolderStore, collect_sizes
-from labkit.course.oracles import exif_of
+from labkit import collect_sizes
 from labkit.data.headers import read_header
 from labkit.data.sizes import Readers, choose_readers, disk_under, parse_cache_name, read_headers, sizes_from_caches
 from tests.image_files import encoded
@@ -67,12 +66,6 @@ def test_every_image_is_there_with_pillows_size(tree):
     pd.testing.assert_frame_equal(collect_sizes(str(tree) + "/"), frame)
 
 
-def test_with_suffixes_to_ignore_the_rows_are_the_keys_of_the_store(tree):
-    ignore = (".avif", ".bmp", ".gif", ".tif")
-    paths = list(collect_sizes(tree, ignore=ignore)["path"])
-    assert FolderStore(tree, ignore=ignore).keys() == paths == sorted(set(IMAGES) - set(OTHERS))
-
-
 def test_not_recursive_means_one_folder(tree):
     assert list(collect_sizes(tree / "cat", recursive=False)["path"]) == ["B.JPG", "a.jpeg"]
 
@@ -99,14 +92,6 @@ def test_what_no_cache_settles_is_read_from_the_image(tmp_path):
         "twin.jpg": FROM_HEADER, "none.png": FROM_HEADER, "sub/agree.png": FROM_HEADER,
     }  # fmt: skip
     assert set(collect_sizes(tmp_path, caches=False)["source"]) == {"header"}
-
-
-def test_exif_is_a_column_and_sizes_are_as_stored(tmp_path):
-    write_images(tmp_path, "a.jpg", "b.png", size=(40, 30), exif=exif_of(6))
-    write_images(tmp_path, "c.jpg", size=(40, 30))
-    frame = collect_sizes(tmp_path)
-    assert frame["exif_orientation"].tolist() == [6, 6, 1]
-    assert {(row.width, row.height) for row in frame.itertuples()} == {(40, 30)}
 
 
 def test_the_unreadable_are_listed_with_the_reason(tmp_path):
@@ -139,14 +124,6 @@ def test_a_folder_that_cannot_be_listed_has_a_row(tmp_path, monkeypatch):
     ]  # fmt: skip
     with pytest.raises(PermissionError):
         collect_sizes(tmp_path / "locked")
-
-
-def test_links_are_followed_but_not_in_a_circle(tmp_path):
-    write_images(tmp_path, "set/a.jpg", "elsewhere/b.jpg")
-    links = {"set/more": "elsewhere", "set/itself": "set", "elsewhere/back": "set", "set/c.jpg": "elsewhere/b.jpg"}
-    for link, target in links.items():
-        (tmp_path / link).symlink_to(tmp_path / target)
-    assert collect_sizes(tmp_path / "set")["path"].tolist() == ["a.jpg", "c.jpg", "more/b.jpg"]
 
 
 def test_every_suffix_counts_in_any_case(tmp_path):
