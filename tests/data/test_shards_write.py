@@ -21,7 +21,7 @@ from labkit.util.files import atomic_path
 from tests.children import in_children
 from tests.killing import killed_at_every_moment
 from tests.memory_store import MemoryStore
-from tests.paths import contents, run_script
+from tests.paths import contents, run_script, times
 from tests.shards import write
 from tests.tars import add
 
@@ -191,10 +191,6 @@ def test_the_script_writes_shards(photos, written, tmp_path):
 
 
 # Interrupted, and run again
-
-
-def times(root: Path) -> dict[str, int]:
-    return {path.name: path.stat().st_mtime_ns for path in root.iterdir()}
 
 
 def names(*shards: int) -> set[str]:

@@ -9,9 +9,10 @@ from hypothesis import example, given, settings, strategies as st
 from PIL import Image
 
 from labkit import collect_sizes
+from labkit.course import choose_readers, parse_cache_name
 from labkit.data.headers import read_header
-from labkit.data.sizes import Readers, choose_readers, disk_under, parse_cache_name, read_headers, sizes_from_caches
-from tests.image_files import encoded
+from labkit.data.sizes import Readers, disk_under, read_headers, sizes_from_caches
+from tests.image_files import encoded, write_pictures
 from tests.paths import run_script
 
 OTHERS = ["dog/e.bmp", "dog/h.gif", "dog/i.tif"] + ["dog/f.avif"] * (".avif" in Image.registered_extensions())
@@ -32,14 +33,6 @@ def touch(folder: Path, *names: str) -> None:
         (folder / name).touch()
 
 
-def write_images(folder: Path, *names: str, size: tuple[int, int] = (9, 8), **options) -> None:
-    """Pictures of one size, in the formats of their suffixes."""
-    touch(folder, *names)
-    for path in (folder / name for name in names):
-        image_format = Image.registered_extensions().get(path.suffix.lower(), "JPEG")
-        Image.new("RGB", size).save(path, image_format, **options)
-
-
 def sizes_of(frame: pd.DataFrame) -> dict[str, tuple]:
     return {row.path: (row.width, row.height, row.source) for row in frame.itertuples()}
 
@@ -48,8 +41,8 @@ def sizes_of(frame: pd.DataFrame) -> dict[str, tuple]:
 def tree(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("tree")
     for number, name in enumerate(IMAGES):
-        write_images(root, name, size=(30 + number, 20))
-    write_images(root, *HIDDEN, size=(99, 99))
+        write_pictures(root, name, size=(30 + number, 20))
+    write_pictures(root, *HIDDEN, size=(99, 99))
     (root / "empty").mkdir()
     return root
 
@@ -84,7 +77,9 @@ def test_each_folder_is_listed_once_and_images_with_a_cache_are_not_opened(tmp_p
 
 
 def test_what_no_cache_settles_is_read_from_the_image(tmp_path):
-    write_images(tmp_path, "agree.png", "disagree.png", "twin.png", "twin.jpg", "none.png", "sub/agree.png")
+    write_pictures(
+        tmp_path, "agree.png", "disagree.png", "twin.png", "twin.jpg", "none.png", "sub/agree.png", size=(9, 8)
+    )
     touch(tmp_path, "agree" + SD, "disagree" + SD, "disagree_0009x0008_flux.npz", "twin" + SD)
     # A name is believed, and a cache above is no cache here.
     assert sizes_of(collect_sizes(tmp_path)) == {
@@ -95,7 +90,7 @@ def test_what_no_cache_settles_is_read_from_the_image(tmp_path):
 
 
 def test_the_unreadable_are_listed_with_the_reason(tmp_path):
-    write_images(tmp_path, "good.jpg")
+    write_pictures(tmp_path, "good.jpg", size=(9, 8))
     touch(tmp_path, "empty.jpg")
     (tmp_path / "text.png").write_text("no image")
     (tmp_path / "dangling.jpg").symlink_to(tmp_path / "nowhere")
@@ -110,7 +105,7 @@ def test_the_unreadable_are_listed_with_the_reason(tmp_path):
 
 
 def test_a_folder_that_cannot_be_listed_has_a_row(tmp_path, monkeypatch):
-    write_images(tmp_path, "a.jpg", "locked/b.jpg")
+    write_pictures(tmp_path, "a.jpg", "locked/b.jpg", size=(9, 8))
     scandir = os.scandir
 
     def refuse(path):
