@@ -1,11 +1,12 @@
 """Shards of numbered pictures, and what is read of them as any worker of any rank."""
 
-import io
 from pathlib import Path
 
+import numpy as np
 from PIL import Image
 
 import labkit as lk
+from tests.image_files import encoded
 from tests.memory_store import MemoryStore
 
 
@@ -15,9 +16,7 @@ def write(store, root: Path, **options) -> Path:
 
 def picture(number: int) -> bytes:
     """Its color is its number."""
-    buffer = io.BytesIO()
-    Image.new("RGB", (2, 2), (number % 256, number // 256, 0)).save(buffer, "PNG")
-    return buffer.getvalue()
+    return encoded(Image.new("RGB", (2, 2), (number % 256, number // 256, 0)), "PNG")
 
 
 PICTURE = picture(0)
@@ -26,6 +25,13 @@ PICTURE = picture(0)
 def numbered(root: Path, n_samples: int, n_shards: int) -> Path:
     store = MemoryStore({f"all/{number:05d}.png": picture(number) for number in range(n_samples)})
     return write(store, root, max_count=-(-n_samples // n_shards))
+
+
+def noisy(count: int) -> MemoryStore:
+    """JPEGs of noise, some 40 KB each, in two classes."""
+    draw = np.random.default_rng(0).integers
+    images = (Image.fromarray(draw(0, 256, (160, 160, 3), np.uint8)) for _ in range(count))
+    return MemoryStore({f"{'ab'[number % 2]}/{number:02}.jpg": encoded(image) for number, image in enumerate(images)})
 
 
 def numbers(loader) -> list[int]:

@@ -24,7 +24,7 @@ from labkit.data.shard_cache import open_shards, register
 from labkit.errors import TarError
 from tests.children import in_children
 from tests.scripted_server import serve_script
-from tests.shards import samples, write
+from tests.shards import noisy, samples, write
 
 LONGEST_S = 20  # for what comes at once, if it comes
 
@@ -349,10 +349,11 @@ def test_a_kill_leaves_no_broken_file(remote, three, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def shards(first_photos, tmp_path_factory) -> Path:
-    """Fourteen photos in five shards, and a cut one beside them."""
-    root = write(lk.FolderStore(first_photos(14)), tmp_path_factory.mktemp("shards") / "set", max_count=3)
-    (root / "cut.tar").write_bytes((root / "shard-000000.tar").read_bytes()[:200_000])
+def shards(tmp_path_factory) -> Path:
+    """Fourteen pictures in five shards, and a cut one beside them."""
+    root = write(noisy(14), tmp_path_factory.mktemp("shards") / "set", max_count=3)
+    whole = (root / "shard-000000.tar").read_bytes()
+    (root / "cut.tar").write_bytes(whole[: len(whole) * 2 // 3])
     return root
 
 
@@ -401,7 +402,7 @@ def test_s3_gives_the_items_of_the_disk_by_as_many_connections_as_are_asked_for(
 
 @pytest.mark.parametrize("shuffle", [0, 8])
 @pytest.mark.parametrize(
-    ("reads_in_flight", "cache_bytes"), [(1, 0), (4, 0), (30, 0), (1, 10**8), (3, 10**8), (3, 700_000), (1, 1000)]
+    ("reads_in_flight", "cache_bytes"), [(1, 0), (4, 0), (30, 0), (1, 10**8), (3, 10**8), (3, 200_000), (1, 1000)]
 )
 def test_the_same_samples_come_in_the_same_order(shards, http, tmp_path, shuffle, reads_in_flight, cache_bytes):
     """However many are in flight, and whether all, some or none find room in a cache."""
@@ -450,15 +451,13 @@ def test_a_cut_shard_is_named(http, s3):
         assert len(came) in (1, 2)
 
 
-def test_what_is_not_there_is_named_without_credentials(http, s3, tmp_path):
-    secret = http.replace("://", "://user:hush@")
-    for url in (f"{secret}no.tar?X-Amz-Signature=hush", f"{secret}no/folder/"):
-        with pytest.raises(FileNotFoundError, match=r"no.*does not exist") as failure:
+def test_what_is_not_there_is_named(http, s3, tmp_path):
+    """Without credentials, which tests/hardening/test_credentials.py sees to."""
+    for url in (f"{http}no.tar", f"{http}no/folder/"):
+        with pytest.raises(FileNotFoundError, match=r"no.*does not exist"):
             list(lk.read_shards(url))
-        assert "hush" not in str(failure.value)
     with pytest.raises(FileNotFoundError, match=r"photos/no\.tar"):
         list(lk.read_shards("s3://photos/no.tar", storage_options=s3))
-    assert "hush" not in repr(lk.read_shards("s3://photos", storage_options={**s3, "secret": "hush"}).order)
     urls = [f"{http}shard-000000.tar", f"{http}no.tar"]
     cached = lk.read_shards(urls, cache=lk.ShardCache(tmp_path, 10**8)).samples()
     assert all(next(cached)["__key__"] for _ in range(3))

@@ -31,7 +31,7 @@ from labkit.data import shards_read
 from labkit.data.shards_read import ShardWarning, resume, shuffled
 from labkit.errors import TarError
 from tests.paths import REPO
-from tests.shards import PICTURE, at, numbered, numbers, numbers_of, picture, write
+from tests.shards import PICTURE, at, noisy, numbered, numbers, numbers_of, picture, write
 from tests.tars import make_tar
 
 # Of torchdata, about torch itself; and of torch, about few cores.
@@ -50,9 +50,9 @@ def forty(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def shards(first_photos, tmp_path) -> Path:
-    """Two shards of photos, to be broken."""
-    return write(lk.FolderStore(first_photos(10)), tmp_path / "set", max_count=5)
+def shards(tmp_path) -> Path:
+    """Two shards of five pictures each, to be broken."""
+    return write(noisy(10), tmp_path / "set", max_count=5)
 
 
 def run(root, readers, options, *, epoch=EPOCH, states=None, n_taken=lambda worker: None) -> tuple[dict, list[dict]]:
@@ -87,8 +87,8 @@ def end_workers(batches) -> None:
 # What is read
 
 
-def test_items_are_those_of_the_stores_data_set(first_photos, shards):
-    dataset, expected = lk.read_shards(shards), lk.ImageDataset(lk.FolderStore(first_photos(10)))
+def test_items_are_those_of_the_stores_data_set(shards):
+    dataset, expected = lk.read_shards(shards), lk.ImageDataset(noisy(10))
     assert dataset.classes == expected.classes
     pairs = list(zip(dataset, expected, strict=True))
     assert len(pairs) == 10
@@ -521,7 +521,7 @@ def test_compressed_shards_are_read_to_their_end(shards):
     packed.write_bytes(gzip.compress(path.read_bytes()))
     plain = [(image.sum(), label) for image, label in lk.read_shards(path)]
     assert [(image.sum(), label) for image, label in lk.read_shards(packed)] == plain
-    os.truncate(packed, 300_000)
+    os.truncate(packed, packed.stat().st_size * 2 // 3)
     with pytest.raises(TarError, match=r"packed\.tar\.gz is cut or damaged"):
         list(lk.read_shards(packed))
 
