@@ -28,6 +28,7 @@ from labkit.errors import ItemErrors, TarError
 from tests.children import in_children
 from tests.full_disk import full_disk
 from tests.killing import killed_at_every_moment
+from tests.paths import contents
 from tests.tars import listed, make_tar, member, numbered_files
 
 quietly = partial(extract_tars, progress=False)
@@ -50,10 +51,6 @@ def look(path: Path) -> dict:
     status = path.stat()
     # Times as tarfile has them: it keeps floats.
     return {"data": path.read_bytes(), "mode": status.st_mode, "time": status.st_mtime_ns // 10**6}
-
-
-def data_of(root: Path) -> dict[str, bytes]:
-    return {name: seen["data"] for name, seen in tree(root).items() if "data" in seen}
 
 
 def without_records(root: Path) -> dict[str, dict]:
@@ -133,14 +130,14 @@ def test_symbolic_links_become_files_with_the_data_of_their_targets(tmp_path):
     [ours] = quietly(archive, tmp_path / "out")
     expected = {path.relative_to(source).as_posix(): path.read_bytes() for path in source.rglob("*.jpg")}
     assert len(expected) == 7
-    assert data_of(ours) == expected
+    assert contents(ours) == expected
     assert not [path for path in ours.rglob("*") if path.is_symlink()]
 
 
 def test_of_two_members_with_one_name_the_last_counts(tmp_path):
     members = listed("a:old kept=a ./a:new too=a s>a s/ s/b:in")
     [ours] = quietly(make_tar(tmp_path / "set.tar", members), tmp_path)
-    assert data_of(ours) == {"a": b"new", "kept": b"old", "too": b"new", "s/b": b"in"}
+    assert contents(ours) == {"a": b"new", "kept": b"old", "too": b"new", "s/b": b"in"}
     assert look(ours / "a") == look(ours / "too")
 
 
@@ -151,7 +148,7 @@ def test_every_engine_extracts_the_same(tmp_path, engine):
     assert folders == [tmp_path / engine / f"n{n}" for n in range(5)]
     for archive, folder in zip(archives, folders, strict=True):
         with tarfile.open(archive) as tar:
-            assert data_of(folder) == {info.name: tar.extractfile(info).read() for info in tar}
+            assert contents(folder) == {info.name: tar.extractfile(info).read() for info in tar}
 
 
 def test_one_archive_shows_its_bytes_and_several_their_number(tmp_path, monkeypatch):
@@ -265,7 +262,7 @@ def test_a_disk_that_fills_up_is_named_and_a_rerun_goes_on(tmp_path):
     [ours] = quietly(archive, tmp_path / "root")
     assert os.path.samestat(before, (ours / kept.name).stat())
     assert tree(ours) == tree(quietly(archive, tmp_path / "fresh")[0])
-    assert data_of(ours) == {info.name: data for info, data in members}
+    assert contents(ours) == {info.name: data for info, data in members}
 
 
 def test_a_rerun_leaves_all_alone(tmp_path):
@@ -282,7 +279,7 @@ def test_a_rerun_leaves_all_alone(tmp_path):
 def test_names_that_are_one_file_on_this_disk_are_an_error(tmp_path, monkeypatch):
     """As `a.jpg` and `A.jpg` are on a Mac."""
     archive = make_tar(tmp_path / "set.tar", listed("A.jpg:1 a.jpg:2"))
-    assert data_of(quietly(archive, tmp_path / "one")[0]) == {"A.jpg": b"1", "a.jpg": b"2"}
+    assert contents(quietly(archive, tmp_path / "one")[0]) == {"A.jpg": b"1", "a.jpg": b"2"}
     exists = Path.exists
     monkeypatch.setattr(Path, "exists", lambda path: exists(path) or path.name == "a.jpg")
     with pytest.raises(ItemErrors, match=r"1 of 2 files are in .*differ in case alone"):
@@ -313,7 +310,7 @@ def test_what_was_begun_of_another_archive_is_thrown_away(tmp_path):
     (work / "half").write_text("half")
     (work / "tree" / "photo0.jpg").write_text("another")
     [ours] = quietly(make_tar(tmp_path / "set.tar", numbered_files(2)), tmp_path / "root")
-    assert data_of(ours) == {info.name: data for info, data in numbered_files(2)}
+    assert contents(ours) == {info.name: data for info, data in numbered_files(2)}
     assert os.listdir(work) == ["record.json"]
 
 
@@ -326,7 +323,7 @@ def test_processes_may_extract_the_same_archive_at_once(tmp_path):
     archive, root = make_tar(tmp_path / "set.tar", numbered_files(300)), tmp_path / "root"
     start = multiprocessing.get_context("fork").Barrier(3)
     assert in_children("fork", extract_together, *[(start, archive, root)] * 3) == [[root / "set"]] * 3
-    assert data_of(root / "set") == {info.name: data for info, data in numbered_files(300)}
+    assert contents(root / "set") == {info.name: data for info, data in numbered_files(300)}
     assert os.listdir(root / WORK / "set") == ["record.json"]
 
 

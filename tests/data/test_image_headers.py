@@ -172,7 +172,7 @@ def test_a_cut_or_damaged_file_is_what_pillow_makes_of_it(tmp_path, name):
 def test_pillow_is_asked_only_where_it_must_be_and_files_are_closed(tmp_path, monkeypatch, n_open_files):
     usual = (
         "plain.jpg", "progressive.jpg", "camera and profile.jpg", "little endian.jpg", "XMP, EXIF.jpg", "EXIF, XMP.jpg",
-        "0.jpg", "plain.png", "prompt.png", "lossy.webp", "lossless.webp",
+        "behind fill bytes.jpg", "0.jpg", "plain.png", "prompt.png", "lossy.webp", "lossless.webp",
     )  # fmt: skip
     files = {name: {**stated_oddly(), **made_files()}[name] for name in usual}
     monkeypatch.setattr(Image, "open", None)

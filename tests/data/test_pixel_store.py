@@ -5,7 +5,6 @@ A build gives the same bytes whoever makes it and whatever is killed on the way:
 
 import json
 import mmap
-import multiprocessing
 import os
 import pickle
 import resource
@@ -21,7 +20,6 @@ from unittest.mock import Mock, patch
 
 import cloudpickle
 import numpy as np
-import psutil
 import pytest
 import torch
 from PIL import Image, ImageOps
@@ -573,28 +571,6 @@ def test_killed_at_any_moment(tmp_path):
     assert len(was_there) > 40
     assert was_there == sorted(was_there)  # first it is not there, then it is
     assert {False, True} == set(was_there)
-
-
-@pytest.mark.exhaustive
-@forks
-def test_killed_while_processes_work(images, expected, tmp_path):
-    path = tmp_path / "p"
-    child = multiprocessing.get_context("fork").Process(
-        target=build, args=(CountingStore(images, 0.02), path), kwargs={"engine": "local"}
-    )
-    child.start()
-    while len(list(parts_of(path).glob("part-*"))) < 3:
-        assert child.is_alive()
-        time.sleep(0.005)
-    workers = psutil.Process(child.pid).children(recursive=True)
-    child.kill()
-    child.join()
-    assert not path.exists()
-    store = CountingStore(images)
-    assert build(store, path).path.read_bytes() == expected
-    assert len(workers) >= 2
-    assert len(store.was_read) <= N_IMAGES - 9
-    assert psutil.wait_procs(workers, 10)[1] == []
 
 
 @forks
