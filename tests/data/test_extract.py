@@ -292,12 +292,12 @@ def test_a_folder_of_others_and_one_of_the_archive_as_it_was_are_left_alone(tmp_
     thesis.parent.mkdir(parents=True)
     thesis.write_text("important")
     [ours] = quietly(archive, tmp_path)
-    make_tar(archive, numbered_files(3))
+    os.utime(archive, (1, 1))
     for root in (thesis.parents[1], tmp_path):
         with pytest.raises(ItemErrors, match=r"was not extracted from .* as it is now: "):
             quietly(archive, root)
     assert os.listdir(thesis.parent) == ["thesis.txt"]
-    assert len(os.listdir(ours)) == 2
+    make_tar(archive, numbered_files(3))
     shutil.rmtree(ours)
     quietly(archive, tmp_path)
     assert len(os.listdir(ours)) == 3
@@ -437,9 +437,9 @@ def refusal_of_convert(source: Path, target: Path) -> str:
 
 @pytest.mark.exhaustive
 def test_killed_at_any_moment_or_run_twice_at_once_the_tar_is_whole(tmp_path):
-    data = plain_tar(tmp_path, 20, 40_000)
-    source, target = tmp_path / "set.tar.bz2", tmp_path / "out" / "set.tar"
-    source.write_bytes(bz2.compress(data))
+    data = plain_tar(tmp_path, 3, 30_000)
+    source, target = tmp_path / "set.tar.gz", tmp_path / "out" / "set.tar"
+    source.write_bytes(gzip.compress(data))
     was_there = []
     for _ in killed_at_every_moment(partial(convert, source, target)):
         was_there.append(target.exists())
