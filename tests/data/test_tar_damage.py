@@ -448,7 +448,7 @@ def test_sparse_and_contiguous_files_are_given_whole_or_the_remedy_is_named(tmp_
 def test_more_samples_than_the_manifest_says_are_an_error(tmp_path, whole):
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "a.png").write_bytes(SAMPLES["000.png"])
-    shards = lk.write_shards(lk.FolderStore(tmp_path / "photos"), tmp_path / "shards", progress=False)
+    shards = lk.write_shards(lk.FolderStore(tmp_path / "photos"), tmp_path / "shards", classes=[], progress=False)
     [shard] = shards.glob("*.tar")
     shard.write_bytes(whole)
     with pytest.raises(ValueError, match=r"shard-000000\.tar has more samples than its manifest says"):
