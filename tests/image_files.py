@@ -34,6 +34,15 @@ def encoded(image: Image.Image, image_format: str = "JPEG", **options) -> bytes:
     return buffer.getvalue()
 
 
+def write_pictures(root: Path, *names: str, size: tuple[int, int] = (20, 16), **options) -> Path:
+    """Pictures of one color each, in the formats of their suffixes; PNG under a name without one."""
+    formats = Image.registered_extensions()
+    for number, path in enumerate(root / name for name in names):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", size, (number, 40, 90)).save(path, formats.get(path.suffix.lower(), "PNG"), **options)
+    return root
+
+
 def write_images(root: Path) -> Path:
     """All files, each with other bytes; the first is empty."""
     for number, name in enumerate((*KEYS, *HIDDEN)):

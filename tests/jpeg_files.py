@@ -10,7 +10,8 @@ from PIL import Image
 from tests.image_files import encoded
 
 HEIGHT, WIDTH = 96, 128  # of most of them
-SCALABLE = ("baseline", "progressive", "arithmetic", "arithmetic progressive")  # with coefficients of 8 bits a sample
+# With coefficients of 8 bits a sample.
+SCALABLE = ("baseline", "behind fill bytes", "progressive", "arithmetic", "arithmetic progressive")
 _RARE = (3, 5, 6, 7, 11, 13, 14, 15)
 _LENGTH = 5  # bits of each Huffman code: of 17 categories of differences, and code words of ones alone are forbidden
 
@@ -49,6 +50,7 @@ def jpeg_of_each_process() -> dict[str, bytes]:
     frame = plain.index(b"\xff\xc0")
     return {
         "baseline": plain,
+        "behind fill bytes": plain[:2] + b"\xff\xff\xff" + plain[2:],
         "progressive": encoded(image, quality=92, progressive=True),
         "arithmetic": base64.b64decode(ARITHMETIC),
         "arithmetic progressive": base64.b64decode(ARITHMETIC_PROGRESSIVE),

@@ -17,3 +17,8 @@ def run_script(name: str, *arguments: object):
 def contents(root: Path) -> dict[str, bytes]:
     """Every file under `root`, hidden ones included."""
     return {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+def times(root: Path) -> dict[str, int]:
+    """When each of them was written."""
+    return {path.relative_to(root).as_posix(): path.stat().st_mtime_ns for path in root.rglob("*") if path.is_file()}

@@ -24,3 +24,7 @@ class Quiet:
 
     def log_message(self, *args: object) -> None:
         pass
+
+
+class QuietFolder(Quiet, http.server.SimpleHTTPRequestHandler):
+    """Python's own server of a folder: `serving(partial(QuietFolder, directory=folder))`."""

@@ -1,18 +1,12 @@
-"""Shards of numbered pictures, what is read of them as any worker of any rank, and writers that can be killed."""
+"""Shards of numbered pictures, and what is read of them as any worker of any rank."""
 
-import io
-import os
-import signal
-import subprocess
-import sys
-import time
-from contextlib import suppress
 from pathlib import Path
 
-import psutil
+import numpy as np
 from PIL import Image
 
 import labkit as lk
+from tests.image_files import encoded
 from tests.memory_store import MemoryStore
 
 
@@ -22,9 +16,7 @@ def write(store, root: Path, **options) -> Path:
 
 def picture(number: int) -> bytes:
     """Its color is its number."""
-    buffer = io.BytesIO()
-    Image.new("RGB", (2, 2), (number % 256, number // 256, 0)).save(buffer, "PNG")
-    return buffer.getvalue()
+    return encoded(Image.new("RGB", (2, 2), (number % 256, number // 256, 0)), "PNG")
 
 
 PICTURE = picture(0)
@@ -33,6 +25,13 @@ PICTURE = picture(0)
 def numbered(root: Path, n_samples: int, n_shards: int) -> Path:
     store = MemoryStore({f"all/{number:05d}.png": picture(number) for number in range(n_samples)})
     return write(store, root, max_count=-(-n_samples // n_shards))
+
+
+def noisy(count: int) -> MemoryStore:
+    """JPEGs of noise, some 40 KB each, in two classes."""
+    draw = np.random.default_rng(0).integers
+    images = (Image.fromarray(draw(0, 256, (160, 160, 3), np.uint8)) for _ in range(count))
+    return MemoryStore({f"{'ab'[number % 2]}/{number:02}.jpg": encoded(image) for number, image in enumerate(images)})
 
 
 def numbers(loader) -> list[int]:
@@ -57,36 +56,3 @@ def at(monkeypatch, rank: int, world_size: int, worker: int | None = None, num_w
 def samples(dataset) -> list[tuple[str, bytes, bytes]]:
     """Key, label and image of each sample, in their order, undecoded."""
     return [(sample["__key__"], sample["cls"], sample["jpg"]) for sample in dataset.samples()]
-
-
-WRITE = """
-import sys, labkit
-if __name__ == "__main__":
-    store, root, engine = labkit.FolderStore(sys.argv[1]), sys.argv[2], sys.argv[3]
-    print("begins", flush=True)
-    labkit.write_shards(store, root, max_count=2, engine=engine, num_workers=2, progress=False)
-    print("ends", flush=True)
-"""
-
-
-def start_writer(photos: Path, root: Path, engine: str) -> subprocess.Popen:
-    """A process that writes shards of two images each, just about to begin."""
-    command = [sys.executable, "-c", WRITE, str(photos), str(root), engine]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
-    assert process.stdout.readline() == "begins\n"
-    return process
-
-
-def kill_writer(process: subprocess.Popen) -> None:
-    """Kill it and its workers, and wait until they are dead."""
-    workers = psutil.Process(process.pid).children(recursive=True)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
-    while any(map(is_alive, workers)):
-        time.sleep(0.001)
-
-
-def is_alive(process: psutil.Process) -> bool:
-    with suppress(psutil.NoSuchProcess):
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    return False

@@ -128,6 +128,7 @@ class TestImports:
                 ("lk.FolderStore", {"torch", "PIL", "psutil", "cloudpickle", "tqdm"}),
                 ("lk.BatchLoader; lk.PixelStore", {"psutil", "torchvision", "ray"}),
                 ("lk.Buckets", {"psutil"}),
+                ("lk.read_shards; lk.write_shards; lk.ShardCache", {"webdataset"}),
             ],
             [("lk.HttpStore; lk.ObjectStore; lk.TarStore; lk.open_store", {"torch"})],
         ],

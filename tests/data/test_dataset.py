@@ -31,8 +31,9 @@ from labkit.course.oracles import broken_files, oracle_files, reference
 from labkit.data.dataset import Skipped
 from labkit.data.labels import LabelWarning, labels_of
 from labkit.peers.peer import Work, labeled_photos
+from tests.image_files import write_pictures
 from tests.memory_store import MemoryStore
-from tests.paths import run_script
+from tests.paths import run_script, times
 
 QUIET = {"engine": "threads", "num_workers": 1, "progress": False}
 
@@ -45,12 +46,7 @@ def _what_was_skipped_is_reported_here():
 
 
 def stored(root: Path, *names: str) -> lk.FolderStore:
-    """Pictures of one color, each in the format of its suffix."""
-    for number, name in enumerate(names):
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        image = Image.new("RGB", (20, 16), (number, 40, 90))
-        image.save(root / name, Image.registered_extensions().get(Path(name).suffix.lower(), "PNG"))
-    return lk.FolderStore(root)
+    return lk.FolderStore(write_pictures(root, *names))
 
 
 # --- items, and images that cannot be read
@@ -407,14 +403,14 @@ def test_labels_take_a_number_for_each_name():
 def test_a_rerun_with_other_classes_is_refused(tmp_path, make):
     store = stored(tmp_path / "set", "cat/1.png", "dog/1.png")
     make(store, tmp_path)
-    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
+    before = times(tmp_path)
     said = r"other classes than those asked for \(2 and 3\): the class of label 1 is 'dog' there, and 'cow' in what"
     with pytest.raises(ValueError, match=said):
         make(store, tmp_path, classes=["cat", "cow", "dog"])
     with pytest.raises(ValueError, match=r"\(2 and 3\): the class of label 2 is missing there, and 'emu' in what"):
         make(store, tmp_path, classes=["cat", "dog", "emu"])
     make(store, tmp_path, classes=["cat", "dog"])
-    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert times(tmp_path) == before
 
 
 def test_pixels_of_other_classes_are_refused_and_their_pixels_are_the_same(tmp_path):

@@ -11,21 +11,14 @@ import torch
 from PIL import Image
 
 import labkit as lk
-from labkit.course.oracles import broken_files, exif_of, oracle_files, picture
+from labkit.course.oracles import broken_files, oracle_files
 from labkit.data.partial_jpeg import (
-    APP1,
     LIBRARY_VARIABLE,
     REMEDY,
-    START_OF_SCAN,
     RegionDecoder,
-    Segment,
     WholeDecoder,
-    iter_segments,
     load_library,
     open_decoder,
-    segment_at,
-    segments_before_scan,
-    without_segments,
 )
 from tests.image_files import encoded
 from tests.memory_store import MemoryStore
@@ -166,35 +159,3 @@ def test_without_the_library_that_is_named_everything_is_decoded_whole(monkeypat
     with pytest.raises(ImportError, match=r'version 3 was found: .*pip install -e "\.\[fast\]"'):
         RegionDecoder()
     assert isinstance(open_decoder(), WholeDecoder)
-
-
-# --- the segments of a JPEG, up to its first scan
-
-
-@pytest.mark.parametrize("fill", [b"", b"\xff", b"\xff" * 5])
-def test_segments_are_found_behind_fill_bytes(fill):
-    data = encoded(picture(), exif=exif_of(6))
-    padded = data[:2] + fill + data[2:]
-    segments = list(iter_segments(padded))
-    assert [segment.marker for segment in segments if segment.marker in (APP1, START_OF_SCAN)] == [APP1, START_OF_SCAN]
-    assert segments[-1].marker == START_OF_SCAN
-    assert segments_before_scan(padded) == segments
-    assert segment_at(b"\xff\xfe\0\2", 0) == Segment(0xFE, 4, 4)  # an empty one
-    assert segment_at(b".." + fill + b"\xff\xfe\x00\x05abc", 2) == Segment(0xFE, 6 + len(fill), 9 + len(fill))
-
-
-def test_segments_of_a_kind_can_be_left_out():
-    data, plain = encoded(picture(), exif=exif_of(6)), encoded(picture())
-    assert without_segments(data, {APP1}) == without_segments(plain, {APP1}) == plain
-    assert without_segments(plain[:20] + b"stray" + plain[20:], {APP1}) is None
-
-
-# The last three: a length below 2, and markers that have none.
-@pytest.mark.parametrize(
-    "data",
-    [b"", b"\xff", b"\xff\xff\xff", b"\xff\xe1\x00", b"abcdef", b"\xff\xe1\0\1", b"\xff\x01\0\4", b"\xff\xd0\0\4"],
-)
-def test_anything_else_is_no_segment(data):
-    assert segment_at(data, 0) is None
-    assert list(iter_segments(b"\xff\xd8" + data)) == []
-    assert segments_before_scan(b"\xff\xd8" + data) == []

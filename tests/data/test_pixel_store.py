@@ -5,12 +5,10 @@ A build gives the same bytes whoever makes it and whatever is killed on the way:
 
 import json
 import mmap
-import multiprocessing
 import os
 import pickle
 import resource
 import shutil
-import signal
 import struct
 import sys
 import time
@@ -22,7 +20,6 @@ from unittest.mock import Mock, patch
 
 import cloudpickle
 import numpy as np
-import psutil
 import pytest
 import torch
 from PIL import Image, ImageOps
@@ -33,6 +30,8 @@ from labkit import BatchLoader, FolderStore, PixelStore
 from labkit.course import PixelError, evict
 from labkit.data.blobs import resident_fraction
 from labkit.errors import ItemErrors
+from tests.children import in_children
+from tests.killing import killed_at_every_moment
 from tests.memory_store import MemoryStore
 
 # As if its classes stood in a notebook: workers cannot import a test module.
@@ -346,18 +345,6 @@ def unread(noise, tmp_path) -> Path:
     return copy
 
 
-def test_the_counters_are_the_kernels_own(noise, unread, asked):
-    store = PixelStore(noise)
-    for _ in range(100):  # until no look finds a read
-        asked.clear()
-        store.read_ahead([5] * 64, [(0, 1)] * 64)
-        if not asked:
-            break
-    unread.read_bytes()
-    store.read_ahead([5] * 64, [(0, 1)] * 64)
-    assert len(asked) == 64
-
-
 def test_of_a_random_order_only_the_images_are_read(noise, unread):
     store, expected = PixelStore(unread), PixelStore(noise)
     store[0]
@@ -567,34 +554,6 @@ def test_a_full_disk_leaves_no_file(images, tmp_path, monkeypatch):
 
 forks = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 
-_EVENTS = {"open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.listdir", "os.truncate"}
-
-
-def build_until_killed(source: Path, path: Path, moment: int) -> None:
-    """In a forked process: dies of SIGKILL at the given moment, counted in what it asks of the disk."""
-    left = [moment]
-
-    def count(*_):
-        left[0] -= 1
-        if left[0] < 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    def counted(function):
-        return lambda *arguments: (function(*arguments), count())[0]
-
-    sys.addaudithook(lambda event, _: count() if event in _EVENTS else None)
-    zlib.crc32 = counted(zlib.crc32)  # between two images
-    os.fsync = counted(os.fsync)
-    build(source, path, num_workers=1)
-    os._exit(0)
-
-
-def started(function, *arguments) -> multiprocessing.Process:
-    """A forked process: it has imported everything already."""
-    process = multiprocessing.get_context("fork").Process(target=function, args=arguments)
-    process.start()
-    return process
-
 
 @pytest.mark.exhaustive
 @forks
@@ -603,12 +562,7 @@ def test_killed_at_any_moment(tmp_path):
         save(tmp_path / "images" / "a" / f"{number}.png", number)
     expected = build(tmp_path / "images", tmp_path / "expected", num_workers=1).path.read_bytes()
     path, was_there = tmp_path / "p", []
-    while True:
-        child = started(build_until_killed, tmp_path / "images", path, len(was_there))
-        child.join(30)
-        if child.exitcode == 0:
-            break
-        assert child.exitcode == -signal.SIGKILL
+    for _ in killed_at_every_moment(partial(build, tmp_path / "images", path, num_workers=1)):
         assert not path.exists() or path.read_bytes() == expected
         was_there.append(path.exists())
         assert build(tmp_path / "images", path, num_workers=1).path.read_bytes() == expected
@@ -619,30 +573,8 @@ def test_killed_at_any_moment(tmp_path):
     assert {False, True} == set(was_there)
 
 
-@pytest.mark.exhaustive
-@forks
-def test_killed_while_processes_work(images, expected, tmp_path):
-    path = tmp_path / "p"
-    child = started(partial(build, CountingStore(images, 0.02), path, engine="local"))
-    while len(list(parts_of(path).glob("part-*"))) < 3:
-        assert child.is_alive()
-        time.sleep(0.005)
-    workers = psutil.Process(child.pid).children(recursive=True)
-    child.kill()
-    child.join()
-    assert not path.exists()
-    store = CountingStore(images)
-    assert build(store, path).path.read_bytes() == expected
-    assert len(workers) >= 2
-    assert len(store.was_read) <= N_IMAGES - 9
-    assert psutil.wait_procs(workers, 10)[1] == []
-
-
 @forks
 def test_two_processes_that_build_the_same_file(images, expected, tmp_path):
-    both = [started(partial(build, CountingStore(images, 0.02), tmp_path / "p")) for _ in range(2)]
-    for process in both:
-        process.join(60)
-    assert [process.exitcode for process in both] == [0, 0]
+    in_children("fork", build, *[(CountingStore(images, 0.02), tmp_path / "p")] * 2)
     assert (tmp_path / "p").read_bytes() == expected
     assert os.listdir(tmp_path) == ["p"]

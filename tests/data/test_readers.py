@@ -1,18 +1,17 @@
 """What each reader gives, leaves out or refuses: the table of the guide, cell by cell."""
 
-import functools
-import http.server
-import io
 import tarfile
-import threading
 import warnings
+from functools import partial
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
 import labkit as lk
+from tests.image_files import encoded
 from tests.paths import REPO
+from tests.serving import QuietFolder, serving
 
 LINES = (REPO / "notebooks/guide/reliability.md").read_text().partition("## What a reader leaves out")[2].splitlines()
 ROWS = [[cell.strip().strip("`") for cell in line.strip("|").split("|")] for line in LINES if line.startswith("|")]
@@ -21,17 +20,11 @@ TABLE = {
     (row[0], situation): outcome for row in ROWS[2:] for situation, outcome in zip(SITUATIONS, row[1:], strict=True)
 }
 
-
-def encoded(format: str) -> bytes:
-    file = io.BytesIO()
-    Image.new("RGB", (32, 24), (90, 120, 30)).save(file, format)
-    return file.getvalue()
-
-
-PHOTO = encoded("JPEG")
+PICTURE = Image.new("RGB", (32, 24), (90, 120, 30))
+PHOTO = encoded(PICTURE)
 ITEMS = {  # what lies beside a sound photo, by the column of the table
     "hidden": {"__MACOSX/._a.jpg": PHOTO},
-    ".gif": {"cat/b.gif": encoded("GIF")},
+    ".gif": {"cat/b.gif": encoded(PICTURE, "GIF")},
     ".txt": {"cat/notes.txt": b"not an image"},
     "damaged": {"cat/b.jpg": PHOTO[: len(PHOTO) // 2]},
 }
@@ -48,10 +41,8 @@ def folder_of(root: Path, situation: str) -> Path:
     return root
 
 
-def tar_of(path: Path, situation: str, *, labels: bool = False) -> Path:
-    folder = folder_of(path.with_suffix(".folder"), situation)
-    for image in list(folder.glob("cat/*.jpg")) if labels else ():
-        image.with_suffix(".cls").write_text("3")
+def tar_of(folder: Path, situation: str) -> Path:
+    path = folder.with_suffix(".tar")
     with tarfile.open(path, "w") as tar:
         for source in sorted(folder.rglob("*")):
             tar.add(source, source.relative_to(folder).as_posix(), recursive=False)
@@ -63,24 +54,13 @@ def tar_of(path: Path, situation: str, *, labels: bool = False) -> Path:
     return path
 
 
-class Quiet(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *about):
-        """Say nothing."""
+def names_read(store) -> list[str]:
+    return [key for key in list(store.keys()) if store.read(key)]
 
 
 def over_http(root: Path) -> list[str]:
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(root))) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            return names_read(lk.HttpStore(f"http://127.0.0.1:{server.server_port}/"))
-        finally:
-            server.shutdown()
-            thread.join()
-
-
-def names_read(store) -> list[str]:
-    return [key for key in list(store.keys()) if store.read(key)]
+    with serving(partial(QuietFolder, directory=root)) as port:
+        return names_read(lk.HttpStore(f"http://127.0.0.1:{port}/"))
 
 
 def sizes_found(root: Path) -> list[str]:
@@ -93,13 +73,13 @@ def pixels_built(root: Path) -> list[str]:
 
 
 def shards_written(root: Path) -> list[str]:
-    lk.write_shards(lk.FolderStore(root), root.with_suffix(".shards"), progress=False)
-    tars = sorted(root.with_suffix(".shards").glob("*.tar"))
-    names = []
-    for path in tars:
-        with tarfile.open(path) as tar:
-            names += [name for name in tar.getnames() if name.endswith(".jpg")]
-    return names
+    shards = lk.write_shards(lk.FolderStore(root), root.with_suffix(".shards"), progress=False)
+    return [sample["__key__"] for sample in lk.read_shards(shards).samples()]
+
+
+def labels_read(items) -> list[str]:
+    """Of what gives no names."""
+    return [f"label {label}" for _, label in items]
 
 
 def files_extracted(tar: Path) -> list[str]:
@@ -107,43 +87,33 @@ def files_extracted(tar: Path) -> list[str]:
     return [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
 
 
-def read(reader: str, root: Path, situation: str) -> list[str]:
-    """The names that a reader gives; a sample that has only pixels counts as one name."""
-    match reader:
-        case "TarStore":
-            return names_read(lk.TarStore(tar_of(root.with_suffix(".tar"), situation)))
-        case "read_shards":
-            tar = tar_of(root.with_suffix(".tar"), situation, labels=True)
-            return [f"{label}" for _, label in lk.read_shards(tar)]
-        case "extract_tars":
-            return files_extracted(tar_of(root.with_suffix(".tar"), situation))
-    folder_of(root, situation)
-    match reader:
-        case "FolderStore":
-            return names_read(lk.FolderStore(root))
-        case "collect_sizes":
-            return sizes_found(root)
-        case "ImageDataset":
-            dataset = lk.ImageDataset(lk.FolderStore(root))
-            return [f"{index}" for index in range(len(dataset)) if dataset[index]]
-        case "BatchLoader":
-            return [f"{label}" for _, labels in lk.BatchLoader(root, batch_size=1, size=16) for label in labels]
-        case "PixelStore.build":
-            return pixels_built(root)
-        case "write_shards":
-            return shards_written(root)
-        case "HttpStore":
-            return over_http(root)
-    raise AssertionError(f"no such reader: {reader}")
+def labels_of_shard(root: Path, situation: str) -> list[str]:
+    for image in list(root.glob("cat/*.jpg")):
+        image.with_suffix(".cls").write_text("3")
+    return labels_read(lk.read_shards(tar_of(root, situation)))
+
+
+READERS = {  # what each gives of a folder, or of the tar of that folder
+    "FolderStore": lambda root, situation: names_read(lk.FolderStore(root)),
+    "TarStore": lambda root, situation: names_read(lk.TarStore(tar_of(root, situation))),
+    "HttpStore": lambda root, situation: over_http(root),
+    "ImageDataset": lambda root, situation: labels_read(lk.ImageDataset(lk.FolderStore(root))),
+    "BatchLoader": lambda root, situation: labels_read(lk.BatchLoader(root, batch_size=1, size=16)),
+    "PixelStore.build": lambda root, situation: pixels_built(root),
+    "write_shards": lambda root, situation: shards_written(root),
+    "read_shards": labels_of_shard,
+    "extract_tars": lambda root, situation: files_extracted(tar_of(root, situation)),
+    "collect_sizes": lambda root, situation: sizes_found(root),
+}
 
 
 def outcome(reader: str, root: Path, situation: str) -> str:
+    folder_of(root, situation)
     try:
-        names = read(reader, root, situation)
+        names = READERS[reader](root, situation)
     except lk.LabkitError as error:
-        item = {"dead link": "b.jpg", "damaged": "b", ".gif": "gif"}.get(
-            situation, "127.0.0.1" if "Http" in reader else root.name
-        )
+        place = "127.0.0.1" if reader == "HttpStore" else root.name
+        item = {"dead link": "b.jpg", "damaged": "b", ".gif": "gif"}.get(situation, place)
         return "error" if item in str(error) else f"an error that does not name it: {error}"
     if any(name.endswith(" listed") for name in names):
         return "listed"
@@ -159,12 +129,9 @@ def test_a_cell_of_the_guide_is_what_happens(reader, situation, tmp_path):
 
 
 def test_the_table_has_every_reader():
-    shown = {row[0].partition(".")[0] for row in ROWS[2:]}
-    as_another = {
-        "ObjectStore",
-        "PILDataset",
-        "DepthPairs",
-        "ReplayLoader",
-    }  # HttpStore, ImageDataset, its store, its loader
+    assert {row[0] for row in ROWS[2:]} == set(READERS)
     endings = ("Store", "Dataset", "Loader", "Pairs", "_shards", "_tars", "_sizes")
-    assert {name for name in lk.__all__ if name.endswith(endings)} == shown | as_another
+    # Of an HttpStore, an ImageDataset, its store, and its loader.
+    like_another = {"ObjectStore", "PILDataset", "DepthPairs", "ReplayLoader"}
+    shown = {reader.partition(".")[0] for reader in READERS}
+    assert {name for name in lk.__all__ if name.endswith(endings)} == shown | like_another

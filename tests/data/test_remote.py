@@ -1,10 +1,8 @@
 """Images on servers: what is listed, asked for, retried, refused and told, of single files and of ranges of a tar."""
 
-import http.server
 import logging
 import random
 import re
-import socket
 import sys
 import threading
 import time
@@ -22,16 +20,12 @@ from labkit.data.simulated_disks import Disk
 from labkit.errors import TarError
 from tests.image_files import KEYS, read_all
 from tests.scripted_server import Handler, ScriptedServer, cut, drop, noise, serve_script, stall, status
-from tests.serving import Quiet, serving
+from tests.serving import QuietFolder, serving
 from tests.tars import make_tar
 
 pytestmark = pytest.mark.usefixtures("own_home")
 
 # What an HttpStore lists.
-
-
-class QuietFolder(Quiet, http.server.SimpleHTTPRequestHandler):
-    pass
 
 
 def test_pythons_own_server_is_read(image_folder):
@@ -230,13 +224,6 @@ def test_a_stalled_body_is_given_up(photo):
     photo.script[PATH] = [stall] * 9
     with pytest.raises(OSError, match=r"gave no complete answer in 2 tries \(ReadTimeoutError\)"):
         make_get(photo, timeout_s=0.2, retries=1)()
-
-
-def test_a_server_that_is_not_there_is_named():
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        url = f"http://127.0.0.1:{free.getsockname()[1]}"
-    with pytest.raises(OSError, match=f"{url}/a.jpg gave no complete answer in 2 tries"):
-        HttpStore(url, retries=1).read(KEY)
 
 
 @pytest.fixture

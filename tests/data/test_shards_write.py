@@ -4,8 +4,9 @@ import hashlib
 import io
 import json
 import os
+import shutil
 import tarfile
-import time
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,12 +15,14 @@ import pytest
 import webdataset as wds
 
 import labkit as lk
-from labkit.data.shards_write import member_names, store_key
+from labkit.data.shards_write import store_key
 from labkit.errors import ItemErrors
 from labkit.util.files import atomic_path
+from tests.children import in_children
+from tests.killing import killed_at_every_moment
 from tests.memory_store import MemoryStore
-from tests.paths import contents, run_script
-from tests.shards import kill_writer, start_writer, write
+from tests.paths import contents, run_script, times
+from tests.shards import write
 from tests.tars import add
 
 
@@ -131,12 +134,6 @@ def test_shards_are_as_full_as_their_size_allows(tmp_path, max_bytes):
         assert tar_size(own + following[:2]) > max_bytes
 
 
-@pytest.mark.parametrize(("max_count", "expected"), [(1, [1] * 10), (3, [3, 3, 3, 1]), (5, [5, 5]), (99, [10])])
-def test_shards_hold_no_more_than_max_count(tmp_path, max_count, expected):
-    root = write(with_sizes([10] * 10), tmp_path / "set", max_count=max_count)
-    assert [len(members_of(path)) // 2 for path in shards_of(root)] == expected
-
-
 KEYS = [
     "a.jpg", "a.png", "a.JPG", "a.jpg.jpg", "a%2Ejpg.jpg", "a%2Ejpg%2Ejpg.jpg", "b.c.jpg", "b.d.jpg", "v1.0/b.c.jpg",
     "v1.0/plain.webp", "__meta__/e.jpg", "%5F_meta__/e.jpg", "__not meta.jpg", "line\nbreak/f\n.g.jpg", "50%.jpg",
@@ -145,18 +142,15 @@ KEYS = [
 ]  # fmt: skip
 
 
-def test_every_key_has_a_name_of_its_own_that_leads_back_and_one_sample(tmp_path):
+def test_every_key_is_one_sample_to_webdataset(tmp_path):
+    """That its name leads back to the key: tests/hardening/test_names.py."""
     store = MemoryStore({key: key.encode(errors="surrogateescape") for key in KEYS})
     root = write(store, tmp_path / "set", max_count=4, classes=[])
-    images = {store_key(name): data for name, data in by_tarfile(root).items() if not name.endswith(".cls")}
-    assert images == store.files
     samples = list(wds.WebDataset([str(path) for path in shards_of(root)], shardshuffle=False))
-    assert len(samples) == len(KEYS)
-    assert all(len(sample) == 5 for sample in samples)
     others = {"__key__", "__url__", "__local_path__", "cls"}
+    assert all(len(sample) == 1 + len(others) for sample in samples)
     images = [data for sample in samples for part, data in sample.items() if part not in others]
     assert sorted(images) == sorted(store.files.values())
-    assert member_names(["dog/a.jpg", "cat/a.jpg"]) == ["dog/a.jpg", "cat/a.jpg"]
 
 
 # The same bytes
@@ -197,10 +191,6 @@ def test_the_script_writes_shards(photos, written, tmp_path):
 
 
 # Interrupted, and run again
-
-
-def times(root: Path) -> dict[str, int]:
-    return {path.name: path.stat().st_mtime_ns for path in root.iterdir()}
 
 
 def names(*shards: int) -> set[str]:
@@ -257,26 +247,24 @@ def test_what_fails_is_named_and_a_rerun_writes_that_and_what_was_changed_since(
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize(("engine", "moment"), [("threads", 0), ("threads", 4), ("local", 1)])
-def test_a_kill_leaves_whole_shards_and_a_rerun_writes_the_rest(photos, tmp_path, engine, moment):
-    root = tmp_path / "set"
-    process = start_writer(photos, root, engine)
-    deadline = time.monotonic() + 60
-    while not root.exists() or len(shards_of(root)) < moment:
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-    kill_writer(process)
-    expected = contents(write(lk.FolderStore(photos), tmp_path / "expected", max_count=2))
-    assert all(expected[name] == data for name, data in contents(root).items() if name.endswith(".tar"))
-    assert contents(write(lk.FolderStore(photos), root, max_count=2)) == expected
+def test_a_kill_at_any_moment_leaves_whole_shards_and_a_rerun_writes_the_rest(first_photos, tmp_path):
+    root, n_whole = tmp_path / "set", set()
+    write_all = partial(write, lk.FolderStore(first_photos(4)), max_count=2, num_workers=1)
+    expected = contents(write_all(tmp_path / "expected"))
+    for _ in killed_at_every_moment(partial(write_all, root)):
+        whole = {name: data for name, data in contents(root).items() if name.endswith(".tar")}
+        assert whole.items() <= expected.items()
+        n_whole.add(len(whole))
+        assert contents(write_all(root)) == expected
+        shutil.rmtree(root)
+    assert n_whole == {0, 1, 2}
 
 
 @pytest.mark.exhaustive
 def test_two_processes_may_write_the_same_set(photos, tmp_path):
-    both = [start_writer(photos, tmp_path / "set", "threads") for _ in range(2)]
-    assert [process.communicate(timeout=60)[0] for process in both] == ["ends\n"] * 2
-    expected = write(lk.FolderStore(photos), tmp_path / "expected", max_count=2)
-    assert contents(tmp_path / "set") == contents(expected)
+    write_some = partial(write, lk.FolderStore(photos), max_count=2)
+    in_children("fork", write_some, *[(tmp_path / "set",)] * 2)
+    assert contents(tmp_path / "set") == contents(write_some(tmp_path / "expected"))
 
 
 def test_half_shards_of_the_dead_are_removed_those_of_the_living_are_not(photos, tmp_path):

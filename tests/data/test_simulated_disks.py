@@ -75,11 +75,12 @@ def busy_after(store: SimulatedStore, *keys: str) -> float:
 def test_the_bytes_are_the_stores(folder, tar):
     for store in (FolderStore(folder), TarStore(tar)):
         late = dry(store, DISKS["hdd"])
+        with pytest.raises(KeyError, match=r"no\.jpg"):
+            late.read("no.jpg")
+        assert late.busy_s == 0
         assert list(late.keys()) == list(FILES)
         assert len(late) == 3
         assert list(map(late.read, FILES)) == list(FILES.values())
-        with pytest.raises(KeyError, match=r"no\.jpg"):
-            late.read("no.jpg")
         assert repr(late) == f"SimulatedStore({store!r}, simulated hard disk)"
         assert late.storage == "simulated hard disk"
 
@@ -115,14 +116,6 @@ def test_gaps_up_to_the_readahead_are_read_over(tar, readahead, trips, gap):
 def test_a_store_that_cannot_say_pays_for_a_file_a_read():
     assert busy_after(dry(MemoryStore(FILES)), "a.jpg", "b.jpg", "b.jpg") == seconds(6, 5000)
     assert not isinstance(HttpStore("http://127.0.0.1:1", keys=["a.jpg"]), HasExtents)
-
-
-def test_unknown_keys_cost_nothing(tar):
-    store = dry(TarStore(tar))
-    with pytest.raises(KeyError):
-        store.read("no.jpg")
-    assert store.busy_s == 0
-    assert busy_after(store, "a.jpg") == seconds(2, 1000)  # still the first read
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import example, given, settings, strategies as st
 from PIL import Image
 
-from labkit import FolderStore, collect_sizes
-from labkit.course.oracles import exif_of
+from labkit import collect_sizes
+from labkit.course import choose_readers, parse_cache_name
 from labkit.data.headers import read_header
-from labkit.data.sizes import Readers, choose_readers, disk_under, parse_cache_name, read_headers, sizes_from_caches
-from tests.image_files import encoded
+from labkit.data.sizes import Readers, disk_under, read_headers, sizes_from_caches
+from tests.image_files import encoded, write_pictures
 from tests.paths import run_script
 
 OTHERS = ["dog/e.bmp", "dog/h.gif", "dog/i.tif"] + ["dog/f.avif"] * (".avif" in Image.registered_extensions())
@@ -33,14 +33,6 @@ def touch(folder: Path, *names: str) -> None:
         (folder / name).touch()
 
 
-def write_images(folder: Path, *names: str, size: tuple[int, int] = (9, 8), **options) -> None:
-    """Pictures of one size, in the formats of their suffixes."""
-    touch(folder, *names)
-    for path in (folder / name for name in names):
-        image_format = Image.registered_extensions().get(path.suffix.lower(), "JPEG")
-        Image.new("RGB", size).save(path, image_format, **options)
-
-
 def sizes_of(frame: pd.DataFrame) -> dict[str, tuple]:
     return {row.path: (row.width, row.height, row.source) for row in frame.itertuples()}
 
@@ -49,8 +41,8 @@ def sizes_of(frame: pd.DataFrame) -> dict[str, tuple]:
 def tree(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("tree")
     for number, name in enumerate(IMAGES):
-        write_images(root, name, size=(30 + number, 20))
-    write_images(root, *HIDDEN, size=(99, 99))
+        write_pictures(root, name, size=(30 + number, 20))
+    write_pictures(root, *HIDDEN, size=(99, 99))
     (root / "empty").mkdir()
     return root
 
@@ -65,12 +57,6 @@ def test_every_image_is_there_with_pillows_size(tree):
         "error": "object",
     }  # fmt: skip
     pd.testing.assert_frame_equal(collect_sizes(str(tree) + "/"), frame)
-
-
-def test_with_suffixes_to_ignore_the_rows_are_the_keys_of_the_store(tree):
-    ignore = (".avif", ".bmp", ".gif", ".tif")
-    paths = list(collect_sizes(tree, ignore=ignore)["path"])
-    assert FolderStore(tree, ignore=ignore).keys() == paths == sorted(set(IMAGES) - set(OTHERS))
 
 
 def test_not_recursive_means_one_folder(tree):
@@ -91,7 +77,9 @@ def test_each_folder_is_listed_once_and_images_with_a_cache_are_not_opened(tmp_p
 
 
 def test_what_no_cache_settles_is_read_from_the_image(tmp_path):
-    write_images(tmp_path, "agree.png", "disagree.png", "twin.png", "twin.jpg", "none.png", "sub/agree.png")
+    write_pictures(
+        tmp_path, "agree.png", "disagree.png", "twin.png", "twin.jpg", "none.png", "sub/agree.png", size=(9, 8)
+    )
     touch(tmp_path, "agree" + SD, "disagree" + SD, "disagree_0009x0008_flux.npz", "twin" + SD)
     # A name is believed, and a cache above is no cache here.
     assert sizes_of(collect_sizes(tmp_path)) == {
@@ -101,16 +89,8 @@ def test_what_no_cache_settles_is_read_from_the_image(tmp_path):
     assert set(collect_sizes(tmp_path, caches=False)["source"]) == {"header"}
 
 
-def test_exif_is_a_column_and_sizes_are_as_stored(tmp_path):
-    write_images(tmp_path, "a.jpg", "b.png", size=(40, 30), exif=exif_of(6))
-    write_images(tmp_path, "c.jpg", size=(40, 30))
-    frame = collect_sizes(tmp_path)
-    assert frame["exif_orientation"].tolist() == [6, 6, 1]
-    assert {(row.width, row.height) for row in frame.itertuples()} == {(40, 30)}
-
-
 def test_the_unreadable_are_listed_with_the_reason(tmp_path):
-    write_images(tmp_path, "good.jpg")
+    write_pictures(tmp_path, "good.jpg", size=(9, 8))
     touch(tmp_path, "empty.jpg")
     (tmp_path / "text.png").write_text("no image")
     (tmp_path / "dangling.jpg").symlink_to(tmp_path / "nowhere")
@@ -125,7 +105,7 @@ def test_the_unreadable_are_listed_with_the_reason(tmp_path):
 
 
 def test_a_folder_that_cannot_be_listed_has_a_row(tmp_path, monkeypatch):
-    write_images(tmp_path, "a.jpg", "locked/b.jpg")
+    write_pictures(tmp_path, "a.jpg", "locked/b.jpg", size=(9, 8))
     scandir = os.scandir
 
     def refuse(path):
@@ -139,14 +119,6 @@ def test_a_folder_that_cannot_be_listed_has_a_row(tmp_path, monkeypatch):
     ]  # fmt: skip
     with pytest.raises(PermissionError):
         collect_sizes(tmp_path / "locked")
-
-
-def test_links_are_followed_but_not_in_a_circle(tmp_path):
-    write_images(tmp_path, "set/a.jpg", "elsewhere/b.jpg")
-    links = {"set/more": "elsewhere", "set/itself": "set", "elsewhere/back": "set", "set/c.jpg": "elsewhere/b.jpg"}
-    for link, target in links.items():
-        (tmp_path / link).symlink_to(tmp_path / target)
-    assert collect_sizes(tmp_path / "set")["path"].tolist() == ["a.jpg", "c.jpg", "more/b.jpg"]
 
 
 def test_every_suffix_counts_in_any_case(tmp_path):

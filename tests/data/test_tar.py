@@ -88,18 +88,6 @@ NAMES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("kind", "count"), [("ustar", 25), ("gnu", len(NAMES)), ("pax", len(NAMES))])
-def test_names_of_all_lengths_are_found(path, kind, count):
-    written = {}
-    with tarfile.open(path, "w", format=FORMATS[kind]) as tar:
-        for name in NAMES:
-            with suppress(ValueError):  # too long for ustar
-                add(tar, name, some_bytes(name))
-                written[name] = some_bytes(name)
-    assert len(written) == count
-    assert agreed(path) == written
-
-
 MEMBERS = {
     # A hard link leads to what is before it, a symbolic one to the last of its name, wherever that is.
     "links": listed(
@@ -201,12 +189,12 @@ def test_random_tars_are_what_tarfile_reads(path, seed):
     own = random.Random(seed)
     hard, soft, folder, pipe = tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE
     kinds = [tarfile.REGTYPE] * 6 + [tarfile.AREGTYPE, tarfile.CONTTYPE, folder, pipe, b"Z"]
-    names = [
+    names = own.sample(NAMES, 12) + [
         own.choice(["", "", "./"]) + "/".join(own.choice("abcä") * own.choice([1, 1, 2, 60]) for _ in range(depth))
-        for depth in own.choices([1, 2, 3], k=25)
+        for depth in own.choices([1, 2, 3], k=20)
     ]
     with tarfile.open(path, "w", format=own.choice(list(FORMATS.values()))) as tar:
-        for number in range(60):
+        for number in range(80):
             (name, other), with_data = own.choices(names, k=2), own.random() < 0.6
             kind = own.choice(kinds if with_data else [hard, soft])
             up = own.choice(["", "../" * name.removeprefix("./").count("/")]) if kind == soft else ""
