@@ -19,7 +19,7 @@ def killed_at_every_moment(function: Callable[[], object]) -> Iterator[int]:
     for moment in itertools.count():
         child = multiprocessing.get_context("fork").Process(target=_run_until_killed, args=(function, moment))
         child.start()
-        child.join(30)
+        child.join(120)
         if child.exitcode == 0:
             return
         assert child.exitcode == -signal.SIGKILL
