@@ -1,6 +1,5 @@
 """Who reads and decodes the batches of BatchLoader: its threads, requests in flight, processes; and that all end."""
 
-import gc
 import subprocess
 import sys
 import threading
@@ -12,7 +11,7 @@ import torch
 
 import labkit as lk
 from labkit.loading.read_ahead import AfterReads
-from tests.loaders import MeetingStore, eventually, same, solid, store_that_reads
+from tests.loaders import MeetingStore, eventually, new_threads, same, solid, store_that_reads
 from tests.memory_store import MemoryStore
 from tests.scripted_server import serve_script
 
@@ -30,11 +29,6 @@ def torn(first_photos):
 
 def loader_of(store, **options):
     return lk.BatchLoader(store, **{"size": 32, "batch_size": 4, "num_threads": 2, **options})
-
-
-def new_threads(before):
-    gc.collect()  # those of a loader end on their own, once it is gone
-    return [thread for thread in threading.enumerate() if thread not in before]
 
 
 class TestThreads:
