@@ -23,3 +23,14 @@ def in_children(start_method: str, function, *arguments: tuple) -> list:
     if errors := [error for _, error in got if error is not None]:
         raise errors[0]
     return [result for result, _ in got]
+
+
+def end_of_fork(function, *arguments, within_s: float = 60) -> int | None:
+    """The exit status of a fork that calls this: negative for a signal, None for one that does not end."""
+    process = multiprocessing.get_context("fork").Process(target=function, args=arguments)
+    process.start()
+    process.join(within_s)
+    status = process.exitcode
+    process.kill()
+    process.join()
+    return status

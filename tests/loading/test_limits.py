@@ -12,7 +12,6 @@ from PIL import Image
 
 import labkit as lk
 from labkit import course
-from labkit.errors import DecodeError
 from labkit.loading.limits import entropy_limit, write_limit
 from tests.image_files import encoded
 from tests.loaders import solid
@@ -93,7 +92,7 @@ class TestDecodeLimit:
         assert list(course.decode_limit(MemoryStore(files), **options)) == [3]
         limit = course.decode_limit(MemoryStore({**files, "broken.jpg": data[:1500]}), **options)
         before = threading.active_count()
-        with pytest.raises(DecodeError, match=rf"broken\.jpg: {decoder} cannot decode 1500 bytes: .*truncated"):
+        with pytest.raises(lk.DecodeError, match=rf"broken\.jpg: {decoder} cannot decode 1500 bytes: .*truncated"):
             list(limit)
         assert threading.active_count() == before
 
