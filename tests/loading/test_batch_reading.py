@@ -1,5 +1,7 @@
 """Who reads and decodes the batches of BatchLoader: its threads, requests in flight, processes; and that all end."""
 
+import itertools
+import json
 import subprocess
 import sys
 import threading
@@ -288,6 +290,15 @@ class TestProcesses:
             assert Counter(notes.read_text().splitlines()) == dict.fromkeys(pictures.keys(), n_epochs)
         next(iter(far)), next(iter(plain))  # what was asked for ahead belongs to no later epoch
         assert same(list(far), list(plain))
+
+    def test_resume_what_they_have_begun_and_so_do_threads(self, pixels):
+        threads, processes = (loader_of(pixels, batch_size=2, num_processes=number) for number in (0, 1))
+        expected = list(loader_of(pixels, batch_size=2))
+        taken = list(itertools.islice(processes, 3))
+        state = json.loads(json.dumps(processes.state_dict()))
+        for loader in (threads, processes):
+            loader.load_state_dict(state)
+            assert same(taken + list(loader), expected)
 
     def test_take_a_store_whose_class_is_in_a_cell_and_name_a_broken_image(self, torn):
         class Mine(MemoryStore):
