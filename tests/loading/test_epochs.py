@@ -7,6 +7,7 @@ import os
 import pickle
 import warnings
 from collections import Counter
+from functools import partial
 
 import pandas as pd
 import pytest
@@ -170,16 +171,18 @@ def flat(batches):
     return list(itertools.chain.from_iterable(batches))
 
 
-def set_one_by_one(source, n_epochs, num_workers):
+def set_one_by_one(source, *, n_epochs, num_workers):
     """What is given where each epoch is set; how workers start makes no difference, and a fork is the fastest."""
     options = WORKERS["two"] if num_workers else {}
     return [flat(plain(make(source, epoch), **options)) for epoch in range(n_epochs)]
 
 
-@functools.cache
-def told(source, num_workers):
-    """The first four epochs, for comparison."""
-    return set_one_by_one(source, 4, num_workers)
+four_epochs = functools.cache(partial(set_one_by_one, n_epochs=4))
+
+
+def told(source, options):
+    """The first four epochs, for comparison; with workers, they take turns."""
+    return four_epochs(source, num_workers=options.get("num_workers", 0))
 
 
 class TestOfTorchsLoader:
@@ -198,7 +201,7 @@ class TestOfTorchsLoader:
         for _ in range(2):
             torch.manual_seed(0)
             epochs.append(flat(plain(made, **options)))
-        assert epochs == told(source, options.get("num_workers", 0))
+        assert epochs == told(source, options)
         assert all(sorted(epoch) == NUMBERS for epoch in epochs)
         assert len(set(map(tuple, epochs))) == 4
 
@@ -209,7 +212,7 @@ class TestOfTorchsLoader:
 
     @every_kind_of_workers
     def test_one_that_was_set_decides(self, source, options):
-        made, expected = make(source), told(source, options.get("num_workers", 0))
+        made, expected = make(source), told(source, options)
         loader = plain(made, **options)
         assert flat(loader) == expected[0]
         made.set_epoch(2)
@@ -219,7 +222,7 @@ class TestOfTorchsLoader:
     def test_two_passes_at_once_are_two_whole_ones(self, source, options):
         loader = plain(make(source), **options)
         pairs = zip(*zip(loader, loader, strict=True), strict=True)
-        assert list(map(flat, pairs)) == told(source, options.get("num_workers", 0))[:2]
+        assert list(map(flat, pairs)) == told(source, options)[:2]
 
     @no_or_two_workers
     def test_a_look_at_one_batch_leaves_the_next_whole(self, source, options):
@@ -236,11 +239,11 @@ class TestOfTorchsLoader:
         came = [flat(begun), flat(itertools.islice(begun, n_taken)) if n_taken else []]
         resumed.load_state_dict(pickle.loads(pickle.dumps(begun.state_dict())))
         came[1] += flat(resumed)
-        assert [*came, flat(resumed)] == told(source, options.get("num_workers", 0))[:3]
+        assert [*came, flat(resumed)] == told(source, options)[:3]
 
     @pytest.mark.parametrize("again", [copy.deepcopy, lambda dataset: pickle.loads(pickle.dumps(dataset))])
     def test_a_copy_goes_on_by_itself(self, shards, again):
-        made, expected = make(shards), told(shards, 0)
+        made, expected = make(shards), told(shards, {})
         assert flat(plain(made)) == expected[0]
         copied = again(made)
         assert [flat(plain(copied)), flat(plain(copied)), flat(plain(made))] == [*expected[1:3], expected[1]]
@@ -258,7 +261,7 @@ class TestOfTorchsLoader:
         found, expected = in_children("fork", count_epochs, (0,), (1,)), []
         for rank in range(2):
             monkeypatch.setenv("RANK", str(rank))
-            expected.append(set_one_by_one(shards, 2, 2))
+            expected.append(set_one_by_one(shards, n_epochs=2, num_workers=2))
         assert sorted(found) == sorted(expected)
         assert found[0] != found[1]
 
@@ -285,11 +288,9 @@ def epochs_of_rank(rank):
     """Two epochs of make_loader and of BatchLoader; those of a list, which each rank is warned about."""
     os.environ["RANK"] = str(rank)
     images = MemoryStore({f"{number:02}/x.png": solid(0) for number in range(12)})  # the label says which
-    numbers, pictures = (
-        loader_of(Numbers(13), batch_size=2, shuffle=True),
-        lk.BatchLoader(images, size=32, batch_size=2),
-    )
+    numbers = loader_of(Numbers(13), batch_size=2, shuffle=True)
     listed = loader_of(Numbers(13), batch_size=2, sampler=[3, 4, 5])
+    pictures = lk.BatchLoader(images, size=32, batch_size=2)
     with pytest.warns(LoaderWarning, match="of 2, and each rank loads all that list gives: use one that shares"):
         assert indices(listed) == [3, 4, 5]
     assert [len(loader) for loader in (numbers, pictures, listed)] == [4, 3, 2]

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from functools import partial
+from multiprocessing import connection
 from pathlib import Path
 from types import ModuleType
 
@@ -104,8 +105,9 @@ class TestTheDeathOfAWorker:
             next(running)
         worker = multiprocessing.active_children()[0]
         os.kill(worker.pid, signal.SIGKILL)
-        worker.join()
-        time.sleep(0.1)  # torch's own handler would raise here, wherever the main thread is
+        assert connection.wait(
+            [worker.sentinel], timeout=10
+        )  # without reaping it: torch's own handler would raise here
         with pytest.raises(WorkerDied, match="SIGKILL"):
             list(running)
         assert multiprocessing.active_children() == []

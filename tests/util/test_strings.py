@@ -26,7 +26,7 @@ BROKEN = os.fsdecode(b"caf\xe9/\xff.jpg")  # a file name that is no UTF-8
 STRINGS = ["a/1.png", "", "ä/日本/🙂.jpg", "with\nbreak\tand\x00nul", "a/1.png", BROKEN]
 
 
-# File names of any bytes but NUL, and other text.
+# File names of any bytes, and other text.
 names = st.binary(max_size=12).map(os.fsdecode) | st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 places = st.none() | st.integers(-8, 8)
 
