@@ -4,7 +4,10 @@ import multiprocessing
 
 
 def put_result(results, function, arguments) -> None:
-    results.put(function(*arguments))
+    try:
+        results.put((function(*arguments), None))
+    except BaseException as error:
+        results.put((None, error))
 
 
 def in_children(start_method: str, function, *arguments: tuple) -> list:
@@ -17,4 +20,17 @@ def in_children(start_method: str, function, *arguments: tuple) -> list:
     got = [results.get(timeout=60) for _ in processes]
     for process in processes:
         process.join()
-    return got
+    if errors := [error for _, error in got if error is not None]:
+        raise errors[0]
+    return [result for result, _ in got]
+
+
+def end_of_fork(function, *arguments, within_s: float = 60) -> int | None:
+    """The exit status of a fork that calls this: negative for a signal, None for one that does not end."""
+    process = multiprocessing.get_context("fork").Process(target=function, args=arguments)
+    process.start()
+    process.join(within_s)
+    status = process.exitcode
+    process.kill()
+    process.join()
+    return status

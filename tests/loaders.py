@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import gc
 import io
 import itertools
 import os
@@ -133,6 +134,11 @@ def eventually(condition: Callable[[], bool], within_s: float = 10.0) -> bool:
             return False
         time.sleep(0.05)
     return True
+
+
+def new_threads(before: list[threading.Thread]) -> list[threading.Thread]:
+    gc.collect()  # those of a loader end on their own, once it is gone
+    return [thread for thread in threading.enumerate() if thread not in before]
 
 
 @contextlib.contextmanager

@@ -10,12 +10,16 @@ from unittest.mock import MagicMock
 from labkit.measure import compare as timing
 
 
+def leave_collections_out(patch) -> None:
+    patch.setattr(timing, "gc", MagicMock(spec=gc))
+
+
 def leave_memory_out(patch) -> None:
     memory = MagicMock(spec=timing.PeakMemory)
     memory.__enter__.return_value = memory
     memory.end.return_value = float("nan")
     patch.setattr(timing, "PeakMemory", lambda: memory)
-    patch.setattr(timing, "gc", MagicMock(spec=gc))
+    leave_collections_out(patch)
 
 
 class Clock:

@@ -1,18 +1,17 @@
 """Who reads and decodes the batches of BatchLoader: its threads, requests in flight, processes; and that all end."""
 
-import gc
+import itertools
+import json
 import subprocess
 import sys
 import threading
 from collections import Counter
-from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 import torch
 
 import labkit as lk
-from labkit.loading.read_ahead import AfterReads
-from tests.loaders import MeetingStore, eventually, same, solid, store_that_reads
+from tests.loaders import MeetingStore, eventually, new_threads, same, solid, store_that_reads
 from tests.memory_store import MemoryStore
 from tests.scripted_server import serve_script
 
@@ -30,11 +29,6 @@ def torn(first_photos):
 
 def loader_of(store, **options):
     return lk.BatchLoader(store, **{"size": 32, "batch_size": 4, "num_threads": 2, **options})
-
-
-def new_threads(before):
-    gc.collect()  # those of a loader end on their own, once it is gone
-    return [thread for thread in threading.enumerate() if thread not in before]
 
 
 class TestThreads:
@@ -90,18 +84,21 @@ else:
         assert done.stdout == "0 3\n"
 
     def test_run_torch_in_one_thread_and_leave_its_threads_elsewhere(self, pictures):
-        before, within, after = torch.get_num_threads(), set(), []
+        within, after, before = set(), [], torch.get_num_threads()
+        torch.set_num_threads(3)
 
         def read(key):
             within.add(torch.get_num_threads())
             return pictures.read(key)
 
-        list(loader_of(store_that_reads(pictures, read)))
-        thread = threading.Thread(target=lambda: after.append(torch.get_num_threads()))
-        thread.start()
-        thread.join()
-        assert within == {1}
-        assert after == [before] == [torch.get_num_threads()]
+        try:
+            list(loader_of(store_that_reads(pictures, read)))
+            thread = threading.Thread(target=lambda: after.append(torch.get_num_threads()))
+            thread.start()
+            thread.join()
+            assert (within, after, torch.get_num_threads()) == ({1}, [3], 3)
+        finally:
+            torch.set_num_threads(before)
 
     def test_are_as_many_as_this_rank_has_cores(self, pictures, monkeypatch):
         assert lk.BatchLoader(pictures).num_threads == lk.usable_cores()
@@ -120,28 +117,6 @@ else:
         for _ in loader_of(store_that_reads(pictures, read), batch_size=1, num_threads=1, prefetch_factor=11):
             break
         assert len(asked) < 12
-
-    def test_take_a_whole_batch_of_near_files_as_one_task(self, torn):
-        """Each further one would hand over Python's lock. No image is decoded before the last of a task is read."""
-        n_skipped = []
-        store = MemoryStore({f"class/{number:02}": torn if number == 0 else solid(number) for number in range(16)})
-        watched = store_that_reads(store, lambda key: n_skipped.append(len(loader.skipped)) or store.read(key))
-        loader = loader_of(watched, batch_size=16, num_threads=1, shuffle=False, on_error="skip")
-        [(images, _)] = loader
-        assert len(images) == 15
-        assert n_skipped == [0] * 16
-
-    def test_decode_far_images_while_the_rest_of_their_batch_is_read(self, torn):
-        def read(key):
-            if key == "class/15":
-                assert eventually(lambda: loader.skipped, LONGEST_S)
-            return torn if key == "class/00" else solid(1)
-
-        store = MemoryStore({f"class/{number:02}": b"" for number in range(16)})
-        options = {"batch_size": 16, "num_threads": 1, "shuffle": False, "on_error": "skip", "reads_in_flight": 2}
-        loader = loader_of(store_that_reads(store, read), **options)
-        [(images, _)] = loader
-        assert len(images) == 15
 
 
 class TestReadsInFlight:
@@ -210,16 +185,24 @@ class TestReadsInFlight:
         del loader
         assert eventually(lambda: not alive, LONGEST_S)
 
-    def test_that_are_late_do_not_keep_later_batches_from_being_decoded(self, torn):
-        def read(key):
-            if key == "class/00":
-                assert eventually(lambda: loader.skipped, LONGEST_S)
-            return torn if key == "class/05" else solid(1)
+    @pytest.mark.parametrize(
+        ("late", "broken", "lengths"),
+        [(11, 0, [11]), (0, 5, [4, 3, 4])],
+        ids=["of its batch", "of the batch before"],
+    )
+    def test_that_are_late_do_not_keep_an_image_from_being_decoded(self, torn, late, broken, lengths):
+        """The late read goes on when the broken image was decoded, and skipped."""
 
-        store = MemoryStore({f"class/{number:02}": b"" for number in range(12)})
-        options = {"num_threads": 1, "shuffle": False, "on_error": "skip", "reads_in_flight": 2}
-        loader = loader_of(store_that_reads(store, read), **options)
-        assert [len(labels) for _, labels in loader] == [4, 3, 4]
+        def read(key):
+            if key == keys[late]:
+                assert eventually(lambda: loader.skipped, LONGEST_S)
+            return torn if key == keys[broken] else solid(1)
+
+        keys = [f"class/{number:02}" for number in range(12)]
+        options = {"batch_size": 12 // len(lengths), "num_threads": 1, "shuffle": False, "on_error": "skip"}
+        store = store_that_reads(MemoryStore(dict.fromkeys(keys, b"")), read)
+        loader = loader_of(store, reads_in_flight=2, **options)
+        assert [len(labels) for _, labels in loader] == lengths
 
     def test_over_http_have_as_many_connections(self, pictures):
         barrier = threading.Barrier(12, timeout=LONGEST_S)
@@ -268,15 +251,6 @@ class TestReadsInFlight:
         assert sum(len(labels) for _, labels in loader) == 12
         assert len(asked) == 5 + 12
 
-    def test_that_end_after_the_pool_leave_an_error_and_nobody_waiting(self):
-        """As where the interpreter ends."""
-        pool, read = ThreadPoolExecutor(1), Future()
-        task = AfterReads(pool, [read], lambda done: None)
-        pool.shutdown()
-        read.set_result("a")
-        with pytest.raises(RuntimeError, match="shutdown"):
-            task.result(LONGEST_S)
-
 
 class Unpicklable(list):
     def __reduce__(self):
@@ -317,26 +291,22 @@ class TestProcesses:
         next(iter(far)), next(iter(plain))  # what was asked for ahead belongs to no later epoch
         assert same(list(far), list(plain))
 
-    def test_name_a_broken_image(self, pictures, torn):
+    def test_resume_what_they_have_begun_and_so_do_threads(self, pixels):
+        threads, processes = (loader_of(pixels, batch_size=2, num_processes=number) for number in (0, 1))
+        expected = list(loader_of(pixels, batch_size=2))
+        taken = list(itertools.islice(processes, 3))
+        state = json.loads(json.dumps(processes.state_dict()))
+        for loader in (threads, processes):
+            loader.load_state_dict(state)
+            assert same(taken + list(loader), expected)
+
+    def test_take_a_store_whose_class_is_in_a_cell_and_name_a_broken_image(self, torn):
+        class Mine(MemoryStore):
+            pass
+
+        Mine.__module__ = "__main__"  # which is another one in the workers
         files = {f"class/{number}": solid(number) for number in range(4)} | {"class/2": torn}
+        batches = iter(loader_of(Mine(files), batch_size=2, num_processes=1, shuffle=False))
+        assert next(batches)[0][:, 0, 0, 0].tolist() == [0, 1]
         with pytest.raises(lk.DecodeError, match="class/2"):
-            list(loader_of(MemoryStore(files), batch_size=2, num_processes=1))
-
-    def test_take_a_store_whose_class_is_in_a_cell(self):
-        cell = """
-import io, labkit as lk
-from PIL import Image
-
-class Mine:
-    def keys(self):
-        return ["cat/0.jpg", "cat/1.jpg"]
-
-    def read(self, key):
-        file = io.BytesIO()
-        Image.new("RGB", (40, 30)).save(file, "JPEG")
-        return file.getvalue()
-
-print(sum(len(images) for images, _ in lk.BatchLoader(Mine(), batch_size=1, size=16, num_processes=1)))
-"""
-        done = subprocess.run([sys.executable, "-c", cell], capture_output=True, text=True, timeout=120, check=True)
-        assert done.stdout == "2\n"
+            next(batches)

@@ -1,14 +1,13 @@
 """Epochs: each pass is the next one, whoever counts, in loaders of labkit, torch and torchdata; ranks share them."""
 
 import copy
+import functools
 import itertools
-import json
 import os
 import pickle
-import subprocess
-import sys
 import warnings
 from collections import Counter
+from functools import partial
 
 import pandas as pd
 import pytest
@@ -22,7 +21,6 @@ from labkit.loading.samplers import LoaderWarning
 from tests.children import in_children
 from tests.loaders import Numbers, firsts, indices, loader_of, red, rows, solid
 from tests.memory_store import MemoryStore
-from tests.paths import REPO
 
 # Of torchdata, about torch itself; and of torch, about this machine's cores.
 pytestmark = [
@@ -173,10 +171,18 @@ def flat(batches):
     return list(itertools.chain.from_iterable(batches))
 
 
-def told(source, n_epochs, options):
+def set_one_by_one(source, *, n_epochs, num_workers):
     """What is given where each epoch is set; how workers start makes no difference, and a fork is the fastest."""
-    options = {**options, "multiprocessing_context": "fork"} if options else {}
+    options = WORKERS["two"] if num_workers else {}
     return [flat(plain(make(source, epoch), **options)) for epoch in range(n_epochs)]
+
+
+four_epochs = functools.cache(partial(set_one_by_one, n_epochs=4))
+
+
+def told(source, options):
+    """The first four epochs, for comparison; with workers, they take turns."""
+    return four_epochs(source, num_workers=options.get("num_workers", 0))
 
 
 class TestOfTorchsLoader:
@@ -195,7 +201,7 @@ class TestOfTorchsLoader:
         for _ in range(2):
             torch.manual_seed(0)
             epochs.append(flat(plain(made, **options)))
-        assert epochs == told(source, 4, options)
+        assert epochs == told(source, options)
         assert all(sorted(epoch) == NUMBERS for epoch in epochs)
         assert len(set(map(tuple, epochs))) == 4
 
@@ -206,7 +212,7 @@ class TestOfTorchsLoader:
 
     @every_kind_of_workers
     def test_one_that_was_set_decides(self, source, options):
-        made, expected = make(source), told(source, 4, options)
+        made, expected = make(source), told(source, options)
         loader = plain(made, **options)
         assert flat(loader) == expected[0]
         made.set_epoch(2)
@@ -216,7 +222,7 @@ class TestOfTorchsLoader:
     def test_two_passes_at_once_are_two_whole_ones(self, source, options):
         loader = plain(make(source), **options)
         pairs = zip(*zip(loader, loader, strict=True), strict=True)
-        assert list(map(flat, pairs)) == told(source, 2, options)
+        assert list(map(flat, pairs)) == told(source, options)[:2]
 
     @no_or_two_workers
     def test_a_look_at_one_batch_leaves_the_next_whole(self, source, options):
@@ -229,19 +235,18 @@ class TestOfTorchsLoader:
     def test_a_resumed_training_goes_on_as_the_undisturbed_one(self, source, options, n_taken):
         if source == "buckets" and not n_taken:
             pytest.skip("torchdata resumes a batch sampler that is at its end with an empty epoch")
-        begun, resumed, whole = (plain(make(source), StatefulDataLoader, **options) for _ in range(3))
+        begun, resumed = (plain(make(source), StatefulDataLoader, **options) for _ in range(2))
         came = [flat(begun), flat(itertools.islice(begun, n_taken)) if n_taken else []]
         resumed.load_state_dict(pickle.loads(pickle.dumps(begun.state_dict())))
         came[1] += flat(resumed)
-        assert [*came, flat(resumed)] == [flat(whole) for _ in range(3)]
-        assert came[0] != came[1]
+        assert [*came, flat(resumed)] == told(source, options)[:3]
 
     @pytest.mark.parametrize("again", [copy.deepcopy, lambda dataset: pickle.loads(pickle.dumps(dataset))])
     def test_a_copy_goes_on_by_itself(self, shards, again):
-        made, expected = make(shards), told(shards, 3, {})
+        made, expected = make(shards), told(shards, {})
         assert flat(plain(made)) == expected[0]
         copied = again(made)
-        assert [flat(plain(copied)), flat(plain(copied)), flat(plain(made))] == [*expected[1:], expected[1]]
+        assert [flat(plain(copied)), flat(plain(copied)), flat(plain(made))] == [*expected[1:3], expected[1]]
 
     def test_ranks_that_share_a_data_set_each_count_their_own(self, shards, monkeypatch):
         """As `torch.multiprocessing.spawn` and notebook launchers start them."""
@@ -256,7 +261,7 @@ class TestOfTorchsLoader:
         found, expected = in_children("fork", count_epochs, (0,), (1,)), []
         for rank in range(2):
             monkeypatch.setenv("RANK", str(rank))
-            expected.append(told(shards, 2, options))
+            expected.append(set_one_by_one(shards, n_epochs=2, num_workers=2))
         assert sorted(found) == sorted(expected)
         assert found[0] != found[1]
 
@@ -279,43 +284,29 @@ class TestOfTorchsLoader:
                 list(set_each)
 
 
-RANK = """
-import json, os, sys
-import labkit as lk
-from tests.loaders import Numbers, indices, loader_of, solid
-from tests.memory_store import MemoryStore
-images = MemoryStore({f"{number:02}/x.png": solid(0) for number in range(12)})  # the label says which
-loaders = [
-    loader_of(Numbers(13), 1, batch_size=2, shuffle=True),
-    lk.BatchLoader(images, size=32, batch_size=2),
-    loader_of(Numbers(13), batch_size=2, sampler=[3, 4, 5]),
-]
-epochs = [[indices(loaders[0]), [int(n) for _, labels in loaders[1] for n in labels], indices(loaders[2])]
-          for _ in range(2)]
-json.dump([list(map(len, loaders)), epochs], open(f"{sys.argv[1]}/{os.environ['RANK']}.json", "w"))
-"""
+def epochs_of_rank(rank):
+    """Two epochs of make_loader and of BatchLoader; those of a list, which each rank is warned about."""
+    os.environ["RANK"] = str(rank)
+    images = MemoryStore({f"{number:02}/x.png": solid(0) for number in range(12)})  # the label says which
+    numbers = loader_of(Numbers(13), batch_size=2, shuffle=True)
+    listed = loader_of(Numbers(13), batch_size=2, sampler=[3, 4, 5])
+    pictures = lk.BatchLoader(images, size=32, batch_size=2)
+    with pytest.warns(LoaderWarning, match="of 2, and each rank loads all that list gives: use one that shares"):
+        assert indices(listed) == [3, 4, 5]
+    assert [len(loader) for loader in (numbers, pictures, listed)] == [4, 3, 2]
+    return [(indices(numbers), [int(n) for _, labels in pictures for n in labels]) for _ in range(2)]
 
 
 class TestOfRanks:
-    @pytest.mark.slow
-    def test_that_torchrun_starts_are_shared_out_or_the_ranks_are_told(self, tmp_path):
-        (tmp_path / "rank.py").write_text(RANK)
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-        done = subprocess.run(
-            [*command, str(tmp_path / "rank.py"), str(tmp_path)],
-            env={**os.environ, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
-        assert [n_batches for n_batches, _ in ranks] == [[4, 3, 2]] * 2
-        epochs = [epochs for _, epochs in ranks]
-        for (ones, images, alone), (others, other_images, also_alone) in zip(*epochs, strict=True):
+    def test_are_shared_out_or_the_ranks_are_told(self, monkeypatch):
+        """As torchrun starts them."""
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        epochs = in_children("fork", epochs_of_rank, (0,), (1,))
+        for (ones, images), (others, other_images) in zip(*epochs, strict=True):
             assert len(ones) == len(others) == 7
             assert sorted(Counter(ones + others).values()) == [1] * 12 + [2]  # 13 samples for two ranks
             assert sorted(images + other_images) == list(range(12))
-            assert alone == also_alone == [3, 4, 5]
-        assert epochs[0][0][:2] != epochs[0][1][:2]
-        assert "of 2, and each rank loads all that list gives: use one that shares" in done.stderr
+        assert epochs[0][0] != epochs[0][1]
 
     def test_are_whole_where_a_batch_sampler_of_another_class_does_not_share(self, monkeypatch):
         class InPairs(BatchSampler):

@@ -240,9 +240,8 @@ def bucketed(num_workers=0):
 
 
 class TestBatchSampler:
-    @pytest.mark.parametrize("num_workers", [1, 2])
-    def test_gives_each_sample_once_and_the_same_for_any_number_of_workers(self, num_workers):
-        loader, expected, sampler = bucketed(num_workers), bucketed(), bucketed().batch_sampler
+    def test_gives_each_sample_once_and_the_same_for_any_number_of_workers(self):
+        loader, expected, sampler = bucketed(2), bucketed(), bucketed().batch_sampler
         for epoch in range(2):
             batches = list(loader)
             assert same(batches, list(expected))
@@ -263,10 +262,6 @@ class TestBatchSampler:
         assert [len(set(epoch)) for epoch in epochs] == [4, 4]
         assert epochs[0] != epochs[1]  # the sampler within is told, too
         assert loader.batch_size == 4
-
-    def test_of_other_images_is_refused(self, pictures):
-        with pytest.raises(ValueError, match=r"row 0 of sizes is 'key-0', but image 0 is 'class0/00.jpg'"):
-            loader_of(lk.ImageDataset(pictures), batch_sampler=lk.BucketBatchSampler(SIZES.head(12), 4))
 
 
 ONE_SHOT = {

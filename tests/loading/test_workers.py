@@ -3,14 +3,13 @@
 import faulthandler
 import multiprocessing
 import os
-import re
 import signal
 import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from multiprocessing import connection
 from pathlib import Path
 from types import ModuleType
 
@@ -18,6 +17,7 @@ import cloudpickle
 import cv2
 import pytest
 import torch
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter as DataLoaderIter
 
 from labkit.errors import WorkerDied
 from tests.loaders import Numbers, eventually, indices, loader_of, script_in_session, session_of
@@ -76,63 +76,42 @@ HARM = {
 }
 
 
-def deaths_in(passes) -> list[str]:
-    """What each pass says, in a thread of its own: all wait 5 s. Here torch's own handler would raise."""
-
-    def iterate(batches):
-        with pytest.raises(WorkerDied) as death:
-            list(batches)
-        said = str(death.value)
-        del death  # which holds this frame, and that the loader
-        return said
-
-    with ThreadPoolExecutor(len(passes)) as pool:
-        return list(pool.map(iterate, passes))
+@pytest.fixture
+def _torch_looks_often(monkeypatch):
+    """Who waits for a batch looks for dead workers several times a second; torch does so every 5 s."""
+    monkeypatch.setattr(DataLoaderIter._try_get_data, "__defaults__", (0.2,))
 
 
-def kill(worker) -> None:
-    os.kill(worker.pid, signal.SIGKILL)
-
-
-@pytest.mark.slow
+@pytest.mark.usefixtures("_torch_looks_often")
 class TestTheDeathOfAWorker:
-    def test_is_told_with_its_reason_and_the_next_epoch_starts_anew(self, tmp_path):
-        cases = [(name, persistent) for name in HARM for persistent in (True, False)]
-        loaders = [
-            loader_of(
-                Numbers(20, once(tmp_path / f"{name} {persistent}", HARM[name][0])), 2, persistent_workers=persistent
-            )
-            for name, persistent in cases
-        ]
-        for (name, _), said in zip(cases, deaths_in(list(map(iter, loaders))), strict=True):
-            assert re.search(HARM[name][1], said)
+    @pytest.mark.parametrize("persistent", [True, False])
+    @pytest.mark.parametrize("harm", HARM)
+    def test_is_told_with_its_reason_and_the_next_epoch_starts_anew(self, tmp_path, harm, persistent):
+        do, said = HARM[harm]
+        loader = loader_of(Numbers(20, once(tmp_path / "done", do)), 2, persistent_workers=persistent)
+        with pytest.raises(WorkerDied, match=said):
+            list(loader)
         assert multiprocessing.active_children() == []
-        assert list(map(indices, loaders)) == [list(range(20))] * len(cases)
+        assert indices(loader) == list(range(20))
 
-    def test_is_told_when_a_batch_is_asked_for_and_not_before(self):
-        idle, busy = loader_of(Numbers(40), 2), loader_of(Numbers(80, lambda index: time.sleep(0.05)), 2)
-        indices(idle)
-        [between_epochs, *others] = multiprocessing.active_children()
-        running = iter(busy)
-        next(running)
-        [amid_an_epoch, _] = set(multiprocessing.active_children()) - {between_epochs, *others}
-        for worker in (between_epochs, amid_an_epoch):
-            kill(worker)
-            worker.join()
-        time.sleep(0.1)  # torch's own handler would raise here, wherever the main thread is
-        assert all("SIGKILL" in said for said in deaths_in([idle, running]))
-        assert list(running) == multiprocessing.active_children() == []
-        assert indices(idle) == list(range(40))
-
-    def test_is_told_to_who_waits_for_its_batch(self):
-        is_waiting = threading.Event()
-        loader = loader_of(Numbers(40, lambda index: time.sleep(0.4 if index > 20 else 0)), 2)
-        killer = threading.Thread(target=lambda: is_waiting.wait(10) and kill(multiprocessing.active_children()[0]))
-        killer.start()
+    @pytest.mark.parametrize("moment", ["between epochs", "amid an epoch"])
+    def test_is_told_when_a_batch_is_asked_for_and_not_before(self, moment):
+        loader = loader_of(Numbers(80, lambda index: time.sleep(0.02)), 2)
+        running = iter(loader)
+        if moment == "between epochs":
+            list(running)
+            running = loader
+        else:
+            next(running)
+        worker = multiprocessing.active_children()[0]
+        os.kill(worker.pid, signal.SIGKILL)
+        assert connection.wait(
+            [worker.sentinel], timeout=10
+        )  # without reaping it: torch's own handler would raise here
         with pytest.raises(WorkerDied, match="SIGKILL"):
-            [16 in batch[:, 0] and is_waiting.set() for batch in loader]  # the next one is late
-        killer.join()
+            list(running)
         assert multiprocessing.active_children() == []
+        assert indices(loader) == list(range(80))
 
 
 @pytest.mark.parametrize("persistent", [True, False])

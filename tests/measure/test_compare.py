@@ -1,11 +1,13 @@
 """`lk.compare`: interleaved rounds that go on until the answer is precise, by a clock that only work advances."""
 
 import gc
+import threading
 import time
 import types
 
 import numpy as np
 import pandas as pd
+import psutil
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -20,6 +22,8 @@ from labkit.measure.frames import COLUMNS
 from labkit.measure.recorder import set_recorder
 from labkit.measure.statistics import quiet_summary, speedup_interval, verdict_of
 from labkit.measure.steady import page_cache_state
+from labkit.measure.usage import PeakMemory
+from tests.loaders import Numbers, eventually, loader_of, new_threads
 from tests.timing import Clock
 
 pytestmark = pytest.mark.usefixtures("unsampled")
@@ -175,6 +179,26 @@ class TestMistakes:
             lk.compare({"good": lambda: [1], "bad": factory}, baseline="good")
         assert isinstance(caught.value.__cause__, cause)
         assert caught.value.__suppress_context__
+
+    @pytest.mark.parametrize("num_workers", [0, 2])
+    def test_of_a_loader_keep_type_and_text_leave_neither_thread_nor_process_and_the_next_use_works(
+        self, monkeypatch, num_workers
+    ):
+        def fail(index):
+            if index == 5 and trouble:
+                raise LookupError(*trouble)
+
+        monkeypatch.setattr(rounds_of, "PeakMemory", PeakMemory)  # whose process has to end, too
+        trouble, threads, processes = ["no room left"], threading.enumerate(), psutil.Process().children(recursive=True)
+        loader = loader_of(Numbers(action=fail), num_workers)
+        with pytest.raises(VariantError, match=r"(?s)^variant 'a' raised LookupError: .*no room left") as caught:
+            measure(lambda: loader)
+        assert type(caught.value.__cause__) is LookupError
+        del caught
+        assert new_threads(threads) == []
+        assert eventually(lambda: psutil.Process().children(recursive=True) == processes)
+        trouble.clear()
+        assert measure(lambda: loader, evict=lambda: 0).n_images == 12  # a whole pass
 
     @pytest.mark.parametrize(
         ("variants", "options", "message"),

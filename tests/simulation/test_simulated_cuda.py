@@ -264,13 +264,6 @@ def test_in_any_program_each_operation_starts_as_soon_as_it_may(program):
         assert simulation.races == []
 
 
-def test_a_caller_may_state_durations():
-    with lk.simulated_cuda(SLOW, duration=lambda name, seconds: {"add": 7.0}.get(name, seconds)) as simulation:
-        _ = torch.zeros(1, device="cuda") + 1
-        torch.cuda.synchronize()
-        assert simulation.now_s == 8
-
-
 # Races, and memory that is given away
 
 

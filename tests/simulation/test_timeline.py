@@ -125,17 +125,6 @@ def test_what_cannot_be_traced_is_refused():
         course.trace([], step, n_batches=1, copy="telepathy")
 
 
-@with_and_without_a_worker
-def test_the_plot_draws_every_span_in_its_lane(spans, num_workers):
-    frame = spans[num_workers]
-    ax = course.plot_timeline(frame)
-    assert [label.get_text() for label in ax.get_yticklabels()] == list(dict.fromkeys(frame.lane))
-    boxes = [path.get_extents() for bars in ax.collections for path in bars.get_paths()]
-    drawn = sorted((box.x0, box.x1) for box in boxes)
-    np.testing.assert_allclose(drawn, sorted(zip(frame.start_s, frame.end_s, strict=True)))
-    assert {text.get_text() for text in ax.get_legend().get_texts()} == set(frame.kind)
-
-
 @pytest.mark.parametrize("copy", COPIES)
 def test_on_cuda_only_prefetched_copies_overlap_compute(cuda, copy):
     """Steps of several milliseconds over batches of 16 MiB, which take a part of one to copy."""

@@ -4,7 +4,6 @@ import errno
 import fcntl
 import gc
 import json
-import multiprocessing
 import os
 import re
 import resource
@@ -24,16 +23,8 @@ from labkit import course
 from labkit.app.notebooks import Notebook, execute
 from labkit.util import files
 from labkit.util.files import atomic_path, claim_folder, file_lock, write_all_atomic, write_atomic, write_record
-from tests.children import in_children
+from tests.children import end_of_fork, in_children
 from tests.paths import contents
-
-
-def end_of_fork(function, *arguments) -> int:
-    """The exit status of a fork that calls this; negative for a signal."""
-    process = multiprocessing.get_context("fork").Process(target=function, args=arguments)
-    process.start()
-    process.join(60)
-    return process.exitcode
 
 
 def kill_within(claim, place: Path) -> None:
@@ -270,16 +261,8 @@ def test_records_are_compared_whole(tmp_path):
     assert not files.holds_record(path, RECORD)
     write_record(path, RECORD)
     assert [files.holds_record(path, record) for record in (RECORD, {"seed": 0})] == [True, False]
-    with pytest.raises(FileExistsError, match=r"p holds other pixels \(side 1, not 2\): run away$"):
-        files.check_same_job("p", {"side": 1}, {"side": 2}, what="pixels", remedy="run away", error=FileExistsError)
     with pytest.raises(ValueError, match=r"^x is damaged, .*KeyError: 'rows'"), files.damage_named(Path("x")):
         {}["rows"]
-
-
-def test_more_items_than_asked_for_are_told(tmp_path):
-    files.check_count(tmp_path, 3, 3, what="photos")
-    with pytest.raises(ValueError, match="holds 4 photos, more than 3: choose another folder"):
-        files.check_count(tmp_path, 4, 3, what="photos")
 
 
 WITH_SCRATCH = """

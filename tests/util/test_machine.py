@@ -2,7 +2,6 @@
 
 import copy
 import math
-import multiprocessing
 import os
 import pickle
 import platform
@@ -12,7 +11,6 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import astuple
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -24,8 +22,8 @@ import torch
 import labkit as lk
 from labkit import course
 from labkit.util import machine
-from labkit.util.process import Lazy, PerProcess, preserve_rng_state, use_one_torch_thread
-from tests.children import in_children
+from labkit.util.process import Lazy, PerProcess, preserve_rng_state
+from tests.children import end_of_fork, in_children
 
 
 def v1(controllers: str, quota: str, period: str) -> dict[str, str]:
@@ -89,19 +87,11 @@ def test_the_affinity_of_a_child_counts():
     assert in_children("fork", cores_on_one, ()) == [1]
 
 
-@pytest.mark.parametrize(
-    ("name", "sizes"),
-    [
-        ("ci", (24, 3, 4, 2, 1, 0.0, 0.0)),
-        ("laptop", (128, 16, 16, 5, 1, 3.0, 0.25)),
-        ("gpu", (2048, 128, 64, 5, 1, 20.0, 1.0)),
-    ],
-)
-def test_scales_and_their_photos(monkeypatch, tmp_path, name, sizes):
+@pytest.mark.parametrize(("scale", "n_photos", "n_camera"), [("ci", 24, 3), ("laptop", 128, 16), ("gpu", 2048, 128)])
+def test_each_scale_has_photos_of_its_own(monkeypatch, tmp_path, scale, n_photos, n_camera):
     monkeypatch.setenv("LABKIT_HOME", str(tmp_path))
-    monkeypatch.setenv("LABKIT_SCALE", name)
-    assert astuple(lk.scale()) == (name, *sizes)
-    for profile, number in {"imagenet": sizes[0], "camera": sizes[1], "other": sizes[0]}.items():
+    monkeypatch.setenv("LABKIT_SCALE", scale)
+    for profile, number in {"imagenet": n_photos, "camera": n_camera, "other": n_photos}.items():
         assert course.photo_root(profile) == tmp_path / "photos" / f"{profile}-{number}"
 
 
@@ -229,20 +219,6 @@ def test_workers_of_make_loader_keep_the_memory_that_they_free(start_method):
     assert max(faults[1:]) < 100
 
 
-def test_a_thread_that_computes_alone_leaves_the_others_as_they_were():
-    before = torch.get_num_threads()
-    torch.set_num_threads(3)
-    try:
-        seen = []
-        for work in (use_one_torch_thread, int):  # alone, and later
-            thread = threading.Thread(target=lambda work=work: work() or seen.append(torch.get_num_threads()))
-            thread.start()
-            thread.join()
-        assert [*seen, torch.get_num_threads()] == [1, 3, 3]
-    finally:
-        torch.set_num_threads(before)
-
-
 def test_all_random_generators_are_given_back_after_an_error():
     own, drawn = torch.Generator(), []
 
@@ -287,15 +263,6 @@ def test_threads_share_one_value(kind):
     assert {future.result() for future in got} == set(made)
 
 
-def end_of_fork(function) -> int | None:
-    child = multiprocessing.get_context("fork").Process(target=function)
-    child.start()
-    child.join(20)
-    child.kill()
-    child.join()
-    return child.exitcode
-
-
 @pytest.mark.parametrize(("kind", "made_before"), [(Lazy, False), (PerProcess, False), (PerProcess, True)])
 def test_a_fork_while_another_thread_makes_the_value(kind, made_before):
     """The child must not wait for a lock whose holder it does not have."""
@@ -314,7 +281,7 @@ def test_a_fork_while_another_thread_makes_the_value(kind, made_before):
         thread = threading.Thread(target=value)
         thread.start()
         entered.wait(10)
-        assert end_of_fork(lambda: sys.exit(value() != os.getpid())) == 0
+        assert end_of_fork(lambda: sys.exit(value() != os.getpid()), within_s=20) == 0
         release.set()
         thread.join()
         assert value() == os.getpid()

@@ -14,10 +14,11 @@ import cloudpickle
 import psutil
 import pytest
 
-from labkit.data.samples import make_photos, photo_bytes, photo_key
+import labkit as lk
+from labkit.data.samples import photo_bytes, photo_key
 from labkit.errors import ItemErrors
 from labkit.util.files import write_atomic
-from labkit.util.parallel import map_items, process_pool
+from labkit.util.parallel import process_pool
 from tests.loaders import eventually
 from tests.paths import contents
 
@@ -27,7 +28,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 HERE = {"engine": "local", "num_workers": 1}
 PROCESSES = {"engine": "local", "num_workers": 2}
 THREADS = {"engine": "threads", "num_workers": 2}
-quiet_map = partial(map_items, progress=False)
+quiet_map = partial(lk.map_items, progress=False)
 
 
 def each_way(*ways):
@@ -214,12 +215,12 @@ def test_arguments_that_cannot_be_are_named(options, said):
 def test_the_bar_starts_where_the_last_run_ended(monkeypatch, capsys):
     monkeypatch.setenv("TQDM_DISABLE", "0")
     options = {"is_done": lambda item: item < 2, "description": "photos", "unit": "photo", **HERE}
-    map_items(abs, range(5), **options)
+    lk.map_items(abs, range(5), **options)
     first = capsys.readouterr().err.strip("\r").partition("\r")[0]
     assert first.startswith("photos:  40%")
     assert "2/5 " in first
     assert "photo/s" in first
-    map_items(abs, range(5), progress=False, **options)
+    lk.map_items(abs, range(5), progress=False, **options)
     assert capsys.readouterr().err == ""
 
 
@@ -332,7 +333,7 @@ def test_workers_end_with_their_parent(tmp_path, blow):
 @pytest.mark.slow
 def test_photos_are_the_same_from_every_engine(tmp_path):
     for name, options in {"one": {}, "threads": {"engine": "threads"}, "processes": {"engine": "local"}}.items():
-        make_photos(tmp_path / name, 2, num_threads=1 if name == "one" else 2, progress=False, **options)
+        lk.make_photos(tmp_path / name, 2, num_threads=1 if name == "one" else 2, progress=False, **options)
     assert contents(tmp_path / "threads") == contents(tmp_path / "processes") == contents(tmp_path / "one")
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import example, given, settings, strategies as st
 from matplotlib import pyplot
 from PIL import Image
 
@@ -25,27 +26,29 @@ BROKEN = os.fsdecode(b"caf\xe9/\xff.jpg")  # a file name that is no UTF-8
 STRINGS = ["a/1.png", "", "ä/日本/🙂.jpg", "with\nbreak\tand\x00nul", "a/1.png", BROKEN]
 
 
-@pytest.mark.parametrize("strings", [STRINGS, [""], [], ["x" * 100_000, "y"], STRINGS * 1000, ["one"] * 4097], ids=len)
-def test_packed_strings_equal_their_list(strings):
-    packed = PackedStrings(strings)
-    assert list(packed) == strings
-    assert len(packed) == len(strings)
-    assert [packed[index] for index in np.arange(-len(strings), len(strings))] == strings * 2
-    assert list(packed.encoded()) == [os.fsencode(string) for string in strings]
-    assert list(reversed(packed)) == strings[::-1]
-    assert packed == strings
-    assert packed == PackedStrings(iter(strings))
+# File names of any bytes, and other text.
+names = st.binary(max_size=12).map(os.fsdecode) | st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+places = st.none() | st.integers(-8, 8)
 
 
-@pytest.mark.parametrize("part", [slice(None), slice(1, 3), slice(None, None, -2), slice(-2, 99), slice(4, 1)], ids=str)
-def test_a_slice_is_that_of_the_list(part):
-    assert PackedStrings(STRINGS)[part] == STRINGS[part]
-
-
-@pytest.mark.parametrize(("index", "strings"), [(6, STRINGS), (-7, STRINGS), (10**12, STRINGS), (0, [])])
-def test_an_index_out_of_range_is_named(index, strings):
-    with pytest.raises(IndexError, match=f"index {index} .* {len(strings)} strings"):
-        PackedStrings(strings)[index]
+@settings(deadline=None)
+@given(st.lists(names, max_size=8), st.builds(slice, places, places, places.filter(lambda step: step != 0)))
+@example(STRINGS * 700, slice(-2, 99))
+@example(["x" * 100_000, "y"], slice(None))
+def test_they_are_their_list_also_copied_pickled_and_as_arrays(strings, part):
+    packed, encoded, count = PackedStrings(iter(strings)), [os.fsencode(string) for string in strings], len(strings)
+    assert packed == strings == list(packed)
+    assert [packed[index] for index in np.arange(-count, count)] == strings * 2
+    assert (len(packed), packed[part], list(reversed(packed))) == (count, strings[part], strings[::-1])
+    for index in (count, -count - 1, 10**12):
+        with pytest.raises(IndexError, match=f"index {index} .* {count} strings"):
+            packed[index]
+    block, offsets = packed.arrays()
+    assert (block.dtype, offsets.dtype) == (np.uint8, np.int64)
+    assert (block.tobytes(), list(packed.encoded())) == (b"".join(encoded), encoded)
+    assert offsets.tolist() == [0, *np.cumsum([*map(len, encoded)])]
+    copies = copy.copy(packed), copy.deepcopy(packed), pickle.loads(pickle.dumps(packed))
+    assert all(copied == strings for copied in (*copies, PackedStrings.from_arrays(block, offsets)))
 
 
 @pytest.mark.parametrize("other", [STRINGS[:-1], [*STRINGS[:-1], "other"], [], "abc", None, 6], ids=str)
@@ -67,25 +70,10 @@ def test_they_are_searched_shown_and_not_hashed():
     assert repr(PackedStrings(["x" * 4_000_000, *[""] * 125_000])) == "PackedStrings(125001 strings, 5.0 MB)"
 
 
-@pytest.mark.parametrize("copied", [lambda item: pickle.loads(pickle.dumps(item)), copy.deepcopy, copy.copy])
-def test_copies_are_equal(copied):
-    assert copied(PackedStrings(STRINGS)) == STRINGS
-
-
 def test_a_pickle_is_as_small_as_the_strings():
     """spawn sends it to every worker."""
     strings = [f"folder/{number:06}.jpg" for number in range(10_000)]
     assert len(pickle.dumps(PackedStrings(strings))) < sum(map(len, strings)) + 8 * len(strings) + 1000
-
-
-def test_arrays_and_back():
-    block, offsets = PackedStrings(STRINGS).arrays()
-    encoded = [os.fsencode(string) for string in STRINGS]
-    assert (block.dtype, offsets.dtype) == (np.uint8, np.int64)
-    assert block.tobytes() == b"".join(encoded)
-    assert offsets.tolist() == [0, *np.cumsum([*map(len, encoded)])]
-    assert PackedStrings.from_arrays(block, offsets) == STRINGS
-    assert PackedStrings.from_arrays(*PackedStrings([]).arrays()) == []
 
 
 BLOCK, OFFSETS = np.frombuffer(b"abcdef", np.uint8), np.array([0, 2, 6])
