@@ -2,6 +2,7 @@
 
 import gc
 import multiprocessing
+import multiprocessing.util
 import os
 import re
 import shutil
@@ -63,10 +64,11 @@ def pytest_sessionfinish(session):
     """Remove what a run left behind, as killed processes do, and name it."""
     result = yield
     if folder := session.config.stash.get(_temporary_folder, None):
-        own = Path(multiprocessing.current_process()._config.get("tempdir") or "none").name  # removed at exit
+        own = Path(multiprocessing.current_process()._config.get("tempdir") or "none").name
         if left := sorted(path.name for path in folder.iterdir() if path.name != own):
             print(f"\nleft behind in the temporary directory: {', '.join(left)}", file=sys.stderr)
-        shutil.rmtree(folder, ignore_errors=True)
+        # At exit, after `multiprocessing` has removed its own folder in it.
+        multiprocessing.util.Finalize(None, shutil.rmtree, [folder], {"ignore_errors": True}, exitpriority=-200)
     return result
 
 
