@@ -8,6 +8,7 @@ import os
 import pickle
 import shutil
 import tarfile
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -126,12 +127,12 @@ def test_a_member_of_any_name_lies_below_its_folder_or_is_refused(tmp_path, name
     """Refused is what begins at the root, goes up, or names nothing, and no more."""
     shutil.rmtree(tmp_path / "out", ignore_errors=True)
     archive = make_tar(tmp_path / "x.tar", {name: b"x"})
-    try:
-        [root] = lk.extract_tars(archive, tmp_path / "out", engine="threads", **QUIET)
-    except ItemErrors as errors:
-        assert "UnsafeTarError" in str(errors)
-        assert name.startswith("/") or ".." in name.split("/") or os.path.normpath(name) == "."
+    extract = partial(lk.extract_tars, archive, tmp_path / "out", engine="threads", **QUIET)
+    if name.startswith("/") or ".." in name.split("/") or os.path.normpath(name) == ".":
+        with pytest.raises(ItemErrors, match="UnsafeTarError"):
+            extract()
     else:
+        [root] = extract()
         assert contents(root) == {os.path.normpath(name): b"x"}
     assert set(os.listdir(tmp_path)) <= {"x.tar", "out"}
 
