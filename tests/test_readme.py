@@ -1,4 +1,4 @@
-"""README.md and the pages: short, with links that lead somewhere, and every command and snippet of them runs."""
+"""README.md and the pages: their links lead somewhere, and every command and snippet of them runs."""
 
 import json
 import os
@@ -23,8 +23,8 @@ from labkit.app.notebooks import find_notebooks
 from labkit.util.machine import DISTRIBUTION
 from tests.pages import PAGES, README, TEXTS, blocks, commands
 from tests.paths import REPO, SCRIPTS, run_script
+from tests.timing import leave_memory_out
 
-MAX_WORDS = 900
 MINUTES_S = {"five": 300, "fifteen": 900}
 EVERY = [(name, command) for name, path in TEXTS.items() for command in commands(path)]
 NAMES = {command.name or command.callback.__name__ for command in app.registered_commands}
@@ -34,9 +34,6 @@ OF_TORCH = """torch.utils.data.DataLoader(
 
 
 class TestText:
-    def test_the_readme_is_short(self):
-        assert len(README.read_text().split()) <= MAX_WORDS
-
     def test_the_two_commands_are_those_of_ci(self):
         first = blocks(README, "")[0]
         assert blocks(TEXTS["commands"], "")[0].text == first.text
@@ -49,14 +46,10 @@ class TestText:
         assert "python -m pytest" in lines
 
     @pytest.mark.parametrize("name", TEXTS)
-    def test_it_has_one_title_and_its_links_lead_somewhere(self, name):
+    def test_its_links_lead_somewhere(self, name):
         """A page's notebooks lie beside the folder of pages, where the site puts them."""
         path = TEXTS[name]
-        text = path.read_text()
-        assert text.startswith("# ")
-        without_code = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
-        assert len(re.findall(r"^# \S", without_code, re.MULTILINE)) == 1
-        for link in re.findall(r"\]\(((?!https?:)[^)#]+)", text):
+        for link in re.findall(r"\]\(((?!https?:)[^)#]+)", path.read_text()):
             target = REPO / link.removeprefix("../") if link.startswith("../notebooks/") else path.parent / link
             assert target.exists(), link
 
@@ -85,6 +78,7 @@ def place(tmp_path, photo_set, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LABKIT_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("LABKIT_SCALE", "ci")
+    leave_memory_out(monkeypatch)
     return tmp_path
 
 

@@ -22,12 +22,10 @@ from labkit.course.claim_trials import (
     Reading,
     agreeing_range,
     faster,
-    outcome,
     reaches,
     reckoned,
     separate,
     together,
-    tried,
     unchanged,
 )
 from labkit.course.ledger import LEDGER, lines_of
@@ -101,18 +99,6 @@ class TestRules:
     )
     def test_an_outcome_follows_from_the_interval(self, rule, low, high, expected):
         assert rule(Reading(2.0, low, high), agreeing_range(2.0)) == expected
-
-    def test_half_to_twice_the_claimed_gain_agrees(self):
-        assert agreeing_range(2.0) == (1.5, 3.0)
-        assert agreeing_range(1.3, up_to=2.0) == (1.15, 3.0)
-
-    def test_trials_doubts_and_nothing_read(self):
-        found = Reading(3.0, 2.5, 3.5)
-        assert [tried(Reading(passed=passed)) for passed in (True, False)] == ["holds", "does not hold"]
-        assert outcome(Reading(3.0, 2.5, 3.5, doubt="not cold"), faster, None) == "inconclusive"
-        assert outcome(None, faster, None) == outcome(None, None, (1.5, 3.0)) == "not measured yet"
-        assert outcome(None, faster, None, needs_gpu=True) == "needs a GPU"
-        assert outcome(found, None, (1.5, 3.0)) == "not judged"
 
     @pytest.mark.parametrize(
         ("outcomes", "verdict"),

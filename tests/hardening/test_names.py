@@ -24,7 +24,7 @@ from labkit.data.shards_write import store_key
 from labkit.errors import ItemErrors
 from labkit.measure.frames import save_frame
 from tests.hardening.fuzz.tables import lists
-from tests.hardening.inputs import image_bytes
+from tests.hardening.inputs import files_of, image_bytes
 from tests.hardening.searches import bounded, fewer
 from tests.image_files import encoded
 from tests.memory_store import MemoryStore
@@ -60,10 +60,6 @@ def write_tree(root: Path, tree: dict[str, bytes]) -> Path:
     return root
 
 
-def read_all(store) -> dict[str, bytes]:
-    return {key: store.read(key) for key in list(store.keys())}
-
-
 # Stores.
 
 
@@ -72,7 +68,7 @@ def test_folders_servers_and_sizes_have_every_key(tmp_path):
     with course.serve_folder(folder) as url:
         stores = [lk.FolderStore(folder), lk.HttpStore(url), lk.ObjectStore(f"file://{folder}")]
         for store in (*stores, pickle.loads(pickle.dumps(lk.open_store(str(folder))))):
-            assert read_all(store) == TREE
+            assert files_of(store) == TREE
     frame = lk.collect_sizes(folder, progress=False)
     assert set(frame["path"]) == set(TREE)
     assert frame["width"].eq(1).all()
@@ -82,7 +78,7 @@ def test_s3_has_every_key(tmp_path):
     pytest.importorskip("moto.server", reason='moto is not installed: python -m pip install -e ".[test]"')
     tree = {key: data for key, data in TREE.items() if key.isprintable()}  # UTF-8, and no newline, which moto refuses
     with course.serve_s3({"photos": write_tree(tmp_path, tree)}) as options:
-        assert read_all(lk.ObjectStore("s3://photos", **options)) == tree
+        assert files_of(lk.ObjectStore("s3://photos", **options)) == tree
 
 
 @fewer
@@ -115,7 +111,7 @@ def test_tars_are_extracted_and_read_under_the_same_names(tmp_path, monkeypatch,
     [extracted] = lk.extract_tars(path, tmp_path / "out", engine="threads", progress=False)
     assert contents(extracted) == tree
     assert set(os.listdir()) == {"out", "x.tar"}
-    assert read_all(lk.TarStore(make_tar(tmp_path / "y.tar", TREE, format=form))) == TREE
+    assert files_of(lk.TarStore(make_tar(tmp_path / "y.tar", TREE, format=form))) == TREE
 
 
 @bounded
@@ -189,7 +185,7 @@ def test_all_that_labkit_writes_lies_where_it_was_told_and_is_read_again(tmp_pat
     del tree["manifest.json"]
     with course.serve_folder(photos) as url:
         assert url.startswith("http://127.0.0.1:")
-        assert read_all(lk.HttpStore(url)) == read_all(lk.open_store(str(photos))) == tree
+        assert files_of(lk.HttpStore(url)) == files_of(lk.open_store(str(photos))) == tree
     run("make_pixels", photos, root / f"{stem}.pix")
     assert list(lk.PixelStore(root / f"{stem}.pix").keys) == list(tree)
     run("collect_sizes", photos, sizes / f"{stem}.csv")
@@ -197,7 +193,7 @@ def test_all_that_labkit_writes_lies_where_it_was_told_and_is_read_again(tmp_pat
     relative = [os.path.join(folder, path.name) for path in (packed, plain)]
     result = CliRunner().invoke(cli.app, ["convert", "--", *relative], catch_exceptions=False)
     assert result.exit_code == 0, result.output
-    assert read_all(lk.open_store(str(plain))) == tree
+    assert files_of(lk.open_store(str(plain))) == tree
     run("make_shards", plain, shards := root / "shards")
     for place in (str(shards), shards, f"{shards}/shard-000000.tar", [shards / "shard-000000.tar"]):
         assert len(list(lk.read_shards(place, decoder="pil"))) == 1

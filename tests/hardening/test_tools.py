@@ -1,4 +1,4 @@
-"""The tests' own tools: the audit of installed packages, training on several ranks, and tests that run alone."""
+"""The tests' own tools: the audit, training on several ranks, resuming after a kill, and tests that run alone."""
 
 import json
 import re
@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.hardening import audit
+from tests.hardening import audit, resume
 from tests.hardening.ranks import check, make_set
 from tests.paths import REPO
 from tests.scripted_server import Handler, serve_script
@@ -85,6 +85,19 @@ def test_two_ranks_share_each_epoch_and_the_memory_of_its_pixels(tmp_path):
     assert found["kill_named"]
     assert found["batches_of_a_rank"] == [80]
     assert found["pixels_pss_mb"] == pytest.approx(found["pixels_mb"], rel=0.05)
+
+
+# A loader that is killed goes on in a new process with what has not come.
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("kind", [kind for kind in resume.KINDS if "processes" not in kind])  # which load torch anew
+def test_a_killed_loader_goes_on_in_a_new_process(tmp_path, kind):
+    if kind.startswith("read_shards"):
+        pytest.importorskip("torchdata", reason="StatefulDataLoader is torchdata's")
+    resume.make_sources(tmp_path)
+    found = resume.check_kind(kind, tmp_path, n_kills=3, seed=0)
+    assert (found["kills"] >= 3, found["wrong_epochs"]) == (True, 0)
 
 
 # Tests that measure run alone, and only they.

@@ -352,12 +352,6 @@ class TestMaking:
 
 
 class TestEpochs:
-    def test_follow_one_another(self):
-        epochs = Epochs([1, 2, 3])
-        batches = iter(epochs)
-        assert [next(batches) for _ in range(7)] == [1, 2, 3, 1, 2, 3, 1]
-        assert (len(epochs.gaps_s), epochs.length) == (2, 3)
-
     @pytest.mark.parametrize(
         ("loader", "starts_workers", "gaps_s", "waiting_s", "starting_s"),
         [
