@@ -67,10 +67,12 @@ def test_a_frame_comes_back(frame_of, tmp_path, values, experiment, storage):
 @example("\xe9", "\xfc")
 @example("x" * 300, "x" * 299)
 @example("../up", ".hidden")
+@example("a\udcff", "a\udcfe")
 def test_each_experiment_has_a_file_name_of_its_own(one, other):
     stem = file_stem(one)
     assert 0 < len(os.fsencode(stem)) < 200
     assert Path(stem).name == stem
+    assert stem.isascii()
     assert not stem.startswith(".")
     assert (stem == file_stem(other)) == (one == other)
 

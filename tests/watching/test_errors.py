@@ -1,6 +1,7 @@
 """An error in a loader or a step under `lk.diagnose` and `lk.tune`: it comes through as it is, and nothing stays."""
 
 import gc
+import itertools
 import multiprocessing
 import threading
 
@@ -9,6 +10,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 import labkit as lk
+from labkit.errors import VariantError
 
 USES = {
     "diagnose": lambda data, step: lk.diagnose(DataLoader(data, 2, num_workers=1), step, batches=3, rounds=1),
@@ -53,3 +55,17 @@ def test_an_error_keeps_its_type_and_text_nothing_is_left_and_the_next_use_works
     (tmp_path / where).unlink()
     found = USES[use](Samples(check), lambda batch: check("step"))
     assert found.frame["images_per_s"].gt(0).all()
+
+
+@pytest.mark.slow
+def test_an_error_while_loaders_race_under_tune_names_the_loader_keeps_its_cause_and_ends_all_workers():
+    steps = itertools.count(1)
+
+    def step(batch):
+        if next(steps) == 12:  # the step alone takes fewer
+            raise Broken("the step is broken")
+
+    with pytest.raises(VariantError, match=r"variant '.*' raised Broken: the step is broken") as caught:
+        USES["tune"](Samples(lambda place: None), step)
+    assert type(caught.value.__cause__) is Broken
+    assert not multiprocessing.active_children()
