@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import labkit as lk
 from labkit import course
 from labkit.app.cli import app
-from labkit.course import claim_trials
+from labkit.course import DISKS, claim_trials
 from labkit.course.claim_trials import (
     VERDICTS,
     Frames,
@@ -30,7 +30,6 @@ from labkit.course.claim_trials import (
 )
 from labkit.course.ledger import LEDGER, lines_of
 from labkit.course.reference import reference_runs
-from labkit.data.simulated_disks import DISKS
 from labkit.measure.frames import save_frame
 from labkit.measure.recorder import RESULTS_VARIABLE
 

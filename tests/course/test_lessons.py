@@ -17,8 +17,8 @@ from PIL import Image
 
 import labkit as lk
 from labkit import course
-from labkit.course import ladder, starting
-from labkit.course.feeding import WAYS, Feeding, step_seconds
+from labkit.course import Feeding, ladder, starting
+from labkit.course.feeding import WAYS, step_seconds
 from labkit.course.predictions import predictions
 from labkit.measure.compare import count_images
 from labkit.measure.frames import save_frame

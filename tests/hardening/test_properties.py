@@ -11,7 +11,7 @@ from hypothesis import example, given, strategies as st
 
 import labkit as lk
 from labkit.app.recording import file_stem
-from labkit.course.oracles import oracle_files
+from labkit.course import oracle_files
 from labkit.measure.frames import save_frame
 from labkit.measure.statistics import quiet_summary
 from tests.hardening.fuzz.images import decoders, headers

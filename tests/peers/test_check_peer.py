@@ -16,10 +16,11 @@ from PIL import Image
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
-from labkit.data.stores import FolderStore
+from labkit import FolderStore
+from labkit.course import Peer
 from labkit.errors import DecodeError, PeerError
 from labkit.peers.check import check_peer, make_probe_pictures, picture_key, read_crops
-from labkit.peers.peer import JPEG_FILES, MEAN, RAW_PIXELS, STD, Peer, Work, labeled_photos, prepare_once
+from labkit.peers.peer import JPEG_FILES, MEAN, RAW_PIXELS, STD, Work, labeled_photos, prepare_once
 from labkit.peers.registry import make_small_photos, repeat_photos
 
 

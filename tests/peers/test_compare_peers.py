@@ -20,28 +20,30 @@ import torch
 from PIL import Image
 from typer.testing import CliRunner
 
+from labkit import env_id, load_frame
 from labkit.app.cli import app
+from labkit.course import (
+    PEERS,
+    Host,
+    Peer,
+    compare_peers,
+    comparisons,
+    plot_cores,
+    plot_peers,
+    predict_cores,
+    stored_runs,
+)
 from labkit.errors import HostError
-from labkit.measure.frames import MEASURE_VERSION, load_frame, make_frame, save_frame
+from labkit.measure.frames import MEASURE_VERSION, make_frame, save_frame
 from labkit.measure.usage import CoreTime, excluded_pids
 from labkit.peers import command, registry
 from labkit.peers.adapters.own import BASELINE, DECODE_LIMIT, LIMITS, MEMCPY_LIMIT, NAIVE, OWN, WRITE_LIMIT
 from labkit.peers.check import picture_key
-from labkit.peers.host import Host, HostedLoader
-from labkit.peers.peer import CLASSES, FLOAT32, JPEG_FILES, JPEG_PACKED, RAW_PIXELS, Peer, Work, chosen_classes
-from labkit.peers.ranking import (
-    against_best,
-    append_runs,
-    comparisons,
-    left_out,
-    peer_table,
-    plot_cores,
-    predict_cores,
-    stored_runs,
-)
-from labkit.peers.registry import PEERS, compare_peers, make_work, plot_peers
+from labkit.peers.host import HostedLoader
+from labkit.peers.peer import CLASSES, FLOAT32, JPEG_FILES, JPEG_PACKED, RAW_PIXELS, Work, chosen_classes
+from labkit.peers.ranking import against_best, append_runs, left_out, peer_table
+from labkit.peers.registry import make_work
 from labkit.peers.run import PeerRun
-from labkit.util.machine import env_id
 from tests.paths import REPO
 from tests.timing import leave_memory_out
 
