@@ -61,7 +61,8 @@ ON_A_SERVER = {"HttpStore", "ObjectStore"}
 
 class TestExamples:
     @pytest.fixture(scope="class")
-    def place(self, tmp_path_factory):
+    @classmethod
+    def place(cls, tmp_path_factory):
         """A folder with what the examples name; the current one."""
         folder, before = tmp_path_factory.mktemp("examples"), os.getcwd()
         os.chdir(folder)
@@ -162,7 +163,8 @@ class TestTypes:
     """What a type checker says of a reader's script: with labkit's types (`py.typed`), mistakes show before a run."""
 
     @pytest.fixture(scope="class")
-    def findings(self, tmp_path_factory):
+    @classmethod
+    def findings(cls, tmp_path_factory):
         """(script, line, message) of all that mypy says of the scripts. It shares its cache with the linter's run."""
         folder = tmp_path_factory.mktemp("scripts")
         texts = {f"right_{block.page}_{block.line}": block.text for block in scripts()}

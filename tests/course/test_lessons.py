@@ -225,7 +225,8 @@ def seconds_of(work, n=20):
 
 class TestLadder:
     @pytest.fixture(scope="class")
-    def sources(self, first_photos, tmp_path_factory):
+    @classmethod
+    def sources(cls, first_photos, tmp_path_factory):
         """Photos, and the same as raw pixels."""
         store = lk.FolderStore(first_photos(N_PHOTOS))
         path = tmp_path_factory.mktemp("pixels") / "x"
