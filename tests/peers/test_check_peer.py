@@ -124,6 +124,7 @@ def test_who_does_the_work_passes_and_only_who_says_so_may_drop_a_short_batch(wo
     found = check_peer(replace(peer, drops_last=True), work)
     assert found["images"] == 2 * 64
     assert 0.33 < found["area"] < 0.53
+    peer = fake(lambda work: [(torch.zeros(1, 3, 224, 224, dtype=torch.uint8), torch.zeros(1))])
     with pytest.raises(PeerError, match="uint8, not float32"):
         check_peer(peer, replace(work, dtype="float32"))
 
