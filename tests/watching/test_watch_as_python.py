@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -41,6 +42,12 @@ def python(*words, **options):
     return subprocess.run([sys.executable, *map(str, words)], check=False, **options)
 
 
+def two_at_once(*commands, **options):
+    """What `python` gives for each, in order."""
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(lambda words: python(*words, **options), commands))
+
+
 @pytest.fixture
 def script(tmp_path):
     """Writes a script; returns its path."""
@@ -54,7 +61,7 @@ def script(tmp_path):
 
 def under_both(path, *arguments, **options):
     """The script's process under `python`, and under `labkit watch`; both must print the same and end alike."""
-    plain, watched = python(path, *arguments, **options), python(*WATCH, path, *arguments, **options)
+    plain, watched = two_at_once((path, *arguments), (*WATCH, path, *arguments), **options)
     assert (watched.returncode, watched.stdout) == (plain.returncode, plain.stdout), watched.stderr
     assert watched.stderr.count(SAID) == 1
     return plain, watched
@@ -68,7 +75,7 @@ class TestBeginning:
     )
     def test_a_script_sees_the_process_that_it_sees_under_python(self, options, arguments):
         """Its environment, path, signals, streams and threads; and with OMP_NUM_THREADS and MPLBACKEND that it sets."""
-        plain, watched = (python(*options, *words, SEEN, *arguments) for words in ((), WATCH))
+        plain, watched = two_at_once(*((*options, *words, SEEN, *arguments) for words in ((), WATCH)))
         assert watched.returncode == plain.returncode == 0, watched.stderr + plain.stderr
         seen, expected = json.loads(watched.stdout), json.loads(plain.stdout)
         assert seen == expected
@@ -92,12 +99,13 @@ class TestBeginning:
         (tmp_path / "linked" / "train.py").symlink_to("../real/train.py")
         with zipfile.ZipFile(tmp_path / "packed.zip", "w") as packed:
             packed.writestr("__main__.py", says)
-        for words in (
+        programs = [
             ["real/train.py", "-m", "--steps=3"], ["./linked/train.py"], ["real/../pack/"], ["packed.zip", "x"],
             ["-m", "pack", "x"], ["-m", "pack.part"],
-        ):  # fmt: skip
-            plain, watched = python(*words, cwd=tmp_path), python(*WATCH, *words, cwd=tmp_path)
-            assert (watched.stdout, watched.returncode) == (plain.stdout, 0), words
+        ]  # fmt: skip
+        plain = two_at_once(*programs, cwd=tmp_path)
+        watched = two_at_once(*([*WATCH, *words] for words in programs), cwd=tmp_path)
+        assert [(done.stdout, done.returncode) for done in watched] == [(done.stdout, 0) for done in plain]
 
     @pytest.mark.parametrize(
         ("words", "said"),
