@@ -1,4 +1,4 @@
-"""README.md and the pages: short, with links that lead somewhere, and every command and snippet of them runs."""
+"""README.md and the pages: their links lead somewhere, and every command and snippet of them runs."""
 
 import json
 import os
@@ -23,8 +23,8 @@ from labkit.app.notebooks import find_notebooks
 from labkit.util.machine import DISTRIBUTION
 from tests.pages import PAGES, README, TEXTS, blocks, commands
 from tests.paths import REPO, SCRIPTS, run_script
+from tests.timing import leave_memory_out
 
-MAX_WORDS = 900
 MINUTES_S = {"five": 300, "fifteen": 900}
 EVERY = [(name, command) for name, path in TEXTS.items() for command in commands(path)]
 NAMES = {command.name or command.callback.__name__ for command in app.registered_commands}
@@ -34,9 +34,6 @@ OF_TORCH = """torch.utils.data.DataLoader(
 
 
 class TestText:
-    def test_the_readme_is_short(self):
-        assert len(README.read_text().split()) <= MAX_WORDS
-
     def test_the_two_commands_are_those_of_ci(self):
         first = blocks(README, "")[0]
         assert blocks(TEXTS["commands"], "")[0].text == first.text
@@ -49,14 +46,10 @@ class TestText:
         assert "python -m pytest" in lines
 
     @pytest.mark.parametrize("name", TEXTS)
-    def test_it_has_one_title_and_its_links_lead_somewhere(self, name):
+    def test_its_links_lead_somewhere(self, name):
         """A page's notebooks lie beside the folder of pages, where the site puts them."""
         path = TEXTS[name]
-        text = path.read_text()
-        assert text.startswith("# ")
-        without_code = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
-        assert len(re.findall(r"^# \S", without_code, re.MULTILINE)) == 1
-        for link in re.findall(r"\]\(((?!https?:)[^)#]+)", text):
+        for link in re.findall(r"\]\(((?!https?:)[^)#]+)", path.read_text()):
             target = REPO / link.removeprefix("../") if link.startswith("../notebooks/") else path.parent / link
             assert target.exists(), link
 
@@ -85,6 +78,7 @@ def place(tmp_path, photo_set, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LABKIT_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("LABKIT_SCALE", "ci")
+    leave_memory_out(monkeypatch)
     return tmp_path
 
 
@@ -123,7 +117,7 @@ def has_markers(arguments):
 
 
 class TestCommands:
-    """A command is parsed with the options it has here; below, what takes little is run."""
+    """A command is parsed with the options it has here; scripts are run below, and the rest in tests/app."""
 
     def test_a_wrong_option_would_be_found(self):
         with pytest.raises(Exception, match="No such option"):  # the error of click, or of typer's own copy of it
@@ -142,17 +136,6 @@ class TestCommands:
                 parse(app, arguments[2:])
         else:
             assert {"pip": is_installable, "pytest": has_markers}[arguments[1]](arguments[2:])
-
-    @pytest.mark.parametrize(
-        "command",
-        ["list", "doctor --scale ci", "peers --list", "plan --gpu rtx3090 --cores 4 --cpu-ms 1:2.4",
-         "plan --gpu h100 --n-gpus 8 --cpu-ms 1:2.4 --storage s3"],
-    )  # fmt: skip
-    def test_it_runs(self, command, tmp_path, monkeypatch):
-        monkeypatch.chdir(tmp_path)
-        assert any(f"labkit {command.partition(' --scale')[0].partition(' --cpu')[0]}" in one for _, one in EVERY)
-        result = CliRunner().invoke(app, command.split())
-        assert result.exit_code == 0, result.output
 
     def test_every_script_makes_what_the_page_says(self, place):
         lines = [command for command in commands(TEXTS["commands"]) if "data_scripts/" in command]

@@ -108,7 +108,6 @@ def test_what_needs_no_library_starts_without_them():
     [
         (["tour", "--only", "77"], "no notebook begins with '77': there are 10_works, 11_fails, 12_noisy"),
         (["tour", "--scale", "huge"], "one of ci, laptop, gpu"),
-        (["doctor", "--scale", "huge"], "one of ci, laptop, gpu"),
     ],
 )
 def test_mistakes_are_told_with_what_is_accepted(lab, arguments, message):

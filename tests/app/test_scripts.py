@@ -1,6 +1,7 @@
 """Every script of data_scripts/: its help, what it refuses, and real runs from a shell."""
 
 import importlib
+import json
 import subprocess
 import sys
 import typing
@@ -45,10 +46,23 @@ WRONG = {
 }  # fmt: skip
 
 
-def succeed(script, *arguments):
-    """Output of a script that was started from a shell."""
-    command = [sys.executable, str(SCRIPTS / f"{script}.py"), *map(str, arguments)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+# Scripts run as from a shell, one after the other: a process for each would load torch each time.
+ONE_BY_ONE = """
+import json, runpy, sys
+for sys.argv in json.loads(sys.argv[1]):
+    try:
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    except SystemExit as end:
+        if end.code:
+            raise
+"""
+
+
+def succeed(*commands):
+    """What scripts print that are started from a shell: each is its name and its arguments."""
+    words = [[str(SCRIPTS / f"{name}.py"), *map(str, arguments)] for name, *arguments in commands]
+    program = words[0] if len(words) == 1 else ["-c", ONE_BY_ONE, json.dumps(words)]
+    result = subprocess.run([sys.executable, *program], capture_output=True, text=True, timeout=120, check=False)
     assert (result.returncode, result.stderr) == (0, "")
     return result.stdout
 
@@ -57,7 +71,7 @@ def succeed(script, *arguments):
 def photos(tmp_path_factory):
     """A set made by the script, with processes."""
     root = tmp_path_factory.mktemp("scripts") / "photos"
-    assert succeed("make_photos", root, 6, "--engine", "local", "--num-threads", 2) == f"{root}: 6 photos\n"
+    assert succeed(["make_photos", root, 6, "--engine", "local", "--num-threads", 2]) == f"{root}: 6 photos\n"
     return root
 
 
@@ -104,31 +118,34 @@ def test_no_script_is_left_out():
 
 @pytest.mark.slow
 def test_from_photos_to_shards_and_back_with_their_sizes(photos, tmp_path):
-    succeed("make_shards", photos, tmp_path / "shards", "--max-count", 4, "--engine", "threads")
-    shards = sorted((tmp_path / "shards").glob("*.tar"))
-    assert len(shards) == 2
-    succeed("extract_tars", tmp_path / "out", *shards)
+    shards = [tmp_path / "shards" / f"shard-00000{number}.tar" for number in range(2)]
+    succeed(
+        ["make_shards", photos, tmp_path / "shards", "--max-count", 4, "--engine", "threads"],
+        ["extract_tars", tmp_path / "out", *shards],
+        ["collect_sizes", photos, tmp_path / "sizes" / "sizes.csv"],
+    )
+    assert sorted((tmp_path / "shards").glob("*.tar")) == shards
     extracted = sorted(path.read_bytes() for path in (tmp_path / "out").glob("*/**/*.jpg"))
     assert extracted == sorted(path.read_bytes() for path in photos.rglob("*.jpg"))
     assert [path.name for path in sorted((tmp_path / "out").glob("[!.]*"))] == [path.stem for path in shards]
-    succeed("collect_sizes", photos, tmp_path / "sizes" / "sizes.csv")
     assert [data.count(b"\n") for data in contents(tmp_path / "sizes").values()] == [1 + 6]
 
 
 @pytest.mark.slow
 def test_depth_pairs_come_out_of_their_tar(tmp_path):
-    succeed("make_depth", tmp_path / "depth", 1, "--tar", "--num-workers", 1)
-    [archive] = (tmp_path / "depth").rglob("*.tar")
-    succeed("extract_tars", tmp_path / "out", archive)
+    archive = tmp_path / "depth" / "train.tar"
+    succeed(
+        ["make_depth", tmp_path / "depth", 1, "--tar", "--num-workers", 1], ["extract_tars", tmp_path / "out", archive]
+    )
     pairs = contents(tmp_path / "depth" / "train")
     assert len(pairs) == 2
-    assert pairs.items() <= contents(tmp_path / "out" / archive.stem).items()
+    assert pairs.items() <= contents(tmp_path / "out" / "train").items()
 
 
 @pytest.mark.exhaustive
 def test_pixels_of_a_set(photos, tmp_path):
     path = tmp_path / "out" / "pixels"
     for _ in range(2):  # a rerun says the same
-        said = succeed("make_pixels", photos, path, "--short-side", 10, "--engine", "threads")
+        said = succeed(["make_pixels", photos, path, "--short-side", 10, "--engine", "threads"])
         assert said == f"{path}: 6 images, {path.stat().st_size} bytes\n"
     assert set(lk.PixelStore(path).shapes.min(axis=1).tolist()) == {10}

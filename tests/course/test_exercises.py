@@ -14,8 +14,9 @@ from torch.utils.data import DataLoader
 
 import labkit as lk
 from labkit import course
+from labkit.course import parse_cache_name
 from labkit.course.exercises import exercises
-from labkit.data.sizes import parse_cache_name, sizes_from_caches
+from labkit.data.sizes import sizes_from_caches
 from labkit.planning.formulas import Estimate, LoaderCosts
 
 

@@ -17,8 +17,8 @@ from PIL import Image
 
 import labkit as lk
 from labkit import course
-from labkit.course import ladder, starting
-from labkit.course.feeding import WAYS, Feeding, step_seconds
+from labkit.course import Feeding, ladder, starting
+from labkit.course.feeding import WAYS, step_seconds
 from labkit.course.predictions import predictions
 from labkit.measure.compare import count_images
 from labkit.measure.frames import save_frame
@@ -225,7 +225,8 @@ def seconds_of(work, n=20):
 
 class TestLadder:
     @pytest.fixture(scope="class")
-    def sources(self, first_photos, tmp_path_factory):
+    @classmethod
+    def sources(cls, first_photos, tmp_path_factory):
         """Photos, and the same as raw pixels."""
         store = lk.FolderStore(first_photos(N_PHOTOS))
         path = tmp_path_factory.mktemp("pixels") / "x"

@@ -16,6 +16,7 @@ import numpy as np
 from PIL import Image, ImageOps
 
 import labkit as lk
+from tests.paths import contents
 
 IMAGES, TARS = (".jpg", ".jpeg", ".png", ".webp"), (".tar",)
 MAX_TAR_BYTES = 1 << 30
@@ -106,42 +107,48 @@ def loader_faults(root: Path, images: list[Path], counts: Counter) -> Iterator[s
         yield f"{skipped.key}: decoded by lk.decode, skipped by BatchLoader"
 
 
-def tar_faults(path: Path, counts: Counter) -> Iterator[str]:
-    """Members that TarStore or extract_tars give otherwise than tarfile, or not at all without an error."""
+def by_tarfile(path: Path) -> dict[str, bytes] | None:
+    """The files of a tar, None if tarfile refuses it; ValueError if they are too large, as a sparse file may say."""
     try:
         with tarfile.open(path, "r:") as tar:
-            if sum(info.size for info in tar) > MAX_TAR_BYTES:  # as a sparse file of few bytes may say
-                counts["tars left out: too large"] += 1
-                return
-            files = {info.name.removeprefix("./"): tar.extractfile(info) for info in tar if info.isreg()}
-            members = {name: file.read() for name, file in files.items() if file}
+            if sum(info.size for info in tar) > MAX_TAR_BYTES:
+                raise ValueError
+            return {info.name.removeprefix("./"): tar.extractfile(info).read() for info in tar if info.isreg()}
     except (tarfile.TarError, OSError, EOFError):
-        members = None
-    for reader in (_names_and_bytes, _extracted):
-        try:
-            found = reader(path)
-        except (lk.LabkitError, OSError) as error:
-            counts[f"tars refused by {reader.__name__.strip('_')}"] += 1
-            if members:
-                print(f"note: {path}: {str(error)[:200]}")
-            continue
-        if members is None:
-            yield f"{reader.__name__.strip('_')} gives {len(found)} members, and tarfile an error"
-        elif missing := sorted(name for name, data in members.items() if found.get(name) != data):
-            yield f"{reader.__name__.strip('_')}: {len(missing)} of {len(members)} members differ, first {missing[0]}"
-    counts["tars"] += 1
+        return None
 
 
-def _names_and_bytes(path: Path) -> dict[str, bytes]:
+def by_store(path: Path) -> dict[str, bytes]:
     store = lk.TarStore(path)
     return {name: store.read(name) for name in store.names()}
 
 
-def _extracted(path: Path) -> dict[str, bytes]:
+def by_extraction(path: Path) -> dict[str, bytes]:
     with tempfile.TemporaryDirectory() as folder:
         [root] = lk.extract_tars(path, folder, progress=False)
-        files = (file for file in root.rglob("*") if file.is_file())
-        return {file.relative_to(root).as_posix(): file.read_bytes() for file in files}
+        return contents(root)
+
+
+def tar_faults(path: Path, counts: Counter) -> Iterator[str]:
+    """Members that TarStore or extract_tars give otherwise than tarfile, or not at all without an error."""
+    try:
+        members = by_tarfile(path)
+    except ValueError:
+        counts["tars left out: too large"] += 1
+        return
+    counts["tars"] += 1
+    for reader, read in {"TarStore": by_store, "extract_tars": by_extraction}.items():
+        try:
+            found = read(path)
+        except (lk.LabkitError, OSError) as error:
+            counts[f"tars refused by {reader}"] += 1
+            if members:
+                print(f"note: {path}: {str(error)[:200]}")
+        else:
+            if members is None:
+                yield f"{reader} gives {len(found)} members, and tarfile an error"
+            elif missing := sorted(name for name, data in members.items() if found.get(name) != data):
+                yield f"{reader}: {len(missing)} of {len(members)} members differ, first {missing[0]}"
 
 
 def check(root: Path) -> tuple[Counter, list[str]]:

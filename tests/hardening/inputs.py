@@ -15,6 +15,10 @@ def image_bytes(size: tuple[int, int] = (16, 12), kind: str = "PNG", **options) 
     return encoded(Image.new("RGB", size, (200, 10, 10)), kind, **options)
 
 
+def files_of(store) -> dict[str, bytes]:
+    return {key: store.read(key) for key in list(store.keys())}
+
+
 def tar_bytes(*members: Member, **options) -> bytes:
     buffer = io.BytesIO()
     make_tar(None, members, fileobj=buffer, **options)

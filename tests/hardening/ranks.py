@@ -17,6 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import psutil
 import torch
 import typer
 from PIL import Image
@@ -82,19 +83,12 @@ def be_rank(root: Path, kind: str, kill_rank: int) -> None:
 
 
 def used_shm() -> int:
-    found = os.statvfs("/dev/shm")
-    return (found.f_blocks - found.f_bfree) * found.f_frsize
+    return psutil.disk_usage("/dev/shm").used
 
 
 def pss_of(path: Path) -> int:
     """This process' share of a mapped file, in bytes: each page divided by the number of processes that map it."""
-    total, is_inside = 0, False
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        if "-" in line.split(" ")[0]:
-            is_inside = line.endswith(str(path))
-        elif is_inside and line.startswith("Pss:"):
-            total += int(line.split()[1]) * 1024
-    return total
+    return sum(place.pss for place in psutil.Process().memory_maps() if place.path == str(path))
 
 
 def torchrun(root: Path, world_size: int, kind: str, kill_rank: int = -1) -> tuple[float, str]:

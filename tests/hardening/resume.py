@@ -2,21 +2,20 @@
 
     python -m tests.hardening.resume --kills 200
 
-A child process loads an epoch. After each batch it writes the loader's state to a file and the batch's checksum to a
-pipe. Killed at a random place, it is followed by another that begins with the last state in the file, on another number
-of workers or threads; and that one may be killed, too. In the end, the checksums that came before each state must be
-those of an epoch without kills: none missing, none twice, all in their order. Where `read_shards` goes on, it is with
-as many workers as before: a state is of one of them.
+After each batch of an epoch, a child process writes the batch's checksum and the loader's state to a file. Killed at a
+random place, it is followed by another that begins with that state, on another number of workers or threads; and that
+one may be killed, too. In the end, the checksums must be those of an epoch without kills. Where `read_shards` goes on,
+it is with as many workers as before: a state is of one of them.
 """
 
 import json
 import os
 import random
 import signal
+import tempfile
 import time
 import zlib
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import typer
@@ -52,15 +51,17 @@ def make_loader(kind: str, root: Path, n_helpers: int) -> Any:
 
 def load(kind: str, root: Path, n_helpers: int, state_file: Path, pipe: int) -> None:
     """Load an epoch, from the state in the file on, which is written anew after each batch; tell the pipe of each."""
-    loader, came = make_loader(kind, root, n_helpers), []
-    if state_file.exists():
-        state = json.loads(state_file.read_text())
-        came = state["came"]
+    loader, state = make_loader(kind, root, n_helpers), read_state(state_file)
+    if state["loader"]:
         loader.load_state_dict(state["loader"])
     for images, labels in loader:
-        came.append(zlib.crc32(images.contiguous().numpy().tobytes(), int(labels.sum())))
-        write_atomic(state_file, json.dumps({"came": came, "loader": loader.state_dict()}).encode())
+        state["came"].append(zlib.crc32(images.contiguous().numpy().tobytes(), int(labels.sum())))
+        write_atomic(state_file, json.dumps({**state, "loader": loader.state_dict()}).encode())
         os.write(pipe, b".")
+
+
+def read_state(state_file: Path) -> dict[str, Any]:
+    return json.loads(state_file.read_text()) if state_file.exists() else {"came": [], "loader": None}
 
 
 def load_until_killed(kind: str, root: Path, n_helpers: int, state_file: Path, n_batches: int, pause_s: float) -> bool:
@@ -69,6 +70,7 @@ def load_until_killed(kind: str, root: Path, n_helpers: int, state_file: Path, n
     pid = os.fork()
     if pid == 0:
         os.setsid()  # its workers die with it
+        tempfile.tempdir = str(root)  # where those who are killed leave files
         os.close(read_end)
         load(kind, root, n_helpers, state_file, write_end)
         os._exit(0)
@@ -84,32 +86,34 @@ def load_until_killed(kind: str, root: Path, n_helpers: int, state_file: Path, n
 
 
 def check_kind(kind: str, root: Path, n_kills: int, seed: int) -> dict[str, Any]:
-    draw, n_wrong, n_done, n_epochs = random.Random(f"{seed} {kind}"), 0, 0, 0
-    load_until_killed(kind, root, 2, root / "expected.json", 10_000, 0)
-    expected = json.loads((root / "expected.json").read_text())
-    (root / "expected.json").unlink()
+    draw, n_done, expected, epochs = random.Random(f"{seed} {kind}"), 0, root / f"{kind}.json", list[list[int]]()
+    load_until_killed(kind, root, 2, expected, 10_000, 0)
     while n_done < n_kills:
-        state_file, n_epochs, has_ended = root / f"{kind} {n_epochs}.json", n_epochs + 1, False
+        state_file, has_ended = root / f"{kind} {len(epochs)}.json", False
         while not has_ended:
             place = draw.randrange(1, 14), draw.uniform(0, 0.02)
             has_ended = load_until_killed(kind, root, draw.choice([1, 2, 3]), state_file, *place)
             n_done += not has_ended
-        n_wrong += json.loads(state_file.read_text())["came"] != expected["came"]
+        epochs.append(read_state(state_file)["came"])
+    right = read_state(expected)["came"]
     return {
-        "loader": kind, "kills": n_done, "epochs": n_epochs, "batches_per_epoch": len(expected["came"]),
-        "wrong_epochs": n_wrong, "state_bytes": len(json.dumps(expected["loader"])),
+        "loader": kind, "kills": n_done, "epochs": len(epochs), "batches_per_epoch": len(right),
+        "wrong_epochs": sum(epoch != right for epoch in epochs), "state_bytes": len(expected.read_bytes()),
     }  # fmt: skip
+
+
+def make_sources(root: Path) -> None:
+    lk.make_photos(root / "photos", N_PHOTOS, profile="imagenet", progress=False)
+    lk.write_shards(lk.FolderStore(root / "photos"), root / "shards", max_count=9, engine="threads", progress=False)
 
 
 def run(kills: int = 200, seed: int = 0, only: str = "") -> None:
     """Kill each kind of loader so often; `only` those whose name has this in it."""
-    with TemporaryDirectory() as folder:
-        root = Path(folder)
-        lk.make_photos(root / "photos", N_PHOTOS, profile="imagenet")
-        lk.write_shards(lk.FolderStore(root / "photos"), root / "shards", max_count=9, engine="threads", progress=False)
+    with tempfile.TemporaryDirectory() as folder:
+        make_sources(Path(folder))
         for kind in KINDS:
             if only in kind:
-                print(time.strftime("%H:%M:%S"), check_kind(kind, root, kills, seed), flush=True)
+                print(time.strftime("%H:%M:%S"), check_kind(kind, Path(folder), kills, seed), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """Small files that ask for much memory, or for ever: refused by a stated limit, before it is spent."""
 
 import gzip
-import http.server
 import io
 import re
 import struct
@@ -15,15 +14,14 @@ import pytest
 from PIL import Image, PngImagePlugin
 
 import labkit as lk
-from labkit import course
+from labkit.course import missing_decoders
 from labkit.course.oracles import encode_png, png_chunk
-from labkit.data.decode import missing_decoders
 from labkit.data.depth import decode_picture
 from labkit.data.tar_stream import convert_tar
 from labkit.errors import ItemErrors, TarError
 from labkit.util.arguments import MAX_FILE_VARIABLE, max_file_bytes
 from tests.hardening.inputs import fix_tar, image_bytes
-from tests.serving import Quiet, serving
+from tests.scripted_server import Handler, serve_script
 from tests.tars import member
 
 BOMB_BYTES = 120_000_000  # that the smallest bombs here stand for; most stand for more
@@ -212,53 +210,23 @@ def test_a_large_member_of_a_compressed_shard_is_refused_and_converted_in_pieces
         convert_tar(tmp_path / "x.tar.gz", tmp_path / "converted.tar", progress=False)
 
 
-def test_the_limit_is_a_number_of_megabytes_and_its_default_is_documented(monkeypatch):
+def test_the_limit_is_a_number_of_megabytes(monkeypatch):
     assert max_file_bytes() == 1_024_000_000
-    assert "1024 MB" in max_file_bytes.__doc__
     for value in ("0", "-1", "many", "nan", "inf"):
         monkeypatch.setenv(MAX_FILE_VARIABLE, value)
         with pytest.raises(ValueError, match=MAX_FILE_VARIABLE):
             max_file_bytes()
 
 
-# Records and listings.
-
-
-@pytest.mark.parametrize("text", [b"{", b"[" * 100_000, b"[]", b"\xff"], ids=["cut", "deep", "a list", "no UTF-8"])
-def test_records_that_are_damaged_or_nested_deep_are_named(tmp_path, recorded_frames, text):
-    for folder in ("set", "shards/unfinished", "predictions"):
-        (tmp_path / folder).mkdir(parents=True)
-    (tmp_path / "set" / "a.png").write_bytes(image_bytes())
-    for name in ("set/manifest.json", "shards/unfinished/settings.json", "predictions/x.json"):
-        (tmp_path / name).write_bytes(text)
-    with course.serve_folder(tmp_path / "set") as url:
-        assert list(lk.HttpStore(url).keys()) == ["a.png"]
-    with pytest.raises(ValueError, match="is not a manifest"):
-        lk.read_shards(tmp_path / "set")
-    with pytest.raises(ValueError, match=r"manifest\.json is damaged"):
-        lk.make_photos(tmp_path / "set", 1, progress=False)
-    with pytest.raises(ValueError, match=r"settings\.json is damaged.*another folder"):
-        lk.write_shards(
-            lk.FolderStore(tmp_path / "set"), tmp_path / "shards", classes=[], engine="threads", progress=False
-        )
-    if text != b"[]":  # no predictions are none
-        with pytest.raises(ValueError, match=r"x\.json holds no predictions"):
-            course.score()
-
-
 # Bodies over HTTP.
 
 
-class Packing(Quiet, http.server.BaseHTTPRequestHandler):
+class Packing(Handler):
     def do_GET(self):
-        self.send_response(200)
-        self.send_header("Content-Encoding", "gzip")
-        self.send_header("Content-Length", str(len(gzipped_zeros())))
-        self.end_headers()
-        self.wfile.write(gzipped_zeros())
+        self.say(200, gzipped_zeros(), Content_Encoding="gzip")
 
 
 def test_a_body_that_is_packed_unasked_stays_packed():
     expected = gzipped_zeros()
-    with serving(Packing) as port, little_memory():
-        assert lk.HttpStore(f"http://127.0.0.1:{port}").read("packed") == expected
+    with serve_script(Packing) as server, little_memory():
+        assert lk.HttpStore(server.url).read("packed") == expected

@@ -17,9 +17,10 @@ from typer.testing import CliRunner
 import labkit as lk
 from labkit import course
 from labkit.app import cli
-from labkit.data.decode import missing_decoders
+from labkit.course import missing_decoders
 from labkit.util.files import path_from_key
 from labkit.util.process import print_utf8
+from tests.hardening.inputs import files_of
 from tests.paths import REPO, SCRIPTS
 
 C_LOCALE = {"LC_ALL": "C", "LANG": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": ""}
@@ -57,15 +58,15 @@ def use_everything(folder: Path) -> None:
         (photos / path_from_key("ß") / path_from_key(name)).write_bytes(path.read_bytes())
     store = lk.FolderStore(photos)
     with course.serve_folder(photos) as url:
-        assert contents(lk.HttpStore(url)) == contents(store)
+        assert files_of(lk.HttpStore(url)) == files_of(store)
     out.mkdir()
     for path, form in {gnu: tarfile.GNU_FORMAT, pax: tarfile.PAX_FORMAT}.items():
         with tarfile.open(path, "w", format=form) as tar:
             tar.add(photos, ".")
-        assert contents(lk.TarStore(path)) == contents(store)
+        assert files_of(lk.TarStore(path)) == files_of(store)
     assert run_script("extract_tars", extracted, gnu, pax) == 0
     for path in extracted.glob("t*"):
-        assert contents(lk.FolderStore(path)) == contents(store)
+        assert files_of(lk.FolderStore(path)) == files_of(store)
     assert run_script("make_shards", photos, shards, "--engine", "threads") == 0
     loaded, read = lk.ImageDataset(store), lk.read_shards(shards, verify=True)
     assert sorted(int(image.sum()) for image, _ in loaded) == sorted(int(image.sum()) for image, _ in read)
@@ -73,17 +74,13 @@ def use_everything(folder: Path) -> None:
     assert list(lk.PixelStore(pixels).keys) == store.keys()
     assert sum(len(labels) for _, labels in lk.BatchLoader(store, size=16, batch_size=2, num_threads=1)) == 3
     for decoder in set(lk.DECODERS) - set(missing_decoders()):
-        assert all(len(lk.decode(data, decoder, key=key)) == 3 for key, data in contents(store).items())
+        assert all(len(lk.decode(data, decoder, key=key)) == 3 for key, data in files_of(store).items())
     assert run_script("collect_sizes", photos, sizes) == 0
     assert run_script("make_depth", depth, 1, "--tar", "--num-workers", 0) == 0
 
 
 def run_script(name: str, *arguments: object) -> int:
     return runpy.run_path(str(SCRIPTS / f"{name}.py"))["main"](list(map(str, arguments)), standalone_mode=False) or 0
-
-
-def contents(store) -> dict[str, bytes]:
-    return {key: store.read(key) for key in list(store.keys())}
 
 
 @pytest.mark.exhaustive

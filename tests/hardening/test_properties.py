@@ -11,7 +11,7 @@ from hypothesis import example, given, strategies as st
 
 import labkit as lk
 from labkit.app.recording import file_stem
-from labkit.course.oracles import oracle_files
+from labkit.course import oracle_files
 from labkit.measure.frames import save_frame
 from labkit.measure.statistics import quiet_summary
 from tests.hardening.fuzz.images import decoders, headers
@@ -67,10 +67,12 @@ def test_a_frame_comes_back(frame_of, tmp_path, values, experiment, storage):
 @example("\xe9", "\xfc")
 @example("x" * 300, "x" * 299)
 @example("../up", ".hidden")
+@example("a\udcff", "a\udcfe")
 def test_each_experiment_has_a_file_name_of_its_own(one, other):
     stem = file_stem(one)
     assert 0 < len(os.fsencode(stem)) < 200
     assert Path(stem).name == stem
+    assert stem.isascii()
     assert not stem.startswith(".")
     assert (stem == file_stem(other)) == (one == other)
 

@@ -1,4 +1,4 @@
-"""The tests' own tools: the audit of installed packages, training on several ranks, and tests that run alone."""
+"""The tests' own tools: the audit, training on several ranks, resuming after a kill, and tests that run alone."""
 
 import json
 import re
@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.hardening import audit
+from tests.hardening import audit, resume
 from tests.hardening.ranks import check, make_set
 from tests.paths import REPO
 from tests.scripted_server import Handler, serve_script
@@ -43,44 +43,35 @@ def test_a_vulnerable_package_fails_the_audit_and_a_silent_service_does_not(tmp_
     assert "NOTHING WAS AUDITED" in capsys.readouterr().out
 
 
-@pytest.fixture
-def answers(monkeypatch):
-    """What runs of pip-audit end with: exit status, stdout, stderr."""
-    answers = []
-
-    def run(command, **options):
-        return subprocess.CompletedProcess(command, *answers.pop(0))
-
-    monkeypatch.setattr(subprocess, "run", run)
-    return answers
-
-
 def dependencies(*packages: dict) -> tuple[int, str, str]:
     return 0, json.dumps({"dependencies": [{"name": "urllib3", "version": "1", **package} for package in packages]}), ""
 
 
-KNOWN, UNKNOWN = {"vulns": [{"id": "GHSA-1", "fix_versions": []}]}, {"skip_reason": "not found"}
+KNOWN, UNKNOWN = dependencies({"vulns": [{"id": "GHSA-1", "fix_versions": []}]}), {"skip_reason": "not found"}
+OUTCOMES = {
+    "packages that the service does not know are counted": (
+        [KNOWN, dependencies({"vulns": []}, UNKNOWN)], "no known vulnerability in 1 packages; 1 are not known",
+    ),
+    "a service that has nothing against a bad package is none": (
+        [dependencies({"vulns": []})], "NOTHING WAS AUDITED",
+    ),
+    "a service that does not know a bad package is none": ([dependencies(UNKNOWN)], "NOTHING WAS AUDITED"),
+    "wrong arguments are no outage": ([(2, "", "unrecognized arguments")], "failed (2): unrecognized arguments"),
+    "a bug is no outage": ([(1, "", "Traceback: KeyError")], "failed (1): Traceback: KeyError"),
+    "a crash is no outage": ([(-11, "", "")], "failed (-11): it said nothing"),
+}  # fmt: skip
 
 
-def test_packages_that_the_service_does_not_know_are_counted(answers, capsys):
-    answers += [dependencies(KNOWN), dependencies({"vulns": []}, UNKNOWN)]
-    assert audit.audit([]) == 0
-    assert "1 packages; 1 are not known" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("answer", [{"vulns": []}, UNKNOWN])
-def test_a_service_that_knows_nothing_is_none(answers, capsys, answer):
-    answers += [dependencies(answer)]
-    assert audit.audit([]) == 0
-    assert "NOTHING WAS AUDITED" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(("code", "said"), [(2, "unrecognized arguments"), (1, "Traceback: KeyError"), (-11, "")])
-def test_a_failure_of_its_own_is_no_outage(answers, code, said):
-    answers += [(code, "", said)]
-    with pytest.raises(SystemExit, match=f"pip-audit failed \\({code}\\): {said}") as failure:
-        audit.audit([])
-    assert failure.value.code
+@pytest.mark.parametrize(("answers", "said"), OUTCOMES.values(), ids=OUTCOMES)
+def test_what_pip_audit_answers_is_told(answers, said, monkeypatch, capsys):
+    replies = iter(answers)
+    monkeypatch.setattr(subprocess, "run", lambda command, **_: subprocess.CompletedProcess(command, *next(replies)))
+    try:
+        assert audit.audit([]) == 0
+        told = capsys.readouterr().out
+    except SystemExit as failure:
+        told = failure.code
+    assert said in told
 
 
 # Training on two ranks, for real: each sample once an epoch, equal batches, pixels in memory once, a kill told.
@@ -94,6 +85,19 @@ def test_two_ranks_share_each_epoch_and_the_memory_of_its_pixels(tmp_path):
     assert found["kill_named"]
     assert found["batches_of_a_rank"] == [80]
     assert found["pixels_pss_mb"] == pytest.approx(found["pixels_mb"], rel=0.05)
+
+
+# A loader that is killed goes on in a new process with what has not come.
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("kind", [kind for kind in resume.KINDS if "processes" not in kind])  # which load torch anew
+def test_a_killed_loader_goes_on_in_a_new_process(tmp_path, kind):
+    if kind.startswith("read_shards"):
+        pytest.importorskip("torchdata", reason="StatefulDataLoader is torchdata's")
+    resume.make_sources(tmp_path)
+    found = resume.check_kind(kind, tmp_path, n_kills=3, seed=0)
+    assert (found["kills"] >= 3, found["wrong_epochs"]) == (True, 0)
 
 
 # Tests that measure run alone, and only they.

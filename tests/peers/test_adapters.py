@@ -14,11 +14,11 @@ from PIL import Image
 from torchvision.transforms import v2
 
 import labkit as lk
+from labkit.course import PEERS
 from labkit.peers.adapters import spdl
 from labkit.peers.adapters.own import NAIVE, OWN
 from labkit.peers.check import check_peer
 from labkit.peers.peer import JPEG_FILES, JPEG_PACKED, RAW_PIXELS, Work, missing_modules
-from labkit.peers.registry import PEERS
 from tests.jpeg_files import lossless_jpeg
 
 

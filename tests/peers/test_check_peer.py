@@ -3,6 +3,8 @@
 And what the loaders are given: pictures that tell how they were cropped, small photos, formats that are made once.
 """
 
+import os
+import shutil
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -14,10 +16,11 @@ from PIL import Image
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
-from labkit.data.stores import FolderStore
+from labkit import FolderStore
+from labkit.course import Peer
 from labkit.errors import DecodeError, PeerError
 from labkit.peers.check import check_peer, make_probe_pictures, picture_key, read_crops
-from labkit.peers.peer import JPEG_FILES, MEAN, RAW_PIXELS, STD, Peer, Work, labeled_photos, prepare_once
+from labkit.peers.peer import JPEG_FILES, MEAN, RAW_PIXELS, STD, Work, labeled_photos, prepare_once
 from labkit.peers.registry import make_small_photos, repeat_photos
 
 
@@ -62,9 +65,13 @@ def test_grain_does_not_make_a_small_crop_look_like_a_wrong_one(work, antialias)
 
 
 def test_pictures_are_made_once_and_the_same(work, tmp_path):
-    again = make_probe_pictures(tmp_path)
-    assert FolderStore(again).keys() == FolderStore(work.root).keys()
-    assert (again / "blue/001.jpg").read_bytes() == (work.root / "blue/001.jpg").read_bytes()
+    again = shutil.copytree(work.root, tmp_path / "pictures", copy_function=os.link)
+    before = {path: path.stat().st_mtime_ns for path in again.rglob("*.jpg")}
+    gone = (again / "blue/001.jpg").read_bytes()
+    (again / "blue/001.jpg").unlink()
+    make_probe_pictures(again)
+    assert (again / "blue/001.jpg").read_bytes() == gone
+    assert {path: path.stat().st_mtime_ns for path in before if path.name != "001.jpg"}.items() < before.items()
 
 
 # --- the check
@@ -117,6 +124,7 @@ def test_who_does_the_work_passes_and_only_who_says_so_may_drop_a_short_batch(wo
     found = check_peer(replace(peer, drops_last=True), work)
     assert found["images"] == 2 * 64
     assert 0.33 < found["area"] < 0.53
+    peer = fake(lambda work: [(torch.zeros(1, 3, 224, 224, dtype=torch.uint8), torch.zeros(1))])
     with pytest.raises(PeerError, match="uint8, not float32"):
         check_peer(peer, replace(work, dtype="float32"))
 

@@ -1,6 +1,7 @@
 """compare_peers: who takes part in which class, how a run is timed in its host, and what the results say."""
 
 import os
+import re
 import signal
 import tempfile
 import time
@@ -19,29 +20,32 @@ import torch
 from PIL import Image
 from typer.testing import CliRunner
 
+from labkit import env_id, load_frame
 from labkit.app.cli import app
+from labkit.course import (
+    PEERS,
+    Host,
+    Peer,
+    compare_peers,
+    comparisons,
+    plot_cores,
+    plot_peers,
+    predict_cores,
+    stored_runs,
+)
 from labkit.errors import HostError
-from labkit.measure.frames import MEASURE_VERSION, load_frame, make_frame, save_frame
+from labkit.measure.frames import MEASURE_VERSION, make_frame, save_frame
 from labkit.measure.usage import CoreTime, excluded_pids
 from labkit.peers import command, registry
 from labkit.peers.adapters.own import BASELINE, DECODE_LIMIT, LIMITS, MEMCPY_LIMIT, NAIVE, OWN, WRITE_LIMIT
 from labkit.peers.check import picture_key
-from labkit.peers.host import Host, HostedLoader
-from labkit.peers.peer import CLASSES, FLOAT32, JPEG_FILES, JPEG_PACKED, RAW_PIXELS, Peer, Work, chosen_classes
-from labkit.peers.ranking import (
-    against_best,
-    append_runs,
-    comparisons,
-    left_out,
-    peer_table,
-    plot_cores,
-    predict_cores,
-    stored_runs,
-)
-from labkit.peers.registry import PEERS, compare_peers, make_work, plot_peers
+from labkit.peers.host import HostedLoader
+from labkit.peers.peer import CLASSES, FLOAT32, JPEG_FILES, JPEG_PACKED, RAW_PIXELS, Work, chosen_classes
+from labkit.peers.ranking import against_best, append_runs, left_out, peer_table
+from labkit.peers.registry import make_work
 from labkit.peers.run import PeerRun
-from labkit.util.machine import env_id
 from tests.paths import REPO
+from tests.timing import leave_memory_out
 
 cloudpickle.register_pickle_by_value(__import__(__name__, fromlist=["_"]))  # hosts cannot import test modules
 
@@ -278,6 +282,7 @@ def answering(monkeypatch, tmp_path):
     monkeypatch.setattr(registry, "Host", AnsweringHost)
     monkeypatch.setattr(registry, "make_photos", lambda root, n_photos, **options: root)
     monkeypatch.setattr(registry, "make_pictures", lambda work: work.root)
+    leave_memory_out(monkeypatch)
     return partial(compare_peers, peer_class="jpeg-uint8", n_photos=6, rounds=2, progress=False)
 
 
@@ -315,11 +320,8 @@ def test_nothing_is_compared_without_the_baseline(answering, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"profile": "moon"}, "imagenet, camera"),
-        ({"peer_class": "jpeg"}, "jpeg-uint8, jpeg-float32"),
         ({"profile": "camera", "peer_class": "jpeg-uint8"}, "exclude each other"),
         ({"n_photos": 0}, "n_photos must be an integer >= 1, got 0"),
-        ({"only": ["nobody"]}, "'nobody' is not a peer: choose from "),
     ],
 )
 def test_bad_arguments_are_told(arguments, message):
@@ -513,13 +515,18 @@ def test_the_list_names_everyone_and_how_to_install(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--only", "nobody"], ["--profile", "moon"], ["--scale", "huge"], ["--class", "nothing"]]
+    ("arguments", "said"),
+    [
+        ("--only nobody", "'nobody' is not a peer: choose from "),
+        ("--profile moon", "one of imagenet, camera, got 'moon'"),
+        ("--scale huge", "one of ci, laptop, gpu, got 'huge'"),
+        ("--class nothing", "jpeg-uint8, jpeg-float32, .*got 'nothing'"),
+    ],
 )
-def test_a_wrong_name_is_one_line_and_exit_code_2(arguments):
-    done = CliRunner().invoke(app, ["peers", *arguments])
-    assert done.exit_code == 2
-    assert done.output.count("\n") == 1
-    assert arguments[1] in done.output
+def test_a_wrong_name_is_one_line_with_what_is_accepted(arguments, said):
+    done = CliRunner().invoke(app, ["peers", *arguments.split()])
+    assert (done.exit_code, done.output.count("\n")) == (2, 1)
+    assert re.search(said, done.output)
 
 
 @pytest.mark.slow
@@ -527,7 +534,8 @@ def test_a_wrong_name_is_one_line_and_exit_code_2(arguments):
 def test_a_run_prints_the_table_writes_frame_and_picture_and_adds_to_a_collection(
     n_rounds, interval, frame, monkeypatch, tmp_path, capsys
 ):
-    frame = frame[frame["round"] <= n_rounds].assign(peer_class="camera-uint8")
+    shown = frame["variant"].isin([BASELINE, "between", "ours", DECODE_LIMIT])  # each takes a tenth of a second
+    frame = frame[shown & (frame["round"] <= n_rounds)].assign(peer_class="camera-uint8")
     frame.attrs["left_out"] = [{"name": "DALI", "state": "missing", "why": "pip install dali"}]
     monkeypatch.setattr(command, "compare_peers", lambda *arguments, **options: frame)
     monkeypatch.setattr(command.console, "width", 160)
@@ -538,7 +546,7 @@ def test_a_run_prints_the_table_writes_frame_and_picture_and_adds_to_a_collectio
     assert "nan" not in printed
     assert f"ours: 2.00 x{interval} the best peer of its class, between (JPEG, antialiased)" in printed
     assert "DALI missing: pip install dali" in printed
-    assert "50%" in printed
+    assert "60%" in printed  # of the limit
     (written,) = tmp_path.glob("*/peers-camera.csv")
     assert len(load_frame(written)) == len(frame)
     assert Image.open(written.with_suffix(".png")).width > 800

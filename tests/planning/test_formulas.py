@@ -8,7 +8,7 @@ from hypothesis import given, settings, strategies as st
 
 import labkit as lk
 from labkit import course
-from labkit.planning.formulas import FORMULAS, Estimate, as_estimate, format_number, of_draws
+from labkit.planning.formulas import FORMULAS, Estimate, as_estimate, of_draws
 from tests.pipeline_simulation import Pipeline, constant, exponential, images_per_s
 
 # --- numbers with an interval
@@ -52,11 +52,6 @@ def test_a_number_two_limits_or_all_three_are_an_estimate():
 def test_anything_else_is_no_estimate(wrong):
     with pytest.raises(ValueError, match=r"kb must be a number, \(low, high\) or"):
         as_estimate("kb", wrong)
-
-
-def test_numbers_have_three_digits_that_count():
-    numbers = {57234: "57,200", 0.12345: "0.123", 0: "0", 7: "7", 1.5: "1.5", 999.6: "1,000"}
-    assert {value: format_number(value) for value in numbers} == numbers
 
 
 # --- worked out by hand

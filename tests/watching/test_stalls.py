@@ -123,10 +123,6 @@ def nap(batch):
     time.sleep(0.005)
 
 
-def fail(batch):
-    raise ArithmeticError("loss is nan")
-
-
 class TestLoaders:
     @pytest.mark.parametrize(
         ("loader", "n_images"),
@@ -148,7 +144,6 @@ class TestLoaders:
             ((torch.zeros(1) for _ in range(5)), nap, {}, ValueError, "a generator, can be iterated only once"),
             ([], nap, {}, ValueError, "a list, gives no batch"),
             (3, nap, {}, CannotDiagnose, "the loader must be an iterable of batches, got a int"),
-            (loader_of(), fail, {}, ArithmeticError, "loss is nan"),
             (loader_of(), lambda batch: (yield), {}, CannotDiagnose, "has not run"),
             (loader_of(), 3, {}, ValueError, "step must be a function of one batch, got a int"),
             (loader_of(), nap, {"batches": 0}, ValueError, "batches must be an integer >= 1, got 0"),
@@ -223,16 +218,15 @@ class TestSteps:
         assert state() == before
 
     @pytest.mark.exhaustive
-    @pytest.mark.parametrize(("error", "at"), [(ArithmeticError, 1), (KeyboardInterrupt, 9)])
-    def test_that_fail_leave_no_worker(self, error, at):
+    def test_that_are_interrupted_leave_no_worker(self):
         seen = []
 
         def step(batch):
             seen.append(batch)
-            if len(seen) == at:
-                raise error("stop")
+            if len(seen) == 9:
+                raise KeyboardInterrupt("stop")
 
-        with pytest.raises(error, match="stop") as caught:
+        with pytest.raises(KeyboardInterrupt, match="stop") as caught:
             lk.diagnose(loader_of(num_workers=2), step, batches=4, rounds=1)
         assert caught.tb  # whoever keeps the traceback keeps no workers with it
         assert not multiprocessing.active_children()
@@ -358,12 +352,6 @@ class TestMaking:
 
 
 class TestEpochs:
-    def test_follow_one_another(self):
-        epochs = Epochs([1, 2, 3])
-        batches = iter(epochs)
-        assert [next(batches) for _ in range(7)] == [1, 2, 3, 1, 2, 3, 1]
-        assert (len(epochs.gaps_s), epochs.length) == (2, 3)
-
     @pytest.mark.parametrize(
         ("loader", "starts_workers", "gaps_s", "waiting_s", "starting_s"),
         [

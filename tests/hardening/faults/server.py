@@ -14,6 +14,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
+from tests.serving import Quiet
+
 KINDS = ("500", "503", "stall", "stall body", "cut", "long", "short", "reset", "no range", "other range")
 BUCKET = "bucket"
 _STALL_S = 5.0
@@ -58,11 +60,8 @@ class BadServer(ThreadingHTTPServer):
         pass  # clients hang up
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(Quiet, BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-
-    def log_message(self, *arguments):
-        pass
 
     def do_GET(self):
         parts = urlsplit(self.path)

@@ -20,8 +20,10 @@ import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import pandas as pd
+
+from labkit.util.files import write_atomic
 from tests.hardening.fuzz.oracle import FOUND, TARGETS, bounded_memory, load
-from tests.hardening.tables import update_table
 
 _LIMITS = ["-timeout=20", "-rss_limit_mb=4096", "-max_len=65536", "-print_final_stats=1", "-close_fd_mask=3"]
 
@@ -87,15 +89,14 @@ def main() -> int:
             target(options.replay.read_bytes())
     if options.here or options.replay:
         return 0
-    findings = 0
+    rows = []
     with TemporaryDirectory(prefix="labkit-fuzz-") as temporary:
         for name in TARGETS if options.target == "all" else [options.target]:
-            row = fuzz(name, options.minutes, (options.corpus or Path(temporary)) / name)
-            print(row, flush=True)
-            findings += row["findings"]
+            rows.append(fuzz(name, options.minutes, (options.corpus or Path(temporary)) / name))
+            print(rows[-1], flush=True)
             if options.record:
-                update_table(options.record, [row])
-    return int(findings > 0)
+                write_atomic(options.record, pd.DataFrame(rows).round(3).to_csv(index=False).encode())
+    return int(any(row["findings"] for row in rows))
 
 
 if __name__ == "__main__":

@@ -12,8 +12,9 @@ from pathlib import Path
 from unittest.mock import patch
 
 import labkit as lk
+from labkit import TarStore
 from labkit.data.extract import WORK
-from labkit.data.tar import SUFFIX, TarStore
+from labkit.data.tar import SUFFIX
 from labkit.errors import ItemErrors, TarError
 from labkit.util.arguments import MAX_FILE_VARIABLE
 from labkit.util.files import is_image

@@ -1,0 +1,71 @@
+"""An error in a loader or a step under `lk.diagnose` and `lk.tune`: it comes through as it is, and nothing stays."""
+
+import gc
+import itertools
+import multiprocessing
+import threading
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+import labkit as lk
+from labkit.errors import VariantError
+
+USES = {
+    "diagnose": lambda data, step: lk.diagnose(DataLoader(data, 2, num_workers=1), step, batches=3, rounds=1),
+    "tune": lambda data, step: lk.tune(data, step, config=lk.LoaderConfig(2, 1, oversubscribe=True), budget_s=0.3),
+}
+
+
+class Broken(ArithmeticError):
+    """Known nowhere else."""
+
+
+class Samples(Dataset):
+    def __init__(self, check):
+        self.check = check
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        self.check("loader")
+        return torch.zeros(3, 4, 4)
+
+
+@pytest.mark.parametrize("where", ["loader", "step"])
+@pytest.mark.parametrize("use", ["diagnose", pytest.param("tune", marks=pytest.mark.slow)])
+def test_an_error_keeps_its_type_and_text_nothing_is_left_and_the_next_use_works(tmp_path, use, where):
+    def check(place):
+        if (tmp_path / place).exists():  # workers see a file that comes and goes
+            raise Broken(f"the {place} is broken")
+
+    (tmp_path / where).touch()
+    threads, processes = set(threading.enumerate()), set(multiprocessing.active_children())
+    with pytest.raises(Broken, match=f"the {where} is broken") as caught:
+        USES[use](Samples(check), lambda batch: check("step"))
+    if where == "loader":  # as after any loop over a DataLoader, torch's frames in the traceback hold its workers
+        del caught
+        gc.collect()
+    assert set(multiprocessing.active_children()) <= processes
+    for thread in set(threading.enumerate()) - threads:
+        thread.join(timeout=10)
+        assert not thread.is_alive(), thread
+    (tmp_path / where).unlink()
+    found = USES[use](Samples(check), lambda batch: check("step"))
+    assert found.frame["images_per_s"].gt(0).all()
+
+
+@pytest.mark.slow
+def test_an_error_while_loaders_race_under_tune_names_the_loader_keeps_its_cause_and_ends_all_workers():
+    steps = itertools.count(1)
+
+    def step(batch):
+        if next(steps) == 12:  # the step alone takes fewer
+            raise Broken("the step is broken")
+
+    with pytest.raises(VariantError, match=r"variant '.*' raised Broken: the step is broken") as caught:
+        USES["tune"](Samples(lambda place: None), step)
+    assert type(caught.value.__cause__) is Broken
+    assert not multiprocessing.active_children()
