@@ -11,6 +11,7 @@ from urllib.parse import quote, unquote, urljoin, urlsplit
 from labkit.data.blobs import MISSING, HttpClient, ObjectClient, is_http_url, is_url, refuse_storage_options
 from labkit.data.stores import FolderStore, ListedStore, Store
 from labkit.data.tar import TarStore
+from labkit.data.tar_stream import TAR_SUFFIXES
 from labkit.errors import ArgumentError, MissingFileError, MissingKeyError, StorageError, WrongTypeError
 from labkit.util.arguments import require_path
 from labkit.util.files import images_among, is_file_key, is_hidden
@@ -69,7 +70,7 @@ class HttpStore(ListedStore):
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.netloc:
             raise ArgumentError(f"not an HTTP URL: {strip_credentials(url)!r}")
-        if _TAR_NAME.search(parts.path):
+        if parts.path.lower().endswith(TAR_SUFFIXES):
             raise ArgumentError(f"{strip_credentials(url)} is a tar: open it with TarStore")
         self._url = parts._replace(path=parts.path.rstrip("/") + "/")
         super().__init__(strip_credentials(self._url.geturl()), ignore)

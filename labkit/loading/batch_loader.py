@@ -225,20 +225,8 @@ class BatchLoader(Labeled, Resumable):
 
     def _epoch_of_batches(self, progress: Progress) -> Iterator[tuple[Tensor, Tensor]]:
         fill = self._processes.run if self._processes else self._fill_by_threads
-        with closing(fill(self._checked(self._batches_of(progress)))) as batches:
+        with closing(fill(_checked(self._batches_of(progress), len(self.keys)))) as batches:
             yield from batches
-
-    def _checked(self, batches: Iterable[SeededIndices]) -> Iterator[SeededIndices]:
-        n = len(self.keys)
-        for indices in batches:
-            for index in indices.plain():
-                if not isinstance(index, int) or not -n <= index < n:
-                    raise ArgumentError(
-                        f"the sampler gave {index!r}, and BatchLoader takes the numbers of its {n} images, 0 to "
-                        f"{n - 1}: loader.keys has their names, in this order. lk.make_loader takes any index of your "
-                        "data set"
-                    )
-            yield indices
 
     def _fill_by_threads(self, batches: Iterable[SeededIndices]) -> Generator[Any, None, None]:
         started: deque[_Batch] = deque()
@@ -286,6 +274,19 @@ class BatchLoader(Labeled, Resumable):
             raise DecodeError(f"all {len(labels)} images of a batch were skipped, the first: {reason}")
         kept = torch.from_numpy(np.delete(np.arange(len(labels)), empty))
         return batch.images[kept], labels[kept]
+
+
+def _checked(batches: Iterable[SeededIndices], n: int) -> Iterator[SeededIndices]:
+    """Batches of indices, each the number of one of `n` images; ValueError for another."""
+    for indices in batches:
+        for index in indices.plain():
+            if not isinstance(index, int) or not -n <= index < n:
+                raise ArgumentError(
+                    f"the sampler gave {index!r:.100}, and BatchLoader takes the numbers of its {n} images, 0 to "
+                    f"{n - 1}: loader.keys has their names, in this order. lk.make_loader takes any index of your data "
+                    "set"
+                )
+        yield indices
 
 
 def _thread_pool(num_threads: int) -> PerProcess:

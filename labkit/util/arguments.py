@@ -107,6 +107,13 @@ def require_a(kind: type | tuple[type, ...], name: str, value: Any, what: str) -
     return value
 
 
+def require_iterable(name: str, value: Any, what: str) -> Any:
+    """`value`, if a loop can go over it, by iteration or by numbers; else TypeError, which says `what` it should be."""
+    if not isinstance(value, Iterable) and (isinstance(value, type) or not hasattr(value, "__getitem__")):
+        raise WrongTypeError(f"{name} must be {what}, got {_shown(value)}")
+    return value
+
+
 def _shown(value: Any) -> str:
     """A value in a message: a class by its name, anything else with its type."""
     if isinstance(value, type):

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import cloudpickle
 
 from labkit.errors import ArgumentError, ItemErrors, MissingLibraryError, OperationError, StorageError
-from labkit.util.arguments import require_a, require_callable, require_choice, require_int
+from labkit.util.arguments import require_callable, require_choice, require_int, require_iterable
 from labkit.util.machine import install_command, usable_cores
 from labkit.util.process import progress_bar, use_one_torch_thread
 from labkit.util.redact import redact
@@ -257,7 +257,7 @@ def map_items(
     Taught in: notebooks/08_shard_formats.ipynb
     """
     check_engine(engine, num_workers, address)
-    items = list(require_a(Iterable, "items", items, "iterable, such as a list"))
+    items = list(require_iterable("items", items, "iterable, such as a list"))
     require_callable("function", function)
     results, errors = [None] * len(items), {}
     waiting = deque(position for position, item in enumerate(items) if is_done is None or not is_done(item))
