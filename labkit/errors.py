@@ -36,6 +36,10 @@ class MissingFileError(LabkitError, FileNotFoundError):
     """A file, folder or address that was asked for does not exist; names it."""
 
 
+class FolderError(LabkitError, IsADirectoryError):
+    """A folder where a file is asked for; names it and the remedy."""
+
+
 class MissingKeyError(LabkitError, KeyError):
     """A key that was asked for is not in the store; names it."""
 

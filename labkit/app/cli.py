@@ -1,9 +1,10 @@
 """The command line: `python -m labkit`. Each command imports what it needs, so that `labkit list` answers at once."""
 
 import os
+import re
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -28,6 +29,28 @@ def _numbers(name: str, text: str) -> float | Sequence[float] | None:
         if len(found) <= 3:
             return found[0] if len(found) == 1 else found
     raise ArgumentError(f"{name} must be {NUMBERS}, got {text!r}")
+
+
+_FLAGS = {
+    r"enter demand, the images/s of a GPU, or gpu, one of course\.PUBLISHED_TRAINING": "enter --images-per-s or --gpu",
+    r"costs=lk\.loader_costs\(FOLDER\), or demand=lk\.diagnose\(loader, step\)": "--measure FOLDER, or --watched FILE",
+    r"lk\.loader_costs\b": "labkit plan --measure FOLDER",
+    r"\bimages_per_s_per_gpu\b": "--images-per-s", r"\bcores_per_node\b": "--cores", r"\bvcpus_per_node\b": "--vcpus",
+    r"\bcpu_ms_per_image\b": "--cpu-ms", r"\bgil_us_per_image\b": "--gil-us", r"\bkb_per_image\b": "--kb",
+    r"\b(n|batch)_(gpus|nodes|images|size)\b": r"--\1-\2", r"^(costs|data|storage|gpu|model) must": r"--\1 must",
+}  # fmt: skip
+
+
+@contextmanager
+def flags_for_names() -> Iterator[None]:
+    """Let an error of `lk.plan` speak of the command's options in place of arguments."""
+    try:
+        yield
+    except ValueError as error:
+        message = str(error)
+        for name, flag in _FLAGS.items():
+            message = re.sub(name, flag, message)
+        raise ArgumentError(message) from error
 
 
 def plan(
@@ -56,7 +79,7 @@ def plan(
     from labkit.planning.formulas import loader_costs
     from labkit.planning.plan import plan as make_plan
 
-    with one_line_errors("labkit", OSError, ValueError):
+    with one_line_errors("labkit", OSError, ValueError), flags_for_names():
         found = loader_costs(measure) if measure else None
         if found and costs:
             typer.echo(f"wrote {found.save_json(costs)}")

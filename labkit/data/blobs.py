@@ -23,7 +23,14 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 import numpy as np
 
-from labkit.errors import ArgumentError, MissingFileError, MissingLibraryError, StorageError, WrongTypeError
+from labkit.errors import (
+    ArgumentError,
+    FolderError,
+    MissingFileError,
+    MissingLibraryError,
+    StorageError,
+    WrongTypeError,
+)
 from labkit.util.machine import install_command
 from labkit.util.process import Lazy, PerProcess
 from labkit.util.redact import redact, strip_credentials
@@ -110,7 +117,7 @@ class LocalBlob:
                 f"{self.name} does not exist (looked for in {os.getcwd()}): check the path"
             ) from None
         if stat.S_ISDIR(status.st_mode):
-            raise IsADirectoryError(f"{self.name} is a folder, not a file: FolderStore reads folders")
+            raise FolderError(f"{self.name} is a folder, not a tar: lk.FolderStore reads folders of images")
         return status.st_size, str(status.st_mtime_ns)
 
     def read_at(self, offset: int, size: int) -> bytes:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from labkit.data.headers import MAX_SIDE, Size
-from labkit.errors import ArgumentError
+from labkit.errors import ArgumentError, WrongTypeError
 from labkit.util.arguments import require_int
 
 if TYPE_CHECKING:  # workers import this module, and need neither
@@ -42,7 +42,7 @@ def bucket_shapes(
     """
     sides = resolution if isinstance(resolution, tuple) else (resolution, resolution)
     width, height = (require_int("resolution", side) for side in sides)
-    require_int("step", step)
+    step = require_int("step", step)
     low = require_int("min_side", min_side, step) // step * step
     high = -(-require_int("max_side", max_side, step) // step) * step
     if min(width, height) < low or max(width, height) > high:
@@ -81,7 +81,12 @@ class Buckets:
     shapes: tuple[Size, ...]
 
     def __post_init__(self) -> None:
-        sides = {(require_int("width", width), require_int("height", height)) for width, height in self.shapes}
+        try:
+            pairs = [(width, height) for width, height in self.shapes]
+        except (TypeError, ValueError):
+            message = f"shapes must hold pairs such as ((512, 512), (448, 576)), got {self.shapes!r:.100}"
+            raise WrongTypeError(message) from None
+        sides = {(require_int("width", width), require_int("height", height)) for width, height in pairs}
         if not sides:
             raise ArgumentError("shapes must hold at least one (width, height), got none")
         object.__setattr__(self, "shapes", tuple(sorted(sides)))
@@ -183,6 +188,8 @@ def upright_sizes(sizes: "pd.DataFrame") -> tuple[np.ndarray, np.ndarray]:
     Raises:
         ValueError: no such columns, no rows, or rows without a size.
     """
+    if not hasattr(sizes, "columns"):
+        raise WrongTypeError(f"sizes must be a frame of lk.collect_sizes, got {sizes!r:.100}")
     if missing := [name for name in ("path", "width", "height") if name not in sizes]:
         raise ArgumentError(f"sizes has no column {', '.join(missing)}: give a frame of collect_sizes")
     if not len(sizes):

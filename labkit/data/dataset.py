@@ -14,11 +14,12 @@ from PIL import Image
 from torch.utils.data import Dataset, default_collate
 
 from labkit.data.buckets import Buckets
-from labkit.data.decode import DECODERS, FORMATS, decode
+from labkit.data.decode import DECODERS, FORMATS, decode, rgb_of, warn_of_lost_bits
 from labkit.data.labels import Labeled, labels_of
 from labkit.data.stores import Store
 from labkit.errors import DecodeError, MissingKeyError
-from labkit.util.arguments import require_choice
+from labkit.util.arguments import require_a, require_callable, require_choice
+from labkit.util.files import n_images
 from labkit.util.strings import PackedStrings
 
 
@@ -77,13 +78,14 @@ class ImageDataset(Labeled, Dataset):
         on_error: str = "raise",
         classes: Sequence[str] | None = None,
     ):
-        if not isinstance(store, Store):
+        if not isinstance(store, Store) or isinstance(store, type):
             from labkit.data.remote import as_store  # with the clients of servers, which local stores do without
 
             store = as_store(store)
         self.store = store
         self.decoder = require_choice("decoder", decoder, DECODERS)
-        self.buckets = buckets
+        self.buckets = require_a((Buckets, type(None)), "buckets", buckets, "an lk.Buckets")
+        require_callable("transform", transform)
         self.transform = transform
         self.keys = PackedStrings(store.keys())  # every worker would copy a list, page by page
         self.classes, self.labels = labels_of(self.keys, classes, source=store)
@@ -102,7 +104,7 @@ class ImageDataset(Labeled, Dataset):
             return self._skips.add(key, str(error))
         if self.buckets is not None:
             image = self.buckets.crop(image)
-        return (self.transform(image) if self.transform else image), int(self.labels[index])
+        return transformed(self.transform, image, key), int(self.labels[index])
 
     def _decode(self, data: bytes, key: str) -> Any:
         return decode(data, self.decoder, key=key)
@@ -136,11 +138,28 @@ class PILDataset(ImageDataset):
 
     def _decode(self, data: bytes, key: str) -> Image.Image:
         try:
-            return Image.open(io.BytesIO(data), formats=FORMATS).convert("RGB")
+            image = rgb_of(Image.open(io.BytesIO(data), formats=FORMATS))
         except MemoryError:
             raise
         except Exception as error:  # Pillow's plug-ins raise errors of any kind, and so do decompression bombs
             raise DecodeError(f"{key}: PIL cannot decode {len(data)} bytes: {error}") from error
+        warn_of_lost_bits(data, key)
+        return image
+
+
+def transformed(transform: Callable[[Any], Any] | None, image: Any, key: str) -> Any:
+    """An image through a transform, if there is one. An error tells what the transform was given."""
+    if transform is None:
+        return image
+    try:
+        return transform(image)
+    except Exception as error:
+        given = f"a uint8 tensor {tuple(image.shape)}" if hasattr(image, "shape") else "a PIL image"
+        error.add_note(
+            f"while transform= was applied to {key}, given {given}. Transforms of PIL images, such as timm's, go with "
+            "lk.PILDataset; those of arrays, such as Albumentations', need a function around them"
+        )
+        raise
 
 
 def collate(samples: Sequence[Any]) -> Any:
@@ -153,6 +172,7 @@ def collate(samples: Sequence[Any]) -> Any:
     Raises:
         DecodeError: every image of the batch was skipped.
     """
+    require_a((list, tuple), "samples", samples, "a list of samples")
     kept = [sample for sample in samples if not isinstance(sample, Skipped)]
     if not kept:
         raise DecodeError(f"all {len(samples)} images of a batch were skipped, the first: {samples[0].reason}")
@@ -200,4 +220,5 @@ def _report_and_remove(path: Path, owner: int) -> None:
     path.unlink()
     if skipped:
         keys = ", ".join(skip.key for skip in skipped[:10]) + (", ..." if len(skipped) > 10 else "")
-        print(f"labkit: {len(skipped)} images were skipped: {keys}", file=sys.stderr)
+        was = "was" if len(skipped) == 1 else "were"
+        print(f"labkit: {n_images(len(skipped))} {was} skipped: {keys}", file=sys.stderr)

@@ -7,7 +7,9 @@ same, and the oracle set in `labkit.course.oracles` checks it:
   PNG, behind them. Metadata that Pillow cannot read state nothing. For the usual JPEG the answer follows from a few
   bytes, without Pillow; where these do not settle it, Pillow decides. `sizes` asks the same function;
 - alpha and palette transparency are dropped, as Pillow's `convert("RGB")` does;
-- 16-bit samples keep their high byte; gray is repeated in the three channels;
+- 16-bit samples keep their high byte, and a warning says so, once in each process: for a photo nothing visible is
+  lost, which is why it is no error, but of 12 bits of data in 16 only 16 values are left. Gray is repeated in the
+  three channels, and a palette becomes its colors: neither is to be read as labels or depths;
 - a file without its end (JPEG's EOI, PNG's IEND, WebP's declared length) is an error, never a half-gray picture.
 
 Source: Exif 2.32 (CIPA DC-008), section 4.6.4; TIFF 6.0, section 2; PNG, third edition, section 11.3.
@@ -44,8 +46,9 @@ from labkit.data.partial_jpeg import (
     segments_before_scan,
     without_segments,
 )
-from labkit.errors import ArgumentError, DecodeError, MissingLibraryError
+from labkit.errors import ArgumentError, DecodeError, MissingLibraryError, WrongTypeError
 from labkit.util.arguments import require_choice
+from labkit.util.process import warn_caller
 
 EXIF_PREFIX = b"Exif\0\0"
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
@@ -212,6 +215,30 @@ _JPEG_FORMATS = ("JPEG", "MPO")  # MPO: a JPEG followed by further pictures, as 
 _FLIPPED_AXES: dict[int, tuple[int, ...]] = {1: (), 2: (2,), 3: (1, 2), 4: (1,), 5: (), 6: (2,), 7: (1, 2), 8: (1,)}
 
 
+class BitDepthWarning(UserWarning):
+    """An image has more bits than are kept."""
+
+
+_has_warned = False
+
+
+def warn_of_lost_bits(data: bytes, key: str | None) -> None:
+    """Warn, once in each process, if a PNG has samples of 16 bits, of which only the high eight are kept."""
+    global _has_warned
+    if not _has_warned and data[24:25] == b"\x10" and data.startswith(PNG_SIGNATURE):
+        _has_warned = True
+        try:
+            warn_caller(
+                f"{key or 'an image'} has 16 bits a channel, of which the high 8 are kept, here and in all others like "
+                "it: right for photos, and a loss for depths, labels or measurements. Read those with all their bits "
+                "in your own data set, by np.asarray(PIL.Image.open(io.BytesIO(store.read(key)))), or by lk.DepthPairs",
+                BitDepthWarning,
+            )
+        except BitDepthWarning:  # where it is an error, each such image is one
+            _has_warned = False
+            raise
+
+
 def decode(data: bytes, decoder: str = "turbojpeg", *, key: str | None = None, short_side: int | None = None) -> Tensor:
     """Decode one image to RGB on the CPU.
 
@@ -230,6 +257,9 @@ def decode(data: bytes, decoder: str = "turbojpeg", *, key: str | None = None, s
         uint8 tensor, shape (3, H, W), values 0-255, EXIF orientation applied. Most decoders fill rows of
         interleaved pixels, so the strides are channels-last; call `.contiguous()` where planes are needed.
 
+    This is for photos. Of a PNG of 16 bits a channel the high 8 are kept, and a palette becomes its colors. Read masks,
+    depths and other data as they are stored: `np.asarray(PIL.Image.open(io.BytesIO(data)))`.
+
     >>> image = lk.decode(lk.FolderStore("photos").read("astronaut/000000.jpg"), "pil")
     >>> image.dtype, image.shape[0]
     (torch.uint8, 3)
@@ -239,19 +269,35 @@ def decode(data: bytes, decoder: str = "turbojpeg", *, key: str | None = None, s
         ImportError: the decoder's library is missing; names the remedy.
         ValueError: unknown decoder.
 
+    Warns:
+        BitDepthWarning: the first image with 16 bits a channel, once in each process; names it and the remedy.
+            `warnings.simplefilter("error", labkit.data.decode.BitDepthWarning)` refuses every such image.
+
     Source: ITU-T T.81 via libjpeg-turbo. Taught in: notebooks/02_read_image.ipynb
     """
     function = load_decoder(decoder)
+    data = _as_bytes(data)
     try:
         header = open_image(data)
         image = function(data, header, short_side)
         if header.format in _JPEG_FORMATS and decoder != "turbojpeg":
             _refuse_cut_scan(data, image)
-        return _turned(image, orientation_of(data, header))
+        image = _turned(image, orientation_of(data, header))
     except MemoryError:
         raise
     except Exception as error:
         raise DecodeError(f"{key or 'image'}: {decoder} cannot decode {len(data)} bytes: {error}") from error
+    if header.format == "PNG":
+        warn_of_lost_bits(data, key)
+    return image
+
+
+def _as_bytes(data: Any) -> bytes:
+    if isinstance(data, bytes | bytearray | memoryview):
+        return data if isinstance(data, bytes) else bytes(data)
+    raise WrongTypeError(
+        f"data must be the bytes of an encoded image, such as Path(file).read_bytes(), got {type(data).__name__}"
+    )
 
 
 def missing_decoders() -> dict[str, str]:
@@ -369,10 +415,14 @@ def _decode_pil(_: Any, data: bytes, header: Image.Image, short_side: int | None
         header.load()
     except (ValueError, SyntaxError):  # also what Pillow raises for metadata behind the pixels of a PNG
         header = (open_without_metadata(data) if header.format == "PNG" else None) or header
-    if header.mode.startswith("I"):  # 16-bit gray: convert("RGB") would clip it to white
-        gray = (np.asarray(header).astype(np.uint16) >> 8).astype(np.uint8)
-        return _to_chw(np.repeat(gray[..., None], 3, axis=2))
-    return _to_chw(np.array(header.convert("RGB")))
+    return _to_chw(np.array(rgb_of(header)))
+
+
+def rgb_of(image: Image.Image) -> Image.Image:
+    """An image as RGB, of 16-bit gray the high bytes."""
+    if image.mode.startswith("I"):  # convert("RGB") alone would clip it to white
+        image = Image.fromarray((np.asarray(image).astype(np.uint16) >> 8).astype(np.uint8))
+    return image.convert("RGB")
 
 
 def _decode_pil_draft(_: Any, data: bytes, header: Image.Image, short_side: int | None) -> Tensor:

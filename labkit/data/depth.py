@@ -12,7 +12,6 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,9 +23,10 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms.functional import resize
 
 from labkit.data.decode import open_image
+from labkit.data.remote import as_store
 from labkit.data.stores import Store
 from labkit.errors import ArgumentError, DecodeError, MissingFileError, MissingKeyError
-from labkit.util.arguments import require_choice
+from labkit.util.arguments import require_choice, require_local_path
 from labkit.util.strings import PackedStrings
 
 # (top, bottom, left, right): fractions of height and width, or pixels.
@@ -342,7 +342,7 @@ class DepthPairs(Dataset):
 
     def __init__(
         self,
-        store: Store,
+        store: Store | str | os.PathLike,
         filename_list: str | os.PathLike,
         *,
         preset: str | Preset = "hypersim",
@@ -350,14 +350,14 @@ class DepthPairs(Dataset):
         flip_p: float = 0.5,
         fast: bool = False,
     ):
-        self.store = store
         self.preset = find_preset(preset)
         self.mode = require_choice("mode", mode, MODES)
         self.flip_p = flip_p
         self.fast = fast
-        self.list = Path(filename_list)
+        self.list = require_local_path("filename_list", filename_list)
         self.names, self.lines, self.n_without_depth = read_list(self.list, self.preset)
         self.keys = self.names["rgb"]
+        self.store = as_store(store)
 
     def __repr__(self) -> str:
         note = f", {self.n_without_depth} lines without depth left out" if self.n_without_depth else ""

@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from labkit.data.tar_stream import TAR_SUFFIXES, TarStream
 from labkit.errors import ArgumentError, ItemErrors, MissingFileError, StorageError, UnsafeTarError
+from labkit.util.arguments import require_local_path
 from labkit.util.files import file_lock, holds_record, path_from_key, sibling_path, write_record
 from labkit.util.parallel import map_items
 from labkit.util.process import progress_bar
@@ -54,6 +55,7 @@ def extract_tars(
     Raises:
         FileNotFoundError: no such archive.
         ValueError: an archive's name gives no folder, or two give the same.
+        OSError: the disk is full; names the archive. No other begins, and a rerun goes on with whole files.
         ItemErrors: some archives failed; names them, the others are extracted. An archive is refused whole if it is
             unsafe (a name leads out of the folder, a member is a device), has a link to what is not a file in it, is
             cut, damaged or goes on after its end, or if its folder is there and was not made of it as it is now.
@@ -63,7 +65,7 @@ def extract_tars(
 
     Taught in: notebooks/09_marigold_storage.ipynb
     """
-    jobs = _make_jobs(archives, Path(root).absolute())
+    jobs = _make_jobs(archives, require_local_path("root", root).absolute())
     pending = [job for job in jobs if not job.is_done()]
     shows_archives = progress and len(pending) > 1  # one archive runs in this process, and has its own bar
     try:
@@ -112,8 +114,11 @@ class _Job(NamedTuple):
 def _make_jobs(archives: str | os.PathLike | Iterable[str | os.PathLike], root: Path) -> list[_Job]:
     jobs: dict[str, _Job] = {}
     endings = "|".join(map(re.escape, TAR_SUFFIXES))
-    for archive in [archives] if isinstance(archives, (str, os.PathLike)) else archives:
-        archive = Path(archive).absolute()
+    several: Any = archives
+    if isinstance(archives, str | bytes | os.PathLike) or not isinstance(archives, Iterable):
+        several = [archives]
+    for archive in several:
+        archive = require_local_path("an archive", archive).absolute()
         if not archive.is_file():
             raise MissingFileError(f"{archive} is not a file")
         named = re.fullmatch(rf"([^.].*?)({endings})", archive.name, re.DOTALL | re.IGNORECASE)

@@ -3,10 +3,8 @@
 A label is the number of its class in alphabetical order, or in a list of classes that is handed over.
 """
 
-import sys
-import warnings
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 from typing import Any
 
@@ -14,6 +12,7 @@ import numpy as np
 
 from labkit.errors import ArgumentError
 from labkit.util.files import n_images
+from labkit.util.process import warn_caller
 
 _SPLITS = {"train", "training", "val", "valid", "validation", "test", "testing"}
 _MAX_NAMED = 5
@@ -59,7 +58,7 @@ def labels_of(
             class folders are train, val and the like. Each says how many images are concerned, and the remedy.
     """
     name = source if isinstance(source, str) else getattr(source, "name", type(source).__name__)
-    folders, labels = number_folders((key.partition("/")[0] if "/" in key else "" for key in keys), len(keys))
+    folders, labels = number_folders(map(_first_folder, keys), len(keys))
     if classes is None:
         _check_tree(name, keys, folders, labels)
         classes = folders
@@ -68,6 +67,11 @@ def labels_of(
         labels = _numbered_as(name, classes, folders, labels)
     labels.setflags(write=False)
     return classes, labels
+
+
+def _first_folder(key: str) -> str:
+    folder, slash, _ = key.lstrip("/").partition("/")  # an object's name may begin with slashes
+    return folder if slash else ""
 
 
 def number_folders(folders: Iterable[str], count_of_images: int) -> tuple[list[str], np.ndarray]:
@@ -80,8 +84,9 @@ def number_folders(folders: Iterable[str], count_of_images: int) -> tuple[list[s
 
 def checked_classes(classes: Sequence[str]) -> list[str]:
     """A list of classes; ValueError if it is not one, or names a class twice."""
-    names = [] if isinstance(classes, str) else list(classes)
-    if isinstance(classes, str) or not all(isinstance(name, str) for name in names):
+    is_list = isinstance(classes, Iterable) and not isinstance(classes, str | bytes | Mapping)
+    names = list(classes) if is_list else []
+    if not is_list or not all(isinstance(name, str) for name in names):
         raise ArgumentError(f"classes must be a list of names, such as `train.classes`, got {classes!r}")
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
@@ -108,9 +113,10 @@ def check_same_classes(
 
 def warn_of_no_classes(name: str, number: int) -> None:
     """Say that no image of a set lies in a class folder."""
-    _warn(
+    warn_caller(
         f"{name} has {n_images(number)}, and none lies in a class folder, so all labels are 0: sort the images into "
-        "folders, such as root/cat/1.jpg, or pass classes=[] if labels are not used"
+        "folders, such as root/cat/1.jpg, or pass classes=[] if labels are not used",
+        LabelWarning,
     )
 
 
@@ -132,10 +138,11 @@ def _check_tree(name: str, keys: Sequence[str], folders: list[str], labels: np.n
             f"classes={folders!r}; if labels are not used, classes=[]"
         )
     elif len(folders) == 1 and _is_nested(keys):
-        _warn(
+        warn_caller(
             f"{name} has {n_images(len(keys))}, all in one folder, {folders[0]!r}, so all labels are 0, as with "
             f"torchvision's ImageFolder. If the folders in it are the classes, make it the root; else pass "
-            f"classes={folders!r}"
+            f"classes={folders!r}",
+            LabelWarning,
         )
 
 
@@ -164,11 +171,3 @@ def _numbered_as(name: str, classes: list[str], folders: list[str], labels: np.n
 
 def _listed(names: Sequence[str]) -> str:
     return ", ".join(map(repr, names[:_MAX_NAMED])) + (", ..." if len(names) > _MAX_NAMED else "")
-
-
-def _warn(message: str) -> None:
-    """Warn at the line that called labkit: once there, whichever of its functions makes the labels."""
-    frame, level = sys._getframe(), 1
-    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] == "labkit":
-        frame, level = frame.f_back, level + 1
-    warnings.warn(message, LabelWarning, stacklevel=level)

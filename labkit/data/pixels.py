@@ -48,14 +48,23 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from labkit.data.dataset import transformed
 from labkit.data.decode import decode, load_decoder
 from labkit.data.labels import Labeled, check_same_classes, labels_of, warn_of_no_classes
-from labkit.data.remote import open_store
+from labkit.data.remote import as_store
 from labkit.data.stores import HasSizes, Store
-from labkit.errors import DecodeError, ItemErrors, MissingFileError, PixelError
-from labkit.util.arguments import require_int
+from labkit.errors import (
+    DecodeError,
+    FolderError,
+    ItemErrors,
+    MissingFileError,
+    PixelError,
+    StorageError,
+    WrongTypeError,
+)
+from labkit.util.arguments import require_callable, require_int, require_local_path
 from labkit.util.files import atomic_path, file_lock, sibling_path
-from labkit.util.parallel import check_engine, format_error, map_items
+from labkit.util.parallel import check_engine, format_error, is_disk_full, map_items
 from labkit.util.process import Lazy
 from labkit.util.strings import PackedStrings
 
@@ -121,8 +130,9 @@ class PixelStore(Labeled, Dataset):
     """
 
     def __init__(self, path: str | os.PathLike, *, transform: Callable[[Tensor], Any] | None = None):
+        require_callable("transform", transform)
         self.transform = transform
-        self._open(Path(path))
+        self._open(require_local_path("path", path))
         if self.classes == [""]:  # only here: workers, too, open the file again
             warn_of_no_classes(str(path), len(self))
 
@@ -134,6 +144,8 @@ class PixelStore(Labeled, Dataset):
                 rows = file.read(_read_header(path, header, size)[4])
         except FileNotFoundError:
             raise MissingFileError(f"{path} does not exist: make it with {_BUILD}") from None
+        except IsADirectoryError:
+            raise FolderError(f"{path} is a folder, not a pixel store: make one of its images with {_BUILD}") from None
         _, _, short_side, n, _, _, crc, digest, decoder, class_bytes = _HEADER.unpack_from(header)
         if zlib.crc32(rows) != crc:
             raise PixelError(f"{path} is damaged: its index does not match its checksum; {_REBUILD}")
@@ -198,6 +210,7 @@ class PixelStore(Labeled, Dataset):
                 image; names the file and the remedy.
             ItemErrors: images could not be read or decoded; has their keys. No file is written, but the parts without
                 such images are kept for a rerun.
+            OSError: the disk is full; names the file, and how many parts are done. Nothing more is decoded.
             ValueError: unknown decoder or engine, `short_side` below 1, or folders that cannot be classes, as for
                 `ImageDataset`.
 
@@ -206,11 +219,11 @@ class PixelStore(Labeled, Dataset):
         Source: H x W x 3 bytes in row order, the layout that NumPy and OpenCV read.
         Taught in: notebooks/11b_raw_pixels.ipynb
         """
-        require_int("short_side", short_side)
+        short_side = require_int("short_side", short_side)
         check_engine(engine, num_workers, address)
         load_decoder(decoder)  # an unknown or a missing one is one error here, not one for each image
-        store = source if isinstance(source, Store) else open_store(source)
-        path = Path(path).absolute()  # other processes may have another working folder
+        store = as_store(source)
+        path = require_local_path("path", path).absolute()  # other processes may have another working folder
         origin, parts = _plan_parts(store, short_side, decoder)
         if not parts:
             raise PixelError(f"{path} is not built: the source holds no image")
@@ -244,10 +257,18 @@ class PixelStore(Labeled, Dataset):
                 made = (PixelStore(folder / part.name) for part in parts)
                 images = (part.pixels(number) for part in made for number in range(len(part)))
                 whole = folder / "whole.pixels"
-                _write_file(whole, origin, keys, names, labels, images)
-                with open(whole, "rb") as file:  # all is on the disk before it gets its name
-                    os.fsync(file.fileno())
-                whole.replace(path)
+                try:
+                    _write_file(whole, origin, keys, names, labels, images)
+                    with open(whole, "rb") as file:  # all is on the disk before it gets its name
+                        os.fsync(file.fileno())
+                    whole.replace(path)
+                except OSError as error:
+                    if not is_disk_full(error):
+                        raise
+                    raise StorageError(
+                        f"the disk is full ({error}): all {len(parts)} parts are done, and {path.name} needs as much "
+                        "room again. Make room, then run the same again: it goes on with what is there"
+                    ) from error
             if folder.exists():  # with what killed runs left, too
                 for name in filter(_PART_NAME.fullmatch, os.listdir(folder)):
                     (folder / name).unlink(missing_ok=True)
@@ -274,10 +295,12 @@ class PixelStore(Labeled, Dataset):
         pixels = self.pixels(index)
         self.read_ahead([index % len(self)], [(0, len(pixels))])
         image = torch.from_numpy(pixels.copy()).permute(2, 0, 1)
-        return (self.transform(image) if self.transform else image), int(self.labels[index])
+        return transformed(self.transform, image, f"image {index}"), int(self.labels[index])
 
     def pixels(self, index: int) -> np.ndarray:
         """One image, uint8 (H, W, 3) RGB: a read-only view of the file, at a multiple of 64 bytes, nothing copied."""
+        if not hasattr(index, "__index__"):
+            raise WrongTypeError(f"an index must be an integer from 0 to {len(self) - 1}, got {index!r:.100}")
         if index < 0:
             index += len(self._offsets)
         if not 0 <= index < len(self._offsets):

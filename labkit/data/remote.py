@@ -11,11 +11,15 @@ from urllib.parse import quote, unquote, urljoin, urlsplit
 from labkit.data.blobs import MISSING, HttpClient, ObjectClient, is_http_url, is_url, refuse_storage_options
 from labkit.data.stores import FolderStore, ListedStore, Store
 from labkit.data.tar import TarStore
+from labkit.data.tar_stream import TAR_SUFFIXES
 from labkit.errors import ArgumentError, MissingFileError, MissingKeyError, StorageError, WrongTypeError
+from labkit.util.arguments import require_path
 from labkit.util.files import images_among, is_file_key, is_hidden
 from labkit.util.redact import strip_credentials
 from labkit.util.strings import PackedStrings
 
+_HTTP_URL = "a URL, such as 'https://host/photos'"
+_FLAT = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss")  # where a name is a text, and no path
 _MAX_DEPTH = 32  # of folders: a link to its own folder would lead deeper without end
 _NAME_FILES = "name the files, HttpStore(url, keys=[...])"
 # Compressed tars too: TarStore's error says how to convert one.
@@ -62,15 +66,20 @@ class HttpStore(ListedStore):
         retries: int = 5,
         timeout_s: float = 30.0,
     ):
+        url = require_path("url", url, what=_HTTP_URL)
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.netloc:
             raise ArgumentError(f"not an HTTP URL: {strip_credentials(url)!r}")
-        if parts.path.endswith(".tar"):
+        if parts.path.lower().endswith(TAR_SUFFIXES):
             raise ArgumentError(f"{strip_credentials(url)} is a tar: open it with TarStore")
         self._url = parts._replace(path=parts.path.rstrip("/") + "/")
         super().__init__(strip_credentials(self._url.geturl()), ignore)
         self._client = HttpClient(num_connections, retries, timeout_s)
         if keys is not None:
+            if isinstance(keys, str | bytes) or not isinstance(keys, Iterable):
+                raise WrongTypeError(
+                    f"keys must be a list of paths below the URL, such as ['cat/1.jpg'], got {keys!r:.100}"
+                )
             self._keys = PackedStrings(sorted(keys))
 
     def allow_requests(self, n_at_once: int) -> None:
@@ -177,6 +186,10 @@ class ObjectStore(ListedStore):
     """
 
     def __init__(self, url: str, *, ignore: str | Iterable[str] = (), **storage_options: Any):
+        url = require_path("url", url, what="a URL, such as 's3://bucket/prefix'")
+        if not is_url(url):
+            raise ArgumentError(f"{url!r} is no URL, such as 's3://bucket/prefix': lk.FolderStore reads folders")
+        self._scheme = url.partition("://")[0]
         self._client = ObjectClient(url.rstrip("/"), storage_options)
         super().__init__(self._client.name, ignore)
 
@@ -186,8 +199,10 @@ class ObjectStore(ListedStore):
 
     def read(self, key: str) -> bytes:
         """Contents of one object. Raises KeyError for an unknown one."""
+        # An object's name may have empty parts: of `prefix//a.jpg` the key is `/a.jpg`. Others have no such files.
+        is_one = is_file_key(key.lstrip("/") if self._scheme in _FLAT else key)
         try:
-            if is_file_key(key):
+            if is_one:
                 with self._client.open(key) as (filesystem, path):
                     return filesystem.cat_file(path)
         except (FileNotFoundError, IsADirectoryError, ValueError):  # ValueError: NUL, broken UTF-8
@@ -196,8 +211,9 @@ class ObjectStore(ListedStore):
 
     def _list_keys(self) -> list[str]:
         with self._client.open() as (filesystem, root):
-            paths = filesystem.find(root)
-        return list(images_among((path.removeprefix(root).lstrip("/") for path in paths), self._ignore, self.name))
+            paths = [path.removeprefix(root) for path in filesystem.find(root)]
+        keys = (path.removeprefix("/") for path in paths)
+        return list(images_among(keys, self._ignore, self.name))
 
 
 def open_store(path_or_url: str | os.PathLike, *, ignore: str | Iterable[str] = (), **storage_options: Any) -> Store:
@@ -218,7 +234,7 @@ def open_store(path_or_url: str | os.PathLike, *, ignore: str | Iterable[str] = 
         ValueError: no store reads such a place; says what is accepted.
         TypeError: options for a place that takes none.
     """
-    place = os.fspath(path_or_url)
+    place = require_path("the place", path_or_url, what="a folder of images, a .tar, or a URL")
     refuse_storage_options(place, storage_options)
     if os.path.isdir(place):
         return FolderStore(place, ignore=ignore)
@@ -248,11 +264,12 @@ def as_store(source: Any) -> Store:
     Raises:
         WrongTypeError: it is neither; says what is accepted.
     """
-    if isinstance(source, Store):
+    if isinstance(source, Store) and not isinstance(source, type):
         return source
     if isinstance(source, str | os.PathLike):
         return open_store(source)
+    found = f"the class {source.__name__} itself" if isinstance(source, type) else type(source).__name__
     raise WrongTypeError(
         "images come from a store, which has keys() and read(key), such as lk.FolderStore, or from a path or URL that "
-        f"lk.open_store takes: got {type(source).__name__}"
+        f"lk.open_store takes: got {found}"
     )

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import numpy as np
 from PIL import Image, ImageEnhance
 
-from labkit.util.arguments import require_choice, require_int
+from labkit.util.arguments import require_choice, require_int, require_local_path, require_seed
 from labkit.util.files import atomic_path, check_count, claim_folder, damage_named, write_atomic, write_record
 from labkit.util.parallel import check_engine, map_items
 from labkit.util.pictures import encode_image
@@ -111,9 +111,9 @@ def make_photos(
 
     Taught in: notebooks/01_naive_pil.ipynb
     """
-    root, settings = Path(root), {"profile": profile, "seed": seed}
-    require_choice("profile", profile, PROFILES)
-    require_int("count", count)
+    root, seed = require_local_path("root", root), require_seed(seed)
+    settings = {"profile": require_choice("profile", profile, PROFILES), "seed": seed}
+    count = require_int("count", count)
     check_engine(engine, num_threads, address)
     manifest = _claim_folder(root, settings, count)
     missing = [number for number in range(count) if not _is_done(root, manifest, photo_key(number))]
@@ -138,7 +138,7 @@ def photo_key(number: int) -> str:
 
 def photo_bytes(number: int, *, profile: str = "imagenet", seed: int = 0) -> bytes:
     """Encoded JPEG of one photo; the same arguments give the same bytes."""
-    rng = np.random.default_rng([seed, number, sorted(PROFILES).index(profile)])
+    rng = np.random.default_rng([seed % 2**64, number, sorted(PROFILES).index(profile)])
     look = PROFILES[profile]
     size = _draw(rng, look.sizes)
     photo = _load_photograph(photo_key(number).split("/")[0])
@@ -261,8 +261,9 @@ def make_depth(
 
     Source: Scharstein et al., GCPR 2014 (see `skimage.data`). Taught in: notebooks/09_marigold_storage.ipynb
     """
-    require_int("count", count)
-    root, folder = Path(root), Path(root, FOLDER_NAME)
+    count, seed = require_int("count", count), require_seed(seed)
+    root = require_local_path("root", root)
+    folder = root / FOLDER_NAME
     claim_folder(root, SETTINGS_NAME, {"depth pairs": "stereo_motorcycle", "seed": seed}, what="depth pairs")
     check_count(root, len(list(folder.glob("*/rgb_*.png"))), count, what="depth pairs")
     map_items(
@@ -287,7 +288,7 @@ def pair_names(number: int) -> tuple[str, str]:
 
 def pair_bytes(number: int, *, seed: int = 0) -> tuple[bytes, bytes]:
     """Encoded PNGs of one pair, photo and depth; the same arguments give the same bytes."""
-    rng = np.random.default_rng([seed, number])
+    rng = np.random.default_rng([seed % 2**64, number])
     photo, depth = _load_stereo_pair()
     window = choose_window(rng, photo, SIZE)
     rgb = recolor(cut_window(photo, SIZE, *window, Image.Resampling.LANCZOS), rng)

@@ -24,7 +24,7 @@ from labkit.data.blobs import Blob, HttpBlob, HttpClient, LocalBlob, allow_reque
 from labkit.data.shards_write import MANIFEST, UNFINISHED, read_manifest
 from labkit.data.tar_stream import TAR_SUFFIXES, TarStream
 from labkit.errors import ArgumentError, MissingFileError, StorageError, TarError
-from labkit.util.arguments import MAX_FILE_VARIABLE, max_file_bytes, require_int
+from labkit.util.arguments import MAX_FILE_VARIABLE, max_file_bytes, require_int, require_local_path, require_path
 from labkit.util.files import atomic_path, file_lock, remove_leftovers
 from labkit.util.redact import strip_credentials
 
@@ -66,8 +66,8 @@ class ShardCache:
     max_bytes: int
 
     def __post_init__(self) -> None:
-        require_int("max_bytes", self.max_bytes)
-        object.__setattr__(self, "folder", Path(self.folder).absolute())
+        object.__setattr__(self, "max_bytes", require_int("max_bytes", self.max_bytes))
+        object.__setattr__(self, "folder", require_local_path("folder", self.folder).absolute())
 
     def path(self, blob: Blob, size: int, version: str) -> Path:
         """Where a shard is, if it is kept."""
@@ -287,10 +287,13 @@ class ShardList:
         return open_shards(urls, self.reads_in_flight, self.storage_options, self.cache)
 
 
+_PLACES = "a path or URL of a folder of shards, of a .tar, or of several"
+
+
 def find_shards(places: Any, *, verify: bool, storage_options: dict[str, Any]) -> ShardList:
     """The shards that `places` names, as `read_shards` takes them."""
-    is_one = isinstance(places, str | os.PathLike)
-    urls = [os.fspath(place) for place in ([places] if is_one else places)]
+    is_one = isinstance(places, str | os.PathLike) or not isinstance(places, Iterable)
+    urls = [require_path("a shard", place, what=_PLACES) for place in ([places] if is_one else places)]
     if is_one and not urls[0].startswith("pipe:"):
         path = urlsplit(urls[0]).path if is_url(urls[0]) else urls[0]
         if not path.lower().endswith(TAR_SUFFIXES):
@@ -318,7 +321,7 @@ def _from_manifest(folder: str, verify: bool, storage_options: dict[str, Any]) -
     name = f"{name_of(folder)}/{MANIFEST}"
     try:
         text = b"".join(file.read() for file in open_shards([f"{folder}/{MANIFEST}"], 1, storage_options))
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         is_unfinished = os.path.isdir(os.path.join(folder, UNFINISHED))
         remedy = "run write_shards to its end" if is_unfinished else "name a folder that it filled, or .tar files"
         raise MissingFileError(f"{name} does not exist: {remedy}") from error

@@ -28,11 +28,11 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
-from labkit.data.dataset import SkipLog, Skipped
+from labkit.data.dataset import SkipLog, Skipped, transformed
 from labkit.data.decode import DECODERS, decode
 from labkit.data.shard_cache import ShardCache, ShardList, count_samples, find_shards, name_of, read_samples, register
-from labkit.errors import ArgumentError, DecodeError, OperationError
-from labkit.util.arguments import require_choice, require_int
+from labkit.errors import ArgumentError, DecodeError, OperationError, WrongTypeError
+from labkit.util.arguments import require_callable, require_choice, require_int, require_seed
 from labkit.util.files import IMAGE_SUFFIXES
 
 Item = TypeVar("Item")
@@ -128,10 +128,11 @@ class EpochOrder:
     samples_per_rank: int | None
 
     def __post_init__(self) -> None:
-        require_int("shuffle", self.shuffle, minimum=0)
-        require_int("shuffle_initial", self.shuffle_initial)
+        self.seed = require_seed(self.seed)
+        self.shuffle = require_int("shuffle", self.shuffle, minimum=0)
+        self.shuffle_initial = require_int("shuffle_initial", self.shuffle_initial)
         if self.samples_per_rank is not None:
-            require_int("samples_per_rank", self.samples_per_rank)
+            self.samples_per_rank = require_int("samples_per_rank", self.samples_per_rank)
         names = [url.rpartition("/")[2] for url in self.shards.urls]
         settings = [self.shuffle, self.shuffle_initial, self.seed, self.samples_per_rank]
         self.crc32 = zlib.crc32(json.dumps([names, list(self.shards.n_samples.values()), settings]).encode())
@@ -498,7 +499,7 @@ class ShardDataset(IterableDataset):
                 raise
             self._skips.add(name, str(error))
             return None
-        return (self.transform(image) if self.transform else image), label
+        return transformed(self.transform, image, name), label
 
 
 def read_shards(
@@ -551,7 +552,10 @@ def read_shards(
     Taught in: notebooks/08b_shard_order.ipynb
     """
     register()
-    require_int("reads_in_flight", reads_in_flight)
+    reads_in_flight = require_int("reads_in_flight", reads_in_flight)
+    require_callable("transform", transform)
+    if cache is not None and not isinstance(cache, ShardCache):
+        raise WrongTypeError(f"cache must be a ShardCache, such as lk.ShardCache('cache', 10**12), got {cache!r:.100}")
     shards = find_shards(urls, verify=verify, storage_options=storage_options or {})
     shards = replace(shards, reads_in_flight=reads_in_flight, cache=cache)
     order = EpochOrder(shards, shuffle, shuffle_initial, seed, samples_per_rank)

@@ -22,9 +22,10 @@ from urllib.parse import unquote
 import numpy as np
 
 from labkit.data.labels import check_same_classes, labels_of
+from labkit.data.remote import as_store
 from labkit.data.stores import HasSizes, Store
 from labkit.errors import ArgumentError
-from labkit.util.arguments import require_int
+from labkit.util.arguments import require_int, require_local_path, require_seed
 from labkit.util.files import (
     REMEDY,
     atomic_path,
@@ -59,7 +60,7 @@ class Sample(NamedTuple):
 
 
 def write_shards(
-    store: Store,
+    store: Store | str | os.PathLike,
     root: str | os.PathLike,
     *,
     max_count: int = 10_000,
@@ -99,9 +100,9 @@ def write_shards(
 
     Taught in: notebooks/08_shard_formats.ipynb
     """
-    root = Path(root)
-    require_int("max_count", max_count)
-    require_int("max_bytes", max_bytes)
+    store, root = as_store(store), require_local_path("root", root)
+    max_count, max_bytes = require_int("max_count", max_count), require_int("max_bytes", max_bytes)
+    seed = None if seed is None else require_seed(seed)
 
     keys = list(store.keys())
     classes, labels = labels_of(keys, classes, source=store)
@@ -112,7 +113,7 @@ def write_shards(
     columns = zip(keys, member_names(keys), sizes, labels.tolist(), strict=True)
     samples = [Sample(*column) for column in columns]
     if seed is not None:
-        samples = [samples[position] for position in np.random.default_rng(seed).permutation(len(samples))]
+        samples = [samples[position] for position in np.random.default_rng(seed % 2**64).permutation(len(samples))]
     digest = hashlib.sha256()
     for sample in samples:
         digest.update(f"{sample.member}\0{sample.n_bytes}\0{sample.label}\0".encode(errors="surrogateescape"))
@@ -202,8 +203,8 @@ def member_names(keys: Iterable[str]) -> list[str]:
 
 def _escape(key: str) -> str:
     escaped = re.sub(r"[%\x00-\x1f\x7f]", lambda found: f"%{ord(found[0]):02X}", key)
-    # Whatever a store's keys are, no member leads out of the folder that a shard is extracted to.
-    escaped = re.sub(r"^/|(?<![^/])\.\.(?![^/])", lambda found: {"/": "%2F"}.get(found[0], "%2E%2E"), escaped)
+    # Whatever a store's keys are, no member leads out of the folder that a shard is extracted to, or to another's file.
+    escaped = re.sub(r"^/|(?<=/)/|(?<![^/])\.\.(?![^/])", lambda found: {"/": "%2F"}.get(found[0], "%2E%2E"), escaped)
     return "%5F" + escaped[1:] if re.match(r"__[^/]*__/", escaped) else escaped  # else WebDataset skips it as metadata
 
 

@@ -21,7 +21,7 @@ import pandas as pd
 
 from labkit.data.headers import Header, Size, read_header
 from labkit.errors import MissingFileError
-from labkit.util.arguments import require_int
+from labkit.util.arguments import require_int, require_local_path
 from labkit.util.files import (
     IMAGE_SUFFIXES,
     OTHER_IMAGE_SUFFIXES,
@@ -225,8 +225,8 @@ def collect_sizes(
     Source: kohya-ss/sd-scripts. Taught in: notebooks/10_image_sizes.ipynb
     """
     if num_workers is not None:
-        require_int("num_workers", num_workers)
-    root = os.fspath(root)
+        num_workers = require_int("num_workers", num_workers)
+    root = os.fspath(require_local_path("root", root))
     if not os.path.isdir(root):
         raise MissingFileError(f"{root} is not a folder: give the folder that holds the images")
     suffixes = tuple(set(_SUFFIXES) - set(checked_suffixes(ignore)))

@@ -1,6 +1,8 @@
 """What a store is: named bytes, such as the image files in a folder. Decoding is in `labkit.data.decode`."""
 
+import errno
 import os
+import stat
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -10,6 +12,7 @@ import numpy as np
 
 from labkit.data.blobs import Extent, evict
 from labkit.errors import MissingFileError, MissingKeyError
+from labkit.util.arguments import require_a, require_path
 from labkit.util.files import IMAGE_SUFFIXES, checked_suffixes, images_among, key_from_name, path_from_key, walk
 from labkit.util.strings import PackedStrings
 
@@ -80,6 +83,17 @@ class ListedStore(ABC):
         """Keys of all images, in any order."""
 
 
+def _read_whole(descriptor: int, size: int) -> bytes:
+    """What is in an open file of about `size` bytes, by one call of `read`, unless it grows or the disk gives less."""
+    data = os.read(descriptor, size + 1)  # one byte more shows its end
+    if len(data) == size:
+        return data
+    parts = [data]
+    while parts[-1]:
+        parts.append(os.read(descriptor, 1 << 20))
+    return b"".join(parts)
+
+
 class FolderStore(ListedStore):
     r"""Image files under one folder, at any depth. Links are followed, but never in a circle.
 
@@ -105,7 +119,7 @@ class FolderStore(ListedStore):
     _if_empty = f"holds no image ({', '.join(IMAGE_SUFFIXES)})"
 
     def __init__(self, root: str | os.PathLike, *, ignore: str | Iterable[str] = ()):
-        self.root = Path(root)
+        self.root = Path(require_path("root", root, what="a folder of images, such as 'data/train'"))
         super().__init__(str(self.root), ignore)
         if not self.root.is_dir():
             raise MissingFileError(
@@ -119,10 +133,22 @@ class FolderStore(ListedStore):
     def read(self, key: str) -> bytes:
         """Contents of the file `key`, read with one `read` call. Raises KeyError if there is none."""
         try:
-            with open(self._path(key), "rb", buffering=0) as file:
-                return file.read()
-        except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError) as error:  # ValueError: NUL
-            raise MissingKeyError(f"{key!r} is not a file under {self.root}") from error
+            # A pipe without a writer would be waited for. O_NONBLOCK changes nothing for a file.
+            descriptor = os.open(self._path(key), os.O_RDONLY | os.O_NONBLOCK)
+            try:
+                status = os.fstat(descriptor)
+                if stat.S_ISREG(status.st_mode):
+                    return _read_whole(descriptor, status.st_size)
+            finally:
+                os.close(descriptor)
+            cause: Exception | None = None
+        except (FileNotFoundError, NotADirectoryError, ValueError) as error:  # ValueError: NUL
+            cause = error
+        except OSError as error:
+            if error.errno not in (errno.ENXIO, errno.ELOOP):  # of a socket, and of a link to itself
+                raise
+            cause = error
+        raise MissingKeyError(f"{key!r} is not a file under {self.root}") from cause
 
     def paths(self) -> list[Path]:
         """The files in the order of `keys()`, for functions that take paths (page-cache eviction, `read_image`)."""
@@ -142,14 +168,19 @@ class FolderStore(ListedStore):
 
     def _size(self, key: str) -> int:
         try:
-            return os.stat(self._path(key)).st_size
-        except FileNotFoundError as error:
-            state = "is a link to nothing" if os.path.islink(self._path(key)) else "is gone"
-            raise MissingFileError(
-                f"{key!r} under {self.root} {state}: restore the file, or remove the link"
-            ) from error
+            status = os.stat(self._path(key))
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+                raise
+            is_link = os.path.islink(self._path(key))
+            state = "is a link to nothing: restore what it leads to" if is_link else "is gone: restore the file"
+            raise MissingFileError(f"{key!r} under {self.root} {state}, or list the folder again without it") from error
+        if not stat.S_ISREG(status.st_mode):
+            raise MissingFileError(f"{key!r} under {self.root} is not a file, but a pipe or the like: move it away")
+        return status.st_size
 
     def _path(self, key: str) -> str:
+        require_a(str, "key", key, "one of the store's keys(), a string")
         if key.startswith("/") or ".." in key.split("/"):
             raise MissingKeyError(f"{key!r} is outside {self.root}")
         return os.path.join(self.root, path_from_key(key))

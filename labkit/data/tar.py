@@ -48,7 +48,7 @@ from labkit.data.tar_stream import (
     reading,
 )
 from labkit.errors import MissingKeyError, StorageError, TarError
-from labkit.util.arguments import require_choice
+from labkit.util.arguments import require_choice, require_path
 from labkit.util.files import images_among, write_atomic
 from labkit.util.machine import labkit_home
 from labkit.util.process import Lazy
@@ -100,6 +100,7 @@ class TarStore(ListedStore):
         **storage_options: Any,
     ):
         self.mode = require_choice("mode", mode, ["index"])
+        path = require_path("path", path, what="the path or URL of a tar")
         refuse_storage_options(path, storage_options)
         self._blob = open_blob(path, **storage_options)
         super().__init__(self._blob.name, ignore)

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.errors import TarError
+from labkit.util.arguments import require_file, require_local_path
 from labkit.util.files import atomic_path, file_lock, sibling_path
 from labkit.util.process import progress_bar
 
@@ -281,7 +282,8 @@ def convert_tar(source: str | os.PathLike, target: str | os.PathLike, *, progres
 
     Taught in: notebooks/09_marigold_storage.ipynb
     """
-    source, target = Path(source), Path(target)
+    source = require_file("source", source, "name the compressed tar")
+    target = require_local_path("target", target)
     name = str(source)
     bar = progress_bar(show=progress, total=source.stat().st_size, unit="B", unit_scale=True, desc="convert")
     with open(source, "rb") as file, bar:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from labkit.errors import ArgumentError
-from labkit.util.arguments import require_choice
+from labkit.util.arguments import check_normalization, require_a, require_choice, require_int
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -61,6 +61,10 @@ class Recipe:
     mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
     std: tuple[float, float, float] = (0.229, 0.224, 0.225)
 
+    def __post_init__(self) -> None:
+        require_int("size", self.size)
+        check_normalization(self.mean, self.std)
+
     def color_ranges(self) -> dict[str, Range]:
         """The arguments of every library's ColorJitter."""
         return {name: getattr(self, name) for name in ("brightness", "contrast", "saturation", "hue")}
@@ -103,6 +107,7 @@ def make_augment(recipe: str | Recipe = "light", library: str = "v2", *, part: s
     """
     if isinstance(recipe, str):
         recipe = RECIPES[require_choice("recipe", recipe, RECIPES)]
+    require_a(Recipe, "recipe", recipe, f"an lk.Recipe, or one of {', '.join(RECIPES)}")
     require_choice("part", part, PARTS)
     build: dict[str, Callable[[Recipe, bool, bool], Callable[[Any], Tensor]]] = {
         "pil": _pil,

@@ -26,7 +26,7 @@ from labkit.loading.resume import Pass, Progress, Resumable
 from labkit.loading.samplers import SeededBatchSampler, choose_sampler
 from labkit.loading.seeding import SeededIndices
 from labkit.loading.torch_loader import cores_per_rank
-from labkit.util.arguments import require_choice, require_fraction, require_int
+from labkit.util.arguments import require_choice, require_fraction, require_int, require_range, require_seed
 from labkit.util.process import PerProcess, use_one_torch_thread
 from labkit.util.strings import PackedStrings
 
@@ -85,7 +85,8 @@ class BatchLoader(Labeled, Resumable):
     (batch_size,). Floats are those of `v2.ToDtype(torch.float32, scale=True)` and `v2.Normalize`, of the half types
     rounded once. A batch may be kept: its memory is reused only when nobody holds it.
 
-    Damage to a JPEG below the rows that a crop needs goes unnoticed in that epoch. The threads end with the loader.
+    Damage to a JPEG that shows only below the rows that a crop needs goes unnoticed in that epoch. The threads end with
+    the loader.
 
     Attributes:
         epoch: Number of the next epoch. Each `iter()` takes it and adds one; `load_state_dict` sets it, too.
@@ -138,18 +139,19 @@ class BatchLoader(Labeled, Resumable):
         on_error: str = "raise",
         classes: Sequence[str] | None = None,
     ):
-        self.batch_size, self.size = require_int("batch_size", batch_size), require_int("size", size)
-        self._seed = seed = require_int("seed", seed, -(2**63))
+        self.batch_size = batch_size = require_int("batch_size", batch_size)
+        self.size = size = require_int("size", size)
+        self._seed = seed = require_seed(seed)
         self.num_threads = cores_per_rank() if num_threads is None else require_int("num_threads", num_threads)
-        self.batches_in_flight = require_int("prefetch_factor", prefetch_factor)
-        _check_range("scale", scale, 1.0)
-        _check_range("ratio", ratio, float("inf"))
+        self.batches_in_flight = prefetch_factor = require_int("prefetch_factor", prefetch_factor)
+        require_range("scale", scale, maximum=1.0)
+        require_range("ratio", ratio)
         self._skips = SkipLog() if require_choice("on_error", on_error, ("raise", "skip")) == "skip" else None
         if require_int("num_processes", num_processes, 0) and self._skips:
             raise ArgumentError('on_error="skip" needs num_processes=0: what workers skip, nobody would list')
         self._pixels = PixelFormat(size, dtype, mean, std, memory_format)
         draw = CropPolicy(size, train, seed, scale, ratio, require_fraction("flip", flip))
-        if not isinstance(source, Store | PixelStore):
+        if not isinstance(source, Store | PixelStore) or isinstance(source, type):
             from labkit.data.remote import as_store  # with the clients of servers, which local stores do without
 
             source = as_store(source)
@@ -223,7 +225,7 @@ class BatchLoader(Labeled, Resumable):
 
     def _epoch_of_batches(self, progress: Progress) -> Iterator[tuple[Tensor, Tensor]]:
         fill = self._processes.run if self._processes else self._fill_by_threads
-        with closing(fill(self._batches_of(progress))) as batches:
+        with closing(fill(_checked(self._batches_of(progress), len(self.keys)))) as batches:
             yield from batches
 
     def _fill_by_threads(self, batches: Iterable[SeededIndices]) -> Generator[Any, None, None]:
@@ -274,6 +276,19 @@ class BatchLoader(Labeled, Resumable):
         return batch.images[kept], labels[kept]
 
 
+def _checked(batches: Iterable[SeededIndices], n: int) -> Iterator[SeededIndices]:
+    """Batches of indices, each the number of one of `n` images; ValueError for another."""
+    for indices in batches:
+        for index in indices.plain():
+            if not isinstance(index, int) or not -n <= index < n:
+                raise ArgumentError(
+                    f"the sampler gave {index!r:.100}, and BatchLoader takes the numbers of its {n} images, 0 to "
+                    f"{n - 1}: loader.keys has their names, in this order. lk.make_loader takes any index of your data "
+                    "set"
+                )
+        yield indices
+
+
 def _thread_pool(num_threads: int) -> PerProcess:
     return PerProcess(partial(ThreadPoolExecutor, num_threads, "labkit-batches", use_one_torch_thread))
 
@@ -284,10 +299,3 @@ class _Batch(NamedTuple):
     indices: np.ndarray
     images: Tensor
     tasks: dict[int, Future]
-
-
-def _check_range(name: str, values: tuple[float, float], maximum: float) -> None:
-    if not 0 < values[0] <= values[1] <= maximum:
-        raise ArgumentError(
-            f"{name} must be (smallest, largest) with 0 < smallest <= largest <= {maximum}, got {values}"
-        )

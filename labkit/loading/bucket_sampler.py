@@ -13,7 +13,7 @@ from labkit.data.buckets import Buckets, upright_sizes
 from labkit.errors import ArgumentError
 from labkit.loading.samplers import CountsEpochs, rank_and_world_size
 from labkit.loading.seeding import permutation
-from labkit.util.arguments import require_choice, require_int
+from labkit.util.arguments import require_a, require_choice, require_int, require_seed
 from labkit.util.strings import PackedStrings
 
 if TYPE_CHECKING:
@@ -129,13 +129,14 @@ class BucketBatchSampler(CountsEpochs, Sampler[list[int]]):
     ):
         self.batch_size = require_int("batch_size", batch_size)
         self.remainder = require_choice("remainder", remainder, _REMAINDERS)
-        self.shuffle, self.seed = bool(shuffle), require_int("seed", seed, -(1 << 63))
+        self.shuffle, self.seed = bool(shuffle), require_seed(seed)
         if (rank is None) != (world_size is None):
             raise ArgumentError(f"rank and world_size must be given together, got {rank} and {world_size}")
         if rank is not None and require_int("rank", rank, 0) >= require_int("world_size", world_size):
             raise ArgumentError(f"rank must be below world_size, got {rank} of {world_size}")
         self._rank, self._world_size = rank, world_size
-        self.buckets = Buckets.fit(sizes) if buckets is None else buckets
+        buckets = Buckets.fit(sizes) if buckets is None else buckets
+        self.buckets = require_a(Buckets, "buckets", buckets, "an lk.Buckets")
         self._numbers = self.buckets.select(*upright_sizes(sizes))
         self._indices, self._paths = _indices_of(sizes), PackedStrings(sizes["path"])
         len(self)  # refuses what cannot be shared out, now and not in the first epoch

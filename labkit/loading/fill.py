@@ -27,7 +27,7 @@ from labkit.data.partial_jpeg import SCALES, Frame, Part, open_decoder
 from labkit.data.stores import Store
 from labkit.errors import ArgumentError, DecodeError, MissingKeyError
 from labkit.loading.crops import flips, middle_crops, random_crops, uniforms
-from labkit.util.arguments import require_choice
+from labkit.util.arguments import check_normalization, require_choice
 
 
 class BatchBuffers:
@@ -140,10 +140,7 @@ class PixelFormat:
                 raise ArgumentError(
                     "mean and std need floats: pass dtype=torch.float32, torch.float16 or torch.bfloat16"
                 )
-            _check_channels("mean", self.mean)
-            if max(self.mean) > 1:
-                raise ArgumentError(f"mean and std are of values from 0 to 1: divide by 255, got mean={self.mean!r}")
-            _check_channels("std", self.std, above=0)
+            check_normalization(self.mean, self.std)
 
     @property
     def is_channels_last(self) -> bool:
@@ -175,12 +172,6 @@ class PixelFormat:
             values = F.normalize(values, list(self.mean), list(self.std))
         stored = values.to(self.dtype)[:, 0].T.contiguous()
         return (stored.view(torch.uint16) if self.array_dtype == np.uint16 else stored).numpy()
-
-
-def _check_channels(name: str, values: Sequence[float], above: float = -np.inf) -> None:
-    if len(values) != 3 or not np.isfinite(values).all() or min(values) <= above:
-        bound = f" > {above:g}" if np.isfinite(above) else ""
-        raise ArgumentError(f"{name} must be three numbers{bound}, for red, green and blue, got {values!r}")
 
 
 class CropWriter:

@@ -49,7 +49,7 @@ def mixup(
 
     Source: Zhang et al., mixup: Beyond Empirical Risk Minimization (2018). Taught in: notebooks/06_kornia_gpu.ipynb
     """
-    if not x.is_floating_point():
+    if isinstance(x, Tensor) and not x.is_floating_point():
         raise WrongTypeError(f"{x.dtype} images cannot be blended: convert them first, as with x.float() / 255")
     targets, partner, share = _prepare(x, y, alpha, num_classes, per_sample, lam, partner)
     image_share = share.to(x.dtype).view(-1, 1, 1, 1)

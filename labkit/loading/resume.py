@@ -3,13 +3,12 @@
 import zlib
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from operator import index as as_integer
 from typing import Any
 
 from labkit.data.labels import check_same_classes
-from labkit.errors import ArgumentError, OperationError
+from labkit.errors import ArgumentError, OperationError, WrongTypeError
 from labkit.loading.samplers import (
     EpochsOfSamplers,
     Occurrences,
@@ -19,7 +18,7 @@ from labkit.loading.samplers import (
     share_of,
     warn_if_not_shared,
 )
-from labkit.loading.seeding import SeededIndices
+from labkit.loading.seeding import SeededIndices, number_of
 from labkit.util.strings import PackedStrings
 
 _VERSION = 2  # of the state; raised when its meaning changes
@@ -82,11 +81,15 @@ class Progress:
             self.order_crc32 = self._drawn.popleft()
 
 
-def _plain(indices: Any) -> list[int]:
-    return [as_integer(index) for index in (indices.plain() if isinstance(indices, SeededIndices) else indices)]
+def _plain(indices: Any) -> list[Any]:
+    """Indices as a data set takes them: integers of any kind as Python's, others as they are."""
+    if isinstance(indices, str | bytes) or not isinstance(indices, Iterable):
+        raise WrongTypeError(f"a batch_sampler must give lists of indices, such as [0, 1, 2], got {indices!r:.200}")
+    plain = indices.plain() if isinstance(indices, SeededIndices) else indices
+    return [number_of(index) if hasattr(index, "__index__") else index for index in plain]
 
 
-def _add(crc32: int, indices: list[int]) -> int:
+def _add(crc32: int, indices: list[Any]) -> int:
     return zlib.crc32(repr(indices).encode(), crc32)
 
 

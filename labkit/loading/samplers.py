@@ -4,15 +4,15 @@ import copy
 import os
 import warnings
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from operator import index as as_integer
 from typing import Any
 
 import torch
 from torch.utils.data import BatchSampler, RandomSampler, Sampler, SequentialSampler
 
 from labkit.errors import ArgumentError, WrongTypeError
-from labkit.loading.seeding import SeededIndices, permutation
+from labkit.loading.seeding import SeededIndices, number_of, permutation
 
 
 class LoaderWarning(UserWarning):
@@ -143,16 +143,24 @@ class Occurrences:
 
     def __init__(self) -> None:
         self._counts = array("I")
+        self._others: Counter[int] = Counter()  # of indices that are no places in a data set
 
     def add(self, indices: Iterable[Any]) -> list[int]:
         """Count a batch; returns how many times each of its indices came before."""
         before = []
-        for number in map(as_integer, indices):
+        for number in map(number_of, indices):
+            if not 0 <= number < _MAX_COUNTED:
+                before.append(self._others[number])
+                self._others[number] += 1
+                continue
             if number >= len(self._counts):
                 self._counts.frombytes(bytes(self._counts.itemsize * (number + 1024)))  # about twice as many
             before.append(self._counts[number])
             self._counts[number] += 1
         return before
+
+
+_MAX_COUNTED = 1 << 31
 
 
 def choose_sampler(
@@ -169,10 +177,9 @@ def choose_sampler(
 
 def check_repeatable(name: str, sampler: Any) -> None:
     """Raise TypeError for a generator or another iterator, which is used up after one epoch."""
-    if not isinstance(sampler, Iterable):
-        raise WrongTypeError(
-            f"{name} must be iterable, such as torch's samplers or a list, got {type(sampler).__name__}"
-        )
+    if not isinstance(sampler, Iterable) or isinstance(sampler, str | bytes | type):
+        what = f"the class {sampler.__name__}" if isinstance(sampler, type) else repr(sampler)
+        raise WrongTypeError(f"{name} must be one of torch's samplers, or a list of what it gives, got {what:.200}")
     for each in samplers_of(sampler):
         if isinstance(each, Iterator) and not isinstance(each, Sampler):
             raise WrongTypeError(

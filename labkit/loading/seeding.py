@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
+from labkit.errors import WrongTypeError
 from labkit.util.process import Lazy, preserve_rng_state
 
 _128_BITS = (1 << 128) - 1
@@ -43,6 +44,36 @@ def derived_seed(*numbers: int) -> int:
     return state ^ state >> 61
 
 
+def number_of(index: Any) -> int:
+    """The integer that the draws of a sample depend on: its index; of a string or a tuple, a hash that never changes.
+
+    Raises:
+        TypeError: the index is of another kind, which may look different in each process.
+    """
+    try:
+        return operator.index(index)
+    except TypeError:
+        return int.from_bytes(hashlib.blake2b(ascii(_plain_index(index)).encode(), digest_size=16).digest())
+
+
+def _plain_index(index: Any) -> Any:
+    if isinstance(index, tuple):
+        return tuple(map(_plain_index, index))
+    kind: Any
+    for kind in (str, bytes, float):  # NumPy's are of these, too, and show their types
+        if isinstance(index, kind):
+            return kind(index)
+    if index is None:
+        return index
+    try:
+        return operator.index(index)
+    except TypeError:
+        raise WrongTypeError(
+            "random draws depend on a sample's index, so a sampler must give integers, strings, bytes, or tuples of "
+            f"these: got {index!r:.200}, a {type(index).__name__}. Let the data set look it up under a number or name"
+        ) from None
+
+
 def permutation(length: int, *numbers: int) -> torch.Tensor:
     """An order of 0 to length - 1 that depends only on integers such as (seed, epoch): int64 (length,)."""
     seed = derived_seed(*numbers) & _TORCH_SEEDS
@@ -56,7 +87,7 @@ class SeededIndices(list):
     torch's `DataLoader` makes a batch by `[dataset[index] for index in batch]`.
 
     Args:
-        indices: As a sampler gave them.
+        indices: As a sampler gave them: integers, strings, bytes, or tuples of these.
         seed, epoch: Of the loader, and of the pass over it.
         occurrences: How many times each index came before in this epoch.
         sources: What to seed. Default: the generators of the worker's data set, or of `dataset` outside of a worker,
@@ -104,7 +135,7 @@ class SeededIndices(list):
 
     def numbers(self, position: int) -> tuple[int, ...]:
         """What the draws of the sample at `position` depend on."""
-        numbers = self.seed, self.epoch, operator.index(list.__getitem__(self, position))
+        numbers = self.seed, self.epoch, number_of(list.__getitem__(self, position))
         return (*numbers, _AGAIN, again) if (again := self.occurrences[position]) else numbers
 
     def numbers_of_batch(self) -> tuple[int, ...]:

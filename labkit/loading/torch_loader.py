@@ -31,12 +31,12 @@ from labkit.loading.bucket_sampler import check_batch_sampler
 from labkit.loading.resume import Pass, Progress, Resumable
 from labkit.loading.samplers import LoaderWarning, SeededBatchSampler, check_repeatable, choose_sampler
 from labkit.loading.seeding import RandomSources, SeededIndices
-from labkit.util.arguments import require_choice, require_int
+from labkit.util.arguments import require_callable, require_choice, require_int, require_seed
 from labkit.util.machine import core_limits, main_is_script, usable_cores
 from labkit.util.process import keep_freed_memory, preserve_rng_state
 
 _MAX_SOCKET_FOLDER_BYTES = 107 - len("/pymp-12345678/listener-12345678")  # of the 107 of a socket's path on Linux
-_MINIMA = {"batch_size": 1, "num_workers": 0, "prefetch_factor": 1, "seed": -(1 << 63)}
+_MINIMA = {"batch_size": 1, "num_workers": 0, "prefetch_factor": 1}
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,9 @@ class LoaderConfig:
 
     def __post_init__(self) -> None:
         for name, minimum in _MINIMA.items():
-            if getattr(self, name) is not None or name in ("batch_size", "seed"):
+            if getattr(self, name) is not None or name == "batch_size":
                 object.__setattr__(self, name, require_int(name, getattr(self, name), minimum))
+        object.__setattr__(self, "seed", require_seed(self.seed))
         if self.start_method is not None:
             require_choice("start_method", self.start_method, multiprocessing.get_all_start_methods())
 
@@ -246,6 +247,7 @@ def make_loader(
         shuffle: A new order each epoch, which depends on the seed alone.
         sampler: Where the indices come from instead, such as torch's `DistributedSampler`; its `set_epoch` is called,
             unless the training does so itself. An index may come several times in an epoch, each with its own draws.
+            It is what the data set takes: an integer, a string, bytes, or a tuple of these, such as (number, size).
         batch_sampler: Where the indices of each batch come from instead, such as `BucketBatchSampler`; its `set_epoch`
             is called, or that of its `sampler`. It decides on order, batch size and last batches; the seed is still
             that of all random draws.
@@ -276,8 +278,11 @@ def make_loader(
         )
     if config is not None and not isinstance(config, LoaderConfig):
         raise WrongTypeError(f"config must be a LoaderConfig, such as lk.LoaderConfig(batch_size=64), got {config!r}")
-    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
-        raise WrongTypeError(f"{type(dataset).__name__} is not a map-style data set: use torch's DataLoader for it")
+    for name, function in (("collate_fn", collate_fn), ("batch_transform", batch_transform)):
+        require_callable(name, function)
+    if isinstance(dataset, IterableDataset | type) or not hasattr(dataset, "__len__"):
+        name = f"the class {dataset.__name__} itself" if isinstance(dataset, type) else type(dataset).__name__
+        raise WrongTypeError(f"{name} is not a map-style data set: use torch's DataLoader for iterable ones")
     if len(dataset) == 0:
         raise ArgumentError(f"{type(dataset).__name__} holds no sample: a loader needs at least one")
     settings = allow_waiting_workers(config or LoaderConfig(), dataset).resolved()
@@ -502,11 +507,14 @@ class _Batches(Dataset):
 
 
 def key_of(dataset: Any, index: Any) -> str:
-    """A sample's key, if the data set has `keys`, else its number."""
-    while isinstance(dataset, Subset):
-        index, dataset = dataset.indices[index], dataset.dataset
-    keys = getattr(dataset, "keys", None)
-    return str(keys[index]) if isinstance(keys, Sequence) else f"sample {index}"
+    """A sample's key, if the data set has `keys` and takes numbers, else its index."""
+    with suppress(TypeError, IndexError):  # what the data set itself makes of such an index is the error to tell
+        while isinstance(dataset, Subset):
+            index, dataset = dataset.indices[index], dataset.dataset
+        keys = getattr(dataset, "keys", None)
+        if isinstance(keys, Sequence):
+            return str(keys[index])
+    return f"sample {index!r}"
 
 
 def _describe_sizes(samples: list[Any]) -> str:

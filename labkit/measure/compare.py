@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from labkit.errors import ArgumentError, VariantError
+from labkit.errors import ArgumentError, VariantError, WrongTypeError
 from labkit.measure.frames import make_frame
 from labkit.measure.recorder import current_recorder
 from labkit.measure.statistics import paired_ratios, speedup_interval, speedup_of
 from labkit.measure.steady import Factory, NoBatch, Stopwatch, count_images, page_cache_state
 from labkit.measure.usage import PeakMemory, tree_usage
-from labkit.util.arguments import require_choice, require_int
+from labkit.util.arguments import is_number, require_choice, require_int, require_seed
 from labkit.util.machine import scale
 from labkit.util.process import keep_freed_memory, progress_bar
 from labkit.util.redact import contains_secret, redact
@@ -102,19 +102,24 @@ def compare(
     turbojpeg is 1.9 [1.8, 2.0] times as fast as pil.
 
     Raises:
-        VariantError: a variant raised, or yielded no batch.
+        VariantError: a variant raised, or yielded no batch, or batches without an image.
         ValueError, TypeError: an argument is impossible or unknown.
 
     Example: `lk.compare({"one": lambda: one, "two": lambda: two}, baseline="one", experiment="loaders")`
 
     Taught in: notebooks/00_measure.ipynb
     """
+    if not isinstance(variants, Mapping):
+        raise WrongTypeError(f"variants must be a dict, such as {{'one': lambda: loader}}, got {variants!r:.100}")
     if not variants:
         raise ArgumentError("no variants to compare")
+    seed = require_seed(seed)
     require_choice("baseline", baseline, variants)
-    require_int("warmups", warmups, 0)
-    if not precision > 0:
-        raise ArgumentError(f"precision must be > 0, as 0.05 for 5 %, got {precision}")
+    warmups = require_int("warmups", warmups, 0)
+    if not is_number(precision) or not precision > 0:
+        raise ArgumentError(f"precision must be > 0, as 0.05 for 5 %, got {precision!r:.100}")
+    if budget_s is not None and (not is_number(budget_s) or not budget_s >= 0):
+        raise ArgumentError(f"budget_s must be a number of seconds >= 0, got {budget_s!r:.100}")
     for label, factory in variants.items():
         if not callable(factory):
             raise ArgumentError(
@@ -274,6 +279,12 @@ class _Runner:
         except Exception as error:
             message = redact(f"variant {label!r} raised {type(error).__name__}: {error}")
             raise VariantError(message, label) from (None if contains_secret(error) else error)
+        if not measured["n_images"]:
+            raise VariantError(
+                f"variant {label!r} gave batches, and no image in any of them, so it has no rate: let its loader give "
+                "images, or say by count= what to count in a batch",
+                label,
+            ) from None
         self.n_steady_batches[label] = watch.n_steady_batches
         asked = evict is not None
         page_cache = page_cache_state(before.read_bytes, tree_usage().read_bytes, asked=asked, evicted=evicted)

@@ -27,8 +27,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from labkit.errors import ArgumentError
-from labkit.util.arguments import require_int
+from labkit.errors import ArgumentError, WrongTypeError
+from labkit.util.arguments import require_a, require_file, require_int
 from labkit.util.files import write_atomic
 from labkit.util.machine import device_kind, env_id, scale
 from labkit.util.redact import redact
@@ -104,6 +104,8 @@ def from_timeit(result: Any, label: str, n_images: int) -> pd.DataFrame:
     >>> result = %timeit -o -q for batch in loader: pass  # doctest: +SKIP
     >>> lk.from_timeit(result, "my loader", n_images=len(loader.dataset))  # doctest: +SKIP
     """
+    if not hasattr(result, "all_runs"):
+        raise WrongTypeError(f"result must be what `result = %timeit -o ...` gives, got {result!r:.100}")
     return _frame_of_seconds([run / result.loops for run in result.all_runs], label, n_images, "timeit")
 
 
@@ -114,11 +116,13 @@ def from_timer(measurement: Any, label: str, n_images: int) -> pd.DataFrame:
     >>> measured = Timer("sum(x)", globals={"x": [1, 2, 3]}).blocked_autorange(min_run_time=0.01)
     >>> frame = lk.from_timer(measured, "sum", n_images=3)
     """
+    if not hasattr(measurement, "times"):
+        raise WrongTypeError(f"measurement must be what torch's Timer gives, got {measurement!r:.100}")
     return _frame_of_seconds(measurement.times, label, n_images, "timer")
 
 
 def _frame_of_seconds(seconds: Iterable[float], label: str, n_images: int, timer: str) -> pd.DataFrame:
-    own = {"variant": label, "is_warmup": False, "n_images": n_images}
+    own = {"variant": label, "is_warmup": False, "n_images": require_int("n_images", n_images)}
     rows = [
         {**own, "round": number, "steady_s": run, "images_per_s": n_images / run} for number, run in enumerate(seconds)
     ]
@@ -127,6 +131,9 @@ def _frame_of_seconds(seconds: Iterable[float], label: str, n_images: int, timer
 
 def measured_runs(frame: pd.DataFrame) -> pd.DataFrame:
     """The runs of a frame without its warm-ups."""
+    require_a(pd.DataFrame, "the runs", frame, "a frame, as lk.compare returns or lk.load_frame reads it")
+    if "is_warmup" not in frame:
+        raise ArgumentError(f"this is no frame of runs: it lacks is_warmup, and has {', '.join(map(str, frame))[:200]}")
     return frame[~frame["is_warmup"].astype(bool)]
 
 
@@ -154,6 +161,7 @@ def load_frame(path: str | os.PathLike) -> pd.DataFrame:
     # pandas would convert the label "1" to a number and "None" to a missing value: text columns are read as text.
     text: dict[str, Any] = {name: object for name, kind in _KINDS.items() if kind is str}
     options: dict[str, Any] = {"index_col": False, "encoding_errors": "surrogateescape"}
+    path = require_file("path", path, "name the saved frame in it, such as runs.csv")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", pd.errors.ParserWarning)  # of a row that is longer than the header
@@ -200,7 +208,7 @@ def epoch_time(frame: pd.DataFrame, n_batches: int) -> pd.DataFrame:
 
     Taught in: notebooks/03_persistent_workers.ipynb
     """
-    require_int("n_batches", n_batches)
+    n_batches = require_int("n_batches", n_batches)
     runs = measured_runs(frame).dropna(subset=["startup_s", "first_batch_s", "steady_s", "shutdown_s"])
     if runs.empty:
         raise ArgumentError("no run of the frame has a start-up and an end: pass a frame from labkit.compare")

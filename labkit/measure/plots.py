@@ -30,7 +30,7 @@ from labkit.measure.statistics import (
     paired_ratios,
     quiet_summary,
 )
-from labkit.util.arguments import require_choice
+from labkit.util.arguments import require_a, require_choice
 
 WIDTH_IN = 7.0  # of every figure: on a page 600 pixels wide the smallest text is then 10.7 pixels high
 SMALL_PT = 9.0  # the smallest text
@@ -338,6 +338,7 @@ def plot_stalls(
     >>> clock = lk.StageClock()  # doctest: +SKIP
     >>> lk.plot_stalls(clock.frame())  # doctest: +SKIP
     """
+    require_a(pd.DataFrame, "data", data, "a frame of stages, as lk.StageClock().frame() gives it")
     table = data.pivot_table(index="variant", columns="stage", values="seconds", aggfunc="sum", sort=False).fillna(0)
     totals = table.sum(axis=1)
     ax = ax or make_axes(rows=len(table) + 0.5 * -(-len(table.columns) // 4))  # four stages in a line of the legend

@@ -18,7 +18,7 @@ import pandas as pd
 
 from labkit.errors import ArgumentError, WrongTypeError
 from labkit.measure.usage import CoreTime, core_time, excluded_cpu_s, tree_usage
-from labkit.util.arguments import require_int
+from labkit.util.arguments import require_callable, require_int, require_iterable
 from labkit.util.tensor_trees import iter_tensors, map_tensors, move_tensors
 
 _COLD_SHARE = 0.9  # of the evicted bytes that must come from storage for a run to count as cold
@@ -72,7 +72,9 @@ class WithStep(LoaderWrapper):
     """What `with_step` returns."""
 
     def __init__(self, loader: Iterable[Any], step: Callable[[Any], Any]):
-        self.loader, self._step = loader, step
+        self.loader = require_iterable("loader", loader, "an iterable of batches")
+        require_callable("step", step)
+        self._step = step
         self.batch_size = getattr(loader, "batch_size", None)
         self.num_workers = getattr(loader, "num_workers", 0)
 
@@ -113,7 +115,7 @@ def whole_pass(loader: Iterable[Any], count: Callable[[Any], int] = count_images
 
     Taught in: notebooks/12_find_the_stall.ipynb
     """
-    yield sum(map(count, loader))
+    yield sum(map(count, require_iterable("loader", loader, "an iterable of batches")))
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from labkit.errors import ArgumentError
+from labkit.util.arguments import require_a
 from labkit.util.files import write_atomic
 
 _COLUMNS = ("lane", "kind", "start_s", "end_s")
@@ -35,6 +36,7 @@ def save_trace(spans: pd.DataFrame, path: Path | str) -> Path:
     Source: Trace Event Format (Google), "Complete Events" and "Metadata Events"
     Taught in: notebooks/07_cuda_prefetch.ipynb
     """
+    require_a(pd.DataFrame, "spans", spans, "a frame of spans, as lk.diagnose has it")
     missing = [name for name in _COLUMNS if name not in spans]
     if missing:
         raise ArgumentError(f"spans must have the columns {', '.join(_COLUMNS)}; missing: {', '.join(missing)}")

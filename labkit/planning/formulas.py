@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from labkit.errors import ArgumentError
-from labkit.util.arguments import require_choice, require_int
+from labkit.util.arguments import require_choice, require_file, require_int
 from labkit.util.files import write_atomic
 from labkit.util.machine import env_id
 from labkit.util.pictures import encode_image
@@ -160,8 +160,10 @@ class LoaderCosts:
             FileNotFoundError: no such file.
             ValueError: the file holds no costs; names it.
         """
+        remedy = "name a file that save_json wrote, or measure the costs of its images by lk.loader_costs"
+        path = require_file("costs", path, remedy)
         try:
-            found = json.loads(Path(path).read_bytes())
+            found = json.loads(path.read_bytes())
             costs = {
                 require_choice("data", data, DATA): {name: Estimate(**each) for name, each in of.items()}
                 for data, of in found["costs"].items()
@@ -196,16 +198,15 @@ def loader_costs(source: Any, *, n_images: int = 128, rounds: int = 5) -> Loader
 
     from labkit.data.decode import decode
     from labkit.data.pixels import PixelStore, shrink
-    from labkit.data.remote import open_store
-    from labkit.data.stores import Store
+    from labkit.data.remote import as_store
     from labkit.errors import GilError
     from labkit.loading.batch_loader import BatchLoader
     from labkit.measure.compare import compare
     from labkit.measure.frames import measured_runs
     from labkit.util.files import ScratchFolder
 
-    require_int("rounds", rounds)
-    store = source if isinstance(source, Store) else open_store(source)
+    rounds = require_int("rounds", rounds)
+    store = as_store(source)
     photos = _Sample.of(store, require_int("n_images", n_images))
     small = {
         key: encode_image(Image.fromarray(shrink(decode(data, key=key), _SHORT_SIDE)), "JPEG", quality=_QUALITY)

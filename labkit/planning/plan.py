@@ -39,7 +39,7 @@ from labkit.planning.published import (
     pcie,
     published_inputs,
 )
-from labkit.util.arguments import require_choice, require_int, require_positive
+from labkit.util.arguments import require_choice, require_file, require_int, require_positive
 from labkit.util.files import write_atomic
 
 if TYPE_CHECKING:
@@ -168,8 +168,9 @@ def inputs_of(seen: Any, batch_size: Any = None) -> dict[str, Estimate]:
 
 
 def _read(path: str | os.PathLike) -> dict[str, Any]:
+    path = require_file("demand", path, "name the report that `labkit watch --json` wrote")
     try:
-        found = json.loads(Path(path).read_bytes())
+        found = json.loads(path.read_bytes())
         return {"costs_s": dict(found["costs_s"]), "ceiling_is_bound": bool(found["ceiling_is_bound"])}
     except (ValueError, KeyError, TypeError) as error:
         raise ArgumentError(f"{path} is not a report of `labkit watch --json`: {error}") from error

@@ -9,9 +9,11 @@ import os
 from collections.abc import Iterable
 from contextlib import suppress
 from numbers import Integral, Real
+from pathlib import Path
 from typing import Any
 
-from labkit.errors import ArgumentError
+from labkit.errors import ArgumentError, FolderError, MissingFileError, WrongTypeError
+from labkit.util.redact import redact, strip_credentials
 
 
 def require_int(name: str, value: Any, minimum: int = 1) -> int:
@@ -21,18 +23,102 @@ def require_int(name: str, value: Any, minimum: int = 1) -> int:
     return int(value)
 
 
+def require_seed(value: Any, name: str = "seed") -> int:
+    """`value` as an int: a seed is any integer that 64 bits hold, also NumPy's; else ValueError."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or not -(1 << 63) <= int(value) < 1 << 64:
+        raise ArgumentError(f"{name} must be an integer from -2**63 to 2**64 - 1, got {value!r:.200}")
+    return int(value)
+
+
 def require_positive(name: str, value: Any) -> float:
     """`value`, if it is a finite number > 0; else ValueError."""
-    if not _is_number(value) or not 0 < value < math.inf:
+    if not is_number(value) or not 0 < value < math.inf:
         raise ArgumentError(f"{name} must be a number > 0, got {value!r}")
     return value
 
 
 def require_fraction(name: str, value: Any) -> float:
     """`value`, if it is a number from 0 to 1; else ValueError."""
-    if not _is_number(value) or not 0 <= value <= 1:
+    if not is_number(value) or not 0 <= value <= 1:
         raise ArgumentError(f"{name} must be a number from 0 to 1, got {value!r}")
     return value
+
+
+def require_range(name: str, values: Any, *, maximum: float = math.inf) -> None:
+    """ValueError if `values` are not two numbers above 0, the smaller first, up to `maximum`."""
+    pair = list(values) if isinstance(values, Iterable) else []
+    if len(pair) != 2 or not all(map(is_number, pair)) or not 0 < pair[0] <= pair[1] <= maximum:
+        raise ArgumentError(
+            f"{name} must be (smallest, largest) with 0 < smallest <= largest <= {maximum}, got {values!r:.200}"
+        )
+
+
+def check_normalization(mean: Any, std: Any) -> None:
+    """ValueError if these are not three numbers each, or of values from 0 to 255: those are not normalized by them."""
+    for name, values in (("mean", mean), ("std", std)):
+        plain = values.tolist() if hasattr(values, "tolist") else values  # of arrays and tensors
+        channels = list(plain) if isinstance(plain, Iterable) else []
+        is_sound = len(channels) == 3 and all(is_number(value) and math.isfinite(value) for value in channels)
+        if not is_sound or (name == "std" and min(channels) <= 0):
+            bound = " > 0" if name == "std" else ""
+            raise ArgumentError(f"{name} must be three numbers{bound}, for red, green and blue, got {values!r:.200}")
+        if max(channels) > 1:
+            raise ArgumentError(
+                "mean and std are of values from 0 to 1, and some of these are above, as those of values from 0 to 255 "
+                f"are: divide by 255, got {name}={values!r:.200}"
+            )
+
+
+def require_path(name: str, value: Any, *, what: str = "a path, such as 'data/photos'") -> str:
+    """`value` as text, if it is a path or URL; else TypeError, which says `what` it should be."""
+    if not isinstance(value, str | os.PathLike) or not isinstance(path := os.fspath(value), str):
+        raise WrongTypeError(f"{name} must be {what}: got {_shown(value)}")
+    return path
+
+
+def require_local_path(name: str, value: Any) -> Path:
+    """`value` as a Path, if it can be one of this machine; TypeError for no path, ValueError for a URL."""
+    path = require_path(name, value)
+    if "://" in path:
+        raise ArgumentError(f"{name} must be a path of this machine, got a URL: {strip_credentials(path)}")
+    return Path(path)
+
+
+def require_file(name: str, value: Any, folder_remedy: str) -> Path:
+    """`value` as the Path of a file of this machine that exists; else an error, for a folder with a remedy."""
+    path = require_local_path(name, value)
+    if path.is_dir():
+        raise FolderError(f"{path} is a folder: {folder_remedy}")
+    if not path.exists():
+        raise MissingFileError(f"{path} does not exist (looked for in {os.getcwd()}): check the path")
+    return path
+
+
+def require_callable(name: str, value: Any, what: str = "a function or another object that can be called") -> None:
+    """TypeError if `value` is neither None nor can be called."""
+    if value is not None and not callable(value):
+        raise WrongTypeError(f"{name} must be {what}, got {_shown(value)}")
+
+
+def require_a(kind: type | tuple[type, ...], name: str, value: Any, what: str) -> Any:
+    """`value`, if it is of a `kind`; else TypeError, which says `what` it should be."""
+    if not isinstance(value, kind):
+        raise WrongTypeError(f"{name} must be {what}, got {_shown(value)}")
+    return value
+
+
+def require_iterable(name: str, value: Any, what: str) -> Any:
+    """`value`, if a loop can go over it, by iteration or by numbers; else TypeError, which says `what` it should be."""
+    if not isinstance(value, Iterable) and (isinstance(value, type) or not hasattr(value, "__getitem__")):
+        raise WrongTypeError(f"{name} must be {what}, got {_shown(value)}")
+    return value
+
+
+def _shown(value: Any) -> str:
+    """A value in a message: a class by its name, anything else with its type."""
+    if isinstance(value, type):
+        return f"the class {value.__name__} itself"
+    return f"{redact(repr(value)):.100}, of type {type(value).__name__}"
 
 
 def require_choice(name: str, value: Any, choices: Iterable[Any]) -> Any:
@@ -43,7 +129,8 @@ def require_choice(name: str, value: Any, choices: Iterable[Any]) -> Any:
     return value
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """Whether it is a real number, also NumPy's; True and False are none."""
     return isinstance(value, Real) and not isinstance(value, bool)
 
 

@@ -52,7 +52,7 @@ def is_image(key: str) -> bool:
 
 def checked_suffixes(ignore: str | Iterable[str]) -> tuple[str, ...]:
     """Suffixes to leave out, in lower case; ValueError if one does not begin with a dot."""
-    suffixes = (ignore,) if isinstance(ignore, str) else tuple(ignore)
+    suffixes = tuple(ignore) if isinstance(ignore, Iterable) and not isinstance(ignore, str) else (ignore,)
     if wrong := [suffix for suffix in suffixes if not isinstance(suffix, str) or not re.match(r"\.\w", suffix)]:
         raise ArgumentError(f"ignore takes suffixes, such as ignore=('.gif', '.bmp'), got {wrong[0]!r}")
     return tuple(suffix.lower() for suffix in suffixes)
@@ -240,6 +240,8 @@ def claim_folder(folder: Path, record_name: str, record: dict, *, what: str, key
     Raises:
         ValueError: the folder holds something else, another job, or a damaged record; names the folder and the remedy.
     """
+    if folder.exists() and not folder.is_dir():
+        raise ArgumentError(f"{folder} is a file, and {what} go into a folder: choose another name")
     path, own_name = folder / record_name, Path(record_name).parts[0]
     # Listed before the record is read: another process that runs the same job may write it in between.
     foreign = foreign_names(folder, lambda name: name == own_name)

@@ -4,6 +4,7 @@ Items travel in chunks that take about `_CHUNK_S` each: cheap items do not pay f
 not wait for one another. An outcome is `(value, None)` or `(None, error text)`: errors are passed on, not raised.
 """
 
+import errno
 import logging
 import multiprocessing
 import os
@@ -22,8 +23,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import cloudpickle
 
-from labkit.errors import ArgumentError, ItemErrors, MissingLibraryError, OperationError
-from labkit.util.arguments import require_choice, require_int
+from labkit.errors import ArgumentError, ItemErrors, MissingLibraryError, OperationError, StorageError
+from labkit.util.arguments import require_callable, require_choice, require_int, require_iterable
 from labkit.util.machine import install_command, usable_cores
 from labkit.util.process import progress_bar, use_one_torch_thread
 from labkit.util.redact import redact
@@ -45,6 +46,10 @@ class Pool(NamedTuple):
     result: Callable[[Future], tuple[float, list[Outcome]]]
 
 
+class DiskFull(str):
+    """The text of an error by which no further item can be done: a disk or quota is full."""
+
+
 def apply_to_outcome(function: Callable, outcome: Outcome) -> Outcome:
     """`function` of the outcome's value; an error, earlier or now, becomes the outcome."""
     value, error = outcome
@@ -53,7 +58,15 @@ def apply_to_outcome(function: Callable, outcome: Outcome) -> Outcome:
     try:
         return function(value), None
     except (Exception, SystemExit) as failure:
-        return None, format_error(failure)
+        return None, DiskFull(redact(str(failure))) if is_disk_full(failure) else format_error(failure)
+
+
+def is_disk_full(error: BaseException | None) -> bool:
+    """Whether an error, or one that it was raised from, says so."""
+    if error is None:
+        return False
+    is_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return is_full or is_disk_full(error.__cause__ or error.__context__)
 
 
 def format_error(error: BaseException) -> str:
@@ -69,9 +82,11 @@ def pack_items(items: list) -> list[Outcome]:
 
 
 def run_chunk(function: Callable, chunk: list[Outcome]) -> tuple[float, list[Outcome]]:
-    """Map a chunk in a worker. Returns the seconds that it took, and its outcomes."""
-    start = time.perf_counter()
-    outcomes = [apply_to_outcome(function, item) for item in chunk]
+    """Map a chunk in a worker: seconds that it took, and its outcomes. Behind a full disk nothing more is tried."""
+    start, outcomes, full = time.perf_counter(), [], None
+    for item in chunk:
+        outcomes.append(full or apply_to_outcome(function, item))
+        full = outcomes[-1] if isinstance(outcomes[-1][1], DiskFull) else None
     return time.perf_counter() - start, outcomes
 
 
@@ -236,23 +251,35 @@ def map_items(
 
     Raises:
         ItemErrors: some items failed; has their keys and texts, and the results of the others.
+        OSError: the disk is full; names the file, and how many items are done. No further item begins.
         ValueError: unknown engine, negative `num_workers`, or an `address` without `engine="ray"`.
         RuntimeError, ImportError, ConnectionError: no worker can start; no Ray; no Ray cluster at `address`.
     Taught in: notebooks/08_shard_formats.ipynb
     """
     check_engine(engine, num_workers, address)
-    items = list(items)
+    items = list(require_iterable("items", items, "iterable, such as a list"))
+    require_callable("function", function)
     results, errors = [None] * len(items), {}
-    waiting = [position for position, item in enumerate(items) if is_done is None or not is_done(item)]
+    waiting = deque(position for position, item in enumerate(items) if is_done is None or not is_done(item))
+    n_done, full = len(items) - len(waiting), None
     outcomes = _iter_outcomes(function, items, waiting, engine, num_workers, address)
-    bar = progress_bar(show=progress, total=len(items), initial=len(items) - len(waiting), desc=description, unit=unit)
+    bar = progress_bar(show=progress, total=len(items), initial=n_done, desc=description, unit=unit)
     # Closed at once on Ctrl-C: a stored traceback, as in a notebook, would keep the workers alive.
     with bar, closing(outcomes):
         for position, (value, error) in outcomes:
             results[position] = value
+            n_done += error is None
             if error is not None:
                 errors[position] = error
+            if isinstance(error, DiskFull):
+                full = full or f"{key(items[position])}: {error}"
+                waiting.clear()  # what has begun comes to its end
             bar.update()
+    if full:
+        raise StorageError(
+            f"the disk is full ({full}): {n_done} of {len(items)} {unit}{'s' * (len(items) > 1)} are done, and no more "
+            "were tried. Make room, then run the same again: it goes on with what is there"
+        )
     if errors:
         raise ItemErrors({key(items[position]): errors[position] for position in sorted(errors)}, results)
     return results
@@ -268,16 +295,18 @@ def check_engine(engine: str, num_workers: int | None = None, address: str | Non
 
 
 def _iter_outcomes(
-    function: Callable, items: list, remaining: list[int], engine: str, num_workers: int | None, address: str | None
+    function: Callable, items: list, remaining: deque[int], engine: str, num_workers: int | None, address: str | None
 ) -> Generator[tuple[int, Outcome], None, None]:
-    """(position, outcome) of every item in `remaining`, in the order of completion."""
+    """(position, outcome) of every item in `remaining`, in the order of completion; clearing it ends the work."""
     if engine == "ray" and remaining:
         with joined_cluster(address, num_workers) as num_tasks:
             yield from _pooled(lambda: ray_pool(function), lambda: ray_pool(function), items, remaining, num_tasks)
         return
     count = min(usable_cores() if num_workers is None else num_workers, len(remaining))
     if count <= 1:
-        yield from ((position, apply_to_outcome(function, (items[position], None))) for position in remaining)
+        while remaining:
+            position = remaining.popleft()
+            yield position, apply_to_outcome(function, (items[position], None))
     else:
         open_pool = {"local": process_pool, "threads": thread_pool}[engine]
         pools = (lambda: open_pool(function, count)), (lambda: open_pool(function, 1))
@@ -285,13 +314,12 @@ def _iter_outcomes(
 
 
 def _pooled(
-    open_pool: OpenPool, open_single: OpenPool, items: list, remaining: list[int], window: int
+    open_pool: OpenPool, open_single: OpenPool, items: list, waiting: deque[int], window: int
 ) -> Iterator[tuple[int, Outcome]]:
     """Outcomes from pools with at most `window` chunks in flight; items that a dying worker held run again.
 
     `open_single` opens pools of one worker, for those.
     """
-    waiting = deque(remaining)
     while waiting:
         lost: deque[int] = deque()
         with _open_checked(open_pool) as pool:

@@ -5,6 +5,7 @@ import os
 import random
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -103,6 +104,14 @@ class PerProcess(Lazy[Made]):
 
     def _is_made(self) -> bool:
         return self._owner == os.getpid()
+
+
+def warn_caller(message: str, category: type[Warning]) -> None:
+    """Warn at the line that called labkit: once there, whichever of its functions finds the reason."""
+    frame, level = sys._getframe(), 1
+    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] == "labkit":
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, category, stacklevel=level)
 
 
 def print_utf8() -> None:

@@ -8,7 +8,7 @@ from typing import overload
 
 import numpy as np
 
-from labkit.errors import ArgumentError
+from labkit.errors import ArgumentError, WrongTypeError
 
 _BATCH = 1 << 12  # strings that exist as objects at a time
 
@@ -32,8 +32,11 @@ class PackedStrings(Sequence[str]):
             self._block, self._offsets = strings.arrays()
             return
         block, lengths = io.BytesIO(), array("q", [0])
-        for string in strings:
-            lengths.append(block.write(string.encode("utf-8", "surrogateescape")))  # file names may be broken UTF-8
+        try:
+            for string in strings:
+                lengths.append(block.write(string.encode("utf-8", "surrogateescape")))  # file names may be broken UTF-8
+        except (TypeError, AttributeError) as error:
+            raise WrongTypeError(f"strings must be an iterable of strings, got {strings!r:.100}") from error
         self._offsets = np.cumsum(lengths, dtype=np.int64)
         self._block = np.frombuffer(block.getvalue(), dtype=np.uint8)
 
@@ -69,6 +72,8 @@ class PackedStrings(Sequence[str]):
     def __getitem__(self, index: int | slice) -> str | list[str]:
         if isinstance(index, slice):
             return [self[position] for position in range(*index.indices(len(self)))]
+        if not hasattr(index, "__index__"):
+            raise WrongTypeError(f"an index must be an integer from 0 to {len(self) - 1}, got {index!r:.100}")
         position = index + len(self) if index < 0 else index
         if not 0 <= position < len(self):
             raise IndexError(f"index {index} is out of range: there are {len(self)} strings")

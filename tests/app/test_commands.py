@@ -236,8 +236,14 @@ class TestPlan:
             ([], "labkit: the demand of a GPU is not known"),
             ([*OWN, "--cpu-ms", "fast"], "--cpu-ms must be a number, LOW:HIGH or LOW:VALUE:HIGH, got 'fast'"),
             ([*OWN, "--kb", "1:2:3:4"], "--kb must be a number"),
-            (["--watched", "/nowhere.json"], "No such file"),
-            (["--gpu", "T4"], "gpu must name one of"),
+            (["--watched", "/nowhere.json"], "/nowhere.json does not exist"),
+            (["--gpu", "T4"], "--gpu must name one of"),
+            ([], "enter --images-per-s or --gpu"),
+            (["--gpu", "h100"], "(--cpu-ms): enter it, or measure it: --measure FOLDER, or --watched FILE"),
+            (["--images-per-s", "100"], "(--cores): enter --cores, or --vcpus of a rented machine"),
+            ([*OWN, "--n-gpus", "3", "--n-nodes", "2"], "--n-gpus must be a multiple of --n-nodes"),
+            ([*OWN, "--cores", "0"], "--cores must be"),
+            (["--costs", "/"], "/ is a folder: name a file"),
         ],
     )
     def test_mistakes_are_one_line(self, arguments, says):

@@ -24,6 +24,7 @@ from PIL import Image
 from torch.utils.data import DataLoader, TensorDataset
 from torchvision.datasets import ImageFolder
 from torchvision.datasets.folder import IMG_EXTENSIONS
+from torchvision.transforms import ToTensor
 
 import labkit as lk
 from labkit import course
@@ -212,6 +213,24 @@ def test_what_was_skipped_is_not_cropped(damaged):
     items = list(lk.ImageDataset(damaged, buckets=lk.Buckets(((32, 32),)), on_error="skip"))
     assert sum(isinstance(item, Skipped) for item in items) == 3
     assert {item[0].shape for item in items if not isinstance(item, Skipped)} == {(3, 32, 32)}
+
+
+@pytest.mark.parametrize("kind", ["images", "pixels", "shards", "pil"])
+def test_an_error_of_a_transform_says_what_it_was_given_and_which_kinds_go_where(root, tmp_path, kind):
+    """Such as torchvision's first transforms, and timm's, on a tensor: their own error speaks of modes."""
+    transform = ToTensor() if kind != "pil" else (lambda image: image.float())
+    lk.write_shards(lk.FolderStore(root), tmp_path / "shards", num_workers=0, progress=False)
+    items = {
+        "images": lambda: lk.ImageDataset(root, transform=transform)[0],
+        "pixels": lambda: lk.PixelStore(of_pixels(lk.FolderStore(root), tmp_path)[0].path, transform=transform)[0],
+        "shards": lambda: next(iter(lk.read_shards(tmp_path / "shards", transform=transform))),
+        "pil": lambda: lk.PILDataset(lk.FolderStore(root), transform=transform)[0],
+    }
+    with pytest.raises((TypeError, AttributeError)) as failure:
+        items[kind]()
+    [note] = failure.value.__notes__
+    assert ("given a PIL image" if kind == "pil" else "given a uint8 tensor (3, ") in note
+    assert "such as timm's, go with lk.PILDataset" in note
 
 
 @pytest.mark.parametrize("kind", [lk.FolderStore, lk.TarStore])

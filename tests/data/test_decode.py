@@ -9,6 +9,7 @@ import multiprocessing
 import random
 import re
 import sys
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import product
@@ -97,6 +98,81 @@ def test_sixteen_bits_keep_their_high_byte(decoder):
     as_color = encode_png(WIDTH, HEIGHT, 16, 2, b"".join(b"\0" + row.tobytes() for row in rows))
     assert difference(decoded(as_gray, decoder), np.stack([gray] * 3, 2)) <= 1
     assert difference(decoded(as_color, decoder), color) <= 1
+
+
+TWELVE_BITS = np.arange(4096, dtype=np.uint16).reshape(64, 64)
+
+
+def in_sixteen_bits(root: Path) -> Path:
+    (root / "cat").mkdir(parents=True)
+    for name in ("1.png", "2.png"):
+        (root / "cat" / name).write_bytes(encoded(Image.fromarray(TWELVE_BITS), "PNG"))
+    return root
+
+
+def read_with(reader: str, root: Path) -> object:
+    match reader:
+        case "PixelStore":
+            return lk.PixelStore.build(
+                root, root.with_suffix(".pixels"), classes=["cat"], num_workers=1, progress=False
+            )
+        case "BatchLoader":
+            return list(lk.BatchLoader(root, size=64, batch_size=1, num_threads=1, classes=["cat"], shuffle=False))
+        case "read_shards":
+            lk.write_shards(lk.FolderStore(root), root.with_suffix(".shards"), num_workers=0, progress=False)
+            return list(lk.read_shards(root.with_suffix(".shards")))
+        case "PILDataset":
+            return list(map(lk.PILDataset(lk.FolderStore(root)).__getitem__, range(2)))
+    return [lk.ImageDataset(root, decoder=reader)[number] for number in range(2)]
+
+
+@pytest.mark.filterwarnings("always")
+@pytest.mark.parametrize("reader", [*TRIED, "PILDataset", "BatchLoader", "PixelStore", "read_shards"])
+def test_bits_that_are_lost_are_told_once_in_a_process_by_whatever_decodes(reader, tmp_path, monkeypatch):
+    """12 bits of data in a 16-bit PNG become 16 values: right for a photo, and a loss for anything else."""
+    monkeypatch.setattr(decode_module, "_has_warned", False)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        read_with(reader, in_sixteen_bits(tmp_path / "set"))
+    [warning] = [each for each in caught if issubclass(each.category, decode_module.BitDepthWarning)]
+    assert re.match(r"cat/1\.png.* has 16 bits a channel, of which the high 8 are kept", str(warning.message))
+    assert "np.asarray(PIL.Image.open(io.BytesIO(store.read(key))))" in str(warning.message)
+
+
+def test_the_remedy_for_lost_bits_keeps_them_and_a_filter_refuses_each_such_image(tmp_path, monkeypatch):
+    monkeypatch.setattr(decode_module, "_has_warned", False)
+    store = lk.FolderStore(in_sixteen_bits(tmp_path))
+    assert np.array_equal(np.asarray(Image.open(io.BytesIO(store.read("cat/1.png")))), TWELVE_BITS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", decode_module.BitDepthWarning)
+        for key in ("cat/1.png", "cat/2.png"):
+            with pytest.raises(decode_module.BitDepthWarning, match=key):
+                lk.decode(store.read(key), key=key)
+    eight = np.asarray(lk.PILDataset(store)[0][0])
+    assert np.array_equal(eight, np.repeat((TWELVE_BITS >> 8)[..., None], 3, 2))  # not clipped to white
+
+
+def test_what_has_eight_bits_or_fewer_is_no_reason_to_warn(decoder, monkeypatch, recwarn):
+    monkeypatch.setattr(decode_module, "_has_warned", False)
+    gray = Image.fromarray(np.arange(256, dtype=np.uint8).reshape(16, 16))
+    for image in (gray, gray.convert("RGB"), gray.convert("P"), gray.convert("1"), gray.convert("LA")):
+        lk.decode(encoded(image, "PNG"), decoder)
+    assert not [each for each in recwarn if issubclass(each.category, decode_module.BitDepthWarning)]
+
+
+def test_a_palette_becomes_its_colors_and_the_remedy_reads_its_labels(decoder):
+    labels = np.repeat(np.arange(4, dtype=np.uint8), 64).reshape(16, 16)
+    mask = Image.fromarray(labels).convert("P")
+    mask.putpalette([0, 0, 0, 250, 10, 20, 10, 240, 30, 20, 30, 230])
+    data = encoded(mask, "PNG")
+    assert decoded(data, decoder)[4, 0].tolist() == [250, 10, 20]
+    assert np.array_equal(np.asarray(Image.open(io.BytesIO(data))), labels)
+
+
+@pytest.mark.parametrize("data", [None, 5, "photo.jpg", np.zeros(9), Path("a.jpg")])
+def test_what_is_no_bytes_is_told_by_its_type(data):
+    with pytest.raises(TypeError, match=f"data must be the bytes of an encoded image.*{type(data).__name__}"):
+        lk.decode(data)
 
 
 def test_of_several_pictures_comes_the_first(decoder):

@@ -3,6 +3,7 @@
 A build gives the same bytes whoever makes it and whatever is killed on the way: nothing is mixed, and nothing lost.
 """
 
+import errno
 import json
 import mmap
 import os
@@ -28,6 +29,7 @@ from torchvision.transforms import v2
 
 from labkit import BatchLoader, FolderStore, PixelStore
 from labkit.course import PixelError, evict
+from labkit.data import pixels
 from labkit.data.blobs import resident_fraction
 from labkit.errors import ItemErrors
 from tests.children import in_children
@@ -550,6 +552,29 @@ def test_a_full_disk_leaves_no_file(images, tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space left"):
         build(images, tmp_path / "p")
     assert os.listdir(tmp_path) == ["p.parts"]
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_where_a_disk_is_full_nothing_more_is_decoded(own_images, tmp_path, monkeypatch, num_workers):
+    written, write = [], pixels._write_file
+
+    def fill_up(path, *about):
+        written.append(path)
+        if len(written) > 4:
+            list(about[-1])  # the images of a part are decoded while they are written
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        return write(path, *about)
+
+    monkeypatch.setattr(pixels, "_write_file", fill_up)
+    path, store = tmp_path / "p", CountingStore(own_images)
+    said = r"the disk is full \(part-.*part-0000\d\d\.pixels'\): 4 of \d+ parts are done.*run the same again"
+    with pytest.raises(OSError, match=said):
+        build(store, path, num_workers=num_workers)
+    assert len(store.was_read) < N_IMAGES / 2
+    monkeypatch.setattr(pixels, "_write_file", write)
+    store.was_read.clear()
+    assert len(build(store, path)) == N_IMAGES
+    assert 0 < len(store.was_read) < N_IMAGES  # what was done was kept
 
 
 forks = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")

@@ -136,6 +136,7 @@ def test_where_nothing_is_listed_the_remedy_is_named(server, page):
     [
         *((url, "not an HTTP URL") for url in ("ftp://a/b", "a/b", "http://", "http:/a/b", "s3://a", "")),
         ("http://me:secret@a/b.tar?key=secret", r"^http://a/b\.tar is a tar: open it with TarStore"),
+        *((f"http://a/b{suffix}", "is a tar: open it with TarStore") for suffix in (".TAR", ".tar.gz", ".tgz")),
     ],
 )
 def test_what_is_no_address_of_a_folder_is_an_error(url, said):

@@ -3,6 +3,7 @@
 import os
 import pickle
 import re
+import socket
 import tarfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,9 +14,21 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from labkit import FolderStore, HttpStore, ImageDataset, LoaderConfig, ObjectStore, TarStore, make_loader, open_store
+from labkit import (
+    BatchLoader,
+    FolderStore,
+    HttpStore,
+    ImageDataset,
+    LoaderConfig,
+    ObjectStore,
+    TarStore,
+    make_loader,
+    open_store,
+)
 from labkit.course import evict
 from labkit.data.blobs import resident_fraction
+from labkit.data.labels import labels_of
+from labkit.data.shards_write import member_names, store_key
 from labkit.data.stores import HasSizes, Store
 from labkit.errors import TarError
 from labkit.measure.usage import tree_usage
@@ -210,6 +223,47 @@ def test_options_that_nobody_takes_are_an_error(place, opened):
 
 
 # Buckets.
+
+
+def test_objects_with_empty_parts_in_their_names_are_read_labeled_and_packed(s3):
+    options, _ = s3
+    filesystem = fsspec.filesystem("s3", **options)
+    names = ["empty/train//cat/0.jpg", "empty/train/dog//1.jpg", "empty/train/dog/1.jpg", "empty/train///ant/2.jpg"]
+    for number, name in enumerate(names):
+        filesystem.pipe_file(f"tars/{name}", bytes([number]))
+    filesystem.invalidate_cache()
+    try:
+        store = ObjectStore("s3://tars/empty/train", **options)
+        expected = {name.removeprefix("empty/train/"): bytes([n]) for n, name in enumerate(names)}
+        assert dict(zip(store.keys(), read_all(store), strict=True)) == expected
+        labels = dict(zip(store.keys(), labels_of(store.keys())[1].tolist(), strict=True))
+        assert labels == {"/cat/0.jpg": 1, "dog//1.jpg": 2, "dog/1.jpg": 2, "//ant/2.jpg": 0}
+        members = member_names(store.keys())
+        assert [store_key(member) for member in members] == list(store.keys())
+        assert not [member for member in members if member.startswith("/") or "//" in member]
+    finally:
+        filesystem.rm("tars/empty", recursive=True)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "socket", "link to itself"])
+def test_what_is_no_file_is_named_and_never_waited_for(tmp_path, kind, monkeypatch):
+    """A pipe without a writer would be waited for forever."""
+    (tmp_path / "set/cat").mkdir(parents=True)
+    Image.new("RGB", (8, 8)).save(tmp_path / "set/cat/1.jpg")
+    odd = tmp_path / "set/cat/2.jpg"
+    monkeypatch.chdir(odd.parent)  # a socket's path may have 107 characters
+    with socket.socket(socket.AF_UNIX) as made:
+        make = {"pipe": os.mkfifo, "socket": made.bind, "link to itself": lambda name: os.symlink(name, name)}
+        make[kind](odd.name)
+    store = FolderStore(tmp_path / "set")
+    assert store.keys() == ["cat/1.jpg", "cat/2.jpg"]
+    with pytest.raises(KeyError, match=r"'cat/2\.jpg' is not a file under"):
+        store.read("cat/2.jpg")
+    with pytest.raises(FileNotFoundError, match=r"'cat/2\.jpg' under .*(a link to nothing|not a file, but a pipe)"):
+        store.sizes()
+    loader = BatchLoader(store, size=8, on_error="skip", classes=["cat"], shuffle=False)
+    assert [len(labels) for _, labels in loader] == [1]
+    assert [skipped.key for skipped in loader.skipped] == ["cat/2.jpg"]
 
 
 def test_places_without_objects_are_named(s3):

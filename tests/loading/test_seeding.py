@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset, Subset
 
 import labkit as lk
 from labkit import course
-from labkit.loading.seeding import derived_seed, find_generators
+from labkit.loading.seeding import derived_seed, find_generators, number_of
 from labkit.util.process import Lazy
 from tests.loaders import Numbers, loader_of, rows, same
 
@@ -221,6 +221,70 @@ class TestRepeats:
         assert seen(transform(image=PICTURE)["image"] for _ in range(64)) == {0, 3}
         loader = loader_of(pictures_of(transform, 64), batch_size=16)
         assert seen(picture.numpy() for batch in loader for picture in batch) == {0, 1, 2, 3}
+
+
+class Named(Dataset):
+    """What a data set may take as an index, and one draw for each."""
+
+    def __init__(self):
+        self._generator = np.random.default_rng(1)
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index) -> tuple[str, float]:
+        return ascii(index), float(self._generator.random())
+
+
+ODD_INDICES = {
+    "strings": ["cat/a.jpg", "dog/é.jpg", "cat/a.jpg", "\udcff"],
+    "tuples": [(0, 224), (1, 224), (0, 320), (0, 224)],  # of a number and a size, as multi-scale samplers give
+    "NumPy's": [np.str_("a"), np.uint64(2**63), np.int8(-1), (np.int64(0), np.str_("a"))],
+    "nested": [("a", (0, None, 1.5), b"\0"), ("a", (0, None, 2.5), b"\0"), "a", b"a"],
+    "integers that are no places": [-1, 2**40, -(2**70), -1],
+}
+
+
+@pytest.mark.parametrize("kind", ODD_INDICES)
+def test_an_index_may_be_whatever_a_data_set_takes(kind):
+    """Each kind of index has draws of its own in each epoch, the same for any number of workers and in every run."""
+
+    def epochs(num_workers: int, sampler=ODD_INDICES[kind]) -> list[list[tuple[str, float]]]:
+        config = lk.LoaderConfig(batch_size=2, num_workers=num_workers, start_method="fork" if num_workers else None)
+        loader = lk.make_loader(Named(), config, sampler=sampler, collate_fn=list)
+        return [[sample for batch in loader for sample in batch] for _ in range(2)]
+
+    first, second = epochs(0)
+    given = [int(index) if isinstance(index, np.integer) else index for index in ODD_INDICES[kind]]
+    assert [index for index, _ in first] == [index for index, _ in second] == list(map(ascii, given))
+    assert len({draw for _, draw in first + second}) == 8  # also where an index comes twice
+    assert epochs(2) == epochs(0) == [first, second]
+    batches = [ODD_INDICES[kind][:3], ODD_INDICES[kind][3:]]
+    in_batches = lk.make_loader(Named(), lk.LoaderConfig(num_workers=0), batch_sampler=batches, collate_fn=list)
+    assert [sample for batch in in_batches for sample in batch] == first
+    left, resumed = (
+        lk.make_loader(Named(), lk.LoaderConfig(2, num_workers=0), sampler=ODD_INDICES[kind], collate_fn=list)
+        for _ in range(2)
+    )
+    next(iter(left))
+    resumed.load_state_dict(left.state_dict())
+    assert [sample for batch in resumed for sample in batch] == first[2:]
+
+
+def test_equal_indices_have_equal_numbers_in_every_process():
+    """Python's own hashes of texts differ from process to process."""
+    assert number_of("cat/a.jpg") == 0x545950A8A5D5D8A26BF03954129F60BB
+    assert number_of(np.str_("a")) == number_of("a") != number_of(b"a")
+    assert number_of((np.int64(1), "a")) == number_of((1, "a")) != number_of((1, ("a",)))
+    assert [number_of(each) for each in (3, np.uint8(3), torch.tensor(3), True)] == [3, 3, 3, 1]
+
+
+@pytest.mark.parametrize("index", [object(), [0, 1], {"a": 1}, (0, [1]), {1, 2}, np.arange(2)], ids=repr)
+def test_an_index_that_looks_different_in_each_process_is_refused_by_its_type(index):
+    kind = type(index[1] if isinstance(index, tuple) else index).__name__
+    loader = lk.make_loader(Named(), lk.LoaderConfig(num_workers=0), sampler=[index], collate_fn=list)
+    with pytest.raises(TypeError, match=f"a sampler must give integers, strings, bytes, or tuples of these.* a {kind}"):
+        next(iter(loader))
 
 
 def test_derived_seeds_differ_and_are_even():

@@ -172,6 +172,8 @@ class TestMistakes:
               for batch in ("text", [], (), {"a": "b"}.values())),
             (broken, "raised OSError: disk on fire", OSError),
             (list, "yielded no batch", type(None)),
+            *((lambda batch=batch: [batch] * 3, "gave batches, and no image in any of them, .*", type(None))
+              for batch in (torch.zeros(0, 3, 4, 4), (torch.zeros(0, 3, 4, 4), 1), np.zeros((0, 4, 4, 3)), 0)),
         ],
     )  # fmt: skip
     def test_of_a_variant_are_told_by_its_name(self, factory, said, cause):

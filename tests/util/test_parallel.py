@@ -1,5 +1,6 @@
 """map_items: the results of a plain loop on every engine, whatever dies on the way."""
 
+import errno
 import os
 import pickle
 import signal
@@ -99,6 +100,33 @@ def test_failed_items_are_named_and_the_rest_is_done(way):
     listed = "; ".join(f"{key}: {text}" for key, text in expected.items())
     assert str(error) == f"3 of 8 items failed, the others are done: {listed}"
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+def fill_up(folder, number: int) -> int:
+    """From the eleventh item on, the disk has no room."""
+    (folder / f"{number}").touch()
+    if number >= 10:
+        try:
+            raise OSError(errno.ENOSPC, "No space left on device", f"{folder}/{number}.data")
+        except OSError as error:
+            raise ValueError("wrapped") from error  # as a reader of archives might
+    return number
+
+
+@each_way()
+def test_a_full_disk_ends_the_work_and_an_error_names_the_file_and_what_is_done(way, tmp_path):
+    with pytest.raises(OSError, match=r"the disk is full \(1\d: .*\): 10 of 1000 shards are done.* run the same again"):
+        quiet_map(partial(fill_up, tmp_path), range(1000), unit="shard", **way)
+    assert len(os.listdir(tmp_path)) < 100  # those that had begun
+
+
+def test_a_file_that_is_too_large_for_its_disk_is_its_own_fault():
+    def write(number):
+        if number == 1:
+            raise OSError(errno.EFBIG, "File too large")
+        return number
+
+    assert failed(write, range(4), **HERE).results == [0, None, 2, 3]
 
 
 def test_many_failures_are_counted_not_listed():
