@@ -377,6 +377,7 @@ class TestRanks:
     def folders(self, tmp_path, monkeypatch):
         """The meeting places that there are."""
         monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+        monkeypatch.setattr("psutil.Process.children", lambda self: [self])  # the other rank runs
         return lambda: list(tmp_path.glob("labkit-watch-*"))
 
     def test_report_once_with_the_figures_of_the_one_that_waits_longest(self, report, folders):
@@ -432,4 +433,5 @@ class TestRanks:
     def test_that_do_not_run_are_not_waited_for(self, report, folders, monkeypatch):
         monkeypatch.setattr("psutil.Process.children", lambda self: [])
         assert combine_ranks(report, FIRST).ranks["rank"].tolist() == [0]
+        assert combine_ranks(report, SECOND) is report
         assert folders() == []
