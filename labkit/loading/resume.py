@@ -5,7 +5,6 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
-from operator import index as as_integer
 from typing import Any
 
 from labkit.data.labels import check_same_classes
@@ -13,6 +12,7 @@ from labkit.errors import ArgumentError, OperationError
 from labkit.loading.samplers import (
     EpochsOfSamplers,
     Occurrences,
+    as_index,
     batches_of_rank,
     n_batches_of,
     samplers_of,
@@ -83,7 +83,7 @@ class Progress:
 
 
 def _plain(indices: Any) -> list[int]:
-    return [as_integer(index) for index in (indices.plain() if isinstance(indices, SeededIndices) else indices)]
+    return [as_index(index) for index in (indices.plain() if isinstance(indices, SeededIndices) else indices)]
 
 
 def _add(crc32: int, indices: list[int]) -> int:

@@ -1,18 +1,17 @@
 """In which order samples come: a new order for each epoch, for one process or shared among ranks, for any loader."""
 
 import copy
-import os
 import warnings
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import index as as_integer
 from typing import Any
 
-import torch
 from torch.utils.data import BatchSampler, RandomSampler, Sampler, SequentialSampler
 
 from labkit.errors import ArgumentError, WrongTypeError
 from labkit.loading.seeding import SeededIndices, permutation
+from labkit.util.process import rank_and_world_size
 
 
 class LoaderWarning(UserWarning):
@@ -138,6 +137,17 @@ class EpochsOfSamplers:
                 self._left[id(sampler)] = getattr(sampler, "epoch", None)
 
 
+def as_index(index: Any) -> int:
+    """What a sampler gave, as an integer. Raises TypeError."""
+    try:
+        return as_integer(index)
+    except TypeError:
+        raise WrongTypeError(
+            f"a sampler gave {index!r}, a {type(index).__name__}: samples have integers, from which their random draws "
+            "are seeded; let the data set look up by them what else names a sample"
+        ) from None
+
+
 class Occurrences:
     """How many times each index came before in an epoch."""
 
@@ -147,7 +157,7 @@ class Occurrences:
     def add(self, indices: Iterable[Any]) -> list[int]:
         """Count a batch; returns how many times each of its indices came before."""
         before = []
-        for number in map(as_integer, indices):
+        for number in map(as_index, indices):
             if number >= len(self._counts):
                 self._counts.frombytes(bytes(self._counts.itemsize * (number + 1024)))  # about twice as many
             before.append(self._counts[number])
@@ -179,17 +189,6 @@ def check_repeatable(name: str, sampler: Any) -> None:
                 f"{name} is a {type(each).__name__}, which can be read once: the second epoch would have no batch. "
                 "Give a list, or an object whose __iter__ starts from the beginning each time"
             )
-
-
-def rank_and_world_size() -> tuple[int, int]:
-    """Of this process: as `torch.distributed` has them, else as torchrun's environment says; else (0, 1)."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank(), torch.distributed.get_world_size()
-    try:
-        rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    except (KeyError, ValueError):  # none, or left empty
-        return 0, 1
-    return (rank, world_size) if 0 <= rank < world_size else (0, 1)
 
 
 def samplers_of(batch_sampler: Any) -> list[Any]:
