@@ -291,7 +291,8 @@ class Observer:
 
         @functools.wraps(original)
         def __init__(self: Any, loader: Any) -> None:
-            observer._epochs.put(self, observer._begin(loader))
+            if not _is_part(loader):
+                observer._epochs.put(self, observer._begin(loader))
             original(self, loader)
 
         observer = self
@@ -300,7 +301,7 @@ class Observer:
     def _starting_workers(self, original: Any) -> Any:
         @functools.wraps(original)
         def __init__(self: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
-            own, folder = loader.worker_init_fn, observer.folder()
+            own, folder = loader.worker_init_fn, None if _is_part(loader) else observer.folder()
             loader.worker_init_fn = TimedWorker(own, folder) if folder else own
             try:
                 original(self, loader, *args, **kwargs)
@@ -331,7 +332,9 @@ class Observer:
         @functools.wraps(original)
         def _reset(self: Any, loader: Any, first_iter: bool = False) -> Any:
             before = observer._epochs.get(self)
-            if before is None or (not first_iter and before[1].batches):
+            if _is_part(loader):
+                pass
+            elif before is None or (not first_iter and before[1].batches):
                 seen, epoch = observer._begin(loader)
                 epoch.number = before[1].number + 1 if before else 0
                 observer._epochs.put(self, (seen, epoch))
@@ -383,6 +386,11 @@ class Observer:
             own = worker, ready, self.n_steps, cpu_asked_s, cpu_s, _asking.loaded_s, phase
             epoch.batches.append(Batch(asked_s, received_s, *own))
         return data
+
+
+def _is_part(loader: Any) -> bool:
+    """Whether it is torch's loader in a `BatchLoader` with processes, which is noted itself."""
+    return type(getattr(loader, "dataset", None)).__module__ == "labkit.loading.processes"
 
 
 def _traits(loader: Any) -> LoaderTraits:
