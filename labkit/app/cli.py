@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from labkit import __version__
-from labkit.app.scripts import one_line_errors
+from labkit.app.scripts import end_unprinted, one_line_errors
 from labkit.app.site import site
 from labkit.errors import ArgumentError
 from labkit.util.process import print_utf8
@@ -104,14 +104,8 @@ app = typer.Typer(
 
 def main() -> None:
     """Run the command of the command line."""
-    try:
+    with end_unprinted("labkit"):
         app()
-    except OSError as error:
-        if error.filename is not None:
-            raise
-        with suppress(OSError):  # it is of stdout, as on a full disk: errors of files name them
-            print(f"labkit: nothing more can be printed: {error.strerror}", file=sys.stderr)
-        os._exit(1)  # at its end, Python would try to print the rest
 
 
 def _show_version(wanted: bool) -> None:

@@ -66,7 +66,10 @@ def extras(distribution: str = DISTRIBUTION) -> dict[str, str]:
 
 def _describe_photo_folder() -> str:
     """The photos' place, and the kind of disk according to the kernel; a virtual disk may be of any kind."""
-    root = photo_root("imagenet")
+    try:
+        root = photo_root("imagenet")
+    except OSError as error:  # no home folder
+        return str(error)
     if not root.is_dir():
         return f"{root} is missing: python -m labkit tour makes it ({scale().n_photos} photos at this scale)"
     name, rotating = disk_under(root)

@@ -1,9 +1,11 @@
 """What the commands of labkit and of data_scripts/ share: one-line errors and common options."""
 
+import errno
 import inspect
 import os
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,15 +23,37 @@ Engine = Annotated[str, typer.Option(help="local (processes), threads or ray (se
 Address = Annotated[str | None, typer.Option(help="Address of the Ray cluster, for --engine ray: host:port or auto.")]
 NumWorkers = Annotated[int | None, typer.Option(help="Default: the usable cores.", min=0)]
 
+_OF_WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF, errno.EPIPE)
+
 
 @contextmanager
 def one_line_errors(name: str, *kinds: type[Exception]) -> Iterator[None]:
     """Print an error of one of `kinds` as one line on stderr, after the command's `name`, and exit with code 2."""
     try:
-        yield
+        with end_unprinted(name):
+            yield
     except kinds as error:
         typer.echo(f"{name}: {error}", err=True)
         raise typer.Exit(2) from error
+
+
+@contextmanager
+def end_unprinted(name: str) -> Iterator[None]:
+    """Exit with code 1 where stdout takes no more: with a line on stderr, or without one where nobody reads it."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None or error.errno not in _OF_WRITING:
+            raise
+        try:
+            print(flush=True)  # fails again, unless the error is of a file or a server
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # where Python prints that at its end
+            with suppress(OSError):
+                if error.errno != errno.EPIPE:
+                    print(f"{name}: nothing more can be printed: {error.strerror}", file=sys.stderr)
+            raise SystemExit(1) from None
+        raise
 
 
 def command(main: Callable[..., str]) -> typer.Typer:

@@ -4,10 +4,8 @@ import io
 import json
 import os
 import sys
-import tempfile
 import weakref
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from PIL import Image
@@ -19,7 +17,7 @@ from labkit.data.labels import Labeled, labels_of
 from labkit.data.stores import Store
 from labkit.errors import DecodeError, MissingKeyError
 from labkit.util.arguments import require_a, require_callable, require_choice
-from labkit.util.files import n_images
+from labkit.util.files import SharedFile, n_images
 from labkit.util.strings import PackedStrings
 
 
@@ -186,11 +184,9 @@ class SkipLog:
     """
 
     def __init__(self) -> None:
-        descriptor, name = tempfile.mkstemp(prefix="labkit-skipped-")
-        os.close(descriptor)
-        self.path = Path(name)
+        self._file = SharedFile()
         self._noted: set[Skipped] | None = None
-        weakref.finalize(self, _report_and_remove, self.path, os.getpid())
+        weakref.finalize(self, _report, self._file, os.getpid())
 
     def add(self, key: str, reason: str) -> Skipped:
         """Note one image, and return its place holder."""
@@ -200,25 +196,21 @@ class SkipLog:
         if skipped not in self._noted:
             self._noted.add(skipped)
             line = json.dumps(skipped) + "\n"  # file names may contain tabs, line breaks, even broken UTF-8
-            with open(os.open(self.path, os.O_WRONLY | os.O_APPEND), "wb", buffering=0) as file:
+            with open(os.open(self._file.path, os.O_WRONLY | os.O_APPEND), "wb", buffering=0) as file:
                 file.write(line.encode())
         return skipped
 
     def read(self) -> list[Skipped]:
         """What all processes have noted so far."""
-        return _read_log(self.path)
+        return _read_log(self._file)
 
 
-def _read_log(path: Path) -> list[Skipped]:
-    return list(dict.fromkeys(Skipped(*json.loads(line)) for line in path.read_text().splitlines()))
+def _read_log(file: SharedFile) -> list[Skipped]:
+    return list(dict.fromkeys(Skipped(*json.loads(line)) for line in file.path.read_text().splitlines()))
 
 
-def _report_and_remove(path: Path, owner: int) -> None:
-    if os.getpid() != owner or not path.exists():  # the end of a forked worker, to which the log does not belong
-        return
-    skipped = _read_log(path)
-    path.unlink()
-    if skipped:
+def _report(file: SharedFile, owner: int) -> None:
+    if os.getpid() == owner and (skipped := _read_log(file)):  # a forked worker's end is not that of the log
         keys = ", ".join(skip.key for skip in skipped[:10]) + (", ..." if len(skipped) > 10 else "")
         was = "was" if len(skipped) == 1 else "were"
         print(f"labkit: {n_images(len(skipped))} {was} skipped: {keys}", file=sys.stderr)

@@ -146,14 +146,16 @@ def has_all_scans(data: bytes) -> bool:
         return False
     missing = {component: set(range(64)) for component in data[frame.start + 6 : frame.end : 3]}
     offset = segments[-1].start
-    while offset < len(data):
+    end = data.find(END_OF_IMAGE, offset)  # no decoder reads the scans behind it
+    end = end if end >= 0 else len(data)
+    while offset < end:
         n_components = data[offset]
         body = data[offset + 1 : offset + 4 + 2 * n_components]
         if len(body) == 2 * n_components + 3 and body[-1] & 15 == 0:  # down to the lowest bit
             for component in body[: 2 * n_components : 2]:
                 missing.get(component, set()).difference_update(range(body[-3], body[-2] + 1))
-        found = data.find(b"\xff\xda", offset)
-        offset = found + 4 if found >= 0 else len(data)
+        found = data.find(b"\xff\xda", offset, end)
+        offset = found + 4 if found >= 0 else end
     return not any(missing.values())
 
 

@@ -34,6 +34,7 @@ from labkit.data.shard_cache import ShardCache, ShardList, count_samples, find_s
 from labkit.errors import ArgumentError, DecodeError, OperationError, WrongTypeError
 from labkit.util.arguments import require_callable, require_choice, require_int, require_seed
 from labkit.util.files import IMAGE_SUFFIXES
+from labkit.util.process import number_in_environment, rank_and_world_size
 
 Item = TypeVar("Item")
 
@@ -436,9 +437,11 @@ class ShardDataset(IterableDataset):
         return {**self.__dict__, "_parent": self._find_reader()}
 
     def _find_reader(self) -> ReaderRank:
-        from webdataset.utils import pytorch_worker_info  # here: its import takes a while
-
-        reader = ReaderRank(*pytorch_worker_info())
+        worker, num_workers = number_in_environment("WORKER", -1), number_in_environment("NUM_WORKERS", 0)
+        if not 0 <= worker < num_workers:  # WebDataset's variables, else torch
+            info = get_worker_info()
+            worker, num_workers = (info.id, info.num_workers) if info else (0, 1)
+        reader = ReaderRank(*rank_and_world_size(), worker, num_workers)
         if reader.world_size == 1 and self._parent is not None:
             return reader._replace(rank=self._parent.rank, world_size=self._parent.world_size)
         return reader

@@ -1,20 +1,17 @@
 """Simulated disks and networks: real bytes, delivered as late as a slower storage would deliver them."""
 
 import ctypes
-import os
-import tempfile
 import time
-import weakref
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 
 from labkit.data.blobs import Extent, allow_requests
 from labkit.data.stores import HasExtents, Store
 from labkit.errors import ArgumentError
-from labkit.util.files import acquire_lock
+from labkit.util.files import SharedFile, acquire_lock
 from labkit.util.process import PerProcess
 
 
@@ -66,9 +63,6 @@ class SimulatedStore:
         disk: One of `DISKS`, or a `Disk` of your own.
         wait: False adds up the time in `busy_s` without waiting, for storages that would take all day.
 
-    Raises:
-        OSError: the filesystem of temporary files has no locks.
-
     >>> store = SimulatedStore(lk.FolderStore("photos"), DISKS["object"], wait=False)
     >>> data = store.read(store.keys()[0])
     >>> store.busy_s
@@ -80,9 +74,7 @@ class SimulatedStore:
     def __init__(self, store: Store, disk: Disk = DISKS["hdd"], *, wait: bool = True):
         self.store, self.disk, self.wait = store, disk, wait
         self._reads = PerProcess(count)  # in each process, since each opens files of its own
-        descriptor, self._position_path = tempfile.mkstemp(prefix="labkit-disk-")
-        os.close(descriptor)  # empty, which reads as zeros: no file's checksum, so the first read seeks
-        weakref.finalize(self, _remove, self._position_path, os.getpid())
+        self._position = SharedFile()  # empty, which reads as zeros: no file's checksum, so the first read seeks
 
     def __repr__(self) -> str:
         return f"SimulatedStore({self.store!r}, {self.storage})"
@@ -126,7 +118,7 @@ class SimulatedStore:
 
     @contextmanager
     def _locked_position(self) -> Iterator["_Position"]:
-        with open(self._position_path, "r+b", buffering=0) as file:
+        with open(self._position.path, "r+b", buffering=0) as file:
             acquire_lock(file)
             position = _Position()
             file.readinto(position)
@@ -153,9 +145,3 @@ def _move(position: _Position, extent: Extent, disk: Disk) -> float:
     n_seeks = extent.opens + (not is_near)
     n_bytes = extent.size + (gap if is_near else 0)
     return n_seeks * (disk.seek_ms + disk.latency_ms) / 1e3 + n_bytes / (disk.bandwidth_mb_per_s * 1e6)
-
-
-def _remove(path: str, owner: int) -> None:
-    if os.getpid() == owner:  # a forked worker that ends must leave the file to its parent
-        with suppress(FileNotFoundError):  # a system may clear its temporary files
-            os.unlink(path)

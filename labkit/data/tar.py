@@ -327,8 +327,10 @@ def _parse_plain_header(header: bytes) -> tuple[str, int] | None:
 def _index_paths(blob: Blob) -> list[Path]:
     """Where an index may be stored: next to a local tar; else, or if that folder is read-only, in labkit's own."""
     place = os.path.abspath(blob.name) if isinstance(blob, LocalBlob) else blob.name
-    own = labkit_home() / "tar_index" / f"{hashlib.sha256(os.fsencode(place)).hexdigest()[:32]}{SUFFIX}"
-    return [Path(place + SUFFIX), own] if isinstance(blob, LocalBlob) else [own]
+    paths = [Path(place + SUFFIX)] if isinstance(blob, LocalBlob) else []
+    with suppress(OSError):  # a user without a home folder
+        paths.append(labkit_home() / "tar_index" / f"{hashlib.sha256(os.fsencode(place)).hexdigest()[:32]}{SUFFIX}")
+    return paths
 
 
 def _dump(index: TarIndex, stamp: tuple[int, str]) -> bytes:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from labkit.errors import ArgumentError
 from labkit.util.arguments import check_normalization, require_a, require_choice, require_int
+from labkit.util.process import on_cpu
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -128,7 +129,8 @@ def _pil(recipe: Recipe, geometry: bool, photometry: bool) -> Callable[[Any], Te
 def _v2(recipe: Recipe, geometry: bool, photometry: bool) -> Callable[[Tensor], Tensor]:
     from torchvision.transforms import v2
 
-    return v2.Compose(_torchvision_steps(v2, recipe, geometry, photometry, v2.ToDtype(torch.float32, scale=True)))
+    with on_cpu():  # RandomResizedCrop makes a tensor, which forked workers could not read from a GPU
+        return v2.Compose(_torchvision_steps(v2, recipe, geometry, photometry, v2.ToDtype(torch.float32, scale=True)))
 
 
 def _torchvision_steps(transforms: Any, recipe: Recipe, geometry: bool, photometry: bool, to_float: Any) -> list[Any]:

@@ -11,9 +11,10 @@ from torch.utils.data import Sampler, Subset
 
 from labkit.data.buckets import Buckets, upright_sizes
 from labkit.errors import ArgumentError
-from labkit.loading.samplers import CountsEpochs, rank_and_world_size
+from labkit.loading.samplers import CountsEpochs
 from labkit.loading.seeding import permutation
 from labkit.util.arguments import require_a, require_choice, require_int, require_seed
+from labkit.util.process import rank_and_world_size
 from labkit.util.strings import PackedStrings
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ from torch.utils.data import DataLoader, Dataset
 from labkit.errors import OperationError
 from labkit.loading.read_ahead import look_ahead
 from labkit.loading.seeding import SeededIndices
-from labkit.loading.torch_loader import check_workers_can_start, worker_context
+from labkit.loading.torch_loader import prepare_to_start_workers, start_worker, worker_context
+from labkit.util.process import on_cpu
 
 # A forked worker would inherit locks that threads of OpenCV and torch hold, and wait forever.
 _START_METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
@@ -72,7 +73,7 @@ class ProcessPool:
         self._loader: DataLoader = DataLoader(
             _FilledBatches(fill), sampler=self._tasks, batch_size=None, num_workers=num_processes,
             prefetch_factor=prefetch_factor, persistent_workers=True, pin_memory=pin_memory,
-            multiprocessing_context=worker_context(_START_METHOD),
+            multiprocessing_context=worker_context(_START_METHOD), worker_init_fn=start_worker,
         )  # fmt: skip
 
     def run(self, batches: Iterable[SeededIndices]) -> Generator[Any, None, None]:
@@ -81,10 +82,11 @@ class ProcessPool:
         Raises:
             RuntimeError: another epoch was begun before this one was read to its end: the workers went on with that.
         """
-        check_workers_can_start()
+        prepare_to_start_workers()
         self._newest = epoch_run = object()
         self._tasks.batches = iter(batches)
-        filled = iter(self._loader)
+        with on_cpu():
+            filled = iter(self._loader)
         while self._newest is epoch_run:
             batch = next(filled, None)
             if batch is None:

@@ -1,18 +1,17 @@
 """In which order samples come: a new order for each epoch, for one process or shared among ranks, for any loader."""
 
 import copy
-import os
 import warnings
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-import torch
 from torch.utils.data import BatchSampler, RandomSampler, Sampler, SequentialSampler
 
 from labkit.errors import ArgumentError, WrongTypeError
 from labkit.loading.seeding import SeededIndices, number_of, permutation
+from labkit.util.process import rank_and_world_size
 
 
 class LoaderWarning(UserWarning):
@@ -186,17 +185,6 @@ def check_repeatable(name: str, sampler: Any) -> None:
                 f"{name} is a {type(each).__name__}, which can be read once: the second epoch would have no batch. "
                 "Give a list, or an object whose __iter__ starts from the beginning each time"
             )
-
-
-def rank_and_world_size() -> tuple[int, int]:
-    """Rank and world size: from `torch.distributed`, else from torchrun's environment, else (0, 1)."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank(), torch.distributed.get_world_size()
-    try:
-        rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    except (KeyError, ValueError):  # none, or left empty
-        return 0, 1
-    return (rank, world_size) if 0 <= rank < world_size else (0, 1)
 
 
 def samplers_of(batch_sampler: Any) -> list[Any]:

@@ -8,8 +8,10 @@ import copy
 import multiprocessing
 import multiprocessing.connection
 import multiprocessing.queues
+import multiprocessing.util
 import os
 import pickle
+import shutil
 import signal
 import sys
 import tempfile
@@ -33,7 +35,7 @@ from labkit.loading.samplers import LoaderWarning, SeededBatchSampler, check_rep
 from labkit.loading.seeding import RandomSources, SeededIndices
 from labkit.util.arguments import require_callable, require_choice, require_int, require_seed
 from labkit.util.machine import core_limits, main_is_script, usable_cores
-from labkit.util.process import keep_freed_memory, preserve_rng_state
+from labkit.util.process import keep_freed_memory, number_in_environment, on_cpu, preserve_rng_state
 
 _MAX_SOCKET_FOLDER_BYTES = 107 - len("/pymp-12345678/listener-12345678")  # of the 107 of a socket's path on Linux
 _MINIMA = {"batch_size": 1, "num_workers": 0, "prefetch_factor": 1}
@@ -115,7 +117,7 @@ def allow_waiting_workers(config: LoaderConfig, dataset: Any) -> LoaderConfig:
 
 def cores_per_rank() -> int:
     """Usable cores for this process, at least one: the ranks that torchrun starts on this machine share them."""
-    return max(1, usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    return max(1, usable_cores() // max(1, number_in_environment("LOCAL_WORLD_SIZE", 1)))
 
 
 def _warn(message: str) -> None:
@@ -198,7 +200,10 @@ def delay_interrupts() -> Iterator[None]:
 
 
 def start_worker(worker_id: int) -> None:
-    """Set up a worker: no Ctrl-C, one thread for OpenCV, freed memory is kept, errors and kills are noticed."""
+    """Set up a worker: no Ctrl-C, one thread for OpenCV, freed memory is kept, errors and kills are noticed.
+
+    If its parent was killed, the worker ends within seconds, and removes the folder that its parent could not remove.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["OPENCV_FOR_THREADS_NUM"] = "1"  # for a cv2 that is imported later
     if "cv2" in sys.modules:
@@ -207,7 +212,10 @@ def start_worker(worker_id: int) -> None:
     # An error in place of what cannot be pickled: the main process would wait for it forever.
     multiprocessing.queues.Queue._on_queue_feeder_error = _send_pickling_error  # type: ignore[attr-defined]  # private
     parent = multiprocessing.parent_process()
-    if parent is not None and parent.pid != os.getppid():
+    if parent is None:
+        return
+    multiprocessing.util.Finalize(None, _remove_orphaned, (os.getppid(),), exitpriority=-200)  # the last of all
+    if parent.pid != os.getppid():
         # Forked by a fork server, which torch watches and which waits for its workers: both would stay forever
         # after a kill of the main process.
         threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
@@ -215,7 +223,31 @@ def start_worker(worker_id: int) -> None:
 
 def _end_with(parent: Any) -> None:
     multiprocessing.connection.wait([parent.sentinel])
+    _remove_orphaned(0, partial(shutil.rmtree, ignore_errors=True))  # with its socket, and the server's
     os._exit(1)
+
+
+def _remove_orphaned(started_by: int, remove: Callable[[str], None] = os.rmdir) -> None:
+    """Remove the folder of the workers' sockets, if it was the parent's, and that has ended; if it is empty."""
+    about: dict[str, Any] = multiprocessing.current_process()._config  # type: ignore[attr-defined]  # private
+    parent = multiprocessing.parent_process()
+    if parent is not None and about.get(_FOLDER_OWNER) == parent.pid and os.getppid() != started_by:
+        with suppress(OSError):
+            remove(about["tempdir"])
+
+
+_FOLDER_OWNER = "labkit_tempdir_of"
+
+
+def _share_socket_folder() -> None:
+    """Let the processes that this one starts put their sockets into its folder: it stays if one is killed, not theirs.
+
+    Workers inherit what is noted of their parent.
+    """
+    about = multiprocessing.current_process()._config  # type: ignore[attr-defined]  # private
+    if not os.path.isdir(about.get("tempdir") or ""):  # somebody may have removed it
+        about["tempdir"], about[_FOLDER_OWNER] = tempfile.mkdtemp(prefix="pymp-"), os.getpid()
+        multiprocessing.util.Finalize(None, shutil.rmtree, (about["tempdir"], True), exitpriority=-100)
 
 
 def _send_pickling_error(queue: Any, error: Exception, message: tuple[int, Any]) -> None:
@@ -389,9 +421,8 @@ class _Run:
         vars(self._loader).update(dataset=_Batches(*parts), batch_sampler=self._requests, collate_fn=_return_batch)
         starts = loader.num_workers > 0 and self._iterator is None
         if starts:
-            check_workers_can_start()
-        # On the CPU whatever torch.set_default_device says: torch draws a seed there, with the loader's generator.
-        with torch.device("cpu"), delay_interrupts() if starts else nullcontext():
+            prepare_to_start_workers()
+        with on_cpu(), delay_interrupts() if starts else nullcontext():
             self._iterator = DataLoader.__iter__(self._loader)
         if starts:
             silence_deaths(self._iterator)
@@ -403,8 +434,8 @@ class _Run:
         getattr(iterator, "_shutdown_workers", lambda: None)()  # else they end with the iterator
 
 
-def check_workers_can_start() -> None:
-    """Raise RuntimeError where Python would refuse to start processes, or to connect to them, in words of its own."""
+def prepare_to_start_workers() -> None:
+    """Make what they share. RuntimeError, in words of its own, where Python would refuse to start or reach them."""
     if multiprocessing.current_process().daemon:
         raise OperationError(
             "a daemonic process, such as a worker of a multiprocessing.Pool or of another DataLoader, cannot start "
@@ -416,6 +447,7 @@ def check_workers_can_start() -> None:
             f"the temporary folder {folder} has a name of over {_MAX_SOCKET_FOLDER_BYTES} bytes, too long for the "
             "sockets by which workers hand over their batches: set TMPDIR to a shorter one, or num_workers=0"
         )
+    _share_socket_folder()
 
 
 class _Requests:
@@ -476,7 +508,7 @@ class _Batches(Dataset):
         self.__init__(*pickle.loads(state["parts"]))  # type: ignore[misc]  # noqa: S301 - came inside a pickle that is trusted
 
     def __getitems__(self, requests: SeededIndices) -> Any:
-        with preserve_rng_state() if get_worker_info() is None else nullcontext():
+        with on_cpu(), preserve_rng_state() if get_worker_info() is None else nullcontext():
             if self._sources is None:
                 self._sources = RandomSources(self.dataset, self._collate_fn)
             requests.sources = self._sources

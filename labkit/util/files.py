@@ -381,6 +381,30 @@ def _remove_owned(path: Path, lock: int, owner: int) -> None:
         os.close(lock)
 
 
+class SharedFile:
+    """A file for this process and those that it starts. Without a name, it is gone with this one, however it ends.
+
+    Attributes:
+        path: To open it by, as long as this object lives in the process that made it. A pickle has the path alone.
+    """
+
+    def __init__(self) -> None:
+        if hasattr(os, "memfd_create"):
+            descriptor = os.memfd_create("labkit")
+            self.path = Path(f"/proc/{os.getpid()}/fd/{descriptor}")
+            weakref.finalize(self, os.close, descriptor)
+        else:  # not Linux: it has a name, and stays after a kill
+            descriptor, name = tempfile.mkstemp(prefix="labkit-")
+            os.close(descriptor)
+            self.path = Path(name)
+            weakref.finalize(self, _unlink_owned, self.path, os.getpid())
+
+
+def _unlink_owned(path: Path, owner: int) -> None:
+    if os.getpid() == owner:
+        path.unlink(missing_ok=True)
+
+
 @dataclass
 class Folder:
     """What one folder holds, without what is hidden. Names are as the system gives them.

@@ -14,6 +14,7 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from labkit.errors import StorageError
 from labkit.util.arguments import require_choice
 
 DISTRIBUTION = "labkit-images"  # what pip calls labkit
@@ -145,9 +146,16 @@ def photo_root(profile: str) -> Path:
 
 
 def labkit_home() -> Path:
-    """labkit's own folder: `LABKIT_HOME`, by default `~/.cache/labkit`."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return Path(os.environ.get("LABKIT_HOME") or cache / "labkit")
+    """labkit's own folder: `LABKIT_HOME`, by default `~/.cache/labkit`. OSError: there is neither."""
+    if chosen := os.environ.get("LABKIT_HOME"):
+        return Path(chosen)
+    try:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError as error:  # a container's user without an entry
+        raise StorageError(
+            "this user has no home folder: set LABKIT_HOME to a folder that labkit may fill, or HOME"
+        ) from error
+    return cache / "labkit"
 
 
 @cache

@@ -1,4 +1,4 @@
-"""This process: its allocator and threads, its random state, values made once, its output and progress bars."""
+"""This process: its allocator and threads, its rank, its random state, values made once, its output and bars."""
 
 import io
 import os
@@ -6,8 +6,8 @@ import random
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:  # commands that need none of them start without
@@ -51,6 +51,35 @@ def use_one_torch_thread() -> None:
         restorer = threading.Thread(target=torch.set_num_threads, args=(default,))
         restorer.start()
         restorer.join()
+
+
+def number_in_environment(name: str, default: int, environment: Mapping[str, str] = os.environ) -> int:
+    """The number in a variable; `default` where there is none, as where another program left it empty."""
+    try:
+        return int(environment.get(name, default))
+    except ValueError:
+        return default
+
+
+def rank_and_world_size() -> tuple[int, int]:
+    """Of this process: as `torch.distributed` has them, else as torchrun's environment says; else (0, 1)."""
+    from torch import distributed
+
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size()
+    rank, world_size = number_in_environment("RANK", -1), number_in_environment("WORLD_SIZE", 0)
+    return (rank, world_size) if 0 <= rank < world_size else (0, 1)
+
+
+def on_cpu() -> AbstractContextManager[Any]:
+    """A block whose new tensors are on the CPU, whatever `torch.set_default_device` says."""
+    import torch
+    from torch.utils import _device
+
+    # Where there is none to undo, calls of torch take no time for it. Its public name for that makes a tensor, which a
+    # forked process cannot where the device is CUDA.
+    is_set = getattr(_device, "CURRENT_DEVICE", "unknown") is not None
+    return torch.device("cpu") if is_set else nullcontext()
 
 
 @contextmanager

@@ -70,6 +70,7 @@ class LoaderTraits:
     decoder: The data set's decoder, by name.
     decodes: Whether there is anything to decode: not in a `PixelStore`.
     is_batch_loader: Whether it is `lk.BatchLoader`, which decodes only what a crop needs.
+    is_fast: Whether it gives `lk.DepthPairs` that are made without detours already.
     n_batches: Batches of an epoch.
     """
 
@@ -80,6 +81,7 @@ class LoaderTraits:
     decoder: str | None = None
     decodes: bool = True
     is_batch_loader: bool = False
+    is_fast: bool = False
     n_batches: int | None = None
 
     @classmethod
@@ -93,6 +95,7 @@ class LoaderTraits:
             decoder=decoder if isinstance(decoder, str) else None,
             decodes=not any(_is_labkits(data, "PixelStore") for data in [*_data_sets(loader), _source(loader)]),
             is_batch_loader=_is_labkits(loader, "BatchLoader"),
+            is_fast=any(_is_labkits(data, "DepthPairs") and data.fast for data in _data_sets(loader)),
             n_batches=epoch_length(loader),
         )  # fmt: skip
 
@@ -287,7 +290,7 @@ def _advise_on(cause: str, share: float, costs: Costs, traits: LoaderTraits) -> 
 
 def _particular(rung: str, traits: LoaderTraits) -> tuple[str, str, str] | None:
     """Rung, action and notebook where the loader's traits call for another action than usual."""
-    if rung == "decoding" and not traits.decodes:
+    if rung == "decoding" and (not traits.decodes or traits.is_fast):
         return "transforms", _AUGMENT_ON_DEVICE, "06_kornia_gpu"
     if rung == "decoding" and traits.is_batch_loader:
         return (
@@ -295,6 +298,10 @@ def _particular(rung: str, traits: LoaderTraits) -> tuple[str, str, str] | None:
             "Decode once: give lk.BatchLoader a lk.PixelStore, which lk.PixelStore.build makes",
             "11b_raw_pixels",
         )
+    if rung == "copy" and traits.pin_memory:
+        return rung, "Hide the copy behind the step: lk.CUDAPrefetcher(loader, device)", "07_cuda_prefetch"
+    if rung == "hand-over" and traits.is_batch_loader:
+        return rung, "Hand over less: uint8 instead of floats, or threads alone: num_processes=0", "11b_raw_pixels"
     if rung == "decoding" and traits.decoder not in (None, "turbojpeg"):
         return rung, f"Decode with turbojpeg instead of {traits.decoder}", "02_read_image"
     if rung == "start" and traits.starts_workers:

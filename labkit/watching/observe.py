@@ -9,11 +9,11 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any, NamedTuple
 from weakref import ref
 
@@ -202,10 +202,12 @@ class Observer:
         """What could not be observed, and why."""
         return self._imports.failed
 
-    def start(self) -> None:
+    def start(self, more: Mapping[str, Change] = MappingProxyType({})) -> None:
+        """Observe; also call `more` functions with the modules of these names."""
         self._undo.callback(self._imports.stop)
         self._imports.start(
             {
+                **more,
                 "torch": self._observe_device,
                 "torch.utils.data._utils.fetch": self._observe_making,
                 "torch.utils.data.dataloader": self._observe_loaders,
@@ -220,6 +222,12 @@ class Observer:
     def stop(self) -> None:
         self._undo.close()
 
+    def forget(self) -> None:
+        """Begin again, in a forked process: what was seen so far is its parent's."""
+        self.loaders, self.n_steps, self.control = [], 0, Control()
+        self._seen, self._epochs, self._lock = _Known(), _Known(), threading.Lock()
+        self.device.forget()
+
     def times(self, loader: SeenLoader) -> dict[int, dict[int, list[BatchTiming]]]:
         """What the workers noted of each batch, by the epoch that started them, and by worker; before `stop`."""
         return {first: read_times(folder) for first, folder in loader.folders.items()}
@@ -231,29 +239,29 @@ class Observer:
         self._undo.callback(start_timing(self._made_here, fetch))
 
     def _observe_loaders(self, dataloader: Any) -> None:
-        self._change(dataloader._BaseDataLoaderIter, "__init__", self._starting)
-        self._change(dataloader._BaseDataLoaderIter, "_reset", self._resetting)
-        self._change(dataloader._BaseDataLoaderIter, "__next__", self._giving)
-        self._change(dataloader._MultiProcessingDataLoaderIter, "__init__", self._starting_workers)
+        self.change(dataloader._BaseDataLoaderIter, "__init__", self._starting)
+        self.change(dataloader._BaseDataLoaderIter, "_reset", self._resetting)
+        self.change(dataloader._BaseDataLoaderIter, "__next__", self._giving)
+        self.change(dataloader._MultiProcessingDataLoaderIter, "__init__", self._starting_workers)
 
     def _observe_stateful(self, stateful: Any) -> None:
         """torchdata's iterators are torch's, except for how they start workers."""
-        self._change(stateful._StatefulMultiProcessingDataLoaderIter, "__init__", self._starting_workers)
+        self.change(stateful._StatefulMultiProcessingDataLoaderIter, "__init__", self._starting_workers)
 
     def _observe_steps(self, optimizer: Any) -> None:
         self._undo.callback(optimizer.register_optimizer_step_post_hook(self._stepped).remove)
 
     def _observe_batch_loader(self, module: Any) -> None:
-        self._change(module.BatchLoader, "__iter__", self._iterating)
+        self.change(module.BatchLoader, "__iter__", self._iterating)
 
     def _observe_queues(self, queues: Any) -> None:
-        self._change(queues, "_ForkingPickler", _timed_pickler)
+        self.change(queues, "_ForkingPickler", _timed_pickler)
 
     def _observe_memory(self, sharer: Any) -> None:
         if hasattr(sharer, "DupFd"):  # not on Windows
-            self._change(sharer.DupFd, "detach", _answered)
+            self.change(sharer.DupFd, "detach", _answered)
 
-    def _change(self, owner: Any, name: str, hook: Callable[[Any], Any]) -> None:
+    def change(self, owner: Any, name: str, hook: Callable[[Any], Any]) -> None:
         """Put what `hook` makes of a method in its place, until `stop`."""
         original = owner.__dict__[name]
         setattr(owner, name, hook(original))
@@ -283,7 +291,8 @@ class Observer:
 
         @functools.wraps(original)
         def __init__(self: Any, loader: Any) -> None:
-            observer._epochs.put(self, observer._begin(loader))
+            if not _is_part(loader):
+                observer._epochs.put(self, observer._begin(loader))
             original(self, loader)
 
         observer = self
@@ -292,7 +301,7 @@ class Observer:
     def _starting_workers(self, original: Any) -> Any:
         @functools.wraps(original)
         def __init__(self: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
-            own, folder = loader.worker_init_fn, observer._folder()
+            own, folder = loader.worker_init_fn, None if _is_part(loader) else observer.folder()
             loader.worker_init_fn = TimedWorker(own, folder) if folder else own
             try:
                 original(self, loader, *args, **kwargs)
@@ -305,8 +314,8 @@ class Observer:
         observer = self
         return __init__
 
-    def _folder(self) -> str | None:
-        """A new folder for the times of an iterator's workers; None where none can be made."""
+    def folder(self) -> str | None:
+        """A new folder for what other processes note, until `stop`; None where none can be made."""
         from labkit.util.files import ScratchFolder
 
         chosen = tempfile.tempdir  # None until it is asked for: the script may yet set TMPDIR
@@ -323,7 +332,9 @@ class Observer:
         @functools.wraps(original)
         def _reset(self: Any, loader: Any, first_iter: bool = False) -> Any:
             before = observer._epochs.get(self)
-            if before is None or (not first_iter and before[1].batches):
+            if _is_part(loader):
+                pass
+            elif before is None or (not first_iter and before[1].batches):
                 seen, epoch = observer._begin(loader)
                 epoch.number = before[1].number + 1 if before else 0
                 observer._epochs.put(self, (seen, epoch))
@@ -375,6 +386,11 @@ class Observer:
             own = worker, ready, self.n_steps, cpu_asked_s, cpu_s, _asking.loaded_s, phase
             epoch.batches.append(Batch(asked_s, received_s, *own))
         return data
+
+
+def _is_part(loader: Any) -> bool:
+    """Whether it is torch's loader in a `BatchLoader` with processes, which is noted itself."""
+    return type(getattr(loader, "dataset", None)).__module__ == "labkit.loading.processes"
 
 
 def _traits(loader: Any) -> LoaderTraits:
@@ -463,8 +479,8 @@ def describe_nothing(observer: Observer) -> str:
         said = f"too few batches were seen ({n_batches}): let the training take at least {FEW} steps"
     else:
         said = (
-            "no torch.utils.data.DataLoader and no labkit.BatchLoader was iterated in this process: loaders of other "
-            "libraries cannot be watched, nor processes that the script starts, unless torchrun does; "
-            "lk.diagnose(loader, step) takes any iterable"
+            "no torch.utils.data.DataLoader and no labkit.BatchLoader was iterated in this process, or in one that it "
+            "started by multiprocessing and that has ended: other libraries' loaders cannot be watched, nor commands "
+            "that the script starts; lk.diagnose(loader, step) takes any iterable"
         )
     return "; ".join([said, *observer.failed])

@@ -1,5 +1,6 @@
 """`lk.watch` and `labkit watch`: observe a block or a script, and tell in every case what it waited for."""
 
+import atexit
 import contextlib
 import json
 import os
@@ -20,52 +21,13 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from labkit.errors import CannotRun, NothingSeen
-from labkit.measure.usage import core_time
 from labkit.watching.advice import LoaderTraits
-from labkit.watching.observe import REPLAY, Control, Observer, SeenLoader, describe_nothing
+from labkit.watching.observe import REPLAY, Control, SeenLoader
 from labkit.watching.script import ProgressLine, Script, Terminal, before_exit, before_termination
+from labkit.watching.watched import Children, Watched
 
 if TYPE_CHECKING:  # the libraries of a report are imported when there is one to make
     from labkit.watching.findings import WatchReport
-
-
-class Watched:
-    """What `watch` observes; `report()` tells what it saw so far."""
-
-    def __init__(self, command: str = ""):
-        self.observer = Observer()
-        self.command = command
-        self._cores, self._began_s = core_time(), time.perf_counter()
-        self._report: WatchReport | None = None
-        self.loader_s: float | None = None
-
-    def start(self) -> None:
-        self.observer.start()
-
-    def stop(self) -> None:
-        """End the observation; its report stays."""
-        try:
-            self._report = self.report()
-        except NothingSeen:
-            self._report = None
-        finally:
-            self.observer.stop()
-
-    def report(self) -> "WatchReport":
-        """What the training waited for.
-
-        Raises:
-            NothingSeen: a ValueError: fewer than two batches were asked for.
-        """
-        if self._report is not None:
-            return self._report
-        if all(loader.n_batches < 2 for loader in self.observer.loaders):
-            raise NothingSeen(describe_nothing(self.observer))
-        used, seconds = core_time() - self._cores, time.perf_counter() - self._began_s
-        from labkit.watching.findings import make_report
-
-        self.observer.device.read()
-        return make_report(self.observer, used, seconds, loader_s=self.loader_s, command=self.command)
 
 
 @contextmanager
@@ -267,11 +229,12 @@ def watch_script(program: Sequence[str], options: WatchOptions) -> None:
         SystemExit: with status 2, if there is no such script.
     """
     terminal, watched = Terminal(), Watched()
-    finish = _Finish(watched, options, terminal)
+    children = Children(watched)
+    finish = _Finish(watched, children, options, terminal)
     watched.observer.control = _control(watched, options, finish, terminal)
     before_termination(finish)
     before_exit(finish)
-    watched.start()
+    children.start()
     try:
         script = Script(program)
     except CannotRun as error:
@@ -282,7 +245,7 @@ def watch_script(program: Sequence[str], options: WatchOptions) -> None:
         script.run()
     finally:
         try:
-            finish()
+            finish.at_end()
         except RuntimeError:  # torch's handler of SIGCHLD, which came before it could be held back
             if finish.is_done:
                 raise
@@ -290,14 +253,18 @@ def watch_script(program: Sequence[str], options: WatchOptions) -> None:
 
 
 class _Finish:
-    """Reports once, in the process that watches: not in one that the script forks."""
+    """Reports once, in the process that watches; in one that the script forks, hands the report over."""
 
-    def __init__(self, watched: Watched, options: WatchOptions, terminal: Terminal):
-        self._watched, self._options, self._terminal = watched, options, terminal
+    def __init__(self, watched: Watched, children: Children, options: WatchOptions, terminal: Terminal):
+        self._watched, self._children, self._options, self._terminal = watched, children, options, terminal
         self._pid, self._environment, self.is_done = os.getpid(), dict(os.environ), False
 
     def __call__(self) -> None:
-        if self.is_done or os.getpid() != self._pid:
+        if self.is_done:
+            return
+        if os.getpid() != self._pid:
+            self.is_done = True
+            self._children.hand_over()
             return
         with _no_news_of_children(), _as_it_was():
             self.is_done = True
@@ -308,13 +275,20 @@ class _Finish:
             except BaseException as error:  # also Ctrl-C: the script has ended, or goes on, in its own way
                 self._terminal.tell(f"there is no report: {type(error).__name__}: {error}")
 
+    def at_end(self) -> None:
+        """Report now, or where the script's threads still run, when Python has waited for them."""
+        others = (thread for thread in threading.enumerate() if thread is not threading.main_thread())
+        if all(thread.daemon for thread in others) or os.getpid() != self._pid:
+            self()
+        else:
+            atexit.register(self)
+
     def and_end(self) -> None:
         self()
         end_process()
 
     def _say(self) -> None:
-        self._watched.stop()
-        seen = self._watched.report()
+        seen = self._children.stop()
         from labkit.watching.ranks import combine_ranks
 
         report = combine_ranks(seen, self._environment)

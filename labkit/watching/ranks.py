@@ -15,6 +15,7 @@ from typing import Any
 import pandas as pd
 
 from labkit.util.files import write_atomic
+from labkit.util.process import number_in_environment
 from labkit.watching.advice import Costs
 from labkit.watching.findings import WatchReport
 
@@ -30,7 +31,7 @@ def combine_ranks(report: WatchReport, environment: Mapping[str, str] = os.envir
         The report; None in the processes that only hand theirs over.
     """
     place = _place(environment)
-    if place is None:
+    if place is None or (place[1] and not _has_siblings()):  # the first has ended, or they are left over
         return report
     (rank, local, n_local), folder = place, _meeting_place(environment)
     if folder is None:
@@ -48,10 +49,8 @@ def _place(environment: Mapping[str, str]) -> tuple[int, int, int] | None:
 
     Variables may be left over from another program, and then say nothing or no such thing.
     """
-    try:
-        rank, local, n_local = (int(environment[name]) for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
-    except (KeyError, ValueError):
-        return None
+    names = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    rank, local, n_local = (number_in_environment(name, -1, environment) for name in names)
     return (rank, local, n_local) if n_local > 1 and 0 <= local < n_local and rank >= local else None
 
 

@@ -220,7 +220,15 @@ class Terminal:
     """
 
     def __init__(self) -> None:
-        self.stream = _own_stderr()
+        self._own, self._file = _own_stderr(), _identity(2)
+
+    @property
+    def stream(self) -> TextIO:
+        """Where to write; stderr itself where a script has closed all files that it did not open."""
+        if isinstance(self._own, io.StringIO) or _identity(self._own.fileno()) == self._file:
+            return self._own
+        is_there = _identity(2) == self._file
+        return _as_text(2, getattr(self._own, "encoding", "utf-8")) if is_there else io.StringIO()
 
     def tell(self, text: str) -> None:
         """Say one line."""
@@ -231,8 +239,9 @@ class Terminal:
         """Shares as bars, then the sentences, the loaders, and the ranks."""
         from rich.console import Console
 
-        width = None if self.stream.isatty() else 160
-        console = Console(file=self.stream, highlight=False, soft_wrap=True, width=width)
+        stream = self.stream
+        width = None if stream.isatty() else 160
+        console = Console(file=stream, highlight=False, soft_wrap=True, width=width)
         console.print(
             f"\n[bold]labkit watch[/bold] {report.n_batches} batch{'es' * (report.n_batches != 1)}", markup=True
         )
@@ -255,9 +264,21 @@ def _own_stderr() -> TextIO:
         return io.StringIO()
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=lambda: _close(descriptor))
-    encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
+    return _as_text(descriptor, getattr(sys.stderr, "encoding", None) or "utf-8")
+
+
+def _as_text(descriptor: int, encoding: str) -> TextIO:
     raw = io.FileIO(descriptor, "w", closefd=False)
     return io.TextIOWrapper(raw, encoding, errors="backslashreplace", write_through=True)
+
+
+def _identity(descriptor: int) -> tuple[int, int] | None:
+    """Which file a descriptor is of; None: it is closed."""
+    try:
+        found = os.fstat(descriptor)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _close(descriptor: int) -> None:

@@ -130,10 +130,23 @@ def making_in_one_process(loader: Any, *, limit_s: float, n_batches: int) -> Mak
     return Making(wall_s / made, min(1.0, max(0.0, 1 - busy_s / wall_s)))
 
 
+class _Opened:
+    """A file's descriptor, closed with this object. Of a file object that is open at its end, Python would warn."""
+
+    def __init__(self, path: str):
+        self.descriptor = os.open(path, os.O_RDONLY)
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        try:  # noqa: SIM105 - as Python ends, other modules may be gone
+            close(self.descriptor)
+        except (OSError, AttributeError):  # the program closed all that it had; or it could not be opened
+            pass
+
+
 class _Schedule(threading.local):
     """The file in which the kernel says how long this thread has waited, kept open: opening it costs most of a read."""
 
-    file: Any = None
+    file: "_Opened"
     pid = 0
 
 
@@ -144,9 +157,8 @@ def run_queue_s() -> float:
     """Seconds that this thread has waited in the run queue, which is not waiting for data."""
     try:
         if _schedule.pid != os.getpid():  # the first time, or after a fork
-            _schedule.file = open("/proc/thread-self/schedstat", "rb", buffering=0)  # noqa: SIM115
-            _schedule.pid = os.getpid()
-        return int(os.pread(_schedule.file.fileno(), 64, 0).split()[1]) / 1e9
+            _schedule.file, _schedule.pid = _Opened("/proc/thread-self/schedstat"), os.getpid()
+        return int(os.pread(_schedule.file.descriptor, 64, 0).split()[1]) / 1e9
     except (OSError, ValueError, IndexError, AttributeError):  # not Linux, or not recorded by this kernel
         return 0.0
 
@@ -376,6 +388,11 @@ class DeviceTimes:
                 into, first, last = self._pending.pop(0)
                 last.synchronize()
                 into.append(first.elapsed_time(last) / 1e3)
+
+    def forget(self) -> None:
+        """Begin again, in a forked process, which can use no device that its parent uses."""
+        self.idle_s, self.copy_s, self.busy, self._pending = [], [], [], []
+        self._lock = threading.Lock()
 
     def _add(self, into: list[float], first: Any) -> None:
         last = _event()

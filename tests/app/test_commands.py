@@ -277,10 +277,18 @@ class TestDoctor:
         assert "is not installed: python -m pip install" in doctor.extras("surely-missing")["surely-missing"]
 
 
-def test_what_cannot_be_printed_is_one_line():
-    with open("/dev/full", "w") as full:
-        done = subprocess.run([sys.executable, "-m", "labkit", "list"], stdout=full, stderr=subprocess.PIPE, text=True)
-    assert (done.returncode, done.stderr) == (1, "labkit: nothing more can be printed: No space left on device\n")
+@pytest.mark.parametrize("words", [["list"], ["plan", "--gpu", "h100", "--n-gpus", "8", "--cpu-ms", "1"]])
+def test_what_cannot_be_printed_is_one_line_or_none(words):
+    """On a full disk, and where nobody reads it; `plan` prints where it also tells of files."""
+    read, closed = os.pipe()
+    os.close(read)
+    said = "labkit: nothing more can be printed: No space left on device\n"
+    for stdout, expected in ((os.open("/dev/full", os.O_WRONLY), said), (closed, "")):
+        done = subprocess.run(
+            [sys.executable, "-m", "labkit", *words], stdout=stdout, stderr=subprocess.PIPE, text=True, check=False
+        )
+        os.close(stdout)
+        assert (done.returncode, done.stderr) == (1, expected)
 
 
 def test_an_error_that_is_not_of_printing_is_passed_on(monkeypatch):

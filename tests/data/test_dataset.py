@@ -120,13 +120,17 @@ def test_an_error_names_the_image_and_skipping_needs_one_to_be_left(damaged, num
     assert_fails(loader, r"all 1 images .*worse\.jpg")
 
 
+def unnamed_files() -> set[Path]:
+    """Those that this process has in memory."""
+    opened = Path("/proc/self/fd")
+    return {opened / name for name in os.listdir(opened) if "memfd:labkit" in os.path.realpath(opened / name)}
+
+
 @pytest.mark.parametrize(("num_workers", "method", "epochs"), [(0, None, 3), (2, None, 3), (2, "spawn", 1)])
-def test_what_is_skipped_is_left_out_and_noted_once(damaged, tmp_path, monkeypatch, num_workers, method, epochs):
-    (tmp_path / "logs").mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "logs"))
-    dataset, whole = lk.ImageDataset(lk.FolderStore(damaged), on_error="skip"), lk.decode(oracle_files()["rgb.png"])
-    monkeypatch.undo()
-    (log,) = (tmp_path / "logs").iterdir()
+def test_what_is_skipped_is_left_out_and_noted_once(damaged, num_workers, method, epochs):
+    before, whole = unnamed_files(), lk.decode(oracle_files()["rgb.png"])
+    dataset = lk.ImageDataset(lk.FolderStore(damaged), on_error="skip")
+    (log,) = unnamed_files() - before
     labels_of_whole = [label for key, label in zip(dataset.keys, dataset.labels, strict=True) if key.endswith("png")]
     options = {"num_workers": num_workers, "multiprocessing_context": method, "collate_fn": lk.collate}
     loader = DataLoader(dataset, batch_size=4, **options)
@@ -179,7 +183,6 @@ if __name__ == "__main__":
     if child := os.fork():
         os.waitpid(child, 0)  # it ends as any script does, but the log is not its own to report and remove
         assert len(dataset.skipped) == 3
-        assert list(Path(sys.argv[2]).glob("labkit-skipped-*"))
 """
 
 
@@ -191,7 +194,7 @@ def test_what_was_skipped_is_reported_once_at_exit(damaged):
         assert child.stderr.count("labkit: 3 images were skipped: ") == 1
         assert "cat/bad.jpg" in child.stderr
         assert "ape/worse.jpg" in child.stderr
-        assert list(Path(logs).glob("labkit-skipped-*")) == []
+        assert os.listdir(logs) == []
 
 
 def test_images_are_cropped_to_their_bucket_before_the_transform(first_photos):

@@ -137,6 +137,7 @@ def test_a_progressive_jpeg_that_lacks_scans_is_decoded_whole(n_scans, tmp_path)
     assert len(starts) == 10
     kept = data if n_scans == 10 else data[: data.rindex(b"\xff\xc4", 0, starts[n_scans])] + b"\xff\xd9"
     assert RegionDecoder().header(kept) == ((200, 200) if n_scans == 10 else None)
+    assert n_scans == 10 or RegionDecoder().header(kept + data) is None  # scans behind the end are none
     store = MemoryStore({"a/1.jpg": kept, "b/1.jpg": kept})
     options = {"size": 64, "batch_size": 2, "antialias": False, "seed": n_scans}
     pixels = lk.PixelStore.build(store, tmp_path / "x.pixels", short_side=200, progress=False)

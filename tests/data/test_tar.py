@@ -258,6 +258,11 @@ def test_keys_are_the_images_however_they_are_spelled(path, dots):
         assert list(store.extents(f"./{name}", first=False)) == [extent._replace(opens=False)]
 
 
+def test_only_dots_in_front_of_a_name_are_left_out(path):
+    store = TarStore(make_tar(path, {"././/a/./b.jpg": b"data", ".//..jpg": b"more"}))
+    assert list(store.keys()) == ["..jpg", "a/./b.jpg"]
+
+
 def test_names_that_are_not_there_are_named(path):
     store = TarStore(make_tar(path, dict.fromkeys(("b.jpg", "ä.jpg", BROKEN), b"data")))
     for unknown in ("\ud800.jpg", "", "a.jpg", "b.jpg ", "c.jpg", "\U0010ffff"):  # before, between and after these

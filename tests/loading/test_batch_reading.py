@@ -105,6 +105,9 @@ else:
         for n_ranks in (lk.usable_cores(), 1000):
             monkeypatch.setenv("LOCAL_WORLD_SIZE", str(n_ranks))
             assert lk.BatchLoader(pictures).num_threads == 1
+        for nothing in ("", "0", "-1", "many"):  # left over from another program
+            monkeypatch.setenv("LOCAL_WORLD_SIZE", nothing)
+            assert lk.BatchLoader(pictures).num_threads == lk.usable_cores()
 
     def test_leave_the_work_of_a_loop_that_is_left(self, pictures):
         asked = []

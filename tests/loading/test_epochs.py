@@ -321,7 +321,12 @@ class TestOfRanks:
             ]  # fmt: skip
 
     @pytest.mark.parametrize(("rank", "world_size"), [("", ""), ("0", "0"), ("-1", "-1"), ("3", "2"), ("x", "2")])
-    def test_are_whole_where_the_variables_make_no_sense(self, monkeypatch, rank, world_size):
-        monkeypatch.setenv("RANK", rank)
-        monkeypatch.setenv("WORLD_SIZE", world_size)
+    def test_are_whole_where_the_variables_make_no_sense(self, monkeypatch, shards, rank, world_size):
+        """Left empty, or over from another program; those of workers are WebDataset's."""
+        for name in ("RANK", "WORKER"):
+            monkeypatch.setenv(name, rank)
+        for name in ("WORLD_SIZE", "NUM_WORKERS"):
+            monkeypatch.setenv(name, world_size)
         assert indices(loader_of(Numbers(5))) == list(range(5))
+        assert sorted(flat(plain(make("buckets")))) == NUMBERS
+        assert sorted(flat(plain(make(shards)))) == NUMBERS

@@ -92,6 +92,9 @@ def test_defaults_fit_the_machine(monkeypatch):
     for n_ranks in (lk.usable_cores(), 1000):
         monkeypatch.setenv("LOCAL_WORLD_SIZE", str(n_ranks))
         assert lk.make_loader(Numbers()).num_workers == 1
+    for nothing in ("", "0", "-1", "many"):  # left over from another program
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", nothing)
+        assert lk.make_loader(Numbers()).num_workers == lk.usable_cores()
 
 
 @pytest.mark.parametrize("bad", [
@@ -183,8 +186,10 @@ class TestParts:
 
     @pytest.mark.parametrize("make", [
         lambda store: lk.BatchLoader(store, size=32, dtype=torch.float32, mean=(0.5,) * 3, std=(0.5,) * 3),
+        lambda store: lk.BatchLoader(store, size=32, num_processes=1),
+        lambda store: loader_of(lk.ImageDataset(store, transform=corner), shuffle=True),
         lambda store: loader_of(lk.ImageDataset(store, transform=corner), 2, shuffle=True),
-    ], ids=["BatchLoader", "make_loader"])  # fmt: skip
+    ], ids=["BatchLoader", "its processes", "make_loader", "its workers"])  # fmt: skip
     def test_stay_on_the_cpu_whatever_torchs_default_device_is(self, pictures, make):
         expected = list(make(pictures))
         torch.set_default_device("meta")

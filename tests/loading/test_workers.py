@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from functools import partial
@@ -193,12 +194,16 @@ def test_ctrl_c_in_a_script_ends_all_with_one_traceback(tmp_path, moment, method
 
 
 KILLED = """
-import time, torch
+import sys, tempfile, time, torch
 import labkit as lk
 
 if __name__ == "__main__":
-    config = lk.LoaderConfig(1, 2, start_method="forkserver", oversubscribe=True)
-    loader = lk.make_loader(torch.utils.data.TensorDataset(torch.arange(9)), config)
+    photos, kind, tempfile.tempdir = sys.argv[1:]
+    if kind == "processes":
+        loader = lk.BatchLoader(photos, size=16, batch_size=2, num_processes=2)
+    else:
+        config = lk.LoaderConfig(1, 2, start_method=kind, oversubscribe=True)
+        loader = lk.make_loader(torch.utils.data.TensorDataset(torch.arange(9)), config)
     list(loader)
     print("now", flush=True)
     time.sleep(60)
@@ -206,13 +211,20 @@ if __name__ == "__main__":
 
 
 @pytest.mark.exhaustive
-def test_a_kill_of_the_main_process_ends_the_fork_servers_workers(tmp_path):
-    with script_in_session(tmp_path / "script.py", KILLED) as child:
-        others = [pid for pid in session_of(child.pid) if pid != child.pid]
-        assert len(others) >= 2
-        child.kill()
-        child.wait()
-        assert eventually(lambda: not session_of(child.pid), within_s=30)  # torch asks every five seconds
+@pytest.mark.parametrize(("kind", "signals"), [
+    ("forkserver", {"the script": signal.SIGKILL}), ("fork", {"the script": signal.SIGTERM}),
+    ("processes", {"the script": signal.SIGKILL}), ("fork", {"a worker": signal.SIGKILL, "the script": signal.SIGINT}),
+], ids=["forkserver", "fork", "processes", "worker"])  # fmt: skip
+def test_a_kill_leaves_no_process_and_no_file(tmp_path, first_photos, kind, signals):
+    with tempfile.TemporaryDirectory(prefix="killed-") as folder:  # short, for sockets
+        with script_in_session(tmp_path / "script.py", KILLED, first_photos(4), kind, folder) as child:
+            others = [pid for pid in session_of(child.pid) if pid != child.pid]
+            assert len(others) >= 2
+            for whose, number in signals.items():
+                os.kill(child.pid if whose == "the script" else others[0], number)
+            child.wait()
+            assert eventually(lambda: not session_of(child.pid), within_s=30)  # torch asks every five seconds
+        assert os.listdir(folder) == []
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import platform
 import random
 import subprocess
 import sys
+import tarfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -21,6 +22,7 @@ import torch
 
 import labkit as lk
 from labkit import course
+from labkit.app import doctor
 from labkit.util import machine
 from labkit.util.process import Lazy, PerProcess, preserve_rng_state
 from tests.children import end_of_fork, in_children
@@ -111,6 +113,21 @@ def test_the_home_is_in_the_cache_of_the_user(monkeypatch, tmp_path):
     assert machine.labkit_home() == tmp_path / "labkit"
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert machine.labkit_home() == Path.home() / ".cache" / "labkit"
+
+
+def test_a_user_without_a_home_is_told_what_to_set(monkeypatch, tmp_path):
+    """As in a container that is run with a number for its user; whatever needs no folder of labkit's works."""
+    for name in ("HOME", "XDG_CACHE_HOME", "LABKIT_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", lambda number: {}[number])
+    with pytest.raises(OSError, match="this user has no home folder: set LABKIT_HOME"):
+        machine.labkit_home()
+    assert "set LABKIT_HOME" in dict(doctor.findings())["photo folder"]
+    with tarfile.open(tmp_path / "one.tar", "w") as archive:
+        archive.add(__file__, "one.jpg")
+    assert lk.TarStore(tmp_path / "one.tar").read("one.jpg") == Path(__file__).read_bytes()
+    monkeypatch.setenv("LABKIT_HOME", str(tmp_path))
+    assert machine.labkit_home() == tmp_path
 
 
 def test_the_environment_is_this_machine():

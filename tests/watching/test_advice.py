@@ -131,8 +131,16 @@ class TestTheWorkItself:
             assert not LoaderTraits.of(loader).decodes
             [found] = advise(loader, prepare=3.0, together=4.0)
             assert (found.rung, found.notebook) == ("transforms", "06_kornia_gpu")
-        [found] = advise(lk.BatchLoader(store), prepare=3.0, together=4.0)
-        assert "PixelStore" in found.action
+        for cause, instead in (("prepare", "PixelStore"), ("hand_over", "num_processes=0")):
+            [found] = advise(lk.BatchLoader(store), **{cause: 3.0}, together=4.0)
+            assert instead in found.action
+            assert "or lk.BatchLoader" not in found.action
+
+    def test_is_no_way_to_make_pairs_that_is_taken_already(self):
+        pairs = object.__new__(lk.DepthPairs)  # which would read a whole set
+        for pairs.fast in (False, True):
+            [found] = advise(SimpleNamespace(dataset=pairs), prepare=3.0, together=4.0)
+            assert ("fast=True" in found.action) == (not pairs.fast)
 
     def test_of_every_other_loss_has_its_advice_the_largest_first(self):
         found = advise([], copy=1.0, hand_over=2.0, start=3.0, together=8.0)
@@ -146,7 +154,8 @@ class TestTheWorkItself:
         for each, words in zip(found, ("Begin fewer epochs", "uint8", "lk.CUDAPrefetcher"), strict=True):
             assert words in each.action
         assert [each.settings for each in found] == [{}, {}, {"pin_memory": True}]
-        assert advise(loader_of(pin_memory=True), copy=1.0, together=2.0)[0].settings == {}
+        [pinned] = advise(loader_of(pin_memory=True), copy=1.0, together=2.0)
+        assert (pinned.settings, "pin_memory" in pinned.action) == ({}, False)
         assert advise([], fetch=2.0, together=2.0)[0].speedup == 2.0  # not beyond the step
 
 

@@ -190,6 +190,14 @@ class TestLoaders:
                 train(each)
             assert watched.report().loaders.iloc[0]["n_batches"] == n_batches
 
+    @pytest.mark.exhaustive
+    def test_of_a_batch_loader_with_processes_are_its_own_alone(self, first_photos):
+        """Not also of the loader that it has of torch's."""
+        with lk.watch() as watched:
+            train(lk.BatchLoader(first_photos(24), size=16, batch_size=2, num_processes=1))
+        [row] = watched.report().loaders.itertuples()
+        assert (row.loader, row.n_batches) == ("BatchLoader 0", 12)
+
     @pytest.mark.alone
     def test_of_one_step_are_told_from_a_validation(self):
         def loader(stage):
@@ -377,6 +385,7 @@ class TestRanks:
     def folders(self, tmp_path, monkeypatch):
         """The meeting places that there are."""
         monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+        monkeypatch.setattr("psutil.Process.children", lambda self: [self])  # the other rank runs
         return lambda: list(tmp_path.glob("labkit-watch-*"))
 
     def test_report_once_with_the_figures_of_the_one_that_waits_longest(self, report, folders):
@@ -432,4 +441,5 @@ class TestRanks:
     def test_that_do_not_run_are_not_waited_for(self, report, folders, monkeypatch):
         monkeypatch.setattr("psutil.Process.children", lambda self: [])
         assert combine_ranks(report, FIRST).ranks["rank"].tolist() == [0]
+        assert combine_ranks(report, SECOND) is report
         assert folders() == []

@@ -216,6 +216,7 @@ STREAMS = {
     "print is another": "import builtins\nprint('before')\nbuiltins.print = lambda *words: 1 / 0",
     "warnings are errors": "import warnings\nwarnings.simplefilter('error')",
     "descriptor 2 is a file": "os.dup2(os.open('log', os.O_CREAT | os.O_RDWR), 2)\nsys.stderr.write('script ')",
+    "all files are closed": "os.closerange(3, 4096)",
     "descriptor 2 is free": "os.close(2)\nfile = open('log', 'w')\nfile.write('script ')",
 }
 
@@ -284,7 +285,7 @@ class TestReports:
         assert "Traceback" not in done.stderr
 
     def test_are_written_where_watch_was_started_and_tell_of_make_loader(self, tmp_path, script, photo_set):
-        path = script(f"""import os
+        path = script(f"""import os, threading
 os.mkdir("elsewhere")
 os.chdir("elsewhere")
 {TRAINING}
@@ -295,13 +296,40 @@ def make(num_workers):
     return lk.make_loader(data, lk.LoaderConfig(batch_size=2, num_workers=num_workers))
 
 train(make(0))
-train(make(2))
+threading.Thread(target=train, args=(make(2),)).start()  # Python waits for it when the script has come to its end
 """)
         done = python(*WATCH, "--json", "found.json", path, photo_set, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         rows = json.loads((tmp_path / "found.json").read_text())["loaders"]
         assert [(row["num_workers"], row["n_batches"]) for row in rows] == [(0, 30), (0, 12), (2, 12)]
         assert all(row["role"].startswith("training") for row in rows)
+
+    @pytest.mark.slow
+    def test_tell_of_processes_that_a_script_starts(self, tmp_path, script):
+        """Forked and spawned, with workers of their own; one ends by an error. The slowest has the figures."""
+        path = script(f"""
+            import multiprocessing as mp
+            {textwrap.indent(TRAINING.rpartition("train(")[0], "            ").strip()}
+
+            def work(rank, num_workers):
+                train(DataLoader(TensorDataset(torch.zeros(60, 4)), 2, num_workers=num_workers))
+                sys.exit(rank)
+
+            if __name__ == "__main__":
+                processes = [mp.get_context(("fork", "spawn")[n]).Process(target=work, args=(n, n)) for n in range(2)]
+                for process in processes:
+                    process.start()
+                for process in processes:
+                    process.join()
+                print([process.exitcode for process in processes], [sorted(vars(process)) for process in processes])
+        """)
+        plain, watched = python(path), python(*WATCH, "--json", tmp_path / "found", path)
+        assert (watched.returncode, watched.stdout) == (plain.returncode, plain.stdout), watched.stderr
+        assert watched.stdout.startswith("[0, 1]")
+        found = json.loads((tmp_path / "found").read_text())
+        assert {row["process"] for row in found["ranks"]} == {"ForkProcess-1", "SpawnProcess-2"}
+        assert found["shares"]["compute"] == pytest.approx(min(row["compute"] for row in found["ranks"]), rel=1e-6)
+        assert "which the script started; of its 2 processes this one waits longest" in found["notes"][-1]
 
 
 @pytest.mark.exhaustive
