@@ -112,8 +112,8 @@ def open_without_metadata(data: bytes) -> Image.Image | None:
 
 
 def _without_png_metadata(data: bytes) -> bytes | None:
-    """A PNG with only the chunks that its pixels need; None if it is not a PNG."""
-    if not data.startswith(PNG_SIGNATURE):
+    """A PNG with only the chunks that its pixels need; None if it is not a PNG, whose first chunk is its header."""
+    if not data.startswith(PNG_SIGNATURE) or data[12:16] != b"IHDR":
         return None
     kept, offset = [PNG_SIGNATURE], len(PNG_SIGNATURE)
     while offset + 12 <= len(data):

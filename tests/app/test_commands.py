@@ -263,6 +263,11 @@ class TestDoctor:
         course.photo_root("imagenet").mkdir(parents=True)
         assert " disk" in run("doctor").output
 
+    def test_the_scale_is_that_of_the_environment_unless_an_option_names_another(self, lab, monkeypatch):
+        monkeypatch.setenv("LABKIT_SCALE", "gpu")
+        assert "(2048 photos at this scale)" in run("doctor").output
+        assert "(24 photos at this scale)" in run("doctor", "--scale", "ci").output
+
     def test_it_names_what_an_extra_lacks(self, tmp_path, monkeypatch):
         about = tmp_path / "own-1.0.dist-info" / "METADATA"
         about.parent.mkdir()

@@ -173,6 +173,15 @@ class TestSummaries:
                 paired_ratios(*twice)
 
 
+def test_each_look_at_the_runs_asks_for_clearer_ones(frame_of):
+    def verdict(gain, n_looks):
+        rates = {"a": [100] * 5, "b": [100 * gain * one for one in (0.99, 1.01, 1.0, 1.02, 0.98)]}
+        return lk.summarize(frame_of(rates, "a", n_looks=n_looks)).loc["b", "verdict"]
+
+    verdicts = {(verdict(1 + percent / 400, 1), verdict(1 + percent / 400, 3)) for percent in range(4, 28)}
+    assert verdicts == {("inconclusive", "inconclusive"), ("faster", "inconclusive"), ("faster", "faster")}
+
+
 class TestNotes:
     @pytest.mark.parametrize(("rates", "note"), [
         ([3, 4, 5], ""),  # a spread of a quarter, and not more
