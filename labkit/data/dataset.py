@@ -146,15 +146,15 @@ class PILDataset(ImageDataset):
 
 
 def transformed(transform: Callable[[Any], Any] | None, image: Any, key: str) -> Any:
-    """An image through a transform, if there is one. An error tells what the transform was given."""
+    """An image through a transform, if there is one. An error of a wrong kind of image tells what the kind was."""
     if transform is None:
         return image
     try:
         return transform(image)
-    except Exception as error:
+    except (TypeError, AttributeError, OSError) as error:  # OSError: of timm's
         given = f"a uint8 tensor {tuple(image.shape)}" if hasattr(image, "shape") else "a PIL image"
         error.add_note(
-            f"while transform= was applied to {key}, given {given}. Transforms of PIL images, such as timm's, go with "
+            f"transform= was given {given}, of {key}. Transforms of PIL images, such as timm's, go with "
             "lk.PILDataset; those of arrays, such as Albumentations', need a function around them"
         )
         raise

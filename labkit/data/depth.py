@@ -357,7 +357,8 @@ class DepthPairs(Dataset):
         self.list = require_local_path("filename_list", filename_list)
         self.names, self.lines, self.n_without_depth = read_list(self.list, self.preset)
         self.keys = self.names["rgb"]
-        self.store = as_store(store)
+        is_reader = callable(getattr(store, "read", None)) and not isinstance(store, type)
+        self.store = store if is_reader else as_store(store)  # the list has the keys
 
     def __repr__(self) -> str:
         note = f", {self.n_without_depth} lines without depth left out" if self.n_without_depth else ""
