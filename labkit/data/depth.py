@@ -358,7 +358,7 @@ class DepthPairs(Dataset):
         self.names, self.lines, self.n_without_depth = read_list(self.list, self.preset)
         self.keys = self.names["rgb"]
         is_reader = callable(getattr(store, "read", None)) and not isinstance(store, type)
-        self.store = store if is_reader else as_store(store)  # the list has the keys
+        self.store: Any = store if is_reader else as_store(store)  # the list has the keys
 
     def __repr__(self) -> str:
         note = f", {self.n_without_depth} lines without depth left out" if self.n_without_depth else ""
