@@ -219,7 +219,7 @@ def test_without_py_spy_the_lock_is_not_known(photos, monkeypatch):
     found = lk.loader_costs(photos, n_images=2, rounds=1)
     assert found.notes == ["time under Python's lock is not known: py-spy is missing"]
     assert "gil_us_per_image" not in found.by_data["photos"]
-    notes = lk.plan(100, cores_per_node=2, costs=found).notes
+    notes = lk.plan(0.1, cores_per_node=2, costs=found).notes  # far below what any core decodes
     assert notes == [*found.notes, "Core times are those of the machine that measured them: other cores differ."]
 
 
