@@ -146,7 +146,7 @@ class PILDataset(ImageDataset):
 
 
 def transformed(transform: Callable[[Any], Any] | None, image: Any, key: str) -> Any:
-    """An image through a transform, if there is one. An error of a wrong kind of image tells what the kind was."""
+    """Apply a transform, if there is one. An error as by a wrong kind of image says what kind was given."""
     if transform is None:
         return image
     try:

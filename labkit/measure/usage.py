@@ -121,7 +121,7 @@ def _read_bytes(pid: int) -> int | None:
 
 
 def tree_memory() -> "pd.DataFrame":
-    """Current memory of the current process and of each of its descendants.
+    """Memory of the current process and of each of its descendants.
 
     Returns:
         One row per process: `process` ("main", "child 1", ...), `pid`, `pss_mb` (shared pages divided among users)

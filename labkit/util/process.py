@@ -62,7 +62,7 @@ def number_in_environment(name: str, default: int, environment: Mapping[str, str
 
 
 def rank_and_world_size() -> tuple[int, int]:
-    """Of this process: as `torch.distributed` has them, else as torchrun's environment says; else (0, 1)."""
+    """Rank and world size: from `torch.distributed`, else from torchrun's environment, else (0, 1)."""
     from torch import distributed
 
     if distributed.is_available() and distributed.is_initialized():
