@@ -21,7 +21,8 @@ FAILS = "does not hold"
 OPEN = "inconclusive"
 NEEDS_GPU = "needs a GPU"
 MISSING = "not measured yet"
-VERDICTS = (HOLDS, CONDITION, LARGER, SMALLER, FAILS, OPEN, NEEDS_GPU, MISSING)
+UNTESTED = "not tested here"
+VERDICTS = (HOLDS, CONDITION, LARGER, SMALLER, FAILS, OPEN, NEEDS_GPU, MISSING, UNTESTED)
 
 GAIN_WITHIN = 2.0  # a claimed ratio of 3x is a gain of 2: half to twice that gain agrees with it, 2x to 5x
 SAME_WITHIN = 1.05  # a claim of "no change" allows a change of a twentieth
@@ -263,7 +264,7 @@ def _combined(claim: Claim, outcomes: list[str]) -> str:
     if claim.needs_gpu:
         return NEEDS_GPU
     if not outcomes:
-        return FAILS if claim.note else MISSING
+        return UNTESTED
     if len(set(outcomes)) == 1:
         return outcomes[0]
     if HOLDS in outcomes:
