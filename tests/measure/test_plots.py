@@ -412,13 +412,6 @@ def _claims(frame_of, ratio):
     return course.plot_claims(table)
 
 
-def _conformance(frame_of, ratio):
-    files = ["subsampling 420.jpeg", "cmyk.jpeg", "exif 6 as text.png"]
-    rows = [(name, decoder, "same" if decoder == "pil" and ratio < 2 else "differs")
-            for name in files for decoder in ("pil", "torchvision", "turbojpeg")]  # fmt: skip
-    return course.plot_conformance(pd.DataFrame(rows, columns=["file", "decoder", "outcome"]))
-
-
 def _guesses(frame_of, ratio):
     rows = [("02 decoders", 1.5, 1.4, 1.6, 1.5), ("03 workers", 3 / ratio, 1.8, 2.2, 2.0)]
     return plot_guesses(pd.DataFrame(rows, columns=["experiment", "guess", "ci_low", "ci_high", "measured"]))
@@ -448,7 +441,6 @@ EVERY = {
     "plot_cores": _cores,
     "plot_rungs": _rungs,
     "plot_claims": _claims,
-    "plot_conformance": _conformance,
     "plot_pictures": _pictures,
     "plot_images": lambda frame_of, ratio: lk.plot_images(
         torch.zeros(8, 3, 8, 8), ["image by image"] * 8, message=f"{ratio} of 8 were erased"
