@@ -369,13 +369,6 @@ def _rungs(frame_of, ratio):
     return ladder.plot_rungs(_noisy(frame_of, **rates))
 
 
-def _conformance(frame_of, ratio):
-    files = ["subsampling 420.jpeg", "cmyk.jpeg", "exif 6 as text.png"]
-    rows = [(name, decoder, "same" if decoder == "pil" and ratio < 2 else "differs")
-            for name in files for decoder in ("pil", "torchvision", "turbojpeg")]  # fmt: skip
-    return course.plot_conformance(pd.DataFrame(rows, columns=["file", "decoder", "outcome"]))
-
-
 def _pictures(frame_of, ratio):
     files = ["cmyk.jpeg", "rgba.png"] if ratio < 2 else ["subsampling 420.jpeg"]
     return course.plot_pictures(files, ["pil", "turbojpeg"])
@@ -397,7 +390,6 @@ EVERY = {
     "plot_peers": _peers,
     "plot_cores": _cores,
     "plot_rungs": _rungs,
-    "plot_conformance": _conformance,
     "plot_pictures": _pictures,
     "plot_images": lambda frame_of, ratio: lk.plot_images(
         torch.zeros(8, 3, 8, 8), ["image by image"] * 8, message=f"{ratio} of 8 were erased"
