@@ -416,3 +416,10 @@ class TestReadbacks:
             lambda x, y: torch.where(x > y, x[x.argsort()], y).sum(dtype=torch.float64), self.X, self.X.flip(0)
         )
         assert (float(total), total.dtype, reads) == (24.0, torch.float64, 0)
+
+    def test_copies_from_a_device_to_the_host_are_counted_but_none_to_the_device(self):
+        with lk.simulated_cuda():
+            x, target = self.X.cuda(), torch.empty(6)
+            asks = {lambda: x.cpu(): 1, lambda: target.copy_(x): 1, lambda: self.X.to("cuda").add(x): 0}
+            for ask, count in asks.items():
+                assert course.count_readbacks(ask)[1] == count
