@@ -423,3 +423,9 @@ class TestReadbacks:
             asks = {lambda: x.cpu(): 1, lambda: target.copy_(x): 1, lambda: self.X.to("cuda").add(x): 0}
             for ask, count in asks.items():
                 assert course.count_readbacks(ask)[1] == count
+
+    def test_reads_of_the_hosts_own_tensors_count_only_where_there_is_no_device(self):
+        ask = lambda x: x * self.X[1].item()  # noqa: E731
+        assert course.count_readbacks(ask, self.X)[1] == 1
+        with lk.simulated_cuda():
+            assert course.count_readbacks(ask, self.X.cuda())[1] == 0
