@@ -212,6 +212,21 @@ def test_kornias_colors_never_make_the_host_wait(recipe):
         assert "wait" not in set(cuda.timeline().query("start_s >= @start_s").kind)
 
 
+def test_the_guides_loop_never_makes_the_host_wait(cuda):
+    """As in `notebooks/guide/training.md`; on a GPU, CUDA itself raises where the host would wait."""
+    colors = lk.make_augment("light", "kornia", part="photometry").to("cuda")
+    pinned = [(gradient().expand(8, 3, 48, 40).contiguous().pin_memory(), torch.arange(8).pin_memory())] * 4
+    batches = iter(lk.CUDAPrefetcher(pinned, "cuda"))
+    lk.cutmix(colors(next(batches)[0]), torch.arange(8, device="cuda"), num_classes=8)  # loads its kernels
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for images, labels in batches:
+            lk.cutmix(colors(images), labels, num_classes=8)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
 @pytest.mark.parametrize(
     ("step", "n_reads"), [("jitter", 4), ("blur", 1), ("solarize", 2), ("crop", 4), ("normalize", 0)]
 )
