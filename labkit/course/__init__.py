@@ -9,12 +9,10 @@ from typing import Any
 
 _NAMES = {
     "course.exercises": ["check", "own_runs"],
-    "course.feeding": ["Feeding", "feeding_times", "simulate_feeding"],
     "course.ledger": ["checklist", "claims"],
     "course.oracles": ["broken_files", "conformance", "oracle_files", "plot_pictures"],
     "course.predictions": ["predict"],
     "course.readbacks": ["count_readbacks"],
-    "course.reference": ["show_reference"],
     "course.results": ["result"],
     "course.servers": ["serve_folder", "serve_s3"],
     "course.starting": ["where_to_start"],
@@ -44,7 +42,6 @@ _NAMES = {
     "planning.plan": ["Plan", "plot_plan"],
     "planning.published": ["PUBLISHED_TRAINING", "Storage"],
     "simulation.simulated_device": ["SimulatedDevice"],
-    "simulation.timeline": ["Stamped", "trace"],
     "util.files": ["ScratchFolder"],
     "util.machine": ["photo_root"],
 }
