@@ -55,7 +55,7 @@ _NAMES = {
     "util.files": ["ScratchFolder"],
     "util.machine": ["photo_root"],
 }
-_MODULES = {"peers": "labkit.peers.registry"}
+_MODULES = {"ladder": "labkit.course.ladder", "peers": "labkit.peers.registry"}
 _HOME = {name: f"labkit.{module}" for module, names in _NAMES.items() for name in names}
 
 __all__ = sorted([*_HOME, *_MODULES])
