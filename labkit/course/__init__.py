@@ -41,7 +41,7 @@ _NAMES = {
     "loading.limits": ["decode_limit", "memcpy_limit"],
     "loading.seeding": ["count_repeats"],
     "measure.compare": ["DifferentWorkWarning"],
-    "measure.plots": ["plot_pareto", "plot_timeline", "put_legend_below", "write_title"],
+    "measure.plots": ["plot_timeline", "put_legend_below", "write_title"],
     "measure.statistics": ["InstabilityWarning"],
     "measure.usage": ["tree_memory"],
     "peers.check": ["make_pictures"],
