@@ -29,7 +29,7 @@ _NAMES = {
     "loading.limits": ["decode_limit", "memcpy_limit"],
     "loading.seeding": ["count_repeats"],
     "measure.compare": ["DifferentWorkWarning"],
-    "measure.plots": ["plot_pareto", "plot_timeline", "put_legend_below", "write_title"],
+    "measure.plots": ["plot_timeline", "put_legend_below", "write_title"],
     "measure.statistics": ["InstabilityWarning"],
     "measure.usage": ["tree_memory"],
     "peers.check": ["make_pictures"],
@@ -42,7 +42,7 @@ _NAMES = {
     "util.files": ["ScratchFolder"],
     "util.machine": ["photo_root"],
 }
-_MODULES = {"peers": "labkit.peers.registry"}
+_MODULES = {"ladder": "labkit.course.ladder", "peers": "labkit.peers.registry"}
 _HOME = {name: f"labkit.{module}" for module, names in _NAMES.items() for name in names}
 
 __all__ = sorted([*_HOME, *_MODULES])
