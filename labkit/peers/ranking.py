@@ -19,11 +19,12 @@ from labkit.util.machine import NOTEBOOK_FOLDER, name_run
 _RESAMPLING = {True: "antialiased", False: "not antialiased", None: "between"}
 
 
-def peer_table(frame: pd.DataFrame) -> pd.DataFrame:
+def peer_table(frame: pd.DataFrame, baseline: str | None = None) -> pd.DataFrame:
     """One row per loader, the fastest first.
 
     Args:
         frame: Runs as `compare_peers` returns them, or as read back from its CSV.
+        baseline: The loader that speed-ups are over; default: the naive one.
 
     Returns:
         Index `variant`; columns `kind`, `source`, `antialias`, `decoded_at`; `images_per_s` with the 95 % interval of
@@ -37,7 +38,9 @@ def peer_table(frame: pd.DataFrame) -> pd.DataFrame:
     """
     runs = measured_runs(frame)
     grouped = runs.groupby("variant", sort=False)
-    table = grouped[["kind", "source"]].first().join(quiet_summary(frame))  # `note` says what the warning would
+    table = (
+        grouped[["kind", "source"]].first().join(quiet_summary(frame, baseline))
+    )  # `note` says what the warning would
     flags = runs.drop_duplicates("variant").set_index("variant")["antialias"]  # of a CSV: text and NaN
     table["decoded_at"] = grouped["decoded_at"].first().fillna("")  # empty in a CSV is NaN
     table["antialias"] = flags.map(lambda flag: None if pd.isna(flag) else str(flag) == "True").astype(object)
@@ -47,8 +50,7 @@ def peer_table(frame: pd.DataFrame) -> pd.DataFrame:
     table["of_limit"], is_raw = float("nan"), table["source"] == RAW_PIXELS
     for limit, chosen in ((DECODE_LIMIT, ~is_raw), (MEMCPY_LIMIT, is_raw), (WRITE_LIMIT, is_raw)):
         if limit in table.index:
-            names = table.index[chosen]
-            table.loc[names, "of_limit"] = [_compare_two(runs, name, limit)["speedup"] for name in names]
+            table.loc[chosen, "of_limit"] = quiet_summary(runs, limit)["speedup"][chosen]
     first = frame.drop_duplicates("variant").set_index("variant")  # later runs find the workers alive
     table["startup_s"] = first["startup_s"] + first["first_batch_s"]
     for name in ("batch_size", "version", "differs"):
@@ -125,9 +127,10 @@ def plot_peers(frame: pd.DataFrame, *, ax: Axes | None = None, title: str = "", 
 
     Taught in: notebooks/13_peers.ipynb
     """
-    table, runs = peer_table(frame), measured_runs(frame)
+    runs, has_base = measured_runs(frame), (frame["variant"] == BEST_DATALOADER).any()
+    table = peer_table(frame, BEST_DATALOADER if has_base else None)
     loaders = table[table["kind"] != "limit"]
-    groups, has_base = group_by_class(loaders), BEST_DATALOADER in table.index
+    groups = group_by_class(loaders)
     ax = ax or make_axes(1.4 + 0.235 * (len(loaders) + len(groups)))
     rows, limits, y = {}, table[table.index.isin([DECODE_LIMIT, MEMCPY_LIMIT, WRITE_LIMIT])], 0
     for number, (class_name, members) in enumerate(groups.items()):
@@ -143,8 +146,8 @@ def plot_peers(frame: pd.DataFrame, *, ax: Axes | None = None, title: str = "", 
             ax.scatter(rates, [y] * len(rates), s=12, color="0.65", zorder=2)
             style = {"s": 42, "zorder": 3, **_STYLES[loader["kind"]], **kwargs}
             ax.scatter(loader["images_per_s"], y, label=_LEGEND.get(loader["kind"], loader["kind"]), **style)
-            ratio = f"{_compare_two(runs, name, BEST_DATALOADER)['speedup']:.2f}x" if has_base else ""
-            ax.annotate(ratio or f"{loader['images_per_s']:,.0f}", (1.01, y), **place)
+            text = f"{loader['speedup']:.2f}x" if has_base else f"{loader['images_per_s']:,.0f}"
+            ax.annotate(text, (1.01, y), **place)
             rows[y], y = name, y + 1
     ax.set_yticks(list(rows), list(rows.values()), fontsize=SMALL_PT)
     over = f"; on the right: times as fast as {BEST_DATALOADER}" if has_base else ""
