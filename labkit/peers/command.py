@@ -82,8 +82,8 @@ def run_peers(
     for name, row in against_best(frame).iterrows():
         found = f"no peer in its class ({row['class']})"
         if row["best_peer"]:
-            speedup = f"{row['speedup']:.2f} x{_format_interval(row['ci_low'], row['ci_high'])}"
-            found = f"{speedup} the best peer of its class, {row['best_peer']} ({row['class']})"
+            speedup = f"{row['speedup']:.2f}{_format_interval(row['ci_low'], row['ci_high'])}"
+            found = f"{speedup} times as fast as the best peer of its class, {row['best_peer']} ({row['class']})"
         _print_line(f"{name}: {found}")
     for name, note in peer_table(frame)["note"].items():
         if note:
