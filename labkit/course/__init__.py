@@ -35,7 +35,7 @@ _NAMES = {
     "peers.check": ["make_pictures"],
     "peers.host": ["Host", "HostError"],
     "peers.registry": ["PEERS", "Peer", "compare_peers", "plot_peers"],
-    "peers.ranking": ["comparisons", "plot_cores", "predict_cores", "stored_runs"],
+    "peers.ranking": ["comparisons", "stored_runs"],
     "planning.plan": ["Plan", "plot_plan"],
     "planning.published": ["PUBLISHED_TRAINING", "Storage"],
     "simulation.simulated_device": ["SimulatedDevice"],

@@ -20,7 +20,6 @@ from labkit import course
 from labkit.course import ladder
 from labkit.measure import plots
 from labkit.measure.statistics import format_ratio, quiet_summary
-from labkit.peers.ranking import plot_cores, predict_cores
 
 PIL, SAME = [100, 104, 98, 101, 99], [99, 103, 100, 101, 98]
 FAST = [2 * rate for rate in PIL]
@@ -334,15 +333,8 @@ def _stalls(frame_of, ratio):
 def _peers(frame_of, ratio):
     rates = {"naive PIL": 100, "labkit BatchLoader, antialias": 500 * ratio, "timm": 450, "decode limit": 1800}
     kinds = {"naive PIL": "baseline", "timm": "peer", "decode limit": "limit"}
-    runs = _noisy(frame_of, **rates).assign(antialias="True", source="JPEG files")
+    runs = _noisy(frame_of, **rates).assign(antialias="True", source="JPEG files", decoded_at="full size")
     return course.plot_peers(runs.assign(kind=runs.variant.map(kinds).fillna("labkit")))
-
-
-def _cores(frame_of, ratio):
-    names = ["labkit BatchLoader", "labkit PixelStore"]
-    table = pd.DataFrame({"cpu_s_per_1000": [1.0, 0.1], "gil_us_per_image": [80, 5 * ratio]}, index=names)
-    measured = pd.DataFrame({"variant": names, "cores": 2, "images_per_s": [1800, 19_000]})
-    return plot_cores(predict_cores(table), measured)
 
 
 def _rungs(frame_of, ratio):
@@ -368,7 +360,6 @@ EVERY = {
     ),
     "plot_stalls": _stalls,
     "plot_peers": _peers,
-    "plot_cores": _cores,
     "plot_rungs": _rungs,
     "plot_pictures": _pictures,
     "plot_images": lambda frame_of, ratio: lk.plot_images(
