@@ -171,7 +171,6 @@ def _nothing_is_left_for_the_next_test():
 
     recorder.set_recorder(None)
     recorder.guesses.clear()
-    recorder.session_outcomes.clear()
     pyplot.close("all")
 
 

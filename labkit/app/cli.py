@@ -141,13 +141,16 @@ _Scale = Annotated[str, typer.Option(help=_SCALE_HELP, callback=_set_scale)]
 def tour(
     scale: _Scale = "",
     only: Annotated[str, typer.Option(help="Notebooks to run, by the start of their names: 00,02.")] = "",
-    store: Annotated[bool, typer.Option("--store", help="Write all executed notebooks back, or none.")] = False,
+    thorough: Annotated[bool, typer.Option("--thorough", help="Narrower intervals, in twice the time.")] = False,
+    store: Annotated[
+        bool, typer.Option("--store", help="Write all notebooks and results back, or none; thorough.")
+    ] = False,
 ) -> None:
     """Make the photos, run every notebook in a fresh kernel, and write results/<env_id>/index.html."""
     from labkit.app.tour import run_tour
 
     with one_line_errors("labkit", OSError, ValueError):
-        failed = run_tour(only=only, store_outputs=store)
+        failed = run_tour(only=only, thorough=thorough, store_outputs=store)
     raise typer.Exit(1 if failed else 0)
 
 
@@ -280,7 +283,7 @@ def claims(
     ] = "",
     scale: _Scale = "",
 ) -> None:
-    """Check the write-ups' claims against the runs that tours have recorded on this machine."""
+    """Check published claims against what tours have found on this machine, else against the stored run."""
     from shutil import get_terminal_size
 
     from labkit.course.ledger import claims as judged, lines_of

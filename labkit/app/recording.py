@@ -1,4 +1,4 @@
-"""Keep frames and guesses as files: an IPython extension for the kernels of `labkit tour` and `labkit lab`."""
+"""Keep frames and results as files: an IPython extension for the kernels of `labkit tour` and `labkit lab`."""
 
 import json
 import os
@@ -7,8 +7,7 @@ import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from labkit.errors import ArgumentError
-from labkit.measure.recorder import OUTCOME_COLUMNS, RESULTS_VARIABLE, set_recorder
+from labkit.measure.recorder import RESULTS_VARIABLE, set_recorder
 from labkit.util.files import write_atomic
 
 if TYPE_CHECKING:
@@ -21,7 +20,7 @@ _MAX_STEM_LENGTH = 100  # characters
 
 
 class FolderRecorder:
-    """Writes each experiment's frame to a folder, as CSV, and its guesses to `predictions/` next to it, as JSON.
+    """Writes each experiment's frame to a folder, as CSV, and notebooks' results to `results/` next to it, as JSON.
 
     Args:
         frames: The folder of the frames; made when something is recorded.
@@ -29,18 +28,15 @@ class FolderRecorder:
 
     def __init__(self, frames: str | os.PathLike):
         self.frames = Path(frames).absolute()
-        self.predictions = self.frames.parent / "predictions"
+        self.results = self.frames.parent / "results"
 
     def record_frame(self, frame: "pd.DataFrame") -> None:
         from labkit.measure.frames import save_frame
 
         save_frame(frame, self.frames / f"{file_stem(frame['experiment'].iloc[0])}.csv")
 
-    def record_outcomes(self, experiment: str, outcomes: list[dict[str, Any]]) -> None:
-        write_atomic(self.predictions / f"{file_stem(experiment)}.json", json.dumps(outcomes, indent=1).encode())
-
-    def recorded_outcomes(self) -> list[dict[str, Any]]:
-        return [row for path in sorted(self.predictions.glob("*.json")) for row in _read_outcomes(path)]
+    def record_result(self, notebook: str, record: dict[str, Any]) -> None:
+        write_atomic(self.results / f"{file_stem(notebook)}.json", json.dumps(record, indent=1).encode())
 
 
 def record_to_results_folder() -> None:
@@ -61,10 +57,3 @@ def file_stem(experiment: str) -> str:
         return stem
     checksum = zlib.crc32(experiment.encode("utf-8", "surrogateescape"))
     return f"{stem.lstrip('.')[:_MAX_STEM_LENGTH]}-{checksum:08x}"
-
-
-def _read_outcomes(path: Path) -> list[dict[str, Any]]:
-    try:
-        return [{name: row[name] for name in OUTCOME_COLUMNS} for row in json.loads(path.read_text())]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ArgumentError(f"{path} holds no predictions: delete it, and run its notebook again") from error

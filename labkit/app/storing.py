@@ -1,9 +1,10 @@
-"""Stored notebooks: all from one run of one commit, or none. For maintainers, in a clone with git."""
+"""Stored notebooks and results: all from one run of one commit, or none. For maintainers, in a clone with git."""
 
 import base64
+import json
 import re
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from io import BytesIO
 from pathlib import Path
 from tempfile import gettempdir
@@ -13,10 +14,12 @@ import nbformat
 from nbformat.v4 import new_output
 from PIL import Image
 
-from labkit.app.notebooks import Executed
-from labkit.course import ladder, starting
+from labkit.app.notebooks import Executed, Notebook
+from labkit.course import ladder
+from labkit.course.results import STORED, Result, describe_machine, recorded_results
+from labkit.course.starting import start_from
 from labkit.errors import ArgumentError
-from labkit.measure.frames import MEASURE_VERSION, load_frame, save_frame
+from labkit.measure.frames import MEASURE_VERSION
 from labkit.util.files import ScratchFolder, write_all_atomic
 from labkit.util.machine import NOTEBOOK_FOLDER, env_id, installed_versions, name_run
 from labkit.util.pictures import encode_image
@@ -65,10 +68,18 @@ def find_commit(folder: Path) -> str:
     return f"{commit}-dirty" if changes else commit
 
 
-def refusal(run: Executed) -> str:
-    """Why a run that has ended cannot be stored: what it wrote to stderr, but for instability; or empty."""
-    noise = [text for cell in run.node.cells if (text := _INSTABILITY.sub("", _stderr(cell)).strip())]
-    return f"wrote to stderr, and so cannot be stored: {noise[0][:200]}" if noise else ""
+def refusal(run: Executed, results: Path) -> str:
+    """Why a run that has ended cannot be stored, or empty.
+
+    It wrote to stderr more than warnings of instability, or it left no result in the folder `results`, or this run does
+    not bear out a sentence of its result.
+    """
+    if noise := [text for cell in run.node.cells if (text := _INSTABILITY.sub("", _stderr(cell)).strip())]:
+        return f"wrote to stderr, and so cannot be stored: {noise[0][:200]}"
+    found = recorded_results(results).get(run.notebook.name)
+    if found is None:
+        return f'has no result: its last cell must end with course.result("{run.notebook.name}", ...)'
+    return f"this run does not show what its result says: {' '.join(found.not_here)}" if found.not_here else ""
 
 
 def unstable_variants(run: Executed) -> list[str]:
@@ -77,33 +88,85 @@ def unstable_variants(run: Executed) -> list[str]:
 
 
 def store_all(runs: Iterable[Executed], about: dict[str, Any], frames: Path) -> None:
-    """Write notebooks back in place, with the ladder's frame and figure next to them, and the runs behind
-    `where_to_start`: all files, or none.
+    """Write notebooks back in place, with their results, README's table of them, and the ladder's frame and figure.
+
+    All files are written, or none. The first cell of each notebook states its result.
 
     Args:
         runs: All notebooks of a run, without errors.
         about: From `describe_run`, at the run's start.
-        frames: The folder where the run recorded its frames.
+        frames: The folder where the run recorded its frames; its results are in `results` next to it.
 
     Raises:
         OSError: a file cannot be written, or the ladder was not recorded.
+        ValueError: a notebook has no result, or no place for it.
     """
     if find_commit(NOTEBOOK_FOLDER) != about["commit"]:  # the notebooks may have run different code
         about = {**about, "commit": f"{about['commit'].removesuffix('-dirty')}-dirty"}
-    files, recorded = {}, [load_frame(path) for path in sorted(frames.glob("*.csv"))]
+    runs, results = list(runs), recorded_results(frames.with_name("results"))
+    if missing := [run.notebook.name for run in runs if run.notebook.name not in results]:
+        raise ArgumentError(f"no results of {', '.join(missing)}: the last cell must end with course.result(...)")
+    records = {run.notebook.name: results[run.notebook.name].to_record() for run in runs}
+    files: dict[Path, bytes] = {STORED: _json({**about, "machine": describe_machine(), "notebooks": records})}
     with ScratchFolder(gettempdir()) as scratch:
         for run in runs:
             folder = run.notebook.path.parent
-            if run.notebook.name == starting.NOTEBOOK:
-                _show_gains(run, recorded)
-                behind = starting.runs_behind(recorded)  # for readers who have no runs of their own
-                if behind is not None:
-                    files[folder / starting.FRAME] = save_frame(behind, scratch / starting.FRAME).read_bytes()
+            _show_gains(run, results)
             if run.notebook.name == ladder.NOTEBOOK:  # the README's figure shows what it measured
                 ladder.store_figure(frames / ladder.FRAME, scratch)
                 files |= {folder / name: (scratch / name).read_bytes() for name in (ladder.FRAME, ladder.FIGURE)}
+            _state_result(run, results[run.notebook.name])
             files[run.notebook.path] = _stored_bytes(run, about)
+    readme = NOTEBOOK_FOLDER.with_name("README.md")
+    table = walk_table((run.notebook, results[run.notebook.name]) for run in runs)
+    files[readme] = with_table(readme.read_text(), table).encode()
     write_all_atomic(files)
+
+
+def _json(content: dict[str, Any]) -> bytes:
+    return f"{json.dumps(content, indent=1, ensure_ascii=False)}\n".encode()
+
+
+_RESULT = re.compile(r"^\*\*Result\.\*\* .*$", re.MULTILINE)
+_TABLE = re.compile(r"^\| notebook \|.*\n(?:\|.*\n)+", re.MULTILINE)
+
+
+def stated(result: Result) -> str:
+    """The line that states a result in a notebook's first cell."""
+    return f"**Result.** {result}"
+
+
+def _state_result(run: Executed, result: Result) -> None:
+    """Write the result into the first cell, and leave only this run's own at the end."""
+    first = run.node.cells[0]
+    if not _RESULT.search(first.source):
+        raise ArgumentError(f"the first cell of {run.notebook.name} has no paragraph that begins with **Result.**")
+    first.source = _RESULT.sub(lambda _: stated(result), first.source, count=1)
+    for output in run.node.cells[-1].get("outputs", []):
+        for kind, text in output.get("data", {}).items():
+            if kind.startswith("text/"):
+                output.data[kind] = re.sub(r"\n\n(\*\*)?Stored run\..*", "", text, flags=re.DOTALL)
+
+
+def walk_table(stored: Iterable[tuple[Notebook, Result]]) -> str:
+    """README's table: each notebook, its question, and the first sentence of its result."""
+    rows = [
+        f"| [{notebook.name.replace('_', ' ', 1)}](notebooks/{notebook.path.name}) "
+        f"| {notebook.question} | {result.sentences[0]} |"
+        for notebook, result in stored
+    ]
+    return "\n".join(["| notebook | the question | answer here |", "|---|---|---|", *rows, ""])
+
+
+def with_table(readme: str, table: str) -> str:
+    """The README's text with its table of notebooks replaced.
+
+    Raises:
+        ValueError: it has none.
+    """
+    if not _TABLE.search(readme):
+        raise ArgumentError("README.md has no table that begins with `| notebook |`: restore it")
+    return _TABLE.sub(lambda _: table, readme, count=1)
 
 
 def _stored_bytes(run: Executed, about: dict[str, Any]) -> bytes:
@@ -140,9 +203,9 @@ def in_few_colors(png: str) -> str:
     return smaller if len(smaller) < len(png) else png
 
 
-def _show_gains(run: Executed, recorded: list[Any]) -> None:
-    """The table was shown before anything had run: show it again, with the gains of the whole run."""
-    table = starting.start_from(recorded)
+def _show_gains(run: Executed, results: Mapping[str, Result]) -> None:
+    """A table of where to start was shown before all notebooks had run: show it again, with the whole run's gains."""
+    table = start_from(results)
     data = {"text/markdown": table.to_markdown(), "text/plain": str(table)}
     for cell in run.node.cells:
         if cell.cell_type == "code" and cell.source.endswith("where_to_start()"):

@@ -13,23 +13,27 @@ from labkit.data.samples import make_photos
 from labkit.errors import StorageError
 from labkit.measure.recorder import RESULTS_VARIABLE
 from labkit.util.files import write_atomic
-from labkit.util.machine import IS_CLONE, env_id, labkit_home, photo_root, scale
+from labkit.util.machine import IS_CLONE, THOROUGH_VARIABLE, env_id, labkit_home, photo_root, scale
 from labkit.util.redact import redact
 
 console = Console()
 
 
-def run_tour(*, only: str = "", store_outputs: bool = False, results: Path = Path("results")) -> int:
+def run_tour(
+    *, only: str = "", thorough: bool = False, store_outputs: bool = False, results: Path = Path("results")
+) -> int:
     """Run the notebooks at the current scale and write `results/<env_id>/`, whose `index.html` can be read meanwhile.
 
     Args:
         only: Starts of notebook names, comma-separated; empty: all.
-        store_outputs: If no notebook fails, write all executed ones back in place, and the ladder's frame and figure
-            next to them. The run starts without earlier results, which are moved aside.
+        thorough: Every comparison spends its budget, not only each notebook's main one: twice the time.
+        store_outputs: If no notebook fails, write all executed ones back in place, with their results, README's table,
+            and the ladder's frame and figure. The run is thorough, and starts without earlier results, which are moved
+            aside.
         results: Folder of reports; the frames, HTML pages and `index.html` go to a subfolder for this environment.
 
     Returns:
-        Number of notebooks that failed.
+        Number of notebooks that failed, or whose result may not be stored.
 
     Raises:
         ValueError: these notebooks cannot be stored, or a recorded frame cannot be read; says why.
@@ -51,10 +55,10 @@ def run_tour(*, only: str = "", store_outputs: bool = False, results: Path = Pat
         for number, notebook in enumerate(notebooks, 1):
             doing = f"running {notebook.name}, notebook {number} of {len(notebooks)}"
             write_index(folder, runs, status=_now(doing), is_running=True)
-            run = _run(notebook, f"[{number}/{len(notebooks)}] {notebook.name}", folder)
+            run = _run(notebook, f"[{number}/{len(notebooks)}] {notebook.name}", folder, thorough or store_outputs)
             runs.append(run)
             if about:
-                run.error = run.error or refusal(run)
+                run.error = run.error or refusal(run, folder / "results")
                 if run.error:  # all are stored or none
                     break
         failed = [run for run in runs if run.error]
@@ -101,7 +105,7 @@ def make_scale_photos() -> None:
         ) from error
 
 
-def _run(notebook: Notebook, title: str, folder: Path) -> Executed:
+def _run(notebook: Notebook, title: str, folder: Path, thorough: bool) -> Executed:
     """Run a notebook, and write it as a page."""
     from nbconvert import HTMLExporter
 
@@ -112,6 +116,8 @@ def _run(notebook: Notebook, title: str, folder: Path) -> Executed:
         "LABKIT_SCALE": scale().name,
         "TQDM_DISABLE": "1",  # no progress bars in outputs
     }
+    if thorough:
+        environment[THOROUGH_VARIABLE] = "1"
     with console.status(title):
         run = execute(notebook, environment=environment)
     page, _ = HTMLExporter().from_notebook_node(run.node)

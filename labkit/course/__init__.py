@@ -1,4 +1,4 @@
-"""What only the notebooks need: predictions, exercises, claims, local servers, reference runs, and parts of a loader.
+"""What only the notebooks need: results, predictions, exercises, claims, servers, reference runs, parts of a loader.
 
 `from labkit import course` gives these names, and its modules `ladder`, `reference` and `peers`. Each is imported on
 first use, as those of `lk.`; what a training script needs is there.
@@ -8,9 +8,9 @@ from importlib import import_module
 from typing import Any
 
 _NAMES = {
-    "course.exercises": ["check"],
+    "course.exercises": ["check", "own_runs"],
     "course.feeding": ["Feeding", "feeding_times", "simulate_feeding"],
-    "course.ledger": ["checklist", "claims", "plot_claims"],
+    "course.ledger": ["checklist", "claims"],
     "course.oracles": [
         "broken_files",
         "child_exits",
@@ -19,9 +19,10 @@ _NAMES = {
         "plot_conformance",
         "plot_pictures",
     ],
-    "course.predictions": ["predict", "score"],
+    "course.predictions": ["predict"],
     "course.readbacks": ["count_readbacks"],
     "course.reference": ["show_reference"],
+    "course.results": ["result"],
     "course.servers": ["serve_folder", "serve_s3"],
     "course.starting": ["where_to_start"],
     "data.blobs": ["Extent", "LocalBlob", "evict"],
@@ -40,7 +41,7 @@ _NAMES = {
     "loading.limits": ["decode_limit", "memcpy_limit"],
     "loading.seeding": ["count_repeats"],
     "measure.compare": ["DifferentWorkWarning"],
-    "measure.plots": ["plot_ladder", "plot_pareto", "plot_timeline", "put_legend_below", "write_title"],
+    "measure.plots": ["plot_pareto", "plot_timeline", "put_legend_below", "write_title"],
     "measure.statistics": ["InstabilityWarning"],
     "measure.usage": ["tree_memory"],
     "peers.check": ["make_pictures"],

@@ -50,7 +50,8 @@ def ladder_variants(store: Store, pixels: PixelStore, scale: Scale) -> dict[str,
         scale: Its `batch_size` is used, or a smaller one that gives each core a few batches.
 
     Returns:
-        Label -> factory of one run's batches. Labels that end in "limit" are not loaders: see `is_limit`.
+        Label -> factory of one run's batches. Labels that end in "limit" are not loaders: see `is_limit`. A
+        loader that decodes parts of JPEGs may exceed the limit for whole ones.
 
     Raises:
         ValueError: `store` and `pixels` do not hold the same photos.
@@ -63,17 +64,15 @@ def ladder_variants(store: Store, pixels: PixelStore, scale: Scale) -> dict[str,
     naive = PILDataset(store, transform=make_augment(_CROP_ONLY, "pil"))
     tensors = ImageDataset(store, transform=make_augment(_CROP_ONLY, "v2"))
     bytes_only = ImageDataset(store, transform=make_augment(_CROP_ONLY, "v2", part="geometry"))
-    opencv = ImageDataset(store, transform=make_augment(_CROP_ONLY, "albumentations", part="geometry"))
     return {
         NAIVE: partial(_load_in_one_process, naive, batch_size),
         "turbojpeg, crops of tensors": partial(_load_in_one_process, tensors, batch_size),
         "one worker per core": partial(_load_in_workers, tensors, batch_size),
         "uint8 instead of float": partial(_load_in_workers, bytes_only, batch_size),
-        "OpenCV crops (Albumentations)": partial(_load_in_workers, opencv, batch_size),
         "threads: BatchLoader": partial(_load_in_threads, store, len(pixels), batch_size, True),
         "no antialiasing": partial(_load_in_threads, store, len(pixels), batch_size, False),
         "raw pixels: PixelStore": partial(_load_in_threads, pixels, len(pixels), batch_size, False),
-        "decode limit": lambda: chain(*repeat(decode_limit(store), 2)),
+        "whole JPEGs, decode limit": lambda: chain(*repeat(decode_limit(store), 2)),
         "memcpy limit": lambda: memcpy_limit(16_384),
     }
 
@@ -83,12 +82,16 @@ def measure_rungs(
 ) -> pd.DataFrame:
     """Compare loaders and limits whose runs may load different numbers of images; the first is the baseline.
 
-    The frame stays out of the tour's table of steps, since limits are not loaders, and its rows carry no verdict.
+    Torch has one thread meanwhile, and the frame's rows carry no verdict, since limits are not loaders.
     """
     # Rates are per image, and an image costs the same work each time.
-    with warnings.catch_warnings(action="ignore", category=DifferentWorkWarning):
-        baseline = next(iter(variants))
-        return compare(variants, baseline=baseline, experiment=experiment, rung=False, verdicts=False, factors=factors)
+    baseline, num_threads = next(iter(variants)), torch.get_num_threads()
+    torch.set_num_threads(1)  # as in a worker: one process is to be one core
+    try:
+        with warnings.catch_warnings(action="ignore", category=DifferentWorkWarning):
+            return compare(variants, baseline=baseline, experiment=experiment, verdicts=False, factors=factors)
+    finally:
+        torch.set_num_threads(num_threads)
 
 
 def is_limit(variants: pd.Series) -> pd.Series:

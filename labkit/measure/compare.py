@@ -25,7 +25,7 @@ from labkit.measure.statistics import paired_ratios, speedup_interval, speedup_o
 from labkit.measure.steady import Factory, NoBatch, Stopwatch, count_images, page_cache_state
 from labkit.measure.usage import PeakMemory, tree_usage
 from labkit.util.arguments import is_number, require_choice, require_int, require_seed
-from labkit.util.machine import scale
+from labkit.util.machine import is_thorough, scale
 from labkit.util.process import keep_freed_memory, progress_bar
 from labkit.util.redact import contains_secret, redact
 
@@ -45,6 +45,7 @@ _REPORTED_BY_LOADERS = (
     "page_cache",
 )
 _MAX_GROWTH = 4  # times the rounds before the first look: more would narrow an interval by less than half again
+_FEWEST_ROUNDS = 3  # of which an interval can be computed that is not absurdly wide
 _SHARE_OF_EFFECT = 0.1  # "ten times, within a quarter" is precise enough
 
 
@@ -87,7 +88,8 @@ def compare(
             `lambda: course.evict(paths)`. A mapping applies to the variants it names. Such runs read each byte once.
         count, clock: Return the images of other kinds of batches, and, for tests, the seconds.
         progress: Show a progress bar.
-        rung: Whether it is a rung of the ladder, which a tour's page draws.
+        rung: Whether it is a notebook's main comparison, which a tour's page draws. Others take the fewest rounds
+            unless `LABKIT_THOROUGH` is set, as by `labkit tour --thorough`.
         factors: Further columns, `{"storage": "folder"}` or, by variant, `{"storage": {"tar": "simulated hard disk"}}`.
 
     Returns:
@@ -127,9 +129,11 @@ def compare(
             )
     if rounds is not None:
         stopping = Stopping(require_int("rounds", rounds), precision, 0, clock)
-    else:
+    elif rung or is_thorough() or budget_s is not None:
         seconds = scale().budget_s * len(variants) if budget_s is None else budget_s
         stopping = Stopping(scale().rounds, precision, seconds, clock)
+    else:
+        stopping = Stopping(min(scale().rounds, _FEWEST_ROUNDS), precision, 0, clock)
     has_verdict: Any = verdicts
     if not isinstance(verdicts, bool):
         judged = [require_choice("verdicts", label, variants) for label in verdicts]

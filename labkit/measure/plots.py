@@ -19,10 +19,9 @@ from matplotlib.transforms import blended_transform_factory
 
 from labkit.errors import ArgumentError
 from labkit.measure.frames import measured_runs
-from labkit.measure.recorder import guesses, keep_outcome
+from labkit.measure.recorder import guesses
 from labkit.measure.statistics import (
     are_interleaved,
-    conclude,
     describe,
     format_ratio,
     most_telling,
@@ -122,12 +121,13 @@ def put_legend_below(ax: Axes, *, columns: int = 3, lines_above: int = 0, side: 
     ax.legend(marks.values(), marks.keys(), **style)
 
 
-def plot_throughput(data: pd.DataFrame, *, ax: Axes | None = None, about: str = "") -> Axes:
+def plot_throughput(data: pd.DataFrame, *, ax: Axes | None = None, about: str = "", title: str = "") -> Axes:
     """Images per second of each variant: every run as a dot, the median as a bar. The title says the highest.
 
     Args:
         data: Runs, as `compare` gives them.
         about: What was measured; the title begins with it.
+        title: Default: the highest and the lowest rate.
 
     Example: `lk.plot_throughput(runs, about="one worker")`
 
@@ -148,7 +148,7 @@ def plot_throughput(data: pd.DataFrame, *, ax: Axes | None = None, about: str = 
     told = f"{medians.idxmax()}: {medians.max():,.0f} per second"
     if len(medians) > 1:
         told += f"; {medians[::-1].idxmin()}: {medians.min():,.0f}"
-    write_title(ax, told, about)
+    write_title(ax, title or told, about)
     return ax
 
 
@@ -157,20 +157,22 @@ def plot_speedup(
     *,
     ax: Axes | None = None,
     about: str = "",
+    title: str = "",
+    of: str = "",
     baseline: str | None = None,
     ceiling: float | None = None,
     xscale: str = "linear",
 ) -> Axes:
     """Speed-up of each variant over the baseline: the ratio of every round as a dot, its mean with a 95 % interval.
 
-    The title is the ratio to speak of, and the sentence of `conclude` stands below. An open square means that the
-    verdict is inconclusive, a diamond that there is none: the legend says so. An interval that is much wider than the
-    rounds are apart, as that of two rounds can be, runs out of the picture. Guesses made with `course.predict` are
-    drawn as triangles and compared with the measurement: `course.score` tells how good they were.
+    An open square means that the interval contains 1. An interval that is much wider than the rounds are apart, as that
+    of two rounds can be, runs out of the picture. Guesses made with `course.predict` are drawn as triangles.
 
     Args:
         data: Runs, as `compare` gives them.
         about: What was measured; the title begins with it.
+        title: Default: how many times as fast a variant is, and of which it is.
+        of: The variant that the default title speaks of; default: the one that is certainly faster by most.
         baseline: Default: the frame's own.
         ceiling: Speed-up that no loader can exceed here, drawn as a dashed line.
         xscale: "linear" or "log", for ratios of several orders of magnitude.
@@ -182,8 +184,10 @@ def plot_speedup(
     require_choice("xscale", xscale, ("linear", "log"))
     summary, runs = quiet_summary(data, baseline), measured_runs(data)
     base = summary.index[summary["verdict"] == "baseline"][0]
-    others, sentence = summary.drop(index=base), conclude(data, baseline=base)
-    ax = ax or make_axes(rows=len(others) + 2.8)  # with the sentence and the legend
+    others = summary.drop(index=base)
+    if of:
+        require_choice("of", of, others.index)
+    ax = ax or make_axes(rows=len(others) + 1.6)  # with the legend
     marks = [1.0, *others["speedup"], *([] if ceiling is None else [ceiling])]
     for row, (label, estimate) in enumerate(others.iterrows()):
         marks.extend(_draw_comparison(ax, row, runs, (label, base), estimate))
@@ -191,8 +195,6 @@ def plot_speedup(
             style: dict[str, Any] = {"marker": "v", "s": 70, "color": GUESS, "zorder": 4, "label": "your prediction"}
             ax.scatter(guess.speedup, row - 0.28, **style)
             marks.append(guess.speedup)
-        if label in guesses:
-            keep_outcome(runs, label, estimate)
     named = [name_storage(label, runs) for label in others.index]
     _label_ratios(ax, named, f"speed-up over {name_storage(base, runs)} (x)")
     if ceiling is not None:
@@ -203,15 +205,9 @@ def plot_speedup(
         reach = max(max(marks) - min(marks), 0.05)
         _limit_axis(ax, max(min(marks) - reach, -0.03 * (max(marks) + reach)), max(marks) + reach)
 
-    # The sentence stands under the x axis, across the figure, or across the axes if there are others.
-    is_alone = len(ax.figure.axes) == 1
-    width_in = (ax.figure.bbox if is_alone else ax.bbox).width / ax.figure.dpi
-    lines = wrap(sentence, characters_per_line(width_in, SMALL_PT))
-    left, across = (0.01, "figure fraction") if is_alone else (0, "axes fraction")
-    place: dict[str, Any] = {"xycoords": (across, ax.xaxis.label), "textcoords": "offset points"}
-    ax.annotate("\n".join(lines), (left, 0), (0, -6), **place, va="top", fontsize=SMALL_PT)
-    put_legend_below(ax, columns=1, lines_above=len(lines), side="right")
-    write_title(ax, describe(others.set_axis(named), name_storage(base, runs)), about)
+    put_legend_below(ax, columns=2, side="right")
+    told = title or describe(others.set_axis(named), name_storage(base, runs), of and name_storage(of, runs))
+    write_title(ax, told, about)
     return ax
 
 
@@ -262,12 +258,15 @@ _SPAN_KINDS = ("load", "wait", "copy", "step", "compute")
 _WORK = ("compute", "step")  # kinds of spans that training is for
 
 
-def plot_timeline(data: pd.DataFrame, *, ax: Axes | None = None, about: str = "", **kwargs: Any) -> Axes:
+def plot_timeline(
+    data: pd.DataFrame, *, ax: Axes | None = None, about: str = "", title: str = "", **kwargs: Any
+) -> Axes:
     """Spans on a time axis, one row per lane: who worked when. The title says how much of the time training computes.
 
     Args:
         data: One row per span: `lane`, `kind`, `start_s`, `end_s`; if it says `simulated`, so does the plot.
         about: What was traced; the title begins with it.
+        title: Default: the share of the time for which the last lane works.
         **kwargs: To `Axes.broken_barh`.
     """
     lanes = list(dict.fromkeys(data["lane"]))
@@ -293,7 +292,8 @@ def plot_timeline(data: pd.DataFrame, *, ax: Axes | None = None, about: str = ""
     covered_to = spans["end_s"].astype(float).cummax().shift(fill_value=-np.inf)  # spans may overlap
     working_s = (spans["end_s"] - np.maximum(spans["start_s"], covered_to)).clip(lower=0).sum()
     total_s = data["end_s"].max() - data["start_s"].min()
-    write_title(ax, f"{lane}: {kind} {working_s / total_s if total_s else 0:.0%} of {total_s:.3g} s", about)
+    told = f"{lane}: {kind} {working_s / total_s if total_s else 0:.0%} of {total_s:.3g} s"
+    write_title(ax, title or told, about)
     return ax
 
 
@@ -324,13 +324,19 @@ def plot_pareto(data: pd.DataFrame, *, cost: str, ax: Axes | None = None) -> Axe
 
 
 def plot_stalls(
-    data: pd.DataFrame, *, ax: Axes | None = None, about: str = "", wall_s: dict[str, float] | None = None
+    data: pd.DataFrame,
+    *,
+    ax: Axes | None = None,
+    about: str = "",
+    title: str = "",
+    wall_s: dict[str, float] | None = None,
 ) -> Axes:
     """Where the time goes: one stacked bar per variant, with its stages in order. The title says the largest stage.
 
     Args:
         data: One row per stage: `variant`, `stage`, `seconds`.
         about: What was measured; the title begins with it.
+        title: Default: the largest stage.
         wall_s: Measured wall time of each variant, drawn as a tick: the bar should end there.
 
     Example: `lk.plot_stalls(clock.frame("naive"), wall_s={"naive": 1.2})`
@@ -363,8 +369,8 @@ def plot_stalls(
     stages = table.loc[longest]
     told = f"{longest}: {stages.idxmax()} {stages.max() / (totals.max() or 1):.0%} of the time"
     if longest != shortest and totals.min() > 0:
-        told += f"; {format_ratio(totals.max() / totals.min())}x as long in all as {shortest}"
-    write_title(ax, told, about)
+        told += f"; {format_ratio(totals.max() / totals.min())} times as long as {shortest}"
+    write_title(ax, title or told, about)
     return ax
 
 
@@ -393,11 +399,9 @@ def _draw_comparison(ax: Axes, row: int, runs: pd.DataFrame, pair: tuple, estima
     has_interval = not np.isnan([low, high]).any()
     # An infinite end could not be drawn as a line that leaves the picture.
     reach = [[max(0, speedup - low)], [max(0, min(high, 1e100) - speedup)]] if has_interval else None
-    doubt = "the 99 % interval contains 1" if has_interval else "one round has no interval"
-    marker, face, meaning = {
-        "inconclusive": ("s", "white", f'"?": inconclusive: {doubt}'),
-        "": ("D", ESTIMATE, "no verdict"),
-    }.get(verdict, ("o", ESTIMATE, "_nolegend_"))
+    doubt = "the interval contains 1" if has_interval else "one round has no interval"
+    is_open = verdict == "inconclusive"
+    marker, face, meaning = ("s", "white", f'"?": inconclusive: {doubt}') if is_open else ("o", ESTIMATE, "_nolegend_")
     style: dict[str, Any] = {"color": ESTIMATE, "markerfacecolor": face, "markersize": 8, "capsize": 4}
     drawn = ax.errorbar(speedup, row, xerr=reach, fmt=marker, zorder=3, **style)
     drawn.lines[0].set_label(meaning)

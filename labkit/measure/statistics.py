@@ -12,9 +12,7 @@ from labkit.measure.frames import measured_runs
 from labkit.util.arguments import require_choice
 from labkit.util.machine import usable_cores
 
-# With 95 %, the interval that is shown, one in 20 equal variants would be called different on a quiet machine, and more
-# on a busy one; and a notebook reaches a dozen verdicts.
-CONFIDENCE, VERDICT_CONFIDENCE = 0.95, 0.99
+CONFIDENCE = 0.95  # of the interval that is shown, from which a reader can tell the verdict
 
 _TRIM = 0.2  # of the rounds at either end: bursts of other programs reach a few rounds only
 _MIN_TRIMMED = 8  # rounds; with fewer, a trimmed interval costs more degrees of freedom than it gains
@@ -56,11 +54,6 @@ def speedup_interval(
         low, high = tested.confidence_interval(confidence)
     with np.errstate(over="ignore"):  # two wild runs may give an interval up to infinity
         return float(np.exp(low)), float(np.exp(high))
-
-
-def verdict_of(ratios: np.ndarray, others: np.ndarray | None = None, *, n_looks: int = 1) -> str:
-    """`faster`, `slower` or `inconclusive`; arguments as in `speedup_interval`. Wrong for 1 in 100 equal variants."""
-    return side_of_one(speedup_interval(ratios, others, confidence=VERDICT_CONFIDENCE, n_looks=n_looks))
 
 
 def side_of_one(interval: tuple[float, float]) -> str:
@@ -107,10 +100,10 @@ def summarize(frame: pd.DataFrame, baseline: str | None = None) -> pd.DataFrame:
         `ci_low`, `ci_high` (95 %), `verdict` (`baseline`, `faster`, `slower`, `inconclusive`; empty for variants that
         `compare` was told to leave without one) and `note`.
 
-        A verdict needs a 99 % interval that excludes 1. If only the 95 % interval does, the verdict is
-        `inconclusive`, and the note tells which way it leans. Both intervals count how often `compare` looked at the
-        runs before it stopped (`speedup_interval`), and cover the rounds of one session only: another day, or another
-        machine, may differ by more.
+        The verdict is the interval's: `faster` or `slower` if it excludes 1. One in 20 equal variants is called
+        different on a quiet machine. The interval counts how often `compare` looked at the runs before it stopped
+        (`speedup_interval`), and covers the rounds of one session only: another day, or another machine, may differ
+        by more.
 
     >>> lk.summarize(runs)[["images_per_s", "speedup", "ci_low", "ci_high", "verdict"]]  # doctest: +SKIP
 
@@ -185,12 +178,9 @@ def _summarize_variant(own: pd.DataFrame, base: pd.DataFrame, peak_mem_mb: float
         samples = [sample.to_numpy(float) for sample in samples]
         n_looks = int(_column(own, "n_looks", 1).max())
         speedup, (low, high) = speedup_of(*samples), speedup_interval(*samples, n_looks=n_looks)
-        verdict = verdict_of(*samples, n_looks=n_looks) if _column(own, "has_verdict", True).all() else ""
+        verdict = side_of_one((low, high)) if _column(own, "has_verdict", True).all() else ""
     spread = float(rates.quantile(0.75) - rates.quantile(0.25)) / rates.median()
     notes = [] if is_paired else ["not interleaved"]
-    leaning = side_of_one((low, high))
-    if verdict == "inconclusive" and leaning != "inconclusive":
-        notes.append(f"leans to {leaning}: more rounds would tell")
     # CPU seconds and images of one and the same stretch: the steady state, or the whole of a run that has none.
     n_images = own["n_images"].where(~_column(own, "is_steady", False), _column(own, "n_steady_images", np.nan))
     return {
@@ -293,20 +283,18 @@ def conclude(frame: pd.DataFrame, variant: str | None = None, baseline: str | No
     return "; ".join([told, *dict.fromkeys(filter(None, notes))]) + "."
 
 
-def describe(others: pd.DataFrame, base: str) -> str:
-    """The ratio to speak of, in a few words, and what is inconclusive: the title of a plot.
+def describe(others: pd.DataFrame, base: str, of: str = "") -> str:
+    """A ratio in a few words, and what is inconclusive: the title of a plot.
 
     Args:
         others: Rows of `summarize` without the baseline's, by the names to use.
         base: The baseline's name.
+        of: The variant to speak of; default: the one that is certainly faster by most.
     """
-    best = most_telling(others)
-    contains_1 = (others["ci_low"] <= 1) & (others["ci_high"] >= 1)
-    doubtful = (others["verdict"] == "inconclusive") | ((others["verdict"] == "") & contains_1)
-    told = f"{best}: {format_ratio(others.loc[best, 'speedup'])}x of {base}"
-    if len(others) > 1 and doubtful.any():
-        return f"{told}; {doubtful.sum()} of {len(others)} ratios inconclusive"
-    return f"{told}, inconclusive" if doubtful[best] else told
+    best = of or most_telling(others)
+    low, high, ratio = others.loc[best, ["ci_low", "ci_high", "speedup"]]
+    told = f"{best}: {format_ratio(ratio)} times as fast as {base}"
+    return f"{told}, inconclusive" if low <= 1 <= high or np.isnan(low) else told
 
 
 def name_storage(label: str, runs: pd.DataFrame) -> str:

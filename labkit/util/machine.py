@@ -136,6 +136,14 @@ def scale() -> Scale:
     return _SCALES[require_choice("LABKIT_SCALE", name, _SCALES)]
 
 
+THOROUGH_VARIABLE = "LABKIT_THOROUGH"
+
+
+def is_thorough() -> bool:
+    """Whether side comparisons spend their budget too: if `LABKIT_THOROUGH` is set, as by `labkit tour --thorough`."""
+    return bool(os.environ.get(THOROUGH_VARIABLE))
+
+
 def photo_root(profile: str) -> Path:
     """Folder for the photos of one profile at the current scale, under `LABKIT_HOME` (default `~/.cache/labkit`).
 

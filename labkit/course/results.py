@@ -1,0 +1,190 @@
+"""What each notebook found, in sentences: computed by its last cell, collected and stored by `labkit tour --store`."""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from labkit.errors import ArgumentError, MissingFileError
+from labkit.measure.recorder import RESULTS_VARIABLE, current_recorder
+from labkit.util.machine import IS_CLONE, NOTEBOOK_FOLDER, env_id, environment, scale
+
+STORED = NOTEBOOK_FOLDER / "results.json"
+HERE = "this machine"
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """How many times as fast one variant is as another, with its 95 % interval; a plain number has none."""
+
+    value: float
+    low: float = float("nan")
+    high: float = float("nan")
+
+    def __str__(self) -> str:
+        return f"{self.value:.3g}" + ("" if pd.isna(self.low) else f" [{self.low:.3g}, {self.high:.3g}]")
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a notebook found.
+
+    Args:
+        notebook: Its name, such as `"03_persistent_workers"`.
+        sentences: The first one answers the notebook's question.
+        not_here: Those of the sentences that this run does not bear out.
+        figures: Name -> ratio or number, for the tables that read the results of several notebooks.
+        machine: What it was measured on, in words.
+        scale: The scale of the run.
+        origin: Whose run it was, in words.
+    """
+
+    notebook: str
+    sentences: tuple[str, ...]
+    not_here: tuple[str, ...]
+    figures: Mapping[str, Ratio]
+    machine: str
+    scale: str
+    origin: str = HERE
+
+    def __str__(self) -> str:
+        told = [f"{text} (This run does not show it.)" if text in self.not_here else text for text in self.sentences]
+        return f"{' '.join(told)} *({self.machine})*"
+
+    def to_record(self) -> dict[str, Any]:
+        """As JSON holds it."""
+        figures = {
+            name: [float(f"{number:.4g}") for number in (ratio.value, ratio.low, ratio.high) if not pd.isna(number)]
+            for name, ratio in self.figures.items()
+        }
+        return {
+            "sentences": list(self.sentences), "not_here": list(self.not_here), "figures": figures,
+            "machine": self.machine, "scale": self.scale,
+        }  # fmt: skip
+
+    @classmethod
+    def from_record(cls, notebook: str, record: Mapping[str, Any], origin: str) -> "Result":
+        """The inverse of `to_record`.
+
+        Raises:
+            KeyError, TypeError: it is no record.
+        """
+        figures = {name: Ratio(*numbers) for name, numbers in record["figures"].items()}
+        sentences, not_here = tuple(record["sentences"]), tuple(record["not_here"])
+        return cls(notebook, sentences, not_here, figures, record["machine"], record["scale"], origin)
+
+
+class Shown:
+    """A result of this run beside the stored one, for the end of a notebook."""
+
+    def __init__(self, result: Result, stored: Result | None):
+        self.result, self.stored = result, stored
+
+    def _repr_markdown_(self) -> str:
+        told = f"**Result of this run.** {self.result}"
+        return f"{told}\n\n**Stored run.** {self.stored}" if self.stored else told
+
+    def __repr__(self) -> str:
+        return self._repr_markdown_().replace("**", "").replace("*(", "(").replace(")*", ")")
+
+
+def result(notebook: str, *sentences: str | tuple[str, bool], figures: Mapping[str, Any] | None = None) -> Shown:
+    """State what a notebook found: the last line of its last cell.
+
+    A run of `labkit tour` keeps it; `labkit tour --store` refuses to store one whose conditions do not hold.
+
+    Args:
+        notebook: The notebook's name, such as `"03_persistent_workers"`.
+        sentences: Two to four, with numbers and units. The first one answers the notebook's question. One that names a
+            direction is a pair: the sentence, and whether this run bears it out.
+        figures: Name -> row of `lk.summarize` or a number, for `course.claims` and `course.where_to_start`.
+
+    Returns:
+        An object that shows itself: the sentences, the machine, and the stored run's sentences.
+
+    Example: `course.result("01_naive_pil", (f"Decoding takes {share:.0%} of the time.", share > 0.5))`
+    """
+    pairs = [(item, True) if isinstance(item, str) else item for item in sentences]
+    not_here = tuple(text for text, holds in pairs if not holds)
+    found = {name: _ratio_of(value) for name, value in (figures or {}).items()}
+    own = Result(notebook, tuple(text for text, _ in pairs), not_here, found, describe_machine(), scale().name)
+    if recorder := current_recorder():
+        recorder.record_result(notebook, own.to_record())
+    return Shown(own, stored_results().get(notebook))
+
+
+def describe_machine() -> str:
+    """This machine in a few words: its cores, GPU and torch."""
+    facts = environment()
+    return f"{facts['usable_cores']} cores of {facts['cpu']}, {facts['gpu'] or 'no GPU'}, torch {facts['torch']}"
+
+
+def stored_results(path: Path = STORED) -> dict[str, Result]:
+    """The results of the stored run, by notebook; none where none are stored.
+
+    Raises:
+        ValueError: the file is damaged; says what to do.
+    """
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text())
+        origin = f"the stored run on {content['machine']}"
+        return {name: Result.from_record(name, record, origin) for name, record in content["notebooks"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ArgumentError(
+            f"{path} holds no results ({error!r}): restore it with git, or install labkit again"
+        ) from error
+
+
+def recorded_results(folder: Path) -> dict[str, Result]:
+    """The results that a tour has recorded in a folder, by notebook.
+
+    Raises:
+        ValueError: a file is damaged; names it.
+    """
+    found = {}
+    for path in sorted(folder.glob("*.json")):
+        try:
+            found[path.stem] = Result.from_record(path.stem, json.loads(path.read_text()), HERE)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ArgumentError(f"{path} holds no result: delete it, and run its notebook again") from error
+    return found
+
+
+def known_results(results: str | os.PathLike | None = None) -> dict[str, Result]:
+    """The results of this machine's tours, and the stored run's for notebooks that have not run here.
+
+    Args:
+        results: Folder of a tour's results. Default: where a running tour records, else `results` here or next to the
+            notebooks' folder, if it exists. Runs at scale `ci` are too short to count.
+
+    Raises:
+        FileNotFoundError: `results` is given and holds no results of this machine.
+        ValueError: a file is damaged; names it.
+    """
+    if results is not None:
+        folders = [Path(results, env_id(), "results"), Path(results, "results")]
+    elif collected := os.environ.get(RESULTS_VARIABLE):
+        folders = [Path(collected).with_name("results")]
+    else:
+        beside = NOTEBOOK_FOLDER.parent if IS_CLONE else Path("..")  # a wheel's run as copies, in a folder
+        folders = [root / "results" / env_id() / "results" for root in (Path(), beside)]
+    folder = next(filter(Path.is_dir, folders), None)
+    if results is not None and folder is None:
+        machine = f"this machine ({env_id()})"
+        raise MissingFileError(f"no results of {machine} in {results}: `python -m labkit tour` records them")
+    own = recorded_results(folder) if folder else {}
+    return stored_results() | {name: found for name, found in own.items() if found.scale != "ci"}
+
+
+def _ratio_of(value: Any) -> Ratio:
+    if isinstance(value, Ratio):
+        return value
+    if isinstance(value, pd.Series | Mapping):
+        return Ratio(*(float(value[name]) for name in ("speedup", "ci_low", "ci_high")))
+    return Ratio(float(value))
