@@ -10,7 +10,7 @@ from labkit.planning.formulas import DATA, RESOURCES, Estimate, Setup, of_draws
 from labkit.planning.published import REQUEST_MB, STORAGES
 
 EFFORTS = ("a setting", "a copy, once", "a conversion, once", "hardware")
-_NEARLY = 0.9  # of the best rate: what reaches it is chosen by its effort
+_NEARLY = 0.75  # of the best gain: what reaches it is chosen by its effort
 MIN_GAIN = 1.02  # times as fast: what brings less at best is no fix
 _SURE = 0.975  # quantile of a need that a fix should meet
 

@@ -227,7 +227,6 @@ _GROUPS = {
 }
 _COLUMNS = ("group", "name", "quantity", "value", "low", "high", "unit", "formula", "sources", "status")
 _CLOSE = 1.25  # two ceilings so close that queues cost
-_MOST_FIXES = 8
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -289,12 +288,8 @@ class Plan:
     @cached_property
     def steps(self) -> list[Fix]:
         """The first fix, then the first after it, until the GPUs are the bottleneck."""
-        found: list[Fix] = []
-        plan = self
-        while len(found) < _MOST_FIXES and plan.fixes and plan.fixes[0].gain[0] >= MIN_GAIN:
-            found.append(plan.fixes[0])
-            plan = plan.after(found[-1])
-        return found
+        first = self.fixes[:1]
+        return [*first, *self.after(first[0]).steps] if first and first[0].gain[0] >= MIN_GAIN else []
 
     @property
     def sentences(self) -> list[str]:
@@ -303,11 +298,13 @@ class Plan:
         rate, low, high = map(format_number, self.value("images_per_s"))
         demand = format_number(self.value("demand")[0])
         busy, least, most = self.value("busy_share")
+        others = [fix for fix in self.fixes[1:] if self.steps and fix.effort != EFFORTS[-1]]
+        settings = [[fix for fix in self.after(other).steps[:1] if fix.effort == EFFORTS[0]] for other in others]
         return [
             f"Predicted: {rate} [{low}, {high}] images/s of the {demand} that the GPUs could use, which train "
             f"{busy:.0%} [{least:.0%}, {most:.0%}] of the time. The limit: {', '.join(often)} of the draws.",
             *(f"{'Then' if number else 'First'}: {fix}." for number, fix in enumerate(self.steps)),
-            *(f"Or: {fix}." for fix in self.fixes[1:] if fix.effort != EFFORTS[-1] and self.steps),
+            *(f"Or: {'; then: '.join(map(str, [fix, *then]))}." for fix, then in zip(others, settings, strict=True)),
         ]
 
     @property

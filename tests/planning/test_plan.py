@@ -303,7 +303,7 @@ def test_sentences_name_the_bottleneck_and_steps_that_lead_to_the_gpus():
     assert "lk.loader_costs measures what it would bring" in " ".join(plan.notes)
     plan = lk.plan(**EXAMPLES["8 x H100"])
     assert plan.steps[-1].next_limit == "gpu_ceiling"
-    begins = ["First: Copy the images (147 GB)", "Or: Keep ", "Or: Write shards"]
+    begins = ["First: Copy the images (147 GB)", "Or: Write shards", "Or: Keep "]
     assert [line[: len(begin)] for line, begin in zip(plan.sentences[1:], begins, strict=True)] == begins
     assert "503 Slow Down" in " ".join(plan.notes)
 
@@ -388,7 +388,7 @@ def test_known_fixes_come_first_those_that_bring_most_for_their_effort_and_the_f
     assert plan.bottleneck == resource
     assert [fix.action[: len(begin)] for fix, begin in zip(plan.fixes, begins, strict=True)] == begins
     best = max((fix.gain[0] for fix in plan.fixes if fix.effort != "hardware"), default=0)
-    ranks = [(fix.effort == "hardware" or fix.gain[0] < 0.9 * best, EFFORTS.index(fix.effort)) for fix in plan.fixes]
+    ranks = [(fix.effort == "hardware" or fix.gain[0] < 0.75 * best, EFFORTS.index(fix.effort)) for fix in plan.fixes]
     assert ranks == sorted(ranks)
     after = plan.after(plan.fixes[0])
     assert after.value("images_per_s")[0] == plan.fixes[0].images_per_s[0] > 1.1 * plan.value("images_per_s")[0]
