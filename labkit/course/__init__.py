@@ -31,7 +31,6 @@ _NAMES = {
     "data.depth": ["make_sample"],
     "data.pixels": ["PixelError"],
     "data.samples": ["make_depth"],
-    "data.shards_read": ["shuffle_quality"],
     "data.simulated_disks": ["DISKS", "SimulatedStore"],
     "data.sizes": ["choose_readers", "parse_cache_name"],
     "data.tar": ["read_index"],
