@@ -3,10 +3,12 @@
 None of these figures is labkit's; each is given with its source. What is only theory says so.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from labkit.data.simulated_disks import OBJECT_LATENCY_MS
 from labkit.errors import ArgumentError
 from labkit.planning.formulas import Estimate
 from labkit.util.arguments import require_choice
@@ -178,7 +180,7 @@ REQUEST_MB = Estimate(11.3, 8, 16, f"ranges of 8 to 16 MB, {_S3}-design-patterns
 STORAGES = {
     "s3": Storage("S3", {
         "latency_ms": Estimate(
-            63, 20, 200,
+            math.prod(OBJECT_LATENCY_MS) ** 0.5, *OBJECT_LATENCY_MS,
             f"for small objects AWS says 100 to 200 ms, {_S3}.html, and tens of milliseconds, {_S3_SMALL}", "published",
         ),
         "request_cpu_ms": Estimate(

@@ -319,7 +319,7 @@ def test_its_plot_shows_the_ceilings_the_scarcest_first_and_says_that_they_are_p
     assert ax.get_yticklabels()[0].get_text() == far.bottleneck
     assert ax.get_title("right") == "predicted"
     title = " ".join(ax.get_title("left").split())
-    assert title == f"{far.title}: {far.bottleneck} allow 1,390 images/s of 28,600"
+    assert title == f"{far.title}: {far.bottleneck} allow 1,380 images/s of 28,600"
     assert ax.get_legend().get_texts()[0].get_text() == "the GPUs could use 28,600"
 
 
