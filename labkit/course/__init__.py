@@ -9,19 +9,10 @@ from typing import Any
 
 _NAMES = {
     "course.exercises": ["check", "own_runs"],
-    "course.feeding": ["Feeding", "feeding_times", "simulate_feeding"],
     "course.ledger": ["checklist", "claims"],
-    "course.oracles": [
-        "broken_files",
-        "child_exits",
-        "conformance",
-        "oracle_files",
-        "plot_conformance",
-        "plot_pictures",
-    ],
+    "course.oracles": ["broken_files", "conformance", "oracle_files", "plot_pictures"],
     "course.predictions": ["predict"],
     "course.readbacks": ["count_readbacks"],
-    "course.reference": ["show_reference"],
     "course.results": ["result"],
     "course.servers": ["serve_folder", "serve_s3"],
     "course.starting": ["where_to_start"],
@@ -38,21 +29,20 @@ _NAMES = {
     "loading.limits": ["decode_limit", "memcpy_limit"],
     "loading.seeding": ["count_repeats"],
     "measure.compare": ["DifferentWorkWarning"],
-    "measure.plots": ["plot_pareto", "plot_timeline", "put_legend_below", "write_title"],
+    "measure.plots": ["plot_timeline", "put_legend_below", "write_title"],
     "measure.statistics": ["InstabilityWarning"],
     "measure.usage": ["tree_memory"],
     "peers.check": ["make_pictures"],
     "peers.host": ["Host", "HostError"],
     "peers.registry": ["PEERS", "Peer", "compare_peers", "plot_peers"],
-    "peers.ranking": ["comparisons", "plot_cores", "predict_cores", "stored_runs"],
+    "peers.ranking": ["comparisons", "stored_runs"],
     "planning.plan": ["Plan", "plot_plan"],
     "planning.published": ["PUBLISHED_TRAINING", "Storage"],
     "simulation.simulated_device": ["SimulatedDevice"],
-    "simulation.timeline": ["Stamped", "trace"],
     "util.files": ["ScratchFolder"],
     "util.machine": ["photo_root"],
 }
-_MODULES = {"peers": "labkit.peers.registry"}
+_MODULES = {"ladder": "labkit.course.ladder", "peers": "labkit.peers.registry"}
 _HOME = {name: f"labkit.{module}" for module, names in _NAMES.items() for name in names}
 
 __all__ = sorted([*_HOME, *_MODULES])
