@@ -9,39 +9,27 @@ from typing import Any
 
 _NAMES = {
     "course.exercises": ["check", "own_runs"],
-    "course.feeding": ["Feeding", "feeding_times", "simulate_feeding"],
     "course.ledger": ["checklist", "claims"],
-    "course.oracles": [
-        "broken_files",
-        "child_exits",
-        "conformance",
-        "oracle_files",
-        "plot_conformance",
-        "plot_pictures",
-    ],
+    "course.oracles": ["broken_files", "conformance", "oracle_files", "plot_pictures"],
     "course.predictions": ["predict"],
     "course.readbacks": ["count_readbacks"],
-    "course.reference": ["show_reference"],
     "course.results": ["result"],
     "course.servers": ["serve_folder", "serve_s3"],
     "course.starting": ["where_to_start"],
-    "data.blobs": ["Extent", "LocalBlob", "evict"],
+    "data.blobs": ["evict"],
     "data.buckets": ["bucket_shapes"],
     "data.decode": ["missing_decoders"],
-    "data.depth": ["make_sample"],
     "data.pixels": ["PixelError"],
     "data.samples": ["make_depth"],
-    "data.shards_read": ["shuffle_quality"],
     "data.simulated_disks": ["DISKS", "SimulatedStore"],
     "data.sizes": ["choose_readers", "parse_cache_name"],
-    "data.tar": ["read_index"],
     "loading.agreement": ["FIXED", "agreement", "drawn_crops"],
     "loading.crops": ["flips", "middle_crops", "random_crops", "uniforms"],
     "loading.fill": ["flip_into", "resize_into"],
     "loading.limits": ["decode_limit", "memcpy_limit"],
     "loading.seeding": ["count_repeats"],
     "measure.compare": ["DifferentWorkWarning"],
-    "measure.plots": ["plot_pareto", "plot_timeline", "put_legend_below", "write_title"],
+    "measure.plots": ["plot_timeline", "put_legend_below", "write_title"],
     "measure.statistics": ["InstabilityWarning"],
     "measure.usage": ["tree_memory"],
     "peers.check": ["make_pictures"],
@@ -50,11 +38,10 @@ _NAMES = {
     "planning.plan": ["Plan", "plot_plan"],
     "planning.published": ["PUBLISHED_TRAINING", "Storage"],
     "simulation.simulated_device": ["SimulatedDevice"],
-    "simulation.timeline": ["Stamped", "trace"],
     "util.files": ["ScratchFolder"],
     "util.machine": ["photo_root"],
 }
-_MODULES = {"peers": "labkit.peers.registry"}
+_MODULES = {"ladder": "labkit.course.ladder", "peers": "labkit.peers.registry"}
 _HOME = {name: f"labkit.{module}" for module, names in _NAMES.items() for name in names}
 
 __all__ = sorted([*_HOME, *_MODULES])
