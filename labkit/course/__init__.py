@@ -33,7 +33,6 @@ _NAMES = {
     "measure.statistics": ["InstabilityWarning"],
     "measure.usage": ["tree_memory"],
     "peers.check": ["make_pictures"],
-    "peers.host": ["Host", "HostError"],
     "peers.registry": ["PEERS", "Peer", "compare_peers", "plot_peers"],
     "peers.ranking": ["comparisons", "stored_runs"],
     "planning.plan": ["Plan", "plot_plan"],
