@@ -1,6 +1,5 @@
 """README.md and the pages: their links lead somewhere, and every command and snippet of them runs."""
 
-import json
 import os
 import re
 import runpy
@@ -10,7 +9,6 @@ import subprocess
 import sys
 import tarfile
 import tomllib
-from itertools import accumulate
 
 import pytest
 import typer
@@ -25,7 +23,6 @@ from tests.pages import PAGES, README, TEXTS, blocks, commands
 from tests.paths import REPO, SCRIPTS, run_script
 from tests.timing import leave_memory_out
 
-MINUTES_S = {"five": 300, "fifteen": 900}
 EVERY = [(name, command) for name, path in TEXTS.items() for command in commands(path)]
 NAMES = {command.name or command.callback.__name__ for command in app.registered_commands}
 PLACES = {"FOLDER": "made", "SOURCE": "photos", "FILE": "made.pixels", "TABLE": "sizes.csv", "COUNT": "2"}
@@ -56,17 +53,8 @@ class TestText:
     def test_the_readme_leads_to_every_page_and_notebook(self):
         text = README.read_text()
         assert [path.name for path in PAGES if f"notebooks/guide/{path.name})" not in text] == []
-        rows = dict(re.findall(r"^\| \[[^\]]+\]\(notebooks/(\w+)\.ipynb\) \| (.*?) \|$", text, re.MULTILINE))
+        rows = dict(re.findall(r"^\| \[[^\]]+\]\(notebooks/(\w+)\.ipynb\) \| (.*?) \| .* \|$", text, re.MULTILINE))
         assert rows.keys() == {notebook.name for notebook in find_notebooks()}
-
-    def test_what_a_tour_shows_after_some_minutes_is_what_the_stored_one_did(self):
-        notebooks = find_notebooks()
-        numbers = [one.name.partition("_")[0] for one in notebooks]
-        stored = [json.loads(one.path.read_text())["metadata"]["labkit"]["seconds"] for one in notebooks]
-        ended_s = dict(zip(numbers, accumulate(stored), strict=True))
-        rows = dict(re.findall(r"^\| (\w+) minutes \| notebooks (?:00|up) to (\d\d)", README.read_text(), re.MULTILINE))
-        assert {minutes: number for minutes, number in rows.items() if ended_s[number] <= MINUTES_S[minutes]} == rows
-        assert rows.keys() == MINUTES_S.keys()
 
 
 @pytest.fixture

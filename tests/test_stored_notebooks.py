@@ -10,14 +10,15 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 
+from labkit.app.notebooks import find_notebooks
+from labkit.app.storing import stated, walk_table
+from labkit.course.results import STORED, stored_results
 from labkit.measure.frames import MEASURE_VERSION
 from tests.paths import REPO
 
 PATHS = sorted((REPO / "notebooks").glob("*.ipynb"))
-SECTIONS = [
-    "The idea", "By hand", "Predict", "Correct before fast", "Measure", "Look", "Explain", "labkit's version",
-    "When this does not help", "Exercises", "Summary",
-]  # fmt: skip
+PARTS = ("Question", "Result", "Do this", "Not if", "Prerequisites", "Minutes")  # of the first cell, in this order
+MAX_CELLS, MAX_WORDS, MAX_LINES = 35, 1150, 15
 FOLDER = re.compile(r"(?<![\w.])/(home|root|tmp|usr|work|Users|mnt|opt|var)/")
 PLOT = re.compile(r"^(ax = )?(?:lk|course)\.plot_\w+\(", re.MULTILINE)
 
@@ -48,18 +49,35 @@ def test_it_is_stored_whole_without_noise(path):
 
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
-def test_it_follows_the_skeleton(path):
+def test_it_answers_first_and_is_short(path):
     node = read(path)
-    text = "\n".join(cell.source for cell in node.cells if cell.cell_type == "markdown")
-    headings = re.findall(r"^## ([^:\n]+)", text, re.MULTILINE)
-    assert [heading for heading in headings if heading in SECTIONS] == SECTIONS
-    for part in ("**Question.**", "**Prerequisites.**", "**Minutes.**"):
-        assert part in node.cells[0].source
-    assert len(code_of(path)[0].source.splitlines()) <= 6
-    assert max(len(cell.source.splitlines()) for cell in code_of(path)) <= 25
-    assert len(re.findall(r"course\.check\(", str(node))) in range(3, 6)
+    words = " ".join(cell.source for cell in node.cells if cell.cell_type == "markdown").split()
+    lines = [[line for line in cell.source.splitlines() if line.strip() and line[0] != "#"] for cell in code_of(path)]
+    assert re.findall(r"\*\*([A-Z][\w ]+)\.\*\*", node.cells[0].source) == list(PARTS)
+    assert "```python" in node.cells[0].source.partition("**Do this.**")[2].partition("**Not if.**")[0]
+    assert len(node.cells) <= MAX_CELLS
+    assert len(words) <= MAX_WORDS
+    assert max(map(len, lines)) <= MAX_LINES
     assert "NBVAL_CHECK_OUTPUT" in str(node)
-    assert "Next:" in node.cells[-1].source
+    assert f'course.result("{path.stem}"' in node.cells[-1].source.replace("\n", "").replace("( ", "(")
+    assert "Next:" in str(node) or path == PATHS[-1]
+    imported = re.findall(
+        r"(?:from|import) (labkit[\w.]*)(?: import (\w+))?", "\n".join(cell.source for cell in code_of(path))
+    )
+    assert {name for name, part in imported if (name, part) != ("labkit", "course")} <= {"labkit"}
+
+
+def test_readme_notebooks_and_results_say_the_same():
+    """All three are written by `labkit tour --store`."""
+    stored = stored_results()
+    assert list(stored) == [path.stem for path in PATHS]
+    readme = (REPO / "README.md").read_text()
+    notebooks = find_notebooks(folder=REPO / "notebooks")
+    assert walk_table((notebook, stored[notebook.name]) for notebook in notebooks) in readme
+    for path in PATHS:
+        assert stated(stored[path.stem]) in read(path).cells[0].source
+    content = json.loads(STORED.read_text())
+    assert {content["run"]} == {read(path).metadata["labkit"]["run"] for path in PATHS}
 
 
 def test_all_come_from_one_run_of_todays_measuring():

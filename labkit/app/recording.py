@@ -36,7 +36,7 @@ class FolderRecorder:
         save_frame(frame, self.frames / f"{file_stem(frame['experiment'].iloc[0])}.csv")
 
     def record_result(self, notebook: str, record: dict[str, Any]) -> None:
-        write_atomic(self.results / f"{file_stem(notebook)}.json", json.dumps(record, indent=1).encode())
+        write_atomic(self.results / f"{notebook}.json", json.dumps(record, indent=1).encode())
 
 
 def record_to_results_folder() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,8 @@ class Ratio:
     high: float = float("nan")
 
     def __str__(self) -> str:
-        return f"{self.value:.3g}" + ("" if pd.isna(self.low) else f" [{self.low:.3g}, {self.high:.3g}]")
+        value, low, high = (f"{n:,.0f}" if n >= 100 else f"{n:.3g}" for n in (self.value, self.low, self.high))
+        return value if pd.isna(self.low) else f"{value} [{low}, {high}]"
 
 
 @dataclass(frozen=True)
@@ -106,8 +108,15 @@ def result(notebook: str, *sentences: str | tuple[str, bool], figures: Mapping[s
     Returns:
         An object that shows itself: the sentences, the machine, and the stored run's sentences.
 
+    Raises:
+        ValueError: `notebook` is no notebook's name.
+
     Example: `course.result("01_naive_pil", (f"Decoding takes {share:.0%} of the time.", share > 0.5))`
     """
+    if not re.fullmatch(r"\d\d[a-z]?_\w+", notebook):
+        raise ArgumentError(
+            f"notebook must be a notebook's name, such as '03_persistent_workers', got {notebook!r:.100}"
+        )
     pairs = [(item, True) if isinstance(item, str) else item for item in sentences]
     not_here = tuple(text for text, holds in pairs if not holds)
     found = {name: _ratio_of(value) for name, value in (figures or {}).items()}

@@ -17,14 +17,12 @@ from matplotlib.text import Annotation, Text
 from matplotlib.ticker import Locator, LogLocator, MaxNLocator, NullFormatter
 from matplotlib.transforms import blended_transform_factory
 
-from labkit.errors import ArgumentError
 from labkit.measure.frames import measured_runs
 from labkit.measure.recorder import guesses
 from labkit.measure.statistics import (
     are_interleaved,
     describe,
     format_ratio,
-    most_telling,
     name_storage,
     paired_ratios,
     quiet_summary,
@@ -211,49 +209,6 @@ def plot_speedup(
     return ax
 
 
-def plot_ladder(data: pd.DataFrame, *, ax: Axes | None = None, rungs: pd.DataFrame | None = None) -> Axes:
-    """The speed-ups measured so far, one rung per experiment: its fastest variant over its own baseline.
-
-    The axis is logarithmic. An interval that ends far from all estimates runs out of the picture.
-
-    Args:
-        data: Runs of one or more experiments of one machine, concatenated.
-        rungs: `ladder_rungs(data)`, if it is known already.
-
-    Raises:
-        ValueError: no experiment has a variant besides its baseline.
-    """
-    rungs = ladder_rungs(data) if rungs is None else rungs
-    if rungs.empty:
-        raise ArgumentError("no experiment has a variant besides its baseline: there is no rung to draw")
-    ax = ax or make_axes(rows=len(rungs) + 2.1)
-    runs = measured_runs(data)
-    for row, (_, rung) in enumerate(rungs.iterrows()):
-        own = runs[runs["experiment"] == rung["experiment"]]
-        _draw_comparison(ax, row, own, (rung["variant"], rung["baseline"]), rung)
-    labels = [f"{rung.experiment}: {rung.label}\nover {rung.baseline_label}" for rung in rungs.itertuples()]
-    _label_ratios(ax, labels, "speed-up over the experiment's own baseline (x)")
-    _use_log_ratios(ax, rungs)
-    put_legend_below(ax, columns=1, side="right")
-    named = rungs.set_axis(rungs["experiment"] + ": " + rungs["label"])
-    write_title(ax, describe(named, named.loc[most_telling(named), "baseline_label"]))
-    return ax
-
-
-def ladder_rungs(data: pd.DataFrame) -> pd.DataFrame:
-    """What `plot_ladder` draws: one row per experiment, with its fastest variant's row of `summarize`."""
-    rungs = []
-    for experiment, runs in data.groupby("experiment", sort=True):
-        summary = quiet_summary(runs)
-        others = summary[summary["verdict"] != "baseline"]
-        if len(others):
-            best = others.loc[others["speedup"].idxmax()]
-            base = summary.index[summary["verdict"] == "baseline"][0]
-            labels = {"label": name_storage(best.name, runs), "baseline_label": name_storage(base, runs)}
-            rungs.append({"experiment": experiment, "variant": best.name, "baseline": base, **labels, **best})
-    return pd.DataFrame(rungs)
-
-
 _SPAN_KINDS = ("load", "wait", "copy", "step", "compute")
 _WORK = ("compute", "step")  # kinds of spans that training is for
 
@@ -294,32 +249,6 @@ def plot_timeline(
     total_s = data["end_s"].max() - data["start_s"].min()
     told = f"{lane}: {kind} {working_s / total_s if total_s else 0:.0%} of {total_s:.3g} s"
     write_title(ax, title or told, about)
-    return ax
-
-
-def plot_pareto(data: pd.DataFrame, *, cost: str, ax: Axes | None = None) -> Axes:
-    """Images per second against cost; the line joins the variants that no other variant beats in both.
-
-    Args:
-        data: One row per variant, with the columns `variant` (or it is the index), `cost` and `images_per_s`.
-        cost: Column on the x axis; less is better. Its name, with its unit, labels the axis.
-    """
-    table = data if "variant" in data else data.reset_index(names="variant")
-    ax = ax or make_axes(4.8)
-    for number, row in enumerate(table.to_dict("records")):
-        style: dict[str, Any] = {"marker": MARKERS[number % 8], "color": COLORS[number % 10], "s": 60, "zorder": 3}
-        ax.scatter(row[cost], row["images_per_s"], **style, label=row["variant"])
-    ordered = table.sort_values([cost, "images_per_s"], ascending=[True, False])
-    rates = ordered["images_per_s"].astype(float)
-    front = ordered[rates > rates.cummax().shift(fill_value=-np.inf)]
-    ax.step(front[cost], front["images_per_s"], where="post", color=RUNS, zorder=1)
-    ax.set(xlabel=cost.replace("_", " "), ylabel="images per second")
-    ax.set(xlim=(0, 1.1 * table[cost].max()), ylim=(0, 1.1 * rates.max()))
-    ax.yaxis.set_major_formatter("{x:,.6g}")
-    put_legend_below(ax, columns=2)
-    cheapest = front.iloc[0]
-    told = f"{cheapest['variant']}: {cheapest['images_per_s']:,.0f} images per second at the least cost"
-    write_title(ax, f"{told}; {len(table) - len(front)} of {len(table)} are beaten in both")
     return ax
 
 
@@ -399,14 +328,14 @@ def _draw_comparison(ax: Axes, row: int, runs: pd.DataFrame, pair: tuple, estima
     has_interval = not np.isnan([low, high]).any()
     # An infinite end could not be drawn as a line that leaves the picture.
     reach = [[max(0, speedup - low)], [max(0, min(high, 1e100) - speedup)]] if has_interval else None
-    doubt = "the interval contains 1" if has_interval else "one round has no interval"
+    doubt = "it contains 1" if has_interval else "one round has none"
     is_open = verdict == "inconclusive"
-    marker, face, meaning = ("s", "white", f'"?": inconclusive: {doubt}') if is_open else ("o", ESTIMATE, "_nolegend_")
+    marker, face, meaning = ("s", "white", f'"?": inconclusive, {doubt}') if is_open else ("o", ESTIMATE, "_nolegend_")
     style: dict[str, Any] = {"color": ESTIMATE, "markerfacecolor": face, "markersize": 8, "capsize": 4}
     drawn = ax.errorbar(speedup, row, xerr=reach, fmt=marker, zorder=3, **style)
     drawn.lines[0].set_label(meaning)
     for bar in drawn.lines[2]:
-        bar.set_label("95 % interval, over the rounds of this session")
+        bar.set_label("95 % interval of this session")
     _write_beside(ax, row, f"{format_ratio(speedup)}x" + (" ?" if verdict == "inconclusive" else ""))
     return ratios
 

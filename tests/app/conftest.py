@@ -7,11 +7,12 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from labkit.app import notebooks
 from tests.lab_server import FLAGS, find_chromium
 
-TITLE = "# {name}\n\n**Question.** Why {name}?\n\n**Prerequisites.** None\n\n**Minutes.** 3"
+TITLE = "# {name}\n\n**Question.** Why {name}?\n\n**Result.** (to be stored)\n\n**Minutes.** 3"
 MEASURING = """
 import labkit as lk
 runs = lk.compare({"slow": lambda: [1, 1], "quick": lambda: [1, 1]}, baseline="slow", rounds=3, experiment="10 small")
 """
+RESULT = 'from labkit import course\ncourse.result("{}", "It works.")'
 
 
 @pytest.fixture
@@ -31,9 +32,9 @@ def write_notebook(tmp_path):
 @pytest.fixture
 def lab(tmp_path, monkeypatch, write_notebook):
     """A lab with a working, a failing and a noisy notebook; photos and results under tmp_path."""
-    write_notebook("10_works", MEASURING, "print('scale', lk.scale().name)")
+    write_notebook("10_works", MEASURING, RESULT.format("10_works"))
     write_notebook("11_fails", "print('before')", "raise KeyError('[/lost]')", "print('after')")
-    write_notebook("12_noisy", "import sys; print('hm', file=sys.stderr)")
+    write_notebook("12_noisy", "import sys; print('hm', file=sys.stderr)", RESULT.format("12_noisy"))
     monkeypatch.setattr(notebooks, "NOTEBOOK_FOLDER", tmp_path / "notebooks")
     monkeypatch.setattr(notebooks.find_notebooks, "__defaults__", ("", tmp_path / "notebooks"))
     monkeypatch.setenv("LABKIT_HOME", str(tmp_path / "home"))

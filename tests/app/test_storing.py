@@ -10,13 +10,14 @@ import nbformat
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
-from nbformat.v4 import new_code_cell, new_notebook, new_output
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 from PIL import Image
 
 import labkit as lk
 from labkit.app import storing
 from labkit.app.notebooks import Executed, Notebook
-from labkit.course import ladder, starting
+from labkit.course import ladder
+from labkit.course.results import Ratio, Result
 from labkit.measure.frames import MEASURE_VERSION, save_frame
 from labkit.util.machine import environment
 from labkit.util.pictures import encode_image, png_base64
@@ -40,13 +41,39 @@ def clone(tmp_path, monkeypatch):
     git(folder.parent, "init")
     git(folder, "add", ".")
     git(folder, "commit", "-m", "first")
+    (folder.parent / "README.md").write_text(README)
     monkeypatch.setattr(storing, "NOTEBOOK_FOLDER", folder)
+    monkeypatch.setattr(storing, "STORED", folder / "results.json")
+    git(folder.parent, "add", ".")
+    git(folder, "commit", "-m", "README")
     return folder
 
 
+README = "# x\n\n| notebook | the question |\n|---|---|\n| [old](old) | ? |\n\nMore.\n"
+FIRST = "# A\n\n**Question.** Why?\n\n**Result.** (to be stored)\n\n**Minutes.** 3"
+FIGURES = {"one worker per core over none": Ratio(3, 2.5, 3.5)}
+
+
 def executed(folder, name, *outputs):
-    node = new_notebook(cells=[new_code_cell("1", outputs=list(outputs), execution_count=1)])
-    return Executed(Notebook(folder / f"{name}.ipynb", "Why?", "3"), node, 1.0)
+    cells = [new_markdown_cell(FIRST), new_code_cell("1", outputs=list(outputs), execution_count=1)]
+    return Executed(Notebook(folder / f"{name}.ipynb", "Why?", "3"), new_notebook(cells=cells), 1.0)
+
+
+@pytest.fixture
+def recorded(tmp_path):
+    """Records a result of each of these notebooks; gives the folder of frames next to them."""
+
+    def recorded(*runs, not_here=()):
+        for run in runs:
+            name = run.notebook.name
+            found = Result(name, (f"{name} is **2 times** as fast.", "And more."), not_here, FIGURES, "a box", "laptop")
+            path = tmp_path / "results" / f"{name}.json"
+            path.parent.mkdir(exist_ok=True, parents=True)
+            path.write_text(json.dumps(found.to_record()))
+        (tmp_path / "frames").mkdir(exist_ok=True)
+        return tmp_path / "frames"
+
+    return recorded
 
 
 def stderr(*parts):
@@ -97,28 +124,72 @@ def test_what_cannot_be_stored_is_refused_before_anything_runs(clone, tmp_path, 
         (stderr("x.py:1: UserWarning: no\n  f()\n"), "", "wrote to stderr, and so cannot be stored: x.py:1: UserW"),
     ],
 )
-def test_what_a_run_wrote_to_stderr_is_an_instability_or_refuses_it(tmp_path, outputs, unstable, refused):
+def test_what_a_run_wrote_to_stderr_is_an_instability_or_refuses_it(tmp_path, recorded, outputs, unstable, refused):
     run = executed(tmp_path, "00_a", *outputs)
+    results = recorded(run).with_name("results")
     assert storing.unstable_variants(run) == [REASON.format(name) for name in unstable]
-    assert storing.refusal(run).startswith(refused)
-    assert bool(storing.refusal(run)) == bool(refused)
+    assert storing.refusal(run, results).startswith(refused)
+    assert bool(storing.refusal(run, results)) == bool(refused)
 
 
-def test_a_stored_notebook_names_its_run_and_shows_what_disturbed_it(clone):
+def test_a_run_without_a_result_or_one_that_it_does_not_show_is_refused(tmp_path, recorded):
+    run = executed(tmp_path, "00_a")
+    assert 'must end with course.result("00_a", ...)' in storing.refusal(run, tmp_path / "results")
+    results = recorded(run, not_here=("It is faster.",)).with_name("results")
+    assert storing.refusal(run, results) == "this run does not show what its result says: It is faster."
+
+
+def test_a_stored_notebook_names_its_run_and_shows_what_disturbed_it(clone, recorded):
     png = encode_image(Image.effect_noise((40, 40), 50), "PNG")
     plot = new_output("display_data", {"image/png": b64encode(png).decode()})
     runs = [executed(clone, "00_a", plot), executed(clone, "01_b", *stderr(UNSTABLE.format("pil")), plot)]
     runs[0].node.metadata["language_info"] = {"version": "3.99"}
     about = storing.describe_run("")
-    storing.store_all(runs, about, clone)
-    assert sorted(contents(clone)) == ["00_a.ipynb", "01_b.ipynb"]
-    first, second = (json.loads(data) for _, data in sorted(contents(clone).items()))
+    storing.store_all(runs, about, recorded(*runs))
+    assert sorted(contents(clone)) == ["00_a.ipynb", "01_b.ipynb", "results.json"]
+    first, second = (json.loads(contents(clone)[f"{name}.ipynb"]) for name in ("00_a", "01_b"))
     assert first["metadata"]["labkit"] == second["metadata"]["labkit"] == {**about, "seconds": 1}
     assert first["metadata"]["language_info"] == {"name": "python"}
-    shown, plotted = second["cells"][0]["outputs"]
+    shown, plotted = second["cells"][1]["outputs"]
     assert (shown["name"], shown["text"]) == ("stdout", ["InstabilityWarning: pil: unstable: spread 40%\n"])
     assert "text" not in plotted
     assert (clone / "00_a.ipynb").read_text().endswith("}\n")
+
+
+def test_results_are_stored_in_one_file_in_first_cells_and_in_the_readme(clone, recorded):
+    beside = "**Result of this run.** One.\n\n**Stored run.** Of another day."
+    outputs = {"text/markdown": beside, "text/plain": beside.replace("**", "")}
+    runs = [executed(clone, "00_a", new_output("execute_result", outputs)), executed(clone, "01_b_c")]
+    about = storing.describe_run("")
+    storing.store_all(runs, about, recorded(*runs))
+    stored = json.loads((clone / "results.json").read_text())
+    assert stored.items() >= about.items()
+    assert list(stored["notebooks"]) == ["00_a", "01_b_c"]
+    assert stored["notebooks"]["00_a"]["figures"] == {"one worker per core over none": [3.0, 2.5, 3.5]}
+    cells = nbformat.read(clone / "00_a.ipynb", as_version=4).cells
+    said = "**Result.** 00_a is **2 times** as fast. And more. *(a box)*"
+    assert cells[0].source == FIRST.replace("**Result.** (to be stored)", said)
+    assert [text.replace("**", "") for text in cells[1].outputs[0].data.values()] == ["Result of this run. One."] * 2
+    assert (clone.parent / "README.md").read_text() == (
+        "# x\n\n| notebook | the question | answer here |\n|---|---|---|\n"
+        "| [00 a](notebooks/00_a.ipynb) | Why? | 00_a is **2 times** as fast. |\n"
+        "| [01 b_c](notebooks/01_b_c.ipynb) | Why? | 01_b_c is **2 times** as fast. |\n\nMore.\n"
+    )
+
+
+@pytest.mark.parametrize("lacking", ["a result", "a place", "a table"])
+def test_a_notebook_without_a_result_or_a_place_for_it_is_not_stored(clone, recorded, lacking):
+    run = executed(clone, "00_a")
+    frames = recorded(*[run] * (lacking != "a result"))
+    if lacking == "a place":
+        run.node.cells[0].source = "# A"
+    if lacking == "a table":
+        (clone.parent / "README.md").write_text("# x")
+    before = contents(clone.parent)
+    told = {"a result": "no results of 00_a", "a place": r"00_a has no paragraph .*Result", "a table": "has no table"}
+    with pytest.raises(ValueError, match=told[lacking]):
+        storing.store_all([run], storing.describe_run(""), frames)
+    assert contents(clone.parent) == before
 
 
 def test_a_plot_in_few_colors_is_the_same_plot_in_fewer_bytes():
@@ -131,42 +202,39 @@ def test_a_plot_in_few_colors_is_the_same_plot_in_fewer_bytes():
     assert np.abs(before - after).mean() < 1
 
 
-def test_a_commit_that_changes_during_the_run_is_dirty(clone):
-    about = storing.describe_run("")
+def test_a_commit_that_changes_during_the_run_is_dirty(clone, recorded):
+    about, run = storing.describe_run(""), executed(clone, "00_a")
     git(clone, "commit", "--allow-empty", "-m", "second")
-    storing.store_all([executed(clone, "00_a")], about, clone)
+    storing.store_all([run], about, recorded(run))
     stored = json.loads((clone / "00_a.ipynb").read_text())["metadata"]["labkit"]
     assert stored == {**about, "commit": f"{about['commit']}-dirty", "seconds": 1}
 
 
-def test_the_ladders_frame_and_figure_are_stored_with_the_notebooks(clone, tmp_path, frame_of):
+def test_the_ladders_frame_and_figure_are_stored_with_the_notebooks(clone, recorded, frame_of):
     runs = frame_of({"naive": [1, 1.1], "quick": [2, 2.2]}, "naive", experiment=ladder.EXPERIMENT, photos="p")
-    frame = save_frame(runs, tmp_path / "frames" / ladder.FRAME)
-    storing.store_all([executed(clone, ladder.NOTEBOOK)], storing.describe_run(""), frame.parent)
+    run = executed(clone, ladder.NOTEBOOK)
+    frame = save_frame(runs, recorded(run) / ladder.FRAME)
+    storing.store_all([run], storing.describe_run(""), frame.parent)
     assert (clone / ladder.FRAME).read_bytes() == frame.read_bytes()
     assert ladder.drawn_from(clone / ladder.FIGURE)
 
 
-def test_the_decision_tree_is_stored_with_the_gains_of_the_whole_run_and_the_runs_behind_it(clone, runs_of, tmp_path):
-    decoders = runs_of("02 decoders, imagenet", turbojpeg=3, cv2=2).replace({"base": "pil"})
-    save_frame(decoders, tmp_path / "frames" / "02.csv")
-    save_frame(runs_of("00 twins", other=1), tmp_path / "frames" / "00.csv")
-    run = executed(clone, starting.NOTEBOOK)
-    run.node.cells.append(new_code_cell("import labkit as lk\n\nlk.where_to_start()"))
-    storing.store_all([run], storing.describe_run(""), tmp_path / "frames")
-    stored = lk.load_frame(clone / starting.FRAME)
-    assert set(stored["experiment"]) == {"02 decoders, imagenet"}
-    assert set(stored["variant"]) == {"pil", "turbojpeg"}
-    [shown] = nbformat.read(clone / f"{starting.NOTEBOOK}.ipynb", as_version=4).cells[-1].outputs
-    assert "3.00x" in shown["data"]["text/markdown"]
+def test_where_to_start_is_stored_with_the_gains_of_the_whole_run(clone, recorded):
+    runs = [executed(clone, "00_a"), executed(clone, "03_persistent_workers")]
+    runs[0].node.cells.append(new_code_cell("course.where_to_start()"))
+    storing.store_all(runs, storing.describe_run(""), recorded(*runs))
+    [shown] = nbformat.read(clone / "00_a.ipynb", as_version=4).cells[-1].outputs
+    assert "3x [2.5, 3.5], one worker per core over none" in shown["data"]["text/markdown"]
 
 
 @pytest.mark.parametrize("reason", ["no ladder was recorded", "a file cannot be written"])
-def test_nothing_is_stored_if_one_file_cannot_be(clone, reason):
-    before = contents(clone)
+def test_nothing_is_stored_if_one_file_cannot_be(clone, recorded, reason):
+    before = contents(clone.parent)
     (clone / "no folder").touch()
     last = ladder.NOTEBOOK if reason == "no ladder was recorded" else "no folder/01_b"
+    runs = [executed(clone, "00_a"), executed(clone, last)]
+    about, frames = storing.describe_run(""), recorded(*runs)
     with pytest.raises(OSError, match=ladder.FRAME if last == ladder.NOTEBOOK else "no folder"):
-        storing.store_all([executed(clone, "00_a"), executed(clone, last)], storing.describe_run(""), clone)
+        storing.store_all(runs, about, frames)
     (clone / "no folder").unlink()
-    assert contents(clone) == before
+    assert contents(clone.parent) == before

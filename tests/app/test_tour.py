@@ -80,21 +80,14 @@ class TestRecording:
         plain = {"02 loader": "02_loader", "a" * 100: "a" * 100, "a b c-1.D": "a_b_c-1.D"}
         assert {name: recording.file_stem(name) for name in plain} == plain
 
-    def test_predictions_that_are_nested_deep_are_damaged(self, recorded_frames):
-        damaged = recorded_frames.with_name("predictions") / "07_copy.json"
-        damaged.parent.mkdir()
-        damaged.write_text("[" * 100_000)
-        with pytest.raises(ValueError, match=r"07_copy\.json holds no predictions"):
-            course.score()
-
 
 WORKS = """
 import os, pathlib
 import labkit as lk
 from labkit import course
 runs = lk.compare({"slow": lambda: [1], "quick": lambda: [1]}, baseline="slow", rounds=3, experiment="10 small")
-course.predict("quick", 2.0)
-lk.plot_speedup(runs);
+lk.plot_speedup(runs)
+course.result("10_works", "It works.", ("It is faster.", os.environ.get("FASTER") != "no"))
 """
 SEES_THE_PAGE = "print((pathlib.Path(os.environ['LABKIT_RESULTS']).parent / 'index.html').read_text())"
 
@@ -120,14 +113,13 @@ def test_a_tour_records_keeps_going_says_what_failed_and_leaves_the_environment_
     running = ("reloads itself", "running 13_works, notebook 2 of 2.", "judged when the tour has ended")
     assert all(text in pages["13_works"] for text in running)
     assert not [text for text in running if text in pages["index"]]
-    shown = ("Where do I start?", "<td>10 small</td>", "data:image/png;base64,", ">13_works</a>", "KeyError")
+    shown = ("Where do I start?", "It works. It is faster.", "data:image/png;base64,", ">13_works</a>", "KeyError")
     assert all(text in pages["index"] for text in shown)
     assert re.findall(r'(?:src|href)="(https?:)?//', pages["index"]) == []
     links = re.findall(r'href="([^"#:]+)"', pages["index"])
-    assert sorted(links) == ["11_fails.html", "13_works.html", "frames/10_small.csv"]
+    assert sorted(set(links)) == ["10_works.html", "11_fails.html", "13_works.html", "frames/"]
     assert lk.load_frame(folder / "frames" / "10_small.csv").scale.unique() == ["ci"]
-    [guess] = json.loads((folder / "predictions" / "10_small.json").read_text())
-    assert (guess["label"], guess["guess"]) == ("quick", 2.0)
+    assert json.loads((folder / "results" / "10_works.json").read_text())["sentences"] == ["It works.", "It is faster."]
 
 
 @pytest.mark.slow
@@ -219,7 +211,6 @@ def test_a_damaged_frame_is_named_before_a_notebook_runs(lab):
 )
 def test_a_tour_that_is_cut_short_leaves_a_page_that_says_so(lab, monkeypatch, error, told):
     monkeypatch.setattr(tour, "execute", Mock(side_effect=error))
-    monkeypatch.setattr("labkit.app.tour_page.judged", Mock(side_effect=ValueError("it takes seconds")))
     monkeypatch.setattr(tour, "make_scale_photos", lambda: None)
     with pytest.raises(type(error)):
         tour.run_tour(only="10")
@@ -238,14 +229,17 @@ class TestStoringATour:
         own = ["-c", "user.name=me", "-c", "user.email=me@here", "-c", "commit.gpgsign=false"]
         for command in (["init"], [*own, "commit", "--allow-empty", "-m", "first"]):
             subprocess.run(["git", "-C", lab, *command], check=True, capture_output=True)
+        (lab / "README.md").write_text("| notebook |\n|---|\n")
         monkeypatch.setattr(storing, "NOTEBOOK_FOLDER", folder)
+        monkeypatch.setattr(storing, "STORED", folder / "results.json")
         monkeypatch.setattr(tour, "make_scale_photos", lambda: None)
         return lab
 
     @pytest.mark.exhaustive
     def test_all_notebooks_of_a_run_are_written_and_an_unstable_one_is_named(self, quiet_clone, write_notebook, capsys):
         source = "import warnings\nfrom labkit import course\n"
-        write_notebook("13_unstable", f'{source}warnings.warn("pil: unstable: spread 40%", course.InstabilityWarning)')
+        warning = 'warnings.warn("pil: unstable: spread 40%", course.InstabilityWarning)'
+        write_notebook("13_unstable", f"{source}{warning}\ncourse.result('13_unstable', 'It varies.')")
         results = quiet_clone / "results" / lk.env_id()
         (results / "frames").mkdir(parents=True)
         (results / "frames" / "old.csv").write_text("not a frame")
@@ -261,9 +255,12 @@ class TestStoringATour:
         assert [path.name for path in (results / "frames").iterdir()] == ["10_small.csv"]
 
     @pytest.mark.exhaustive
-    @pytest.mark.parametrize("other", ["11_fails", "12_noisy"])
-    def test_nothing_is_written_if_one_notebook_is_refused(self, quiet_clone, other, capsys):
-        (quiet_clone / f"{other}.ipynb").rename(quiet_clone / "notebooks" / f"{other}.ipynb")
+    @pytest.mark.parametrize("other", ["11_fails", "12_noisy", "13_differs"])
+    def test_nothing_is_written_if_one_notebook_is_refused(self, quiet_clone, write_notebook, other, capsys):
+        if other == "13_differs":
+            write_notebook(other, f'from labkit import course\ncourse.result("{other}", ("It is faster.", False))')
+        else:
+            (quiet_clone / f"{other}.ipynb").rename(quiet_clone / "notebooks" / f"{other}.ipynb")
         before = contents(quiet_clone / "notebooks")
         assert tour.run_tour(store_outputs=True) == 1
         assert contents(quiet_clone / "notebooks") == before

@@ -1,28 +1,20 @@
-"""What single lessons show: scored predictions, feeding a step, the ladder, where to start, and counted readbacks."""
+"""What single lessons show: predictions, and the ladder."""
 
 import hashlib
-import math
 import re
 import threading
-from dataclasses import replace
 
-import matplotlib.pyplot as plt
-import numpy as np
-import pandas as pd
 import psutil
 import pytest
 import torch
-from hypothesis import example, given, settings, strategies as st
 from PIL import Image
 
 import labkit as lk
 from labkit import course
-from labkit.course import Feeding, ladder, starting
-from labkit.course.feeding import WAYS, step_seconds
-from labkit.course.predictions import predictions
+from labkit.course import ladder
 from labkit.measure.compare import count_images
 from labkit.measure.frames import save_frame
-from labkit.measure.recorder import RESULTS_VARIABLE
+from labkit.measure.recorder import guesses
 from tests.paths import REPO
 
 STORED = REPO / "notebooks"
@@ -30,197 +22,23 @@ N_PHOTOS = 8
 
 
 class TestPredictions:
-    """Guesses are scored against what was measured: the expected figures are worked out by hand."""
-
     def test_a_prediction_is_kept_and_replaced(self):
         course.predict("a", 2, because="why not")
         assert "a: you expect 3x" in repr(course.predict("a", 3))
-        assert predictions().to_dict("records") == [{"label": "a", "speedup": 3.0, "because": ""}]
+        assert guesses["a"].speedup == 3
 
     @pytest.mark.parametrize("speedup", [..., None])
-    def test_an_open_prediction_prints_nothing_and_counts_as_none(self, runs_of, capsys, speedup):
+    def test_an_open_prediction_prints_nothing_and_counts_as_none(self, capsys, speedup):
         assert course.predict("2 workers", speedup) is None
-        assert predictions().empty
-        lk.plot_speedup(runs_of("00 step", **{"2 workers": 2.0}))
-        assert course.score().walk.empty
-        assert repr(course.score("00")) == repr(course.score())
-        assert "write one into course.predict(label, ...)" in repr(course.score())
-        course.score()._ipython_display_()  # nothing to show
+        assert guesses == {"2 workers": None}
         assert capsys.readouterr().out == ""
-        course.predict("2 workers", 2)
-        assert len(predictions()) == 1
 
     @pytest.mark.parametrize("speedup", [0, -1, float("nan"), float("inf"), "fast"])
     def test_a_prediction_must_be_a_ratio_and_leaves_the_earlier_one(self, speedup):
         course.predict("a", 2)
         with pytest.raises(ValueError, match=f"speedup must be a number.*{speedup}"):
             course.predict("a", speedup)
-        assert list(predictions()["speedup"]) == [2]
-
-    @pytest.fixture
-    def found(self, runs_of):
-        """The score of guesses that are twice, half, once and four times what is measured."""
-        for number, (guess, measured) in enumerate([(4, 2), (1.5, 3), (2, 2), (8, 2)]):
-            course.predict("fast", guess)
-            lk.plot_speedup(runs_of(f"0{number} step", fast=measured))
-        return course.score()
-
-    def test_the_score_is_as_worked_out_by_hand(self, found):
-        errors = [math.log(2), -math.log(2), 0, math.log(4)]
-        mean = sum(errors) / 4
-        deviation = (sum((error - mean) ** 2 for error in errors) / 3) ** 0.5
-        assert found.bias == pytest.approx(math.exp(mean), rel=1e-3)
-        assert found.spread == pytest.approx(math.exp(deviation), rel=1e-3)
-        assert (found.inside, found.near) == (0.25, 0.25)
-        assert found.bias_interval[0] < 1 < found.bias_interval[1]
-        for words in (
-            "fast (00 step): 4x guessed, 2x measured: 2 times too high.",
-            "fast (01 step): 1.5x guessed, 3x measured: 2 times too low.",
-            "fast (02 step): 2x guessed, 2x measured: inside the interval.",
-            "Of 4 guesses so far, 25% lie inside",
-            "1.41 times too high",
-            "no leaning",
-        ):
-            assert words in repr(found)
-
-    def test_a_notebook_scores_itself_and_names_the_score_walk(self, found):
-        one = course.score("01")
-        assert list(one.frame["experiment"]) == ["01 step"]
-        assert len(one.walk) == 4
-        assert "00 step" not in repr(one)
-        assert "Of 4 guesses" in repr(one)
-        assert "<img" not in one._repr_html_()
-        assert "None of these experiments has a guess" in repr(course.score("12"))
-
-    @pytest.mark.parametrize(("factor", "kind"), [(2, "an optimist"), (0.5, "a pessimist")])
-    def test_a_leaning_is_named_where_it_is_certain(self, runs_of, factor, kind):
-        for number, wobble in enumerate([0.9, 1.0, 1.1, 1.0, 0.95]):
-            course.predict("fast", 3 * factor * wobble)
-            lk.plot_speedup(runs_of(f"0{number} step", fast=3))
-        assert kind in repr(course.score())
-
-    def test_no_guess_and_a_single_one(self, runs_of):
-        assert "course.predict(label, ...)" in repr(course.score())
-        assert "<img" not in course.score()._repr_html_()
-        course.predict("<fast>", 1.5)
-        lk.plot_speedup(runs_of("00 step", **{"<fast>": 2.0}))
-        html = course.score()._repr_html_()
-        assert html.startswith("<img alt=")
-        assert "&lt;fast&gt; (00 step): 1.5x guessed" in html
-        assert "only guess so far" in html
-        assert "nan" not in html
-        assert "<img" not in course.score("00")._repr_html_()
-
-    def test_the_plot_puts_right_guesses_on_the_diagonal(self, found):
-        ax = plt.subplots()[1]
-        assert found.plot(ax) is ax
-        points = ax.collections[1].get_offsets()
-        assert points.tolist() == found.frame[["measured", "guess"]].to_numpy().tolist()
-        (diagonal,) = ax.lines
-        assert list(diagonal.get_xdata()) == list(diagonal.get_ydata())
-        assert ax.get_xlim() == ax.get_ylim()
-        texts = {text.get_text() for text in ax.texts}
-        assert {"00", "01", "02", "03", "guessed too high", "guessed too low"} <= texts
-        assert course.score("12").plot().collections
-
-
-SLOW_COPY = Feeding(step_s=20e-3, load_s=10e-3, num_workers=4, batch_bytes=100_000_000, pcie_bytes_per_s=10e9,
-                    staging_bytes_per_s=5e9)  # fmt: skip
-BALANCED = Feeding(step_s=46.8e-3, load_s=51.5e-3, num_workers=1)  # loading takes a little longer than the step
-RANGES = {
-    "step_s": (1e-3, 0.2), "load_s": (1e-3, 0.5), "batch_bytes": (1e6, 4e8), "pcie_bytes_per_s": (1e9, 64e9),
-}  # fmt: skip
-LOOPS = st.builds(
-    lambda num_workers, batch_bytes, **rates: Feeding(num_workers=num_workers, batch_bytes=round(batch_bytes), **rates),
-    num_workers=st.integers(0, 16),
-    **{name: st.floats(math.log(low), math.log(high)).map(math.exp) for name, (low, high) in RANGES.items()},
-)
-
-
-class TestFeeding:
-    def test_what_each_way_takes(self):
-        """Reckoned by hand: 20 ms to compute, 10 ms to copy, 20 ms to stage."""
-        times = course.feeding_times(SLOW_COPY)
-        ms = times.ms_per_step
-        assert ms["pageable"] == pytest.approx(20 + 20, rel=0.01)  # staged, and copied meanwhile
-        assert ms["pinned"] == ms["pinned, non_blocking"] == pytest.approx(20 + 10, rel=0.01)
-        assert ms["prefetched"] == pytest.approx(20, rel=0.01)
-        assert times.over_longest["prefetched"] < 1.05
-        assert times.simulated.all()
-
-    @given(LOOPS)
-    @example(replace(SLOW_COPY, load_s=500e-3, num_workers=8))
-    @example(replace(SLOW_COPY, load_s=500e-3, num_workers=16))
-    @example(BALANCED)
-    @settings(max_examples=10, deadline=None)
-    def test_no_way_is_faster_than_the_longest_part_and_prefetched_is_as_fast(self, loop):
-        """Copies, steps and each worker's loading are one after another."""
-        over = course.feeding_times(loop).over_longest
-        assert over.min() > 1 - 1e-5
-        assert over["prefetched"] < 1.02  # kernels of a millisecond: launching them counts
-
-    @pytest.mark.parametrize(
-        ("load_s", "batch_bytes", "step_s"), [(0.2, 1e6, 2e-3), (1e-3, 4e8, 2e-3), (0.03, 1e6, 0.05)]
-    )
-    def test_prefetched_costs_as_much_as_its_longest_part(self, load_s, batch_bytes, step_s):
-        loop = replace(SLOW_COPY, load_s=load_s, batch_bytes=round(batch_bytes), step_s=step_s)
-        seconds = step_seconds(course.simulate_feeding("prefetched", loop, n_steps=16))
-        assert seconds == pytest.approx(max(loop.parts_s.values()), rel=0.05)
-
-    def test_without_workers_the_loop_loads(self):
-        loop = replace(SLOW_COPY, num_workers=0)
-        seconds = step_seconds(course.simulate_feeding("pinned", loop))
-        assert seconds == pytest.approx(30e-3, rel=0.01)  # loading beside computing, then copying
-        assert loop.parts_s["load"] == loop.load_s
-
-    def test_the_timeline_says_that_it_is_simulated(self):
-        frame = course.simulate_feeding("prefetched", replace(SLOW_COPY, load_s=60e-3))
-        assert frame.simulated.all()
-        assert {"host", "copy", "GPU", "worker 0"} <= set(frame.lane)
-        assert course.plot_timeline(frame).get_title(loc="right") == "simulated"
-
-    def test_published_rates_name_their_source(self):
-        for one in course.PUBLISHED_TRAINING.values():
-            assert one.source
-            assert one.step_s(64) == 64 / one.images_per_s
-
-    def test_loops_that_cannot_be(self):
-        with pytest.raises(ValueError, match=r"way must be one of pageable, pinned, .*, got 'telepathy'"):
-            course.simulate_feeding("telepathy", SLOW_COPY)
-        with pytest.raises(ValueError, match="step_s must be a number > 0, got 0"):
-            Feeding(step_s=0, load_s=1)
-        with pytest.raises(ValueError, match="num_workers must be an integer >= 0, got -1"):
-            Feeding(step_s=1, load_s=1, num_workers=-1)
-
-    @pytest.mark.cuda
-    def test_a_real_device_takes_as_long_as_the_simulated_one(self):
-        """Given the real one's rates. Pageable copies are left out: how a driver stages them differs."""
-        pinned = torch.zeros(64 << 20, dtype=torch.uint8).pin_memory()
-        stamps = torch.tensor([[-1.0, 0.0, 0.0]], dtype=torch.float64).pin_memory()
-        copy_s = seconds_of(lambda: pinned.to("cuda", non_blocking=True))
-        step = lambda batch=None: torch.cuda._sleep(20_000_000)  # noqa: E731
-        loop = Feeding(
-            step_s=seconds_of(step), load_s=1e-6, num_workers=1, batch_bytes=pinned.nbytes,
-            pcie_bytes_per_s=pinned.nbytes / copy_s,
-        )  # fmt: skip
-        for way, (is_pinned, copy) in WAYS.items():
-            if is_pinned:
-                spans = course.trace([(pinned, stamps)] * 18, step, n_batches=16, device="cuda", copy=copy)
-                simulated_s = step_seconds(course.simulate_feeding(way, loop, n_steps=16))
-                assert step_seconds(spans) == pytest.approx(simulated_s, rel=0.15), way
-
-
-def seconds_of(work, n=20):
-    """Of one call among many, by events."""
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    work()
-    torch.cuda.synchronize()
-    start.record()
-    for _ in range(n):
-        work()
-    end.record()
-    torch.cuda.synchronize()
-    return start.elapsed_time(end) / 1e3 / n
+        assert guesses["a"].speedup == 2
 
 
 class TestLadder:
@@ -256,7 +74,7 @@ class TestLadder:
                 if not thread.name.startswith("labkit-batches"):  # idle
                     thread.join(timeout=10)
                     assert not thread.is_alive(), (label, thread)
-        assert kinds == [torch.float32] * 3 + [torch.uint8] * 5
+        assert kinds == [torch.float32] * 3 + [torch.uint8] * 4
 
     def test_the_photos_must_be_the_same(self, sources, first_photos):
         fewer = lk.FolderStore(first_photos(N_PHOTOS - 1))
@@ -264,12 +82,12 @@ class TestLadder:
             ladder.ladder_variants(fewer, sources[1], lk.scale())
 
     def test_measuring_takes_unequal_numbers_of_images_in_silence(self, recwarn):
-        variants = {"a": lambda: [4, 4], "b limit": lambda: [64]}
+        variants, n_threads = {"a": lambda: [4, 4], "b limit": lambda: [64]}, torch.get_num_threads()
         runs = ladder.measure_rungs(variants, experiment="x", factors={"photos": "p"})
         # Garbage of other tests may be collected here, and say so.
         assert [str(warning.message) for warning in recwarn if warning.category is not ResourceWarning] == []
         assert set(runs.baseline) == {"a"}
-        assert not runs.rung.any()
+        assert torch.get_num_threads() == n_threads
         assert set(runs.photos) == {"p"}
 
     def test_the_plot_has_rungs_in_rows_and_limits_as_lines(self, runs):
@@ -302,117 +120,3 @@ class TestLadder:
         runs = lk.load_frame(frame)
         assert ladder.is_ladder(runs)
         assert runs["variant"].iloc[0] == ladder.NAIVE
-
-
-class TestWhereToStart:
-    @pytest.fixture(autouse=True)
-    def own_frames(self, tmp_path, monkeypatch):
-        """Nothing is recorded here; what is stored lies in a folder of the test's own."""
-        monkeypatch.setenv(RESULTS_VARIABLE, str(tmp_path / "none"))
-        monkeypatch.setattr(starting, "NOTEBOOK_FOLDER", tmp_path)
-
-    @pytest.fixture
-    def runs(self, runs_of):
-        """Builds runs of an experiment with a baseline of this name."""
-        return lambda experiment, base, **speedups: runs_of(experiment, **speedups).replace({"base": base})
-
-    @pytest.fixture
-    def decoders(self, runs):
-        return lambda speedup, **others: runs("02 decoders, imagenet", "pil", turbojpeg=speedup, **others)
-
-    @staticmethod
-    def row(call, *runs):
-        return course.where_to_start(runs=runs).frame.set_index("call").loc[call]
-
-    def test_the_stored_table_names_calls_and_notebooks_that_there_are(self, monkeypatch):
-        monkeypatch.setattr(starting, "NOTEBOOK_FOLDER", STORED)
-        frame = course.where_to_start().frame
-        assert len(frame) > 5
-        assert (frame["ci_low"] > 1).all()
-        for change in frame.itertuples():
-            text = (STORED / f"{change.notebook}.ipynb").read_text()
-            assert re.search(rf"\b{change.call.removeprefix('lk.')}\b", text), change.call
-
-    def test_a_gain_is_read_from_this_machines_runs_and_else_from_the_stored_one_which_is_named(
-        self, decoders, tmp_path
-    ):
-        save_frame(decoders(3).assign(env_id="their-box"), tmp_path / starting.FRAME)
-        stored, own = self.row("lk.ImageDataset"), self.row("lk.ImageDataset", decoders(2.5))
-        assert (stored.origin, stored.gain) == ("stored run on their-box", pytest.approx(3, rel=0.02))
-        assert (own.origin, own.gain) == ("this machine", pytest.approx(2.5, rel=0.02))
-        assert own.ci_low <= 2.5 <= own.ci_high
-        assert (own.n_runs, own.waits_for) == (5, "decode")
-
-    def test_only_what_is_certainly_faster_has_a_row(self, runs):
-        def calls(ratio):
-            frames = [runs("03 workers", "no worker", **{"one per core": ratio})]
-            return course.where_to_start(runs=frames).frame["call"].tolist()
-
-        assert course.where_to_start().frame.empty
-        assert calls(2.0) == ["lk.make_loader"]
-        assert calls(0.5) == calls(1.0) == calls(1.005) == []  # of the last, the interval contains 1
-
-    def test_a_gain_on_the_gpu_needs_runs_there(self, runs):
-        fed = runs("07 feeding a training step", "pinned", prefetched=1.5)
-        assert course.where_to_start(runs=[fed.assign(device="cpu")]).frame.empty
-        found = self.row("lk.CUDAPrefetcher", fed.assign(device="cuda"))
-        assert (round(found.gain, 1), found.origin) == (1.5, "this machine")
-
-    def test_what_is_stored_gives_the_same_gains(self, decoders, runs_of, tmp_path):
-        frames = [decoders(3, cv2=2), runs_of("x", a=2)]
-        rows = starting.runs_behind(frames)
-        assert set(rows["variant"]) == {"pil", "turbojpeg"}
-        save_frame(rows, tmp_path / starting.FRAME)
-        own, stored = course.where_to_start(runs=frames).frame, course.where_to_start().frame
-        assert len(own) == 1
-        pd.testing.assert_series_equal(own["gain"], stored["gain"])
-        assert starting.runs_behind([frames[1]]) is None
-
-    def test_it_prints_a_table_and_shows_links_and_doubts(self, runs):
-        table = course.where_to_start(runs=[runs("03 workers", "no worker", **{"one per core": 2}).assign(scale="ci")])
-        assert re.search(r"decode +lk\.make_loader: .*workers over none: 2\.00x \[[\d.]+, [\d.]+\], this", str(table))
-        assert "in doubt: ci scale is a rehearsal" in str(table)
-        assert "[03_persistent_workers](03_persistent_workers.ipynb) |" in table._repr_markdown_()
-        assert "03_persistent_workers</td>" in table.to_html(pages=["01_naive_pil"])
-        assert '<a href="03_persistent_workers.html">03' in table.to_html(pages=["03_persistent_workers"])
-
-    def test_the_checklist_comes_to_each_part_in_its_place(self, decoders):
-        frames = [decoders(3, torchvision=1.2)]
-        steps = course.checklist(runs=frames)
-        table = course.where_to_start(runs=frames).judge(steps)
-        places = steps.set_index("step")["place"]
-        assert table["place"].dropna().tolist() == [places[name] for name in table["first_step"] if name]
-        assert table.loc["decode", ["first_step", "best_call"]].tolist() == ["read_image", "lk.ImageDataset"]
-        assert table.loc["decode", ["measured", "best_gain"]].tolist() == pytest.approx([1.2, 3], rel=0.02)
-        assert f"step {table.loc['read', 'place']} for read" in table.attrs["sentence"]
-
-    def test_an_order_without_steps_of_a_part_says_so(self):
-        steps = pd.DataFrame({"step": ["workers"], "place": [1], "measured": [np.nan]})
-        table = course.where_to_start().judge(steps)
-        assert table["place"].count() == 1
-        assert re.search("No step is for a training that waits for .*read", table.attrs["sentence"])
-
-
-class TestReadbacks:
-    X = torch.arange(6.0)
-
-    @pytest.mark.parametrize(
-        ("ask", "count"),
-        [
-            (lambda x: x[0].item(), 1),
-            (lambda x: int(x[1]), 1),
-            (lambda x: x[x > 2], 1),
-            (lambda x: bool((x > 2).any()), 1),
-            (lambda x: torch.equal(x, x), 1),
-            (lambda x: x.nonzero(), 1),
-            (lambda x: [x[0].item(), bool(x[1] > 0), x[x > 2]], 3),
-        ],
-    )
-    def test_asking_a_tensor_for_its_value_is_counted_each_time(self, ask, count):
-        assert course.count_readbacks(ask, self.X)[1] == count
-
-    def test_arithmetic_is_not(self):
-        total, reads = course.count_readbacks(
-            lambda x, y: torch.where(x > y, x[x.argsort()], y).sum(dtype=torch.float64), self.X, self.X.flip(0)
-        )
-        assert (float(total), total.dtype, reads) == (24.0, torch.float64, 0)

@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib import pyplot
 
 import labkit as lk
-from labkit.course import PixelError, parse_cache_name, plot_ladder
+from labkit.course import PixelError, parse_cache_name
 from labkit.data.depth import PRESETS, read_list
 from labkit.data.samples import MANIFEST
 from labkit.data.shard_cache import find_shards
@@ -186,7 +186,7 @@ def frames(data: bytes) -> None:
             sure = summary[summary["verdict"].isin(["faster", "slower"])]
             assert ((sure["ci_low"] > 1) | (sure["ci_high"] < 1)).all()
             if len(data) % 64 == 0:  # drawing takes a hundred times as long as all the rest
-                for plot in (lk.plot_throughput, lk.plot_speedup, plot_ladder):
+                for plot in (lk.plot_throughput, lk.plot_speedup):
                     with may_refuse(ValueError, names=""):
                         plot(frame)
                     pyplot.close("all")
