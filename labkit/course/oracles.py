@@ -5,11 +5,10 @@ All files show the same picture, so the right answer is known before any decoder
 
 import contextlib
 import io
-import multiprocessing
 import os
 import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 
 import matplotlib.pyplot as plt
@@ -17,13 +16,12 @@ import numpy as np
 import pandas as pd
 import torch
 from matplotlib.axes import Axes
-from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from PIL import Image, ImageOps
 
 from labkit.data.decode import DECODERS, decode, missing_decoders
 from labkit.errors import ArgumentError, DecodeError
-from labkit.measure.plots import SMALL_PT, WIDTH_IN, make_axes, write_title
+from labkit.measure.plots import SMALL_PT, WIDTH_IN, write_title
 from labkit.util.pictures import encode_image
 
 WIDTH, HEIGHT = 95, 63  # odd, so that subsampled chroma has an edge to get wrong
@@ -81,7 +79,7 @@ def conformance(files: dict[str, bytes] | None = None, *, by_default: bool = Fal
         DataFrame: file, decoder, outcome (`same`, `differs`, `refused`), shape, mean_abs_diff (of 255, against
         Pillow; NaN if the shapes differ or nothing was decoded).
     """
-    if files is None:  # broken files crash some libraries, and this process with them: see child_exits
+    if files is None:  # broken files crash some libraries, and this process with them
         files = oracle_files() if by_default else {**oracle_files(), **broken_files()}
     calls = {name: call for name, call in _decode_calls(by_default).items() if name not in missing_decoders()}
     with _quiet_stderr():
@@ -91,29 +89,6 @@ def conformance(files: dict[str, bytes] | None = None, *, by_default: bool = Fal
             for decoder, call in calls.items()
         ]
     return pd.DataFrame(rows)
-
-
-def child_exits(data: bytes, decoders: Iterable[str], *, by_default: bool = False) -> dict[str, int]:
-    """Decode with each decoder in a child process, and return how each child ended.
-
-    Returns:
-        Decoder -> exit code: 0 if the image was decoded or refused, a negative signal number if the process was
-        killed (-11: segmentation fault).
-    """
-    context = multiprocessing.get_context("forkserver")  # imports torch once: ten times as fast as spawn
-    context.set_forkserver_preload([__name__])
-    exits = {}
-    for decoder in decoders:
-        child = context.Process(target=_decode_in_child, args=(data, decoder, by_default))
-        child.start()
-        child.join()
-        exits[decoder] = child.exitcode or 0
-    return exits
-
-
-def _decode_in_child(data: bytes, decoder: str, by_default: bool) -> None:
-    with _quiet_stderr(), contextlib.suppress(Exception):
-        _decode_calls(by_default)[decoder](data)
 
 
 @contextlib.contextmanager
@@ -309,10 +284,6 @@ def _encode_png16(pixels: np.ndarray) -> bytes:
     return encode_png(pixels.shape[1], pixels.shape[0], 16, 2, b"".join(b"\0" + row.tobytes() for row in rows))
 
 
-_OUTCOMES = ("same", "refused", "differs")
-_SIGNS = {"same": "=", "refused": "x", "differs": "!"}
-
-
 def plot_pictures(files: Sequence[str], decoders: Sequence[str]) -> Figure:
     """Draw oracle files (rows) as decoded by each library's first example (columns), next to the right answer.
 
@@ -342,29 +313,6 @@ def _describe_agreement(table: pd.DataFrame) -> str:
     best, worst = ([name for name in same.index if same[name] == limit] for limit in (same.max(), same.min()))
     told = f"{' and '.join(best)}: the right pixels of {same.max()} of {n_files} files"
     return told if best == worst else f"{told}; {' and '.join(worst)}: those of {same.min()}"
-
-
-def plot_conformance(table: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
-    """Draw the table of `conformance`: files in rows, decoders in columns; signs repeat the colors.
-
-    Args:
-        table: The result of `course.conformance`.
-        ax: Axes to draw on; default: a new figure.
-    """
-    wide = table.pivot(index="file", columns="decoder", values="outcome")
-    wide = wide.loc[list(dict.fromkeys(table["file"])), list(dict.fromkeys(table["decoder"]))]
-    ax = ax or make_axes(1.1 + 0.22 * len(wide))
-    codes = wide.map(_OUTCOMES.index).to_numpy()
-    colors = ListedColormap(["#b7e1cd", "#c6d9f1", "#d55e00"])
-    ax.imshow(codes, cmap=colors, vmin=0, vmax=len(_OUTCOMES) - 1, aspect="auto")
-    for (row, column), code in np.ndenumerate(codes):
-        ax.text(column, row, _SIGNS[_OUTCOMES[code]], ha="center", va="center", fontsize=SMALL_PT)
-    ax.set_xticks(range(len(wide.columns)), wide.columns)
-    ax.set_yticks(range(len(wide)), wide.index, fontsize=SMALL_PT)
-    ax.xaxis.tick_top()
-    ax.set_xlabel("=  same pixels as Pillow        x  refused with DecodeError        !  differs", fontsize=SMALL_PT)
-    write_title(ax, _describe_agreement(table))
-    return ax
 
 
 def _show_decoded(ax: Axes, data: bytes, decoder: str) -> None:

@@ -20,7 +20,6 @@ from labkit import course
 from labkit.course import ladder
 from labkit.measure import plots
 from labkit.measure.statistics import format_ratio, quiet_summary
-from labkit.peers.ranking import plot_cores, predict_cores
 
 PIL, SAME = [100, 104, 98, 101, 99], [99, 103, 100, 101, 98]
 FAST = [2 * rate for rate in PIL]
@@ -334,27 +333,13 @@ def _stalls(frame_of, ratio):
 def _peers(frame_of, ratio):
     rates = {"naive PIL": 100, "labkit BatchLoader, antialias": 500 * ratio, "timm": 450, "decode limit": 1800}
     kinds = {"naive PIL": "baseline", "timm": "peer", "decode limit": "limit"}
-    runs = _noisy(frame_of, **rates).assign(antialias="True", source="JPEG files")
+    runs = _noisy(frame_of, **rates).assign(antialias="True", source="JPEG files", decoded_at="full size")
     return course.plot_peers(runs.assign(kind=runs.variant.map(kinds).fillna("labkit")))
-
-
-def _cores(frame_of, ratio):
-    names = ["labkit BatchLoader", "labkit PixelStore"]
-    table = pd.DataFrame({"cpu_s_per_1000": [1.0, 0.1], "gil_us_per_image": [80, 5 * ratio]}, index=names)
-    measured = pd.DataFrame({"variant": names, "cores": 2, "images_per_s": [1800, 19_000]})
-    return plot_cores(predict_cores(table), measured)
 
 
 def _rungs(frame_of, ratio):
     rates = {"PIL, one process": 500, "raw pixels": 17_000 * ratio, "decode limit": 2100, "memcpy limit": 2400}
     return ladder.plot_rungs(_noisy(frame_of, **rates))
-
-
-def _conformance(frame_of, ratio):
-    files = ["subsampling 420.jpeg", "cmyk.jpeg", "exif 6 as text.png"]
-    rows = [(name, decoder, "same" if decoder == "pil" and ratio < 2 else "differs")
-            for name in files for decoder in ("pil", "torchvision", "turbojpeg")]  # fmt: skip
-    return course.plot_conformance(pd.DataFrame(rows, columns=["file", "decoder", "outcome"]))
 
 
 def _pictures(frame_of, ratio):
@@ -375,9 +360,7 @@ EVERY = {
     ),
     "plot_stalls": _stalls,
     "plot_peers": _peers,
-    "plot_cores": _cores,
     "plot_rungs": _rungs,
-    "plot_conformance": _conformance,
     "plot_pictures": _pictures,
     "plot_images": lambda frame_of, ratio: lk.plot_images(
         torch.zeros(8, 3, 8, 8), ["image by image"] * 8, message=f"{ratio} of 8 were erased"
