@@ -1,4 +1,4 @@
-"""Reference runs on a GPU: the experiments of notebooks 03, 06, 07, 11b and 13 that need one, stored for readers
+"""Reference runs on a GPU: the experiments of notebooks 03, 06, 07, 11b and 13 that need one.
 
 `python -m labkit reference` on a CUDA machine checks and measures them, and writes `<env_id>.csv` (runs) and `.json`
 (machine) to `notebooks/reference/`. It needs no Jupyter.
@@ -40,56 +40,6 @@ from labkit.util.machine import NOTEBOOK_FOLDER, Scale, env_id, environment, lab
 from labkit.util.tensor_trees import move_tensors
 
 FOLDER = NOTEBOOK_FOLDER / "reference"
-COMMAND = "python -m labkit reference"
-
-
-def reference_runs(experiment: str, folder: Path = FOLDER) -> dict[str, pd.DataFrame]:
-    """Stored runs of one experiment: name of the machine's GPU -> frame, as `compare` returns it.
-
-    A rehearsal on a CPU has the CPU's name; a second machine with the same GPU has its file's name added.
-
-    Raises:
-        ValueError: a stored file is damaged; names it.
-    """
-    from labkit.measure.frames import load_frame
-
-    found = {}
-    for path in sorted(folder.glob("*.csv")):
-        frame = load_frame(path)
-        runs = frame[frame["experiment"] == experiment].reset_index(drop=True)
-        if len(runs):
-            machine = _read_machine(path.with_suffix(".json"))
-            found[machine if machine not in found else f"{machine} ({path.stem})"] = runs
-    return found
-
-
-def show_reference(*experiments: str, folder: Path = FOLDER) -> None:
-    """Plot stored runs, one picture per experiment and machine; if there are none, print once how to record them."""
-    from labkit.measure.plots import plot_speedup
-
-    missing = []
-    for experiment in experiments:
-        found = reference_runs(experiment, folder)
-        for machine, runs in found.items():
-            plot_speedup(runs, about=f"{experiment}: reference run on {machine}")
-        missing += [] if found else [f"'{experiment}'"]
-    if missing:
-        print(
-            f"No reference run of {', '.join(missing)} is stored: nobody has recorded one on a CUDA machine yet.\n"
-            f"`{COMMAND}` does, on a machine with a CUDA GPU."
-        )
-
-
-def _read_machine(path: Path) -> str:
-    try:
-        environment = json.loads(path.read_text())["environment"]
-        return environment["gpu"] or environment["cpu"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ArgumentError(
-            f"{path} does not name the machine of its runs: record them again with `{COMMAND}`"
-        ) from error
-
-
 Factory = Callable[[], Iterable[Any]]
 
 
@@ -119,14 +69,8 @@ class Experiment:
         """
         try:
             self.check()
-            return compare(
-                self.variants,
-                baseline=self.baseline,
-                rounds=rounds,
-                experiment=self.name,
-                progress=progress,
-                rung=False,
-            )
+            options: dict[str, Any] = {"experiment": self.name, "progress": progress, "rung": False}
+            return compare(self.variants, baseline=self.baseline, rounds=rounds, **options)
         except AssertionError as error:
             raise OperationError(f"{self.name}: the variants do not do the same work: {error}") from error
         finally:
@@ -139,17 +83,16 @@ def ensure(condition: bool | Tensor, message: str) -> None:
         raise AssertionError(message)
 
 
-def augment_on_device(
-    device: torch.device, scale: Scale, recipe: str = "light", *, compiled: bool = True
-) -> Experiment:
-    """v2 (one draw per batch) against Kornia (one per image), eager and compiled, on uint8 batches on the device."""
+def augment_on_device(device: torch.device, scale: Scale, recipe: str, *, compiled: bool) -> Experiment:
+    """Colors by v2 (one draw per batch) and by Kornia (one per image), eager and compiled, of uint8 crops there."""
     batch = _make_pictures(scale.batch_size, device)
+    kornia = make_augment(recipe, "kornia", part="photometry").to(device)
     variants: dict[str, Callable[[Any], Tensor]] = {
-        "v2, one draw per batch": make_augment(recipe, "v2"),
-        "Kornia": make_augment(recipe, "kornia").to(device),
+        "v2, one draw per batch": make_augment(recipe, "v2", part="photometry"),
+        "Kornia": kornia,
     }
     if compiled:
-        variants["Kornia, compiled"] = torch.compile(make_augment(recipe, "kornia").to(device))
+        variants["Kornia, compiled"] = torch.compile(kornia)
     for augment in variants.values():
         augment(batch)  # compiles
 
@@ -167,17 +110,16 @@ def augment_on_device(
 
 
 def mixing(device: torch.device, scale: Scale) -> Experiment:
-    """A float batch, mixed by torchvision, by labkit, and as in write-ups, where the host waits for the GPU."""
+    """A float batch, mixed by torchvision, with one draw, and by labkit, with a draw for each image."""
     from torchvision.transforms import v2
 
-    batch = _make_pictures(scale.batch_size, device, size=224).float().div_(255)
+    batch = _make_pictures(scale.batch_size, device).float().div_(255)
     labels = torch.arange(len(batch), device=device) % 10
     variants = {
         "v2.MixUp": v2.MixUp(num_classes=10),
-        "lk.mixup": partial(mixup, num_classes=10),
+        "lk.mixup": partial(mixup, num_classes=10, per_sample=True),
         "v2.CutMix": v2.CutMix(num_classes=10),
-        "lk.cutmix": partial(cutmix, num_classes=10),
-        "write-up's CutMix": partial(writeup_cutmix, num_classes=10),
+        "lk.cutmix": partial(cutmix, num_classes=10, per_sample=True),
     }
 
     def check() -> None:
@@ -197,28 +139,11 @@ def mixing(device: torch.device, scale: Scale) -> Experiment:
     return Experiment("06 mixing on the device", "v2.CutMix", factories, check)
 
 
-def writeup_cutmix(x: Tensor, y: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
-    """CutMix as in write-ups: `int()` of a device tensor makes the host wait, and the batch is overwritten."""
-    share = torch.distributions.Beta(1.0, 1.0).sample().to(x.device)
-    partner = torch.randperm(len(x), device=x.device)
-    height, width = x.shape[-2:]
-    cut = (1 - share).sqrt()
-    rows, columns = int(height * cut), int(width * cut)
-    row, column = int(torch.randint(height, (1,), device=x.device)), int(torch.randint(width, (1,), device=x.device))
-    top, bottom = max(row - rows // 2, 0), min(row + rows // 2, height)
-    left, right = max(column - columns // 2, 0), min(column + columns // 2, width)
-    x[:, :, top:bottom, left:right] = x[partner, :, top:bottom, left:right]
-    targets = nn.functional.one_hot(y, num_classes).float()
-    kept = 1 - (bottom - top) * (right - left) / (height * width)
-    return x, kept * targets + (1 - kept) * targets[partner]
-
-
 def who_augments(store: Any, device: torch.device, scale: Scale, recipe: str = "heavy") -> Experiment:
-    """The CPU does everything, or decodes and crops while the device changes colors."""
-    config = LoaderConfig(batch_size=scale.batch_size)
-    on_cpu = make_loader(ImageDataset(store, transform=make_augment(recipe, "v2")), config, drop_last=True)
-    cropped = ImageDataset(store, transform=make_augment(recipe, "v2", part="geometry"))
-    for_device = make_loader(cropped, config, drop_last=True)
+    """The CPU does everything, with Albumentations, or decodes and crops while the device changes colors."""
+    on_cpu, for_device = (
+        _make_loader(store, scale, make_augment(recipe, "albumentations", part=part)) for part in ("all", "geometry")
+    )
     photometry = make_augment(recipe, "kornia", part="photometry").to(device)
 
     def check() -> None:
@@ -236,11 +161,11 @@ def who_augments(store: Any, device: torch.device, scale: Scale, recipe: str = "
 
     move = move_to(device, non_blocking=True)
     return Experiment(
-        "06 who augments", "CPU does all",
+        "06 who augments", "Albumentations",
         {
-            "CPU does all": partial(with_step, on_cpu, move),
-            "CPU crops, device colors": partial(with_step, for_device, lambda batch: photometry(move(batch)[0])),
-            "CPU crops only": partial(with_step, for_device, move),
+            "Albumentations": partial(with_step, on_cpu, move),
+            "colors on the device": partial(with_step, for_device, lambda batch: photometry(move(batch)[0])),
+            "crops alone": partial(with_step, for_device, move),
         },
         check, partial(_close, on_cpu, for_device),
     )  # fmt: skip
@@ -315,11 +240,15 @@ def training_step(device: torch.device) -> Callable[[Any], Any]:
     return step
 
 
+def _make_loader(store: Any, scale: Scale, transform: Any, pin_memory: bool | None = None) -> Loader:
+    config = LoaderConfig(batch_size=scale.batch_size, pin_memory=pin_memory)
+    return make_loader(ImageDataset(store, transform=transform), config, drop_last=True)
+
+
 def _make_loaders(store: Any, scale: Scale) -> tuple[Loader, Loader]:
     """A pageable and a pinned loader of the same uint8 crops; without CUDA neither pins."""
-    cropped = ImageDataset(store, transform=make_augment("light", "v2", part="geometry"))
-    pageable, pinned = (LoaderConfig(batch_size=scale.batch_size, pin_memory=pin) for pin in (False, None))
-    return make_loader(cropped, pageable, drop_last=True), make_loader(cropped, pinned, drop_last=True)
+    crop = make_augment("light", "v2", part="geometry")
+    return _make_loader(store, scale, crop, False), _make_loader(store, scale, crop)
 
 
 def _close(*loaders: Loader) -> None:
@@ -327,10 +256,9 @@ def _close(*loaders: Loader) -> None:
         loader.close()
 
 
-def _make_pictures(n: int, device: torch.device, size: int = 256) -> Tensor:
-    generator = torch.Generator().manual_seed(0)
-    coarse = torch.rand(n, 3, 16, 16, generator=generator)
-    smooth = nn.functional.interpolate(coarse, (size, size), mode="bilinear").mul_(255)
+def _make_pictures(n: int, device: torch.device) -> Tensor:
+    coarse = torch.rand(n, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    smooth = nn.functional.interpolate(coarse, (224, 224), mode="bilinear").mul_(255)
     return smooth.to(torch.uint8).to(device)
 
 
@@ -457,11 +385,7 @@ _MAX_ROUNDS = 7  # all experiments together take less than eight minutes
 
 
 def record_reference(
-    folder: Path = FOLDER,
-    *,
-    device: str = "cuda",
-    simulated: bool = False,
-    say: Callable[[str], None] = lambda line: None,
+    folder: Path = FOLDER, *, device: str = "cuda", simulated: bool = False, say: Callable[[str], None] = lambda _: None
 ) -> Path:
     """Measure at the current scale; write `<env_id>.json` and `<env_id>.csv`, each as a whole.
 

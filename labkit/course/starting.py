@@ -31,7 +31,7 @@ _CHANGES = (
     ("start", "`lk.LoaderConfig`: workers that stay alive",
      "12_find_the_stall", "second epoch, kept workers over new"),
     ("sizes", "`lk.collect_sizes`: sizes of all images before training",
-     "10_image_sizes", "all four steps over one search per image"),
+     "10_image_sizes", "dictionary over one search per image"),
 )  # fmt: skip
 
 

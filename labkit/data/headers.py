@@ -57,7 +57,7 @@ class Header(NamedTuple):
 def read_header(path: str) -> Header:
     """Size and orientation of one image file, as Pillow states them. What Pillow refuses has an `error` and no size.
 
-    Taught in: notebooks/10b_image_headers.ipynb
+    Taught in: notebooks/10_image_sizes.ipynb
     """
     try:
         return _fast_header(path) or _read_with_pillow(path)

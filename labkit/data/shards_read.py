@@ -123,19 +123,27 @@ class EpochOrder:
     """
 
     shards: ShardList
-    shuffle: int
+    shuffle: bool
+    shuffle_buffer: int
     shuffle_initial: int
     seed: int
     samples_per_rank: int | None
 
     def __post_init__(self) -> None:
         self.seed = require_seed(self.seed)
-        self.shuffle = require_int("shuffle", self.shuffle, minimum=0)
+        if not isinstance(self.shuffle, bool):
+            raise WrongTypeError(
+                f"shuffle must be True or False, got {self.shuffle!r:.100}: how many samples its buffer holds is "
+                "shuffle_buffer, as read_shards(..., shuffle=True, shuffle_buffer=1000)"
+            )
+        self.shuffle_buffer = require_int("shuffle_buffer", self.shuffle_buffer, minimum=0)
         self.shuffle_initial = require_int("shuffle_initial", self.shuffle_initial)
+        if not self.shuffle:
+            self.shuffle_buffer = 0
         if self.samples_per_rank is not None:
             self.samples_per_rank = require_int("samples_per_rank", self.samples_per_rank)
         names = [url.rpartition("/")[2] for url in self.shards.urls]
-        settings = [self.shuffle, self.shuffle_initial, self.seed, self.samples_per_rank]
+        settings = [self.shuffle, self.shuffle_buffer, self.shuffle_initial, self.seed, self.samples_per_rank]
         self.crc32 = zlib.crc32(json.dumps([names, list(self.shards.n_samples.values()), settings]).encode())
         self._counts: dict[str, int] = {}  # samples of shards, as far as they had to be known
 
@@ -148,10 +156,10 @@ class EpochOrder:
         seed = f"{self.seed} {epoch} {tuple(reader)}"
         slices = self._slices(reader, epoch)
         if not n_read:
-            return shuffled(self._read(slices), self.shuffle, self.shuffle_initial, seed)
+            return shuffled(self._read(slices), self.shuffle_buffer, self.shuffle_initial, seed)
         slices = [part._replace(stop=self._count(part.url) if part.stop is None else part.stop) for part in slices]
         lengths = [(part.stop or 0) - part.first for part in slices]
-        order = shuffled(range(sum(lengths)), self.shuffle, self.shuffle_initial, seed)
+        order = shuffled(range(sum(lengths)), self.shuffle_buffer, self.shuffle_initial, seed)
 
         def read_from(first: int) -> Iterator[dict[str, Any]]:
             rest = []
@@ -403,8 +411,8 @@ class ShardDataset(IterableDataset):
             raise ArgumentError(f"this is not a state of read_shards ({error!r}): {remedy}") from error
         if crc32 != self.order.crc32:
             raise ArgumentError(
-                "the state is of another order of samples: shards, shuffle, shuffle_initial, seed or samples_per_rank "
-                f"differ; {remedy}"
+                "the state is of another order of samples: shards, shuffle, shuffle_buffer, shuffle_initial, seed or "
+                f"samples_per_rank differ; {remedy}"
             )
         self._saved, self._progress = (reader, progress), progress
         self._counter.load(self._find_reader().rank, progress.epoch)
@@ -510,7 +518,8 @@ def read_shards(
     *,
     decoder: str = "turbojpeg",
     transform: Callable[[Tensor], Any] | None = None,
-    shuffle: int = 0,
+    shuffle: bool = False,
+    shuffle_buffer: int = 1000,
     shuffle_initial: int = 100,
     seed: int = 0,
     samples_per_rank: int | None = None,
@@ -526,7 +535,7 @@ def read_shards(
     per epoch. Ranks may have different numbers of them, and with DistributedDataParallel one would wait for another
     forever: set `samples_per_rank`, or wrap the loop in `torch.distributed.algorithms.join.Join`::
 
-        dataset = lk.read_shards("shards", shuffle=1000, transform=transform)
+        dataset = lk.read_shards("shards", shuffle=True, transform=transform)
         loader = DataLoader(dataset, batch_size=64, num_workers=2)
 
     Args:
@@ -534,8 +543,9 @@ def read_shards(
             (`http://host/shard-{000000..000015}.tar`). Paths, `http(s)://`, `s3://`, others by fsspec.
         decoder: One of `labkit.DECODERS`.
         transform: Called with the uint8 (3, H, W) tensor. Generators other than torch's need a `worker_init_fn`.
-        shuffle: Above 0, each epoch has an order of shards of its own, and a buffer of this many samples mixes them.
-        shuffle_initial: Samples in that buffer before it gives its first. The default is WebDataset's.
+        shuffle: Each epoch has an order of shards of its own, and a buffer mixes their samples.
+        shuffle_buffer: Samples in that buffer, in each worker. 0 shuffles the shards alone.
+        shuffle_initial: Samples in it before it gives its first. The default is WebDataset's.
         seed: The same (seed, epoch) gives the same order, for as many ranks and workers. Each pass is the next epoch,
             unless `set_epoch` is called. With several ranks, it must be.
         samples_per_rank: Of each epoch; the next goes on where it ended. Without a manifest, samples are counted first.
@@ -561,25 +571,5 @@ def read_shards(
         raise WrongTypeError(f"cache must be a ShardCache, such as lk.ShardCache('cache', 10**12), got {cache!r:.100}")
     shards = find_shards(urls, verify=verify, storage_options=storage_options or {})
     shards = replace(shards, reads_in_flight=reads_in_flight, cache=cache)
-    order = EpochOrder(shards, shuffle, shuffle_initial, seed, samples_per_rank)
+    order = EpochOrder(shards, shuffle, shuffle_buffer, shuffle_initial, seed, samples_per_rank)
     return ShardDataset(order, decoder, transform, on_error)
-
-
-def shuffle_quality(n_samples: int, shuffle: int, *, initial: int = 100, seed: int = 0) -> float:
-    """How much of the input's order is left in that of one shard of `n_samples` behind the buffer of `read_shards`.
-
-    Args:
-        n_samples: Samples in all.
-        shuffle: Size of the buffer.
-        initial: Samples in it before it gives its first.
-        seed: Seed of the order.
-
-    Returns:
-        Spearman's rank correlation of input and output positions: 1 is the order itself, random access is near 0.
-
-    Taught in: notebooks/08b_shard_order.ipynb
-    """
-    from scipy.stats import spearmanr
-
-    order = list(shuffled(range(n_samples), shuffle, initial, f"{seed} 0 {(0, 1, 0, 1)}"))
-    return float(spearmanr(range(n_samples), order).statistic)

@@ -1,6 +1,7 @@
 """Simulated disks and networks: real bytes, delivered as late as a slower storage would deliver them."""
 
 import ctypes
+import math
 import time
 import zlib
 from collections.abc import Iterator, Sequence
@@ -21,14 +22,16 @@ class Disk:
 
     Args:
         name: For labels; plots add *simulated*.
-        seek_ms: Time to move to another place; opening a file costs one more seek, for its inode.
+        seek_ms: Time to move to another place.
         bandwidth_mb_per_s: For one reader, in 1e6 bytes.
         latency_ms: Time of a network request; one is sent wherever a disk would seek.
         one_head: Requests of all processes wait for each other, as on a rotating disk.
         readahead_bytes: Gaps up to this size are read rather than skipped with a seek.
+        trips_to_open: Seeks or requests that opening a file takes, before those for its bytes: 1 for an inode, or a
+            look-up on a network share; 0 where one request names a file and returns it, as a GET does.
 
     Raises:
-        ValueError: a negative time, or no bandwidth.
+        ValueError: a negative time or number, or no bandwidth.
     """
 
     name: str
@@ -37,17 +40,26 @@ class Disk:
     latency_ms: float = 0.0
     one_head: bool = False
     readahead_bytes: int = 128 * 1024
+    trips_to_open: int = 1
 
     def __post_init__(self) -> None:
-        if min(self.seek_ms, self.latency_ms, self.readahead_bytes) < 0 or self.bandwidth_mb_per_s <= 0:
-            raise ArgumentError(f"{self}: times and readahead_bytes must be >= 0, bandwidth_mb_per_s must be > 0")
+        times = (self.seek_ms, self.latency_ms, self.readahead_bytes, self.trips_to_open)
+        if min(times) < 0 or self.bandwidth_mb_per_s <= 0:
+            raise ArgumentError(
+                f"{self}: times, readahead_bytes and trips_to_open must be >= 0, bandwidth_mb_per_s must be > 0"
+            )
 
+
+#: Milliseconds to the first byte of a small object in S3, from least to most: both are AWS's own figures, whose sources
+#: are in `labkit.planning.published`.
+OBJECT_LATENCY_MS = (20.0, 200.0)
+_MIDDLE_MS = round(math.prod(OBJECT_LATENCY_MS) ** 0.5)  # geometric mean
 
 #: Places with latencies and bandwidths of their kind, by name, for `SimulatedStore`.
 DISKS = {
     "hdd": Disk("hard disk", seek_ms=8.0, bandwidth_mb_per_s=180.0, one_head=True),
     "network": Disk("network storage", latency_ms=1.0, bandwidth_mb_per_s=1000.0),
-    "object": Disk("object storage", latency_ms=30.0, bandwidth_mb_per_s=90.0),
+    "object": Disk("object storage", latency_ms=_MIDDLE_MS, bandwidth_mb_per_s=90.0, trips_to_open=0),
 }
 
 
@@ -66,7 +78,7 @@ class SimulatedStore:
     >>> store = SimulatedStore(lk.FolderStore("photos"), DISKS["object"], wait=False)
     >>> data = store.read(store.keys()[0])
     >>> store.busy_s
-    0.0617
+    0.0637
 
     Taught in: notebooks/09_marigold_storage.ipynb
     """
@@ -142,6 +154,6 @@ def _move(position: _Position, extent: Extent, disk: Disk) -> float:
     gap = extent.offset - position.offset
     is_near = file == position.file and 0 <= gap <= disk.readahead_bytes
     position.file, position.offset = file, extent.offset + extent.size
-    n_seeks = extent.opens + (not is_near)
+    n_seeks = extent.opens * disk.trips_to_open + (not is_near)
     n_bytes = extent.size + (gap if is_near else 0)
     return n_seeks * (disk.seek_ms + disk.latency_ms) / 1e3 + n_bytes / (disk.bandwidth_mb_per_s * 1e6)

@@ -97,6 +97,10 @@ def make_augment(recipe: str | Recipe = "light", library: str = "v2", *, part: s
         (N, 3, H, W) and draws for each image; `"v2"` also takes such a batch, with one draw for all of it.
         It returns normalized float32 (..., 3, size, size); with `"geometry"` values of 0-255, uint8 (kornia: float32).
 
+        On a GPU, `"kornia"` with `"photometry"` never makes the host wait: the jitter's four steps have a fixed order
+        (brightness, contrast, saturation, hue), as a drawn one would be read back, and no constant is copied. Its
+        crops do make the host wait, so crop in the workers.
+
     >>> augment = lk.make_augment("light", "v2")
     >>> augment(torch.zeros(3, 300, 400, dtype=torch.uint8)).shape
     torch.Size([3, 224, 224])
@@ -210,7 +214,7 @@ class _Kornia(nn.Module):
                 augmentation.RandomHorizontalFlip(recipe.flip),
             ]  # fmt: skip
         if photometry:
-            steps += [*_kornia_colors(augmentation, recipe), augmentation.Normalize(recipe.mean, recipe.std)]
+            steps += [*_kornia_colors(augmentation, recipe), _Normalize(recipe)]
         self.steps = nn.Sequential(*steps)
         self.full_white = 1.0 if photometry else 255.0
 
@@ -222,14 +226,67 @@ class _Kornia(nn.Module):
 
 
 def _kornia_colors(augmentation: Any, recipe: Recipe) -> list[nn.Module]:
-    kernel, start = (recipe.blur_kernel, recipe.blur_kernel), (recipe.solarize_from - 0.5) / 255
+    # With a fixed order, Kornia does not look at the draws to leave steps out.
+    jitter = augmentation.ColorJitter(**recipe.color_ranges(), p=recipe.jitter, order=(0, 1, 2, 3))
     steps = {
-        augmentation.ColorJitter(**recipe.color_ranges(), p=recipe.jitter): recipe.jitter,
+        jitter: recipe.jitter,
         augmentation.RandomGrayscale(p=recipe.gray): recipe.gray,
-        augmentation.RandomGaussianBlur(kernel, recipe.blur_sigma, p=recipe.blur): recipe.blur,
-        augmentation.RandomSolarize((start, start), (0.0, 0.0), p=recipe.solarize): recipe.solarize,
+        _Blur(recipe): recipe.blur,
+        _Solarize(recipe): recipe.solarize,
     }
     return [step for step, probability in steps.items() if probability > 0]
+
+
+class _Sometimes(nn.Module):
+    """Changes each image of a batch with a probability. Kornia's own blur and solarize read values back."""
+
+    def __init__(self, recipe: Recipe, probability: float):
+        super().__init__()
+        self.recipe, self.probability = recipe, probability
+
+    def change(self, batch: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def forward(self, batch: Tensor) -> Tensor:
+        chosen = torch.rand(len(batch), 1, 1, 1, device=batch.device) < self.probability
+        return torch.where(chosen, self.change(batch), batch)
+
+
+class _Blur(_Sometimes):
+    def __init__(self, recipe: Recipe):
+        super().__init__(recipe, recipe.blur)
+
+    def change(self, batch: Tensor) -> Tensor:
+        from kornia.filters import filter2d_separable
+
+        sigma = torch.empty(len(batch), 1, device=batch.device).uniform_(*self.recipe.blur_sigma)
+        offsets = torch.arange(self.recipe.blur_kernel, device=batch.device) - self.recipe.blur_kernel // 2
+        kernel = torch.exp(-0.5 * (offsets / sigma) ** 2)
+        kernel = kernel / kernel.sum(1, keepdim=True)
+        return filter2d_separable(batch, kernel, kernel)
+
+
+class _Solarize(_Sometimes):
+    def __init__(self, recipe: Recipe):
+        super().__init__(recipe, recipe.solarize)
+
+    def change(self, batch: Tensor) -> Tensor:
+        return torch.where(batch < (self.recipe.solarize_from - 0.5) / 255, batch, 1 - batch)
+
+
+class _Normalize(nn.Module):
+    """Kornia's own keeps mean and std on the CPU, and copies both to the device with each batch."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, recipe: Recipe):
+        super().__init__()
+        for name, values in (("mean", recipe.mean), ("std", recipe.std)):
+            self.register_buffer(name, torch.tensor(values).view(-1, 1, 1), persistent=False)
+
+    def forward(self, batch: Tensor) -> Tensor:
+        return batch.sub(self.mean).div_(self.std)
 
 
 def import_albumentations() -> Any:

@@ -252,32 +252,6 @@ def plot_timeline(
     return ax
 
 
-def plot_pareto(data: pd.DataFrame, *, cost: str, ax: Axes | None = None) -> Axes:
-    """Images per second against cost; the line joins the variants that no other variant beats in both.
-
-    Args:
-        data: One row per variant, with the columns `variant` (or it is the index), `cost` and `images_per_s`.
-        cost: Column on the x axis; less is better. Its name, with its unit, labels the axis.
-    """
-    table = data if "variant" in data else data.reset_index(names="variant")
-    ax = ax or make_axes(4.8)
-    for number, row in enumerate(table.to_dict("records")):
-        style: dict[str, Any] = {"marker": MARKERS[number % 8], "color": COLORS[number % 10], "s": 60, "zorder": 3}
-        ax.scatter(row[cost], row["images_per_s"], **style, label=row["variant"])
-    ordered = table.sort_values([cost, "images_per_s"], ascending=[True, False])
-    rates = ordered["images_per_s"].astype(float)
-    front = ordered[rates > rates.cummax().shift(fill_value=-np.inf)]
-    ax.step(front[cost], front["images_per_s"], where="post", color=RUNS, zorder=1)
-    ax.set(xlabel=cost.replace("_", " "), ylabel="images per second")
-    ax.set(xlim=(0, 1.1 * table[cost].max()), ylim=(0, 1.1 * rates.max()))
-    ax.yaxis.set_major_formatter("{x:,.6g}")
-    put_legend_below(ax, columns=2)
-    cheapest = front.iloc[0]
-    told = f"{cheapest['variant']}: {cheapest['images_per_s']:,.0f} images per second at the least cost"
-    write_title(ax, f"{told}; {len(table) - len(front)} of {len(table)} are beaten in both")
-    return ax
-
-
 def plot_stalls(
     data: pd.DataFrame,
     *,

@@ -22,7 +22,7 @@ def save_trace(spans: pd.DataFrame, path: Path | str) -> Path:
     of the process.
 
     Args:
-        spans: One row per span: `lane`, `kind`, `start_s`, `end_s`, as `course.trace` gives them.
+        spans: One row per span: `lane`, `kind`, `start_s`, `end_s`, as of `lk.diagnose`.
         path: File to write, as a whole; a former one is replaced.
 
     Returns:

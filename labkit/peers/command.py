@@ -12,9 +12,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from labkit.errors import GilError
 from labkit.measure.frames import save_frame
-from labkit.measure.gil import find_sampler
 from labkit.measure.plots import WIDTH_IN
 from labkit.peers.peer import CLASSES
 from labkit.peers.ranking import (
@@ -35,7 +33,7 @@ console = Console()
 if not console.is_terminal:
     console.width = 140  # keep the table's columns when piped
 _COSTS = {
-    "cpu_s_per_1000": ".2f", "peak_mem_mb": ",.0f", "startup_s": ".1f", "gil_us_per_image": ".0f", "of_limit": ".0%",
+    "cpu_s_per_1000": ".2f", "peak_mem_mb": ",.0f", "startup_s": ".1f", "of_limit": ".0%",
 }  # fmt: skip
 _print_line = partial(console.print, highlight=False, markup=False, soft_wrap=True)
 
@@ -75,11 +73,7 @@ def run_peers(
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=folder):
         pass
-    try:
-        has_sampler = bool(find_sampler())
-    except GilError:
-        has_sampler = False
-    frame = compare_peers(profile, peer_class=peer_class, only=only, rounds=rounds, gil=has_sampler)
+    frame = compare_peers(profile, peer_class=peer_class, only=only, rounds=rounds)
     path = save_frame(frame, folder / f"peers-{name}.csv")
     figure = Figure(figsize=(WIDTH_IN, 1.9 + 0.28 * frame["variant"].nunique()), layout="constrained")
     plot_peers(frame, ax=figure.add_subplot())
@@ -88,8 +82,8 @@ def run_peers(
     for name, row in against_best(frame).iterrows():
         found = f"no peer in its class ({row['class']})"
         if row["best_peer"]:
-            speedup = f"{row['speedup']:.2f} x{_format_interval(row['ci_low'], row['ci_high'])}"
-            found = f"{speedup} the best peer of its class, {row['best_peer']} ({row['class']})"
+            speedup = f"{row['speedup']:.2f}{_format_interval(row['ci_low'], row['ci_high'])}"
+            found = f"{speedup} times as fast as the best peer of its class, {row['best_peer']} ({row['class']})"
         _print_line(f"{name}: {found}")
     for name, note in peer_table(frame)["note"].items():
         if note:
@@ -106,7 +100,7 @@ def _make_rich_table(frame: pd.DataFrame, profile: str) -> Table:
     title = f"{profile}: all loaders do the same work, in one run; in brackets: 95 % intervals"
     table = Table(title=title, box=SIMPLE_HEAD)
     table.add_column("loader", no_wrap=True)
-    for name in ("images/s", "speed-up", "CPU s / 1000", "peak MB", "start s", "GIL us", "of limit"):
+    for name in ("images/s", "speed-up", "CPU s / 1000", "peak MB", "start s", "of limit"):
         table.add_column(name, justify="right", no_wrap=True)
     rows = peer_table(frame)
     limits = rows["kind"] == "limit"

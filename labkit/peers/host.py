@@ -15,8 +15,6 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, suppress
-from dataclasses import replace
-from functools import partial
 from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
@@ -60,7 +58,7 @@ def one_line(error: BaseException) -> str:
 
 
 def _answers(command: str, peer: Peer, work: Work, memory: Any) -> Iterator[Any]:
-    """What a command yields: `prepare` None, `check` what `check_peer` found, `gil` us of an image, `epoch`: below."""
+    """What a command yields: `prepare` None, `check` what `check_peer` found, `epoch`: below."""
     if command == "prepare":
         if peer.prepare:
             peer.prepare(work)
@@ -69,11 +67,6 @@ def _answers(command: str, peer: Peer, work: Work, memory: Any) -> Iterator[Any]
         from labkit.peers.check import check_peer
 
         yield check_peer(peer, work)
-    elif command == "gil":
-        from labkit.measure.gil import gil_us_per_image
-
-        # With one thread: one that holds the lock and waits for a core, as among several, would count as holding it.
-        yield gil_us_per_image(partial(peer.loader, replace(work, num_workers=1)))
     else:
         yield from _epoch(peer, work, memory)
 

@@ -76,6 +76,8 @@ class Peer:
             Called for each epoch; may return the same object each time, to keep its workers.
         prepare: Converts the photos; does nothing if that is done already.
         note: What it does differently from the others, and why.
+        scaled: It decodes a JPEG at 1/2, 1/4 or 1/8 of its size where the crop is as many times as large as the output.
+        restarts: It starts its workers anew in each epoch, so that its CPU seconds would be those of their start.
         drops_last: It always leaves out a last batch that is not full.
         dtypes: The `Work.dtype` that it can deliver.
         distribution: The installed package whose version is told.
@@ -92,10 +94,17 @@ class Peer:
     loader: Callable[[Work], Iterable]
     prepare: Callable[[Work], object] | None = None
     note: str = ""
+    scaled: bool = False
+    restarts: bool = False
     drops_last: bool = False
     dtypes: tuple[str, ...] = (UINT8, FLOAT32)
     distribution: str = ""
     published: str = ""
+
+    @property
+    def decoded_at(self) -> str:
+        """How large JPEGs are decoded: "full size" or "scaled"; empty for raw pixels."""
+        return "" if self.source == RAW_PIXELS else "scaled" if self.scaled else "full size"
 
     @property
     def version(self) -> str:

@@ -1,45 +1,48 @@
-"""What the runs of `compare_peers` say: table, best peer, plot by class, more cores; and the CSV that collects them."""
+"""What the runs of `compare_peers` say: table, best peer, plot by class; and the CSV that collects them."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from labkit.errors import ArgumentError
 from labkit.measure.frames import MEASURE_VERSION, load_frame, measured_runs, save_frame
-from labkit.measure.plots import COLORS, LIMIT, MARKERS, SMALL_PT, make_axes, put_legend_below, write_title
+from labkit.measure.plots import COLORS, LIMIT, SMALL_PT, make_axes, put_legend_below, write_title
 from labkit.measure.statistics import format_ratio, quiet_summary, speedup_interval
-from labkit.peers.adapters.own import DECODE_LIMIT, MEMCPY_LIMIT, WRITE_LIMIT
+from labkit.peers.adapters.own import BEST_DATALOADER, DECODE_LIMIT, MEMCPY_LIMIT, WRITE_LIMIT
 from labkit.peers.peer import RAW_PIXELS
 from labkit.util.machine import NOTEBOOK_FOLDER, name_run
 
 _RESAMPLING = {True: "antialiased", False: "not antialiased", None: "between"}
 
 
-def peer_table(frame: pd.DataFrame) -> pd.DataFrame:
+def peer_table(frame: pd.DataFrame, baseline: str | None = None) -> pd.DataFrame:
     """One row per loader, the fastest first.
 
     Args:
         frame: Runs as `compare_peers` returns them, or as read back from its CSV.
+        baseline: The loader that speed-ups are over; default: the naive one.
 
     Returns:
-        Index `variant`; columns `kind`, `source`, `antialias`; `images_per_s` with the 95 % interval of its mean
-        (`rate_low`, `rate_high`); `speedup` over the baseline in paired rounds (`ci_low`, `ci_high`);
+        Index `variant`; columns `kind`, `source`, `antialias`, `decoded_at`; `images_per_s` with the 95 % interval of
+        its mean (`rate_low`, `rate_high`); `speedup` over the baseline in paired rounds (`ci_low`, `ci_high`);
         `cpu_s_per_1000` images; `peak_mem_mb`; `startup_s`, until the first batch of its first epoch;
         `of_limit`, the share of the limit for its source (decoding alone, copying or writing alone), NaN if the frame
-        lacks that limit; `gil_us_per_image`, for which its own process holds Python's lock; `batch_size`, `version`;
-        `differs`, what it does in another way than the others; and `note`, which says what is unstable.
+        lacks that limit; `batch_size`, `version`; `differs`, what it does in another way than the others; and `note`,
+        which says what is unstable.
 
     Taught in: notebooks/13_peers.ipynb
     """
     runs = measured_runs(frame)
     grouped = runs.groupby("variant", sort=False)
-    table = grouped[["kind", "source"]].first().join(quiet_summary(frame))  # `note` says what the warning would
+    table = (
+        grouped[["kind", "source"]].first().join(quiet_summary(frame, baseline))
+    )  # `note` says what the warning would
     flags = runs.drop_duplicates("variant").set_index("variant")["antialias"]  # of a CSV: text and NaN
+    table["decoded_at"] = grouped["decoded_at"].first().fillna("")  # empty in a CSV is NaN
     table["antialias"] = flags.map(lambda flag: None if pd.isna(flag) else str(flag) == "True").astype(object)
     table[["rate_low", "rate_high"]] = [
         speedup_interval(grouped.get_group(name)["images_per_s"].to_numpy()) for name in table.index
@@ -47,14 +50,13 @@ def peer_table(frame: pd.DataFrame) -> pd.DataFrame:
     table["of_limit"], is_raw = float("nan"), table["source"] == RAW_PIXELS
     for limit, chosen in ((DECODE_LIMIT, ~is_raw), (MEMCPY_LIMIT, is_raw), (WRITE_LIMIT, is_raw)):
         if limit in table.index:
-            names = table.index[chosen]
-            table.loc[names, "of_limit"] = [_compare_two(runs, name, limit)["speedup"] for name in names]
+            table.loc[chosen, "of_limit"] = quiet_summary(runs, limit)["speedup"][chosen]
     first = frame.drop_duplicates("variant").set_index("variant")  # later runs find the workers alive
     table["startup_s"] = first["startup_s"] + first["first_batch_s"]
-    for name in ("gil_us_per_image", "batch_size", "version", "differs"):
+    for name in ("batch_size", "version", "differs"):
         table[name] = grouped[name].first() if name in runs else float("nan")
-    columns = ["kind", "source", "antialias", "images_per_s", "rate_low", "rate_high", "speedup", "ci_low", "ci_high"]
-    columns += ["cpu_s_per_1000", "peak_mem_mb", "startup_s", "of_limit", "gil_us_per_image", "batch_size", "version"]
+    columns = ["kind", "source", "antialias", "decoded_at", "images_per_s", "rate_low", "rate_high", "speedup"]
+    columns += ["ci_low", "ci_high", "cpu_s_per_1000", "peak_mem_mb", "startup_s", "of_limit", "batch_size", "version"]
     columns += ["differs", "note"]
     return table[columns].sort_values("images_per_s", ascending=False)
 
@@ -62,8 +64,8 @@ def peer_table(frame: pd.DataFrame) -> pd.DataFrame:
 def against_best(frame: pd.DataFrame) -> pd.DataFrame:
     """labkit's rows against the fastest peer of the same class.
 
-    A class is what a loader reads (encoded JPEGs, in files or packed; or raw pixels) and how it resamples. A peer that
-    resamples in another way counts in both classes, to labkit's disadvantage.
+    A class is what a loader reads (encoded JPEGs, in files or packed; or raw pixels), how it resamples, and whether it
+    decodes at full size. A peer that resamples in another way counts in both classes, to labkit's disadvantage.
 
     Returns:
         One row for each of labkit's: `class`, `best_peer`, `speedup` over it in paired rounds with `ci_low`, `ci_high`
@@ -75,8 +77,9 @@ def against_best(frame: pd.DataFrame) -> pd.DataFrame:
     is_raw, rows = table["source"] == RAW_PIXELS, []
     for name, own in table[table["kind"] == "labkit"].iterrows():
         same_resampling = table["antialias"].isna() | (table["antialias"] == own["antialias"])
-        peers = table[(table["kind"] == "peer") & (is_raw == is_raw[name]) & same_resampling]
-        row = {"variant": name, "class": class_of(own["source"], own["antialias"]), "best_peer": ""}
+        same_size = table["decoded_at"] == own["decoded_at"]
+        peers = table[(table["kind"] == "peer") & (is_raw == is_raw[name]) & same_resampling & same_size]
+        row = {"variant": name, "class": class_of(*own[["source", "antialias", "decoded_at"]]), "best_peer": ""}
         if len(peers):
             best = peers["images_per_s"].idxmax()
             row |= {"best_peer": best, **_compare_two(runs, name, best)[["speedup", "ci_low", "ci_high", "verdict"]]}
@@ -89,9 +92,10 @@ def _compare_two(runs: pd.DataFrame, name: str, baseline: str) -> pd.Series:
     return quiet_summary(both.assign(has_verdict=True), baseline).loc[name]
 
 
-def class_of(source: str, antialias: bool | None) -> str:
-    """Name of a class, such as "JPEG, antialiased"."""
-    return f"{source if source == RAW_PIXELS else 'JPEG'}, {_RESAMPLING[antialias]}"
+def class_of(source: str, antialias: bool | None, decoded_at: str) -> str:
+    """Name of a class, such as "JPEG decoded at full size, antialiased"."""
+    what = {"": source, "scaled": "JPEG decoded scaled"}.get(decoded_at, f"JPEG decoded at {decoded_at}")
+    return f"{what}, {_RESAMPLING[antialias]}"
 
 
 def left_out(frame: pd.DataFrame) -> pd.DataFrame:
@@ -102,86 +106,73 @@ def left_out(frame: pd.DataFrame) -> pd.DataFrame:
 _STYLES = {
     "labkit": {"marker": "D", "color": COLORS[0]},
     "peer": {"marker": "o", "color": COLORS[2]},
+    "dataloader": {"marker": "^", "color": COLORS[1]},
     "baseline": {"marker": "s", "color": "0.4"},
 }
+_LEGEND = {
+    "baseline": "naive baseline", "dataloader": "torch's DataLoader, by lk.make_loader", "peer": "another project's",
+}  # fmt: skip
 
 
-def plot_peers(frame: pd.DataFrame, *, ax: Axes | None = None, about: str = "", **kwargs: Any) -> Axes:
+def plot_peers(frame: pd.DataFrame, *, ax: Axes | None = None, title: str = "", **kwargs: Any) -> Axes:
     """Images per second of each loader, by class: each run as a small dot, the median as a large marker.
 
-    The title compares the fastest two of the largest class.
-
-    The dashed lines of a class are limits of these cores: decoding whole images alone, reading their Huffman codes
-    alone, copying or writing the batches alone.
-    The scale is logarithmic: equal distances are equal ratios.
+    On the right stands how many times as fast as `make_loader` it is, in paired rounds, or the median where that was
+    not timed. The dashed line of a class is the rate of decoding whole images, or of copying or writing batches, alone.
 
     Args:
         frame: Runs as `compare_peers` returns them.
-        about: What was compared; the title begins with it.
+        title: Default: how far the fastest two of the largest class are apart.
         **kwargs: Passed to `Axes.scatter` for the medians.
 
     Taught in: notebooks/13_peers.ipynb
     """
-    table = peer_table(frame)
-    loaders, limits = table[table["kind"] != "limit"], table[table["kind"] == "limit"]
+    runs, has_base = measured_runs(frame), (frame["variant"] == BEST_DATALOADER).any()
+    table = peer_table(frame, BEST_DATALOADER if has_base else None)
+    loaders = table[table["kind"] != "limit"]
     groups = group_by_class(loaders)
-    ax = ax or make_axes(1.1 + 0.28 * (len(loaders) + len(groups)))
-    labels: list[str] = []
-    for title, members in groups.items():
+    ax = ax or make_axes(1.4 + 0.235 * (len(loaders) + len(groups)))
+    rows, limits, y = {}, table[table.index.isin([DECODE_LIMIT, MEMCPY_LIMIT, WRITE_LIMIT])], 0
+    for number, (class_name, members) in enumerate(groups.items()):
+        top, y, end = y - 0.5, y + 1, y + len(members) + 0.5
+        ax.axhspan(top, end, color="0.5", alpha=0.13 * (number % 2 == 0), linewidth=0)
+        place: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "va": "center", "fontsize": SMALL_PT}
+        ax.annotate(class_name, (0.01, y - 1), **place, style="italic")
         is_raw = members["source"].iloc[0] == RAW_PIXELS
-        rates = limits.loc[(limits["source"] == RAW_PIXELS) == is_raw, "images_per_s"].sort_values()
-        for number, (name, rate) in enumerate(rates.items()):
-            span = [len(labels) - 0.3, len(labels) + len(members) + 0.4]
-            ax.plot([rate, rate], span, color=LIMIT, linestyle="--", zorder=1)
-            side = "left" if number else "right"  # a higher limit may stand close by
-            text = f" {name} {rate:,.0f} "
-            ax.annotate(text, (rate, len(labels)), ha=side, va="center", color=LIMIT, fontsize=SMALL_PT)
-        labels.append(title)
+        for name, rate in limits.loc[(limits["source"] == RAW_PIXELS) == is_raw, "images_per_s"].items():
+            ax.plot([rate, rate], [top, end], color=LIMIT, linestyle="--", zorder=1, label=name)
         for name, loader in members.iterrows():
-            median, rates = loader["images_per_s"], measured_runs(frame[frame["variant"] == name])["images_per_s"]
-            row = len(labels)
-            ax.scatter(rates, [row] * len(rates), s=14, color="0.65", zorder=2)
-            ax.scatter(median, row, **{"s": 42, "zorder": 3, **_STYLES[loader["kind"]], **kwargs})
-            place: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "va": "center", "fontsize": SMALL_PT}
-            ax.annotate(f"{median:,.0f}", (1.01, row), **place)
-            labels.append(name)
-    _label_axes(ax, labels, groups)
-    message = _describe_fastest(frame, max(groups.values(), key=len))
-    write_title(ax, f"{about}: {message}" if about else message)
+            rates = runs.loc[runs["variant"] == name, "images_per_s"]
+            ax.scatter(rates, [y] * len(rates), s=12, color="0.65", zorder=2)
+            style = {"s": 42, "zorder": 3, **_STYLES[loader["kind"]], **kwargs}
+            ax.scatter(loader["images_per_s"], y, label=_LEGEND.get(loader["kind"], loader["kind"]), **style)
+            text = f"{loader['speedup']:.2f}x" if has_base else f"{loader['images_per_s']:,.0f}"
+            ax.annotate(text, (1.01, y), **place)
+            rows[y], y = name, y + 1
+    ax.set_yticks(list(rows), list(rows.values()), fontsize=SMALL_PT)
+    over = f"; on the right: times as fast as {BEST_DATALOADER}" if has_base else ""
+    ax.set(xlabel=f"images per second{over}", ylabel="", ylim=(y - 0.5, -0.5), xlim=(0, None))
+    ax.xaxis.set_major_formatter("{x:,.0f}")
+    put_legend_below(ax, columns=2)
+    write_title(ax, title or _describe_fastest(frame, max(groups.values(), key=len)))
     return ax
 
 
 def _describe_fastest(frame: pd.DataFrame, members: pd.DataFrame) -> str:
-    """The fastest loader of a class, compared with the next; inconclusive if its runs cannot tell them apart."""
-    ordered = members.sort_values("images_per_s", ascending=False).index
-    if len(ordered) == 1:
-        return f"{ordered[0]}: {members.loc[ordered[0], 'images_per_s']:,.0f} images per second"
-    row = quiet_summary(frame, ordered[1]).loc[ordered[0]]
-    doubt = ", inconclusive" if row["ci_low"] <= 1 <= row["ci_high"] else ""  # frames of peers carry no verdict
-    return f"{ordered[0]}: {format_ratio(row['speedup'])}x of {ordered[1]}{doubt}"
+    """The fastest loader of a class, compared with the next."""
+    first, *others = members.sort_values("images_per_s", ascending=False).index
+    if not others:
+        return f"{first}: {members.loc[first, 'images_per_s']:,.0f} images per second"
+    row = quiet_summary(frame, others[0]).loc[first]
+    if row["ci_low"] <= 1 <= row["ci_high"]:
+        return f"No clear difference between {first} and {others[0]}"
+    return f"{first} is {format_ratio(row['speedup'])} times as fast as {others[0]}"
 
 
 def group_by_class(loaders: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """Rows of each class, in the order of `loaders`; JPEG before raw pixels."""
-    classes = [class_of(*pair) for pair in zip(loaders["source"], loaders["antialias"], strict=True)]
-    return dict(list(loaders.groupby(classes)))
-
-
-def _label_axes(ax: Axes, labels: list[str], groups: dict[str, pd.DataFrame]) -> None:
-    ax.set_yticks(range(len(labels)), labels)
-    for label in ax.get_yticklabels():
-        if label.get_text() in groups:
-            label.set_fontweight("bold")
-    ax.set(xscale="log", xlabel="images per second (logarithmic)", ylabel="", ylim=(len(labels) - 0.4, -0.7))
-    left, right = ax.get_xlim()
-    ax.set_xlim(left, right * (right / left) ** 0.45)  # room for the name of the highest limit
-    ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if right / left < 100 else (1,)))
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda rate, _: f"{rate:,.0f}"))
-    ax.xaxis.set_minor_formatter(NullFormatter())
-    ax.grid(axis="x", alpha=0.3)
-    for kind, style in _STYLES.items():
-        ax.scatter([], [], label={"baseline": "naive baseline"}.get(kind, kind), **style)
-    put_legend_below(ax)
+    keys = zip(loaders["source"], loaders["antialias"], loaders["decoded_at"], strict=True)
+    return dict(list(loaders.groupby([class_of(*key) for key in keys])))
 
 
 STORED = "13_peers.csv"  # next to the notebook
@@ -216,7 +207,7 @@ def append_runs(frame: pd.DataFrame, path: str | os.PathLike) -> pd.DataFrame:
 def read_collection(path: str | os.PathLike) -> pd.DataFrame:
     """Read a collection; errors as for `append_runs`."""
     stored = load_frame(path)
-    if not {"run", "measure", "peer_class"} <= set(stored):
+    if not {"run", "measure", "peer_class", "decoded_at"} <= set(stored):
         raise ArgumentError(f"{path} is no collection of peers' runs: name another file, which will be created")
     if (stored["measure"] != MEASURE_VERSION).any():
         raise ArgumentError(
@@ -227,7 +218,7 @@ def read_collection(path: str | os.PathLike) -> pd.DataFrame:
 
 
 def stored_runs() -> pd.DataFrame:
-    """The collection that is stored next to notebook 13: every class, on the machine of the stored notebooks.
+    """The collection that is stored next to notebook 13: every class, on one machine, which it names.
 
     Raises:
         FileNotFoundError: it is not there.
@@ -242,74 +233,3 @@ def comparisons(collection: pd.DataFrame) -> Iterator[tuple[str, str, pd.DataFra
     """Machine (`env_id`), class and runs of each comparison in a collection, in their order."""
     for (machine, name), runs in collection.groupby(["env_id", "peer_class"], sort=False):
         yield str(machine), str(name), runs
-
-
-CORES = (1, 2, 4, 8, 16, 32, 64, 128)
-
-
-def predict_cores(table: pd.DataFrame, cores: Sequence[int] = CORES) -> pd.DataFrame:
-    """Images per second of threads in one process, on a number of cores: a prediction, not a measurement.
-
-    The cores deliver `cores` / CPU seconds per image, until the lock is held all the time. Memory bandwidth, clock
-    rates and hyper-threads are left out, so the truth lies below.
-
-    Args:
-        table: As `peer_table` returns it, with `cpu_s_per_1000` and `gil_us_per_image`; rows without both are left out.
-        cores: Numbers of cores.
-
-    Returns:
-        One row per loader and number of cores: `variant`, `cores`, `images_per_s`, `n_processes`, how many processes
-        would lift the bound of the lock, and `simulated` (`"predicted"`).
-
-    Taught in: notebooks/13_peers.ipynb
-    """
-    known = table.dropna(subset=["cpu_s_per_1000", "gil_us_per_image"])
-    rows = []
-    for name, row in known[known["gil_us_per_image"] > 0].iterrows():
-        lock = 1e6 / row["gil_us_per_image"]
-        for number in cores:
-            free = number * 1000 / row["cpu_s_per_1000"]
-            rows.append({
-                "variant": name, "cores": number, "images_per_s": min(free, lock),
-                "n_processes": max(1, -int(-free // lock)), "simulated": "predicted",
-            })  # fmt: skip
-    return pd.DataFrame(rows)
-
-
-def plot_cores(
-    predicted: pd.DataFrame, measured: pd.DataFrame, *, ax: Axes | None = None, about: str = "", **kwargs: Any
-) -> Axes:
-    """Predicted rates over cores as dashed lines, and what was measured as filled marks.
-
-    The title says where the lock ends the growth of the fastest.
-
-    Args:
-        predicted: From `predict_cores`.
-        measured: Columns `variant`, as in `predicted`, `cores` and `images_per_s`.
-        about: What was measured; the title begins with it.
-        **kwargs: Passed to `Axes.plot` for the lines.
-
-    Taught in: notebooks/13_peers.ipynb
-    """
-    ax = ax or make_axes(5)
-    for color, marker, (name, line) in zip(COLORS, MARKERS, predicted.groupby("variant", sort=False), strict=False):
-        style = {"linestyle": "--", "color": color, "marker": marker, "markerfacecolor": "white", "label": name}
-        ax.plot(line["cores"], line["images_per_s"], **{**style, **kwargs})
-        dots = measured[measured["variant"] == name]
-        ax.scatter(dots["cores"], dots["images_per_s"], color=color, marker=marker, s=70, zorder=3)
-    ax.plot([], [], "--", color="0.4", label="predicted: cores, then the lock")
-    ax.scatter([], [], color="0.4", label="measured")
-    ax.set(xscale="log", yscale="log", xlabel="cores of one process", ylabel="images per second")
-    ax.set_xticks(sorted(set(predicted["cores"])), [str(number) for number in sorted(set(predicted["cores"]))])
-    ax.minorticks_off()
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda rate, _: f"{rate:,.0f}"))
-    ax.grid(alpha=0.3)
-    put_legend_below(ax, columns=2)
-    message = "no loader has a measured lock: nothing is predicted"
-    if len(predicted):
-        best = predicted[predicted["variant"] == predicted.loc[predicted["images_per_s"].idxmax(), "variant"]]
-        first, top = best.iloc[0], best.loc[best["images_per_s"].idxmax()]
-        ratio = format_ratio(top["images_per_s"] / first["images_per_s"])
-        message = f"{top['variant']} on {top['cores']} cores: predicted {ratio}x of {first['cores']}"
-    write_title(ax, f"{about}: {message}" if about else message)
-    return ax

@@ -18,7 +18,7 @@ from labkit.data.samples import make_photos
 from labkit.data.stores import FolderStore
 from labkit.errors import ArgumentError, HostError, PeerError, VariantError
 from labkit.measure.compare import DifferentWorkWarning, compare
-from labkit.peers.adapters.own import BASELINE, LIMITS, NAIVE, OWN
+from labkit.peers.adapters.own import BASELINE, DATALOADER, LIMITS, NAIVE, OWN
 from labkit.peers.check import check_peer, make_pictures
 from labkit.peers.host import Host, HostedLoader
 from labkit.peers.peer import (
@@ -70,7 +70,7 @@ PEERS: dict[str, Peer] = {peer.name: peer for module in _MODULES for peer in mod
 
 
 class _PeerRun(NamedTuple):
-    kind: str  # "peer", "labkit", "baseline" or "limit"
+    kind: str  # "peer", "labkit", "dataloader", "baseline" or "limit"
     peer: Peer
     host: Host
 
@@ -157,7 +157,6 @@ def compare_peers(
     n_photos: int | None = None,
     rounds: int | None = None,
     peers: Iterable[Peer] | None = None,
-    gil: bool = False,
     experiment: str = "",
     progress: bool = True,
 ) -> pd.DataFrame:
@@ -173,13 +172,12 @@ def compare_peers(
         n_photos: Default: by scale; 16 batches of 64 in an epoch, of camera photos 6.
         rounds: As for `compare`.
         peers: Your own loaders to compare, instead of `PEERS`.
-        gil: Measure how long labkit's loaders hold Python's lock for an image, with one thread, after the timed runs.
         experiment, progress: As for `compare`.
 
     Returns:
-        Runs as `compare` returns them, with the factors `kind` (`peer`, `labkit`, `baseline`, `limit`), `source`,
-        `antialias`, `dtype`, `profile`, `peer_class`, `version`, `differs` (`Peer.note`) and, with `gil`,
-        `gil_us_per_image`; timed as `labkit.peers.run` says. `left_out(frame)` lists the others, with reasons.
+        Runs as `compare` returns them, with the factors `kind` (`peer`, `labkit`, `dataloader` for `make_loader`,
+        `baseline`, `limit`), `source`, `antialias`, `decoded_at`, `dtype`, `profile`, `peer_class`, `version` and
+        `differs` (`Peer.note`); timed as `labkit.peers.run` says. `left_out(frame)` lists the others, with reasons.
 
     Raises: ValueError (unknown profile, class or name; lists the accepted ones), HostError (the baseline does not run).
     Taught in: notebooks/13_peers.ipynb
@@ -188,7 +186,7 @@ def compare_peers(
     chosen, omitted = _choose_installed(PEERS.values() if peers is None else peers, only, in_class)
     work = make_work(profile, peer_class=peer_class, n_photos=n_photos, progress=progress)
     make_pictures(work)  # before several hosts need them at once
-    by_kind = {"baseline": [NAIVE], "peer": chosen, "labkit": OWN, "limit": LIMITS}
+    by_kind = {"baseline": [NAIVE], "dataloader": [DATALOADER], "peer": chosen, "labkit": OWN, "limit": LIMITS}
     factors = {"profile": in_class.profile, "peer_class": peer_class or in_class.profile}
     options: dict[str, Any] = {"rounds": rounds, "experiment": experiment, "progress": progress}
     with ExitStack() as stack:
@@ -202,8 +200,6 @@ def compare_peers(
             stack.callback(row.host.hang_up)  # all at once, before waiting for each
         _prepare_and_check(rows, omitted, progress)
         frame = _time_all(rows, omitted, work, factors, options)
-        if gil:
-            _add_lock_times(frame, rows, omitted)
     frame.attrs["left_out"] = [{"name": name, "state": state, "why": why} for name, (state, why) in omitted.items()]
     return frame
 
@@ -245,16 +241,6 @@ def _prepare_and_check(rows: dict[str, _PeerRun], omitted: dict, progress: bool)
                 bar.update()
 
 
-def _add_lock_times(frame: pd.DataFrame, rows: dict[str, _PeerRun], omitted: dict) -> None:
-    held_us = {}
-    for name, row in rows.items():
-        try:
-            held_us[name] = row.host.ask("gil") if row.kind == "labkit" else float("nan")
-        except HostError as error:  # as in a container that forbids it: the rates stand all the same
-            omitted[name] = ("has no time under the GIL", str(error))
-    frame["gil_us_per_image"] = frame["variant"].map(held_us)
-
-
 def _leave_out(name: str, error: BaseException, rows: dict[str, _PeerRun], omitted: dict) -> None:
     row = rows.pop(name)
     row.host.close()
@@ -274,6 +260,7 @@ def _time_all(
             "kind": {name: row.kind for name, row in rows.items()},
             "source": {name: row.peer.source for name, row in rows.items()},
             "antialias": {name: row.peer.antialias for name, row in rows.items()},
+            "decoded_at": {name: row.peer.decoded_at for name, row in rows.items()},
             "version": {name: row.peer.version for name, row in rows.items()},
             "differs": {name: row.peer.note for name, row in rows.items()},
             "dtype": work.dtype,
@@ -281,6 +268,10 @@ def _time_all(
         }
         try:
             with warnings.catch_warnings(action="ignore", category=DifferentWorkWarning):
-                return compare(loaders, baseline=BASELINE, rung=False, verdicts=False, factors=columns, **options)
+                frame = compare(loaders, baseline=BASELINE, rung=False, verdicts=False, factors=columns, **options)
         except VariantError as error:
             _leave_out(error.label, error.__cause__ or error, rows, omitted)
+        else:
+            restarting = [name for name, row in rows.items() if row.peer.restarts]
+            frame.loc[frame["variant"].isin(restarting), "cpu_s"] = float("nan")
+            return frame

@@ -1,4 +1,4 @@
-"""What helps against the scarcest resource of a plan, the cheapest first: a table of changes, and what each brings."""
+"""What helps against the scarcest resource of a plan: a table of changes, and what each brings for its effort."""
 
 import math
 from collections.abc import Callable
@@ -9,7 +9,8 @@ import numpy as np
 from labkit.planning.formulas import DATA, RESOURCES, Estimate, Setup, of_draws
 from labkit.planning.published import REQUEST_MB, STORAGES
 
-EFFORTS = ("a setting", "a conversion, once", "hardware")
+EFFORTS = ("a setting", "a copy, once", "a conversion, once", "hardware")
+_NEARLY = 0.75  # of the best gain: what reaches it is chosen by its effort
 MIN_GAIN = 1.02  # times as fast: what brings less at best is no fix
 _SURE = 0.975  # quantile of a need that a fix should meet
 
@@ -20,11 +21,11 @@ class Fix:
 
     Attributes:
         action: What to do.
-        effort: One of `EFFORTS`, the cheapest first.
-        gain: Times as fast, median and 95 % interval; if the effect is not known, the most that it can bring.
+        effort: One of `EFFORTS`, the least first.
+        gain: Times as fast, median and 95 % interval.
         images_per_s: Of the training afterwards, in the same way.
         next_limit: The resource that is the scarcest afterwards.
-        setup: What a plan is computed from afterwards; None: its effect is not known, since nothing was measured.
+        setup: What a plan is computed from afterwards.
     """
 
     action: str
@@ -32,38 +33,35 @@ class Fix:
     gain: tuple[float, float, float]
     images_per_s: tuple[float, float, float]
     next_limit: str
-    setup: Setup | None
-
-    @property
-    def is_known(self) -> bool:
-        """Whether its effect is known."""
-        return self.setup is not None
+    setup: Setup
 
     def __str__(self) -> str:
-        what, (gain, low, high) = f"{self.action} ({self.effort})", self.gain
-        if not self.is_known:
-            return f"{what}: at most {gain:.2f}x [{low:.2f}, {high:.2f}]; lk.loader_costs measures what it brings"
-        return f"{what}: {gain:.2f}x [{low:.2f}, {high:.2f}], then limited by {RESOURCES[self.next_limit]}"
+        gain, low, high = self.gain
+        what = f"{self.action} ({self.effort}): {gain:.2f} times as fast [{low:.2f}, {high:.2f}]"
+        return f"{what}, then limited by {RESOURCES[self.next_limit]}"
 
 
 def find_fixes(setup: Setup) -> list[Fix]:
-    """Fixes for the scarcest resource: the cheapest first, of one effort the most useful first.
+    """Fixes for the scarcest resource, those first that bring nearly the most without hardware.
 
-    Those whose effect is not known come last. Empty if the GPUs are the scarcest in nearly all draws.
+    Within these, and within the others, the least effort comes first. Empty if the GPUs are the scarcest in nearly all
+    draws.
     """
-    scarce, found = setup.to_fix or "", []
-    for action, effort, change in _CHANGES.get(scarce, ()):
+    found = []
+    for action, effort, change in _CHANGES.get(setup.to_fix or "", ()):
         after = change(setup)
-        if after is not None:
-            rate = after.rate
-        else:  # at most as if the resource had no limit
-            rate = np.minimum.reduce([setup.draws[name] for name in setup.independent_ceilings if name != scarce])
-        gain = of_draws(rate / setup.rate)
+        gain = of_draws(after.rate / setup.rate)
         if gain[2] >= MIN_GAIN:
-            values = {name: each.value for name, each in (after or setup).inputs.items()}
+            values = {name: each.value for name, each in after.inputs.items()}
             action = action.format(dataset_gb=setup.median("dataset_gb"), **values)
-            found.append(Fix(action, effort, gain, of_draws(rate), (after or setup).scarcest, after))
-    return sorted(found, key=lambda fix: (not fix.is_known, EFFORTS.index(fix.effort), -fix.gain[0]))
+            found.append(Fix(action, effort, gain, of_draws(after.rate), after.scarcest, after))
+    most = max((fix.gain[0] for fix in found if fix.effort != _HARDWARE), default=0)
+
+    def order(fix: Fix) -> tuple:
+        is_less = fix.effort == _HARDWARE or fix.gain[0] < _NEARLY * most
+        return is_less, EFFORTS.index(fix.effort), -fix.gain[0]
+
+    return sorted(found, key=order)
 
 
 def _with(setup: Setup, **inputs: float | Estimate) -> Setup:
@@ -89,33 +87,35 @@ def _more_of(setup: Setup, name: str, ceiling: str) -> Setup:
 
 
 def _more_requests(setup: Setup) -> Setup:
-    wanted = max(2, _enough(setup, "in_flight_needed_per_gpu"))
-    after = _with(setup, requests_in_flight_per_gpu=wanted)
+    """As many as keep up with what is the scarcest after them: more would only wait, or be refused."""
+    draws = setup.draws
+    next_limit = np.minimum.reduce([draws[name] for name in RESOURCES if name in draws and name != "in_flight_ceiling"])
+    in_flight = next_limit / draws["images_per_request"] * draws["request_ms"] / 1e3 / draws["n_gpus"]
+    wanted = max(2, math.ceil(np.quantile(in_flight, _SURE)))
     n_ahead = math.ceil(wanted / setup.inputs["batch_size"].value) + 1
     is_too_few = "request_mb" not in setup.inputs and n_ahead > setup.inputs["batches_ahead"].interval[0]
-    return _with(after, batches_ahead=n_ahead) if is_too_few else after
+    return _with(setup, requests_in_flight_per_gpu=wanted, **({"batches_ahead": n_ahead} if is_too_few else {}))
 
 
-def _prepare(setup: Setup, data: str) -> Setup | None:
-    """None: what it brings is not known. Prepared data are not prepared again."""
-    if setup.data != DATA[0]:
-        return setup
+def _prepare(setup: Setup, data: str) -> Setup:
+    """Nothing changes if the costs are not known. Prepared data are not prepared again."""
     known = setup.known_costs.get(data)
-    return replace(setup, data=data, inputs={**setup.inputs, **known}) if known else None
+    return replace(setup, data=data, inputs={**setup.inputs, **known}) if known and setup.data == DATA[0] else setup
 
 
-def _use_local_disks(setup: Setup) -> Setup:
-    if not setup.is_remote:
+def _use_local_disks(setup: Setup, are_there: bool) -> Setup:
+    """Nothing changes where disks are not to be used twice: those that a node has, or those that it lacks."""
+    fit = "disk_gb_per_node" in setup.draws and _enough(setup, "dataset_gb") <= setup.median("disk_gb_per_node")
+    if not setup.is_remote or fit != are_there:
         return setup
     of_storages = {name for storage in STORAGES.values() for name in storage.rates}
     kept = {name: value for name, value in setup.inputs.items() if name not in of_storages}
-    disk = STORAGES["nvme"]
-    return replace(setup, storage=disk.name, is_remote=False, inputs={**kept, **disk.rates})
+    return replace(setup, storage=STORAGES["nvme"].name, is_remote=False, inputs={**kept, **STORAGES["nvme"].rates})
 
 
 # What to do, with the inputs that it leads to; its effort; the setup after it.
-_Change = tuple[str, str, Callable[[Setup], Setup | None]]
-_SETTING, _CONVERSION, _HARDWARE = EFFORTS
+_Change = tuple[str, str, Callable[[Setup], Setup]]
+_SETTING, _COPY, _CONVERSION, _HARDWARE = EFFORTS
 
 _RESIZE_ONCE: _Change = (
     "Resize once, to JPEGs whose shorter side has 256 pixels", _CONVERSION, lambda s: _prepare(s, "photos at 256")
@@ -124,46 +124,51 @@ _DECODE_ONCE: _Change = (
     "Decode once, to prepared pixels: lk.PixelStore.build", _CONVERSION, lambda s: _prepare(s, "pixels at 256")
 )  # fmt: skip
 _COPY_TO_DISKS: _Change = (
-    "Copy the images to a local NVMe disk of each node ({dataset_gb:,.0f} GB)", _HARDWARE, _use_local_disks
+    "Copy the images ({dataset_gb:,.0f} GB) to the local NVMe disks of each node, or into its memory", _COPY,
+    lambda s: _use_local_disks(s, True),
+)  # fmt: skip
+_ADD_DISKS: _Change = (
+    "Use nodes with local NVMe disks for the images ({dataset_gb:,.0f} GB), and copy them there", _HARDWARE,
+    lambda s: _use_local_disks(s, False),
 )  # fmt: skip
 _USE_SHARDS: _Change = (
     "Write shards, and read them in ranges of 8 to 16 MB: lk.write_shards", _CONVERSION,
-    lambda s: s if "request_mb" in s.inputs else _with(s, shard_mb=500, request_mb=REQUEST_MB),
+    lambda s: s if "request_mb" in s.inputs or not s.is_remote else _with(s, shard_mb=500, request_mb=REQUEST_MB),
 )  # fmt: skip
 
 # Scarce resource -> changes; one that changes nothing gains nothing, and is not proposed.
 _CHANGES: dict[str, list[_Change]] = {
     "core_ceiling": [
-        _RESIZE_ONCE, _DECODE_ONCE,
+        _USE_SHARDS, _COPY_TO_DISKS, _RESIZE_ONCE, _DECODE_ONCE,
         ("Use nodes of {cores_per_node:,.0f} cores", _HARDWARE,
          lambda s: _more_of(s, "cores_per_node", "core_ceiling")),
     ],
     "lock_ceiling": [
         ("Load in {processes_per_gpu:.0f} processes a GPU, each with a lock of its own", _SETTING,
          lambda s: _with(s, processes_per_gpu=_enough(s, "processes_needed"))),
-        _RESIZE_ONCE, _DECODE_ONCE,
+        _USE_SHARDS, _COPY_TO_DISKS, _ADD_DISKS, _RESIZE_ONCE, _DECODE_ONCE,
     ],
     "pcie_ceiling": [
         ("Send bytes, and normalize on the GPU", _SETTING, lambda s: _with(s, bytes_per_value=1)),
     ],
     "network_ceiling": [
-        _RESIZE_ONCE, _COPY_TO_DISKS,
+        _RESIZE_ONCE, _COPY_TO_DISKS, _ADD_DISKS,
         ("Use a network of {network_gbit_per_node:,.0f} Gbit/s a node", _HARDWARE,
          lambda s: _more_of(s, "network_gbit_per_node", "network_ceiling")),
     ],
     "request_rate_ceiling": [
-        _USE_SHARDS, _COPY_TO_DISKS,
+        _USE_SHARDS, _COPY_TO_DISKS, _ADD_DISKS,
         ("Spread the keys over {n_prefixes:,.0f} prefixes", _CONVERSION,
          lambda s: _with(s, n_prefixes=_enough(s, "prefixes_needed")) if "prefixes_needed" in s.draws else s),
     ],
     "bandwidth_ceiling": [
-        _RESIZE_ONCE, _COPY_TO_DISKS,
+        _RESIZE_ONCE, _COPY_TO_DISKS, _ADD_DISKS,
         ("Use storage of {storage_mb_per_s:,.0f} MB/s", _HARDWARE,
          lambda s: _more_of(s, "storage_mb_per_s", "bandwidth_ceiling")),
     ],
     "in_flight_ceiling": [
         ("Keep {requests_in_flight_per_gpu:,.0f} requests in flight a GPU: read ahead in threads or asynchronously, "
          "apart from decoding, with {batches_ahead:,.0f} batches in memory", _SETTING, _more_requests),
-        _USE_SHARDS, _COPY_TO_DISKS,
+        _USE_SHARDS, _COPY_TO_DISKS, _ADD_DISKS,
     ],
 }  # fmt: skip

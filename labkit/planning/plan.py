@@ -16,7 +16,7 @@ import pandas as pd
 
 from labkit.errors import ArgumentError
 from labkit.measure.usage import SLOWED
-from labkit.planning.fixes import Fix, find_fixes
+from labkit.planning.fixes import EFFORTS, MIN_GAIN, Fix, find_fixes
 from labkit.planning.formulas import (
     DATA,
     FORMULAS,
@@ -83,6 +83,11 @@ INPUTS = {
         _assume(1.1, 1.0, SLOWED, f"up to {SLOWED}, as eleven trainings showed"),
     ),
     "gil_us_per_image": Input("time of an image under Python's lock", "us"),
+    "request_cpu_ms": Input("core time of a request's client", "ms", may_be_zero=True),
+    "request_lock_share": Input(
+        "its share under Python's lock", "of 1",
+        _assume(0.85, 0.8, 0.9, "0.84 over HTTP and 0.88 with s3fs, by py-spy"),
+    ),
     "processes_per_gpu": Input(
         "loader processes a GPU", "", _assume(1, why="threads of the training process, as lk.BatchLoader has them"),
         is_count=True,
@@ -96,6 +101,7 @@ INPUTS = {
     "request_mb": Input("a request", "MB"),
     "shard_mb": Input("a shard", "MB"),
     "requests_in_flight_per_gpu": Input("requests that a GPU's loader keeps in flight", "requests"),
+    "disk_gb_per_node": Input("local disks of a node", "GB"),
     "network_gbit_per_node": Input("network of a node", "Gbit/s"),
     "pcie_gb_per_s": Input("PCIe of a GPU", "GB/s"),
     "crop_size": Input("side of a crop", "pixels", _assume(224, why="the usual size"), is_count=True),
@@ -176,45 +182,39 @@ def _read(path: str | os.PathLike) -> dict[str, Any]:
         raise ArgumentError(f"{path} is not a report of `labkit watch --json`: {error}") from error
 
 
-def plot_plan(data: "Plan", *, ax: "Axes | None" = None, **kwargs: Any) -> "Axes":
-    """Images/s that each resource gives at most, the scarcest first, with 95 % intervals; the line is the demand.
+def plot_plan(data: "Plan", *, title: str = "", ax: "Axes | None" = None, **kwargs: Any) -> "Axes":
+    """Images/s that each resource gives at most, the scarcest first, with 95 % intervals; red is below the demand.
 
     Args:
         data: The plan.
+        title: In place of the generated one.
         ax: Where to draw.
-        **kwargs: To `Axes.barh`.
+        **kwargs: To `Axes.errorbar`.
 
     Taught in: notebooks/15_at_scale.ipynb
     """
     from labkit.measure.plots import PREDICTED, SMALL_PT, make_axes, mark_simulated, put_legend_below, write_title
 
     rows = data.frame.query("group == 'ceiling' and name != 'gpu_ceiling'").sort_values("value")
-    ax = ax or make_axes(1.5 + 0.45 * len(rows))
-    spread = [rows["value"] - rows["low"], rows["high"] - rows["value"]]
-    style = {"height": 0.6, "color": PREDICTED, "hatch": "//", "edgecolor": "white", "capsize": 3, **kwargs}
-    ax.barh(range(len(rows)), rows["value"], xerr=spread, **style)
+    ax = ax or make_axes(1.5 + 0.4 * len(rows))
     demand, low, high = data.value("demand")
-    ax.axvspan(low, high, color="firebrick", alpha=0.12)
-    ax.axvline(demand, color="firebrick", label=f"the GPUs ask for {format_number(demand)}")
+    style = {"fmt": "o", "capsize": 4, "markersize": 8, **kwargs}
+    for row, (value, start, end) in enumerate(zip(rows["value"], rows["low"], rows["high"], strict=True)):
+        color = PREDICTED if value >= demand else "firebrick"
+        ax.errorbar(value, row, xerr=[[value - start], [end - value]], color=color, **style)
+        ax.text(end, row, f"  {format_number(value)}", va="center", fontsize=SMALL_PT)
+    ax.axvspan(low, high, color="gray", alpha=0.15)
+    ax.axvline(demand, color="gray", label=f"the GPUs could use {format_number(demand)}")
     ax.set_xscale("log")
     left, right = ax.get_xlim()
-    ax.set(xlim=(left / 2, right * (right / left) ** 0.18), ylim=(len(rows) - 0.4, -0.6), xlabel="images/s at most")
+    ax.set(xlim=(left / 1.2, right * (right / left) ** 0.18), ylim=(len(rows) - 0.4, -0.6), xlabel="images/s at most")
     ax.set_yticks(range(len(rows)), rows["quantity"])
-    for row, (value, end) in enumerate(zip(rows["value"], rows["high"], strict=True)):
-        ax.annotate(
-            format_number(value), (end, row), (5, 0), textcoords="offset points", va="center", fontsize=SMALL_PT
-        )
     put_legend_below(ax)
     mark_simulated(ax, "predicted")
     first, asked = rows.iloc[0], format_number(demand)
-    said = (
-        f"{first['quantity']} allow {format_number(first['value'])} where {asked} images/s are asked for: inconclusive"
-    )
-    if first["high"] < low:
-        said = f"{first['quantity']} allow {format_number(first['value'])} of {asked} images/s"
-    elif first["low"] > high:
-        said = f"each resource allows the {asked} images/s that are asked for"
-    write_title(ax, f"{data.title}: {said}")
+    enough = f"each resource allows the {asked} images/s that the GPUs could use"
+    scarce = f"{first['quantity']} allow {format_number(first['value'])} images/s of {asked}"
+    write_title(ax, title or f"{data.title}: {enough if first['low'] > high else scarce}")
     return ax
 
 
@@ -226,7 +226,6 @@ _GROUPS = {
 }
 _COLUMNS = ("group", "name", "quantity", "value", "low", "high", "unit", "formula", "sources", "status")
 _CLOSE = 1.25  # two ceilings so close that queues cost
-_MOST_FIXES = 8
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -278,37 +277,33 @@ class Plan:
 
     @cached_property
     def fixes(self) -> list[Fix]:
-        """Changes against the bottleneck, the cheapest first; those of unknown effect last."""
+        """Changes against the bottleneck, as `find_fixes` orders them."""
         return find_fixes(self.setup)
 
     def after(self, fix: Fix) -> "Plan":
-        """The plan after a fix. Raises ValueError: its effect is not known."""
-        if fix.setup is None:
-            raise ArgumentError(f"the effect of {fix.action!r} is not known: measure lk.loader_costs")
+        """The plan after a fix."""
         return Plan(fix.setup, self.title, self.cost_notes)
 
     @cached_property
     def steps(self) -> list[Fix]:
-        """The cheapest fix, then the cheapest after it, until the GPUs are the bottleneck."""
-        found: list[Fix] = []
-        plan = self
-        while len(found) < _MOST_FIXES and plan.fixes and plan.fixes[0].is_known:
-            found.append(plan.fixes[0])
-            plan = plan.after(found[-1])
-        return found
+        """The first fix, then the first after it, until the GPUs are the bottleneck."""
+        first = self.fixes[:1]
+        return [*first, *self.after(first[0]).steps] if first and first[0].gain[0] >= MIN_GAIN else []
 
     @property
     def sentences(self) -> list[str]:
         """The result in words."""
         often = [f"{RESOURCES[name]} in {share:.0%}" for name, share in self.setup.scarcities.items() if share >= 0.01]
         rate, low, high = map(format_number, self.value("images_per_s"))
+        demand = format_number(self.value("demand")[0])
         busy, least, most = self.value("busy_share")
+        others = [fix for fix in self.fixes[1:] if self.steps and fix.effort != EFFORTS[-1]]
+        settings = [[fix for fix in self.after(other).steps[:1] if fix.effort == EFFORTS[0]] for other in others]
         return [
-            f"Bottleneck: {', '.join(often)} of the draws. Predicted are {rate} [{low}, {high}] images/s of the "
-            f"{format_number(self.value('demand')[0])} that the GPUs ask for: they train {busy:.0%} [{least:.0%}, "
-            f"{most:.0%}] of the time.",
-            *(f"{'Then' if number else 'Cheapest fix'}: {fix}." for number, fix in enumerate(self.steps)),
-            *(f"Perhaps: {fix}." for fix in self.fixes if not fix.is_known),
+            f"Predicted: {rate} [{low}, {high}] images/s of the {demand} that the GPUs could use, which train "
+            f"{busy:.0%} [{least:.0%}, {most:.0%}] of the time. The limit: {', '.join(often)} of the draws.",
+            *(f"{'Then' if number else 'First'}: {fix}." for number, fix in enumerate(self.steps)),
+            *(f"Or: {'; then: '.join(map(str, [fix, *then]))}." for fix, then in zip(others, settings, strict=True)),
         ]
 
     @property
@@ -318,11 +313,22 @@ class Plan:
         notes = list(self.cost_notes)
         if setup.inputs["cpu_ms_per_image"].kind == "measured here":
             notes.append("Core times are those of the machine that measured them: other cores differ.")
-        if "lock_ceiling" not in setup.draws and not self.cost_notes:
-            notes.append("gil_us_per_image is not known, so Python's lock is left out.")
+        if "gil_us_per_image" not in setup.inputs and not self.cost_notes:
+            known = "counts the storage's client only" if "lock_ceiling" in setup.draws else "is left out"
+            notes.append(f"gil_us_per_image is not known, so Python's lock {known}.")
+        if "n_prefixes" in setup.draws and setup.median("prefixes_needed") > setup.median("n_prefixes"):
+            notes.append(
+                "An object store answers requests beyond its rate with 503 Slow Down, and clients wait and try again: "
+                "more requests in flight do not help there."
+            )
+        if not setup.known_costs and setup.scarcest in ("core_ceiling", "lock_ceiling"):
+            notes.append("lk.loader_costs measures what it would bring to resize or decode the images once.")
         if setup.is_remote and "network_ceiling" not in setup.draws:
             notes.append("network_gbit_per_node is not known, so the network has no limit here.")
-        smallest, second = sorted(setup.median(name) for name in setup.independent_ceilings)[:2]
+        # That of requests follows from that of the cores, if the threads that decode send them.
+        follows = "requests_in_flight_per_gpu" not in setup.inputs and setup.to_fix != "in_flight_ceiling"
+        names = setup.draws.keys() & RESOURCES.keys() - ({"in_flight_ceiling"} if follows else set())
+        smallest, second = sorted(map(setup.median, names))[:2]
         if second < _CLOSE * smallest:
             notes.append(
                 "Two ceilings are close to each other: with few batches ahead and times that vary, the rate can be a "
@@ -339,7 +345,7 @@ class Plan:
             "sentences": self.sentences, "notes": self.notes,
             "fixes": [
                 {"action": each.action, "effort": each.effort, "gain": each.gain, "images_per_s": each.images_per_s,
-                 "next_limit": RESOURCES[each.next_limit], "is_known": each.is_known}
+                 "next_limit": RESOURCES[each.next_limit]}
                 for each in self.fixes
             ],
             "lines": self.frame.to_dict(orient="records"),

@@ -1,7 +1,7 @@
-"""`lk.simulated_cuda`: within it, code for CUDA runs on a simulated device. And a loader that takes simulated time."""
+"""`lk.simulated_cuda`: within it, code for CUDA runs on a simulated device."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 from unittest import mock
@@ -9,56 +9,11 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from labkit.simulation.simulated_device import Duration, SimulatedDevice, Simulation, activate, active
+from labkit.simulation.simulated_device import Duration, SimulatedDevice, Simulation, activate
 from labkit.simulation.streams import METHODS, SimulatedEvent, SimulatedStream, current_stream
 from labkit.simulation.tensor import DeviceMode
 from labkit.simulation.torch_names import only_lift_cpu_tensors, register_no_device
-from labkit.util.arguments import require_int
 from labkit.util.machine import environment
-
-
-class SimulatedLoader:
-    """Batches that are ready when workers of a stated speed would have them ready, for `course.trace`.
-
-    As in torch's DataLoader, worker k gets batches k, k + num_workers, ...; two a worker are asked for at the start,
-    and one more whenever the host takes one. Without workers the host loads each batch itself.
-
-    Args:
-        make_batch: Called with 0, 1, ...: the batch, as a tensor or any nest of them. Takes no simulated time.
-        n_batches: Length of an epoch.
-        load_s: Seconds that one worker takes for a batch.
-        num_workers: 0: the host loads.
-
-    Yields: `(batch, stamps)`, as a loader over `course.Stamped` does.
-
-    Raises:
-        RuntimeError: iterated outside of a simulation.
-    """
-
-    def __init__(self, make_batch: Callable[[int], Any], n_batches: int, *, load_s: float, num_workers: int = 2):
-        self.make_batch, self.n_batches = make_batch, require_int("n_batches", n_batches)
-        self.load_s, self.num_workers = load_s, require_int("num_workers", num_workers, minimum=0)
-
-    def __len__(self) -> int:
-        return self.n_batches
-
-    def __iter__(self) -> Iterator[Any]:
-        simulation = active()
-        free_s = [simulation.now_s] * self.num_workers
-        asked_s = [simulation.now_s] * (2 * self.num_workers)
-        for number in range(self.n_batches):
-            worker, start_s = -1, simulation.now_s
-            if self.num_workers:
-                worker = number % self.num_workers
-                start_s = max(free_s[worker], asked_s[number])
-                free_s[worker] = end_s = start_s + self.load_s
-                simulation.engine.add_span(f"worker {worker}", "load", start_s, end_s)
-                simulation.work(max(0.0, end_s - simulation.now_s), "wait for batch")
-            else:
-                simulation.work(self.load_s, "load")
-            asked_s.append(simulation.now_s)
-            stamps = torch.tensor([[worker, start_s, start_s + self.load_s]], dtype=torch.float64)
-            yield self.make_batch(number), stamps.pin_memory()
 
 
 @contextmanager

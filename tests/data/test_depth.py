@@ -15,9 +15,8 @@ from PIL import Image
 
 import labkit as lk
 from labkit import DecodeError, DepthPairs, FolderStore, TarStore
-from labkit.course import make_sample
 from labkit.data import depth as depth_module
-from labkit.data.depth import PRESETS, fast_sample, plain_sample
+from labkit.data.depth import PRESETS, fast_sample, make_sample, plain_sample
 from labkit.errors import LabkitError
 from tests.fresh import fresh_copy
 from tests.image_files import encoded

@@ -402,15 +402,17 @@ def test_s3_gives_the_items_of_the_disk_by_as_many_connections_as_are_asked_for(
     assert allowed == {1, 4}, "one for the manifest"
 
 
-@pytest.mark.parametrize("shuffle", [0, 8])
+@pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize(
     ("reads_in_flight", "cache_bytes"), [(1, 0), (4, 0), (30, 0), (1, 10**8), (3, 10**8), (3, 200_000), (1, 1000)]
 )
 def test_the_same_samples_come_in_the_same_order(shards, http, tmp_path, shuffle, reads_in_flight, cache_bytes):
     """However many are in flight, and whether all, some or none find room in a cache."""
     cache = lk.ShardCache(tmp_path, cache_bytes) if cache_bytes else None
-    far = lk.read_shards(http, shuffle=shuffle, verify=True, reads_in_flight=reads_in_flight, cache=cache)
-    expected = samples(lk.read_shards(shards, shuffle=shuffle))
+    far = lk.read_shards(
+        http, shuffle=shuffle, shuffle_buffer=8, verify=True, reads_in_flight=reads_in_flight, cache=cache
+    )
+    expected = samples(lk.read_shards(shards, shuffle=shuffle, shuffle_buffer=8))
     assert [samples(far), samples(far)] == [expected] * 2
     sizes = [path.stat().st_size for path in tmp_path.iterdir()]
     assert sum(sizes) <= cache_bytes
@@ -423,7 +425,7 @@ def test_local_shards_stay_where_they_are(shards, tmp_path):
     assert not (tmp_path / "kept").exists()
 
 
-@pytest.mark.parametrize("options", [{}, {"shuffle": 5}, {"samples_per_rank": 9}])
+@pytest.mark.parametrize("options", [{}, {"shuffle": True, "shuffle_buffer": 5}, {"samples_per_rank": 9}])
 def test_a_resume_in_mid_epoch_goes_on(shards, http, tmp_path, options):
     expected = sums(lk.read_shards(shards, **options))
     for far in ({"reads_in_flight": 3}, {"cache": lk.ShardCache(tmp_path, 10**8)}):

@@ -26,7 +26,6 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import labkit as lk
-from labkit import course
 from labkit.data import shards_read
 from labkit.data.shards_read import ShardWarning, resume, shuffled
 from labkit.errors import TarError
@@ -37,7 +36,7 @@ from tests.tars import make_tar
 # Of torchdata, about torch itself; and of torch, about few cores.
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated", "ignore:This DataLoader will create")
 
-MIXED = {"shuffle": 6, "shuffle_initial": 3}
+MIXED = {"shuffle": True, "shuffle_buffer": 6, "shuffle_initial": 3}
 MODES = [{}, MIXED, {"samples_per_rank": 33}, {"samples_per_rank": 33, **MIXED}]
 EPOCH = 2
 in_every_mode = pytest.mark.parametrize("options", MODES, ids=str)
@@ -119,7 +118,8 @@ def test_shards_may_be_named_in_many_ways(forty, tmp_path):
         (["a.tar"], {"verify": True}, ValueError, "name the folder"),
         (None, {"decoder": "magic"}, ValueError, "turbojpeg"),
         (None, {"on_error": "hide"}, ValueError, "on_error must be one of raise, skip, got 'hide'"),
-        (None, {"shuffle": -1}, ValueError, "shuffle must be an integer >= 0, got -1"),
+        (None, {"shuffle": 1000}, TypeError, "shuffle must be True or False, got 1000: .* is shuffle_buffer"),
+        (None, {"shuffle_buffer": -1}, ValueError, "shuffle_buffer must be an integer >= 0, got -1"),
         (None, {"samples_per_rank": 0}, ValueError, "samples_per_rank must be an integer >= 1, got 0"),
         (None, {"reads_in_flight": 0}, ValueError, "reads_in_flight must be an integer >= 1, got 0"),
     ],
@@ -136,7 +136,7 @@ def test_wrong_arguments_are_refused(forty, urls, options, error, said):
 @pytest.mark.parametrize("world_size", range(1, 5))
 @pytest.mark.parametrize("num_workers", range(1, 5))
 def test_every_shard_has_one_reader(forty, world_size, num_workers):
-    came, _ = run(forty, (world_size, num_workers), {"shuffle": 5})
+    came, _ = run(forty, (world_size, num_workers), {"shuffle": True, "shuffle_buffer": 5})
     assert merged(came) == Counter(range(40))
     parts = [{number // 6 for number in own} for own in came.values()]
     assert sorted(itertools.chain.from_iterable(parts)) == list(range(7))
@@ -145,7 +145,7 @@ def test_every_shard_has_one_reader(forty, world_size, num_workers):
 
 @pytest.mark.parametrize(("method", "num_workers"), [(None, 0), ("fork", 3), ("spawn", 2)])
 def test_every_sample_comes_once_an_epoch_in_an_order_of_its_own(forty, method, num_workers):
-    dataset = lk.read_shards(forty, shuffle=5)
+    dataset = lk.read_shards(forty, shuffle=True, shuffle_buffer=5)
     options = {"multiprocessing_context": method, "persistent_workers": True} if num_workers else {}
     loader = DataLoader(dataset, batch_size=None, num_workers=num_workers, **options)
     epochs = []
@@ -155,8 +155,8 @@ def test_every_sample_comes_once_an_epoch_in_an_order_of_its_own(forty, method, 
     assert all(sorted(order) == list(range(40)) for order in epochs)
     assert epochs[0] == epochs[2] != epochs[1]
     if not num_workers:
-        assert numbers(lk.read_shards(forty, shuffle=5)) == epochs[0]
-        assert numbers(lk.read_shards(forty, shuffle=5, seed=1)) != epochs[0]
+        assert numbers(lk.read_shards(forty, shuffle=True, shuffle_buffer=5)) == epochs[0]
+        assert numbers(lk.read_shards(forty, shuffle=True, shuffle_buffer=5, seed=1)) != epochs[0]
 
 
 RANKS = """
@@ -166,7 +166,7 @@ from labkit import read_shards
 
 found = {}
 for folder in sys.argv[1:]:
-    dataset = read_shards(folder, shuffle=4)
+    dataset = read_shards(folder, shuffle=True, shuffle_buffer=4)
     loader = DataLoader(dataset, batch_size=3, num_workers=2, persistent_workers=True)
     for epoch in range(2):
         dataset.set_epoch(epoch)
@@ -198,7 +198,7 @@ def test_torchrun_starts_two_ranks_with_two_workers_each(tmp_path):
 
 def test_a_spawned_worker_knows_the_rank_of_its_parent(forty):
     """torch.distributed alone knows it: there is no such group in a fresh process."""
-    dataset = lk.read_shards(forty, shuffle=5)
+    dataset = lk.read_shards(forty, shuffle=True, shuffle_buffer=5)
     dataset.set_epoch(2)
     torch.distributed.init_process_group("fake", rank=1, world_size=2, store=FakeStore())
     expected, pickled = numbers(dataset), pickle.dumps(dataset)
@@ -230,7 +230,8 @@ def test_every_sample_comes_as_often_as_there_were_passes(forty, world_size, num
     """Of epochs of seven samples a rank, so that some of nine workers have none."""
     counted, n_epochs = Counter(), -(-80 // (7 * world_size))
     for epoch in range(n_epochs):
-        counted += merged(run(forty, (world_size, num_workers), {"samples_per_rank": 7, "shuffle": 5}, epoch=epoch)[0])
+        options = {"samples_per_rank": 7, "shuffle": True, "shuffle_buffer": 5}
+        counted += merged(run(forty, (world_size, num_workers), options, epoch=epoch)[0])
     n_passes, rest = divmod(counted.total(), 40)
     assert counted.total() == n_epochs * 7 * world_size
     assert {counted[number] for number in range(40)} <= {n_passes, n_passes + bool(rest)}
@@ -238,7 +239,8 @@ def test_every_sample_comes_as_often_as_there_were_passes(forty, world_size, num
 
 @pytest.mark.parametrize("n_shards", [1, 7])
 def test_ranks_get_equally_many_of_their_own(tmp_path, n_shards):
-    root, options = numbered(tmp_path / "set", 40, n_shards), {"samples_per_rank": 25, "shuffle": 4}
+    root = numbered(tmp_path / "set", 40, n_shards)
+    options = {"samples_per_rank": 25, "shuffle": True, "shuffle_buffer": 4}
     epochs = [run(root, (3, 2), options, epoch=epoch)[0] for epoch in (0, 1, 0)]
     assert epochs[0] == epochs[2] != epochs[1]
     for epoch in epochs:
@@ -354,14 +356,20 @@ def test_the_rest_of_an_order_reads_nothing_that_stands_before_it_and_holds_noth
         assert begun_at == [min(whole[n_read:])]
 
 
-def test_shuffle_quality_is_that_of_the_reader_and_better_for_a_larger_buffer(tmp_path):
-    order = numbers(lk.read_shards(numbered(tmp_path / "set", 200, 1), shuffle=20, seed=3))
-    assert course.shuffle_quality(200, 20, seed=3) == pytest.approx(spearmanr(range(200), order).statistic)
-    assert course.shuffle_quality(500, 1) == 1
-    qualities = [course.shuffle_quality(500, size, initial=size) for size in (10, 100, 250)]
-    assert sorted(qualities, reverse=True) == qualities
-    assert abs(course.shuffle_quality(500, 500, initial=500)) < 0.15
-    assert course.shuffle_quality(500, 500, initial=100) > 0.3  # a full buffer, but one that gives before it is full
+def test_a_larger_buffer_mixes_more_and_none_shuffles_shards_alone(tmp_path):
+    def correlation(size, initial):
+        options = {"shuffle": True, "shuffle_buffer": size, "shuffle_initial": initial}
+        return spearmanr(range(200), numbers(lk.read_shards(one_shard, **options))).statistic
+
+    one_shard = numbered(tmp_path / "one", 200, 1)
+    kept = [correlation(size, max(size, 1)) for size in (0, 10, 50, 100)]
+    assert kept[0] == pytest.approx(1)
+    assert sorted(kept, reverse=True) == kept
+    assert abs(correlation(200, 200)) < 0.2
+    assert correlation(200, 20) > 0.3  # a buffer that gives before it is full
+    several = numbers(lk.read_shards(numbered(tmp_path / "several", 30, 6), shuffle=True, shuffle_buffer=0))
+    assert sorted(several) == list(range(30)) != several
+    assert all(several[start : start + 5] == list(range(several[start], several[start] + 5)) for start in (0, 5, 25))
 
 
 # Going on in mid-epoch
@@ -474,7 +482,7 @@ def test_a_state_of_another_reader_is_refused_by_name(forty, readers):
         run(forty, readers, {}, states=states[::-1] * 2)
 
 
-@pytest.mark.parametrize("options", [{"seed": 1}, {"shuffle": 2}, {"samples_per_rank": 3}, None], ids=str)
+@pytest.mark.parametrize("options", [{"seed": 1}, {"shuffle": True}, {"samples_per_rank": 3}, None], ids=str)
 def test_a_state_of_other_settings_or_shards_is_refused(forty, tmp_path, options):
     other = lk.read_shards(numbered(tmp_path / "other", 10, 2) if options is None else forty, **(options or {}))
     with pytest.raises(ValueError, match="of another order of samples: shards, shuffle"):

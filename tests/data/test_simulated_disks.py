@@ -16,7 +16,7 @@ import pytest
 
 from labkit import FolderStore, HttpStore, TarStore
 from labkit.course import DISKS, SimulatedStore
-from labkit.data.simulated_disks import Disk
+from labkit.data.simulated_disks import OBJECT_LATENCY_MS, Disk
 from labkit.data.stores import HasExtents
 from tests.children import in_children
 from tests.memory_store import MemoryStore
@@ -118,7 +118,8 @@ def test_a_store_that_cannot_say_pays_for_a_file_a_read():
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("seek_ms", -1), ("latency_ms", -0.1), ("readahead_bytes", -1), ("bandwidth_mb_per_s", 0)]
+    ("field", "value"),
+    [("seek_ms", -1), ("latency_ms", -0.1), ("readahead_bytes", -1), ("trips_to_open", -1), ("bandwidth_mb_per_s", 0)],
 )
 def test_disks_that_cannot_be_are_an_error(field, value):
     with pytest.raises(ValueError, match="bandwidth_mb_per_s must be > 0"):
@@ -129,9 +130,18 @@ def test_each_disk_asks_or_seeks_for_a_random_read(tar):
     """A network asks once where a disk seeks. The others than a hard disk have no head that moves."""
     far_disk = Disk("a disk behind a network", seek_ms=5.0, latency_ms=30.0, bandwidth_mb_per_s=2.0, readahead_bytes=0)
     for disk in (*DISKS.values(), far_disk):
-        assert busy_after(dry(TarStore(tar), disk), "c.jpg", "a.jpg") == seconds(3, 4000, disk)
+        assert busy_after(dry(TarStore(tar), disk), "c.jpg", "a.jpg") == seconds(2 + disk.trips_to_open, 4000, disk)
         assert disk.one_head == (disk is DISKS["hdd"])
     assert seconds(1, 0, far_disk) == pytest.approx(0.035)
+
+
+def test_one_request_gets_an_object(folder):
+    """A GET names it and returns it; a hard disk reads its inode first, and a network share looks it up."""
+    trips = {name: dry(FolderStore(folder), replace(disk, bandwidth_mb_per_s=1)) for name, disk in DISKS.items()}
+    for name, expected in {"hdd": 2, "network": 2, "object": 1}.items():
+        assert busy_after(trips[name], "b.jpg") == seconds(expected, 2000, trips[name].disk)
+    least, most = OBJECT_LATENCY_MS
+    assert least < DISKS["object"].latency_ms < most
 
 
 # Waiting.

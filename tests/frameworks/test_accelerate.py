@@ -87,7 +87,7 @@ def test_prepared_shards_of_several_processes_are_an_error_that_says_what_to_do(
 
 
 def test_prepared_shards_of_one_process_are_whole_and_differ_by_epoch(folders):
-    loader = prepared(shards_loader(folders["read_shards"], shuffle=12))
+    loader = prepared(shards_loader(folders["read_shards"], shuffle=True, shuffle_buffer=12))
     epochs = [rows(loader) for _ in range(2)]
     assert sorted(epochs[0]) == sorted(epochs[1]) == sorted(rows(shards_loader(folders["read_shards"])))
     assert epochs[0] != epochs[1]

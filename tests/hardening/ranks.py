@@ -46,7 +46,9 @@ def make_set(root: Path) -> None:
 
 def make_loader(kind: str, root: Path, rank: int, world_size: int) -> Any:
     if kind == "read_shards":
-        dataset = lk.read_shards(root / "shards", samples_per_rank=N_IMAGES // world_size, shuffle=50)
+        dataset = lk.read_shards(
+            root / "shards", samples_per_rank=N_IMAGES // world_size, shuffle=True, shuffle_buffer=50
+        )
         return DataLoader(dataset, BATCH_SIZE, num_workers=1, multiprocessing_context="fork", persistent_workers=True)
     sampler = DistributedSampler(range(N_IMAGES), num_replicas=world_size, rank=rank)
     if kind == "BatchLoader":

@@ -45,7 +45,9 @@ def make_loader(kind: str, root: Path, n_helpers: int) -> Any:
     from torchdata.stateful_dataloader import StatefulDataLoader
 
     options = {"samples_per_rank": 80} if "samples_per_rank" in kind else {}
-    dataset = lk.read_shards(root / "shards", shuffle=20, shuffle_initial=5, transform=crop, **options)
+    dataset = lk.read_shards(
+        root / "shards", shuffle=True, shuffle_buffer=20, shuffle_initial=5, transform=crop, **options
+    )
     return StatefulDataLoader(dataset, batch_size=BATCH_SIZE, num_workers=2, multiprocessing_context="fork")
 
 

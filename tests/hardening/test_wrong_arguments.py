@@ -177,7 +177,7 @@ def test_a_seed_is_an_integer_of_any_kind_everywhere(place, monkeypatch, kind, t
             batch(seed=seed)[0],
             lk.make_loader(dataset(), lk.LoaderConfig(num_workers=0, seed=seed), shuffle=True).batch_sampler.seed,
             first(lk.BucketBatchSampler(sizes(), 4, seed=seed)),
-            [label for _, label in lk.read_shards("shards", shuffle=8, seed=seed)],
+            [label for _, label in lk.read_shards("shards", shuffle=True, shuffle_buffer=8, seed=seed)],
             Path(lk.write_shards("photos", tmp_path / type(seed).__name__, seed=seed, num_workers=0, progress=False),
                  "shard-000000.tar").read_bytes(),
             Path(lk.make_photos(tmp_path / f"photos of {type(seed).__name__}", 1, seed=seed, progress=False),

@@ -5,6 +5,7 @@ import pickle
 import shutil
 from dataclasses import replace
 
+import kornia
 import numpy as np
 import pytest
 import torch
@@ -193,6 +194,83 @@ def test_kornia_refuses_what_it_would_scale_wrongly(part, batch):
 def test_v2_draws_once_for_a_batch_and_kornia_for_each_image(recipe, library, n_distinct):
     results = lk.make_augment(replace(lk.RECIPES[recipe], size=32), library)(gradient().expand(16, 3, 48, 40))
     assert len({row.numpy().tobytes() for row in results}) == n_distinct
+
+
+@every_recipe
+def test_kornias_colors_never_make_the_host_wait(recipe):
+    colors, batch = lk.make_augment(recipe, "kornia", part="photometry"), gradient().expand(8, 3, 48, 40)
+    assert course.count_readbacks(colors, batch)[1] == 0
+    with lk.simulated_cuda(course.SimulatedDevice(kernel_s=5e-6)) as cuda:
+        colors, batch = colors.cuda(), batch.contiguous().cuda()
+        torch.cuda.synchronize()
+        assert course.count_readbacks(colors, batch)[1] == 0
+        start_s = cuda.now_s
+        for _ in range(3):
+            torch.cuda._sleep(15_000_000)  # cycles, 10 ms: the step
+            colors(batch)
+        assert cuda.now_s - start_s < 10e-3  # the simulated host is free before the first step has ended
+        assert "wait" not in set(cuda.timeline().query("start_s >= @start_s").kind)
+
+
+def test_the_guides_loop_never_makes_the_host_wait(cuda):
+    """As in `notebooks/guide/training.md`; on a GPU, CUDA itself raises where the host would wait."""
+    colors = lk.make_augment("light", "kornia", part="photometry").to("cuda")
+    pinned = [(gradient().expand(8, 3, 48, 40).contiguous().pin_memory(), torch.arange(8).pin_memory())] * 4
+    batches = iter(lk.CUDAPrefetcher(pinned, "cuda"))
+    lk.cutmix(colors(next(batches)[0]), torch.arange(8, device="cuda"), num_classes=8)  # loads its kernels
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for images, labels in batches:
+            lk.cutmix(colors(images), labels, num_classes=8)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize(
+    ("step", "n_reads"), [("jitter", 4), ("blur", 1), ("solarize", 2), ("crop", 4), ("normalize", 0)]
+)
+def test_what_kornia_alone_reads_back_or_waits_for(step, n_reads):
+    """So the test above can fail. A mean on the CPU is copied at each call."""
+    module = {
+        "jitter": kornia.augmentation.ColorJitter(0.4, 0.4, 0.4, 0.1, p=1.0),
+        "blur": kornia.augmentation.RandomGaussianBlur((5, 5), (0.1, 2.0), p=0.5),
+        "solarize": kornia.augmentation.RandomSolarize((0.5, 0.5), (0.0, 0.0), p=0.5),
+        "crop": kornia.augmentation.RandomResizedCrop((32, 32), cropping_mode="resample"),
+        "normalize": kornia.augmentation.Normalize((0.5, 0.5, 0.5), (0.2, 0.2, 0.2)),
+    }[step]
+    with lk.simulated_cuda() as cuda:
+        module, batch = module.cuda(), torch.rand(8, 3, 48, 40).cuda()
+        torch.cuda.synchronize()
+        start_s = cuda.now_s
+        torch.cuda._sleep(15_000_000)
+        assert course.count_readbacks(module, batch)[1] == n_reads
+        assert cuda.now_s - start_s > 10e-3
+
+
+def test_blur_solarize_and_normalize_are_kornias_own():
+    batch = gradient().expand(4, 3, 48, 40).contiguous()
+    floats = batch / 255
+    recipe = replace(STILL, blur=1, blur_sigma=(1.3, 1.3), solarize=0)
+    mean, std = (torch.tensor(values) for values in (recipe.mean, recipe.std))
+    expected = {
+        recipe: kornia.filters.gaussian_blur2d(floats, (23, 23), torch.full((4, 2), 1.3)),
+        replace(recipe, blur=0, solarize=1): kornia.enhance.solarize(floats, 127.5 / 255),
+        replace(recipe, blur=0): floats,
+    }
+    for each, values in expected.items():
+        found = lk.make_augment(each, "kornia", part="photometry")(batch)
+        torch.testing.assert_close(found, kornia.enhance.normalize(values, mean, std), atol=1e-5, rtol=1e-5)
+
+
+def test_the_jitter_is_kornias_own_with_an_order():
+    batch, ranges = gradient().expand(4, 3, 48, 40), {"brightness": (0.6, 1.4), "hue": (-0.1, 0.1)}
+    jitter = kornia.augmentation.ColorJitter(**lk.Recipe(**ranges).color_ranges(), p=1.0, order=(0, 1, 2, 3))
+    torch.manual_seed(3)
+    expected = jitter(batch / 255)
+    torch.manual_seed(3)
+    found = denormalised(lk.make_augment(lk.Recipe(**ranges), "kornia", part="photometry")(batch)) / 255
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.exhaustive

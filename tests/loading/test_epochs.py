@@ -154,7 +154,9 @@ def make(source, epoch=None, **options):
     if source == "buckets":
         made = lk.BucketBatchSampler(SIZES, 4, buckets=lk.Buckets(((100, 150), (150, 100))))
     else:
-        made = lk.read_shards(source, **{"shuffle": 8, "shuffle_initial": 4, "transform": red, **options})
+        made = lk.read_shards(
+            source, **{"shuffle": True, "shuffle_buffer": 8, "shuffle_initial": 4, "transform": red, **options}
+        )
     if epoch is not None:
         made.set_epoch(epoch)
     return made
@@ -277,7 +279,7 @@ class TestOfTorchsLoader:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             list(made)
-            unshuffled, set_each = make(shards, shuffle=0), make(shards)
+            unshuffled, set_each = make(shards, shuffle=False), make(shards)
             for epoch in range(3):
                 list(unshuffled)
                 set_each.set_epoch(epoch)

@@ -20,7 +20,6 @@ from labkit import course
 from labkit.course import ladder
 from labkit.measure import plots
 from labkit.measure.statistics import format_ratio, quiet_summary
-from labkit.peers.ranking import plot_cores, predict_cores
 
 PIL, SAME = [100, 104, 98, 101, 99], [99, 103, 100, 101, 98]
 FAST = [2 * rate for rate in PIL]
@@ -266,19 +265,6 @@ class TestTheTimeline:
         assert title(course.plot_timeline(pd.DataFrame(spans, columns=["lane", "start_s", "end_s", "kind"]))) == told
 
 
-def test_a_pareto_front_joins_what_no_other_beats_in_both():
-    table = pd.DataFrame({
-        "variant": list("abcde"), "KB_per_photo": [1, 1, 2, 3, 4], "images_per_s": [5, 12_345.6, 3e4, 3e4, 4e4],
-    })  # fmt: skip
-    ax = course.plot_pareto(table.set_index("variant"), cost="KB_per_photo")
-    assert legend(ax) == list("abcde")
-    assert (ax.get_xlim()[0], ax.get_ylim()[0]) == (0, 0)
-    assert (ax.get_xlabel(), ax.get_ylabel()) == ("KB per photo", "images per second")
-    [front] = ax.lines
-    assert front.get_xydata().tolist() == [[1, 12_345.6], [2, 3e4], [4, 4e4]]
-    assert title(ax) == "b: 12,346 images per second at the least cost; 2 of 5 are beaten in both"
-
-
 class TestStalls:
     def test_are_stacked_in_their_rows(self):
         seconds = {("x", "read"): 2.0, ("x", "decode"): 8.0, ("y", "decode"): 3.0, ("y", "collate"): 1.0}
@@ -337,12 +323,6 @@ def _timeline(frame_of, ratio, about="", **columns):
     return course.plot_timeline(pd.concat([worker, frame], ignore_index=True).assign(**columns), about=about)
 
 
-def _pareto(frame_of, ratio):
-    table = pd.DataFrame({"KB_per_photo": [100, 99, 26], "images_per_s": [2000, 1990, 2000 * ratio]})
-    names = ["JPEG folder", "tar with an index", "JPEG at 256"]
-    return course.plot_pareto(table.assign(variant=names), cost="KB_per_photo")
-
-
 def _stalls(frame_of, ratio):
     stages = ("read", "decode", "crop, resize, flip", "to float, normalise", "collate")
     rows = [(name, stage, 0.01 * number * scale) for name, scale in (("naive", 1), ("fast", 1 / ratio))
@@ -353,15 +333,8 @@ def _stalls(frame_of, ratio):
 def _peers(frame_of, ratio):
     rates = {"naive PIL": 100, "labkit BatchLoader, antialias": 500 * ratio, "timm": 450, "decode limit": 1800}
     kinds = {"naive PIL": "baseline", "timm": "peer", "decode limit": "limit"}
-    runs = _noisy(frame_of, **rates).assign(antialias="True", source="JPEG files")
+    runs = _noisy(frame_of, **rates).assign(antialias="True", source="JPEG files", decoded_at="full size")
     return course.plot_peers(runs.assign(kind=runs.variant.map(kinds).fillna("labkit")))
-
-
-def _cores(frame_of, ratio):
-    names = ["labkit BatchLoader", "labkit PixelStore"]
-    table = pd.DataFrame({"cpu_s_per_1000": [1.0, 0.1], "gil_us_per_image": [80, 5 * ratio]}, index=names)
-    measured = pd.DataFrame({"variant": names, "cores": 2, "images_per_s": [1800, 19_000]})
-    return plot_cores(predict_cores(table), measured)
 
 
 def _rungs(frame_of, ratio):
@@ -385,10 +358,8 @@ EVERY = {
     "plot_timeline, simulated, with a title of two lines": lambda frame_of, ratio: _timeline(
         frame_of, ratio, "two workers, four batches ahead, pinned memory, a second stream", simulated=True
     ),
-    "plot_pareto": _pareto,
     "plot_stalls": _stalls,
     "plot_peers": _peers,
-    "plot_cores": _cores,
     "plot_rungs": _rungs,
     "plot_pictures": _pictures,
     "plot_images": lambda frame_of, ratio: lk.plot_images(

@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 
 import cloudpickle
-import nbformat
 import numpy as np
 import pandas as pd
 import psutil
@@ -24,27 +23,33 @@ from labkit import env_id, load_frame
 from labkit.app.cli import app
 from labkit.course import (
     PEERS,
-    Host,
     Peer,
     compare_peers,
     comparisons,
-    plot_cores,
     plot_peers,
-    predict_cores,
     stored_runs,
 )
 from labkit.errors import HostError
 from labkit.measure.frames import MEASURE_VERSION, make_frame, save_frame
 from labkit.measure.usage import CoreTime, excluded_pids
 from labkit.peers import command, registry
-from labkit.peers.adapters.own import BASELINE, DECODE_LIMIT, LIMITS, MEMCPY_LIMIT, NAIVE, OWN, WRITE_LIMIT
+from labkit.peers.adapters.own import (
+    BASELINE,
+    BEST_DATALOADER,
+    DATALOADER,
+    DECODE_LIMIT,
+    LIMITS,
+    MEMCPY_LIMIT,
+    NAIVE,
+    OWN,
+    WRITE_LIMIT,
+)
 from labkit.peers.check import picture_key
-from labkit.peers.host import HostedLoader
+from labkit.peers.host import Host, HostedLoader
 from labkit.peers.peer import CLASSES, FLOAT32, JPEG_FILES, JPEG_PACKED, RAW_PIXELS, Work, chosen_classes
 from labkit.peers.ranking import against_best, append_runs, left_out, peer_table
 from labkit.peers.registry import make_work
 from labkit.peers.run import PeerRun
-from tests.paths import REPO
 from tests.timing import leave_memory_out
 
 cloudpickle.register_pickle_by_value(__import__(__name__, fromlist=["_"]))  # hosts cannot import test modules
@@ -263,14 +268,11 @@ class AnsweringHost(AbstractContextManager):
 
     def close(self) -> None: ...
 
-    def ask(self, command: str) -> float:
+    def ask(self, command: str) -> None:
         if self.name.endswith(command):
             raise HostError(f"broke at {command}")
-        if (self.name, command) == ("best DataLoader", "gil"):
-            raise HostError("GilError: py-spy cannot look into this process")
         figures = {"images_per_s": 100.0, "steady_s": 1.0, "is_steady": True, "n_steady_images": 4, "cpu_s": 0.5}
         self.answers = [2, 4, figures]
-        return 12.5
 
     def answer(self):
         return self.answers.pop(0)
@@ -290,25 +292,29 @@ def test_who_is_missing_breaks_or_is_of_another_class_is_told_and_the_rest_go_on
     fakes = [
         fake("right"), fake("absent", modules=("no_such_module_here",)), fake("breaks at prepare"),
         fake("breaks at check"), fake("breaks at epoch"), fake("floats", dtypes=(FLOAT32,)),
+        fake("starts anew", scaled=True, restarts=True),
     ]  # fmt: skip
     told = {
         "absent": ("missing", "pip install fake"),
-        "best DataLoader": ("has no time under the GIL", "GilError: py-spy cannot look into this process"),
         **{f"breaks at {command}": ("broke", f"broke at {command}") for command in ("prepare", "check", "epoch")},
     }
     of_floats = {"floats": ("in another class", "JPEG files to float32")}
     for only, more in (((), {}), ([peer.name.upper() for peer in fakes], of_floats)):
-        frame = answering(peers=fakes, only=only, gil=True)
+        frame = answering(peers=fakes, only=only)
         found = {name: (row["state"], row["why"]) for name, row in left_out(frame).iterrows()}
         assert found == {**told, **more}
         by_kind = {kind: set(runs["variant"]) for kind, runs in frame.groupby("kind")}
         own = {peer.name for peer in OWN if peer.source == JPEG_FILES}
         limits = {DECODE_LIMIT, "entropy limit"}
-        assert by_kind == {"baseline": {BASELINE}, "peer": {"right"}, "labkit": own, "limit": limits}
+        peers = {"right", "starts anew"}
+        assert by_kind == {
+            "baseline": {BASELINE}, "dataloader": {BEST_DATALOADER}, "peer": peers, "labkit": own, "limit": limits
+        }  # fmt: skip
         assert frame.groupby("variant").size().unique().tolist() == [3]  # all share every round
-        held_us = frame.groupby("variant")["gil_us_per_image"].first().dropna().to_dict()
-        assert held_us == dict.fromkeys(own - {"best DataLoader"}, 12.5)
-    assert peer_table(frame)["gil_us_per_image"].dropna().to_dict() == held_us
+        scaled = set(frame.loc[frame["decoded_at"] == "scaled", "variant"])
+        assert scaled == {"starts anew", "labkit BatchLoader", "labkit BatchLoader, antialias"}
+    costs = peer_table(frame)["cpu_s_per_1000"]  # of who starts workers in each epoch, they would be those of the start
+    assert set(costs.index[costs.isna()]) == {"starts anew"}
 
 
 def test_nothing_is_compared_without_the_baseline(answering, monkeypatch):
@@ -361,7 +367,7 @@ def test_real_hosts_that_crash_are_left_out(tmp_path, monkeypatch):
     numbers = fake("counting", lambda work: [64, 6])
     crashing = fake("crashing", crashes_in_the_third_epoch)
     frame = compare_peers(n_photos=6, rounds=2, peers=[fake("right", NAIVE.loader), crashing, numbers], progress=False)
-    assert frame.groupby("variant").size().to_dict() == {BASELINE: 3, "right": 3}
+    assert frame.groupby("variant").size().to_dict() == {BASELINE: 3, BEST_DATALOADER: 3, "right": 3}
     assert (frame["n_images"] % 6 == 0).all()  # whole epochs, also after the crash began it all anew
     assert (frame["peak_mem_mb"] > 50).all()
     assert left_out(frame)["why"].to_dict() == {
@@ -378,7 +384,9 @@ RATES = {
     "between": ("peer", JPEG_PACKED, None, 300),
     "sampling": ("peer", JPEG_FILES, False, 250),
     "raw": ("peer", RAW_PIXELS, True, 900),
+    "scaled": ("peer", JPEG_FILES, True, 400),
     "ours": ("labkit", JPEG_FILES, True, 600),
+    "ours, scaled": ("labkit", JPEG_FILES, True, 800),
     "ours, sampling": ("labkit", JPEG_FILES, False, 750),
     "ours, raw": ("labkit", RAW_PIXELS, False, 5000),
     DECODE_LIMIT: ("limit", JPEG_FILES, None, 1000),
@@ -391,6 +399,7 @@ def frame() -> pd.DataFrame:
     rows = [
         {
             "variant": name, "kind": kind, "source": source, "antialias": flag, "round": number, "order": order,
+            "decoded_at": "" if source == RAW_PIXELS else "scaled" if name.endswith("scaled") else "full size",
             "is_warmup": number == 0, "n_images": 64, "images_per_s": rate * (1 + 0.1 * number), "cpu_s": 64 / rate,
             "peak_mem_mb": 100.0,
         }
@@ -414,6 +423,7 @@ def test_the_table_has_speedups_costs_and_shares_of_the_own_limit(frame, tmp_pat
     assert table.loc["ours", "cpu_s_per_1000"] == pytest.approx(1000 / 600)
     assert (table["rate_low"] < table["images_per_s"]).all()
     assert [table.loc[name, "antialias"] for name in ("slow", "sampling", "between")] == [True, False, None]
+    assert [table.loc[name, "decoded_at"] for name in ("slow", "scaled", "raw")] == ["full size", "scaled", ""]
     assert set(table["startup_s"]) == {3.5}  # of the first start
     assert table.loc["slow", ["differs", "batch_size"]].tolist() == ["slow differs", 64]
     assert str(table.loc["slow", "version"]) == "1.2"
@@ -423,45 +433,41 @@ def test_the_table_has_speedups_costs_and_shares_of_the_own_limit(frame, tmp_pat
 
 
 def test_labkits_rows_are_compared_with_the_best_peer_of_their_class(frame):
-    """Who resamples in another way counts in both classes."""
+    """Who resamples in another way counts in both classes; who decodes scaled only among those that do."""
     best = against_best(frame)
-    assert best["best_peer"].to_dict() == {"ours": "between", "ours, sampling": "between", "ours, raw": ""}
+    assert best["best_peer"].to_dict() == {
+        "ours": "between", "ours, scaled": "scaled", "ours, sampling": "between", "ours, raw": ""
+    }  # fmt: skip
     assert best.loc["ours", ["speedup", "ci_low", "ci_high"]].tolist() == pytest.approx([2, 2, 2])
     assert best.loc["ours, raw", "class"] == "raw pixels, not antialiased"
     assert best.loc["ours", "verdict"] == "faster"
 
 
-def test_the_plot_has_every_loader_under_its_class_and_the_limits_of_a_source(frame):
+@pytest.mark.parametrize("has_dataloader", [False, True])
+def test_the_plot_has_every_loader_in_the_band_of_its_class_with_the_ratio_to_a_dataloader(frame, has_dataloader):
+    if has_dataloader:
+        frame = frame.replace({"variant": {"slow": BEST_DATALOADER}})
     ax = plot_peers(frame)
-    labels = [label.get_text() for label in ax.get_yticklabels()]
-    assert labels[:3] == ["JPEG, antialiased", "ours", "slow"]
-    assert set(RATES) - {DECODE_LIMIT, MEMCPY_LIMIT} < set(labels)
-    written = " ".join(text.get_text() for text in ax.texts)
-    assert "decode limit 1,200" in written
-    assert "memcpy limit" in written
+    assert {label.get_text() for label in ax.get_yticklabels()} == set(frame["variant"]) - {DECODE_LIMIT, MEMCPY_LIMIT}
+    ends = sorted(end for line in ax.lines for end in line.get_ydata())
+    assert len(ax.lines) == len({*zip(ends[::2], ends[1::2], strict=True)}) == 6  # a limit in each band
+    written = [text.get_text() for text in ax.texts]
+    assert written[:2] == ["JPEG decoded at full size, antialiased", "3.00x" if has_dataloader else "720"]
+    assert {"JPEG decoded scaled, antialiased", "raw pixels, not antialiased"} < set(written)
+    assert (f"times as fast as {BEST_DATALOADER}" in ax.get_xlabel()) == has_dataloader
 
 
-def test_the_title_names_the_fastest_and_how_far_the_next_is(frame):
-    assert "ours: 3.00x of slow" in plot_peers(frame).get_title("left")
+def test_the_title_names_the_fastest_and_how_far_the_next_is_unless_it_is_given(frame):
+    assert plot_peers(frame).get_title("left") == "ours is 3.00 times as fast as slow"
+    assert plot_peers(frame, title="what it shows").get_title("left") == "what it shows"
+    equal = frame[frame["variant"].isin([BASELINE, "slow", "ours"])].reset_index(drop=True)
+    equal["images_per_s"] = [
+        {BASELINE: 50, "slow": 100 + n % 2}.get(name, 101 - n % 2)
+        for name, n in zip(equal["variant"], equal["round"], strict=True)
+    ]
+    assert "No clear difference between" in plot_peers(equal).get_title("left")
     alone = frame[frame["variant"] == "naive PIL"]
     assert re.search(r"naive PIL: \d+ images per second", plot_peers(alone).get_title("left"))
-
-
-def test_rates_are_predicted_to_grow_with_the_cores_until_the_lock_is_always_held():
-    costs = {"jpeg": (1.0, 20.0), "raw": (0.125, 10.0), "a process of its own": (2.0, np.nan)}
-    table = pd.DataFrame.from_dict(costs, orient="index", columns=["cpu_s_per_1000", "gil_us_per_image"])
-    found = predict_cores(table, cores=(1, 2, 16, 64)).set_index(["variant", "cores"])
-    assert found.loc["jpeg", "images_per_s"].tolist() == [1000, 2000, 16_000, 50_000]
-    assert found.loc["raw", "images_per_s"].tolist() == [8000, 16_000, 100_000, 100_000]
-    assert found.loc["raw", "n_processes"].tolist() == [1, 1, 2, 6]
-    assert set(found["simulated"]) == {"predicted"}
-    assert "a process of its own" not in found.index
-    measured = pd.DataFrame({"variant": ["raw", "raw"], "cores": [1, 2], "images_per_s": [7900.0, 15_000.0]})
-    ax = plot_cores(predict_cores(table), measured)
-    names = [text.get_text() for text in ax.get_legend().get_texts()]
-    assert names == ["jpeg", "raw", "predicted: cores, then the lock", "measured"]
-    dots = np.concatenate([np.asarray(points.get_offsets()) for points in ax.collections if len(points.get_offsets())])
-    assert dots.tolist() == [[1, 7900.0], [2, 15_000.0]]
 
 
 # --- one CSV of comparisons
@@ -474,7 +480,7 @@ def runs(name="raw-uint8", machine="here", rate=100.0):
         for number in range(3)
         for label in (BASELINE, "ours")
     ]
-    return make_frame(rows, baseline=BASELINE, peer_class=name).assign(env_id=machine)
+    return make_frame(rows, baseline=BASELINE, peer_class=name, decoded_at="full size").assign(env_id=machine)
 
 
 def test_a_rerun_replaces_the_same_class_on_the_same_machine_only(tmp_path):
@@ -499,9 +505,12 @@ def test_other_tables_and_figures_of_another_meaning_are_refused_and_left_alone(
         append_runs(runs(), save_frame(runs(), tmp_path / "runs.csv"))
 
 
-def test_the_stored_collection_is_of_the_machine_and_the_meaning_of_the_stored_notebooks():
-    stored, notebook = stored_runs(), nbformat.read(REPO / "notebooks/13_peers.ipynb", 4)
-    assert set(stored["env_id"]) == {notebook.metadata["labkit"]["env_id"]}
+def test_the_stored_collection_is_of_one_machine_and_names_what_each_loader_is_today():
+    stored = stored_runs()
+    assert stored["env_id"].nunique() == 1
+    described = {peer.name: peer for peer in (*PEERS.values(), *OWN, *LIMITS, NAIVE, DATALOADER)}
+    for name, row in stored.fillna({"decoded_at": ""}).drop_duplicates("variant").set_index("variant").iterrows():
+        assert (row["source"], row["decoded_at"]) == (described[name].source, described[name].decoded_at)
     assert set(stored["peer_class"]) == set(CLASSES)
     assert stored["run"].nunique() == len(CLASSES)
     assert (stored["batch_size"].dropna() == 64).all()
@@ -550,7 +559,8 @@ def test_a_run_prints_the_table_writes_frame_and_picture_and_adds_to_a_collectio
     command.run_peers("camera", append=collection, results=tmp_path)
     printed = capsys.readouterr().out
     assert "nan" not in printed
-    assert f"ours: 2.00 x{interval} the best peer of its class, between (JPEG, antialiased)" in printed
+    best = "between (JPEG decoded at full size, antialiased)"
+    assert f"ours: 2.00{interval} times as fast as the best peer of its class, {best}" in printed
     assert "DALI missing: pip install dali" in printed
     assert "60%" in printed  # of the limit
     (written,) = tmp_path.glob("*/peers-camera.csv")

@@ -74,6 +74,7 @@ BY_HAND = {
     "gpus_per_node": 4,
     "cores_per_gpu": 3.5,  # 1000 x 2.5 ms + 1
     "cores_needed_per_node": 14,
+    "lock_us": 1500,
     "processes_needed": 2,  # 1000 x 1.5 ms = 1.5 locks
     "mb_per_s_per_node": 400,  # 4 x 1000 x 0.1 MB
     "gbit_per_s_per_node": 3.2,
@@ -95,6 +96,10 @@ BY_HAND = {
     "busy_share": 0.125,
     "epoch_hours": 1,
 }
+CLIENT = {  # a request costs 4 ms of a core, half of them under the lock
+    "busy_cpu_ms": (2 + 4) * 1.25, "lock_us": 1500 + 2000, "processes_needed": 4, "core_ceiling": 56 / 0.0075,
+    "lock_ceiling": 8 / 0.0035,
+}  # fmt: skip
 IN_SHARDS = {  # of 50 MB, read in requests of 10 MB
     "images_per_request": 100, "requests_needed_per_s": 80, "request_ms": 109, "in_flight_needed": 8.72,
     "shards": 7200, "request_rate_ceiling": 100_000,
@@ -107,6 +112,9 @@ def test_each_quantity_is_what_was_worked_out_by_hand():
         name: pytest.approx((value,) * 3) for name, value in BY_HAND.items()
     }
     assert {name: shards.value(name)[0] for name in IN_SHARDS} == pytest.approx(IN_SHARDS)
+    for requests, costs in (({}, CLIENT), ({"shard_mb": 50, "request_mb": 10}, {"lock_us": 1520, "busy_cpu_ms": 2.55})):
+        client = planned(request_cpu_ms=4, request_lock_share=0.5, **requests)
+        assert {name: client.value(name)[0] for name in costs} == pytest.approx(costs)
     others = {"busy_cpu_ms", "prefixes_needed", "gpu_ceiling", "loading_cores_per_node", "in_flight_per_gpu",
               "pcie_ceiling", "network_ceiling"}  # fmt: skip
     assert {formula.name for formula in FORMULAS} - {*BY_HAND, *IN_SHARDS} == others
@@ -145,7 +153,8 @@ def test_draws_in_which_a_resource_is_scarce_add_up():
 
 # --- which way each input moves them
 
-MORE_IS_SLOWER = ["cpu_ms_per_image", "gil_us_per_image", "kb_per_image", "latency_ms", "slowdown", "crop_size"]
+MORE_IS_SLOWER = ["cpu_ms_per_image", "request_cpu_ms", "gil_us_per_image", "kb_per_image", "latency_ms", "slowdown",
+                  "crop_size"]  # fmt: skip
 MORE_IS_FASTER = ["cores_per_node", "processes_per_gpu", "requests_per_s", "storage_mb_per_s", "network_gbit_per_node",
                   "pcie_gb_per_s", "mb_per_s_per_request", "requests_in_flight_per_gpu", "batches_ahead"]  # fmt: skip
 NEEDS = ["cores_per_gpu", "processes_needed", "mb_per_s_per_node", "gbit_per_s", "requests_needed_per_s",

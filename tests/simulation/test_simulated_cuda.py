@@ -13,7 +13,6 @@ from torchvision.transforms import v2
 
 import labkit as lk
 from labkit import course
-from labkit.simulation.context import SimulatedLoader
 
 MIB = 2**20
 SLOW = course.SimulatedDevice(
@@ -456,36 +455,22 @@ def test_figures_that_cannot_be_are_refused(field, value):
 
 
 @pytest.mark.parametrize(
-    ("num_workers", "host_s", "expected"),
+    ("is_pinned", "non_blocking", "ahead", "expected_s"),
     [
-        (0, 1.0, [3, 7, 11, 15, 19, 23]),  # loading, then working
-        (1, 1.0, [3, 6, 9, 12, 15, 18]),  # the worker is the slower one
-        (2, 1.0, [3, 4, 6, 7, 9, 10]),
-        (1, 5.0, [3, 8, 13, 18, 23, 28]),  # the host is
-        (1, 10.0, [3, 13, 23, 33, 43, 53]),
+        (False, False, False, 4.0),  # staged in 2 s, and copied meanwhile
+        (False, True, False, 4.0),  # the host stages all the same
+        (True, False, False, 3.0),
+        (True, True, False, 3.0),  # in the queue of the steps
+        (True, True, True, 2.0),
     ],
 )
-def test_simulated_batches_come_when_workers_have_them(num_workers, host_s, expected):
-    with lk.simulated_cuda() as simulation:
-        taken_s, loader = [], SimulatedLoader(lambda n: n, 6, load_s=3.0, num_workers=num_workers)
-        for number, (item, _) in enumerate(loader):
-            assert item == number
-            taken_s.append(simulation.now_s)
-            simulation.work(host_s)
-        frame = simulation.timeline()
-    assert taken_s == expected
-    if host_s == 10:  # a queue of two batches a worker: one is asked for when the host takes one
-        assert list(frame[frame.lane == "worker 0"].start_s) == [0, 3, 6, 13, 23, 33]
-
-
-def test_simulated_batches_are_stamped_as_those_of_workers():
-    with lk.simulated_cuda():
-        loader = SimulatedLoader(lambda n: torch.zeros(n), 2, load_s=1.0, num_workers=2)
-        assert len(loader) == 2
-        assert [stamps.tolist() for _, stamps in loader] == [[[0, 0, 1]], [[1, 0, 1]]]
-        alone = SimulatedLoader(int, 1, load_s=1, num_workers=0)
-        assert [int(stamps[0, 0]) for _, stamps in alone] == [-1]
-    with pytest.raises(RuntimeError, match="no simulated device is active"):
-        list(SimulatedLoader(int, 1, load_s=1.0))
-    with pytest.raises(ValueError, match="n_batches must be an integer >= 1, got 0"):
-        SimulatedLoader(int, 0, load_s=1.0)
+def test_a_step_of_two_seconds_and_a_copy_of_one_take_as_long_as_they_do_not_overlap(
+    slow, is_pinned, non_blocking, ahead, expected_s
+):
+    batches = [mib().pin_memory() if is_pinned else mib()] * 5
+    sent = (batch.to("cuda", non_blocking=non_blocking) for batch in batches)
+    for _ in lk.CUDAPrefetcher(batches, "cuda") if ahead else sent:
+        torch.cuda._sleep(2000)
+    torch.cuda.synchronize()
+    ends_s = slow.timeline().query("kind == 'sleep'").end_s
+    assert list(ends_s.diff()[1:]) == pytest.approx([expected_s] * 4)

@@ -51,7 +51,8 @@ PEERS_HERE = (
     pip_peer(
         "grain",
         loader=_loader,
-        note="torchvision decodes and transforms in worker processes, which start again in each epoch; CPU seconds "
-        "include their start",
+        restarts=True,
+        note="torchvision decodes and transforms in worker processes, which start again in each epoch: its CPU seconds "
+        "are left out",
     ),
 )

@@ -14,7 +14,7 @@ from labkit.data.stores import FolderStore
 from labkit.peers.adapters.torchvision import pil_transform, tensor_transform
 from labkit.peers.peer import FLOAT32, JPEG_FILES, MEAN, RAW_PIXELS, STD, UINT8, Peer, Work, prepare_once
 
-BASELINE = "naive PIL"
+BASELINE, BEST_DATALOADER = "naive PIL", "labkit make_loader"
 DECODE_LIMIT, ENTROPY_LIMIT, MEMCPY_LIMIT, WRITE_LIMIT = "decode limit", "entropy limit", "memcpy limit", "write limit"
 
 _OwnRow = partial(Peer, install="", modules=())
@@ -38,12 +38,12 @@ def _build_pixels(work: Work, folder: Path) -> None:
 
 
 @lru_cache(maxsize=1)
-def _batch_loader(open_source: Callable[[Work], Any], antialias: bool, work: Work) -> Iterable:
+def _batch_loader(open_source: Callable[[Work], Any], antialias: bool, scaled: bool, work: Work) -> Iterable:
     from labkit.loading.batch_loader import BatchLoader
 
     floats: dict[str, Any] = {"dtype": torch.float32, "mean": MEAN, "std": STD} if work.is_float else {}
     return BatchLoader(
-        open_source(work), antialias=antialias, size=work.size, batch_size=work.batch_size,
+        open_source(work), antialias=antialias, scaled_decoding=scaled, size=work.size, batch_size=work.batch_size,
         num_threads=work.num_workers, seed=work.seed, **floats,
     )  # fmt: skip
 
@@ -78,19 +78,27 @@ def _memory_limit(name: str, work: Work) -> Iterable:
     return getattr(limits, name)(n_images, size=work.size, num_threads=work.num_workers)
 
 
+def _from_photos(name: str, antialias: bool, *, scaled: bool = True) -> Peer:
+    loader = partial(_batch_loader, _open_photos, antialias, scaled)
+    return _OwnRow(name, JPEG_FILES, antialias, loader=loader, scaled=scaled)
+
+
 def _from_pixels(name: str, antialias: bool) -> Peer:
-    loader = partial(_batch_loader, _open_pixels, antialias)
+    loader = partial(_batch_loader, _open_pixels, antialias, True)
     return _OwnRow(name, RAW_PIXELS, antialias, loader=loader, prepare=_prepare_pixels)
 
 
 NAIVE = _OwnRow(BASELINE, JPEG_FILES, True, loader=_load_naively, note="the first tutorial's loader, in one process")
 
+DATALOADER = _OwnRow(
+    BEST_DATALOADER, JPEG_FILES, True, loader=_best_dataloader,
+    note="torch's DataLoader, as make_loader sets it, over an ImageDataset with torchvision v2",
+)  # fmt: skip
+
 OWN = (
-    _OwnRow(
-        "best DataLoader", JPEG_FILES, True, loader=_best_dataloader, note="make_loader, ImageDataset, torchvision v2"
-    ),
-    _OwnRow("labkit BatchLoader, antialias", JPEG_FILES, True, loader=partial(_batch_loader, _open_photos, True)),
-    _OwnRow("labkit BatchLoader", JPEG_FILES, False, loader=partial(_batch_loader, _open_photos, False)),
+    _from_photos("labkit BatchLoader, full size", True, scaled=False),
+    _from_photos("labkit BatchLoader, antialias", True),
+    _from_photos("labkit BatchLoader", False),
     _from_pixels("labkit PixelStore, antialias", True),
     _from_pixels("labkit PixelStore", False),
 )

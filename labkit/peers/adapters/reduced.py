@@ -89,6 +89,7 @@ PEERS_HERE = (
         "pillow",
         modules=("PIL",),
         loader=_load_by_draft,
+        scaled=True,
         note="decodes at 1/2, 1/4 or 1/8 where the crop is as many times as large as the output; ignores EXIF "
         "orientation",
     ),
@@ -98,6 +99,7 @@ PEERS_HERE = (
         modules=("cv2",),
         antialias=False,
         loader=_load_by_opencv,
+        scaled=True,
         note="as PIL draft, with IMREAD_REDUCED_COLOR_* and OpenCV's bilinear; crops have whole reduced pixels; "
         "ignores EXIF orientation",
     ),

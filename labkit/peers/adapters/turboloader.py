@@ -72,15 +72,16 @@ def _make_peer(name: str, source: str, **details: Any) -> Peer:
     return pip_peer(name, "turboloader", source=source, dtypes=(FLOAT32,), published=published, **details)
 
 
-_TAR_NOTE = "a tar with the files' own bytes; decodes only the crop's part of a JPEG; gives floats only"
+# "Crop-window decode (what train_aug uses)": at "the DCT scale picked for the target", as 2.39's own help says.
+_TAR_NOTE = "a tar with the files' own bytes; decodes only the crop's part of a JPEG, scaled; gives floats only"
 PEERS_HERE = (
     _make_peer(
-        "turboloader tar", JPEG_PACKED, antialias=False, loader=partial(_load_tar, antialias=False),
+        "turboloader tar", JPEG_PACKED, antialias=False, scaled=True, loader=partial(_load_tar, antialias=False),
         prepare=_prepare_tar, note=_TAR_NOTE,
     ),
     _make_peer(
-        "turboloader tar antialiased", JPEG_PACKED, antialias=True, loader=partial(_load_tar, antialias=True),
-        prepare=_prepare_tar, note=_TAR_NOTE,
+        "turboloader tar antialiased", JPEG_PACKED, antialias=True, scaled=True, note=_TAR_NOTE,
+        loader=partial(_load_tar, antialias=True), prepare=_prepare_tar,
     ),
     _make_peer(
         "turboloader raw", RAW_PIXELS, antialias=False, loader=_load_tbl, prepare=_prepare_tbl,
