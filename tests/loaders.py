@@ -54,6 +54,12 @@ def loader_of(dataset=None, num_workers: int = 0, **options):
     return lk.make_loader(Numbers() if dataset is None else dataset, config, **options)
 
 
+def count_repeats(batches) -> int:
+    """Samples of tensors that equal an earlier one bit for bit: draws that came from the same stream."""
+    samples = [sample.contiguous().numpy().tobytes() for batch in batches for sample in batch]
+    return len(samples) - len(set(samples))
+
+
 def rows(loader) -> list[tuple]:
     """All samples of a pass."""
     return [tuple(row) for batch in loader for row in batch.tolist()]

@@ -402,7 +402,7 @@ def evict(paths: Iterable[os.PathLike]) -> int:
     >>> course.evict(lk.FolderStore("photos").paths())
     34210816
 
-    Source: posix_fadvise(2), POSIX_FADV_DONTNEED. Taught in: notebooks/00_measure.ipynb
+    Source: posix_fadvise(2), POSIX_FADV_DONTNEED. Taught in: notebooks/08_shard_formats.ipynb
     """
     if not hasattr(os, "posix_fadvise"):
         raise StorageError("this system has no posix_fadvise: cold reads cannot be measured here")

@@ -1,9 +1,8 @@
-"""Do the libraries do the same work? Equal draws must give equal pixels, random ones the same distribution."""
+"""Do the libraries do the same work? Equal draws must give equal pixels."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
@@ -43,7 +42,7 @@ def agreement(images: Sequence[Tensor], libraries: Sequence[str] = LIBRARIES) ->
     Raises:
         ValueError: an image has another shape.
 
-    Taught in: notebooks/04_tensor_transforms.ipynb
+    Taught in: notebooks/05_albumentations.ipynb
     """
     wrong = [tuple(image.shape) for image in images if tuple(image.shape) != (3, 224, 224)]
     if wrong:
@@ -59,37 +58,6 @@ def agreement(images: Sequence[Tensor], libraries: Sequence[str] = LIBRARIES) ->
                     {"operation": operation, "library": library, "mean": float(off.mean()), "largest": float(off.max())}
                 )
     return pd.DataFrame(rows)
-
-
-def drawn_crops(augment: Callable[[Tensor], Tensor], n: int) -> pd.DataFrame:
-    """Measure which crops a recipe draws, from its results alone: no library is asked what it did.
-
-    In the test image red encodes the column of each pixel and green the row; the slopes in the result give the box.
-
-    Args:
-        augment: From `make_augment(..., part="geometry")`; takes an image (3, H, W), or a batch.
-        n: Number of draws.
-
-    Returns:
-        One row per draw: `area` (share of the image), `aspect` (width over height), `flipped`.
-
-    Taught in: notebooks/05_albumentations.ipynb
-    """
-    columns = torch.arange(256, dtype=torch.uint8).expand(256, 256)
-    picture = torch.stack([columns, columns.T, torch.zeros_like(columns)])
-    if getattr(augment, "takes_batches", False):
-        draws = list(augment(picture.expand(n, 3, 256, 256)))
-    else:
-        draws = [augment(picture) for _ in range(n)]
-    return pd.DataFrame([_box_from_pixels(draw.float().numpy()) for draw in draws])
-
-
-def _box_from_pixels(pixels: np.ndarray) -> dict[str, float | bool]:
-    inner = slice(pixels.shape[1] // 8, -(pixels.shape[1] // 8))  # filters distort the edges
-    across = np.polynomial.polynomial.polyfit(np.arange(pixels.shape[2])[inner], pixels[0].mean(0)[inner], 1)[1]
-    down = np.polynomial.polynomial.polyfit(np.arange(pixels.shape[1])[inner], pixels[1].mean(1)[inner], 1)[1]
-    width, height = abs(across) * pixels.shape[2], down * pixels.shape[1]
-    return {"area": width * height / 256**2, "aspect": width / height, "flipped": bool(across < 0)}
 
 
 def _per_image(recipe: Recipe, library: str) -> Callable[[Tensor], Tensor]:

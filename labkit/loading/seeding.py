@@ -220,32 +220,6 @@ def _nothing() -> None:
     """Stands for whatever an object is pickled as."""
 
 
-def count_repeats(batches: Iterable[Any]) -> int:
-    """Count images that equal an earlier one bit for bit.
-
-    If one image is loaded many times through random transforms, a repeat means that two draws came from the same
-    stream: two workers shared a seed, or an epoch repeated the one before.
-
-    Args:
-        batches: Tensors of shape (N, ...), or tuples, lists or dicts whose first entry is one.
-
-    Taught in: notebooks/05_albumentations.ipynb
-    """
-    seen, repeats = set(), 0
-    for batch in batches:
-        for image in _first_tensor(batch):
-            digest = hashlib.blake2b(image.contiguous().numpy().tobytes(), digest_size=16).digest()
-            repeats += digest in seen
-            seen.add(digest)
-    return repeats
-
-
-def _first_tensor(batch: Any) -> torch.Tensor:
-    while not isinstance(batch, torch.Tensor):
-        batch = next(iter(batch.values())) if isinstance(batch, Mapping) else batch[0]
-    return batch
-
-
 def _is_generator(item: Any) -> bool:
     if isinstance(item, torch.Generator):
         return item.device.type == "cpu"

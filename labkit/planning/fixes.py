@@ -92,10 +92,9 @@ def _more_requests(setup: Setup) -> Setup:
     next_limit = np.minimum.reduce([draws[name] for name in RESOURCES if name in draws and name != "in_flight_ceiling"])
     in_flight = next_limit / draws["images_per_request"] * draws["request_ms"] / 1e3 / draws["n_gpus"]
     wanted = max(2, math.ceil(np.quantile(in_flight, _SURE)))
-    after = _with(setup, requests_in_flight_per_gpu=wanted)
     n_ahead = math.ceil(wanted / setup.inputs["batch_size"].value) + 1
     is_too_few = "request_mb" not in setup.inputs and n_ahead > setup.inputs["batches_ahead"].interval[0]
-    return _with(after, batches_ahead=n_ahead) if is_too_few else after
+    return _with(setup, requests_in_flight_per_gpu=wanted, **({"batches_ahead": n_ahead} if is_too_few else {}))
 
 
 def _prepare(setup: Setup, data: str) -> Setup:
@@ -111,8 +110,7 @@ def _use_local_disks(setup: Setup, are_there: bool) -> Setup:
         return setup
     of_storages = {name for storage in STORAGES.values() for name in storage.rates}
     kept = {name: value for name, value in setup.inputs.items() if name not in of_storages}
-    disk = STORAGES["nvme"]
-    return replace(setup, storage=disk.name, is_remote=False, inputs={**kept, **disk.rates})
+    return replace(setup, storage=STORAGES["nvme"].name, is_remote=False, inputs={**kept, **STORAGES["nvme"].rates})
 
 
 # What to do, with the inputs that it leads to; its effort; the setup after it.

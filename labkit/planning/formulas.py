@@ -227,11 +227,17 @@ def loader_costs(source: Any, *, n_images: int = 128, rounds: int = 5) -> Loader
                     experiment="plan", rung=False, verdicts=False, progress=False)
         )  # fmt: skip
         counted = frame["n_images"].where(~frame["is_steady"].astype(bool), frame["n_steady_images"])
-        ms = (1e3 * frame["cpu_s"] / counted).groupby(frame["variant"]).agg(value="median", low="min", high="max")
+        ms = (
+            (1e3 * frame["cpu_s"] / counted)
+            .groupby(frame["variant"])
+            .agg(
+                value="median",
+                low=lambda each: min(each.min(), each.median() / _OTHER_DAYS),
+                high=lambda each: max(each.max(), each.median() * _OTHER_DAYS),
+            )
+        )
         for data, of in stored.items():
-            value, low, high = ms.loc[data, ["value", "low", "high"]]
-            limits = min(low, value / _OTHER_DAYS), max(high, value * _OTHER_DAYS)
-            cpu_ms = Estimate(value, *limits, f"lk.loader_costs: {here}", "measured here")
+            cpu_ms = Estimate(**ms.loc[data], source=f"lk.loader_costs: {here}", kind="measured here")
             found[data] = {"cpu_ms_per_image": cpu_ms, "kb_per_image": _kb_per_image(of, len(photos.images))}
             try:
                 if not notes:
@@ -516,10 +522,3 @@ class Setup:
         """The scarcest resource after the GPUs; None if hardly any draw has another."""
         others = {name: share for name, share in self.scarcities.items() if name != "gpu_ceiling"}
         return next((name for name, share in others.items() if share >= _RARE), None)
-
-    @property
-    def independent_ceilings(self) -> list[str]:
-        """Ceilings that do not follow from others: not that of requests, if the threads that decode send them."""
-        decoders_read = "requests_in_flight_per_gpu" not in self.inputs and self.to_fix != "in_flight_ceiling"
-        names = [name for name in RESOURCES if name in self.draws]
-        return [name for name in names if not (decoders_read and name == "in_flight_ceiling")]

@@ -212,10 +212,9 @@ def plot_plan(data: "Plan", *, title: str = "", ax: "Axes | None" = None, **kwar
     put_legend_below(ax)
     mark_simulated(ax, "predicted")
     first, asked = rows.iloc[0], format_number(demand)
-    said = f"{first['quantity']} allow {format_number(first['value'])} images/s of {asked}"
-    if first["low"] > high:
-        said = f"each resource allows the {asked} images/s that the GPUs could use"
-    write_title(ax, title or f"{data.title}: {said}")
+    enough = f"each resource allows the {asked} images/s that the GPUs could use"
+    scarce = f"{first['quantity']} allow {format_number(first['value'])} images/s of {asked}"
+    write_title(ax, title or f"{data.title}: {enough if first['low'] > high else scarce}")
     return ax
 
 
@@ -326,7 +325,10 @@ class Plan:
             notes.append("lk.loader_costs measures what it would bring to resize or decode the images once.")
         if setup.is_remote and "network_ceiling" not in setup.draws:
             notes.append("network_gbit_per_node is not known, so the network has no limit here.")
-        smallest, second = sorted(setup.median(name) for name in setup.independent_ceilings)[:2]
+        # That of requests follows from that of the cores, if the threads that decode send them.
+        follows = "requests_in_flight_per_gpu" not in setup.inputs and setup.to_fix != "in_flight_ceiling"
+        names = setup.draws.keys() & RESOURCES.keys() - ({"in_flight_ceiling"} if follows else set())
+        smallest, second = sorted(map(setup.median, names))[:2]
         if second < _CLOSE * smallest:
             notes.append(
                 "Two ceilings are close to each other: with few batches ahead and times that vary, the rate can be a "

@@ -113,10 +113,9 @@ def published_inputs(key: str, gpus_per_node: float) -> dict[str, Estimate]:
     }
     if rented := _RENTED.get(key.split(", ")[1]):
         vcpus, disk_gb, instance = rented
-        of = f"{vcpus} a GPU as in {instance}, {_INSTANCES}"
-        found["cores_per_node"] = cores_of(vcpus * gpus_per_node, of, "published")
-        of = f"{disk_gb} GB of NVMe a GPU as in {instance}, {_INSTANCES}"
-        found["disk_gb_per_node"] = Estimate(disk_gb * gpus_per_node, source=of, kind="published")
+        of = f"a GPU as in {instance}, {_INSTANCES}"
+        found["cores_per_node"] = cores_of(vcpus * gpus_per_node, f"{vcpus} {of}", "published")
+        found["disk_gb_per_node"] = Estimate(disk_gb * gpus_per_node, source=f"{disk_gb} GB {of}", kind="published")
     return found
 
 

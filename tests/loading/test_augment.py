@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import kornia
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from PIL import Image
@@ -16,8 +17,9 @@ from torchvision.transforms.v2 import functional
 
 import labkit as lk
 from labkit import course
+from labkit.loading.agreement import FIXED
 from labkit.loading.seeding import RandomSources
-from tests.loaders import Numbers, loader_of
+from tests.loaders import Numbers, count_repeats, loader_of
 
 LIBRARIES, PARTS = ("pil", "v2", "albumentations", "kornia"), ("all", "geometry", "photometry")
 P_VALUE = 1e-3
@@ -29,7 +31,7 @@ every_recipe = pytest.mark.parametrize("recipe", lk.RECIPES)
 # (mean 0.33, largest 7: 8-bit arithmetic in PIL and OpenCV), saturation has the largest mean (0.81: rounding).
 # Kornia resizes without a filter against aliasing, OpenCV with another one: they differ along edges.
 WITHIN = {
-    **{(operation, library): (1.0, 10.0) for operation in course.FIXED for library in LIBRARIES},
+    **{(operation, library): (1.0, 10.0) for operation in FIXED for library in LIBRARIES},
     ("shrink", "pil"): (0.01, 1), ("enlarge", "pil"): (0.01, 1),
     ("shrink", "albumentations"): (2.5, 40), ("enlarge", "albumentations"): (0.5, 2),
     ("shrink", "kornia"): (5, 80), ("enlarge", "kornia"): (1.5, 30),
@@ -74,7 +76,7 @@ def gradient(height=48, width=40):
 
 def test_fixed_draws_give_the_same_pixels_in_every_library(photos):
     found = course.agreement(photos).set_index(["operation", "library"])
-    assert set(found.index) == set(WITHIN) - {(operation, "v2") for operation in course.FIXED}
+    assert set(found.index) == set(WITHIN) - {(operation, "v2") for operation in FIXED}
     for place, row in found.iterrows():
         mean, largest = WITHIN[place]
         assert row["mean"] <= mean, place
@@ -83,11 +85,11 @@ def test_fixed_draws_give_the_same_pixels_in_every_library(photos):
 
 @pytest.mark.slow
 def test_agreement_sees_a_library_that_does_something_else(photos, monkeypatch):
-    monkeypatch.setitem(course.FIXED, "flip", replace(course.FIXED["flip"], flip=0.5))
+    monkeypatch.setitem(FIXED, "flip", replace(FIXED["flip"], flip=0.5))
     torch.manual_seed(0)
     frame = course.agreement(photos, ["pil"]).set_index("operation")
     assert frame.loc["flip", "mean"] > 5
-    assert list(frame.index) == list(course.FIXED)
+    assert list(frame.index) == list(FIXED)
 
 
 def test_agreement_wants_pictures_that_need_no_resizing():
@@ -114,7 +116,7 @@ BY_HAND = {
 @pytest.mark.parametrize("operation", BY_HAND)
 def test_operations_are_those_of_their_definition(photos, library, operation):
     expected = BY_HAND[operation](photos[0].permute(1, 2, 0).double().numpy())
-    augment = lk.make_augment(course.FIXED[operation], library)
+    augment = lk.make_augment(FIXED[operation], library)
     found = denormalised(applied(augment, photos[0])).permute(1, 2, 0).numpy()
     assert np.abs(found - expected).max() <= 2.5  # up to three roundings
     assert np.abs(found - expected).mean() <= 1
@@ -296,10 +298,32 @@ def torchvisions_crops(scale, ratio, n=4000):
     return {"area": boxes.prod(1) / size, "aspect": boxes[:, 1] / boxes[:, 0]}
 
 
+def drawn_crops(augment, n):
+    """Which crops a recipe draws, read from its results alone: no library is asked what it did.
+
+    In the test image red encodes the column of each pixel and green the row; the slopes in the result give the box.
+    """
+    columns = torch.arange(256, dtype=torch.uint8).expand(256, 256)
+    picture = torch.stack([columns, columns.T, torch.zeros_like(columns)])
+    if getattr(augment, "takes_batches", False):
+        draws = list(augment(picture.expand(n, 3, 256, 256)))
+    else:
+        draws = [augment(picture) for _ in range(n)]
+    return pd.DataFrame([box_from_pixels(draw.float().numpy()) for draw in draws])
+
+
+def box_from_pixels(pixels):
+    inner = slice(pixels.shape[1] // 8, -(pixels.shape[1] // 8))  # filters distort the edges
+    across = np.polynomial.polynomial.polyfit(np.arange(pixels.shape[2])[inner], pixels[0].mean(0)[inner], 1)[1]
+    down = np.polynomial.polynomial.polyfit(np.arange(pixels.shape[1])[inner], pixels[1].mean(1)[inner], 1)[1]
+    width, height = abs(across) * pixels.shape[2], down * pixels.shape[1]
+    return {"area": width * height / 256**2, "aspect": width / height, "flipped": bool(across < 0)}
+
+
 @pytest.mark.exhaustive
 @every_library
 def test_free_draws_of_the_geometry_follow_torchvisions_law_and_no_other(library):
-    found = course.drawn_crops(seeded(lk.make_augment(lk.Recipe(size=64), library, part="geometry")), 1000)
+    found = drawn_crops(seeded(lk.make_augment(lk.Recipe(size=64), library, part="geometry")), 1000)
     law, wider = torchvisions_crops([0.08, 1.0], [3 / 4, 4 / 3]), torchvisions_crops([0.2, 1.0], [1 / 2, 2])
     for name in ("area", "aspect"):
         assert stats.ks_2samp(found[name], law[name]).pvalue > P_VALUE
@@ -316,7 +340,7 @@ def test_drawn_crops_reads_a_known_box(height, width, flipped):
             picture = functional.resized_crop(picture, 20, 30, height, width, [96, 96], antialias=True)
         return functional.horizontal_flip(picture) if flipped else picture
 
-    frame = course.drawn_crops(augment, 2)
+    frame = drawn_crops(augment, 2)
     assert frame.area.tolist() == pytest.approx([height * width / 256**2] * 2, rel=0.03)
     assert frame.aspect.tolist() == pytest.approx([width / height] * 2, rel=0.03)
     assert frame.flipped.tolist() == [flipped] * 2
@@ -388,4 +412,4 @@ def test_make_loader_seeds_every_library():
         assert torch.equal(first[index], again[index])
         assert not torch.equal(first[index], other[index])
         for channels in first[index].split(3, dim=1):
-            assert course.count_repeats([channels]) == 0  # neither within an epoch nor between them
+            assert count_repeats([channels]) == 0  # neither within an epoch nor between them

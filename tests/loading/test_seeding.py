@@ -15,10 +15,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Subset
 
 import labkit as lk
-from labkit import course
 from labkit.loading.seeding import derived_seed, find_generators, number_of
 from labkit.util.process import Lazy
-from tests.loaders import Numbers, loader_of, rows, same
+from tests.loaders import Numbers, count_repeats, loader_of, rows, same
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # spawned workers cannot import a test file
 
@@ -190,14 +189,6 @@ def pictures_of(transform: A.Compose, n_samples: int = 32) -> Made:
 
 
 class TestRepeats:
-    def test_are_counted_from_the_second_on(self):
-        one, other = torch.zeros(1, 2), torch.ones(1, 2)
-        assert course.count_repeats([one, other, one, torch.cat([one, other])]) == 3
-        assert course.count_repeats([(one, 5), [other], {"image": one}]) == 1
-        assert course.count_repeats([]) == 0
-        transposed = torch.arange(12.0).reshape(2, 2, 3).transpose(1, 2)
-        assert course.count_repeats([transposed, transposed.contiguous()]) == 2
-
     def test_of_albumentations_are_found_in_torchs_loader(self):
         """Its generators are copied into every worker as they are, and anew each epoch."""
 
@@ -205,10 +196,10 @@ class TestRepeats:
             options = {"num_workers": num_workers, "multiprocessing_context": "fork"}
             return DataLoader(pictures_of(transform), batch_size=4, **options)
 
-        assert course.count_repeats(loader(compose(), 2)) == 16  # both workers draw the same
+        assert count_repeats(loader(compose(), 2)) == 16  # both workers draw the same
         seeded = loader(compose(seed=137), 1)
-        assert course.count_repeats(seeded) == 0
-        assert course.count_repeats(itertools.chain(seeded, seeded)) == 32
+        assert count_repeats(seeded) == 0
+        assert count_repeats(itertools.chain(seeded, seeded)) == 32
 
     def test_of_albumentations_flips_are_none_in_ours(self):
         """Its own seed flips both or none. Should that have changed, `_share_generators` may go."""

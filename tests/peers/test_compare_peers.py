@@ -23,7 +23,6 @@ from labkit import env_id, load_frame
 from labkit.app.cli import app
 from labkit.course import (
     PEERS,
-    Host,
     Peer,
     compare_peers,
     comparisons,
@@ -46,7 +45,7 @@ from labkit.peers.adapters.own import (
     WRITE_LIMIT,
 )
 from labkit.peers.check import picture_key
-from labkit.peers.host import HostedLoader
+from labkit.peers.host import Host, HostedLoader
 from labkit.peers.peer import CLASSES, FLOAT32, JPEG_FILES, JPEG_PACKED, RAW_PIXELS, Work, chosen_classes
 from labkit.peers.ranking import against_best, append_runs, left_out, peer_table
 from labkit.peers.registry import make_work
