@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from tempfile import gettempdir
@@ -205,7 +206,7 @@ def in_few_colors(png: str) -> str:
 
 def _show_gains(run: Executed, results: Mapping[str, Result]) -> None:
     """A table of where to start was shown before all notebooks had run: show it again, with the whole run's gains."""
-    table = start_from(results)
+    table = start_from({name: replace(one, origin=f"the stored run on {one.machine}") for name, one in results.items()})
     data = {"text/markdown": table.to_markdown(), "text/plain": str(table)}
     for cell in run.node.cells:
         if cell.cell_type == "code" and cell.source.endswith("where_to_start()"):
