@@ -74,8 +74,6 @@ class Buckets:
         ValueError: no shapes, or a side below 1.
 
     >>> buckets = lk.Buckets.fit(lk.collect_sizes("photos"), 512)
-
-    Taught in: notebooks/10_image_sizes.ipynb
     """
 
     shapes: tuple[Size, ...]

@@ -63,7 +63,7 @@ class ImageDataset(Labeled, Dataset):
             folders, or a root that holds `train` and `val` in place of classes. Where no image lies in a class folder,
             all labels are 0, and a `LabelWarning` says so.
 
-    Taught in: notebooks/01_naive_pil.ipynb
+    Taught in: notebooks/03_persistent_workers.ipynb
     """
 
     def __init__(

@@ -62,8 +62,6 @@ def extract_tars(
 
     >>> lk.extract_tars("photos.tar", "data", progress=False)
     [PosixPath('.../data/photos')]
-
-    Taught in: notebooks/09_marigold_storage.ipynb
     """
     jobs = _make_jobs(archives, require_local_path("root", root).absolute())
     pending = [job for job in jobs if not job.is_done()]

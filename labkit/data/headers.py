@@ -55,10 +55,7 @@ class Header(NamedTuple):
 
 
 def read_header(path: str) -> Header:
-    """Size and orientation of one image file, as Pillow states them. What Pillow refuses has an `error` and no size.
-
-    Taught in: notebooks/10_image_sizes.ipynb
-    """
+    """Size and orientation of one image file, as Pillow states them. What Pillow refuses has an `error` and no size."""
     try:
         return _fast_header(path) or _read_with_pillow(path)
     except UnidentifiedImageError:

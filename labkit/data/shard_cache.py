@@ -58,8 +58,6 @@ class ShardCache:
 
     Raises:
         ValueError: `max_bytes` is not an integer >= 1.
-
-    Taught in: notebooks/08_shard_formats.ipynb
     """
 
     folder: str | os.PathLike

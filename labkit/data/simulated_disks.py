@@ -80,7 +80,7 @@ class SimulatedStore:
     >>> store.busy_s
     0.0637
 
-    Taught in: notebooks/09_marigold_storage.ipynb
+    Taught in: notebooks/08_shard_formats.ipynb
     """
 
     def __init__(self, store: Store, disk: Disk = DISKS["hdd"], *, wait: bool = True):

@@ -279,8 +279,6 @@ def convert_tar(source: str | os.PathLike, target: str | os.PathLike, *, progres
         FileNotFoundError: no such `source`.
         FileExistsError: `target` exists.
         TarError: `source` is not compressed, cut, damaged or not a tar; names the remedy.
-
-    Taught in: notebooks/09_marigold_storage.ipynb
     """
     source = require_file("source", source, "name the compressed tar")
     target = require_local_path("target", target)

@@ -39,8 +39,6 @@ def decode_limit(store: Store, *, num_threads: int | None = None, decoder: str =
     Raises:
         ValueError: unknown decoder, or fewer than one thread.
         DecodeError: while iterating, an image cannot be decoded; names it.
-
-    Taught in: notebooks/11_resize_once.ipynb
     """
     require_choice("decoder", decoder, DECODERS)
 
@@ -58,8 +56,6 @@ def entropy_limit(store: Store, *, num_threads: int | None = None) -> "Limit":
     or decodes at a reduced size cannot.
 
     Arguments and the iterable as for `decode_limit`; images that are no plain JPEGs are decoded whole.
-
-    Taught in: notebooks/13_peers.ipynb
     """
     eighth = {"fastdct": True, "fastupsample": True, "min_height": 1, "min_width": 1}
 
@@ -101,8 +97,6 @@ def memcpy_limit(n_images: int, *, size: int = 224, num_threads: int | None = No
 
     Raises:
         ValueError: fewer than one image, pixel or thread.
-
-    Taught in: notebooks/11b_raw_pixels.ipynb
     """
     return _limit_of_memory(n_images, size, num_threads, np.uint8, 2, lambda source, target: np.copyto(target, source))
 
@@ -112,8 +106,6 @@ def write_limit(n_images: int, *, size: int = 224, num_threads: int | None = Non
 
     As `memcpy_limit`, but nothing is read: each thread sets whole batches (64, size, size, 3) of float32, four times
     the bytes of uint8, to a constant. Arguments, iterable and errors are the same.
-
-    Taught in: notebooks/13_peers.ipynb
     """
     return _limit_of_memory(n_images, size, num_threads, np.float32, 1, lambda target: target.fill(0))
 

@@ -206,7 +206,7 @@ def epoch_time(frame: pd.DataFrame, n_batches: int) -> pd.DataFrame:
     Raises:
         ValueError: `n_batches` is below 1, or the frame has no runs of `compare`.
 
-    Taught in: notebooks/03_persistent_workers.ipynb
+    Taught in: notebooks/00_measure.ipynb
     """
     n_batches = require_int("n_batches", n_batches)
     runs = measured_runs(frame).dropna(subset=["startup_s", "first_batch_s", "steady_s", "shutdown_s"])

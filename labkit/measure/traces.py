@@ -34,7 +34,6 @@ def save_trace(spans: pd.DataFrame, path: Path | str) -> Path:
         ValueError: a column is missing, or a span has no finite start, or ends before it.
 
     Source: Trace Event Format (Google), "Complete Events" and "Metadata Events"
-    Taught in: notebooks/07_cuda_prefetch.ipynb
     """
     require_a(pd.DataFrame, "spans", spans, "a frame of spans, as lk.diagnose has it")
     missing = [name for name in _COLUMNS if name not in spans]

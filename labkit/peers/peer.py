@@ -42,8 +42,6 @@ class Work:
         short_side: Short side, in pixels, of the resized photos in raw-pixel formats.
         dtype: `"uint8"`, or `"float32"`: scaled to 0 to 1, less `MEAN`, over `STD`, as `v2.Normalize` does it.
         min_steady_s: Shortest steady state of a timed run, in seconds.
-
-    Taught in: notebooks/13_peers.ipynb
     """
 
     root: Path

@@ -70,8 +70,6 @@ def against_best(frame: pd.DataFrame) -> pd.DataFrame:
     Returns:
         One row for each of labkit's: `class`, `best_peer`, `speedup` over it in paired rounds with `ci_low`, `ci_high`
         (95 %) and `verdict`; all empty if its class has no peer.
-
-    Taught in: notebooks/13_peers.ipynb
     """
     table, runs = peer_table(frame), measured_runs(frame)
     is_raw, rows = table["source"] == RAW_PIXELS, []

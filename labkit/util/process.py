@@ -25,8 +25,6 @@ def keep_freed_memory() -> None:
     the heap, and stay there (M_MMAP_THRESHOLD in mallopt(3)). A long run gets there sooner or later. A new process is
     below, and PIL's rate on large photos then depends, twofold and more, on what ran before. Forked processes inherit
     the limits. Limits set by hand stay as they are, and so do other allocators.
-
-    Taught in: notebooks/02_read_image.ipynb
     """
     import numpy as np
 

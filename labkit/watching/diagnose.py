@@ -282,8 +282,6 @@ def diagnose(
     Raises:
         CannotDiagnose: a ValueError: the loader gives nothing or can be iterated only once or not at all, the step
             cannot be called, or there are no batches or rounds.
-
-    Taught in: notebooks/12_find_the_stall.ipynb
     """
     _check_arguments(step, batches, rounds)
     device = _default_device() if device is None else device

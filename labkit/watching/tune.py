@@ -379,8 +379,6 @@ def tune(
 
     Raises:
         TypeError, ValueError: an iterable or empty data set, a step that cannot be called, or a budget of 0 seconds.
-
-    Taught in: notebooks/12_find_the_stall.ipynb
     """
     if step is not None and not callable(step):
         raise WrongTypeError(f"step must be a function of one batch or None, got a {type(step).__name__}")
