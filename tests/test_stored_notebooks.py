@@ -62,7 +62,7 @@ def test_it_answers_first_and_is_short(path):
     assert re.search(rf'course\.result\(\s*"{path.stem}"', node.cells[-1].source)
     assert "Next:" in str(node) or path == PATHS[-1]
     imported = re.findall(
-        r"(?:from|import) (labkit[\w.]*)(?: import (\w+))?", "\n".join(cell.source for cell in code_of(path))
+        r"(?:from|import) (labkit(?:\.\w+)*)(?: import (\w+))?", "\n".join(cell.source for cell in code_of(path))
     )
     assert {name for name, part in imported if (name, part) != ("labkit", "course")} <= {"labkit"}
 

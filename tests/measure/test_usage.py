@@ -154,7 +154,9 @@ class TestMemory:
             assert {child.pid, grandchild} <= set(usage.descendants(os.getpid()))
             assert usage.descendants(child.pid) == [grandchild]
             assert not {child.pid, grandchild} & set(usage.descendants(os.getpid(), {child.pid}))
+            ended = psutil.Process(grandchild)
             os.kill(grandchild, signal.SIGKILL)
+        psutil.wait_procs([ended], timeout=30)  # until then, pages are shared with it
         assert table["process"].tolist()[:2] == ["main", "child 1"]
         assert table["pid"][0] == os.getpid()
         assert 40 < table.set_index("pid")["private_mb"][child.pid] < 80  # its copy of the block; it reads the rest
@@ -163,8 +165,8 @@ class TestMemory:
         assert (alone["pss_mb"], alone["private_mb"]) == pytest.approx((own.pss / 1e6, own.uss / 1e6), rel=0.1)
         assert usage.pss_bytes(os.getpid()) == pytest.approx(own.pss, rel=0.1)
         assert usage.tree_usage().read_bytes >= psutil.Process().io_counters().read_bytes
-        for ended in (child.pid, grandchild):
-            assert (usage.pss_bytes(ended), usage.descendants(ended)) == (0, [])
+        for pid in (child.pid, grandchild):
+            assert (usage.pss_bytes(pid), usage.descendants(pid)) == (0, [])
 
 
 @pytest.fixture
