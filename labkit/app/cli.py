@@ -141,7 +141,7 @@ _Scale = Annotated[str, typer.Option(help=_SCALE_HELP, callback=_set_scale)]
 def tour(
     scale: _Scale = "",
     only: Annotated[str, typer.Option(help="Notebooks to run, by the start of their names: 00,02.")] = "",
-    thorough: Annotated[bool, typer.Option("--thorough", help="Narrower intervals, in twice the time.")] = False,
+    thorough: Annotated[bool, typer.Option("--thorough", help="Narrower intervals, in more time.")] = False,
     store: Annotated[
         bool, typer.Option("--store", help="Write all notebooks and results back, or none; thorough.")
     ] = False,
