@@ -26,6 +26,11 @@ class Ratio:
     low: float = float("nan")
     high: float = float("nan")
 
+    @property
+    def at_least(self) -> float:
+        """The lower end of the interval; of a plain number, the number."""
+        return self.value if pd.isna(self.low) else self.low
+
     def __str__(self) -> str:
         value, low, high = (f"{n:,.0f}" if n >= 100 else f"{n:.3g}" for n in (self.value, self.low, self.high))
         return value if pd.isna(self.low) else f"{value} [{low}, {high}]"

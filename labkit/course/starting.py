@@ -66,7 +66,7 @@ def start_from(results: Mapping[str, Result]) -> "Start":
     for waits_for, do, notebook, figure in _CHANGES:
         found = results.get(notebook)
         gain = found.figures.get(figure) if found else None
-        if found and gain and (gain.low if gain.low == gain.low else gain.value) > 1:
+        if found and gain and gain.at_least > 1:
             rows.append({
                 "waits_for": waits_for, "do": do, "gain": gain.value, "ci_low": gain.low, "ci_high": gain.high,
                 "compared": figure, "origin": found.origin, "notebook": notebook,
