@@ -143,7 +143,8 @@ LEDGER = (
            Test("on the CPU, over torchvision v1", "13", "DALI on the CPU over torchvision v1 (PIL)")),
           2.0, needs_gpu=True),
     Claim("mixup-free", _PIPELINE, "MixUp and CutMix on the GPU cost nothing.", "\"zero cost\"", claimed=1.0,
-          needs_gpu=True, note="Mixing reads and writes pixels once more; notebook 06 shows which functions make the host wait."),
+          needs_gpu=True, note="Mixing reads and writes pixels once more; notebook 06 shows which functions make the "
+               "host wait."),
     Claim("albumentations-cpu", _PIPELINE, "Albumentations is the best for complex color changes on the CPU.",
           "no figure", (Test("heavy recipe, over v2", "05", "Albumentations over v2, heavy recipe"),),
           note="It is no longer maintained; its successor is under the AGPL."),
