@@ -136,8 +136,11 @@ def explain_death(error: BaseException, workers: Sequence[Any]) -> str:
         workers: The processes.
     """
     if isinstance(error, OSError | EOFError) and "in DataLoader worker process" not in str(error):
-        # A worker that is being killed closes its sockets before it ends; until then nothing can be fetched.
-        multiprocessing.connection.wait([worker.sentinel for worker in workers], timeout=2.0)
+        # A dying worker closes its sockets, then its sentinel, and ends last: only then it has an exit code.
+        dying = multiprocessing.connection.wait([worker.sentinel for worker in workers], timeout=5.0)
+        for worker in workers:
+            if worker.sentinel in dying:
+                worker.join(timeout=5.0)
     codes = {worker.pid: worker.exitcode for worker in workers if worker.exitcode}
     return "; ".join(f"worker {pid} {_explain_exit_code(code)}" for pid, code in codes.items())
 
