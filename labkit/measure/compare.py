@@ -45,6 +45,7 @@ _REPORTED_BY_LOADERS = (
     "page_cache",
 )
 _MAX_GROWTH = 4  # times the rounds before the first look: more would narrow an interval by less than half again
+_THOROUGH = 3  # times the budget: an interval of fifteen rounds is less than half as wide as one of five
 _FEWEST_ROUNDS = 3  # of which an interval can be computed that is not absurdly wide
 _SHARE_OF_EFFECT = 0.1  # "ten times, within a quarter" is precise enough
 
@@ -79,7 +80,8 @@ def compare(
         baseline: Label of the variant that speed-ups refer to.
         rounds: Measured rounds. Default: as many as `precision` asks for, see `Stopping`.
         precision: Half-width of a 95 % interval that is narrow enough: 0.05 is 5 %.
-        budget_s: Seconds for all measured rounds. Default: `lk.scale().budget_s` for each variant.
+        budget_s: Seconds for all measured rounds. Default: `lk.scale().budget_s` for each variant, and three times as
+            much if `LABKIT_THOROUGH` is set, as by `labkit tour --thorough`.
         verdicts: Which variants `summarize` judges: all (True), none (False) or these.
         warmups: Rounds before them, of about one pass per variant, marked `is_warmup`, never summarized.
         experiment: Its name.
@@ -89,7 +91,7 @@ def compare(
         count, clock: Return the images of other kinds of batches, and, for tests, the seconds.
         progress: Show a progress bar.
         rung: Whether it is a notebook's main comparison, which a tour's page draws. Others take the fewest rounds
-            unless `LABKIT_THOROUGH` is set, as by `labkit tour --thorough`.
+            unless `LABKIT_THOROUGH` is set.
         factors: Further columns, `{"storage": "folder"}` or, by variant, `{"storage": {"tar": "simulated hard disk"}}`.
 
     Returns:
@@ -130,8 +132,9 @@ def compare(
     if rounds is not None:
         stopping = Stopping(require_int("rounds", rounds), precision, 0, clock)
     elif rung or is_thorough() or budget_s is not None:
-        seconds = scale().budget_s * len(variants) if budget_s is None else budget_s
-        stopping = Stopping(scale().rounds, precision, seconds, clock)
+        if budget_s is None:
+            budget_s = scale().budget_s * len(variants) * (_THOROUGH if is_thorough() else 1)
+        stopping = Stopping(scale().rounds, precision, budget_s, clock)
     else:
         stopping = Stopping(min(scale().rounds, _FEWEST_ROUNDS), precision, 0, clock)
     has_verdict: Any = verdicts

@@ -140,7 +140,7 @@ THOROUGH_VARIABLE = "LABKIT_THOROUGH"
 
 
 def is_thorough() -> bool:
-    """Whether side comparisons spend their budget too: if `LABKIT_THOROUGH` is set, as by `labkit tour --thorough`."""
+    """Whether all comparisons spend three budgets: if `LABKIT_THOROUGH` is set, as by `labkit tour --thorough`."""
     return bool(os.environ.get(THOROUGH_VARIABLE))
 
 

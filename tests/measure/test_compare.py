@@ -352,6 +352,17 @@ class TestTheEnd:
         frame = lk.compare(variants, baseline="a", clock=clock, **options)
         assert (int((~frame["is_warmup"]).sum() / 2), frame["n_looks"].iloc[0]) == (n_rounds, n_looks)
 
+    @pytest.mark.parametrize(
+        ("rung", "thorough", "n_rounds"), [(True, "", 5), (False, "", 3), (True, "1", 14), (False, "1", 14)]
+    )
+    def test_of_side_comparisons_comes_early_unless_the_tour_is_thorough(self, rung, thorough, n_rounds, monkeypatch):
+        monkeypatch.setenv("LABKIT_SCALE", "laptop")
+        monkeypatch.setenv("LABKIT_THOROUGH", thorough)
+        clock, rng = Clock(), np.random.default_rng(0)
+        variants = {label: lambda: clock.batches(0.6 * np.exp(rng.normal(0, 0.2))) for label in "ab"}
+        frame = lk.compare(variants, baseline="a", clock=clock, rung=rung)
+        assert int((~frame["is_warmup"]).sum() / 2) == n_rounds
+
     @pytest.mark.exhaustive
     @pytest.mark.parametrize("noise", [normal(0.01), bursts, normal(0.05)], ids=["quiet", "bursts", "normal"])
     @pytest.mark.parametrize("ratio", [1.0, 1.15, 2.0])
