@@ -33,6 +33,7 @@ from .data.shards_write import write_shards as write_shards
 from .data.sizes import collect_sizes as collect_sizes
 from .data.stores import FolderStore as FolderStore
 from .data.tar import TarStore as TarStore
+from .data.tiles import cut_jpeg as cut_jpeg, tile_jpegs as tile_jpegs
 from .loading.augment import (
     RECIPES as RECIPES,
     Recipe as Recipe,

@@ -32,13 +32,13 @@ APPLICATION_MARKERS = frozenset([*range(0xE0, 0xF0), COMMENT])  # APP0 to APP15,
 END_OF_IMAGE = b"\xff\xd9"
 _ADOBE = 0xEE  # APP14, which says how colors are coded
 
-_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # SOF0 to SOF15
+FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # SOF0 to SOF15
 _PROGRESSIVE_FRAMES = frozenset([0xC2, 0xCA])  # Huffman, arithmetic
 _SCALABLE_FRAMES = _PROGRESSIVE_FRAMES | {0xC0, 0xC1, 0xC9}  # with a DCT: also baseline and extended
 # Within the data of a scan, anything but a byte FF (00 follows it), restarts, fill bytes and the end of the image.
 _MARKER_IN_SCAN = re.compile(rb"\xff[^\x00\xd0-\xd7\xd9\xff]")
 # Markers with a length that may stand before a scan. Others have none, or nobody reads a file that has them.
-_WITH_LENGTH = _FRAMES | APPLICATION_MARKERS | {0xC4, 0xCC, *range(0xDA, 0xE0)}
+_WITH_LENGTH = FRAMES | APPLICATION_MARKERS | {0xC4, 0xCC, *range(0xDA, 0xE0)}
 _HEAD = struct.Struct(">BBH")
 
 
@@ -110,7 +110,7 @@ def is_scalable(data: bytes) -> bool:
 
     Source: https://github.com/libjpeg-turbo/libjpeg-turbo/releases/tag/3.1.4
     """
-    frame = next((segment for segment in iter_segments(data) if segment.marker in _FRAMES), None)
+    frame = next((segment for segment in iter_segments(data) if segment.marker in FRAMES), None)
     return frame is not None and frame.marker in _SCALABLE_FRAMES and data[frame.start : frame.start + 1] == b"\x08"
 
 
@@ -141,7 +141,7 @@ def has_all_scans(data: bytes) -> bool:
     Source: ITU-T T.81, annex G; libjpeg-turbo, jdcoefct.c, `smoothing_ok`
     """
     segments = segments_before_scan(data)
-    frame = next((segment for segment in segments if segment.marker in _FRAMES), None)
+    frame = next((segment for segment in segments if segment.marker in FRAMES), None)
     if frame is None:
         return False
     missing = {component: set(range(64)) for component in data[frame.start + 6 : frame.end : 3]}

@@ -25,6 +25,7 @@ from labkit.data.dataset import SkipLog
 from labkit.data.decode import MAX_PIXELS, decode, jpeg_orientation
 from labkit.data.partial_jpeg import SCALES, Frame, Part, open_decoder
 from labkit.data.stores import Store
+from labkit.data.tiles import Tiling, cut, tiling_of
 from labkit.errors import ArgumentError, DecodeError, MissingKeyError
 from labkit.loading.crops import flips, middle_crops, random_crops, uniforms
 from labkit.util.arguments import check_normalization, require_choice
@@ -295,9 +296,17 @@ class _EncodedImage:
             self._whole = decode(self.data, key=self.key).permute(1, 2, 0).numpy()
         return self._whole
 
+    @cached_property
+    def _tiling(self) -> Tiling | None:
+        return tiling_of(self.data)
+
     def part(self, crop: list[int], scale: int) -> Part:
-        part = self._decoder.decode(self.data, crop, scale) if self._whole is None else None
-        return part or Part(self._decode_whole(), (crop[0], crop[1], crop[2], crop[3]))
+        box = crop[0], crop[1], crop[2], crop[3]
+        if self._whole is None:
+            data, place = cut(self.data, self._tiling, box, scale) if self._tiling else (self.data, box)
+            if part := self._decoder.decode(bytes(data), place, scale):
+                return part
+        return Part(self._decode_whole(), box)
 
 
 class _ThreadDecoder(threading.local):

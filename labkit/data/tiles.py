@@ -1,0 +1,444 @@
+"""Tiled JPEGs: photos of which any crop can be cut out of the bytes, without decoding them.
+
+The codes of a JPEG have no fixed length, so a decoder has to read all of them from the top of the photo to the crop's
+last row. Restart markers stand where the codes begin anew, on a byte boundary. If one stands every k MCUs (minimum
+coded units, 16 x 16 pixels in most photos) and k divides the MCUs of a row, the pieces between the markers are a grid.
+The pieces under a crop, behind the photo's own header with another height and width, are a complete JPEG of that part,
+for any decoder.
+
+`tile_jpegs` adds the markers without touching a pixel, `cut_jpeg` cuts. To find the pieces at once, and not by a search
+for their markers, it reads their lengths from a table that `tile_jpegs` puts in front of the scan, in an APP11 segment.
+
+Source: ITU-T T.81, sections B.2 and E.1.4.
+"""
+
+import ctypes
+import hashlib
+import math
+import os
+import shutil
+import struct
+import subprocess
+from collections.abc import Callable
+from contextlib import suppress
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import simplejpeg
+import torch
+
+from labkit.data.decode import decode
+from labkit.data.partial_jpeg import FRAMES, LIBRARY_VARIABLE, SCALES, iter_segments, load_library
+from labkit.data.remote import as_store
+from labkit.data.stores import Store
+from labkit.errors import ArgumentError, DecodeError, MissingLibraryError, WrongTypeError
+from labkit.util.arguments import require_choice, require_local_path
+from labkit.util.files import claim_folder, path_from_key, write_atomic, write_record
+from labkit.util.parallel import map_items
+
+MANIFEST = "tiles.json"
+
+_NARROWEST, _BEST, _WIDEST = 16, 64, 192  # pixels of a piece
+_APP11, _SOF0, _SOF1, _DHT, _DRI, _SOS = 0xFFEB, 0xFFC0, 0xFFC1, 0xFFC4, 0xFFDD, 0xFFDA
+_DQT, _COM = 0xFFDB, 0xFFFE
+_RST0, _EOI = 0xD0, 0xD9  # second bytes
+_NAME = b"labkit tiles\0"  # with which the segments of the table begin
+_MAX_LENGTH = 0xFFFF  # of a piece in the table, and of a segment
+_SEGMENT, _SIDES = struct.Struct(">HH"), struct.Struct(">HH")
+_CHROMA_REACH = 2  # pixels around one from which its chroma is interpolated
+_TRANSFORM, _STOP_ON_WARNING, _OPTIMIZE, _RESTART_BLOCKS = 2, 0, 11, 18  # TJINIT, TJPARAM
+
+Box = tuple[int, int, int, int]  # top, left, height, width
+
+
+class Head(NamedTuple):
+    """What stands before the scan of a sequential JPEG.
+
+    height, width: Pixels of the photo, as stored.
+    mcu_height, mcu_width: Pixels of an MCU.
+    restart_interval: MCUs between two markers; 0 without any.
+    data: All bytes before the scan, without the table.
+    sides_at: Offset of height and width in them.
+    table: Lengths of the pieces, two bytes each; empty without any.
+    end: Offset of the scan in the file.
+    """
+
+    height: int
+    width: int
+    mcu_height: int
+    mcu_width: int
+    restart_interval: int
+    data: bytes
+    sides_at: int
+    table: bytes
+    end: int
+
+
+def head_of(data: bytes) -> Head | None:
+    """The head of a JPEG that can be tiled: 8 bits a sample, one or three components, Huffman codes, a single scan."""
+    table, kept, copied, removed = [], [], 0, 0
+    frame = restart_interval = 0
+    at = 2
+    try:
+        marker, length = _SEGMENT.unpack_from(data, at)
+        while marker != _SOS:
+            if marker in (_SOF0, _SOF1):
+                frame, sides_at = at, at + 5 - removed
+            elif marker == _DRI:
+                restart_interval = data[at + 4] << 8 | data[at + 5]
+            elif marker == _APP11 and data.startswith(_NAME, at + 4):
+                table.append(data[at + 4 + len(_NAME) : at + 2 + length])
+                kept.append(data[copied:at])
+                copied = at + 2 + length
+                removed += 2 + length
+            elif not _DQT <= marker <= _COM and marker != _DHT:
+                return None
+            at += 2 + length
+            marker, length = _SEGMENT.unpack_from(data, at)
+        n_components = data[frame + 9]
+        if not frame or data[:2] != b"\xff\xd8" or data[frame + 4] != 8 or data[at + 4] != n_components:
+            return None
+        height, width = _SIDES.unpack_from(data, frame + 5)
+        mcu = _mcu_of(data[frame + 10 : frame + 10 + 3 * n_components])
+    except (struct.error, IndexError):
+        return None
+    if mcu is None or not height or not width:
+        return None
+    end = at + 2 + length
+    header = b"".join([*kept, data[copied:end]])
+    return Head(height, width, mcu[0], mcu[1], restart_interval, header, sides_at, b"".join(table), end)
+
+
+@lru_cache(maxsize=64)
+def _mcu_of(components: bytes) -> tuple[int, int] | None:
+    """Height and width of an MCU, in pixels, from the components of a frame header."""
+    if len(components) == 3:
+        return 8, 8
+    factors = components[1::3] if len(components) == 9 else b""
+    sides = [max((factor & 15 for factor in factors), default=0), max((factor >> 4 for factor in factors), default=0)]
+    return (8 * sides[0], 8 * sides[1]) if all(sides) else None
+
+
+class Tiling(NamedTuple):
+    """The pieces of a tiled JPEG.
+
+    head: What stands before them.
+    piece_width: Pixels of a piece that does not touch the right edge. It is as high as an MCU.
+    starts, ends: Offsets of the pieces in the file, each with the marker behind it, int64 (rows, columns).
+    """
+
+    head: Head
+    piece_width: int
+    starts: np.ndarray
+    ends: np.ndarray
+
+
+def tiling_of(data: bytes) -> Tiling | None:
+    """The pieces of a JPEG; None if it is not tiled, or if markers are not where they should be."""
+    head = head_of(data)
+    if head is None or not head.restart_interval:
+        return None
+    n_columns, rest = divmod(-(-head.width // head.mcu_width), head.restart_interval)
+    n_rows = -(-head.height // head.mcu_height)
+    if rest or n_rows * n_columns < 2:
+        return None
+    offsets = _offsets(data, head, n_rows * n_columns)
+    if offsets is None:
+        return None
+    starts, ends = offsets[:-1].reshape(n_rows, n_columns), offsets[1:].reshape(n_rows, n_columns)
+    return Tiling(head, head.mcu_width * head.restart_interval, starts, ends)
+
+
+def _offsets(data: bytes, head: Head, n_pieces: int) -> np.ndarray | None:
+    """Offsets of the pieces and of their end: by the table, if it is right, else by a search for the markers."""
+    if len(head.table) == 2 * n_pieces:
+        offsets = np.empty(n_pieces + 1, np.int64)
+        offsets[0] = 0
+        np.frombuffer(head.table, "<u2").cumsum(out=offsets[1:])
+        offsets += head.end
+        if _are_pieces(data, offsets):
+            return offsets
+    codes = np.frombuffer(data, np.uint8, offset=head.end)
+    found = np.flatnonzero(codes[:-1] == 0xFF)
+    second = codes[found + 1]
+    ends = found[(second & 0xF8 == _RST0) | (second == _EOI)][:n_pieces] + (head.end + 2)
+    offsets = np.concatenate([[head.end], ends])
+    return offsets if len(offsets) == n_pieces + 1 and _are_pieces(data, offsets) else None
+
+
+def _are_pieces(data: bytes, offsets: np.ndarray) -> bool:
+    """Whether RST0 to RST7 in turn, and at last the end of the image, stand in front of all offsets but the first."""
+    if offsets[-1] > len(data):
+        return False
+    pairs = np.ndarray(len(data) - 1, np.uint16, data, strides=(1,))  # two bytes from each offset on
+    return pairs[offsets[1:] - 2].tobytes() == _markers(len(offsets) - 1)
+
+
+@lru_cache(maxsize=1024)
+def _markers(n_pieces: int) -> bytes:
+    """The markers behind the pieces of a photo."""
+    second = _RST0 | np.arange(n_pieces) & 7
+    second[-1] = _EOI
+    return np.stack([np.full(n_pieces, 0xFF), second], axis=1).astype(np.uint8).tobytes()
+
+
+def cut_jpeg(data: bytes, box: Box, *, scale: int = 1) -> tuple[bytes, Box]:
+    """The bytes of a JPEG that holds `box`, and where the box lies in it, for any decoder.
+
+    Inside the box its pixels are those of the whole photo, bit for bit. What is not tiled comes back as it is, with the
+    same box, so that a data set may hold both::
+
+        data, (top, left, height, width) = lk.cut_jpeg(data, box)
+        pixels = simplejpeg.decode_jpeg(data)[top : top + height, left : left + width]
+
+    Damage in a part of the file that the box does not need goes unnoticed.
+
+    Args:
+        data: A file's bytes.
+        box: Top, left, height and width, in pixels as stored, which EXIF has not turned. Pillow, simplejpeg and
+            torchvision decode those; for OpenCV pass `IMREAD_IGNORE_ORIENTATION`.
+        scale: 2, 4 or 8 where the bytes will be decoded at 1/2, 1/4 or 1/8 of the size, which needs wider margins. The
+            box stays in pixels of full size.
+
+    Returns:
+        The bytes of a JPEG, with the header of the whole photo, and the box in its pixels.
+
+    Raises:
+        ValueError: the box has no pixel, or leads out of the photo (of a tiled one; others are not read).
+
+    >>> lk.cut_jpeg(tiled, (100, 200, 64, 64))[1]  # doctest: +SKIP
+    (4, 8, 64, 64)
+
+    Source: ITU-T T.81, section E.1.4. Taught in: notebooks/11c_crop_by_bytes.ipynb
+    """
+    if not isinstance(data, bytes):
+        raise WrongTypeError(f"cut_jpeg takes the bytes of a file, got {type(data).__name__}")
+    require_choice("scale", scale, SCALES)
+    tiling = tiling_of(data)
+    if tiling is None:
+        return data, box
+    top, left, height, width = box
+    if (
+        min(top, left) < 0
+        or min(height, width) < 1
+        or top + height > tiling.head.height
+        or left + width > tiling.head.width
+    ):
+        raise ArgumentError(
+            f"the box (top, left, height, width) must lie in the photo, {tiling.head.height} pixels high and "
+            f"{tiling.head.width} wide as stored, got {box!r}"
+        )
+    part, box = cut(data, tiling, box, scale)
+    return bytes(part), box
+
+
+def cut(data: bytes, tiling: Tiling, box: Box, scale: int) -> tuple[bytes | bytearray, Box]:
+    """`cut_jpeg`, of a tiling that is known and a box that lies in it."""
+    head, (top, left, height, width), margin = tiling.head, box, _CHROMA_REACH * scale
+    first_row, end_row = max(0, top - margin) // head.mcu_height, -(-(top + height + margin) // head.mcu_height)
+    first, end = max(0, left - margin) // tiling.piece_width, -(-(left + width + margin) // tiling.piece_width)
+    starts = tiling.starts[first_row:end_row, first:end]
+    if starts.shape == tiling.starts.shape:
+        return data, box
+    ends = tiling.ends[first_row:end_row, first:end]
+    y, x = first_row * head.mcu_height, first * tiling.piece_width
+    header = bytearray(head.data)
+    _SIDES.pack_into(
+        header,
+        head.sides_at,
+        min(head.height, end_row * head.mcu_height) - y,
+        min(head.width, end * tiling.piece_width) - x,
+    )
+    view = memoryview(data)
+    rows = [view[start:end] for start, end in zip(starts[:, 0].tolist(), ends[:, -1].tolist(), strict=True)]
+    made = bytearray().join([header, *rows])
+    at = (ends - starts).ravel().cumsum()
+    at += len(header) - 1
+    np.frombuffer(made, np.uint8)[at] = np.frombuffer(_markers(len(at)), np.uint8)[1::2]
+    return made, (top - y, left - x, height, width)
+
+
+def tile_jpegs(
+    source: Store | str | os.PathLike, root: str | os.PathLike, *, num_workers: int | None = None, progress: bool = True
+) -> Path:
+    """Write the images of a store into a folder, its JPEGs tiled: `BatchLoader` and `cut_jpeg` then read crops alone.
+
+    No pixel changes, and EXIF, ICC profile and comments stay. The codes are optimized on the way, which takes as many
+    bytes off as markers and table add. Progressive photos become sequential ones. Each file is written whole, and a
+    rerun goes on with what is there. `write_shards` makes shards of the folder.
+
+    A piece is as high as an MCU (8 or 16 pixels) and about 64 pixels wide: narrower ones take more bytes, and of wider
+    ones a crop needs more. Its MCUs must divide those of a row; of the divisors that give 16 to 192 pixels the one
+    nearest to 64 counts. Where there is none, as in a row of 61 MCUs of 8 pixels, or where a file is no JPEG of 8 bits,
+    one or three components and Huffman codes, or is damaged, it is copied as it is. `tiles.json` lists these with the
+    reason.
+
+    Args:
+        source: A store, or a path or URL of one, as `lk.open_store` takes it.
+        root: Folder to fill; made if missing.
+        num_workers: Threads. Default: one per usable core.
+        progress: Show a progress bar.
+
+    Returns:
+        `root` as a Path.
+
+    Raises:
+        ImportError: neither jpegtran nor libturbojpeg 3.1 is there; names the packages.
+        ValueError: `root` holds something else, or another source's images.
+        ItemErrors: some images could not be read or written; names them, the others are written.
+
+    >>> lk.tile_jpegs("photos", "tiled", progress=False)  # doctest: +SKIP
+    PosixPath('tiled')
+
+    Taught in: notebooks/11c_crop_by_bytes.ipynb
+    """
+    store, root = as_store(source), require_local_path("root", root)
+    transform = _transform()
+    keys = list(store.keys())
+    names = hashlib.sha256("\0".join(keys).encode(errors="surrogateescape")).hexdigest()
+    claim_folder(root, MANIFEST, {"source": {"names_sha256": names}}, what="tiled images", key="source")
+    reasons = map_items(
+        partial(_tile, store, root, transform), keys, engine="threads", num_workers=num_workers, progress=progress,
+        description="tiles", unit="image",
+    )  # fmt: skip
+    copied = {key: reason for key, reason in zip(keys, reasons, strict=True) if reason}
+    record = {"source": {"names_sha256": names}, "n_tiled": len(keys) - len(copied), "copied": copied}
+    write_record(root / MANIFEST, record, indent=1)
+    return root
+
+
+class _CannotTile(Exception):
+    """Why a file stays as it is."""
+
+
+def _tile(store: Store, root: Path, transform: "_Transform", key: str) -> str:
+    """Write one image, unless it is there; returns why it is not tiled, or nothing."""
+    path = root / path_from_key(key)
+    if path.exists() and tiling_of(path.read_bytes()):
+        return ""
+    data, reason = store.read(key), ""
+    try:
+        made = _tiled(data, transform)
+    except _CannotTile as error:
+        made, reason = data, str(error)
+    write_atomic(path, made)
+    return reason
+
+
+def _tiled(data: bytes, transform: "_Transform") -> bytes:
+    """A JPEG with markers and table."""
+    made = transform(data, _restart_interval_of(data))
+    tiling = tiling_of(made)
+    if tiling is None:
+        raise _CannotTile("its markers are not where they should be")
+    made = _with_table(made, tiling)
+    try:
+        is_same = torch.equal(decode(data), decode(made))
+    except DecodeError as error:
+        raise _CannotTile(f"it is damaged: {error}") from None
+    if not is_same:  # as where scans are missing, whose coefficients libjpeg guesses in a progressive JPEG alone
+        raise _CannotTile("with markers it would be another picture")
+    return made
+
+
+def _restart_interval_of(data: bytes) -> int:
+    """MCUs of a piece for a photo of which any crop is as likely as another."""
+    frame = next((segment for segment in iter_segments(data) if segment.marker in FRAMES), None)
+    if not data.startswith(b"\xff\xd8") or frame is None or frame.end - frame.start < 6:
+        raise _CannotTile("it is no JPEG")
+    n_bits, _, width, n_components = struct.unpack_from(">BHHB", data, frame.start)
+    mcu = _mcu_of(data[frame.start + 6 : frame.start + 6 + 3 * n_components])
+    if frame.marker > 0xC2 or n_bits != 8 or mcu is None:
+        raise _CannotTile("it is no JPEG of 8 bits with Huffman codes in one or three components")
+    interval = restart_interval(width, mcu[1])
+    if interval is None:
+        raise _CannotTile(
+            f"its {-(-width // mcu[1])} columns of {mcu[1]} pixels cannot be parted evenly into pieces of "
+            f"{_NARROWEST} to {_WIDEST} pixels"
+        )
+    return interval
+
+
+def restart_interval(width: int, mcu_width: int) -> int | None:
+    """MCUs from one restart marker to the next with which a JPEG is tiled best; None if there is no good number.
+
+    Args:
+        width: Of the photo, in pixels.
+        mcu_width: Of an MCU in pixels: 16 where chroma is halved (4:2:0, 4:2:2), else 8.
+    """
+    n_mcus = -(-width // mcu_width)
+    intervals = [k for k in range(1, n_mcus) if n_mcus % k == 0 and _NARROWEST <= k * mcu_width <= _WIDEST]
+    return min(intervals, key=lambda k: abs(math.log(k * mcu_width / _BEST)), default=None)
+
+
+def _with_table(data: bytes, tiling: Tiling) -> bytes:
+    """A tiled JPEG with the table of its pieces in front of its scan."""
+    lengths = (tiling.ends - tiling.starts).ravel()
+    if lengths.max() > _MAX_LENGTH:
+        return data
+    table, head = lengths.astype("<u2").tobytes(), tiling.head
+    step = _MAX_LENGTH // 2 * 2 - 2 - len(_NAME)
+    bodies = [_NAME + table[at : at + step] for at in range(0, len(table), step)]
+    scan = head.data.rfind(b"\xff\xda")
+    segments = [_SEGMENT.pack(_APP11, 2 + len(body)) + body for body in bodies]
+    return b"".join([head.data[:scan], *segments, head.data[scan:], data[head.end :]])
+
+
+_Transform = Callable[[bytes, int], bytes]  # of a JPEG and the MCUs of a piece
+
+
+def _transform() -> _Transform:
+    """What adds restart markers here."""
+    with suppress(ImportError, _CannotTile):
+        library = _declare_transform(load_library())
+        transform = partial(_by_library, library)
+        if tiling_of(transform(simplejpeg.encode_jpeg(np.zeros((16, 32, 3), np.uint8)), 1)):  # older ones ignore it
+            return transform
+    if program := shutil.which("jpegtran"):
+        return partial(_by_program, program)
+    raise MissingLibraryError(
+        "no program or library that adds restart markers to JPEGs was found: install jpegtran (apt-get install "
+        "libjpeg-turbo-progs, brew install jpeg-turbo, conda install libjpeg-turbo), or name a libturbojpeg of version "
+        f"3.1 or newer in {LIBRARY_VARIABLE}"
+    )
+
+
+def _by_program(program: str, data: bytes, interval: int) -> bytes:
+    command = [program, "-restart", f"{interval}B", "-optimize", "-copy", "all"]
+    done = subprocess.run(command, input=data, capture_output=True)
+    if done.returncode:
+        raise _CannotTile(f"it is damaged: {done.stderr.decode(errors='replace').strip()}")
+    return done.stdout
+
+
+class _Operation(ctypes.Structure):  # tjtransform
+    _fields_ = [
+        *((name, ctypes.c_int) for name in ("x", "y", "width", "height", "operation", "options")),
+        ("data", ctypes.c_void_p), ("filter", ctypes.c_void_p),
+    ]  # fmt: skip
+
+
+def _declare_transform(library: ctypes.CDLL) -> ctypes.CDLL:
+    handle, number, pointer = ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p
+    library.tj3Set.argtypes = [handle, number, number]
+    library.tj3Transform.argtypes = [handle, ctypes.c_char_p, ctypes.c_size_t, number, pointer, pointer, pointer]
+    library.tj3Free.argtypes, library.tj3Free.restype = [pointer], None
+    library.tj3GetErrorStr.argtypes, library.tj3GetErrorStr.restype = [handle], ctypes.c_char_p
+    return library
+
+
+def _by_library(library: ctypes.CDLL, data: bytes, interval: int) -> bytes:
+    handle = library.tj3Init(_TRANSFORM)
+    made, n_bytes, operation = ctypes.c_void_p(), ctypes.c_size_t(), _Operation()
+    try:
+        for parameter, value in {_STOP_ON_WARNING: 1, _OPTIMIZE: 1, _RESTART_BLOCKS: interval}.items():
+            library.tj3Set(handle, parameter, value)
+        arguments = ctypes.byref(made), ctypes.byref(n_bytes), ctypes.byref(operation)
+        if library.tj3Transform(handle, data, len(data), 1, *arguments):
+            raise _CannotTile(f"it is damaged: {library.tj3GetErrorStr(handle).decode(errors='replace')}")
+        return ctypes.string_at(made, n_bytes.value)
+    finally:
+        library.tj3Free(made)
+        library.tj3Destroy(handle)
