@@ -296,7 +296,11 @@ class WholeDecoder:
             pixels = simplejpeg.decode_jpeg(data, "RGB", min_height=height, min_width=width)
         except ValueError:
             return None
-        return Part(pixels, (crop[0] / scale, crop[1] / scale, crop[2] / scale, crop[3] / scale))
+        # The same margins as in a region, so that it makes no difference to rounding where in the photo a crop lies.
+        top, rows = _expand_to_chroma(crop[0], crop[2], frame.height, scale)
+        left, columns = _expand_to_chroma(crop[1], crop[3], frame.width, scale)
+        box = (crop[0] / scale - top, crop[1] / scale - left, crop[2] / scale, crop[3] / scale)
+        return Part(pixels[top : top + rows, left : left + columns], box)
 
 
 def open_decoder() -> RegionDecoder | WholeDecoder:

@@ -138,7 +138,7 @@ class Tiling(NamedTuple):
 def tiling_of(data: bytes) -> Tiling | None:
     """The pieces of a JPEG; None if it is not tiled, or if markers are not where they should be."""
     head = head_of(data)
-    if head is None or not head.restart_interval:
+    if head is None or not head.restart_interval or len(data) < head.end + 4:
         return None
     n_columns, rest = divmod(-(-head.width // head.mcu_width), head.restart_interval)
     n_rows = -(-head.height // head.mcu_height)
