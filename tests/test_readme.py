@@ -18,6 +18,7 @@ import labkit as lk
 from labkit import course
 from labkit.app.cli import app
 from labkit.app.notebooks import find_notebooks
+from labkit.data import tiles
 from labkit.util.machine import DISTRIBUTION
 from tests.pages import PAGES, README, TEXTS, blocks, commands
 from tests.paths import REPO, SCRIPTS, run_script
@@ -177,6 +178,8 @@ class TestSnippets:
         """For the page on storage: tars, a list of depth pairs, and an S3 server that `s3://` leads to."""
         pytest.importorskip("moto.server", reason='moto is not installed: python -m pip install -e ".[test]"')
         s3fs = pytest.importorskip("s3fs")
+        if not shutil.which("jpegtran"):  # without it photos are copied as they are
+            monkeypatch.setattr(tiles, "_transform", lambda: lambda data, restart_interval: data)
         s3fs.S3FileSystem.clear_instance_cache()  # clients of earlier tests, whose server has gone
         with tarfile.open("photos.tar", "w") as tar:
             tar.add("photos", ".")

@@ -296,15 +296,31 @@ def claims(
 
 @app.command()
 def convert(
-    source: Annotated[str, typer.Argument(metavar="SRC", help="Compressed tar: .tar.gz, .tar.bz2, .tar.xz.")],
-    target: Annotated[str, typer.Argument(metavar="DST", help="Plain tar to write; it must not exist yet.")],
+    source: Annotated[
+        str, typer.Argument(metavar="SRC", help="Compressed tar: .tar.gz, .tar.bz2, .tar.xz. For tiles: images.")
+    ],
+    target: Annotated[
+        str, typer.Argument(metavar="DST", help="Plain tar to write; it must not exist yet. Or a folder.")
+    ],
+    to: Annotated[str, typer.Option(help="tar, or tiles: JPEGs of which crops are read alone.")] = "tar",
 ) -> None:
-    """Decompress a tar to a plain one, which TarStore reads in any order."""
-    from labkit.data.tar_stream import convert_tar
+    """Decompress a tar to a plain one, which TarStore reads in any order; or tile the JPEGs of a folder, tar or URL."""
+    from labkit.util.arguments import require_choice
 
-    with one_line_errors("labkit", OSError):
-        path = convert_tar(source, target)
-    typer.echo(os.fsencode(f"{path}: {path.stat().st_size} bytes"))  # bytes: file names may be invalid UTF-8
+    with one_line_errors("labkit", OSError, ValueError, RuntimeError, ImportError), flags_for_names():
+        if require_choice("to", to, ("tar", "tiles")) == "tar":
+            from labkit.data.tar_stream import convert_tar
+
+            path = convert_tar(source, target)
+            said = f"{path}: {path.stat().st_size} bytes"
+        else:
+            from labkit.data.tiles import MANIFEST, tile_jpegs
+            from labkit.util.files import read_record
+
+            path = tile_jpegs(source, target)
+            record = read_record(path / MANIFEST) or {}
+            said = f"{path}: {record['n_tiled']} tiled, {len(record['copied'])} copied as they are (see {MANIFEST})"
+    typer.echo(os.fsencode(said))  # bytes: file names may be invalid UTF-8
 
 
 @app.command()

@@ -7,19 +7,21 @@ from functools import cache
 from unittest.mock import patch
 
 import numpy as np
+import simplejpeg
 import torch
 from PIL import Image
 
 import labkit as lk
 from labkit.course import broken_files, missing_decoders, oracle_files
 from labkit.course.oracles import png_chunk
-from labkit.data import decode as decoding
+from labkit.data import decode as decoding, tiles
 from labkit.data.decode import jpeg_orientation
 from labkit.data.depth import decode_picture
 from labkit.data.headers import read_header
 from labkit.data.partial_jpeg import SCALES, WholeDecoder, open_decoder
 from tests.hardening.fuzz.oracle import may_refuse, seeded, split_options, write_input
 from tests.hardening.inputs import fix_png, image_bytes
+from tests.image_files import encoded
 from tests.memory_store import MemoryStore
 
 _MAX_PIXELS = 1 << 20  # low, so that an input takes little time; tests/hardening/test_bombs.py tests the real limit
@@ -148,6 +150,42 @@ def regions(data: bytes) -> None:
             part = decoder.decode(image, crop, scale)
             if part is not None and expected is not None:
                 _check_part(part, crop, scale, expected)
+
+
+@cache
+def tiled_seeds() -> dict[str, bytes]:
+    """Small tiled JPEGs, with a table and without, and the image seeds."""
+    small = {}
+    for name, mode, subsampling in (("4:2:0", "RGB", 2), ("4:4:4", "RGB", 0), ("gray", "L", -1)):
+        pixels = np.random.default_rng(0).integers(0, 256, (24, 64, 3), np.uint8)
+        image = Image.fromarray(pixels).convert(mode)
+        small[name] = encoded(image, subsampling=subsampling, restart_marker_blocks=2, quality=50)
+        small[f"{name} and table"] = tiles._with_table(small[name], tiles.tiling_of(small[name]))
+    return {f"tiled {name}": b"\0" + data for name, data in small.items()} | image_seeds()
+
+
+@seeded(tiled_seeds)
+def cuts(data: bytes) -> None:
+    """What is cut out of a JPEG that libjpeg-turbo reads without a warning has the pixels of the whole."""
+    options, image = _image(data)
+    tiling = tiles.tiling_of(image)
+    if tiling is None:
+        assert tiles.cut_jpeg(image, (0, 0, 1, 1)) == (image, (0, 0, 1, 1))
+        return
+    height, width = tiling.head.height, tiling.head.width
+    draw = np.random.default_rng(options)
+    top, left = int(draw.integers(height)), int(draw.integers(width))
+    box = top, left, int(draw.integers(1, height - top + 1)), int(draw.integers(1, width - left + 1))
+    part, (y, x, *size) = tiles.cut_jpeg(image, box)
+    assert tuple(size) == box[2:]
+    if height * width > _MAX_PIXELS:
+        return
+    try:
+        whole = simplejpeg.decode_jpeg(image)
+    except (ValueError, KeyError):
+        return
+    found = simplejpeg.decode_jpeg(part)[y : y + size[0], x : x + size[1]]
+    np.testing.assert_array_equal(found, whole[top : top + size[0], left : left + size[1]])
 
 
 def _check_part(part, crop, scale, whole) -> None:

@@ -1,0 +1,335 @@
+"""A crop that is cut from the bytes of a tiled JPEG has the pixels of the whole photo, with any decoder."""
+
+import io
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from typer.testing import CliRunner
+
+import labkit as lk
+from labkit.app.cli import app
+from labkit.data import tiles
+from labkit.data.decode import missing_decoders
+from labkit.data.partial_jpeg import LIBRARY_VARIABLE, WholeDecoder
+from labkit.data.tiles import MANIFEST, cut_jpeg, restart_interval, tile_jpegs, tiling_of
+from labkit.errors import ArgumentError, ItemErrors, MissingLibraryError, WrongTypeError
+from labkit.loading import fill
+from labkit.util.files import write_atomic
+from tests.data.test_partial_jpeg import jpeg, needs_library, random_crops, whole
+from tests.image_files import encoded
+from tests.jpeg_files import jpeg_of_each_process
+from tests.memory_store import MemoryStore
+
+JPEGTRAN = shutil.which("jpegtran")
+needs_jpegtran = pytest.mark.skipif(not JPEGTRAN, reason="apt-get install libjpeg-turbo-progs")
+
+
+def by_pillow(height: int, width: int, subsampling: str = "4:2:0", interval: int | None = None, **options) -> bytes:
+    """A photo that Pillow tiles as it encodes it: with markers, and without a table."""
+    gray = subsampling == "gray"
+    image = Image.open(io.BytesIO(jpeg(height, width))).convert("L" if gray else "RGB")
+    if interval is None:
+        interval = restart_interval(width, 16 if subsampling in ("4:2:0", "4:2:2") else 8)
+    sampling = {} if gray else {"subsampling": subsampling}
+    return encoded(image, quality=90, restart_marker_blocks=interval, **sampling, **options)
+
+
+def with_table(data: bytes) -> bytes:
+    return tiles._with_table(data, tiling_of(data))
+
+
+def pixels_of(data: bytes, box: tuple[int, int, int, int]) -> np.ndarray:
+    top, left, height, width = box
+    return whole(data)[top : top + height, left : left + width]
+
+
+SIZES = [(375, 500), (96, 128), (97, 143), (200, 64), (17, 256)]
+
+
+class TestCut:
+    @pytest.mark.parametrize("made", [lambda data: data, with_table], ids=["markers", "table"])
+    @pytest.mark.parametrize("subsampling", ["4:4:4", "4:2:2", "4:2:0", "gray"])
+    @pytest.mark.parametrize("size", SIZES, ids=str)
+    def test_pixels_are_those_of_the_whole_photo(self, size, subsampling, made):
+        photo = made(by_pillow(*size, subsampling))
+        n_smaller = 0
+        for box in random_crops(*size, 20):
+            data, place = cut_jpeg(photo, box)
+            n_smaller += len(data) < len(photo)
+            np.testing.assert_array_equal(pixels_of(data, place), pixels_of(photo, box))
+        assert n_smaller > 5
+
+    @pytest.mark.parametrize("decoder", [name for name in lk.DECODERS if name not in missing_decoders()])
+    def test_any_decoder_reads_it(self, decoder):
+        photo = with_table(by_pillow(375, 500))
+        for box in random_crops(375, 500, 20):
+            data, (top, left, height, width) = cut_jpeg(photo, box)
+            part = lk.decode(data, decoder)[:, top : top + height, left : left + width]
+            expected = lk.decode(photo, decoder)[:, box[0] : box[0] + box[2], box[1] : box[1] + box[3]]
+            assert torch.equal(part, expected)
+
+    def test_at_a_smaller_scale_it_keeps_wider_margins(self):
+        photo = with_table(by_pillow(384, 512))
+        for scale in (2, 4, 8):
+            for box in random_crops(384 // scale, 512 // scale, 20):
+                data, place = cut_jpeg(photo, tuple(side * scale for side in box), scale=scale)
+                top, left, height, width = (side // scale for side in place)
+                found = whole(data, scale)[top : top + height, left : left + width]
+                expected = whole(photo, scale)[box[0] : box[0] + box[2], box[1] : box[1] + box[3]]
+                np.testing.assert_array_equal(found, expected)
+
+    def test_metadata_stay(self):
+        exif, profile = Image.Exif(), b"profile" * 10
+        exif[0x0112] = 6
+        photo = with_table(by_pillow(96, 256, exif=exif, icc_profile=profile, comment=b"a comment"))
+        data, _ = cut_jpeg(photo, (0, 0, 10, 10))
+        assert len(data) < len(photo) / 2
+        with Image.open(io.BytesIO(data)) as image:
+            assert image.getexif()[0x0112] == 6
+            assert (image.info["icc_profile"], image.info["comment"]) == (profile, b"a comment")
+
+    @pytest.mark.parametrize("name", jpeg_of_each_process())
+    def test_what_is_not_tiled_comes_back_as_it_is(self, name):
+        data, box = jpeg_of_each_process()[name], (1, 2, 3, 4)
+        assert cut_jpeg(data, box) == (data, box)
+
+    @pytest.mark.parametrize("interval", [3, 32, 64, 7], ids=["no divisor", "a row", "two rows", "another"])
+    def test_pieces_of_other_widths(self, interval):
+        photo = by_pillow(128, 512, interval=interval)
+        box = (40, 100, 20, 30)
+        data, place = cut_jpeg(photo, box)
+        np.testing.assert_array_equal(pixels_of(data, place), pixels_of(photo, box))
+        assert (len(data) < len(photo)) == (interval == 32)
+
+    @pytest.mark.parametrize(
+        "box", [(-1, 0, 5, 5), (0, -1, 5, 5), (0, 0, 0, 5), (0, 0, 5, 0), (90, 0, 7, 5), (0, 250, 5, 7)]
+    )
+    def test_a_box_that_leads_out_of_the_photo_is_an_error(self, box):
+        with pytest.raises(ArgumentError, match="96 pixels high and 256 wide"):
+            cut_jpeg(by_pillow(96, 256), box)
+
+    def test_wrong_arguments_are_named(self):
+        with pytest.raises(WrongTypeError, match="str"):
+            cut_jpeg("photo.jpg", (0, 0, 1, 1))
+        with pytest.raises(ArgumentError, match="scale"):
+            cut_jpeg(by_pillow(96, 256), (0, 0, 1, 1), scale=3)
+
+
+class TestDamage:
+    PHOTO = with_table(by_pillow(64, 256))
+
+    def test_a_table_that_is_wrong_is_not_used(self):
+        table = self.PHOTO.index(b"labkit tiles\0") + 13
+        for at in range(table, table + 32):
+            damaged = self.PHOTO[:at] + bytes([self.PHOTO[at] ^ 1]) + self.PHOTO[at + 1 :]
+            data, place = cut_jpeg(damaged, (20, 100, 8, 8))
+            assert len(data) < len(damaged) / 2
+            np.testing.assert_array_equal(pixels_of(data, place), pixels_of(self.PHOTO, (20, 100, 8, 8)))
+
+    def test_a_table_whose_errors_cancel_out_is_not_used(self):
+        table = self.PHOTO.index(b"labkit tiles\0") + 13
+        lengths = np.frombuffer(self.PHOTO, "<u2", 16, table).copy()
+        lengths[2:4] = lengths[2:4].sum(), 0
+        damaged = self.PHOTO[:table] + lengths.tobytes() + self.PHOTO[table + 32 :]
+        np.testing.assert_array_equal(tiling_of(damaged).starts, tiling_of(self.PHOTO).starts)
+
+    def test_a_file_that_ends_early_is_not_cut(self):
+        for end in range(0, len(self.PHOTO) - 1, 7):
+            assert cut_jpeg(self.PHOTO[:end], (0, 0, 1, 1)) == (self.PHOTO[:end], (0, 0, 1, 1))
+
+    def test_a_marker_that_is_missing_twice_or_another_leaves_the_file_whole(self):
+        third = tiling_of(self.PHOTO).starts.ravel()[3]
+        for marker in (b"", b"\xff\xd2\xff\xd2", b"\xff\xd5", b"\xff\xd9"):
+            damaged = self.PHOTO[: third - 2] + marker + self.PHOTO[third:]
+            assert cut_jpeg(damaged, (0, 0, 1, 1))[0] == damaged
+
+    def test_no_single_byte_makes_it_raise_or_give_wrong_pixels(self):
+        photo = with_table(by_pillow(32, 128))
+        box = (4, 70, 9, 9)
+        first = tiling_of(photo).head.end
+        for at in range(2, first):
+            for value in (0, 1, 0xFF, photo[at] ^ 0x10):
+                damaged = photo[:at] + bytes([value]) + photo[at + 1 :]
+                try:
+                    data, place = cut_jpeg(damaged, box)
+                    expected = whole(damaged)
+                except ValueError:  # the box leads out of it now, or no decoder reads it
+                    continue
+                if data != damaged and len(expected) >= 13:
+                    np.testing.assert_array_equal(pixels_of(data, place), pixels_of(damaged, box))
+
+
+class TestInterval:
+    @pytest.mark.parametrize(
+        ("width", "mcu_width", "interval"),
+        [
+            (500, 16, 4), (512, 16, 4), (500, 8, 9), (480, 16, 5), (256, 8, 8), (2000, 16, 5), (4032, 16, 4),
+            (496, 16, 1), (375, 8, None), (15, 8, None), (33, 16, 1), (32, 16, 1), (16, 8, None),
+        ],
+    )  # fmt: skip
+    def test_divides_a_row_and_is_near_64_pixels(self, width, mcu_width, interval):
+        assert restart_interval(width, mcu_width) == interval
+
+
+def photos_of_many_kinds() -> MemoryStore:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    image = Image.fromarray(whole(jpeg(90, 250)))
+    photos = {f"cat/{name}.jpg": data for name, data in jpeg_of_each_process().items()}
+    photos |= {f"dog/{kind}.jpg": jpeg(90, 250, kind) for kind in ("444", "422", "420", "440", "Gray", "progressive")}
+    photos |= {
+        "dog/turned.jpg": encoded(image, exif=exif, comment=b"mine", icc_profile=b"profile"),
+        "dog/cut.jpg": encoded(image)[:-500],
+        "dog/cut and closed.jpg": encoded(image)[:-500] + b"\xff\xd9",
+        "dog/prime.jpg": encoded(Image.fromarray(whole(jpeg(90, 375))), subsampling="4:4:4"),
+        "dog/picture.png": encoded(image, "PNG"),
+        "dog/empty.jpg": b"",
+    }
+    return MemoryStore(photos)
+
+
+BACKENDS = [pytest.param("program", marks=needs_jpegtran), pytest.param("library")]
+
+
+@pytest.fixture(params=BACKENDS)
+def _backend(request, monkeypatch):
+    """What tiles: jpegtran, or a library, of which only some machines have one that is new enough."""
+    if request.param == "program":
+        monkeypatch.setattr(tiles, "load_library", lambda: (_ for _ in ()).throw(ImportError("none")))
+        return
+    monkeypatch.setattr(tiles.shutil, "which", lambda name: None)
+    try:
+        tiles._transform()
+    except MissingLibraryError:
+        pytest.skip("needs libturbojpeg 3.1 or newer")
+
+
+@pytest.mark.usefixtures("_backend")
+class TestTileJpegs:
+    def test_changes_no_pixel_and_no_metadata_and_lists_what_is_copied(self, tmp_path):
+        store = photos_of_many_kinds()
+        root = tile_jpegs(store, tmp_path / "tiled", progress=False)
+        record = json.loads((root / MANIFEST).read_text())
+        assert record["n_tiled"] + len(record["copied"]) == len(store.keys())
+        for key in list(store.keys()):
+            made, data = (root / key).read_bytes(), store.read(key)
+            if key in record["copied"]:
+                assert made == data, record["copied"][key]
+                continue
+            assert tiling_of(made).head.table
+            assert torch.equal(lk.decode(made), lk.decode(data))
+            with Image.open(io.BytesIO(made)) as after, Image.open(io.BytesIO(data)) as before:
+                assert after.getexif() == before.getexif()
+                assert [after.info.get(name) for name in ("icc_profile", "comment")] == [
+                    before.info.get(name) for name in ("icc_profile", "comment")
+                ]
+        assert {key.removesuffix(".jpg") for key in list(store.keys()) if key not in record["copied"]} == {
+            "cat/baseline", "cat/behind fill bytes", "cat/progressive", "dog/444", "dog/422", "dog/420", "dog/440",
+            "dog/Gray", "dog/progressive", "dog/turned",
+        }  # fmt: skip
+        assert "47 columns of 8 pixels" in record["copied"]["dog/prime.jpg"]
+        assert "no JPEG" in record["copied"]["dog/picture.png"]
+        assert "damaged" in record["copied"]["dog/cut.jpg"]
+
+    def test_a_rerun_goes_on_and_replaces_what_is_cut(self, tmp_path):
+        store = photos_of_many_kinds()
+        root = tile_jpegs(store, tmp_path / "tiled", progress=False)
+        before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+        times = {path: path.stat().st_mtime_ns for path in before}
+        cut, gone = root / "dog/420.jpg", root / "dog/444.jpg"
+        cut.write_bytes(cut.read_bytes()[:-100])
+        gone.unlink()
+        tile_jpegs(store, root, progress=False)
+        assert {path: path.read_bytes() for path in root.rglob("*") if path.is_file()} == before
+        assert (root / "dog/422.jpg").stat().st_mtime_ns == times[root / "dog/422.jpg"]
+
+    def test_what_cannot_be_read_is_an_error_and_the_others_are_written(self, tmp_path):
+        store = photos_of_many_kinds()
+        store.read = lambda key, read=store.read: read(key) if "422" not in key else read("gone")
+        with pytest.raises(ItemErrors, match="422"):
+            tile_jpegs(store, tmp_path / "tiled", progress=False)
+        assert (tmp_path / "tiled/dog/420.jpg").exists()
+        assert not list((tmp_path / "tiled").rglob("*.partial"))
+
+    def test_another_source_or_a_foreign_folder_is_refused(self, tmp_path):
+        tile_jpegs(MemoryStore({"a/1.jpg": jpeg(90, 250)}), tmp_path / "tiled", progress=False)
+        with pytest.raises(ArgumentError, match="names differ"):
+            tile_jpegs(MemoryStore({"a/2.jpg": jpeg(90, 250)}), tmp_path / "tiled", progress=False)
+        (tmp_path / "other").mkdir()
+        (tmp_path / "other/mine.txt").touch()
+        with pytest.raises(ArgumentError, match=r"mine\.txt"):
+            tile_jpegs(MemoryStore({"a/1.jpg": jpeg(90, 250)}), tmp_path / "other", progress=False)
+
+
+@needs_jpegtran
+def test_the_command_says_what_it_did(tmp_path):
+    photos = tmp_path / "photos"
+    for key, data in photos_of_many_kinds().files.items():
+        write_atomic(photos / key, data)
+    done = CliRunner().invoke(app, ["convert", "--to", "tiles", str(photos), str(tmp_path / "tiled")])
+    assert done.exit_code == 0, done.output
+    assert "10 tiled" in done.output
+    assert "copied as they are" in done.output
+    again = CliRunner().invoke(app, ["convert", "--to", "tile", str(photos), str(tmp_path / "tiled")])
+    assert again.exit_code != 0
+    assert "tar, tiles" in again.output
+
+
+def test_without_program_and_library_an_error_names_the_packages(tmp_path, monkeypatch):
+    monkeypatch.setattr(tiles.shutil, "which", lambda name: None)
+    monkeypatch.setattr(tiles, "load_library", lambda: (_ for _ in ()).throw(ImportError("none")))
+    with pytest.raises(MissingLibraryError, match=f"libjpeg-turbo-progs.*{LIBRARY_VARIABLE}"):
+        tile_jpegs(MemoryStore({"a/1.jpg": jpeg(90, 250)}), tmp_path / "tiled")
+    assert not (tmp_path / "tiled").exists()
+
+
+def tiled_and_plain() -> tuple[MemoryStore, MemoryStore]:
+    """The same pixels twice: with restart markers and a table, and without."""
+    kinds = ["4:2:0", "4:4:4", "gray"] * 3
+    photos = {f"{'ab'[i % 2]}/{i}.jpg": (300 + 48 * i, 400 + 48 * i, kind) for i, kind in enumerate(kinds)}
+    tiled = {key: with_table(by_pillow(*photo)) for key, photo in photos.items()}
+    return MemoryStore(tiled), MemoryStore({key: by_pillow(*photo, interval=0) for key, photo in photos.items()})
+
+
+@pytest.mark.parametrize("library", [pytest.param(True, marks=needs_library), False])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"scale": (0.05, 0.25), "size": 64}, {"scaled_decoding": False}, {"train": False}],
+    ids=str,
+)
+def test_batch_loader_gives_the_same_batches_and_decodes_parts(options, library, monkeypatch):
+    if not library:
+        monkeypatch.setattr(fill, "open_decoder", WholeDecoder)
+    decoded = []
+    decoder = type(fill.open_decoder())
+    monkeypatch.setattr(
+        decoder, "decode", lambda *given, decode=decoder.decode: decoded.append(given[1]) or decode(*given)
+    )
+    tiled, plain = tiled_and_plain()
+    options = {"size": 160, "batch_size": 3, "seed": 1, **options}
+    for _ in range(2):
+        batches = [list(lk.BatchLoader(store, **options)) for store in (tiled, plain)]
+        for (images, labels), (expected, expected_labels) in zip(*batches, strict=True):
+            assert torch.equal(images, expected)
+            assert torch.equal(labels, expected_labels)
+    n_parts = sum(data not in [*tiled.files.values(), *plain.files.values()] for data in decoded)
+    assert n_parts > len(decoded) / 5
+
+
+def test_damage_names_the_file():
+    tiled, _ = tiled_and_plain()
+    data = tiled.files["a/0.jpg"]
+    tiled.files["a/0.jpg"] = data[: len(data) // 2] + b"\xff\xc0" + data[len(data) // 2 + 2 :]
+    with pytest.raises(lk.DecodeError, match=r"a/0\.jpg"):
+        list(lk.BatchLoader(tiled, train=False, size=300, batch_size=3))
+
+
+def test_shards_of_tiled_photos_are_read_in_parts_too(tmp_path):
+    tiled, _ = tiled_and_plain()
+    lk.write_shards(tiled, tmp_path / "shards", progress=False)
+    shard = lk.TarStore(tmp_path / "shards" / "shard-000000.tar")
+    assert all(tiling_of(shard.read(key)) for key in list(shard.keys()))
