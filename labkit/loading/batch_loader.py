@@ -19,12 +19,12 @@ from labkit.data.labels import Labeled, check_same_classes, labels_of
 from labkit.data.pixels import PixelStore
 from labkit.data.stores import Store
 from labkit.errors import ArgumentError, DecodeError
-from labkit.loading.fill import BatchBuffers, CropPolicy, CropWriter, EncodedFiller, PixelFiller, PixelFormat
+from labkit.loading.fill import BatchBuffers, CropPolicy, CropWriter, EncodedFiller, PixelFiller, PixelFormat, View
 from labkit.loading.processes import ProcessPool
 from labkit.loading.read_ahead import AfterReads, Reader, ReadsAhead, with_reads
 from labkit.loading.resume import Pass, Progress, Resumable
 from labkit.loading.samplers import SeededBatchSampler, choose_sampler
-from labkit.loading.seeding import SeededIndices
+from labkit.loading.seeding import SeededIndices, derived_seed
 from labkit.loading.torch_loader import cores_per_rank
 from labkit.util.arguments import require_choice, require_fraction, require_int, require_range, require_seed
 from labkit.util.process import PerProcess, use_one_torch_thread
@@ -42,6 +42,8 @@ class BatchLoader(Labeled, Resumable):
         source: A store of encoded images, a path or URL of one, as `lk.open_store` takes it, or a `PixelStore`. Labels
             are those of `ImageDataset`, or the store's own.
         size: Height and width of the crops in pixels.
+        crops: Several crops of each image, in place of `size` and `scale`: (size, scale, number) of each kind. For
+            DINO: `crops=[(224, (0.25, 1), 2), (96, (0.05, 0.25), 8)]`. Each image is read once, and decoded once.
         batch_size: Images in a batch.
         num_threads: Default: one per usable core, shared among the ranks that torchrun starts on this machine.
         num_processes: Worker processes that share out the threads, each with a lock (GIL) of its own. Default: none,
@@ -81,9 +83,10 @@ class BatchLoader(Labeled, Resumable):
         classes: As for `ImageDataset`: `BatchLoader(val, classes=train.classes)` gives the numbers of the training set
             to a validation set that lacks some of its classes. A `PixelStore` must have been built with these.
 
-    Batches: `(images, labels)`; images (batch_size, 3, size, size) RGB of `dtype` in `memory_format`, labels int64
-    (batch_size,). Floats are those of `v2.ToDtype(torch.float32, scale=True)` and `v2.Normalize`, of the half types
-    rounded once. A batch may be kept: its memory is reused only when nobody holds it.
+    Batches: `(images, labels)`; images (batch_size, 3, size, size) RGB of `dtype` in `memory_format`, or with `crops` a
+    list of such tensors, one for each crop; labels int64 (batch_size,). Floats are those of
+    `v2.ToDtype(torch.float32, scale=True)` and `v2.Normalize`, of the half types rounded once. A batch may be kept: its
+    memory is reused only when nobody holds it.
 
     Damage to a JPEG that shows only below the rows that a crop needs goes unnoticed in that epoch. The threads end with
     the loader.
@@ -116,6 +119,7 @@ class BatchLoader(Labeled, Resumable):
         source: Store | PixelStore | str | os.PathLike,
         *,
         size: int = 224,
+        crops: Sequence[tuple[int, tuple[float, float], int]] | None = None,
         batch_size: int = 64,
         num_threads: int | None = None,
         num_processes: int = 0,
@@ -149,13 +153,18 @@ class BatchLoader(Labeled, Resumable):
         self._skips = SkipLog() if require_choice("on_error", on_error, ("raise", "skip")) == "skip" else None
         if require_int("num_processes", num_processes, 0) and self._skips:
             raise ArgumentError('on_error="skip" needs num_processes=0: what workers skip, nobody would list')
-        self._pixels = PixelFormat(size, dtype, mean, std, memory_format)
-        draw = CropPolicy(size, train, seed, scale, ratio, require_fraction("flip", flip))
+        require_fraction("flip", flip)
+        self._has_crops = crops is not None
+        self._views = []
+        for number, (side, share) in enumerate([(size, scale)] if crops is None else _checked_crops(crops, train)):
+            pixels = PixelFormat(side, dtype, mean, std, memory_format)
+            draw = CropPolicy(side, train, derived_seed(seed, number) if number else seed, share, ratio, flip)
+            self._views.append(View(pixels, draw, CropWriter(pixels, antialias)))
         if not isinstance(source, Store | PixelStore) or isinstance(source, type):
             from labkit.data.remote import as_store  # with the clients of servers, which local stores do without
 
             source = as_store(source)
-        self._open(source, classes, draw, CropWriter(self._pixels, antialias), scaled_decoding)
+        self._open(source, classes, scaled_decoding)
         self._reader = None if reads_in_flight is None else self._open_reader(source, reads_in_flight)
         shuffle = train if shuffle is None and sampler is None else shuffle
         sampler = choose_sampler(self.keys, sampler, shuffle, seed)
@@ -164,9 +173,12 @@ class BatchLoader(Labeled, Resumable):
         pinned = torch.cuda.is_available() and pin_memory is not False
         # Kept for all epochs, since OpenCV keeps about 1 KB for each thread that ended.
         self._pool = _thread_pool(self.num_threads)
-        shape = self._pixels.shape(batch_size)
-        self._buffers = BatchBuffers(shape, self._pixels.array_dtype, prefetch_factor + 2, pinned)
+        self._buffers = self._make_buffers(prefetch_factor + 2, pinned)
         self._processes = self._start_processes(num_processes, prefetch_factor, pinned) if num_processes else None
+
+    def _make_buffers(self, n_kept: int, pin_memory: bool) -> list[BatchBuffers]:
+        views = [view.pixels for view in self._views]
+        return [BatchBuffers(one.shape(self.batch_size), one.array_dtype, n_kept, pin_memory) for one in views]
 
     def _start_processes(self, num_processes: int, prefetch_factor: int, pinned: bool) -> ProcessPool:
         """Send a copy of this loader to each process, with a share of the threads."""
@@ -174,7 +186,7 @@ class BatchLoader(Labeled, Resumable):
         sent.num_threads = -(-self.num_threads // num_processes)
         sent._tasks_overlap = False
         sent._pool = _thread_pool(sent.num_threads)
-        sent._buffers = BatchBuffers(self._pixels.shape(self.batch_size), self._pixels.array_dtype, 0, False)
+        sent._buffers = self._make_buffers(0, False)
         del sent.batch_sampler  # indices are drawn here, and a sampler may hold much
         self.batches_in_flight, self.num_workers = num_processes * prefetch_factor, num_processes
         sent._reader = self._reader and self._reader.share(num_processes)
@@ -182,7 +194,7 @@ class BatchLoader(Labeled, Resumable):
         in_flight = sent._reader.reads_in_flight if sent._reader else 0
         return ProcessPool(sent._fill_batch, num_processes, prefetch_factor, pinned, in_flight)
 
-    def _fill_batch(self, indices: SeededIndices, coming: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
+    def _fill_batch(self, indices: SeededIndices, coming: Sequence[int] = ()) -> tuple[Any, Tensor]:
         """A batch, in a worker process, which goes on with the `coming` images."""
         reads = self._reads_ahead().take(indices.plain(), coming) if self._reads_ahead else None
         return self._finish_first(deque([self._start_batch(self._pool(), indices, reads)]))
@@ -195,19 +207,17 @@ class BatchLoader(Labeled, Resumable):
             )
         return Reader(source, self.keys, require_int("reads_in_flight", reads_in_flight))
 
-    def _open(
-        self, source: Any, classes: Sequence[str] | None, draw: CropPolicy, writer: CropWriter, scaled_decoding: bool
-    ) -> None:
+    def _open(self, source: Any, classes: Sequence[str] | None, scaled_decoding: bool) -> None:
         if isinstance(source, PixelStore):
             if classes is not None:
                 remedy = "build it again, under another name, with the same classes="
                 check_same_classes(str(source.path), source.classes, classes, remedy)
             self.keys, self.classes, self.labels = source.keys, source.classes, source.labels
-            self._filler: PixelFiller | EncodedFiller = PixelFiller(source, draw, writer)
+            self._filler: PixelFiller | EncodedFiller = PixelFiller(source, self._views)
         else:
             self.keys = PackedStrings(source.keys())
             self.classes, self.labels = labels_of(self.keys, classes, source=source)
-            self._filler = EncodedFiller(source, self.keys, draw, writer, scaled_decoding, self._skips)
+            self._filler = EncodedFiller(source, self.keys, self._views, scaled_decoding, self._skips)
         if not len(self.keys):
             raise ArgumentError(f"{source!r} holds no images")
 
@@ -223,7 +233,7 @@ class BatchLoader(Labeled, Resumable):
     def _source(self) -> tuple[Any, int, int]:
         return self.keys, len(self.keys), self._seed
 
-    def _epoch_of_batches(self, progress: Progress) -> Iterator[tuple[Tensor, Tensor]]:
+    def _epoch_of_batches(self, progress: Progress) -> Iterator[tuple[Any, Tensor]]:
         fill = self._processes.run if self._processes else self._fill_by_threads
         with closing(fill(_checked(self._batches_of(progress), len(self.keys)))) as batches:
             yield from batches
@@ -246,7 +256,7 @@ class BatchLoader(Labeled, Resumable):
     def _start_batch(
         self, pool: ThreadPoolExecutor, requests: SeededIndices, reads: Sequence[Future] | None = None
     ) -> "_Batch":
-        memory, images = self._buffers.take()
+        taken = [buffers.take() for buffers in self._buffers]
         indices = np.array(requests.plain())
         n_tasks = self.num_threads * (1 if self._tasks_overlap and not reads else 4)
         step = max(self._filler.smallest_task, -(-len(indices) // n_tasks))
@@ -254,11 +264,12 @@ class BatchLoader(Labeled, Resumable):
         tasks = {}
         for start in range(0, len(indices), step):
             part = slice(start, min(start + step, len(indices)))
-            fill = partial(self._filler.fill, memory[part], indices[part], plan[part])
+            fill = partial(self._filler.fill, [memory[part] for memory, _ in taken], indices[part], plan[part])
             tasks[start] = AfterReads(pool, reads[part], fill) if reads else pool.submit(fill)
-        return _Batch(indices, self._pixels.as_batch(images[: len(indices)]), tasks)
+        images = [view.pixels.as_batch(one[: len(indices)]) for view, (_, one) in zip(self._views, taken, strict=True)]
+        return _Batch(indices, images, tasks)
 
-    def _finish_first(self, started: "deque[_Batch]") -> tuple[Tensor, Tensor]:
+    def _finish_first(self, started: "deque[_Batch]") -> tuple[Any, Tensor]:
         """Wait for the first batch and return it; it stays in `started` until it is complete."""
         batch = started[0]
         # One wait for all: waiting for one task after the other would take the GIL from the working threads each time.
@@ -267,13 +278,33 @@ class BatchLoader(Labeled, Resumable):
         labels = torch.from_numpy(self.labels[batch.indices])
         started.popleft()
         if not empty:
-            return batch.images, labels
+            return batch.images if self._has_crops else batch.images[0], labels
         if len(empty) == len(labels):
             key = self.keys[batch.indices[0]]
             reason = next(skip.reason for skip in self.skipped if skip.key == key)
             raise DecodeError(f"all {len(labels)} images of a batch were skipped, the first: {reason}")
         kept = torch.from_numpy(np.delete(np.arange(len(labels)), empty))
-        return batch.images[kept], labels[kept]
+        images = [one[kept] for one in batch.images]
+        return images if self._has_crops else images[0], labels[kept]
+
+
+def _checked_crops(crops: Any, train: bool) -> Iterator[tuple[int, tuple[float, float]]]:
+    """Size and scale of each crop; ValueError and TypeError say what `crops` must be."""
+    if not train:
+        raise ArgumentError("crops are drawn at random: leave them out with train=False, which takes the center alone")
+    try:
+        kinds = [(size, scale, number) for size, scale, number in crops]
+    except (TypeError, ValueError):
+        kinds = []
+    if not kinds:
+        raise ArgumentError(
+            f"crops must be a list of (size, scale, number), as (224, (0.25, 1), 2), got {crops!r:.100}"
+        )
+    for size, scale, number in kinds:
+        require_int("size", size)
+        require_range("scale", scale, maximum=1.0)
+        for _ in range(require_int("number", number)):
+            yield size, scale
 
 
 def _checked(batches: Iterable[SeededIndices], n: int) -> Iterator[SeededIndices]:
@@ -297,5 +328,5 @@ class _Batch(NamedTuple):
     """A batch being filled by threads; `tasks` maps the first row of each task to its future."""
 
     indices: np.ndarray
-    images: Tensor
+    images: list[Tensor]
     tasks: dict[int, Future]

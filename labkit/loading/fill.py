@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
@@ -253,25 +253,38 @@ class CropPolicy:
         return np.column_stack([random_crops(numbers, sizes, self.scale, self.ratio), flips(numbers, self.flip)])
 
 
+class View(NamedTuple):
+    """One crop of each image on its way into a batch: what it becomes, how it is drawn, and what writes it."""
+
+    pixels: PixelFormat
+    draw: CropPolicy
+    writer: CropWriter
+
+
 class PixelFiller:
     """Fills batches from a `PixelStore`."""
 
     smallest_task = 8  # images; for fewer, a task costs more than it saves
 
-    def __init__(self, store: Any, draw: CropPolicy, writer: CropWriter):
-        self._store, self._draw, self._writer = store, draw, writer
+    def __init__(self, store: Any, views: Sequence[View]):
+        self._store, self._views = store, views
 
     def plan(self, indices: np.ndarray, epoch: int, occurrences: np.ndarray) -> np.ndarray:
-        """Crops of a batch, (N, 5). Drawn for all at once: NumPy takes as long for one image as for all, and in
+        """Crops of a batch, (N, views, 5). Drawn for all at once: NumPy takes as long for one image as for all, and in
         between releases the GIL, which the threads that resize would then have to take back each time."""
-        return self._draw.crops(self._draw.numbers(epoch, indices, occurrences), self._store.shapes[indices])
+        sizes = self._store.shapes[indices]
+        draws = [view.draw for view in self._views]
+        return np.stack([draw.crops(draw.numbers(epoch, indices, occurrences), sizes) for draw in draws], axis=1)
 
-    def fill(self, rows: np.ndarray, indices: np.ndarray, plan: np.ndarray) -> list[int]:
-        """Write images into `rows`, the memory of a part of a batch. Return the rows that stay empty: none."""
-        numbers, crops = indices.tolist(), plan.tolist()
-        self._store.read_ahead(numbers, ((top, height) for top, _, height, *_ in crops))
-        for row, index, (*crop, mirror) in zip(rows, numbers, crops, strict=True):
-            self._writer.write(row, self._store.pixels(index), crop, mirror)
+    def fill(self, rows: Sequence[np.ndarray], indices: np.ndarray, plan: np.ndarray) -> list[int]:
+        """Write images into `rows`, the memory of a part of a batch, by view. Return the rows that stay empty: none."""
+        numbers = indices.tolist()
+        tops = plan[..., 0].min(1)
+        self._store.read_ahead(numbers, zip(tops, (plan[..., 0] + plan[..., 2]).max(1) - tops, strict=True))
+        for position, (index, crops) in enumerate(zip(numbers, plan.tolist(), strict=True)):
+            pixels = self._store.pixels(index)
+            for view, target, (*crop, mirror) in zip(self._views, rows, crops, strict=True):
+                view.writer.write(target[position], pixels, crop, mirror)
         return []
 
 
@@ -300,8 +313,7 @@ class _EncodedImage:
     def _tiling(self) -> Tiling | None:
         return tiling_of(self.data)
 
-    def part(self, crop: list[int], scale: int) -> Part:
-        box = crop[0], crop[1], crop[2], crop[3]
+    def part(self, box: tuple[int, int, int, int], scale: int) -> Part:
         if self._whole is None:
             data, place = cut(self.data, self._tiling, box, scale) if self._tiling else (self.data, box)
             if part := self._decoder.decode(bytes(data), place, scale):
@@ -325,21 +337,20 @@ class EncodedFiller:
     smallest_task = 2
 
     def __init__(
-        self, store: Store, keys: Sequence[str], draw: CropPolicy, writer: CropWriter, scaled_decoding: bool,
-        skips: SkipLog | None,
-    ):  # fmt: skip
-        self._store, self._keys, self._draw, self._writer, self._skips = store, keys, draw, writer, skips
+        self, store: Store, keys: Sequence[str], views: Sequence[View], scaled_decoding: bool, skips: SkipLog | None
+    ):
+        self._store, self._keys, self._views, self._skips = store, keys, views, skips
         self._scales = SCALES if scaled_decoding else SCALES[:1]
         self._local = _ThreadDecoder()
 
     def plan(self, indices: np.ndarray, epoch: int, occurrences: np.ndarray) -> np.ndarray:
-        """Numbers from which crops follow once the sizes of the images are known, (N, DRAWS)."""
-        return self._draw.numbers(epoch, indices, occurrences)
+        """Numbers from which crops follow once the sizes of the images are known, (N, views, DRAWS)."""
+        return np.stack([view.draw.numbers(epoch, indices, occurrences) for view in self._views], axis=1)
 
     def fill(
-        self, rows: np.ndarray, indices: np.ndarray, plan: np.ndarray, reads: Sequence[Future] | None = None
+        self, rows: Sequence[np.ndarray], indices: np.ndarray, plan: np.ndarray, reads: Sequence[Future] | None = None
     ) -> list[int]:
-        """Write images into `rows`, the memory of a part of a batch. Return the rows whose images were skipped.
+        """Write images into `rows`, the memory of a part of a batch, by view. Return the rows that were skipped.
 
         `reads` has the bytes of the images, or the errors in their place. None: they are read here.
         """
@@ -348,12 +359,11 @@ class EncodedFiller:
             for position, index in enumerate(indices.tolist())
         ]
         sizes = np.array([image.size if image else (1, 1) for image in opened])
-        crops = self._draw.crops(plan, sizes).tolist()
+        drawn = [view.draw.crops(plan[:, number], sizes) for number, view in enumerate(self._views)]
         empty = []
-        for position, (image, (*crop, mirror)) in enumerate(zip(opened, crops, strict=True)):
-            if image is None or not self._call_or_skip(
-                self._write_crop, image.key, rows[position], image, crop, mirror
-            ):
+        for position, (image, crops) in enumerate(zip(opened, np.stack(drawn, axis=1).tolist(), strict=True)):
+            targets = [target[position] for target in rows]
+            if image is None or not self._call_or_skip(self._write_crops, image.key, targets, image, crops):
                 empty.append(position)
         return empty
 
@@ -371,8 +381,15 @@ class EncodedFiller:
     def _open_image(self, key: str, read: Future | None) -> _EncodedImage:
         return _EncodedImage(key, read.result() if read else self._store.read(key), self._local.decoder)
 
-    def _write_crop(self, key: str, row: np.ndarray, image: _EncodedImage, crop: list[int], mirror: int) -> bool:
-        smallest = min(crop[2:]) // self._draw.size
-        part = image.part(crop, max((scale for scale in self._scales if scale <= smallest), default=1))
-        self._writer.write(row, *part, mirror)
+    def _write_crops(self, key: str, targets: list[np.ndarray], image: _EncodedImage, crops: list[list[int]]) -> bool:
+        """Decode what all crops of an image need together, once, and write each."""
+        smallest = min(min(crop[2:4]) // view.draw.size for view, crop in zip(self._views, crops, strict=True))
+        scale = max((scale for scale in self._scales if scale <= smallest), default=1)
+        top, left = min(crop[0] for crop in crops), min(crop[1] for crop in crops)
+        bottom, right = max(crop[0] + crop[2] for crop in crops), max(crop[1] + crop[3] for crop in crops)
+        pixels, box = image.part((top, left, bottom - top, right - left), scale)
+        shrunk = box[2] / (bottom - top)  # 1 where the decoder knows no smaller scale
+        for view, target, (y, x, height, width, mirror) in zip(self._views, targets, crops, strict=True):
+            place = box[0] + (y - top) * shrunk, box[1] + (x - left) * shrunk, height * shrunk, width * shrunk
+            view.writer.write(target, pixels, place, mirror)
         return True

@@ -322,3 +322,63 @@ class TestErrors:
             loader_of(pixels, reads_in_flight=4)
         with pytest.raises(ValueError, match="holds no image"):
             loader_of(MemoryStore({}))
+
+
+class TestCrops:
+    """Several crops of each image."""
+
+    CROPS = ((48, (0.25, 1.0), 2), (16, (0.05, 0.25), 3))
+
+    @files_and_pixels
+    def test_the_first_is_that_of_a_loader_of_one_and_each_is_drawn_anew(self, source):
+        options = {"seed": 3, "scaled_decoding": False}
+        several = lk.BatchLoader(source, batch_size=4, crops=self.CROPS, **options)
+        one = lk.BatchLoader(source, batch_size=4, size=48, scale=(0.25, 1.0), **options)
+        for _ in range(2):
+            for (crops, labels), (images, expected) in zip(several, one, strict=True):
+                assert [tuple(crop.shape[1:]) for crop in crops] == [(3, 48, 48)] * 2 + [(3, 16, 16)] * 3
+                assert torch.equal(crops[0], images)
+                assert torch.equal(labels, expected)
+                assert not any(torch.equal(*pair) for pair in itertools.combinations(crops[2:], 2))
+                assert not torch.equal(*crops[:2])
+
+    def test_each_has_its_own_share_of_the_image(self):
+        """The color of each pixel says where it was."""
+        rows, columns = np.mgrid[:256, :256]
+        image = Image.fromarray(np.stack([rows, columns, rows * 0], 2).astype(np.uint8))
+        store = MemoryStore({f"a/{number}.png": encoded(image, "PNG") for number in range(64)})
+        [(crops, _)] = lk.BatchLoader(store, batch_size=64, crops=self.CROPS, antialias=False)
+        for crop, (least, largest) in zip(crops, [(0.25, 1.0)] * 2 + [(0.05, 0.25)] * 3, strict=True):
+            sides = [crop[:, channel].flatten(1).float() for channel in (0, 1)]
+            steps = crop.shape[2] / (crop.shape[2] - 1)
+            areas = torch.stack([(side.amax(1) - side.amin(1)) * steps / 256 for side in sides]).prod(0)
+            assert areas.min() > 0.85 * least
+            assert areas.max() < 1.15 * largest
+            assert areas.max() > 1.5 * areas.min()
+
+    def test_from_processes_and_of_floats(self, photos):
+        options = {"batch_size": 4, "crops": self.CROPS, **HALVES}
+        batches = list(lk.BatchLoader(photos, **options))
+        for (crops, _), (expected, _) in zip(lk.BatchLoader(photos, num_processes=1, **options), batches, strict=True):
+            assert all(torch.equal(*pair) for pair in zip(crops, expected, strict=True))
+            assert {crop.dtype for crop in crops} == {torch.bfloat16}
+
+    def test_of_an_image_that_is_skipped_no_crop_stays(self, photos):
+        files = {key: photos.read(key) for key in photos.keys()}  # noqa: SIM118
+        files[min(files)] = b"no image"
+        loader = lk.BatchLoader(MemoryStore(files), batch_size=8, crops=self.CROPS, on_error="skip")
+        [(crops, labels)] = loader
+        assert {len(crop) for crop in crops} == {7} == {len(labels)}
+
+    @pytest.mark.parametrize(
+        ("crops", "said"),
+        [([], "list of"), (224, "list of"), ([(224, (0.1, 1))], "list of"), ([(0, (0.1, 1), 2)], "size"),
+         ([(8, (0.1, 2), 2)], "scale"), ([(8, (0.1, 1), 0)], "number")],
+    )  # fmt: skip
+    def test_a_wrong_list_is_an_error(self, photos, crops, said):
+        with pytest.raises(ValueError, match=said):
+            lk.BatchLoader(photos, crops=crops)
+
+    def test_evaluation_has_none(self, photos):
+        with pytest.raises(ValueError, match="train=False"):
+            lk.BatchLoader(photos, crops=self.CROPS, train=False)
