@@ -85,11 +85,6 @@ def resize_into(target: np.ndarray, pixels: np.ndarray, box: Box, antialias: boo
         cv2.resize(crop, target.shape[1::-1], dst=target, interpolation=cv2.INTER_LINEAR)
 
 
-def flip_into(target: np.ndarray) -> None:
-    """Mirror an image of a batch left to right, in place."""
-    cv2.flip(target, 1, dst=target)
-
-
 def _resize_antialias(target: np.ndarray, crop: np.ndarray) -> None:
     if not crop.flags.writeable:  # a mapped file: torch has no read-only tensors, and warns
         crop = crop.copy()
@@ -193,7 +188,7 @@ class CropWriter:
         image = self._local.image if self._converter else row
         resize_into(image, source, box, self._antialias)
         if mirror:
-            flip_into(image)
+            cv2.flip(image, 1, dst=image)
         if self._converter:
             self._converter(image, row)
 

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from labkit.errors import ArgumentError
 from labkit.measure.frames import MEASURE_VERSION, load_frame, measured_runs, save_frame
 from labkit.measure.plots import COLORS, LIMIT, SMALL_PT, make_axes, put_legend_below, write_title
-from labkit.measure.statistics import format_ratio, quiet_summary, speedup_interval
+from labkit.measure.statistics import format_ratio, paired_ratios, quiet_summary, speedup_interval
 from labkit.peers.adapters.own import BEST_DATALOADER, DECODE_LIMIT, MEMCPY_LIMIT, WRITE_LIMIT
 from labkit.peers.peer import RAW_PIXELS
 from labkit.util.machine import NOTEBOOK_FOLDER, name_run
@@ -113,20 +113,21 @@ _LEGEND = {
 
 
 def plot_peers(frame: pd.DataFrame, *, ax: Axes | None = None, title: str = "", **kwargs: Any) -> Axes:
-    """Images per second of each loader, by class: each run as a small dot, the median as a large marker.
+    """How many times as fast as `make_loader` each loader is, by class; or images per second where that was not timed.
 
-    On the right stands how many times as fast as `make_loader` it is, in paired rounds, or the median where that was
-    not timed. The dashed line of a class is the rate of decoding whole images, or of copying or writing batches, alone.
+    Each round's ratio, or each run's rate, is a small dot; their mean, or median, is the large marker and stands on the
+    right. The dashed line of a class is that of decoding whole images, or of copying or writing batches, alone.
 
     Args:
         frame: Runs as `compare_peers` returns them.
         title: Default: how far the fastest two of the largest class are apart.
-        **kwargs: Passed to `Axes.scatter` for the medians.
+        **kwargs: Passed to `Axes.scatter` for the large markers.
 
     Taught in: notebooks/13_peers.ipynb
     """
     runs, has_base = measured_runs(frame), (frame["variant"] == BEST_DATALOADER).any()
-    table = peer_table(frame, BEST_DATALOADER if has_base else None)
+    drawn, unit = ("speedup", "{:.2f}x") if has_base else ("images_per_s", "{:,.0f}")
+    table = peer_table(frame, BEST_DATALOADER if has_base else None).sort_values(drawn, ascending=False)
     loaders = table[table["kind"] != "limit"]
     groups = group_by_class(loaders)
     ax = ax or make_axes(1.4 + 0.235 * (len(loaders) + len(groups)))
@@ -137,20 +138,21 @@ def plot_peers(frame: pd.DataFrame, *, ax: Axes | None = None, title: str = "", 
         place: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "va": "center", "fontsize": SMALL_PT}
         ax.annotate(class_name, (0.01, y - 1), **place, style="italic")
         is_raw = members["source"].iloc[0] == RAW_PIXELS
-        for name, rate in limits.loc[(limits["source"] == RAW_PIXELS) == is_raw, "images_per_s"].items():
+        for name, rate in limits.loc[(limits["source"] == RAW_PIXELS) == is_raw, drawn].items():
             ax.plot([rate, rate], [top, end], color=LIMIT, linestyle="--", zorder=1, label=name)
         for name, loader in members.iterrows():
-            rates = runs.loc[runs["variant"] == name, "images_per_s"]
-            ax.scatter(rates, [y] * len(rates), s=12, color="0.65", zorder=2)
+            own = runs[runs["variant"] == name]
+            dots = paired_ratios(own, runs[runs["variant"] == BEST_DATALOADER]) if has_base else own
+            ax.scatter(dots[drawn], [y] * len(dots), s=12, color="0.65", zorder=2)
             style = {"s": 42, "zorder": 3, **_STYLES[loader["kind"]], **kwargs}
-            ax.scatter(loader["images_per_s"], y, label=_LEGEND.get(loader["kind"], loader["kind"]), **style)
-            text = f"{loader['speedup']:.2f}x" if has_base else f"{loader['images_per_s']:,.0f}"
-            ax.annotate(text, (1.01, y), **place)
+            ax.scatter(loader[drawn], y, label=_LEGEND.get(loader["kind"], loader["kind"]), **style)
+            ax.annotate(unit.format(loader[drawn]), (1.01, y), **place)
             rows[y], y = name, y + 1
     ax.set_yticks(list(rows), list(rows.values()), fontsize=SMALL_PT)
-    over = f"; on the right: times as fast as {BEST_DATALOADER}" if has_base else ""
-    ax.set(xlabel=f"images per second{over}", ylabel="", ylim=(y - 0.5, -0.5), xlim=(0, None))
-    ax.xaxis.set_major_formatter("{x:,.0f}")
+    label = f"times as fast as {BEST_DATALOADER}, in paired rounds" if has_base else "images per second"
+    ax.set(xlabel=label, ylabel="", ylim=(y - 0.5, -0.5), xlim=(0, None))
+    if not has_base:
+        ax.xaxis.set_major_formatter("{x:,.0f}")
     put_legend_below(ax, columns=2)
     write_title(ax, title or _describe_fastest(frame, max(groups.values(), key=len)))
     return ax

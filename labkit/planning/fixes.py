@@ -133,7 +133,7 @@ _ADD_DISKS: _Change = (
 )  # fmt: skip
 _USE_SHARDS: _Change = (
     "Write shards, and read them in ranges of 8 to 16 MB: lk.write_shards", _CONVERSION,
-    lambda s: s if "request_mb" in s.inputs or not s.is_remote else _with(s, shard_mb=500, request_mb=REQUEST_MB),
+    lambda s: s if "request_mb" in s.inputs or not s.is_remote else _with(s, shard_mb=150, request_mb=REQUEST_MB),
 )  # fmt: skip
 
 # Scarce resource -> changes; one that changes nothing gains nothing, and is not proposed.

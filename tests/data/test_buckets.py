@@ -10,8 +10,7 @@ from hypothesis import given, settings, strategies as st
 from PIL import Image
 
 import labkit as lk
-from labkit.course import bucket_shapes
-from labkit.data.buckets import upright_sizes
+from labkit.data.buckets import bucket_shapes, upright_sizes
 
 SIDES = st.integers(1, 5000)
 SIZES = st.lists(st.tuples(SIDES, SIDES), min_size=1, max_size=30)

@@ -26,7 +26,7 @@ import labkit as lk
 from labkit import course
 from labkit.course.oracles import HEIGHT, WIDTH, broken_files, encode_png, exif_of, oracle_files, picture, reference
 from labkit.data import decode as decode_module
-from labkit.data.decode import load_decoder
+from labkit.data.decode import load_decoder, missing_decoders
 from labkit.data.partial_jpeg import LIBRARY_VARIABLE, load_library
 from labkit.loading.limits import entropy_limit
 from tests import jpeg_files, oriented_files
@@ -411,8 +411,8 @@ def test_no_damaged_file_kills_the_process_or_shows_memory_that_nobody_wrote():
 
 
 def test_all_decoders_run_here_and_others_are_unknown():
-    assert course.missing_decoders().keys() == LACKING
-    assert all("\n" not in why for why in course.missing_decoders().values())
+    assert missing_decoders().keys() == LACKING
+    assert all("\n" not in why for why in missing_decoders().values())
     with pytest.raises(ValueError, match=", ".join(lk.DECODERS)) as failure:
         lk.decode(oracle_files()["rgb.png"], "abacus")
     assert not isinstance(failure.value, lk.DecodeError)
@@ -429,8 +429,8 @@ def test_a_missing_library_is_named_with_its_remedy(looked_up_anew, monkeypatch)
     monkeypatch.setitem(sys.modules, "simplejpeg", None)  # makes `import simplejpeg` fail
     with pytest.raises(ImportError, match="pip install simplejpeg"):
         lk.decode(oracle_files()["rgb.png"], "turbojpeg")
-    assert course.missing_decoders().keys() == {"turbojpeg", *LACKING}
-    assert "pip install simplejpeg" in course.missing_decoders()["turbojpeg"]
+    assert missing_decoders().keys() == {"turbojpeg", *LACKING}
+    assert "pip install simplejpeg" in missing_decoders()["turbojpeg"]
     assert difference(decoded(oracle_files()["rgb.png"], "cv2"), reference(oracle_files()["rgb.png"])) == 0
 
 

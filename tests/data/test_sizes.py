@@ -9,9 +9,8 @@ from hypothesis import example, given, settings, strategies as st
 from PIL import Image
 
 from labkit import collect_sizes
-from labkit.course import choose_readers, parse_cache_name
 from labkit.data.headers import read_header
-from labkit.data.sizes import Readers, disk_under, read_headers, sizes_from_caches
+from labkit.data.sizes import Readers, choose_readers, disk_under, parse_cache_name, read_headers, sizes_from_caches
 from tests.image_files import encoded, write_pictures
 from tests.paths import run_script
 

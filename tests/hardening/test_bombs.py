@@ -14,8 +14,8 @@ import pytest
 from PIL import Image, PngImagePlugin
 
 import labkit as lk
-from labkit.course import missing_decoders
 from labkit.course.oracles import encode_png, png_chunk
+from labkit.data.decode import missing_decoders
 from labkit.data.depth import decode_picture
 from labkit.data.tar_stream import convert_tar
 from labkit.errors import ItemErrors, TarError

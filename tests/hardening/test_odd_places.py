@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import labkit as lk
 from labkit import course
 from labkit.app import cli
-from labkit.course import missing_decoders
+from labkit.data.decode import missing_decoders
 from labkit.util.files import path_from_key
 from labkit.util.process import print_utf8
 from tests.hardening.inputs import files_of

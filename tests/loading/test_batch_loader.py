@@ -13,9 +13,9 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
 import labkit as lk
-from labkit.course import flips, middle_crops, random_crops, uniforms
 from labkit.course.oracles import oracle_files
 from labkit.data import partial_jpeg
+from labkit.loading.crops import flips, middle_crops, random_crops, uniforms
 from tests.image_files import encoded
 from tests.loaders import same, solid, store_that_reads
 from tests.memory_store import MemoryStore

@@ -9,7 +9,8 @@ from scipy.stats import ks_2samp, kstest
 from torchvision.transforms import RandomResizedCrop
 
 import labkit as lk
-from labkit.course import flips, middle_crops, random_crops, resize_into, uniforms
+from labkit.loading.crops import flips, middle_crops, random_crops, uniforms
+from labkit.loading.fill import resize_into
 
 SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
 SIZES = [(375, 500), (640, 427), (50, 400), (300, 40), (3, 2), (1, 1)]

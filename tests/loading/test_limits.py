@@ -11,8 +11,7 @@ import simplejpeg
 from PIL import Image
 
 import labkit as lk
-from labkit import course
-from labkit.loading.limits import entropy_limit, write_limit
+from labkit.loading.limits import decode_limit, entropy_limit, memcpy_limit, write_limit
 from tests.image_files import encoded
 from tests.loaders import solid
 from tests.memory_store import MemoryStore
@@ -51,7 +50,7 @@ def copied(monkeypatch):
 class TestDecodeLimit:
     @pytest.mark.parametrize("num_threads", [1, 2, 5])
     def test_decodes_every_image_once_at_full_size(self, photos, decoded, num_threads):
-        limit = course.decode_limit(photos, num_threads=num_threads)
+        limit = decode_limit(photos, num_threads=num_threads)
         assert (len(limit), limit.batch_size, limit.num_workers, limit.num_threads) == (2, 64, 0, num_threads)
         for _ in range(2):
             decoded.clear()
@@ -68,7 +67,7 @@ class TestDecodeLimit:
                 seen.add(threading.get_ident())
                 both.wait()
 
-        seen, limit = set(), course.decode_limit(photos, num_threads=2)
+        seen, limit = set(), decode_limit(photos, num_threads=2)
         monkeypatch.setattr(photos, "read", lambda key: pytest.fail("read while decoding"))
         monkeypatch.setattr(simplejpeg, "decode_jpeg", decode_jpeg)
         assert sum(limit) == 70
@@ -81,8 +80,8 @@ class TestDecodeLimit:
         image = Image.open(io.BytesIO(data))
         files = {"a.png": solid(9), "b.jpg": encoded(image.convert("L")), "c.webp": encoded(image, "WEBP")}
         options = {"decoder": decoder, "num_threads": num_threads}
-        assert list(course.decode_limit(MemoryStore(files), **options)) == [3]
-        limit = course.decode_limit(MemoryStore({**files, "broken.jpg": data[:1500]}), **options)
+        assert list(decode_limit(MemoryStore(files), **options)) == [3]
+        limit = decode_limit(MemoryStore({**files, "broken.jpg": data[:1500]}), **options)
         before = threading.active_count()
         with pytest.raises(lk.DecodeError, match=rf"broken\.jpg: {decoder} cannot decode 1500 bytes: .*truncated"):
             list(limit)
@@ -99,7 +98,7 @@ class TestDecodeLimit:
 
         monkeypatch.setattr(simplejpeg, "decode_jpeg", held_back)
         before = threading.active_count()
-        batches = iter(course.decode_limit(photos, num_threads=2))
+        batches = iter(decode_limit(photos, num_threads=2))
         next(batches)
         waking = threading.Timer(0.5, left.set)
         waking.start()
@@ -118,7 +117,7 @@ class TestDecodeLimit:
 class TestMemoryLimits:
     @pytest.mark.parametrize(("n_images", "counts"), [(1, [1]), (64, [64]), (150, [64, 64, 22])])
     def test_copy_whole_batches(self, copied, n_images, counts):
-        limit = course.memcpy_limit(n_images, size=32, num_threads=2)
+        limit = memcpy_limit(n_images, size=32, num_threads=2)
         assert (len(limit), limit.batch_size, limit.num_workers) == (len(counts), 64, 0)
         assert list(limit) == counts
         assert sorted(len(target) for target, _, _ in copied) == sorted(counts)
@@ -129,7 +128,7 @@ class TestMemoryLimits:
             assert not np.shares_memory(target, source)
 
     def test_take_turns_through_blocks_that_exceed_the_caches(self, copied):
-        limit = course.memcpy_limit(130, size=224, num_threads=2)
+        limit = memcpy_limit(130, size=224, num_threads=2)
         list(limit)
         target, source, _ = copied.pop()
         assert min(target.base.nbytes, source.base.nbytes) >= 128 * 2**20
@@ -143,7 +142,7 @@ class TestMemoryLimits:
             assert len(used) == n_blocks
 
     def test_give_no_two_threads_one_block(self, copied):
-        list(course.memcpy_limit(64, size=64, num_threads=90))
+        list(memcpy_limit(64, size=64, num_threads=90))
         assert len(copied[0][0].base) == 180
 
     @pytest.mark.parametrize(("n_images", "counts"), [(1, [1]), (150, [64, 64, 22])])
@@ -159,11 +158,11 @@ class TestMemoryLimits:
 
 
 @pytest.mark.parametrize(("make", "message"), [
-    (lambda store: course.decode_limit(store, decoder="jpeg"), "decoder must be one of pil, .*, got 'jpeg'"),
-    (lambda store: course.decode_limit(store, num_threads=0), "num_threads must be an integer >= 1, got 0"),
-    (lambda store: course.memcpy_limit(0), "n_images must be an integer >= 1, got 0"),
-    (lambda store: course.memcpy_limit(1, size=0), "size must be an integer >= 1, got 0"),
-    (lambda store: course.memcpy_limit(1, num_threads=-1), "num_threads must be an integer >= 1, got -1"),
+    (lambda store: decode_limit(store, decoder="jpeg"), "decoder must be one of pil, .*, got 'jpeg'"),
+    (lambda store: decode_limit(store, num_threads=0), "num_threads must be an integer >= 1, got 0"),
+    (lambda store: memcpy_limit(0), "n_images must be an integer >= 1, got 0"),
+    (lambda store: memcpy_limit(1, size=0), "size must be an integer >= 1, got 0"),
+    (lambda store: memcpy_limit(1, num_threads=-1), "num_threads must be an integer >= 1, got -1"),
 ])  # fmt: skip
 def test_bad_arguments_are_named(photos, make, message):
     with pytest.raises(ValueError, match=message):
@@ -171,7 +170,7 @@ def test_bad_arguments_are_named(photos, make, message):
 
 
 def test_limits_use_every_usable_core_and_stand_in_one_frame(photos):
-    decode, memcpy = course.decode_limit(photos), course.memcpy_limit(70, size=8)
+    decode, memcpy = decode_limit(photos), memcpy_limit(70, size=8)
     assert decode.num_threads == memcpy.num_threads == lk.usable_cores()
     runs = lk.compare({"decode": lambda: decode, "memcpy": lambda: memcpy}, baseline="decode", rounds=1, progress=False)
     assert set(runs.n_images) == {70}

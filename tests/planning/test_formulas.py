@@ -9,6 +9,7 @@ from hypothesis import given, settings, strategies as st
 import labkit as lk
 from labkit import course
 from labkit.planning.formulas import FORMULAS, Estimate, as_estimate, of_draws
+from labkit.planning.plan import Plan
 from tests.pipeline_simulation import Pipeline, constant, exponential, images_per_s
 
 # --- numbers with an interval
@@ -191,7 +192,7 @@ def test_wider_inputs_make_wider_results(one, other, demand):
 # --- a simulation
 
 
-def predicted(of: Pipeline) -> course.Plan:
+def predicted(of: Pipeline) -> Plan:
     """The plan of a pipeline: every input exact."""
     rates = {"latency_ms": 1e3 * of.latency_s, "mb_per_s_per_request": 1e9}
     if of.gap_s:

@@ -17,7 +17,7 @@ from torch.utils.data import ChainDataset, Dataset
 from torchvision.transforms import v2
 
 import labkit as lk
-from labkit import course
+from labkit.data.decode import missing_decoders
 from labkit.errors import CannotDiagnose
 from labkit.watching import tune as tuning
 from labkit.watching.advice import MIN_SHARE, Costs, Recommendation
@@ -347,7 +347,7 @@ class TestTheFastestDecoder:
         decoding(lambda decoder: time.sleep(0.02 * (decoder == "pil")))
         name, frame = fastest_decoder(lk.ImageDataset(photos.store, decoder="pil"), limit_s=2)
         assert name not in (None, "pil", "pil_draft")
-        assert set(frame["variant"]) == set(lk.DECODERS) - {"pil_draft"} - set(course.missing_decoders())
+        assert set(frame["variant"]) == set(lk.DECODERS) - {"pil_draft"} - set(missing_decoders())
 
     def test_is_none_that_cannot_read_the_files_and_none_of_other_data_sets(self, photos, decoding):
         def only_pil(decoder):

@@ -12,10 +12,10 @@ import torch
 from PIL import Image
 
 import labkit as lk
-from labkit.course import broken_files, missing_decoders, oracle_files
+from labkit.course import broken_files, oracle_files
 from labkit.course.oracles import png_chunk
 from labkit.data import decode as decoding, tiles
-from labkit.data.decode import jpeg_orientation
+from labkit.data.decode import jpeg_orientation, missing_decoders
 from labkit.data.depth import decode_picture
 from labkit.data.headers import read_header
 from labkit.data.partial_jpeg import SCALES, WholeDecoder, open_decoder

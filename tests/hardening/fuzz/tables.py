@@ -10,10 +10,11 @@ import pandas as pd
 from matplotlib import pyplot
 
 import labkit as lk
-from labkit.course import PixelError, parse_cache_name
+from labkit.course import PixelError
 from labkit.data.depth import PRESETS, read_list
 from labkit.data.samples import MANIFEST
 from labkit.data.shard_cache import find_shards
+from labkit.data.sizes import parse_cache_name
 from labkit.measure.frames import COLUMNS, make_frame, save_frame
 from labkit.measure.statistics import quiet_summary
 from tests.hardening.fuzz.oracle import empty_folder, may_refuse, seeded, split_options, write_input
