@@ -517,7 +517,7 @@ class _Batches(Dataset):
             requests.sources = self._sources
             samples, current = [], None
             try:
-                if callable(getattr(self.dataset, "__getitems__", None)):
+                if _takes_batches(self.dataset):
                     self._sources.seed(*requests.numbers_of_batch())
                     samples = self.dataset.__getitems__(requests)
                 else:
@@ -539,6 +539,14 @@ class _Batches(Dataset):
                     ).with_traceback(error.__traceback__)
                 error.add_note(f"while loading {note}")
                 raise error
+
+
+def _takes_batches(dataset: Any) -> bool:
+    """Whether a call fetches a whole batch. A `Subset`'s does not: it takes one sample after another, unless what it is
+    a subset of takes batches."""
+    while type(dataset) is Subset:
+        dataset = dataset.dataset
+    return callable(getattr(dataset, "__getitems__", None))
 
 
 def key_of(dataset: Any, index: Any) -> str:
