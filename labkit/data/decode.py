@@ -482,20 +482,20 @@ def _torchcodec_writes_alpha() -> bool:
 
 
 def _decode_turbojpeg(decode_jpeg: Any, data: bytes, header: Image.Image, short_side: int | None) -> Tensor:
-    if header.format not in _JPEG_FORMATS or header.mode not in ("RGB", "L"):
+    if header.format not in _JPEG_FORMATS:
         return _decode_pil(None, data, header, short_side)
-    width, height = _scaled_size(data, header, short_side) or (0, 0)
-    try:
-        pixels = decode_jpeg(data, "RGB", min_height=height, min_width=width)
-    except ValueError as error:
-        if _CUT in str(error):
-            raise ArgumentError(_CUT_SCAN) from error
-        # Another warning (stray bytes between markers, say) or an error: Pillow tells them apart. strict=False does
-        # not: it also ignores an error that follows a warning, and returns memory that nothing was decoded into.
-        image = _decode_pil_draft(None, data, header, short_side)
-        _refuse_cut_scan(data, image)
-        return image
-    return _to_chw(pixels)
+    if header.mode in ("RGB", "L"):
+        width, height = _scaled_size(data, header, short_side) or (0, 0)
+        try:
+            return _to_chw(decode_jpeg(data, "RGB", min_height=height, min_width=width))
+        except ValueError as error:
+            if _CUT in str(error):
+                raise ArgumentError(_CUT_SCAN) from error
+    # Another warning (stray bytes between markers, say) or an error: Pillow tells them apart. strict=False does not: it
+    # also ignores an error that follows a warning, and returns memory that nothing was decoded into.
+    image = _decode_pil_draft(None, data, header, short_side)
+    _refuse_cut_scan(data, image)
+    return image
 
 
 # Each with its library, which the function gets first, and the remedy if that is missing.

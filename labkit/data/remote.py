@@ -13,7 +13,7 @@ from labkit.data.stores import FolderStore, ListedStore, Store
 from labkit.data.tar import TarStore
 from labkit.data.tar_stream import TAR_SUFFIXES
 from labkit.errors import ArgumentError, MissingFileError, MissingKeyError, StorageError, WrongTypeError
-from labkit.util.arguments import require_path
+from labkit.util.arguments import kind_of, require_path
 from labkit.util.files import images_among, is_file_key, is_hidden
 from labkit.util.redact import strip_credentials
 from labkit.util.strings import PackedStrings
@@ -268,8 +268,7 @@ def as_store(source: Any) -> Store:
         return source
     if isinstance(source, str | os.PathLike):
         return open_store(source)
-    found = f"the class {source.__name__} itself" if isinstance(source, type) else type(source).__name__
     raise WrongTypeError(
         "images come from a store, which has keys() and read(key), such as lk.FolderStore, or from a path or URL that "
-        f"lk.open_store takes: got {found}"
+        f"lk.open_store takes: got {kind_of(source)}"
     )

@@ -25,6 +25,8 @@ from labkit.util.files import atomic_path, file_lock, sibling_path
 from labkit.util.process import progress_bar
 
 BLOCK_BYTES = 1 << 20
+MAX_HEADER_BYTES = 1 << 20
+"""Long name of a member, or its attributes: what libarchive reads."""
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
 """Endings of the names of tars that labkit reads, plain and compressed."""
 
@@ -96,10 +98,24 @@ def _open_unpacked(file: io.BufferedReader, name: str) -> Any:
     return _UNPACKERS[program](file) if program else None
 
 
+_OF_THE_NEXT_MEMBER = {
+    tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE,
+}  # fmt: skip
+
+
+class _Header(tarfile.TarInfo):
+    """A member's header, which takes no memory for a long name or attributes of any size that it states."""
+
+    def _proc_member(self, tar: tarfile.TarFile) -> Any:
+        if self.type in _OF_THE_NEXT_MEMBER and self.size > MAX_HEADER_BYTES:
+            raise tarfile.InvalidHeaderError(f"it states {self.size} bytes of name or attributes")  # type: ignore[attr-defined]
+        return super()._proc_member(tar)  # type: ignore[misc]  # not in typeshed
+
+
 def open_tar(file: Any, name: str) -> tarfile.TarFile:
     """A `tarfile.TarFile` that has read its first header, or TarError."""
     try:
-        return tarfile.TarFile(fileobj=file, encoding="utf-8")
+        return tarfile.TarFile(fileobj=file, encoding="utf-8", tarinfo=_Header)
     except tarfile.TarError as error:
         raise TarError(
             f"{name} is not a tar, or is cut or damaged ({error}): no member is whole. Copy or download it again"
@@ -114,7 +130,7 @@ def read_header(tar: tarfile.TarFile, name: str, last: str) -> tarfile.TarInfo |
     """
     start: int = tar.fileobj.tell()
     try:
-        info = tarfile.TarInfo.fromtarfile(tar)
+        info = _Header.fromtarfile(tar)
     except (tarfile.EOFHeaderError, tarfile.EmptyHeaderError):  # type: ignore[attr-defined]  # not in typeshed
         return None
     except (tarfile.TarError, ValueError) as error:

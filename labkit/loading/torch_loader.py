@@ -33,7 +33,7 @@ from labkit.loading.bucket_sampler import check_batch_sampler
 from labkit.loading.resume import Pass, Progress, Resumable
 from labkit.loading.samplers import LoaderWarning, SeededBatchSampler, check_repeatable, choose_sampler
 from labkit.loading.seeding import RandomSources, SeededIndices
-from labkit.util.arguments import require_callable, require_choice, require_int, require_seed
+from labkit.util.arguments import kind_of, require_callable, require_choice, require_int, require_seed
 from labkit.util.machine import core_limits, main_is_script, usable_cores
 from labkit.util.process import keep_freed_memory, number_in_environment, on_cpu, preserve_rng_state
 
@@ -316,8 +316,8 @@ def make_loader(
     for name, function in (("collate_fn", collate_fn), ("batch_transform", batch_transform)):
         require_callable(name, function)
     if isinstance(dataset, IterableDataset | type) or not hasattr(dataset, "__len__"):
-        name = f"the class {dataset.__name__} itself" if isinstance(dataset, type) else type(dataset).__name__
-        raise WrongTypeError(f"{name} is not a map-style data set: use torch's DataLoader for iterable ones")
+        kind = kind_of(dataset)
+        raise WrongTypeError(f"{kind} is not a map-style data set: use torch's DataLoader for iterable ones")
     if len(dataset) == 0:
         raise ArgumentError(f"{type(dataset).__name__} holds no sample: a loader needs at least one")
     settings = allow_waiting_workers(config or LoaderConfig(), dataset).resolved()
@@ -517,7 +517,7 @@ class _Batches(Dataset):
             requests.sources = self._sources
             samples, current = [], None
             try:
-                if callable(getattr(self.dataset, "__getitems__", None)):
+                if _takes_batches(self.dataset):
                     self._sources.seed(*requests.numbers_of_batch())
                     samples = self.dataset.__getitems__(requests)
                 else:
@@ -539,6 +539,14 @@ class _Batches(Dataset):
                     ).with_traceback(error.__traceback__)
                 error.add_note(f"while loading {note}")
                 raise error
+
+
+def _takes_batches(dataset: Any) -> bool:
+    """Whether a call fetches a whole batch. A `Subset`'s does not: it takes one sample after another, unless what it is
+    a subset of takes batches."""
+    while type(dataset) is Subset:
+        dataset = dataset.dataset
+    return callable(getattr(dataset, "__getitems__", None))
 
 
 def key_of(dataset: Any, index: Any) -> str:

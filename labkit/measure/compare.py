@@ -284,8 +284,8 @@ class _Runner:
         except NoBatch:
             raise VariantError(redact(f"variant {label!r} yielded no batch"), label) from None
         except Exception as error:
-            message = redact(f"variant {label!r} raised {type(error).__name__}: {error}")
-            raise VariantError(message, label) from (None if contains_secret(error) else error)
+            lines = [f"variant {label!r} raised {type(error).__name__}: {error}", *getattr(error, "__notes__", ())]
+            raise VariantError(redact("\n".join(lines)), label) from (None if contains_secret(error) else error)
         if not measured["n_images"]:
             raise VariantError(
                 f"variant {label!r} gave batches, and no image in any of them, so it has no rate: let its loader give "

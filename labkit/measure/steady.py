@@ -19,6 +19,7 @@ import pandas as pd
 from labkit.errors import ArgumentError, WrongTypeError
 from labkit.measure.usage import CoreTime, core_time, excluded_cpu_s, tree_usage
 from labkit.util.arguments import require_callable, require_int, require_iterable
+from labkit.util.process import end_workers
 from labkit.util.tensor_trees import iter_tensors, map_tensors, move_tensors
 
 _COLD_SHARE = 0.9  # of the evicted bytes that must come from storage for a run to count as cold
@@ -347,6 +348,9 @@ class Stopwatch:
             batch = next(self._batches)
         except StopIteration:
             return False
+        except BaseException:
+            end_workers(self._batches)
+            raise
         self._n_batches += 1
         self._n_images += self.count(batch)
         if self._n_batches == self._per_pass:

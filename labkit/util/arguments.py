@@ -116,9 +116,12 @@ def require_iterable(name: str, value: Any, what: str) -> Any:
 
 def _shown(value: Any) -> str:
     """A value in a message: a class by its name, anything else with its type."""
-    if isinstance(value, type):
-        return f"the class {value.__name__} itself"
-    return f"{redact(repr(value)):.100}, of type {type(value).__name__}"
+    return kind_of(value) if isinstance(value, type) else f"{redact(repr(value)):.100}, of type {kind_of(value)}"
+
+
+def kind_of(value: Any) -> str:
+    """What a message calls a value of the wrong kind: the name of its type, or that it is a class."""
+    return f"the class {value.__name__} itself" if isinstance(value, type) else type(value).__name__
 
 
 def require_choice(name: str, value: Any, choices: Iterable[Any]) -> Any:

@@ -51,6 +51,12 @@ def use_one_torch_thread() -> None:
         restorer.join()
 
 
+def end_workers(batches: Any) -> None:
+    """End a pass over torch's `DataLoader` that failed: the error's traceback would keep its workers alive."""
+    if not getattr(batches, "_persistent_workers", False):  # those belong to the loader
+        getattr(batches, "_shutdown_workers", lambda: None)()
+
+
 def number_in_environment(name: str, default: int, environment: Mapping[str, str] = os.environ) -> int:
     """The number in a variable; `default` where there is none, as where another program left it empty."""
     try:

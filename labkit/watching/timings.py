@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 from labkit.errors import ArgumentError, CannotDiagnose
 from labkit.measure.usage import core_time
+from labkit.util.process import end_workers, preserve_rng_state
 
 
 class Epochs:
@@ -51,15 +52,19 @@ class Epochs:
     def __iter__(self) -> Generator[Any, None, None]:
         asked, n_epochs = time.perf_counter(), 0
         while True:
-            n_batches = 0
-            for batch in self._loader:
-                if not n_batches and n_epochs:
-                    self.gaps_s.append(time.perf_counter() - asked)
-                elif not n_batches:
-                    self.first_s = time.perf_counter() - asked
-                n_batches += 1
-                yield batch
-                asked = time.perf_counter()
+            n_batches, batches = 0, iter(self._loader)
+            try:
+                for batch in batches:
+                    if not n_batches and n_epochs:
+                        self.gaps_s.append(time.perf_counter() - asked)
+                    elif not n_batches:
+                        self.first_s = time.perf_counter() - asked
+                    n_batches += 1
+                    yield batch
+                    asked = time.perf_counter()
+            except BaseException:
+                end_workers(batches)
+                raise
             if not n_batches:
                 what = "can be iterated only once: pass an iterable that starts again" if n_epochs else "gives no batch"
                 raise CannotDiagnose(f"the loader, a {type(self._loader).__name__}, {what}")
@@ -114,8 +119,6 @@ def making_in_one_process(loader: Any, *, limit_s: float, n_batches: int) -> Mak
         limit_s: No batch is started after this many seconds.
         n_batches: At most; another one before them does not count.
     """
-    from labkit.util.process import preserve_rng_state
-
     with preserve_rng_state(), _one_thread():
         batches = iter(_without_workers(loader))
         next(batches, None)  # opens files, fills caches

@@ -213,12 +213,13 @@ def with_a_broken_scan() -> dict[str, bytes]:
     grain = {kind: encoded(Image.fromarray(grainy()), quality=90, **options) for kind, options in kinds.items()}
     plain, progressive = grain["a sequential"], oracle_files()["progressive.jpeg"]
     cut = {f"{kind} scan that is cut.jpeg": data[: len(data) * 2 // 3] + b"\xff\xd9" for kind, data in grain.items()}
-    sequential = cut["a sequential scan that is cut.jpeg"]
+    sequential, cmyk = cut["a sequential scan that is cut.jpeg"], encoded(Image.fromarray(grainy()).convert("CMYK"))
     middle, table = len(plain) // 2, progressive.rindex(b"\xff\xc4")
     # libjpeg-turbo reports an error behind a warning as a warning; who ignores it gets memory that nobody wrote to.
     bogus_table = progressive[table : table + 5] + b"\xff" * 16
     return {
         **cut,
+        "a CMYK scan that is cut.jpeg": cmyk[: len(cmyk) * 2 // 3] + b"\xff\xd9",
         "a cut scan behind stray bytes, of which libjpeg warns.jpeg": sequential[:20] + b"abc" + sequential[20:],
         **{
             f"marker {marker:X} within a scan.jpeg": plain[:middle] + bytes([0xFF, marker]) + plain[middle + 2 :]

@@ -94,7 +94,7 @@ def loader_faults(root: Path, images: list[Path], counts: Counter) -> Iterator[s
     expected = sorted(path.relative_to(root).as_posix() for path in images)
     yield from (f"{key}: the folder and the store disagree on it" for key in sorted({*keys} ^ {*expected}))
     yield from (f"{key}: read otherwise" for key in keys if store.read(key) != (root / key).read_bytes())
-    loader = lk.BatchLoader(store, batch_size=16, size=64, on_error="skip")
+    loader = lk.BatchLoader(store, batch_size=16, size=64, classes=[], on_error="skip")
     n_images = sum(len(batch) for batch, _ in loader)
     counts["skipped by BatchLoader"] = len(loader.skipped)
     if n_images + len(loader.skipped) != len(keys):

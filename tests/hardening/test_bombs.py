@@ -186,6 +186,13 @@ def test_a_size_below_zero_is_damage(tmp_path, kind, size):
     assert_refused(tmp_path / "x.tar", "cut or damaged")
 
 
+@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK])
+@pytest.mark.parametrize("before", [b"", header("a.jpg", 0)], ids=["first", "second"])
+def test_a_name_or_attributes_of_a_size_that_no_memory_holds_are_damage(tmp_path, kind, before):
+    (tmp_path / "x.tar").write_bytes(before + header("b.jpg", 1 << 42, kind) + bytes(5000))
+    assert_refused(tmp_path / "x.tar", "it states 4398046511104 bytes of name or attributes")
+
+
 def test_a_header_that_tarfile_does_not_read_is_damage(tmp_path):
     """Its checksum is right and its mode is none: `tarfile` takes that for the end."""
     bad = fix_tar(header("b.jpg", 0).replace(b"0000644", b"000x644"))

@@ -340,6 +340,13 @@ class TestErrors:
             assert "the_faulty_transform" in shown_of(failure)
             assert multiprocessing.active_children() == []
 
+    @WORKERS
+    def test_name_the_sample_of_a_subset_which_fetches_a_batch_by_one_call(self, num_workers):
+        part = Subset(Subset(failing(lambda: KeyError("lost")), [9, 1, 6, 2]), [0, 1, 2])
+        with pytest.raises(KeyError) as failure:
+            list(loader_of(part, num_workers, batch_size=3))
+        assert "while loading key-6" in shown_of(failure)
+
     @pytest.mark.parametrize(("num_workers", "start_method"), MODES[1:])
     def test_whose_type_cannot_be_made_again_are_told_in_full(self, num_workers, start_method):
         """A message is not enough for its constructor and, under spawn, its class cannot be sent."""
@@ -357,7 +364,7 @@ class TestErrors:
             indices(loader_of(failing(lambda: Local("here")), 2))
 
     @pytest.mark.parametrize(("dataset", "name"), [
-        (Subset(Subset(failing(use_up), [1, 6]), [1]), "key-6"), (TensorDataset(torch.zeros(9)), "sample 0"),
+        (Subset(Subset(Numbers(), [1, 6]), [1]), "key-6"), (TensorDataset(torch.zeros(9)), "sample 0"),
     ])  # fmt: skip
     def test_of_a_batch_name_its_first_sample(self, dataset, name):
         with pytest.raises(RuntimeError) as failure:

@@ -56,11 +56,11 @@ def fuzz_here(name: str, minutes: float, corpus: Path) -> None:
     """Search in this process."""
     import atheris
 
-    parsers = TARGETS[name][1:]
-    for loaded in list(sys.modules):  # what is imported already would not be instrumented
-        if any(loaded == parser or loaded.startswith(f"{parser}.") for parser in parsers):
+    modules = ["labkit", *TARGETS[name][1:]]
+    for loaded in list(sys.modules):  # what is imported already would not be instrumented, and would know old classes
+        if any(loaded == module or loaded.startswith(f"{module}.") for module in modules):
             del sys.modules[loaded]
-    with atheris.instrument_imports(include=["labkit", *parsers]):
+    with atheris.instrument_imports(include=modules):
         target = load(name)
         for number, data in enumerate(target.seeds().values()):
             (corpus / f"seed-{number:03d}").write_bytes(data)
