@@ -17,9 +17,11 @@ from pathlib import Path
 from unittest import mock
 
 import matplotlib
+import nbval.plugin
 import psutil
 import pytest
 import torch
+from nbval.kernel import RunningKernel
 
 import labkit as lk
 from labkit.util.machine import usable_cores
@@ -41,7 +43,21 @@ sys.modules["__main__"].__dict__.setdefault("__file__", children.__file__)
 _MAX_PROCESSES = 4  # each loads torch
 
 
+class _Kernel(RunningKernel):
+    """Of a notebook: nbval kills it, so its temporary folders lie in one that is removed."""
+
+    def __init__(self, *arguments, **options):
+        self._temporary = tempfile.mkdtemp(prefix="kernel-")
+        with mock.patch.dict(os.environ, TMPDIR=self._temporary):
+            super().__init__(*arguments, **options)
+
+    def stop(self):
+        super().stop()
+        shutil.rmtree(self._temporary, ignore_errors=True)
+
+
 def pytest_configure(config):
+    nbval.plugin.RunningKernel = _Kernel
     if not hasattr(config, "workerinput"):  # pytest-xdist's processes inherit it
         _give_temporary_folder(config)
     turns.register(config)

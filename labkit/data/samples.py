@@ -210,7 +210,7 @@ def _claim_folder(root: Path, settings: dict, count: int) -> dict[str, dict]:
     """Rows of the photos that an earlier run finished, by key."""
     content = claim_folder(root, MANIFEST, {"settings": settings, "photos": []}, what="photos", key="settings")
     with damage_named(root / MANIFEST):
-        rows = {row["key"]: row for row in content["photos"] if row["bytes"]}
+        rows = {os.fspath(row["key"]): row for row in content["photos"] if row["bytes"]}
     check_count(root, len(rows), count, what="photos")
     return rows
 
