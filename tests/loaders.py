@@ -23,6 +23,7 @@ import psutil
 import torch
 from PIL import Image
 from torch.utils.data import Dataset
+from tqdm import TMonitor
 
 import labkit as lk
 from labkit.util.process import PerProcess
@@ -143,8 +144,9 @@ def eventually(condition: Callable[[], bool], within_s: float = 10.0) -> bool:
 
 
 def new_threads(before: list[threading.Thread]) -> list[threading.Thread]:
+    """Threads since then, but for tqdm's own monitor, which it starts and ends as bars come and go."""
     gc.collect()  # those of a loader end on their own, once it is gone
-    return [thread for thread in threading.enumerate() if thread not in before]
+    return [one for one in threading.enumerate() if one not in before and not isinstance(one, TMonitor)]
 
 
 @contextlib.contextmanager

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("unsampled")
 
 def measure(factory, **options) -> pd.Series:
     """The only run of a variant."""
-    return lk.compare({"a": factory}, baseline="a", **{"rounds": 1, "warmups": 0, "progress": False, **options}).iloc[0]
+    return lk.compare({"a": factory}, baseline="a", **{"rounds": 1, "warmups": 0, **options}).iloc[0]
 
 
 class TestRounds:
