@@ -15,6 +15,7 @@ Source: ITU-T T.81, sections B.2 and E.1.4.
 import ctypes
 import hashlib
 import math
+import operator
 import os
 import shutil
 import struct
@@ -29,10 +30,10 @@ import numpy as np
 import simplejpeg
 import torch
 
-from labkit.data.decode import decode
+from labkit.data.decode import MAX_PIXELS, decode
 from labkit.data.partial_jpeg import FRAMES, LIBRARY_VARIABLE, SCALES, iter_segments, load_library
 from labkit.data.remote import as_store
-from labkit.data.stores import Store
+from labkit.data.stores import HasSizes, Store
 from labkit.errors import ArgumentError, DecodeError, MissingLibraryError, WrongTypeError
 from labkit.util.arguments import require_choice, require_local_path
 from labkit.util.files import claim_folder, path_from_key, write_atomic, write_record
@@ -48,7 +49,9 @@ _NAME = b"labkit tiles\0"  # with which the segments of the table begin
 _MAX_LENGTH = 0xFFFF  # of a piece in the table, and of a segment
 _SEGMENT, _SIDES = struct.Struct(">HH"), struct.Struct(">HH")
 _CHROMA_REACH = 2  # pixels around one from which its chroma is interpolated
-_TRANSFORM, _STOP_ON_WARNING, _OPTIMIZE, _RESTART_BLOCKS = 2, 0, 11, 18  # TJINIT, TJPARAM
+_NARROW = 4  # pixels of a photo whose chroma is not
+_TIMEOUT_S = 60
+_TRANSFORM, _STOP_ON_WARNING, _OPTIMIZE, _SCAN_LIMIT, _RESTART_BLOCKS = 2, 0, 11, 13, 18  # TJINIT, TJPARAM
 
 Box = tuple[int, int, int, int]  # top, left, height, width
 
@@ -176,7 +179,7 @@ def _are_pieces(data: bytes, offsets: np.ndarray) -> bool:
     return pairs[offsets[1:] - 2].tobytes() == _markers(len(offsets) - 1)
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=64)
 def _markers(n_pieces: int) -> bytes:
     """The markers behind the pieces of a photo."""
     second = _RST0 | np.arange(n_pieces) & 7
@@ -216,10 +219,13 @@ def cut_jpeg(data: bytes, box: Box, *, scale: int = 1) -> tuple[bytes, Box]:
     if not isinstance(data, bytes):
         raise WrongTypeError(f"cut_jpeg takes the bytes of a file, got {type(data).__name__}")
     require_choice("scale", scale, SCALES)
+    try:
+        top, left, height, width = map(operator.index, box)
+    except TypeError:
+        raise WrongTypeError(f"box must be four integers (top, left, height, width), got {box!r}") from None
     tiling = tiling_of(data)
     if tiling is None:
-        return data, box
-    top, left, height, width = box
+        return data, (top, left, height, width)
     if (
         min(top, left) < 0
         or min(height, width) < 1
@@ -230,7 +236,7 @@ def cut_jpeg(data: bytes, box: Box, *, scale: int = 1) -> tuple[bytes, Box]:
             f"the box (top, left, height, width) must lie in the photo, {tiling.head.height} pixels high and "
             f"{tiling.head.width} wide as stored, got {box!r}"
         )
-    part, box = cut(data, tiling, box, scale)
+    part, box = cut(data, tiling, (top, left, height, width), scale)
     return bytes(part), box
 
 
@@ -238,7 +244,10 @@ def cut(data: bytes, tiling: Tiling, box: Box, scale: int) -> tuple[bytes | byte
     """`cut_jpeg`, of a tiling that is known and a box that lies in it."""
     head, (top, left, height, width), margin = tiling.head, box, _CHROMA_REACH * scale
     first_row, end_row = max(0, top - margin) // head.mcu_height, -(-(top + height + margin) // head.mcu_height)
-    first, end = max(0, left - margin) // tiling.piece_width, -(-(left + width + margin) // tiling.piece_width)
+    # In a chroma plane of one or two columns libjpeg repeats pixels; in a wider one, as the photo's, it interpolates.
+    least = min(_NARROW * scale + 1, head.width)
+    first = max(0, min(left - margin, head.width - least)) // tiling.piece_width
+    end = -(-max(left + width + margin, least) // tiling.piece_width)
     starts = tiling.starts[first_row:end_row, first:end]
     if starts.shape == tiling.starts.shape:
         return data, box
@@ -265,9 +274,10 @@ def tile_jpegs(
 ) -> Path:
     """Write the images of a store into a folder, its JPEGs tiled: `BatchLoader` and `cut_jpeg` then read crops alone.
 
-    No pixel changes, and EXIF, ICC profile and comments stay. The codes are optimized on the way, which takes as many
-    bytes off as markers and table add. Progressive photos become sequential ones. Each file is written whole, and a
-    rerun goes on with what is there. `write_shards` makes shards of the folder.
+    No pixel changes, and EXIF, ICC profile and comments stay. What follows the picture in its file, such as the video
+    of a motion photo, is left out. The codes are optimized on the way, which takes as many bytes off as markers and
+    table add. Progressive photos become sequential ones. Each file is written whole, and a rerun goes on with what is
+    there. `write_shards` makes shards of the folder.
 
     A piece is as high as an MCU (8 or 16 pixels) and about 64 pixels wide: narrower ones take more bytes, and of wider
     ones a crop needs more. Its MCUs must divide those of a row; of the divisors that give 16 to 192 pixels the one
@@ -286,7 +296,7 @@ def tile_jpegs(
 
     Raises:
         ImportError: neither jpegtran nor libturbojpeg 3.1 is there; names the packages.
-        ValueError: `root` holds something else, or another source's images.
+        ValueError: `root` holds something else, or images of other names or sizes.
         ItemErrors: some images could not be read or written; names them, the others are written.
 
     >>> lk.tile_jpegs("photos", "tiled", progress=False)  # doctest: +SKIP
@@ -296,14 +306,16 @@ def tile_jpegs(
     store, root = as_store(source), require_local_path("root", root)
     transform = _transform()
     keys = list(store.keys())
-    names = hashlib.sha256("\0".join(keys).encode(errors="surrogateescape")).hexdigest()
-    claim_folder(root, MANIFEST, {"source": {"names_sha256": names}}, what="tiled images", key="source")
+    sizes = store.sizes().tolist() if isinstance(store, HasSizes) else []
+    digest = hashlib.sha256("\0".join([*keys, *map(str, sizes)]).encode(errors="surrogateescape"))
+    origin = {"names_and_sizes_sha256": digest.hexdigest()}
+    claim_folder(root, MANIFEST, {"source": origin}, what="tiled images", key="source")
     reasons = map_items(
         partial(_tile, store, root, transform), keys, engine="threads", num_workers=num_workers, progress=progress,
         description="tiles", unit="image",
     )  # fmt: skip
     copied = {key: reason for key, reason in zip(keys, reasons, strict=True) if reason}
-    record = {"source": {"names_sha256": names}, "n_tiled": len(keys) - len(copied), "copied": copied}
+    record = {"source": origin, "n_tiled": len(keys) - len(copied), "copied": copied}
     write_record(root / MANIFEST, record, indent=1)
     return root
 
@@ -315,7 +327,7 @@ class _CannotTile(Exception):
 def _tile(store: Store, root: Path, transform: "_Transform", key: str) -> str:
     """Write one image, unless it is there; returns why it is not tiled, or nothing."""
     path = root / path_from_key(key)
-    if path.exists() and tiling_of(path.read_bytes()):
+    if path.exists() and (tiling := tiling_of(path.read_bytes())) and tiling.head.table:
         return ""
     data, reason = store.read(key), ""
     try:
@@ -345,12 +357,14 @@ def _tiled(data: bytes, transform: "_Transform") -> bytes:
 def _restart_interval_of(data: bytes) -> int:
     """MCUs of a piece for a photo of which any crop is as likely as another."""
     frame = next((segment for segment in iter_segments(data) if segment.marker in FRAMES), None)
-    if not data.startswith(b"\xff\xd8") or frame is None or frame.end - frame.start < 6:
+    if not data.startswith(b"\xff\xd8") or frame is None or len(data) < frame.start + 6:
         raise _CannotTile("it is no JPEG")
-    n_bits, _, width, n_components = struct.unpack_from(">BHHB", data, frame.start)
+    n_bits, height, width, n_components = struct.unpack_from(">BHHB", data, frame.start)
     mcu = _mcu_of(data[frame.start + 6 : frame.start + 6 + 3 * n_components])
     if frame.marker > 0xC2 or n_bits != 8 or mcu is None:
         raise _CannotTile("it is no JPEG of 8 bits with Huffman codes in one or three components")
+    if height * width > MAX_PIXELS:
+        raise _CannotTile(f"it has {height * width} pixels, more than the {MAX_PIXELS} that labkit decodes")
     interval = restart_interval(width, mcu[1])
     if interval is None:
         raise _CannotTile(
@@ -390,13 +404,16 @@ _Transform = Callable[[bytes, int], bytes]  # of a JPEG and the MCUs of a piece
 
 def _transform() -> _Transform:
     """What adds restart markers here."""
-    with suppress(ImportError, _CannotTile):
-        library = _declare_transform(load_library())
-        transform = partial(_by_library, library)
-        if tiling_of(transform(simplejpeg.encode_jpeg(np.zeros((16, 32, 3), np.uint8)), 1)):  # older ones ignore it
-            return transform
+    found: list[_Transform] = []
+    with suppress(ImportError):
+        found.append(partial(_by_library, _declare_transform(load_library())))
     if program := shutil.which("jpegtran"):
-        return partial(_by_program, program)
+        found.append(partial(_by_program, program))
+    photo = simplejpeg.encode_jpeg(np.zeros((16, 64, 3), np.uint8))
+    for transform in found:
+        with suppress(_CannotTile):
+            if tiling_of(transform(photo, 1)):  # an older library ignores the interval, another jpegtran may differ
+                return transform
     raise MissingLibraryError(
         "no program or library that adds restart markers to JPEGs was found: install jpegtran (apt-get install "
         "libjpeg-turbo-progs, brew install jpeg-turbo, conda install libjpeg-turbo), or name a libturbojpeg of version "
@@ -406,7 +423,10 @@ def _transform() -> _Transform:
 
 def _by_program(program: str, data: bytes, interval: int) -> bytes:
     command = [program, "-restart", f"{interval}B", "-optimize", "-copy", "all"]
-    done = subprocess.run(command, input=data, capture_output=True)
+    try:
+        done = subprocess.run(command, input=data, capture_output=True, timeout=_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        raise _CannotTile(f"{program} took more than {_TIMEOUT_S} s for it") from None
     if done.returncode:
         raise _CannotTile(f"it is damaged: {done.stderr.decode(errors='replace').strip()}")
     return done.stdout
@@ -432,7 +452,12 @@ def _by_library(library: ctypes.CDLL, data: bytes, interval: int) -> bytes:
     handle = library.tj3Init(_TRANSFORM)
     made, n_bytes, operation = ctypes.c_void_p(), ctypes.c_size_t(), _Operation()
     try:
-        for parameter, value in {_STOP_ON_WARNING: 1, _OPTIMIZE: 1, _RESTART_BLOCKS: interval}.items():
+        for parameter, value in {
+            _STOP_ON_WARNING: 1,
+            _OPTIMIZE: 1,
+            _SCAN_LIMIT: 500,
+            _RESTART_BLOCKS: interval,
+        }.items():
             library.tj3Set(handle, parameter, value)
         arguments = ctypes.byref(made), ctypes.byref(n_bytes), ctypes.byref(operation)
         if library.tj3Transform(handle, data, len(data), 1, *arguments):

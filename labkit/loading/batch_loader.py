@@ -42,7 +42,7 @@ class BatchLoader(Labeled, Resumable):
         source: A store of encoded images, a path or URL of one, as `lk.open_store` takes it, or a `PixelStore`. Labels
             are those of `ImageDataset`, or the store's own.
         size: Height and width of the crops in pixels.
-        crops: Several crops of each image, in place of `size` and `scale`: (size, scale, number) of each kind. For
+        crops: Several crops of each image: (size, scale, number) of each kind, and `size` and `scale` do not count. For
             DINO: `crops=[(224, (0.25, 1), 2), (96, (0.05, 0.25), 8)]`. Each image is read once, and decoded once.
         batch_size: Images in a batch.
         num_threads: Default: one per usable core, shared among the ranks that torchrun starts on this machine.
@@ -88,8 +88,8 @@ class BatchLoader(Labeled, Resumable):
     `v2.ToDtype(torch.float32, scale=True)` and `v2.Normalize`, of the half types rounded once. A batch may be kept: its
     memory is reused only when nobody holds it.
 
-    Damage to a JPEG that shows only below the rows that a crop needs goes unnoticed in that epoch. The threads end with
-    the loader.
+    Damage to a JPEG that shows only below the rows that a crop needs, or of a tiled one outside its pieces, goes
+    unnoticed in that epoch. The threads end with the loader.
 
     Attributes:
         epoch: Number of the next epoch. Each `iter()` takes it and adds one; `load_state_dict` sets it, too.

@@ -3,6 +3,8 @@
 import io
 import json
 import shutil
+import struct
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -14,13 +16,13 @@ import labkit as lk
 from labkit.app.cli import app
 from labkit.data import tiles
 from labkit.data.decode import missing_decoders
-from labkit.data.partial_jpeg import LIBRARY_VARIABLE, WholeDecoder
+from labkit.data.partial_jpeg import LIBRARY_VARIABLE, WholeDecoder, without_segments
 from labkit.data.tiles import MANIFEST, cut_jpeg, restart_interval, tile_jpegs, tiling_of
 from labkit.errors import ArgumentError, ItemErrors, MissingLibraryError, WrongTypeError
 from labkit.loading import fill
 from labkit.util.files import write_atomic
 from tests.data.test_partial_jpeg import jpeg, needs_library, random_crops, whole
-from tests.image_files import encoded
+from tests.image_files import encoded, write_pictures
 from tests.jpeg_files import jpeg_of_each_process
 from tests.memory_store import MemoryStore
 
@@ -81,6 +83,28 @@ class TestCut:
                 found = whole(data, scale)[top : top + height, left : left + width]
                 expected = whole(photo, scale)[box[0] : box[0] + box[2], box[1] : box[1] + box[3]]
                 np.testing.assert_array_equal(found, expected)
+
+    @pytest.mark.parametrize(
+        ("width", "subsampling", "scale", "box"),
+        [(67, "4:2:0", 1, (40, 66, 8, 1)), (68, "4:2:2", 1, (40, 66, 8, 2)), (68, "4:2:0", 1, (40, 0, 8, 1)),
+         (96, "4:2:2", 4, (40, 0, 8, 8)), (96, "4:2:2", 4, (40, 88, 8, 8)), (96, "4:2:0", 8, (48, 88, 8, 8))],
+    )  # fmt: skip
+    def test_a_cut_is_never_so_narrow_that_chroma_is_upsampled_otherwise(self, width, subsampling, scale, box):
+        photo = by_pillow(96, width, subsampling, interval=1)
+        data, place = cut_jpeg(photo, box, scale=scale)
+        assert len(data) < len(photo)
+        parts = []
+        for one, (top, left, height, columns) in ((data, place), (photo, box)):
+            rows = slice(top // scale, -(-(top + height) // scale))
+            parts.append(whole(one, scale)[rows, left // scale : -(-(left + columns) // scale)])
+        np.testing.assert_array_equal(*parts)
+
+    def test_a_box_may_be_of_small_integers_of_numpy(self):
+        photo = by_pillow(96, 512)
+        for dtype, box in ((np.uint16, (0, 0, 8, 8)), (np.uint8, (40, 200, 8, 100))):
+            assert cut_jpeg(photo, tuple(np.array(box, dtype))) == cut_jpeg(photo, box)
+        with pytest.raises(WrongTypeError, match="four integers"):
+            cut_jpeg(photo, (0, 0, 8.5, 8))
 
     def test_metadata_stay(self):
         exif, profile = Image.Exif(), b"profile" * 10
@@ -154,10 +178,11 @@ class TestDamage:
         for at in range(2, first):
             for value in (0, 1, 0xFF, photo[at] ^ 0x10):
                 damaged = photo[:at] + bytes([value]) + photo[at + 1 :]
-                try:
+                with suppress(ArgumentError):  # the box leads out of it now
                     data, place = cut_jpeg(damaged, box)
+                try:
                     expected = whole(damaged)
-                except ValueError:  # the box leads out of it now, or no decoder reads it
+                except ValueError:  # no decoder reads it
                     continue
                 if data != damaged and len(expected) >= 13:
                     np.testing.assert_array_equal(pixels_of(data, place), pixels_of(damaged, box))
@@ -175,6 +200,12 @@ class TestInterval:
         assert restart_interval(width, mcu_width) == interval
 
 
+def huge(data: bytes) -> bytes:
+    """A JPEG whose header states 65,000 x 65,000 pixels."""
+    at = data.index(b"\xff\xc0") + 5
+    return data[:at] + struct.pack(">HH", 65_000, 65_000) + data[at + 4 :]
+
+
 def photos_of_many_kinds() -> MemoryStore:
     exif = Image.Exif()
     exif[0x0112] = 6
@@ -188,6 +219,8 @@ def photos_of_many_kinds() -> MemoryStore:
         "dog/prime.jpg": encoded(Image.fromarray(whole(jpeg(90, 375))), subsampling="4:4:4"),
         "dog/picture.png": encoded(image, "PNG"),
         "dog/empty.jpg": b"",
+        "dog/frame.jpg": b"\xff\xd8\xff\xc0\x00\x11",
+        "dog/huge.jpg": huge(jpeg(90, 250)),
     }
     return MemoryStore(photos)
 
@@ -234,6 +267,7 @@ class TestTileJpegs:
         assert "47 columns of 8 pixels" in record["copied"]["dog/prime.jpg"]
         assert "no JPEG" in record["copied"]["dog/picture.png"]
         assert "damaged" in record["copied"]["dog/cut.jpg"]
+        assert "pixels" in record["copied"]["dog/huge.jpg"]
 
     def test_a_rerun_goes_on_and_replaces_what_is_cut(self, tmp_path):
         store = photos_of_many_kinds()
@@ -243,6 +277,7 @@ class TestTileJpegs:
         cut, gone = root / "dog/420.jpg", root / "dog/444.jpg"
         cut.write_bytes(cut.read_bytes()[:-100])
         gone.unlink()
+        (root / "dog/Gray.jpg").write_bytes(without_segments(before[root / "dog/Gray.jpg"], {0xEB}))  # the table
         tile_jpegs(store, root, progress=False)
         assert {path: path.read_bytes() for path in root.rglob("*") if path.is_file()} == before
         assert (root / "dog/422.jpg").stat().st_mtime_ns == times[root / "dog/422.jpg"]
@@ -257,8 +292,13 @@ class TestTileJpegs:
 
     def test_another_source_or_a_foreign_folder_is_refused(self, tmp_path):
         tile_jpegs(MemoryStore({"a/1.jpg": jpeg(90, 250)}), tmp_path / "tiled", progress=False)
-        with pytest.raises(ArgumentError, match="names differ"):
+        with pytest.raises(ArgumentError, match="names and sizes differ"):
             tile_jpegs(MemoryStore({"a/2.jpg": jpeg(90, 250)}), tmp_path / "tiled", progress=False)
+        photos = write_pictures(tmp_path / "photos", "a/1.jpg", size=(256, 64))
+        tile_jpegs(photos, tmp_path / "again", progress=False)
+        write_pictures(photos, "a/1.jpg", size=(256, 96))
+        with pytest.raises(ArgumentError, match="names and sizes differ"):
+            tile_jpegs(photos, tmp_path / "again", progress=False)
         (tmp_path / "other").mkdir()
         (tmp_path / "other/mine.txt").touch()
         with pytest.raises(ArgumentError, match=r"mine\.txt"):
