@@ -181,10 +181,11 @@ def test_torchrun_starts_two_ranks_with_two_workers_each(tmp_path):
     folders = [numbered(tmp_path / f"{n_shards}", 300, n_shards) for n_shards in (1, 3, 7, 16)]
     (tmp_path / "ranks.py").write_text(RANKS)
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0", "ranks.py"]
+    # torchrun leaves its logs, and torch the folders of workers that it ends.
+    environment = {**os.environ, "PYTHONPATH": str(REPO), "TMPDIR": str(tmp_path)}
     done = subprocess.run(
-        [*command, *map(str, folders)], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(REPO)}, capture_output=True,
-        text=True, timeout=120,
-    )  # fmt: skip
+        [*command, *map(str, folders)], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stderr
     warned = re.findall(r"ShardWarning: (\d+) shards for 2 ranks x 2 workers: (\d) of them", done.stderr)
     assert warned == [("1", "3"), ("3", "1")]

@@ -53,7 +53,9 @@ def rows(batches) -> list[tuple[float, ...]]:
 def run_script(folder: Path, code: str, *arguments: object, n_ranks: int = 0) -> list:
     """What each rank's `result` was, of a script; with `n_ranks`, torchrun starts it."""
     (folder / "script.py").write_text(code)
-    environment = {**os.environ, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "1"}
+    # torchrun leaves its logs, and torch the folders of workers that it ends: here.
+    environment = {**os.environ, "PYTHONPATH": str(REPO), "TMPDIR": str(folder)}
+    environment |= {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "1"}
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={n_ranks}"] if n_ranks else []
     command = [sys.executable, *torchrun, "script.py", *map(str, arguments)]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)

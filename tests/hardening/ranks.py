@@ -96,6 +96,7 @@ def pss_of(path: Path) -> int:
 def torchrun(root: Path, world_size: int, kind: str, kill_rank: int = -1) -> tuple[float, str]:
     """Seconds to the end, from the kill on if there is one, and stderr. A rank that is killed must be an error."""
     words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world_size)]
+    words += ["--log-dir", str(root / "logs")]
     words += ["-m", "tests.hardening.ranks", "--root", str(root), "--kind", kind, "--kill-rank", str(kill_rank)]
     start = time.time()
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

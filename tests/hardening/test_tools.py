@@ -137,7 +137,7 @@ def test_nobody_alone(number):
 def test_nothing_runs_beside_a_test_that_measures(tmp_path):
     pytest.importorskip("xdist")
     pytest.importorskip("fcntl", reason="this system has no file locks")
-    (tmp_path / "conftest.py").write_text("from tests.conftest import pytest_configure\n")
+    (tmp_path / "conftest.py").write_text("from tests.conftest import pytest_configure, pytest_sessionfinish\n")
     for name, other in ["ab", "ba"]:
         (tmp_path / f"test_{name}.py").write_text(ALONE.format(name=name, other=other))
     options = ["-q", "-c", str(REPO / "pyproject.toml"), f"--rootdir={tmp_path}", "-p", "no:cacheprovider"]

@@ -3,13 +3,16 @@
 import errno
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 
 import cloudpickle
 import psutil
@@ -392,6 +395,7 @@ def cluster():
         yield cluster
     finally:
         cluster.shutdown()
+        shutil.rmtree(Path(tempfile.gettempdir()) / "ray", ignore_errors=True)  # its logs
 
 
 @pytest.mark.exhaustive

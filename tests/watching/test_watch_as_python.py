@@ -386,7 +386,7 @@ class TestTrainings:
         assert {"rung", "action", "speedup"} <= set(found["recommendation"])
 
     def test_in_ranks_report_once(self, tmp_path):
-        ranks = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2)
+        ranks = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, "--log-dir", tmp_path / "logs")
         done = python(*ranks, *WATCH, "--json", tmp_path / "found", TRAINS, "trains", 0)
         assert (done.returncode, done.stderr.count(f"{SAID} ")) == (0, 1), done.stderr
         found = json.loads((tmp_path / "found").read_text())
