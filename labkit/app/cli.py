@@ -1,6 +1,7 @@
 """The command line: `python -m labkit`. Each command imports what it needs, so that `labkit list` answers at once."""
 
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -30,14 +31,13 @@ def _numbers(name: str, text: str) -> float | Sequence[float] | None:
     raise ArgumentError(f"{name} must be {NUMBERS}, got {text!r}")
 
 
-_FLAGS = {  # the longest first
-    "enter demand, the images/s of a GPU, or gpu, one of course.PUBLISHED_TRAINING": "enter --images-per-s or --gpu",
-    "costs=lk.loader_costs(FOLDER), or demand=lk.diagnose(loader, step)": "--measure FOLDER, or --watched FILE",
-    "lk.loader_costs": "labkit plan --measure FOLDER",
-    "images_per_s_per_gpu": "--images-per-s", "cores_per_node": "--cores", "vcpus_per_node": "--vcpus",
-    "cpu_ms_per_image": "--cpu-ms", "gil_us_per_image": "--gil-us", "kb_per_image": "--kb", "n_gpus": "--n-gpus",
-    "n_nodes": "--n-nodes", "n_images": "--n-images", "batch_size": "--batch-size",
-    **{f"{name} must": f"--{name} must" for name in ("costs", "data", "storage", "gpu", "model")},
+_FLAGS = {
+    r"enter demand, the images/s of a GPU, or gpu, one of course\.PUBLISHED_TRAINING": "enter --images-per-s or --gpu",
+    r"costs=lk\.loader_costs\(FOLDER\), or demand=lk\.diagnose\(loader, step\)": "--measure FOLDER, or --watched FILE",
+    r"lk\.loader_costs\b": "labkit plan --measure FOLDER",
+    r"\bimages_per_s_per_gpu\b": "--images-per-s", r"\bcores_per_node\b": "--cores", r"\bvcpus_per_node\b": "--vcpus",
+    r"\bcpu_ms_per_image\b": "--cpu-ms", r"\bgil_us_per_image\b": "--gil-us", r"\bkb_per_image\b": "--kb",
+    r"\b(n|batch)_(gpus|nodes|images|size)\b": r"--\1-\2", r"^(costs|data|storage|gpu|model) must": r"--\1 must",
 }  # fmt: skip
 
 
@@ -49,7 +49,7 @@ def flags_for_names() -> Iterator[None]:
     except ValueError as error:
         message = str(error)
         for name, flag in _FLAGS.items():
-            message = message.replace(name, flag)
+            message = re.sub(name, flag, message)
         raise ArgumentError(message) from error
 
 
