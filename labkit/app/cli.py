@@ -314,11 +314,12 @@ def convert(
             path = convert_tar(source, target)
             said = f"{path}: {path.stat().st_size} bytes"
         else:
+            from json import loads
+
             from labkit.data.tiles import MANIFEST, tile_jpegs
-            from labkit.util.files import read_record
 
             path = tile_jpegs(source, target)
-            record = read_record(path / MANIFEST) or {}
+            record = loads((path / MANIFEST).read_bytes())
             said = f"{path}: {record['n_tiled']} tiled, {len(record['copied'])} copied as they are (see {MANIFEST})"
     typer.echo(os.fsencode(said))  # bytes: file names may be invalid UTF-8
 

@@ -169,7 +169,7 @@ _SUBSAMPLING, _WIDTH, _HEIGHT, _PRECISION, _COLORSPACE = 4, 5, 6, 7, 8  # TJPARA
 _PROGRESSIVE, _LOSSLESS = 12, 15
 _DECOMPRESS, _RGB = 1, 0  # TJINIT, TJPF
 _BLOCK_WIDTHS = (8, 16, 16, 8, 8, 32, 8)  # pixels of a minimum coded unit, by TJSAMP
-_CHROMA_REACH = 2  # columns and rows around a pixel from which its chroma is interpolated
+CHROMA_REACH = 2  # columns and rows around a pixel from which its chroma is interpolated
 
 
 class Frame(NamedTuple):
@@ -353,6 +353,6 @@ def _declare_functions(library: ctypes.CDLL) -> ctypes.CDLL:
 
 def _expand_to_chroma(start: int, length: int, limit: int, scale: int) -> tuple[int, int]:
     """First pixel and number of pixels, both scaled, that hold a crop and the pixels that its edge depends on."""
-    first = max(0, start // scale - _CHROMA_REACH)
-    end = min(-(-limit // scale), -(-(start + length) // scale) + _CHROMA_REACH)
+    first = max(0, start // scale - CHROMA_REACH)
+    end = min(-(-limit // scale), -(-(start + length) // scale) + CHROMA_REACH)
     return first, end - first

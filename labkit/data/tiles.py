@@ -31,7 +31,7 @@ import simplejpeg
 import torch
 
 from labkit.data.decode import MAX_PIXELS, decode
-from labkit.data.partial_jpeg import FRAMES, LIBRARY_VARIABLE, SCALES, iter_segments, load_library
+from labkit.data.partial_jpeg import CHROMA_REACH, FRAMES, LIBRARY_VARIABLE, SCALES, iter_segments, load_library
 from labkit.data.remote import as_store
 from labkit.data.stores import HasSizes, Store
 from labkit.errors import ArgumentError, DecodeError, MissingLibraryError, WrongTypeError
@@ -48,8 +48,7 @@ _RST0, _EOI = 0xD0, 0xD9  # second bytes
 _NAME = b"labkit tiles\0"  # with which the segments of the table begin
 _MAX_LENGTH = 0xFFFF  # of a piece in the table, and of a segment
 _SEGMENT, _SIDES = struct.Struct(">HH"), struct.Struct(">HH")
-_CHROMA_REACH = 2  # pixels around one from which its chroma is interpolated
-_NARROW = 4  # pixels of a photo whose chroma is not
+_NARROW = 4  # pixels of the widest photo whose chroma libjpeg repeats, where it interpolates that of wider ones
 _TIMEOUT_S = 60
 _TRANSFORM, _STOP_ON_WARNING, _OPTIMIZE, _SCAN_LIMIT, _RESTART_BLOCKS = 2, 0, 11, 13, 18  # TJINIT, TJPARAM
 
@@ -242,9 +241,8 @@ def cut_jpeg(data: bytes, box: Box, *, scale: int = 1) -> tuple[bytes, Box]:
 
 def cut(data: bytes, tiling: Tiling, box: Box, scale: int) -> tuple[bytes | bytearray, Box]:
     """`cut_jpeg`, of a tiling that is known and a box that lies in it."""
-    head, (top, left, height, width), margin = tiling.head, box, _CHROMA_REACH * scale
+    head, (top, left, height, width), margin = tiling.head, box, CHROMA_REACH * scale
     first_row, end_row = max(0, top - margin) // head.mcu_height, -(-(top + height + margin) // head.mcu_height)
-    # In a chroma plane of one or two columns libjpeg repeats pixels; in a wider one, as the photo's, it interpolates.
     least = min(_NARROW * scale + 1, head.width)
     first = max(0, min(left - margin, head.width - least)) // tiling.piece_width
     end = -(-max(left + width + margin, least) // tiling.piece_width)
